@@ -1,0 +1,256 @@
+"""Records of the state plane: what NCCL itself believes, read from the memory of a process.
+
+A record holds what was read, in NCCL's own units, and no judgement. A value that this build of NCCL does not keep, or
+that could not be read, is ``None``, and the name of its signal is a key of ``ProcessSample.unavailable`` with the reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ncclwatch.model.identity import ProcessKey
+
+
+class Direction(StrEnum):
+    """The side of a connection that a rank plays."""
+
+    SEND = "send"
+    RECV = "recv"
+
+
+class Transport(StrEnum):
+    """How two ranks of a connection are joined (``struct ncclTransport`` of NCCL)."""
+
+    NET = "net"
+    SHM = "shm"
+    P2P = "p2p"
+    COLLNET = "collnet"
+    NVLS = "nvls"
+    UNKNOWN = "unknown"
+
+
+class OpPhase(StrEnum):
+    """``ncclProxyArgs.state``: step counters are valid only while the phase is ``PROGRESS``."""
+
+    NONE = "none"
+    READY = "ready"
+    PROGRESS = "progress"
+
+
+class VersionSource(StrEnum):
+    """How the NCCL version and layout of a process were established, from certain to weak."""
+
+    DEBUG_INFO = "debug-info"
+    BUILD_ID = "build-id"
+    VERSION = "version"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessInfo:
+    """A process that carries NCCL.
+
+    Ranks are the job's (``RANK`` and the like), not a communicator's; ``rank_source`` names where they came from:
+    an environment variable, or ``"communicator"`` for the largest communicator, or ``""`` when unknown.
+    ``version`` is (major, minor, patch). ``pid_in_target`` is the pid the process has in its own pid namespace.
+    """
+
+    key: ProcessKey
+    host: str
+    name: str
+    command: tuple[str, ...]
+    library: str
+    version: tuple[int, int, int] | None
+    version_source: VersionSource
+    rank: int | None = None
+    local_rank: int | None = None
+    world_size: int | None = None
+    rank_source: str = ""
+    container_id: str = ""
+    pid_in_target: int | None = None
+    uid: int = 0
+    statically_linked: bool = False
+
+    @property
+    def pid(self) -> int:
+        """The pid in the agent's pid namespace."""
+        return self.key.pid
+
+
+@dataclass(frozen=True, slots=True)
+class PeerInfo:
+    """What a communicator knows of one of its ranks (``ncclPeerInfo``); hashes are NCCL's own."""
+
+    rank: int
+    host_hash: int | None = None
+    pid_hash: int | None = None
+    device: int | None = None
+    bus_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChannelRing:
+    """Neighbours of this rank in the ring of one channel (ranks of the communicator)."""
+
+    channel: int
+    prev: int
+    next: int
+
+
+@dataclass(frozen=True, slots=True)
+class HostConnection:
+    """One end of a connection whose head and tail lie in host memory (shared-memory transport).
+
+    ``head`` is the step up to which the receiver has consumed, ``tail`` the step up to which the sender has produced;
+    both count steps since the connection was made. No proxy operation exists for such a connection.
+    """
+
+    channel: int
+    peer: int
+    direction: Direction
+    connection_index: int
+    head: int | None
+    tail: int | None
+    transport: Transport = Transport.SHM
+
+
+@dataclass(frozen=True, slots=True)
+class ProxySub:
+    """Progress of one channel's transfer with one peer inside a proxy operation (``ncclProxySubArgs``).
+
+    All counters are in steps, relative to ``base`` (the absolute step of the connection at which this transfer began),
+    and rise by ``slice_steps``. ``rank`` is the rank (of the communicator) on whose behalf the transfer runs: with PXN it
+    is another process's. ``gpu_ready`` is, for a send in protocol Simple, how far the GPU has produced
+    (receive tail − base). Source: NCCL ``src/transport/net.cc`` sendProxyProgress/recvProxyProgress.
+    """
+
+    channel: int
+    peer: int
+    nsteps: int
+    base: int
+    posted: int
+    received: int
+    transmitted: int
+    done: int
+    rank: int | None = None
+    nbytes: int | None = None
+    gpu_ready: int | None = None
+    connection: int = 0
+    connection_index: int | None = None
+    net_device: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ProxyOperation:
+    """One unfinished operation of a proxy thread (``ncclProxyArgs``).
+
+    ``op_count`` is NCCL's raw value: the collective counter << 1, or the channel's point-to-point counter << 1 | 1.
+    ``queued_behind`` counts the operations before it on the same connection (``nextPeer`` chain): 0 runs now.
+    ``comm_hash`` is 0 when the owner could not be told.
+    """
+
+    address: int
+    comm_hash: int
+    direction: Direction
+    transport: Transport
+    phase: OpPhase
+    op_count: int
+    collective: str
+    protocol: str
+    algorithm: str
+    slice_steps: int
+    subs: tuple[ProxySub, ...]
+    queued_behind: int = 0
+    net_name: str = ""
+
+    @property
+    def is_point_to_point(self) -> bool:
+        """Whether ``op_count`` counts the channel's point-to-point operations."""
+        return bool(self.op_count & 1)
+
+    @property
+    def sequence(self) -> int:
+        """The counter without the point-to-point bit."""
+        return self.op_count >> 1
+
+
+@dataclass(frozen=True, slots=True)
+class PendingOperation:
+    """An operation the main thread has put into the pool and the proxy thread has not yet taken (``ncclProxyOp``)."""
+
+    comm_hash: int
+    direction: Direction
+    op_count: int
+    channel: int
+    peer: int
+    nsteps: int
+    collective: str
+    protocol: str
+    nbytes: int | None = None
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Communicator:
+    """One communicator of one process (``ncclComm``).
+
+    ``op_count`` counts launched plans; whether it counts every rank depends on the version: never compare it between ranks
+    unvalidated. ``sequence_numbers`` is ``seqNumber[]`` by collective name (2.26 and later). ``async_result`` is the
+    ``ncclResult_t`` name. ``address`` is the address in the process. ``finder`` says how it was found
+    (``kept-by-nccl``, ``magic``, ``invariants``).
+    """
+
+    address: int
+    hash: int
+    rank: int
+    nranks: int
+    device: int | None = None
+    bus_id: int | None = None
+    node: int | None = None
+    nnodes: int | None = None
+    local_rank: int | None = None
+    local_ranks: int | None = None
+    op_count: int | None = None
+    collective_count: int | None = None
+    sequence_numbers: dict[str, int] = field(default_factory=dict)
+    async_result: str | None = None
+    init_state: str | None = None
+    aborted: bool | None = None
+    finalize_called: bool | None = None
+    destroyed: bool | None = None
+    parent_hash: int | None = None
+    name: str = ""
+    finder: str = "magic"
+    peers: tuple[PeerInfo, ...] = ()
+    rings: tuple[ChannelRing, ...] = ()
+    host_connections: tuple[HostConnection, ...] = ()
+    transports: tuple[tuple[int, int, str, Transport], ...] = ()
+    """(channel, peer, direction, transport) of every connection made."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessSample:
+    """One look at one process.
+
+    ``time_ns`` is CLOCK_MONOTONIC of the machine that read, ``wall_ns`` CLOCK_REALTIME; both of the moment the reading began,
+    ``duration_ns`` how long it took. ``run_state`` is the letter of ``/proc/PID/stat``
+    (``T`` stopped, ``Z`` zombie, ``X`` dead or gone).
+    ``torn`` counts structures dropped because they changed while they were read; ``truncated`` lists the bounds that were hit.
+    """
+
+    process: ProcessInfo
+    time_ns: int
+    wall_ns: int
+    duration_ns: int
+    run_state: str
+    communicators: tuple[Communicator, ...] = ()
+    operations: tuple[ProxyOperation, ...] = ()
+    pending: tuple[PendingOperation, ...] = ()
+    torn: int = 0
+    truncated: tuple[str, ...] = ()
+    unavailable: dict[str, str] = field(default_factory=dict)
+    cpu_time_ns: int | None = None
+    """User plus system CPU time of the process so far."""
+    context_switches: int | None = None
+    """Voluntary plus involuntary context switches over all threads, when they could be read."""

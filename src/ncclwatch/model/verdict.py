@@ -1,0 +1,163 @@
+"""The verdict: what ncclwatch says about a job, in the shape ``ncclwatch.verdict/1`` (schema beside this module)."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from enum import StrEnum
+from importlib import resources
+from typing import Any
+
+SCHEMA_NAME = "ncclwatch.verdict/1"
+
+
+class VerdictClass(StrEnum):
+    """What kind of trouble a verdict names.
+
+    ``RUNNING`` and ``IDLE`` accuse nobody: progress was seen, or nothing is open. ``UNKNOWN`` accuses nobody either: something
+    stands still and the evidence does not single anyone out. H1/H2/H3 and S1/S2/S3 are the classes of CCL-D (section 2.2).
+    """
+
+    RUNNING = "running"
+    IDLE = "idle"
+    UNKNOWN = "unknown"
+    STOPPED = "stopped"
+    DEAD = "dead"
+    NOT_ENTERED = "not-entered"
+    INCONSISTENT = "inconsistent"
+    TRANSPORT = "transport"
+    DEADLOCK = "deadlock"
+    INIT_HANG = "init-hang"
+    ERROR = "error"
+    SLOW_COMPUTATION = "slow-computation"
+    SLOW_COMMUNICATION = "slow-communication"
+    SLOW_MIXED = "slow-mixed"
+
+    @property
+    def accuses(self) -> bool:
+        """Whether a verdict of this class says that something is wrong."""
+        return self not in (VerdictClass.RUNNING, VerdictClass.IDLE, VerdictClass.UNKNOWN)
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicatorRef:
+    """A communicator as a verdict names it: ``hash`` in hexadecimal, its size, and its role where one is known."""
+
+    hash: str
+    nranks: int
+    role: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class OperationRef:
+    """The operation in which the job stands; ``sequence`` is ``None`` where ranks could not be aligned."""
+
+    name: str
+    sequence: int | None = None
+    protocol: str = ""
+    algorithm: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LinkRef:
+    """A connection between two ranks as a verdict names it: ranks are of the communicator named beside it."""
+
+    source: int
+    destination: int
+    transport: str
+    channels: tuple[int, ...] = ()
+    device: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """One rank a verdict names. ``rank`` is the global rank, or ``None`` when only the communicator's rank is known.
+
+    ``observed`` is false when no process of that rank was read (its node has no agent, or it is gone).
+    """
+
+    rank: int | None
+    comm_rank: int | None
+    host: str
+    pid: int | None
+    gpu: int | None
+    communicator: CommunicatorRef | None = None
+    operation: OperationRef | None = None
+    stage: str = ""
+    link: LinkRef | None = None
+    reason: str = ""
+    observed: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is wrong, who holds the job up, and how it is known.
+
+    ``since`` is seconds since the epoch, or ``None`` when unknown. ``confidence`` is between 0 and 1. ``evidence`` are readable
+    lines with numbers; ``unobserved`` what the planes and transports in play hide; ``next_steps`` what to do now. ``victims`` are
+    the global ranks (or communicator ranks) that wait for the culprits.
+    """
+
+    verdict_class: VerdictClass
+    summary: str
+    culprits: tuple[Culprit, ...] = ()
+    victims: tuple[int, ...] = ()
+    communicator: CommunicatorRef | None = None
+    operation: OperationRef | None = None
+    stage: str = ""
+    link: LinkRef | None = None
+    since: float | None = None
+    time: float | None = None
+    confidence: float = 0.0
+    evidence: tuple[str, ...] = ()
+    unobserved: tuple[str, ...] = ()
+    next_steps: tuple[str, ...] = ()
+    planes: tuple[str, ...] = field(default=("state",))
+
+    @property
+    def id(self) -> str:
+        """Stable over repeated looks at the same trouble: class, culprits, communicator and operation, not time or numbers."""
+        named = sorted((c.rank if c.rank is not None else -1, c.host, c.pid or 0) for c in self.culprits)
+        communicator = self.communicator.hash if self.communicator else ""
+        operation = (self.operation.name, self.operation.sequence) if self.operation else ("", None)
+        text = json.dumps([self.verdict_class, named, communicator, operation])
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
+
+    def to_json(self) -> dict[str, Any]:
+        """The verdict as plain JSON data that validates against the committed schema."""
+        return {
+            "schema": SCHEMA_NAME,
+            "id": self.id,
+            "class": str(self.verdict_class),
+            "summary": self.summary,
+            "culprits": [_plain(c) for c in self.culprits],
+            "victims": list(self.victims),
+            "communicator": _plain(self.communicator),
+            "operation": _plain(self.operation),
+            "stage": self.stage,
+            "link": _plain(self.link),
+            "since": self.since,
+            "time": self.time,
+            "confidence": round(self.confidence, 3),
+            "evidence": list(self.evidence),
+            "unobserved": list(self.unobserved),
+            "next_steps": list(self.next_steps),
+            "planes": list(self.planes),
+        }
+
+
+def _plain(value: Any) -> Any:
+    """Turn the small reference records into JSON data; tuples become lists, ``None`` stays."""
+    if hasattr(value, "__dataclass_fields__"):
+        return {name: _plain(getattr(value, name)) for name in value.__dataclass_fields__}
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    return value
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of ``ncclwatch.verdict/1``."""
+    text = resources.files("ncclwatch.model").joinpath("verdict-1.schema.json").read_text("utf-8")
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
