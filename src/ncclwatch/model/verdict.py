@@ -16,7 +16,9 @@ class VerdictClass(StrEnum):
     """What kind of trouble a verdict names.
 
     ``RUNNING`` and ``IDLE`` accuse nobody: progress was seen, or nothing is open. ``UNKNOWN`` accuses nobody either: something
-    stands still and the evidence does not single anyone out. H1/H2/H3 and S1/S2/S3 are the classes of CCL-D (section 2.2).
+    stands still and the evidence does not single anyone out. The classes of CCL-D (section 2.2) are ``NOT_ENTERED`` (H1),
+    ``INCONSISTENT`` (H2), ``HARDWARE`` (H3: link, proxy or GPU; the link and the evidence say which) and the three slow ones
+    (S1, S2, S3). ``STOPPED`` and ``DEAD`` are causes that the operating system states outright.
     """
 
     RUNNING = "running"
@@ -26,7 +28,7 @@ class VerdictClass(StrEnum):
     DEAD = "dead"
     NOT_ENTERED = "not-entered"
     INCONSISTENT = "inconsistent"
-    TRANSPORT = "transport"
+    HARDWARE = "hardware"
     DEADLOCK = "deadlock"
     INIT_HANG = "init-hang"
     ERROR = "error"
