@@ -1,0 +1,102 @@
+"""Two SoftRoCE devices in the guest that really talk over a (virtual) cable, so that links can fail and be throttled.
+
+Both ends live in one network namespace, because rdma_rxe of Linux 6.1 only serves the initial one. The kernel would then route
+from one to the other through loopback, where neither link state nor traffic control matters; policy routing moves the ``local``
+table behind a table that names the outgoing interface ("send to self").
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+
+from vm.guest import GUEST_VARIABLE
+
+
+@dataclass(frozen=True, slots=True)
+class Port:
+    """One end: network device, RDMA device, its IPv4 address, and the index of the RoCE v2 GID of that address."""
+
+    netdev: str
+    device: str
+    address: str
+    mac: str
+
+    @property
+    def gid_index(self) -> int:
+        """The first GID that is RoCE v2 over IPv4 (``::ffff:a.b.c.d``)."""
+        suffix = "{:02x}{:02x}:{:02x}{:02x}".format(*map(int, self.address.split(".")))
+        gids = Path("/sys/class/infiniband", self.device, "ports/1/gids")
+        for path in sorted(gids.iterdir(), key=lambda p: int(p.name)):
+            if path.read_text().strip().endswith("ffff:" + suffix):
+                return int(path.name)
+        raise LookupError(f"{self.device} has no GID for {self.address}")
+
+
+PORTS = (Port("nwa", "rxa", "10.77.0.1", "02:00:00:00:77:01"), Port("nwb", "rxb", "10.77.0.2", "02:00:00:00:77:02"))
+
+
+class Fabric:
+    """The pair of ports ``a`` and ``b``."""
+
+    def __init__(self, a: Port, b: Port) -> None:
+        self.a = a
+        self.b = b
+
+    @classmethod
+    def create(cls) -> Fabric:
+        """Set the pair up; only ever inside the guest."""
+        if GUEST_VARIABLE not in os.environ:
+            raise RuntimeError("RDMA devices are only made inside the guest")
+        a, b = PORTS
+        command("modprobe rdma_rxe")
+        command("modprobe ib_uverbs")
+        command(f"ip link add {a.netdev} address {a.mac} type veth peer name {b.netdev} address {b.mac}")
+        for port in PORTS:
+            command(f"sysctl -qw net.ipv4.conf.{port.netdev}.accept_local=1 net.ipv4.conf.{port.netdev}.rp_filter=0")
+            command(f"ip addr add {port.address}/24 dev {port.netdev}")
+            command(f"ip rule add pref 10 iif {port.netdev} lookup local")
+        for near, far in ((a, b), (b, a)):
+            cls._join(near, far)
+        command("ip rule add pref 20 to 10.77.0.0/24 lookup 77")
+        command("ip rule add pref 30 lookup local")
+        command("ip rule del pref 0")
+        command("sysctl -qw net.ipv4.conf.all.rp_filter=0")
+        for port in PORTS:
+            command(f"rdma link add {port.device} type rxe netdev {port.netdev}")
+        return cls(a, b)
+
+    @staticmethod
+    def _join(near: Port, far: Port) -> None:
+        """Routes and neighbours from one end to the other; both are lost whenever the link goes down."""
+        command(f"ip link set {near.netdev} up")
+        command(f"ip neigh replace {far.address} lladdr {far.mac} dev {near.netdev} nud permanent")
+        command(f"ip route replace {far.address} dev {near.netdev} src {near.address} table 77")
+
+    def set_down(self, port: Port) -> None:
+        """Take one end of the cable down."""
+        command(f"ip link set {port.netdev} down")
+
+    def set_up(self) -> None:
+        """Bring both ends up again."""
+        for near, far in ((self.a, self.b), (self.b, self.a)):
+            self._join(near, far)
+
+    def close(self) -> None:
+        """Remove the devices and rules."""
+        command("ip rule add pref 0 lookup local")
+        for preference in ("10", "10", "20", "30"):
+            command(f"ip rule del pref {preference}")
+        for port in PORTS:
+            command(f"rdma link delete {port.device}")
+        command(f"ip link del {self.a.netdev}")
+
+
+def command(line: str) -> str:
+    """Run one command of words without quoting and return what it printed; a failure raises with its message."""
+    result = subprocess.run(line.split(), capture_output=True, text=True, timeout=30, check=False)
+    if result.returncode != 0:
+        raise RuntimeError(f"{line}: status {result.returncode}: {result.stderr.strip() or result.stdout.strip()}")
+    return result.stdout
