@@ -1,0 +1,59 @@
+"""Name the ranks a verdict accuses: who, where, and in which communicator and operation the others wait for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ncclwatch.engine.connections import End
+from ncclwatch.engine.job import Job, Member
+from ncclwatch.engine.locate import Sink
+from ncclwatch.engine.waits import AbsentNode, StallMark, Wait
+from ncclwatch.model.verdict import Culprit, LinkRef, OperationRef
+
+
+def observed_culprit(
+    job: Job, member: Member, waits: Sequence[Wait], stalls: Sequence[StallMark], reason: str, *, link: LinkRef | None = None
+) -> Culprit:
+    """An observed process, placed by the first of the waits that lead to it or of its own stalls."""
+    keys = [wait.key for wait in waits] + [mark.key for mark in stalls]
+    ends = [wait.end for wait in waits] + [mark.end for mark in stalls]
+    communicators = member.last.communicators
+    comm_hash = keys[0].comm_hash if keys else max(communicators, key=lambda c: c.nranks).hash if communicators else None
+    own = next((c for c in communicators if c.hash == comm_hash), None)
+    return Culprit(
+        rank=member.rank,
+        comm_rank=own.rank if own else None,
+        host=member.info.host,
+        pid=member.info.pid,
+        gpu=own.device if own else None,
+        communicator=job.groups[comm_hash].reference() if comm_hash in job.groups else None,
+        operation=operation_reference(ends),
+        link=link,
+        reason=reason,
+    )
+
+
+def absent_culprit(job: Job, sink: Sink, reason: str) -> Culprit:
+    """A rank of a communicator that no observed process holds."""
+    node = sink.nodes[0]
+    if not isinstance(node, AbsentNode):
+        raise TypeError(f"not an absent rank: {node}")
+    return Culprit(
+        rank=job.global_rank(node.comm_hash, node.comm_rank),
+        comm_rank=node.comm_rank,
+        host="",
+        pid=None,
+        gpu=None,
+        communicator=job.groups[node.comm_hash].reference(),
+        operation=operation_reference([wait.end for wait in sink.waits]),
+        reason=reason,
+        observed=False,
+    )
+
+
+def operation_reference(ends: Sequence[End | None]) -> OperationRef | None:
+    """The operation of the first transfer that has one."""
+    operation = next((end.operation for end in ends if end is not None), None)
+    if operation is None:
+        return None
+    return OperationRef(operation.collective, operation.sequence, operation.protocol, operation.algorithm)

@@ -1,0 +1,258 @@
+"""One-shot diagnosis: what two or more looks at the processes of a job say about it.
+
+A pure function of the samples. Progress between the looks means that the job runs, and nobody is accused. When nothing moves, the
+waits are followed to their end (``waits``, ``locate``); what stands there is named, with the evidence, or said to be unseen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+
+from ncclwatch.engine import explain
+from ncclwatch.engine.culprits import absent_culprit, observed_culprit
+from ncclwatch.engine.job import Job, Member, assemble
+from ncclwatch.engine.locate import Sink, find_sinks
+from ncclwatch.engine.progress import progressed
+from ncclwatch.engine.waits import AbsentNode, HiddenNode, LinkNode, RankNode, Stall, Waits, Why, find_waits
+from ncclwatch.model.state import ProcessSample
+from ncclwatch.model.verdict import Culprit, LinkRef, Verdict, VerdictClass
+
+SEVERITY = (
+    VerdictClass.RUNNING,
+    VerdictClass.IDLE,
+    VerdictClass.UNKNOWN,
+    VerdictClass.SLOW_MIXED,
+    VerdictClass.SLOW_COMMUNICATION,
+    VerdictClass.SLOW_COMPUTATION,
+    VerdictClass.ERROR,
+    VerdictClass.INIT_HANG,
+    VerdictClass.HARDWARE,
+    VerdictClass.INCONSISTENT,
+    VerdictClass.NOT_ENTERED,
+    VerdictClass.DEADLOCK,
+    VerdictClass.STOPPED,
+    VerdictClass.DEAD,
+)
+"""From nothing wrong to a cause the operating system states outright."""
+
+
+@dataclass(slots=True)
+class Outlook:
+    """What is known about a job besides its samples.
+
+    ``patience_s``: how long nothing must have moved before a rank is accused on the evidence of waits alone; a stopped or ended
+    process needs no patience. ``complete_hosts``: hosts on which every NCCL process was looked at, so that a rank that
+    should be there and is not has ended.
+    """
+
+    patience_s: float = 0.0
+    complete_hosts: Collection[str] = field(default_factory=frozenset)
+
+
+def diagnose_jobs(samples: Sequence[Sequence[ProcessSample]], outlook: Outlook | None = None) -> list[Verdict]:
+    """One verdict for each job among the observed processes, worst first.
+
+    ``samples`` holds, for each process, its samples in time order, at least two of them a second apart.
+    """
+    outlook = outlook or Outlook()
+    verdicts = [_diagnose_job(job, outlook) for job in assemble(samples)]
+    return sorted(verdicts, key=lambda verdict: -SEVERITY.index(verdict.verdict_class))
+
+
+def diagnose(samples: Sequence[Sequence[ProcessSample]], outlook: Outlook | None = None) -> Verdict:
+    """The worst verdict of :func:`diagnose_jobs`; ``UNKNOWN`` when no process was observed."""
+    verdicts = diagnose_jobs(samples, outlook)
+    if not verdicts:
+        return Verdict(VerdictClass.UNKNOWN, "no NCCL process was observed", next_steps=("run `ncclwatch ps` on the job's node",))
+    return verdicts[0]
+
+
+def still_seconds(member: Member) -> float:
+    """For how long NCCL has not moved in a process, as far as the samples tell; 0 when it moved in the last interval."""
+    samples = member.samples
+    newest = samples[-1]
+    since = newest
+    for before, after in zip(reversed(samples[:-1]), reversed(samples[1:]), strict=True):
+        if progressed(before, after):
+            break
+        since = before
+    return (newest.time_ns - since.time_ns) / 1e9
+
+
+def _diagnose_job(job: Job, outlook: Outlook) -> Verdict:
+    time = max(member.last.wall_ns for member in job.members) / 1e9
+    looks = min(len(member.samples) for member in job.members)
+    halted = [member for member in job.members if member.stopped or member.gone]
+    if looks < 2:
+        return explain.single_look(job, time)
+    still = min(still_seconds(member) for member in job.members)
+    # A process that has ended cannot run again, whatever its peers still do.
+    if still == 0.0 and not any(member.gone for member in halted):
+        return explain.running(job, time)
+    waits = find_waits(job)
+    sinks = find_sinks(job, waits)
+    gone_ranks = _ended_ranks(job, sinks, outlook)
+    if halted or gone_ranks:
+        return _halted(job, halted, gone_ranks, sinks, still, time)
+    if not waits.open:
+        return explain.nothing_open(job, still, time)
+    if still < outlook.patience_s:
+        return explain.too_early(job, still, outlook.patience_s, time)
+    return _stalled(job, waits, sinks, still, time)
+
+
+# --- a process is stopped or has ended ---------------------------------------------------------------------------------
+
+
+def _ended_ranks(job: Job, sinks: Sequence[Sink], outlook: Outlook) -> list[Sink]:
+    """Ranks that were not observed, that others wait for, and that are known to have ended."""
+    return [
+        sink for sink in sinks if not sink.is_cycle and isinstance(sink.nodes[0], AbsentNode) and _has_ended(job, sink, outlook)
+    ]
+
+
+def _has_ended(job: Job, sink: Sink, outlook: Outlook) -> bool:
+    node = sink.nodes[0]
+    if not isinstance(node, AbsentNode) or node.comm_hash not in job.groups:
+        return False
+    group = job.groups[node.comm_hash]
+    for member, communicator in group.members.values():
+        hashes = {peer.rank: peer.host_hash for peer in communicator.peers}
+        same_host = hashes.get(node.comm_rank) is not None and hashes.get(node.comm_rank) == hashes.get(communicator.rank)
+        if same_host and member.info.host in outlook.complete_hosts:
+            return True
+    waiting = {wait.waiter for wait in sink.waits}
+    return any(RankNode(member.index) in waiting and explain.errors_of(member) for member in job.members)
+
+
+def _halted(
+    job: Job, halted: Sequence[Member], ended: Sequence[Sink], sinks: Sequence[Sink], still: float, time: float
+) -> Verdict:
+    by_member = {sink.nodes[0].index: sink for sink in sinks if isinstance(sink.nodes[0], RankNode) and not sink.is_cycle}
+    culprits: list[Culprit] = []
+    evidence: list[str] = []
+    victims: set[int] = set()
+    for member in halted:
+        sink = by_member.get(member.index)
+        culprits.append(observed_culprit(job, member, sink.waits if sink else (), (), explain.halted_reason(member)))
+        evidence.append(explain.halted_evidence(member))
+        if sink is not None:
+            evidence += [wait.text for wait in sink.waits]
+            victims |= sink.victims
+    for sink in ended:
+        culprits.append(absent_culprit(job, sink, "has ended: it is not among the processes of its host, or its peers lost it"))
+        evidence += [wait.text for wait in sink.waits]
+        victims |= sink.victims
+    evidence += [line for member in job.members for line in explain.error_lines(member)]
+    any_gone = bool(ended) or any(member.gone for member in halted)
+    verdict_class = VerdictClass.DEAD if any_gone else VerdictClass.STOPPED
+    victims |= explain.fellows(job, culprits)
+    victims -= {member.index for member in halted}
+    return explain.build(
+        job, verdict_class, culprits, victims, evidence, still=still, time=time, confidence=0.99 if victims else 0.8
+    )
+
+
+# --- nobody is stopped: the waits decide -------------------------------------------------------------------------------
+
+
+def _stalled(job: Job, waits: Waits, sinks: Sequence[Sink], still: float, time: float) -> Verdict:
+    cycles = [sink for sink in sinks if sink.is_cycle]
+    ranks = [sink for sink in sinks if sink.member(job) is not None]
+    links = [sink for sink in sinks if not sink.is_cycle and isinstance(sink.nodes[0], LinkNode)]
+    unseen = [sink for sink in sinks if not sink.is_cycle and isinstance(sink.nodes[0], AbsentNode | HiddenNode)]
+    confidence = 0.6 if still < 3 else 0.85
+    if cycles:
+        return _deadlock(job, cycles, still, time, confidence)
+    if ranks:
+        return _ranks_behind(job, ranks, unseen, still, time, confidence)
+    if links:
+        return _links(job, links, unseen, still, time, confidence)
+    return explain.unseen(job, unseen, waits, still, time)
+
+
+def _deadlock(job: Job, cycles: Sequence[Sink], still: float, time: float, confidence: float) -> Verdict:
+    inside = [wait for sink in cycles for wait in sink.inside]
+    ordered = len({wait.key.comm_hash for wait in inside}) > 1 or any(wait.key.point_to_point for wait in inside)
+    if not ordered:
+        return explain.ambiguous_cycle(job, inside, still, time)
+    members = {node.index for sink in cycles for node in sink.nodes if isinstance(node, RankNode)}
+    victims = set().union(*(sink.victims for sink in cycles)) - members
+    culprits = [
+        observed_culprit(job, member, [w for w in inside if w.waiter == RankNode(member.index)], (), "waits in a circle")
+        for member in job.members
+        if member.index in members
+    ]
+    evidence = [wait.text for wait in inside]
+    return explain.build(job, VerdictClass.DEADLOCK, culprits, victims, evidence, still=still, time=time, confidence=confidence)
+
+
+def _ranks_behind(
+    job: Job, sinks: Sequence[Sink], unseen: Sequence[Sink], still: float, time: float, confidence: float
+) -> Verdict:
+    culprits: list[Culprit] = []
+    classes: list[VerdictClass] = []
+    evidence: list[str] = []
+    victims: set[int] = set()
+    for sink in sinks:
+        member = sink.member(job)
+        if member is None:
+            continue
+        verdict_class, reason = _classify_rank(member, sink)
+        classes.append(verdict_class)
+        culprits.append(observed_culprit(job, member, sink.waits, sink.stalls, reason))
+        evidence += [wait.text for wait in sink.waits] + [mark.text for mark in sink.stalls]
+        evidence += explain.count_lines(job, member)
+        victims |= sink.victims
+    victims |= explain.fellows(job, culprits)
+    victims -= {member.index for sink in sinks if (member := sink.member(job)) is not None}
+    worst = max(classes, key=SEVERITY.index)
+    notes = [wait.text for sink in unseen for wait in sink.waits]
+    return explain.build(job, worst, culprits, victims, evidence, still=still, time=time, confidence=confidence, unobserved=notes)
+
+
+def _classify_rank(member: Member, sink: Sink) -> tuple[VerdictClass, str]:
+    stalls = {mark.stall for mark in sink.stalls}
+    if stalls & {Stall.PROXY_NOT_SENDING, Stall.PROXY_NOT_POSTING, Stall.PROXY_NOT_BEGUN}:
+        return VerdictClass.HARDWARE, "its proxy thread does not move transfers that could go on"
+    if Stall.FLUSH in stalls:
+        return VerdictClass.HARDWARE, "data arrived, but the flush to its GPU's memory does not complete"
+    if stalls and all(mark.end is None for mark in sink.stalls):
+        return VerdictClass.NOT_ENTERED, "does not take part: data for it lies unread in shared memory and it waits for nobody"
+    if stalls:
+        moved = any(_has_moved(mark.end.sub.done, mark.end.sub.gpu_ready) for mark in sink.stalls if mark.end is not None)
+        if moved:
+            return VerdictClass.HARDWARE, "its GPU has stopped in the middle of the operation"
+        return VerdictClass.NOT_ENTERED, "has called the operation, but its GPU has not begun it"
+    if all(wait.why is Why.NOT_BEGUN for wait in sink.waits):
+        return VerdictClass.HARDWARE, "its proxy thread has not begun an operation that is queued"
+    return VerdictClass.NOT_ENTERED, "has not entered the operation the others wait in"
+
+
+def _has_moved(done: int, gpu_ready: int | None) -> bool:
+    return done > 0 or (gpu_ready is not None and gpu_ready > 0)
+
+
+def _links(job: Job, sinks: Sequence[Sink], unseen: Sequence[Sink], still: float, time: float, confidence: float) -> Verdict:
+    culprits: list[Culprit] = []
+    evidence: list[str] = []
+    victims: set[int] = set()
+    for sink in sinks:
+        node = sink.nodes[0]
+        assert isinstance(node, LinkNode)  # noqa: S101 - by construction of the caller's list
+        channels = tuple(sorted({wait.key.channel for wait in sink.waits}))
+        device = next((wait.end.operation.net_name for wait in sink.waits if wait.end is not None), "")
+        link = LinkRef(node.source, node.destination, "net", channels, device)
+        for comm_rank in (node.source, node.destination):
+            found = job.groups[node.comm_hash].members.get(comm_rank)
+            if found is not None:
+                reason = "one end of the link on which data does not arrive"
+                culprits.append(observed_culprit(job, found[0], sink.waits, (), reason, link=link))
+        evidence += [wait.text for wait in sink.waits]
+        victims |= sink.victims
+    notes = [wait.text for sink in unseen for wait in sink.waits]
+    return explain.build(
+        job, VerdictClass.HARDWARE, culprits, victims, evidence, still=still, time=time, confidence=min(confidence, 0.7),
+        unobserved=notes,
+    )  # fmt: skip

@@ -1,0 +1,278 @@
+"""Turn what was located into verdicts a person can act on: summary, evidence with numbers, what was not seen, what to do next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ncclwatch.engine.job import Job, Member
+from ncclwatch.engine.locate import Sink
+from ncclwatch.engine.waits import AbsentNode, HiddenNode, Wait, Waits
+from ncclwatch.model.state import Transport
+from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
+
+EVIDENCE_LINES = 12
+HEALTHY_RESULTS = frozenset({"ncclSuccess", "ncclInProgress"})
+
+NEXT_STEPS: dict[VerdictClass, tuple[str, ...]] = {
+    VerdictClass.STOPPED: (
+        "find out who stopped the process (debugger, job control, kill -STOP); `kill -CONT {pid}` lets it go on",
+    ),
+    VerdictClass.DEAD: (
+        "look for why it ended: `dmesg -T` (out of memory, Xid), the exit status its launcher printed, core files",
+        "the remaining ranks cannot finish: restart the job, or let its watchdog abort the communicators",
+    ),
+    VerdictClass.NOT_ENTERED: (
+        "see where it stands: `py-spy dump --nonblocking --pid {pid}` on {host}",
+        "data loading, checkpointing and host-side exceptions before the collective are the usual causes",
+    ),
+    VerdictClass.HARDWARE: ("look for GPU and NIC errors on {host}: `dmesg -T | grep -iE 'xid|mlx5|link'`, `nvidia-smi -q`",),
+    VerdictClass.DEADLOCK: ("make every rank call the operations of these communicators in one order",),
+}
+
+
+def build(
+    job: Job,
+    verdict_class: VerdictClass,
+    culprits: Sequence[Culprit],
+    victims: Iterable[int],
+    evidence: Sequence[str],
+    *,
+    still: float,
+    time: float,
+    confidence: float,
+    unobserved: Sequence[str] = (),
+) -> Verdict:
+    """A verdict that accuses; ``victims`` are member indices, ``still`` seconds without progress."""
+    first = next((c for c in culprits if c.operation), culprits[0])
+    lines = [*dict.fromkeys(evidence), _stillness(job, still)]
+    shown = lines if len(lines) <= EVIDENCE_LINES else [*lines[: EVIDENCE_LINES - 2], _left_out(lines), lines[-1]]
+    return Verdict(
+        verdict_class=verdict_class,
+        summary=_summary(verdict_class, culprits, first),
+        culprits=tuple(culprits),
+        victims=_ranks(job, victims),
+        communicator=first.communicator,
+        operation=first.operation,
+        link=next((c.link for c in culprits if c.link), None),
+        time=time,
+        confidence=confidence,
+        evidence=tuple(shown),
+        unobserved=(*unobserved, *hidden_by_transports(job), *missing_signals(job)),
+        next_steps=_next_steps(verdict_class, culprits),
+    )
+
+
+def running(job: Job, time: float) -> Verdict:
+    """NCCL moved between the last two looks."""
+    notes = tuple(halted_evidence(member) for member in job.members if member.stopped)
+    text = f"{_count(job)}: NCCL makes progress"
+    return Verdict(VerdictClass.RUNNING, text, time=time, confidence=1.0, evidence=notes, unobserved=missing_signals(job))
+
+
+def single_look(job: Job, time: float) -> Verdict:
+    """One look cannot tell a pause from a hang."""
+    text = f"{_count(job)}: only one sample of a process, so progress cannot be told from standstill"
+    return Verdict(VerdictClass.UNKNOWN, text, time=time, next_steps=("take at least two samples, a second apart",))
+
+
+def nothing_open(job: Job, still: float, time: float) -> Verdict:
+    """No transfer is open: the job computes, waits outside NCCL, or has failed."""
+    errors = [line for member in job.members for line in error_lines(member)]
+    unobserved = (*hidden_by_transports(job), *missing_signals(job))
+    if errors:
+        text = f"{_count(job)}: NCCL reports an error and nothing moves"
+        steps = ("read the NCCL log of the ranks named (NCCL_DEBUG=WARN)",)
+        return Verdict(
+            VerdictClass.ERROR, text, _error_culprits(job), time=time, confidence=0.9, evidence=(*errors, _stillness(job, still)),
+            unobserved=unobserved, next_steps=steps,
+        )  # fmt: skip
+    creating = [m for m in job.members if any(c.init_state == "ncclInProgress" for c in m.last.communicators)]
+    if creating:
+        who = ", ".join(member.label for member in creating)
+        text = f"{_count(job)}: a communicator is being created and nothing moves"
+        return Verdict(VerdictClass.UNKNOWN, text, time=time, evidence=(f"in creation on {who}",), unobserved=unobserved)
+    text = f"{_count(job)}: no NCCL operation is open"
+    return Verdict(VerdictClass.IDLE, text, time=time, confidence=0.7, evidence=(_stillness(job, still),), unobserved=unobserved)
+
+
+def too_early(job: Job, still: float, patience: float, time: float) -> Verdict:
+    """Nothing moves, but not for long enough to accuse a rank that merely computes."""
+    text = f"{_count(job)}: no NCCL counter has moved for {still:.1f} s; a pause of up to {patience:g} s is not yet a hang"
+    return Verdict(VerdictClass.UNKNOWN, text, time=time, evidence=(_stillness(job, still),))
+
+
+def ambiguous_cycle(job: Job, inside: Sequence[Wait], still: float, time: float) -> Verdict:
+    """Ranks wait for each other inside one operation, which by itself names nobody."""
+    text = f"{_count(job)}: ranks wait for each other inside one operation; what was read does not single one out"
+    evidence = tuple(dict.fromkeys([wait.text for wait in inside]))[:EVIDENCE_LINES]
+    return Verdict(VerdictClass.UNKNOWN, text, time=time, evidence=(*evidence, _stillness(job, still)))
+
+
+def unseen(job: Job, sinks: Sequence[Sink], waits: Waits, still: float, time: float) -> Verdict:
+    """Every chain of waits ends where nothing was observed."""
+    names: list[str] = []
+    for sink in sinks:
+        node = sink.nodes[0]
+        if isinstance(node, AbsentNode | HiddenNode):
+            names.append(job.rank_name(node.comm_hash, node.comm_rank))
+    absent = any(isinstance(sink.nodes[0], AbsentNode) for sink in sinks)
+    what = "was not observed" if absent else "is joined by a transport the host cannot see into"
+    text = f"{_count(job)}: nothing moves; the waits lead to {', '.join(dict.fromkeys(names)) or 'no rank'}, which {what}"
+    evidence = tuple(dict.fromkeys([wait.text for sink in sinks for wait in sink.waits] or [w.text for w in waits.edges]))
+    steps = ("attach to the processes of the ranks named as well",) if absent else ()
+    return Verdict(
+        VerdictClass.UNKNOWN, text, time=time, evidence=(*evidence[:EVIDENCE_LINES], _stillness(job, still)),
+        unobserved=(*hidden_by_transports(job), *missing_signals(job)), next_steps=steps,
+    )  # fmt: skip
+
+
+# --- parts -------------------------------------------------------------------------------------------------------------
+
+
+def halted_reason(member: Member) -> str:
+    """Why a stopped or ended process holds the job up."""
+    if member.gone:
+        return "its process has ended"
+    return "its process is stopped by a debugger" if member.last.run_state == "t" else "its process is stopped by a signal"
+
+
+def halted_evidence(member: Member) -> str:
+    """The operating system's word on a stopped or ended process."""
+    span = (member.samples[-1].time_ns - member.samples[0].time_ns) / 1e9
+    state = member.last.run_state
+    words = {"T": "stopped", "t": "stopped by a debugger", "Z": "a zombie: it has ended", "X": "gone: it has ended"}
+    return f"{member.label} is {words.get(state, state)} (state {state}) in all {len(member.samples)} samples over {span:.1f} s"
+
+
+def errors_of(member: Member) -> list[tuple[str, str]]:
+    """(communicator hash, result) of communicators whose asynchronous result is an error."""
+    found = [(f"{c.hash:016x}", c.async_result) for c in member.last.communicators if c.async_result]
+    return [(comm, result) for comm, result in found if result not in HEALTHY_RESULTS]
+
+
+def error_lines(member: Member) -> list[str]:
+    """Asynchronous errors of a process as evidence."""
+    return [f"{member.label} reports {result} on communicator {comm}" for comm, result in errors_of(member)]
+
+
+def count_lines(job: Job, member: Member) -> list[str]:
+    """Where NCCL's own per-rank sequence numbers exist (2.26 and later), how a rank's compare with its group's.
+
+    They count calls of each collective from the communicator's creation on, so a rank that stands lower has called less.
+    """
+    lines = []
+    for group in job.groups.values():
+        own = next((c for m, c in group.members.values() if m is member), None)
+        if own is None:
+            continue
+        for name, count in own.sequence_numbers.items():
+            highest = max((c.sequence_numbers.get(name, 0) for _, c in group.members.values()), default=0)
+            if count < highest:
+                lines.append(
+                    f"{member.label} has called {name} {count} times on communicator {group.hash:016x}, others {highest}"
+                )
+    return lines
+
+
+def fellows(job: Job, culprits: Sequence[Culprit]) -> set[int]:
+    """Members that share a culprit's communicator: a collective that one rank does not finish, no rank finishes."""
+    hashes = {int(c.communicator.hash, 16) for c in culprits if c.communicator and c.operation and _collective(c.operation.name)}
+    return {member.index for h in hashes if h in job.groups for member, _ in job.groups[h].members.values()}
+
+
+def _collective(name: str) -> bool:
+    return name not in ("", "Send", "Recv", "SendRecv")
+
+
+def hidden_by_transports(job: Job) -> tuple[str, ...]:
+    """What the transports in play hide from the host."""
+    texts = {
+        Transport.P2P: "P2P/NVLink connections: their counters lie in GPU memory; only launches are seen without the shim",
+        Transport.NVLS: "NVLS: no host-visible counters",
+        Transport.COLLNET: "CollNet: its counters are not compared",
+        Transport.UNKNOWN: "connections of a transport that was not recognised",
+    }
+    seen = {t for m in job.members for c in m.last.communicators for _, _, _, t in c.transports}
+    lines = [text for transport, text in texts.items() if transport in seen]
+    if Transport.SHM in seen:
+        lines.append("shared-memory connections: steps are seen, the operation they belong to is not")
+    return tuple(lines)
+
+
+def missing_signals(job: Job) -> tuple[str, ...]:
+    """Signals that could not be read, each once, and communicator ranks that were not observed."""
+    lines = [f"{name}: {reason}" for member in job.members for name, reason in member.last.unavailable.items()]
+    torn = sum(sample.torn for member in job.members for sample in member.samples)
+    if torn:
+        lines.append(f"{torn} structures changed while they were read and were dropped")
+    lines += [
+        f"communicator {group.hash:016x}: {len(group.missing)} of {group.nranks} ranks were not observed"
+        for group in job.groups.values()
+        if group.missing
+    ]
+    return tuple(dict.fromkeys(lines))
+
+
+def _ranks(job: Job, indices: Iterable[int]) -> tuple[int, ...]:
+    by_index = {member.index: member.rank for member in job.members}
+    return tuple(sorted({rank for index in indices if (rank := by_index.get(index)) is not None}))
+
+
+def _count(job: Job) -> str:
+    number = len(job.members)
+    return f"{number} process{'es' if number != 1 else ''}"
+
+
+def _stillness(job: Job, still: float) -> str:
+    return (
+        f"no NCCL counter moved in any of {_count(job)} for {still:.1f} s" if still > 0 else "NCCL still moved in other processes"
+    )
+
+
+def _left_out(lines: Sequence[str]) -> str:
+    return f"… {len(lines) - EVIDENCE_LINES + 1} more of the same kind"
+
+
+def _name(culprit: Culprit) -> str:
+    name = f"rank {culprit.rank}" if culprit.rank is not None else f"communicator rank {culprit.comm_rank}"
+    if culprit.pid is None:
+        return name
+    gpu = f", GPU {culprit.gpu}" if culprit.gpu is not None else ""
+    return f"{name} ({culprit.host}, pid {culprit.pid}{gpu})"
+
+
+def _summary(verdict_class: VerdictClass, culprits: Sequence[Culprit], first: Culprit) -> str:
+    names = ", ".join(_name(culprit) for culprit in culprits[:4])
+    if len(culprits) > 4:
+        names += f" and {len(culprits) - 4} more"
+    if verdict_class is VerdictClass.DEADLOCK:
+        return f"{names} wait for each other in a circle"
+    reason = culprits[0].reason if len({c.reason for c in culprits}) == 1 else "do not go on"
+    where = f" in {first.operation.name} #{first.operation.sequence}" if first.operation and first.operation.name else ""
+    return f"{names} hold{'s' if len(culprits) == 1 else ''} up the job{where}: {reason}"
+
+
+def _next_steps(verdict_class: VerdictClass, culprits: Sequence[Culprit]) -> tuple[str, ...]:
+    first = culprits[0]
+    pid = "PID" if first.pid is None else str(first.pid)
+    return tuple(step.format(pid=pid, host=first.host or "its host") for step in NEXT_STEPS.get(verdict_class, ()))
+
+
+def _error_culprits(job: Job) -> tuple[Culprit, ...]:
+    culprits = []
+    for member in job.members:
+        for comm, result in errors_of(member)[:1]:
+            group = job.groups[int(comm, 16)]
+            own = next(c for m, c in group.members.values() if m is member)
+            culprits.append(
+                Culprit(
+                    rank=member.rank,
+                    comm_rank=own.rank,
+                    host=member.info.host,
+                    pid=member.info.pid,
+                    gpu=own.device,
+                    communicator=group.reference(),
+                    reason=f"reports {result}",
+                )
+            )
+    return tuple(culprits)

@@ -1,0 +1,145 @@
+"""Assemble jobs from what was read of single processes: which processes share communicators, and who is which rank."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ncclwatch.model.state import Communicator, ProcessInfo, ProcessSample
+from ncclwatch.model.verdict import CommunicatorRef
+
+STOPPED_STATES = frozenset("Tt")
+"""Letters of /proc/PID/stat for a process that a signal (T) or a debugger (t) has stopped."""
+GONE_STATES = frozenset("ZX")
+
+
+@dataclass(slots=True)
+class Member:
+    """One observed process with its samples in time order (at least one)."""
+
+    index: int
+    samples: Sequence[ProcessSample]
+    rank: int | None = None
+
+    @property
+    def last(self) -> ProcessSample:
+        """The newest sample."""
+        return self.samples[-1]
+
+    @property
+    def info(self) -> ProcessInfo:
+        """Identity of the process."""
+        return self.last.process
+
+    @property
+    def stopped(self) -> bool:
+        """Whether every sample saw the process stopped."""
+        return all(sample.run_state in STOPPED_STATES for sample in self.samples)
+
+    @property
+    def gone(self) -> bool:
+        """Whether the process has ended."""
+        return self.last.run_state in GONE_STATES
+
+    @property
+    def label(self) -> str:
+        """How a person knows this process: ``rank 2 (node1, pid 4711)``."""
+        where = f"{self.info.host}, pid {self.info.pid}"
+        return f"rank {self.rank} ({where})" if self.rank is not None else f"pid {self.info.pid} on {self.info.host}"
+
+
+@dataclass(slots=True)
+class Group:
+    """One communicator as its observed members see it."""
+
+    hash: int
+    nranks: int
+    members: dict[int, tuple[Member, Communicator]] = field(default_factory=dict)
+    """rank in the communicator → (process, its view)"""
+
+    @property
+    def missing(self) -> list[int]:
+        """Ranks of the communicator that no observed process holds."""
+        return [rank for rank in range(self.nranks) if rank not in self.members]
+
+    def reference(self) -> CommunicatorRef:
+        """The communicator as a verdict names it."""
+        return CommunicatorRef(hash=f"{self.hash:016x}", nranks=self.nranks)
+
+
+@dataclass(slots=True)
+class Job:
+    """Processes that are joined by communicators, directly or through others."""
+
+    members: list[Member]
+    groups: dict[int, Group]
+
+    def global_rank(self, comm_hash: int, comm_rank: int) -> int | None:
+        """The job's rank of a communicator's rank; for one that was not observed only where the numbering is evident."""
+        group = self.groups.get(comm_hash)
+        if group is None:
+            return None
+        if comm_rank in group.members:
+            return group.members[comm_rank][0].rank
+        if group.members and all(member.rank == rank for rank, (member, _) in group.members.items()):
+            world = {member.info.world_size for member, _ in group.members.values()}
+            # Equal numbers in a communicator that is smaller than the job prove nothing about its other ranks.
+            if world <= {group.nranks, None}:
+                return comm_rank
+        return None
+
+    def rank_name(self, comm_hash: int, comm_rank: int) -> str:
+        """``rank 5`` where the job's rank is known, else ``rank 1 of communicator 12ab…``."""
+        known = self.global_rank(comm_hash, comm_rank)
+        return f"rank {known}" if known is not None else f"rank {comm_rank} of communicator {comm_hash:016x}"
+
+
+def assemble(samples: Iterable[Sequence[ProcessSample]]) -> list[Job]:
+    """Split observed processes into jobs: two belong together when they hold ranks of one communicator.
+
+    ``samples`` is one sequence per process in time order; empty sequences are ignored. A process without communicators is a job
+    of its own. O(processes × communicators).
+    """
+    members = [Member(index, list(series)) for index, series in enumerate(samples) if len(series)]
+    by_hash: dict[int, list[Member]] = defaultdict(list)
+    for member in members:
+        for communicator in member.last.communicators:
+            by_hash[communicator.hash].append(member)
+    jobs = [_make_job(part) for part in _connected(members, by_hash)]
+    return sorted(jobs, key=lambda job: job.members[0].index)
+
+
+def _connected(members: list[Member], by_hash: dict[int, list[Member]]) -> Iterator[list[Member]]:
+    parent = {member.index: member.index for member in members}
+
+    def root(index: int) -> int:
+        while parent[index] != index:
+            parent[index] = parent[parent[index]]
+            index = parent[index]
+        return index
+
+    for sharing in by_hash.values():
+        for other in sharing[1:]:
+            parent[root(other.index)] = root(sharing[0].index)
+    parts: dict[int, list[Member]] = defaultdict(list)
+    for member in members:
+        parts[root(member.index)].append(member)
+    yield from parts.values()
+
+
+def _make_job(members: list[Member]) -> Job:
+    groups: dict[int, Group] = {}
+    for member in members:
+        for communicator in member.last.communicators:
+            group = groups.setdefault(communicator.hash, Group(communicator.hash, communicator.nranks))
+            group.members.setdefault(communicator.rank, (member, communicator))
+    for member in members:
+        member.rank = member.info.rank if member.info.rank is not None else _rank_in_largest(member)
+    return Job(members=members, groups=groups)
+
+
+def _rank_in_largest(member: Member) -> int | None:
+    """Without an environment to say so, the rank in the largest communicator is the best name for a process."""
+    communicators = member.last.communicators
+    return max(communicators, key=lambda c: c.nranks).rank if communicators else None

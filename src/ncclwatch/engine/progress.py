@@ -1,0 +1,41 @@
+"""Progress between two looks at a process: any counter of NCCL that moved, any operation that came or went."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+
+from ncclwatch.model.state import OpPhase, ProcessSample, ProxyOperation
+
+
+def progressed(before: ProcessSample, after: ProcessSample) -> bool:
+    """Whether NCCL did anything in this process between the two samples.
+
+    Only what NCCL counts is compared, never CPU time: the threads of a hung rank spin.
+    """
+    return set(_marks(before)) != set(_marks(after))
+
+
+def _marks(sample: ProcessSample) -> Iterator[Hashable]:
+    """Everything in a sample that moves when NCCL works."""
+    for communicator in sample.communicators:
+        key = (communicator.hash, communicator.rank)
+        yield ("op_count", key, communicator.op_count)
+        yield ("sequence", key, tuple(sorted(communicator.sequence_numbers.items())))
+        yield ("init", key, communicator.init_state)
+        for end in communicator.host_connections:
+            place = (end.channel, end.peer, end.direction, end.connection_index)
+            yield ("host", key, place, end.head, end.tail)
+    for operation in sample.operations:
+        yield from _operation_marks(operation)
+    for pending in sample.pending:
+        yield ("pending", pending.comm_hash, pending.direction, pending.op_count, pending.channel, pending.peer)
+
+
+def _operation_marks(operation: ProxyOperation) -> Iterator[Hashable]:
+    for sub in operation.subs:
+        place = (operation.comm_hash, operation.direction, operation.op_count, sub.channel, sub.peer, sub.connection_index)
+        if operation.phase is OpPhase.PROGRESS:
+            yield ("step", place, sub.base, sub.posted, sub.received, sub.transmitted, sub.done, sub.gpu_ready)
+        else:
+            # Counters of an operation that has not begun are left over from its pool slot's last use.
+            yield ("queued", place, operation.phase)

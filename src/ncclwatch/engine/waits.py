@@ -1,0 +1,347 @@
+"""Who waits for whom, and which ranks could go on and do not: read off the two ends of every connection.
+
+An edge is only drawn where the steps of a connection prove that one side needs the other. What a rank could do and does not do is
+a *stall*; a stall accuses nobody by itself: the rank may wait elsewhere (see ``locate``). How the counters are read: Mycroft
+Table 4 (GPU not ready / not transmitted / not delivered, local or remote), NCCL ``src/transport/net.cc``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+from ncclwatch.engine.connections import CONNECTION_SLOTS, ConnectionKey, Connections, End, collect, hidden_peers
+from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.model.state import Communicator, Direction, HostConnection, OpPhase, Transport
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class RankNode:
+    """An observed process, by its index in the job's input."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AbsentNode:
+    """A rank of a communicator that no observed process holds."""
+
+    comm_hash: int
+    comm_rank: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LinkNode:
+    """The path between two ranks, when both sides have done their part."""
+
+    comm_hash: int
+    source: int
+    destination: int
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class HiddenNode:
+    """A wait that the planes at hand cannot see, inside a node."""
+
+    comm_hash: int
+    comm_rank: int
+
+
+Node = RankNode | AbsentNode | LinkNode | HiddenNode
+
+
+class Why(StrEnum):
+    """Why one side needs the other."""
+
+    NO_OPERATION = "has no operation open for it"
+    NOT_BEGUN = "has the operation queued but its proxy has not begun it"
+    GPU_NOT_READY = "its GPU has not produced the data"
+    NOT_TRANSMITTED = "its proxy has not sent data that is ready"
+    IN_NETWORK = "data was handed to the network and not delivered"
+    LEFT_BEHIND = "has already gone past this step"
+    NO_BUFFER = "has no receive buffer open"
+    NOT_TAKEN = "does not take the data sent"
+    EMPTY = "has written nothing more into shared memory"
+    FULL = "does not consume what lies in shared memory"
+    UNOBSERVED = "was not observed"
+
+
+class Stall(StrEnum):
+    """What a rank could do and does not do."""
+
+    GPU_NOT_PRODUCING = "its GPU produces no data although buffers are free"
+    GPU_NOT_CONSUMING = "its GPU does not consume data that has arrived"
+    FLUSH = "data arrived but the flush to GPU memory does not complete"
+    PROXY_NOT_SENDING = "its proxy does not send data that is ready although the receiver has buffers open"
+    PROXY_NOT_POSTING = "its proxy opens no receive buffers"
+    PROXY_NOT_BEGUN = "its proxy thread does not begin a queued operation"
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """One proven need: ``waiter`` cannot go on before ``target`` does something."""
+
+    waiter: Node
+    target: Node
+    why: Why
+    key: ConnectionKey
+    text: str
+    end: End | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StallMark:
+    """One thing a rank could do and does not do."""
+
+    member: Member
+    stall: Stall
+    key: ConnectionKey
+    text: str
+    end: End | None = None
+
+
+@dataclass(slots=True)
+class Waits:
+    """The wait-for graph of one job."""
+
+    edges: list[Wait] = field(default_factory=list)
+    stalls: list[StallMark] = field(default_factory=list)
+
+    @property
+    def open(self) -> bool:
+        """Whether any transfer is unfinished."""
+        return bool(self.edges or self.stalls)
+
+
+def find_waits(job: Job) -> Waits:
+    """Build the wait-for graph from the newest samples. O(operations + shared-memory connections)."""
+    builder = _Builder(job, collect(job))
+    for end in builder.connections.unfinished(Direction.SEND):
+        builder.look_at_sender(end)
+    for end in builder.connections.unfinished(Direction.RECV):
+        builder.look_at_receiver(end)
+    builder.look_at_queued()
+    builder.look_at_shared_memory()
+    builder.look_behind_stalls()
+    return builder.waits
+
+
+class _Builder:
+    def __init__(self, job: Job, connections: Connections) -> None:
+        self.job = job
+        self.connections = connections
+        self.waits = Waits()
+
+    def node(self, comm_hash: int, comm_rank: int) -> RankNode | AbsentNode:
+        group = self.job.groups.get(comm_hash)
+        if group and comm_rank in group.members:
+            return RankNode(group.members[comm_rank][0].index)
+        return AbsentNode(comm_hash, comm_rank)
+
+    def edge(self, end: End, target: Node, why: Why, numbers: str) -> None:
+        key = end.key
+        other = key.destination if end.operation.direction is Direction.SEND else key.source
+        text = (
+            f"{end.member.label} waits for {self.job.rank_name(key.comm_hash, other)}: {_operation_text(end)}, "
+            f"channel {key.channel}, {numbers}; {self.job.rank_name(key.comm_hash, other)} {why}"
+        )
+        if isinstance(target, LinkNode):
+            text = (
+                f"{self.job.rank_name(key.comm_hash, key.source)} → {self.job.rank_name(key.comm_hash, key.destination)}: "
+                f"{_operation_text(end)}, channel {key.channel}, {numbers}; {why}"
+            )
+        self.waits.edges.append(Wait(RankNode(end.member.index), target, why, key, text, end))
+
+    def stall(self, end: End, stall: Stall, numbers: str) -> None:
+        text = f"{end.member.label}: {_operation_text(end)}, channel {end.key.channel}, {numbers}; {stall}"
+        self.waits.stalls.append(StallMark(end.member, stall, end.key, text, end))
+
+    # --- network, sending side -------------------------------------------------------------------------------------
+
+    def look_at_sender(self, end: End) -> None:
+        sub = end.sub
+        if sub.done < sub.transmitted:
+            self.sent_not_completed(end)
+        elif end.produced is not None and end.produced > end.transmitted:
+            self.produced_not_sent(end)
+        elif end.produced is not None:
+            self.stall(end, Stall.GPU_NOT_PRODUCING, f"produced {sub.gpu_ready} of {sub.nsteps} steps")
+        elif sub.transmitted < sub.nsteps:
+            self.sender_of_unknown_readiness(end)
+
+    def sent_not_completed(self, end: End) -> None:
+        peer, step = self.node(end.key.comm_hash, end.key.destination), end.done
+        numbers = (
+            f"{end.sub.transmitted - end.sub.done} steps sent and not completed (completed {end.sub.done} of {end.sub.nsteps})"
+        )
+        receiver = self.connections.covering(Direction.RECV, end.key, step)
+        if isinstance(peer, AbsentNode):
+            self.edge(end, peer, Why.UNOBSERVED, numbers)
+        elif receiver is None:
+            self.edge(end, peer, self.why_nothing_open(Direction.RECV, end.key, step), numbers)
+        elif receiver.posted <= step or receiver.received > step:
+            # No buffer open, or the bytes are there and only their acknowledgement is not: the receiver's side has to move.
+            why = Why.NO_BUFFER if receiver.posted <= step else Why.NOT_TAKEN
+            self.edge(end, peer, why, f"{numbers}; receiver posted {receiver.sub.posted}, received {receiver.sub.received}")
+        else:
+            link = LinkNode(end.key.comm_hash, end.key.source, end.key.destination)
+            self.edge(end, link, Why.IN_NETWORK, f"{numbers}; receiver posted {receiver.sub.posted}")
+
+    def produced_not_sent(self, end: End) -> None:
+        peer, step = self.node(end.key.comm_hash, end.key.destination), end.transmitted
+        numbers = f"produced {end.sub.gpu_ready}, sent {end.sub.transmitted} of {end.sub.nsteps} steps"
+        receiver = self.connections.covering(Direction.RECV, end.key, step)
+        if isinstance(peer, AbsentNode):
+            self.edge(end, peer, Why.UNOBSERVED, numbers)
+        elif receiver is None:
+            self.edge(end, peer, self.why_nothing_open(Direction.RECV, end.key, step), numbers)
+        elif receiver.posted <= step:
+            self.edge(end, peer, Why.NO_BUFFER, f"{numbers}; receiver posted {receiver.sub.posted}")
+        else:
+            self.stall(end, Stall.PROXY_NOT_SENDING, f"{numbers}; receiver posted {receiver.sub.posted}")
+
+    def sender_of_unknown_readiness(self, end: End) -> None:
+        """Protocols LL and LL128 do not say by a counter what the GPU has produced; the receiver's credit decides."""
+        receiver = self.connections.covering(Direction.RECV, end.key, end.transmitted)
+        numbers = f"sent {end.sub.transmitted} of {end.sub.nsteps} steps"
+        if receiver is not None and receiver.posted > end.transmitted:
+            self.stall(end, Stall.GPU_NOT_PRODUCING, f"{numbers}, receiver posted {receiver.sub.posted}")
+        elif receiver is not None:
+            peer = self.node(end.key.comm_hash, end.key.destination)
+            self.edge(end, peer, Why.NO_BUFFER, f"{numbers}; receiver posted {receiver.sub.posted}")
+
+    # --- network, receiving side -----------------------------------------------------------------------------------
+
+    def look_at_receiver(self, end: End) -> None:
+        sub = end.sub
+        if sub.transmitted > sub.done:
+            numbers = f"delivered {sub.transmitted}, consumed {sub.done} of {sub.nsteps} steps"
+            self.stall(end, Stall.GPU_NOT_CONSUMING, numbers)
+        elif sub.received > sub.transmitted:
+            self.stall(end, Stall.FLUSH, f"received {sub.received}, flushed {sub.transmitted} of {sub.nsteps} steps")
+        elif sub.posted > sub.received:
+            self.starving(end)
+        else:
+            self.stall(end, Stall.PROXY_NOT_POSTING, f"posted {sub.posted} of {sub.nsteps} steps, all of them consumed")
+
+    def starving(self, end: End) -> None:
+        peer, step = self.node(end.key.comm_hash, end.key.source), end.received
+        numbers = f"received {end.sub.received} of {end.sub.nsteps} steps"
+        sender = self.connections.covering(Direction.SEND, end.key, step)
+        if isinstance(peer, AbsentNode):
+            self.edge(end, peer, Why.UNOBSERVED, numbers)
+        elif sender is None:
+            why = self.why_nothing_open(Direction.SEND, end.key, step)
+            if why is Why.LEFT_BEHIND:
+                link = LinkNode(end.key.comm_hash, end.key.source, end.key.destination)
+                self.edge(end, link, Why.IN_NETWORK, f"{numbers}; the sender has finished this transfer")
+            else:
+                self.edge(end, peer, why, numbers)
+        elif sender.transmitted > step:
+            link = LinkNode(end.key.comm_hash, end.key.source, end.key.destination)
+            self.edge(end, link, Why.IN_NETWORK, f"{numbers}; sender sent {sender.sub.transmitted}, completed {sender.sub.done}")
+        elif sender.produced is not None and sender.produced > step:
+            self.edge(
+                end,
+                peer,
+                Why.NOT_TRANSMITTED,
+                f"{numbers}; sender produced {sender.sub.gpu_ready}, sent {sender.sub.transmitted}",
+            )
+        else:
+            self.edge(end, peer, Why.GPU_NOT_READY, f"{numbers}; sender has sent {sender.sub.transmitted}")
+
+    def why_nothing_open(self, direction: Direction, key: ConnectionKey, step: int) -> Why:
+        if self.connections.beyond(direction, key, step):
+            return Why.LEFT_BEHIND
+        return Why.NOT_BEGUN if (key, direction) in self.connections.queued else Why.NO_OPERATION
+
+    def look_at_queued(self) -> None:
+        """An operation at the head of its connection that stays unbegun means that the proxy thread does not run."""
+        for ends in (*self.connections.senders.values(), *self.connections.receivers.values()):
+            for end in ends:
+                if end.operation.phase is OpPhase.READY and end.operation.queued_behind == 0:
+                    self.stall(end, Stall.PROXY_NOT_BEGUN, f"{end.sub.nsteps} steps queued")
+
+    # --- shared memory ---------------------------------------------------------------------------------------------
+
+    def look_at_shared_memory(self) -> None:
+        for group in self.job.groups.values():
+            for rank, (member, communicator) in group.members.items():
+                for conn in communicator.host_connections:
+                    self.look_at_host_connection(group, rank, member, conn)
+
+    def look_at_host_connection(self, group: Group, rank: int, member: Member, conn: HostConnection) -> None:
+        """Head and tail are in the same steps at both ends; only the protocol Simple moves the tail."""
+        if conn.head is None or conn.tail is None:
+            return
+        waiting = conn.tail - conn.head
+        if conn.direction is Direction.SEND and waiting >= CONNECTION_SLOTS:
+            target = self.node(group.hash, conn.peer)
+            key = ConnectionKey(group.hash, conn.channel, rank, conn.peer, conn.connection_index > 0)
+            why = Why.UNOBSERVED if isinstance(target, AbsentNode) else Why.FULL
+            peer = self.job.rank_name(group.hash, conn.peer)
+            numbers = f"shared memory, channel {conn.channel}, {waiting} steps lie unread"
+            text = f"{member.label} waits for {peer}: {numbers}; {peer} {why}"
+            self.waits.edges.append(Wait(RankNode(member.index), target, why, key, text))
+        elif conn.direction is Direction.RECV and 0 < waiting <= CONNECTION_SLOTS:
+            key = ConnectionKey(group.hash, conn.channel, conn.peer, rank, conn.connection_index > 0)
+            text = (
+                f"{member.label}: shared memory from {self.job.rank_name(group.hash, conn.peer)}, channel {conn.channel}, "
+                f"{waiting} steps lie unread; {Stall.GPU_NOT_CONSUMING}"
+            )
+            self.waits.stalls.append(StallMark(member, Stall.GPU_NOT_CONSUMING, key, text))
+
+    def look_behind_stalls(self) -> None:
+        """A GPU that stands still may itself wait for a rank inside its node: see that wait, or say that it is hidden."""
+        for mark in list(self.waits.stalls):
+            if mark.stall not in (Stall.GPU_NOT_PRODUCING, Stall.GPU_NOT_CONSUMING) or mark.key.point_to_point:
+                continue
+            rank, other = mark.key.source, mark.key.destination
+            if mark.stall is Stall.GPU_NOT_CONSUMING:
+                rank, other = other, rank
+            found = self.job.groups[mark.key.comm_hash].members.get(rank)
+            if found is None:
+                continue
+            if mark.stall is Stall.GPU_NOT_PRODUCING:
+                self.empty_inputs(mark, found[0], found[1])
+            self.hidden_neighbours(mark, other, found[0], found[1])
+
+    def empty_inputs(self, mark: StallMark, member: Member, communicator: Communicator) -> None:
+        for conn in _ring_inputs(communicator, mark.key.channel):
+            if conn.head is None or conn.tail is None or conn.tail > conn.head:
+                continue
+            key = ConnectionKey(mark.key.comm_hash, conn.channel, conn.peer, communicator.rank, False)
+            target = self.node(key.comm_hash, conn.peer)
+            why = Why.UNOBSERVED if isinstance(target, AbsentNode) else Why.EMPTY
+            peer = self.job.rank_name(key.comm_hash, conn.peer)
+            numbers = f"shared memory, channel {conn.channel}, all {conn.tail} steps read"
+            text = f"{member.label} waits for {peer}: {numbers}; {peer} {why}"
+            self.waits.edges.append(Wait(RankNode(member.index), target, why, key, text))
+
+    def hidden_neighbours(self, mark: StallMark, other: int, member: Member, communicator: Communicator) -> None:
+        for peer_rank in hidden_peers(communicator, mark.key.channel):
+            if peer_rank == other:
+                continue
+            key = ConnectionKey(mark.key.comm_hash, mark.key.channel, peer_rank, communicator.rank, False)
+            peer = self.job.rank_name(key.comm_hash, peer_rank)
+            text = f"{member.label} may wait for {peer} inside the node, which the host cannot see"
+            hidden = HiddenNode(key.comm_hash, peer_rank)
+            self.waits.edges.append(Wait(RankNode(member.index), hidden, Why.UNOBSERVED, key, text))
+
+
+def _ring_inputs(communicator: Communicator, channel: int) -> Iterator[HostConnection]:
+    """Shared-memory connections that feed this rank's ring on a channel; all of the channel's where the ring is unknown."""
+    previous = {ring.channel: ring.prev for ring in communicator.rings}.get(channel)
+    for conn in communicator.host_connections:
+        if conn.channel != channel or conn.direction is not Direction.RECV or conn.connection_index != 0:
+            continue
+        if conn.transport is Transport.SHM and previous in (None, conn.peer):
+            yield conn
+
+
+def _operation_text(end: End) -> str:
+    operation = end.operation
+    name = operation.collective or ("point-to-point" if operation.is_point_to_point else "operation")
+    verb = "sending" if operation.direction is Direction.SEND else "receiving"
+    return f"{name} #{operation.sequence} {verb}"
