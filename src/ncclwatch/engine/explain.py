@@ -138,10 +138,11 @@ def halted_reason(member: Member) -> str:
 
 def halted_evidence(member: Member) -> str:
     """The operating system's word on a stopped or ended process."""
-    span = (member.samples[-1].time_ns - member.samples[0].time_ns) / 1e9
     state = member.last.run_state
     words = {"T": "stopped", "t": "stopped by a debugger", "Z": "a zombie: it has ended", "X": "gone: it has ended"}
-    return f"{member.label} is {words.get(state, state)} (state {state}) in all {len(member.samples)} samples over {span:.1f} s"
+    same = [sample for sample in member.samples if sample.run_state == state]
+    span = (same[-1].time_ns - same[0].time_ns) / 1e9
+    return f"{member.label} is {words.get(state, state)} (state {state}) in {len(same)} samples over {span:.1f} s"
 
 
 def errors_of(member: Member) -> list[tuple[str, str]]:

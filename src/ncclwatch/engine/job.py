@@ -34,8 +34,8 @@ class Member:
 
     @property
     def stopped(self) -> bool:
-        """Whether every sample saw the process stopped."""
-        return all(sample.run_state in STOPPED_STATES for sample in self.samples)
+        """Whether the last two samples saw the process stopped."""
+        return all(sample.run_state in STOPPED_STATES for sample in self.samples[-2:])
 
     @property
     def gone(self) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -20,19 +19,16 @@ NOTHING_OBSERVED = Verdict(VerdictClass.UNKNOWN, "no NCCL process is observed")
 
 @dataclass(slots=True)
 class _Series:
-    """The samples of one process since NCCL last moved in it: the first and the newest are enough."""
+    """What must be kept of one process: the last two samples, and the first of a standstill."""
 
-    samples: deque[ProcessSample] = field(default_factory=lambda: deque(maxlen=3))
+    samples: list[ProcessSample] = field(default_factory=list)
 
     def add(self, sample: ProcessSample) -> None:
-        if self.samples and progressed(self.samples[-1], sample):
-            before = self.samples[-1]
-            self.samples.clear()
-            self.samples.append(before)
-        elif len(self.samples) == 3:
-            # Keep the first sample of the standstill (its age), and the last two (their interval).
-            del self.samples[1]
-        self.samples.append(sample)
+        kept = self.samples
+        if (kept and progressed(kept[-1], sample)) or (len(kept) >= 2 and progressed(kept[-2], kept[-1])):
+            self.samples = [kept[-1], sample]
+        else:
+            self.samples = [*kept[:1], *kept[-1:], sample] if len(kept) > 1 else [*kept, sample]
 
 
 @dataclass(slots=True)
