@@ -1,0 +1,99 @@
+# ncclwatch: `make demo` runs the main job on a real NCCL job without a GPU, `make test` runs every test. Both set up what they need.
+SHELL := /bin/bash
+.SHELLFLAGS := -eu -o pipefail -c
+.DEFAULT_GOAL := help
+
+# Debian's own interpreter: python3-bpfcc (BCC) is built for it.
+SYSTEM_PYTHON := /usr/bin/python3
+VENV := .venv
+PYTHON := $(VENV)/bin/python
+CACHE := .cache
+NCCL_CACHE := $(CACHE)/nccl
+# 2.21.5, 2.27.5 and 2.32.3 run on the testbed; 2.19.3 has no magics in its communicators, which the finder must cope with.
+NCCL_VERSIONS := 2.19.3 2.21.5 2.27.5 2.32.3
+# The demo needs one.
+DEMO_NCCL := 2.27.5
+
+DEMO_PACKAGES := $(shell sed -e 's/\#.*//' scripts/debian-packages.txt)
+TEST_PACKAGES := $(DEMO_PACKAGES) bpftrace $(shell sed -e 's/\#.*//' tests/vm/packages.txt)
+
+.PHONY: help demo test setup setup-demo lint unit attach vm gpu bench eval eval-full clean
+
+help:
+	@echo "make demo [PID=...]  attach to a real NCCL job (without a GPU), freeze a rank, see it named"
+	@echo "make test            every test: lint, types, unit, attach (root), QEMU guest; GPU where there is one"
+	@echo "make bench           the benchmarks"
+	@echo "make clean           remove what was built (not the download cache)"
+
+# --- set-up: quick when run again ------------------------------------------------------------------------------------
+
+$(CACHE)/stamps:
+	@mkdir -p $@
+
+# Debian packages: a stamp remembers the list that was installed.
+define apt_install
+	@missing=$$({ dpkg-query -W -f='$${Package} $${db:Status-Status}\n' $(1) 2>/dev/null || true; } | awk '$$2=="installed"{print $$1}' | sort -u \
+	  | comm -13 - <(printf '%s\n' $(1) | sort -u)); \
+	if [ -n "$$missing" ]; then \
+	  if [ "$$(id -u)" != 0 ]; then echo "make: these Debian packages are missing, install them as root:" $$missing >&2; exit 1; fi; \
+	  echo "==> installing Debian packages:" $$missing; \
+	  export DEBIAN_FRONTEND=noninteractive; \
+	  apt-get update -qq && apt-get install -y -qq --no-install-recommends $$missing >$(CACHE)/apt.log 2>&1 \
+	    || { tail -20 $(CACHE)/apt.log >&2; exit 1; }; \
+	fi
+endef
+
+$(CACHE)/stamps/demo-packages: scripts/debian-packages.txt Makefile | $(CACHE)/stamps
+	$(call apt_install,$(DEMO_PACKAGES))
+	@touch $@
+
+$(CACHE)/stamps/test-packages: scripts/debian-packages.txt tests/vm/packages.txt Makefile | $(CACHE)/stamps
+	$(call apt_install,$(TEST_PACKAGES))
+	@touch $@
+
+$(CACHE)/stamps/venv: requirements.txt pyproject.toml $(CACHE)/stamps/demo-packages
+	@echo "==> Python environment in $(VENV)"
+	@[ -x $(PYTHON) ] || $(SYSTEM_PYTHON) -m venv --system-site-packages $(VENV)
+	@$(PYTHON) -m pip install -q --disable-pip-version-check --no-deps --ignore-installed -r requirements.txt
+	@$(PYTHON) -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@touch $@
+
+# Wheels are downloaded once; of each only the library and its headers are kept.
+$(NCCL_CACHE)/%/lib/libnccl.so.2: $(CACHE)/stamps/venv
+	@echo "==> NCCL $*"
+	@$(PYTHON) scripts/fetch_nccl.py $* $(NCCL_CACHE)/$*
+
+setup-demo: $(CACHE)/stamps/venv $(NCCL_CACHE)/$(DEMO_NCCL)/lib/libnccl.so.2
+	@$(MAKE) -s -C tests/testbed NCCL_CACHE=$(CURDIR)/$(NCCL_CACHE) PYTHON=$(CURDIR)/$(PYTHON) VERSIONS=$(DEMO_NCCL)
+
+setup: $(CACHE)/stamps/test-packages $(CACHE)/stamps/venv $(NCCL_VERSIONS:%=$(NCCL_CACHE)/%/lib/libnccl.so.2)
+	@$(MAKE) -s -C tests/testbed NCCL_CACHE=$(CURDIR)/$(NCCL_CACHE) PYTHON=$(CURDIR)/$(PYTHON)
+
+# --- the two commands --------------------------------------------------------------------------------------------------
+
+demo: setup-demo
+	@$(PYTHON) scripts/demo.py --nccl $(DEMO_NCCL) $(if $(PID),--pid $(PID))
+
+test: setup
+	@$(MAKE) -s lint
+	@$(PYTHON) -m pytest tests
+
+lint:
+	@echo "==> ruff and mypy"
+	@$(PYTHON) -m ruff check .
+	@$(PYTHON) -m ruff format --check .
+	@$(PYTHON) -m mypy
+
+# Single layers, for working on one of them.
+unit:
+	@$(PYTHON) -m pytest tests/unit
+attach:
+	@$(PYTHON) -m pytest tests/testbed
+vm:
+	@$(PYTHON) -m pytest tests/vm
+
+bench: setup
+	@for file in tests/benchmarks/bench_*.py; do echo "==> $$file"; $(PYTHON) $$file; done
+
+clean:
+	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache
