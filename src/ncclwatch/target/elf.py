@@ -1,8 +1,9 @@
 """A small reader of 64-bit little-endian ELF files: build id, segments, sections, symbols by name.
 
-Only the bytes that are needed are read, with ``pread``: a libnccl is 200-500 MB, and a mapped file that is truncated meanwhile would kill
-the reader. Files are untrusted: every offset and count is checked against the file and a bound. Symbol tables stay numpy arrays; no
-Python object is made per symbol. Format: System V ABI, chapters 4 and 5; ``.gnu.hash`` as the GNU linker writes it.
+Only the bytes that are needed are read, with ``pread``: a libnccl is 200-500 MB, and a mapped file that is truncated meanwhile
+would kill the reader. Files are untrusted: every offset and count is checked against the file and a bound. Symbol tables stay
+numpy arrays; no Python object is made per symbol. Format: System V ABI, chapters 4 and 5; ``.gnu.hash`` as the GNU linker
+writes it.
 """
 
 from __future__ import annotations
@@ -111,8 +112,8 @@ class Symbol:
 class ElfFile:
     """An open ELF file. Close it, or use it as a context manager.
 
-    ``fd`` is taken over. Raises :class:`ElfError` when the file is not a 64-bit little-endian ELF file; later calls raise it when what they
-    need is damaged.
+    ``fd`` is taken over. Raises :class:`ElfError` when the file is not a 64-bit little-endian ELF file; later calls raise it when
+    what they need is damaged.
     """
 
     def __init__(self, fd: int, name: str = "") -> None:
@@ -123,8 +124,9 @@ class ElfFile:
             header = self._read(0, 64)
             if header[:6] != b"\x7fELF\x02\x01":
                 raise ElfError(f"{self.name} is not a 64-bit little-endian ELF file")
-            (self.type, self.machine, _, _, self._phoff, self._shoff, _, _, self._phentsize, self._phnum, self._shentsize, self._shnum,
-             self._shstrndx) = struct.unpack_from("<HHIQQQIHHHHHH", header, 16)  # fmt: skip
+            fields = struct.unpack_from("<HHIQQQIHHHHHH", header, 16)
+            self.type, self.machine, self._phoff, self._shoff = (int(fields[n]) for n in (0, 1, 4, 5))
+            self._phentsize, self._phnum, self._shentsize, self._shnum, self._shstrndx = (int(field) for field in fields[8:])
         except BaseException:
             os.close(fd)
             self.fd = -1
@@ -171,7 +173,7 @@ class ElfFile:
     @cached_property
     def segments(self) -> tuple[Segment, ...]:
         """All program headers in file order."""
-        if self._phnum and self._phentsize != _SEGMENT.itemsize or self._phnum > MAX_HEADERS:
+        if (self._phnum and self._phentsize != _SEGMENT.itemsize) or self._phnum > MAX_HEADERS:
             raise ElfError(f"{self.name} is damaged: {self._phnum} program headers of {self._phentsize} bytes")
         rows = self._table(_SEGMENT, self._phoff, self._phnum)
         return tuple(
@@ -273,8 +275,9 @@ class ElfFile:
 
     def exported(self, name: str) -> Symbol | None:
         """A defined dynamic symbol by its exact name; uses ``.gnu.hash``, so that a huge table is not read."""
-        found = self._hashed(name)
-        return found if found is not False else (self._dynamic.exact(name) if self._dynamic else None)
+        if self.section(".gnu.hash"):
+            return self._hashed(name)
+        return self._dynamic.exact(name) if self._dynamic else None
 
     def exports(self, pattern: str) -> dict[str, Symbol]:
         """All defined dynamic symbols whose whole name matches a regular expression (ASCII, no ``\\0``)."""
@@ -283,9 +286,10 @@ class ElfFile:
     def find(self, name: str, source_file: str = "") -> Symbol | None:
         """A defined symbol of ``.symtab`` (else ``.dynsym``) by its C name or the C++ name of a function or variable.
 
-        ``name`` is unqualified, as in the source (``sendProxyProgress``); C++ mangling (Itanium ABI) of names in the global namespace is
-        known. ``source_file`` (``net.cc``) restricts to symbols local to that file. ``None`` when there is none, or when several at
-        different addresses answer to the name. Clones that the compiler split off (``.cold``, ``.part.0``) do not count.
+        ``name`` is unqualified, as in the source (``sendProxyProgress``); C++ mangling (Itanium ABI) of names in the global
+        namespace is known. ``source_file`` (``net.cc``) restricts to symbols local to that file. ``None`` when there is none, or
+        when several at different addresses answer to the name. Clones that the compiler split off (``.cold``, ``.part.0``) do
+        not count.
         """
         for table in (self._static, self._dynamic if not source_file else None):
             if table is None:
@@ -297,15 +301,15 @@ class ElfFile:
                 return None
         return None
 
-    def _hashed(self, name: str) -> Symbol | None | bool:
-        """Look a name up in ``.gnu.hash``; ``False`` when the file has no such section."""
+    def _hashed(self, name: str) -> Symbol | None:
+        """Look a name up in ``.gnu.hash``."""
         section, symbols = self.section(".gnu.hash"), next((s for s in self.sections if s.type == SHT_DYNSYM), None)
         if section is None or symbols is None or symbols.link >= len(self.sections) or section.size < 16:
-            return False
+            return None
         buckets, first, bloom, _ = struct.unpack("<IIII", self._read(section.offset, 16))
         base = section.offset + 16 + bloom * 8
         if not buckets or bloom > MAX_TABLE // 8 or base + buckets * 4 > section.offset + section.size:
-            return False
+            return None
         wanted = 5381
         for byte in name.encode():
             wanted = (wanted * 33 + byte) & 0xFFFFFFFF
