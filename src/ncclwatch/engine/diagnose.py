@@ -14,7 +14,7 @@ from ncclwatch.engine.culprits import absent_culprit, observed_culprit
 from ncclwatch.engine.job import Job, Member, assemble
 from ncclwatch.engine.locate import Sink, find_sinks
 from ncclwatch.engine.progress import progressed
-from ncclwatch.engine.waits import AbsentNode, HiddenNode, LinkNode, RankNode, Stall, Waits, Why, find_waits
+from ncclwatch.engine.waits import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, RankNode, Stall, Waits, Why, find_waits
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Culprit, LinkRef, Verdict, VerdictClass
 
@@ -214,7 +214,7 @@ def _ranks_behind(
 
 def _classify_rank(member: Member, sink: Sink) -> tuple[VerdictClass, str]:
     stalls = {mark.stall for mark in sink.stalls}
-    if stalls & {Stall.PROXY_NOT_SENDING, Stall.PROXY_NOT_POSTING, Stall.PROXY_NOT_BEGUN}:
+    if stalls & PROXY_STALLS:
         return VerdictClass.HARDWARE, "its proxy thread does not move transfers that could go on"
     if Stall.FLUSH in stalls:
         return VerdictClass.HARDWARE, "data arrived, but the flush to its GPU's memory does not complete"

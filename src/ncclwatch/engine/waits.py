@@ -8,7 +8,7 @@ Table 4 (GPU not ready / not transmitted / not delivered, local or remote), NCCL
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from ncclwatch.engine.connections import CONNECTION_SLOTS, ConnectionKey, Connections, End, collect, hidden_peers
@@ -78,6 +78,10 @@ class Stall(StrEnum):
     PROXY_NOT_BEGUN = "its proxy thread does not begin a queued operation"
 
 
+PROXY_STALLS = frozenset({Stall.PROXY_NOT_SENDING, Stall.PROXY_NOT_POSTING, Stall.PROXY_NOT_BEGUN})
+"""What a proxy thread alone decides: no peer and no GPU can hold it up there."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wait:
     """One proven need: ``waiter`` cannot go on before ``target`` does something."""
@@ -124,6 +128,7 @@ def find_waits(job: Job) -> Waits:
     builder.look_at_queued()
     builder.look_at_shared_memory()
     builder.look_behind_stalls()
+    builder.blame_proxies_before_links()
     return builder.waits
 
 
@@ -328,6 +333,16 @@ class _Builder:
             text = f"{member.label} may wait for {peer} inside the node, which the host cannot see"
             hidden = HiddenNode(key.comm_hash, peer_rank)
             self.waits.edges.append(Wait(RankNode(member.index), hidden, Why.UNOBSERVED, key, text))
+
+    def blame_proxies_before_links(self) -> None:
+        """Data that does not arrive says nothing about a link when the proxy at one of its ends stands still anyway."""
+        idle = {RankNode(mark.member.index) for mark in self.waits.stalls if mark.stall in PROXY_STALLS}
+        for number, wait in enumerate(self.waits.edges):
+            if isinstance(wait.target, LinkNode):
+                ends = (self.node(wait.target.comm_hash, rank) for rank in (wait.target.source, wait.target.destination))
+                blamed = next((node for node in ends if node in idle), None)
+                if blamed is not None:
+                    self.waits.edges[number] = replace(wait, target=blamed)
 
 
 def _ring_inputs(communicator: Communicator, channel: int) -> Iterator[HostConnection]:

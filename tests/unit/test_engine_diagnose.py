@@ -1,0 +1,297 @@
+"""The one-shot diagnosis on hand-made jobs: who is named, and when nobody may be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jsonschema
+import pytest
+
+from ncclwatch.engine.diagnose import Outlook, diagnose, diagnose_jobs
+from ncclwatch.model.state import Communicator, Direction, OpPhase, ProxyOperation, Transport
+from ncclwatch.model.verdict import Verdict, VerdictClass, schema
+from unit.synthetic import (
+    WORLD,
+    Rank,
+    communicator,
+    frozen_ring,
+    looks,
+    moved,
+    recv,
+    send,
+    shared,
+)
+
+
+def named(verdict: Verdict) -> list[int | None]:
+    """The ranks a verdict accuses; also proves that it keeps to the schema."""
+    jsonschema.validate(verdict.to_json(), schema())
+    return sorted((c.rank for c in verdict.culprits), key=lambda rank: -1 if rank is None else rank)
+
+
+@pytest.mark.parametrize("victim", range(4))
+def test_a_stopped_rank_is_named_and_the_others_are_its_victims(victim: int) -> None:
+    verdict = diagnose(looks(frozen_ring(victim)))
+    assert verdict.verdict_class is VerdictClass.STOPPED
+    assert named(verdict) == [victim]
+    assert verdict.victims == tuple(rank for rank in range(4) if rank != victim)
+    assert verdict.operation is not None and verdict.operation.name == "AllReduce"
+    assert any("state T" in line for line in verdict.evidence)
+    assert verdict.confidence > 0.9
+
+
+def test_progress_of_anyone_means_nobody_is_accused() -> None:
+    samples = looks(frozen_ring(2))
+    samples[0][1] = moved(samples[0][1])
+    verdict = diagnose(samples)
+    assert verdict.verdict_class is VerdictClass.RUNNING
+    assert named(verdict) == []
+    assert any("state T" in line for line in verdict.evidence), "the stopped process is mentioned, not accused"
+
+
+def test_progress_long_ago_does_not_hide_a_standstill() -> None:
+    samples = looks(frozen_ring(2), count=4)
+    samples[0][1:] = [moved(sample) for sample in samples[0][1:]]
+    assert named(diagnose(samples)) == [2]
+
+
+def test_a_single_look_accuses_nobody() -> None:
+    verdict = diagnose(looks(frozen_ring(2), count=1))
+    assert verdict.verdict_class is VerdictClass.UNKNOWN
+    assert named(verdict) == []
+
+
+def test_nothing_observed_is_unknown() -> None:
+    assert diagnose([]).verdict_class is VerdictClass.UNKNOWN
+
+
+def absent_from_ring(world: int = 4, late: int = 2) -> list[Rank]:
+    """One rank has not called the collective: it has no operation; its neighbours' operations stand at the beginning."""
+    ranks = []
+    for rank in range(world):
+        following, previous = (rank + 1) % world, (rank - 1) % world
+        operations: tuple[ProxyOperation, ...] = ()
+        if rank != late:
+            steps = 8 if following == late else 4
+            operations = (
+                send(following, sent=steps, done=0 if following == late else steps, produced=steps),
+                recv(previous, posted=8, received=0, delivered=0, consumed=0)
+                if previous == late
+                else recv(previous, posted=12, received=4, delivered=4, consumed=4),
+            )
+        ranks.append(Rank(rank, world, (communicator(rank, world),), operations))
+    return ranks
+
+
+def test_a_rank_that_has_not_entered_is_where_the_waits_end() -> None:
+    verdict = diagnose(looks(absent_from_ring()))
+    assert verdict.verdict_class is VerdictClass.NOT_ENTERED
+    assert named(verdict) == [2]
+    assert verdict.victims == (0, 1, 3)
+    assert any("py-spy" in step for step in verdict.next_steps)
+
+
+def test_patience_before_a_rank_is_accused_on_waits_alone() -> None:
+    samples = looks(absent_from_ring(), count=3)
+    assert diagnose(samples, Outlook(patience_s=5)).verdict_class is VerdictClass.UNKNOWN
+    assert named(diagnose(looks(absent_from_ring(), count=7), Outlook(patience_s=5))) == [2]
+    assert named(diagnose(looks(frozen_ring(1)), Outlook(patience_s=5))) == [1], "a stopped process needs no patience"
+
+
+def test_a_rank_nobody_looked_at_is_not_accused() -> None:
+    ranks = [rank for rank in absent_from_ring() if rank.rank != 2]
+    verdict = diagnose(looks(ranks))
+    assert verdict.verdict_class is VerdictClass.UNKNOWN
+    assert named(verdict) == []
+    assert "rank 2" in verdict.summary and "not observed" in verdict.summary
+
+
+def test_a_missing_rank_whose_peers_report_an_error_has_ended() -> None:
+    ranks = [rank for rank in absent_from_ring() if rank.rank != 2]
+    broken = replace(ranks[1].communicators[0], async_result="ncclRemoteError")
+    ranks[1] = replace(ranks[1], communicators=(broken,))
+    ranks[2] = replace(ranks[2], communicators=(replace(ranks[2].communicators[0], async_result="ncclRemoteError"),))
+    verdict = diagnose(looks(ranks))
+    assert verdict.verdict_class is VerdictClass.DEAD
+    assert named(verdict) == [2]
+    assert not verdict.culprits[0].observed
+    assert any("ncclRemoteError" in line for line in verdict.evidence)
+
+
+def test_a_missing_rank_of_a_host_that_was_seen_whole_has_ended() -> None:
+    ranks = []
+    for rank in absent_from_ring():
+        peers = tuple(replace(peer, host_hash=7) for peer in rank.communicators[0].peers)
+        ranks.append(replace(rank, host="node", communicators=(replace(rank.communicators[0], peers=peers),)))
+    present = looks([rank for rank in ranks if rank.rank != 2])
+    assert named(diagnose(present)) == []
+    verdict = diagnose(present, Outlook(complete_hosts=frozenset({"node"})))
+    assert verdict.verdict_class is VerdictClass.DEAD
+    assert named(verdict) == [2]
+
+
+def test_a_process_that_ended_while_being_watched_is_dead() -> None:
+    verdict = diagnose(looks(frozen_ring(3, run_state="X")))
+    assert verdict.verdict_class is VerdictClass.DEAD
+    assert named(verdict) == [3]
+
+
+def test_a_gpu_that_stops_in_the_middle_is_a_hardware_verdict() -> None:
+    ranks = frozen_ring(2, run_state="S")
+    operations = (
+        send(3, sent=92, done=92, produced=92),
+        recv(1, posted=96, received=96, delivered=96, consumed=92),
+    )
+    ranks[2] = replace(ranks[2], operations=operations)
+    verdict = diagnose(looks(ranks))
+    assert verdict.verdict_class is VerdictClass.HARDWARE
+    assert named(verdict) == [2]
+    assert "GPU" in verdict.summary
+
+
+def test_a_proxy_that_does_not_send_what_is_ready_is_named() -> None:
+    ranks = absent_from_ring()
+    ranks[2] = replace(
+        ranks[2],
+        operations=(
+            send(3, sent=0, done=0, produced=8),
+            recv(1, posted=8, received=0, delivered=0, consumed=0),
+        ),
+    )
+    verdict = diagnose(looks(ranks))
+    assert named(verdict) == [2], "the link into it is not blamed: its own proxy stands still"
+    assert verdict.verdict_class is VerdictClass.HARDWARE
+    assert any("proxy does not send" in line for line in verdict.evidence)
+
+
+def test_data_lost_between_two_live_ranks_names_the_link() -> None:
+    ranks = absent_from_ring(late=9)  # everybody is in
+    for rank in range(4):
+        following, previous = (rank + 1) % 4, (rank - 1) % 4
+        sent = 8 if rank == 1 else 4
+        ranks[rank] = replace(
+            ranks[rank],
+            operations=(
+                send(following, sent=sent, done=0 if rank == 1 else sent, produced=sent),
+                recv(previous, posted=8 if rank == 2 else 12, received=0 if rank == 2 else 4, delivered=0 if rank == 2 else 4,
+                     consumed=0 if rank == 2 else 4),
+            ),
+        )  # fmt: skip
+    verdict = diagnose(looks(ranks))
+    assert verdict.verdict_class is VerdictClass.HARDWARE
+    assert verdict.link is not None and (verdict.link.source, verdict.link.destination) == (1, 2)
+    assert named(verdict) == [1, 2]
+
+
+def shared_ring(late: int = 2, world: int = 4) -> list[Rank]:
+    """All ranks of one node over shared memory: no proxy operations at all. One rank leaves data unread."""
+    ranks = []
+    for rank in range(world):
+        following, previous = (rank + 1) % world, (rank - 1) % world
+        ends = (
+            shared(Direction.RECV, previous, head=40, tail=44 if rank == late else 40),
+            shared(Direction.SEND, following, head=40, tail=44 if following == late else 40),
+        )
+        comm = replace(communicator(rank, world, transport=Transport.SHM), host_connections=ends)
+        ranks.append(Rank(rank, world, (comm,), host="node0"))
+    return ranks
+
+
+def test_shared_memory_alone_names_the_rank_that_leaves_data_unread() -> None:
+    verdict = diagnose(looks(shared_ring()))
+    assert named(verdict) == [2]
+    assert verdict.verdict_class is VerdictClass.NOT_ENTERED
+
+
+def test_shared_memory_at_rest_is_idle() -> None:
+    verdict = diagnose(looks(shared_ring(late=9)))
+    assert verdict.verdict_class is VerdictClass.IDLE
+    assert any("shared-memory" in line for line in verdict.unobserved)
+
+
+def test_a_full_shared_buffer_is_followed_to_its_reader() -> None:
+    ranks = shared_ring(late=2)
+    for rank in (1, 2):
+        ends = []
+        for end in ranks[rank].communicators[0].host_connections:
+            full = (rank == 1 and end.direction is Direction.SEND) or (rank == 2 and end.direction is Direction.RECV)
+            stuck = rank == 1 and end.direction is Direction.RECV
+            ends.append(replace(end, tail=48 if full else 44 if stuck else end.tail))
+        ranks[rank] = replace(ranks[rank], communicators=(replace(ranks[rank].communicators[0], host_connections=tuple(ends)),))
+    verdict = diagnose(looks(ranks))
+    assert named(verdict) == [2], "rank 1 has unread input too, but its own output is full"
+    assert 1 in verdict.victims
+
+
+def test_three_and_one_hosts_follow_the_wait_through_shared_memory() -> None:
+    """Ranks 0-2 share a node, rank 3 is alone; rank 1 has not entered: only ranks 2, 3 and 0 have proxy operations."""
+
+    def comm(rank: int, *ends: tuple[Direction, int, int, int]) -> Communicator:
+        return replace(communicator(rank, 4), host_connections=tuple(shared(d, p, h, t) for d, p, h, t in ends))
+
+    ranks = [
+        Rank(0, 4, (comm(0, (Direction.SEND, 1, 0, 8)),), (recv(3, posted=8, received=4, delivered=4, consumed=0),), host="a"),
+        Rank(1, 4, (comm(1, (Direction.RECV, 0, 0, 8), (Direction.SEND, 2, 0, 0)),), (), host="a"),
+        Rank(2, 4, (comm(2, (Direction.RECV, 1, 0, 0)),), (send(3, sent=4, done=4, produced=4),), host="a"),
+        Rank(
+            3, 4, (comm(3),),
+            (send(0, sent=4, done=4, produced=4), recv(2, posted=12, received=4, delivered=4, consumed=4)), host="b",
+        ),
+    ]  # fmt: skip
+    verdict = diagnose(looks(ranks))
+    assert named(verdict) == [1]
+    assert verdict.victims == (0, 2, 3)
+
+
+def test_a_wait_inside_nvlink_is_not_guessed() -> None:
+    ranks = [
+        Rank(
+            2, 4, (replace(communicator(2, 4), transports=((0, 1, Direction.RECV, Transport.P2P),)),),
+            (send(3, sent=4, done=4, produced=4),), host="a",
+        ),
+        Rank(3, 4, (communicator(3, 4),), (recv(2, posted=12, received=4, delivered=4, consumed=4),), host="b"),
+    ]  # fmt: skip
+    verdict = diagnose(looks(ranks))
+    assert verdict.verdict_class is VerdictClass.UNKNOWN
+    assert named(verdict) == []
+    assert any("P2P" in line for line in verdict.unobserved)
+
+
+def test_two_orders_on_two_communicators_are_a_deadlock() -> None:
+    first, second = 0xC1, 0xC2
+
+    def comms(rank: int) -> tuple[Communicator, ...]:
+        return (communicator(rank, 2), communicator(rank, 2, comm_hash=first), communicator(rank, 2, comm_hash=second))
+
+    ranks = [
+        Rank(0, 2, comms(0), (recv(1, posted=8, received=0, delivered=0, consumed=0, comm_hash=first),)),
+        Rank(1, 2, comms(1), (recv(0, posted=8, received=0, delivered=0, consumed=0, comm_hash=second),)),
+    ]
+    verdict = diagnose(looks(ranks))
+    assert verdict.verdict_class is VerdictClass.DEADLOCK
+    assert named(verdict) == [0, 1]
+
+
+def test_an_operation_the_proxy_never_begins_names_that_proxy() -> None:
+    ranks = absent_from_ring()
+    waiting = send(3, sent=0, done=0, produced=0, phase=OpPhase.READY)
+    ranks[2] = replace(ranks[2], operations=(waiting,))
+    verdict = diagnose(looks(ranks))
+    assert named(verdict) == [2]
+    assert verdict.verdict_class is VerdictClass.HARDWARE
+
+
+def test_jobs_are_judged_apart() -> None:
+    hung = looks(frozen_ring(1))
+    other = [
+        replace(rank, communicators=(replace(rank.communicators[0], hash=WORLD + 1),), operations=(), host=f"other{rank.rank}")
+        for rank in absent_from_ring()
+    ]
+    verdicts = diagnose_jobs([*looks(other), *hung])
+    assert [verdict.verdict_class for verdict in verdicts] == [VerdictClass.STOPPED, VerdictClass.IDLE]
+
+
+def test_the_same_trouble_has_the_same_id() -> None:
+    first, second = diagnose(looks(frozen_ring(2))), diagnose(looks(frozen_ring(2), count=5))
+    assert first.id == second.id
+    assert diagnose(looks(frozen_ring(1))).id != first.id
