@@ -163,6 +163,16 @@ class ProxyOperation:
     subs: tuple[ProxySub, ...]
     queued_behind: int = 0
     net_name: str = ""
+    pattern: str = ""
+    """``ncclPattern_t`` without its prefix: ``Ring``, ``TreeUpDown``, ``Send``, …."""
+    idle: bool | None = None
+    """``ncclProxyArgs.idle``: the proxy's last pass over the operation moved nothing."""
+    proxy_state: int = 0
+    """Address of the ``ncclProxyState`` that runs it; several split communicators may share one."""
+    owners: tuple[int, ...] = ()
+    """Hashes of the communicators it can belong to: one when certain, several when they share the connection, none when
+    unknown.
+    """
 
     @property
     def is_point_to_point(self) -> bool:
@@ -227,6 +237,10 @@ class Communicator:
     host_connections: tuple[HostConnection, ...] = ()
     transports: tuple[tuple[int, int, str, Transport], ...] = ()
     """(channel, peer, direction, transport) of every connection made."""
+    revoked: bool | None = None
+    """``ncclComm.revokedFlag`` (2.29 and later)."""
+    shares_resources: bool | None = None
+    """Whether it shares connections and proxy with its parent or children (``splitShare``)."""
 
 
 @dataclass(frozen=True, slots=True)

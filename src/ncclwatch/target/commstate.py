@@ -1,0 +1,398 @@
+"""Reading one communicator: its identity, counters, flags, peers, rings and the connectors to other ranks."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ncclwatch.model.state import ChannelRing, Communicator, Direction, PeerInfo, Transport
+from ncclwatch.target.decode import Decoder, Fields, Values, clean_text
+from ncclwatch.target.layout import MissingMemberError
+
+MAGIC = 0x0280028002800280
+"""``NCCL_MAGIC``, src/include/comm.h since v2.21.5-1: first and last member of a live communicator."""
+
+MAX_RANKS = 1 << 17
+"""Ranks of a communicator; the largest jobs known have tens of thousands."""
+
+MAX_CHANNELS = 256
+"""Channels; MAXCHANNELS is 32 in 2.18 and 64 from 2.23."""
+
+MAX_LISTED_PEERS = 4096
+"""Peers that are listed of one communicator in a sample."""
+
+MAX_CONNECTORS = 8192
+"""Connectors of one communicator that are looked at in one sample."""
+
+_COMM = (
+    "startMagic",
+    "endMagic",
+    "commHash",
+    "rank",
+    "nRanks",
+    "cudaDev",
+    "busId",
+    "node",
+    "nNodes",
+    "localRank",
+    "localRanks",
+    "opCount",
+    "nChannels",
+    "p2pnChannels",
+    "asyncResult",
+    "initState",
+    "finalizeCalled",
+    "destroyFlag",
+    "revokedFlag",
+    "abortFlag",
+    "peerInfo",
+    "sharedRes",
+    "topParentRanks",
+    "proxyState",
+    "config.commName",
+    "shareResources",
+    "intraComm0",
+    "intraNext",
+)
+_PEER = ("rank", "hostHash", "pidHash", "cudaDev", "busId")
+_CONNECTOR = (
+    "connected",
+    "proxyConn.connection",
+    "proxyConn.tpRank",
+    "proxyConn.sameProcess",
+    "transportComm",
+    "transportResources",
+)
+
+_TRANSPORT_NAMES = {
+    "P2P": Transport.P2P,
+    "SHM": Transport.SHM,
+    "NET": Transport.NET,
+    "COL": Transport.COLLNET,
+    "NVLS": Transport.NVLS,
+}
+"""``ncclTransport.name`` of src/transport/*.cc, the same from v2.18.3-1 to v2.30.7-1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Connector:
+    """One end of a connection of a communicator (``ncclConnector``): where it lies, whom it joins, and what serves it.
+
+    ``connection`` is the address of the ``ncclProxyConnection`` in the process whose proxy serves it: this one if
+    ``same_process``.
+    """
+
+    channel: int
+    peer: int
+    direction: Direction
+    index: int
+    address: int
+    transport: Transport
+    connection: int
+    resources: int
+    same_process: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Lasting:
+    """What hardly changes while a communicator lives; ``read_at`` is ``time.monotonic()``."""
+
+    read_at: float
+    peers: tuple[PeerInfo, ...]
+    rings: tuple[ChannelRing, ...]
+    connectors: tuple[Connector, ...]
+    top_parent_ranks: tuple[int, ...]
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class CommState:
+    """A communicator as read, with the addresses that further reading needs (0 where this build has none)."""
+
+    record: Communicator
+    values: Values
+    connectors: tuple[Connector, ...]
+    proxy_state: int
+    shared_resources: int
+    top_parent_ranks: tuple[int, ...]
+
+
+class CommReader:
+    """Reads communicators of one process; peers, rings and connectors are read again only every ``keep_s`` seconds, or when
+    asked.
+    """
+
+    def __init__(self, decoder: Decoder, keep_s: float = 5.0) -> None:
+        self.decoder = decoder
+        self._keep_s = keep_s
+        self._lasting: dict[tuple[int, int], _Lasting] = {}
+        self._transport_names: dict[tuple[int, Direction], Transport] = {}
+
+    def forget(self, older_than_s: float = 1.0) -> None:
+        """Read connectors again next time, if that was not done within ``older_than_s``: connections are made as they are
+        needed.
+        """
+        limit = time.monotonic() - older_than_s
+        self._lasting = {key: kept for key, kept in self._lasting.items() if kept.read_at > limit}
+
+    def header(self, address: int, *, again: bool = False) -> Values | None:
+        """The members of the communicator itself, or ``None`` when they cannot be read."""
+        return self.decoder.structure(self.decoder.fields("ncclComm", _COMM), address, again=again)
+
+    def read(self, address: int, finder: str) -> CommState | None:
+        """One communicator, or ``None`` when nothing sane is there (it was destroyed, or changed while it was read: counted as
+        torn).
+        """
+        values = self.header(address)
+        if values is None or not sane_header(values):
+            return None
+        state = self._read(address, values, finder)
+        now = self.header(address, again=True)
+        if now is None or not sane_header(now) or any(now[name] != values[name] for name in ("commHash", "rank", "nRanks")):
+            self.decoder.torn += 1
+            return None
+        return state
+
+    def _read(self, address: int, values: Values, finder: str) -> CommState:
+        decoder = self.decoder
+        for name, reason in decoder.fields("ncclComm", _COMM).missing.items():
+            if name not in ("startMagic", "endMagic", "shareResources", "destroyFlag", "revokedFlag", "config.commName"):
+                decoder.unavailable[f"ncclComm.{name}"] = reason
+        nranks, rank = values["nRanks"] or 0, values["rank"] or 0
+        lasting = self._lasting_of(address, values)
+        shared = values.get("sharedRes") or 0
+        record = Communicator(
+            address=address,
+            hash=values["commHash"] or 0,
+            rank=rank,
+            nranks=nranks,
+            device=values["cudaDev"],
+            bus_id=values["busId"],
+            node=values["node"],
+            nnodes=values["nNodes"],
+            local_rank=values["localRank"],
+            local_ranks=values["localRanks"],
+            op_count=values["opCount"],
+            collective_count=self._collective_count(shared),
+            sequence_numbers=self._sequence_numbers(address),
+            async_result=self._result(values["asyncResult"]),
+            init_state=self._result(values["initState"]),
+            aborted=self._abort_flag(values),
+            finalize_called=_flag(values["finalizeCalled"]),
+            destroyed=_flag(values["destroyFlag"]),
+            revoked=_flag(values["revokedFlag"]),
+            name=lasting.name,
+            finder=finder,
+            peers=lasting.peers,
+            rings=lasting.rings,
+            transports=tuple((c.channel, c.peer, str(c.direction), c.transport) for c in lasting.connectors),
+            shares_resources=_flag(values["shareResources"]),
+        )
+        return CommState(
+            record=record,
+            values=values,
+            connectors=lasting.connectors,
+            proxy_state=values["proxyState"] or self._shared_proxy_state(shared),
+            shared_resources=shared,
+            top_parent_ranks=lasting.top_parent_ranks,
+        )
+
+    def _lasting_of(self, address: int, values: Values) -> _Lasting:
+        key = (address, values["commHash"] or 0)
+        kept = self._lasting.get(key)
+        if kept is not None and kept.read_at + self._keep_s > time.monotonic():
+            return kept
+        nranks = values["nRanks"] or 0
+        parents = self.decoder.words(values["topParentRanks"] or 0, nranks, 4, signed=True) or ()
+        kept = _Lasting(
+            read_at=time.monotonic(),
+            peers=self._peers(values),
+            rings=self._rings(address, values),
+            connectors=self._connectors(address, values),
+            top_parent_ranks=parents if self.decoder.layout.has("ncclComm.topParentRanks") else tuple(range(nranks)),
+            name=self.decoder.string(values["config.commName"] or 0),
+        )
+        self._lasting[key] = kept
+        return kept
+
+    def _result(self, value: int | None) -> str | None:
+        return None if value is None else self.decoder.layout.enum_name("ncclResult_t", value)
+
+    def _abort_flag(self, values: Values) -> bool | None:
+        """``*abortFlag``: host memory that the kernels see too; CUDA host memory of some drivers cannot be read from outside."""
+        word = self.decoder.words(values["abortFlag"] or 0, 1, 4)
+        if word is None:
+            if values["abortFlag"]:
+                self.decoder.unavailable["abort flag"] = "the memory that holds ncclComm.abortFlag cannot be read from outside"
+            return None
+        return bool(word[0])
+
+    def _collective_count(self, shared: int) -> int | None:
+        if not shared or not self.decoder.layout.has("ncclSharedResources.collOpCount"):
+            return None
+        values = self.decoder.structure(self.decoder.fields("ncclSharedResources", ("collOpCount",)), shared)
+        return None if values is None else values["collOpCount"]
+
+    def _shared_proxy_state(self, shared: int) -> int:
+        if not shared or not self.decoder.layout.has("ncclSharedResources.proxyState"):
+            return 0
+        values = self.decoder.structure(self.decoder.fields("ncclSharedResources", ("proxyState",)), shared)
+        return (values or {}).get("proxyState") or 0
+
+    def _sequence_numbers(self, address: int) -> dict[str, int]:
+        """``seqNumber[]`` by the collective's name: every launch since 2.26, never point-to-point, never graph replays."""
+        layout = self.decoder.layout
+        if not layout.has("ncclComm.seqNumber"):
+            return {}
+        member = layout.member("ncclComm.seqNumber")
+        numbers = self.decoder.words(address + member.offset, min(member.count, 64), member.stride)
+        if numbers is None:
+            return {}
+        return {collective_name(layout.enum_name("ncclFunc_t", index)): number for index, number in enumerate(numbers) if number}
+
+    def _peers(self, values: Values) -> tuple[PeerInfo, ...]:
+        decoder = self.decoder
+        nranks, first = values["nRanks"] or 0, values["peerInfo"] or 0
+        try:
+            wanted = decoder.fields("ncclPeerInfo", _PEER)
+        except MissingMemberError as error:
+            decoder.unavailable["peers"] = error.message
+            return ()
+        if nranks > MAX_LISTED_PEERS:
+            decoder.truncated[f"peers: {MAX_LISTED_PEERS} of {nranks} listed"] = None
+        count = min(nranks, MAX_LISTED_PEERS)
+        found = decoder.structures(wanted, [first + index * wanted.size for index in range(count)]) if first else []
+        return tuple(
+            PeerInfo(index, peer["hostHash"], peer["pidHash"], peer["cudaDev"], peer["busId"])
+            for index, peer in enumerate(found)
+            if peer is not None and peer["rank"] == index
+        )
+
+    def _channel_count(self, values: Values) -> int:
+        """Channels in use: those of collectives and of point-to-point, bounded by the array."""
+        used = max(values["nChannels"] or 0, values["p2pnChannels"] or 0)
+        return max(0, min(used, self.decoder.layout.member("ncclComm.channels").count, MAX_CHANNELS))
+
+    def _rings(self, address: int, values: Values) -> tuple[ChannelRing, ...]:
+        layout, nranks = self.decoder.layout, values["nRanks"] or 0
+        if not (layout.has("ncclChannel.ring.prev") and layout.has("ncclComm.channels")):
+            self.decoder.unavailable["rings"] = "this build keeps no ncclChannel.ring"
+            return ()
+        channels = layout.member("ncclComm.channels")
+        count = max(0, min(values["nChannels"] or 0, channels.count, MAX_CHANNELS))
+        wanted = self.decoder.fields("ncclChannel", ("ring.prev", "ring.next"))
+        found = self.decoder.structures(wanted, [address + channels.at(index) for index in range(count)])
+        rings = []
+        for index, ring in enumerate(found):
+            before, after = (ring["ring.prev"], ring["ring.next"]) if ring else (None, None)
+            if before is not None and after is not None and 0 <= before < nranks and 0 <= after < nranks:
+                rings.append(ChannelRing(index, before, after))
+        return tuple(rings)
+
+    def _connectors(self, address: int, values: Values) -> tuple[Connector, ...]:
+        """Every connection made (``ncclConnector.connected``), over channels and peers, within a bound a sample."""
+        decoder, layout = self.decoder, self.decoder.layout
+        nranks = values["nRanks"] or 0
+        try:
+            wanted = decoder.fields("ncclConnector", _CONNECTOR)
+            channels = layout.member("ncclComm.channels")
+            peers_member = layout.member("ncclChannel.peers")
+            sides = [
+                (Direction.SEND, layout.member("ncclChannelPeer.send")),
+                (Direction.RECV, layout.member("ncclChannelPeer.recv")),
+            ]
+        except MissingMemberError as error:
+            decoder.unavailable["connections"] = error.message
+            return ()
+        count = self._channel_count(values)
+        tables = decoder.reader.read_many([(address + channels.at(index) + peers_member.offset, 8) for index in range(count)])
+        places: list[tuple[int, int, Direction, int, int]] = []
+        budget = MAX_CONNECTORS // sum(side.count for _, side in sides)
+        looked_at = min(nranks, budget // max(count, 1))
+        if looked_at < nranks:
+            decoder.truncated[f"connections: of {looked_at} of {nranks} peers"] = None
+        for channel, table in enumerate(tables):
+            first = int.from_bytes(table, "little") if table else 0
+            for peer, pointer in enumerate(decoder.words(first, looked_at) or ()):
+                if decoder.is_readable(pointer):
+                    places += [
+                        (channel, peer, direction, index, pointer + side.at(index))
+                        for direction, side in sides
+                        for index in range(side.count)
+                    ]
+        return self._decode_connectors(places, wanted)
+
+    def _decode_connectors(self, places: Sequence[tuple[int, int, Direction, int, int]], wanted: Fields) -> tuple[Connector, ...]:
+        found = self.decoder.structures(wanted, [place[4] for place in places])
+        connectors = []
+        for (channel, peer, direction, index, where), connector in zip(places, found, strict=True):
+            if connector is None or connector["connected"] != 1:
+                continue
+            connectors.append(
+                Connector(
+                    channel=channel,
+                    peer=peer,
+                    direction=direction,
+                    index=index,
+                    address=where,
+                    transport=self.transport_of(connector["transportComm"] or 0, direction),
+                    connection=connector["proxyConn.connection"] or 0,
+                    resources=connector["transportResources"] or 0,
+                    same_process=connector["proxyConn.sameProcess"] != 0,
+                )
+            )
+        return tuple(connectors)
+
+    def transport_of(self, transport_comm: int, direction: Direction) -> Transport:
+        """Which transport a ``ncclTransportComm`` belongs to: it is a member of a ``ncclTransport``, whose name lies in front
+        of it.
+
+        Works without symbols, and in builds whose transports moved.
+        """
+        key = (transport_comm, direction)
+        known = self._transport_names.get(key)
+        if known is None:
+            known = self._transport_names[key] = self._name_of(transport_comm, direction)
+        return known
+
+    def _name_of(self, transport_comm: int, direction: Direction) -> Transport:
+        layout = self.decoder.layout
+        if not transport_comm or not layout.has(f"ncclTransport.{direction}"):
+            return Transport.UNKNOWN
+        name = layout.member("ncclTransport.name")
+        start = transport_comm - layout.member(f"ncclTransport.{direction}").offset + name.offset
+        if not self.decoder.is_readable(start, name.size):
+            return Transport.UNKNOWN
+        data = self.decoder.reader.read_many([(start, name.size)])[0]
+        return _TRANSPORT_NAMES.get(clean_text(data or b""), Transport.UNKNOWN)
+
+
+def sane_header(values: Values) -> bool:
+    """Whether the members of a communicator can be those of a live one that knows its rank: magics where this build has them,
+    bounds.
+    """
+    for name in ("startMagic", "endMagic"):
+        if values.get(name) not in (None, MAGIC):
+            return False
+    rank, nranks = values.get("rank"), values.get("nRanks")
+    if rank is None or nranks is None or not 0 <= rank < nranks <= MAX_RANKS:
+        return False
+    pairs = (("node", "nNodes"), ("localRank", "localRanks"))
+    return all(_below(values.get(low), values.get(high), nranks) for low, high in pairs)
+
+
+def _below(value: int | None, count: int | None, limit: int) -> bool:
+    """``value < count <= limit``, or both still 0 (not yet known during initialisation), or not in this build."""
+    if value is None or count is None:
+        return True
+    return (value == 0 and count == 0) or 0 <= value < count <= limit
+
+
+def collective_name(enumerator: str) -> str:
+    """``ncclFuncAllReduce`` → ``AllReduce``."""
+    return enumerator.removeprefix("ncclFunc")
+
+
+def _flag(value: int | None) -> bool | None:
+    return None if value is None else value != 0

@@ -1,0 +1,50 @@
+"""Connections through shared memory: their head and tail, which no proxy operation accompanies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ncclwatch.model.state import Direction, HostConnection, Transport
+from ncclwatch.target.commstate import Connector
+from ncclwatch.target.decode import Decoder
+from ncclwatch.target.layout import MissingMemberError
+
+_POINTERS = ("hostMem", "remHostMem")
+
+
+def read_host_connections(decoder: Decoder, connectors: Sequence[Connector]) -> tuple[HostConnection, ...]:
+    """Head and tail of every shared-memory connection among ``connectors``.
+
+    Both ends keep the two counters in host memory (``shmSendResources``/``shmRecvResources``, src/transport/shm.cc): the
+    sender owns ``ncclSendMem.head`` and maps the receiver's ``ncclRecvMem.tail``, the receiver the other way round. A counter
+    is ``None`` where the memory cannot be read from outside (cuMem host allocations of 2.27 and later live in the driver).
+    """
+    found = []
+    for direction, structure in ((Direction.SEND, "shmSendResources"), (Direction.RECV, "shmRecvResources")):
+        mine = [c for c in connectors if c.transport is Transport.SHM and c.direction is direction]
+        if not mine:
+            continue
+        try:
+            wanted = decoder.fields(structure, _POINTERS)
+            head, tail = decoder.layout.member("ncclSendMem.head"), decoder.layout.member("ncclRecvMem.tail")
+        except MissingMemberError as error:
+            decoder.unavailable["shared-memory connections"] = error.message
+            continue
+        places: list[tuple[int, int]] = []
+        for resources in decoder.structures(wanted, [c.resources for c in mine]):
+            own, remote = ((resources or {}).get(name) or 0 for name in _POINTERS)
+            send_mem, recv_mem = (own, remote) if direction is Direction.SEND else (remote, own)
+            places += [(_place(decoder, send_mem, head.offset), 8), (_place(decoder, recv_mem, tail.offset), 8)]
+        counters = [None if data is None else int.from_bytes(data, "little") for data in decoder.reader.read_many(places)]
+        if None in counters:
+            decoder.unavailable["shared-memory head and tail"] = "some of the memory that holds them cannot be read from outside"
+        found += [
+            HostConnection(c.channel, c.peer, direction, c.index, counters[2 * i], counters[2 * i + 1])
+            for i, c in enumerate(mine)
+        ]
+    return tuple(sorted(found, key=lambda c: (c.channel, c.peer, c.direction, c.connection_index)))
+
+
+def _place(decoder: Decoder, structure: int, offset: int) -> int:
+    """The address to read, or 0 (which every reader refuses) for a pointer that leads nowhere."""
+    return structure + offset if decoder.is_readable(structure) else 0

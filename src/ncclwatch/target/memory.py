@@ -1,0 +1,521 @@
+"""Reading a process's memory from outside: one interface for a live process, a recording one and a recorded image.
+
+``process_vm_readv`` neither stops nor signals the target, and works while it is stopped. Everything that comes through here is
+untrusted: callers bound what they ask for, and a range that cannot be read is ``None``, never an exception that ends a sample.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import time
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclwatch.errors import PrivilegeError, TargetGoneError
+from ncclwatch.target.maps import Mapping, read_maps
+
+PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
+"""Bytes in a page of this machine; x86-64 only, so the target's are the same."""
+
+IOV_MAX = 1024
+"""Ranges the kernel takes in one process_vm_readv (UIO_MAXIOV)."""
+
+MAX_READ = 64 << 20
+"""Bytes one call may ask for: a larger request is a corrupt length, not a structure of NCCL."""
+
+ADDRESS_LIMIT = 1 << 47
+"""First address that is not user space on x86-64 (4-level paging; with 5 levels, only memory asked for by address lies above)."""
+
+LOWEST_ADDRESS = 0x10000
+"""vm.mmap_min_addr: a smaller "pointer" is a tag such as ``(ncclComm*)0x1``."""
+
+_MAPS_MIN_AGE_S = 1.0
+
+Range = tuple[int, int]
+"""(address, size in bytes)."""
+
+
+class UnreadableError(Exception):
+    """A range of the target could not be read (unmapped, or device memory). Internal: readers turn it into an unavailable
+    signal.
+    """
+
+
+@dataclass(slots=True)
+class ReadCounters:
+    """What reading has cost so far: system calls, bytes that arrived, ranges that were refused or faulted."""
+
+    calls: int = 0
+    bytes: int = 0
+    faults: int = 0
+
+
+class MemoryReader(Protocol):
+    """The memory of one process, live or recorded.
+
+    ``read`` raises :class:`UnreadableError`; ``read_many`` gives ``None`` for each range that could not be read whole. All raise
+    :class:`ncclwatch.errors.TargetGoneError` once the process has exited or replaced itself by exec (see ``check``).
+    """
+
+    counters: ReadCounters
+
+    def read(self, address: int, size: int) -> bytes:
+        """``size`` bytes at ``address``."""
+        ...
+
+    def read_many(self, ranges: Sequence[Range], *, again: bool = False) -> list[bytes | None]:
+        """Each range's bytes or ``None``; ``again`` asks for the present content where a recorder would repeat what it has."""
+        ...
+
+    def scan(self, address: int, size: int) -> NDArray[np.uint64]:
+        """The 8-byte words from ``address`` on, up to the first that is unreadable; valid until the next call, not kept by a
+        recorder.
+        """
+        ...
+
+    def probe(self, addresses: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """The 8-byte words at many addresses, 0 where unreadable; for searching, not kept by a recorder."""
+        ...
+
+    def mappings(self) -> Sequence[Mapping]:
+        """The memory map as last read, sorted by address."""
+        ...
+
+    def refresh_mappings(self) -> bool:
+        """Read the map again unless that was done moments ago; whether it was read."""
+        ...
+
+    def resident(self, start: int, end: int) -> list[Range]:
+        """The (address, size) runs between ``start`` and ``end`` that hold data: searching never faults pages in."""
+        ...
+
+    def check(self) -> None:
+        """Raise :class:`ncclwatch.errors.TargetGoneError` unless this is still the process that was opened."""
+        ...
+
+
+def plausible_pointer(address: int, alignment: int = 8) -> bool:
+    """Whether a value can be a pointer into user space at all; a test before any system call."""
+    return LOWEST_ADDRESS <= address < ADDRESS_LIMIT and address % alignment == 0
+
+
+class AddressSpace:
+    """Answers whether a range lies in readable mappings, by binary search over one reading of the map."""
+
+    def __init__(self, mappings: Iterable[Mapping]) -> None:
+        readable = sorted((m.start, m.end) for m in mappings if m.readable)
+        self._starts = [start for start, _ in readable]
+        self._ends = [end for _, end in readable]
+
+    def contains(self, address: int, size: int = 1) -> bool:
+        """Whether all ``size`` bytes at ``address`` are mapped readable (adjacent mappings count as one)."""
+        end = address + size
+        index = bisect_right(self._starts, address) - 1
+        while index >= 0 and index < len(self._ends) and self._starts[index] <= address < self._ends[index]:
+            if end <= self._ends[index]:
+                return True
+            address = self._ends[index]
+            index += 1
+        return False
+
+
+class _IoVec(ctypes.Structure):
+    _fields_ = [("base", ctypes.c_void_p), ("length", ctypes.c_size_t)]
+
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_process_vm_readv = _libc.process_vm_readv
+_process_vm_readv.restype = ctypes.c_ssize_t
+_process_vm_readv.argtypes = [
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_ulong,
+]
+
+
+class LiveReader:
+    """A running (or stopped) process.
+
+    ``/proc/PID/mem`` is held open only to tell whether the process is still the one that was opened: the descriptor belongs to
+    the address space, so after exit or exec a read through it returns nothing, whatever process the pid then names. Holding it
+    keeps the small ``mm_struct`` alive, none of the target's memory.
+
+    Raises :class:`PrivilegeError` when the kernel forbids looking (ptrace access mode), :class:`TargetGoneError` when there is
+    no such process any more.
+    """
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.counters = ReadCounters()
+        try:
+            self._mem = os.open(f"/proc/{pid}/mem", os.O_RDONLY | os.O_CLOEXEC)
+        except (FileNotFoundError, ProcessLookupError):
+            raise gone(pid) from None
+        except PermissionError:
+            raise forbidden(pid) from None
+        self._pagemap: int | None = None
+        self._words: NDArray[np.uint64] = np.empty(0, dtype=np.uint64)
+        self._local = _IoVec()
+        self._remote = _IoVec()
+        self._reserve(1 << 16)
+        self._maps: tuple[Mapping, ...] = ()
+        self._maps_time = 0.0
+        self._anchor = 0
+        try:
+            self._load_maps()
+            self.check()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Let go of the descriptors; the reader is unusable afterwards."""
+        for descriptor in (self._mem, self._pagemap):
+            if descriptor is not None and descriptor >= 0:
+                os.close(descriptor)
+        self._mem, self._pagemap = -1, None
+
+    def check(self) -> None:
+        """Raise :class:`TargetGoneError` when the process exited or replaced itself by exec since it was opened."""
+        try:
+            alive = os.pread(self._mem, 1, self._anchor)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise gone(self.pid) from None
+            # The library may have been unloaded: the address space is another matter. Look for an anchor that is still mapped.
+            self._load_maps()
+            try:
+                alive = os.pread(self._mem, 1, self._anchor)
+            except OSError:
+                raise gone(self.pid) from None
+        if not alive:
+            raise gone(self.pid)
+
+    def mappings(self) -> Sequence[Mapping]:
+        """The memory map as last read."""
+        return self._maps
+
+    def refresh_mappings(self) -> bool:
+        """Read the map again, at most once a second: it takes the target's mmap lock."""
+        if time.monotonic() - self._maps_time < _MAPS_MIN_AGE_S:
+            return False
+        self._load_maps()
+        return True
+
+    def read(self, address: int, size: int) -> bytes:
+        """One range; raises :class:`UnreadableError`."""
+        if not _allowed(address, size):
+            self.counters.faults += 1
+            raise UnreadableError(f"{size} bytes at {address:#x}")
+        if self._transfer_one(address, size) != size:
+            self.counters.faults += 1
+            raise UnreadableError(f"{size} bytes at {address:#x}")
+        return bytes(self._bytes[:size])
+
+    def read_many(self, ranges: Sequence[Range], *, again: bool = False) -> list[bytes | None]:
+        """Many ranges in as few system calls as the kernel takes; one that faults does not fail the others."""
+        if len(ranges) == 1:
+            address, size = ranges[0]
+            try:
+                return [self.read(address, size)]
+            except UnreadableError:
+                return [None]
+        result: list[bytes | None] = [None] * len(ranges)
+        wanted: list[int] = []
+        total = 0
+        for index, (address, size) in enumerate(ranges):
+            if not _allowed(address, size):
+                self.counters.faults += 1
+                continue
+            if len(wanted) == IOV_MAX or total + size > MAX_READ:
+                self._read_batch(ranges, wanted, result)
+                wanted, total = [], 0
+            wanted.append(index)
+            total += size
+        self._read_batch(ranges, wanted, result)
+        return result
+
+    def scan(self, address: int, size: int) -> NDArray[np.uint64]:
+        """The words from ``address`` on; what follows an unreadable page is left off. Valid until the next call."""
+        got = self._transfer_one(address, size) if _allowed(address, size) else 0
+        return self._words[: max(got, 0) // 8]
+
+    def probe(self, addresses: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """The 8-byte words at ``addresses``, 0 where unreadable."""
+        words = np.zeros(len(addresses), dtype=np.uint64)
+        position = 0
+        while position < len(addresses):
+            batch = addresses[position : position + IOV_MAX]
+            remote = np.empty((len(batch), 2), dtype=np.uint64)
+            remote[:, 0] = batch
+            remote[:, 1] = 8
+            target = words[position : position + len(batch)]
+            self._local.base, self._local.length = target.ctypes.data, target.nbytes
+            got = self._call(ctypes.addressof(self._local), remote.ctypes.data, len(batch))
+            # The word at which the kernel stopped stays 0; go on behind it.
+            position += max(got, 0) // 8 + (0 if got == target.nbytes else 1)
+        return words
+
+    def resident(self, start: int, end: int) -> list[Range]:
+        """Runs of pages that are in memory now, by ``/proc/PID/pagemap``; everything when that cannot be read."""
+        start, end = start & -PAGE_SIZE, (end + PAGE_SIZE - 1) & -PAGE_SIZE
+        entries = self._pagemap_entries(start, end)
+        if entries is None:
+            return [(start, end - start)]
+        present = np.concatenate(([0], (entries >> np.uint64(63)).astype(np.int8), [0]))
+        edges = np.diff(present)
+        firsts, lasts = np.flatnonzero(edges == 1), np.flatnonzero(edges == -1)
+        return [
+            (start + first * PAGE_SIZE, (last - first) * PAGE_SIZE)
+            for first, last in zip(firsts.tolist(), lasts.tolist(), strict=True)
+        ]
+
+    def _pagemap_entries(self, start: int, end: int) -> NDArray[np.uint64] | None:
+        try:
+            if self._pagemap is None:
+                self._pagemap = os.open(f"/proc/{self.pid}/pagemap", os.O_RDONLY | os.O_CLOEXEC)
+            data = os.pread(self._pagemap, (end - start) // PAGE_SIZE * 8, start // PAGE_SIZE * 8)
+        except OSError:
+            return None
+        self.counters.calls += 1
+        if len(data) != (end - start) // PAGE_SIZE * 8:
+            return None
+        return np.frombuffer(data, dtype=np.uint64)
+
+    def _load_maps(self) -> None:
+        self._maps = tuple(read_maps(self.pid))
+        self._maps_time = time.monotonic()
+        if not self._maps:
+            raise gone(self.pid)
+        file_backed = (m for m in self._maps if m.readable and m.inode)
+        self._anchor = next(file_backed, next((m for m in self._maps if m.readable), self._maps[0])).start
+
+    def _reserve(self, size: int) -> None:
+        if size > self._words.nbytes:
+            self._words = np.empty(-(-size // 8), dtype=np.uint64)
+            self._bytes = memoryview(self._words.view(np.uint8).data)
+            self._buffer_address = self._words.ctypes.data
+
+    def _transfer_one(self, address: int, size: int) -> int:
+        self._reserve(size)
+        self._local.base, self._local.length = self._buffer_address, size
+        self._remote.base, self._remote.length = address, size
+        return self._call(ctypes.addressof(self._local), ctypes.addressof(self._remote), 1)
+
+    def _read_batch(self, ranges: Sequence[Range], wanted: list[int], result: list[bytes | None]) -> None:
+        """Fill ``result`` at the indices ``wanted``; after a fault the call is repeated behind the range that faulted."""
+        while wanted:
+            flat = array("Q")
+            total = 0
+            for index in wanted:
+                flat.extend(ranges[index])
+                total += ranges[index][1]
+            self._reserve(total)
+            self._local.base, self._local.length = self._buffer_address, total
+            got = self._call(ctypes.addressof(self._local), flat.buffer_info()[0], len(wanted))
+            position = 0
+            for number, index in enumerate(wanted):
+                size = ranges[index][1]
+                if position + size > got:
+                    self.counters.faults += 1
+                    wanted = wanted[number + 1 :]
+                    break
+                result[index] = bytes(self._bytes[position : position + size])
+                position += size
+            else:
+                wanted = []
+
+    def _call(self, local: int, remote: int, count: int) -> int:
+        """One process_vm_readv into one local range: bytes that arrived, 0 for a fault in the first; raises when forbidden or
+        gone.
+        """
+        got = int(_process_vm_readv(self.pid, local, 1, remote, count, 0))
+        self.counters.calls += 1
+        if got >= 0:
+            self.counters.bytes += got
+            return got
+        error = ctypes.get_errno()
+        if error == errno.ESRCH:
+            raise gone(self.pid)
+        if error == errno.EPERM:
+            raise forbidden(self.pid)
+        if error not in (errno.EFAULT, errno.ENOMEM):
+            raise OSError(error, os.strerror(error))
+        return 0
+
+
+class RecordingReader:
+    """Another reader, whole pages at a time, and the memory of which pages were read: what a snapshot file keeps.
+
+    Within one sample (between calls of ``start_sample``) a page is fetched once, so that decoding the recorded pages gives
+    what was decoded live; ``again`` fetches the range anew and updates the page.
+    """
+
+    def __init__(self, reader: MemoryReader) -> None:
+        self._reader = reader
+        self.counters = reader.counters
+        self.pages: dict[int, bytes] = {}
+        self._absent: set[int] = set()
+
+    def start_sample(self) -> None:
+        """Forget the pages of the sample before."""
+        self.pages = {}
+        self._absent = set()
+
+    def read(self, address: int, size: int) -> bytes:
+        """One range; raises :class:`UnreadableError`."""
+        (data,) = self.read_many([(address, size)])
+        if data is None:
+            raise UnreadableError(f"{size} bytes at {address:#x}")
+        return data
+
+    def read_many(self, ranges: Sequence[Range], *, again: bool = False) -> list[bytes | None]:
+        """Many ranges, from the pages kept and the missing ones fetched in one go."""
+        asked = [pages_of(address, size) if _allowed(address, size) else range(0) for address, size in ranges]
+        wanted = sorted(
+            {page for pages in asked for page in pages if again or (page not in self.pages and page not in self._absent)}
+        )
+        for page, data in zip(wanted, self._reader.read_many([(page, PAGE_SIZE) for page in wanted]), strict=True):
+            if data is None:
+                self._absent.add(page)
+            else:
+                self.pages[page] = data
+        return [from_pages(self.pages, address, size) for address, size in ranges]
+
+    def scan(self, address: int, size: int) -> NDArray[np.uint64]:
+        """Search the live process; nothing is kept."""
+        return self._reader.scan(address, size)
+
+    def probe(self, addresses: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """Search the live process; nothing is kept."""
+        return self._reader.probe(addresses)
+
+    def mappings(self) -> Sequence[Mapping]:
+        """The live process's."""
+        return self._reader.mappings()
+
+    def refresh_mappings(self) -> bool:
+        """The live process's."""
+        return self._reader.refresh_mappings()
+
+    def resident(self, start: int, end: int) -> list[Range]:
+        """The live process's."""
+        return self._reader.resident(start, end)
+
+    def check(self) -> None:
+        """The live process's."""
+        self._reader.check()
+
+
+class ImageReader:
+    """Pages recorded from a process at one moment, and its memory map."""
+
+    def __init__(self, pages: dict[int, bytes], mappings: Sequence[Mapping]) -> None:
+        self.counters = ReadCounters()
+        self._pages = pages
+        self._addresses = np.array(sorted(pages), dtype=np.uint64)
+        self._mappings = tuple(mappings)
+
+    def read(self, address: int, size: int) -> bytes:
+        """One range; raises :class:`UnreadableError` where a page was not recorded."""
+        data = from_pages(self._pages, address, size) if _allowed(address, size) else None
+        self.counters.calls += 1
+        if data is None:
+            self.counters.faults += 1
+            raise UnreadableError(f"{size} bytes at {address:#x}")
+        self.counters.bytes += size
+        return data
+
+    def read_many(self, ranges: Sequence[Range], *, again: bool = False) -> list[bytes | None]:
+        """Many ranges; ``None`` where a page was not recorded."""
+        return [from_pages(self._pages, address, size) if _allowed(address, size) else None for address, size in ranges]
+
+    def scan(self, address: int, size: int) -> NDArray[np.uint64]:
+        """What was recorded from ``address`` on without a gap."""
+        end = address & -PAGE_SIZE
+        while end in self._pages and end < address + size:
+            end += PAGE_SIZE
+        size = min(size, end - address)
+        data = from_pages(self._pages, address, size) if _allowed(address, size) else None
+        return np.frombuffer(data or b"", dtype=np.uint64, count=len(data or b"") // 8)
+
+    def probe(self, addresses: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """The recorded 8-byte words, 0 elsewhere."""
+        found = (from_pages(self._pages, int(address), 8) for address in addresses)
+        return np.array([int.from_bytes(data, "little") if data else 0 for data in found], dtype=np.uint64)
+
+    def mappings(self) -> Sequence[Mapping]:
+        """The map as recorded."""
+        return self._mappings
+
+    def refresh_mappings(self) -> bool:
+        """A recording does not change."""
+        return False
+
+    def resident(self, start: int, end: int) -> list[Range]:
+        """Runs of recorded pages."""
+        first, last = np.searchsorted(self._addresses, [start & -PAGE_SIZE, end])
+        pages = self._addresses[first:last].astype(np.int64)
+        if not len(pages):
+            return []
+        runs = np.split(pages, np.flatnonzero(np.diff(pages) != PAGE_SIZE) + 1)
+        return [(int(run[0]), len(run) * PAGE_SIZE) for run in runs]
+
+    def check(self) -> None:
+        """A recording does not go away."""
+
+
+def pages_of(address: int, size: int) -> range:
+    """Addresses of the pages that a range touches."""
+    return range(address & -PAGE_SIZE, address + size, PAGE_SIZE)
+
+
+def from_pages(pages: dict[int, bytes], address: int, size: int) -> bytes | None:
+    """A range put together from pages, or ``None`` when one of them is missing."""
+    first = address & -PAGE_SIZE
+    page = pages.get(first)
+    offset = address - first
+    if page is not None and offset + size <= PAGE_SIZE:
+        return page[offset : offset + size]
+    if size <= 0 or size > MAX_READ:
+        return None
+    parts: list[bytes] = []
+    for number in pages_of(address, size):
+        part = pages.get(number)
+        if part is None:
+            return None
+        parts.append(part)
+    return b"".join(parts)[offset : offset + size]
+
+
+def gone(pid: int) -> TargetGoneError:
+    """The error for a process that exited or replaced itself."""
+    return TargetGoneError(f"process {pid} exited or replaced itself while it was read", "look again with 'ncclwatch ps'")
+
+
+def forbidden(pid: int) -> PrivilegeError:
+    """The error for a process the kernel does not let this user read."""
+    scope = Path("/proc/sys/kernel/yama/ptrace_scope")
+    hint = "run as root, or with CAP_SYS_PTRACE"
+    try:
+        if scope.read_text().strip() != "0":
+            hint += " (kernel.yama.ptrace_scope restricts the same user too)"
+    except OSError:
+        pass
+    return PrivilegeError(f"not allowed to read the memory of process {pid}", hint)
+
+
+def _allowed(address: int, size: int) -> bool:
+    return 0 < size <= MAX_READ and address >= LOWEST_ADDRESS and address + size <= ADDRESS_LIMIT

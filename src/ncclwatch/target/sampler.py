@@ -1,0 +1,127 @@
+"""One look at one process: communicators, proxy operations and connections put together into a sample.
+
+Runs the same on a live process, on one that is being recorded and on a recorded image; what differs is the reader.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from ncclwatch.model.state import Communicator, ProcessInfo, ProcessSample
+from ncclwatch.target.commstate import CommReader, CommState
+from ncclwatch.target.communicators import Finder
+from ncclwatch.target.decode import Decoder
+from ncclwatch.target.hostconn import read_host_connections
+from ncclwatch.target.layout import Layout
+from ncclwatch.target.memory import MemoryReader
+from ncclwatch.target.proxy import ProxyReader
+
+FIRST_SEARCH_S = 5.0
+"""Longest search for the first communicator of a process; what remains is looked through bit by bit in later samples."""
+
+SEARCH_BYTES = 4 << 20
+"""Bytes that one sample of a running session searches at most for communicators made since (about a millisecond)."""
+
+RESEARCH_INTERVAL_S = 30.0
+"""How long after one complete search the next begins, where NCCL keeps no list of its own."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessFacts:
+    """What the kernel says of a process at the moment of a sample; times as in :class:`ProcessSample`."""
+
+    time_ns: int
+    wall_ns: int
+    run_state: str
+    cpu_time_ns: int | None = None
+    context_switches: int | None = None
+
+
+class Sampler:
+    """Takes samples of one process through a reader.
+
+    ``load_bias`` is what to add to the symbols' addresses, or ``None`` when unknown. ``keep`` says whether what hardly changes
+    is kept between samples; a recorder must read everything each time.
+    """
+
+    def __init__(self, reader: MemoryReader, layout: Layout, load_bias: int | None, *, keep: bool = True) -> None:
+        self.reader = reader
+        self.layout = layout
+        self._keep = keep
+        self.decoder = Decoder(reader, layout)
+        self._comm_reader = CommReader(self.decoder, 5.0 if keep else 0.0)
+        self.finder = Finder(self.decoder, self._comm_reader, load_bias)
+        self._searched_at: float | None = None
+
+    def search(self, seconds: float = FIRST_SEARCH_S) -> bool:
+        """Look for communicators until everything was looked at or time is up; whether at least one is there."""
+        self.reader.check()
+        if self.finder.search(1 << 62, time.monotonic() + seconds):
+            self._searched_at = time.monotonic()
+        return bool(self.finder.found)
+
+    def expect(self, addresses: Mapping[int, str]) -> None:
+        """Take addresses that are known from elsewhere (an API call, a recording), if communicators are there."""
+        for address, how in addresses.items():
+            self.finder.hint(address, how)
+
+    def sample(self, info: ProcessInfo, facts: ProcessFacts) -> ProcessSample:
+        """One sample; raises :class:`ncclwatch.errors.TargetGoneError` when the process went away, also in the middle."""
+        begin = time.monotonic_ns()
+        self.decoder.begin()
+        self.reader.check()
+        self._refresh_finder()
+        comms = [state for a, how in sorted(self.finder.found.items()) if (state := self._comm_reader.read(a, how)) is not None]
+        view = ProxyReader(self.decoder, comms, self._comm_reader).read_all()
+        if view.strangers:
+            self._comm_reader.forget()
+        records = tuple(self._with_host_connections(state) for state in comms)
+        self.reader.check()
+        return ProcessSample(
+            process=with_rank(info, records),
+            time_ns=facts.time_ns,
+            wall_ns=facts.wall_ns,
+            duration_ns=time.monotonic_ns() - begin,
+            run_state=facts.run_state,
+            communicators=records,
+            operations=view.operations,
+            pending=view.pending,
+            torn=self.decoder.torn,
+            truncated=tuple(self.decoder.truncated),
+            unavailable=dict(self.decoder.unavailable),
+            cpu_time_ns=facts.cpu_time_ns,
+            context_switches=facts.context_switches,
+        )
+
+    def _refresh_finder(self) -> None:
+        """Drop communicators that are gone and look for new ones, cheaply."""
+        finder = self.finder
+        finder.revalidate()
+        if finder.kept_by_nccl():
+            return
+        now = time.monotonic()
+        due = self._searched_at is None or now - self._searched_at >= RESEARCH_INTERVAL_S
+        if due and self._keep and finder.search(SEARCH_BYTES, now + 0.005):
+            self._searched_at = time.monotonic()
+        if not finder.report.complete:
+            scanned = finder.report.bytes_scanned >> 20
+            self.decoder.truncated[f"communicators: memory searched so far {scanned} MiB"] = None
+
+    def _with_host_connections(self, state: CommState) -> Communicator:
+        return replace(state.record, host_connections=read_host_connections(self.decoder, state.connectors))
+
+
+def with_rank(info: ProcessInfo, communicators: tuple[Communicator, ...]) -> ProcessInfo:
+    """The process with the job's rank taken from its largest communicator, where the environment names none."""
+    if info.rank is not None or not communicators:
+        return info
+    largest = max(communicators, key=lambda c: (c.nranks, -c.address))
+    return replace(
+        info,
+        rank=largest.rank,
+        world_size=largest.nranks if info.world_size is None else info.world_size,
+        local_rank=largest.local_rank if info.local_rank is None else info.local_rank,
+        rank_source="communicator",
+    )
