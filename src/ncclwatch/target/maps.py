@@ -16,14 +16,15 @@ from ncclwatch.errors import PrivilegeError, TargetGoneError
 
 PROC = Path("/proc")
 MAX_TEXT = 256 << 20
-"""Bound in bytes; vm.max_map_count is 65,530 by default and lines are under 200 bytes, but CUDA hosts raise it to a million."""
+"""Bound in bytes: vm.max_map_count is 65,530 by default and lines are under 200 bytes, but CUDA hosts raise it."""
 
 DELETED = " (deleted)"
 
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """One mapping: addresses ``start`` to ``end`` (exclusive) show the file ``inode`` of device ``dev`` from ``offset`` (bytes) on.
+    """One mapping: addresses ``start`` to ``end`` (exclusive) show the file ``inode`` of device ``dev`` from ``offset`` (bytes)
+    on.
 
     ``perms`` is as in the file (``r-xp``), ``dev`` as :func:`os.makedev` makes it; ``inode`` is 0 for anonymous memory. ``path``
     is as the target sees it, with `` (deleted)`` when the file is gone, or a name such as ``[heap]``, or ``""``.
