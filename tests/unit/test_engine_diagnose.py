@@ -295,3 +295,34 @@ def test_the_same_trouble_has_the_same_id() -> None:
     first, second = diagnose(looks(frozen_ring(2))), diagnose(looks(frozen_ring(2), count=5))
     assert first.id == second.id
     assert diagnose(looks(frozen_ring(1))).id != first.id
+
+
+def inconsistent_ring(odd: dict[int, tuple[str, int]], world: int = 4) -> list[Rank]:
+    """A ring in which some ranks called another collective or size than the others: (collective, steps) by rank."""
+    ranks = []
+    for rank in range(world):
+        following, previous = (rank + 1) % world, (rank - 1) % world
+        name, steps = odd.get(rank, ("AllReduce", 96))
+        operations = (
+            send(following, sent=40, done=40, produced=40, nsteps=steps, collective=name),
+            recv(previous, posted=48, received=40, delivered=40, consumed=40, nsteps=steps, collective=name),
+        )
+        ranks.append(Rank(rank, world, (communicator(rank, world),), operations))
+    return ranks
+
+
+@pytest.mark.parametrize("call", [("AllGather", 96), ("AllReduce", 48)])
+def test_a_rank_that_called_something_else_is_outvoted(call: tuple[str, int]) -> None:
+    verdict = diagnose(looks(inconsistent_ring({1: call})))
+    assert verdict.verdict_class is VerdictClass.INCONSISTENT
+    assert named(verdict) == [1]
+    assert verdict.victims == (0, 2, 3)
+    assert any("3 ranks agree" in line for line in verdict.evidence)
+
+
+def test_equally_large_groups_are_a_tie() -> None:
+    verdict = diagnose(looks(inconsistent_ring({0: ("AllGather", 96), 1: ("AllGather", 96)})))
+    assert verdict.verdict_class is VerdictClass.INCONSISTENT
+    assert named(verdict) == [0, 1, 2, 3]
+    assert any("tie" in line for line in verdict.evidence)
+    assert verdict.confidence <= 0.5

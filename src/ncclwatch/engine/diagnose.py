@@ -13,6 +13,7 @@ from ncclwatch.engine import explain
 from ncclwatch.engine.culprits import absent_culprit, observed_culprit
 from ncclwatch.engine.job import Job, Member, assemble
 from ncclwatch.engine.locate import Sink, find_sinks
+from ncclwatch.engine.mismatch import member_of
 from ncclwatch.engine.progress import progressed
 from ncclwatch.engine.waits import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, RankNode, Stall, Waits, Why, find_waits
 from ncclwatch.model.state import ProcessSample
@@ -163,6 +164,8 @@ def _stalled(job: Job, waits: Waits, sinks: Sequence[Sink], still: float, time: 
     links = [sink for sink in sinks if not sink.is_cycle and isinstance(sink.nodes[0], LinkNode)]
     unseen = [sink for sink in sinks if not sink.is_cycle and isinstance(sink.nodes[0], AbsentNode | HiddenNode)]
     confidence = 0.6 if still < 3 else 0.85
+    if waits.mismatches:
+        return _inconsistent(job, waits, still, time)
     if cycles:
         return _deadlock(job, cycles, still, time, confidence)
     if ranks:
@@ -170,6 +173,31 @@ def _stalled(job: Job, waits: Waits, sinks: Sequence[Sink], still: float, time: 
     if links:
         return _links(job, links, unseen, still, time, confidence)
     return explain.unseen(job, unseen, waits, still, time)
+
+
+def _inconsistent(job: Job, waits: Waits, still: float, time: float) -> Verdict:
+    """Ranks that called different things hang whatever else the waits show: the disagreement is the cause."""
+    culprits: list[Culprit] = []
+    evidence: list[str] = []
+    tie = False
+    for mismatch in waits.mismatches:
+        ranks, how = mismatch.suspects()
+        tie = tie or "tie" in how
+        evidence += [*mismatch.lines(job), how]
+        for rank in ranks:
+            member = member_of(job, mismatch.comm_hash, rank)
+            if member is None:
+                continue
+            own = [wait for wait in waits.edges if RankNode(member.index) in (wait.waiter, wait.target)]
+            call = mismatch.calls.get(rank)
+            reason = f"has called {call.text()}, unlike its peers" if call else "has called another operation than its peers"
+            culprits.append(observed_culprit(job, member, own, (), reason))
+    if not culprits:
+        return explain.ambiguous_cycle(job, waits.edges, still, time)
+    victims = explain.fellows(job, culprits) - {m.index for m in job.members if any(c.pid == m.info.pid for c in culprits)}
+    return explain.build(
+        job, VerdictClass.INCONSISTENT, culprits, victims, evidence, still=still, time=time, confidence=0.5 if tie else 0.9
+    )
 
 
 def _deadlock(job: Job, cycles: Sequence[Sink], still: float, time: float, confidence: float) -> Verdict:

@@ -26,6 +26,9 @@ NEXT_STEPS: dict[VerdictClass, tuple[str, ...]] = {
         "data loading, checkpointing and host-side exceptions before the collective are the usual causes",
     ),
     VerdictClass.HARDWARE: ("look for GPU and NIC errors on {host}: `dmesg -T | grep -iE 'xid|mlx5|link'`, `nvidia-smi -q`",),
+    VerdictClass.INCONSISTENT: (
+        "compare what the ranks named call with their peers: operation, element count, type and order must be the same",
+    ),
     VerdictClass.DEADLOCK: ("make every rank call the operations of these communicators in one order",),
 }
 

@@ -13,6 +13,7 @@ from enum import StrEnum
 
 from ncclwatch.engine.connections import CONNECTION_SLOTS, ConnectionKey, Connections, End, collect, hidden_peers
 from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.engine.mismatch import Mismatch, find_mismatches
 from ncclwatch.model.state import Communicator, Direction, HostConnection, OpPhase, Transport
 
 
@@ -111,6 +112,7 @@ class Waits:
 
     edges: list[Wait] = field(default_factory=list)
     stalls: list[StallMark] = field(default_factory=list)
+    mismatches: list[Mismatch] = field(default_factory=list)
 
     @property
     def open(self) -> bool:
@@ -121,6 +123,7 @@ class Waits:
 def find_waits(job: Job) -> Waits:
     """Build the wait-for graph from the newest samples. O(operations + shared-memory connections)."""
     builder = _Builder(job, collect(job))
+    builder.waits.mismatches = find_mismatches(job, builder.connections)
     for end in builder.connections.unfinished(Direction.SEND):
         builder.look_at_sender(end)
     for end in builder.connections.unfinished(Direction.RECV):
