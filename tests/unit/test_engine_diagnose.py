@@ -326,3 +326,15 @@ def test_equally_large_groups_are_a_tie() -> None:
     assert named(verdict) == [0, 1, 2, 3]
     assert any("tie" in line for line in verdict.evidence)
     assert verdict.confidence <= 0.5
+
+
+def test_ranks_that_end_when_the_work_is_done_are_not_accused() -> None:
+    done = [replace(rank, operations=(), run_state="X" if rank.rank in (1, 2) else "S") for rank in frozen_ring()]
+    assert diagnose(looks(done)).verdict_class is VerdictClass.IDLE
+    assert diagnose(looks([replace(rank, run_state="X") for rank in done])).verdict_class is VerdictClass.IDLE
+
+
+def test_a_rank_that_ends_while_the_others_still_move_is_not_yet_missed() -> None:
+    samples = looks(frozen_ring(3, run_state="X"))
+    samples[0][1] = moved(samples[0][1])
+    assert diagnose(samples).verdict_class is VerdictClass.RUNNING

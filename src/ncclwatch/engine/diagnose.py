@@ -84,15 +84,17 @@ def still_seconds(member: Member) -> float:
 def _diagnose_job(job: Job, outlook: Outlook) -> Verdict:
     time = max(member.last.wall_ns for member in job.members) / 1e9
     looks = min(len(member.samples) for member in job.members)
-    halted = [member for member in job.members if member.stopped or member.gone]
+    alive = [member for member in job.members if not member.gone]
+    if not alive:
+        return explain.ended(job, time)
     if looks < 2:
         return explain.single_look(job, time)
-    still = min(still_seconds(member) for member in job.members)
-    # A process that has ended cannot run again, whatever its peers still do.
-    if still == 0.0 and not any(member.gone for member in halted):
+    still = min(still_seconds(member) for member in alive)
+    if still == 0.0:
         return explain.running(job, time)
     waits = find_waits(job)
     sinks = find_sinks(job, waits)
+    halted = [member for member in alive if member.stopped] + _missed(job, sinks)
     gone_ranks = _ended_ranks(job, sinks, outlook)
     if halted or gone_ranks:
         return _halted(job, halted, gone_ranks, sinks, still, time)
@@ -104,6 +106,15 @@ def _diagnose_job(job: Job, outlook: Outlook) -> Verdict:
 
 
 # --- a process is stopped or has ended ---------------------------------------------------------------------------------
+
+
+def _missed(job: Job, sinks: Sequence[Sink]) -> list[Member]:
+    """Processes that ended while others needed them: ranks that end when the work is done are not missed."""
+    waited_for = {node.index for sink in sinks if sink.waits for node in sink.nodes if isinstance(node, RankNode)}
+    gone = [member for member in job.members if member.gone]
+    if any(explain.errors_of(member) for member in job.members if not member.gone):
+        return gone
+    return [member for member in gone if member.index in waited_for]
 
 
 def _ended_ranks(job: Job, sinks: Sequence[Sink], outlook: Outlook) -> list[Sink]:

@@ -72,6 +72,11 @@ def running(job: Job, time: float) -> Verdict:
     return Verdict(VerdictClass.RUNNING, text, time=time, confidence=1.0, evidence=notes, unobserved=missing_signals(job))
 
 
+def ended(job: Job, time: float) -> Verdict:
+    """Every observed process has ended."""
+    return Verdict(VerdictClass.IDLE, f"{_count(job)}: all have ended", time=time, confidence=1.0)
+
+
 def single_look(job: Job, time: float) -> Verdict:
     """One look cannot tell a pause from a hang."""
     text = f"{_count(job)}: only one sample of a process, so progress cannot be told from standstill"
