@@ -301,6 +301,10 @@ class ElfFile:
                 return None
         return None
 
+    def parts(self, name: str) -> list[Symbol]:
+        """Pieces of the function of that C name which the compiler moved away (``name.cold.3``); known to ``.symtab`` only."""
+        return self._static.matching(re.escape(name) + r"\.cold(?:\.\d+)?") if self._static else []
+
     def _hashed(self, name: str) -> Symbol | None:
         """Look a name up in ``.gnu.hash``."""
         section, symbols = self.section(".gnu.hash"), next((s for s in self.sections if s.type == SHT_DYNSYM), None)

@@ -23,8 +23,7 @@ DELETED = " (deleted)"
 
 @dataclass(frozen=True, slots=True)
 class Mapping:
-    """One mapping: addresses ``start`` to ``end`` (exclusive) show the file ``inode`` of device ``dev`` from ``offset`` (bytes)
-    on.
+    """One mapping: addresses ``start`` to ``end`` (exclusive) show file ``inode`` of device ``dev`` from ``offset`` (bytes) on.
 
     ``perms`` is as in the file (``r-xp``), ``dev`` as :func:`os.makedev` makes it; ``inode`` is 0 for anonymous memory. ``path``
     is as the target sees it, with `` (deleted)`` when the file is gone, or a name such as ``[heap]``, or ``""``.

@@ -1,0 +1,220 @@
+"""The binaries of a process that carry NCCL: a libnccl under any name, or NCCL linked statically into a library or program.
+
+What tells NCCL is a defined ``ncclAllReduce`` or ``pncclAllReduce``; names of files only decide where to look first. Files are
+read through the process's own mappings, so mount namespaces and deleted files do not matter, and what was learned of a file is
+kept by its identity.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from ncclwatch.errors import NcclwatchError, TargetError
+from ncclwatch.model.state import VersionSource
+from ncclwatch.target import manifest
+from ncclwatch.target.elf import ElfError, ElfFile
+from ncclwatch.target.maps import PROC, Mapping, parse_maps
+from ncclwatch.target.namespaces import open_mapped
+from ncclwatch.target.version import NcclVersion, find_version
+
+SIGNS = ("ncclAllReduce", "pncclAllReduce")
+"""Functions that every NCCL defines; plugins (libnccl-net.so) and users of NCCL do not."""
+
+STATIC_MIN_SIZE = 1 << 20
+"""A binary with less code (bytes in one mapping) does not carry NCCL statically: NCCL's own is over 1 MB since 2.18."""
+
+_NAME = re.compile(r"nccl", re.IGNORECASE)
+# The same, and executable mappings, in the raw text of a maps file: most processes are dismissed without parsing it.
+_RAW_EXECUTABLE = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ [r-][w-]x[ps] [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ [1-9]\d* +/.*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """What a file that carries NCCL says about itself."""
+
+    build_id: str
+    version: NcclVersion | None
+    has_debug_info: bool
+
+    @property
+    def version_source(self) -> VersionSource:
+        """How well the layout of this build can be known (:mod:`ncclwatch.target.resolve`)."""
+        if self.has_debug_info:
+            return VersionSource.DEBUG_INFO
+        if self.build_id and manifest.load().by_build_id(self.build_id):
+            return VersionSource.BUILD_ID
+        return VersionSource.VERSION if self.version else VersionSource.UNKNOWN
+
+
+@dataclass(frozen=True)
+class NcclBinary:
+    """A binary that carries NCCL, as one process has it loaded.
+
+    ``path`` is as the target sees it; ``open_path`` is one that the agent can open while the process lives (it may lie in
+    ``/proc``).
+    ``base`` to ``end`` are the addresses it occupies; ``bias`` is what to add to an address as linked. ``dev`` and ``inode`` are
+    those of the opened file. ``deleted`` says that the path no longer leads to it.
+    """
+
+    pid: int
+    path: str
+    open_path: str
+    base: int
+    end: int
+    bias: int
+    dev: int
+    inode: int
+    facts: FileFacts
+    statically_linked: bool
+    deleted: bool
+
+    @property
+    def build_id(self) -> str:
+        """Hexadecimal, ``""`` when it has none."""
+        return self.facts.build_id
+
+    @cached_property
+    def version_source(self) -> VersionSource:
+        """How well the layout of this build can be known."""
+        return self.facts.version_source
+
+    def open(self) -> ElfFile:
+        """Open the file again; raises :class:`TargetError` when it is no longer there or no longer the same."""
+        try:
+            fd = os.open(self.open_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        except OSError as error:
+            raise TargetError(
+                f"{self.path} of process {self.pid} cannot be opened ({error.strerror})", "has it exited?"
+            ) from None
+        status = os.fstat(fd)
+        if (status.st_dev, status.st_ino) != (self.dev, self.inode):
+            os.close(fd)
+            raise TargetError(f"{self.path} of process {self.pid} was replaced", "look at the process again")
+        return ElfFile(fd, self.path)
+
+
+class BinaryIndex:
+    """Finds the binaries that carry NCCL, looking into each file once however many processes map it.
+
+    One index serves many processes and many looks; it is bounded.
+    """
+
+    MAX_FILES = 65536
+
+    def __init__(self, proc: Path = PROC) -> None:
+        self._proc = proc
+        self._facts: dict[tuple[int, int, int, int], FileFacts | None] = {}
+        self._clean: set[tuple[int, int, str]] = set()
+
+    def start_survey(self) -> None:
+        """Forget which mapped files are free of NCCL: inodes are reused, and only within one survey is that no concern."""
+        self._clean.clear()
+
+    def could_carry(self, text: bytes) -> bool:
+        """Whether the raw text of a maps file names a file that has to be looked into."""
+        return any(True for _ in self._candidates(_executable_mappings(text)))
+
+    def find(self, pid: int, mappings: Sequence[Mapping]) -> list[NcclBinary]:
+        """The binaries that carry NCCL in a process, those linked dynamically first, then by address.
+
+        A file that cannot be opened is passed over, unless that leaves none: then the reason is raised
+        (:class:`TargetError`, :class:`ncclwatch.errors.PrivilegeError`).
+        """
+        found: list[NcclBinary] = []
+        problem: NcclwatchError | None = None
+        for mapping in self._candidates([m for m in mappings if m.executable and m.is_file]):
+            try:
+                binary = self._look(pid, mapping, mappings)
+            except NcclwatchError as error:
+                if _NAME.search(Path(mapping.file_path).name):
+                    problem = error
+                continue
+            if binary is not None and not any(other.base == binary.base for other in found):
+                found.append(binary)
+        if not found and problem is not None:
+            raise problem
+        return sorted(found, key=lambda binary: (binary.statically_linked, binary.base))
+
+    def _candidates(self, executable: Sequence[Mapping]) -> Iterator[Mapping]:
+        """Executable mappings of files that may carry NCCL, the most likely first."""
+        named = [m for m in executable if _NAME.search(Path(m.file_path).name)]
+        large = [m for m in executable if m.size >= STATIC_MIN_SIZE and m not in named]
+        for mapping in (*named, *large):
+            if (mapping.dev, mapping.inode, mapping.path) not in self._clean:
+                yield mapping
+
+    def _look(self, pid: int, mapping: Mapping, mappings: Sequence[Mapping]) -> NcclBinary | None:
+        fd, open_path = open_mapped(pid, mapping, self._proc)
+        status = os.fstat(fd)
+        identity = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+        try:
+            elf = ElfFile(fd, mapping.path)
+        except ElfError:
+            elf = None
+        if elf is None:
+            self._dismiss(mapping)
+            return None
+        with elf:
+            if identity not in self._facts:
+                if len(self._facts) >= self.MAX_FILES:
+                    self._facts.clear()
+                self._facts[identity] = _read_facts(elf)
+            facts = self._facts[identity]
+            if facts is None:
+                self._dismiss(mapping)
+                return None
+            bias = elf.load_bias(mapping.start, mapping.offset)
+        if bias is None:
+            raise TargetError(f"{mapping.path} of process {pid} is not mapped as its headers say", "was it loaded by hand?")
+        base, end = _extent(mapping, mappings)
+        return NcclBinary(
+            pid=pid,
+            path=mapping.file_path,
+            open_path=open_path,
+            base=base,
+            end=end,
+            bias=bias,
+            dev=status.st_dev,
+            inode=status.st_ino,
+            facts=facts,
+            statically_linked=not _NAME.search(Path(mapping.file_path).name),
+            deleted=mapping.is_deleted,
+        )
+
+    def _dismiss(self, mapping: Mapping) -> None:
+        if len(self._clean) < self.MAX_FILES:
+            self._clean.add((mapping.dev, mapping.inode, mapping.path))
+
+
+def _executable_mappings(text: bytes) -> list[Mapping]:
+    return list(parse_maps(b"\n".join(_RAW_EXECUTABLE.findall(text))))
+
+
+def _read_facts(elf: ElfFile) -> FileFacts | None:
+    """The facts of a file that carries NCCL, ``None`` for any other; a damaged file carries none."""
+    try:
+        if not any(elf.exported(sign) or elf.find(sign) for sign in SIGNS):
+            return None
+        return FileFacts(elf.build_id, find_version(elf), elf.has_debug_info)
+    except ElfError:
+        return None
+
+
+def _extent(mapping: Mapping, mappings: Sequence[Mapping]) -> tuple[int, int]:
+    """(start, end) of the load of a file that a mapping is part of: neighbours in address order whose offsets go on rising.
+
+    A file that is loaded twice (dlmopen) has two extents; the zero-initialised tail behind the last part is anonymous and not
+    counted.
+    """
+    same = [m for m in mappings if (m.dev, m.inode) == (mapping.dev, mapping.inode)]
+    first = last = same.index(mapping)
+    while first > 0 and same[first - 1].offset < same[first].offset:
+        first -= 1
+    while last + 1 < len(same) and same[last + 1].offset > same[last].offset:
+        last += 1
+    return same[first].start, same[last].end

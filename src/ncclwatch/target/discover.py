@@ -1,0 +1,197 @@
+"""Finding the NCCL processes of this node, and looking at one of them."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+
+from ncclwatch.errors import NcclwatchError, PrivilegeError, TargetError, TargetGoneError
+from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.state import ProcessInfo
+from ncclwatch.target import process
+from ncclwatch.target.binary import BinaryIndex, NcclBinary
+from ncclwatch.target.layout import Layout
+from ncclwatch.target.maps import PROC, Mapping, parse_maps, read_maps_text
+from ncclwatch.target.namespaces import container_id
+from ncclwatch.target.process import Ranks
+from ncclwatch.target.resolve import LayoutCache, resolve_layout
+
+_MAX_FAMILY = 512
+"""Bound of the relatives whose ranks are compared with those of a process."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundProcess:
+    """A process that carries NCCL and what is needed to read it.
+
+    ``binary`` is the NCCL that ``info`` describes; ``others`` are further ones in the same process (a framework's own beside the
+    system's). ``mappings`` are as of the look.
+    """
+
+    info: ProcessInfo
+    binary: NcclBinary
+    others: tuple[NcclBinary, ...]
+    mappings: tuple[Mapping, ...]
+    parent: int
+    ranks: Ranks
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """All NCCL processes of a node; ``unreadable`` counts the processes that the agent may not look into."""
+
+    found: tuple[FoundProcess, ...]
+    unreadable: int
+
+
+def find_processes(proc: Path = PROC) -> list[ProcessInfo]:
+    """The NCCL processes that the agent may look into, by pid; processes that exit meanwhile are left out."""
+    return [found.info for found in survey(proc).found]
+
+
+def survey(proc: Path = PROC) -> Survey:
+    """Look at every process of the node once."""
+    index = _index(proc)
+    index.start_survey()
+    found: list[FoundProcess] = []
+    unreadable = 0
+    for pid in _pids(proc):
+        try:
+            text = read_maps_text(pid, proc)
+            if text and index.could_carry(text):
+                mappings = parse_maps(text)
+                binaries = index.find(pid, mappings)
+                if binaries:
+                    found.append(_describe(pid, binaries, mappings, proc))
+        except PrivilegeError:
+            unreadable += 1
+        except TargetError:
+            continue
+    return Survey(tuple(_without_shared_ranks(found)), unreadable)
+
+
+def inspect_process(pid: int, proc: Path = PROC) -> ProcessInfo:
+    """What is known of one process; errors as :func:`examine`."""
+    return examine(pid, proc).info
+
+
+def examine(pid: int, proc: Path = PROC) -> FoundProcess:
+    """Look at one process.
+
+    Raises :class:`TargetError` when it carries no NCCL (or is a zombie or a kernel thread), :class:`TargetGoneError` when there
+    is no such process, :class:`PrivilegeError` when the agent may not look into it.
+    """
+    if pid <= 0 or not (proc / str(pid)).is_dir():
+        raise TargetGoneError(f"there is no process {pid}", "list the NCCL processes with 'ncclwatch ps'")
+    found = _examine_alone(pid, proc)
+    if found.ranks.rank is None:
+        return found
+    # A rank that brothers and sisters claim too was inherited from what started them all.
+    family = [found]
+    for relative in (found.parent, *process.children(found.parent, proc)[:_MAX_FAMILY]):
+        if relative not in (pid, 0):
+            try:
+                family.append(_examine_alone(relative, proc))
+            except NcclwatchError:
+                continue
+    return next(one for one in _without_shared_ranks(family) if one.info.pid == pid)
+
+
+def layout_of(found: FoundProcess, cache: LayoutCache | None = None) -> Layout:
+    """The layout of a process's NCCL; raises :class:`ncclwatch.target.layout.LayoutError` and :class:`TargetError`."""
+    with found.binary.open() as elf:
+        return resolve_layout(elf, found.binary.facts.version, cache)
+
+
+@lru_cache(maxsize=4)
+def _index(proc: Path) -> BinaryIndex:
+    """What was learned of files outlives a survey: an agent that looks every few seconds reads each file once."""
+    return BinaryIndex(proc)
+
+
+def _pids(proc: Path) -> list[int]:
+    try:
+        return sorted(int(name) for name in os.listdir(proc) if name.isdigit())  # noqa: PTH208 - a thousand names, no paths
+    except OSError as error:
+        raise TargetError(f"cannot list {proc} ({error.strerror})", "is /proc mounted?") from None
+
+
+def _examine_alone(pid: int, proc: Path) -> FoundProcess:
+    text = read_maps_text(pid, proc)
+    if not text:
+        stat = process.read_stat(pid, proc)
+        what = "a kernel thread" if stat.is_kernel_thread else "a zombie" if stat.state == "Z" else "without memory of its own"
+        raise TargetError(f"process {pid} ({stat.name}) is {what}", "list the NCCL processes with 'ncclwatch ps'")
+    mappings = parse_maps(text)
+    binaries = _index(proc).find(pid, mappings)
+    if not binaries:
+        name = process.read_stat(pid, proc).name
+        raise TargetError(
+            f"process {pid} ({name}) has no NCCL loaded",
+            "give the pid of a rank, not of its launcher: 'ncclwatch ps' lists the NCCL processes",
+        )
+    return _describe(pid, binaries, mappings, proc)
+
+
+def _describe(pid: int, binaries: list[NcclBinary], mappings: tuple[Mapping, ...], proc: Path) -> FoundProcess:
+    binary, *others = binaries
+    stat = process.read_stat(pid, proc)
+    status = process.read_status(pid, proc)
+    try:
+        ranks = process.ranks_from_environ(process.read_environ(pid, proc))
+    except PrivilegeError:
+        ranks = Ranks()
+    version = binary.facts.version
+    info = ProcessInfo(
+        key=ProcessKey(process.boot_id(proc), pid, stat.start_time, binary.build_id),
+        host=socket.gethostname(),
+        name=stat.name,
+        command=process.read_command(pid, proc),
+        library=binary.path,
+        version=version.number if version else None,
+        version_source=binary.version_source,
+        rank=ranks.rank,
+        local_rank=ranks.local_rank,
+        world_size=ranks.world_size,
+        rank_source=ranks.source,
+        container_id=container_id(pid, proc),
+        pid_in_target=status.pids[-1],
+        uid=status.uid,
+        statically_linked=binary.statically_linked,
+    )
+    return FoundProcess(info, binary, tuple(others), mappings, stat.parent, ranks)
+
+
+def _without_shared_ranks(found: Iterable[FoundProcess]) -> list[FoundProcess]:
+    """Take away ranks that several processes of one job claim: they come from an environment that all of them inherited.
+
+    ``mp.spawn`` under srun is the common case: every process has the SLURM_PROCID of the one that spawned them. Forked helpers
+    (data loaders) share their parent's command line and rank rightfully.
+    """
+    found = list(found)
+    by_pid = {one.info.pid: one for one in found}
+    claims: dict[tuple[str, str, int, int | None], list[FoundProcess]] = defaultdict(list)
+    for one in found:
+        if one.ranks.rank is not None:
+            claims[one.ranks.source, one.ranks.job, one.ranks.rank, one.ranks.world_size].append(one)
+    shared = set()
+    for claimants in claims.values():
+        pids = {one.info.pid for one in claimants}
+        independent = [one for one in claimants if not (one.parent in pids and _is_fork(one, by_pid[one.parent]))]
+        if len(independent) > 1:
+            shared |= pids
+    return [
+        replace(one, info=replace(one.info, rank=None, local_rank=None, world_size=None, rank_source=""))
+        if one.info.pid in shared
+        else one
+        for one in found
+    ]
+
+
+def _is_fork(child: FoundProcess, parent: FoundProcess) -> bool:
+    return child.info.command == parent.info.command
