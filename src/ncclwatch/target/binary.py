@@ -19,7 +19,7 @@ from ncclwatch.model.state import VersionSource
 from ncclwatch.target import manifest
 from ncclwatch.target.elf import ElfError, ElfFile
 from ncclwatch.target.maps import PROC, Mapping, parse_maps
-from ncclwatch.target.namespaces import open_mapped
+from ncclwatch.target.namespaces import OPEN_FLAGS, open_below, open_mapped
 from ncclwatch.target.version import NcclVersion, find_version
 
 SIGNS = ("ncclAllReduce", "pncclAllReduce")
@@ -28,7 +28,11 @@ SIGNS = ("ncclAllReduce", "pncclAllReduce")
 STATIC_MIN_SIZE = 1 << 20
 """A binary with less code (bytes in one mapping) does not carry NCCL statically: NCCL's own is over 1 MB since 2.18."""
 
+MAX_STATIC_NAMES = 128 << 20
+"""Bytes of symbol names of a binary that are searched for what it does not export (libtorch_cuda exports what it carries)."""
+
 _NAME = re.compile(r"nccl", re.IGNORECASE)
+_LIBRARY = re.compile(r"lib[\w.+-]*nccl[\w.+-]*\.so", re.IGNORECASE)
 # The same, and executable mappings, in the raw text of a maps file: most processes are dismissed without parsing it.
 _RAW_EXECUTABLE = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ [r-][w-]x[ps] [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ [1-9]\d* +/.*$", re.MULTILINE)
 
@@ -72,6 +76,7 @@ class NcclBinary:
     facts: FileFacts
     statically_linked: bool
     deleted: bool
+    proc: str = str(PROC)
 
     @property
     def build_id(self) -> str:
@@ -85,17 +90,17 @@ class NcclBinary:
 
     def open(self) -> ElfFile:
         """Open the file again; raises :class:`TargetError` when it is no longer there or no longer the same."""
-        try:
-            fd = os.open(self.open_path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-        except OSError as error:
-            raise TargetError(
-                f"{self.path} of process {self.pid} cannot be opened ({error.strerror})", "has it exited?"
-            ) from None
-        status = os.fstat(fd)
-        if (status.st_dev, status.st_ino) != (self.dev, self.inode):
+        # A name in map_files lasts until the mapping is split or protected anew; the path below the root is the second choice.
+        for below_root in (False, True):
+            try:
+                fd = open_below(f"{self.proc}/{self.pid}/root", self.path) if below_root else os.open(self.open_path, OPEN_FLAGS)
+            except OSError:
+                continue
+            status = os.fstat(fd)
+            if (status.st_dev, status.st_ino) == (self.dev, self.inode):
+                return ElfFile(fd, self.path)
             os.close(fd)
-            raise TargetError(f"{self.path} of process {self.pid} was replaced", "look at the process again")
-        return ElfFile(fd, self.path)
+        raise TargetError(f"{self.path} of process {self.pid} cannot be opened again", "has the process exited?")
 
 
 class BinaryIndex:
@@ -182,8 +187,9 @@ class BinaryIndex:
             dev=status.st_dev,
             inode=status.st_ino,
             facts=facts,
-            statically_linked=not _NAME.search(Path(mapping.file_path).name),
+            statically_linked=not _LIBRARY.match(Path(mapping.file_path).name),
             deleted=mapping.is_deleted,
+            proc=str(self._proc),
         )
 
     def _dismiss(self, mapping: Mapping) -> None:
@@ -198,7 +204,8 @@ def _executable_mappings(text: bytes) -> list[Mapping]:
 def _read_facts(elf: ElfFile) -> FileFacts | None:
     """The facts of a file that carries NCCL, ``None`` for any other; a damaged file carries none."""
     try:
-        if not any(elf.exported(sign) or elf.find(sign) for sign in SIGNS):
+        hidden = elf.static_names_size <= MAX_STATIC_NAMES
+        if not any(elf.exported(sign) or (hidden and elf.find(sign)) for sign in SIGNS):
             return None
         return FileFacts(elf.build_id, find_version(elf), elf.has_debug_info)
     except ElfError:

@@ -273,6 +273,12 @@ class ElfFile:
         """Whether there is no symbol table besides the dynamic one: static functions cannot be found."""
         return not any(section.type == SHT_SYMTAB for section in self.sections)
 
+    @property
+    def static_names_size(self) -> int:
+        """Bytes of names behind ``.symtab``: what :meth:`find` reads at the first call; 0 when stripped."""
+        symbols = next((section for section in self.sections if section.type == SHT_SYMTAB), None)
+        return self.sections[symbols.link].size if symbols and symbols.link < len(self.sections) else 0
+
     def exported(self, name: str) -> Symbol | None:
         """A defined dynamic symbol by its exact name; uses ``.gnu.hash``, so that a huge table is not read."""
         if self.section(".gnu.hash"):
@@ -389,6 +395,8 @@ class _SymbolTable:
         return self._at_offsets(re.compile(rb"(?<=\0)(?:" + pattern.encode() + rb")(?=\0)"))
 
     def named(self, name: str, source_file: str) -> list[Symbol]:
+        if name.encode() not in self.names:
+            return []
         plain = re.escape(name.encode())
         mangled = rb"_ZL?" + str(len(name)).encode() + plain + rb"[A-Za-z0-9_]*"
         found = self._at_offsets(re.compile(rb"(?=(?:" + plain + rb"|" + mangled + rb")\0)"))

@@ -21,7 +21,8 @@ _SYS_OPENAT2 = 437  # x86-64; Linux 5.6
 _RESOLVE_IN_ROOT = 0x10
 _RESOLVE_NO_MAGICLINKS = 0x02
 _AT_FDCWD = -100
-_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY
+"""How every file of a target is opened: nothing blocks, nothing is inherited."""
 
 # Docker, containerd, CRI-O, Podman and the kubelet all put a 64-digit id into the path; LXC, nspawn and Enroot put a name.
 _LONG_ID = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
@@ -75,7 +76,7 @@ def open_mapped(pid: int, mapping: Mapping, proc: Path = PROC) -> tuple[int, str
     through_root = f"{proc}/{pid}/root{mapping.file_path}"
     refused = False
     try:
-        return _regular(os.open(through_map, _OPEN_FLAGS)), through_map
+        return _regular(os.open(through_map, OPEN_FLAGS)), through_map
     except OSError as error:
         # map_files needs CAP_CHECKPOINT_RESTORE or CAP_SYS_ADMIN in the first user namespace: the process's owner alone may not.
         refused = error.errno in (errno.EPERM, errno.EACCES)
@@ -105,7 +106,7 @@ def open_below(root: str, path: str) -> int:
     """
     root_fd = os.open(root, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        how = _OpenHow(_OPEN_FLAGS, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
+        how = _OpenHow(OPEN_FLAGS, 0, _RESOLVE_IN_ROOT | _RESOLVE_NO_MAGICLINKS)
         name = os.fsencode(path.lstrip("/") or ".")
         fd = _libc.syscall(_SYS_OPENAT2, root_fd, ctypes.c_char_p(name), ctypes.byref(how), ctypes.sizeof(how))
         if fd < 0:
