@@ -1,0 +1,97 @@
+"""``ncclwatch attach``: watch a job live."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Annotated, Protocol
+
+import typer
+
+from ncclwatch.cli import options
+from ncclwatch.cli.options import AllOption, ExitCodeOption, JsonOption, PidOption
+from ncclwatch.errors import ExitStatus, UsageError
+from ncclwatch.text import clean
+
+if TYPE_CHECKING:
+    from ncclwatch.cli.live import LiveSession, Update
+
+
+class Surface(Protocol):
+    """Where a live session is shown."""
+
+    def attached(self, session: LiveSession) -> None:
+        """Every process was read once and the probes are in place."""
+
+    def update(self, session: LiveSession, update: Update) -> None:
+        """One step of the session."""
+
+    def end(self, session: LiveSession, reason: str) -> None:
+        """The session is over."""
+
+
+def attach(
+    words: Annotated[list[str] | None, typer.Argument(metavar="[PID]...", help="More pids.")] = None,
+    pid: PidOption = None,
+    every: AllOption = False,
+    duration: Annotated[
+        float | None, typer.Option("--duration", "-d", min=0.1, max=1e7, help="Seconds after which to end.")
+    ] = None,
+    interval: Annotated[float, typer.Option("--interval", min=0.1, max=60.0, help="Seconds between two looks at memory.")] = 1.0,
+    as_json: JsonOption = False,
+    calls: Annotated[bool, typer.Option("--calls", help="With --json: also one object for every call to NCCL.")] = False,
+    exit_code: ExitCodeOption = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines as things change, also on a terminal.")] = False,
+    probes: Annotated[
+        bool, typer.Option("--probes/--no-probes", help="Trace calls with uprobes; without, only memory is read.")
+    ] = True,
+) -> int:
+    """Watch NCCL processes live: operation, rate and steps of every rank, and a verdict when one holds the others up."""
+    named, stray = options.split_words(pid, words)
+    if stray:
+        raise UsageError(f"'{clean(str(stray[0]), 80)}' is not a pid", "snapshot files are for 'ncclwatch diagnose'")
+    if calls and not as_json:
+        raise UsageError("--calls needs --json", "add --json")
+    chosen = options.choose_pids(named, every)
+    from ncclwatch.cli.live import LiveSession, verdict_stands
+
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: stop.set())
+    session = LiveSession(every=every, interval_s=interval, stop=stop)
+    try:
+        session.start(chosen, calls=probes)
+        watch(session, _surface(as_json=as_json, calls=calls, plain=plain), duration)
+    finally:
+        session.close()
+    return ExitStatus.VERDICT if exit_code and verdict_stands(session.verdict) else ExitStatus.OK
+
+
+def watch(session: LiveSession, surface: Surface, duration: float | None) -> None:
+    """Run a started session to its end."""
+    until = None if duration is None else time.monotonic() + duration
+    surface.attached(session)
+    reason = ""
+    try:
+        while not reason:
+            update = session.step(until=until)
+            surface.update(session, update)
+            reason = update.finished
+    finally:
+        surface.end(session, reason)
+
+
+def _surface(*, as_json: bool, calls: bool, plain: bool) -> Surface:
+    if as_json:
+        from ncclwatch.cli.live_json import JsonSurface
+
+        return JsonSurface(calls=calls)
+    if plain or not sys.stdout.isatty():
+        from ncclwatch.cli.live_log import LogSurface
+
+        return LogSurface()
+    from ncclwatch.dashboard.plain import TerminalSurface
+
+    return TerminalSurface()

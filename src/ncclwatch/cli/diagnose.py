@@ -1,0 +1,126 @@
+"""``ncclwatch diagnose``: one verdict on what can be read from outside right now, or from snapshot files."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ncclwatch.cli import options
+from ncclwatch.cli.options import AllOption, ExitCodeOption, JsonOption, PidOption
+from ncclwatch.cli.output import emit, emit_json, note
+from ncclwatch.cli.sampling import Problem, Watch, load_files, nothing_read
+from ncclwatch.errors import ExitStatus
+from ncclwatch.model.state import ProcessSample
+from ncclwatch.model.verdict import Verdict, VerdictClass
+from ncclwatch.report.verdict_text import verdict_lines
+from ncclwatch.text import Style
+
+# What the operating system or NCCL states outright needs no further waiting.
+_HARD_EVIDENCE = frozenset({VerdictClass.STOPPED, VerdictClass.DEAD, VerdictClass.ERROR})
+_NOTHING_WRONG = frozenset({VerdictClass.RUNNING, VerdictClass.IDLE})
+
+Series = list[Sequence[ProcessSample]]
+"""One sequence of samples, in time order, per process."""
+
+Engine = Callable[[Series, float], list[Verdict]]
+"""From samples, and the seconds for which nothing must have moved, to one verdict a job, worst first."""
+
+
+def diagnose(
+    words: Annotated[list[str] | None, typer.Argument(metavar="[FILE | PID]...", help="Snapshot files, or more pids.")] = None,
+    pid: PidOption = None,
+    every: AllOption = False,
+    as_json: JsonOption = False,
+    exit_code: ExitCodeOption = False,
+    wait: Annotated[
+        float, typer.Option("--wait", min=0.0, max=3600.0, help="Seconds without progress before waiting alone accuses a rank.")
+    ] = 5.0,
+    interval: Annotated[float, typer.Option("--interval", min=0.1, max=60.0, help="Seconds between two looks.")] = 1.0,
+) -> int:
+    """Say which rank holds the job up. Looks at least twice: a job that makes progress accuses nobody."""
+    named, files = options.split_words(pid, words)
+    options.require_files(files)
+    live = options.choose_pids(named, every) if named or every or not files else []
+    verdicts, problems = judge(live, files, every=every, wait=wait, interval=interval)
+    if as_json:
+        emit_json(verdicts[0].to_json())
+    else:
+        style = Style()
+        for i, verdict in enumerate(verdicts):
+            if i:
+                emit()
+            for line in verdict_lines(verdict, style):
+                emit(line)
+    for problem in problems:
+        note(problem.line)
+    return ExitStatus.VERDICT if exit_code and verdicts[0].verdict_class.accuses else ExitStatus.OK
+
+
+def judge(
+    pids: Sequence[int], files: Sequence[Path], *, every: bool, wait: float, interval: float
+) -> tuple[list[Verdict], list[Problem]]:
+    """One verdict a job, worst first, over live processes and snapshot files together, and what could not be read.
+
+    ``every`` says that ``pids`` are all NCCL processes of this node. Raises when nothing at all could be read.
+    """
+    recorded, problems = load_files(files)
+    with Watch() as watch:
+        watch.open(pids)
+        watch.round()
+        if not recorded and not any(watched.last for watched in watch.watched):
+            raise nothing_read(problems + watch.problems)
+
+        def look() -> Series:
+            watch.round()
+            return [*recorded, *watch.series()]
+
+        engine = _engine(complete_hosts=_hosts(watch) if every and not watch.problems else ())
+        # Files hold all that will ever be seen: there is nothing to wait for.
+        files_only = not watch.watched
+        verdicts = engine(list(recorded), 0.0) if files_only else settle(engine, look, wait=wait, interval=interval)
+        return verdicts, problems + watch.problems
+
+
+def _hosts(watch: Watch) -> Sequence[str]:
+    """Hosts on which every NCCL process was looked at: this one, when we are root and see them all."""
+    return sorted({watched.target.info.host for watched in watch.watched}) if os.geteuid() == 0 else ()
+
+
+def _engine(complete_hosts: Sequence[str]) -> Engine:
+    from ncclwatch.engine.diagnose import Outlook, diagnose, diagnose_jobs
+
+    def engine(series: Series, patience_s: float) -> list[Verdict]:
+        outlook = Outlook(patience_s=patience_s, complete_hosts=frozenset(complete_hosts))
+        return diagnose_jobs(series, outlook) or [diagnose(series, outlook)]
+
+    return engine
+
+
+def settle(
+    engine: Engine,
+    look: Callable[[], Series],
+    *,
+    wait: float,
+    interval: float,
+    clock: Callable[[], float] = time.monotonic,
+    sleep: Callable[[float], None] = time.sleep,
+) -> list[Verdict]:
+    """Look again every ``interval`` seconds until every verdict is certain or ``wait`` seconds have passed.
+
+    ``look`` reads once more and returns everything read so far. Certain is: progress was seen, nothing is open, or the culprit is
+    stopped, dead or in error. Standing still becomes an accusation only after ``wait``.
+    """
+    begun = clock()
+    while True:
+        sleep(interval)
+        series = look()
+        verdicts = engine(series, wait)
+        if all(verdict.verdict_class in _HARD_EVIDENCE | _NOTHING_WRONG for verdict in verdicts):
+            return verdicts
+        if clock() - begun >= wait:
+            return engine(series, 0.0)

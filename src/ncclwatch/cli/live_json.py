@@ -1,0 +1,119 @@
+"""``attach --json``: one object a line, each with a ``type``; a line is complete when it is written, and written at once.
+
+Types: ``attached`` (first line), ``rank`` (one per process and look), ``call`` (with ``--calls``), ``verdict`` (when one begins
+to stand, or changes), ``recovery`` (it stands no longer), ``process`` (started, exited, replaced, unreadable), ``loss``,
+``note`` (something in words), ``overhead`` (every ten seconds), ``end`` (last line). Times are seconds since the epoch.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+from ncclwatch import __version__
+from ncclwatch.cli.output import emit_json, flush, plain
+from ncclwatch.collect.functions import function
+from ncclwatch.collect.windows import RankWindow
+from ncclwatch.model.events import Flag, Kind
+
+if TYPE_CHECKING:
+    from ncclwatch.cli.live import LiveSession, Update
+
+SCHEMA_NAME = "ncclwatch.attach/1"
+OVERHEAD_EVERY_S = 10.0
+
+
+class JsonSurface:
+    """Writes the session to standard output."""
+
+    def __init__(self, *, calls: bool = False) -> None:
+        self._calls = calls
+        self._records = 0
+        self._next_overhead = 0.0
+
+    def attached(self, session: LiveSession) -> None:
+        """Say what is watched, by which planes, and what could not be."""
+        planes: dict[str, Any] = {"state": {"running": True, "reason": ""}}
+        planes["calls"] = {"running": session.calls.running, "reason": session.calls.reason}
+        processes = [plain(watched.target.info) | {"pid": watched.pid} for watched in session.watched.values()]
+        problems = [{"pid": p.pid, "error": p.error.message, "hint": p.error.hint} for p in session.problems]
+        self._write("attached", schema=SCHEMA_NAME, version=__version__, planes=planes, processes=processes, errors=problems)
+        flush()
+
+    def update(self, session: LiveSession, update: Update) -> None:
+        """Write what one step brought."""
+        for change in update.changes:
+            rank = change.info.rank if change.info else None
+            self._write("process", change=change.change, pid=change.pid, rank=rank, detail=change.detail)
+        for batch in update.events:
+            self._records += len(batch)
+            if self._calls:
+                for row in batch:
+                    self._write("call", **call_json(row))
+        for text in update.notes:
+            self._write("note", text=text)
+        if update.newly_lost:
+            self._write("loss", lost=update.newly_lost, total=update.lost)
+        for window in update.windows or ():
+            self._write("rank", **window_json(window))
+        if update.verdict_changed and update.verdict is not None:
+            self._write("verdict", verdict=update.verdict.to_json())
+        for recovery in update.recoveries:
+            self._write("recovery", id=recovery.verdict.id, duration_s=recovery.duration_s, verdict=recovery.verdict.to_json())
+        now = time.monotonic()
+        if update.windows is not None and now >= self._next_overhead:
+            self._next_overhead = now + OVERHEAD_EVERY_S
+            self._write("overhead", **plain(session.overhead()))
+        flush()
+
+    def end(self, session: LiveSession, reason: str) -> None:
+        """Say why it ended and what stands."""
+        standing = session.verdict if session.verdict and session.verdict.verdict_class.accuses else None
+        self._write(
+            "end",
+            reason=reason or "output closed",
+            records=self._records,
+            lost=session.aggregator.lost,
+            verdict=standing.to_json() if standing else None,
+        )
+        flush()
+
+    @staticmethod
+    def _write(kind: str, **fields: Any) -> None:
+        emit_json({"type": kind, "time": round(time.time(), 6), **fields}, indent=None)
+
+
+def window_json(window: RankWindow) -> dict[str, Any]:
+    """A window without the parts of the process's identity that ``attached`` and ``process`` have told."""
+    data: dict[str, Any] = plain(window)
+    process = window.process
+    data["process"] = None
+    del data["process"], data["time_ns"]
+    return {"pid": process.pid, "host": plain(process.host), **data}
+
+
+def call_json(row: Any) -> dict[str, Any]:
+    """One call record, a row in the layout of ``struct nw_event``. ``monotonic_ns`` is the kernel's time of the call."""
+    number = int(row["function"])
+    try:
+        kind = Kind(int(row["kind"])).name.lower()
+    except ValueError:
+        kind = str(int(row["kind"]))
+    read = bool(int(row["flags"]) & Flag.COMM_READ)
+    return {
+        "kind": kind,
+        "function": function(number).name,
+        "monotonic_ns": int(row["time_ns"]),
+        "pid": int(row["pid"]),
+        "tid": int(row["tid"]),
+        "comm_hash": f"{int(row['comm_hash']):016x}" if read else None,
+        "comm_rank": int(row["rank"]) if read else None,
+        "nranks": int(row["nranks"]) if read else None,
+        "op_count": int(row["op_count"]) if read else None,
+        "count": int(row["count"]),
+        "datatype": int(row["datatype"]),
+        "redop": int(row["redop"]),
+        "peer": int(row["peer"]),
+        "stream": f"{int(row['stream']):016x}",
+        "result": int(row["result"]) if kind == "leave" else None,
+    }

@@ -1,0 +1,82 @@
+"""``attach`` into a file or pipe: a line when something changes, and a short summary once a minute."""
+
+from __future__ import annotations
+
+import time
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from ncclwatch.cli import labels
+from ncclwatch.cli.live import Change, planes_line
+from ncclwatch.cli.output import emit, flush
+from ncclwatch.report.verdict_text import verdict_lines
+from ncclwatch.text import Style, clean, duration, ranges, rate, size
+
+if TYPE_CHECKING:
+    from ncclwatch.cli.live import LiveSession, Update
+    from ncclwatch.collect.windows import RankWindow
+
+SUMMARY_EVERY_S = 60.0
+
+
+class LogSurface:
+    """Writes lines with the time of day in front."""
+
+    def __init__(self) -> None:
+        self._style = Style()
+        self._next_summary = 0.0
+
+    def attached(self, session: LiveSession) -> None:
+        """Say what is watched."""
+        infos = sorted((w.target.info for w in session.watched.values()), key=labels.sort_key)
+        known = [info.rank for info in infos if info.rank is not None]
+        ranks = f", ranks {ranges(known)}" if known else ""
+        versions = sorted({labels.version(info) for info in infos})
+        count = f"{len(infos)} process{'es' if len(infos) != 1 else ''}"
+        self._line(f"attached to {count}{ranks}, NCCL {', '.join(versions)}; planes: {planes_line(session)}")
+        for problem in session.problems:
+            self._line(f"not watched: {problem.line}")
+        flush()
+
+    def update(self, session: LiveSession, update: Update) -> None:
+        """Write what changed."""
+        for change in update.changes:
+            rank = f"rank {change.info.rank}, " if change.info and change.info.rank is not None else ""
+            word = {Change.STARTED: "watching", Change.READABLE: "readable again"}.get(change.change, str(change.change))
+            self._line(f"{word}: {rank}pid {change.pid}" + (f" ({clean(change.detail, 300)})" if change.detail else ""))
+        for text in update.notes:
+            self._line(clean(text, 300))
+        if update.newly_lost:
+            self._line(f"{update.newly_lost} call records lost: rates and groups of this moment are too low")
+        for recovery in update.recoveries:
+            self._line(f"RECOVERED after {duration(recovery.duration_s)}: {clean(recovery.verdict.summary, 300)}")
+        if update.verdict_changed and update.verdict is not None:
+            for i, line in enumerate(verdict_lines(update.verdict, self._style)):
+                self._line(line) if i == 0 else emit(f"         {line}")
+        if update.windows and time.monotonic() >= self._next_summary:
+            self._next_summary = time.monotonic() + SUMMARY_EVERY_S
+            self._line(summary(update.windows))
+        flush()
+
+    def end(self, session: LiveSession, reason: str) -> None:
+        """Say why it ended and what stands."""
+        stands = session.verdict if session.verdict and session.verdict.verdict_class.accuses else None
+        verdict = f"verdict stands: {clean(stands.summary, 300)}" if stands else "no verdict stands"
+        self._line(f"end: {reason or 'output closed'}; {verdict}")
+        flush()
+
+    @staticmethod
+    def _line(text: str) -> None:
+        emit(f"{datetime.now():%H:%M:%S} {text}")
+
+
+def summary(windows: list[RankWindow]) -> str:
+    """All ranks in one line: how many do what, and how fast."""
+    states: dict[str, list[int]] = {}
+    for window in windows:
+        states.setdefault(labels.run_state(window.run_state), []).append(window.rank if window.rank is not None else -1)
+    what = ", ".join(f"{len(ranks)} {state}" for state, ranks in sorted(states.items()))
+    per_second = sum(w.operations_per_s or 0.0 for w in windows) / max(len(windows), 1)
+    nbytes = [w.bytes_per_s for w in windows if w.bytes_per_s is not None]
+    data = f", {size(sum(nbytes) / len(nbytes))}/s" if nbytes else ""
+    return f"{len(windows)} ranks: {what}; {rate(per_second)} operations/s{data} a rank"

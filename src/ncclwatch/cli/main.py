@@ -1,0 +1,119 @@
+"""The ``ncclwatch`` command: its subcommands and the one place where errors become exit statuses.
+
+Exit statuses: 0 fine, 2 usage, 3 target unusable, 4 missing privilege, 10 a verdict stands (``--exit-code``), 130 interrupted,
+141 output closed by its reader, 1 a bug in ncclwatch. Every error is one line on standard error.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from pathlib import Path
+
+import typer
+
+from ncclwatch.cli import attach, diagnose, doctor, dump, ps, snapshot, version
+from ncclwatch.cli.output import OutputClosed
+from ncclwatch.errors import ExitStatus, NcclwatchError
+from ncclwatch.text import clean
+
+INTERRUPTED = 130
+OUTPUT_CLOSED = 141
+BUG = 1
+
+app = typer.Typer(
+    name="ncclwatch",
+    help="Attach to a live, unmodified NCCL job and say which rank, which stage and which link holds it up.",
+    epilog="Exit status: 0 fine, 2 usage, 3 target unusable, 4 missing privilege, 10 a verdict stands (with --exit-code).",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    # Plain help: it starts three times faster than the coloured one and reads the same in a log.
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command("ps")(ps.ps)
+app.command("dump")(dump.dump)
+app.command("snapshot")(snapshot.snapshot)
+app.command("diagnose")(diagnose.diagnose)
+app.command("attach")(attach.attach)
+app.command("doctor")(doctor.doctor)
+app.command("version")(version.version)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    show_version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+) -> None:
+    if show_version:
+        version.version()
+        raise typer.Exit
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run one command and return its exit status; every error has become one line on standard error."""
+    for stream in (sys.stdout, sys.stderr):
+        # A terminal whose encoding lacks a character shows "?" instead of ending the command.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="replace")
+    try:
+        status = app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="ncclwatch", standalone_mode=False)
+        sys.stdout.flush()
+    except NcclwatchError as error:
+        return _fail(str(error), error.status)
+    except (OutputClosed, BrokenPipeError):
+        return _output_closed()
+    except (KeyboardInterrupt, typer.Abort):
+        return INTERRUPTED
+    except Exception as error:
+        if hasattr(error, "format_message") and hasattr(error, "exit_code"):
+            return _usage(error)
+        return _bug(error)
+    return int(status) if isinstance(status, int) else ExitStatus.OK
+
+
+def main() -> None:
+    """Entry point of the ``ncclwatch`` script."""
+    sys.exit(run())
+
+
+def _usage(error: Exception) -> int:
+    """typer's own usage errors, told in our way."""
+    message = str(error.format_message()).strip() if hasattr(error, "format_message") else str(error)
+    context = getattr(error, "ctx", None)
+    if not message:
+        # No arguments at all: the help text is the message.
+        if context is not None:
+            print(context.get_help())
+        return ExitStatus.USAGE
+    path = context.command_path if context is not None else "ncclwatch"
+    return _fail(f"{message.rstrip('.')}: see '{path} --help'", ExitStatus.USAGE)
+
+
+def _bug(error: Exception) -> int:
+    if os.environ.get("NCCLWATCH_DEBUG") == "1":
+        traceback.print_exception(error)
+        return BUG
+    frames = traceback.extract_tb(error.__traceback__)
+    where = f" at {Path(frames[-1].filename).name}:{frames[-1].lineno}" if frames else ""
+    return _fail(
+        f"internal error: {type(error).__name__}: {error}{where}: "
+        "run again with NCCLWATCH_DEBUG=1 and report the traceback with the output of 'ncclwatch doctor --json'",
+        BUG,
+    )
+
+
+def _output_closed() -> int:
+    # What is still buffered would be flushed, and fail, once more at exit.
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return OUTPUT_CLOSED
+
+
+def _fail(message: str, status: int) -> int:
+    with contextlib.suppress(OSError):
+        print(f"ncclwatch: error: {clean(message, 2000)}", file=sys.stderr)
+    return status

@@ -1,0 +1,79 @@
+"""Options that several commands share, and how the processes or files a command is about are chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ncclwatch.errors import TargetError, UsageError
+from ncclwatch.text import clean
+
+# 2^22 is the kernel's PID_MAX_LIMIT on 64-bit machines (include/linux/threads.h).
+PID_MAX = 1 << 22
+
+PidOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--pid", "-p", metavar="PID", help="Process to look at; repeat it, or give several: --pid 11,12 or --pid 11 12."
+    ),
+]
+AllOption = Annotated[bool, typer.Option("--all", "-a", help="Every NCCL process of this node.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON for scripts instead of text for people.")]
+ExitCodeOption = Annotated[bool, typer.Option("--exit-code", help="End with status 10 when a verdict accuses somebody.")]
+
+
+def pids(options: Sequence[str] | None) -> list[int]:
+    """The pids of ``--pid`` options, each a number or a comma-separated list, in order and without repetition."""
+    found: dict[int, None] = {}
+    for option in options or ():
+        for word in option.replace(",", " ").split():
+            if not (word.isascii() and word.isdigit()) or not 0 < int(word[:12]) <= PID_MAX:
+                raise UsageError(f"'{clean(word, 40)}' is not a pid", "give the number that 'ncclwatch ps' shows")
+            found[int(word)] = None
+    return list(found)
+
+
+def split_words(options: Sequence[str] | None, words: Sequence[str] | None) -> tuple[list[int], list[Path]]:
+    """What was named: pids from ``--pid`` and from bare numbers, files from every other word.
+
+    ``--pid 11 12 13`` leaves 12 and 13 as bare words; a word of digits is a pid unless a file of that name exists.
+    """
+    numbers, files = [], []
+    for word in words or ():
+        if word.isascii() and word.isdigit() and not Path(word).exists():
+            numbers.append(word)
+        else:
+            files.append(Path(word))
+    return pids([*(options or ()), *numbers]), files
+
+
+def require_files(files: Sequence[Path]) -> None:
+    """Refuse names of files that cannot be read, before any work is done."""
+    for file in files:
+        if not file.is_file():
+            raise UsageError(f"no such file: {clean(str(file))}", "name a file written by 'ncclwatch snapshot', or use --pid")
+
+
+def choose_pids(named: Sequence[int], every: bool) -> list[int]:
+    """The processes a command is about: the named ones, or with ``--all`` every NCCL process of the node.
+
+    Raises ``UsageError`` when neither or both were asked for, ``TargetError`` when the node has no NCCL process.
+    """
+    if named and every:
+        raise UsageError("--pid and --all exclude each other", "give one of them")
+    if named:
+        return list(named)
+    if not every:
+        raise UsageError("nothing to look at", "give --pid PID, or --all; 'ncclwatch ps' lists the NCCL processes of this node")
+    from ncclwatch.target.discover import find_processes
+
+    found = [process.pid for process in find_processes()]
+    if not found:
+        raise TargetError(
+            "no NCCL process found on this node",
+            "start the job first, or run as root to see the processes of other users and containers",
+        )
+    return found

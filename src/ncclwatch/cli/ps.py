@@ -1,0 +1,53 @@
+"""``ncclwatch ps``: the NCCL processes of this node, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ncclwatch.cli import labels
+from ncclwatch.cli.options import JsonOption
+from ncclwatch.cli.output import emit, emit_json, note, plain
+from ncclwatch.model.state import ProcessInfo
+from ncclwatch.text import clean, columns
+
+_HEADER = ("PID", "RANK", "LOCAL", "NCCL", "STATE", "IN-NS", "CONTAINER", "LIBRARY", "COMMAND")
+
+
+def ps(as_json: JsonOption = False) -> None:
+    """List the NCCL processes of this node."""
+    from ncclwatch.target.discover import survey
+    from ncclwatch.target.process import run_state
+
+    seen = survey()
+    found = sorted((process.info for process in seen.found), key=labels.sort_key)
+    states = [run_state(info.pid) for info in found]
+    if as_json:
+        emit_json([{**plain(info), "pid": info.pid, "run_state": state} for info, state in zip(found, states, strict=True)])
+        return
+    if found:
+        for line in table(found, states):
+            emit(line)
+    else:
+        note("no NCCL process found on this node")
+    if seen.unreadable:
+        note(f"{seen.unreadable} processes are closed to this user: run as root to see whether they use NCCL")
+
+
+def table(found: Sequence[ProcessInfo], states: Sequence[str]) -> list[str]:
+    """Aligned lines, heading first; columns that say nothing about any process are left out."""
+    rows = [
+        (
+            str(info.pid),
+            labels.rank(info),
+            "" if info.local_rank is None else str(info.local_rank),
+            labels.version(info),
+            labels.run_state(state),
+            str(info.pid_in_target) if info.pid_in_target not in (None, info.pid) else "",
+            clean(info.container_id, 12).rstrip("…"),
+            ("static: " if info.statically_linked else "") + clean(Path(info.library).name, 40),
+            labels.command(info, 80),
+        )
+        for info, state in zip(found, states, strict=True)
+    ]
+    return columns(_HEADER, rows, right=(0, 1, 2, 5))

@@ -1,0 +1,199 @@
+"""From records of the planes to one window per rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ncclwatch.collect.calls import Call, CallTracker
+from ncclwatch.collect.state import OpenOperation, StateTracker
+from ncclwatch.collect.windows import CurrentOperation, LastCall, RankWindow
+from ncclwatch.model.events import Flag
+from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.state import ProcessInfo, ProcessSample
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MAX_PROCESSES = 4096
+"""More NCCL processes than any node runs; records of further ones are counted as strangers."""
+
+
+@dataclass(slots=True)
+class _Rank:
+    info: ProcessInfo
+    calls: CallTracker
+    state: StateTracker
+    begun_ns: int
+    torn: int = 0
+    problem: str = ""
+
+
+@dataclass(slots=True)
+class Strangers:
+    """Records of processes that nobody added: a process that has just begun, or one that is already gone."""
+
+    records: int = 0
+    pids: set[int] = field(default_factory=set)
+
+    def take(self) -> set[int]:
+        """Pids seen since the last time, for a look at what they are."""
+        pids, self.pids = self.pids, set()
+        return pids
+
+
+class Aggregator:
+    """Windows of all watched processes of a node.
+
+    ``calls_plane`` says whether call records can arrive at all: without them rates come from NCCL's own counters. Times are
+    CLOCK_MONOTONIC in nanoseconds, given by the caller.
+    """
+
+    def __init__(self, *, calls_plane: bool = True) -> None:
+        self.calls_plane = calls_plane
+        self.strangers = Strangers()
+        self.lost = 0
+        """Call records lost so far, as last reported."""
+        self._ranks: dict[ProcessKey, _Rank] = {}
+        self._by_pid: dict[int, _Rank] = {}
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def add_process(self, info: ProcessInfo, now_ns: int) -> None:
+        """Watch a process; one that took over the pid of another replaces it."""
+        if info.key in self._ranks or len(self._ranks) >= MAX_PROCESSES:
+            return
+        former = self._by_pid.get(info.pid)
+        if former is not None:
+            self.remove_process(former.info.key)
+        rank = _Rank(info, CallTracker(now_ns), StateTracker(now_ns), now_ns)
+        self._ranks[info.key] = rank
+        self._by_pid[info.pid] = rank
+
+    def remove_process(self, key: ProcessKey) -> None:
+        """Forget a process and everything held for it."""
+        rank = self._ranks.pop(key, None)
+        if rank is not None and self._by_pid.get(rank.info.pid) is rank:
+            del self._by_pid[rank.info.pid]
+
+    def feed_events(self, events: NDArray[Any]) -> None:
+        """Take call records, a structured array in the layout of ``struct nw_event``, in the order of the ring."""
+        names = events.dtype.names or ()
+        for row in events.tolist():
+            self.feed_record(dict(zip(names, row, strict=True)))
+
+    def feed_record(self, record: Mapping[str, int]) -> None:
+        """Take one call record."""
+        # A process that is not on the tracer's list comes with its number in its own pid namespace, which may not be ours.
+        foreign = bool(record["flags"] & Flag.UNKNOWN_PROCESS) and record["pid_namespace"] != 0
+        rank = None if foreign else self._by_pid.get(record["pid"])
+        if rank is None:
+            self.strangers.records += 1
+            if not foreign and len(self.strangers.pids) < MAX_PROCESSES:
+                self.strangers.pids.add(record["pid"])
+            return
+        rank.calls.feed(record)
+
+    def feed_sample(self, sample: ProcessSample) -> None:
+        """Take a look at a process that was added."""
+        rank = self._ranks.get(sample.process.key)
+        if rank is None:
+            return
+        rank.problem = ""
+        rank.torn += sample.torn
+        rank.state.feed(sample)
+
+    def feed_problem(self, key: ProcessKey, problem: str) -> None:
+        """The newest look at a process failed."""
+        if key in self._ranks:
+            self._ranks[key].problem = problem
+
+    def feed_losses(self, lost: int) -> None:
+        """The number of call records lost since the beginning. When it rises, half-seen groups are closed."""
+        if lost > self.lost:
+            for rank in self._ranks.values():
+                rank.calls.records_lost()
+        self.lost = lost
+
+    def windows(self, now_ns: int) -> list[RankWindow]:
+        """One window a process, by rank, then host and pid."""
+        found = [self._window(rank, now_ns) for rank in self._ranks.values()]
+        return sorted(found, key=lambda w: (w.rank is None, w.rank or 0, w.process.host, w.process.pid))
+
+    def _window(self, rank: _Rank, now_ns: int) -> RankWindow:
+        sample = rank.state.sample
+        largest = max(sample.communicators, key=lambda c: (c.nranks, -c.address), default=None) if sample else None
+        launches, steps = rank.state.per_second(now_ns)
+        operations, nbytes = rank.calls.per_second(now_ns)
+        moved = rank.state.moved_ns
+        last = rank.calls.last
+        return RankWindow(
+            time_ns=now_ns,
+            process=rank.info,
+            rank=rank.info.rank if rank.info.rank is not None else largest.rank if largest else None,
+            gpu=largest.device if largest else None,
+            run_state=sample.run_state if sample else "?",
+            operation=_current(rank, now_ns),
+            last_call=LastCall(last.name, last.comm_hash, _age(last.time_ns, now_ns), last.count, last.nbytes) if last else None,
+            calls=rank.calls.totals.calls,
+            operations=rank.calls.totals.operations,
+            operations_per_s=operations if self.calls_plane else launches if sample else None,
+            rate_plane="calls" if self.calls_plane else "state" if sample else "",
+            bytes_per_s=nbytes if self.calls_plane else None,
+            steps_per_s=steps if sample else None,
+            still_s=_age(moved, now_ns) if moved is not None else _age(rank.begun_ns, now_ns) if sample else None,
+            torn=rank.torn,
+            problem=rank.problem,
+        )
+
+
+def _age(since_ns: int, now_ns: int) -> float:
+    return max(now_ns - since_ns, 0) / 1e9
+
+
+def _current(rank: _Rank, now_ns: int) -> CurrentOperation | None:
+    """The oldest unfinished operation, else a call that has not returned."""
+    unfinished = rank.state.open
+    if unfinished:
+        return _from_state(rank, unfinished[0], len(unfinished) - 1, now_ns)
+    blocked = next(iter(rank.calls.blocked.values()), None)
+    return _from_call(blocked, len(rank.calls.blocked) - 1, now_ns) if blocked else None
+
+
+def _from_state(rank: _Rank, found: OpenOperation, others: int, now_ns: int) -> CurrentOperation:
+    call = rank.calls.last_like(found.comm_hash, found.name)
+    return CurrentOperation(
+        name=found.name,
+        plane="state",
+        comm_hash=found.comm_hash,
+        comm_rank=found.comm_rank,
+        nranks=found.nranks,
+        sequence=found.sequence,
+        age_s=_age(found.since_ns, now_ns),
+        at_least=found.since_before,
+        count=call.count if call else None,
+        nbytes=call.nbytes if call else None,
+        protocol=found.protocol,
+        algorithm=found.algorithm,
+        steps_done=found.steps_done,
+        steps_total=found.steps_total,
+        begun=found.begun,
+        others=others,
+    )
+
+
+def _from_call(call: Call, others: int, now_ns: int) -> CurrentOperation:
+    return CurrentOperation(
+        name=call.name,
+        plane="calls",
+        comm_hash=call.comm_hash,
+        comm_rank=call.comm_rank if call.comm_rank >= 0 else None,
+        nranks=call.nranks if call.nranks > 0 else None,
+        sequence=None,
+        age_s=_age(call.time_ns, now_ns),
+        at_least=False,
+        blocked_call=True,
+        others=others,
+    )

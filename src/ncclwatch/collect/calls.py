@@ -1,0 +1,176 @@
+"""The calls of one process: operations counted when they are launched, groups, and calls that have not returned.
+
+Between ``ncclGroupStart`` and the outermost ``ncclGroupEnd`` of a thread, operations are only enqueued; NCCL launches them all at
+that end (``src/group.cc``). A call's time is host time: it says nothing about when the GPU ran the operation.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from ncclwatch.collect.functions import algorithm_bytes, function
+from ncclwatch.collect.rates import RateWindow
+from ncclwatch.model.events import Function, Kind
+from ncclwatch.probes.functions import BLOCKING
+
+# Bounds on what one process can make us hold.
+MAX_THREADS = 1024
+MAX_COMMUNICATORS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call to NCCL as the calls plane saw it. ``nbytes`` as nccl-tests counts them, ``None`` when not known."""
+
+    name: str
+    time_ns: int
+    comm_hash: int = 0
+    comm_rank: int = -1
+    nranks: int = -1
+    count: int = 0
+    nbytes: int | None = None
+    peer: int = -1
+    tid: int = 0
+
+
+@dataclass(slots=True)
+class _Group:
+    """What a thread has enqueued since its outermost GroupStart; only sums are kept, so a group may hold any number of calls."""
+
+    depth: int = 0
+    operations: int = 0
+    nbytes: int = 0
+    last: Call | None = None
+
+
+@dataclass(slots=True)
+class CallTotals:
+    """Counted since the process was first watched."""
+
+    calls: int = 0
+    operations: int = 0
+    nbytes: int = 0
+    unsized: int = 0
+    """Operations whose bytes are not known: an unknown data type, or a communicator that could not be read."""
+
+
+@dataclass(slots=True)
+class CallTracker:
+    """State of one process, fed with its records in the order of the ring."""
+
+    begun_ns: int
+    leaves_seen: Collection[int] = BLOCKING
+    """Functions whose return is seen: only of these can it be said that a thread is still inside."""
+    totals: CallTotals = field(default_factory=CallTotals)
+    last: Call | None = None
+    """The newest operation that was launched."""
+    blocked: OrderedDict[int, Call] = field(default_factory=OrderedDict)
+    """Calls that may block, entered and not yet left, by thread, oldest first."""
+    newest_ns: int = 0
+    _groups: OrderedDict[int, _Group] = field(default_factory=OrderedDict)
+    _last_on: OrderedDict[tuple[int, str], Call] = field(default_factory=OrderedDict)
+    _rates: RateWindow = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._rates = RateWindow(2, self.begun_ns)
+
+    def feed(self, record: Mapping[str, int]) -> None:
+        """Take one record with the fields of ``struct nw_event`` as whole numbers."""
+        kind, number, tid = record["kind"], record["function"], record["tid"]
+        self.newest_ns = max(self.newest_ns, record["time_ns"])
+        if kind in (Kind.EXEC, Kind.EXIT):
+            self.forget_threads()
+            return
+        # A thread that makes or leaves a call is no longer inside the one it entered before.
+        self.blocked.pop(tid, None)
+        if kind != Kind.ENTER:
+            return
+        self.totals.calls += 1
+        call = _call(record)
+        if number == Function.GROUP_START:
+            self._open_group(tid)
+        elif number in (Function.GROUP_END, Function.GROUP_SIMULATE_END):
+            self._close_group(call, launch=number == Function.GROUP_END)
+        elif function(number).operation:
+            self._enqueue(call)
+        if number in self.leaves_seen:
+            self.blocked[tid] = call
+            if len(self.blocked) > MAX_THREADS:
+                self.blocked.popitem(last=False)
+
+    def per_second(self, now_ns: int) -> tuple[float, float]:
+        """(operations, bytes) launched per second, over the last seconds."""
+        operations, nbytes = self._rates.per_second(now_ns)
+        return operations, nbytes
+
+    def last_like(self, comm_hash: int, name: str) -> Call | None:
+        """The newest launched or enqueued call of this kind on this communicator."""
+        return self._last_on.get((comm_hash, name))
+
+    def records_lost(self) -> None:
+        """Records were lost: a GroupEnd may be among them, so what is enqueued counts as launched, and nothing as blocked."""
+        for group in self._groups.values():
+            self._launch(group, self.newest_ns)
+        self.forget_threads()
+
+    def forget_threads(self) -> None:
+        """The threads are gone (exec, exit), or what they do is no longer known."""
+        self._groups.clear()
+        self.blocked.clear()
+
+    def _open_group(self, tid: int) -> None:
+        group = self._groups.setdefault(tid, _Group())
+        group.depth += 1
+        if len(self._groups) > MAX_THREADS:
+            self._groups.popitem(last=False)
+
+    def _close_group(self, end: Call, *, launch: bool) -> None:
+        group = self._groups.get(end.tid)
+        if group is None:
+            # The group was opened before we watched: what it holds was never seen.
+            return
+        group.depth -= 1
+        if group.depth > 0:
+            return
+        del self._groups[end.tid]
+        if launch:
+            self._launch(group, end.time_ns)
+
+    def _enqueue(self, call: Call) -> None:
+        self._last_on[call.comm_hash, call.name] = call
+        self._last_on.move_to_end((call.comm_hash, call.name))
+        if len(self._last_on) > MAX_COMMUNICATORS:
+            self._last_on.popitem(last=False)
+        self.totals.unsized += call.nbytes is None
+        group = self._groups.get(call.tid)
+        single = group if group is not None else _Group()
+        single.operations += 1
+        single.nbytes += call.nbytes or 0
+        single.last = call
+        if group is None:
+            self._launch(single, call.time_ns)
+
+    def _launch(self, group: _Group, time_ns: int) -> None:
+        if not group.operations:
+            return
+        self.totals.operations += group.operations
+        self.totals.nbytes += group.nbytes
+        self._rates.add(time_ns, group.operations, group.nbytes)
+        self.last = group.last
+
+
+def _call(record: Mapping[str, int]) -> Call:
+    number, nranks = record["function"], record["nranks"]
+    return Call(
+        name=function(number).name,
+        time_ns=record["time_ns"],
+        comm_hash=record["comm_hash"],
+        comm_rank=record["rank"],
+        nranks=nranks,
+        count=record["count"],
+        nbytes=algorithm_bytes(number, record["count"], record["datatype"], nranks),
+        peer=record["peer"],
+        tid=record["tid"],
+    )

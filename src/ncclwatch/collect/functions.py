@@ -1,0 +1,93 @@
+"""What NCCL's exported functions mean for the aggregator: operations with their bytes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from ncclwatch.model import events
+
+
+class Bytes(Enum):
+    """How the ``count`` of a call relates to the data the operation is about.
+
+    The algorithm bandwidth of nccl-tests (``doc/PERFORMANCE.md``) takes the size of the whole buffer: count × element size, and
+    times the number of ranks where ``count`` is one rank's share.
+    """
+
+    NONE = 0
+    COUNT = 1
+    COUNT_TIMES_RANKS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Function:
+    """One exported function: its name for people, and what it is."""
+
+    name: str
+    operation: bool = False
+    data: Bytes = Bytes.NONE
+
+
+FUNCTIONS: dict[int, Function] = {
+    events.Function.ALL_REDUCE: Function("AllReduce", True, Bytes.COUNT),
+    events.Function.BROADCAST: Function("Broadcast", True, Bytes.COUNT),
+    events.Function.BCAST: Function("Broadcast", True, Bytes.COUNT),
+    events.Function.REDUCE: Function("Reduce", True, Bytes.COUNT),
+    events.Function.ALL_GATHER: Function("AllGather", True, Bytes.COUNT_TIMES_RANKS),
+    events.Function.REDUCE_SCATTER: Function("ReduceScatter", True, Bytes.COUNT_TIMES_RANKS),
+    events.Function.ALL_TO_ALL: Function("AlltoAll", True, Bytes.COUNT_TIMES_RANKS),
+    events.Function.GATHER: Function("Gather", True, Bytes.COUNT_TIMES_RANKS),
+    events.Function.SCATTER: Function("Scatter", True, Bytes.COUNT_TIMES_RANKS),
+    events.Function.SEND: Function("Send", True, Bytes.COUNT),
+    events.Function.RECV: Function("Recv", True, Bytes.COUNT),
+    events.Function.PUT_SIGNAL: Function("PutSignal", True, Bytes.COUNT),
+    events.Function.SIGNAL: Function("Signal", True),
+    events.Function.WAIT_SIGNAL: Function("WaitSignal", True),
+    events.Function.GROUP_START: Function("GroupStart"),
+    events.Function.GROUP_END: Function("GroupEnd"),
+    events.Function.GROUP_SIMULATE_END: Function("GroupSimulateEnd"),
+    events.Function.GET_UNIQUE_ID: Function("GetUniqueId"),
+    events.Function.COMM_INIT_RANK: Function("CommInitRank"),
+    events.Function.COMM_INIT_RANK_CONFIG: Function("CommInitRankConfig"),
+    events.Function.COMM_INIT_RANK_SCALABLE: Function("CommInitRankScalable"),
+    events.Function.COMM_INIT_ALL: Function("CommInitAll"),
+    events.Function.COMM_SPLIT: Function("CommSplit"),
+    events.Function.COMM_SHRINK: Function("CommShrink"),
+    events.Function.COMM_GROW: Function("CommGrow"),
+    events.Function.COMM_GET_UNIQUE_ID: Function("CommGetUniqueId"),
+    events.Function.COMM_FINALIZE: Function("CommFinalize"),
+    events.Function.COMM_DESTROY: Function("CommDestroy"),
+    events.Function.COMM_ABORT: Function("CommAbort"),
+    events.Function.COMM_REVOKE: Function("CommRevoke"),
+    events.Function.COMM_SUSPEND: Function("CommSuspend"),
+    events.Function.COMM_RESUME: Function("CommResume"),
+    events.Function.COMM_REGISTER: Function("CommRegister"),
+    events.Function.COMM_DEREGISTER: Function("CommDeregister"),
+    events.Function.WINDOW_REGISTER: Function("CommWindowRegister"),
+    events.Function.WINDOW_DEREGISTER: Function("CommWindowDeregister"),
+    events.Function.DEV_COMM_CREATE: Function("DevCommCreate"),
+    events.Function.DEV_COMM_DESTROY: Function("DevCommDestroy"),
+}
+
+_ELEMENT_BYTES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)
+"""Sizes by ``ncclDataType_t`` (``nccl.h``): int8, uint8, int32, uint32, int64, uint64, float16, float32, float64, bfloat16, and
+the two kinds of float8."""
+
+
+def function(number: int) -> Function:
+    """The function of a record; one that a newer tracer knows and we do not keeps its number as name."""
+    return FUNCTIONS.get(number) or Function(f"function {number}")
+
+
+def algorithm_bytes(number: int, count: int, datatype: int, nranks: int) -> int | None:
+    """Bytes the operation is about, as nccl-tests counts them; ``None`` where type or number of ranks is not known."""
+    meaning = function(number).data
+    if meaning is Bytes.NONE:
+        return 0
+    if not 0 <= datatype < len(_ELEMENT_BYTES):
+        return None
+    total = count * _ELEMENT_BYTES[datatype]
+    if meaning is Bytes.COUNT:
+        return total
+    return total * nranks if nranks > 0 else None

@@ -1,0 +1,168 @@
+"""Text for people: what comes from a target is cleaned and bounded here before anybody sees it.
+
+Process names, command lines, container ids and host names are chosen by whoever runs the job. Printed as they are they could move
+the cursor, recolour the terminal, or hide text; every surface passes them through ``clean`` first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import unicodedata
+from collections.abc import Iterable, Sequence
+from typing import TextIO
+
+# ECMA-48: CSI and two-byte escapes, OSC/DCS/PM/APC strings up to their terminator (or the end of the text).
+_ESCAPES = re.compile(
+    r"\x1b[\]PX^_].*?(?:\x07|\x1b\\|\x9c|$)|\x1b\[[0-?]*[ -/]*[@-~]?|\x9b[0-?]*[ -/]*[@-~]?|\x1b[ -/]*[0-~]?", re.DOTALL
+)
+
+ELLIPSIS = "…"
+
+
+def clean(text: str, limit: int = 200) -> str:
+    """``text`` without escape sequences, with every other control, format or unpaired surrogate character shown as ``?``.
+
+    At most ``limit`` characters come back; a longer text ends with an ellipsis.
+    """
+    # Bound first: a command line may hold megabytes, and the pattern need not see them.
+    text = _ESCAPES.sub("", text[: 4 * limit + 64])
+    shown = "".join("?" if unicodedata.category(ch)[0] == "C" or ch in "\u2028\u2029" else ch for ch in text)
+    return shown if len(shown) <= limit else shown[: max(limit - 1, 0)] + ELLIPSIS
+
+
+def ranges(numbers: Iterable[int]) -> str:
+    """Whole numbers as ascending ranges: ``0-1, 3``; the empty string for none."""
+    parts: list[str] = []
+    start = last = None
+    for number in sorted(set(numbers)):
+        if last is not None and number == last + 1:
+            last = number
+            continue
+        if start is not None:
+            parts.append(_range(start, last))
+        start = last = number
+    if start is not None:
+        parts.append(_range(start, last))
+    return ", ".join(parts)
+
+
+def _range(start: int, last: int | None) -> str:
+    return f"{start}" if last is None or last == start else f"{start}-{last}"
+
+
+def ranks(numbers: Sequence[int]) -> str:
+    """``rank 3`` or ``ranks 0-1, 3``."""
+    return f"{'rank' if len(set(numbers)) == 1 else 'ranks'} {ranges(numbers)}"
+
+
+def size(nbytes: float) -> str:
+    """A number of bytes in binary units: ``512 B``, ``1.5 KiB``, ``64 MiB``."""
+    value = float(nbytes)
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if abs(value) < 1000 or unit == "TiB":
+            break
+        value /= 1024
+    if unit == "B" or abs(value) >= 100 or value == int(value):
+        return f"{value:.0f} {unit}"
+    return f"{value:.1f} {unit}"
+
+
+def rate(per_second: float) -> str:
+    """Operations a second with as many digits as mean something; ``0`` for none."""
+    if per_second <= 0:
+        return "0"
+    if per_second < 0.1:
+        return "<0.1"
+    if per_second < 10:
+        return f"{per_second:.1f}"
+    return f"{per_second:,.0f}"
+
+
+def duration(seconds: float) -> str:
+    """A length of time: ``0.2s``, ``12s``, ``4m05s``, ``2h03m``, ``3d02h``."""
+    if seconds < 0:
+        seconds = 0.0
+    if seconds < 9.95:
+        return f"{seconds:.1f}s"
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole}s"
+    if whole < 3600:
+        return f"{whole // 60}m{whole % 60:02d}s"
+    if whole < 86400:
+        return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+    return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
+
+
+def width(text: str) -> int:
+    """Terminal cells that ``text`` takes: wide East Asian characters take two, combining marks none."""
+    return sum(0 if unicodedata.combining(ch) else 2 if unicodedata.east_asian_width(ch) in ("W", "F") else 1 for ch in text)
+
+
+def fit(text: str, cells: int) -> str:
+    """``text`` cut to at most ``cells`` terminal cells, with an ellipsis where it was cut."""
+    if width(text) <= cells:
+        return text
+    taken, used = [], 0
+    for ch in text:
+        step = width(ch)
+        if used + step > cells - 1:
+            break
+        taken.append(ch)
+        used += step
+    return "".join(taken) + ELLIPSIS if cells > 0 else ""
+
+
+def columns(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = (), gap: int = 2) -> list[str]:
+    """Lines of a table whose columns are aligned; ``right`` lists the indices aligned to the right.
+
+    The last column is never padded, and a column that is empty in every row is left out with its heading.
+    """
+    body = [tuple(row) for row in rows]
+    keep = [i for i in range(len(header)) if any(row[i] for row in body)]
+    table = [tuple(header[i] for i in keep), *(tuple(row[i] for i in keep) for row in body)]
+    widths = [max(width(line[i]) for line in table) for i in range(len(keep))]
+    lines = []
+    for line in table:
+        cells = []
+        for i, cell in enumerate(line):
+            pad = " " * (widths[i] - width(cell))
+            cells.append(pad + cell if keep[i] in right else cell + pad)
+        lines.append((" " * gap).join(cells).rstrip())
+    return lines
+
+
+class Style:
+    """Colours for a terminal; every method returns the text unchanged when standard output is none or does not want them."""
+
+    def __init__(self, stream: TextIO | None = None, *, enabled: bool | None = None) -> None:
+        stream = sys.stdout if stream is None else stream
+        if enabled is None:
+            # https://no-color.org: any non-empty value.
+            enabled = stream.isatty() and not os.environ.get("NO_COLOR") and os.environ.get("TERM", "dumb") != "dumb"
+        self.enabled = enabled
+
+    def _wrap(self, code: str, text: str) -> str:
+        return f"\x1b[{code}m{text}\x1b[0m" if self.enabled else text
+
+    def bold(self, text: str) -> str:
+        """Headings and what to look at first."""
+        return self._wrap("1", text)
+
+    def dim(self, text: str) -> str:
+        """What matters least."""
+        return self._wrap("2", text)
+
+    def bad(self, text: str) -> str:
+        """Something is wrong."""
+        return self._wrap("1;31", text)
+
+    def good(self, text: str) -> str:
+        """Something is well."""
+        return self._wrap("1;32", text)
+
+    def warn(self, text: str) -> str:
+        """Something is missing or uncertain."""
+        return self._wrap("1;33", text)
