@@ -1,0 +1,1 @@
+"""The calls plane: probe sites, BPF programs, their attachment and the records they write."""

@@ -1,0 +1,120 @@
+"""Read a BPF ring buffer in bulk: its pages are mapped and fixed-size records are decoded with numpy.
+
+Layout (``kernel/bpf/ringbuf.c``, Linux 5.8 to 6.18): the first page holds the consumer's position, the second the producer's,
+then come the data pages, twice in a row, so that a record that wraps around is contiguous. A record is a header of 8 bytes
+(length with the bits busy and discarded, page offset) and its data, rounded up to 8. Positions are bytes since the beginning.
+"""
+
+from __future__ import annotations
+
+import mmap
+import select
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ncclwatch.errors import NcclwatchError
+
+BUSY = np.uint32(1 << 31)
+DISCARDED = np.uint32(1 << 30)
+HEADER = 8
+PAGE = mmap.PAGESIZE
+
+
+class RingError(NcclwatchError):
+    """The ring holds something other than the records it was made for."""
+
+
+class RingReader:
+    """The consumer of a ring of records of one dtype; there must be only one.
+
+    ``fd`` is the map's descriptor, which stays the caller's; ``size`` the ring's size in bytes. On x86-64 loads and stores of
+    one core are seen in order, so no barrier is needed.
+    """
+
+    def __init__(self, fd: int, size: int, dtype: np.dtype[Any]) -> None:
+        self._consumer_page = mmap.mmap(fd, PAGE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=0)
+        self._producer_pages = mmap.mmap(fd, PAGE + 2 * size, mmap.MAP_SHARED, mmap.PROT_READ, offset=PAGE)
+        self._poll = select.epoll()
+        self._poll.register(fd, select.EPOLLIN)
+        self._decoder = RingDecoder(
+            np.frombuffer(self._consumer_page, np.uint64, 1),
+            np.frombuffer(self._producer_pages, np.uint64, 1),
+            np.frombuffer(self._producer_pages, np.uint8, 2 * size, PAGE),
+            dtype,
+        )
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait until there is a record, at most ``timeout_s`` seconds; whether there is one."""
+        if self._decoder.pending():
+            return True
+        self._poll.poll(max(timeout_s, 0.0))
+        return self._decoder.pending() > 0
+
+    def pending(self) -> int:
+        """Bytes that wait to be read."""
+        return self._decoder.pending()
+
+    def read(self) -> npt.NDArray[Any]:
+        """All finished records, and free their room; raises :class:`RingError`."""
+        return self._decoder.read()
+
+    def close(self) -> None:
+        """Unmap the ring; safe to do twice."""
+        if self._decoder is not None:
+            del self._decoder
+            self._decoder = None  # type: ignore[assignment]
+            self._poll.close()
+            self._consumer_page.close()
+            self._producer_pages.close()
+
+
+class RingDecoder:
+    """Decoding proper, on any memory: positions are arrays of one ``uint64``, ``data`` holds the data pages twice."""
+
+    def __init__(
+        self,
+        consumer: npt.NDArray[np.uint64],
+        producer: npt.NDArray[np.uint64],
+        data: npt.NDArray[np.uint8],
+        dtype: np.dtype[Any],
+    ) -> None:
+        self._consumer = consumer
+        self._producer = producer
+        self._data = data
+        self._mask = len(data) // 2 - 1
+        self._length = dtype.itemsize
+        self._slot = np.dtype(
+            {
+                "names": ["header", "record"],
+                "formats": ["<u4", dtype],
+                "offsets": [0, HEADER],
+                "itemsize": HEADER + (dtype.itemsize + 7 & ~7),
+            }
+        )
+        if len(data) & (len(data) - 1) or len(data) // 2 < self._slot.itemsize:
+            raise ValueError("the ring's size must be a power of two with room for a record")
+
+    def pending(self) -> int:
+        """Bytes between the consumer and the producer."""
+        return int(self._producer[0]) - int(self._consumer[0])
+
+    def read(self) -> npt.NDArray[Any]:
+        """Copy all records up to the first one that is still being written."""
+        position = int(self._consumer[0])
+        count = self.pending() // self._slot.itemsize
+        start = position & self._mask
+        slots = np.frombuffer(self._data, self._slot, count, start)
+        headers = slots["header"].copy()
+        busy = np.flatnonzero(headers & BUSY)
+        if busy.size:
+            count = int(busy[0])
+            headers = headers[:count]
+        lengths = headers & ~(BUSY | DISCARDED)
+        if (lengths != self._length).any():
+            raise RingError(f"the ring holds a record of {int(lengths[lengths != self._length][0])} bytes, not {self._length}")
+        records: npt.NDArray[Any] = slots["record"][:count][(headers & DISCARDED) == 0].copy()
+        # The copy is made: the kernel may use the room again.
+        self._consumer[0] = position + count * self._slot.itemsize
+        return records

@@ -1,0 +1,195 @@
+"""Where to probe: entry and return instructions of NCCL's exported functions, and what a hit of each costs.
+
+Return instructions are probed in place of uretprobes, because those replace the return address on the stack and so break
+unwinding of exactly the threads that hang. A breakpoint must never land inside an instruction: functions are disassembled
+(capstone) from their symbol to its end, and a function that does not decode to exactly its size gets no return sites.
+
+Costs: ``arch/x86/kernel/uprobes.c``, ``branch_setup_ops`` and ``push_setup_ops`` (Linux 5.8 to 6.18).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from ncclwatch.model.events import Function
+from ncclwatch.probes.functions import FUNCTIONS, FunctionSpec
+from ncclwatch.probes.map_layouts import SiteKind
+from ncclwatch.target.elf import ElfError, ElfFile, Symbol
+
+MAX_FUNCTION_SIZE = 1 << 20
+"""No exported function of NCCL comes near; a larger one is a damaged symbol."""
+_ENDBR64 = b"\xf3\x0f\x1e\xfa"
+_NOP5 = b"\x0f\x1f\x44\x00\x00"
+
+
+class CostClass(StrEnum):
+    """How the kernel steps over the probed instruction; it decides what a hit costs."""
+
+    EMULATED = "emulated"
+    OPTIMISED = "optimised"
+    SINGLE_STEPPED = "single-stepped"
+
+    @property
+    def typical_ns(self) -> int:
+        """A hit's cost in ns on a virtual machine, where traps cost most (Linux 6.18; tests/benchmarks/bench_probe_hit.py)."""
+        return {CostClass.EMULATED: 530, CostClass.OPTIMISED: 365, CostClass.SINGLE_STEPPED: 9900}[self]
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeSite:
+    """One instruction to probe. ``address`` is as linked, ``offset`` its place in the file."""
+
+    function: Function
+    symbol: str
+    kind: SiteKind
+    address: int
+    offset: int
+    instruction: str
+    code: bytes
+    cost: CostClass
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionSites:
+    """The sites of one exported function; ``problem`` says why its leave cannot be seen, or not on every path."""
+
+    function: Function
+    symbol: str
+    entry: ProbeSite
+    returns: tuple[ProbeSite, ...] = ()
+    problem: str = ""
+
+
+def cost_class(code: bytes) -> CostClass:
+    """The cost class of an instruction by its bytes.
+
+    Emulated are near jumps, calls and conditional jumps, the one-byte nop, and pushes of a general register; the five-byte nop is
+    replaced by a call from Linux 6.18 on and single-stepped or emulated before. Everything else is single-stepped.
+    """
+    if code == _NOP5:
+        return CostClass.OPTIMISED
+    first = code[0]
+    near_branch = first in (0xE8, 0xE9, 0xEB) or 0x70 <= first <= 0x7F or (first == 0x0F and 0x80 <= code[1] <= 0x8F)
+    push = (len(code) == 1 and 0x50 <= first <= 0x57) or (len(code) == 2 and first == 0x41 and 0x50 <= code[1] <= 0x57)
+    if near_branch or push or code == b"\x90":
+        return CostClass.EMULATED
+    return CostClass.SINGLE_STEPPED
+
+
+def code_range(elf: ElfFile, sites: Iterable[FunctionSites]) -> tuple[int, int]:
+    """Where NCCL's own code lies (addresses as linked): a call from in there is not the user's.
+
+    A library that exports NCCL and nothing else is NCCL altogether; of one that carries NCCL among other things (libtorch_cuda),
+    it is the stretch between the first and the last probed function, because the linker keeps an archive's members together.
+    """
+    starts = [found.entry.address for found in sites]
+    if not starts:
+        return 0, 0
+    executable = [s for s in elf.segments if s.type == 1 and s.flags & 1]
+    begin, end = min(s.address for s in executable), max(s.address + s.memory_size for s in executable)
+    foreign = len(elf.exports(r"(?!p?nccl)[A-Za-z_]\w*"))
+    ours = len(elf.exports(r"p?nccl[A-Z]\w*"))
+    if ours > foreign:
+        return begin, end
+    return min(starts), max(starts) + 1
+
+
+def find_sites(elf: ElfFile, functions: Iterable[Function] | None = None) -> tuple[FunctionSites, ...]:
+    """Sites of every function of NCCL the file has, in order of address; each address once.
+
+    ``functions`` restricts them. Raises :class:`ElfError` for a damaged file and for one that is not x86-64.
+    """
+    if elf.machine != 62:
+        raise ElfError(f"{elf.name} is not for x86-64", "ncclwatch probes x86-64 only")
+    wanted = set(FUNCTIONS if functions is None else functions)
+    exports = elf.exports(r"p?nccl[A-Z]\w*")
+    found: dict[int, FunctionSites] = {}
+    for spec in FUNCTIONS.values():
+        if spec.function not in wanted:
+            continue
+        for name in spec.symbols:
+            # A static NCCL keeps its functions hidden: they are in the symbol table only.
+            symbol = exports.get(name) or (elf.find(name) if not exports else None)
+            if symbol and symbol.address not in found and (sites := _function_sites(elf, spec, symbol)):
+                found[symbol.address] = sites
+    return tuple(found[address] for address in sorted(found))
+
+
+def _function_sites(elf: ElfFile, spec: FunctionSpec, symbol: Symbol) -> FunctionSites | None:
+    """Entry and return sites of one function, or ``None`` when the symbol is no code of the file."""
+    if not 0 < symbol.size <= MAX_FUNCTION_SIZE or elf.file_offset(symbol.address) is None:
+        return None
+    code = _disassemble(elf, symbol.address, symbol.size)
+    if not code:
+        return None
+    # After endbr64 nothing has changed yet, and the next instruction is mostly a push, which costs a twentieth.
+    first = code[1] if code[0].bytes == _ENDBR64 and len(code) > 1 else code[0]
+    entry = _site(elf, spec, symbol, SiteKind.ENTER, first)
+    returns, problem = _find_returns(elf, symbol, code)
+    sites = tuple(_site(elf, spec, symbol, SiteKind.LEAVE, instruction) for instruction in returns)
+    return FunctionSites(spec.function, symbol.name.removeprefix("p"), entry, sites, problem)
+
+
+def _disassemble(elf: ElfFile, address: int, size: int) -> list[Any]:
+    """The instructions of a stretch of code, as far as they decode."""
+    # capstone takes 10 MB: only who looks for sites pays for it.
+    import capstone
+
+    engine = capstone.Cs(capstone.CS_ARCH_X86, capstone.CS_MODE_64)
+    engine.detail = False
+    return list(engine.disasm(elf.read_address(address, size), address))
+
+
+def _find_returns(elf: ElfFile, symbol: Symbol, code: list[Any]) -> tuple[list[Any], str]:
+    """Return instructions of a function and of the parts that the compiler moved away, and what is wrong with them."""
+    stretches = [(symbol.address, symbol.size, code)]
+    plain = symbol.name.removeprefix("p")
+    parts = {part.address: part for name in (plain, "p" + plain) for part in elf.parts(name)}
+    stretches += [(part.address, part.size, _disassemble(elf, part.address, part.size)) for part in parts.values()]
+    for begin, size, instructions in stretches:
+        decoded = instructions[-1].address + instructions[-1].size - begin if instructions else 0
+        if decoded != size:
+            return [], f"leave unavailable: its code does not decode at {begin + decoded:#x}"
+    inside = [(begin, begin + size) for begin, size, _ in stretches]
+    returns, tail_calls, unknown_jumps = [], 0, 0
+    for _, _, instructions in stretches:
+        for instruction in instructions:
+            if instruction.mnemonic.split()[-1] in ("ret", "retq", "retn"):
+                returns.append(instruction)
+            elif instruction.mnemonic in ("jmp", "notrack jmp"):
+                target = _direct_target(instruction)
+                if target is None:
+                    unknown_jumps += 1
+                elif not any(begin <= target < end for begin, end in inside):
+                    tail_calls += 1
+    return returns, _describe_problem(len(returns), tail_calls, unknown_jumps, elf.is_stripped)
+
+
+def _describe_problem(returns: int, tail_calls: int, unknown_jumps: int, stripped: bool) -> str:
+    if not returns:
+        return "leave unavailable: it has no return instruction, it ends in a tail call"
+    if tail_calls and not stripped:
+        return f"leave incomplete: {tail_calls} exits are tail calls"
+    if tail_calls:
+        return f"leave may be incomplete: {tail_calls} jumps lead out of it (a stripped file does not say where to)"
+    # An indirect jump is a jump table as a rule; that it were a tail call cannot be excluded.
+    return f"leave may be incomplete: {unknown_jumps} indirect jumps" if unknown_jumps else ""
+
+
+def _direct_target(instruction: Any) -> int | None:
+    text = instruction.op_str
+    return int(text, 16) if text.startswith("0x") else None
+
+
+def _site(elf: ElfFile, spec: FunctionSpec, symbol: Symbol, kind: SiteKind, instruction: Any) -> ProbeSite:
+    offset = elf.file_offset(instruction.address)
+    if offset is None:
+        raise ElfError(f"{elf.name} is damaged: {symbol.name} lies outside of the file")
+    code = bytes(instruction.bytes)
+    text = f"{instruction.mnemonic} {instruction.op_str}".strip()
+    return ProbeSite(
+        spec.function, symbol.name.removeprefix("p"), kind, instruction.address, offset, text, code, cost_class(code)
+    )
