@@ -392,7 +392,8 @@ class _SymbolTable:
         return next(iter(self._at_offsets(re.compile(rb"(?=" + re.escape(name.encode()) + rb"\0)"))), None)
 
     def matching(self, pattern: str) -> list[Symbol]:
-        return self._at_offsets(re.compile(rb"(?<=\0)(?:" + pattern.encode() + rb")(?=\0)"))
+        # Not only behind a NUL: linkers let "ncclAllReduce" share the end of "pncclAllReduce".
+        return self._at_offsets(re.compile(rb"(?=(?:" + pattern.encode() + rb")\0)"))
 
     def named(self, name: str, source_file: str) -> list[Symbol]:
         if name.encode() not in self.names:
