@@ -18,6 +18,7 @@ from ncclwatch.target.commstate import MAGIC, CommReader, sane_header
 from ncclwatch.target.decode import Decoder, Values
 from ncclwatch.target.maps import Mapping
 from ncclwatch.target.memory import PAGE_SIZE, Range
+from ncclwatch.target.roots import pointers, proxy_states, read_windows, stack_windows
 
 MAX_COMMUNICATORS = 1024
 """Communicators of one process that are kept; a large Megatron job has some dozens."""
@@ -51,10 +52,14 @@ class Finder:
     ``hint``).
     """
 
-    def __init__(self, decoder: Decoder, comm_reader: CommReader, load_bias: int | None) -> None:
+    def __init__(
+        self, decoder: Decoder, comm_reader: CommReader, load_bias: int | None, library: tuple[int, int] | None = None
+    ) -> None:
         self._decoder = decoder
         self._comm_reader = comm_reader
         self._bias = load_bias
+        self._library = library
+        self._proxies: dict[int, int] = {}
         self.found: dict[int, str] = {}
         self.report = SearchReport()
         self._has_magic = decoder.layout.has("ncclComm.startMagic") and decoder.layout.has("ncclComm.endMagic")
@@ -70,18 +75,39 @@ class Finder:
         for address in gone:
             del self.found[address]
 
-    def search(self, byte_budget: int, deadline: float) -> bool:
-        """Go on searching until done, ``byte_budget`` bytes were looked at, or ``time.monotonic()`` passes ``deadline``;
-        whether done.
+    @property
+    def is_partial(self) -> bool:
+        """Whether a search was begun, is not at its end, and what was found does not account for all proxies."""
+        return self._pending is not None and not self.is_consistent()
+
+    def is_consistent(self) -> bool:
+        """Whether as many communicators are known as the process's proxies serve (``ncclProxyState.refCount``): then all that
+        communicate are found. False when the proxies are not known.
+        """
+        serving: dict[int, int] = {}
+        for address in self.found:
+            proxy = (self._comm_reader.header(address) or {}).get("proxyState") or 0
+            serving[proxy] = serving.get(proxy, 0) + 1
+        return bool(self._proxies) and all(serving.get(proxy, 0) >= count for proxy, count in self._proxies.items())
+
+    def search(self, byte_budget: int, deadline: float, *, stop_when_consistent: bool = False) -> bool:
+        """Go on searching until done, ``byte_budget`` bytes were looked at, or ``time.monotonic()`` passes ``deadline``.
+
+        ``stop_when_consistent`` ends the call as soon as :meth:`is_consistent`. Returns whether the search came to its end.
         """
         begin = time.monotonic()
-        limit = self.report.bytes_scanned + byte_budget
         if self._pending is None:
             self.report = SearchReport()
-            limit = byte_budget
             self._pending = self._stages()
+        limit = self.report.bytes_scanned + byte_budget
         finished = True
+        known = -1
         for _ in self._pending:
+            if stop_when_consistent and len(self.found) != known:
+                known = len(self.found)
+                if self.is_consistent():
+                    finished = False
+                    break
             if self.report.bytes_scanned >= limit or time.monotonic() >= deadline:
                 finished = False
                 break
@@ -166,6 +192,7 @@ class Finder:
         if self.kept_by_nccl():
             self.report.stages.append("kept by NCCL")
             return
+        yield from self._follow_roots()
         ordinary, huge = self._candidates()
         self.report.stages.append(f"{len(ordinary)} mappings")
         for start, end in ordinary:
@@ -174,6 +201,23 @@ class Finder:
             self.report.stages.append(f"{len(huge)} huge mappings")
         for start, end in huge:
             yield from self._probe_range(start, end)
+
+    def _follow_roots(self) -> Iterator[None]:
+        """Pointers on the threads' stacks, and the proxies they serve (see :mod:`ncclwatch.target.roots`)."""
+        reader = self._decoder.reader
+        reader.refresh_mappings()
+        stacks = read_windows(self._decoder, stack_windows(reader.mappings()))
+        self.report.stages.append(f"{len(stacks)} stacks")
+        if self._library is not None:
+            proxies = proxy_states(self._decoder, stacks, self._library)
+            self._proxies = {address: values["refCount"] or 1 for address, values in proxies.items()}
+            for values in proxies.values():
+                # ncclProxyState.comm: 2.28 and later.
+                self._accept(values["comm"] or 0, "kept-by-nccl")
+        yield
+        for candidate in self._probe(pointers(stacks, ALIGNMENT)):
+            self._accept(candidate, "magic" if self._has_magic else "invariants")
+        yield
 
     def _candidates(self) -> tuple[list[Range], list[Range]]:
         """(start, end) of the writable anonymous memory: what malloc uses first, then by size; and what is too large to be
@@ -203,7 +247,7 @@ class Finder:
                 pages = np.arange(address, min(address + CHUNK, run_start + run_size), PAGE_SIZE, dtype=np.uint64)
                 self.report.bytes_scanned += len(pages) * PAGE_SIZE
                 self.report.pages_probed += len(pages)
-                for candidate in self._probe(pages):
+                for candidate in self._probe(pages + np.uint64(ALIGNMENT)):
                     self._accept(candidate, "magic" if self._has_magic else "invariants")
                 yield
 
@@ -232,8 +276,8 @@ class Finder:
         own = places.astype(np.uint64) * np.uint64(8) + np.uint64(address) - np.uint64(offset)
         return [int(target) for target in targets[targets == own]]
 
-    def _probe(self, pages: NDArray[np.uint64]) -> list[int]:
-        starts = pages + np.uint64(ALIGNMENT)
+    def _probe(self, starts: NDArray[np.uint64]) -> list[int]:
+        """Which of many addresses look like a communicator's start."""
         if self._has_magic:
             return [int(start) for start in starts[self._decoder.reader.probe(starts) == np.uint64(MAGIC)]]
         offset = np.uint64(self._decoder.layout.member("ncclComm.intraComm0").offset)

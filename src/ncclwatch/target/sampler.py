@@ -24,6 +24,9 @@ FIRST_SEARCH_S = 5.0
 SEARCH_BYTES = 4 << 20
 """Bytes that one sample of a running session searches at most for communicators made since (about a millisecond)."""
 
+SEARCH_STEP_INTERVAL_S = 1.0
+"""Samples nearer together than this search once."""
+
 RESEARCH_INTERVAL_S = 30.0
 """How long after one complete search the next begins, where NCCL keeps no list of its own."""
 
@@ -46,26 +49,33 @@ class Sampler:
     is kept between samples; a recorder must read everything each time.
     """
 
-    def __init__(self, reader: MemoryReader, layout: Layout, load_bias: int | None, *, keep: bool = True) -> None:
+    def __init__(
+        self,
+        reader: MemoryReader,
+        layout: Layout,
+        load_bias: int | None,
+        *,
+        library: tuple[int, int] | None = None,
+        keep: bool = True,
+    ) -> None:
         self.reader = reader
         self.layout = layout
         self._keep = keep
         self.decoder = Decoder(reader, layout)
         self._comm_reader = CommReader(self.decoder, 5.0 if keep else 0.0)
-        self.finder = Finder(self.decoder, self._comm_reader, load_bias)
-        self._searched_at: float | None = None
+        self.finder = Finder(self.decoder, self._comm_reader, load_bias, library)
+        self._next_search = 0.0
 
     def search(self, seconds: float = FIRST_SEARCH_S) -> bool:
         """Look for communicators until everything was looked at or time is up; whether at least one is there."""
         self.reader.check()
-        if self.finder.search(1 << 62, time.monotonic() + seconds):
-            self._searched_at = time.monotonic()
+        done = self.finder.search(1 << 62, time.monotonic() + seconds, stop_when_consistent=True)
+        self._next_search = time.monotonic() + (RESEARCH_INTERVAL_S if done else SEARCH_STEP_INTERVAL_S)
         return bool(self.finder.found)
 
-    def expect(self, addresses: Mapping[int, str]) -> None:
-        """Take addresses that are known from elsewhere (an API call, a recording), if communicators are there."""
-        for address, how in addresses.items():
-            self.finder.hint(address, how)
+    def expect(self, addresses: Mapping[int, str]) -> bool:
+        """Take addresses that are known from elsewhere (an API call, a recording); whether communicators are at all of them."""
+        return sum(not self.finder.hint(address, how) for address, how in addresses.items()) == 0
 
     def sample(self, info: ProcessInfo, facts: ProcessFacts) -> ProcessSample:
         """One sample; raises :class:`ncclwatch.errors.TargetGoneError` when the process went away, also in the middle."""
@@ -102,12 +112,12 @@ class Sampler:
         if finder.kept_by_nccl():
             return
         now = time.monotonic()
-        due = self._searched_at is None or now - self._searched_at >= RESEARCH_INTERVAL_S
-        if due and self._keep and finder.search(SEARCH_BYTES, now + 0.005):
-            self._searched_at = time.monotonic()
-        if not finder.report.complete:
+        if self._keep and now >= self._next_search:
+            done = finder.search(SEARCH_BYTES, now + 0.002)
+            self._next_search = now + (RESEARCH_INTERVAL_S if done else SEARCH_STEP_INTERVAL_S)
+        if finder.is_partial:
             scanned = finder.report.bytes_scanned >> 20
-            self.decoder.truncated[f"communicators: memory searched so far {scanned} MiB"] = None
+            self.decoder.truncated[f"communicators: {scanned} MiB of memory searched so far"] = None
 
     def _with_host_connections(self, state: CommState) -> Communicator:
         return replace(state.record, host_connections=read_host_connections(self.decoder, state.connectors))

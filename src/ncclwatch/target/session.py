@@ -1,0 +1,131 @@
+"""A target process held open: what commands and the agent use to look at one rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Self
+
+from ncclwatch.errors import NcclwatchError, TargetError, TargetGoneError
+from ncclwatch.model.state import ProcessInfo, ProcessSample
+from ncclwatch.target.discover import FoundProcess, examine, layout_of
+from ncclwatch.target.layout import Layout
+from ncclwatch.target.maps import Mapping
+from ncclwatch.target.memory import LiveReader, RecordingReader
+from ncclwatch.target.process import GONE, context_switches, read_stat
+from ncclwatch.target.sampler import ProcessFacts, Sampler
+
+MAX_COUNTED_THREADS = 128
+"""Context switches are one file a thread: with more threads they are left out, a sample must stay cheap."""
+
+
+class TargetProcess:
+    """One process that carries NCCL, opened for reading. Never stops, signals or writes to it.
+
+    ``info`` says which process it is (its rank may come from the largest communicator, then ``rank_source`` is
+    ``"communicator"``), ``layout`` where NCCL's members lie in its build. Use as a context manager, or call ``close``.
+    """
+
+    def __init__(self, found: FoundProcess, layout: Layout, reader: LiveReader, *, recording: bool = False) -> None:
+        self.info: ProcessInfo = found.info
+        self.layout = layout
+        self.load_bias: int | None = found.binary.bias
+        self._reader = reader
+        self._recorder = RecordingReader(reader) if recording else None
+        self._sampler = Sampler(
+            self._recorder or reader, layout, self.load_bias, library=(found.binary.base, found.binary.end), keep=not recording
+        )
+
+    @classmethod
+    def open(cls, pid: int, *, recording: bool = False) -> TargetProcess:
+        """Open a process, and prove that NCCL's memory in it can be read before reporting success.
+
+        A process without communicators yet is fine: the proof then is one structure of the library itself. Raises
+        :class:`TargetError` (no NCCL, unknown build, nothing sane could be read), :class:`TargetGoneError`,
+        :class:`ncclwatch.errors.PrivilegeError`.
+        """
+        # The reader first: it pins the address space, so that an exec during the examination is noticed.
+        reader = LiveReader(pid)
+        try:
+            found = examine(pid)
+            target = cls(found, layout_of(found), reader, recording=recording)
+            target._prove(found)
+        except BaseException:
+            reader.close()
+            raise
+        return target
+
+    @property
+    def pid(self) -> int:
+        """The pid in the agent's pid namespace."""
+        return self.info.pid
+
+    def sample(self) -> ProcessSample:
+        """Look at the process now; raises :class:`TargetGoneError` once it exited or replaced itself, also in the middle."""
+        facts = self._facts()
+        if self._recorder is not None:
+            self._recorder.start_sample()
+        try:
+            sample = self._sampler.sample(self.info, facts)
+        except (NcclwatchError, MemoryError):
+            raise
+        except Exception:
+            # Memory of another program under the old addresses makes no sense: say that the process is gone, if it is.
+            self._reader.check()
+            raise
+        self.info = sample.process
+        return sample
+
+    def record(self) -> tuple[ProcessSample, dict[int, bytes], dict[int, str]]:
+        """A sample with the pages it was read from (address → content) and the communicators found; needs ``recording=True``."""
+        if self._recorder is None:
+            raise ValueError("not opened for recording")
+        sample = self.sample()
+        return sample, dict(self._recorder.pages), dict(self._sampler.finder.found)
+
+    def hint_communicator(self, address: int) -> bool:
+        """Take the address of a communicator that an API call showed; whether one is there (it may still be initialising)."""
+        return self._sampler.expect({address: "hint"})
+
+    def mappings(self) -> Sequence[Mapping]:
+        """The memory map as last read."""
+        return self._reader.mappings()
+
+    def search(self, seconds: float = 5.0) -> bool:
+        """Go on looking for communicators for at most ``seconds``; whether there are any."""
+        return self._sampler.search(seconds)
+
+    def close(self) -> None:
+        """Let go of the process."""
+        self._reader.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def _facts(self) -> ProcessFacts:
+        now, wall = time.monotonic_ns(), time.time_ns()
+        try:
+            stat = read_stat(self.pid)
+        except TargetGoneError:
+            raise TargetGoneError(f"process {self.pid} exited", "list the NCCL processes with 'ncclwatch ps'") from None
+        if stat.start_time != self.info.key.start_time:
+            raise TargetGoneError(f"pid {self.pid} is another process now", "list the NCCL processes with 'ncclwatch ps'")
+        if stat.state in ("Z", GONE):
+            raise TargetGoneError(f"process {self.pid} exited", "list the NCCL processes with 'ncclwatch ps'")
+        switches = context_switches(self.pid) if stat.threads <= MAX_COUNTED_THREADS else None
+        return ProcessFacts(now, wall, stat.state, stat.cpu_time_ns, switches)
+
+    def _prove(self, found: FoundProcess) -> None:
+        """One sane read: the library's first bytes are an ELF header, and if communicators are there one can be decoded."""
+        if self._reader.read_many([(found.binary.base, 4)])[0] != b"\x7fELF":
+            raise TargetError(
+                f"the memory of process {self.pid} does not show its {found.binary.path}",
+                "is it exiting? look again with 'ncclwatch ps'",
+            )
+        if self._sampler.search():
+            self.sample()
+        self._reader.check()
