@@ -47,7 +47,7 @@ OPERATION_DTYPE = np.dtype(
 DEFAULT_DEPTH = 32
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Signature:
     """What all ranks must agree on in one collective (root only where the operation has one)."""
 
