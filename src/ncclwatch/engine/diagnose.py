@@ -150,11 +150,11 @@ def _halted(
         culprits.append(observed_culprit(job, member, sink.waits if sink else (), (), explain.halted_reason(member)))
         evidence.append(explain.halted_evidence(member))
         if sink is not None:
-            evidence += [wait.text for wait in sink.waits]
+            evidence += explain.wait_lines(sink.waits)
             victims |= sink.victims
     for sink in ended:
         culprits.append(absent_culprit(job, sink, "has ended: it is not among the processes of its host, or its peers lost it"))
-        evidence += [wait.text for wait in sink.waits]
+        evidence += explain.wait_lines(sink.waits)
         victims |= sink.victims
     evidence += [line for member in job.members for line in explain.error_lines(member)]
     any_gone = bool(ended) or any(member.gone for member in halted)
@@ -223,7 +223,7 @@ def _deadlock(job: Job, cycles: Sequence[Sink], still: float, time: float, confi
         for member in job.members
         if member.index in members
     ]
-    evidence = [wait.text for wait in inside]
+    evidence = explain.wait_lines(inside)
     return explain.build(job, VerdictClass.DEADLOCK, culprits, victims, evidence, still=still, time=time, confidence=confidence)
 
 
@@ -241,13 +241,13 @@ def _ranks_behind(
         verdict_class, reason = _classify_rank(member, sink)
         classes.append(verdict_class)
         culprits.append(observed_culprit(job, member, sink.waits, sink.stalls, reason))
-        evidence += [wait.text for wait in sink.waits] + [mark.text for mark in sink.stalls]
+        evidence += explain.wait_lines(sink.waits) + [mark.text for mark in sink.stalls]
         evidence += explain.count_lines(job, member)
         victims |= sink.victims
     victims |= explain.fellows(job, culprits)
     victims -= {member.index for sink in sinks if (member := sink.member(job)) is not None}
     worst = max(classes, key=SEVERITY.index)
-    notes = [wait.text for sink in unseen for wait in sink.waits]
+    notes = explain.wait_lines(wait for sink in unseen for wait in sink.waits)
     return explain.build(job, worst, culprits, victims, evidence, still=still, time=time, confidence=confidence, unobserved=notes)
 
 
@@ -288,9 +288,9 @@ def _links(job: Job, sinks: Sequence[Sink], unseen: Sequence[Sink], still: float
             if found is not None:
                 reason = "one end of the link on which data does not arrive"
                 culprits.append(observed_culprit(job, found[0], sink.waits, (), reason, link=link))
-        evidence += [wait.text for wait in sink.waits]
+        evidence += explain.wait_lines(sink.waits)
         victims |= sink.victims
-    notes = [wait.text for sink in unseen for wait in sink.waits]
+    notes = explain.wait_lines(wait for sink in unseen for wait in sink.waits)
     return explain.build(
         job, VerdictClass.HARDWARE, culprits, victims, evidence, still=still, time=time, confidence=min(confidence, 0.7),
         unobserved=notes,

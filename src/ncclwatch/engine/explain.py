@@ -112,7 +112,7 @@ def too_early(job: Job, still: float, patience: float, time: float) -> Verdict:
 def ambiguous_cycle(job: Job, inside: Sequence[Wait], still: float, time: float) -> Verdict:
     """Ranks wait for each other inside one operation, which by itself names nobody."""
     text = f"{_count(job)}: ranks wait for each other inside one operation; what was read does not single one out"
-    evidence = tuple(dict.fromkeys([wait.text for wait in inside]))[:EVIDENCE_LINES]
+    evidence = tuple(wait_lines(inside))[:EVIDENCE_LINES]
     return Verdict(VerdictClass.UNKNOWN, text, time=time, evidence=(*evidence, _stillness(job, still)))
 
 
@@ -126,12 +126,27 @@ def unseen(job: Job, sinks: Sequence[Sink], waits: Waits, still: float, time: fl
     absent = any(isinstance(sink.nodes[0], AbsentNode) for sink in sinks)
     what = "was not observed" if absent else "is joined by a transport the host cannot see into"
     text = f"{_count(job)}: nothing moves; the waits lead to {', '.join(dict.fromkeys(names)) or 'no rank'}, which {what}"
-    evidence = tuple(dict.fromkeys([wait.text for sink in sinks for wait in sink.waits] or [w.text for w in waits.edges]))
+    evidence = tuple(wait_lines([wait for sink in sinks for wait in sink.waits] or waits.edges))
     steps = ("attach to the processes of the ranks named as well",) if absent else ()
     return Verdict(
         VerdictClass.UNKNOWN, text, time=time, evidence=(*evidence[:EVIDENCE_LINES], _stillness(job, still)),
         unobserved=(*hidden_by_transports(job), *missing_signals(job)), next_steps=steps,
     )  # fmt: skip
+
+
+def wait_lines(waits: Iterable[Wait]) -> list[str]:
+    """Waits as evidence: one line for all channels between the same two ranks that stand for the same reason."""
+    first: dict[object, Wait] = {}
+    channels: dict[object, set[int]] = {}
+    for wait in waits:
+        same = (wait.waiter, wait.target, wait.why, wait.end.operation.direction if wait.end else None)
+        first.setdefault(same, wait)
+        channels.setdefault(same, set()).add(wait.key.channel)
+    lines = []
+    for key, wait in first.items():
+        more = len(channels[key]) - 1
+        lines.append(wait.text + (f" (and {more} more channel{'s' if more > 1 else ''})" if more else ""))
+    return lines
 
 
 # --- parts -------------------------------------------------------------------------------------------------------------

@@ -53,19 +53,19 @@ Node = RankNode | AbsentNode | LinkNode | HiddenNode
 
 
 class Why(StrEnum):
-    """Why one side needs the other."""
+    """Why one side needs the other, as the clause that follows its name."""
 
-    NO_OPERATION = "has no operation open for it"
-    NOT_BEGUN = "has the operation queued but its proxy has not begun it"
-    GPU_NOT_READY = "its GPU has not produced the data"
-    NOT_TRANSMITTED = "its proxy has not sent data that is ready"
-    IN_NETWORK = "data was handed to the network and not delivered"
-    LEFT_BEHIND = "has already gone past this step"
-    NO_BUFFER = "has no receive buffer open"
-    NOT_TAKEN = "does not take the data sent"
-    EMPTY = "has written nothing more into shared memory"
-    FULL = "does not consume what lies in shared memory"
-    UNOBSERVED = "was not observed"
+    NO_OPERATION = "which has no operation open for it"
+    NOT_BEGUN = "whose proxy has not begun the operation that is queued for it"
+    GPU_NOT_READY = "whose GPU has not produced the data"
+    NOT_TRANSMITTED = "whose proxy has not sent data that is ready"
+    IN_NETWORK = "data was handed to the network and has not arrived"
+    LEFT_BEHIND = "which has already gone past this step"
+    NO_BUFFER = "which has no receive buffer open"
+    NOT_TAKEN = "which does not take the data sent"
+    EMPTY = "which has written nothing more into shared memory"
+    FULL = "which does not consume what lies in shared memory"
+    UNOBSERVED = "which was not observed"
 
 
 class Stall(StrEnum):
@@ -149,20 +149,17 @@ class _Builder:
 
     def edge(self, end: End, target: Node, why: Why, numbers: str) -> None:
         key = end.key
-        other = key.destination if end.operation.direction is Direction.SEND else key.source
-        text = (
-            f"{end.member.label} waits for {self.job.rank_name(key.comm_hash, other)}: {_operation_text(end)}, "
-            f"channel {key.channel}, {numbers}; {self.job.rank_name(key.comm_hash, other)} {why}"
-        )
+        where = f"{_operation_text(end)}, channel {key.channel}, {numbers}"
         if isinstance(target, LinkNode):
-            text = (
-                f"{self.job.rank_name(key.comm_hash, key.source)} → {self.job.rank_name(key.comm_hash, key.destination)}: "
-                f"{_operation_text(end)}, channel {key.channel}, {numbers}; {why}"
-            )
+            path = f"{self.job.rank_name(key.comm_hash, key.source)} → {self.job.rank_name(key.comm_hash, key.destination)}"
+            text = f"{path}: {why}: {where}"
+        else:
+            other = key.destination if end.operation.direction is Direction.SEND else key.source
+            text = f"{end.member.label} waits for {self.job.rank_name(key.comm_hash, other)}, {why}: {where}"
         self.waits.edges.append(Wait(RankNode(end.member.index), target, why, key, text, end))
 
     def stall(self, end: End, stall: Stall, numbers: str) -> None:
-        text = f"{end.member.label}: {_operation_text(end)}, channel {end.key.channel}, {numbers}; {stall}"
+        text = f"{end.member.label}: {stall}: {_operation_text(end)}, channel {end.key.channel}, {numbers}"
         self.waits.stalls.append(StallMark(end.member, stall, end.key, text, end))
 
     # --- network, sending side -------------------------------------------------------------------------------------
@@ -290,13 +287,13 @@ class _Builder:
             why = Why.UNOBSERVED if isinstance(target, AbsentNode) else Why.FULL
             peer = self.job.rank_name(group.hash, conn.peer)
             numbers = f"shared memory, channel {conn.channel}, {waiting} steps lie unread"
-            text = f"{member.label} waits for {peer}: {numbers}; {peer} {why}"
+            text = f"{member.label} waits for {peer}, {why}: {numbers}"
             self.waits.edges.append(Wait(RankNode(member.index), target, why, key, text))
         elif conn.direction is Direction.RECV and 0 < waiting <= CONNECTION_SLOTS:
             key = ConnectionKey(group.hash, conn.channel, conn.peer, rank, conn.connection_index > 0)
             text = (
-                f"{member.label}: shared memory from {self.job.rank_name(group.hash, conn.peer)}, channel {conn.channel}, "
-                f"{waiting} steps lie unread; {Stall.GPU_NOT_CONSUMING}"
+                f"{member.label}: {Stall.GPU_NOT_CONSUMING}: shared memory from {self.job.rank_name(group.hash, conn.peer)}, "
+                f"channel {conn.channel}, {waiting} steps lie unread"
             )
             self.waits.stalls.append(StallMark(member, Stall.GPU_NOT_CONSUMING, key, text))
 
@@ -324,7 +321,7 @@ class _Builder:
             why = Why.UNOBSERVED if isinstance(target, AbsentNode) else Why.EMPTY
             peer = self.job.rank_name(key.comm_hash, conn.peer)
             numbers = f"shared memory, channel {conn.channel}, all {conn.tail} steps read"
-            text = f"{member.label} waits for {peer}: {numbers}; {peer} {why}"
+            text = f"{member.label} waits for {peer}, {why}: {numbers}"
             self.waits.edges.append(Wait(RankNode(member.index), target, why, key, text))
 
     def hidden_neighbours(self, mark: StallMark, other: int, member: Member, communicator: Communicator) -> None:
