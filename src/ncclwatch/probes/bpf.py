@@ -52,6 +52,7 @@ class MapType(IntEnum):
 
     HASH = 1
     ARRAY = 2
+    PROG_ARRAY = 3
     PERCPU_HASH = 5
     PERCPU_ARRAY = 6
     LRU_HASH = 9

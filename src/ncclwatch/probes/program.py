@@ -69,7 +69,7 @@ class Image:
                 MapShape(str(m["name"]), MapType(m["type"]), *(int(m[k]) for k in ("key_size", "value_size", "entries", "flags")))
                 for m in data["maps"]
             )
-            programs = {str(name): base64.b64decode(code) for name, code in data["programs"].items()}
+            programs = {str(name): base64.b64decode(code, validate=True) for name, code in data["programs"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CompileError(f"the BPF compiler process answered nonsense ({error})", "install the package again") from None
         return Image(maps, programs)

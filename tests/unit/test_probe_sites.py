@@ -1,0 +1,199 @@
+"""Choosing instructions to probe, on small libraries compiled here that look like NCCL to a linker."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ncclwatch.model.events import Function
+from ncclwatch.probes.sites import CostClass, code_range, cost_class, find_sites
+from ncclwatch.target.elf import ElfError, ElfFile
+
+pytestmark = pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc")
+
+SOURCE = r"""
+        .text
+        .macro function name
+        .globl  p\name
+        .type   p\name, @function
+p\name:
+        .weak   \name
+        .set    \name, p\name
+        .endm
+
+function ncclAllReduce                  # two returns, a jump between them
+        push    %rbp
+        test    %edi, %edi
+        jne     1f
+        pop     %rbp
+        ret
+1:      jmp     2f
+2:      mov     $1, %eax
+        pop     %rbp
+        ret
+        .size   pncclAllReduce, .-pncclAllReduce
+
+function ncclBcast                      # a tail call and nothing else
+        mov     %rdi, %rsi
+        jmp     pncclAllReduce
+        .size   pncclBcast, .-pncclBcast
+
+function ncclGroupEnd                   # endbr64 first, an indirect jump, a return in a part that was moved away
+        endbr64
+        push    %r12
+        cmp     $3, %edi
+        ja      pncclGroupEnd.cold
+        jmp     *%rax
+        pop     %r12
+        ret     $8
+        .size   pncclGroupEnd, .-pncclGroupEnd
+
+        .type   pncclGroupEnd.cold, @function
+pncclGroupEnd.cold:
+        pop     %r12
+        ret
+        .size   pncclGroupEnd.cold, .-pncclGroupEnd.cold
+
+function ncclSend                       # its size ends inside an instruction: what follows it cannot be trusted
+        .byte   0x0f, 0x1f, 0x44, 0x00, 0x00
+        ret
+        movabs  $0x1122334455667788, %rax
+        .size   pncclSend, .-pncclSend-3
+"""
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    folder = tmp_path_factory.mktemp("sites")
+
+    def compile_library(name: str, *flags: str, source: str = SOURCE) -> Path:
+        path = folder / f"{name}.S"
+        path.write_text(source)
+        library = folder / f"{name}.so"
+        subprocess.run(["gcc", "-shared", "-nostdlib", "-o", library, path, *flags], check=True, timeout=60)
+        return library
+
+    return compile_library
+
+
+@pytest.fixture(scope="module")
+def library(build: Callable[..., Path]) -> Path:
+    return build("library")
+
+
+def test_aliases_are_probed_once_under_their_public_name(library: Path) -> None:
+    with ElfFile.open(library) as elf:
+        sites = find_sites(elf)
+    assert [site.symbol for site in sites] == ["ncclAllReduce", "ncclBcast", "ncclGroupEnd", "ncclSend"]
+    assert [site.function for site in sites] == [Function.ALL_REDUCE, Function.BCAST, Function.GROUP_END, Function.SEND]
+
+
+def test_every_return_is_found_and_lies_on_a_return_instruction(library: Path) -> None:
+    with ElfFile.open(library) as elf:
+        found = {site.function: site for site in find_sites(elf)}[Function.ALL_REDUCE]
+        assert found.problem == ""
+        assert found.entry.instruction == "push rbp"
+        assert found.entry.cost is CostClass.EMULATED
+        assert len(found.returns) == 2
+        for site in (found.entry, *found.returns):
+            assert library.read_bytes()[site.offset : site.offset + len(site.code)] == site.code
+        assert {site.code for site in found.returns} == {b"\xc3"}
+        assert {site.cost for site in found.returns} == {CostClass.SINGLE_STEPPED}
+
+
+def test_a_function_that_ends_in_a_tail_call_has_no_leave(library: Path) -> None:
+    with ElfFile.open(library) as elf:
+        found = {site.function: site for site in find_sites(elf)}[Function.BCAST]
+    assert found.returns == ()
+    assert found.problem == "leave unavailable: it has no return instruction, it ends in a tail call"
+
+
+def test_parts_moved_away_by_the_compiler_belong_to_the_function(library: Path) -> None:
+    with ElfFile.open(library) as elf:
+        found = {site.function: site for site in find_sites(elf)}[Function.GROUP_END]
+    assert [site.code for site in found.returns] == [b"\xc2\x08\x00", b"\xc3"]
+    assert found.problem == "leave may be incomplete: 1 indirect jumps"
+    assert found.entry.instruction == "push r12", "endbr64 is stepped over: the push after it costs a twentieth"
+
+
+def test_code_that_does_not_decode_to_its_end_gets_no_return_sites(library: Path) -> None:
+    with ElfFile.open(library) as elf:
+        found = {site.function: site for site in find_sites(elf)}[Function.SEND]
+    assert found.returns == ()
+    assert found.problem.startswith("leave unavailable: its code does not decode at ")
+    assert found.entry.cost is CostClass.OPTIMISED
+
+
+def test_a_stripped_library_says_that_parts_may_be_missing(build: Callable[..., Path]) -> None:
+    with ElfFile.open(build("stripped", "-s")) as elf:
+        found = {site.function: site for site in find_sites(elf)}[Function.ALL_REDUCE]
+        bcast = {site.function: site for site in find_sites(elf)}[Function.BCAST]
+    assert len(found.returns) == 2
+    assert found.problem == ""
+    assert bcast.problem.startswith("leave unavailable")
+
+
+def test_only_the_functions_asked_for(library: Path) -> None:
+    with ElfFile.open(library) as elf:
+        assert [site.function for site in find_sites(elf, [Function.SEND])] == [Function.SEND]
+        assert find_sites(elf, []) == ()
+
+
+def test_a_library_of_another_kind_has_no_sites(build: Callable[..., Path]) -> None:
+    other = build("other", source=".text\n.globl foo\n.type foo,@function\nfoo: ret\n.size foo,.-foo\n")
+    with ElfFile.open(other) as elf:
+        assert find_sites(elf) == ()
+        assert code_range(elf, ()) == (0, 0)
+
+
+def test_another_machine_is_refused(library: Path, tmp_path: Path) -> None:
+    data = bytearray(library.read_bytes())
+    data[18:20] = (183).to_bytes(2, "little")  # e_machine of aarch64
+    path = tmp_path / "arm.so"
+    path.write_bytes(data)
+    with ElfFile.open(path) as elf, pytest.raises(ElfError, match="x86-64 only"):
+        find_sites(elf)
+
+
+def test_code_range_of_a_library_that_is_nccl_and_of_one_that_carries_it(build: Callable[..., Path], library: Path) -> None:
+    with ElfFile.open(library) as elf:
+        sites = find_sites(elf)
+        begin, end = code_range(elf, sites)
+        assert begin <= sites[0].entry.address
+        assert sites[-1].entry.address < end
+        assert code_range(elf, sites) == (begin, end)
+    others = "".join(
+        f"\n.globl torch{n}\n.type torch{n},@function\ntorch{n}: ret\n.size torch{n},.-torch{n}\n" for n in range(40)
+    )
+    with ElfFile.open(build("torch", source=SOURCE + others)) as elf:
+        sites = find_sites(elf)
+        begin, end = code_range(elf, sites)
+        assert (begin, end - 1) == (sites[0].entry.address, sites[-1].entry.address)
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("55", CostClass.EMULATED),  # push rbp
+        ("4157", CostClass.EMULATED),  # push r15
+        ("90", CostClass.EMULATED),
+        ("eb10", CostClass.EMULATED),
+        ("e900000000", CostClass.EMULATED),
+        ("e800000000", CostClass.EMULATED),
+        ("7505", CostClass.EMULATED),
+        ("0f8500000000", CostClass.EMULATED),
+        ("0f1f440000", CostClass.OPTIMISED),
+        ("c3", CostClass.SINGLE_STEPPED),
+        ("f30f1efa", CostClass.SINGLE_STEPPED),  # endbr64
+        ("4883ec10", CostClass.SINGLE_STEPPED),  # sub rsp, 16
+        ("0fb6c0", CostClass.SINGLE_STEPPED),  # movzx: the same first byte as a conditional jump
+        ("6655", CostClass.SINGLE_STEPPED),  # push bp
+        ("4055", CostClass.SINGLE_STEPPED),  # push rbp with a needless prefix
+    ],
+)
+def test_cost_classes(code: str, expected: CostClass) -> None:
+    assert cost_class(bytes.fromhex(code)) is expected
