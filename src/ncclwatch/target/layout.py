@@ -191,7 +191,9 @@ def _resolve(layout: Layout, path: str) -> Member:
     head, *steps = _split(path)
     if not steps:
         raise MissingMemberError(path, layout.version, f"member path {path!r}")
-    struct = layout.struct(head)
+    if head not in layout.structs:
+        raise MissingMemberError(path, layout.version, f"structure {head}")
+    struct = layout.structs[head]
     offset = 0
     walked = head
     member: Member | None = None
@@ -208,7 +210,9 @@ def _resolve(layout: Layout, path: str) -> Member:
         if number + 1 < len(steps):
             if member.kind != "struct":
                 raise MissingMemberError(path, layout.version, f"structure at {walked}")
-            struct = layout.struct(member.type_name)
+            if member.type_name not in layout.structs:
+                raise MissingMemberError(path, layout.version, f"structure {member.type_name}")
+            struct = layout.structs[member.type_name]
     assert member is not None  # noqa: S101 - the loop ran at least once
     return replace(member, offset=offset)
 
