@@ -121,7 +121,7 @@ def lockdown(root: Path) -> Finding:
 
 
 def tracing(root: Path) -> Iterator[Finding]:
-    """Uprobes: the perf event source, and tracefs, which BCC writes to when it detaches."""
+    """Uprobes: the perf event source; tracefs is for other tools."""
     pmu = read(root, "sys/bus/event_source/devices/uprobe/type")
     if pmu is None:
         hint = "a kernel with CONFIG_UPROBE_EVENTS is needed to trace calls; 'dump' and 'diagnose' still work"
@@ -132,7 +132,7 @@ def tracing(root: Path) -> Iterator[Finding]:
         if (root / place / "uprobe_events").exists():
             yield Finding("tracefs", Level.OK, f"mounted at /{place}", data={"path": f"/{place}"})
             return
-    yield Finding("tracefs", Level.GAP, "not mounted", "mount -t tracefs tracefs /sys/kernel/tracing")
+    yield Finding("tracefs", Level.INFO, "not mounted (probes are placed without it)")
 
 
 def bpf_settings(root: Path) -> Iterator[Finding]:

@@ -35,13 +35,13 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("ps")(ps.ps)
-app.command("dump")(dump.dump)
-app.command("snapshot")(snapshot.snapshot)
-app.command("diagnose")(diagnose.diagnose)
-app.command("attach")(attach.attach)
-app.command("doctor")(doctor.doctor)
-app.command("version")(version.version)
+app.command("ps", short_help="The NCCL processes of this node.")(ps.ps)
+app.command("dump", short_help="What NCCL believes: communicators, unfinished steps.")(dump.dump)
+app.command("snapshot", short_help="Record what a diagnosis needs into a file.")(snapshot.snapshot)
+app.command("diagnose", short_help="Which rank holds the job up, from outside, now.")(diagnose.diagnose)
+app.command("attach", short_help="Watch a job live.")(attach.attach)
+app.command("doctor", short_help="What works here, and what to do about each gap.")(doctor.doctor)
+app.command("version", short_help="Print the version.")(version.version)
 
 
 @app.callback(invoke_without_command=True)
@@ -59,8 +59,9 @@ def run(arguments: Sequence[str] | None = None) -> int:
         # A terminal whose encoding lacks a character shows "?" instead of ending the command.
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="replace")
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        status = app(args=list(sys.argv[1:] if arguments is None else arguments), prog_name="ncclwatch", standalone_mode=False)
+        status = app(args=arguments, prog_name="ncclwatch", standalone_mode=False)
         sys.stdout.flush()
     except NcclwatchError as error:
         return _fail(str(error), error.status)
@@ -70,7 +71,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
     except Exception as error:
         if hasattr(error, "format_message") and hasattr(error, "exit_code"):
-            return _usage(error)
+            return _usage(error, arguments)
         return _bug(error)
     return int(status) if isinstance(status, int) else ExitStatus.OK
 
@@ -80,16 +81,21 @@ def main() -> None:
     sys.exit(run())
 
 
-def _usage(error: Exception) -> int:
+def _command_path(arguments: Sequence[str]) -> str:
+    """``ncclwatch dump`` when the command could be told, else ``ncclwatch``."""
+    names = {command.name for command in app.registered_commands}
+    return next((f"ncclwatch {word}" for word in arguments[:1] if word in names), "ncclwatch")
+
+
+def _usage(error: Exception, arguments: Sequence[str]) -> int:
     """typer's own usage errors, told in our way."""
     message = str(error.format_message()).strip() if hasattr(error, "format_message") else str(error)
     context = getattr(error, "ctx", None)
-    if not message:
-        # No arguments at all: the help text is the message.
-        if context is not None:
-            print(context.get_help())
+    if "\n" in message:
+        # No arguments at all: the message is the help text.
+        print(message, file=sys.stderr)
         return ExitStatus.USAGE
-    path = context.command_path if context is not None else "ncclwatch"
+    path = context.command_path if context is not None else _command_path(arguments)
     return _fail(f"{message.rstrip('.')}: see '{path} --help'", ExitStatus.USAGE)
 
 

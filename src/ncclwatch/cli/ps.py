@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -30,7 +31,7 @@ def ps(as_json: JsonOption = False) -> None:
             emit(line)
     else:
         note("no NCCL process found on this node")
-    if seen.unreadable:
+    if seen.unreadable and os.geteuid() != 0:
         note(f"{seen.unreadable} processes are closed to this user: run as root to see whether they use NCCL")
 
 

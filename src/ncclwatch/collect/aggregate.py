@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ncclwatch.collect.calls import Call, CallTracker
+from ncclwatch.collect.rates import BUCKET_NS
 from ncclwatch.collect.state import OpenOperation, StateTracker
 from ncclwatch.collect.windows import CurrentOperation, LastCall, RankWindow
 from ncclwatch.model.events import Flag
@@ -128,6 +129,8 @@ class Aggregator:
         launches, steps = rank.state.per_second(now_ns)
         operations, nbytes = rank.calls.per_second(now_ns)
         moved = rank.state.moved_ns
+        # A rate over less than one bucket of time would be a guess.
+        counted = now_ns - rank.begun_ns >= BUCKET_NS
         last = rank.calls.last
         return RankWindow(
             time_ns=now_ns,
@@ -139,10 +142,10 @@ class Aggregator:
             last_call=LastCall(last.name, last.comm_hash, _age(last.time_ns, now_ns), last.count, last.nbytes) if last else None,
             calls=rank.calls.totals.calls,
             operations=rank.calls.totals.operations,
-            operations_per_s=operations if self.calls_plane else launches if sample else None,
+            operations_per_s=None if not counted else operations if self.calls_plane else launches if sample else None,
             rate_plane="calls" if self.calls_plane else "state" if sample else "",
-            bytes_per_s=nbytes if self.calls_plane else None,
-            steps_per_s=steps if sample else None,
+            bytes_per_s=nbytes if self.calls_plane and counted else None,
+            steps_per_s=steps if sample and counted else None,
             still_s=_age(moved, now_ns) if moved is not None else _age(rank.begun_ns, now_ns) if sample else None,
             torn=rank.torn,
             problem=rank.problem,

@@ -98,13 +98,14 @@ def screen(
     """Everything on the screen, at most ``height`` lines of at most ``width`` cells."""
     top = banner(verdict, width)
     below = [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in news]
-    below.append(Text(footer, style="dim", no_wrap=True, overflow="ellipsis"))
+    below += [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in footer.splitlines()]
     # One line for the table's heading, one for the title, one free at the end so that the terminal does not scroll.
     room = height - len(top) - len(below) - 4
     culprits = {culprit.pid for culprit in verdict.culprits if culprit.pid is not None} if verdict else set()
     shown = rows.choose(windows, room, culprits)
     hidden = len(windows) - len(shown)
-    lines: list[RenderableType] = [_title(windows, width), *top, _table(shown, width, culprits)]
+    victims = set(verdict.victims) if verdict else set()
+    lines: list[RenderableType] = [_title(windows, width), *top, _table(shown, width, culprits, victims)]
     if hidden > 0:
         lines.append(Text(f"… {hidden} more ranks, all of them less urgent", style="dim"))
     return Group(*lines, *below)
@@ -138,25 +139,30 @@ def banner(verdict: Verdict | None, width: int) -> list[Text]:
     if accuses:
         for line in wrapped:
             line.pad_right(max(width - line.cell_len, 0))
-        wrapped += [Text(culprit_line(c), style="bold red", no_wrap=True, overflow="ellipsis") for c in verdict.culprits[:4]]
+        wrapped += [
+            Text(culprit_line(c, verdict.summary), style="bold red", no_wrap=True, overflow="ellipsis")
+            for c in verdict.culprits[:4]
+        ]
         details = [*verdict.evidence[:EVIDENCE_LINES], *(f"do: {step}" for step in verdict.next_steps[:1])]
         wrapped += [Text(f"  {clean(line, 300)}", no_wrap=True, overflow="ellipsis") for line in details]
     return wrapped
 
 
-def culprit_line(culprit: Culprit) -> str:
-    """``▶ rank 2  host node1  pid 4711  GPU 2  its process is stopped``."""
+def culprit_line(culprit: Culprit, summary: str = "") -> str:
+    """``▶ rank 2  host node1  pid 4711  GPU 2  its process is stopped``; the reason only where the summary does not give it."""
     reason = clean(culprit.reason, 200)
-    return f"▶ {culprit_name(culprit)}" + (f"  {reason}" if reason else "")
+    return f"▶ {culprit_name(culprit)}" + (f"  {reason}" if reason and culprit.reason not in summary else "")
 
 
-def _table(windows: Sequence[RankWindow], width: int, culprits: set[int]) -> Table:
+def _table(windows: Sequence[RankWindow], width: int, culprits: set[int], victims: set[int]) -> Table:
     columns = rows.visible(width)
     table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, show_edge=False, header_style="dim")
     for column in columns:
         table.add_column(column.title, width=column.width, justify="right" if column.right else "left", no_wrap=True)
     for window in windows:
-        table.add_row(*[Text(cell) for cell in rows.cells(window, columns)], style=_row_style(window, culprits))
+        waiting = window.rank in victims and window.process.pid not in culprits
+        texts = [Text(cell) for cell in rows.cells(window, columns, waiting=waiting)]
+        table.add_row(*texts, style="yellow" if waiting else _row_style(window, culprits))
     return table
 
 
@@ -171,11 +177,11 @@ def _row_style(window: RankWindow, culprits: set[int]) -> str:
 def footer(calls_running: bool, reason: str, lost: int, overhead: Overhead | None) -> str:
     """Planes, losses, and what watching costs."""
     planes = "planes: state, calls" if calls_running else f"planes: state; no calls: {clean(reason, 120)}"
-    parts = [planes]
     if calls_running:
-        parts.append(f"lost {lost}")
+        planes += f"; {lost} call records lost"
+    costs = []
     if overhead is not None:
         if overhead.probe_share is not None and overhead.hits_per_s is not None:
-            parts.append(f"probes {rate(overhead.hits_per_s)} hits/s = {overhead.probe_share:.3%} of a core")
-        parts.append(f"ncclwatch {overhead.own_share:.1%} CPU, {size(overhead.rss_bytes)}")
-    return "  ".join(parts)
+            costs.append(f"probes {rate(overhead.hits_per_s)} hits/s = {overhead.probe_share:.3%} of a core")
+        costs.append(f"ncclwatch {overhead.own_share:.1%} of a core, {size(overhead.rss_bytes)}")
+    return planes + ("\ncost: " + ", ".join(costs) if costs else "")

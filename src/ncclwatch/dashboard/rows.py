@@ -65,14 +65,14 @@ def choose(windows: Sequence[RankWindow], room: int, culprits: Collection[int]) 
     return [window for window in windows if id(window) in kept]
 
 
-def cells(window: RankWindow, columns: Sequence[Column]) -> list[str]:
-    """The text of each column, cut to its width."""
+def cells(window: RankWindow, columns: Sequence[Column], *, waiting: bool = False) -> list[str]:
+    """The text of each column, cut to its width. ``waiting`` says that a verdict counts the rank among those held up."""
     operation = window.operation
     texts = {
         "RANK": "?" if window.rank is None else str(window.rank),
         "PID": str(window.process.pid),
         "GPU": "-" if window.gpu is None else str(window.gpu),
-        "STATE": state(window),
+        "STATE": "waiting" if waiting and window.run_state not in HALTED and not window.problem else state(window),
         "OPERATION": operation_text(window),
         "COMM": f"{operation.comm_hash:016x}"[:8] if operation and operation.comm_hash else "",
         "SIZE": size(operation.nbytes) if operation and operation.nbytes is not None else "",
