@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from dataclasses import dataclass, field
 
-import networkx as nx
-
+from ncclwatch.engine.graph import components, reaching
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.waits import Node, RankNode, StallMark, Wait, Waits
 
@@ -44,26 +43,23 @@ def find_sinks(job: Job, waits: Waits) -> list[Sink]:
     O(edges + nodes).
     """
     halted = {RankNode(member.index) for member in job.members if member.stopped or member.gone}
-    graph = nx.DiGraph()
-    graph.add_nodes_from(halted)
-    graph.add_nodes_from(RankNode(mark.member.index) for mark in waits.stalls)
     edges = [wait for wait in waits.edges if wait.waiter not in halted and wait.waiter != wait.target]
-    graph.add_edges_from((wait.waiter, wait.target) for wait in edges)
-    component_of: dict[Node, int] = {}
-    components: list[tuple[Node, ...]] = []
-    for nodes in nx.strongly_connected_components(graph):
-        for node in nodes:
-            component_of[node] = len(components)
-        components.append(tuple(sorted(nodes, key=repr)))
+    nodes: dict[Node, None] = dict.fromkeys(halted)
+    nodes.update(dict.fromkeys(RankNode(mark.member.index) for mark in waits.stalls))
+    following: dict[Node, list[Node]] = defaultdict(list)
+    preceding: dict[Node, list[Node]] = defaultdict(list)
+    for waiter, target in dict.fromkeys((wait.waiter, wait.target) for wait in edges):
+        nodes.update({waiter: None, target: None})
+        following[waiter].append(target)
+        preceding[target].append(waiter)
+    parts = [tuple(sorted(part, key=repr)) for part in components(nodes, following)]
+    component_of = {node: number for number, part in enumerate(parts) for node in part}
     leaving = {component_of[w.waiter] for w in edges if component_of[w.waiter] != component_of[w.target]}
-    sinks = {number: Sink(nodes) for number, nodes in enumerate(components) if number not in leaving}
+    sinks = {number: Sink(part) for number, part in enumerate(parts) if number not in leaving}
     _attach_evidence(sinks, component_of, edges, waits.stalls)
-    for number, sink in sinks.items():
-        sink.victims = {
-            node.index
-            for node in nx.ancestors(graph, components[number][0])
-            if isinstance(node, RankNode) and component_of[node] != number
-        }
+    for sink in sinks.values():
+        behind = reaching(sink.nodes, preceding).difference(sink.nodes)
+        sink.victims = {node.index for node in behind if isinstance(node, RankNode)}
     return sorted(sinks.values(), key=lambda sink: (-len(sink.victims), repr(sink.nodes)))
 
 
@@ -76,11 +72,3 @@ def _attach_evidence(sinks: dict[int, Sink], component_of: dict[Node, int], edge
         sink = sinks.get(component_of[RankNode(mark.member.index)])
         if sink is not None:
             sink.stalls.append(mark)
-
-
-def spread(waits: list[Wait]) -> dict[int, list[Wait]]:
-    """Waits by communicator, in the order in which they were found."""
-    by_communicator: dict[int, list[Wait]] = defaultdict(list)
-    for wait in waits:
-        by_communicator[wait.key.comm_hash].append(wait)
-    return dict(by_communicator)

@@ -16,7 +16,8 @@ def progressed(before: ProcessSample, after: ProcessSample) -> bool:
 
 
 def _marks(sample: ProcessSample) -> Iterator[Hashable]:
-    """Everything in a sample that moves when NCCL works."""
+    """Everything in a sample that moves when NCCL works, or when the process calls it."""
+    yield ("calls", sample.calls_seen)
     for communicator in sample.communicators:
         key = (communicator.hash, communicator.rank)
         yield ("op_count", key, communicator.op_count)

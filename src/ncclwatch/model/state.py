@@ -268,3 +268,5 @@ class ProcessSample:
     """User plus system CPU time of the process so far."""
     context_switches: int | None = None
     """Voluntary plus involuntary context switches over all threads, when they could be read."""
+    calls_seen: int | None = None
+    """Calls of NCCL functions that the calls plane has seen in this process, where it is attached."""
