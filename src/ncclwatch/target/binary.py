@@ -213,15 +213,15 @@ def _read_facts(elf: ElfFile) -> FileFacts | None:
 
 
 def _extent(mapping: Mapping, mappings: Sequence[Mapping]) -> tuple[int, int]:
-    """(start, end) of the load of a file that a mapping is part of: neighbours in address order whose offsets go on rising.
+    """(start, end) of the load of a file that a mapping is part of: neighbours in address order whose offsets do not fall.
 
     A file that is loaded twice (dlmopen) has two extents; the zero-initialised tail behind the last part is anonymous and not
     counted.
     """
     same = [m for m in mappings if (m.dev, m.inode) == (mapping.dev, mapping.inode)]
     first = last = same.index(mapping)
-    while first > 0 and same[first - 1].offset < same[first].offset:
+    while first > 0 and same[first - 1].offset <= same[first].offset:
         first -= 1
-    while last + 1 < len(same) and same[last + 1].offset > same[last].offset:
+    while last + 1 < len(same) and same[last + 1].offset >= same[last].offset:
         last += 1
     return same[first].start, same[last].end
