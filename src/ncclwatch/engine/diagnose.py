@@ -10,8 +10,11 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from ncclwatch.engine import explain
+from ncclwatch.engine.calls import CallsFinding, compare_calls
+from ncclwatch.engine.calls_verdict import add_calls_evidence, judge_calls
 from ncclwatch.engine.culprits import absent_culprit, observed_culprit
 from ncclwatch.engine.job import Job, Member, assemble
+from ncclwatch.engine.ledger import Ledger
 from ncclwatch.engine.locate import Sink, find_sinks
 from ncclwatch.engine.mismatch import member_of
 from ncclwatch.engine.progress import progressed
@@ -49,6 +52,19 @@ class Outlook:
 
     patience_s: float = 0.0
     complete_hosts: Collection[str] = field(default_factory=frozenset)
+    ledger: Ledger | None = None
+    """What the calls plane recorded, when it lost nothing: absence of a record proves nothing otherwise."""
+    totals: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    """(communicator hash, rank) → (NCCL's own count of collectives, calls in the ledger at that moment)"""
+
+    def findings(self, job: Job) -> dict[int, CallsFinding]:
+        """What the calls plane says of each communicator of a job; empty without one."""
+        if self.ledger is None:
+            return {}
+        return {
+            comm_hash: compare_calls(self.ledger, comm_hash, {r: t for (h, r), t in self.totals.items() if h == comm_hash})
+            for comm_hash in job.groups
+        }
 
 
 def diagnose_jobs(samples: Sequence[Sequence[ProcessSample]], outlook: Outlook | None = None) -> list[Verdict]:
@@ -98,11 +114,16 @@ def _diagnose_job(job: Job, outlook: Outlook) -> Verdict:
     gone_ranks = _ended_ranks(job, sinks, outlook)
     if halted or gone_ranks:
         return _halted(job, halted, gone_ranks, sinks, still, time)
-    if not waits.open:
-        return explain.nothing_open(job, still, time)
     if still < outlook.patience_s:
-        return explain.too_early(job, still, outlook.patience_s, time)
-    return _stalled(job, waits, sinks, still, time)
+        return explain.too_early(job, still, outlook.patience_s, time) if waits.open else explain.nothing_open(job, still, time)
+    findings = outlook.findings(job)
+    by_calls = judge_calls(job, findings, waits, still, time)
+    if not waits.open:
+        return by_calls or explain.nothing_open(job, still, time)
+    verdict = _stalled(job, waits, sinks, still, time)
+    if by_calls is not None and (by_calls.verdict_class is VerdictClass.INCONSISTENT or not verdict.verdict_class.accuses):
+        return by_calls
+    return add_calls_evidence(job, verdict, findings)
 
 
 # --- a process is stopped or has ended ---------------------------------------------------------------------------------

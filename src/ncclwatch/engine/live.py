@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ncclwatch.engine.diagnose import Outlook, diagnose_jobs
+from ncclwatch.engine.ledger import Ledger
 from ncclwatch.engine.progress import progressed
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessSample
@@ -40,10 +46,20 @@ class LiveDiagnosis:
 
     floor_s: float = HANG_FLOOR_S
     complete_hosts: Collection[str] = field(default_factory=frozenset)
+    ledger: Ledger = field(default_factory=Ledger)
     closed: list[tuple[Verdict, float]] = field(default_factory=list)
     """Verdicts that ended because the job went on, each with its duration in seconds; the caller takes them out."""
     _series: dict[ProcessKey, _Series] = field(default_factory=dict)
     _standing: Verdict | None = None
+    _previous: list[ProcessSample] = field(default_factory=list)
+    _calls_seen: Counter[int] = field(default_factory=Counter)
+    _totals: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+
+    def add_calls(self, events: NDArray[Any], lost: int = 0) -> None:
+        """Take records of the calls plane (``EVENT_DTYPE``, by time), and the number lost since the last batch."""
+        self.ledger.add_calls(events, lost)
+        pids, numbers = np.unique(events["pid"], return_counts=True)
+        self._calls_seen.update(dict(zip(pids.tolist(), numbers.tolist(), strict=True)))
 
     def update(self, samples: Sequence[ProcessSample]) -> Verdict:
         """Take one sample of every process that is observed now and return the verdict that stands, worst job first.
@@ -54,13 +70,37 @@ class LiveDiagnosis:
         for key in [key for key in self._series if key not in present]:
             del self._series[key]
         for sample in samples:
-            self._series.setdefault(sample.process.key, _Series()).add(sample)
-        verdicts = diagnose_jobs(
-            [list(series.samples) for series in self._series.values()],
-            Outlook(patience_s=self.floor_s, complete_hosts=self.complete_hosts),
-        )
+            seen = self._calls_seen[sample.process.pid] if self._calls_seen else None
+            self._series.setdefault(sample.process.key, _Series()).add(replace(sample, calls_seen=seen))
+        for sample in self._previous:
+            self._note_totals(sample)
+        self._previous = list(samples)
+        outlook = Outlook(patience_s=self.floor_s, complete_hosts=self.complete_hosts)
+        if self.ledger.rows and not self.ledger.lost:
+            outlook.ledger, outlook.totals = self.ledger, self._totals
+        verdicts = diagnose_jobs([series.samples for series in self._series.values()], outlook)
         verdict = verdicts[0] if verdicts else NOTHING_OBSERVED
         return self._stand(verdict)
+
+    def _note_totals(self, sample: ProcessSample) -> None:
+        """Remember how far NCCL's own count of collectives runs ahead of the ledger's.
+
+        The count is raised when a plan is launched, after the call is recorded: so it is at most what was called until the sample
+        was complete, and the largest difference ever seen is the true one. Done a round late, when the records of that time are in.
+        """
+        end_ns = sample.time_ns + sample.duration_ns
+        for communicator in sample.communicators:
+            row = self.ledger.rows.get((communicator.hash, communicator.rank))
+            if row is None or not communicator.sequence_numbers:
+                continue
+            _, operations = self.ledger.history(row)
+            newer = int(np.count_nonzero(operations["time_ns"] > end_ns))
+            if newer == len(operations):
+                continue
+            counted, ordinal = sum(communicator.sequence_numbers.values()), int(self.ledger.called[row]) - newer
+            known = self._totals.get((communicator.hash, communicator.rank))
+            if known is None or counted - ordinal > known[0] - known[1]:
+                self._totals[communicator.hash, communicator.rank] = (counted, ordinal)
 
     def _stand(self, verdict: Verdict) -> Verdict:
         standing = self._standing

@@ -1,0 +1,103 @@
+"""Verdicts that the calls plane alone can give: who has not called (H1), who called something else (H2)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclwatch.engine.live import LiveDiagnosis
+from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
+from ncclwatch.model.state import ProcessSample, Transport
+from ncclwatch.model.verdict import Verdict, VerdictClass
+from unit.synthetic import WORLD, Rank, communicator
+
+
+def calls(rank: int, counts: list[int], *, function: Function = Function.ALL_REDUCE, comm: int = WORLD) -> NDArray[Any]:
+    """Calls of one rank after it was seen to create the communicator, all before the first look."""
+    events = np.zeros(len(counts) + 1, EVENT_DTYPE)
+    events["time_ns"] = 1000 + np.arange(len(counts) + 1)
+    events["kind"], events["flags"] = Kind.ENTER, Flag.COMM_READ
+    events["function"], events["comm_hash"], events["rank"], events["nranks"] = function, comm, rank, 4
+    events["count"][1:], events["datatype"], events["peer"], events["pid"] = counts, 7, -1, 1000 + rank
+    events["kind"][0], events["function"][0] = Kind.LEAVE, Function.COMM_INIT_RANK
+    return events
+
+
+def rounds(count: int) -> list[list[ProcessSample]]:
+    """Four ranks of one node joined by NVLink: the state plane sees nothing of what they do."""
+    ranks = [Rank(r, 4, (communicator(r, 4, transport=Transport.P2P),), host="node") for r in range(4)]
+    series = [rank.looks(count) for rank in ranks]
+    return [[samples[index] for samples in series] for index in range(count)]
+
+
+def final(live: LiveDiagnosis, count: int = 8) -> Verdict:
+    verdict = None
+    for samples in rounds(count):
+        verdict = live.update(samples)
+    assert verdict is not None
+    return verdict
+
+
+def test_a_rank_that_has_not_called_is_named_where_memory_shows_nothing() -> None:
+    live = LiveDiagnosis()
+    for rank in range(4):
+        live.add_calls(calls(rank, [64, 64] if rank == 3 else [64, 64, 64]))
+    verdict = final(live)
+    assert verdict.verdict_class is VerdictClass.NOT_ENTERED
+    assert [culprit.rank for culprit in verdict.culprits] == [3]
+    assert verdict.victims == (0, 1, 2)
+    assert verdict.planes == ("state", "calls")
+    assert any("has not called #2" in line for line in verdict.evidence)
+
+
+def test_not_before_the_floor_and_not_while_calls_go_on() -> None:
+    live = LiveDiagnosis()
+    for rank in range(4):
+        live.add_calls(calls(rank, [64, 64] if rank == 3 else [64, 64, 64]))
+    assert not final(live, count=4).verdict_class.accuses
+    for samples in rounds(8):
+        more = calls(0, [64])[1:]
+        more["time_ns"] = samples[0].time_ns
+        live.add_calls(more)
+        assert not live.update(samples).verdict_class.accuses
+
+
+def test_lost_records_prove_nothing() -> None:
+    live = LiveDiagnosis()
+    for rank in range(4):
+        live.add_calls(calls(rank, [64, 64] if rank == 3 else [64, 64, 64]), lost=1 if rank == 0 else 0)
+    assert not final(live).verdict_class.accuses
+
+
+def test_an_odd_call_is_outvoted() -> None:
+    live = LiveDiagnosis()
+    for rank in range(4):
+        live.add_calls(calls(rank, [64, 128] if rank == 1 else [64, 64]))
+    verdict = final(live)
+    assert verdict.verdict_class is VerdictClass.INCONSISTENT
+    assert [culprit.rank for culprit in verdict.culprits] == [1]
+    assert "128 elements" in verdict.culprits[0].reason
+
+
+def test_behind_on_one_communicator_because_it_waits_in_another_is_a_victim() -> None:
+    """Rank 1 has not called the third AllReduce of the world: it waits in the pair for rank 0, which has not called there."""
+    pair = 0xBB
+    live = LiveDiagnosis()
+    for rank in range(4):
+        live.add_calls(calls(rank, [64, 64] if rank in (0, 1) else [64, 64, 64]))
+    live.add_calls(calls(0, [8], comm=pair))
+    live.add_calls(calls(1, [8, 8], comm=pair))
+    verdict = None
+    for samples in rounds(8):
+        both = [
+            replace(s, communicators=(*s.communicators, communicator(s.process.rank, 2, comm_hash=pair)))
+            if s.process.rank in (0, 1)
+            else s
+            for s in samples
+        ]
+        verdict = live.update(both)
+    assert verdict is not None
+    assert {culprit.rank for culprit in verdict.culprits} == {0}
