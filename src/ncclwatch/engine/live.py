@@ -86,7 +86,7 @@ class LiveDiagnosis:
         """Remember how far NCCL's own count of collectives runs ahead of the ledger's.
 
         The count is raised when a plan is launched, after the call is recorded: so it is at most what was called until the sample
-        was complete, and the largest difference ever seen is the true one. Done a round late, when the records of that time are in.
+        was complete, and the largest difference ever seen is the true one. Done a round late: by then the records are in.
         """
         end_ns = sample.time_ns + sample.duration_ns
         for communicator in sample.communicators:
