@@ -32,8 +32,9 @@ class RateWindow:
     def per_second(self, now_ns: int) -> tuple[float, ...]:
         """Mean rate of each quantity over the window, or over the time since the beginning while that is shorter."""
         self._forget(now_ns)
-        # A window is never shorter than a bucket: one early event is not a rate.
-        elapsed = max(min(self._window_ns, now_ns - self._begun_ns), self._bucket_ns) / 1e9
+        # What the buckets cover begins where the oldest of them does, and is never shorter than one: an event is not a rate.
+        covered_from = ((now_ns - self._window_ns) // self._bucket_ns + 1) * self._bucket_ns
+        elapsed = max(now_ns - max(covered_from, self._begun_ns), self._bucket_ns) / 1e9
         return tuple(sum(sums[i] for sums in self._buckets.values()) / elapsed for i in range(self._quantities))
 
     def _forget(self, now_ns: int) -> None:
