@@ -80,7 +80,11 @@ class ProcessInfo:
 
 @dataclass(frozen=True, slots=True)
 class PeerInfo:
-    """What a communicator knows of one of its ranks (``ncclPeerInfo``); hashes are NCCL's own."""
+    """What a communicator knows of one of its ranks (``ncclPeerInfo``).
+
+    ``host_hash`` and ``pid_hash`` are NCCL's own without the communicator's hash that it adds: equal on all communicators of
+    one job.
+    """
 
     rank: int
     host_hash: int | None = None
@@ -205,10 +209,14 @@ class PendingOperation:
 class Communicator:
     """One communicator of one process (``ncclComm``).
 
+    ``hash`` alone does not name a communicator before 2.24: there all splits of one parent by one colour have the same (2.18.3 to
+    2.23, src/init.cc: hash of the parent's hash and the colour); ``nranks`` and membership tell most of them apart.
+    ``parent_hash`` is known where resources are shared.
+
     ``op_count`` counts launched plans; whether it counts every rank depends on the version: never compare it between ranks
     unvalidated. ``sequence_numbers`` is ``seqNumber[]`` by collective name (2.26 and later). ``async_result`` is the
     ``ncclResult_t`` name. ``address`` is the address in the process. ``finder`` says how it was found
-    (``kept-by-nccl``, ``magic``, ``invariants``).
+    (``kept-by-nccl``, ``magic``, ``invariants``, ``hint``: an API call named it).
     """
 
     address: int
@@ -240,7 +248,9 @@ class Communicator:
     revoked: bool | None = None
     """``ncclComm.revokedFlag`` (2.29 and later)."""
     shares_resources: bool | None = None
-    """Whether it shares connections and proxy with its parent or children (``splitShare``)."""
+    """Whether it shares connections and proxy with communicators split from it, or with the one it was split from
+    (``splitShare``).
+    """
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from ncclwatch.model.state import ChannelRing, Communicator, Direction, PeerInfo, Transport
 from ncclwatch.target.decode import Decoder, Fields, Values, clean_text
@@ -24,6 +25,9 @@ MAX_LISTED_PEERS = 4096
 
 MAX_CONNECTORS = 8192
 """Connectors of one communicator that are looked at in one sample."""
+
+MAX_WISHES = 512
+"""Peers that are looked at first because operations use connections to them."""
 
 _COMM = (
     "startMagic",
@@ -51,10 +55,10 @@ _COMM = (
     "topParentRanks",
     "proxyState",
     "config.commName",
-    "shareResources",
     "intraComm0",
     "intraNext",
 )
+_SHARED = ("owner", "refCount", "collOpCount", "proxyState")
 _PEER = ("rank", "hostHash", "pidHash", "cudaDev", "busId")
 _CONNECTOR = (
     "connected",
@@ -114,7 +118,6 @@ class CommState:
     values: Values
     connectors: tuple[Connector, ...]
     proxy_state: int
-    shared_resources: int
     top_parent_ranks: tuple[int, ...]
 
 
@@ -128,6 +131,13 @@ class CommReader:
         self._keep_s = keep_s
         self._lasting: dict[tuple[int, int], _Lasting] = {}
         self._transport_names: dict[tuple[int, Direction], Transport] = {}
+        self._wished: set[int] = set()
+
+    def begin(self) -> None:
+        """Start a sample: a reader that keeps nothing reads transport names anew too, so that a recorder sees it."""
+        if not self._keep_s:
+            self._lasting.clear()
+            self._transport_names.clear()
 
     def forget(self, older_than_s: float = 1.0) -> None:
         """Read connectors again next time, if that was not done within ``older_than_s``: connections are made as they are
@@ -157,11 +167,13 @@ class CommReader:
     def _read(self, address: int, values: Values, finder: str) -> CommState:
         decoder = self.decoder
         for name, reason in decoder.fields("ncclComm", _COMM).missing.items():
-            if name not in ("startMagic", "endMagic", "shareResources", "destroyFlag", "revokedFlag", "config.commName"):
+            if name not in ("startMagic", "endMagic", "destroyFlag", "revokedFlag", "config.commName"):
                 decoder.unavailable[f"ncclComm.{name}"] = reason
         nranks, rank = values["nRanks"] or 0, values["rank"] or 0
         lasting = self._lasting_of(address, values)
         shared = values.get("sharedRes") or 0
+        resources = self._shared_resources(shared)
+        owner = resources.get("owner")
         record = Communicator(
             address=address,
             hash=values["commHash"] or 0,
@@ -174,7 +186,7 @@ class CommReader:
             local_rank=values["localRank"],
             local_ranks=values["localRanks"],
             op_count=values["opCount"],
-            collective_count=self._collective_count(shared),
+            collective_count=resources.get("collOpCount"),
             sequence_numbers=self._sequence_numbers(address),
             async_result=self._result(values["asyncResult"]),
             init_state=self._result(values["initState"]),
@@ -187,14 +199,14 @@ class CommReader:
             peers=lasting.peers,
             rings=lasting.rings,
             transports=tuple((c.channel, c.peer, str(c.direction), c.transport) for c in lasting.connectors),
-            shares_resources=_flag(values["shareResources"]),
+            shares_resources=None if owner is None else owner != address or (resources.get("refCount") or 1) > 1,
+            parent_hash=self._hash_of(owner) if owner and owner != address else None,
         )
         return CommState(
             record=record,
             values=values,
             connectors=lasting.connectors,
-            proxy_state=values["proxyState"] or self._shared_proxy_state(shared),
-            shared_resources=shared,
+            proxy_state=values["proxyState"] or resources.get("proxyState") or 0,
             top_parent_ranks=lasting.top_parent_ranks,
         )
 
@@ -228,17 +240,15 @@ class CommReader:
             return None
         return bool(word[0])
 
-    def _collective_count(self, shared: int) -> int | None:
-        if not shared or not self.decoder.layout.has("ncclSharedResources.collOpCount"):
-            return None
-        values = self.decoder.structure(self.decoder.fields("ncclSharedResources", ("collOpCount",)), shared)
-        return None if values is None else values["collOpCount"]
+    def _shared_resources(self, address: int) -> Values:
+        """What several communicators split from one can share (``ncclSharedResources``); empty where there is no such thing."""
+        if not address or not self.decoder.layout.has("ncclSharedResources"):
+            return {}
+        return self.decoder.structure(self.decoder.fields("ncclSharedResources", _SHARED), address) or {}
 
-    def _shared_proxy_state(self, shared: int) -> int:
-        if not shared or not self.decoder.layout.has("ncclSharedResources.proxyState"):
-            return 0
-        values = self.decoder.structure(self.decoder.fields("ncclSharedResources", ("proxyState",)), shared)
-        return (values or {}).get("proxyState") or 0
+    def _hash_of(self, address: int) -> int | None:
+        values = self.header(address)
+        return values["commHash"] if values is not None and sane_header(values) else None
 
     def _sequence_numbers(self, address: int) -> dict[str, int]:
         """``seqNumber[]`` by the collective's name: every launch since 2.26, never point-to-point, never graph replays."""
@@ -262,9 +272,10 @@ class CommReader:
         if nranks > MAX_LISTED_PEERS:
             decoder.truncated[f"peers: {MAX_LISTED_PEERS} of {nranks} listed"] = None
         count = min(nranks, MAX_LISTED_PEERS)
+        salt = values["commHash"] or 0
         found = decoder.structures(wanted, [first + index * wanted.size for index in range(count)]) if first else []
         return tuple(
-            PeerInfo(index, peer["hostHash"], peer["pidHash"], peer["cudaDev"], peer["busId"])
+            PeerInfo(index, _without(peer["hostHash"], salt), _without(peer["pidHash"], salt), peer["cudaDev"], peer["busId"])
             for index, peer in enumerate(found)
             if peer is not None and peer["rank"] == index
         )
@@ -290,6 +301,33 @@ class CommReader:
                 rings.append(ChannelRing(index, before, after))
         return tuple(rings)
 
+    def wish(self, peers: Iterable[int]) -> None:
+        """Look at the connectors to these peers first: operations were seen that use connections not known yet."""
+        self._wished.update(peers)
+        while len(self._wished) > MAX_WISHES:
+            self._wished.pop()
+
+    def _likely_peers(self, address: int, values: Values, nranks: int) -> list[int]:
+        """Peers in the order in which their connectors are looked at: neighbours in rings and trees, wishes, then everybody by
+        distance.
+        """
+        decoder, layout = self.decoder, self.decoder.layout
+        paths = [path for path in ("ring.prev", "ring.next", "tree.up") if layout.has(f"ncclChannel.{path}")]
+        near: dict[int | None, None] = {}
+        if paths:
+            channels = layout.member("ncclComm.channels")
+            wanted = decoder.fields("ncclChannel", paths)
+            down = layout.member("ncclChannel.tree.down") if layout.has("ncclChannel.tree.down") else None
+            places = [address + channels.at(index) for index in range(self._channel_count(values))]
+            for place, channel in zip(places, decoder.structures(wanted, places), strict=True):
+                below = decoder.words(place + down.offset, down.count, 4, signed=True) if down else ()
+                near.update(dict.fromkeys([*(channel or {}).values(), *(below or ())]))
+        near.update(dict.fromkeys(self._wished))
+        first = [peer for peer in near if peer is not None and 0 <= peer < nranks]
+        rank = values["rank"] or 0
+        rest = ((rank + sign * step) % nranks for step in range(nranks // 2 + 1) for sign in (1, -1))
+        return list(dict.fromkeys([*first, *islice(rest, 2 * MAX_CONNECTORS)]))
+
     def _connectors(self, address: int, values: Values) -> tuple[Connector, ...]:
         """Every connection made (``ncclConnector.connected``), over channels and peers, within a bound a sample."""
         decoder, layout = self.decoder, self.decoder.layout
@@ -309,12 +347,14 @@ class CommReader:
         tables = decoder.reader.read_many([(address + channels.at(index) + peers_member.offset, 8) for index in range(count)])
         places: list[tuple[int, int, Direction, int, int]] = []
         budget = MAX_CONNECTORS // sum(side.count for _, side in sides)
-        looked_at = min(nranks, budget // max(count, 1))
-        if looked_at < nranks:
-            decoder.truncated[f"connections: of {looked_at} of {nranks} peers"] = None
+        peers = sorted(self._likely_peers(address, values, nranks)[: budget // max(count, 1)])
+        if len(peers) < nranks:
+            decoder.truncated[f"connections: to {len(peers)} of {nranks} peers"] = None
         for channel, table in enumerate(tables):
             first = int.from_bytes(table, "little") if table else 0
-            for peer, pointer in enumerate(decoder.words(first, looked_at) or ()):
+            pointers = decoder.reader.read_many([(first + 8 * peer, 8) for peer in peers]) if decoder.is_readable(first) else []
+            for peer, data in zip(peers, pointers, strict=False):
+                pointer = int.from_bytes(data, "little") if data else 0
                 if decoder.is_readable(pointer):
                     places += [
                         (channel, peer, direction, index, pointer + side.at(index))
@@ -392,6 +432,11 @@ def _below(value: int | None, count: int | None, limit: int) -> bool:
 def collective_name(enumerator: str) -> str:
     """``ncclFuncAllReduce`` → ``AllReduce``."""
     return enumerator.removeprefix("ncclFunc")
+
+
+def _without(value: int | None, salt: int) -> int | None:
+    """A host or process hash without the communicator's hash, which fillInfo (src/init.cc) adds."""
+    return None if value is None else (value - salt) % (1 << 64)
 
 
 def _flag(value: int | None) -> bool | None:

@@ -116,8 +116,8 @@ class ProxyView:
 
     operations: tuple[ProxyOperation, ...]
     pending: tuple[PendingOperation, ...]
-    strangers: bool = False
-    """Whether an operation uses a connection that no known connector names: a new one, or PXN's."""
+    strangers: tuple[int, ...] = ()
+    """Peers of connections that operations use and no known connector names: new ones, or PXN's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +164,8 @@ class ProxyReader:
             view = self.read(address)
             operations += view.operations
             pending += view.pending
-        strangers = any(sub.connection not in self._endpoints for operation in operations for sub in operation.subs)
-        return ProxyView(tuple(operations), tuple(pending), strangers)
+        strangers = {sub.peer for op in operations for sub in op.subs if sub.connection not in self._endpoints}
+        return ProxyView(tuple(operations), tuple(pending), tuple(sorted(strangers)))
 
     def read(self, proxy_state: int) -> ProxyView:
         """One proxy; empty, with the reason in ``unavailable``, when this build keeps it in another way."""

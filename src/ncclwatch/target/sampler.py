@@ -81,11 +81,13 @@ class Sampler:
         """One sample; raises :class:`ncclwatch.errors.TargetGoneError` when the process went away, also in the middle."""
         begin = time.monotonic_ns()
         self.decoder.begin()
+        self._comm_reader.begin()
         self.reader.check()
         self._refresh_finder()
         comms = [state for a, how in sorted(self.finder.found.items()) if (state := self._comm_reader.read(a, how)) is not None]
         view = ProxyReader(self.decoder, comms, self._comm_reader).read_all()
         if view.strangers:
+            self._comm_reader.wish(view.strangers)
             self._comm_reader.forget()
         records = tuple(self._with_host_connections(state) for state in comms)
         self.reader.check()
