@@ -1,0 +1,412 @@
+"""Start a job of real NCCL processes on the CPU testbed, from tests or from the shell.
+
+    with Job(nccl="2.27.5", ranks=4, shape="allreduce", transport="mixed") as job:
+        job.freeze(2)
+        ...
+
+or `python -m testbed.job --nccl 2.27.5 --ranks 4 --shape allreduce`, which runs until it is interrupted.
+
+The ranks are ordinary processes that link the official libnccl.so.2; only their CUDA runtime is a stand-in (see README.md).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import fcntl
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import IO, Literal, Self
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parent.parent
+VERSIONS = ("2.21.5", "2.27.5", "2.32.3")
+"""Releases the tests cover; 2.19.3 runs too, for reading communicators that have no magics."""
+
+Transport = Literal["socket", "shm", "mixed", "ib"]
+WaitFor = Literal["running", "ready", "nothing"]
+
+_PR_SET_PDEATHSIG = 1
+_LINE = re.compile(rb"^testjob rank \d+ (.*)$", re.MULTILINE)
+_TAIL_BYTES = 4096
+
+
+class JobError(Exception):
+    """The job could not be built or started, or did not do what was waited for. The text holds the end of every rank's log."""
+
+
+def cache_folder() -> Path:
+    """Folder with VERSION/{include,lib} of NCCL: $NCCL_CACHE, else .cache/nccl of the project."""
+    return Path(os.environ.get("NCCL_CACHE", ROOT / ".cache" / "nccl"))
+
+
+def build_folder() -> Path:
+    """Where the testbed is built: $TESTBED_BUILD, else build/testbed of the project."""
+    return Path(os.environ.get("TESTBED_BUILD", ROOT / "build" / "testbed"))
+
+
+def available(version: str) -> bool:
+    """Whether that release of NCCL is in the cache."""
+    return (cache_folder() / version / "lib" / "libnccl.so.2").exists()
+
+
+def library(version: str) -> Path:
+    """The libnccl that jobs of this version map."""
+    return cache_folder().resolve() / version / "lib" / "libnccl.so.2"
+
+
+def build(version: str) -> Path:
+    """Build the testbed for one release, if anything changed, and return the program. Raises JobError."""
+    if not available(version):
+        raise JobError(f"NCCL {version} is not in {cache_folder()}; run `make nccl`, or set NCCL_CACHE")
+    folder = build_folder()
+    folder.mkdir(parents=True, exist_ok=True)
+    program = folder / version / "ncclwatch-testjob"
+    command = ["make", "-s", "-C", str(HERE), f"NCCL_CACHE={cache_folder().resolve()}", f"BUILD={folder.resolve()}"]
+    command += [f"VERSIONS={version}", f"PYTHON={sys.executable}"]
+    with (folder / ".lock").open("w") as lock:  # tests may run side by side
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise JobError(f"building the testbed for NCCL {version} failed:\n{done.stdout}{done.stderr}")
+    return program
+
+
+class Job:
+    """A running job, one process per rank; a context manager that always ends its processes.
+
+    `hosts` gives the number of ranks on each made-up host: within a host NCCL uses shared memory, between hosts the network.
+    Without it, `transport` decides: "socket" puts every rank on its own host, "shm" all on one, "mixed" all but the last on one;
+    "ib" is "socket" with NCCL's InfiniBand transport allowed.
+    `iterations` None runs until stopped. `extra` are further options of the program (program/options.h). `env` adds to or, with
+    None as a value, removes from the environment of all ranks. `wrap` is a command each rank runs under.
+    `wait_for` says what starting waits for: "running" (all ranks have finished an iteration), "ready" (all have their
+    communicators) or "nothing".
+    """
+
+    def __init__(
+        self,
+        nccl: str = "2.27.5",
+        ranks: int = 4,
+        shape: str = "allreduce",
+        transport: Transport = "socket",
+        *,
+        hosts: Sequence[int] | None = None,
+        count: int = 65536,
+        iterations: int | None = None,
+        hold: bool = False,
+        verify: bool = False,
+        extra: Sequence[str] = (),
+        env: Mapping[str, str | None] | None = None,
+        wrap: Sequence[str] = (),
+        wait_for: WaitFor = "running",
+        start_timeout: float = 120,
+    ) -> None:
+        self.nccl = nccl
+        self.ranks = ranks
+        self.shape = shape
+        self.hosts = _hosts(ranks, transport, hosts)
+        self.library = library(nccl)
+        self._transport = transport
+        self._env = dict(env or {})
+        self._wrap = list(wrap)
+        self._wait_for = wait_for
+        self._start_timeout = start_timeout
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._logs: list[IO[bytes]] = []
+        self._arguments = ["--shape", shape, "--count", str(count)]
+        self._arguments += ["--iterations", str(iterations)] if iterations is not None else []
+        self._arguments += ["--hold"] * hold + ["--verify"] * verify + list(extra)
+        self._folder: Path | None = None
+
+    def start(self) -> Self:
+        """Start all ranks and wait as asked for. Raises JobError, with nothing left running."""
+        program = build(self.nccl)
+        self._folder = Path(tempfile.mkdtemp(prefix="ncclwatch-job-"))
+        try:
+            for rank in range(self.ranks):
+                log = self.log_path(rank).open("wb")
+                self._logs.append(log)
+                command = [*self._wrap, str(program), "--run-dir", str(self._folder), *self._arguments]
+                self._processes.append(
+                    subprocess.Popen(
+                        command,
+                        stdin=subprocess.DEVNULL,
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        env=self._environment(rank),
+                        preexec_fn=_die_with_parent,  # noqa: PLW1509 - one prctl, safe after fork
+                    )
+                )
+            self._await_start()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    @property
+    def pids(self) -> list[int]:
+        """Process ids by rank (of the wrapping command, if there is one)."""
+        return [process.pid for process in self._processes]
+
+    def pid(self, rank: int) -> int:
+        """Process id of a rank."""
+        return self._processes[rank].pid
+
+    def host(self, rank: int) -> int:
+        """Index of the made-up host a rank is on."""
+        return _place(self.hosts, rank)[0]
+
+    def freeze(self, rank: int) -> None:
+        """SIGSTOP a rank."""
+        self._processes[rank].send_signal(signal.SIGSTOP)
+
+    def thaw(self, rank: int) -> None:
+        """SIGCONT a rank."""
+        self._processes[rank].send_signal(signal.SIGCONT)
+
+    def kill(self, rank: int) -> None:
+        """SIGKILL a rank and reap it."""
+        self._processes[rank].kill()
+        self._processes[rank].wait()
+
+    def alive(self, rank: int) -> bool:
+        """Whether the rank's process has not ended."""
+        return self._processes[rank].poll() is None
+
+    def stop(self) -> None:
+        """Ask all ranks to end after their current iteration (SIGTERM)."""
+        for process in self._processes:
+            process.terminate()
+
+    def lines(self, rank: int) -> list[str]:
+        """All progress lines of a rank so far, without the prefix `testjob rank R `."""
+        return [match.decode() for match in _LINE.findall(self.log_path(rank).read_bytes())]
+
+    def progress(self, rank: int) -> int:
+        """Iterations the rank has finished."""
+        with self.log_path(rank).open("rb") as log:
+            log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
+            tail = log.read()
+        found = re.findall(rb"^testjob rank \d+ iteration (\d+)$", tail, re.MULTILINE)
+        return int(found[-1]) if found else 0
+
+    def log(self, rank: int) -> str:
+        """Everything the rank wrote."""
+        return self.log_path(rank).read_text(errors="replace")
+
+    def log_path(self, rank: int) -> Path:
+        """File that gets the rank's output."""
+        assert self._folder is not None, "the job was not started"
+        return self._folder / f"rank{rank}.log"
+
+    def wait(self, timeout: float = 60) -> list[int]:
+        """Wait until all ranks have ended; their exit statuses. Raises JobError when they have not ended in time (s)."""
+        deadline = time.monotonic() + timeout
+        codes = []
+        for process in self._processes:
+            try:
+                codes.append(process.wait(max(0.0, deadline - time.monotonic())))
+            except subprocess.TimeoutExpired:
+                raise JobError(f"the job did not end within {timeout:g} s\n{self.logs()}") from None
+        return codes
+
+    def wait_line(self, rank: int, text: str, timeout: float = 60) -> str:
+        """Wait for a progress line that starts with `text` and return it. Raises JobError if it does not come."""
+        deadline = time.monotonic() + timeout
+        while True:
+            ended = not self.alive(rank)  # looked at first: its last lines still count
+            for line in self.lines(rank):
+                if line.startswith(text):
+                    return line
+            if ended or time.monotonic() > deadline:
+                raise JobError(f"rank {rank} did not say {text!r}\n{self.logs()}")
+            time.sleep(0.05)
+
+    def wait_progress(self, iterations: int, ranks: Sequence[int] | None = None, timeout: float = 60) -> None:
+        """Wait until these ranks (all, if not given) have finished that many more iterations. Raises JobError."""
+        wanted = {rank: self.progress(rank) + iterations for rank in (ranks if ranks is not None else range(self.ranks))}
+        deadline = time.monotonic() + timeout
+        while any(self.progress(rank) < goal for rank, goal in wanted.items()):
+            if time.monotonic() > deadline:
+                raise JobError(f"the job did not get {iterations} iterations further in {timeout:g} s\n{self.logs()}")
+            time.sleep(0.05)
+
+    def logs(self, lines: int = 15) -> str:
+        """The end of every rank's log."""
+        parts = []
+        for rank, process in enumerate(self._processes):
+            state = "running" if process.poll() is None else f"ended with status {process.returncode}"
+            tail = "\n".join("  " + line for line in self.log(rank).splitlines()[-lines:])
+            parts.append(f"--- rank {rank} (pid {process.pid}, {state})\n{tail}")
+        return "\n".join(parts)
+
+    def close(self) -> None:
+        """End all processes, frozen ones too, and remove the job's files."""
+        segments = {segment for process in self._processes for segment in _shared_memory(process.pid)}
+        for process in self._processes:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()  # SIGKILL reaches stopped processes as well
+        for process in self._processes:
+            process.wait()
+        for segment in segments:  # NCCL removes them itself only on an orderly end
+            segment.unlink(missing_ok=True)
+        for log in self._logs:
+            log.close()
+        self._processes.clear()
+        self._logs.clear()
+        if self._folder is not None:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def _environment(self, rank: int) -> dict[str, str]:
+        host, local = _place(self.hosts, rank)
+        env = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
+        env |= {
+            "RANK": str(rank),  # the four as torchrun sets them
+            "LOCAL_RANK": str(local),
+            "WORLD_SIZE": str(self.ranks),
+            "LOCAL_WORLD_SIZE": str(self.hosts[host]),
+            "NCCL_HOSTID": f"testbed-host{host}-{os.getpid()}",
+            "TESTBED_BUS": str(local),
+            # What the stand-in plays of NCCL's kernels.
+            "NCCL_ALGO": "Ring",
+            "NCCL_PROTO": "Simple",
+            "NCCL_P2P_LL_THRESHOLD": "0",
+            "NCCL_SOCKET_IFNAME": "lo",
+        }
+        if self._transport != "ib":
+            env["NCCL_NET"] = "Socket"
+        for name, value in self._env.items():
+            if value is None:
+                env.pop(name, None)
+            else:
+                env[name] = value
+        return env
+
+    def _await_start(self) -> None:
+        if self._wait_for == "nothing":
+            return
+        wanted = "iteration" if self._wait_for == "running" else "ready"
+        deadline = time.monotonic() + self._start_timeout
+        waiting = set(range(self.ranks))
+        while waiting:
+            ended = [rank for rank in waiting if not self.alive(rank)]
+            waiting -= {rank for rank in waiting if any(wanted in line for line in self.lines(rank)[:50])}
+            if any(rank in waiting for rank in ended):
+                raise JobError(f"ranks {sorted(ended)} ended before the job ran\n{self.logs()}")
+            if time.monotonic() > deadline:
+                raise JobError(
+                    f"ranks {sorted(waiting)} were not {self._wait_for} within {self._start_timeout:g} s\n{self.logs()}"
+                )
+            if waiting:
+                time.sleep(0.05)
+
+
+def _hosts(ranks: int, transport: Transport, hosts: Sequence[int] | None) -> tuple[int, ...]:
+    if hosts is not None:
+        if sum(hosts) != ranks or min(hosts) < 1:
+            raise JobError(f"hosts {tuple(hosts)} do not add up to {ranks} ranks")
+        return tuple(hosts)
+    if transport == "shm":
+        return (ranks,)
+    if transport == "mixed" and ranks > 1:
+        return (ranks - 1, 1)
+    return (1,) * ranks
+
+
+def _place(hosts: Sequence[int], rank: int) -> tuple[int, int]:
+    """Host and local rank."""
+    for host, size in enumerate(hosts):
+        if rank < size:
+            return host, rank
+        rank -= size
+    raise IndexError(rank)
+
+
+def _shared_memory(pid: int) -> set[Path]:
+    """Files under /dev/shm that NCCL made and this process maps."""
+    try:
+        maps = Path(f"/proc/{pid}/maps").read_text()
+    except OSError:
+        return set()
+    return {Path(path) for path in re.findall(r"(/dev/shm/nccl-\w+)$", maps, re.MULTILINE)}
+
+
+def _die_with_parent() -> None:
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _until_interrupted(job: Job) -> Iterator[None]:
+    while any(job.alive(rank) for rank in range(job.ranks)):
+        time.sleep(0.2)
+        yield
+
+
+def main() -> int:
+    """Run a job from the shell until it ends or is interrupted."""
+    parser = argparse.ArgumentParser(description="Start a job of real NCCL processes on the CPU testbed.")
+    parser.add_argument("--nccl", default="2.27.5", help="release of NCCL")
+    parser.add_argument("--ranks", type=int, default=4)
+    parser.add_argument("--shape", default="allreduce")
+    parser.add_argument("--transport", choices=("socket", "shm", "mixed", "ib"), default="socket")
+    parser.add_argument("--hosts", help="ranks per host, for example 3,1")
+    parser.add_argument("--count", type=int, default=65536, help="elements per operation")
+    parser.add_argument("--iterations", type=int)
+    parser.add_argument("--hold", action="store_true", help="stay alive after the last iteration")
+    parser.add_argument("--verify", action="store_true", help="check every element")
+    parser.add_argument("extra", nargs="*", help="further options of the program, after --")
+    arguments = parser.parse_args()
+
+    def interrupt(_signal: int, _frame: FrameType | None) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, interrupt)
+    hosts = [int(part) for part in arguments.hosts.split(",")] if arguments.hosts else None
+    job = Job(
+        arguments.nccl,
+        arguments.ranks,
+        arguments.shape,
+        arguments.transport,
+        hosts=hosts,
+        count=arguments.count,
+        iterations=arguments.iterations,
+        hold=arguments.hold,
+        verify=arguments.verify,
+        extra=arguments.extra,
+        wait_for="ready",
+    )
+    try:
+        with job:
+            for rank in range(job.ranks):
+                print(f"rank {rank} pid {job.pid(rank)} host {job.host(rank)}", flush=True)
+            for _ in _until_interrupted(job):
+                pass
+            codes = job.wait()
+            if any(codes):
+                print(job.logs(), file=sys.stderr)
+            return int(any(codes))
+    except KeyboardInterrupt:
+        return 0
+    except JobError as error:
+        print(f"testbed: {error}", file=sys.stderr)
+        return 3
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,62 @@
+#include "group.h"
+
+#include "check.h"
+#include "rendezvous.h"
+
+namespace job {
+
+Group::Group(std::string name_, ncclComm_t comm_) : name(std::move(name_)), comm(comm_) {
+  NCCL(ncclCommUserRank(comm, &rank));
+  NCCL(ncclCommCount(comm, &ranks));
+  CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+}
+
+std::unique_ptr<Group> Group::create(const Options& options, const std::string& name, int rank, int ranks, bool use_config) {
+  const ncclUniqueId id = exchange_id(options.run_dir, name, rank == 0);
+  ncclComm_t comm = nullptr;
+  if (use_config) {
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 1;
+    NCCL(ncclCommInitRankConfig(&comm, ranks, id, rank, &config));
+  } else {
+    NCCL(ncclCommInitRank(&comm, ranks, id, rank));
+  }
+  return std::unique_ptr<Group>(new Group(name, comm));
+}
+
+std::unique_ptr<Group> Group::split(const std::string& part, int color, int key) {
+  ncclComm_t child = nullptr;
+  NCCL(ncclCommSplit(comm, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &child, nullptr));
+  if (!child) return nullptr;
+  return std::unique_ptr<Group>(new Group(part, child));
+}
+
+void Group::reserve(size_t bytes) {
+  if (bytes <= capacity) return;
+  if (input) CUDA(cudaFree(input));
+  if (output) CUDA(cudaFree(output));
+  CUDA(cudaMalloc(reinterpret_cast<void**>(&input), bytes));
+  CUDA(cudaMalloc(reinterpret_cast<void**>(&output), bytes));
+  capacity = bytes;
+}
+
+void Group::synchronize(cudaStream_t stream) { CUDA(cudaStreamSynchronize(stream)); }
+
+void Group::destroy() {
+  if (comm) NCCL(ncclCommDestroy(comm));
+  comm = nullptr;
+}
+
+void Group::abort() {
+  if (comm) NCCL(ncclCommAbort(comm));
+  comm = nullptr;
+}
+
+Group::~Group() {
+  destroy();
+  CUDA(cudaFree(input));
+  CUDA(cudaFree(output));
+  CUDA(cudaStreamDestroy(stream));
+}
+
+}  // namespace job

@@ -1,0 +1,42 @@
+// A communicator with what it works on: a stream and a pair of device buffers.
+#pragma once
+
+#include <cuda_runtime.h>
+#include <nccl.h>
+
+#include <memory>
+#include <string>
+
+#include "options.h"
+
+namespace job {
+
+class Group {
+ public:
+  // Creates the communicator from an id exchanged under this name, with ncclCommInitRank or, with `config`, ncclCommInitRankConfig.
+  static std::unique_ptr<Group> create(const Options& options, const std::string& name, int rank, int ranks, bool config);
+  // ncclCommSplit of this communicator. Null for ranks that pass a negative colour, which belong to no part.
+  std::unique_ptr<Group> split(const std::string& name, int color, int key);
+  ~Group();
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  // Makes both buffers at least this large; what they held is lost.
+  void reserve(size_t bytes);
+  void synchronize() { synchronize(stream); }
+  void destroy();  // ncclCommDestroy
+  void abort();    // ncclCommAbort
+
+  const std::string name;
+  ncclComm_t comm;
+  int rank = 0, ranks = 0;
+  cudaStream_t stream = nullptr;
+  char *input = nullptr, *output = nullptr;
+  size_t capacity = 0;
+
+ private:
+  Group(std::string name, ncclComm_t comm);
+  static void synchronize(cudaStream_t stream);
+};
+
+}  // namespace job

@@ -1,0 +1,58 @@
+// A job for the CPU testbed: one process per rank, real NCCL. See options.h and shape.h.
+#include <signal.h>
+#include <unistd.h>
+
+#include "check.h"
+#include "options.h"
+#include "progress.h"
+#include "shape.h"
+
+namespace {
+
+volatile sig_atomic_t g_stop = 0;
+void stop(int) { g_stop = 1; }
+
+// SIGTERM ends an idle or running job at the end of an iteration; a hung one takes SIGKILL.
+void catch_stop() {
+  struct sigaction action = {};
+  action.sa_handler = stop;
+  sigaction(SIGTERM, &action, nullptr);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace job;
+  const Options options = parse_options(argc, argv);
+  const auto maker = shapes().find(options.shape);
+  if (maker == shapes().end()) {
+    fprintf(stderr, "testjob: unknown shape %s; known:", options.shape.c_str());
+    for (const auto& item : shapes()) fprintf(stderr, " %s", item.first.c_str());
+    fprintf(stderr, "\n");
+    return 2;
+  }
+  CUDA(cudaSetDevice(0));
+  if (options.start_delay_s > 0) usleep(static_cast<useconds_t>(options.start_delay_s * 1e6));
+  Progress progress(options.rank, options.quiet);
+  const auto shape = maker->second(options, progress);
+  shape->set_up();
+  catch_stop();
+  progress.ready();
+  while (!g_stop && (options.iterations < 0 || progress.iterations() < options.iterations)) {
+    if (options.pause_us > 0) usleep(static_cast<useconds_t>(options.pause_us));
+    shape->iterate(progress.iterations());
+    progress.iteration();
+  }
+  if (options.hold) {
+    progress.holding();
+    while (!g_stop) pause();
+  }
+  // Ranks asked to stop are not all at the same iteration: leave without a collective teardown.
+  if (g_stop) {
+    progress.done();
+    _exit(progress.wrong_results() != 0);
+  }
+  shape->tear_down();
+  progress.done();
+  return progress.wrong_results() != 0;
+}

@@ -1,0 +1,107 @@
+#include "options.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <functional>
+#include <map>
+
+namespace job {
+
+namespace {
+
+constexpr struct {
+  const char* name;
+  ncclDataType_t type;
+} kTypes[] = {{"i8", ncclInt8},       {"u8", ncclUint8},     {"i32", ncclInt32},   {"u32", ncclUint32},   {"i64", ncclInt64},
+              {"u64", ncclUint64},    {"f16", ncclFloat16},  {"f32", ncclFloat32}, {"f64", ncclFloat64}, {"bf16", ncclBfloat16}};
+constexpr struct {
+  const char* name;
+  ncclRedOp_t reduction;
+} kReductions[] = {{"sum", ncclSum}, {"prod", ncclProd}, {"max", ncclMax}, {"min", ncclMin}, {"avg", ncclAvg}};
+
+[[noreturn]] void usage(const std::string& problem) {
+  fprintf(stderr,
+          "testjob: %s\nusage: --rank N --ranks N --run-dir DIR --shape NAME [--count N] [--type i8|…|bf16] [--reduction sum|prod|max|min|avg]\n"
+          "  [--iterations N] [--hold] [--verify] [--quiet] [--config] [--compute-us N] [--pause-us N] [--burst N] [--communicators N]\n"
+          "  [--tp N] [--pp N] [--start-delay S] [--abort-after S] [-- NAME VALUE …]\n",
+          problem.c_str());
+  exit(2);
+}
+
+int from_environment(const char* name, int fallback) {
+  const char* text = getenv(name);
+  return text ? atoi(text) : fallback;
+}
+
+ncclDataType_t parse_type(const std::string& text) {
+  for (const auto& item : kTypes)
+    if (text == item.name) return item.type;
+  usage("unknown type " + text);
+}
+
+ncclRedOp_t parse_reduction(const std::string& text) {
+  for (const auto& item : kReductions)
+    if (text == item.name) return item.reduction;
+  usage("unknown reduction " + text);
+}
+
+}  // namespace
+
+const char* type_name(ncclDataType_t type) {
+  for (const auto& item : kTypes)
+    if (item.type == type) return item.name;
+  return "?";
+}
+
+const char* reduction_name(ncclRedOp_t reduction) {
+  for (const auto& item : kReductions)
+    if (item.reduction == reduction) return item.name;
+  return "premul";
+}
+
+Options parse_options(int argc, char** argv) {
+  Options options;
+  options.rank = from_environment("RANK", 0);
+  options.ranks = from_environment("WORLD_SIZE", 1);
+  const std::map<std::string, std::function<void(const std::string&)>> valued = {
+      {"--rank", [&](auto& v) { options.rank = atoi(v.c_str()); }},
+      {"--ranks", [&](auto& v) { options.ranks = atoi(v.c_str()); }},
+      {"--run-dir", [&](auto& v) { options.run_dir = v; }},
+      {"--shape", [&](auto& v) { options.shape = v; }},
+      {"--count", [&](auto& v) { options.count = strtoull(v.c_str(), nullptr, 0); }},
+      {"--type", [&](auto& v) { options.type = parse_type(v); }},
+      {"--reduction", [&](auto& v) { options.reduction = parse_reduction(v); }},
+      {"--iterations", [&](auto& v) { options.iterations = atol(v.c_str()); }},
+      {"--compute-us", [&](auto& v) { options.compute_us = atof(v.c_str()); }},
+      {"--pause-us", [&](auto& v) { options.pause_us = atof(v.c_str()); }},
+      {"--burst", [&](auto& v) { options.burst = atoi(v.c_str()); }},
+      {"--communicators", [&](auto& v) { options.communicators = atoi(v.c_str()); }},
+      {"--tp", [&](auto& v) { options.tensor = atoi(v.c_str()); }},
+      {"--pp", [&](auto& v) { options.pipeline = atoi(v.c_str()); }},
+      {"--start-delay", [&](auto& v) { options.start_delay_s = atof(v.c_str()); }},
+      {"--abort-after", [&](auto& v) { options.abort_after_s = atof(v.c_str()); }},
+  };
+  const std::map<std::string, bool*> switches = {
+      {"--hold", &options.hold}, {"--verify", &options.verify}, {"--quiet", &options.quiet}, {"--config", &options.use_config}};
+  for (int i = 1; i < argc; i++) {
+    const std::string name = argv[i];
+    if (name == "--") {
+      options.rest.assign(argv + i + 1, argv + argc);
+      break;
+    }
+    if (auto found = switches.find(name); found != switches.end()) {
+      *found->second = true;
+    } else if (auto value = valued.find(name); value != valued.end() && i + 1 < argc) {
+      value->second(argv[++i]);
+    } else {
+      usage("unknown option or missing value: " + name);
+    }
+  }
+  if (options.ranks < 1 || options.rank < 0 || options.rank >= options.ranks) usage("--rank must lie below --ranks");
+  if (options.tensor < 1 || options.pipeline < 1 || options.burst < 1 || options.communicators < 1) usage("sizes must be positive");
+  return options;
+}
+
+}  // namespace job

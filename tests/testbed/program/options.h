@@ -1,0 +1,39 @@
+// Command line of the job.
+#pragma once
+
+#include <nccl.h>
+#include <stddef.h>
+
+#include <string>
+#include <vector>
+
+namespace job {
+
+struct Options {
+  int rank = 0, ranks = 1;        // --rank, --ranks; else RANK and WORLD_SIZE as torchrun sets them
+  std::string run_dir = ".";      // --run-dir: where ranks exchange unique ids
+  std::string shape = "allreduce";
+  size_t count = 1 << 16;         // --count: elements per operation
+  ncclDataType_t type = ncclFloat32;
+  ncclRedOp_t reduction = ncclSum;
+  long iterations = -1;           // --iterations: -1 runs until SIGTERM
+  bool hold = false;              // --hold: stay alive, idle, after the last iteration
+  bool verify = false;            // --verify: check every element of every result
+  bool quiet = false;             // --quiet: no line per iteration
+  bool use_config = false;        // --config: ncclCommInitRankConfig instead of ncclCommInitRank
+  double compute_us = 0;          // --compute-us: compute kernel before each iteration's communication
+  double pause_us = 0;            // --pause-us: host pause per iteration (a data loader)
+  int burst = 1;                  // --burst: launches per iteration before the host waits
+  int communicators = 3;          // --communicators: of shape multicomm
+  int tensor = 2, pipeline = 1;   // --tp, --pp: sizes of the groups; the rest is data parallel
+  double start_delay_s = 0;       // --start-delay: before creating the communicator
+  double abort_after_s = 2;       // --abort-after: of shape abort
+  std::vector<std::string> rest;  // arguments of a particular shape, NAME VALUE
+};
+
+// Ends the process with a usage line on a mistake.
+Options parse_options(int argc, char** argv);
+const char* type_name(ncclDataType_t type);
+const char* reduction_name(ncclRedOp_t reduction);
+
+}  // namespace job

@@ -1,0 +1,35 @@
+#include "shape.h"
+
+#include <set>
+
+#include "check.h"
+#include "standin.h"
+
+namespace job {
+
+std::map<std::string, ShapeMaker>& shapes() {
+  static std::map<std::string, ShapeMaker> all;
+  return all;
+}
+
+void run_steps(const Options& options, Progress& progress, const std::vector<Step>& steps) {
+  std::set<Group*> groups;
+  for (const Step& step : steps) groups.insert(step.group);
+  // A group's buffers are used by one verified operation at a time.
+  for (const Step& step : steps) {
+    if (options.verify) {
+      prepare(step.operation, *step.group);
+    } else {
+      step.group->reserve(buffer_bytes(step.operation, step.group->ranks));
+    }
+    if (options.compute_us > 0) CUDA(standinLaunchCompute(options.compute_us, step.group->stream));
+    for (int i = 0; i < options.burst; i++) enqueue(step.operation, *step.group);
+    if (!options.verify) continue;
+    step.group->synchronize();
+    const std::string problem = verify(step.operation, *step.group);
+    if (!problem.empty()) progress.wrong(problem);
+  }
+  for (Group* group : groups) group->synchronize();
+}
+
+}  // namespace job

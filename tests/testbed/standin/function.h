@@ -1,0 +1,26 @@
+// Which collective, reduction, type, algorithm and protocol a device function id stands for.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include <string>
+
+namespace standin {
+
+enum class Collective { kSendRecv, kAllGather, kBroadcast, kAllReduce, kReduce, kReduceScatter, kOther };
+enum class Operator { kSum, kProd, kMinMax, kPreMulSum, kSumPostDiv };
+enum class Type { kInt8, kUint8, kInt32, kUint32, kInt64, kUint64, kFloat16, kFloat32, kFloat64, kBfloat16 };
+
+size_t size_of(Type type);
+
+struct Function {
+  Collective collective;
+  Operator reduction;
+  Type type;
+};
+
+// The function with this id. Ends the process, naming what was asked for, if it is not Ring with the Simple protocol.
+Function find_function(unsigned id);
+
+}  // namespace standin

@@ -1,0 +1,11 @@
+// What is known of the libnccl that the process has loaded.
+#pragma once
+
+#include <string>
+
+namespace standin {
+
+// Name of the kernel whose host stub is at this address; empty if there is none.
+std::string kernel_name(const void* stub);
+
+}  // namespace standin

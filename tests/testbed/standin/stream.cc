@@ -1,0 +1,180 @@
+#include "stream.h"
+
+#include <pthread.h>
+
+#include <algorithm>
+#include <thread>
+
+#include "device.h"
+#include "log.h"
+
+namespace standin {
+
+namespace {
+
+std::mutex g_mutex;
+// Streams stay alive until destroyed by the program and their last task has run.
+std::vector<std::shared_ptr<Stream>>& streams() {
+  static auto* list = new std::vector<std::shared_ptr<Stream>>;
+  return *list;
+}
+
+}  // namespace
+
+Stream* Stream::of(cudaStream_t handle) {
+  const auto value = reinterpret_cast<uintptr_t>(handle);
+  if (value > 2) return reinterpret_cast<Stream*>(handle);
+  static Stream* fallback = create(0, 0);  // cudaStreamLegacy (1) and cudaStreamPerThread (2) included
+  return fallback;
+}
+
+Stream* Stream::create(unsigned flags, int priority) {
+  auto stream = std::make_shared<Stream>();
+  stream->flags_ = flags;
+  stream->priority_ = priority;
+  static std::atomic<unsigned long long> next_id{1};
+  stream->id_ = next_id++;
+  std::lock_guard<std::mutex> lock(g_mutex);
+  streams().push_back(stream);
+  return stream.get();
+}
+
+void Stream::destroy(cudaStream_t handle) {
+  std::shared_ptr<Stream> stream;
+  {
+    std::lock_guard<std::mutex> lock(g_mutex);
+    auto& list = streams();
+    auto found = std::find_if(list.begin(), list.end(), [&](auto& item) { return item->handle() == handle; });
+    if (found == list.end()) return;
+    stream = *found;
+    list.erase(found);
+  }
+  // Like CUDA, destroying a busy stream returns at once; its thread ends after the last task.
+  std::lock_guard<std::mutex> lock(stream->mutex_);
+  stream->closed_ = true;
+  stream->work_.notify_all();
+}
+
+void Stream::synchronize_all() {
+  std::vector<std::shared_ptr<Stream>> all;
+  {
+    std::lock_guard<std::mutex> lock(g_mutex);
+    all = streams();
+  }
+  for (auto& stream : all) stream->synchronize();
+}
+
+void Stream::push(Task task) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  tasks_.push_back(std::move(task));
+  if (started_) {
+    work_.notify_one();
+    return;
+  }
+  started_ = true;
+  std::thread([self = shared_from_this()] { self->run(); }).detach();
+}
+
+void Stream::run() {
+  pthread_setname_np(pthread_self(), "standin-stream");
+  std::unique_lock<std::mutex> lock(mutex_);
+  for (;;) {
+    work_.wait(lock, [this] { return !tasks_.empty() || closed_; });
+    if (tasks_.empty()) return;
+    Task task = std::move(tasks_.front());
+    tasks_.pop_front();
+    busy_ = true;
+    lock.unlock();
+    task();
+    task = nullptr;
+    lock.lock();
+    busy_ = false;
+    if (tasks_.empty()) done_.notify_all();
+  }
+}
+
+void Stream::synchronize() {
+  std::unique_lock<std::mutex> lock(mutex_);
+  done_.wait(lock, [this] { return tasks_.empty() && !busy_; });
+}
+
+bool Stream::idle() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return tasks_.empty() && !busy_;
+}
+
+}  // namespace standin
+
+using namespace standin;
+
+extern "C" {
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t* stream, unsigned int flags, int priority) {
+  *stream = Stream::create(flags, priority)->handle();
+  return cudaSuccess;
+}
+cudaError_t cudaStreamCreate(cudaStream_t* stream) { return cudaStreamCreateWithPriority(stream, 0, 0); }
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned int flags) {
+  return cudaStreamCreateWithPriority(stream, flags, 0);
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+  Stream::destroy(stream);
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+  Stream::of(stream)->synchronize();
+  return cudaSuccess;
+}
+
+cudaError_t cudaStreamQuery(cudaStream_t stream) { return Stream::of(stream)->idle() ? cudaSuccess : cudaErrorNotReady; }
+
+cudaError_t cudaStreamGetId(cudaStream_t stream, unsigned long long* id) {
+  *id = Stream::of(stream)->id();
+  return cudaSuccess;
+}
+
+cudaError_t cudaDeviceSynchronize(void) {
+  Stream::synchronize_all();
+  return cudaSuccess;
+}
+
+cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void* data) {
+  Stream::of(stream)->push([=] { function(data); });
+  return cudaSuccess;
+}
+
+// CUDA graphs: nothing is ever being captured, and starting a capture is refused.
+cudaError_t cudaStreamIsCapturing(cudaStream_t, int* status) {
+  *status = 0;  // cudaStreamCaptureStatusNone
+  return cudaSuccess;
+}
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t, int* status, unsigned long long* id) {
+  if (status) *status = 0;
+  if (id) *id = 0;
+  return cudaSuccess;
+}
+cudaError_t cudaStreamGetCaptureInfo_v2(cudaStream_t stream, int* status, unsigned long long* id, void** graph, const void** nodes,
+                                        size_t* count) {
+  if (graph) *graph = nullptr;
+  if (nodes) *nodes = nullptr;
+  if (count) *count = 0;
+  return cudaStreamGetCaptureInfo(stream, status, id);
+}
+cudaError_t cudaStreamGetCaptureInfo_v3(cudaStream_t stream, int* status, unsigned long long* id, void** graph, const void** nodes,
+                                        const void** edges, size_t* count) {
+  if (edges) *edges = nullptr;
+  return cudaStreamGetCaptureInfo_v2(stream, status, id, graph, nodes, count);
+}
+cudaError_t cudaStreamBeginCapture(cudaStream_t, int) {
+  refuse("CUDA graphs (cudaStreamBeginCapture)");
+  return cudaErrorNotSupported;
+}
+cudaError_t cudaThreadExchangeStreamCaptureMode(int* mode) {
+  static thread_local int current = 0;
+  std::swap(current, *mode);
+  return cudaSuccess;
+}
+
+}  // extern "C"

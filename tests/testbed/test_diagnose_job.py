@@ -1,0 +1,101 @@
+"""Diagnosis of real NCCL jobs that were never traced: the frozen rank is named, and healthy jobs of every shape accuse nobody."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import pytest
+
+from ncclwatch.engine.diagnose import diagnose
+from ncclwatch.model.state import ProcessSample
+from ncclwatch.model.verdict import Verdict, VerdictClass
+from ncclwatch.target.session import TargetProcess
+from testbed.job import Job
+
+pytestmark = pytest.mark.attach
+
+VERSIONS = ("2.21.5", "2.27.5", "2.32.3")
+ROUNDS = 20
+SAMPLES = 100
+
+
+@contextmanager
+def opened(job: Job) -> Iterator[list[TargetProcess]]:
+    """Sessions on all ranks of a job."""
+    with ExitStack() as stack:
+        targets = []
+        for pid in job.pids:
+            target = TargetProcess.open(pid)
+            stack.callback(target.close)
+            targets.append(target)
+        yield targets
+
+
+def look(targets: Sequence[TargetProcess], apart_s: float) -> list[list[ProcessSample]]:
+    """Two samples of every process."""
+    first = [target.sample() for target in targets]
+    time.sleep(apart_s)
+    return [[before, target.sample()] for before, target in zip(first, targets, strict=True)]
+
+
+def judge_until_accused(targets: Sequence[TargetProcess], *, tries: int = 10) -> Verdict:
+    """What the command does: while the job still moves, look again."""
+    verdict = diagnose(look(targets, 0.3))
+    for _ in range(tries):
+        if verdict.verdict_class.accuses:
+            break
+        verdict = diagnose(look(targets, 0.3))
+    return verdict
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_frozen_rank_is_named_in_every_round_of_freeze_and_thaw(version: str) -> None:
+    seed = random.randrange(1 << 30)
+    chance = random.Random(seed)
+    with Job(nccl=version, ranks=4, shape="allreduce", count=1 << 16) as job:
+        for number in range(ROUNDS):
+            victim = number % 4 if number < 8 else chance.randrange(4)
+            time.sleep(chance.uniform(0.0, 0.3))
+            job.freeze(victim)
+            try:
+                # Attached only now: nothing was known of the job before it hung.
+                with opened(job) as targets:
+                    verdict = judge_until_accused(targets)
+            finally:
+                job.thaw(victim)
+            told = f"seed {seed}, round {number}, rank {victim}: {verdict.summary} {verdict.evidence}"
+            assert verdict.verdict_class is VerdictClass.STOPPED, told
+            assert [culprit.rank for culprit in verdict.culprits] == [victim], told
+            assert verdict.culprits[0].pid == job.pid(victim), told
+            assert set(verdict.victims) == set(range(4)) - {victim}, told
+
+
+SHAPES = {
+    "socket": {"shape": "allreduce", "transport": "socket"},
+    "shared-memory": {"shape": "allreduce", "transport": "shm"},
+    "hosts-3-1": {"shape": "allreduce", "transport": "mixed", "hosts": (3, 1)},
+    "pipeline": {"shape": "pipeline", "transport": "socket"},
+    "split": {"shape": "split", "transport": "socket"},
+    "grouped": {"shape": "grouped", "transport": "socket"},
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_healthy_jobs_of_every_shape_accuse_nobody(version: str, shape: str) -> None:
+    rounds = SAMPLES if shape == "socket" else SAMPLES // 5
+    with Job(nccl=version, ranks=4, count=1 << 14, **SHAPES[shape]) as job, opened(job) as targets:  # type: ignore[arg-type]
+        previous = [target.sample() for target in targets]
+        seen_running = 0
+        for number in range(rounds):
+            time.sleep(0.1)
+            current = [target.sample() for target in targets]
+            verdict = diagnose([[before, after] for before, after in zip(previous, current, strict=True)])
+            assert not verdict.verdict_class.accuses, f"{number}: {verdict.summary} {verdict.evidence}"
+            assert verdict.culprits == ()
+            seen_running += verdict.verdict_class is VerdictClass.RUNNING
+            previous = current
+        assert seen_running > rounds // 2, "progress must be seen for silence to mean anything"
