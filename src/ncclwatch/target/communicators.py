@@ -201,6 +201,9 @@ class Finder:
             self.report.stages.append(f"{len(huge)} huge mappings")
         for start, end in huge:
             yield from self._probe_range(start, end)
+        # Other allocators than the C library's carve small structures out of huge mappings too.
+        for start, end in huge:
+            yield from self._scan_range(start, end)
 
     def _follow_roots(self) -> Iterator[None]:
         """Pointers on the threads' stacks, and the proxies they serve (see :mod:`ncclwatch.target.roots`)."""
