@@ -166,6 +166,13 @@ def test_an_inherited_rank_is_nobodys(tmp_path: Path, library: Path) -> None:
     assert (info.rank, info.local_rank, info.world_size, info.rank_source) == (None, None, None, "")
 
 
+def test_workers_of_a_daemon_do_not_have_its_rank(tmp_path: Path, library: Path) -> None:
+    """Ray under srun: the daemon carries no NCCL, its workers all have its SLURM_PROCID."""
+    workers = [FakeProcess(pid, parent=50, environ=SLURM, libraries=[library], command=("ray::worker",)) for pid in (51, 52)]
+    proc = write_proc(tmp_path / "proc", [FakeProcess(50, environ=SLURM), *workers])
+    assert ranks(proc) == {51: None, 52: None} and inspect_process(51, proc).rank is None
+
+
 def test_forked_helpers_leave_their_parent_its_rank(tmp_path: Path, library: Path) -> None:
     rank = FakeProcess(50, environ=SLURM, libraries=[library], command=("python", "train.py"))
     workers = [FakeProcess(pid, parent=50, environ=SLURM, libraries=[library], command=rank.command) for pid in (51, 52)]
@@ -185,6 +192,17 @@ def test_two_jobs_may_have_the_same_ranks(tmp_path: Path, library: Path) -> None
     jobs = [{"RANK": "0", "WORLD_SIZE": "1", "MASTER_PORT": port} for port in ("29500", "29501")]
     processes = [FakeProcess(60 + number, environ=environ, libraries=[library]) for number, environ in enumerate(jobs)]
     assert ranks(write_proc(tmp_path / "proc", processes)) == {60: 0, 61: 0}
+
+
+def test_unrelated_processes_may_claim_the_same_rank(tmp_path: Path, library: Path) -> None:
+    """Two jobs that say nothing else of themselves, by two launchers; and two that init has adopted."""
+    environ = {"RANK": "3", "WORLD_SIZE": "4"}
+    parents = {60: 40, 61: 41, 62: 1, 63: 1}
+    processes = [
+        FakeProcess(pid, parent=parent, environ=environ, libraries=[library], command=("python", str(pid)))
+        for pid, parent in parents.items()
+    ]
+    assert ranks(write_proc(tmp_path / "proc", processes)) == dict.fromkeys(parents, 3)
 
 
 def test_two_nccls_in_one_process(tmp_path: Path, library: Path, program: Path) -> None:

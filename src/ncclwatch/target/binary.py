@@ -34,7 +34,9 @@ MAX_STATIC_NAMES = 128 << 20
 _NAME = re.compile(r"nccl", re.IGNORECASE)
 _LIBRARY = re.compile(r"lib[\w.+-]*nccl[\w.+-]*\.so", re.IGNORECASE)
 # The same, and executable mappings, in the raw text of a maps file: most processes are dismissed without parsing it.
-_RAW_EXECUTABLE = re.compile(rb"^[0-9a-f]+-[0-9a-f]+ [r-][w-]x[ps] [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ [1-9]\d* +/.*$", re.MULTILINE)
+_RAW_EXECUTABLE = re.compile(
+    rb"^([0-9a-f]+)-([0-9a-f]+) [r-][w-]x[ps] [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ [1-9]\d* +(/.*)$", re.MULTILINE
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,8 @@ class BinaryIndex:
 
     def could_carry(self, text: bytes) -> bool:
         """Whether the raw text of a maps file names a file that has to be looked into."""
-        return any(True for _ in self._candidates(_executable_mappings(text)))
+        lines = [found[0] for found in _RAW_EXECUTABLE.finditer(text) if _is_suspect(found)]
+        return any(True for _ in self._candidates(parse_maps(b"\n".join(lines))))
 
     def find(self, pid: int, mappings: Sequence[Mapping]) -> list[NcclBinary]:
         """The binaries that carry NCCL in a process, those linked dynamically first, then by address.
@@ -136,7 +139,7 @@ class BinaryIndex:
             try:
                 binary = self._look(pid, mapping, mappings)
             except NcclwatchError as error:
-                if _NAME.search(Path(mapping.file_path).name):
+                if _NAME.search(mapping.file_name):
                     problem = error
                 continue
             if binary is not None and not any(other.base == binary.base for other in found):
@@ -147,7 +150,7 @@ class BinaryIndex:
 
     def _candidates(self, executable: Sequence[Mapping]) -> Iterator[Mapping]:
         """Executable mappings of files that may carry NCCL, the most likely first."""
-        named = [m for m in executable if _NAME.search(Path(m.file_path).name)]
+        named = [m for m in executable if _NAME.search(m.file_name)]
         large = [m for m in executable if m.size >= STATIC_MIN_SIZE and m not in named]
         for mapping in (*named, *large):
             if (mapping.dev, mapping.inode, mapping.path) not in self._clean:
@@ -187,7 +190,7 @@ class BinaryIndex:
             dev=status.st_dev,
             inode=status.st_ino,
             facts=facts,
-            statically_linked=not _LIBRARY.match(Path(mapping.file_path).name),
+            statically_linked=not _LIBRARY.match(mapping.file_name),
             deleted=mapping.is_deleted,
             proc=str(self._proc),
         )
@@ -197,8 +200,9 @@ class BinaryIndex:
             self._clean.add((mapping.dev, mapping.inode, mapping.path))
 
 
-def _executable_mappings(text: bytes) -> list[Mapping]:
-    return list(parse_maps(b"\n".join(_RAW_EXECUTABLE.findall(text))))
+def _is_suspect(line: re.Match[bytes]) -> bool:
+    """What :meth:`BinaryIndex._candidates` asks, of a raw line."""
+    return b"nccl" in line[3].lower() or int(line[2], 16) - int(line[1], 16) >= STATIC_MIN_SIZE
 
 
 def _read_facts(elf: ElfFile) -> FileFacts | None:

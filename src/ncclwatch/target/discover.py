@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -13,10 +13,11 @@ from pathlib import Path
 from ncclwatch.errors import NcclwatchError, PrivilegeError, TargetError, TargetGoneError
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessInfo
+from ncclwatch.target import maps as memory_map
 from ncclwatch.target import process
 from ncclwatch.target.binary import BinaryIndex, NcclBinary
 from ncclwatch.target.layout import Layout
-from ncclwatch.target.maps import PROC, Mapping, parse_maps, read_maps_text
+from ncclwatch.target.maps import PROC, parse_maps, read_maps_text
 from ncclwatch.target.namespaces import container_id
 from ncclwatch.target.process import Ranks
 from ncclwatch.target.resolve import LayoutCache, resolve_layout
@@ -36,7 +37,7 @@ class FoundProcess:
     info: ProcessInfo
     binary: NcclBinary
     others: tuple[NcclBinary, ...]
-    mappings: tuple[Mapping, ...]
+    mappings: tuple[memory_map.Mapping, ...]
     parent: int
     ranks: Ranks
 
@@ -138,7 +139,7 @@ def _examine_alone(pid: int, proc: Path) -> FoundProcess:
     return _describe(pid, binaries, mappings, proc)
 
 
-def _describe(pid: int, binaries: list[NcclBinary], mappings: tuple[Mapping, ...], proc: Path) -> FoundProcess:
+def _describe(pid: int, binaries: list[NcclBinary], mappings: tuple[memory_map.Mapping, ...], proc: Path) -> FoundProcess:
     binary, *others = binaries
     stat = process.read_stat(pid, proc)
     status = process.read_status(pid, proc)
@@ -168,23 +169,25 @@ def _describe(pid: int, binaries: list[NcclBinary], mappings: tuple[Mapping, ...
 
 
 def _without_shared_ranks(found: Iterable[FoundProcess]) -> list[FoundProcess]:
-    """Take away ranks that several processes of one job claim: they come from an environment that all of them inherited.
+    """Take away ranks that several processes of one family claim: they come from an environment that all of them inherited.
 
     ``mp.spawn`` under srun is the common case: every process has the SLURM_PROCID of the one that spawned them. Forked helpers
     (data loaders) share their parent's command line and rank rightfully.
     """
     found = list(found)
-    by_pid = {one.info.pid: one for one in found}
-    claims: dict[tuple[str, str, int, int | None], list[FoundProcess]] = defaultdict(list)
+    claims: dict[tuple[str, str, int, int | None], dict[int, FoundProcess]] = defaultdict(dict)
     for one in found:
         if one.ranks.rank is not None:
-            claims[one.ranks.source, one.ranks.job, one.ranks.rank, one.ranks.world_size].append(one)
-    shared = set()
+            claims[one.ranks.source, one.ranks.job, one.ranks.rank, one.ranks.world_size][one.info.pid] = one
+    shared: set[int] = set()
     for claimants in claims.values():
-        pids = {one.info.pid for one in claimants}
-        independent = [one for one in claimants if not (one.parent in pids and _is_fork(one, by_pid[one.parent]))]
-        if len(independent) > 1:
-            shared |= pids
+        families: dict[int, list[FoundProcess]] = defaultdict(list)
+        for one in claimants.values():
+            families[_starter(one, claimants)].append(one)
+        for family in families.values():
+            independent = [one for one in family if not _is_fork(one, claimants.get(one.parent))]
+            if len(independent) > 1:
+                shared |= {one.info.pid for one in family}
     return [
         replace(one, info=replace(one.info, rank=None, local_rank=None, world_size=None, rank_source=""))
         if one.info.pid in shared
@@ -193,5 +196,14 @@ def _without_shared_ranks(found: Iterable[FoundProcess]) -> list[FoundProcess]:
     ]
 
 
-def _is_fork(child: FoundProcess, parent: FoundProcess) -> bool:
-    return child.info.command == parent.info.command
+def _starter(one: FoundProcess, claimants: Mapping[int, FoundProcess]) -> int:
+    """The pid that a family descends from: the first ancestor without the claim. Orphans of init are families of their own."""
+    seen = set()
+    while one.parent in claimants and one.info.pid not in seen:
+        seen.add(one.info.pid)
+        one = claimants[one.parent]
+    return one.parent if one.parent > 1 else one.info.pid
+
+
+def _is_fork(child: FoundProcess, parent: FoundProcess | None) -> bool:
+    return parent is not None and child.info.command == parent.info.command

@@ -78,6 +78,11 @@ class Mapping:
         return self.path.removesuffix(DELETED) if self.is_deleted else self.path
 
     @property
+    def file_name(self) -> str:
+        """The last part of it."""
+        return self.file_path.rpartition("/")[2]
+
+    @property
     def range_name(self) -> str:
         """Its name in ``/proc/PID/map_files``."""
         return f"{self.start:x}-{self.end:x}"
