@@ -24,9 +24,11 @@ std::unique_ptr<Group> Group::create(const Options& options, const std::string& 
   return std::unique_ptr<Group>(new Group(name, comm));
 }
 
-std::unique_ptr<Group> Group::split(const std::string& part, int color, int key) {
+std::unique_ptr<Group> Group::split(const std::string& part, int color, int key, bool share) {
   ncclComm_t child = nullptr;
-  NCCL(ncclCommSplit(comm, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &child, nullptr));
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.splitShare = share;
+  NCCL(ncclCommSplit(comm, color < 0 ? NCCL_SPLIT_NOCOLOR : color, key, &child, &config));
   if (!child) return nullptr;
   return std::unique_ptr<Group>(new Group(part, child));
 }

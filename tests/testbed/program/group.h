@@ -15,8 +15,8 @@ class Group {
  public:
   // Creates the communicator from an id exchanged under this name, with ncclCommInitRank or, with `config`, ncclCommInitRankConfig.
   static std::unique_ptr<Group> create(const Options& options, const std::string& name, int rank, int ranks, bool config);
-  // ncclCommSplit of this communicator. Null for ranks that pass a negative colour, which belong to no part.
-  std::unique_ptr<Group> split(const std::string& name, int color, int key);
+  // ncclCommSplit of this communicator, which shares its connections with `share`. Null for ranks that pass a negative colour, which belong to no part.
+  std::unique_ptr<Group> split(const std::string& name, int color, int key, bool share);
   ~Group();
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;

@@ -24,7 +24,7 @@ constexpr struct {
 [[noreturn]] void usage(const std::string& problem) {
   fprintf(stderr,
           "testjob: %s\nusage: --rank N --ranks N --run-dir DIR --shape NAME [--count N] [--type i8|…|bf16] [--reduction sum|prod|max|min|avg]\n"
-          "  [--iterations N] [--hold] [--verify] [--quiet] [--config] [--compute-us N] [--pause-us N] [--burst N] [--communicators N]\n"
+          "  [--iterations N] [--hold] [--verify] [--quiet] [--config] [--split-share] [--compute-us N] [--pause-us N] [--burst N] [--communicators N]\n"
           "  [--tp N] [--pp N] [--start-delay S] [--abort-after S] [-- NAME VALUE …]\n",
           problem.c_str());
   exit(2);
@@ -84,7 +84,8 @@ Options parse_options(int argc, char** argv) {
       {"--abort-after", [&](auto& v) { options.abort_after_s = atof(v.c_str()); }},
   };
   const std::map<std::string, bool*> switches = {
-      {"--hold", &options.hold}, {"--verify", &options.verify}, {"--quiet", &options.quiet}, {"--config", &options.use_config}};
+      {"--hold", &options.hold}, {"--verify", &options.verify}, {"--quiet", &options.quiet}, {"--config", &options.use_config},
+      {"--split-share", &options.split_share}};
   for (int i = 1; i < argc; i++) {
     const std::string name = argv[i];
     if (name == "--") {

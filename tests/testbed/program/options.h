@@ -26,6 +26,7 @@ struct Options {
   int burst = 1;                  // --burst: launches per iteration before the host waits
   int communicators = 3;          // --communicators: of shape multicomm
   int tensor = 2, pipeline = 1;   // --tp, --pp: sizes of the groups; the rest is data parallel
+  bool split_share = false;       // --split-share: split communicators share resources (ncclConfig_t.splitShare)
   double start_delay_s = 0;       // --start-delay: before creating the communicator
   double abort_after_s = 2;       // --abort-after: of shape abort
   std::vector<std::string> rest;  // arguments of a particular shape, NAME VALUE

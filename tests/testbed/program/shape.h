@@ -31,6 +31,11 @@ struct RegisterShape {
   RegisterShape(const std::string& name, ShapeMaker maker) { shapes()[name] = std::move(maker); }
 };
 
+template <class T>
+RegisterShape plain_shape(const char* name) {
+  return {name, [](const Options& options, Progress& progress) { return std::make_unique<T>(options, progress); }};
+}
+
 // Enqueues the operations on their groups after the compute kernel, waits for all, and checks them if asked to.
 struct Step {
   Operation operation;

@@ -86,10 +86,6 @@ class Idle : public World {
 RegisterShape repeat(const char* name, std::vector<Kind> kinds) {
   return {name, [kinds](const Options& options, Progress& progress) { return std::make_unique<Repeat>(options, progress, kinds); }};
 }
-template <class T>
-RegisterShape plain(const char* name) {
-  return {name, [](const Options& options, Progress& progress) { return std::make_unique<T>(options, progress); }};
-}
 
 const RegisterShape kShapes[] = {
     repeat("allreduce", {Kind::kAllReduce}),
@@ -102,8 +98,8 @@ const RegisterShape kShapes[] = {
     repeat("grouped", {Kind::kGroupedAllReduce}),
     repeat("mix", {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter, Kind::kBroadcast, Kind::kReduce, Kind::kSendRecv, Kind::kAllToAll,
                    Kind::kGroupedAllReduce}),
-    plain<Sweep>("sweep"),
-    plain<Idle>("idle"),
+    plain_shape<Sweep>("sweep"),
+    plain_shape<Idle>("idle"),
 };
 
 }  // namespace
