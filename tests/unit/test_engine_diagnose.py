@@ -338,3 +338,19 @@ def test_a_rank_that_ends_while_the_others_still_move_is_not_yet_missed() -> Non
     samples = looks(frozen_ring(3, run_state="X"))
     samples[0][1] = moved(samples[0][1])
     assert diagnose(samples).verdict_class is VerdictClass.RUNNING
+
+
+def test_a_link_is_not_blamed_when_the_sender_was_stopped_while_sending() -> None:
+    """As read from a real job: rank 1 was stopped with two of its four steps still in its own proxy."""
+    state = {0: (10, 14, 14), 1: (0, 4, 2), 2: (2, 6, 6), 3: (6, 10, 10)}
+    ranks = []
+    for rank, (received, sent, done) in state.items():
+        operations = (
+            recv((rank - 1) % 4, posted=received + 8, received=received, delivered=received, consumed=received, nsteps=24),
+            send((rank + 1) % 4, sent=sent, done=done, produced=sent, nsteps=24),
+        )
+        ranks.append(Rank(rank, 4, (communicator(rank, 4),), operations, "T" if rank == 1 else "S"))
+    verdict = diagnose(looks(ranks))
+    assert named(verdict) == [1]
+    assert verdict.verdict_class is VerdictClass.STOPPED
+    assert verdict.victims == (0, 2, 3)

@@ -335,8 +335,12 @@ class _Builder:
             self.waits.edges.append(Wait(RankNode(member.index), hidden, Why.UNOBSERVED, key, text))
 
     def blame_proxies_before_links(self) -> None:
-        """Data that does not arrive says nothing about a link when the proxy at one of its ends stands still anyway."""
+        """Data that does not arrive says nothing about a link when the proxy at one of its ends stands still anyway.
+
+        A request counts as handed to the network before the proxy has pushed all of it into the socket.
+        """
         idle = {RankNode(mark.member.index) for mark in self.waits.stalls if mark.stall in PROXY_STALLS}
+        idle |= {RankNode(member.index) for member in self.job.members if member.stopped or member.gone}
         for number, wait in enumerate(self.waits.edges):
             if isinstance(wait.target, LinkNode):
                 ends = (self.node(wait.target.comm_hash, rank) for rank in (wait.target.source, wait.target.destination))
