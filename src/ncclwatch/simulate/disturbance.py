@@ -137,7 +137,7 @@ class Disturbance:
                 break
             _add(pauses, (t, t + fault.strength))
             t += fault.strength + (fault.period_s if regular else float(rng.exponential(fault.period_s)))
-            if t > start + 3600:  # no scenario lasts longer
+            if t > start + 120:  # scenarios last tens of seconds
                 break
 
     def link_effects(self, source: int, destination: int) -> list[LinkEffect]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ChannelRing, Direction, PeerInfo, ProcessInfo, Transport, VersionSource
@@ -57,6 +58,17 @@ class Membership:
     has_proxy_work: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Columns:
+    """What a role's communicators are to every global rank, as arrays of shape (world,)."""
+
+    hashes: NDArray[np.uint64]
+    index: NDArray[np.int64]
+    proxy_work: NDArray[np.bool_]
+    visible: NDArray[np.bool_]
+    observed: NDArray[np.bool_]
+
+
 class Cast:
     """Processes, clocks and communicators of a scenario."""
 
@@ -71,6 +83,8 @@ class Cast:
         self._info: dict[int, ProcessInfo] = {}
         self._memberships: dict[int, tuple[Membership, ...]] = {}
         self._peers: dict[tuple[str, int], tuple[PeerInfo, ...]] = {}
+        self._columns: dict[str, Columns] = {}
+        self._members: dict[tuple[str, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
 
     @cached_property
     def roles(self) -> list[str]:
@@ -84,6 +98,25 @@ class Cast:
     def observed(self, rank: int) -> bool:
         """Whether a collector runs on the node of this rank."""
         return node_of(self.scenario.layout, rank) not in self.scenario.observe.missing_nodes
+
+    def columns(self, role: str) -> Columns:
+        """The role's communicators as arrays."""
+        if role not in self._columns:
+            layout = self.scenario.layout
+            by_rank, index = membership(layout, role)
+            hashes = np.array([self.communicator_hash(role, g) for g in range(len(groups(layout, role)))], np.uint64)
+            ranks = np.arange(layout.world)
+            proxy_work = np.array([self.uses(int(r), role, Transport.NET) for r in ranks])
+            shared = np.array([self.uses(int(r), role, Transport.SHM) for r in ranks])
+            observed = ~np.isin(ranks // layout.ranks_per_node, self.scenario.observe.missing_nodes)
+            self._columns[role] = Columns(hashes[by_rank], index, proxy_work, proxy_work | shared, observed)
+        return self._columns[role]
+
+    def monotonic_ns(self, ranks: NDArray[np.int64], times: NDArray[np.float64]) -> NDArray[np.uint64]:
+        """CLOCK_MONOTONIC of each rank's node at true times (seconds)."""
+        drifts = np.array([clock.drift for clock in self.clocks])[ranks // self.scenario.layout.ranks_per_node]
+        stamps: NDArray[np.uint64] = (_BOOT_NS + np.rint(times * (1 + drifts) * 1e9)).astype(np.uint64)
+        return stamps
 
     @cached_property
     def version(self) -> tuple[int, int, int]:
@@ -138,31 +171,19 @@ class Cast:
         layout, net = self.scenario.layout, self.scenario.network
         by_rank, index = membership(layout, role)
         group, own = int(by_rank[rank]), int(index[rank])
-        members = tuple(int(r) for r in groups(layout, role)[group])
+        if (role, group) not in self._members:
+            ranks = tuple(groups(layout, role)[group].tolist())
+            self._members[role, group] = (ranks, tuple(dict.fromkeys(node_of(layout, r) for r in ranks)))
+        members, nodes = self._members[role, group]
+        wanted = self._wanted(rank, role, own, len(members))
         n = len(members)
-        before, after = (own - 1) % n, (own + 1) % n
-        wanted: set[tuple[int, Direction]] = set()
-        rings: tuple[ChannelRing, ...] = ()
-        if role == "pp":
-            stage = stage_of(layout, rank)
-            last = layout.pp - 1
-            wrap = self.scenario.workload.virtual_stages > 1
-            near = {s for s, ok in ((stage - 1, stage > 0 or wrap), (stage + 1, stage < last or wrap)) if ok}
-            wanted = {(s % n, d) for s in near for d in Direction}
-        elif n > 1:
-            rings = tuple(ChannelRing(c, before, after) for c in range(net.channels))
-            wanted = {(after, Direction.SEND), (before, Direction.RECV)}
-            if role == "ep":
-                wanted = {(i, d) for i in range(n) if i != own for d in Direction}
-            elif net.algorithm == "Tree":
-                parent, children = double_tree(n)[0][own]
-                wanted |= {(i, d) for i in (*children, parent) if i >= 0 for d in Direction}
+        ring = n > 1 and role != "pp"
+        rings = tuple(ChannelRing(c, (own - 1) % n, (own + 1) % n) for c in range(net.channels)) if ring else ()
         transports = tuple(
             (channel, peer, str(direction), self.paths(rank, members[peer]).transport)
             for channel in range(net.channels)
             for peer, direction in sorted(wanted)
         )
-        nodes = tuple(dict.fromkeys(node_of(layout, r) for r in members))
         return Membership(
             role=role,
             group=group,
@@ -175,6 +196,30 @@ class Cast:
             nodes=nodes,
             has_proxy_work=any(t is Transport.NET for _, _, _, t in transports),
         )
+
+    def _wanted(self, rank: int, role: str, own: int, n: int) -> set[tuple[int, Direction]]:
+        """Peers (ranks of the communicator) that a rank is connected with."""
+        if role == "pp":
+            stage, last = stage_of(self.scenario.layout, rank), self.scenario.layout.pp - 1
+            wrap = self.scenario.workload.virtual_stages > 1
+            near = {s for s, ok in ((stage - 1, stage > 0 or wrap), (stage + 1, stage < last or wrap)) if ok}
+            return {(s % n, d) for s in near for d in Direction}
+        if n == 1:
+            return set()
+        if role == "ep":
+            return {(i, d) for i in range(n) if i != own for d in Direction}
+        wanted = {((own + 1) % n, Direction.SEND), ((own - 1) % n, Direction.RECV)}
+        if self.scenario.network.algorithm == "Tree":
+            parent, children = double_tree(n)[0][own]
+            wanted |= {(i, d) for i in (*children, parent) if i >= 0 for d in Direction}
+        return wanted
+
+    def uses(self, rank: int, role: str, transport: Transport) -> bool:
+        """Whether some connection of a rank on a role's communicator has this transport."""
+        by_rank, index = membership(self.scenario.layout, role)
+        members = groups(self.scenario.layout, role)[by_rank[rank]]
+        wanted = self._wanted(rank, role, int(index[rank]), len(members))
+        return any(self.paths(rank, int(members[peer])).transport is transport for peer, _ in wanted)
 
     def _peer_infos(self, role: str, group: int, members: tuple[int, ...]) -> tuple[PeerInfo, ...]:
         if (role, group) not in self._peers:

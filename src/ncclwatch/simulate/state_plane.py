@@ -142,7 +142,7 @@ class StateReader:
         add(totals.steps, (block.role, block.function), done, steps)  # type: ignore[arg-type]
 
     def _proxy_work(self, block: Block) -> np.ndarray:
-        return np.array([self.cast.membership(int(r), block.role).has_proxy_work for r in block.ranks])
+        return self.cast.columns(block.role).proxy_work[block.ranks]
 
     def _count(self, time: float) -> _Totals:
         totals = self._settled.copy()
@@ -155,7 +155,9 @@ class StateReader:
     def _open_sides(self, time: float, wanted: set[int]) -> dict[int, list[_Side]]:
         sides: dict[int, list[_Side]] = defaultdict(list)
         for block in self._unsettled:
-            mask = (block.called <= time) & (block.launched <= time)
+            if not block.transfers and not self.cast.columns(block.role).visible[block.ranks].any():
+                continue  # nothing of such an operation lies in host memory
+            mask = (block.launched <= time) & ~(block.finished <= time - _LINGER_S)
             for i in np.nonzero(mask)[0]:
                 rank = int(block.ranks[i])
                 if rank in wanted:

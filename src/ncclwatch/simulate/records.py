@@ -1,0 +1,324 @@
+"""What the collectors of a simulated job would have handed over: samples, call events, timings; with wrong clocks, losses and
+late arrivals.
+
+A :class:`RecordSet` has the model's types and nothing else. :func:`encode` and :func:`decode` pass it through bytes that are
+built field by field from those types, so nothing of the scenario (its faults, its expectations, true time) can reach a
+diagnosis by accident.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import math
+import typing
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
+from ncclwatch.model.state import ProcessSample
+from ncclwatch.simulate.layout import groups, node_of
+from ncclwatch.simulate.observe import HOST_PREFIX, Cast
+from ncclwatch.simulate.state_plane import StateReader
+from ncclwatch.simulate.timeline import Block, Calling, Timeline
+
+Events = NDArray[np.void]
+
+TIMING_DTYPE = np.dtype(
+    [
+        ("pid", "<u4"), ("rank", "<i4"), ("nranks", "<i4"), ("function", "<u2"), ("comm_hash", "<u8"), ("sequence", "<u8"),
+        ("bytes", "<u8"), ("peer", "<i4"), ("called_ns", "<u8"), ("started_ns", "<u8"), ("finished_ns", "<u8"),
+    ]
+)  # fmt: skip
+"""One operation of one rank as a profiler or the ledger knows it: ``rank`` and ``peer`` (−1: none) of the communicator, times
+of the node's CLOCK_REALTIME, 0 for not yet. ``function`` is that of the call events.
+"""
+
+_FUNCTIONS = {
+    "AllReduce": Function.ALL_REDUCE,
+    "AllGather": Function.ALL_GATHER,
+    "ReduceScatter": Function.REDUCE_SCATTER,
+}
+_DATATYPES = {1: 0, 2: 6, 4: 7, 8: 8}
+"""Element bytes to ``ncclDataType_t``: int8, float16, float32, float64."""
+
+
+@dataclass(slots=True)
+class RecordSet:
+    """Everything an engine would have at one moment. ``samples`` holds one sequence per observed process, in time order.
+
+    ``calls`` and ``timings`` are by host, in order of arrival; ``lost`` counts records known to be lost, by host. A plane that
+    is not in ``planes`` was not collected anywhere; a host that is missing has no agent.
+    """
+
+    samples: list[list[ProcessSample]] = field(default_factory=list)
+    calls: dict[str, Events] = field(default_factory=dict)
+    timings: dict[str, Events] = field(default_factory=dict)
+    lost: dict[str, int] = field(default_factory=dict)
+    planes: tuple[str, ...] = ()
+
+
+def call_events(timeline: Timeline, cast: Cast) -> Iterator[tuple[Block, Events]]:
+    """The call events of every block, in order of the blocks; times are each rank's own node's, observed nodes only."""
+    for block in timeline.blocks:
+        events = _block_events(block, cast)
+        if len(events):
+            yield block, events
+
+
+def _block_events(block: Block, cast: Cast) -> Events:
+    columns = cast.columns(block.role)
+    ranks = block.ranks[np.isfinite(block.called) & columns.observed[block.ranks]]
+    base = np.zeros(len(ranks), EVENT_DTYPE)
+    if not len(ranks):
+        return base
+    n = groups(cast.scenario.layout, block.role).shape[1]
+    base["time_ns"] = cast.monotonic_ns(ranks, block.called[ranks - block.ranks[0]])
+    base["pid"] = base["tid"] = 10_000 + ranks
+    base["kind"] = Kind.ENTER
+    base["flags"] = Flag.COMM_READ
+    base["comm"] = 0x7F00_0000_0000 + ranks * 0x1000_0000 + cast.roles.index(block.role) * 0x200_0000
+    base["comm_hash"] = columns.hashes[ranks]
+    counted = columns.proxy_work[ranks] | (not cast.counts_only_proxy_plans)
+    base["op_count"] = np.where(counted, block.sequence, 0)
+    base["stream"] = 0x5000 + cast.roles.index(block.role)
+    base["rank"], base["nranks"] = columns.index[ranks], n
+    base["peer"] = -1
+    _ask(base, Calling(block.function, block.nbytes, block.element_bytes), n)
+    for rank, own in block.callings.items():
+        at = np.nonzero(ranks == rank)[0]
+        if at.size:
+            _ask(base[at[0] : at[0] + 1], own, n)
+    if block.transfers:
+        peers = [(Function.SEND if t.send else Function.RECV, t.peer) for t in block.transfers]
+    elif block.function == "AlltoAll":
+        peers = [(f, p) for p in range(n) for f in (Function.SEND, Function.RECV)]
+    else:
+        return base
+    return _group(base, peers)
+
+
+def _ask(rows: Events, own: Calling, nranks: int) -> None:
+    """Fill in what was asked for; NCCL's callers count elements of one rank for AllGather (sent) and ReduceScatter (received)."""
+    whole = own.function in ("AllReduce", "SendRecv")
+    rows["count"] = own.nbytes // own.element_bytes // (1 if whole else nranks)
+    rows["datatype"] = _DATATYPES.get(own.element_bytes, 7)
+    rows["function"] = _FUNCTIONS.get(own.function, Function.SEND)
+
+
+def _group(base: Events, peers: Sequence[tuple[Function, int]]) -> Events:
+    """A grouped call of several sends and receives: GroupStart, the calls 100 ns apart, GroupEnd."""
+    parts = []
+    for at, (function, peer) in enumerate([(Function.GROUP_START, -1), *peers, (Function.GROUP_END, -1)]):
+        part = base.copy()
+        part["function"], part["peer"] = function, peer
+        part["time_ns"] += 100 * at
+        if function in (Function.GROUP_START, Function.GROUP_END):
+            for name in ("comm", "comm_hash", "op_count", "count", "flags"):
+                part[name] = 0
+        parts.append(part)
+    return np.concatenate(parts)
+
+
+def _init_events(timeline: Timeline, cast: Cast) -> dict[str, list[Events]]:
+    """Creation of the communicators: entered by every rank that gets there, left when all have."""
+    result: dict[str, list[Events]] = defaultdict(list)
+    init = timeline.scenario.network.init_s
+    for rank in range(timeline.scenario.layout.world):
+        if rank in timeline.never_initialised or not cast.observed(rank):
+            continue
+        for n, member in enumerate(cast.memberships(rank)):
+            rows = np.zeros(2, EVENT_DTYPE)
+            rows["function"] = Function.COMM_INIT_RANK_CONFIG if n == 0 else Function.COMM_SPLIT
+            rows["pid"] = rows["tid"] = 10_000 + rank
+            rows["rank"], rows["nranks"] = member.rank, len(member.members)
+            rows["unique_id"] = cast.communicator_hash("world", 0) & 0xFFFF_FFFF
+            rows["kind"] = [Kind.ENTER, Kind.LEAVE]
+            times = [init * (0.1 + 0.1 * n), init * (0.19 + 0.1 * n)]
+            rows["time_ns"] = [cast.clock(rank).monotonic_ns(t) for t in times]
+            rows["enter_time_ns"][1] = rows["time_ns"][0]
+            rows["comm_hash"][1] = member.hash
+            stuck = bool(timeline.never_initialised)
+            result[_host(cast, rank)].append(rows[:1] if stuck else rows)
+            if stuck:
+                break
+    return result
+
+
+def _host(cast: Cast, rank: int) -> str:
+    return f"{HOST_PREFIX}{node_of(cast.scenario.layout, rank)}"
+
+
+class Observer:
+    """Collects everything from a simulated run once, and then says what would have been there by any moment."""
+
+    def __init__(self, timeline: Timeline, sample_times: Sequence[float]) -> None:
+        self.timeline = timeline
+        self.cast = Cast(timeline.scenario)
+        self._planes = timeline.scenario.observe.planes
+        self._rng = np.random.default_rng([timeline.scenario.seed, 99])
+        self._samples: dict[int, list[tuple[float, ProcessSample]]] = defaultdict(list)
+        if "state" in self._planes:
+            self._take_samples(sample_times)
+        self._calls: dict[str, tuple[NDArray[np.float64], Events]] = {}
+        self._lost: dict[str, NDArray[np.float64]] = {}
+        if "calls" in self._planes:
+            self._take_calls()
+        self._timings: dict[str, tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64], Events]] = {}
+        if "timing" in self._planes:
+            self._take_timings()
+
+    def _take_samples(self, times: Sequence[float]) -> None:
+        reader = StateReader(self.timeline, self.cast)
+        observe = self.timeline.scenario.observe
+        for time in sorted(times):
+            for sample in reader.sample(time):
+                if observe.loss and self._rng.random() < observe.loss:
+                    continue
+                late = observe.late_ms / 1e3 if self._rng.random() < observe.late_fraction else 0.0
+                self._samples[sample.process.rank or 0].append((time + late, sample))
+
+    def _take_calls(self) -> None:
+        observe = self.timeline.scenario.observe
+        true: dict[str, list[NDArray[np.float64]]] = defaultdict(list)
+        rows: dict[str, list[Events]] = defaultdict(list)
+        for host, parts in _init_events(self.timeline, self.cast).items():
+            for part in parts:
+                rows[host].append(part)
+                true[host].append(np.full(len(part), 0.2 * self.timeline.scenario.network.init_s))
+        for block, events in call_events(self.timeline, self.cast):
+            called = block.called[events["pid"].astype(np.int64) - 10_000 - int(block.ranks[0])]
+            nodes = (events["pid"].astype(np.int64) - 10_000) // self.timeline.scenario.layout.ranks_per_node
+            for node in np.unique(nodes):
+                rows[f"{HOST_PREFIX}{node}"].append(events[nodes == node])
+                true[f"{HOST_PREFIX}{node}"].append(called[nodes == node])
+        for host, parts in rows.items():
+            events, times = np.concatenate(parts), np.concatenate(true[host])
+            kept = self._rng.random(len(events)) >= observe.loss
+            late = (self._rng.random(len(events)) < observe.late_fraction) * observe.late_ms / 1e3
+            arrival = times + late
+            order = np.argsort(arrival[kept], kind="stable")
+            self._calls[host] = (arrival[kept][order], events[kept][order])
+            self._lost[host] = np.sort(times[~kept])
+
+    def _take_timings(self) -> None:
+        rows: dict[str, list[tuple[float, float, float, tuple[int, ...]]]] = defaultdict(list)
+        for block in self.timeline.blocks:
+            for i, rank in enumerate(block.ranks.tolist()):
+                if not math.isfinite(block.called[i]) or not self.cast.observed(rank):
+                    continue
+                member, clock, own = self.cast.membership(rank, block.role), self.cast.clock(rank), block.calling(rank)
+                times = [float(t[i]) for t in (block.called, block.started, block.finished)]
+                stamps = [clock.wall_ns(t) if math.isfinite(t) else 0 for t in times]
+                send = block.transfers[0].send if block.transfers else True
+                function = _FUNCTIONS.get(own.function, Function.SEND if send else Function.RECV)
+                peer = block.transfers[0].peer if block.transfers else -1
+                fixed = (
+                    10_000 + rank,
+                    member.rank,
+                    len(member.members),
+                    int(function),
+                    member.hash,
+                    block.sequence,
+                    own.nbytes,
+                    peer,
+                )
+                rows[_host(self.cast, rank)].append((times[0], times[1], times[2], (*fixed, *stamps)))
+        for host, entries in rows.items():
+            entries.sort(key=lambda e: e[0])
+            called, started, finished = (np.array([e[k] for e in entries]) for k in range(3))
+            self._timings[host] = (called, started, finished, np.array([e[3] for e in entries], TIMING_DTYPE))
+
+    def until(self, time: float, *, history_s: float = math.inf) -> RecordSet:
+        """What has arrived by true time ``time``; state samples of the last ``history_s`` only."""
+        samples = [
+            [s for arrived, s in series if time - history_s <= arrived <= time] for _, series in sorted(self._samples.items())
+        ]
+        calls = {host: events[: np.searchsorted(arrival, time, "right")] for host, (arrival, events) in self._calls.items()}
+        timings = {}
+        for host, (called, started, finished, rows) in self._timings.items():
+            n = int(np.searchsorted(called, time, "right"))
+            part = rows[:n].copy()
+            part["started_ns"][started[:n] > time] = 0
+            part["finished_ns"][finished[:n] > time] = 0
+            timings[host] = part
+        lost = {host: int(np.searchsorted(times, time, "right")) for host, times in self._lost.items()}
+        return RecordSet([s for s in samples if s], calls, timings, lost, self._planes)
+
+
+# -- through bytes and back -------------------------------------------------------------------------------------------------
+
+
+def encode(records: RecordSet) -> bytes:
+    """The records as bytes: a length, a JSON document of the samples, and the arrays as NumPy writes them (no pickle)."""
+    document = {
+        "samples": [[_plain(s) for s in series] for series in records.samples],
+        "hosts": [sorted(records.calls), sorted(records.timings)],
+        "lost": records.lost,
+        "planes": list(records.planes),
+    }
+    text = json.dumps(document).encode()
+    out = io.BytesIO()
+    out.write(len(text).to_bytes(8, "little") + text)
+    for host in sorted(records.calls):
+        np.save(out, records.calls[host].astype(EVENT_DTYPE), allow_pickle=False)
+    for host in sorted(records.timings):
+        np.save(out, records.timings[host].astype(TIMING_DTYPE), allow_pickle=False)
+    return out.getvalue()
+
+
+def decode(data: bytes) -> RecordSet:
+    """Inverse of :func:`encode`; raises ``ValueError`` or ``KeyError`` for anything else."""
+    size = int.from_bytes(data[:8], "little")
+    document = json.loads(data[8 : 8 + size])
+    rest = io.BytesIO(data[8 + size :])
+    calls = {host: np.load(rest, allow_pickle=False) for host in document["hosts"][0]}
+    timings = {host: np.load(rest, allow_pickle=False) for host in document["hosts"][1]}
+    samples = [[_typed(ProcessSample, s) for s in series] for series in document["samples"]]
+    return RecordSet(samples, calls, timings, document["lost"], tuple(document["planes"]))
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return [_plain(getattr(value, f.name)) for f in dataclasses.fields(value)]
+    if isinstance(value, tuple):
+        return [_plain(v) for v in value]
+    if isinstance(value, dict):
+        return {k: _plain(v) for k, v in value.items()}
+    if isinstance(value, Enum):
+        return value.value
+    return value
+
+
+@lru_cache(maxsize=64)
+def _hints(cls: type) -> tuple[Any, ...]:
+    hints = typing.get_type_hints(cls)
+    return tuple(hints[f.name] for f in dataclasses.fields(cls))
+
+
+def _typed(hint: Any, value: Any) -> Any:
+    origin = typing.get_origin(hint)
+    if value is None:
+        return None
+    if origin is tuple:
+        kinds = typing.get_args(hint)
+        if len(kinds) == 2 and kinds[1] is Ellipsis:
+            return tuple(_typed(kinds[0], v) for v in value)
+        return tuple(_typed(k, v) for k, v in zip(kinds, value, strict=True))
+    if origin is dict:
+        return dict(value)
+    if origin is not None:  # X | None
+        return _typed(next(a for a in typing.get_args(hint) if a is not type(None)), value)
+    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
+        return hint(*(_typed(h, v) for h, v in zip(_hints(hint), value, strict=True)))
+    if isinstance(hint, type) and issubclass(hint, Enum):
+        return hint(value)
+    return value
