@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -13,11 +13,10 @@ from pathlib import Path
 from ncclwatch.errors import NcclwatchError, PrivilegeError, TargetError, TargetGoneError
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessInfo
-from ncclwatch.target import maps as memory_map
 from ncclwatch.target import process
 from ncclwatch.target.binary import BinaryIndex, NcclBinary
 from ncclwatch.target.layout import Layout
-from ncclwatch.target.maps import PROC, parse_maps, read_maps_text
+from ncclwatch.target.maps import PROC, Mapping, parse_maps, read_maps_text
 from ncclwatch.target.namespaces import container_id
 from ncclwatch.target.process import Ranks
 from ncclwatch.target.resolve import LayoutCache, resolve_layout
@@ -37,7 +36,7 @@ class FoundProcess:
     info: ProcessInfo
     binary: NcclBinary
     others: tuple[NcclBinary, ...]
-    mappings: tuple[memory_map.Mapping, ...]
+    mappings: tuple[Mapping, ...]
     parent: int
     ranks: Ranks
 
@@ -139,7 +138,7 @@ def _examine_alone(pid: int, proc: Path) -> FoundProcess:
     return _describe(pid, binaries, mappings, proc)
 
 
-def _describe(pid: int, binaries: list[NcclBinary], mappings: tuple[memory_map.Mapping, ...], proc: Path) -> FoundProcess:
+def _describe(pid: int, binaries: list[NcclBinary], mappings: tuple[Mapping, ...], proc: Path) -> FoundProcess:
     binary, *others = binaries
     stat = process.read_stat(pid, proc)
     status = process.read_status(pid, proc)
@@ -196,7 +195,7 @@ def _without_shared_ranks(found: Iterable[FoundProcess]) -> list[FoundProcess]:
     ]
 
 
-def _starter(one: FoundProcess, claimants: Mapping[int, FoundProcess]) -> int:
+def _starter(one: FoundProcess, claimants: dict[int, FoundProcess]) -> int:
     """The pid that a family descends from: the first ancestor without the claim. Orphans of init are families of their own."""
     seen = set()
     while one.parent in claimants and one.info.pid not in seen:
