@@ -103,6 +103,9 @@ static inline int is_wanted(struct nw_config *cfg, struct caller *who)
 		count_in(NW_COUNT_FOREIGN);
 		return 0;
 	}
+	/* Where all are watched its exit must be seen even if it comes before the agent looks. */
+	if (standing == STANDING_UNKNOWN && cfg->all && who->process.pid_namespace == 0)
+		watched.update(&who->process, &who->pid);
 	return 1;
 }
 

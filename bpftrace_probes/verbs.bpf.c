@@ -20,7 +20,6 @@
 #endif
 #define NWV_MAX_CHAIN 64 /* requests followed in one chain */
 #define NWV_MAX_SGE 8    /* elements added up in one request */
-#define NWV_MAX_POLL 32  /* completions looked at in one poll */
 #define NWV_SEARCH 4     /* requests looked through for a completion's wr_id */
 
 /* infiniband/verbs.h, x86-64 */
@@ -84,6 +83,7 @@ BPF_ARRAY(config, struct nwv_config, 1);
 BPF_PERCPU_ARRAY(counters, u64, NWV_COUNTERS);
 BPF_PERCPU_ARRAY(blank, struct nwv_qp, 1); /* all zero: a new entry is too large for the stack */
 BPF_RINGBUF_OUTPUT(control, 16);
+BPF_PROG_ARRAY(steps, 1); /* on_completion */
 
 /* A program can be preempted by another one on its CPU since kernel 6.0: hence the atomic addition. */
 static inline void count(int which)
@@ -441,28 +441,42 @@ int on_poll_return(struct pt_regs *ctx)
 		thread->polls_empty++;
 		return 0;
 	}
-	u64 cq = thread->cq, completions = thread->completions, now = bpf_ktime_get_ns();
-
-	if (!cq)
+	if (!thread->cq)
 		return 0; /* entered before the probe was attached */
+	thread->found = found;
+	thread->index = 0;
+	thread->poll_ns = bpf_ktime_get_ns();
+	steps.call(ctx, 0);
+	return 0;
+}
+
+/* One completion of the poll that has just returned, then on to the next: a loop of tail calls (the kernel allows 33), because the
+ * verifiers before 6.4 or so give up on a loop around this much. */
+int on_completion(struct pt_regs *ctx)
+{
+	struct nwv_thread *thread = this_thread();
+
+	if (!thread)
+		return 0;
+	u64 now = thread->poll_ns;
 	struct nwv_qp_key key = {};
+	struct work_completion wc = {};
 
-	key.context = user_word(cq + CQ_CONTEXT);
+	if (bpf_probe_read_user(&wc, sizeof(wc), (void *)(thread->completions + thread->index * 48ULL))) {
+		count(NWV_COUNT_UNREADABLE);
+		return 0;
+	}
+	thread->index++;
+	key.context = user_word(thread->cq + CQ_CONTEXT);
 	key.pid = bpf_get_current_pid_tgid() >> 32;
-	if (found > NWV_MAX_POLL)
+	key.qp_num = wc.qp_num;
+	struct nwv_qp *qp = account(&key, now);
+
+	if (qp)
+		complete(qp, wc.wr_id, wc.status, wc.opcode, wc.bytes, now);
+	if (thread->index < thread->found) {
+		steps.call(ctx, 0);
 		count(NWV_COUNT_POLL_TRUNCATED);
-	for (int i = 0; i < NWV_MAX_POLL && i < found; i++) {
-		struct work_completion wc = {};
-
-		if (bpf_probe_read_user(&wc, sizeof(wc), (void *)(completions + i * 48))) {
-			count(NWV_COUNT_UNREADABLE);
-			break;
-		}
-		key.qp_num = wc.qp_num;
-		struct nwv_qp *qp = account(&key, now);
-
-		if (qp)
-			complete(qp, wc.wr_id, wc.status, wc.opcode, wc.bytes, now);
 	}
 	return 0;
 }

@@ -1,7 +1,8 @@
-"""The calls plane against a library that exports what NCCL exports: exact counts, arguments, and everybody's comings and goings."""
+"""The calls plane against a library that exports what NCCL exports: exact counts, arguments, comings and goings."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -370,9 +371,7 @@ AGENT = """
     ],
 )
 def test_agent_in_a_pid_namespace_of_its_own(library: Path, mode: str, expected: dict[str, int]) -> None:
-    """As in a container without ``--pid=host``: the kernel's numbers mean nothing to the agent. A target may live one level below."""
-    import json
-
+    """As in a container without ``--pid=host``: the kernel's numbers mean nothing. A target may live one level below."""
     command = ["unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", textwrap.dedent(AGENT), str(library), mode]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
     run = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
@@ -398,19 +397,19 @@ def test_one_file_behind_two_overlays_reports_once(library: Path, tmp_path: Path
                 pytest.skip("overlay mounts are not possible here")
             mounts.append(tmp_path / name / "merged")
         paths = [mount / library.name for mount in mounts]
-        assert os.stat(paths[0]).st_dev != os.stat(paths[1]).st_dev
+        assert paths[0].stat().st_dev != paths[1].stat().st_dev
         files = [TracedFile(str(path), STUB_OFFSETS) for path in paths]
-        with Caller(paths[0]) as first, Caller(paths[1]) as second:
-            with CallTracer.start(files, watch=[first.pid, second.pid], compilation=compilation()) as tracer:
-                for _ in range(3):
-                    first.run("allreduce 23")
-                    second.run("allreduce 7")
-                    events = tracer.poll()
-                    assert {pid: int((events["pid"] == pid).sum()) for pid in set(events["pid"])} == {
-                        first.pid: 23,
-                        second.pid: 7,
-                    }
-                assert len(tracer.files) == 1
+        with (
+            Caller(paths[0]) as first,
+            Caller(paths[1]) as second,
+            CallTracer.start(files, watch=[first.pid, second.pid], compilation=compilation()) as tracer,
+        ):
+            for _ in range(3):
+                first.run("allreduce 23")
+                second.run("allreduce 7")
+                events = tracer.poll()
+                assert {pid: int((events["pid"] == pid).sum()) for pid in set(events["pid"])} == {first.pid: 23, second.pid: 7}
+            assert len(tracer.files) == 1
     finally:
         for path in mounts:
             subprocess.run(["umount", str(path)], check=True)
@@ -430,7 +429,7 @@ KILLED_AGENT = """
 def test_a_killed_agent_leaves_no_probe_and_no_harm(library: Path, caller: Caller) -> None:
     """The breakpoint byte in the caller's memory is gone with the agent, and the caller computes on."""
     with start(library, [caller.pid]) as tracer:
-        address = next(f.entry.address for f in tracer.functions(0) if f.function is Function.ALL_REDUCE)
+        entry = next(f.entry for f in tracer.functions(0) if f.function is Function.ALL_REDUCE)
     base = next(
         int(line.split("-")[0], 16)
         for line in Path(f"/proc/{caller.pid}/maps").read_text().splitlines()
@@ -439,10 +438,10 @@ def test_a_killed_agent_leaves_no_probe_and_no_harm(library: Path, caller: Calle
 
     def first_byte() -> int:
         with Path(f"/proc/{caller.pid}/mem").open("rb") as memory:
-            memory.seek(base + address)
+            memory.seek(base + entry.address)
             return memory.read(1)[0]
 
-    assert first_byte() == 0x55, "push rbp"
+    assert first_byte() == entry.code[0]
     command = [sys.executable, "-c", textwrap.dedent(KILLED_AGENT), str(library), str(caller.pid)]
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as agent:
@@ -454,7 +453,7 @@ def test_a_killed_agent_leaves_no_probe_and_no_harm(library: Path, caller: Calle
         agent.send_signal(signal.SIGKILL)
         agent.wait()
     caller.finish()
-    assert first_byte() == 0x55
+    assert first_byte() == entry.code[0]
     caller.run("allreduce 23")
     assert caller.close() == 0
 

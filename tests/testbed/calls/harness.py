@@ -36,7 +36,15 @@ def compilation() -> Compilation:
 def build_stub(folder: Path, name: str = "libnccl.so.2") -> Path:
     """Compile the stub library and the caller beside it; returns the library."""
     library = folder / name
-    flags = ["-O2", "-Wall", "-Wno-unused-parameter", "-fno-omit-frame-pointer"]
+    flags = [
+        "-O2",
+        "-Wall",
+        "-Wno-unused-parameter",
+        "-fno-omit-frame-pointer",
+        "-mno-omit-leaf-frame-pointer",
+        "-fno-schedule-insns2",
+        "-fno-shrink-wrap",
+    ]
     subprocess.run(
         ["gcc", *flags, "-fPIC", "-shared", "-Wl,--build-id", "-Wl,-soname," + name, "-o", library, HERE / "stub_nccl.c"],
         check=True,
@@ -136,7 +144,8 @@ def collect(tracer: CallTracer, until: Callable[[Events], bool]) -> Events:
 
 def calls(events: Events, function: Function, kind: Kind = Kind.ENTER) -> Events:
     """The records of one function."""
-    return events[(events["function"] == function) & (events["kind"] == kind)]
+    chosen: Events = events[(events["function"] == function) & (events["kind"] == kind)]
+    return chosen
 
 
 def summary(events: Events) -> dict[str, int]:
