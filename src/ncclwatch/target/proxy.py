@@ -304,10 +304,13 @@ class ProxyReader:
         )
 
     def _collective(self, values: Values, pattern: str) -> str:
-        """The collective's name; before 2.19 ``ncclProxyArgs`` has no ``coll``, and only point-to-point patterns tell."""
-        if values["coll"] is not None:
-            return collective_name(self.decoder.layout.enum_name("ncclFunc_t", values["coll"]))
-        return pattern if pattern in ("Send", "Recv") else ""
+        """The collective's name; before 2.19 ``ncclProxyArgs`` has no ``coll``, and only point-to-point patterns tell.
+
+        Of a point-to-point operation 2.21 leaves ``coll`` at 0, which is a broadcast: the pattern goes first.
+        """
+        if pattern in ("Send", "Recv"):
+            return pattern
+        return "" if values["coll"] is None else collective_name(self.decoder.layout.enum_name("ncclFunc_t", values["coll"]))
 
     def _subs(self, address: int, values: Values, *, again: bool) -> list[tuple[Values, _Connection | None]] | None:
         """The subs with their connections, or ``None`` when their counters contradict each other (torn)."""
