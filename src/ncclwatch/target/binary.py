@@ -35,8 +35,9 @@ _NAME = re.compile(r"nccl", re.IGNORECASE)
 _LIBRARY = re.compile(r"lib[\w.+-]*nccl[\w.+-]*\.so", re.IGNORECASE)
 # The same, and executable mappings, in the raw text of a maps file: most processes are dismissed without parsing it.
 _RAW_EXECUTABLE = re.compile(
-    rb"^([0-9a-f]+)-([0-9a-f]+) [r-][w-]x[ps] [0-9a-f]+ [0-9a-f]+:[0-9a-f]+ [1-9]\d* +(/.*)$", re.MULTILINE
+    rb"^([0-9a-f]+)-([0-9a-f]+) [r-][w-]x[ps] [0-9a-f]+ ([0-9a-f]+:[0-9a-f]+ [1-9]\d* +/.*)$", re.MULTILINE
 )
+_RAW_FILE = re.compile(rb"^\S+ \S+ \S+ \S+ [1-9].*$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,25 +118,34 @@ class BinaryIndex:
         self._proc = proc
         self._facts: dict[tuple[int, int, int, int], FileFacts | None] = {}
         self._clean: set[tuple[int, int, str]] = set()
+        self._clean_raw: set[bytes] = set()
 
     def start_survey(self) -> None:
         """Forget which mapped files are free of NCCL: inodes are reused, and only within one survey is that no concern."""
         self._clean.clear()
+        self._clean_raw.clear()
 
     def could_carry(self, text: bytes) -> bool:
         """Whether the raw text of a maps file names a file that has to be looked into."""
-        lines = [found[0] for found in _RAW_EXECUTABLE.finditer(text) if _is_suspect(found)]
-        return any(True for _ in self._candidates(parse_maps(b"\n".join(lines))))
+        for line in _RAW_EXECUTABLE.finditer(text):
+            file = line[3]
+            if file in self._clean_raw or not _is_suspect(line):
+                continue
+            if any(True for _ in self._candidates(parse_maps(line[0]))):
+                return True
+            self._clean_raw.add(file)
+        return False
 
-    def find(self, pid: int, mappings: Sequence[Mapping]) -> list[NcclBinary]:
-        """The binaries that carry NCCL in a process, those linked dynamically first, then by address.
+    def find(self, pid: int, text: bytes) -> list[NcclBinary]:
+        """The binaries that carry NCCL in a process with this text of its maps file: dynamically linked first, then by address.
 
         A file that cannot be opened is passed over, unless that leaves none: then the reason is raised
         (:class:`TargetError`, :class:`ncclwatch.errors.PrivilegeError`).
         """
+        mappings = parse_maps(b"\n".join(_RAW_FILE.findall(text)))
         found: list[NcclBinary] = []
         problem: NcclwatchError | None = None
-        for mapping in self._candidates([m for m in mappings if m.executable and m.is_file]):
+        for mapping in self._candidates([m for m in mappings if m.executable]):
             try:
                 binary = self._look(pid, mapping, mappings)
             except NcclwatchError as error:

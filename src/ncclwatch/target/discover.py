@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections import defaultdict
@@ -16,7 +17,7 @@ from ncclwatch.model.state import ProcessInfo
 from ncclwatch.target import process
 from ncclwatch.target.binary import BinaryIndex, NcclBinary
 from ncclwatch.target.layout import Layout
-from ncclwatch.target.maps import PROC, Mapping, parse_maps, read_maps_text
+from ncclwatch.target.maps import PROC, read_maps_text
 from ncclwatch.target.namespaces import container_id
 from ncclwatch.target.process import Ranks
 from ncclwatch.target.resolve import LayoutCache, resolve_layout
@@ -30,13 +31,12 @@ class FoundProcess:
     """A process that carries NCCL and what is needed to read it.
 
     ``binary`` is the NCCL that ``info`` describes; ``others`` are further ones in the same process (a framework's own beside the
-    system's). ``mappings`` are as of the look.
+    system's). ``ranks`` is what the environment claims, also where ``info`` does not believe it.
     """
 
     info: ProcessInfo
     binary: NcclBinary
     others: tuple[NcclBinary, ...]
-    mappings: tuple[Mapping, ...]
     parent: int
     ranks: Ranks
 
@@ -64,10 +64,9 @@ def survey(proc: Path = PROC) -> Survey:
         try:
             text = read_maps_text(pid, proc)
             if text and index.could_carry(text):
-                mappings = parse_maps(text)
-                binaries = index.find(pid, mappings)
+                binaries = index.find(pid, text)
                 if binaries:
-                    found.append(_describe(pid, binaries, mappings, proc))
+                    found.append(_describe(pid, binaries, proc))
         except PrivilegeError:
             unreadable += 1
         except TargetError:
@@ -94,11 +93,12 @@ def examine(pid: int, proc: Path = PROC) -> FoundProcess:
     # A rank that brothers and sisters claim too was inherited from what started them all.
     family = [found]
     for relative in (found.parent, *process.children(found.parent, proc)[:_MAX_FAMILY]):
-        if relative not in (pid, 0):
-            try:
+        if relative in (pid, 0):
+            continue
+        with contextlib.suppress(NcclwatchError):
+            # The ranks of a healthy job claim different ranks: then nobody's memory map is read for this.
+            if process.ranks_from_environ(process.read_environ(relative, proc)).claim == found.ranks.claim:
                 family.append(_examine_alone(relative, proc))
-            except NcclwatchError:
-                continue
     return next(one for one in _without_shared_ranks(family) if one.info.pid == pid)
 
 
@@ -127,18 +127,17 @@ def _examine_alone(pid: int, proc: Path) -> FoundProcess:
         stat = process.read_stat(pid, proc)
         what = "a kernel thread" if stat.is_kernel_thread else "a zombie" if stat.state == "Z" else "without memory of its own"
         raise TargetError(f"process {pid} ({stat.name}) is {what}", "list the NCCL processes with 'ncclwatch ps'")
-    mappings = parse_maps(text)
-    binaries = _index(proc).find(pid, mappings)
+    binaries = _index(proc).find(pid, text)
     if not binaries:
         name = process.read_stat(pid, proc).name
         raise TargetError(
             f"process {pid} ({name}) has no NCCL loaded",
             "give the pid of a rank, not of its launcher: 'ncclwatch ps' lists the NCCL processes",
         )
-    return _describe(pid, binaries, mappings, proc)
+    return _describe(pid, binaries, proc)
 
 
-def _describe(pid: int, binaries: list[NcclBinary], mappings: tuple[Mapping, ...], proc: Path) -> FoundProcess:
+def _describe(pid: int, binaries: list[NcclBinary], proc: Path) -> FoundProcess:
     binary, *others = binaries
     stat = process.read_stat(pid, proc)
     status = process.read_status(pid, proc)
@@ -164,7 +163,7 @@ def _describe(pid: int, binaries: list[NcclBinary], mappings: tuple[Mapping, ...
         uid=status.uid,
         statically_linked=binary.statically_linked,
     )
-    return FoundProcess(info, binary, tuple(others), mappings, stat.parent, ranks)
+    return FoundProcess(info, binary, tuple(others), stat.parent, ranks)
 
 
 def _without_shared_ranks(found: Iterable[FoundProcess]) -> list[FoundProcess]:
@@ -174,10 +173,10 @@ def _without_shared_ranks(found: Iterable[FoundProcess]) -> list[FoundProcess]:
     (data loaders) share their parent's command line and rank rightfully.
     """
     found = list(found)
-    claims: dict[tuple[str, str, int, int | None], dict[int, FoundProcess]] = defaultdict(dict)
+    claims: dict[tuple[str, str, int | None, int | None], dict[int, FoundProcess]] = defaultdict(dict)
     for one in found:
         if one.ranks.rank is not None:
-            claims[one.ranks.source, one.ranks.job, one.ranks.rank, one.ranks.world_size][one.info.pid] = one
+            claims[one.ranks.claim][one.info.pid] = one
     shared: set[int] = set()
     for claimants in claims.values():
         families: dict[int, list[FoundProcess]] = defaultdict(list)

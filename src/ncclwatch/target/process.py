@@ -60,6 +60,11 @@ class Ranks:
     source: str = ""
     job: str = ""
 
+    @property
+    def claim(self) -> tuple[str, str, int | None, int | None]:
+        """What no two ranks of a job have in common."""
+        return self.source, self.job, self.rank, self.world_size
+
 
 # (rank, local rank, world size), in order of precedence: what starts the ranks themselves comes before what started their starter
 # (torchrun under srun has one SLURM_PROCID a node).
