@@ -75,6 +75,12 @@ struct created_qp {
 	u64 sig_all;
 };
 
+/* nwv_thread.armed: which return is awaited. Kernels before 6.13 or so run the program of a return probe once for every probe of that
+ * function, whichever process it was meant for: only the first run for an entry that was seen counts. */
+#define ARMED_POST 1
+#define ARMED_POLL 2
+#define ARMED_EX_POLL 3
+
 BPF_HASH(qps, struct nwv_qp_key, struct nwv_qp, NWV_MAX_QPS);
 BPF_TABLE("lru_hash", u64, struct nwv_thread, threads, NWV_THREADS);
 BPF_TABLE("lru_hash", u64, struct created_qp, created, NWV_THREADS);
@@ -247,6 +253,7 @@ int on_post_send(struct pt_regs *ctx)
 		thread->qp = ctx->di;
 		thread->requests = ctx->si;
 		thread->bad_request = ctx->dx;
+		thread->armed = ARMED_POST;
 	}
 	if (!qp)
 		return 0;
@@ -274,10 +281,11 @@ int on_post_send_return(struct pt_regs *ctx)
 	struct nwv_qp_key key = {};
 	struct nwv_thread *thread = this_thread();
 
-	if (!thread)
+	if (!thread || thread->armed != ARMED_POST)
 		return 0;
+	thread->armed = 0;
 	thread->posts++;
-	if ((u32)ctx->ax == 0 || !thread->qp || !thread->bad_request)
+	if ((u32)ctx->ax == 0)
 		return 0;
 	struct nwv_qp *qp = account_of(thread->qp, &key, bpf_ktime_get_ns());
 	u64 next = user_word(thread->bad_request);
@@ -425,6 +433,7 @@ int on_poll(struct pt_regs *ctx)
 		thread->polls++;
 		thread->cq = ctx->di;
 		thread->completions = ctx->dx;
+		thread->armed = ARMED_POLL;
 	}
 	return 0;
 }
@@ -434,15 +443,14 @@ int on_poll_return(struct pt_regs *ctx)
 	struct nwv_thread *thread = this_thread();
 	int found = ctx->ax;
 
-	if (!thread)
+	if (!thread || thread->armed != ARMED_POLL)
 		return 0;
+	thread->armed = 0;
 	thread->polls++;
 	if (found <= 0) {
 		thread->polls_empty++;
 		return 0;
 	}
-	if (!thread->cq)
-		return 0; /* entered before the probe was attached */
 	thread->found = found;
 	thread->index = 0;
 	thread->poll_ns = bpf_ktime_get_ns();
@@ -639,7 +647,7 @@ static inline void give(struct nwv_thread *thread, struct nwv_qp_key *key, u64 n
 	thread->open_wanted = 0;
 }
 
-static inline void close_completion(struct nwv_thread *thread, u64 now)
+static inline void close_completion(struct nwv_thread *thread)
 {
 	if (thread->open_wanted) {
 		count(NWV_COUNT_UNATTRIBUTED);
@@ -653,18 +661,17 @@ static inline int open_completion(struct pt_regs *ctx)
 	struct nwv_thread *thread = this_thread();
 	u64 now = bpf_ktime_get_ns();
 
-	if (!thread)
+	if (!thread || thread->armed != ARMED_EX_POLL)
 		return 0;
+	thread->armed = 0;
 	thread->polls++;
-	close_completion(thread, now);
+	close_completion(thread);
 	if ((u32)ctx->ax) {
 		thread->polls_empty++;
 		return 0;
 	}
 	u64 cq = thread->cq;
 
-	if (!cq)
-		return 0;
 	thread->open_status = user_int(cq + CQ_EX_STATUS);
 	thread->open_wr_id = user_word(cq + CQ_EX_WR_ID);
 	thread->open_cq = cq;
@@ -688,6 +695,7 @@ int on_ex_poll(struct pt_regs *ctx)
 	if (thread) {
 		thread->polls++;
 		thread->cq = ctx->di;
+		thread->armed = ARMED_EX_POLL;
 	}
 	return 0;
 }
@@ -702,11 +710,9 @@ int on_read_qp_num_return(struct pt_regs *ctx)
 {
 	struct nwv_thread *thread = this_thread();
 
-	if (!thread)
+	if (!thread || !thread->open_wanted)
 		return 0;
 	thread->polls++;
-	if (!thread->open_wanted)
-		return 0;
 	struct nwv_qp_key key = {};
 
 	key.context = user_word(thread->open_cq + CQ_CONTEXT);

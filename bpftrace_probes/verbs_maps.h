@@ -89,6 +89,8 @@ struct nwv_thread {
 	__u64 open_wr_id;
 	__u32 open_status;
 	__u32 open_wanted;
+	__u32 armed; /* the entry of a call was seen and not yet its return */
+	__u32 reserved;
 	__u64 poll_ns; /* the poll whose completions are being looked at: when it returned, how many, and the next of them */
 	__u32 found;
 	__u32 index;

@@ -1,0 +1,149 @@
+"""The wire plane's programs in the kernel: loaded on demand, attached to one process at a time, their maps read in bulk."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ncclwatch.errors import NcclwatchError
+from ncclwatch.probes.bpf import Link, attach_uprobe, raise_memlock_limit
+from ncclwatch.probes.program import Compilation, Kernel
+from ncclwatch.probes.ring import RingReader
+from ncclwatch.wire import layouts
+from ncclwatch.wire.sites import Site
+
+SOURCE = "verbs.bpf.c"
+RING_BYTES = 1 << 16
+"""Control events are rare and 56 bytes long: room for a thousand."""
+
+
+@dataclass(frozen=True, slots=True)
+class Attachment:
+    """A probe that is in place; it lives until :meth:`WireKernel.detach`."""
+
+    site: Site
+    link: Link
+
+
+class WireKernel:
+    """The maps and programs of ``verbs.bpf.c``.
+
+    Making one waits for the compiler. Raises :class:`CompileError`, :class:`PrivilegeError` or :class:`BpfError`.
+    """
+
+    def __init__(self, compilation: Compilation | None = None) -> None:
+        raise_memlock_limit()
+        self._kernel = Kernel((compilation or Compilation(SOURCE)).result(), ring_bytes=RING_BYTES)
+        self._programs: dict[str, int] = {}
+        self._ring: RingReader | None = None
+        self._generation = 0
+        try:
+            self._kernel.maps["steps"].update(b"\0\0\0\0", self._program("on_completion").to_bytes(4, "little"))
+            self.new_generation()
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Release everything; probes that were not detached go with the process."""
+        if self._ring is not None:
+            self._ring.close()
+            self._ring = None
+        self._kernel.close()
+
+    def __enter__(self) -> WireKernel:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def attach(self, sites: Iterable[Site]) -> list[Attachment]:
+        """Put probes in place, for the process of each site alone.
+
+        Returns come before entries, so that no entry is counted whose return would be missed. When one is refused, those already
+        in place are taken away again and the error is raised.
+        """
+        done: list[Attachment] = []
+        try:
+            for site in sorted(sites, key=lambda site: not site.on_return):
+                program = self._program(site.program)
+                link = attach_uprobe(program, site.path, site.offset, pid=site.pid, on_return=site.on_return)
+                done.append(Attachment(site, link))
+        except NcclwatchError:
+            self.detach(done)
+            raise
+        return done
+
+    def attach_control(self, path: str, offset: int, program: str) -> Link:
+        """Probe a function of libibverbs in every process: these calls are rare."""
+        return attach_uprobe(self._program(program), path, offset)
+
+    def detach(self, attachments: Iterable[Attachment]) -> None:
+        """Take probes away: from now on they cost nothing. Entries go first, for the reason given at :meth:`attach`."""
+        for attachment in sorted(attachments, key=lambda attachment: attachment.site.on_return):
+            attachment.link.close()
+
+    def _program(self, name: str) -> int:
+        if name not in self._programs:
+            self._programs[name] = self._kernel.load(name)
+        return self._programs[name]
+
+    def new_generation(self) -> int:
+        """Begin a burst: what is in flight now is unknown, so rings start empty; returns the number of the generation."""
+        self._generation += 1
+        value = np.zeros(1, dtype=layouts.CONFIG)
+        value["generation"] = self._generation
+        self._kernel.maps["config"].update(b"\0\0\0\0", value.tobytes())
+        return self._generation
+
+    def queue_pairs(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+        """(keys, accounts) of all queue pairs seen so far, of dtypes ``layouts.QP_KEY`` and ``layouts.QP``."""
+        table = self._kernel.maps["qps"]
+        keys, values = [], []
+        for key in dict.fromkeys(table.keys()):
+            value = table.lookup(key)
+            if value is not None:
+                keys.append(key)
+                values.append(value)
+        return np.frombuffer(b"".join(keys), layouts.QP_KEY), np.frombuffer(b"".join(values), layouts.QP)
+
+    def forget(self, keys: npt.NDArray[Any]) -> None:
+        """Drop the accounts of queue pairs that are gone."""
+        for key in keys:
+            self._kernel.maps["qps"].delete(key.tobytes())
+
+    def threads(self) -> dict[tuple[int, int], Any]:
+        """(pid, tid) → hits of its probes (a record of ``layouts.THREAD``)."""
+        table = self._kernel.maps["threads"]
+        found = {}
+        for key in table.keys():  # noqa: SIM118 - a BPF map, not a dict
+            value = table.lookup(key)
+            if value is not None:
+                number = int.from_bytes(key, "little")
+                found[number >> 32, number & 0xFFFFFFFF] = np.frombuffer(value, layouts.THREAD)[0]
+        return found
+
+    def counters(self) -> dict[str, int]:
+        """What the programs could not account for, by name (``layouts.COUNTERS``), since the beginning."""
+        table = self._kernel.maps["counters"]
+        result = {}
+        for index, name in enumerate(layouts.COUNTERS):
+            value = table.lookup(index.to_bytes(4, "little"))
+            result[name] = int(np.frombuffer(value, "<u8").sum()) if value is not None else 0
+        return result
+
+    def control_events(self, timeout_s: float = 0.0) -> npt.NDArray[Any]:
+        """What happened on the control path since the last call (``layouts.CONTROL``); waits at most ``timeout_s`` for
+        something."""
+        if self._ring is None:
+            self._ring = RingReader(self._kernel.maps["control"].fd, RING_BYTES, layouts.CONTROL)
+        if timeout_s > 0:
+            with contextlib.suppress(InterruptedError):
+                self._ring.wait(timeout_s)
+        return self._ring.read()
