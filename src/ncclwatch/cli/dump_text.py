@@ -8,7 +8,7 @@ from datetime import datetime
 
 from ncclwatch.cli import labels
 from ncclwatch.cli.steps import host_waits_for, waits_for
-from ncclwatch.model.state import Communicator, OpPhase, ProcessSample, ProxyOperation
+from ncclwatch.model.state import Communicator, Direction, OpPhase, ProcessSample, ProxyOperation, ProxySub
 from ncclwatch.text import Style, clean, columns, ranges, size
 
 # Rows of one table; a process with more unfinished transfers is told apart by --json.
@@ -124,40 +124,51 @@ def _operations(sample: ProcessSample, style: Style) -> Iterator[str]:
         if sample.communicators:
             yield "  no unfinished operation in the proxy"
         return
-    ordered = sorted(sample.operations, key=lambda o: (o.comm_hash, o.queued_behind, o.op_count, o.direction))
+    ordered = sorted(sample.operations, key=lambda o: (o.comm_hash, o.op_count, o.direction))
     count = len(ordered)
     yield f"  {count} unfinished operation{'s' if count > 1 else ''} in the proxy"
     several = len({c.hash for c in sample.communicators}) > 1
-    rows = [row for operation in ordered for row in _operation_rows(operation, several)]
-    yield from _table(style, _OPERATION_HEADER, rows, right=(5, 6, 7, 8, 9, 10, 11, 12, 13, 14))
+    rows = _operation_rows([operation for operation in ordered if not operation.queued_behind], several)
+    yield from _table(style, _OPERATION_HEADER, rows, right=(5, 7, 8, 9, 10, 11, 12, 13, 14))
+    queued = [operation for operation in ordered if operation.queued_behind]
+    if queued:
+        kinds = Counter(clean(operation.collective, 24) or "?" for operation in queued)
+        what = ", ".join(f"{name} x{number}" for name, number in kinds.most_common(8))
+        longest = max(operation.queued_behind for operation in queued)
+        yield f"  {len(queued)} more wait for their turn on these connections, at most {longest} on one: {what}"
 
 
-def _operation_rows(operation: ProxyOperation, several: bool) -> Iterator[tuple[str, ...]]:
-    first = (
-        operation_name(operation),
-        f"{operation.comm_hash:016x}" if several and operation.comm_hash else "?" if several else "",
-        " ".join(part for part in (str(operation.transport), clean(operation.net_name, 16)) if part),
-        "/".join(clean(part, 12) for part in (operation.algorithm, operation.protocol) if part),
-        str(operation.direction),
-    )
+def _operation_rows(operations: list[ProxyOperation], several: bool) -> list[tuple[str, ...]]:
+    """One row for all channels on which an operation stands at the same steps with the same peer."""
+    alike: dict[tuple[str, ...], list[int]] = defaultdict(list)
+    for operation in operations:
+        first = (
+            operation_name(operation),
+            f"{operation.comm_hash:016x}" if several and operation.comm_hash else "?" if several else "",
+            " ".join(part for part in (str(operation.transport), clean(operation.net_name, 16)) if part),
+            "/".join(clean(part, 12) for part in (operation.algorithm, operation.protocol) if part),
+            str(operation.direction),
+        )
+        for sub in sorted(operation.subs, key=lambda sub: (sub.peer, sub.channel)):
+            alike[*first, str(sub.peer), *_step_cells(operation, sub)].append(sub.channel)
+    return [(*row[:6], ranges(channels), *row[6:]) for row, channels in alike.items()]
+
+
+def _step_cells(operation: ProxyOperation, sub: ProxySub) -> tuple[str, ...]:
     # Counters of an operation that has not begun are left over from its slot's last use and mean nothing.
     valid = operation.phase is OpPhase.PROGRESS
-    for sub in sorted(operation.subs, key=lambda s: (s.channel, s.peer)):
-        send = operation.direction == "send"
-        yield (
-            *first,
-            str(sub.peer),
-            str(sub.channel),
-            str(sub.nsteps),
-            str(sub.posted) if valid else "-",
-            "" if not send else "-" if not valid or sub.gpu_ready is None else str(sub.gpu_ready),
-            "" if send else str(sub.received) if valid else "-",
-            str(sub.transmitted) if valid else "-",
-            str(sub.done) if valid else "-",
-            "" if sub.nbytes is None else size(sub.nbytes),
-            "" if sub.net_device is None else str(sub.net_device),
-            waits_for(operation, sub),
-        )
+    send = operation.direction is Direction.SEND
+    return (
+        str(sub.nsteps),
+        str(sub.posted) if valid else "-",
+        "" if not send else "-" if not valid or sub.gpu_ready is None else str(sub.gpu_ready),
+        "" if send else str(sub.received) if valid else "-",
+        str(sub.transmitted) if valid else "-",
+        str(sub.done) if valid else "-",
+        "" if sub.nbytes is None else size(sub.nbytes),
+        "" if sub.net_device is None else str(sub.net_device),
+        waits_for(operation, sub),
+    )
 
 
 def operation_name(operation: ProxyOperation) -> str:
