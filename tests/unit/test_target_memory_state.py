@@ -182,7 +182,7 @@ def test_a_cycle_in_the_list_ends_and_counts_as_torn(layout: Layout) -> None:
     second = job.operation(job.connect(1, 2, "send"))
     job.process.set(second, "ncclProxyArgs.next", first)
     sample = look(job)
-    assert sample.operations == ()
+    assert [op.address for op in sample.operations] == [first, second]
     assert sample.torn == 1
 
 
@@ -220,9 +220,41 @@ def test_hostile_pointers_lead_nowhere(newest: Layout, pointer: int) -> None:
 
 def test_a_next_pointer_into_nowhere_is_torn(newest: Layout) -> None:
     job = FakeJob(newest)
-    job.process.set(job.operation(job.connect(0, 2, "send")), "ncclProxyArgs.next", 0xDEAD0000)
+    args = job.operation(job.connect(0, 2, "send"))
+    job.process.set(args, "ncclProxyArgs.next", 0xDEAD0000)
     sample = look(job)
-    assert (sample.operations, sample.torn) == ((), 1)
+    assert ([op.address for op in sample.operations], sample.torn) == ([args], 1)
+
+
+def test_the_free_list_is_not_taken_for_pending_operations(newest: Layout) -> None:
+    """The head moves on while the chain is walked: the links then lead through operations that are free again."""
+    job = FakeJob(newest)
+    connection = job.connect(1, 2, "send")
+    ops = newest.member("ncclProxyOpsPool.ops")
+    for index in range(50):
+        job.process.set(job.pool + ops.at(index), "ncclProxyOp.connection", connection)
+        job.process.set(job.pool + ops.at(index), "ncclProxyOp.next", index + 1 if index < 49 else -1)
+    head = job.pool + newest.member("ncclProxyOpsPool.nextOps").offset
+    job.process.write(head, (0).to_bytes(4, "little"))
+    quiet = ScriptedReader(job.process)
+    assert len(look(job, quiet).pending) == 50
+    for moment in range(1, quiet.reads + 1):
+        job.process.write(head, (0).to_bytes(4, "little"))
+        reader = ScriptedReader(job.process)
+        reader.after(moment, head, (-1).to_bytes(4, "little", signed=True))
+        assert len(look(job, reader).pending) in (0, 50)
+
+
+def test_an_operation_being_appended_is_not_counted_twice(newest: Layout) -> None:
+    job = FakeJob(newest)
+    connection = job.connect(1, 2, "send")
+    job.operation(connection, op_count=40)
+    at = job.pool + newest.member("ncclProxyOpsPool.ops").at(3)
+    for name, value in (("connection", connection), ("opCount", 40), ("next", -1)):
+        job.process.set(at, f"ncclProxyOp.{name}", value)
+    job.process.set(job.pool, "ncclProxyOpsPool.nextOps", 3)
+    sample = look(job)
+    assert (len(sample.operations), sample.pending) == (1, ())
 
 
 def test_counters_that_cannot_stand_together_are_torn(newest: Layout) -> None:

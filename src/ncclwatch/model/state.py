@@ -91,6 +91,10 @@ class PeerInfo:
     pid_hash: int | None = None
     device: int | None = None
     bus_id: int | None = None
+    comm_address: int | None = None
+    """Address of the communicator in that rank's process: tells communicators apart whose hashes are equal (splits before
+    2.23).
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +171,8 @@ class ProxyOperation:
     subs: tuple[ProxySub, ...]
     queued_behind: int = 0
     net_name: str = ""
+    comm_address: int = 0
+    """Address of the communicator in this process; hashes of communicators are not unique. 0 when the owner could not be told."""
     pattern: str = ""
     """``ncclPattern_t`` without its prefix: ``Ring``, ``TreeUpDown``, ``Send``, …."""
     idle: bool | None = None
@@ -203,6 +209,7 @@ class PendingOperation:
     protocol: str
     nbytes: int | None = None
     rank: int | None = None
+    comm_address: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ _COMM = (
     "intraNext",
 )
 _SHARED = ("owner", "refCount", "collOpCount", "proxyState")
-_PEER = ("rank", "hostHash", "pidHash", "cudaDev", "busId")
+_PEER = ("rank", "hostHash", "pidHash", "cudaDev", "busId", "comm")
 _CONNECTOR = (
     "connected",
     "proxyConn.connection",
@@ -275,7 +275,14 @@ class CommReader:
         salt = values["commHash"] or 0
         found = decoder.structures(wanted, [first + index * wanted.size for index in range(count)]) if first else []
         return tuple(
-            PeerInfo(index, _without(peer["hostHash"], salt), _without(peer["pidHash"], salt), peer["cudaDev"], peer["busId"])
+            PeerInfo(
+                index,
+                _without(peer["hostHash"], salt),
+                _without(peer["pidHash"], salt),
+                peer["cudaDev"],
+                peer["busId"],
+                peer["comm"],
+            )
             for index, peer in enumerate(found)
             if peer is not None and peer["rank"] == index
         )

@@ -25,6 +25,9 @@ MAX_PENDING = 1024
 MAX_STEPS = 1 << 40
 """No counter is larger; one that is comes from memory that was reused."""
 
+MAX_LOCAL_RANKS = 1024
+"""Ranks of one host that are believed."""
+
 ATTEMPTS = 3
 """How often a list or structure that changed under the reading is tried before it counts as torn."""
 
@@ -55,7 +58,6 @@ _ARGS_PATHS = (
     "nextPeer",
     "progress",
 )
-_KEY = ("state", "opCount", "nsubs", "next", "nextPeer", "progress")
 _SUB_PATHS = (
     "connection",
     "channelId",
@@ -107,7 +109,11 @@ _TRANSPORTS = {name: Transport(name) for name in TRANSPORTS if name in set(Trans
 
 
 class _ChangedError(Exception):
-    """What is being read is changing; try again."""
+    """What is being read is changing; try again. ``chain`` is what was read before that showed."""
+
+    def __init__(self, chain: list[tuple[int, Values, int]]) -> None:
+        self.chain = chain
+        super().__init__()
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,11 +186,15 @@ class ProxyReader:
         except MissingMemberError as error:
             decoder.unavailable["proxy operations"] = error.message
             return ProxyView((), ())
-        return ProxyView(operations, pending)
+        # An operation that is being appended is in both places for a moment.
+        taken = {(sub.connection, op.op_count) for op in operations for sub in op.subs}
+        waiting = tuple(record for connection, record in pending if (connection, record.op_count) not in taken)
+        return ProxyView(operations, waiting)
 
     # -- operations the proxy thread works on ------------------------------------------------------------------------------------
 
     def _operations(self, proxy_state: int, state: Values) -> tuple[ProxyOperation, ...]:
+        chain: list[tuple[int, Values, int]] = []
         for attempt in range(ATTEMPTS):
             head = state["progressState.active"] or 0
             if attempt:
@@ -192,15 +202,14 @@ class ProxyReader:
                 head = (fresh or {}).get("progressState.active") or 0
             try:
                 chain = self._walk(head, again=attempt > 0)
-            except _ChangedError:
-                continue
-            return tuple(
-                operation
-                for address, values, behind in chain
-                if (operation := self._operation(proxy_state, address, values, behind, state)) is not None
-            )
-        self.decoder.torn += 1
-        return ()
+                break
+            except _ChangedError as changed:
+                chain = changed.chain
+        else:
+            # The list never held still: what was read before the change is sound by itself, the rest is missing.
+            self.decoder.torn += 1
+        records = (self._operation(proxy_state, address, values, behind, state) for address, values, behind in chain)
+        return tuple(record for record in records if record is not None)
 
     def _walk(self, head: int, *, again: bool) -> list[tuple[int, Values, int]]:
         """Every operation from ``active`` by ``next``, and behind each those of the same connection by ``nextPeer``.
@@ -218,14 +227,14 @@ class ProxyReader:
             queued = address
             while queued:
                 if queued in seen:
-                    raise _ChangedError
+                    raise _ChangedError(chain)
                 if len(chain) >= MAX_OPERATIONS:
                     self.decoder.truncated[f"proxy operations: the first {MAX_OPERATIONS}"] = None
                     return chain
                 seen.add(queued)
                 values = self.decoder.structure(wanted, queued, again=again)
                 if values is None or not values["state"]:
-                    raise _ChangedError
+                    raise _ChangedError(chain)
                 chain.append((queued, values, behind))
                 if behind == 0:
                     follower = values["next"] or 0
@@ -245,8 +254,10 @@ class ProxyReader:
         for attempt in range(ATTEMPTS):
             subs = self._subs(address, values, again=attempt > 0)
             now = self.decoder.structure(self.decoder.fields("ncclProxyArgs", _ARGS_PATHS), address, again=True)
-            if now is None or any(now[name] != values[name] for name in ("opCount", "progress")) or not now["state"]:
-                # Finished and perhaps reused: it is no longer unfinished, so there is nothing to report.
+            if now is not None and not now["state"]:
+                # Finished meanwhile, so there is nothing unfinished to report.
+                return None
+            if now is None or any(now[name] != values[name] for name in ("opCount", "progress")):
                 self.decoder.torn += 1
                 return None
             if subs is not None and all(now[name] == values[name] for name in ("nsubs", "state")):
@@ -286,6 +297,7 @@ class ProxyReader:
         return ProxyOperation(
             address=address,
             comm_hash=owners[0].record.hash if len(owners) == 1 else 0,
+            comm_address=owners[0].record.address if len(owners) == 1 else 0,
             direction=direction,
             transport=transport,
             phase=phase,
@@ -491,31 +503,48 @@ class ProxyReader:
 
     # -- operations still in the pool --------------------------------------------------------------------------------------------
 
-    def _pending(self, proxy_state: int, state: Values) -> tuple[PendingOperation, ...]:
-        """What main threads have put into the pool and the proxy has not taken.
+    def _pending(self, proxy_state: int, state: Values) -> list[tuple[int, PendingOperation]]:
+        """What main threads have put into the pool and the proxy has not taken, each with its connection.
 
-        Three chains of indices into ``ncclProxyOpsPool.ops``: posted (``pool.nextOps``), taken but not yet appended
+        Operations move from chain to chain and then to the free list while they are read, and their links with them: when the
+        heads of the chains changed under the walk, it is done again, and given up as torn in the end.
+        """
+        for attempt in range(ATTEMPTS):
+            heads = self._pool_heads(state, again=attempt > 0)
+            found: dict[tuple[int, int], Values] = {}
+            for pool, first in heads:
+                self._walk_pool(pool, first, found)
+            if self._pool_heads(self._fresh(proxy_state, state), again=True) == heads:
+                break
+            state = self._fresh(proxy_state, state)
+        else:
+            self.decoder.torn += 1
+            return []
+        records = ((values["connection"] or 0, self._pending_record(proxy_state, values)) for values in found.values())
+        return [(connection, record) for connection, record in records if record is not None]
+
+    def _fresh(self, proxy_state: int, otherwise: Values) -> Values:
+        wanted = self.decoder.fields("ncclProxyState", _STATE_PATHS)
+        return self.decoder.structure(wanted, proxy_state, again=True) or otherwise
+
+    def _pool_heads(self, state: Values, *, again: bool) -> list[tuple[int, int]]:
+        """(pool, index of its first operation) of the chains: posted (``pool.nextOps``), taken but not yet appended
         (``progressState.nextOps``), and of each local rank's pool what this process has not posted yet (``proxyOps[].nextOps``).
         """
         decoder, layout = self.decoder, self.decoder.layout
         pool = state["progressState.opsPool"] or 0
-        chains: list[tuple[int, int]] = []
+        heads: list[tuple[int, int | None]] = []
         if pool and layout.has("ncclProxyOpsPool.nextOps"):
-            posted = decoder.structure(decoder.fields("ncclProxyOpsPool", ("nextOps",)), pool)
-            chains += [
-                (pool, first) for first in ((posted or {}).get("nextOps"), state["progressState.nextOps"]) if first is not None
-            ]
+            posted = decoder.structure(decoder.fields("ncclProxyOpsPool", ("nextOps",)), pool, again=again)
+            heads += [(pool, (posted or {}).get("nextOps")), (pool, state["progressState.nextOps"])]
         local, proxy_ops = state["tpLocalnRanks"] or 0, state["proxyOps"] or 0
-        if proxy_ops and 0 < local <= 1024 and layout.has("ncclProxyOps.nextOps"):
+        if proxy_ops and 0 < local <= MAX_LOCAL_RANKS and layout.has("ncclProxyOps.nextOps"):
             wanted = decoder.fields("ncclProxyOps", ("pool", "nextOps"))
-            for own in decoder.structures(wanted, [proxy_ops + index * wanted.size for index in range(local)]):
-                if own is not None and own["pool"] and own["nextOps"] is not None:
-                    chains.append((own["pool"], own["nextOps"]))
-        found: dict[tuple[int, int], Values] = {}
-        for place, first in chains:
-            self._walk_pool(place, first, found)
-        records = (self._pending_record(proxy_state, values) for values in found.values())
-        return tuple(record for record in records if record is not None)
+            places = [proxy_ops + index * wanted.size for index in range(local)]
+            heads += [
+                (own["pool"], own["nextOps"]) for own in decoder.structures(wanted, places, again=again) if own and own["pool"]
+            ]
+        return [(place, first) for place, first in heads if first is not None and first >= 0]
 
     def _walk_pool(self, pool: int, first: int, found: dict[tuple[int, int], Values]) -> None:
         decoder = self.decoder
@@ -541,6 +570,7 @@ class ProxyReader:
         owners = self._owners(proxy_state, [(values, connection)])
         return PendingOperation(
             comm_hash=owners[0].record.hash if len(owners) == 1 else 0,
+            comm_address=owners[0].record.address if len(owners) == 1 else 0,
             direction=connection.direction,
             op_count=values["opCount"] or 0,
             channel=values["channelId"] or 0,
