@@ -18,20 +18,20 @@ from types import TracebackType
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from ncclwatch.errors import TargetError
+from ncclwatch.target.symbols import ROW, Symbol, SymbolTable, Table, text_at
+
+__all__ = ["ElfError", "ElfFile", "Section", "Segment", "Symbol"]
 
 MAX_HEADERS = 8192
 """Bound of section and of program headers; real files have under 100."""
 MAX_TABLE = 1 << 29
 """Bound in bytes of one symbol or string table; those of libtorch_cuda stay under 200 MB."""
 MAX_NOTE = 1 << 16
-MAX_NAME = 4096
 
 PT_LOAD, PT_NOTE = 1, 4
 SHT_SYMTAB, SHT_NOTE, SHT_NOBITS, SHT_DYNSYM = 2, 7, 8, 11
-STT_OBJECT, STT_FUNC, STT_FILE, STT_GNU_IFUNC = 1, 2, 4, 10
 NT_GNU_BUILD_ID = 3
 
 _SECTION = np.dtype(
@@ -60,9 +60,6 @@ _SEGMENT = np.dtype(
         ("align", "<u8"),
     ]
 )
-_SYMBOL = np.dtype([("name", "<u4"), ("info", "u1"), ("other", "u1"), ("section", "<u2"), ("value", "<u8"), ("size", "<u8")])
-
-Table = npt.NDArray[Any]
 
 
 class ElfError(TargetError):
@@ -91,22 +88,6 @@ class Segment:
     address: int
     file_size: int
     memory_size: int
-
-
-@dataclass(frozen=True, slots=True)
-class Symbol:
-    """A defined symbol: address as linked, size in bytes; ``source_file`` (``net.cc``) only for those local to one."""
-
-    name: str
-    address: int
-    size: int
-    type: int
-    source_file: str = ""
-
-    @property
-    def is_function(self) -> bool:
-        """Whether it is code."""
-        return self.type in (STT_FUNC, STT_GNU_IFUNC)
 
 
 class ElfFile:
@@ -192,7 +173,7 @@ class ElfFile:
         names_row = rows[self._shstrndx]
         names = self._read(int(names_row["offset"]), min(int(names_row["size"]), MAX_HEADERS * 64))
         return tuple(
-            Section(_text(names, int(row["name"])), *(int(row[key]) for key in ("type", "address", "offset", "size", "link")))
+            Section(text_at(names, int(row["name"])), *(int(row[key]) for key in ("type", "address", "offset", "size", "link")))
             for row in rows
         )
 
@@ -253,20 +234,20 @@ class ElfFile:
     # --- symbols ---------------------------------------------------------------------------------------------------------------
 
     @cached_property
-    def _dynamic(self) -> _SymbolTable | None:
+    def _dynamic(self) -> SymbolTable | None:
         return self._symbol_table(SHT_DYNSYM)
 
     @cached_property
-    def _static(self) -> _SymbolTable | None:
+    def _static(self) -> SymbolTable | None:
         return self._symbol_table(SHT_SYMTAB)
 
-    def _symbol_table(self, kind: int) -> _SymbolTable | None:
+    def _symbol_table(self, kind: int) -> SymbolTable | None:
         section = next((found for found in self.sections if found.type == kind), None)
         if section is None or section.link >= len(self.sections):
             return None
         strings = self.sections[section.link]
-        table = self._table(_SYMBOL, section.offset, section.size // _SYMBOL.itemsize)
-        return _SymbolTable(table, self._read(strings.offset, strings.size))
+        table = self._table(ROW, section.offset, section.size // ROW.itemsize)
+        return SymbolTable(table, self._read(strings.offset, strings.size))
 
     @property
     def is_stripped(self) -> bool:
@@ -288,6 +269,10 @@ class ElfFile:
     def exports(self, pattern: str) -> dict[str, Symbol]:
         """All defined dynamic symbols whose whole name matches a regular expression (ASCII, no ``\\0``)."""
         return {symbol.name: symbol for symbol in self._dynamic.matching(pattern)} if self._dynamic else {}
+
+    def versions(self, name: str) -> list[Symbol]:
+        """Every version of a defined dynamic symbol (libibverbs exports most functions twice), in the table's order."""
+        return self._dynamic.matching(re.escape(name)) if self._dynamic else []
 
     def find(self, name: str, source_file: str = "") -> Symbol | None:
         """A defined symbol of ``.symtab`` (else ``.dynsym``) by its C name or the C++ name of a function or variable.
@@ -325,10 +310,10 @@ class ElfFile:
             wanted = (wanted * 33 + byte) & 0xFFFFFFFF
         index = int.from_bytes(self._read(base + wanted % buckets * 4, 4), "little")
         strings = self.sections[symbols.link]
-        while first <= index < symbols.size // _SYMBOL.itemsize:
+        while first <= index < symbols.size // ROW.itemsize:
             entry = int.from_bytes(self._read(base + buckets * 4 + (index - first) * 4, 4), "little")
             if entry | 1 == wanted | 1:
-                row = self._table(_SYMBOL, symbols.offset + index * _SYMBOL.itemsize, 1)[0]
+                row = self._table(ROW, symbols.offset + index * ROW.itemsize, 1)[0]
                 if self._name_at(strings, int(row["name"]), len(name)) == name and row["section"] != 0:
                     return Symbol(name, int(row["value"]), int(row["size"]), int(row["info"]) & 15)
             if entry & 1:
@@ -339,7 +324,7 @@ class ElfFile:
     def _name_at(self, strings: Section, offset: int, length: int) -> str:
         if offset + length + 1 > strings.size:
             return ""
-        return _text(self._read(strings.offset + offset, length + 1), 0)
+        return text_at(self._read(strings.offset + offset, length + 1), 0)
 
     # --- contents --------------------------------------------------------------------------------------------------------------
 
@@ -361,68 +346,6 @@ class ElfFile:
                 if found:
                     return found
         return None
-
-
-@dataclass(frozen=True)
-class _SymbolTable:
-    """A symbol table as an array of rows and the bytes of its names."""
-
-    rows: Table
-    names: bytes
-
-    @cached_property
-    def _files(self) -> npt.NDArray[np.intp]:
-        """Indices of the rows that open a source file's local symbols."""
-        return np.flatnonzero((self.rows["info"] & 15) == STT_FILE)
-
-    @cached_property
-    def _local_count(self) -> int:
-        """Local symbols come first; binding is the upper half of ``info`` and 0 for local."""
-        nonlocal_rows = np.flatnonzero(self.rows["info"] >> 4)
-        return int(nonlocal_rows[0]) if nonlocal_rows.size else len(self.rows)
-
-    def _source_file(self, index: int) -> str:
-        """The source file that a local symbol belongs to: the nearest file symbol before it; hidden globals have none."""
-        if index >= self._local_count:
-            return ""
-        before = int(np.searchsorted(self._files, index)) - 1
-        return _text(self.names, int(self.rows["name"][self._files[before]])) if before >= 0 else ""
-
-    def exact(self, name: str) -> Symbol | None:
-        return next(iter(self._at_offsets(re.compile(rb"(?=" + re.escape(name.encode()) + rb"\0)"))), None)
-
-    def matching(self, pattern: str) -> list[Symbol]:
-        # Not only behind a NUL: linkers let "ncclAllReduce" share the end of "pncclAllReduce".
-        return self._at_offsets(re.compile(rb"(?=(?:" + pattern.encode() + rb")\0)"))
-
-    def named(self, name: str, source_file: str) -> list[Symbol]:
-        if name.encode() not in self.names:
-            return []
-        plain = re.escape(name.encode())
-        mangled = rb"_ZL?" + str(len(name)).encode() + plain + rb"[A-Za-z0-9_]*"
-        found = self._at_offsets(re.compile(rb"(?=(?:" + plain + rb"|" + mangled + rb")\0)"))
-        return [symbol for symbol in found if not source_file or symbol.source_file == source_file]
-
-    def _at_offsets(self, pattern: re.Pattern[bytes]) -> list[Symbol]:
-        """Defined functions and objects whose name begins where the pattern matches in the names."""
-        offsets = [match.start() for match in pattern.finditer(self.names)]
-        if not offsets:
-            return []
-        kind = self.rows["info"] & 15
-        usable = (self.rows["section"] != 0) & ((kind == STT_FUNC) | (kind == STT_OBJECT) | (kind == STT_GNU_IFUNC))
-        indices = np.flatnonzero(usable & np.isin(self.rows["name"], np.array(offsets, np.uint32)))
-        return [self._symbol(int(index)) for index in indices]
-
-    def _symbol(self, index: int) -> Symbol:
-        row = self.rows[index]
-        name = _text(self.names, int(row["name"]))
-        return Symbol(name, int(row["value"]), int(row["size"]), int(row["info"]) & 15, self._source_file(index))
-
-
-def _text(names: bytes, offset: int) -> str:
-    """The NUL-terminated string at an offset, at most ``MAX_NAME`` bytes of it."""
-    end = names.find(b"\0", offset, offset + MAX_NAME)
-    return names[offset : end if end >= 0 else offset + MAX_NAME].decode("utf-8", "replace")
 
 
 def _note(data: bytes) -> str:
