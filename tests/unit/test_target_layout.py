@@ -220,6 +220,12 @@ def test_cache_folder_follows_the_environment(monkeypatch: pytest.MonkeyPatch, t
     monkeypatch.setenv("HOME", "/home/somebody")
     assert LayoutCache().folder == Path("/home/somebody/.cache/ncclwatch/layouts")
 
+    def homeless() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "home", homeless)
+    assert LayoutCache().folder.parts[-2:] == ("ncclwatch", "layouts")
+
 
 def test_separate_debug_information(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = compile_tiny(tmp_path)

@@ -74,7 +74,10 @@ class LayoutCache:
 def default_cache_folder() -> Path:
     """The folder of :class:`LayoutCache`."""
     configured = os.environ.get("XDG_CACHE_HOME", "")
-    base = Path(configured) if configured.startswith("/") else Path.home() / ".cache"
+    try:
+        base = Path(configured) if configured.startswith("/") else Path.home() / ".cache"
+    except RuntimeError:  # a user id without an entry, as in many containers; files of others are not trusted there either
+        base = Path(tempfile.gettempdir()) / f"ncclwatch-{os.geteuid()}"
     return base / "ncclwatch" / "layouts"
 
 
