@@ -26,6 +26,8 @@ def clean(text: str, limit: int = 200) -> str:
 
     At most ``limit`` characters come back; a longer text ends with an ellipsis.
     """
+    if len(text) <= limit and text.isprintable():
+        return text
     # Bound first: a command line may hold megabytes, and the pattern need not see them.
     text = _ESCAPES.sub("", text[: 4 * limit + 64])
     shown = "".join("?" if unicodedata.category(ch)[0] == "C" or ch in "\u2028\u2029" else ch for ch in text)

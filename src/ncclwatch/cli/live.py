@@ -156,7 +156,7 @@ class LiveSession:
         ``until`` is the time of ``time.monotonic`` at which the session ends.
         """
         now = time.monotonic()
-        sleep = min(WAKE_S, max(self._next_look - now, 0.0) or WAKE_S)
+        sleep = min(WAKE_S, max(self._next_look - now, 0.0))
         if until is not None:
             sleep = min(sleep, max(until - now, 0.0))
         self.stop.wait(sleep)
@@ -164,8 +164,9 @@ class LiveSession:
         self._drain(update)
         now = time.monotonic()
         if now >= self._next_look:
-            # After a pause of our own (a suspended laptop, a stopped agent) looks are not made up for.
-            self._next_look = max(self._next_look + self.interval_s, now)
+            # Looks that were missed (the agent was stopped, the node is overloaded) are not made up for.
+            on_time = self._next_look + self.interval_s
+            self._next_look = on_time if on_time > now else now + self.interval_s
             self._look(update)
         strangers = self.aggregator.strangers.take()
         if self.every and strangers:
@@ -269,7 +270,12 @@ class LiveSession:
     def _rescan(self, update: Update) -> None:
         from ncclwatch.target.discover import find_processes
 
-        for info in find_processes():
+        try:
+            found = find_processes()
+        except NcclwatchError as error:
+            update.notes.append(f"cannot look for new processes: {error}")
+            return
+        for info in found:
             held = self.watched.get(info.pid)
             if held is not None and held.gone is None:
                 continue

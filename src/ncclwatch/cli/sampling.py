@@ -5,6 +5,7 @@ One that cannot be read never fails the others: it becomes a ``Problem``, which 
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
@@ -74,6 +75,14 @@ class Watched:
                 self.target.close()
             except NcclwatchError as error:
                 return error
+            except Exception as error:
+                # What lies in a target's memory can be anything: one process that breaks our reading must not end the others'.
+                if os.environ.get("NCCLWATCH_DEBUG") == "1":
+                    raise
+                kind = type(error).__name__
+                return TargetError(
+                    f"process {self.pid} could not be read ({kind}: {error})", "run with NCCLWATCH_DEBUG=1 and report it"
+                )
         if self.last is None:
             return self.gone
         self._add(as_gone(self.last), keep)

@@ -1,0 +1,247 @@
+"""The live session on prepared processes: what it tells, what it survives, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import jsonschema
+import pytest
+
+from ncclwatch.cli import main
+from ncclwatch.cli.attach import watch
+from ncclwatch.cli.live import Change, LiveSession, Update
+from ncclwatch.cli.live_json import JsonSurface
+from ncclwatch.cli.live_log import LogSurface
+from ncclwatch.errors import NcclwatchError, PrivilegeError, TargetError, TargetGoneError
+from ncclwatch.model.state import ProcessSample
+from ncclwatch.model.verdict import schema
+from unit import fake_targets
+from unit.fake_targets import FakeTarget
+from unit.synthetic import Rank, communicator, frozen_ring, moved
+
+GONE = TargetGoneError("process 1002 exited", "look again")
+
+
+def fake(target: FakeTarget | NcclwatchError) -> FakeTarget:
+    assert isinstance(target, FakeTarget)
+    return target
+
+
+@contextmanager
+def session(pids: list[int], *, every: bool = False) -> Iterator[LiveSession]:
+    live = LiveSession(every=every, interval_s=0.001)
+    try:
+        live.start(pids, calls=False)
+        yield live
+    finally:
+        live.close()
+
+
+def looks(live: LiveSession, count: int) -> list[Update]:
+    """Steps until memory was looked at that many times; steps in between are returned too."""
+    updates: list[Update] = []
+    while sum(update.windows is not None for update in updates) < count:
+        updates.append(live.step())
+    return updates
+
+
+def changes(updates: list[Update]) -> list[tuple[Change, int]]:
+    return [(change.change, change.pid) for update in updates for change in update.changes]
+
+
+def test_a_stopped_rank_is_told_once_and_its_recovery_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = fake_targets.still(frozen_ring(2), count=6)
+    for target in targets.values():
+        # The job runs again after the prepared looks.
+        last = fake(target).looks[-1]
+        assert isinstance(last, ProcessSample)
+        later = replace(moved(last), run_state="S", time_ns=last.time_ns + 10**9, wall_ns=last.wall_ns + 10**9)
+        fake(target).looks.append(later)
+    fake_targets.install(monkeypatch, targets)
+    with session([1000, 1001, 1002, 1003]) as live:
+        updates = looks(live, 7)
+    told = [update.verdict for update in updates if update.verdict_changed]
+    assert [[culprit.rank for culprit in verdict.culprits] for verdict in told if verdict] == [[2]]
+    [recovery] = [recovery for update in updates for recovery in update.recoveries]
+    assert recovery.verdict.id == told[0].id if told[0] else False
+    assert recovery.duration_s > 0
+
+
+def test_windows_come_with_every_look_one_a_rank_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_targets.install(monkeypatch, fake_targets.still(reversed(frozen_ring(2))))
+    with session([1003, 1002, 1001, 1000]) as live:
+        for update in looks(live, 3):
+            if update.windows is not None:
+                assert [window.rank for window in update.windows] == [0, 1, 2, 3]
+                assert [window.rate_plane for window in update.windows] == ["state"] * 4
+
+
+def test_a_process_that_ends_is_told_once_and_becomes_the_culprit_only_when_others_need_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    targets = fake_targets.still(frozen_ring(2, run_state="S"), count=8)
+    victim = fake(targets[1002])
+    victim.looks = [*victim.looks[:2], GONE]
+    fake_targets.install(monkeypatch, targets)
+    with session([1000, 1001, 1002, 1003]) as live:
+        updates = looks(live, 6)
+        assert changes(updates) == [(Change.EXITED, 1002)]
+        verdicts = [update.verdict for update in updates if update.verdict_changed]
+        assert [[culprit.rank for culprit in verdict.culprits] for verdict in verdicts if verdict] == [[2]]
+        assert victim.closed
+        windows = updates[-1].windows
+        assert windows is not None
+        assert [window.run_state for window in windows] == ["S", "S", "X", "S"]
+
+
+def test_the_end_of_a_whole_job_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = fake_targets.still(frozen_ring(2, run_state="S"), count=3)
+    for target in targets.values():
+        fake(target).looks = [*fake(target).looks[:2], GONE]
+    fake_targets.install(monkeypatch, targets)
+    with session([1000, 1001, 1002, 1003]) as live:
+        updates: list[Update] = []
+        while not updates or not updates[-1].finished:
+            updates.append(live.step())
+    assert not any(update.verdict_changed for update in updates)
+    assert sorted(changes(updates)) == [(Change.EXITED, pid) for pid in (1000, 1001, 1002, 1003)]
+    assert updates[-1].finished == "every watched process has ended"
+
+
+def test_a_look_that_fails_is_told_once_and_so_is_the_next_good_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = fake_targets.still(frozen_ring(2, run_state="S"))
+    shaky = fake(targets[1001])
+    good = shaky.looks[0]
+    shaky.looks = [good, TargetError("torn", "wait"), TargetError("torn", "wait"), good]
+    fake_targets.install(monkeypatch, targets)
+    with session([1000, 1001]) as live:
+        updates = looks(live, 5)
+    assert changes(updates) == [(Change.UNREADABLE, 1001), (Change.READABLE, 1001)]
+
+
+def test_processes_that_come_later_are_taken_up_with_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = fake_targets.still(frozen_ring(2, run_state="S"), count=3)
+    late = targets.pop(1003)
+    fake_targets.install(monkeypatch, targets)
+    with session([1000, 1001, 1002], every=True) as live:
+        looks(live, 1)
+        targets[1003] = late
+        live._next_rescan = 0.0
+        updates = looks(live, 2)
+        assert changes(updates) == [(Change.STARTED, 1003)]
+        assert [window.rank for window in live.aggregator.windows(0)] == [0, 1, 2, 3]
+
+
+def test_a_process_that_cannot_be_read_with_all_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = fake_targets.still(frozen_ring(2, run_state="S"), count=3)
+    closed = fake(targets.pop(1003))
+    fake_targets.install(monkeypatch, targets)
+    monkeypatch.setattr("ncclwatch.target.discover.find_processes", lambda: [closed.info])
+    monkeypatch.setattr("ncclwatch.cli.live.RESCAN_S", 0.0)
+    targets[1003] = PrivilegeError("closed", "be root")
+    with session([1000, 1001, 1002], every=True) as live:
+        assert changes(looks(live, 5)) == [(Change.UNREADABLE, 1003)]
+
+
+def test_a_pid_that_lives_on_as_another_program_is_taken_up_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = fake_targets.still(frozen_ring(2, run_state="S"), count=3)
+    fake(targets[1002]).looks = [fake(targets[1002]).looks[0], GONE]
+    fake_targets.install(monkeypatch, targets)
+    with session([1000, 1001, 1002, 1003], every=True) as live:
+        first = looks(live, 1)
+        [other] = Rank(2, 4, (communicator(2, 4, comm_hash=0xB2),)).looks(1)
+        targets[1002] = FakeTarget([other])
+        live._next_rescan = 0.0
+        assert changes(first + looks(live, 1)) == [(Change.EXITED, 1002), (Change.STARTED, 1002)]
+
+
+def test_nothing_to_watch_is_an_error_and_one_of_many_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = fake_targets.still(frozen_ring(2, run_state="S"), count=3)
+    fake_targets.install(monkeypatch, targets)
+    with session([1000, 77]) as live:
+        assert [problem.pid for problem in live.problems] == [77]
+        assert list(live.watched) == [1000]
+    with pytest.raises(TargetGoneError):
+        LiveSession(every=False).start([77], calls=False)
+
+
+def test_what_breaks_our_reading_of_one_process_does_not_end_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = fake_targets.still(frozen_ring(2, run_state="S"), count=3)
+    monkeypatch.delenv("NCCLWATCH_DEBUG", raising=False)
+
+    def broken() -> ProcessSample:
+        raise IndexError("nonsense")
+
+    fake_targets.install(monkeypatch, targets)
+    with session([1000, 1001]) as live:
+        monkeypatch.setattr(fake(targets[1001]), "sample", broken)
+        [told] = [change for update in looks(live, 3) for change in update.changes]
+    assert (told.change, told.pid) == (Change.UNREADABLE, 1001)
+    assert "IndexError: nonsense" in told.detail
+
+
+def test_a_session_can_be_stopped_at_any_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_targets.install(monkeypatch, fake_targets.still(frozen_ring(2)))
+    with session([1000]) as live:
+        live.stop.set()
+        assert live.step().finished == "interrupted"
+        live.stop.clear()
+        assert live.step(until=0.0).finished == "duration over"
+
+
+Lines = Callable[[], list[str]]
+
+
+@pytest.fixture
+def lines(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Lines:
+    """What a surface wrote about a session in which rank 2 stands still, until all processes are gone."""
+    targets = fake_targets.still(frozen_ring(2), count=4)
+    for target in targets.values():
+        fake(target).looks.append(GONE)
+    targets[77] = TargetError("process 77 has no NCCL", "choose another")
+    fake_targets.install(monkeypatch, targets)
+
+    def read() -> list[str]:
+        return capsys.readouterr().out.splitlines()
+
+    return read
+
+
+def test_json_is_one_object_a_line_with_a_type(lines: Lines) -> None:
+    with session([77, 1000, 1001, 1002, 1003]) as live:
+        watch(live, JsonSurface(), None)
+    objects = [json.loads(line) for line in lines()]
+    types = [data["type"] for data in objects]
+    assert types[0] == "attached"
+    assert types[-1] == "end"
+    assert set(types) == {"attached", "rank", "verdict", "process", "overhead", "end"}
+    assert objects[0]["errors"] == [{"pid": 77, "error": "process 77 has no NCCL", "hint": "choose another"}]
+    assert objects[0]["planes"]["calls"] == {"running": False, "reason": "switched off"}
+    [verdict] = [data["verdict"] for data in objects if data["type"] == "verdict"]
+    jsonschema.validate(verdict, schema())
+    ranks = [data for data in objects if data["type"] == "rank"]
+    assert {data["operation"]["comm_hash"] for data in ranks if data["operation"]} == {f"{0xA1:016x}"}
+    assert all(isinstance(data["time"], float) for data in objects)
+
+
+def test_the_log_has_a_line_for_what_changed_and_none_for_what_did_not(lines: Lines) -> None:
+    with session([77, 1000, 1001, 1002, 1003]) as live:
+        watch(live, LogSurface(), None)
+    text = [line[9:] for line in lines()]
+    assert text[0].startswith("attached to 4 processes, ranks 0-3, NCCL 2.27.5; planes: state, no calls (switched off)")
+    assert text[1] == "not watched: pid 77: process 77 has no NCCL: choose another"
+    assert sum("STOPPED" in line for line in text) == 1
+    assert sum("exited: rank" in line for line in text) == 4
+    assert text[-1].startswith("end: every watched process has ended; verdict stands: rank 2")
+
+
+def test_attach_ends_with_10_when_a_verdict_stands(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ncclwatch.cli.attach.signal.signal", lambda *_arguments: None)
+    for extra, status in ([], 0), (["--exit-code"], 10):
+        fake_targets.install(monkeypatch, fake_targets.still(frozen_ring(2), count=3))
+        arguments = ["attach", "--all", "--no-probes", "--json", "--interval", "0.1", "--duration", "1", *extra]
+        assert main.run(arguments) == status
+        assert json.loads(capsys.readouterr().out.splitlines()[-1])["reason"] == "duration over"
