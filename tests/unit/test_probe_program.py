@@ -11,6 +11,7 @@ import pytest
 
 from ncclwatch.errors import PrivilegeError
 from ncclwatch.probes.bpf import MapType, relocate
+from ncclwatch.probes.image_cache import ImageCache, digest
 from ncclwatch.probes.program import CompileError, Image, source_folder
 from ncclwatch.probes.support import UnsupportedError, check_support, kernel_release
 
@@ -110,3 +111,42 @@ def test_a_kernel_without_uprobes_is_named(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.setattr("ncclwatch.probes.support._UPROBE_PMU", tmp_path / "none")
     with pytest.raises(UnsupportedError, match="no uprobes"):
         check_support(machine="x86_64", release="6.1.0", euid=0)
+
+
+def test_images_are_kept_for_the_same_sources_only(tmp_path: Path) -> None:
+    folder = tmp_path / "sources"
+    (folder / "headers").mkdir(parents=True)
+    source, header = folder / "x.bpf.c", folder / "headers/types.h"
+    source.write_text("int x;")
+    header.write_text("")
+    first = digest(source, folder)
+    assert digest(source, folder) == first
+    header.write_text("typedef int u32;")
+    assert digest(source, folder) != first
+    cache = ImageCache(tmp_path / "cache")
+    assert cache.load(first) is None
+    cache.save(first, image_json())
+    assert Image.from_json(cache.load(first)).programs == {"enter": CODE}
+    assert list(cache.folder.iterdir()) == [cache.folder / f"{first}.json"]
+
+
+def test_a_cache_that_others_can_write_is_not_trusted(tmp_path: Path) -> None:
+    cache = ImageCache(tmp_path / "cache")
+    cache.save("a", image_json())
+    path = cache.folder / "a.json"
+    path.chmod(0o666)
+    assert cache.load("a") is None
+    path.chmod(0o600)
+    cache.folder.chmod(0o777)
+    assert cache.load("a") is None
+    cache.folder.chmod(0o700)
+    path.write_text("{")
+    assert cache.load("a") is None
+    path.rename(cache.folder / "elsewhere")
+    path.symlink_to(cache.folder / "elsewhere")
+    assert cache.load("a") is None
+
+
+def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ImageCache(tmp_path / "file/cache").save("a", {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
 import os
 import subprocess
@@ -16,6 +17,7 @@ from typing import Any
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.probes.bpf import BpfMap, MapType, ProgramType, load_program, relocate
 from ncclwatch.probes.compile_child import FORMAT
+from ncclwatch.probes.image_cache import ImageCache, digest
 
 SITE_PLACEHOLDER = 0x6E63636C73697465
 """``NW_SITE_PLACEHOLDER`` of nccl_calls.bpf.c."""
@@ -78,25 +80,41 @@ class Image:
 class Compilation:
     """A compilation that runs in a process of its own while the caller does something else.
 
-    BCC needs about half a second and 150 MB; both are gone with the process.
+    BCC needs about half a second and 150 MB; both are gone with the process. An image that was compiled before from the same
+    sources is taken from ``cache`` (the user's, unless another is given).
     """
 
-    def __init__(self, source: str = CALLS_SOURCE) -> None:
+    def __init__(self, source: str = CALLS_SOURCE, *, cache: ImageCache | None = None) -> None:
         folder = source_folder()
-        command = [sys.executable, "-m", "ncclwatch.probes.compile_child", str(folder / source), str(folder)]
-        self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        path = folder / source
+        self._cache = cache or ImageCache()
+        self._process: subprocess.Popen[bytes] | None = None
         self._image: Image | None = None
+        try:
+            self._digest = digest(path, folder)
+        except OSError as error:
+            raise CompileError(
+                f"cannot read the BPF sources in {folder}: {error.strerror}", "install the package again"
+            ) from None
+        kept = self._cache.load(self._digest)
+        if kept is not None:
+            # A damaged file is compiled over.
+            with contextlib.suppress(CompileError):
+                self._image = Image.from_json(kept)
+        if self._image is None:
+            command = [sys.executable, "-m", "ncclwatch.probes.compile_child", str(path), str(folder)]
+            self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def result(self, timeout_s: float = 120) -> Image:
         """Wait for the image; raises :class:`CompileError`."""
         if self._image is None:
+            if self._process is None:
+                raise CompileError("the compilation was cancelled", "start it again")
             try:
                 out, err = self._process.communicate(timeout=timeout_s)
             except subprocess.TimeoutExpired:
                 self.cancel()
-                raise CompileError(
-                    f"BCC did not compile within {timeout_s:.0f} s", "the machine is overloaded: try again"
-                ) from None
+                raise CompileError(f"BCC did not compile within {timeout_s:.0f} s", "the machine is busy: try again") from None
             try:
                 data = json.loads(out)
             except ValueError:
@@ -104,11 +122,12 @@ class Compilation:
                 reason = said[-1] if said else f"status {self._process.returncode}"
                 raise CompileError(f"the BPF compiler process failed: {reason}", "see ncclwatch doctor") from None
             self._image = Image.from_json(data)
+            self._cache.save(self._digest, data)
         return self._image
 
     def cancel(self) -> None:
         """Stop the process, if it still runs."""
-        if self._process.poll() is None:
+        if self._process is not None and self._process.poll() is None:
             self._process.kill()
             self._process.communicate()
 

@@ -34,8 +34,11 @@ class CostClass(StrEnum):
 
     @property
     def typical_ns(self) -> int:
-        """A hit's cost in ns on a virtual machine, where traps cost most (Linux 6.18; tests/benchmarks/bench_probe_hit.py)."""
-        return {CostClass.EMULATED: 530, CostClass.OPTIMISED: 365, CostClass.SINGLE_STEPPED: 9900}[self]
+        """What a hit that writes a record costs in ns on a virtual machine, where traps cost most.
+
+        Measured by tests/benchmarks/bench_probe_hit.py on Linux 6.18; on bare metal expect a third or less.
+        """
+        return {CostClass.EMULATED: 1060, CostClass.OPTIMISED: 820, CostClass.SINGLE_STEPPED: 10700}[self]
 
 
 @dataclass(frozen=True, slots=True)
