@@ -41,13 +41,12 @@ def look(targets: Sequence[TargetProcess], apart_s: float) -> list[list[ProcessS
     return [[before, target.sample()] for before, target in zip(first, targets, strict=True)]
 
 
-def judge_until_accused(targets: Sequence[TargetProcess], *, tries: int = 10) -> Verdict:
-    """What the command does: while the job still moves, look again."""
-    verdict = diagnose(look(targets, 0.3))
-    for _ in range(tries):
-        if verdict.verdict_class.accuses:
-            break
+def judge_the_hang(targets: Sequence[TargetProcess]) -> Verdict:
+    """What the command does: look again while the job still moves, or while the others have not yet come to wait."""
+    for _ in range(20):
         verdict = diagnose(look(targets, 0.3))
+        if verdict.verdict_class.accuses and verdict.victims:
+            break
     return verdict
 
 
@@ -63,7 +62,7 @@ def test_the_frozen_rank_is_named_in_every_round_of_freeze_and_thaw(version: str
             try:
                 # Attached only now: nothing was known of the job before it hung.
                 with opened(job) as targets:
-                    verdict = judge_until_accused(targets)
+                    verdict = judge_the_hang(targets)
             finally:
                 job.thaw(victim)
             told = f"seed {seed}, round {number}, rank {victim}: {verdict.summary} {verdict.evidence}"
@@ -81,6 +80,24 @@ SHAPES = {
     "split": {"shape": "split", "transport": "socket"},
     "grouped": {"shape": "grouped", "transport": "socket"},
 }
+
+
+@pytest.mark.parametrize("shape", [name for name in SHAPES if name != "socket"])
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_frozen_rank_is_named_in_every_shape(version: str, shape: str) -> None:
+    with Job(nccl=version, ranks=4, count=1 << 14, **SHAPES[shape]) as job:  # type: ignore[arg-type]
+        for victim in range(4):
+            job.freeze(victim)
+            try:
+                with opened(job) as targets:
+                    verdict = judge_the_hang(targets)
+            finally:
+                job.thaw(victim)
+            told = f"rank {victim}: {verdict.summary} {verdict.evidence}"
+            assert verdict.verdict_class is VerdictClass.STOPPED, told
+            assert [culprit.rank for culprit in verdict.culprits] == [victim], told
+            assert verdict.victims, told
+            assert victim not in verdict.victims, told
 
 
 @pytest.mark.parametrize("shape", SHAPES)

@@ -42,11 +42,16 @@ def process(rank: int, world: int, *, host: str | None = None) -> ProcessInfo:
     )
 
 
+def address_of(comm_hash: int) -> int:
+    """Where a communicator lies, the same in every process."""
+    return 0x1000 + comm_hash
+
+
 def communicator(rank: int, nranks: int, *, comm_hash: int = WORLD, transport: Transport = Transport.NET) -> Communicator:
     """A communicator with one ring on channel 0."""
     previous, following = (rank - 1) % nranks, (rank + 1) % nranks
     return Communicator(
-        address=0x1000 + comm_hash,
+        address=address_of(comm_hash),
         hash=comm_hash,
         rank=rank,
         nranks=nranks,

@@ -12,7 +12,7 @@ from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 from ncclwatch.model.state import ProcessSample, Transport
 from ncclwatch.model.verdict import Verdict, VerdictClass
-from unit.synthetic import WORLD, Rank, communicator
+from unit.synthetic import WORLD, Rank, address_of, communicator
 
 
 def calls(rank: int, counts: list[int], *, function: Function = Function.ALL_REDUCE, comm: int = WORLD) -> NDArray[Any]:
@@ -20,7 +20,7 @@ def calls(rank: int, counts: list[int], *, function: Function = Function.ALL_RED
     events = np.zeros(len(counts) + 1, EVENT_DTYPE)
     events["time_ns"] = 1000 + np.arange(len(counts) + 1)
     events["kind"], events["flags"] = Kind.ENTER, Flag.COMM_READ
-    events["function"], events["comm_hash"], events["rank"], events["nranks"] = function, comm, rank, 4
+    events["function"], events["comm"], events["rank"], events["nranks"] = function, address_of(comm), rank, 4
     events["count"][1:], events["datatype"], events["peer"], events["pid"] = counts, 7, -1, 1000 + rank
     events["kind"][0], events["function"][0] = Kind.LEAVE, Function.COMM_INIT_RANK
     return events

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from ncclwatch.engine.diagnose import Outlook, diagnose, diagnose_jobs
-from ncclwatch.model.state import Communicator, Direction, OpPhase, ProxyOperation, Transport
+from ncclwatch.model.state import Communicator, Direction, OpPhase, PeerInfo, ProxyOperation, Transport
 from ncclwatch.model.verdict import Verdict, VerdictClass, schema
 from unit.synthetic import (
     WORLD,
@@ -354,3 +354,24 @@ def test_a_link_is_not_blamed_when_the_sender_was_stopped_while_sending() -> Non
     assert named(verdict) == [1]
     assert verdict.verdict_class is VerdictClass.STOPPED
     assert verdict.victims == (0, 2, 3)
+
+
+def test_communicators_of_equal_hash_are_told_apart() -> None:
+    """2.21.5: splits of one parent by the same colour have one hash; rank 0 holds two of them, with rank 1 and with rank 2."""
+    both = 0x77
+
+    def split(rank: int, address: int, peers: dict[int, int]) -> Communicator:
+        made = replace(communicator(rank, 2, comm_hash=both), address=address)
+        return replace(made, peers=tuple(PeerInfo(r, r, r, comm_address=at) for r, at in peers.items()))
+
+    first, second = {0: 0x10, 1: 0x21}, {0: 0x12, 1: 0x32}
+    to_first = replace(recv(1, posted=4, received=0, delivered=0, consumed=0, comm_hash=both), comm_address=0x10)
+    from_zero = replace(recv(0, posted=4, received=0, delivered=0, consumed=0, comm_hash=both), comm_address=0x32)
+    ranks = [
+        Rank(0, 3, (split(0, 0x10, first), split(0, 0x12, second)), (to_first,)),
+        Rank(1, 3, (split(1, 0x21, first),)),
+        Rank(2, 3, (split(1, 0x32, second),), (from_zero,)),
+    ]
+    verdict = diagnose(looks(ranks))
+    assert named(verdict) == [1], "rank 2 waits for rank 0 in the second, rank 0 for rank 1 in the first"
+    assert verdict.victims == (0, 2)

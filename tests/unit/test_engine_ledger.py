@@ -14,13 +14,18 @@ from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 COMM = 0x1234
 
 
+def rows_of(ledger: Ledger) -> dict[int, int]:
+    """Rank → row: here rank r is process 1000 + r."""
+    return {pid - 1000: row for (pid, _), row in ledger.rows.items()}
+
+
 def calls(rank: int, counts: list[int], *, op_count: list[int] | None = None, start_ns: int = 1000) -> NDArray[Any]:
     """AllReduce calls of one rank, one a microsecond."""
     events = np.zeros(len(counts), EVENT_DTYPE)
     events["time_ns"] = start_ns + np.arange(len(counts)) * 1000
     events["kind"], events["flags"] = Kind.ENTER, Flag.COMM_READ
     events["function"], events["comm_hash"], events["rank"], events["nranks"] = Function.ALL_REDUCE, COMM, rank, 4
-    events["count"], events["datatype"], events["peer"] = counts, 7, -1
+    events["count"], events["datatype"], events["peer"], events["comm"], events["pid"] = counts, 7, -1, COMM, 1000 + rank
     events["op_count"] = op_count if op_count is not None else 0
     return events
 
@@ -29,7 +34,7 @@ def birth(rank: int) -> NDArray[Any]:
     """The record of a communicator's creation being left."""
     events = np.zeros(1, EVENT_DTYPE)
     events["kind"], events["flags"], events["function"] = Kind.LEAVE, Flag.COMM_READ, Function.COMM_INIT_RANK_CONFIG
-    events["comm_hash"], events["rank"], events["nranks"] = COMM, rank, 4
+    events["comm"], events["pid"], events["rank"], events["nranks"] = COMM, 1000 + rank, rank, 4
     return events
 
 
@@ -38,7 +43,7 @@ def test_operations_are_kept_in_the_order_called_across_batches_and_ranks() -> N
     mixed = np.concatenate([calls(0, [10, 11, 12]), calls(1, [10, 11])])
     assert ledger.add_calls(mixed[np.argsort(mixed["time_ns"], kind="stable")]) == 5
     assert ledger.add_calls(calls(0, [13, 14])) == 2
-    rows = ledger.ranks_of(COMM)
+    rows = rows_of(ledger)
     first, operations = ledger.history(rows[0])
     assert (first, operations["count"].tolist()) == (0, [10, 11, 12, 13, 14])
     assert ledger.history(rows[1])[1]["count"].tolist() == [10, 11]
@@ -47,7 +52,7 @@ def test_operations_are_kept_in_the_order_called_across_batches_and_ranks() -> N
 def test_only_the_newest_survive_in_a_full_ring_even_from_one_batch() -> None:
     ledger = Ledger(depth=4)
     ledger.add_calls(calls(0, list(range(23))))
-    first, operations = ledger.history(ledger.rows[COMM, 0])
+    first, operations = ledger.history(ledger.rows[1000, COMM])
     assert (first, operations["count"].tolist()) == (19, [19, 20, 21, 22])
     assert ledger.signature(0, 18) is None
     signature = ledger.signature(0, 22)
@@ -77,7 +82,7 @@ def test_ranks_seen_from_birth_need_no_counter() -> None:
     for rank in (0, 1):
         ledger.add_calls(birth(rank))
         ledger.add_calls(calls(rank, [5]))
-    alignment = align(ledger, COMM)
+    alignment = align(ledger, rows_of(ledger))
     assert alignment.how == {0: AlignedBy.BIRTH, 1: AlignedBy.BIRTH}
     assert alignment.sequence(1, 0) == 0
 
@@ -87,7 +92,7 @@ def test_late_attached_ranks_are_aligned_by_a_launch_counter_that_proves_itself(
     sizes = [100, 200, 300] * 5
     ledger.add_calls(calls(0, sizes, op_count=list(range(40, 55))))
     ledger.add_calls(calls(1, sizes[4:], op_count=list(range(44, 55))))
-    alignment = align(ledger, COMM)
+    alignment = align(ledger, rows_of(ledger))
     assert alignment.how == {0: AlignedBy.OP_COUNT, 1: AlignedBy.OP_COUNT}
     assert alignment.sequence(0, 4) == alignment.sequence(1, 0) == 44
 
@@ -98,14 +103,14 @@ def test_a_counter_that_counts_only_some_plans_aligns_nobody() -> None:
     sizes = [100, 200, 300] * 5
     ledger.add_calls(calls(0, sizes, op_count=list(range(40, 55))))
     ledger.add_calls(calls(1, sizes, op_count=[0] * 15))
-    assert align(ledger, COMM).how[1] is AlignedBy.UNALIGNED
+    assert align(ledger, rows_of(ledger)).how[1] is AlignedBy.UNALIGNED
 
 
 def test_a_counter_under_which_signatures_disagree_is_refused() -> None:
     ledger = Ledger()
     ledger.add_calls(calls(0, [100, 200, 300] * 5, op_count=list(range(40, 55))))
     ledger.add_calls(calls(1, [200, 300, 100] * 5, op_count=list(range(40, 55))))
-    alignment = align(ledger, COMM)
+    alignment = align(ledger, rows_of(ledger))
     assert set(alignment.how.values()) == {AlignedBy.UNALIGNED}
 
 
@@ -113,7 +118,7 @@ def test_one_inconsistent_operation_at_the_end_keeps_the_alignment() -> None:
     ledger = Ledger()
     ledger.add_calls(calls(0, [100, 200, 300, 400], op_count=[4, 5, 6, 7]))
     ledger.add_calls(calls(1, [100, 200, 300, 999], op_count=[4, 5, 6, 7]))
-    assert set(align(ledger, COMM).how.values()) == {AlignedBy.OP_COUNT}
+    assert set(align(ledger, rows_of(ledger)).how.values()) == {AlignedBy.OP_COUNT}
 
 
 def test_sequence_numbers_of_nccl_give_the_offset_outright() -> None:
@@ -121,6 +126,14 @@ def test_sequence_numbers_of_nccl_give_the_offset_outright() -> None:
     sizes = [100, 200, 300] * 5
     ledger.add_calls(calls(0, sizes))
     ledger.add_calls(calls(1, sizes[3:]))
-    alignment = align(ledger, COMM, totals={0: (115, 15), 1: (115, 12)})
+    alignment = align(ledger, rows_of(ledger), totals={0: (115, 15), 1: (115, 12)})
     assert set(alignment.how.values()) == {AlignedBy.SEQUENCE_NUMBER}
     assert alignment.sequence(0, 14) == alignment.sequence(1, 11) == 114
+
+
+def test_a_communicator_born_at_an_address_used_before_starts_anew() -> None:
+    ledger = Ledger()
+    ledger.add_calls(calls(0, [1, 2, 3]))
+    ledger.add_calls(birth(0))
+    ledger.add_calls(calls(0, [9]))
+    assert ledger.history(ledger.rows[1000, COMM])[1]["count"].tolist() == [9]

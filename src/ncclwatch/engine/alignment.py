@@ -34,7 +34,6 @@ class AlignedBy(StrEnum):
 class Alignment:
     """For each rank of a communicator the offset that turns its ordinal (since attach) into the common sequence number."""
 
-    comm_hash: int
     offsets: dict[int, int] = field(default_factory=dict)
     how: dict[int, AlignedBy] = field(default_factory=dict)
 
@@ -44,14 +43,13 @@ class Alignment:
         return None if offset is None else offset + ordinal
 
 
-def align(ledger: Ledger, comm_hash: int, totals: dict[int, tuple[int, int]] | None = None) -> Alignment:
-    """Line up the ranks of one communicator.
+def align(ledger: Ledger, rows: dict[int, int], totals: dict[int, tuple[int, int]] | None = None) -> Alignment:
+    """Line up the ranks of one communicator; ``rows`` maps a rank to its row of the ledger.
 
     ``totals`` maps a rank to (collectives NCCL had counted in ``seqNumber``, ordinal in the ledger at that moment); it gives
     the offset outright where NCCL keeps it. O(ranks x depth).
     """
-    result = Alignment(comm_hash)
-    rows = ledger.ranks_of(comm_hash)
+    result = Alignment()
     proposals: dict[int, list[tuple[AlignedBy, int]]] = {}
     for rank, row in rows.items():
         offered: list[tuple[AlignedBy, int]] = []

@@ -22,7 +22,6 @@ class CallsFinding:
     said about.
     """
 
-    comm_hash: int
     sequence: int | None = None
     called: Signature | None = None
     behind: list[int] = field(default_factory=list)
@@ -36,11 +35,10 @@ class CallsFinding:
         return len(self.groups) > 1
 
 
-def compare_calls(ledger: Ledger, comm_hash: int, totals: dict[int, tuple[int, int]] | None = None) -> CallsFinding:
-    """Compare what the ranks of a communicator have called. O(ranks x depth)."""
-    alignment = align(ledger, comm_hash, totals)
-    rows = ledger.ranks_of(comm_hash)
-    finding = CallsFinding(comm_hash, unaligned=sorted(set(rows) - set(alignment.offsets)))
+def compare_calls(ledger: Ledger, rows: dict[int, int], totals: dict[int, tuple[int, int]] | None = None) -> CallsFinding:
+    """Compare what the ranks of a communicator have called; arguments as of :func:`alignment.align`. O(ranks x depth)."""
+    alignment = align(ledger, rows, totals)
+    finding = CallsFinding(unaligned=sorted(set(rows) - set(alignment.offsets)))
     following = {rank: alignment.offsets[rank] + int(ledger.called[rows[rank]]) for rank in alignment.offsets}
     if len(following) < 2:
         return finding

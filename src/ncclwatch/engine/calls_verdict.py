@@ -16,22 +16,22 @@ from ncclwatch.model.verdict import Culprit, OperationRef, Verdict, VerdictClass
 
 def judge_calls(job: Job, findings: Mapping[int, CallsFinding], waits: Waits, still: float, time: float) -> Verdict | None:
     """A verdict where the calls alone prove one: an inconsistent call (H2), or a free rank that has not called (H1)."""
-    for comm_hash, finding in findings.items():
+    for number, finding in findings.items():
         if finding.inconsistent:
-            return _inconsistent(job, job.groups[comm_hash], finding, still, time)
+            return _inconsistent(job, job.groups[number], finding, still, time)
     waiting = {wait.waiter for wait in waits.edges}
     culprits: list[Culprit] = []
     evidence: list[str] = []
     # A rank may be behind on one communicator because it waits in another: then it is the other's victim.
-    held_up = {(h, rank) for h, finding in findings.items() for rank in finding.waiting}
-    for comm_hash, finding in findings.items():
-        group = job.groups[comm_hash]
+    held_up = {(number, rank) for number, finding in findings.items() for rank in finding.waiting}
+    for number, finding in findings.items():
+        group = job.groups[number]
         for rank in finding.behind:
             member = _member(group, rank)
-            if member is None or RankNode(member.index) in waiting or _waits_elsewhere(job, member, held_up, comm_hash):
+            if member is None or RankNode(member.index) in waiting or _waits_elsewhere(job, member, held_up, number):
                 continue
             culprits.append(_culprit(group, rank, member, finding, "has not called the operation the others have called"))
-            evidence += behind_lines(job, finding)
+            evidence += behind_lines(job, group, finding)
     if not culprits:
         return None
     victims = explain.fellows(job, culprits) - {m.index for m in job.members if any(c.pid == m.info.pid for c in culprits)}
@@ -40,27 +40,30 @@ def judge_calls(job: Job, findings: Mapping[int, CallsFinding], waits: Waits, st
 
 
 def _waits_elsewhere(job: Job, member: Member, held_up: set[tuple[int, int]], but: int) -> bool:
-    return any(c.hash != but and (c.hash, c.rank) in held_up for c in member.last.communicators)
+    own = ((job.group_of[member.index, c.address], c.rank) for c in member.last.communicators)
+    return any(place in held_up and place[0] != but for place in own)
 
 
 def add_calls_evidence(job: Job, verdict: Verdict, findings: Mapping[int, CallsFinding]) -> Verdict:
     """Put what the calls plane knows of the accused ranks beside the evidence of the state plane."""
-    accused = {(culprit.communicator.hash, culprit.comm_rank) for culprit in verdict.culprits if culprit.communicator}
+    accused = {culprit.pid for culprit in verdict.culprits}
     lines: list[str] = []
-    for comm_hash, finding in findings.items():
-        if any((f"{comm_hash:016x}", rank) in accused for rank in finding.behind):
-            lines += behind_lines(job, finding)
+    for number, finding in findings.items():
+        group = job.groups[number]
+        members = (_member(group, rank) for rank in finding.behind)
+        if any(member is not None and member.info.pid in accused for member in members):
+            lines += behind_lines(job, group, finding)
     if not lines:
         return verdict
     return replace(verdict, evidence=(*verdict.evidence, *lines), planes=("state", "calls"))
 
 
-def behind_lines(job: Job, finding: CallsFinding) -> list[str]:
+def behind_lines(job: Job, group: Group, finding: CallsFinding) -> list[str]:
     """Who has not called what, as evidence."""
     what = finding.called.text() if finding.called else "the operation"
-    behind = ", ".join(job.rank_name(finding.comm_hash, rank) for rank in finding.behind)
+    behind = ", ".join(job.rank_name(group.id, rank) for rank in finding.behind)
     return [
-        f"calls on communicator {finding.comm_hash:016x}: {behind} has not called #{finding.sequence} ({what}), "
+        f"calls on communicator {group.hash:016x}: {behind} has not called #{finding.sequence} ({what}), "
         f"{len(finding.waiting)} other ranks have"
     ]
 
@@ -76,7 +79,7 @@ def _inconsistent(job: Job, group: Group, finding: CallsFinding, still: float, t
             reason = f"called {signature.text()} as #{finding.sequence}, unlike its peers"
             culprits.append(_culprit(group, rank, member, finding, reason, signature))
     evidence = [
-        f"{', '.join(job.rank_name(group.hash, rank) for rank in ranks)} called {signature.text()} as #{finding.sequence}"
+        f"{', '.join(job.rank_name(group.id, rank) for rank in ranks)} called {signature.text()} as #{finding.sequence}"
         for signature, ranks in groups
     ]
     if tie:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from ncclwatch.engine.job import Job, Member
+from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.model.state import Communicator, Direction, OpPhase, PendingOperation, ProxyOperation, ProxySub, Transport
 
 CONNECTION_SLOTS = 8
@@ -21,7 +21,7 @@ CONNECTION_SLOTS = 8
 class ConnectionKey(NamedTuple):
     """One direction of one connection; ranks are of the communicator."""
 
-    comm_hash: int
+    group: int
     channel: int
     source: int
     destination: int
@@ -109,31 +109,38 @@ def collect(job: Job) -> Connections:
     receivers: dict[ConnectionKey, list[End]] = defaultdict(list)
     queued: set[tuple[ConnectionKey, Direction]] = set()
     for member in job.members:
-        own_rank = {c.hash: c.rank for c in member.last.communicators}
         for operation in member.last.operations:
-            if operation.transport is not Transport.NET:
+            group = _owner(job, member, operation)
+            if operation.transport is not Transport.NET or group is None:
                 continue
             for sub in operation.subs:
-                rank = sub.rank if sub.rank is not None else own_rank.get(operation.comm_hash)
+                rank = sub.rank if sub.rank is not None else group.rank_of(member)
                 if rank is None:
                     continue
-                key = _key(operation, sub.channel, rank, sub.peer)
+                key = _key(group, operation, sub.channel, (rank, sub.peer))
                 # With PXN the proxy of one process moves another rank's data: the wait is that rank's, if it is observed.
-                owner = job.groups[operation.comm_hash].members.get(rank) if operation.comm_hash in job.groups else None
+                owner = group.members.get(rank)
                 end = End(key, owner[0] if owner else member, operation, sub)
                 (senders if operation.direction is Direction.SEND else receivers)[key].append(end)
                 if not end.begun:
                     queued.add((key, operation.direction))
         for pending in member.last.pending:
-            rank = pending.rank if pending.rank is not None else own_rank.get(pending.comm_hash)
-            if rank is not None:
-                queued.add((_key(pending, pending.channel, rank, pending.peer), pending.direction))
+            group = _owner(job, member, pending)
+            rank = None if group is None else pending.rank if pending.rank is not None else group.rank_of(member)
+            if group is not None and rank is not None:
+                queued.add((_key(group, pending, pending.channel, (rank, pending.peer)), pending.direction))
     return Connections(dict(senders), dict(receivers), queued)
 
 
-def _key(operation: ProxyOperation | PendingOperation, channel: int, rank: int, peer: int) -> ConnectionKey:
+def _owner(job: Job, member: Member, operation: ProxyOperation | PendingOperation) -> Group | None:
+    number = job.find_group(member, operation.comm_address, operation.comm_hash)
+    return None if number is None else job.groups.get(number)
+
+
+def _key(group: Group, operation: ProxyOperation | PendingOperation, channel: int, ends: tuple[int, int]) -> ConnectionKey:
+    rank, peer = ends
     source, destination = (rank, peer) if operation.direction is Direction.SEND else (peer, rank)
-    return ConnectionKey(operation.comm_hash, channel, source, destination, bool(operation.op_count & 1))
+    return ConnectionKey(group.id, channel, source, destination, bool(operation.op_count & 1))
 
 
 def hidden_peers(communicator: Communicator, channel: int) -> list[int]:

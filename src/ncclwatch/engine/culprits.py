@@ -18,15 +18,16 @@ def observed_culprit(
     keys = [wait.key for wait in waits] + [mark.key for mark in stalls]
     ends = [wait.end for wait in waits] + [mark.end for mark in stalls]
     communicators = member.last.communicators
-    comm_hash = keys[0].comm_hash if keys else max(communicators, key=lambda c: c.nranks).hash if communicators else None
-    own = next((c for c in communicators if c.hash == comm_hash), None)
+    largest = max(communicators, key=lambda c: c.nranks, default=None)
+    group_id = keys[0].group if keys else job.group_of[member.index, largest.address] if largest else None
+    own = next((c for c in communicators if job.group_of[member.index, c.address] == group_id), None)
     return Culprit(
         rank=member.rank,
         comm_rank=own.rank if own else None,
         host=member.info.host,
         pid=member.info.pid,
         gpu=own.device if own else None,
-        communicator=job.groups[comm_hash].reference() if comm_hash in job.groups else None,
+        communicator=job.groups[group_id].reference() if group_id in job.groups else None,
         operation=operation_reference(ends),
         link=link,
         reason=reason,
@@ -39,12 +40,12 @@ def absent_culprit(job: Job, sink: Sink, reason: str) -> Culprit:
     if not isinstance(node, AbsentNode):
         raise TypeError(f"not an absent rank: {node}")
     return Culprit(
-        rank=job.global_rank(node.comm_hash, node.comm_rank),
+        rank=job.global_rank(node.group_id, node.comm_rank),
         comm_rank=node.comm_rank,
         host="",
         pid=None,
         gpu=None,
-        communicator=job.groups[node.comm_hash].reference(),
+        communicator=job.groups[node.group_id].reference(),
         operation=operation_reference([wait.end for wait in sink.waits]),
         reason=reason,
         observed=False,

@@ -55,16 +55,19 @@ class Outlook:
     ledger: Ledger | None = None
     """What the calls plane recorded, when it lost nothing: absence of a record proves nothing otherwise."""
     totals: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
-    """(communicator hash, rank) → (NCCL's own count of collectives, calls in the ledger at that moment)"""
+    """(pid, address of the communicator) → (NCCL's own count of collectives, calls in the ledger at that moment)"""
 
     def findings(self, job: Job) -> dict[int, CallsFinding]:
         """What the calls plane says of each communicator of a job; empty without one."""
         if self.ledger is None:
             return {}
-        return {
-            comm_hash: compare_calls(self.ledger, comm_hash, {r: t for (h, r), t in self.totals.items() if h == comm_hash})
-            for comm_hash in job.groups
-        }
+        found: dict[int, CallsFinding] = {}
+        for number, group in job.groups.items():
+            holders = {rank: (member.info.pid, own.address) for rank, (member, own) in group.members.items()}
+            rows = {rank: self.ledger.rows[place] for rank, place in holders.items() if place in self.ledger.rows}
+            totals = {rank: self.totals[place] for rank, place in holders.items() if place in self.totals}
+            found[number] = compare_calls(self.ledger, rows, totals)
+        return found
 
 
 def diagnose_jobs(samples: Sequence[Sequence[ProcessSample]], outlook: Outlook | None = None) -> list[Verdict]:
@@ -147,9 +150,9 @@ def _ended_ranks(job: Job, sinks: Sequence[Sink], outlook: Outlook) -> list[Sink
 
 def _has_ended(job: Job, sink: Sink, outlook: Outlook) -> bool:
     node = sink.nodes[0]
-    if not isinstance(node, AbsentNode) or node.comm_hash not in job.groups:
+    if not isinstance(node, AbsentNode) or node.group_id not in job.groups:
         return False
-    group = job.groups[node.comm_hash]
+    group = job.groups[node.group_id]
     for member, communicator in group.members.values():
         hashes = {peer.rank: peer.host_hash for peer in communicator.peers}
         same_host = hashes.get(node.comm_rank) is not None and hashes.get(node.comm_rank) == hashes.get(communicator.rank)
@@ -217,7 +220,7 @@ def _inconsistent(job: Job, waits: Waits, still: float, time: float) -> Verdict:
         tie = tie or "tie" in how
         evidence += [*mismatch.lines(job), how]
         for rank in ranks:
-            member = member_of(job, mismatch.comm_hash, rank)
+            member = member_of(job, mismatch.group_id, rank)
             if member is None:
                 continue
             own = [wait for wait in waits.edges if RankNode(member.index) in (wait.waiter, wait.target)]
@@ -234,7 +237,7 @@ def _inconsistent(job: Job, waits: Waits, still: float, time: float) -> Verdict:
 
 def _deadlock(job: Job, cycles: Sequence[Sink], still: float, time: float, confidence: float) -> Verdict:
     inside = [wait for sink in cycles for wait in sink.inside]
-    ordered = len({wait.key.comm_hash for wait in inside}) > 1 or any(wait.key.point_to_point for wait in inside)
+    ordered = len({wait.key.group for wait in inside}) > 1 or any(wait.key.point_to_point for wait in inside)
     if not ordered:
         return explain.ambiguous_cycle(job, inside, still, time)
     members = {node.index for sink in cycles for node in sink.nodes if isinstance(node, RankNode)}
@@ -305,7 +308,7 @@ def _links(job: Job, sinks: Sequence[Sink], unseen: Sequence[Sink], still: float
         device = next((wait.end.operation.net_name for wait in sink.waits if wait.end is not None), "")
         link = LinkRef(node.source, node.destination, "net", channels, device)
         for comm_rank in (node.source, node.destination):
-            found = job.groups[node.comm_hash].members.get(comm_rank)
+            found = job.groups[node.group_id].members.get(comm_rank)
             if found is not None:
                 reason = "one end of the link on which data does not arrive"
                 culprits.append(observed_culprit(job, found[0], sink.waits, (), reason, link=link))

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.locate import Sink
 from ncclwatch.engine.waits import AbsentNode, HiddenNode, Wait, Waits
-from ncclwatch.model.state import Transport
+from ncclwatch.model.state import Communicator, Transport
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 
 EVIDENCE_LINES = 12
@@ -122,7 +122,7 @@ def unseen(job: Job, sinks: Sequence[Sink], waits: Waits, still: float, time: fl
     for sink in sinks:
         node = sink.nodes[0]
         if isinstance(node, AbsentNode | HiddenNode):
-            names.append(job.rank_name(node.comm_hash, node.comm_rank))
+            names.append(job.rank_name(node.group_id, node.comm_rank))
     absent = any(isinstance(sink.nodes[0], AbsentNode) for sink in sinks)
     what = "was not observed" if absent else "is joined by a transport the host cannot see into"
     text = f"{_count(job)}: nothing moves; the waits lead to {', '.join(dict.fromkeys(names)) or 'no rank'}, which {what}"
@@ -168,15 +168,15 @@ def halted_evidence(member: Member) -> str:
     return f"{member.label} is {words.get(state, state)} (state {state}) in {len(same)} samples over {span:.1f} s"
 
 
-def errors_of(member: Member) -> list[tuple[str, str]]:
-    """(communicator hash, result) of communicators whose asynchronous result is an error."""
-    found = [(f"{c.hash:016x}", c.async_result) for c in member.last.communicators if c.async_result]
-    return [(comm, result) for comm, result in found if result not in HEALTHY_RESULTS]
+def errors_of(member: Member) -> list[tuple[Communicator, str]]:
+    """Communicators whose asynchronous result is an error, with the result."""
+    found = [(c, c.async_result) for c in member.last.communicators if c.async_result]
+    return [(communicator, result) for communicator, result in found if result not in HEALTHY_RESULTS]
 
 
 def error_lines(member: Member) -> list[str]:
     """Asynchronous errors of a process as evidence."""
-    return [f"{member.label} reports {result} on communicator {comm}" for comm, result in errors_of(member)]
+    return [f"{member.label} reports {result} on communicator {own.hash:016x}" for own, result in errors_of(member)]
 
 
 def count_lines(job: Job, member: Member) -> list[str]:
@@ -200,8 +200,16 @@ def count_lines(job: Job, member: Member) -> list[str]:
 
 def fellows(job: Job, culprits: Sequence[Culprit]) -> set[int]:
     """Members that share a culprit's communicator: a collective that one rank does not finish, no rank finishes."""
-    hashes = {int(c.communicator.hash, 16) for c in culprits if c.communicator and c.operation and _collective(c.operation.name)}
-    return {member.index for h in hashes if h in job.groups for member, _ in job.groups[h].members.values()}
+    found: set[int] = set()
+    for culprit in culprits:
+        if culprit.communicator is None or culprit.operation is None or not _collective(culprit.operation.name):
+            continue
+        for group in job.groups.values():
+            holder = group.members.get(culprit.comm_rank) if culprit.comm_rank is not None else None
+            is_his = culprit.pid is None or (holder is not None and holder[0].info.pid == culprit.pid)
+            if f"{group.hash:016x}" == culprit.communicator.hash and is_his:
+                found |= {member.index for member, _ in group.members.values()}
+    return found
 
 
 def _collective(name: str) -> bool:
@@ -285,9 +293,8 @@ def _next_steps(verdict_class: VerdictClass, culprits: Sequence[Culprit]) -> tup
 def _error_culprits(job: Job) -> tuple[Culprit, ...]:
     culprits = []
     for member in job.members:
-        for comm, result in errors_of(member)[:1]:
-            group = job.groups[int(comm, 16)]
-            own = next(c for m, c in group.members.values() if m is member)
+        for own, result in errors_of(member)[:1]:
+            group = job.groups[job.group_of[member.index, own.address]]
             culprits.append(
                 Culprit(
                     rank=member.rank,

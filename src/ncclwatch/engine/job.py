@@ -1,7 +1,14 @@
-"""Assemble jobs from what was read of single processes: which processes share communicators, and who is which rank."""
+"""Assemble jobs from what was read of single processes: which processes share communicators, and who is which rank.
+
+A communicator is known here by a number of our own, its *group*: mostly ``commHash``, but hashes are not unique. In older
+releases (2.21.5 among them) a split's hash is made of its parent's and the colour alone, so two splits of one parent collide
+(``src/init.cc``, ``commId``); then the addresses of the communicator in its ranks' processes, which NCCL exchanges
+(``ncclPeerInfo.comm``), tell them apart.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -51,8 +58,9 @@ class Member:
 
 @dataclass(slots=True)
 class Group:
-    """One communicator as its observed members see it."""
+    """One communicator as its observed members see it; ``id`` is unique, ``hash`` is NCCL's."""
 
+    id: int
     hash: int
     nranks: int
     members: dict[int, tuple[Member, Communicator]] = field(default_factory=dict)
@@ -62,6 +70,10 @@ class Group:
     def missing(self) -> list[int]:
         """Ranks of the communicator that no observed process holds."""
         return [rank for rank in range(self.nranks) if rank not in self.members]
+
+    def rank_of(self, member: Member) -> int | None:
+        """The rank a process holds in it."""
+        return next((rank for rank, (other, _) in self.members.items() if other is member), None)
 
     def reference(self) -> CommunicatorRef:
         """The communicator as a verdict names it."""
@@ -74,10 +86,20 @@ class Job:
 
     members: list[Member]
     groups: dict[int, Group]
+    group_of: dict[tuple[int, int], int]
+    """(index of the member, address of the communicator in its process) → group"""
 
-    def global_rank(self, comm_hash: int, comm_rank: int) -> int | None:
+    def find_group(self, member: Member, address: int, comm_hash: int) -> int | None:
+        """The group an operation belongs to: by its communicator's address, else by a hash that is unique in the process."""
+        known = self.group_of.get((member.index, address))
+        if known is not None:
+            return known
+        same = {self.group_of[member.index, c.address] for c in member.last.communicators if c.hash == comm_hash}
+        return same.pop() if len(same) == 1 else None
+
+    def global_rank(self, group_id: int, comm_rank: int) -> int | None:
         """The job's rank of a communicator's rank; for one that was not observed only where the numbering is evident."""
-        group = self.groups.get(comm_hash)
+        group = self.groups.get(group_id)
         if group is None:
             return None
         if comm_rank in group.members:
@@ -89,10 +111,13 @@ class Job:
                 return comm_rank
         return None
 
-    def rank_name(self, comm_hash: int, comm_rank: int) -> str:
+    def rank_name(self, group_id: int, comm_rank: int) -> str:
         """``rank 5`` where the job's rank is known, else ``rank 1 of communicator 12ab…``."""
-        known = self.global_rank(comm_hash, comm_rank)
-        return f"rank {known}" if known is not None else f"rank {comm_rank} of communicator {comm_hash:016x}"
+        known = self.global_rank(group_id, comm_rank)
+        if known is not None:
+            return f"rank {known}"
+        group = self.groups.get(group_id)
+        return f"rank {comm_rank} of communicator {group.hash if group else group_id:016x}"
 
 
 def assemble(samples: Iterable[Sequence[ProcessSample]]) -> list[Job]:
@@ -102,15 +127,41 @@ def assemble(samples: Iterable[Sequence[ProcessSample]]) -> list[Job]:
     of its own. O(processes × communicators).
     """
     members = [Member(index, list(series)) for index, series in enumerate(samples) if len(series)]
-    by_hash: dict[int, list[Member]] = defaultdict(list)
+    group_of = _number_groups(members)
+    by_group: dict[int, list[Member]] = defaultdict(list)
     for member in members:
         for communicator in member.last.communicators:
-            by_hash[communicator.hash].append(member)
-    jobs = [_make_job(part) for part in _connected(members, by_hash)]
+            by_group[group_of[member.index, communicator.address]].append(member)
+    jobs = [_make_job(part, group_of) for part in _connected(members, by_group)]
     return sorted(jobs, key=lambda job: job.members[0].index)
 
 
-def _connected(members: list[Member], by_hash: dict[int, list[Member]]) -> Iterator[list[Member]]:
+def _number_groups(members: Sequence[Member]) -> dict[tuple[int, int], int]:
+    """Give every communicator of every process its group: the hash, or a fingerprint where the hash names more than one."""
+    holders: dict[int, list[tuple[Member, Communicator]]] = defaultdict(list)
+    for member in members:
+        for communicator in member.last.communicators:
+            holders[communicator.hash].append((member, communicator))
+    group_of: dict[tuple[int, int], int] = {}
+    for comm_hash, found in holders.items():
+        ranks = {communicator.rank for _, communicator in found}
+        sizes = {communicator.nranks for _, communicator in found}
+        collides = len(ranks) < len(found) or len(sizes) > 1
+        for member, communicator in found:
+            group_of[member.index, communicator.address] = _fingerprint(communicator) if collides else comm_hash
+    return group_of
+
+
+def _fingerprint(communicator: Communicator) -> int:
+    """A number that is the same on all ranks of a communicator and on no other; the hash itself where peers cannot be read."""
+    addresses = [peer.comm_address for peer in communicator.peers]
+    if not addresses or None in addresses:
+        return communicator.hash
+    text = f"{communicator.hash:x} {addresses}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _connected(members: list[Member], by_group: dict[int, list[Member]]) -> Iterator[list[Member]]:
     parent = {member.index: member.index for member in members}
 
     def root(index: int) -> int:
@@ -119,7 +170,7 @@ def _connected(members: list[Member], by_hash: dict[int, list[Member]]) -> Itera
             index = parent[index]
         return index
 
-    for sharing in by_hash.values():
+    for sharing in by_group.values():
         for other in sharing[1:]:
             parent[root(other.index)] = root(sharing[0].index)
     parts: dict[int, list[Member]] = defaultdict(list)
@@ -128,15 +179,16 @@ def _connected(members: list[Member], by_hash: dict[int, list[Member]]) -> Itera
     yield from parts.values()
 
 
-def _make_job(members: list[Member]) -> Job:
+def _make_job(members: list[Member], group_of: dict[tuple[int, int], int]) -> Job:
     groups: dict[int, Group] = {}
     for member in members:
         for communicator in member.last.communicators:
-            group = groups.setdefault(communicator.hash, Group(communicator.hash, communicator.nranks))
+            number = group_of[member.index, communicator.address]
+            group = groups.setdefault(number, Group(number, communicator.hash, communicator.nranks))
             group.members.setdefault(communicator.rank, (member, communicator))
     for member in members:
         member.rank = member.info.rank if member.info.rank is not None else _rank_in_largest(member)
-    return Job(members=members, groups=groups)
+    return Job(members=members, groups=groups, group_of=group_of)
 
 
 def _rank_in_largest(member: Member) -> int | None:

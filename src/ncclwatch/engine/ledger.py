@@ -1,8 +1,8 @@
-"""The ledger: for every communicator and rank, the last operations it called, in numpy columns and bounded memory.
+"""The ledger: for every rank of every communicator, the last operations it called, in numpy columns and bounded memory.
 
-A row is a rank of a communicator; its operations lie in a ring of ``depth`` columns, written by batches of call records.
-Ranks are attached at different times, so the position of an operation within a row says nothing by itself; ``alignment``
-lines rows up. Trace ID (CCL-D 5.1) = communicator hash and aligned sequence number.
+A row is one communicator of one process (that is: one rank of it); its operations lie in a ring of ``depth`` columns, written by
+batches of call records. Ranks are attached at different times, so the position of an operation within a row says nothing by
+itself; ``alignment`` lines rows up. Trace ID (CCL-D 5.1) = communicator and aligned sequence number.
 """
 
 from __future__ import annotations
@@ -79,13 +79,13 @@ class Ledger:
         self.lost = 0
         """Records the kernel could not write: while this rises, absence of a record proves nothing."""
         self.rows: dict[tuple[int, int], int] = {}
+        """(pid, address of the communicator) → row; hashes of communicators are not unique (see ``job``)"""
         self.from_birth: NDArray[np.bool_] = np.zeros(0, np.bool_)
         self.called: NDArray[np.uint64] = np.zeros(0, np.uint64)
         """Collectives seen in each row since it was attached."""
         self.nranks: NDArray[np.int32] = np.zeros(0, np.int32)
         self.last_time_ns: NDArray[np.uint64] = np.zeros(0, np.uint64)
         self.operations: NDArray[Any] = np.zeros((0, depth), OPERATION_DTYPE)
-        self._keys_sorted: NDArray[np.uint64] = np.zeros(0, np.uint64)
 
     # --- writing ---------------------------------------------------------------------------------------------------
 
@@ -138,27 +138,28 @@ class Ledger:
         )
         left = events[(events["kind"] == Kind.LEAVE) & np.isin(events["function"], makers)]
         for event in left[(left["flags"] & np.uint16(Flag.COMM_READ)) != 0]:
-            row = self._row(int(event["comm_hash"]), int(event["rank"]))
-            if row >= 0 and self.called[row] == 0:
+            row = self._row(int(event["pid"]), int(event["comm"]))
+            if row >= 0:
+                # An address can be used again after a communicator was destroyed: what came before was another one.
+                self.called[row] = 0
                 self.from_birth[row] = True
 
     def _rows_of(self, events: NDArray[Any]) -> NDArray[np.int64]:
-        pairs = np.empty(len(events), [("hash", "<u8"), ("rank", "<i4")])
-        pairs["hash"], pairs["rank"] = events["comm_hash"], events["rank"]
-        # One integer a record sorts far faster than a structure; the rank is mixed in by an odd multiplier.
-        mixed = pairs["hash"] ^ (pairs["rank"].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
+        pids, addresses = events["pid"].astype(np.uint64), events["comm"]
+        # One integer a record sorts far faster than a pair; an odd multiplier keeps different pairs apart.
+        mixed = addresses ^ (pids * np.uint64(0x9E3779B97F4A7C15))
         _, first, inverse = np.unique(mixed, return_index=True, return_inverse=True)
-        rows = np.array([self._row(int(pairs["hash"][i]), int(pairs["rank"][i])) for i in first], np.int64)
+        rows = np.array([self._row(int(pids[i]), int(addresses[i])) for i in first], np.int64)
         return rows[inverse]
 
-    def _row(self, comm_hash: int, rank: int) -> int:
-        row = self.rows.get((comm_hash, rank))
+    def _row(self, pid: int, address: int) -> int:
+        row = self.rows.get((pid, address))
         if row is not None:
             return row
         if len(self.rows) >= self.max_rows:
             return -1
         row = len(self.rows)
-        self.rows[comm_hash, rank] = row
+        self.rows[pid, address] = row
         if row >= len(self.called):
             self._grow(max(64, 2 * len(self.called)))
         return row
@@ -173,14 +174,6 @@ class Ledger:
         self.last_time_ns, self.operations = longer(self.last_time_ns), longer(self.operations)
 
     # --- reading ---------------------------------------------------------------------------------------------------
-
-    def ranks_of(self, comm_hash: int) -> dict[int, int]:
-        """Rank → row, for the ranks of a communicator that have called something."""
-        return {rank: row for (known, rank), row in self.rows.items() if known == comm_hash}
-
-    def communicators(self) -> list[int]:
-        """Hashes of all communicators in the ledger."""
-        return sorted({comm_hash for comm_hash, _ in self.rows})
 
     def history(self, row: int) -> tuple[int, NDArray[Any]]:
         """The kept operations of a row, oldest first, and the ordinal (since attach) of the first of them."""

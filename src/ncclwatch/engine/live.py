@@ -90,7 +90,7 @@ class LiveDiagnosis:
         """
         end_ns = sample.time_ns + sample.duration_ns
         for communicator in sample.communicators:
-            row = self.ledger.rows.get((communicator.hash, communicator.rank))
+            row = self.ledger.rows.get((sample.process.pid, communicator.address))
             if row is None or not communicator.sequence_numbers:
                 continue
             _, operations = self.ledger.history(row)
@@ -98,9 +98,9 @@ class LiveDiagnosis:
             if newer == len(operations):
                 continue
             counted, ordinal = sum(communicator.sequence_numbers.values()), int(self.ledger.called[row]) - newer
-            known = self._totals.get((communicator.hash, communicator.rank))
+            known = self._totals.get((sample.process.pid, communicator.address))
             if known is None or counted - ordinal > known[0] - known[1]:
-                self._totals[communicator.hash, communicator.rank] = (counted, ordinal)
+                self._totals[sample.process.pid, communicator.address] = (counted, ordinal)
 
     def _stand(self, verdict: Verdict) -> Verdict:
         standing = self._standing

@@ -32,7 +32,7 @@ class OpenCall:
 class Mismatch:
     """Disagreement inside one communicator: what each rank has open, and which ends were seen to disagree."""
 
-    comm_hash: int
+    group_id: int
     calls: dict[int, OpenCall]
     """rank in the communicator → what it has open"""
     pairs: list[tuple[End, End]]
@@ -60,14 +60,14 @@ class Mismatch:
         for rank, call in sorted(self.calls.items()):
             groups[call].append(rank)
         lines = [
-            f"{', '.join(job.rank_name(self.comm_hash, rank) for rank in ranks)}: {call.text()}"
+            f"{', '.join(job.rank_name(self.group_id, rank) for rank in ranks)}: {call.text()}"
             for call, ranks in sorted(groups.items(), key=lambda item: -len(item[1]))
         ]
         for sender, receiver in self.pairs:
             key = sender.key
             lines.append(
-                f"channel {key.channel}: {job.rank_name(key.comm_hash, key.source)} sends steps {sender.sub.base} to "
-                f"{sender.last_step} ({sender.operation.collective}), {job.rank_name(key.comm_hash, key.destination)} "
+                f"channel {key.channel}: {job.rank_name(key.group, key.source)} sends steps {sender.sub.base} to "
+                f"{sender.last_step} ({sender.operation.collective}), {job.rank_name(key.group, key.destination)} "
                 f"expects {receiver.sub.base} to {receiver.last_step} ({receiver.operation.collective})"
             )
         return lines
@@ -80,8 +80,8 @@ def find_mismatches(job: Job, connections: Connections) -> list[Mismatch]:
         for sender in senders:
             for receiver in connections.receivers.get(key, ()):
                 if sender.begun and receiver.begun and _disagree(sender, receiver):
-                    pairs[key.comm_hash].append((sender, receiver))
-    return [Mismatch(comm_hash, _open_calls(connections, comm_hash), found) for comm_hash, found in pairs.items()]
+                    pairs[key.group].append((sender, receiver))
+    return [Mismatch(group_id, _open_calls(connections, group_id), found) for group_id, found in pairs.items()]
 
 
 def _disagree(sender: End, receiver: End) -> bool:
@@ -94,19 +94,19 @@ def _disagree(sender: End, receiver: End) -> bool:
     return not same_steps or sender.operation.collective != receiver.operation.collective
 
 
-def _open_calls(connections: Connections, comm_hash: int) -> dict[int, OpenCall]:
+def _open_calls(connections: Connections, group_id: int) -> dict[int, OpenCall]:
     """The first collective each rank has open, by its sending side, else its receiving side."""
     calls: dict[int, OpenCall] = {}
     for direction in (Direction.SEND, Direction.RECV):
         for end in sorted(connections.unfinished(direction), key=lambda e: (e.operation.op_count, e.key.channel)):
-            if end.key.comm_hash != comm_hash or end.key.point_to_point:
+            if end.key.group != group_id or end.key.point_to_point:
                 continue
             rank = end.key.source if direction is Direction.SEND else end.key.destination
             calls.setdefault(rank, OpenCall(end.operation.collective, end.operation.sequence, end.sub.nsteps))
     return calls
 
 
-def member_of(job: Job, comm_hash: int, rank: int) -> Member | None:
+def member_of(job: Job, group_id: int, rank: int) -> Member | None:
     """The observed process that is a communicator's rank."""
-    found = job.groups[comm_hash].members.get(rank) if comm_hash in job.groups else None
+    found = job.groups[group_id].members.get(rank) if group_id in job.groups else None
     return found[0] if found else None

@@ -28,7 +28,7 @@ class RankNode:
 class AbsentNode:
     """A rank of a communicator that no observed process holds."""
 
-    comm_hash: int
+    group_id: int
     comm_rank: int
 
 
@@ -36,7 +36,7 @@ class AbsentNode:
 class LinkNode:
     """The path between two ranks, when both sides have done their part."""
 
-    comm_hash: int
+    group_id: int
     source: int
     destination: int
 
@@ -45,7 +45,7 @@ class LinkNode:
 class HiddenNode:
     """A wait that the planes at hand cannot see, inside a node."""
 
-    comm_hash: int
+    group_id: int
     comm_rank: int
 
 
@@ -141,21 +141,21 @@ class _Builder:
         self.connections = connections
         self.waits = Waits()
 
-    def node(self, comm_hash: int, comm_rank: int) -> RankNode | AbsentNode:
-        group = self.job.groups.get(comm_hash)
+    def node(self, group_id: int, comm_rank: int) -> RankNode | AbsentNode:
+        group = self.job.groups.get(group_id)
         if group and comm_rank in group.members:
             return RankNode(group.members[comm_rank][0].index)
-        return AbsentNode(comm_hash, comm_rank)
+        return AbsentNode(group_id, comm_rank)
 
     def edge(self, end: End, target: Node, why: Why, numbers: str) -> None:
         key = end.key
         where = f"{_operation_text(end)}, channel {key.channel}, {numbers}"
         if isinstance(target, LinkNode):
-            path = f"{self.job.rank_name(key.comm_hash, key.source)} → {self.job.rank_name(key.comm_hash, key.destination)}"
+            path = f"{self.job.rank_name(key.group, key.source)} → {self.job.rank_name(key.group, key.destination)}"
             text = f"{path}: {why}: {where}"
         else:
             other = key.destination if end.operation.direction is Direction.SEND else key.source
-            text = f"{end.member.label} waits for {self.job.rank_name(key.comm_hash, other)}, {why}: {where}"
+            text = f"{end.member.label} waits for {self.job.rank_name(key.group, other)}, {why}: {where}"
         self.waits.edges.append(Wait(RankNode(end.member.index), target, why, key, text, end))
 
     def stall(self, end: End, stall: Stall, numbers: str) -> None:
@@ -176,7 +176,7 @@ class _Builder:
             self.sender_of_unknown_readiness(end)
 
     def sent_not_completed(self, end: End) -> None:
-        peer, step = self.node(end.key.comm_hash, end.key.destination), end.done
+        peer, step = self.node(end.key.group, end.key.destination), end.done
         numbers = (
             f"{end.sub.transmitted - end.sub.done} steps sent and not completed (completed {end.sub.done} of {end.sub.nsteps})"
         )
@@ -190,11 +190,11 @@ class _Builder:
             why = Why.NO_BUFFER if receiver.posted <= step else Why.NOT_TAKEN
             self.edge(end, peer, why, f"{numbers}; receiver posted {receiver.sub.posted}, received {receiver.sub.received}")
         else:
-            link = LinkNode(end.key.comm_hash, end.key.source, end.key.destination)
+            link = LinkNode(end.key.group, end.key.source, end.key.destination)
             self.edge(end, link, Why.IN_NETWORK, f"{numbers}; receiver posted {receiver.sub.posted}")
 
     def produced_not_sent(self, end: End) -> None:
-        peer, step = self.node(end.key.comm_hash, end.key.destination), end.transmitted
+        peer, step = self.node(end.key.group, end.key.destination), end.transmitted
         numbers = f"produced {end.sub.gpu_ready}, sent {end.sub.transmitted} of {end.sub.nsteps} steps"
         receiver = self.connections.covering(Direction.RECV, end.key, step)
         if isinstance(peer, AbsentNode):
@@ -213,7 +213,7 @@ class _Builder:
         if receiver is not None and receiver.posted > end.transmitted:
             self.stall(end, Stall.GPU_NOT_PRODUCING, f"{numbers}, receiver posted {receiver.sub.posted}")
         elif receiver is not None:
-            peer = self.node(end.key.comm_hash, end.key.destination)
+            peer = self.node(end.key.group, end.key.destination)
             self.edge(end, peer, Why.NO_BUFFER, f"{numbers}; receiver posted {receiver.sub.posted}")
 
     # --- network, receiving side -----------------------------------------------------------------------------------
@@ -231,7 +231,7 @@ class _Builder:
             self.stall(end, Stall.PROXY_NOT_POSTING, f"posted {sub.posted} of {sub.nsteps} steps, all of them consumed")
 
     def starving(self, end: End) -> None:
-        peer, step = self.node(end.key.comm_hash, end.key.source), end.received
+        peer, step = self.node(end.key.group, end.key.source), end.received
         numbers = f"received {end.sub.received} of {end.sub.nsteps} steps"
         sender = self.connections.covering(Direction.SEND, end.key, step)
         if isinstance(peer, AbsentNode):
@@ -239,12 +239,12 @@ class _Builder:
         elif sender is None:
             why = self.why_nothing_open(Direction.SEND, end.key, step)
             if why is Why.LEFT_BEHIND:
-                link = LinkNode(end.key.comm_hash, end.key.source, end.key.destination)
+                link = LinkNode(end.key.group, end.key.source, end.key.destination)
                 self.edge(end, link, Why.IN_NETWORK, f"{numbers}; the sender has finished this transfer")
             else:
                 self.edge(end, peer, why, numbers)
         elif sender.transmitted > step:
-            link = LinkNode(end.key.comm_hash, end.key.source, end.key.destination)
+            link = LinkNode(end.key.group, end.key.source, end.key.destination)
             self.edge(end, link, Why.IN_NETWORK, f"{numbers}; sender sent {sender.sub.transmitted}, completed {sender.sub.done}")
         elif sender.produced is not None and sender.produced > step:
             self.edge(
@@ -282,17 +282,17 @@ class _Builder:
             return
         waiting = conn.tail - conn.head
         if conn.direction is Direction.SEND and waiting >= CONNECTION_SLOTS:
-            target = self.node(group.hash, conn.peer)
-            key = ConnectionKey(group.hash, conn.channel, rank, conn.peer, conn.connection_index > 0)
+            target = self.node(group.id, conn.peer)
+            key = ConnectionKey(group.id, conn.channel, rank, conn.peer, conn.connection_index > 0)
             why = Why.UNOBSERVED if isinstance(target, AbsentNode) else Why.FULL
-            peer = self.job.rank_name(group.hash, conn.peer)
+            peer = self.job.rank_name(group.id, conn.peer)
             numbers = f"shared memory, channel {conn.channel}, {waiting} steps lie unread"
             text = f"{member.label} waits for {peer}, {why}: {numbers}"
             self.waits.edges.append(Wait(RankNode(member.index), target, why, key, text))
         elif conn.direction is Direction.RECV and 0 < waiting <= CONNECTION_SLOTS:
-            key = ConnectionKey(group.hash, conn.channel, conn.peer, rank, conn.connection_index > 0)
+            key = ConnectionKey(group.id, conn.channel, conn.peer, rank, conn.connection_index > 0)
             text = (
-                f"{member.label}: {Stall.GPU_NOT_CONSUMING}: shared memory from {self.job.rank_name(group.hash, conn.peer)}, "
+                f"{member.label}: {Stall.GPU_NOT_CONSUMING}: shared memory from {self.job.rank_name(group.id, conn.peer)}, "
                 f"channel {conn.channel}, {waiting} steps lie unread"
             )
             self.waits.stalls.append(StallMark(member, Stall.GPU_NOT_CONSUMING, key, text))
@@ -305,7 +305,7 @@ class _Builder:
             rank, other = mark.key.source, mark.key.destination
             if mark.stall is Stall.GPU_NOT_CONSUMING:
                 rank, other = other, rank
-            found = self.job.groups[mark.key.comm_hash].members.get(rank)
+            found = self.job.groups[mark.key.group].members.get(rank)
             if found is None:
                 continue
             if mark.stall is Stall.GPU_NOT_PRODUCING:
@@ -316,10 +316,10 @@ class _Builder:
         for conn in _ring_inputs(communicator, mark.key.channel):
             if conn.head is None or conn.tail is None or conn.tail > conn.head:
                 continue
-            key = ConnectionKey(mark.key.comm_hash, conn.channel, conn.peer, communicator.rank, False)
-            target = self.node(key.comm_hash, conn.peer)
+            key = ConnectionKey(mark.key.group, conn.channel, conn.peer, communicator.rank, False)
+            target = self.node(key.group, conn.peer)
             why = Why.UNOBSERVED if isinstance(target, AbsentNode) else Why.EMPTY
-            peer = self.job.rank_name(key.comm_hash, conn.peer)
+            peer = self.job.rank_name(key.group, conn.peer)
             numbers = f"shared memory, channel {conn.channel}, all {conn.tail} steps read"
             text = f"{member.label} waits for {peer}, {why}: {numbers}"
             self.waits.edges.append(Wait(RankNode(member.index), target, why, key, text))
@@ -328,10 +328,10 @@ class _Builder:
         for peer_rank in hidden_peers(communicator, mark.key.channel):
             if peer_rank == other:
                 continue
-            key = ConnectionKey(mark.key.comm_hash, mark.key.channel, peer_rank, communicator.rank, False)
-            peer = self.job.rank_name(key.comm_hash, peer_rank)
+            key = ConnectionKey(mark.key.group, mark.key.channel, peer_rank, communicator.rank, False)
+            peer = self.job.rank_name(key.group, peer_rank)
             text = f"{member.label} may wait for {peer} inside the node, which the host cannot see"
-            hidden = HiddenNode(key.comm_hash, peer_rank)
+            hidden = HiddenNode(key.group, peer_rank)
             self.waits.edges.append(Wait(RankNode(member.index), hidden, Why.UNOBSERVED, key, text))
 
     def blame_proxies_before_links(self) -> None:
@@ -343,7 +343,7 @@ class _Builder:
         idle |= {RankNode(member.index) for member in self.job.members if member.stopped or member.gone}
         for number, wait in enumerate(self.waits.edges):
             if isinstance(wait.target, LinkNode):
-                ends = (self.node(wait.target.comm_hash, rank) for rank in (wait.target.source, wait.target.destination))
+                ends = (self.node(wait.target.group_id, rank) for rank in (wait.target.source, wait.target.destination))
                 blamed = next((node for node in ends if node in idle), None)
                 if blamed is not None:
                     self.waits.edges[number] = replace(wait, target=blamed)
