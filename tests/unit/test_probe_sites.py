@@ -137,6 +137,13 @@ def test_a_stripped_library_says_that_parts_may_be_missing(build: Callable[..., 
     assert bcast.problem.startswith("leave unavailable")
 
 
+def test_a_hidden_static_nccl_is_found_in_the_symbol_table(build: Callable[..., Path]) -> None:
+    source = SOURCE.replace(".globl  p", ".hidden p").replace(".weak   ", ".local ")
+    with ElfFile.open(build("hidden", source=source)) as elf:
+        assert elf.exports(r"p?nccl.*") == {}
+        assert [site.symbol for site in find_sites(elf)] == ["ncclAllReduce", "ncclBcast", "ncclGroupEnd", "ncclSend"]
+
+
 def test_only_the_functions_asked_for(library: Path) -> None:
     with ElfFile.open(library) as elf:
         assert [site.function for site in find_sites(elf, [Function.SEND])] == [Function.SEND]
@@ -167,12 +174,13 @@ def test_code_range_of_a_library_that_is_nccl_and_of_one_that_carries_it(build: 
         assert sites[-1].entry.address < end
         assert code_range(elf, sites) == (begin, end)
     others = "".join(
-        f"\n.globl torch{n}\n.type torch{n},@function\ntorch{n}: ret\n.size torch{n},.-torch{n}\n" for n in range(40)
+        f"\n.globl torch{n}\n.type torch{n},@function\ntorch{n}: ret\n.size torch{n},.-torch{n}\n" for n in range(5200)
     )
     with ElfFile.open(build("torch", source=SOURCE + others)) as elf:
         sites = find_sites(elf)
         begin, end = code_range(elf, sites)
-        assert (begin, end - 1) == (sites[0].entry.address, sites[-1].entry.address)
+        assert begin == sites[0].entry.address
+        assert sites[-1].entry.address < end <= sites[-1].entry.address + 32
 
 
 @pytest.mark.parametrize(

@@ -17,10 +17,13 @@ from typing import Any
 from ncclwatch.model.events import Function
 from ncclwatch.probes.functions import FUNCTIONS, FunctionSpec
 from ncclwatch.probes.map_layouts import SiteKind
-from ncclwatch.target.elf import ElfError, ElfFile, Symbol
+from ncclwatch.target.elf import PT_LOAD, SHT_DYNSYM, ElfError, ElfFile, Symbol
 
 MAX_FUNCTION_SIZE = 1 << 20
 """No exported function of NCCL comes near; a larger one is a damaged symbol."""
+_NAMES = r"p?nccl[A-Z]\w*"
+_SYMBOL_SIZE = 24
+_MOST_SYMBOLS_OF_NCCL = 5000
 _ENDBR64 = b"\xf3\x0f\x1e\xfa"
 _NOP5 = b"\x0f\x1f\x44\x00\x00"
 
@@ -85,19 +88,18 @@ def cost_class(code: bytes) -> CostClass:
 def code_range(elf: ElfFile, sites: Iterable[FunctionSites]) -> tuple[int, int]:
     """Where NCCL's own code lies (addresses as linked): a call from in there is not the user's.
 
-    A library that exports NCCL and nothing else is NCCL altogether; of one that carries NCCL among other things (libtorch_cuda),
-    it is the stretch between the first and the last probed function, because the linker keeps an archive's members together.
+    A library of few dynamic symbols is NCCL altogether (300 in 2.21, 500 in 2.32); of one that carries NCCL among other things
+    (libtorch_cuda has over 100,000), it is the stretch between the first and the last probe, because the linker keeps
+    an archive's members together.
     """
-    starts = [found.entry.address for found in sites]
-    if not starts:
+    ours = [site.address for found in sites for site in (found.entry, *found.returns)]
+    if not ours:
         return 0, 0
-    executable = [s for s in elf.segments if s.type == 1 and s.flags & 1]
-    begin, end = min(s.address for s in executable), max(s.address + s.memory_size for s in executable)
-    foreign = len(elf.exports(r"(?!p?nccl)[A-Za-z_]\w*"))
-    ours = len(elf.exports(r"p?nccl[A-Z]\w*"))
-    if ours > foreign:
-        return begin, end
-    return min(starts), max(starts) + 1
+    dynamic = next((section.size // _SYMBOL_SIZE for section in elf.sections if section.type == SHT_DYNSYM), 0)
+    if dynamic > _MOST_SYMBOLS_OF_NCCL:
+        return min(ours), max(ours) + 1
+    executable = [s for s in elf.segments if s.type == PT_LOAD and s.flags & 1]
+    return min(s.address for s in executable), max(s.address + s.memory_size for s in executable)
 
 
 def find_sites(elf: ElfFile, functions: Iterable[Function] | None = None) -> tuple[FunctionSites, ...]:
@@ -108,14 +110,14 @@ def find_sites(elf: ElfFile, functions: Iterable[Function] | None = None) -> tup
     if elf.machine != 62:
         raise ElfError(f"{elf.name} is not for x86-64", "ncclwatch probes x86-64 only")
     wanted = set(FUNCTIONS if functions is None else functions)
-    exports = elf.exports(r"p?nccl[A-Z]\w*")
+    # A static NCCL may be hidden: then it is in the symbol table only.
+    symbols = elf.exports(_NAMES) or elf.symbols(_NAMES)
     found: dict[int, FunctionSites] = {}
     for spec in FUNCTIONS.values():
         if spec.function not in wanted:
             continue
         for name in spec.symbols:
-            # A static NCCL keeps its functions hidden: they are in the symbol table only.
-            symbol = exports.get(name) or (elf.find(name) if not exports else None)
+            symbol = symbols.get(name)
             if symbol and symbol.address not in found and (sites := _function_sites(elf, spec, symbol)):
                 found[symbol.address] = sites
     return tuple(found[address] for address in sorted(found))

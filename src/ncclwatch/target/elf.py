@@ -292,6 +292,10 @@ class ElfFile:
                 return None
         return None
 
+    def symbols(self, pattern: str) -> dict[str, Symbol]:
+        """All defined symbols of ``.symtab`` whose whole name matches, hidden ones too; see :meth:`exports`."""
+        return {symbol.name: symbol for symbol in self._static.matching(pattern)} if self._static else {}
+
     def parts(self, name: str) -> list[Symbol]:
         """Pieces of the function of that C name which the compiler moved away (``name.cold.3``); known to ``.symtab`` only."""
         return self._static.matching(re.escape(name) + r"\.cold(?:\.\d+)?") if self._static else []
