@@ -241,9 +241,9 @@ def test_found_through_ras_or_without(version: str, ras: str) -> None:
         if ras == "1" and target.layout.symbols.get("ncclComms"):
             assert finders == {"kept-by-nccl"}
         # Looking through all memory finds no more and no fewer.
-        found = dict(target._sampler.finder.found)
-        assert target._sampler.finder.search(1 << 62, time.monotonic() + 60)
-        assert target._sampler.finder.found.keys() == found.keys()
+        target.search(60.0, everything=True)
+        assert target.search_report.complete
+        assert [comm.address for comm in target.sample().communicators] == [comm.address for comm in sample.communicators]
 
 
 def test_communicators_without_magics() -> None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from ncclwatch.target.commstate import MAGIC, CommReader, sane_header
 from ncclwatch.target.decode import Decoder, Values
-from ncclwatch.target.maps import Mapping
+from ncclwatch.target.maps import Mapping, mapping_at
 from ncclwatch.target.memory import PAGE_SIZE, Range
 from ncclwatch.target.roots import pointers, proxy_states, read_windows, stack_windows
 
@@ -28,6 +28,9 @@ MAX_KEPT_BY_RAS = 1 << 16
 
 CHUNK = 1 << 20
 """Bytes searched at a time: fits the cache, and 256 pages cost the kernel few lock round trips."""
+
+NEAR = 4 << 20
+"""Bytes to both sides of a known proxy that are looked at before anything else."""
 
 HUGE = 256 << 20
 """A mapping larger than this holds tensors or pinned buffers, not malloc's small chunks: looked at last, page by page."""
@@ -221,6 +224,11 @@ class Finder:
         for candidate in self._probe(pointers(stacks, ALIGNMENT)):
             self._accept(candidate, "magic" if self._has_magic else "invariants")
         yield
+        # A communicator and its proxy are allocated one after the other (commAlloc, src/init.cc): mostly they are neighbours.
+        for proxy in self._proxies:
+            home = mapping_at(reader.mappings(), proxy)
+            if home is not None:
+                yield from self._scan_range(max(home.start, proxy - NEAR), min(home.end, proxy + NEAR))
 
     def _candidates(self) -> tuple[list[Range], list[Range]]:
         """(start, end) of the writable anonymous memory: what malloc uses first, then by size; and what is too large to be

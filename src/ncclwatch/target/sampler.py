@@ -66,10 +66,13 @@ class Sampler:
         self.finder = Finder(self.decoder, self._comm_reader, load_bias, library)
         self._next_search = 0.0
 
-    def search(self, seconds: float = FIRST_SEARCH_S) -> bool:
-        """Look for communicators until everything was looked at or time is up; whether at least one is there."""
+    def search(self, seconds: float = FIRST_SEARCH_S, *, everything: bool = False) -> bool:
+        """Look for communicators until what is found accounts for all proxies (or ``everything`` was looked at), or time is up.
+
+        Whether at least one is there.
+        """
         self.reader.check()
-        done = self.finder.search(1 << 62, time.monotonic() + seconds, stop_when_consistent=True)
+        done = self.finder.search(1 << 62, time.monotonic() + seconds, stop_when_consistent=not everything)
         self._next_search = time.monotonic() + (RESEARCH_INTERVAL_S if done else SEARCH_STEP_INTERVAL_S)
         return bool(self.finder.found)
 

@@ -9,6 +9,7 @@ from typing import Self
 
 from ncclwatch.errors import NcclwatchError, TargetError, TargetGoneError
 from ncclwatch.model.state import ProcessInfo, ProcessSample
+from ncclwatch.target.communicators import SearchReport
 from ncclwatch.target.discover import FoundProcess, examine, layout_of
 from ncclwatch.target.layout import Layout
 from ncclwatch.target.maps import Mapping
@@ -92,9 +93,18 @@ class TargetProcess:
         """The memory map as last read."""
         return self._reader.mappings()
 
-    def search(self, seconds: float = 5.0) -> bool:
-        """Go on looking for communicators for at most ``seconds``; whether there are any."""
-        return self._sampler.search(seconds)
+    def search(self, seconds: float = 5.0, *, everything: bool = False) -> bool:
+        """Go on looking for communicators for at most ``seconds``.
+
+        Ends early once there are as many as the process's proxies serve, unless ``everything`` asks for all memory. Whether
+        there are any.
+        """
+        return self._sampler.search(seconds, everything=everything)
+
+    @property
+    def search_report(self) -> SearchReport:
+        """What looking for communicators has cost so far."""
+        return self._sampler.finder.report
 
     def close(self) -> None:
         """Let go of the process."""
