@@ -300,6 +300,6 @@ def test_a_replaced_file_is_not_taken_for_the_loaded_one(tmp_path: Path) -> None
             assert found.info.key.build_id == BUILD_ID and found.binary.deleted
 
 
-def test_own_process_has_no_nccl() -> None:
-    with pytest.raises(TargetError, match="has no NCCL loaded"):
-        discover.inspect_process(os.getpid())
+def test_a_real_process_without_nccl() -> None:
+    with running("sleep", "60") as child, pytest.raises(TargetError, match="has no NCCL loaded"):
+        discover.inspect_process(child.pid)
