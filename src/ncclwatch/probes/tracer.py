@@ -134,6 +134,9 @@ class CallTracer:
         self._all = False
         self._every_exec = False
         self.follow_children = True
+        """Whether children of watched processes are watched as well; they are, unless this is switched off."""
+        self.unidentified = 0
+        """Records dropped because their process was gone before anybody could tell whether it descends from a watched one."""
 
     @classmethod
     def start(
@@ -346,6 +349,8 @@ class CallTracer:
                 events["flags"][rows] &= ~np.uint16(Flag.UNKNOWN_PROCESS)
             if pid is not None or self._all:
                 keep |= rows
+            elif self._is_gone(namespace, number):
+                self.unidentified += int(rows.sum())
         return events if keep.all() else events[keep]
 
     def _adopt(self, namespace: int, number: int) -> int | None:
@@ -358,7 +363,7 @@ class CallTracer:
             wanted = returned or (self.follow_children and is_descendant(proc, pid, self._targets))
         if pid is None or not wanted:
             if not self._all:
-                self._kernel.maps["ignored"].update(process_key(namespace, number), b"\1")
+                self._rule_out(namespace, number)
             return None
         try:
             self.add_process(pid)
@@ -366,6 +371,17 @@ class CallTracer:
             # Gone already, or one too many to be watched by number: its records still count where all are wanted.
             return pid if self._all else None
         return pid
+
+    def _rule_out(self, namespace: int, number: int) -> None:
+        """Record this process no more. One that is gone must not be ruled out: its number may be given to another."""
+        key = process_key(namespace, number)
+        self._kernel.maps["ignored"].update(key, b"\1")
+        if self._is_gone(namespace, number):
+            self._kernel.maps["ignored"].delete(key)
+
+    def _is_gone(self, namespace: int, number: int) -> bool:
+        pid = self._translation.find(namespace, number)
+        return pid is None or start_time(self._translation.proc, pid, missing=-1) < 0
 
     def _merge_twins(self, events: Events) -> Events:
         """Drop what two attachments to one file reported twice, and detach one of them.
