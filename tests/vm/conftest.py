@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import time
 from collections.abc import Iterator
@@ -22,10 +23,13 @@ from vm.fabric import Fabric
 from vm.guest import GUEST_VARIABLE, Guest
 from vm.initramfs import SHARE
 
-LAYER_TIMEOUT_S = 240.0
-"""For the whole layer: boot, every test, power off."""
+LAYER_TIMEOUT_S = 540.0
+"""For the whole layer: boot, every test, power off. It takes a minute on an idle machine; emulation suffers from every
+neighbour."""
 
 REPORTS = "reports.jsonl"
+
+WIRE_PROGRAM = "verbs.bpf.c"
 
 
 class _Layer:
@@ -40,6 +44,17 @@ class _Layer:
         pytest_command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--tb=long", "--color=no"]
         self._guest = Guest([*pytest_command, *(item.nodeid for item in items)], cwd=config.rootpath)
         self._guest.__enter__()
+        self._compile_programs()
+
+    def _compile_programs(self) -> None:
+        """Compile what tests need in the kernel while the guest boots, and hand it over complete or not at all."""
+        folder = self._config.rootpath / "bpftrace_probes"
+        command = [sys.executable, "-m", "ncclwatch.probes.compile_child", str(folder / WIRE_PROGRAM), str(folder)]
+        result = subprocess.run(command, capture_output=True, timeout=120, check=False)
+        if result.returncode == 0:
+            part = self._guest.share / f"{WIRE_PROGRAM}.part"
+            part.write_bytes(result.stdout)
+            part.rename(self._guest.share / f"{WIRE_PROGRAM}.json")
 
     def close(self) -> None:
         self._guest.__exit__()
@@ -76,6 +91,14 @@ class _Layer:
 
 _layer: _Layer | None = None
 _config: pytest.Config | None = None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """On the host, waiting for the guest counts against a test's time: allow as much as the guest is allowed."""
+    if not _inside():
+        for item in items:
+            if item.get_closest_marker("vm") is not None:
+                item.add_marker(pytest.mark.timeout(LAYER_TIMEOUT_S + 60))
 
 
 def _inside() -> bool:

@@ -1,14 +1,28 @@
-"""Runs of perftest (ib_write_bw and its kin) between the two ports, as loads of known size."""
+"""Runs of perftest (ib_write_bw and its kin) and ibv_rc_pingpong between the two ports, as loads of known size."""
 
 from __future__ import annotations
 
+import itertools
 import re
 import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
-from vm.fabric import Fabric
+from vm.fabric import Fabric, Port
+from vm.gate import Gate
+
+_ports = itertools.count(18515, 2)
+_ROW = re.compile(r"^\s*(\d+)\s+(\d+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s*$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """Both ends while they run: the server is on port ``b``, the client on port ``a``."""
+
+    server: int
+    client: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +32,7 @@ class PerftestResult:
     size: int
     iterations: int
     average: float
-
-
-_ROW = re.compile(r"^\s*(\d+)\s+(\d+)\s+([\d.]+)\s+([\d.]+)\s+([\d.]+)\s*$", re.MULTILINE)
+    processes: Processes
 
 
 def run_perftest(
@@ -30,43 +42,89 @@ def run_perftest(
     iterations: int,
     size: int,
     options: tuple[str, ...] = (),
-    timeout: float = 60,
-    before_client: Callable[[int], None] | None = None,
-    port: int = 18515,
+    held: Callable[[Processes], None] | None = None,
 ) -> PerftestResult:
-    """Run server on port ``b`` and client on port ``a`` and return what the client printed.
+    """One run; ``held`` is called again and again while both processes wait for each other, before anything is posted.
 
-    ``before_client`` gets the server's pid once it waits for a client. Raises RuntimeError with perftest's own output on failure.
+    The first time, both have their devices open; the last time, all queues exist. Raises RuntimeError with perftest's own output.
     """
-    common = ["-n", str(iterations), "-s", str(size), "-p", str(port), "-F", *options]
-    server_command = [program, "-d", fabric.b.device, "-x", str(fabric.b.gid_index), *common]
-    client_command = [program, "-d", fabric.a.device, "-x", str(fabric.a.gid_index), *common, fabric.b.address]
-    server = subprocess.Popen(server_command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    try:
-        _wait_listening(port, timeout=20)
-        if before_client is not None:
-            before_client(server.pid)
-        client = subprocess.run(client_command, capture_output=True, text=True, timeout=timeout, check=False)
-        output = client.stdout + client.stderr
-        server_output, _ = server.communicate(timeout=10)
-    finally:
-        if server.poll() is None:
-            server.kill()
-            server.communicate()
+
+    def command(port: Port, tcp_port: int) -> list[str]:
+        return [
+            *(program, "-d", port.device, "-x", str(port.gid_index), "-p", str(tcp_port)),
+            *("-n", str(iterations), "-s", str(size), "-F", *options),
+        ]
+
+    output, processes = _run_pair(fabric, command, held)
     row = _ROW.search(output)
-    if client.returncode != 0 or row is None:
-        raise RuntimeError(f"{program}: status {client.returncode}\nclient:\n{output}\nserver:\n{server_output}")
-    return PerftestResult(int(row[1]), int(row[2]), float(row[4]) * 2**20)
+    if row is None:
+        raise RuntimeError(f"{program} printed no result:\n{output}")
+    return PerftestResult(int(row[1]), int(row[2]), float(row[4]) * 2**20, processes)
 
 
-def _wait_listening(port: int, timeout: float) -> None:
+def run_pingpong(fabric: Fabric, *, iterations: int, size: int, held: Callable[[Processes], None] | None = None) -> Processes:
+    """``ibv_rc_pingpong``: each side sends ``iterations`` messages of ``size`` bytes."""
+
+    def command(port: Port, tcp_port: int) -> list[str]:
+        return [
+            *("ibv_rc_pingpong", "-d", port.device, "-g", str(port.gid_index), "-p", str(tcp_port)),
+            *("-n", str(iterations), "-s", str(size)),
+        ]
+
+    _, processes = _run_pair(fabric, command, held)
+    return processes
+
+
+def _run_pair(
+    fabric: Fabric, command: Callable[[Port, int], list[str]], held: Callable[[Processes], None] | None, timeout: float = 90
+) -> tuple[str, Processes]:
+    """Server, gate and client; returns what the client printed."""
+    tcp_port = next(_ports)
+    server = _start(command(fabric.b, tcp_port))
+    client: subprocess.Popen[str] | None = None
+    try:
+        wait_listening(tcp_port, server, timeout=30)
+        started: list[int] = []
+
+        def hold() -> None:
+            # The client connects as soon as it runs, maybe before Popen has returned its pid here.
+            deadline = time.monotonic() + 10
+            while not started and time.monotonic() < deadline:
+                time.sleep(0.01)
+            if held is not None:
+                held(Processes(server.pid, started[0]))
+
+        gate = Gate(tcp_port + 1, (fabric.b.address, tcp_port), hold)
+        client = _start([*command(fabric.a, tcp_port + 1), "127.0.0.1"])
+        started.append(client.pid)
+        output, _ = client.communicate(timeout=timeout)
+        server_output, _ = server.communicate(timeout=20)
+        gate.close()
+        if client.returncode != 0 or server.returncode != 0:
+            statuses = f"status {client.returncode} and {server.returncode}"
+            raise RuntimeError(f"{command(fabric.a, tcp_port)[0]}: {statuses}\nclient:\n{output}\nserver:\n{server_output}")
+        return output, Processes(server.pid, client.pid)
+    finally:
+        for process in (client, server):
+            if process is not None and process.poll() is None:
+                process.kill()
+                process.communicate()
+
+
+def _start(command: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def wait_listening(port: int, process: subprocess.Popen[str], timeout: float) -> None:
     """Wait until somebody listens on a TCP port of this namespace (``/proc/net/tcp*``, state 0A)."""
-    wanted = f":{port:04X} "
+    wanted = f":{port:04X}"
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         for table in ("/proc/net/tcp", "/proc/net/tcp6"):
-            with open(table) as file:  # noqa: PTH123 - a table of the kernel
-                if any(line.split()[1].endswith(wanted.strip()) and line.split()[3] == "0A" for line in file.readlines()[1:]):
-                    return
+            rows = [line.split() for line in Path(table).read_text().splitlines()[1:]]
+            if any(row[1].endswith(wanted) and row[3] == "0A" for row in rows):
+                return
+        if process.poll() is not None:
+            raise RuntimeError(f"the server ended with status {process.returncode}: {process.communicate()[0]}")
         time.sleep(0.05)
     raise TimeoutError(f"nobody listens on TCP port {port}")

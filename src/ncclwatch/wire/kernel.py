@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.probes.bpf import Link, attach_uprobe, raise_memlock_limit
-from ncclwatch.probes.program import Compilation, Kernel
+from ncclwatch.probes.program import Compilation, Image, Kernel
 from ncclwatch.probes.ring import RingReader
 from ncclwatch.wire import layouts
 from ncclwatch.wire.sites import Site
@@ -34,12 +34,13 @@ class Attachment:
 class WireKernel:
     """The maps and programs of ``verbs.bpf.c``.
 
-    Making one waits for the compiler. Raises :class:`CompileError`, :class:`PrivilegeError` or :class:`BpfError`.
+    Making one waits for the compiler, unless an image that was compiled before is given. Raises :class:`CompileError`,
+    :class:`PrivilegeError` or :class:`BpfError`.
     """
 
-    def __init__(self, compilation: Compilation | None = None) -> None:
+    def __init__(self, image: Image | None = None) -> None:
         raise_memlock_limit()
-        self._kernel = Kernel((compilation or Compilation(SOURCE)).result(), ring_bytes=RING_BYTES)
+        self._kernel = Kernel(image or Compilation(SOURCE).result(), ring_bytes=RING_BYTES)
         self._programs: dict[str, int] = {}
         self._ring: RingReader | None = None
         self._generation = 0

@@ -1,0 +1,232 @@
+"""The wire plane of one node: which processes' work requests are accounted for, and what the accounts say now."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+
+from ncclwatch.errors import NcclwatchError, TargetGoneError
+from ncclwatch.probes.bpf import Link
+from ncclwatch.target.layout import Layout
+from ncclwatch.target.memory import LiveReader
+from ncclwatch.wire.accounts import QueuePairAccount, decode
+from ncclwatch.wire.contexts import (
+    QueuePair,
+    VerbsContext,
+    VerbsFile,
+    context_at,
+    find_contexts,
+    find_queues,
+    queue_pair_at,
+    verbs_files,
+)
+from ncclwatch.wire.control import ControlKind, attach_control_path, library_below, library_of
+from ncclwatch.wire.kernel import Attachment, WireKernel
+from ncclwatch.wire.sites import Site, data_path_sites
+
+
+@dataclass
+class WatchedProcess:
+    """What is known of one process. ``unavailable`` says why its wire plane shows nothing, and is empty when it does."""
+
+    pid: int
+    layout: Layout | None = None
+    bias: int = 0
+    files: list[VerbsFile] = field(default_factory=list)
+    contexts: dict[int, VerbsContext] = field(default_factory=dict)
+    pairs: dict[int, QueuePair] = field(default_factory=dict)
+    sites: dict[tuple[int, int, str], Site] = field(default_factory=dict)
+    attached: list[Attachment] = field(default_factory=list)
+    unavailable: str = ""
+
+    @property
+    def unresolved(self) -> list[VerbsFile]:
+        """Open devices whose context was not found."""
+        known = {context.fd for context in self.contexts.values()}
+        return [file for file in self.files if file.fd not in known]
+
+
+class WirePlane:
+    """Resolution, probes and accounts for a set of processes.
+
+    ``exact`` also probes the return of ``post_send``. Nothing on the data path is attached before :meth:`attach` (bursts are the
+    governor's business) unless ``always`` is set: then every process is attached as soon as its functions are known.
+    """
+
+    def __init__(self, kernel: WireKernel, *, exact: bool = False, always: bool = False) -> None:
+        self.kernel = kernel
+        self.exact = exact
+        self.always = always
+        self.processes: dict[int, WatchedProcess] = {}
+        self._control: dict[tuple[int, int], list[Link]] = {}
+        self._everyone = False
+
+    def __enter__(self) -> WirePlane:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Detach everything; the kernel object stays the caller's."""
+        self.detach()
+        for links in self._control.values():
+            for link in links:
+                link.close()
+        self._control.clear()
+
+    # --- which processes ---------------------------------------------------------------------------------------------------
+
+    def follow_everyone(self, root: Path = Path("/")) -> None:
+        """Also take in processes that open an RDMA device later, as far as they use the libibverbs below ``root``."""
+        self._everyone = True
+        library = library_below(root)
+        if library is not None:
+            self._follow(str(library))
+
+    def watch(self, pid: int, layout: Layout | None = None, bias: int = 0) -> WatchedProcess:
+        """Take a process in: resolve what it has open now, and hear of what it opens later.
+
+        ``layout`` and ``bias`` are those of its NCCL, when it has one. Raises :class:`TargetGoneError` and
+        :class:`PrivilegeError`.
+        """
+        process = self.processes.get(pid) or WatchedProcess(pid)
+        process.layout, process.bias = layout, bias
+        self.processes[pid] = process
+        reader = LiveReader(pid)
+        try:
+            library = library_of(pid, reader.mappings())
+            if library is not None:
+                self._follow(library)
+            process.files = verbs_files(pid)
+            for context in find_contexts(reader, process.files, layout, bias):
+                process.contexts[context.address] = context
+            pairs, queues = find_queues(reader, process.contexts.values()) if process.contexts else ([], [])
+            process.pairs.update((pair.address, pair) for pair in pairs)
+            self._add_sites(
+                process, data_path_sites(pid, reader.mappings(), process.contexts.values(), pairs, queues, exact=self.exact)
+            )
+        finally:
+            reader.close()
+        process.unavailable = _why_unavailable(process, library)
+        return process
+
+    def _follow(self, library: str) -> None:
+        status = os.stat(library)  # noqa: PTH116 - may be a link that only the kernel resolves
+        identity = status.st_dev, status.st_ino
+        if identity not in self._control:
+            self._control[identity] = attach_control_path(self.kernel, library)
+
+    def forget(self, pid: int) -> None:
+        """Let go of a process."""
+        process = self.processes.pop(pid, None)
+        if process is not None:
+            self.kernel.detach(process.attached)
+
+    # --- what happens on the control path ------------------------------------------------------------------------------------
+
+    def handle_events(self, timeout_s: float = 0.0) -> int:
+        """React to devices and queues made since the last call; returns how many events there were."""
+        events = self.kernel.control_events(timeout_s)
+        for event in events:
+            pid, context, kind = int(event["pid"]), int(event["context"]), int(event["kind"])
+            process = self.processes.get(pid)
+            if process is None:
+                if not self._everyone or pid == os.getpid():
+                    continue
+                process = self.processes[pid] = WatchedProcess(pid)
+            try:
+                self._handle(process, kind, context, int(event["qp"]))
+            except TargetGoneError:
+                self.forget(pid)
+        return len(events)
+
+    def _handle(self, process: WatchedProcess, kind: int, context: int, qp: int) -> None:
+        if kind == ControlKind.CONTEXT_CLOSED:
+            process.contexts.pop(context, None)
+        elif kind == ControlKind.QP_DESTROYED:
+            process.pairs.pop(qp, None)
+        elif kind == ControlKind.DEVICE_OPENED:
+            return  # its context is known with the first use
+        elif context not in process.contexts or (qp and qp not in process.pairs):
+            self._resolve(process, context, qp)
+
+    def _resolve(self, process: WatchedProcess, address: int, qp: int) -> None:
+        reader = LiveReader(process.pid)
+        try:
+            if address not in process.contexts:
+                process.files = verbs_files(process.pid)
+                context = context_at(reader, process.files, address)
+                if context is None:
+                    return
+                process.contexts[address] = context
+            pairs = []
+            if qp and (pair := queue_pair_at(reader, qp)) is not None:
+                process.pairs[qp] = pair
+                pairs = [pair] if pair.extended else []
+            contexts = [process.contexts[address]]
+            self._add_sites(process, data_path_sites(process.pid, reader.mappings(), contexts, pairs, exact=self.exact))
+            process.unavailable = ""
+        finally:
+            reader.close()
+
+    # --- probes on the data path -----------------------------------------------------------------------------------------------
+
+    def _add_sites(self, process: WatchedProcess, sites: Iterable[Site]) -> None:
+        fresh = {(site.inode, site.offset, site.program): site for site in sites}
+        fresh = {key: site for key, site in fresh.items() if key not in process.sites}
+        process.sites.update(fresh)
+        if fresh and (self.always or process.attached):
+            process.attached += self.kernel.attach(fresh.values())
+
+    def attach(self, pids: Iterable[int] | None = None) -> None:
+        """Put the probes of these processes (all) in place, as one burst: what is in flight before it is not known."""
+        self.kernel.new_generation()
+        for pid in list(self.processes) if pids is None else pids:
+            process = self.processes[pid]
+            if process.attached or not process.sites:
+                continue
+            try:
+                process.attached = self.kernel.attach(process.sites.values())
+            except NcclwatchError as error:
+                process.unavailable = error.message
+
+    def detach(self, pids: Iterable[int] | None = None) -> None:
+        """Take the probes of these processes (all) away; the accounts stay."""
+        for pid in list(self.processes) if pids is None else pids:
+            process = self.processes[pid]
+            self.kernel.detach(process.attached)
+            process.attached = []
+
+    # --- accounts
+    # ------------------------------------------------------------------------------------------------------------------
+
+    def accounts(self) -> list[QueuePairAccount]:
+        """All queue pairs of the watched processes, ordered by process, device and number."""
+        found = [account for account in decode(*self.kernel.queue_pairs()) if account.pid in self.processes]
+        return sorted(found, key=lambda account: (account.pid, self.device_of(account), account.number))
+
+    def device_of(self, account: QueuePairAccount) -> str:
+        """The RDMA device of a queue pair, or ``""``."""
+        process = self.processes.get(account.pid)
+        context = process.contexts.get(account.context) if process else None
+        return context.device if context else ""
+
+
+def _why_unavailable(process: WatchedProcess, library: str | None) -> str:
+    if process.sites:
+        return ""
+    if library is None and not process.files:
+        return "this process does not use RDMA verbs: it has not loaded libibverbs"
+    if not process.files:
+        return "this process has no RDMA device open"
+    return f"no ibv_context found for {', '.join(file.device for file in process.unresolved)}"
+
+
+def monotonic_ns() -> int:
+    """The clock of the accounts (``bpf_ktime_get_ns``)."""
+    return time.clock_gettime_ns(time.CLOCK_MONOTONIC)
