@@ -34,11 +34,14 @@ int main(int argc, char** argv) {
   CUDA(cudaSetDevice(0));
   if (options.start_delay_s > 0) usleep(static_cast<useconds_t>(options.start_delay_s * 1e6));
   Progress progress(options.rank, options.quiet);
-  const auto shape = maker->second(options, progress);
+  Faults faults(options.faults, options.rank);
+  const auto shape = maker->second(Context{options, progress, faults});
+  faults.before_start(progress);
   shape->set_up();
   catch_stop();
   progress.ready();
   while (!g_stop && (options.iterations < 0 || progress.iterations() < options.iterations)) {
+    faults.before_iteration(progress.iterations(), progress);
     if (options.pause_us > 0) usleep(static_cast<useconds_t>(options.pause_us));
     shape->iterate(progress.iterations());
     progress.iteration();

@@ -25,7 +25,8 @@ constexpr struct {
   fprintf(stderr,
           "testjob: %s\nusage: --rank N --ranks N --run-dir DIR --shape NAME [--count N] [--type i8|…|bf16] [--reduction sum|prod|max|min|avg]\n"
           "  [--iterations N] [--hold] [--verify] [--quiet] [--config] [--split-share] [--compute-us N] [--pause-us N] [--burst N] [--communicators N]\n"
-          "  [--tp N] [--pp N] [--start-delay S] [--abort-after S] [-- NAME VALUE …]\n",
+          "  [--tp N] [--start-delay S] [--abort-after S] [--watchdog S] [--fault KIND:rank=R,…]\n"
+          "  of shape training: [--cp N] [--pp N] [--ep N] [--schedule NAME] [--micro-batches N] … (training.h)\n",
           problem.c_str());
   exit(2);
 }
@@ -47,6 +48,37 @@ ncclRedOp_t parse_reduction(const std::string& text) {
   usage("unknown reduction " + text);
 }
 
+using Valued = std::map<std::string, std::function<void(const std::string&)>>;
+
+void add_training(TrainingOptions& training, Valued& valued) {
+  const auto whole = [&valued](const char* name, int& value) { valued[name] = [&value](const std::string& v) { value = atoi(v.c_str()); }; };
+  const auto size = [&valued](const char* name, size_t& value) {
+    valued[name] = [&value](const std::string& v) { value = strtoull(v.c_str(), nullptr, 0); };
+  };
+  const auto real = [&valued](const char* name, double& value) { valued[name] = [&value](const std::string& v) { value = atof(v.c_str()); }; };
+  whole("--cp", training.layout.context);
+  whole("--pp", training.layout.pipeline);
+  whole("--ep", training.layout.expert);
+  whole("--micro-batches", training.micro_batches);
+  whole("--chunks", training.chunks);
+  whole("--layers", training.layers);
+  whole("--checkpoint-every", training.checkpoint_every);
+  whole("--evaluate-every", training.evaluate_every);
+  size("--gradients", training.gradients);
+  size("--tokens", training.tokens);
+  real("--forward-us", training.forward_us);
+  real("--optimizer-us", training.optimizer_us);
+  real("--jitter", training.jitter);
+  real("--loader-us", training.loader_us);
+  real("--warm-up-us", training.warm_up_us);
+  real("--checkpoint-us", training.checkpoint_us);
+  valued["--schedule"] = [&training](const std::string& v) { training.schedule = v; };
+  valued["--stage-scale"] = [&training](const std::string& v) {
+    for (size_t at = 0; at <= v.size(); at = v.find(',', at) == std::string::npos ? v.size() + 1 : v.find(',', at) + 1)
+      training.stage_scale.push_back(atof(v.c_str() + at));
+  };
+}
+
 }  // namespace
 
 const char* type_name(ncclDataType_t type) {
@@ -65,7 +97,7 @@ Options parse_options(int argc, char** argv) {
   Options options;
   options.rank = from_environment("RANK", 0);
   options.ranks = from_environment("WORLD_SIZE", 1);
-  const std::map<std::string, std::function<void(const std::string&)>> valued = {
+  Valued valued = {
       {"--rank", [&](auto& v) { options.rank = atoi(v.c_str()); }},
       {"--ranks", [&](auto& v) { options.ranks = atoi(v.c_str()); }},
       {"--run-dir", [&](auto& v) { options.run_dir = v; }},
@@ -78,20 +110,20 @@ Options parse_options(int argc, char** argv) {
       {"--pause-us", [&](auto& v) { options.pause_us = atof(v.c_str()); }},
       {"--burst", [&](auto& v) { options.burst = atoi(v.c_str()); }},
       {"--communicators", [&](auto& v) { options.communicators = atoi(v.c_str()); }},
-      {"--tp", [&](auto& v) { options.tensor = atoi(v.c_str()); }},
-      {"--pp", [&](auto& v) { options.pipeline = atoi(v.c_str()); }},
+      {"--tp", [&](auto& v) { options.tensor = options.training.layout.tensor = atoi(v.c_str()); }},
       {"--start-delay", [&](auto& v) { options.start_delay_s = atof(v.c_str()); }},
+      {"--watchdog", [&](auto& v) { options.watchdog_s = atof(v.c_str()); }},
+      {"--fault", [&](auto& v) { options.faults.push_back(v); }},
       {"--abort-after", [&](auto& v) { options.abort_after_s = atof(v.c_str()); }},
   };
+  add_training(options.training, valued);
   const std::map<std::string, bool*> switches = {
       {"--hold", &options.hold}, {"--verify", &options.verify}, {"--quiet", &options.quiet}, {"--config", &options.use_config},
-      {"--split-share", &options.split_share}};
+      {"--split-share", &options.split_share},
+      {"--sequence-parallel", &options.training.sequence_parallel},
+      {"--trace", &options.training.trace}};
   for (int i = 1; i < argc; i++) {
     const std::string name = argv[i];
-    if (name == "--") {
-      options.rest.assign(argv + i + 1, argv + argc);
-      break;
-    }
     if (auto found = switches.find(name); found != switches.end()) {
       *found->second = true;
     } else if (auto value = valued.find(name); value != valued.end() && i + 1 < argc) {
@@ -101,7 +133,8 @@ Options parse_options(int argc, char** argv) {
     }
   }
   if (options.ranks < 1 || options.rank < 0 || options.rank >= options.ranks) usage("--rank must lie below --ranks");
-  if (options.tensor < 1 || options.pipeline < 1 || options.burst < 1 || options.communicators < 1) usage("sizes must be positive");
+  if (options.tensor < 1 || options.burst < 1 || options.communicators < 1) usage("sizes must be positive");
+  options.training.activations = options.count;
   return options;
 }
 

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "training.h"
+
 namespace job {
 
 struct Options {
@@ -25,11 +27,13 @@ struct Options {
   double pause_us = 0;            // --pause-us: host pause per iteration (a data loader)
   int burst = 1;                  // --burst: launches per iteration before the host waits
   int communicators = 3;          // --communicators: of shape multicomm
-  int tensor = 2, pipeline = 1;   // --tp, --pp: sizes of the groups; the rest is data parallel
+  int tensor = 2;                 // --tp, of shape split (of shape training: training.layout)
+  TrainingOptions training;
   bool split_share = false;       // --split-share: split communicators share resources (ncclConfig_t.splitShare)
   double start_delay_s = 0;       // --start-delay: before creating the communicator
   double abort_after_s = 2;       // --abort-after: of shape abort
-  std::vector<std::string> rest;  // arguments of a particular shape, NAME VALUE
+  double watchdog_s = 0;          // --watchdog: abort all communicators and exit when an iteration takes longer
+  std::vector<std::string> faults;  // --fault, any number (fault.h)
 };
 
 // Ends the process with a usage line on a mistake.

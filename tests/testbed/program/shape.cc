@@ -12,22 +12,28 @@ std::map<std::string, ShapeMaker>& shapes() {
   return all;
 }
 
-void run_steps(const Options& options, Progress& progress, const std::vector<Step>& steps) {
+void prepare_input(const Context& context, Operation operation, Group& group) {
+  operation.salt += context.faults.corrupts();
+  prepare(operation, group);
+}
+
+void run_steps(const Context& context, const std::vector<Step>& steps) {
+  const Options& options = context.options;
   std::set<Group*> groups;
   for (const Step& step : steps) groups.insert(step.group);
   // A group's buffers are used by one verified operation at a time.
   for (const Step& step : steps) {
     if (options.verify) {
-      prepare(step.operation, *step.group);
+      prepare_input(context, step.operation, *step.group);
     } else {
       step.group->reserve(buffer_bytes(step.operation, step.group->ranks));
     }
     if (options.compute_us > 0) CUDA(standinLaunchCompute(options.compute_us, step.group->stream));
-    for (int i = 0; i < options.burst; i++) enqueue(step.operation, *step.group);
+    for (int i = 0; i < options.burst; i++) issue(context.faults, step.operation, *step.group);
     if (!options.verify) continue;
     step.group->synchronize();
     const std::string problem = verify(step.operation, *step.group);
-    if (!problem.empty()) progress.wrong(problem);
+    if (!problem.empty()) context.progress.wrong(problem);
   }
   for (Group* group : groups) group->synchronize();
 }

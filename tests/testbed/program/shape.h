@@ -7,12 +7,20 @@
 #include <string>
 #include <vector>
 
+#include "fault.h"
 #include "group.h"
 #include "operation.h"
 #include "options.h"
 #include "progress.h"
 
 namespace job {
+
+// What every shape works with.
+struct Context {
+  const Options& options;
+  Progress& progress;
+  Faults& faults;
+};
 
 class Shape {
  public:
@@ -24,7 +32,7 @@ class Shape {
   virtual void tear_down() = 0;
 };
 
-using ShapeMaker = std::function<std::unique_ptr<Shape>(const Options&, Progress&)>;
+using ShapeMaker = std::function<std::unique_ptr<Shape>(const Context&)>;
 // All shapes by name; the files that implement them add theirs.
 std::map<std::string, ShapeMaker>& shapes();
 struct RegisterShape {
@@ -33,14 +41,17 @@ struct RegisterShape {
 
 template <class T>
 RegisterShape plain_shape(const char* name) {
-  return {name, [](const Options& options, Progress& progress) { return std::make_unique<T>(options, progress); }};
+  return {name, [](const Context& context) { return std::make_unique<T>(context); }};
 }
+
+// Fills the group's buffers with the operation's input, or with something else if that is the rank's fault.
+void prepare_input(const Context& context, Operation operation, Group& group);
 
 // Enqueues the operations on their groups after the compute kernel, waits for all, and checks them if asked to.
 struct Step {
   Operation operation;
   Group* group;
 };
-void run_steps(const Options& options, Progress& progress, const std::vector<Step>& steps);
+void run_steps(const Context& context, const std::vector<Step>& steps);
 
 }  // namespace job

@@ -8,7 +8,7 @@ namespace {
 
 class World : public Shape {
  public:
-  World(const Options& options, Progress& progress) : options_(options), progress_(progress) {}
+  explicit World(const Context& context) : context_(context) {}
   void set_up() override { world_ = Group::create(options_, "world", options_.rank, options_.ranks, options_.use_config); }
   void tear_down() override { world_.reset(); }
 
@@ -16,19 +16,20 @@ class World : public Shape {
   Operation operation(Kind kind, long salt) const {
     return {kind, options_.type, {options_.reduction}, options_.count, static_cast<int>(salt % options_.ranks), 1, salt};
   }
-  const Options& options_;
-  Progress& progress_;
+  const Context context_;
+  const Options& options_ = context_.options;
+  Progress& progress_ = context_.progress;
   std::unique_ptr<Group> world_;
 };
 
 // The same operations in every iteration.
 class Repeat : public World {
  public:
-  Repeat(const Options& options, Progress& progress, std::vector<Kind> kinds) : World(options, progress), kinds_(std::move(kinds)) {}
+  Repeat(const Context& context, std::vector<Kind> kinds) : World(context), kinds_(std::move(kinds)) {}
   void iterate(long index) override {
     std::vector<Step> steps;
     for (Kind kind : kinds_) steps.push_back({operation(kind, index * static_cast<long>(kinds_.size()) + steps.size()), world_.get()});
-    run_steps(options_, progress_, steps);
+    run_steps(context_, steps);
   }
 
  private:
@@ -43,7 +44,7 @@ class Sweep : public World {
     long salt = index * 1000;
     const auto run = [&](Operation operation) {
       operation.salt = ++salt;
-      run_steps(options_, progress_, {{operation, world_.get()}});
+      run_steps(context_, {{operation, world_.get()}});
     };
     constexpr ncclDataType_t kTypes[] = {ncclInt8,   ncclUint8,   ncclInt32,   ncclUint32,  ncclInt64,
                                          ncclUint64, ncclFloat16, ncclFloat32, ncclFloat64, ncclBfloat16};
@@ -84,7 +85,7 @@ class Idle : public World {
 };
 
 RegisterShape repeat(const char* name, std::vector<Kind> kinds) {
-  return {name, [kinds](const Options& options, Progress& progress) { return std::make_unique<Repeat>(options, progress, kinds); }};
+  return {name, [kinds](const Context& context) { return std::make_unique<Repeat>(context, kinds); }};
 }
 
 const RegisterShape kShapes[] = {

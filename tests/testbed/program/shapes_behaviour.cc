@@ -17,7 +17,7 @@ void await(const std::string& path) {
 
 class Behaviour : public Shape {
  public:
-  Behaviour(const Options& options, Progress& progress) : options_(options), progress_(progress) {}
+  explicit Behaviour(const Context& context) : context_(context) {}
   void set_up() override { world_ = Group::create(options_, "world", options_.rank, options_.ranks, options_.use_config); }
   void tear_down() override { world_.reset(); }
 
@@ -34,8 +34,9 @@ class Behaviour : public Shape {
     if (const std::string problem = verify(operation, *world_); !problem.empty()) progress_.wrong(problem);
   }
 
-  const Options& options_;
-  Progress& progress_;
+  const Context context_;
+  const Options& options_ = context_.options;
+  Progress& progress_ = context_.progress;
   std::unique_ptr<Group> world_;
 };
 
@@ -45,11 +46,11 @@ class Asynchronous : public Behaviour {
   using Behaviour::Behaviour;
   void iterate(long index) override {
     const Operation operation = all_reduce(index);
-    prepare(operation, *world_);
+    prepare_input(context_, operation, *world_);
     world_->synchronize();
     if (options_.rank == 0) {
       for (int rank = 1; rank < options_.ranks; rank++) await(mark("launched", rank, index));
-      enqueue(operation, *world_);
+      issue(context_.faults, operation, *world_);
       check_result(operation);
       return;
     }
@@ -61,7 +62,7 @@ class Asynchronous : public Behaviour {
     CUDA(cudaMalloc(reinterpret_cast<void**>(&flag), 1));
     CUDA(cudaMemset(flag, 1, 1));
     CUDA(cudaEventRecord(before, world_->stream));
-    enqueue(operation, *world_);
+    issue(context_.faults, operation, *world_);
     CUDA(cudaEventRecord(after, world_->stream));
     CUDA(cudaStreamWaitEvent(other, unrecorded, 0));  // no wait at all
     CUDA(cudaStreamWaitEvent(other, after, 0));
@@ -91,11 +92,11 @@ class Abort : public Behaviour {
   using Behaviour::Behaviour;
   void iterate(long index) override {
     const Operation first = all_reduce(index * 10), hung = all_reduce(index * 10 + 1), again = all_reduce(index * 10 + 2);
-    prepare(first, *world_);
-    enqueue(first, *world_);
+    prepare_input(context_, first, *world_);
+    issue(context_.faults, first, *world_);
     check_result(first);
     if (options_.rank != 0) {
-      enqueue(hung, *world_);
+      issue(context_.faults, hung, *world_);
       usleep(static_cast<useconds_t>(options_.abort_after_s * 1e6));
       expect(cudaStreamQuery(world_->stream) == cudaErrorNotReady, "the operation ended without rank 0");
       progress_.note("aborting");
@@ -107,8 +108,8 @@ class Abort : public Behaviour {
     touch(mark("aborted", options_.rank, index));
     world_.reset();
     world_ = Group::create(options_, "again" + std::to_string(index), options_.rank, options_.ranks, options_.use_config);
-    prepare(again, *world_);
-    enqueue(again, *world_);
+    prepare_input(context_, again, *world_);
+    issue(context_.faults, again, *world_);
     check_result(again);
   }
 };
@@ -127,13 +128,23 @@ class OneRank : public Behaviour {
       ncclRedOp_t doubled;
       NCCL(ncclRedOpCreatePreMulSum(&doubled, factor, type, ncclScalarHostImmediate, world_->comm));
       for (const ReductionKind& reduction : {ReductionKind{ncclSum}, ReductionKind{doubled, true}})
-        run_steps(options_, progress_, {{{Kind::kAllReduce, type, reduction, options_.count, 0, 1, index}, world_.get()}});
+        run_steps(context_, {{{Kind::kAllReduce, type, reduction, options_.count, 0, 1, index}, world_.get()}});
       NCCL(ncclRedOpDestroy(doubled, world_->comm));
     }
   }
 };
 
-const RegisterShape kShapes[] = {plain_shape<Asynchronous>("async"), plain_shape<Abort>("abort"), plain_shape<OneRank>("onerank")};
+// Capturing a CUDA graph is refused.
+class Graph : public Behaviour {
+ public:
+  using Behaviour::Behaviour;
+  void iterate(long) override {
+    constexpr int kGlobal = 0;  // cudaStreamCaptureModeGlobal
+    expect(cudaStreamBeginCapture(world_->stream, kGlobal) == cudaErrorNotSupported, "a graph capture was begun");
+  }
+};
+
+const RegisterShape kShapes[] = {plain_shape<Asynchronous>("async"), plain_shape<Abort>("abort"), plain_shape<OneRank>("onerank"), plain_shape<Graph>("graph")};
 
 }  // namespace
 

@@ -10,7 +10,7 @@ namespace {
 // All ranks in one pipeline: activations go forward from stage to stage, gradients come back, for several micro-batches.
 class Pipeline : public Shape {
  public:
-  Pipeline(const Options& options, Progress& progress) : options_(options), progress_(progress) {}
+  explicit Pipeline(const Context& context) : context_(context) {}
   void set_up() override {
     world_ = Group::create(options_, "pipeline", options_.rank, options_.ranks, options_.use_config);
     world_->reserve(options_.count * bytes_of(options_.type));
@@ -57,8 +57,9 @@ class Pipeline : public Shape {
       progress_.wrong("pipeline from rank " + std::to_string(from) + ": " + std::to_string(wrong) + " elements, the first at " + std::to_string(first));
   }
 
-  const Options& options_;
-  Progress& progress_;
+  const Context context_;
+  const Options& options_ = context_.options;
+  Progress& progress_ = context_.progress;
   std::unique_ptr<Group> world_;
 };
 
@@ -66,7 +67,7 @@ class Pipeline : public Shape {
 // of its own. Both work at the same time on their own streams; the data parallel operation waits for the tensor parallel one.
 class TensorData : public Shape {
  public:
-  TensorData(const Options& options, Progress& progress) : options_(options), progress_(progress) {}
+  explicit TensorData(const Context& context) : context_(context) {}
   void set_up() override {
     const int rank = options_.rank, tensor = options_.tensor;
     if (options_.ranks % tensor != 0) {
@@ -87,14 +88,14 @@ class TensorData : public Shape {
     const Operation reduce{Kind::kAllReduce, options_.type, {ncclSum}, options_.count, 0, 1, index * 2};
     Operation gather{Kind::kAllGather, options_.type, {ncclSum}, options_.count, 0, 1, index * 2 + 1};
     for (const auto& [operation, group] : {std::pair{reduce, tensor_.get()}, std::pair{gather, data_.get()}}) {
-      if (options_.verify) prepare(operation, *group);
+      if (options_.verify) prepare_input(context_, operation, *group);
       else group->reserve(buffer_bytes(operation, group->ranks));
     }
     if (options_.compute_us > 0) CUDA(standinLaunchCompute(options_.compute_us, tensor_->stream));
-    enqueue(reduce, *tensor_);
+    issue(context_.faults, reduce, *tensor_);
     CUDA(cudaEventRecord(event_, tensor_->stream));
     CUDA(cudaStreamWaitEvent(data_->stream, event_, 0));
-    enqueue(gather, *data_);
+    issue(context_.faults, gather, *data_);
     tensor_->synchronize();
     data_->synchronize();
     if (!options_.verify) return;
@@ -109,8 +110,9 @@ class TensorData : public Shape {
   }
 
  private:
-  const Options& options_;
-  Progress& progress_;
+  const Context context_;
+  const Options& options_ = context_.options;
+  Progress& progress_ = context_.progress;
   std::unique_ptr<Group> world_, tensor_, data_;
   cudaEvent_t event_ = nullptr;
 };
@@ -118,7 +120,7 @@ class TensorData : public Shape {
 // Several communicators of all ranks, each with its own stream, all busy at once.
 class ManyCommunicators : public Shape {
  public:
-  ManyCommunicators(const Options& options, Progress& progress) : options_(options), progress_(progress) {}
+  explicit ManyCommunicators(const Context& context) : context_(context) {}
   void set_up() override {
     for (int i = 0; i < options_.communicators; i++)
       groups_.push_back(Group::create(options_, "comm" + std::to_string(i), options_.rank, options_.ranks, options_.use_config));
@@ -128,10 +130,10 @@ class ManyCommunicators : public Shape {
     constexpr Kind kKinds[] = {Kind::kAllReduce, Kind::kAllGather, Kind::kReduceScatter};
     for (size_t i = 0; i < groups_.size(); i++) {
       operations.push_back({kKinds[i % 3], options_.type, {ncclSum}, options_.count, 0, 1, index * 10 + static_cast<long>(i)});
-      if (options_.verify) prepare(operations[i], *groups_[i]);
+      if (options_.verify) prepare_input(context_, operations[i], *groups_[i]);
       else groups_[i]->reserve(buffer_bytes(operations[i], options_.ranks));
     }
-    for (size_t i = 0; i < groups_.size(); i++) enqueue(operations[i], *groups_[i]);
+    for (size_t i = 0; i < groups_.size(); i++) issue(context_.faults, operations[i], *groups_[i]);
     for (auto& group : groups_) group->synchronize();
     if (!options_.verify) return;
     for (size_t i = 0; i < groups_.size(); i++)
@@ -140,12 +142,37 @@ class ManyCommunicators : public Shape {
   void tear_down() override { groups_.clear(); }
 
  private:
-  const Options& options_;
-  Progress& progress_;
+  const Context context_;
+  const Options& options_ = context_.options;
+  Progress& progress_ = context_.progress;
   std::vector<std::unique_ptr<Group>> groups_;
 };
 
-const RegisterShape kShapes[] = {plain_shape<Pipeline>("pipeline"), plain_shape<TensorData>("split"), plain_shape<ManyCommunicators>("multicomm")};
+// Two communicators of all ranks used one after the other; entered in the other order by one rank (fault `swap`) they deadlock.
+class Ordered : public Shape {
+ public:
+  explicit Ordered(const Context& context) : context_(context) {}
+  void set_up() override {
+    const Options& options = context_.options;
+    for (const char* name : {"first", "second"})
+      groups_.push_back(Group::create(options, name, options.rank, options.ranks, options.use_config));
+  }
+  void iterate(long index) override {
+    const Options& options = context_.options;
+    const Operation operation{Kind::kAllReduce, options.type, {ncclSum}, options.count, 0, 1, index};
+    std::vector<Step> steps{{operation, groups_[0].get()}, {operation, groups_[1].get()}};
+    if (context_.faults.swaps()) std::swap(steps[0], steps[1]);
+    for (const Step& step : steps) run_steps(context_, {step});  // returns when the operation is complete
+  }
+  void tear_down() override { groups_.clear(); }
+
+ private:
+  const Context context_;
+  std::vector<std::unique_ptr<Group>> groups_;
+};
+
+const RegisterShape kShapes[] = {plain_shape<Pipeline>("pipeline"), plain_shape<TensorData>("split"), plain_shape<ManyCommunicators>("multicomm"),
+                                 plain_shape<Ordered>("ordered")};
 
 }  // namespace
 

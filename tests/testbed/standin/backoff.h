@@ -14,7 +14,7 @@ class Backoff {
     if (rounds_ < kSpins) {
       __builtin_ia32_pause();
     } else if (rounds_ < kYields) {
-      syscall(SYS_sched_yield);  // the library's own sched_yield() is for NCCL's threads (yield.cc)
+      syscall(SYS_sched_yield);  // the library's own sched_yield() is for NCCL's threads (polling.cc)
     } else {
       const timespec time{0, sleep_ns_};
       nanosleep(&time, nullptr);

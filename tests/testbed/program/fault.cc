@@ -1,0 +1,178 @@
+#include "fault.h"
+
+#include <dirent.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <random>
+#include <thread>
+
+#include "standin.h"
+
+namespace job {
+
+namespace {
+
+constexpr const char* kKinds[] = {"skip",      "other_op",  "other_size", "other_type", "swap",   "corrupt", "stall_gpu", "stall_proxy", "slow_gpu",
+                                  "slow_link", "slow_copy", "slow_proxy", "pause",      "loader", "load",    "one_cpu",   "crash",       "no_init"};
+
+[[noreturn]] void usage(const std::string& specification) {
+  fprintf(stderr, "testjob: cannot read --fault %s; kinds:", specification.c_str());
+  for (const char* kind : kKinds) fprintf(stderr, " %s", kind);
+  fprintf(stderr, "\n");
+  exit(2);
+}
+
+std::vector<std::string> cut(const std::string& text, char at) {
+  std::vector<std::string> parts(1);
+  for (char c : text) {
+    if (c == at) parts.emplace_back();
+    else parts.back() += c;
+  }
+  return parts;
+}
+
+Fault parse(const std::string& specification) {
+  const size_t colon = specification.find(':');
+  Fault fault{specification.substr(0, colon), {}};
+  if (std::find(std::begin(kKinds), std::end(kKinds), fault.kind) == std::end(kKinds)) usage(specification);
+  if (colon == std::string::npos) usage(specification);
+  for (const std::string& part : cut(specification.substr(colon + 1), ',')) {
+    const size_t equals = part.find('=');
+    if (equals == std::string::npos) usage(specification);
+    fault.values[part.substr(0, equals)] = part.substr(equals + 1);
+  }
+  if (!fault.values.count("rank")) usage(specification);
+  return fault;
+}
+
+void sleep_us(double microseconds) { usleep(static_cast<useconds_t>(microseconds)); }
+
+// Busy threads as long as `on`; they exist once and pause while off.
+void set_load(int threads, bool on) {
+  static std::atomic<bool> busy{false};
+  static bool started = false;
+  busy = on;
+  if (!on || started) return;
+  started = true;
+  for (int i = 0; i < threads; i++)
+    std::thread([] {
+      for (;;) {
+        if (!busy) usleep(10'000);
+      }
+    }).detach();
+}
+
+// All threads of the process, NCCL's included, on the processor that runs this one, or back on all.
+void set_one_processor(bool on) {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  const long processors = sysconf(_SC_NPROCESSORS_CONF);
+  for (int i = 0; i < processors; i++) CPU_SET(i, &set);
+  if (on) {
+    CPU_ZERO(&set);
+    CPU_SET(sched_getcpu(), &set);
+  }
+  DIR* threads = opendir("/proc/self/task");
+  while (const dirent* entry = threads ? readdir(threads) : nullptr)
+    if (const pid_t thread = atoi(entry->d_name)) sched_setaffinity(thread, sizeof set, &set);
+  if (threads) closedir(threads);
+}
+
+}  // namespace
+
+double Fault::number(const std::string& key, double fallback) const {
+  const auto found = values.find(key);
+  return found == values.end() ? fallback : atof(found->second.c_str());
+}
+
+std::string Fault::text(const std::string& key) const {
+  const auto found = values.find(key);
+  return found == values.end() ? "" : found->second;
+}
+
+bool Fault::active(long iteration) const {
+  const auto begin = static_cast<long>(number("at", 3)), length = static_cast<long>(number("for", -1));
+  return iteration >= begin && (length < 0 || iteration < begin + length);
+}
+
+Faults::Faults(const std::vector<std::string>& specifications, int rank) {
+  for (const std::string& specification : specifications)
+    if (Fault fault = parse(specification); static_cast<int>(fault.number("rank", -1)) == rank) faults_.push_back(fault);
+  announced_.resize(faults_.size());
+}
+
+const Fault* Faults::find(const std::string& kind) const {
+  for (const Fault& fault : faults_)
+    if (fault.kind == kind && fault.active(iteration_)) return &fault;
+  return nullptr;
+}
+
+void Faults::before_start(const Progress& progress) const {
+  for (const Fault& fault : faults_) {
+    if (fault.kind != "no_init") continue;
+    progress.note("fault no_init begins");
+    for (;;) pause();
+  }
+}
+
+void Faults::before_iteration(long iteration, const Progress& progress) {
+  iteration_ = iteration;
+  one_shot_done_ = false;
+  for (size_t i = 0; i < faults_.size(); i++) {
+    const Fault& fault = faults_[i];
+    const bool on = fault.active(iteration), changed = on != announced_[i];
+    const double us = fault.number("us", 0);
+    if (changed) {
+      progress.note("fault " + fault.kind + (on ? " begins" : " ends") + " before iteration " + std::to_string(iteration + 1));
+      announced_[i] = on;
+      if (fault.kind == "stall_gpu") standinStallKernels(on);
+      if (fault.kind == "stall_proxy") standinStallProxy(on);
+      if (fault.kind == "slow_link") standinSetSliceDelay(on ? us : 0);
+      if (fault.kind == "slow_copy") standinSetCopyRate(on ? fault.number("rate", 1e8) : 0);
+      if (fault.kind == "slow_proxy") standinSetProxyDelay(on ? us : 0, fault.number("p", 0.01));
+      if (fault.kind == "slow_gpu") standinSetComputeSlowdown(on ? fault.number("factor", 3) : 1);
+      if (fault.kind == "load") set_load(static_cast<int>(fault.number("threads", 2)), on);
+      if (fault.kind == "one_cpu") set_one_processor(on);
+    }
+    if (!on) continue;
+    if (fault.kind == "slow_gpu" && fault.number("jitter", 0) > 0) {
+      static std::minstd_rand random{12345};
+      standinSetComputeSlowdown(std::uniform_real_distribution<double>{1, fault.number("jitter", 2)}(random));
+    }
+    if (fault.kind == "loader") sleep_us(us);
+    if (fault.kind == "pause" && iteration % std::max(1L, static_cast<long>(fault.number("every", 1))) == 0) sleep_us(us);
+    if (fault.kind == "crash") {
+      if (fault.values.count("exit")) _exit(static_cast<int>(fault.number("exit", 1)));
+      signal(static_cast<int>(fault.number("signal", SIGSEGV)), SIG_DFL);
+      raise(static_cast<int>(fault.number("signal", SIGSEGV)));
+    }
+  }
+}
+
+std::optional<Operation> Faults::replace(const Operation& operation, const Group& group) {
+  for (const char* kind : {"skip", "other_op", "other_size", "other_type"}) {
+    const Fault* fault = find(kind);
+    if (!fault || one_shot_done_) continue;
+    if (const std::string wanted = fault->text("group"); !wanted.empty() && group.name.compare(0, wanted.size(), wanted) != 0) continue;
+    one_shot_done_ = true;
+    Operation other = operation;
+    if (fault->kind == "skip") return std::nullopt;
+    if (fault->kind == "other_op") other.kind = operation.kind == Kind::kAllReduce ? Kind::kBroadcast : Kind::kAllReduce;
+    if (fault->kind == "other_size") other.count = std::max<size_t>(1, operation.count / 2);
+    if (fault->kind == "other_type") other.type = bytes_of(operation.type) == 2 ? ncclInt8 : ncclFloat16;
+    return other;
+  }
+  return operation;
+}
+
+void issue(Faults& faults, const Operation& operation, Group& group) {
+  if (const auto real = faults.replace(operation, group)) enqueue(*real, group);
+}
+
+}  // namespace job

@@ -1,0 +1,91 @@
+// Polling loops of NCCL's that would take all of a small machine's time. Its proxy progress thread calls sched_yield() without end
+// while operations are open and nothing moves; its bootstrap calls recv() without blocking until the other ranks have got that far.
+// With several ranks on two cores those loops mostly keep the ranks they wait for from running. Here a thread that keeps polling
+// without doing anything in between sleeps for a moment, which to NCCL looks like a busy machine.
+#include <dlfcn.h>
+#include <errno.h>
+#include <pthread.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "control.h"
+
+namespace {
+
+long now_ns() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec * 1'000'000'000L + time.tv_nsec;
+}
+
+// One per thread and kind of poll.
+class Throttle {
+ public:
+  // A poll that found nothing. Sleeps when there were many in a row; true if it did.
+  bool nothing_found() {
+    const bool worked = now_ns() - last_ > kWorkNs;
+    if (worked) reset();
+    bool slept = false;
+    if (++streak_ > kFreePolls) {
+      const timespec time{0, sleep_ns_};
+      nanosleep(&time, nullptr);
+      if (sleep_ns_ < kLongestSleepNs) sleep_ns_ += sleep_ns_ / 4;
+      slept = true;
+    }
+    last_ = now_ns();
+    return slept;
+  }
+  void reset() {
+    streak_ = 0;
+    sleep_ns_ = kFirstSleepNs;
+  }
+
+ private:
+  static constexpr long kWorkNs = 15'000;  // longer between two polls: the thread did something
+  static constexpr int kFreePolls = 48;
+  static constexpr long kFirstSleepNs = 20'000, kLongestSleepNs = 500'000;
+  long last_ = 0, sleep_ns_ = kFirstSleepNs;
+  int streak_ = 0;
+};
+
+bool is_proxy_progress_thread() {
+  static thread_local int polls = 0;
+  static thread_local bool known = false;
+  // NCCL names the thread from its creator, shortly after the start: look again now and then.
+  if (!known && (polls++ & 15) == 0) {
+    char name[32] = "";
+    pthread_getname_np(pthread_self(), name, sizeof name);
+    known = strncmp(name, "NCCL Progress", 13) == 0;
+  }
+  return known;
+}
+
+}  // namespace
+
+extern "C" {
+
+int sched_yield(void) {
+  static thread_local Throttle throttle;
+  if (is_proxy_progress_thread()) standin::proxy_point();
+  if (!throttle.nothing_found()) syscall(SYS_sched_yield);
+  return 0;
+}
+
+ssize_t recv(int socket, void* buffer, size_t length, int flags) {
+  using Recv = ssize_t (*)(int, void*, size_t, int);
+  static const auto next = reinterpret_cast<Recv>(dlsym(RTLD_NEXT, "recv"));
+  static thread_local Throttle throttle;
+  const ssize_t got = next(socket, buffer, length, flags);
+  if (got >= 0 || errno != EAGAIN || !(flags & MSG_DONTWAIT)) {
+    throttle.reset();
+  } else if (!is_proxy_progress_thread()) {  // that one polls many sockets, and yields between its rounds
+    throttle.nothing_found();
+    errno = EAGAIN;
+  }
+  return got;
+}
+
+}  // extern "C"
