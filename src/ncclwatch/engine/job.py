@@ -65,6 +65,8 @@ class Group:
     nranks: int
     members: dict[int, tuple[Member, Communicator]] = field(default_factory=dict)
     """rank in the communicator → (process, its view)"""
+    ranks: dict[int, int] = field(default_factory=dict)
+    """index of the process → its rank in the communicator"""
 
     @property
     def missing(self) -> list[int]:
@@ -73,7 +75,7 @@ class Group:
 
     def rank_of(self, member: Member) -> int | None:
         """The rank a process holds in it."""
-        return next((rank for rank, (other, _) in self.members.items() if other is member), None)
+        return self.ranks.get(member.index)
 
     def reference(self) -> CommunicatorRef:
         """The communicator as a verdict names it."""
@@ -185,7 +187,8 @@ def _make_job(members: list[Member], group_of: dict[tuple[int, int], int]) -> Jo
         for communicator in member.last.communicators:
             number = group_of[member.index, communicator.address]
             group = groups.setdefault(number, Group(number, communicator.hash, communicator.nranks))
-            group.members.setdefault(communicator.rank, (member, communicator))
+            if group.members.setdefault(communicator.rank, (member, communicator))[0] is member:
+                group.ranks[member.index] = communicator.rank
     for member in members:
         member.rank = member.info.rank if member.info.rank is not None else _rank_in_largest(member)
     return Job(members=members, groups=groups, group_of=group_of)
