@@ -302,3 +302,26 @@ def test_a_target_that_becomes_another_program() -> None:
             TargetProcess.open(job.pid(0))
         with TargetProcess.open(int(children[0])) as target:
             assert target.sample().communicators
+
+
+def test_a_communicator_made_later_is_found(version: str) -> None:
+    """The target is opened while it has one communicator or none; the others appear in later samples, without RAS and without
+    a hint.
+    """
+    environment = {"NCCL_RAS_ENABLE": "0"}
+    with Job(version, 2, "multicomm", "socket", env=environment, wait_for="nothing") as job:
+        target = None
+        deadline = time.monotonic() + 60
+        while target is None:
+            assert time.monotonic() < deadline
+            try:
+                target = TargetProcess.open(job.pid(0))
+            except NcclwatchError:
+                time.sleep(0.05)
+        counts: list[int] = []
+        while not counts or counts[-1] < 3:
+            assert time.monotonic() < deadline, counts
+            counts.append(len(target.sample().communicators))
+            time.sleep(0.2)
+        assert counts == sorted(counts)
+        target.close()

@@ -93,6 +93,25 @@ class Finder:
             serving[proxy] = serving.get(proxy, 0) + 1
         return bool(self._proxies) and all(serving.get(proxy, 0) >= count for proxy, count in self._proxies.items())
 
+    def restart(self) -> None:
+        """Begin anew with the next search: something says that there are other communicators than before."""
+        self._pending = None
+
+    def expected(self) -> int:
+        """Communicators that the known proxies serve now, by their reference counts (read anew); proxies that are gone do not
+        count.
+        """
+        if not self._proxies:
+            return 0
+        wanted = self._decoder.fields("ncclProxyState", ("refCount",))
+        found = self._decoder.structures(wanted, list(self._proxies))
+        self._proxies = {
+            address: values["refCount"] or 1
+            for address, values in zip(self._proxies, found, strict=True)
+            if values is not None and 0 < (values["refCount"] or 1) <= MAX_COMMUNICATORS
+        }
+        return sum(self._proxies.values())
+
     def search(self, byte_budget: int, deadline: float, *, stop_when_consistent: bool = False) -> bool:
         """Go on searching until done, ``byte_budget`` bytes were looked at, or ``time.monotonic()`` passes ``deadline``.
 

@@ -24,8 +24,15 @@ FIRST_SEARCH_S = 5.0
 SEARCH_BYTES = 4 << 20
 """Bytes that one sample of a running session searches at most for communicators made since (about a millisecond)."""
 
-SEARCH_STEP_INTERVAL_S = 1.0
-"""Samples nearer together than this search once."""
+SEARCH_S = 0.002
+"""Longest time of such a step."""
+
+RESTART_BYTES = 256 << 20
+RESTART_S = 0.05
+"""What a sample spends when there are signs of a new communicator."""
+
+CHECK_INTERVAL_S = 1.0
+"""Samples nearer together than this look for new communicators once."""
 
 RESEARCH_INTERVAL_S = 30.0
 """How long after one complete search the next begins, where NCCL keeps no list of its own."""
@@ -40,6 +47,7 @@ class ProcessFacts:
     run_state: str
     cpu_time_ns: int | None = None
     context_switches: int | None = None
+    threads: int | None = None
 
 
 class Sampler:
@@ -64,7 +72,9 @@ class Sampler:
         self.decoder = Decoder(reader, layout)
         self._comm_reader = CommReader(self.decoder, 5.0 if keep else 0.0)
         self.finder = Finder(self.decoder, self._comm_reader, load_bias, library)
-        self._next_search = 0.0
+        self._next_check = 0.0
+        self._next_step = 0.0
+        self._signs: tuple[int | None, int] | None = None
 
     def search(self, seconds: float = FIRST_SEARCH_S, *, everything: bool = False) -> bool:
         """Look for communicators until what is found accounts for all proxies (or ``everything`` was looked at), or time is up.
@@ -73,7 +83,9 @@ class Sampler:
         """
         self.reader.check()
         done = self.finder.search(1 << 62, time.monotonic() + seconds, stop_when_consistent=not everything)
-        self._next_search = time.monotonic() + (RESEARCH_INTERVAL_S if done else SEARCH_STEP_INTERVAL_S)
+        self._next_check = time.monotonic() + CHECK_INTERVAL_S
+        if done:
+            self._next_step = time.monotonic() + RESEARCH_INTERVAL_S
         return bool(self.finder.found)
 
     def expect(self, addresses: Mapping[int, str]) -> bool:
@@ -86,7 +98,7 @@ class Sampler:
         self.decoder.begin()
         self._comm_reader.begin()
         self.reader.check()
-        self._refresh_finder()
+        self._refresh_finder(facts)
         comms = [state for a, how in sorted(self.finder.found.items()) if (state := self._comm_reader.read(a, how)) is not None]
         view = ProxyReader(self.decoder, comms, self._comm_reader).read_all()
         if view.strangers:
@@ -110,16 +122,27 @@ class Sampler:
             context_switches=facts.context_switches,
         )
 
-    def _refresh_finder(self) -> None:
-        """Drop communicators that are gone and look for new ones, cheaply."""
+    def _refresh_finder(self, facts: ProcessFacts) -> None:
+        """Drop communicators that are gone and look for new ones, cheaply.
+
+        A new communicator brings threads of its own, or another reference to a proxy: then the likely places are looked at
+        again at once.
+        """
         finder = self.finder
         finder.revalidate()
         if finder.kept_by_nccl():
             return
         now = time.monotonic()
-        if self._keep and now >= self._next_search:
-            done = finder.search(SEARCH_BYTES, now + 0.002)
-            self._next_search = now + (RESEARCH_INTERVAL_S if done else SEARCH_STEP_INTERVAL_S)
+        if self._keep and now >= self._next_check:
+            self._next_check = now + CHECK_INTERVAL_S
+            signs = (facts.threads, finder.expected())
+            if self._signs is not None and signs != self._signs:
+                finder.restart()
+                finder.search(RESTART_BYTES, now + RESTART_S, stop_when_consistent=True)
+                signs = (facts.threads, finder.expected())
+            elif now >= self._next_step and finder.search(SEARCH_BYTES, now + SEARCH_S):
+                self._next_step = now + RESEARCH_INTERVAL_S
+            self._signs = signs
         if finder.is_partial:
             scanned = finder.report.bytes_scanned >> 20
             self.decoder.truncated[f"communicators: {scanned} MiB of memory searched so far"] = None

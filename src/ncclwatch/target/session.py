@@ -17,7 +17,7 @@ from ncclwatch.target.memory import LiveReader, RecordingReader
 from ncclwatch.target.process import GONE, context_switches, read_stat
 from ncclwatch.target.sampler import ProcessFacts, Sampler
 
-MAX_COUNTED_THREADS = 128
+MAX_COUNTED_THREADS = 32
 """Context switches are one file a thread: with more threads they are left out, a sample must stay cheap."""
 
 
@@ -127,7 +127,7 @@ class TargetProcess:
         if stat.state in ("Z", GONE):
             raise TargetGoneError(f"process {self.pid} exited", "list the NCCL processes with 'ncclwatch ps'")
         switches = context_switches(self.pid) if stat.threads <= MAX_COUNTED_THREADS else None
-        return ProcessFacts(now, wall, stat.state, stat.cpu_time_ns, switches)
+        return ProcessFacts(now, wall, stat.state, stat.cpu_time_ns, switches, stat.threads)
 
     def _prove(self, found: FoundProcess) -> None:
         """One sane read: the library's first bytes are an ELF header, and if communicators are there one can be decoded."""
