@@ -32,6 +32,8 @@ class LinkEffect:
     probability: float = 1.0
     acknowledgement_delay: float = 0.0
     down: bool = False
+    shared: bool = False
+    """Of a NIC: where both ends of a transfer are slowed, the slower one counts, not their product."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +125,10 @@ class Disturbance:
         elif fault.kind is FaultKind.LOSSY_LINK:
             self.links[pair].append(LinkEffect(start, end, 1.0, delay, fault.strength))
         elif fault.kind is FaultKind.NIC_LIMIT:
-            self.nics[fault.rank].append(LinkEffect(start, end, fault.strength, delay))
+            self.nics[fault.rank].append(LinkEffect(start, end, fault.strength, delay, shared=True))
         elif fault.kind is FaultKind.BACKGROUND_TRAFFIC:
             for r in ranks_of_node(layout, node_of(layout, fault.rank)):
-                self.nics[r].append(LinkEffect(start, end, fault.strength, 0.0, 1.0, delay))
+                self.nics[r].append(LinkEffect(start, end, fault.strength, acknowledgement_delay=delay, shared=True))
 
     @staticmethod
     def _repeat(pauses: list[Window], start: float, end: float, fault: Fault, rng: np.random.Generator, *, regular: bool) -> None:

@@ -146,6 +146,7 @@ def _init_events(timeline: Timeline, cast: Cast) -> dict[str, list[Events]]:
             rows["time_ns"] = [cast.clock(rank).monotonic_ns(t) for t in times]
             rows["enter_time_ns"][1] = rows["time_ns"][0]
             rows["comm_hash"][1] = member.hash
+            rows["flags"][1] = Flag.COMM_READ
             stuck = bool(timeline.never_initialised)
             result[_host(cast, rank)].append(rows[:1] if stuck else rows)
             if stuck:
@@ -168,6 +169,7 @@ class Observer:
         self._samples: dict[int, list[tuple[float, ProcessSample]]] = defaultdict(list)
         if "state" in self._planes:
             self._take_samples(sample_times)
+            self._seal()
         self._calls: dict[str, tuple[NDArray[np.float64], Events]] = {}
         self._lost: dict[str, NDArray[np.float64]] = {}
         if "calls" in self._planes:
@@ -185,6 +187,14 @@ class Observer:
                     continue
                 late = observe.late_ms / 1e3 if self._rng.random() < observe.late_fraction else 0.0
                 self._samples[sample.process.rank or 0].append((time + late, sample))
+
+    def _seal(self) -> None:
+        """Send every sample through bytes once: what is handed out from now on was rebuilt from the model's fields alone."""
+        order = sorted(self._samples)
+        passed = decode(encode(RecordSet([[s for _, s in self._samples[rank]] for rank in order])))
+        for rank, series in zip(order, passed.samples, strict=True):
+            arrived = [time for time, _ in self._samples[rank]]
+            self._samples[rank] = list(zip(arrived, series, strict=True))
 
     def _take_calls(self) -> None:
         observe = self.timeline.scenario.observe

@@ -89,17 +89,22 @@ class Connection:
 
     def _deliver(self, m: int, sent: float, start: float) -> None:
         duration, delay, slow_ack = self.bytes[m] / self.path.rate, self.path.latency, self.path.latency
+        slowest_nic = 1.0
         for effect in self.effects:
             if effect.start <= start < effect.end:
                 if effect.down:
                     start = effect.end
                     continue
-                duration *= effect.factor
-                slow_ack += effect.acknowledgement_delay
+                if effect.shared:
+                    slowest_nic = max(slowest_nic, effect.factor)
+                else:
+                    duration *= effect.factor
+                slow_ack = max(slow_ack, self.path.latency + effect.acknowledgement_delay)
                 if effect.delay and (
                     effect.probability >= 1 or (self.rng is not None and self.rng.random() < effect.probability)
                 ):
                     delay += effect.delay
+        duration *= slowest_nic
         self.sent.append(start + duration)
         arrival = start + duration + delay
         if self.received and arrival < self.received[-1]:

@@ -1,0 +1,80 @@
+"""A case: a scenario that was run, and what had been recorded of it by any moment. Expectations stay here, with the scorer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from ncclwatch.simulate.observe import Cast
+from ncclwatch.simulate.records import Observer, RecordSet
+from ncclwatch.simulate.run import simulate
+from ncclwatch.simulate.scenario import PROGRAM_FAULTS, Scenario, ScoreClass
+from ncclwatch.simulate.timeline import Timeline
+
+AFTER_HANG_S = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0)
+AFTER_SLOW_S = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 15.0, 18.0)
+BEFORE_S = (2.0, 1.0, 0.3)
+HISTORY_S = 30.0
+
+
+@dataclass(slots=True)
+class Moment:
+    """What a diagnoser is shown: the records by now, and the time. ``since_effect_s`` is the scorer's alone."""
+
+    records: RecordSet
+    clock_s: float
+    since_effect_s: float
+
+
+class Case:
+    """A simulated run of one scenario."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.timeline: Timeline = simulate(scenario)
+        self.cast = Cast(scenario)
+        self.effect_s = effect(self.timeline)
+        self._clocks = clocks(self.timeline, self.effect_s)
+        period = scenario.observe.state_period_s
+        first = max(0.5 * scenario.network.init_s, self._clocks[0] - HISTORY_S)
+        times = [float(t) for t in np.arange(first, self._clocks[-1] + 1e-9, period)]
+        if "scale" in scenario.tags:  # each sample of thousands of ranks is costly: a few looks around each clock
+            times = sorted({max(0.1, c - back) for c in self._clocks for back in (0.0, 1.0)})
+        self._observer = Observer(self.timeline, times)
+
+    def moments(self) -> Iterator[Moment]:
+        """What was recorded at each clock of the case; the observer has sent it through bytes, so only records pass."""
+        for clock in self._clocks:
+            yield Moment(self._observer.until(clock, history_s=HISTORY_S), clock, clock - self.effect_s)
+
+
+def effect(timeline: Timeline) -> float:
+    """When a fault begins to show (true seconds): its onset, but for a changed call whose data NCCL takes for another call's,
+    the standstill.
+    """
+    onsets = [start for _, start in timeline.disturbance.onsets]
+    if not onsets:
+        return timeline.first_iteration_s
+    if any(fault.kind in PROGRAM_FAULTS for fault, _ in timeline.disturbance.onsets) and timeline.hung:
+        return timeline.end
+    return min(onsets)
+
+
+def clocks(timeline: Timeline, effect_s: float) -> list[float]:
+    """Moments at which a diagnosis is asked for: before the effect, and at growing distances after it; for a clean job
+    throughout.
+    """
+    scenario = timeline.scenario
+    begin = scenario.network.init_s
+    if scenario.expect.score_class is ScoreClass.CLEAN:
+        last = timeline.end - 0.1
+        count = 3 if "scale" in scenario.tags else 14
+        return [float(t) for t in np.linspace(begin + 1.0, last, count)]
+    before = [effect_s - b for b in BEFORE_S if effect_s - b > begin]
+    after: tuple[float, ...] = AFTER_HANG_S if timeline.hung else AFTER_SLOW_S
+    if "scale" in scenario.tags:
+        before, after = before[-1:], (3.0, 8.0)
+    ends = timeline.end if not timeline.hung else float("inf")
+    return before + [effect_s + a for a in after if effect_s + a < ends]

@@ -1,0 +1,72 @@
+"""Who is scored: the interface, and ncclwatch behind it. A diagnoser sees records and a clock, never a scenario."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from typing import Protocol
+
+import numpy as np
+
+from ncclwatch.engine.live import LiveDiagnosis
+from ncclwatch.model.state import ProcessSample
+from ncclwatch.model.verdict import Verdict
+from ncclwatch.simulate.records import RecordSet
+from ncclwatch.simulate.scenario import ScoreClass
+
+HANG_CLASSES = frozenset({ScoreClass.H1, ScoreClass.H2, ScoreClass.H3, ScoreClass.INIT_HANG, ScoreClass.DEADLOCK})
+SLOW_CLASSES = frozenset({ScoreClass.S1, ScoreClass.S2, ScoreClass.S3})
+
+
+class Diagnoser(Protocol):
+    """Anything that can be scored. ``note`` says what it stands for; ``not_yet`` are classes it has nothing for yet."""
+
+    name: str
+    note: str
+    not_yet: frozenset[ScoreClass]
+
+    def diagnose(self, records: RecordSet, clock_s: float) -> list[Verdict]:
+        """Verdicts at ``clock_s`` on what was recorded by then; those that accuse nobody may be left out."""
+        ...
+
+
+class Ncclwatch:
+    """The engine as the live session runs it, fed the records in the order they arrived."""
+
+    name = "ncclwatch"
+    note = "this project: state and calls planes"
+    not_yet = SLOW_CLASSES
+    """The engine has no detector of slowness yet; take this away when it has."""
+
+    def diagnose(self, records: RecordSet, clock_s: float) -> list[Verdict]:
+        live = LiveDiagnosis(complete_hosts=frozenset(s[-1].process.host for s in records.samples))
+        verdict: Verdict | None = None
+        done: dict[str, int] = defaultdict(int)
+        for round_ in rounds(records):
+            latest = max(sample.time_ns for sample in round_)
+            for host, events in records.calls.items():
+                upto = int(np.searchsorted(np.maximum.accumulate(events["time_ns"]), latest, "right"))
+                if upto > done[host]:
+                    lost = records.lost.get(host, 0) if done[host] == 0 else 0
+                    live.add_calls(events[done[host] : upto], lost)
+                    done[host] = upto
+            verdict = live.update(round_)
+        return [verdict] if verdict is not None else []
+
+
+def rounds(records: RecordSet) -> list[list[ProcessSample]]:
+    """The samples as an agent hands them over: one round a period, each with every process seen in it; at most one of each."""
+    series = [s for s in records.samples if s]
+    if not series:
+        return []
+    longest = max(series, key=len)
+    marks = [s.time_ns for s in longest]
+    gaps = [b - a for a, b in itertools.pairwise(marks)] or [1_000_000_000]
+    tolerance = max(1, min(gaps) // 2)
+    result: list[list[ProcessSample]] = [[] for _ in marks]
+    for one in series:
+        for sample in one:
+            at = min(range(len(marks)), key=lambda i: abs(marks[i] - sample.time_ns))
+            if abs(marks[at] - sample.time_ns) <= tolerance:
+                result[at].append(sample)
+    return [r for r in result if r]

@@ -1,0 +1,253 @@
+"""Judge a diagnoser's verdicts of one case, and count over cases."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ncclwatch.model.verdict import Verdict, VerdictClass
+from ncclwatch.simulate.observe import Cast
+from ncclwatch.simulate.scenario import Scenario, ScoreClass
+from score.cases import Case
+from score.diagnosers import Diagnoser
+
+SCORE_OF = {
+    VerdictClass.STOPPED: ScoreClass.H1,
+    VerdictClass.DEAD: ScoreClass.H1,
+    VerdictClass.NOT_ENTERED: ScoreClass.H1,
+    VerdictClass.INCONSISTENT: ScoreClass.H2,
+    VerdictClass.HARDWARE: ScoreClass.H3,
+    VerdictClass.SLOW_COMPUTATION: ScoreClass.S1,
+    VerdictClass.SLOW_COMMUNICATION: ScoreClass.S2,
+    VerdictClass.SLOW_MIXED: ScoreClass.S3,
+    VerdictClass.INIT_HANG: ScoreClass.INIT_HANG,
+    VerdictClass.DEADLOCK: ScoreClass.DEADLOCK,
+}
+
+
+@dataclass(slots=True)
+class Result:
+    """One diagnoser on one case. ``None`` where a question does not arise (no link is expected, nothing was detected)."""
+
+    case: str
+    score_class: str
+    diagnoser: str
+    detected: bool
+    right_class: bool
+    right_rank: bool | None
+    right_stage: bool | None
+    right_link: bool | None
+    false_alarm: bool
+    detection_s: float | None
+    location_s: float | None
+    said: str
+    named: list[int]
+    summary: str
+
+    @property
+    def located(self) -> bool:
+        """Whether what is expected of place (ranks, or link) was right."""
+        return self.right_rank is not False and self.right_link is not False
+
+    @property
+    def right(self) -> bool:
+        """Right class and right place; for a clean case, silence."""
+        if self.score_class == ScoreClass.CLEAN:
+            return not self.false_alarm
+        return self.detected and self.right_class and self.located
+
+
+@dataclass(frozen=True, slots=True)
+class _Judgement:
+    right_class: bool
+    right_rank: bool | None
+    right_stage: bool | None
+    right_link: bool | None
+    named: tuple[int, ...]
+
+
+def judge(scenario: Scenario, cast: Cast, verdict: Verdict) -> _Judgement:
+    """Compare one verdict with what is expected."""
+    expect = scenario.expect
+    named = {c.rank for c in verdict.culprits if c.rank is not None}
+    for culprit in verdict.culprits:
+        if culprit.rank is None and culprit.comm_rank is not None and culprit.communicator is not None:
+            members = _members(cast, culprit.communicator.hash)
+            if culprit.comm_rank < len(members):
+                named.add(members[culprit.comm_rank])
+    allowed = set(expect.ranks) | set(expect.also)
+    right_rank: bool | None = bool(named) and named <= allowed and named >= set(expect.ranks)
+    if not allowed:
+        right_rank = None
+    said = " ".join(
+        [verdict.stage, verdict.communicator.role if verdict.communicator else ""]
+        + [c.stage + " " + (c.communicator.role if c.communicator else "") for c in verdict.culprits]
+    ).lower()
+    right_stage = any(word in said for word in expect.stage) if expect.stage else None
+    right_link = set(expect.link) <= set(_link(cast, verdict)) if expect.link else None
+    return _Judgement(verdict.verdict_class in expect.verdicts, right_rank, right_stage, right_link, tuple(sorted(named)))
+
+
+def _members(cast: Cast, comm_hash: str) -> tuple[int, ...]:
+    for rank in range(cast.scenario.layout.world):
+        for member in cast.memberships(rank):
+            if f"{member.hash:016x}" == comm_hash:
+                return member.members
+    return ()
+
+
+def _link(cast: Cast, verdict: Verdict) -> tuple[int, ...]:
+    """Global ranks of the link a verdict names."""
+    if verdict.link is None or verdict.communicator is None:
+        return ()
+    members = _members(cast, verdict.communicator.hash)
+    ends = (verdict.link.source, verdict.link.destination)
+    return tuple(members[e] for e in ends if e < len(members))
+
+
+def score_case(case: Case, diagnosers: Sequence[Diagnoser]) -> list[Result]:
+    """Show every moment of a case to every diagnoser. The last accusing verdict counts; times are those of the first that was
+    right.
+    """
+    clean = case.scenario.expect.score_class is ScoreClass.CLEAN
+    false_alarm = {d.name: False for d in diagnosers}
+    last: dict[str, tuple[Verdict, _Judgement]] = {}
+    detection: dict[str, float] = {}
+    location: dict[str, float] = {}
+    for moment in case.moments():
+        for diagnoser in diagnosers:
+            accusing = [v for v in diagnoser.diagnose(moment.records, moment.clock_s) if v.verdict_class.accuses]
+            if not accusing:
+                continue
+            if clean or moment.since_effect_s < 0:
+                false_alarm[diagnoser.name] = True
+                if clean:
+                    last[diagnoser.name] = (accusing[0], judge(case.scenario, case.cast, accusing[0]))
+                continue
+            judged = [(v, judge(case.scenario, case.cast, v)) for v in accusing]
+            best = max(judged, key=lambda item: (item[1].right_class, item[1].right_rank is not False))
+            last[diagnoser.name] = best
+            detection.setdefault(diagnoser.name, moment.since_effect_s)
+            if best[1].right_rank is not False and best[1].right_link is not False:
+                location.setdefault(diagnoser.name, moment.since_effect_s)
+    names = [d.name for d in diagnosers]
+    return [_result(case.scenario, n, last.get(n), false_alarm[n], detection.get(n), location.get(n)) for n in names]
+
+
+def _result(
+    scenario: Scenario,
+    diagnoser: str,
+    said: tuple[Verdict, _Judgement] | None,
+    false_alarm: bool,
+    detection: float | None,
+    location: float | None,
+) -> Result:
+    verdict, judged = said if said else (None, None)
+    clean = scenario.expect.score_class is ScoreClass.CLEAN
+    known = judged if judged and not clean else None
+    nowhere = None if clean or not (scenario.expect.ranks or scenario.expect.also) else False
+    return Result(
+        case=scenario.name,
+        score_class=str(scenario.expect.score_class),
+        diagnoser=diagnoser,
+        detected=detection is not None,
+        right_class=bool(known and known.right_class),
+        right_rank=known.right_rank if known else nowhere,
+        right_stage=known.right_stage if known else (False if scenario.expect.stage else None),
+        right_link=known.right_link if known else (False if scenario.expect.link else None),
+        false_alarm=false_alarm,
+        detection_s=_rounded(detection),
+        location_s=_rounded(location),
+        said=str(verdict.verdict_class) if verdict else "",
+        named=list(judged.named) if judged else [],
+        summary=verdict.summary if verdict else "",
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 3)
+
+
+@dataclass(slots=True)
+class Line:
+    """One row of the table: a class, or all."""
+
+    score_class: str
+    cases: int
+    detected: int
+    right_class: int
+    right_rank: tuple[int, int]
+    right_stage: tuple[int, int]
+    right_link: tuple[int, int]
+    false_alarms: int
+    detection_s: float | None
+    location_s: float | None
+    precision: float | None
+    recall: float | None
+    f1: float | None
+    not_yet: bool = False
+
+
+def summarise(results: Sequence[Result], diagnoser: Diagnoser) -> list[Line]:
+    """Rows of one diagnoser: every class, clean, and all of them together. Latencies are medians over the cases that have one.
+
+    Recall is right class and right place over the class's cases; precision the same over the cases, of any class, that were
+    said to be of it.
+    """
+    own = [r for r in results if r.diagnoser == diagnoser.name]
+    lines = []
+    for score_class in ScoreClass:
+        part = [r for r in own if r.score_class == score_class]
+        said = [r for r in own if r.said and SCORE_OF.get(VerdictClass(r.said)) is score_class]
+        line = _line(str(score_class), part, sum(r.right for r in part), len(said))
+        line.not_yet = score_class in diagnoser.not_yet
+        lines.append(line)
+    faulty = [r for r in own if r.score_class != ScoreClass.CLEAN]
+    everything = _line("all faults", faulty, sum(r.right for r in faulty), sum(bool(r.said) for r in own))
+    everything.false_alarms = sum(r.false_alarm for r in own)
+    lines.append(everything)
+    return lines
+
+
+def _line(name: str, part: Sequence[Result], right: int, said: int) -> Line:
+    clean = name == ScoreClass.CLEAN
+    recall = right / len(part) if part and not clean else None
+    precision = right / said if said and not clean else None
+    both = precision is not None and recall is not None and precision + recall > 0
+    return Line(
+        score_class=name,
+        cases=len(part),
+        detected=sum(r.detected for r in part),
+        right_class=sum(r.right_class for r in part),
+        right_rank=_asked([r.right_rank for r in part]),
+        right_stage=_asked([r.right_stage for r in part]),
+        right_link=_asked([r.right_link for r in part]),
+        false_alarms=sum(r.false_alarm for r in part),
+        detection_s=_median([r.detection_s for r in part]),
+        location_s=_median([r.location_s for r in part]),
+        precision=precision,
+        recall=recall,
+        f1=2 * precision * recall / (precision + recall) if both and precision is not None and recall is not None else None,
+    )
+
+
+def _asked(answers: Sequence[bool | None]) -> tuple[int, int]:
+    known = [a for a in answers if a is not None]
+    return sum(known), len(known)
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = sorted(v for v in values if v is not None and math.isfinite(v))
+    return known[len(known) // 2] if known else None
+
+
+def to_json(results: Sequence[Result], lines: dict[str, list[Line]]) -> dict[str, Any]:
+    """The whole score as plain data."""
+    return {
+        "schema": "ncclwatch.score/1",
+        "source": "simulation",
+        "summary": {name: [asdict(line) for line in part] for name, part in lines.items()},
+        "results": [asdict(r) | {"right": r.right} for r in results],
+    }
