@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import struct
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from ncclwatch.errors import PrivilegeError
 from ncclwatch.probes.bpf import MapType, relocate
 from ncclwatch.probes.image_cache import ImageCache, digest
-from ncclwatch.probes.program import CompileError, Image, source_folder
+from ncclwatch.probes.program import Compilation, CompileError, Image, source_folder
 from ncclwatch.probes.support import UnsupportedError, check_support, kernel_release
 
 MAP_LOAD, CONSTANT_LOAD, EXIT = 0x18 | 1 << 12, 0x18, 0x95
@@ -150,3 +151,15 @@ def test_a_cache_that_others_can_write_is_not_trusted(tmp_path: Path) -> None:
 def test_a_cache_that_cannot_be_written_is_no_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     ImageCache(tmp_path / "file/cache").save("a", {})
+
+
+def test_nothing_in_the_current_folder_is_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The compiler runs as root wherever the user happens to be."""
+    trap = "import pathlib; pathlib.Path(__file__).with_suffix('.ran').touch()"
+    (tmp_path / "bcc.py").write_text(trap)
+    (tmp_path / "ncclwatch.py").write_text(trap)
+    monkeypatch.chdir(tmp_path)
+    # Without privileges or BCC it fails: all the same here.
+    with contextlib.suppress(CompileError):
+        Compilation(cache=ImageCache(tmp_path / "cache")).result()
+    assert list(tmp_path.glob("*.ran")) == []

@@ -102,7 +102,8 @@ class Compilation:
             with contextlib.suppress(CompileError):
                 self._image = Image.from_json(kept)
         if self._image is None:
-            command = [sys.executable, "-m", "ncclwatch.probes.compile_child", str(path), str(folder)]
+            # -P: the current folder may be anybody's, and nothing in it shall be imported as root.
+            command = [sys.executable, "-P", "-m", "ncclwatch.probes.compile_child", str(path), str(folder)]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
     def result(self, timeout_s: float = 120) -> Image:
