@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
@@ -15,19 +15,19 @@ import numpy as np
 import numpy.typing as npt
 
 from ncclwatch.errors import TargetError
-from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
+from ncclwatch.model.events import EVENT_DTYPE, Flag, Function
 from ncclwatch.probes.attach import Attacher, Backend, detach
 from ncclwatch.probes.bpf import BpfError, Link, possible_cpus, raise_memlock_limit
 from ncclwatch.probes.functions import FUNCTIONS
-from ncclwatch.probes.map_layouts import BINARY_DTYPE, MAX_BINARIES, MAX_SITES, SITE_DTYPE, Counter, SiteKind
+from ncclwatch.probes.map_layouts import MAX_BINARIES, MAX_SITES, SITE_DTYPE, Counter
 from ncclwatch.probes.namespaces import PidTranslation, process_key
 from ncclwatch.probes.processes import is_descendant, start_time
 from ncclwatch.probes.program import Compilation, Kernel
 from ncclwatch.probes.ring import RingReader
 from ncclwatch.probes.sites import FunctionSites, ProbeSite, code_range, find_sites
 from ncclwatch.probes.support import check_support
+from ncclwatch.probes.traced_file import CommunicatorOffsets, TracedFile
 from ncclwatch.target.elf import ElfFile
-from ncclwatch.target.layout import Layout, MissingMemberError
 
 DEFAULT_RING_BYTES = 4 << 20
 """Room for 29,000 records: a quarter of a second of eight ranks that make 14,000 calls a second each."""
@@ -42,42 +42,6 @@ class Leave(StrEnum):
     BLOCKING = "blocking"
     """Of functions that wait for other ranks by design."""
     ALL = "all"
-
-
-@dataclass(frozen=True, slots=True)
-class CommunicatorOffsets:
-    """Where ``ncclComm`` keeps what a record needs, in bytes; ``None`` when this build has no such member."""
-
-    comm_hash: int | None = None
-    rank: int | None = None
-    nranks: int | None = None
-    op_count: int | None = None
-    magic: int | None = None
-
-    MAGIC = 0x0280028002800280
-    """``NCCL_MAGIC`` (src/include/comm.h, NCCL 2.21 and later)."""
-
-    @classmethod
-    def from_layout(cls, layout: Layout) -> CommunicatorOffsets:
-        """The offsets of one build; members it lacks, or keeps in another width than we read, are ``None``."""
-
-        def offset(name: str, size: int) -> int | None:
-            try:
-                member = layout.member(f"ncclComm.{name}")
-            except MissingMemberError:
-                return None
-            return member.offset if member.size == size and member.offset < 1 << 31 else None
-
-        return cls(offset("commHash", 8), offset("rank", 4), offset("nRanks", 4), offset("opCount", 8), offset("startMagic", 8))
-
-
-@dataclass(frozen=True, slots=True)
-class TracedFile:
-    """A file that carries NCCL, as it is given to the tracer: any path that leads to it (``/proc/PID/root/…`` or
-    ``/proc/PID/map_files/…`` for one in a container)."""
-
-    path: str
-    offsets: CommunicatorOffsets = field(default_factory=CommunicatorOffsets)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +70,6 @@ class _Binary:
     sites: dict[int, ProbeSite]
     links: list[Link]
     code: tuple[int, int]
-    users: set[int] = field(default_factory=set)
-    """Processes that were added for this file."""
 
 
 class CallTracer:
@@ -243,18 +205,8 @@ class CallTracer:
 
     def set_offsets(self, binary: int, offsets: CommunicatorOffsets) -> None:
         """Tell where this file's ``ncclComm`` keeps its members; may be done at any time."""
-        row = np.zeros((), BINARY_DTYPE)
-        row["code_begin"], row["code_end"] = self._binaries[binary].code
-        row["magic"] = CommunicatorOffsets.MAGIC
-        for name, value in (
-            ("hash_offset", offsets.comm_hash),
-            ("rank_offset", offsets.rank),
-            ("nranks_offset", offsets.nranks),
-            ("op_count_offset", offsets.op_count),
-            ("magic_offset", offsets.magic),
-        ):
-            row[name] = -1 if value is None else value
-        self._kernel.maps["binaries"].update(_index(binary), row.tobytes())
+        row = offsets.pack(self._binaries[binary].code)
+        self._kernel.maps["binaries"].update(_index(binary), row)
 
     def remove_file(self, binary: int) -> None:
         """Detach from a file."""
@@ -449,4 +401,4 @@ def _index(number: int) -> bytes:
     return int(number).to_bytes(4, "little")
 
 
-__all__ = ["CallTracer", "CommunicatorOffsets", "Kind", "Leave", "SiteHits", "SiteKind", "TracedFile"]
+__all__ = ["CallTracer", "CommunicatorOffsets", "Leave", "SiteHits", "TracedFile"]
