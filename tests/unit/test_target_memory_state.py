@@ -71,7 +71,7 @@ def test_an_operation_in_progress(layout: Layout) -> None:
     tail = job.process.new("ncclRecvMem", tail=960 + 24)
     resources = job.process.new("sendNetResources", netDev=1, tpRank=1, tpRemoteRank=2, recvMem=tail)
     connection = job.connect(1, 2, "send", resources=resources)
-    # ProxyOpToArgs copied the collective's root into peer before 2.24: whatever is there, the connector decides.
+    # ProxyOpToArgs copied the collective's root into peer before 2.23: whatever is there, the connector decides.
     job.operation(connection, channelId=1, base=960, posted=24, transmitted=20, done=16, received=77, peer=3)
     sample = look(job)
     (op,) = sample.operations
@@ -155,6 +155,38 @@ def test_a_shared_proxy_is_counted_once(layout: Layout) -> None:
     (op,) = sample.operations
     assert op.comm_hash == 0, "either may own it: nobody is named"
     assert set(op.owners) == {job.hash, 0xBEEF}
+
+
+def test_communicators_that_share_a_connection(layout: Layout) -> None:
+    """A split communicator uses its parent's connection under another rank and peer: builds whose subs carry both tell whose
+    it is.
+    """
+    job = FakeJob(layout)
+    shared, parent_peers = job.shared, dict(job.peers)
+    connection = job.connect(1, 2, "send")
+    child = job._communicator(0, 2)
+    job.process.set(child, "ncclComm.commHash", 0xBEEF)
+    job.process.set(child, "ncclComm.sharedRes", shared)
+    tables = job.process.words([parent_peers[1, 1], parent_peers[1, 2]])
+    job.process.set(child + layout.member("ncclComm.channels").at(1), "ncclChannel.peers", tables)
+    job.operation(connection, rank=0, peer=1, channelId=1)
+    sampler = sampler_of(job.process.reader(), layout, job.comm)
+    sampler.expect({child: "hint"})
+    (op,) = sampler.sample(INFO, ProcessFacts(1, 2, "S")).operations
+    if layout.has("ncclProxyOp.peer"):
+        assert (op.owners, op.comm_hash, op.subs[0].peer, op.subs[0].rank) == ((0xBEEF,), 0xBEEF, 1, 0)
+    else:
+        assert (op.comm_hash, set(op.owners)) == (0, {0xC0FFEE, 0xBEEF})
+
+
+@pytest.mark.parametrize("version", [(2, 21, 5), (2, 32, 3)])
+def test_a_registered_buffer_is_ready_as_its_build_counts(version: tuple[int, int, int]) -> None:
+    layout = released_layout(version)
+    job = FakeJob(layout)
+    resources = job.process.new("sendNetResources", recvMem=job.process.new("ncclRecvMem", tail=960 + 2))
+    job.operation(job.connect(1, 2, "send", resources=resources), base=960, reg=1, posted=8, transmitted=2)
+    (op,) = look(job).operations
+    assert op.subs[0].gpu_ready == (96 if version == (2, 21, 5) else 2)
 
 
 def test_head_and_tail_of_shared_memory(layout: Layout) -> None:

@@ -237,7 +237,7 @@ class Finder:
             proxies = proxy_states(self._decoder, stacks, self._library)
             self._proxies = {address: values["refCount"] or 1 for address, values in proxies.items()}
             for values in proxies.values():
-                # ncclProxyState.comm: 2.28 and later.
+                # ncclProxyState.comm: v2.30 and later.
                 self._accept(values["comm"] or 0, "kept-by-nccl")
         yield
         for candidate in self._probe(pointers(stacks, ALIGNMENT)):
