@@ -128,7 +128,7 @@ def pattern_name(layout: Layout, values: Values) -> str:
 
 
 def collective_of(layout: Layout, values: Values, pattern: str) -> str:
-    """The collective's name; before 2.19 ``ncclProxyArgs`` has no ``coll``, and only point-to-point patterns tell.
+    """The collective's name; before v2.20 ``ncclProxyArgs`` has no ``coll``, and only point-to-point patterns tell.
 
     Of a point-to-point operation 2.21 leaves ``coll`` at 0, which is a broadcast: the pattern goes first.
     """

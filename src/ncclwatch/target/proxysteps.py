@@ -42,7 +42,7 @@ def gpu_ready(decoder: Decoder, subs: Sequence[tuple[Values, ProxyConnection | N
     """How far the GPU has produced, for sends over the network.
 
     Simple: the receive tail, which the GPU writes, minus base. LL and LL128 do not use the tail: a slot is ready once the
-    GPU has set its size in the FIFO (``connFifo[slot].size``, ``sizesFifo`` in 2.18), so the ready slots from
+    GPU has set its size in the FIFO (``connFifo[slot].size``, ``sizesFifo`` until 2.19), so the ready slots from
     ``transmitted`` on are counted.
     """
     layout = decoder.layout
