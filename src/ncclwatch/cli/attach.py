@@ -79,6 +79,9 @@ def watch(session: LiveSession, surface: Surface, duration: float | None) -> Non
             update = session.step(until=until)
             surface.update(session, update)
             reason = update.finished
+    except Exception as error:
+        reason = f"ended by an error ({type(error).__name__})"
+        raise
     finally:
         surface.end(session, reason)
 

@@ -104,7 +104,6 @@ class LiveSession:
         self.problems: list[Problem] = []
         self.verdict: Verdict | None = None
         self.begun_ns = time.monotonic_ns()
-        self._gone_rounds: dict[int, int] = {}
         self._unreadable: set[int] = set()
         self._given_up: dict[int, float] = {}
         self._next_look = 0.0
@@ -242,17 +241,8 @@ class LiveSession:
         return ProcessChange(Change.REPLACED if _lives_on(info) else Change.EXITED, watched.pid, info, detail)
 
     def _samples(self) -> list[ProcessSample]:
-        """What the engine is to see: a process that has just ended waits one look, for at the end of a job all ranks end."""
-        samples = []
-        for pid, watched in self.watched.items():
-            if watched.last is None:
-                continue
-            if watched.gone is not None:
-                self._gone_rounds[pid] = self._gone_rounds.get(pid, 0) + 1
-                if self._gone_rounds[pid] <= 1:
-                    continue
-            samples.append(watched.last)
-        return samples
+        """The newest look at every process, of one that ended its last state with run state ``X``."""
+        return [watched.last for watched in self.watched.values() if watched.last is not None]
 
     def _judge(self, samples: Sequence[ProcessSample]) -> None:
         if samples and self._alive():
@@ -264,7 +254,7 @@ class LiveSession:
         for watched in list(self.watched.values()):
             if watched.gone is None or watched.last is None:
                 continue
-            if alive.isdisjoint(c.hash for c in watched.last.communicators) and self._gone_rounds.get(watched.pid, 0) >= 1:
+            if alive.isdisjoint(c.hash for c in watched.last.communicators):
                 self._drop(watched)
 
     def _rescan(self, update: Update) -> None:
@@ -319,7 +309,6 @@ class LiveSession:
     def _drop(self, watched: Watched) -> None:
         watched.target.close()
         self.watched.pop(watched.pid, None)
-        self._gone_rounds.pop(watched.pid, None)
         self._unreadable.discard(watched.pid)
         self.aggregator.remove_process(watched.target.info.key)
 

@@ -71,7 +71,7 @@ class JsonSurface:
         standing = session.verdict if session.verdict and session.verdict.verdict_class.accuses else None
         self._write(
             "end",
-            reason=reason or "output closed",
+            reason=reason or "interrupted",
             records=self._records,
             lost=session.aggregator.lost,
             verdict=standing.to_json() if standing else None,
@@ -79,7 +79,7 @@ class JsonSurface:
         flush()
 
     @staticmethod
-    def _write(kind: str, **fields: Any) -> None:
+    def _write(kind: str, /, **fields: Any) -> None:
         emit_json({"type": kind, "time": round(time.time(), 6), **fields}, indent=None)
 
 

@@ -62,7 +62,7 @@ class LogSurface:
         """Say why it ended and what stands."""
         stands = session.verdict if session.verdict and session.verdict.verdict_class.accuses else None
         verdict = f"verdict stands: {clean(stands.summary, 300)}" if stands else "no verdict stands"
-        self._line(f"end: {reason or 'output closed'}; {verdict}")
+        self._line(f"end: {reason or 'interrupted'}; {verdict}")
         flush()
 
     @staticmethod
