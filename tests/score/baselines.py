@@ -174,7 +174,9 @@ class TimingOnly:
     """
 
     name = "timing only"
-    note = "our re-creation of C4D: times of operations, delay of each rank"
+    note = (
+        "our re-creation of C4D: times of operations, delay of each rank; its matrix of single transfers has no input"
+    )
     not_yet = _NONE
     RATIO = 2.0
 
@@ -333,7 +335,8 @@ class IterationTime:
         rows = next(iter(records.timings.values()), None)
         if rows is None or not len(rows):
             return []
-        own = _by_time(rows[(rows["pid"] == rows["pid"].min()) & (rows["finished_ns"] > 0)], "started_ns")
+        chosen = (rows["pid"] == rows["pid"].min()) & (rows["finished_ns"] > 0) & np.isin(rows["function"], _COLLECTIVES)
+        own = _by_time(rows[chosen], "started_ns")
         kinds = Counter(zip(own["comm_hash"].tolist(), own["function"].tolist(), strict=True))
         rare = [k for k, n in kinds.items() if n >= 6]
         if not rare:

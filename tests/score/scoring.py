@@ -178,6 +178,7 @@ class Line:
     cases: int
     detected: int
     right_class: int
+    right: int
     right_rank: tuple[int, int]
     right_stage: tuple[int, int]
     right_link: tuple[int, int]
@@ -221,6 +222,7 @@ def _line(name: str, part: Sequence[Result], right: int, said: int) -> Line:
         cases=len(part),
         detected=sum(r.detected for r in part),
         right_class=sum(r.right_class for r in part),
+        right=right,
         right_rank=_asked([r.right_rank for r in part]),
         right_stage=_asked([r.right_stage for r in part]),
         right_link=_asked([r.right_link for r in part]),

@@ -52,6 +52,10 @@ def _cells(line: Line) -> list[str]:
     ]
 
 
+def _short(line: Line) -> str:
+    return f"{line.detected} / {line.right_class} / {line.right}" if line.detected else "-"
+
+
 def _markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["| " + " | ".join(r) + " |" for r in (head, ["---"] * len(head), *rows)]
 
@@ -69,13 +73,15 @@ def render(diagnosers: Sequence[Diagnoser], lines: dict[str, list[Line]], *, mar
     first = diagnosers[0]
     out += [f"{title}{first.name}: {first.note}; {SIMULATED}", ""]
     out += lay(HEAD, [_cells(line) for line in lines[first.name]])
-    out += ["", f"{title}F1 (right class and right place) of each; false alarms in the last row; {SIMULATED}", ""]
+    what = "detected / right class / right class and place, of each; cases with a false alarm in the last row"
+    out += ["", f"{title}{what}; {SIMULATED}", ""]
     names = [d.name for d in diagnosers]
     rows = []
     for at, line in enumerate(lines[first.name]):
         if line.score_class == ScoreClass.CLEAN:
             continue
-        rows.append([line.score_class, str(line.cases), *("-" if (f := lines[n][at].f1) is None else f"{f:.2f}" for n in names)])
+        rows.append([line.score_class, str(line.cases), *(_short(lines[n][at]) for n in names)])
+    rows.append(["F1 of all", "", *("-" if (f := lines[n][-1].f1) is None else f"{f:.2f}" for n in names)])
     rows.append(["false alarms", "", *(str(lines[n][-1].false_alarms) for n in names)])
     out += lay(("class", "cases", *names), rows)
     out.append("")

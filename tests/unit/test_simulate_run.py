@@ -47,6 +47,7 @@ def same(a: Timeline, b: Timeline) -> None:
     "tables",
     [
         {},
+        {"workload": {"grad_norm": True, "gather_communicator": True, "merge_exchanges": True}},
         {"workload": {"schedule": "gpipe", "sequence_parallel": True}, "layout": SMALL | {"cp": 2, "ep": 2}},
         {"workload": {"schedule": "interleaved-1f1b", "virtual_stages": 2, "micro_batches": 4, "iterations": 3}},
         {"faults": [{"kind": "slow-gpu", "rank": 3, "strength": 3.0, "start_s": 0.5}]},

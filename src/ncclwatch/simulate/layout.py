@@ -53,13 +53,15 @@ def groups(layout: Layout, role: str) -> Ranks:
         table = grid.reshape(-1, layout.tp)
     elif role == "cp":
         table = grid.transpose(0, 1, 3, 2).reshape(-1, layout.cp)
-    elif role == "dp":
+    elif role in ("dp", "gather"):
         table = grid.transpose(0, 3, 1, 2).reshape(-1, layout.dp * layout.cp)
     elif role == "ep":
         shape = (layout.pp, layout.dp * layout.cp // layout.ep, layout.ep, layout.tp)
         table = grid.reshape(shape).transpose(0, 1, 3, 2).reshape(-1, layout.ep)
     elif role == "pp":
         table = grid.reshape(layout.pp, -1).T.copy()
+    elif role == "mp":
+        table = grid.transpose(1, 2, 0, 3).reshape(layout.dp * layout.cp, -1)
     elif role == "world":
         table = grid.reshape(1, -1)
     else:
@@ -77,6 +79,10 @@ def membership(layout: Layout, role: str) -> tuple[Ranks, Ranks]:
     group[table] = np.arange(len(table))[:, None]
     index[table] = np.arange(table.shape[1])[None, :]
     return group, index
+
+
+ACROSS_STAGES = ("mp", "world")
+"""Roles whose groups have members on several pipeline stages and that still have collectives."""
 
 
 def stage_of(layout: Layout, rank: int) -> int:

@@ -16,7 +16,7 @@ from ncclwatch.model.state import ChannelRing, Direction, PeerInfo, ProcessInfo,
 from ncclwatch.simulate.geometry import Paths, double_tree
 from ncclwatch.simulate.layout import groups, membership, node_of, stage_of
 from ncclwatch.simulate.program import roles
-from ncclwatch.simulate.scenario import Scenario
+from ncclwatch.simulate.scenario import LookalikeKind, Scenario
 
 SIMULATED_LIBRARY = "(simulated libnccl)"
 HOST_PREFIX = "sim-node-"
@@ -204,7 +204,7 @@ class Cast:
             wrap = self.scenario.workload.virtual_stages > 1
             near = {s for s, ok in ((stage - 1, stage > 0 or wrap), (stage + 1, stage < last or wrap)) if ok}
             return {(s % n, d) for s in near for d in Direction}
-        if n == 1:
+        if n == 1 or (role == "world" and not self._world_is_connected):
             return set()
         if role == "ep":
             return {(i, d) for i in range(n) if i != own for d in Direction}
@@ -213,6 +213,12 @@ class Cast:
             parent, children = double_tree(n)[0][own]
             wanted |= {(i, d) for i in (*children, parent) if i >= 0 for d in Direction}
         return wanted
+
+    @cached_property
+    def _world_is_connected(self) -> bool:
+        """NCCL 2.22 and later connect a communicator's rings when they are first used; here only a barrier uses the world's."""
+        used = any(e.kind is LookalikeKind.BARRIER for e in self.scenario.lookalikes)
+        return used or self.version < (2, 22, 0)
 
     def uses(self, rank: int, role: str, transport: Transport) -> bool:
         """Whether some connection of a rank on a role's communicator has this transport."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ncclwatch.simulate.scenario import Lookalike, LookalikeKind, Scenario
-from ncclwatch.simulate.schedule import Exchange, Pass, steps
+from ncclwatch.simulate.schedule import Exchange, Pass, merged, steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,8 @@ def iteration_program(scenario: Scenario, stage: int, iteration: int) -> list[Ac
     waits = sum(e.duration_s for e in events_of(scenario, LookalikeKind.DATA_LOADING, iteration))
     pause = sum(e.duration_s for e in events_of(scenario, LookalikeKind.EMPTY_STEP, iteration))
     actions: list[Action] = [Compute("loader", work.loader_ms / 1e3 + waits + pause, host=True)]
-    for step in steps(work.schedule, stage, layout.pp, work.micro_batches, work.virtual_stages, forward_only=evaluation):
+    plan = steps(work.schedule, stage, layout.pp, work.micro_batches, work.virtual_stages, forward_only=evaluation)
+    for step in merged(plan) if work.merge_exchanges else plan:
         if isinstance(step, Pass):
             actions += _pass(scenario, step, factor)
         else:
@@ -133,11 +134,17 @@ def _update(scenario: Scenario) -> list[Action]:
     if layout.dp * layout.cp == 1:
         return [optimizer]
     gradients = Collective("dp", "ReduceScatter", work.dp_bytes, "data, gradients", 4)
-    return [gradients, optimizer, Collective("dp", "AllGather", work.dp_bytes, "data, parameters")]
+    norm = [Collective("mp", "AllReduce", 4, "gradient norm", 4)] if work.grad_norm and layout.tp * layout.pp > 1 else []
+    gather = "gather" if work.gather_communicator else "dp"
+    return [gradients, *norm, optimizer, Collective(gather, "AllGather", work.dp_bytes, "data, parameters", 4)]
 
 
 def roles(scenario: Scenario) -> list[str]:
     """Roles whose communicators a job of this scenario makes, in the order it makes them."""
     layout = scenario.layout
     sizes = {"tp": layout.tp, "cp": layout.cp, "ep": layout.ep, "dp": layout.dp * layout.cp, "pp": layout.pp}
+    if scenario.workload.gather_communicator:
+        sizes["gather"] = sizes["dp"]
+    if scenario.workload.grad_norm:
+        sizes["mp"] = layout.tp * layout.pp
     return ["world", *(role for role, size in sizes.items() if size > 1)]

@@ -115,8 +115,11 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What an iteration does. Compute times are of one rank, one micro-batch, one virtual stage; jitter is a relative
-    deviation.
+    """What an iteration does. Compute times are of one rank, one micro-batch, one chunk; jitter is relative.
+
+    ``grad_norm`` adds an AllReduce of 4 bytes over each copy of the model, ``gather_communicator`` gathers parameters on a
+    communicator of their own, and ``merge_exchanges`` joins neighbouring exchanges between stages into one grouped call: the
+    testbed's job does all three.
     """
 
     schedule: Schedule = Schedule.ONE_F_ONE_B
@@ -136,6 +139,9 @@ class Workload:
     pp_bytes: int = 1 << 20
     dp_bytes: int = 8 << 20
     host_ahead: int = 4
+    grad_norm: bool = False
+    gather_communicator: bool = False
+    merge_exchanges: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -250,7 +256,7 @@ class Scenario:
 _RECORD = TypeVar("_RECORD")
 _TRANSPORTS = ("net", "shm", "p2p")
 _PLANES = ("calls", "state", "timing", "wire")
-ROLES = ("tp", "cp", "ep", "pp", "dp", "world")
+ROLES = ("tp", "cp", "ep", "pp", "dp", "gather", "mp", "world")
 
 
 def load(path: Path) -> Scenario:

@@ -60,6 +60,18 @@ def steps(
     return _drop_empty(_one_f_one_b(stage, stages, micro_batches))
 
 
+def merged(items: list[Step]) -> list[Step]:
+    """The same steps with exchanges that follow each other made into one grouped call."""
+    result: list[Step] = []
+    for item in items:
+        last = result[-1] if result else None
+        if isinstance(item, Exchange) and isinstance(last, Exchange):
+            result[-1] = Exchange(last.transfers + item.transfers)
+        else:
+            result.append(item)
+    return result
+
+
 def warmup_depth(stage: int, stages: int, micro_batches: int, chunks: int = 1) -> int:
     """Forward passes before the first backward pass of 1F1B (``get_pp_rank_microbatches``; group size = ``stages``)."""
     depth = stages - stage - 1 if chunks == 1 else 2 * (stages - stage - 1) + (chunks - 1) * stages

@@ -28,7 +28,7 @@ from ncclwatch.model.state import (
 )
 from ncclwatch.simulate.disturbance import live
 from ncclwatch.simulate.geometry import Cut, cut
-from ncclwatch.simulate.layout import groups, membership
+from ncclwatch.simulate.layout import ACROSS_STAGES, groups, membership
 from ncclwatch.simulate.machine import Machine
 from ncclwatch.simulate.observe import Cast, Membership
 from ncclwatch.simulate.steps import Counters, End, Trace, counters
@@ -208,10 +208,10 @@ class StateReader:
         return block.traces[group]
 
     def _parts(self, block: Block) -> list[Block]:
-        """A collective over all ranks has one block a stage."""
-        if block.role != "world":
+        """A collective with members on several stages has one block a stage."""
+        if block.role not in ACROSS_STAGES:
             return [block]
-        return [b for b in self._blocks[: self._cursor] + self._unsettled if b.role == "world" and b.sequence == block.sequence]
+        return [b for b in self.timeline.blocks if b.role == block.role and b.sequence == block.sequence]
 
     def _message_sides(self, block: Block, i: int, member: Membership, time: float) -> Iterator[_Side]:
         pieces = cut(self.scenario.network, "SendRecv", 2, block.nbytes)

@@ -16,7 +16,7 @@ import numpy as np
 
 from ncclwatch.simulate.disturbance import Disturbance, advance, live, stretched
 from ncclwatch.simulate.geometry import cut
-from ncclwatch.simulate.layout import groups, membership, ranks_of_stage
+from ncclwatch.simulate.layout import ACROSS_STAGES, groups, membership, ranks_of_stage
 from ncclwatch.simulate.machine import Machine
 from ncclwatch.simulate.program import Action, Collective, Compute, PointToPoint, iteration_program
 from ncclwatch.simulate.scenario import Fault, FaultKind, Scenario
@@ -60,7 +60,6 @@ class VectorExecutor:
             elif fault.kind is not FaultKind.INIT_MISSING:
                 self.pending.append(fault)
         self.stages = [self._stage(stage, start) for stage in range(scenario.layout.pp)]
-        self._world: list[tuple[StageState, Block]] = []
         self._refresh()
 
     def _stage(self, stage: int, start: float) -> StageState:
@@ -217,7 +216,7 @@ class VectorExecutor:
             group[state.ranks], sequence, called, launched, started, finished, base, state.stage,
         )  # fmt: skip
         self.timeline.blocks.append(block)
-        if action.role == "world":
+        if action.role in ACROSS_STAGES:
             state.waiting = block
             return
         self._finish_groups([(state, block)], action)
@@ -291,8 +290,8 @@ class VectorExecutor:
         block = state.waiting
         if block is None:
             return False
-        if block.role == "world":
-            return self._try_world()
+        if block.role in ACROSS_STAGES:
+            return self._try_across(block.role)
         peers = []
         for transfer, number in zip(block.transfers, block.message, strict=True):
             key = self.link_key(state.stage, transfer.send, transfer.peer, transfer.forward)
@@ -326,13 +325,14 @@ class VectorExecutor:
                 ends[i] = trace.finished[0 if send else 1]
         return ends
 
-    def _try_world(self) -> bool:
-        waiting = [(s, s.waiting) for s in self.stages if s.waiting is not None and s.waiting.role == "world"]
+    def _try_across(self, role: str) -> bool:
+        """A collective with members on every stage ends when all stages have come to it."""
+        waiting = [(s, s.waiting) for s in self.stages if s.waiting is not None and s.waiting.role == role]
         if len(waiting) < len(self.stages):
             return False
         parts = [(s, b) for s, b in waiting if b is not None]
         first = parts[0][1]
-        self._finish_groups(parts, Collective("world", first.function, first.nbytes, first.label, first.element_bytes))
+        self._finish_groups(parts, Collective(role, first.function, first.nbytes, first.label, first.element_bytes))
         for state, block in parts:
             self._after(state, block)
         return True
