@@ -147,6 +147,8 @@ class ProxySub:
     connection: int = 0
     connection_index: int | None = None
     net_device: int | None = None
+    net_device_name: str = ""
+    """Name of the NIC (``mlx5_0``) or interface (``eth0``); empty with an external network plugin."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from ncclwatch.model.state import Direction, OpPhase, PendingOperation, ProxyOpe
 from ncclwatch.target.commstate import CommReader, CommState
 from ncclwatch.target.decode import Decoder, Values
 from ncclwatch.target.layout import MissingMemberError
+from ncclwatch.target.netdev import NetDevices
 from ncclwatch.target.proxyconn import Connections, ProxyConnection, name_of
 from ncclwatch.target.proxypool import PROFILER, PoolReader, collective_of, pattern_name
 from ncclwatch.target.proxysteps import counters_agree, gpu_ready
@@ -97,8 +98,11 @@ class ProxyView:
 class ProxyReader:
     """Reads the proxies of one process; the connectors of its communicators tell whom an operation belongs to."""
 
-    def __init__(self, decoder: Decoder, comms: Sequence[CommState], comm_reader: CommReader) -> None:
+    def __init__(
+        self, decoder: Decoder, comms: Sequence[CommState], comm_reader: CommReader, net_devices: NetDevices | None = None
+    ) -> None:
         self.decoder = decoder
+        self._net_devices = net_devices
         self._proxies = tuple(dict.fromkeys(comm.proxy_state for comm in comms if comm.proxy_state))
         self._connections = Connections(decoder, comms, comm_reader)
         self._pool = PoolReader(decoder, self._connections)
@@ -227,6 +231,7 @@ class ProxyReader:
             if phase is OpPhase.PROGRESS and direction is Direction.SEND
             else [None] * len(subs)
         )
+        net_name = self._net_name(state, transport)
         owners = self._connections.owners(proxy_state, [sub for sub, _ in subs])
         algorithm = name_of(ALGORITHMS, values["algorithm"]) if layout.has("ncclProxyArgs.algorithm") else ""
         collective = collective_of(layout, values, pattern)
@@ -246,9 +251,11 @@ class ProxyReader:
             protocol=protocol,
             algorithm=algorithm,
             slice_steps=values["sliceSteps"] or 0,
-            subs=tuple(self._sub_record(sub, made, got, phase, owners) for (sub, made), got in zip(subs, ready, strict=True)),
+            subs=tuple(
+                self._sub_record(sub, made, got, phase, owners, net_name) for (sub, made), got in zip(subs, ready, strict=True)
+            ),
             queued_behind=behind,
-            net_name=self._net_name(state, transport),
+            net_name=net_name,
             pattern=pattern,
             idle=None if values["idle"] is None else values["idle"] != 0,
             proxy_state=proxy_state,
@@ -280,7 +287,13 @@ class ProxyReader:
         return next((value for value, name in names.items() if name == "ncclProxyOpProgress"), 2)
 
     def _sub_record(
-        self, sub: Values, made: ProxyConnection | None, ready: int | None, phase: OpPhase, owners: Sequence[CommState]
+        self,
+        sub: Values,
+        made: ProxyConnection | None,
+        ready: int | None,
+        phase: OpPhase,
+        owners: Sequence[CommState],
+        net_name: str,
     ) -> ProxySub:
         """Counters are 0 until the operation is in progress: before, the memory holds those of the operation that used it
         last.
@@ -302,6 +315,7 @@ class ProxyReader:
             connection=sub["connection"] or 0,
             connection_index=endpoint.connector.index if endpoint else (made.index if made else None),
             net_device=made.net_device if made else None,
+            net_device_name=self._net_devices.name(net_name, made.net_device) if made and self._net_devices else "",
         )
 
     def _net_name(self, state: Values, transport: Transport) -> str:

@@ -16,6 +16,7 @@ from ncclwatch.target.decode import Decoder
 from ncclwatch.target.hostconn import read_host_connections
 from ncclwatch.target.layout import Layout
 from ncclwatch.target.memory import MemoryReader
+from ncclwatch.target.netdev import NetDevices
 from ncclwatch.target.proxy import ProxyReader
 
 FIRST_SEARCH_S = 5.0
@@ -72,6 +73,7 @@ class Sampler:
         self.decoder = Decoder(reader, layout)
         self._comm_reader = CommReader(self.decoder, 5.0 if keep else 0.0)
         self.finder = Finder(self.decoder, self._comm_reader, load_bias, library)
+        self._net_devices = NetDevices(self.decoder, load_bias)
         self._next_check = 0.0
         self._next_step = 0.0
         self._signs: tuple[int | None, int] | None = None
@@ -97,10 +99,11 @@ class Sampler:
         begin = time.monotonic_ns()
         self.decoder.begin()
         self._comm_reader.begin()
+        self._net_devices.begin(keep=self._keep)
         self.reader.check()
         self._refresh_finder(facts)
         comms = [state for a, how in sorted(self.finder.found.items()) if (state := self._comm_reader.read(a, how)) is not None]
-        view = ProxyReader(self.decoder, comms, self._comm_reader).read_all()
+        view = ProxyReader(self.decoder, comms, self._comm_reader, self._net_devices).read_all()
         if view.strangers:
             self._comm_reader.wish(view.strangers)
             self._comm_reader.forget()
