@@ -204,7 +204,7 @@ class Job:
         with self.log_path(rank).open("rb") as log:
             log.seek(max(0, log.seek(0, os.SEEK_END) - _TAIL_BYTES))
             tail = log.read()
-        found = re.findall(rb"^testjob rank \d+ iteration (\d+)$", tail, re.MULTILINE)
+        found = re.findall(rb"^testjob rank \d+ iteration (\d+)\b.*$", tail, re.MULTILINE)
         return int(found[-1]) if found else 0
 
     def log(self, rank: int) -> str:

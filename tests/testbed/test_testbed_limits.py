@@ -36,9 +36,10 @@ def test_other_algorithms_and_protocols_are_named(version: str, env: dict[str, s
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_ll_send_recv_is_named(version: str) -> None:
-    with Job(version, 2, "sendrecv", iterations=1, count=8, env={"NCCL_P2P_LL_THRESHOLD": None}, wait_for="nothing") as job:
-        with pytest.raises(JobError, match="Send/Recv with protocol LL"):
-            job.wait_line(0, "done", 60)
+    env = {"NCCL_P2P_LL_THRESHOLD": None}  # only connections in shared memory have a buffer for LL
+    job = Job(version, 2, "sendrecv", "shm", iterations=1, count=8, env=env, wait_for="nothing")
+    with job, pytest.raises(JobError, match="Send/Recv with protocol LL"):
+        job.wait_line(0, "done", 60)
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -70,7 +71,9 @@ def test_layouts_of_a_library_without_debug_information_are_refused(tmp_path: Pa
 def test_libnccl_stays_mapped_from_its_unmodified_file(version: str) -> None:
     before = library(version).stat()
     with Job(version, 2, transport="shm") as job:
-        text = [line for line in Path(f"/proc/{job.pid(0)}/maps").read_text().splitlines() if line.endswith(str(library(version)))]
+        text = [
+            line for line in Path(f"/proc/{job.pid(0)}/maps").read_text().splitlines() if line.endswith(str(library(version)))
+        ]
         assert any(" r-xp " in line for line in text)
         assert not any("w" in line.split()[1] and "x" in line.split()[1] for line in text)
         assert "LD_PRELOAD" not in Path(f"/proc/{job.pid(0)}/environ").read_text()

@@ -2,6 +2,8 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <thread>
+
 #include "check.h"
 #include "options.h"
 #include "progress.h"
@@ -19,6 +21,22 @@ void catch_stop() {
   sigaction(SIGTERM, &action, nullptr);
 }
 
+// As frameworks do: an iteration that takes too long ends the process, after its communicators were aborted.
+void start_watchdog(double limit_s, job::Progress& progress, job::Shape& shape) {
+  std::thread([limit_s, &progress, &shape] {
+    long seen = -1;
+    for (;;) {
+      if (progress.iterations() == seen) break;
+      seen = progress.iterations();
+      usleep(static_cast<useconds_t>(limit_s * 1e6));
+    }
+    progress.note("watchdog: iteration " + std::to_string(seen + 1) + " takes too long, aborting");
+    shape.abort();
+    constexpr int kAborted = 3;
+    _exit(kAborted);
+  }).detach();
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -33,13 +51,14 @@ int main(int argc, char** argv) {
   }
   CUDA(cudaSetDevice(0));
   if (options.start_delay_s > 0) usleep(static_cast<useconds_t>(options.start_delay_s * 1e6));
-  Progress progress(options.rank, options.quiet);
+  Progress progress(options.rank, options.quiet, options.timed);
   Faults faults(options.faults, options.rank);
   const auto shape = maker->second(Context{options, progress, faults});
   faults.before_start(progress);
   shape->set_up();
   catch_stop();
   progress.ready();
+  if (options.watchdog_s > 0 && !options.hold) start_watchdog(options.watchdog_s, progress, *shape);
   while (!g_stop && (options.iterations < 0 || progress.iterations() < options.iterations)) {
     faults.before_iteration(progress.iterations(), progress);
     if (options.pause_us > 0) usleep(static_cast<useconds_t>(options.pause_us));

@@ -24,7 +24,7 @@ constexpr struct {
 [[noreturn]] void usage(const std::string& problem) {
   fprintf(stderr,
           "testjob: %s\nusage: --rank N --ranks N --run-dir DIR --shape NAME [--count N] [--type i8|…|bf16] [--reduction sum|prod|max|min|avg]\n"
-          "  [--iterations N] [--hold] [--verify] [--quiet] [--config] [--split-share] [--compute-us N] [--pause-us N] [--burst N] [--communicators N]\n"
+          "  [--iterations N] [--hold] [--verify] [--quiet] [--time] [--config] [--split-share] [--compute-us N] [--pause-us N] [--burst N] [--communicators N]\n"
           "  [--tp N] [--start-delay S] [--abort-after S] [--watchdog S] [--fault KIND:rank=R,…]\n"
           "  of shape training: [--cp N] [--pp N] [--ep N] [--schedule NAME] [--micro-batches N] … (training.h)\n",
           problem.c_str());
@@ -118,7 +118,8 @@ Options parse_options(int argc, char** argv) {
   };
   add_training(options.training, valued);
   const std::map<std::string, bool*> switches = {
-      {"--hold", &options.hold}, {"--verify", &options.verify}, {"--quiet", &options.quiet}, {"--config", &options.use_config},
+      {"--hold", &options.hold}, {"--verify", &options.verify}, {"--quiet", &options.quiet},
+      {"--time", &options.timed}, {"--config", &options.use_config},
       {"--split-share", &options.split_share},
       {"--sequence-parallel", &options.training.sequence_parallel},
       {"--trace", &options.training.trace}};

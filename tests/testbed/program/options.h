@@ -22,6 +22,7 @@ struct Options {
   bool hold = false;              // --hold: stay alive, idle, after the last iteration
   bool verify = false;            // --verify: check every element of every result
   bool quiet = false;             // --quiet: no line per iteration
+  bool timed = false;             // --time: seconds each iteration took
   bool use_config = false;        // --config: ncclCommInitRankConfig instead of ncclCommInitRank
   double compute_us = 0;          // --compute-us: compute kernel before each iteration's communication
   double pause_us = 0;            // --pause-us: host pause per iteration (a data loader)

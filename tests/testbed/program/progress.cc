@@ -2,6 +2,7 @@
 
 #include <nccl.h>
 #include <stdio.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "check.h"
@@ -17,6 +18,12 @@ void say(int rank, const std::string& text) {
   fflush(stdout);
 }
 
+double seconds() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec + time.tv_nsec * 1e-9;
+}
+
 }  // namespace
 
 void Progress::ready() {
@@ -25,11 +32,17 @@ void Progress::ready() {
   char text[80];
   snprintf(text, sizeof text, "pid %d nccl %d.%d.%d ready", getpid(), version / 10000, version / 100 % 100, version % 100);
   say(rank_, text);
+  last_ = seconds();
 }
 
 void Progress::iteration() {
   ++iterations_;
-  if (!quiet_) say(rank_, "iteration " + std::to_string(iterations_));
+  const double before = last_;
+  last_ = seconds();
+  if (quiet_) return;
+  std::string text = "iteration " + std::to_string(iterations_);
+  if (timed_) text += " took " + std::to_string(last_ - before);
+  say(rank_, text);
 }
 
 void Progress::holding() { say(rank_, "holding after " + std::to_string(iterations_) + " iterations"); }

@@ -1,17 +1,19 @@
 // What the job tells its launcher, one line each on standard output.
 //   testjob rank R pid P nccl V ready             communicators exist, the loop begins
 //   testjob rank R iteration I                    I iterations are complete
+//   testjob rank R iteration I took S             the same with --time: seconds since the one before
 //   testjob rank R holding after I iterations     idle until SIGTERM
 //   testjob rank R done I iterations, W wrong     the end; W results were not as expected
 #pragma once
 
+#include <atomic>
 #include <string>
 
 namespace job {
 
 class Progress {
  public:
-  Progress(int rank, bool quiet) : rank_(rank), quiet_(quiet) {}
+  Progress(int rank, bool quiet, bool timed) : rank_(rank), quiet_(quiet), timed_(timed) {}
   void ready();
   void iteration();
   void holding();
@@ -24,8 +26,9 @@ class Progress {
 
  private:
   int rank_;
-  bool quiet_;
-  long iterations_ = 0;
+  bool quiet_, timed_;
+  double last_ = 0;
+  std::atomic<long> iterations_{0};  // read by the watchdog
   long wrong_ = 0;
 };
 

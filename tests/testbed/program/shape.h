@@ -30,6 +30,8 @@ class Shape {
   // One iteration, complete when this returns. `index` counts from 0.
   virtual void iterate(long index) = 0;
   virtual void tear_down() = 0;
+  // ncclCommAbort of every communicator, from another thread than the one that hangs.
+  virtual void abort() = 0;
 };
 
 using ShapeMaker = std::function<std::unique_ptr<Shape>(const Context&)>;

@@ -11,6 +11,7 @@ class World : public Shape {
   explicit World(const Context& context) : context_(context) {}
   void set_up() override { world_ = Group::create(options_, "world", options_.rank, options_.ranks, options_.use_config); }
   void tear_down() override { world_.reset(); }
+  void abort() override { world_->abort(); }
 
  protected:
   Operation operation(Kind kind, long salt) const {

@@ -20,6 +20,7 @@ class Behaviour : public Shape {
   explicit Behaviour(const Context& context) : context_(context) {}
   void set_up() override { world_ = Group::create(options_, "world", options_.rank, options_.ranks, options_.use_config); }
   void tear_down() override { world_.reset(); }
+  void abort() override { world_->abort(); }
 
  protected:
   void expect(bool condition, const char* what) {

@@ -32,6 +32,7 @@ class Pipeline : public Shape {
     world_->synchronize();
   }
   void tear_down() override { world_.reset(); }
+  void abort() override { world_->abort(); }
 
  private:
   static constexpr int kMicroBatches = 4;
@@ -108,6 +109,10 @@ class TensorData : public Shape {
     world_.reset();
     CUDA(cudaEventDestroy(event_));
   }
+  void abort() override {
+    for (auto* group : {&tensor_, &data_, &world_})
+      if (*group) (*group)->abort();
+  }
 
  private:
   const Context context_;
@@ -140,6 +145,9 @@ class ManyCommunicators : public Shape {
       if (const std::string problem = verify(operations[i], *groups_[i]); !problem.empty()) progress_.wrong(problem);
   }
   void tear_down() override { groups_.clear(); }
+  void abort() override {
+    for (auto& group : groups_) group->abort();
+  }
 
  private:
   const Context context_;
@@ -165,6 +173,9 @@ class Ordered : public Shape {
     for (const Step& step : steps) run_steps(context_, {step});  // returns when the operation is complete
   }
   void tear_down() override { groups_.clear(); }
+  void abort() override {
+    for (auto& group : groups_) group->abort();
+  }
 
  private:
   const Context context_;

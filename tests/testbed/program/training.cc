@@ -43,6 +43,7 @@ class Training : public Shape {
     model_ = make_group(Axis::kModel, "");
     data_ = make_group(Axis::kData, "");
     gather_ = make_group(Axis::kData, "-gather");  // parameters are gathered on a communicator of their own
+    if (gradients_) connect_stages();
     const size_t largest = std::max({training_.activations, training_.gradients, training_.tokens}) * bytes_of(options_.type);
     for (Group* group : groups()) group->reserve(largest * group->ranks);
     CUDA(cudaStreamCreateWithFlags(&compute_, cudaStreamNonBlocking));
@@ -75,6 +76,10 @@ class Training : public Shape {
     if (trace_) fclose(trace_);
   }
 
+  void abort() override {
+    for (Group* group : groups()) group->abort();
+  }
+
  private:
   [[noreturn]] static void refuse(const std::string& why) {
     fprintf(stderr, "testjob: %s\n", why.c_str());
@@ -95,6 +100,20 @@ class Training : public Shape {
       if (membership(training_.layout, rank, axis).name == member.name) color = rank;
     const bool anybody = member.ranks > 1;  // the same on all ranks: groups of an axis are equally large
     return anybody ? world_->split(member.name, color, member.rank, options_.split_share) : nullptr;
+  }
+
+  // NCCL connects two ranks when they first exchange something, and both wait for that on the host. In an interleaved schedule such
+  // waits can form a circle, so all neighbours are connected beforehand, in one group call.
+  void connect_stages() {
+    const int stages = pipeline_->ranks, next = (pipeline_->rank + 1) % stages, previous = (pipeline_->rank + stages - 1) % stages;
+    for (Group* group : {pipeline_.get(), gradients_.get()}) group->reserve(1);
+    NCCL(ncclGroupStart());
+    NCCL(ncclSend(pipeline_->input, 1, ncclInt8, next, pipeline_->comm, pipeline_->stream));
+    NCCL(ncclRecv(pipeline_->output, 1, ncclInt8, previous, pipeline_->comm, pipeline_->stream));
+    NCCL(ncclSend(gradients_->input, 1, ncclInt8, previous, gradients_->comm, pipeline_->stream));
+    NCCL(ncclRecv(gradients_->output, 1, ncclInt8, next, gradients_->comm, pipeline_->stream));
+    NCCL(ncclGroupEnd());
+    pipeline_->synchronize();
   }
 
   std::vector<Group*> groups() const {
