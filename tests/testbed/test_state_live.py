@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from ncclwatch.errors import NcclwatchError, TargetError, TargetGoneError
 from ncclwatch.model.state import Direction, OpPhase, ProcessSample, Transport
 from ncclwatch.target.image import load_snapshot, record_snapshot
 from ncclwatch.target.session import TargetProcess
-from testbed.job import VERSIONS, Job, available
+from testbed.job import VERSIONS, Job, available, library
 
 pytestmark = [pytest.mark.attach, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 
@@ -275,20 +276,36 @@ def test_a_killed_target_is_one_clear_error(version: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+RELOADS = """
+import ctypes, os, sys, time
+ctypes.CDLL(sys.argv[1])
+time.sleep(0.05)
+os.execv(sys.executable, [sys.executable, "-c", sys.argv[2], *sys.argv[1:]])
+"""
+
+
 def test_exec_in_a_loop_is_never_mistaken_for_the_target(version: str) -> None:
-    """A process that replaces itself again and again: opening and sampling give an error or the truth."""
-    with Job(version, 2, "allreduce", "socket", count=1 << 16) as job:
-        command = f"exec 3</proc/{job.pid(0)}/cmdline; sleep 0.01"
-        loop = subprocess.Popen(["sh", "-c", f'{command}; exec sh -c "$0" "$0"', f'{command}; exec sh -c "$0" "$0"'])
-        try:
-            deadline = time.monotonic() + 3
-            while time.monotonic() < deadline:
-                with pytest.raises(NcclwatchError) as caught:
-                    TargetProcess.open(loop.pid)
-                assert "\n" not in str(caught.value)
-        finally:
-            loop.kill()
-            loop.wait()
+    """A process that loads NCCL and replaces itself, again and again: opening and sampling give the truth or one clear error."""
+    process = subprocess.Popen([sys.executable, "-c", RELOADS, str(library(version)), RELOADS])
+    opened = lost = 0
+    try:
+        deadline = time.monotonic() + 60
+        while lost < 5:
+            assert time.monotonic() < deadline, (opened, lost)
+            try:
+                target = TargetProcess.open(process.pid)
+            except NcclwatchError as error:
+                assert "\n" not in str(error)
+                continue
+            opened += 1
+            with target, pytest.raises(TargetGoneError):
+                while True:
+                    assert target.sample().communicators == ()
+            lost += 1
+    finally:
+        process.kill()
+        process.wait()
+    assert opened == lost
 
 
 def test_a_target_that_becomes_another_program() -> None:
