@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,7 +12,7 @@ import typer
 from ncclwatch.cli import options
 from ncclwatch.cli.options import AllOption, ExitCodeOption, JsonOption, PidOption
 from ncclwatch.cli.output import emit, emit_json, note
-from ncclwatch.cli.sampling import Problem, Watch, load_files, nothing_read
+from ncclwatch.cli.sampling import Problem, Watch, load_files, nothing_read, sees_every_process
 from ncclwatch.errors import ExitStatus
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
@@ -87,8 +86,8 @@ def judge(
 
 
 def _hosts(watch: Watch) -> Sequence[str]:
-    """Hosts on which every NCCL process was looked at: this one, when we are root and see them all."""
-    return sorted({watched.target.info.host for watched in watch.watched}) if os.geteuid() == 0 else ()
+    """Hosts on which every NCCL process was looked at: this one, when we see them all."""
+    return sorted({watched.target.info.host for watched in watch.watched}) if sees_every_process() else ()
 
 
 def _engine(complete_hosts: Sequence[str]) -> Engine:

@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ncclwatch.cli.calls_plane import CallsPlane
-from ncclwatch.cli.sampling import Problem, Readable, Watched, nothing_read
+from ncclwatch.cli.sampling import Problem, Readable, Watched, nothing_read, sees_every_process
 from ncclwatch.collect.aggregate import Aggregator
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.errors import NcclwatchError, TargetGoneError
+from ncclwatch.model.events import Flag
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.verdict import Verdict
 
@@ -129,6 +130,8 @@ class LiveSession:
         if not self.watched:
             raise nothing_read(self.problems)
         infos = [watched.target.info for watched in self.watched.values()]
+        if self.every and not self.problems and sees_every_process():
+            self.diagnosis.complete_hosts = frozenset(info.host for info in infos)
         if calls:
             self.calls.start(infos)
         self.aggregator.calls_plane = self.calls.running
@@ -201,6 +204,8 @@ class LiveSession:
         lost = self.calls.lost()
         update.newly_lost = max(lost - self.aggregator.lost, 0)
         update.lost = lost
+        if events is not None and (len(events) or update.newly_lost):
+            self.diagnosis.add_calls(_of_known_pids(events), update.newly_lost)
         update.notes, self.calls.problems = self.calls.problems, []
         self.aggregator.calls_plane = self.calls.running
         self.aggregator.feed_losses(lost)
@@ -314,6 +319,12 @@ class LiveSession:
 
     def _alive(self) -> list[Watched]:
         return [watched for watched in self.watched.values() if watched.gone is None]
+
+
+def _of_known_pids(events: NDArray[Any]) -> NDArray[Any]:
+    """Records whose pid is one in our pid namespace: a process nobody watches yet comes with the number of its own."""
+    foreign = (events["flags"] & Flag.UNKNOWN_PROCESS != 0) & (events["pid_namespace"] != 0)
+    return events[~foreign] if foreign.any() else events
 
 
 def resident_bytes() -> int:
