@@ -19,7 +19,7 @@ from ncclwatch.probes.attach import Backend
 from ncclwatch.probes.functions import BLOCKING, FUNCTIONS
 from ncclwatch.probes.map_layouts import Counter, SiteKind
 from ncclwatch.probes.tracer import CallTracer, Leave, TracedFile
-from testbed.calls.harness import STUB_OFFSETS, Caller, build_stub, calls, collect, compilation, summary
+from testbed.calls.harness import BREAKPOINT, STUB_OFFSETS, Caller, build_stub, calls, collect, compilation, summary
 
 pytestmark = [pytest.mark.attach, pytest.mark.skipif(os.geteuid() != 0, reason="needs root")]
 
@@ -430,16 +430,9 @@ def test_a_killed_agent_leaves_no_probe_and_no_harm(library: Path, caller: Calle
     """The breakpoint byte in the caller's memory is gone with the agent, and the caller computes on."""
     with start(library, [caller.pid]) as tracer:
         entry = next(f.entry for f in tracer.functions(0) if f.function is Function.ALL_REDUCE)
-    base = next(
-        int(line.split("-")[0], 16)
-        for line in Path(f"/proc/{caller.pid}/maps").read_text().splitlines()
-        if line.endswith(str(library))
-    )
 
     def first_byte() -> int:
-        with Path(f"/proc/{caller.pid}/mem").open("rb") as memory:
-            memory.seek(base + entry.address)
-            return memory.read(1)[0]
+        return caller.byte_at(library, entry.address)
 
     assert first_byte() == entry.code[0]
     command = [sys.executable, "-c", textwrap.dedent(KILLED_AGENT), str(library), str(caller.pid)]
@@ -448,7 +441,7 @@ def test_a_killed_agent_leaves_no_probe_and_no_harm(library: Path, caller: Calle
         assert agent.stdout is not None
         assert agent.stdout.readline() == "attached\n"
         caller.run("allreduce 1")
-        assert first_byte() == 0xCC, "the breakpoint"
+        assert first_byte() == BREAKPOINT
         caller.send("chaos 1000")
         agent.send_signal(signal.SIGKILL)
         agent.wait()

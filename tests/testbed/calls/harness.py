@@ -23,6 +23,8 @@ HERE = Path(__file__).resolve().parent
 STUB_OFFSETS = CommunicatorOffsets(comm_hash=8, rank=16, nranks=20, op_count=24, magic=0)
 """``struct comm`` of stub_nccl.c."""
 PATIENCE_S = 60.0
+BREAKPOINT = 0xCC
+"""The byte that a uprobe puts in place of the first one of an instruction on x86-64."""
 
 Events = npt.NDArray[Any]
 
@@ -108,6 +110,14 @@ class Caller:
         while (line := self._line()) != "done":
             lines.append(line)
         return lines
+
+    def byte_at(self, library: Path, address: int) -> int:
+        """The byte of the library at an address as linked, as it is in this process's memory now."""
+        maps = Path(f"/proc/{self.pid}/maps").read_text().splitlines()
+        base = next(int(line.split("-")[0], 16) for line in maps if line.endswith(str(library)))
+        with Path(f"/proc/{self.pid}/mem").open("rb", buffering=0) as memory:
+            memory.seek(base + address)
+            return memory.read(1)[0]
 
     def wait_ready(self) -> None:
         """After exec: the new program has initialised."""
