@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from ncclwatch.target import manifest
 from ncclwatch.target.layout import Layout
 from ncclwatch.target.maps import Mapping
-from ncclwatch.target.memory import PAGE_SIZE, ImageReader, Range, pages_of
+from ncclwatch.target.memory import PAGE_SIZE, Range
+from ncclwatch.target.recorded import ImageReader, pages_of
 
 MAGIC = 0x0280028002800280
 

@@ -18,13 +18,11 @@ from ncclwatch.target.memory import (
     MAX_READ,
     PAGE_SIZE,
     AddressSpace,
-    ImageReader,
     LiveReader,
-    RecordingReader,
     UnreadableError,
-    from_pages,
     plausible_pointer,
 )
+from ncclwatch.target.recorded import ImageReader, RecordingReader, from_pages
 from unit.target_fake import mapping
 
 PATTERN = bytes(range(256)) * 64

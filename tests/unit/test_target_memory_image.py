@@ -19,7 +19,7 @@ from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessInfo, ProcessSample, VersionSource
 from ncclwatch.target import image
 from ncclwatch.target.image import HEADER, MAGIC, RecordedProcess, RecordedSample
-from ncclwatch.target.memory import RecordingReader
+from ncclwatch.target.recorded import RecordingReader
 from ncclwatch.target.sampler import ProcessFacts, Sampler
 from unit.target_fake import FakeJob, released_layout
 

@@ -371,3 +371,29 @@ def test_searching_stays_within_its_budget(newest: Layout) -> None:
         assert calls < 1000
     assert calls > 0
     assert finder.found == {job.comm: "magic"}
+
+
+def test_large_communicators_are_read_in_part_and_every_sample_says_so(newest: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neighbours in the ring come first, so that what matters is known although not everybody is looked at."""
+    monkeypatch.setattr("ncclwatch.target.connectors.MAX_CONNECTORS", 4 * 2 * 8)
+    job = FakeJob(newest, rank=500, nranks=1000)
+    for channel, peer in ((0, 499), (1, 501), (0, 10)):
+        job.connect(channel, peer, "send")
+    sampler = Sampler(job.process.reader(), newest, None)
+    sampler.expect({job.comm: "hint"})
+    samples = [sampler.sample(INFO, ProcessFacts(1, 2, "S")) for _ in range(2)]
+    for sample in samples:
+        assert [line[:2] for line in sample.communicators[0].transports] == [(0, 499), (1, 501)]
+        assert "connections: to 8 of 1000 peers" in sample.truncated
+
+
+def test_an_operation_to_an_unknown_peer_makes_its_connection_known(newest: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ncclwatch.target.connectors.MAX_CONNECTORS", 4 * 2 * 8)
+    job = FakeJob(newest, rank=500, nranks=1000)
+    job.operation(job.connect(0, 10, "send"), peer=10, rank=500)
+    sampler = Sampler(job.process.reader(), newest, None, keep=False)
+    sampler.expect({job.comm: "hint"})
+    first, second = (sampler.sample(INFO, ProcessFacts(1, 2, "S")) for _ in range(2))
+    assert first.communicators[0].transports == ()
+    assert second.communicators[0].transports == ((0, 10, "send", Transport.NET),)
+    assert first.operations[0].subs[0].peer == second.operations[0].subs[0].peer == 10

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import islice
 
-from ncclwatch.model.state import ChannelRing, Communicator, Direction, PeerInfo, Transport
-from ncclwatch.target.decode import Decoder, Fields, Values, clean_text
+from ncclwatch.model.state import ChannelRing, Communicator, PeerInfo
+from ncclwatch.target.connectors import MAX_CHANNELS, Connector, ConnectorReader
+from ncclwatch.target.decode import Decoder, Values
 from ncclwatch.target.layout import MissingMemberError
 
 MAGIC = 0x0280028002800280
@@ -17,17 +16,11 @@ MAGIC = 0x0280028002800280
 MAX_RANKS = 1 << 17
 """Ranks of a communicator; the largest jobs known have tens of thousands."""
 
-MAX_CHANNELS = 256
-"""Channels; MAXCHANNELS is 32 in 2.18 and 64 from 2.23."""
+MAX_KEPT = 4096
+"""Communicators, also past ones, of which lasting facts are kept."""
 
 MAX_LISTED_PEERS = 4096
 """Peers that are listed of one communicator in a sample."""
-
-MAX_CONNECTORS = 8192
-"""Connectors of one communicator that are looked at in one sample."""
-
-MAX_WISHES = 512
-"""Peers that are looked at first because operations use connections to them."""
 
 _COMM = (
     "startMagic",
@@ -60,42 +53,6 @@ _COMM = (
 )
 _SHARED = ("owner", "refCount", "collOpCount", "proxyState")
 _PEER = ("rank", "hostHash", "pidHash", "cudaDev", "busId", "comm")
-_CONNECTOR = (
-    "connected",
-    "proxyConn.connection",
-    "proxyConn.tpRank",
-    "proxyConn.sameProcess",
-    "transportComm",
-    "transportResources",
-)
-
-_TRANSPORT_NAMES = {
-    "P2P": Transport.P2P,
-    "SHM": Transport.SHM,
-    "NET": Transport.NET,
-    "COL": Transport.COLLNET,
-    "NVLS": Transport.NVLS,
-}
-"""``ncclTransport.name`` of src/transport/*.cc, the same from v2.18.3-1 to v2.30.7-1."""
-
-
-@dataclass(frozen=True, slots=True)
-class Connector:
-    """One end of a connection of a communicator (``ncclConnector``): where it lies, whom it joins, and what serves it.
-
-    ``connection`` is the address of the ``ncclProxyConnection`` in the process whose proxy serves it: this one if
-    ``same_process``.
-    """
-
-    channel: int
-    peer: int
-    direction: Direction
-    index: int
-    address: int
-    transport: Transport
-    connection: int
-    resources: int
-    same_process: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +65,8 @@ class _Lasting:
     connectors: tuple[Connector, ...]
     top_parent_ranks: tuple[int, ...]
     name: str
+    truncated: tuple[str, ...]
+    unavailable: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +87,15 @@ class CommReader:
 
     def __init__(self, decoder: Decoder, keep_s: float = 5.0) -> None:
         self.decoder = decoder
+        self.connectors = ConnectorReader(decoder)
         self._keep_s = keep_s
         self._lasting: dict[tuple[int, int], _Lasting] = {}
-        self._transport_names: dict[tuple[int, Direction], Transport] = {}
-        self._wished: set[int] = set()
 
     def begin(self) -> None:
         """Start a sample: a reader that keeps nothing reads transport names anew too, so that a recorder sees it."""
         if not self._keep_s:
             self._lasting.clear()
-            self._transport_names.clear()
+            self.connectors.begin()
 
     def forget(self, older_than_s: float = 1.0) -> None:
         """Read connectors again next time, if that was not done within ``older_than_s``: connections are made as they are
@@ -214,19 +172,31 @@ class CommReader:
         key = (address, values["commHash"] or 0)
         kept = self._lasting.get(key)
         if kept is not None and kept.read_at + self._keep_s > time.monotonic():
+            # What limits them limits every sample that repeats them.
+            self.decoder.truncated.update(dict.fromkeys(kept.truncated))
+            self.decoder.unavailable.update(kept.unavailable)
             return kept
+        kept = self._read_lasting(address, values)
+        if len(self._lasting) >= MAX_KEPT:
+            self._lasting.clear()
+        self._lasting[key] = kept
+        return kept
+
+    def _read_lasting(self, address: int, values: Values) -> _Lasting:
+        decoder = self.decoder
+        truncated, unavailable = dict(decoder.truncated), dict(decoder.unavailable)
         nranks = values["nRanks"] or 0
-        parents = self.decoder.words(values["topParentRanks"] or 0, nranks, 4, signed=True) or ()
-        kept = _Lasting(
+        parents = decoder.words(values["topParentRanks"] or 0, nranks, 4, signed=True) or ()
+        return _Lasting(
             read_at=time.monotonic(),
             peers=self._peers(values),
             rings=self._rings(address, values),
-            connectors=self._connectors(address, values),
-            top_parent_ranks=parents if self.decoder.layout.has("ncclComm.topParentRanks") else tuple(range(nranks)),
-            name=self.decoder.string(values["config.commName"] or 0),
+            connectors=self.connectors.read(address, values),
+            top_parent_ranks=parents if decoder.layout.has("ncclComm.topParentRanks") else tuple(range(nranks)),
+            name=decoder.string(values["config.commName"] or 0),
+            truncated=tuple(line for line in decoder.truncated if line not in truncated),
+            unavailable=tuple(item for item in decoder.unavailable.items() if item[0] not in unavailable),
         )
-        self._lasting[key] = kept
-        return kept
 
     def _result(self, value: int | None) -> str | None:
         return None if value is None else self.decoder.layout.enum_name("ncclResult_t", value)
@@ -287,11 +257,6 @@ class CommReader:
             if peer is not None and peer["rank"] == index
         )
 
-    def _channel_count(self, values: Values) -> int:
-        """Channels in use: those of collectives and of point-to-point, bounded by the array."""
-        used = max(values["nChannels"] or 0, values["p2pnChannels"] or 0)
-        return max(0, min(used, self.decoder.layout.member("ncclComm.channels").count, MAX_CHANNELS))
-
     def _rings(self, address: int, values: Values) -> tuple[ChannelRing, ...]:
         layout, nranks = self.decoder.layout, values["nRanks"] or 0
         if not (layout.has("ncclChannel.ring.prev") and layout.has("ncclComm.channels")):
@@ -307,112 +272,6 @@ class CommReader:
             if before is not None and after is not None and 0 <= before < nranks and 0 <= after < nranks:
                 rings.append(ChannelRing(index, before, after))
         return tuple(rings)
-
-    def wish(self, peers: Iterable[int]) -> None:
-        """Look at the connectors to these peers first: operations were seen that use connections not known yet."""
-        self._wished.update(peers)
-        while len(self._wished) > MAX_WISHES:
-            self._wished.pop()
-
-    def _likely_peers(self, address: int, values: Values, nranks: int) -> list[int]:
-        """Peers in the order in which their connectors are looked at: neighbours in rings and trees, wishes, then everybody by
-        distance.
-        """
-        decoder, layout = self.decoder, self.decoder.layout
-        paths = [path for path in ("ring.prev", "ring.next", "tree.up") if layout.has(f"ncclChannel.{path}")]
-        near: dict[int | None, None] = {}
-        if paths:
-            channels = layout.member("ncclComm.channels")
-            wanted = decoder.fields("ncclChannel", paths)
-            down = layout.member("ncclChannel.tree.down") if layout.has("ncclChannel.tree.down") else None
-            places = [address + channels.at(index) for index in range(self._channel_count(values))]
-            for place, channel in zip(places, decoder.structures(wanted, places), strict=True):
-                below = decoder.words(place + down.offset, down.count, 4, signed=True) if down else ()
-                near.update(dict.fromkeys([*(channel or {}).values(), *(below or ())]))
-        near.update(dict.fromkeys(self._wished))
-        first = [peer for peer in near if peer is not None and 0 <= peer < nranks]
-        rank = values["rank"] or 0
-        rest = ((rank + sign * step) % nranks for step in range(nranks // 2 + 1) for sign in (1, -1))
-        return list(dict.fromkeys([*first, *islice(rest, 2 * MAX_CONNECTORS)]))
-
-    def _connectors(self, address: int, values: Values) -> tuple[Connector, ...]:
-        """Every connection made (``ncclConnector.connected``), over channels and peers, within a bound a sample."""
-        decoder, layout = self.decoder, self.decoder.layout
-        nranks = values["nRanks"] or 0
-        try:
-            wanted = decoder.fields("ncclConnector", _CONNECTOR)
-            channels = layout.member("ncclComm.channels")
-            peers_member = layout.member("ncclChannel.peers")
-            sides = [
-                (Direction.SEND, layout.member("ncclChannelPeer.send")),
-                (Direction.RECV, layout.member("ncclChannelPeer.recv")),
-            ]
-        except MissingMemberError as error:
-            decoder.unavailable["connections"] = error.message
-            return ()
-        count = self._channel_count(values)
-        tables = decoder.reader.read_many([(address + channels.at(index) + peers_member.offset, 8) for index in range(count)])
-        places: list[tuple[int, int, Direction, int, int]] = []
-        budget = MAX_CONNECTORS // sum(side.count for _, side in sides)
-        peers = sorted(self._likely_peers(address, values, nranks)[: budget // max(count, 1)])
-        if len(peers) < nranks:
-            decoder.truncated[f"connections: to {len(peers)} of {nranks} peers"] = None
-        for channel, table in enumerate(tables):
-            first = int.from_bytes(table, "little") if table else 0
-            pointers = decoder.reader.read_many([(first + 8 * peer, 8) for peer in peers]) if decoder.is_readable(first) else []
-            for peer, data in zip(peers, pointers, strict=False):
-                pointer = int.from_bytes(data, "little") if data else 0
-                if decoder.is_readable(pointer):
-                    places += [
-                        (channel, peer, direction, index, pointer + side.at(index))
-                        for direction, side in sides
-                        for index in range(side.count)
-                    ]
-        return self._decode_connectors(places, wanted)
-
-    def _decode_connectors(self, places: Sequence[tuple[int, int, Direction, int, int]], wanted: Fields) -> tuple[Connector, ...]:
-        found = self.decoder.structures(wanted, [place[4] for place in places])
-        connectors = []
-        for (channel, peer, direction, index, where), connector in zip(places, found, strict=True):
-            if connector is None or connector["connected"] != 1:
-                continue
-            connectors.append(
-                Connector(
-                    channel=channel,
-                    peer=peer,
-                    direction=direction,
-                    index=index,
-                    address=where,
-                    transport=self.transport_of(connector["transportComm"] or 0, direction),
-                    connection=connector["proxyConn.connection"] or 0,
-                    resources=connector["transportResources"] or 0,
-                    same_process=connector["proxyConn.sameProcess"] != 0,
-                )
-            )
-        return tuple(connectors)
-
-    def transport_of(self, transport_comm: int, direction: Direction) -> Transport:
-        """Which transport a ``ncclTransportComm`` belongs to: it is a member of a ``ncclTransport``, whose name lies in front
-        of it.
-
-        Works without symbols, and in builds whose transports moved.
-        """
-        key = (transport_comm, direction)
-        known = self._transport_names.get(key)
-        if known is None:
-            known = self._transport_names[key] = self._name_of(transport_comm, direction)
-        return known
-
-    def _name_of(self, transport_comm: int, direction: Direction) -> Transport:
-        layout = self.decoder.layout
-        if not transport_comm or not layout.has(f"ncclTransport.{direction}"):
-            return Transport.UNKNOWN
-        name = layout.member("ncclTransport.name")
-        start = transport_comm - layout.member(f"ncclTransport.{direction}").offset + name.offset
-        if not self.decoder.is_readable(start, name.size):
-            return Transport.UNKNOWN
-        data = self.decoder.reader.read_many([(start, name.size)])[0]
-        return _TRANSPORT_NAMES.get(clean_text(data or b""), Transport.UNKNOWN)
 
 
 def sane_header(values: Values) -> bool:

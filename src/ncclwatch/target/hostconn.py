@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ncclwatch.model.state import Direction, HostConnection, Transport
-from ncclwatch.target.commstate import Connector
+from ncclwatch.target.connectors import Connector
 from ncclwatch.target.decode import Decoder
 from ncclwatch.target.layout import MissingMemberError
 

@@ -27,7 +27,8 @@ from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessInfo, ProcessSample, VersionSource
 from ncclwatch.target.layout import Layout, LayoutError
 from ncclwatch.target.maps import Mapping
-from ncclwatch.target.memory import PAGE_SIZE, ImageReader
+from ncclwatch.target.memory import PAGE_SIZE
+from ncclwatch.target.recorded import ImageReader
 from ncclwatch.target.sampler import ProcessFacts, Sampler
 
 MAGIC = b"ncclwatch-image\n"

@@ -1,4 +1,4 @@
-"""Reading a process's memory from outside: one interface for a live process, a recording one and a recorded image.
+"""Reading a process's memory from outside: the interface that all readers share, and the reader of a live process.
 
 ``process_vm_readv`` neither stops nor signals the target, and works while it is stopped. Everything that comes through here is
 untrusted: callers bound what they ask for, and a range that cannot be read is ``None``, never an exception that ends a sample.
@@ -216,7 +216,7 @@ class LiveReader:
 
     def read(self, address: int, size: int) -> bytes:
         """One range; raises :class:`UnreadableError`."""
-        if not _allowed(address, size):
+        if not is_allowed(address, size):
             self.counters.faults += 1
             raise UnreadableError(f"{size} bytes at {address:#x}")
         if self._transfer_one(address, size) != size:
@@ -236,7 +236,7 @@ class LiveReader:
         wanted: list[int] = []
         total = 0
         for index, (address, size) in enumerate(ranges):
-            if not _allowed(address, size):
+            if not is_allowed(address, size):
                 self.counters.faults += 1
                 continue
             if len(wanted) == IOV_MAX or total + size > MAX_READ:
@@ -249,7 +249,7 @@ class LiveReader:
 
     def scan(self, address: int, size: int) -> NDArray[np.uint64]:
         """The words from ``address`` on; what follows an unreadable page is left off. Valid until the next call."""
-        got = self._transfer_one(address, size) if _allowed(address, size) else 0
+        got = self._transfer_one(address, size) if is_allowed(address, size) else 0
         return self._words[: max(got, 0) // 8]
 
     def probe(self, addresses: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -356,150 +356,6 @@ class LiveReader:
         return 0
 
 
-class RecordingReader:
-    """Another reader, whole pages at a time, and the memory of which pages were read: what a snapshot file keeps.
-
-    Within one sample (between calls of ``start_sample``) a page is fetched once, so that decoding the recorded pages gives
-    what was decoded live; ``again`` fetches the range anew and updates the page.
-    """
-
-    def __init__(self, reader: MemoryReader) -> None:
-        self._reader = reader
-        self.counters = reader.counters
-        self.pages: dict[int, bytes] = {}
-        self._absent: set[int] = set()
-
-    def start_sample(self) -> None:
-        """Forget the pages of the sample before."""
-        self.pages = {}
-        self._absent = set()
-
-    def read(self, address: int, size: int) -> bytes:
-        """One range; raises :class:`UnreadableError`."""
-        (data,) = self.read_many([(address, size)])
-        if data is None:
-            raise UnreadableError(f"{size} bytes at {address:#x}")
-        return data
-
-    def read_many(self, ranges: Sequence[Range], *, again: bool = False) -> list[bytes | None]:
-        """Many ranges, from the pages kept and the missing ones fetched in one go."""
-        asked = [pages_of(address, size) if _allowed(address, size) else range(0) for address, size in ranges]
-        wanted = sorted(
-            {page for pages in asked for page in pages if again or (page not in self.pages and page not in self._absent)}
-        )
-        for page, data in zip(wanted, self._reader.read_many([(page, PAGE_SIZE) for page in wanted]), strict=True):
-            if data is None:
-                self._absent.add(page)
-            else:
-                self.pages[page] = data
-        return [from_pages(self.pages, address, size) for address, size in ranges]
-
-    def scan(self, address: int, size: int) -> NDArray[np.uint64]:
-        """Search the live process; nothing is kept."""
-        return self._reader.scan(address, size)
-
-    def probe(self, addresses: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Search the live process; nothing is kept."""
-        return self._reader.probe(addresses)
-
-    def mappings(self) -> Sequence[Mapping]:
-        """The live process's."""
-        return self._reader.mappings()
-
-    def refresh_mappings(self) -> bool:
-        """The live process's."""
-        return self._reader.refresh_mappings()
-
-    def resident(self, start: int, end: int) -> list[Range]:
-        """The live process's."""
-        return self._reader.resident(start, end)
-
-    def check(self) -> None:
-        """The live process's."""
-        self._reader.check()
-
-
-class ImageReader:
-    """Pages recorded from a process at one moment, and its memory map."""
-
-    def __init__(self, pages: dict[int, bytes], mappings: Sequence[Mapping]) -> None:
-        self.counters = ReadCounters()
-        self._pages = pages
-        self._addresses = np.array(sorted(pages), dtype=np.uint64)
-        self._mappings = tuple(mappings)
-
-    def read(self, address: int, size: int) -> bytes:
-        """One range; raises :class:`UnreadableError` where a page was not recorded."""
-        data = from_pages(self._pages, address, size) if _allowed(address, size) else None
-        self.counters.calls += 1
-        if data is None:
-            self.counters.faults += 1
-            raise UnreadableError(f"{size} bytes at {address:#x}")
-        self.counters.bytes += size
-        return data
-
-    def read_many(self, ranges: Sequence[Range], *, again: bool = False) -> list[bytes | None]:
-        """Many ranges; ``None`` where a page was not recorded."""
-        return [from_pages(self._pages, address, size) if _allowed(address, size) else None for address, size in ranges]
-
-    def scan(self, address: int, size: int) -> NDArray[np.uint64]:
-        """What was recorded from ``address`` on without a gap."""
-        end = address & -PAGE_SIZE
-        while end in self._pages and end < address + size:
-            end += PAGE_SIZE
-        size = min(size, end - address)
-        data = from_pages(self._pages, address, size) if _allowed(address, size) else None
-        return np.frombuffer(data or b"", dtype=np.uint64, count=len(data or b"") // 8)
-
-    def probe(self, addresses: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """The recorded 8-byte words, 0 elsewhere."""
-        found = (from_pages(self._pages, int(address), 8) for address in addresses)
-        return np.array([int.from_bytes(data, "little") if data else 0 for data in found], dtype=np.uint64)
-
-    def mappings(self) -> Sequence[Mapping]:
-        """The map as recorded."""
-        return self._mappings
-
-    def refresh_mappings(self) -> bool:
-        """A recording does not change."""
-        return False
-
-    def resident(self, start: int, end: int) -> list[Range]:
-        """Runs of recorded pages."""
-        first, last = np.searchsorted(self._addresses, [start & -PAGE_SIZE, end])
-        pages = self._addresses[first:last].astype(np.int64)
-        if not len(pages):
-            return []
-        runs = np.split(pages, np.flatnonzero(np.diff(pages) != PAGE_SIZE) + 1)
-        return [(int(run[0]), len(run) * PAGE_SIZE) for run in runs]
-
-    def check(self) -> None:
-        """A recording does not go away."""
-
-
-def pages_of(address: int, size: int) -> range:
-    """Addresses of the pages that a range touches."""
-    return range(address & -PAGE_SIZE, address + size, PAGE_SIZE)
-
-
-def from_pages(pages: dict[int, bytes], address: int, size: int) -> bytes | None:
-    """A range put together from pages, or ``None`` when one of them is missing."""
-    first = address & -PAGE_SIZE
-    page = pages.get(first)
-    offset = address - first
-    if page is not None and offset + size <= PAGE_SIZE:
-        return page[offset : offset + size]
-    if size <= 0 or size > MAX_READ:
-        return None
-    parts: list[bytes] = []
-    for number in pages_of(address, size):
-        part = pages.get(number)
-        if part is None:
-            return None
-        parts.append(part)
-    return b"".join(parts)[offset : offset + size]
-
-
 def gone(pid: int) -> TargetGoneError:
     """The error for a process that exited or replaced itself."""
     return TargetGoneError(f"process {pid} exited or replaced itself while it was read", "look again with 'ncclwatch ps'")
@@ -517,5 +373,6 @@ def forbidden(pid: int) -> PrivilegeError:
     return PrivilegeError(f"not allowed to read the memory of process {pid}", hint)
 
 
-def _allowed(address: int, size: int) -> bool:
+def is_allowed(address: int, size: int) -> bool:
+    """Whether a range is worth a system call: bounded, and in user space."""
     return 0 < size <= MAX_READ and address >= LOWEST_ADDRESS and address + size <= ADDRESS_LIMIT

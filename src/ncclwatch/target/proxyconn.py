@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ncclwatch.model.state import Direction, Transport
-from ncclwatch.target.commstate import CommReader, CommState, Connector
+from ncclwatch.target.commstate import CommReader, CommState
+from ncclwatch.target.connectors import Connector
 from ncclwatch.target.decode import Decoder, Values
 from ncclwatch.target.wanted import TRANSPORTS
 
@@ -113,7 +114,7 @@ class Connections:
         if values is None:
             return None
         direction = Direction.SEND if values["send"] else Direction.RECV
-        transport = self._comm_reader.transport_of(values["tcomm"] or 0, direction)
+        transport = self._comm_reader.connectors.transport_of(values["tcomm"] or 0, direction)
         if transport is Transport.UNKNOWN:
             transport = _TRANSPORTS.get(name_of(TRANSPORTS, values["transport"]), Transport.UNKNOWN)
         plain = ProxyConnection(direction, transport)

@@ -105,7 +105,7 @@ class Sampler:
         comms = [state for a, how in sorted(self.finder.found.items()) if (state := self._comm_reader.read(a, how)) is not None]
         view = ProxyReader(self.decoder, comms, self._comm_reader, self._net_devices).read_all()
         if view.strangers:
-            self._comm_reader.wish(view.strangers)
+            self._comm_reader.connectors.wish(view.strangers)
             self._comm_reader.forget()
         records = tuple(self._with_host_connections(state) for state in comms)
         self.reader.check()

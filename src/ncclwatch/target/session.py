@@ -13,8 +13,9 @@ from ncclwatch.target.communicators import SearchReport
 from ncclwatch.target.discover import FoundProcess, examine, layout_of
 from ncclwatch.target.layout import Layout
 from ncclwatch.target.maps import Mapping
-from ncclwatch.target.memory import LiveReader, RecordingReader
+from ncclwatch.target.memory import LiveReader
 from ncclwatch.target.process import GONE, context_switches, read_stat
+from ncclwatch.target.recorded import RecordingReader
 from ncclwatch.target.sampler import ProcessFacts, Sampler
 
 MAX_COUNTED_THREADS = 32
