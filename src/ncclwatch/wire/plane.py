@@ -88,11 +88,13 @@ class WirePlane:
         if library is not None:
             self._follow(str(library))
 
-    def watch(self, pid: int, layout: Layout | None = None, bias: int = 0) -> WatchedProcess:
+    def watch(
+        self, pid: int, layout: Layout | None = None, bias: int = 0, files: list[VerbsFile] | None = None
+    ) -> WatchedProcess:
         """Take a process in: resolve what it has open now, and hear of what it opens later.
 
-        ``layout`` and ``bias`` are those of its NCCL, when it has one. Raises :class:`TargetGoneError` and
-        :class:`PrivilegeError`.
+        ``layout`` and ``bias`` are those of its NCCL, when it has one; ``files`` its open RDMA devices, looked up unless given.
+        Raises :class:`TargetGoneError` and :class:`PrivilegeError`.
         """
         process = self.processes.get(pid) or WatchedProcess(pid)
         process.layout, process.bias = layout, bias
@@ -102,7 +104,7 @@ class WirePlane:
             library = library_of(pid, reader.mappings())
             if library is not None:
                 self._follow(library)
-            process.files = verbs_files(pid)
+            process.files = verbs_files(pid) if files is None else files
             for context in find_contexts(reader, process.files, layout, bias):
                 process.contexts[context.address] = context
             pairs, queues = find_queues(reader, process.contexts.values()) if process.contexts else ([], [])

@@ -73,14 +73,14 @@ def cheapest_entry(code: bytes, *, keep_stack: bool) -> tuple[int, CostClass]:
     engine.detail = True
     kept = ARGUMENT_REGISTERS | ({"rsp"} if keep_stack else frozenset())
     first: CostClass | None = None
-    instructions = list(engine.disasm(code, 0))
+    instructions = list(engine.disasm(code, _BASE))
     for instruction in instructions[:ENTRY_INSTRUCTIONS]:
         cost = cost_class(bytes(instruction.bytes))
         first = first or cost
         if cost is not CostClass.SINGLE_STEPPED:
-            if any(0 < target <= instruction.address for target in _jump_targets(instructions)):
+            if any(_BASE < target <= instruction.address for target in _jump_targets(instructions)):
                 break
-            return instruction.address, cost
+            return instruction.address - _BASE, cost
         _, written = instruction.regs_access()
         names = {_WIDE.get(name, name) for name in map(instruction.reg_name, written)}
         if names & kept or set(instruction.groups) & _LEAVES:
@@ -89,6 +89,7 @@ def cheapest_entry(code: bytes, *, keep_stack: bool) -> tuple[int, CostClass]:
 
 
 ENTRY_INSTRUCTIONS = 16
+_BASE = 1 << 16  # capstone writes small addresses in decimal
 ENTRY_BYTES = 512
 ARGUMENT_REGISTERS = frozenset({"rdi", "rsi", "rdx", "rcx"})
 _WIDE = {
