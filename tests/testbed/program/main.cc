@@ -1,5 +1,6 @@
 // A job for the CPU testbed: one process per rank, real NCCL. See options.h and shape.h.
 #include <signal.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <thread>
@@ -41,6 +42,8 @@ void start_watchdog(double limit_s, job::Progress& progress, job::Shape& shape) 
 
 int main(int argc, char** argv) {
   using namespace job;
+  // The launcher may run us below a wrapper such as unshare(1): whoever starts us, we end with it.
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
   const Options options = parse_options(argc, argv);
   const auto maker = shapes().find(options.shape);
   if (maker == shapes().end()) {
