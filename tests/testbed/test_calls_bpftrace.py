@@ -52,7 +52,7 @@ def finish(process: subprocess.Popen[str]) -> dict[tuple[str, int, str], int]:
     output = ""
     deadline = time.monotonic() + 3 * PATIENCE_S
     while process.returncode is None:
-        # bpftrace 0.17 ends only when a signal interrupts its epoll_wait; one that comes in between is forgotten. Say it again, as
+        # bpftrace 0.17 ends only when a signal interrupts its epoll_wait; one in between is forgotten. Say it again, as
         # a user would; seldom, because detaching waits for the kernel and must not be interrupted.
         process.send_signal(signal.SIGINT)
         try:
