@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+import textwrap
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import TextIO
@@ -115,6 +116,14 @@ def fit(text: str, cells: int) -> str:
         taken.append(ch)
         used += step
     return "".join(taken) + ELLIPSIS if cells > 0 else ""
+
+
+def wrap(line: str, cells: int) -> list[str]:
+    """A line as lines of at most ``cells`` cells, broken at blanks, the later ones indented two more than the first."""
+    if width(line) <= cells:
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip()) + 2)
+    return textwrap.wrap(line, cells, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False) or [line]
 
 
 def columns(header: Sequence[str], rows: Iterable[Sequence[str]], *, right: Sequence[int] = (), gap: int = 2) -> list[str]:

@@ -86,3 +86,13 @@ def test_fit_cuts_by_terminal_cells() -> None:
     assert text.fit("模型模型", 5) == "模型…"
     assert text.width(text.fit("模型模型", 6)) <= 6
     assert text.fit("short", 5) == "short"
+
+
+def test_wrapped_lines_hang_and_lose_nothing() -> None:
+    line = "    - rank 3 (node, pid 1) waits for rank 2, which has no operation open for it"
+    wrapped = text.wrap(line, 40)
+    assert all(text.width(part) <= 40 for part in wrapped)
+    assert wrapped[0].startswith("    - rank 3")
+    assert all(part.startswith("      ") for part in wrapped[1:])
+    assert " ".join(" ".join(wrapped).split()) == " ".join(line.split())
+    assert text.wrap("short", 40) == ["short"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -91,7 +92,7 @@ def _surface(*, as_json: bool, calls: bool, plain: bool) -> Surface:
         from ncclwatch.cli.live_json import JsonSurface
 
         return JsonSurface(calls=calls)
-    if plain or not sys.stdout.isatty():
+    if plain or not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb":
         from ncclwatch.cli.live_log import LogSurface
 
         return LogSurface()

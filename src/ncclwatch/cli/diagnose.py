@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,7 +19,7 @@ from ncclwatch.errors import ExitStatus
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.report.verdict_text import verdict_lines
-from ncclwatch.text import Style
+from ncclwatch.text import Style, wrap
 
 # What the operating system or NCCL states outright needs no further waiting.
 _HARD_EVIDENCE = frozenset({VerdictClass.STOPPED, VerdictClass.DEAD, VerdictClass.ERROR})
@@ -54,7 +56,8 @@ def diagnose(
             if i:
                 emit()
             for line in verdict_lines(verdict, style):
-                emit(line)
+                # A file or a pager gets whole lines, which can be searched.
+                emit("\n".join(wrap(line, shutil.get_terminal_size().columns)) if sys.stdout.isatty() else line)
     for problem in problems:
         note(problem.line)
     return ExitStatus.VERDICT if exit_code and verdicts[0].verdict_class.accuses else ExitStatus.OK

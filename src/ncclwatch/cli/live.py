@@ -242,8 +242,9 @@ class LiveSession:
         """A process ended, or became another program; the latter is looked at anew."""
         info = watched.target.info
         self.calls.remove_process(info)
-        detail = str(watched.gone)
-        return ProcessChange(Change.REPLACED if _lives_on(info) else Change.EXITED, watched.pid, info, detail)
+        if _lives_on(info):
+            return ProcessChange(Change.REPLACED, watched.pid, info, "it runs another program now")
+        return ProcessChange(Change.EXITED, watched.pid, info)
 
     def _samples(self) -> list[ProcessSample]:
         """The newest look at every process, of one that ended its last state with run state ``X``."""

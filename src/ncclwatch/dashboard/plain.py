@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
@@ -12,7 +13,7 @@ from rich.text import Text
 from ncclwatch.dashboard import rows
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 from ncclwatch.report.verdict_text import culprit_name, verdict_lines
-from ncclwatch.text import Style, clean, duration, rate, size
+from ncclwatch.text import Style, clean, duration, rate, size, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,8 +48,8 @@ class TerminalSurface:
     def update(self, session: LiveSession, update: Update) -> None:
         """Redraw when there is something new."""
         for change in update.changes:
-            rank = f"rank {change.info.rank} " if change.info and change.info.rank is not None else ""
-            self._tell(f"{change.change}: {rank}pid {change.pid} {change.detail}")
+            rank = f"rank {change.info.rank}, " if change.info and change.info.rank is not None else ""
+            self._tell(f"{change.change}: {rank}pid {change.pid}" + (f" ({change.detail})" if change.detail else ""))
         for text in update.notes:
             self._tell(text)
         for recovery in update.recoveries:
@@ -68,10 +69,10 @@ class TerminalSurface:
         stands = session.verdict if session.verdict and session.verdict.verdict_class.accuses else None
         print(f"ncclwatch: {reason or 'ended'}" + ("" if stands else "; no verdict stands"))
         for line in verdict_lines(stands, Style()) if stands else ():
-            print(line)
+            print("\n".join(wrap(line, self._console.width)))
 
     def _tell(self, line: str) -> None:
-        self._news = [*self._news, clean(line.strip(), 300)][-MAX_NEWS:]
+        self._news = [*self._news, f"{datetime.now():%H:%M:%S} {clean(line, 300)}"][-MAX_NEWS:]
 
     def _draw(self, session: LiveSession) -> None:
         width, height = self._console.size
