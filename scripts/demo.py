@@ -42,11 +42,14 @@ class Attached:
     def __init__(self, arguments: list[str]) -> None:
         self.child = subprocess.Popen([*NCCLWATCH, "attach", *arguments], stdout=subprocess.PIPE, text=True, bufsize=1)
         self.lines: queue.Queue[str | None] = queue.Queue()
+        self.culprits: list[str] = []
         threading.Thread(target=self._pass_on, daemon=True).start()
 
     def _pass_on(self) -> None:
         for line in self.child.stdout or ():
             print(f"  | {line.rstrip()}", flush=True)
+            if line.lstrip().startswith("culprit "):
+                self.culprits.append(line.strip())
             self.lines.put(line)
         self.lines.put(None)
 
@@ -133,6 +136,9 @@ def watch_one_freeze(job: Job, target: list[str]) -> None:
         status = watcher.end()
         if status != 0:
             raise DemoError(f"ncclwatch ended with status {status}")
+    wrong = [line for line in watcher.culprits if f"pid {job.pid(victim)} " not in f"{line} "]
+    if wrong:
+        raise DemoError(f"others than rank {victim} were accused: {wrong}")
     if not all(job.alive(rank) for rank in range(RANKS)):
         raise DemoError(f"the job did not survive being watched\n{job.logs()}")
     say(f"done: the job still runs, unharmed, and nobody but rank {victim} was accused")

@@ -7,7 +7,7 @@ Exit status: 0 when everything that 'attach' needs is there, 4 when something it
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from ncclwatch.cli import options
 from ncclwatch.cli.findings import Finding, Level
@@ -48,12 +48,13 @@ def _status(host: Iterable[Finding], processes: Iterable[Finding]) -> ExitStatus
     return ExitStatus.PRIVILEGE if any(finding.level is Level.MISSING for finding in host) else ExitStatus.OK
 
 
-def _print(findings: Iterable[Finding], style: Style) -> None:
+def _print(findings: Sequence[Finding], style: Style) -> None:
+    names = min(max((len(finding.name) for finding in findings), default=0), 30)
     paint = {Level.OK: style.good, Level.INFO: style.dim, Level.GAP: style.warn, Level.MISSING: style.bad}
     for finding in findings:
-        emit(f"  {paint[finding.level](f'{finding.level:<8}')} {clean(finding.name, 40):<18} {clean(finding.detail, 300)}")
+        emit(f"  {paint[finding.level](f'{finding.level:<8}')} {clean(finding.name, 40):<{names}} {clean(finding.detail, 300)}")
         if finding.hint:
-            emit(f"  {'':<8} {'':<18} {style.bold('do:')} {clean(finding.hint, 300)}")
+            emit(f"  {'':<8} {'':<{names}} {style.bold('do:')} {clean(finding.hint, 300)}")
 
 
 def _summary(findings: Iterable[Finding], style: Style) -> str:

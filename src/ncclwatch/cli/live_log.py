@@ -49,7 +49,8 @@ class LogSurface:
         if update.newly_lost:
             self._line(f"{update.newly_lost} call records lost: rates and groups of this moment are too low")
         for recovery in update.recoveries:
-            self._line(f"RECOVERED after {duration(recovery.duration_s)}: {clean(recovery.verdict.summary, 300)}")
+            was = clean(recovery.verdict.summary, 300)
+            self._line(f"RECOVERED: NCCL moves again after {duration(recovery.duration_s)}; it was: {was}")
         if update.verdict_changed and update.verdict is not None:
             for i, line in enumerate(verdict_lines(update.verdict, self._style)):
                 self._line(line) if i == 0 else emit(f"         {line}")

@@ -53,7 +53,7 @@ class TerminalSurface:
         for text in update.notes:
             self._tell(text)
         for recovery in update.recoveries:
-            self._tell(f"recovered after {duration(recovery.duration_s)}: {recovery.verdict.summary}")
+            self._tell(f"recovered after {duration(recovery.duration_s)}; it was: {recovery.verdict.summary}")
         self._lost = update.lost
         if update.windows is None:
             return
