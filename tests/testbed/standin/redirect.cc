@@ -35,6 +35,8 @@ std::map<uintptr_t, std::string>& kernels() {
   return *map;
 }
 
+uintptr_t g_proxy_begin = 0, g_proxy_end = 0;
+
 [[noreturn]] void fail(const std::string& why) {
   fprintf(stderr, "[testbed %d] %s\n", getpid(), why.c_str());
   _exit(85);
@@ -159,6 +161,10 @@ void redirect_library(const char* path, uintptr_t base) {
       const Elf64_Sym& symbol = symbols[k];
       const char* name = names + symbol.st_name;
       if (ELF64_ST_TYPE(symbol.st_info) != STT_FUNC || !symbol.st_value) continue;
+      if (strcmp(name, "_Z17ncclProxyProgressPv") == 0) {
+        g_proxy_begin = base + symbol.st_value;
+        g_proxy_end = g_proxy_begin + symbol.st_size;
+      }
       if (is_kernel(name)) kernels()[base + symbol.st_value] = name;
       if (strncmp(name, "cuda", 4) != 0 || name[4] < 'A' || name[4] > 'Z') continue;
       const void* target = dlsym(self, name);
@@ -170,6 +176,7 @@ void redirect_library(const char* path, uintptr_t base) {
       jumps.emplace_back(base + symbol.st_value, target ? target : stubs.add(name));
     }
   }
+  if (!g_proxy_begin) fail(std::string(path) + " has no ncclProxyProgress: an NCCL this testbed does not know");
   if (jumps.empty()) fail(std::string(path) + " has no cuda* functions in its .symtab: stripped, or linked to a shared CUDA runtime");
   const auto [first, last] = std::minmax_element(jumps.begin(), jumps.end());
   const uintptr_t start = first->first & ~uintptr_t{4095};
@@ -181,8 +188,15 @@ void redirect_library(const char* path, uintptr_t base) {
   log(1, "redirected %zu CUDA functions of %s, %u of them implemented", jumps.size(), path, implemented);
 }
 
+// By the file's own name: folders may well be called after NCCL too.
+bool is_nccl(const char* path) {
+  if (!path) return false;
+  const char* slash = strrchr(path, '/');
+  return strncmp(slash ? slash + 1 : path, "libnccl.so", 10) == 0;
+}
+
 int visit(dl_phdr_info* info, size_t, void*) {
-  if (info->dlpi_name && strstr(info->dlpi_name, "libnccl.so")) redirect_library(info->dlpi_name, info->dlpi_addr);
+  if (is_nccl(info->dlpi_name)) redirect_library(info->dlpi_name, info->dlpi_addr);
   return 0;
 }
 
@@ -199,6 +213,11 @@ std::string kernel_name(const void* stub) {
   return found == kernels().end() ? std::string() : found->second;
 }
 
+bool in_proxy_progress(const void* address) {
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  return at >= g_proxy_begin && at < g_proxy_end;
+}
+
 }  // namespace standin
 
 // Programs that load NCCL by dlopen (the stand-in preloaded) are redirected as soon as it is there.
@@ -206,6 +225,6 @@ extern "C" void* dlopen(const char* file, int flags) {
   using Dlopen = void* (*)(const char*, int);
   static const auto next = reinterpret_cast<Dlopen>(dlsym(RTLD_NEXT, "dlopen"));
   void* handle = next(file, flags);
-  if (handle && file && strstr(file, "nccl")) standin::redirect_loaded();
+  if (handle && standin::is_nccl(file)) standin::redirect_loaded();
   return handle;
 }
