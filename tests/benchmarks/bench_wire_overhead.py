@@ -49,7 +49,8 @@ def main() -> None:
                     before = measure(program, rate, options.seconds, lambda job: lambda: "")
                     during = measure(program, rate, options.seconds, run)
                     after = measure(program, rate, options.seconds, lambda job: lambda: "")
-                    ratios.append(during["polls"] / during["ns"] / statistics.mean(x["polls"] / x["ns"] for x in (before, after)))
+                    bare = statistics.mean(x["polls"] / x["cpu_ns"] for x in (before, after))
+                    ratios.append(during["polls"] / during["cpu_ns"] / bare)
                     reports.append(during["report"])
                 lost = 1 - statistics.median(ratios)
                 print(

@@ -82,6 +82,14 @@ static void wait_line(void)
 
 static uint64_t polls, polled;
 
+static uint64_t cpu_now(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+	return now.tv_sec * 1000000000ull + now.tv_nsec;
+}
+
 static void poll_plain(struct ibv_cq *cq)
 {
 	struct ibv_wc wc[4];
@@ -147,7 +155,7 @@ int main(int count, char **words)
 	for (uint64_t i = 0; i < pieces; i++)
 		sge[i] = (struct ibv_sge){0x1000, bytes / pieces + (i < bytes % pieces), 0};
 	void (*poll)(struct ibv_cq *) = extended ? poll_extended : poll_plain;
-	uint64_t begin = standin_now(), signalled = 0, next_poll = 0;
+	uint64_t cpu_begin = cpu_now(), begin = standin_now(), signalled = 0, next_poll = 0;
 
 	for (uint64_t i = 0; i < posts; i++) {
 		struct ibv_qp *target = qp[i % qps];
@@ -210,7 +218,7 @@ int main(int count, char **words)
 		if (busy)
 			poll(cq[i % cqs]);
 	}
-	uint64_t end = standin_now();
+	uint64_t end = standin_now(), cpu_ns = cpu_now() - cpu_begin, polls_at_end = polls;
 
 	/* What is due comes in; receives add to what is polled. */
 	for (int idle = 0; idle < 200 && !stall_after; idle++) {
@@ -225,7 +233,8 @@ int main(int count, char **words)
 		if (idle > 20)
 			break;
 	}
-	printf("{\"ns\": %" PRIu64 ", \"polls\": %" PRIu64 ", \"polled\": %" PRIu64 ", \"qps\": [", end - begin, polls, polled);
+	printf("{\"ns\": %" PRIu64 ", \"cpu_ns\": %" PRIu64 ", \"polls\": %" PRIu64 ", \"polled\": %" PRIu64 ", \"qps\": [", end - begin, cpu_ns,
+	       polls_at_end, polled);
 	for (uint64_t i = 0; i < qps; i++) {
 		struct standin_counts c = standin_counts(qp[i]);
 

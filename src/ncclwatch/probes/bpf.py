@@ -267,10 +267,11 @@ def attach_raw_tracepoint(name: str, program: int) -> Link:
         raise refusal(f"attach to the tracepoint {name}", error) from None
 
 
-def attach_uprobe_multi(program: int, path: str, sites: list[tuple[int, int]]) -> Link:
-    """Attach one program to many places of one file, for every process that maps it (kernel 6.6 and later).
+def attach_uprobe_multi(program: int, path: str, sites: list[tuple[int, int]], *, pid: int = 0, on_return: bool = False) -> Link:
+    """Attach one program to many places of one file (kernel 6.6 and later): for every process that maps it, or for ``pid`` alone.
 
-    ``sites`` are (file offset, cookie). Raises :class:`OSError`: the caller knows what to try instead.
+    ``sites`` are (file offset, cookie). ``on_return`` as for :func:`attach_uprobe`. Raises :class:`OSError`: the caller knows
+    what to try instead.
     """
     name = ctypes.create_string_buffer(os.fsencode(path))
     offsets = (ctypes.c_uint64 * len(sites))(*(offset for offset, _ in sites))
@@ -286,8 +287,8 @@ def attach_uprobe_multi(program: int, path: str, sites: list[tuple[int, int]]) -
         0,
         ctypes.addressof(cookies),
         len(sites),
-        0,
-        0,
+        int(on_return),
+        pid,
         0,
     )
     return Link((_bpf(Command.LINK_CREATE, attributes),))

@@ -9,18 +9,13 @@ traced thread's wall time. The cost of a hit is measured on this machine, on fun
 from __future__ import annotations
 
 import ctypes
-import mmap
-import os
-import tempfile
 import time
 from collections.abc import Callable, Container, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import lru_cache
 
-from ncclwatch.errors import NcclwatchError
 from ncclwatch.probes.sites import CostClass
-from ncclwatch.target.maps import mapping_at, read_maps
+from ncclwatch.wire.calibration import calibration_sites, own_functions
 from ncclwatch.wire.kernel import WireKernel
 from ncclwatch.wire.sites import Site
 
@@ -194,43 +189,14 @@ def measure_costs(kernel: WireKernel, calls: int = CALIBRATION_CALLS) -> dict[Co
 
     The programs measured are those of polling, on functions of our own; takes some 10 ms. Raises what attaching raises.
     """
-    emulated, stepped = _own_functions()
+    emulated, stepped = own_functions()
     first, second = _measure(kernel, emulated, calls), _measure(kernel, stepped, calls)
     return {CostClass.EMULATED: first, CostClass.OPTIMISED: first, CostClass.SINGLE_STEPPED: second}
 
 
-_CODE = (bytes.fromhex("505931c0c3"), bytes.fromhex("4889f831c0c3"))
-"""push rax; pop rcx; xor eax, eax; ret – and mov rax, rdi; xor eax, eax; ret."""
-_SPACING = 64
-
-
-@lru_cache(maxsize=1)
-def _own_functions() -> tuple[int, int]:
-    """Addresses of two tiny functions in a mapped file: breakpoints are only put into files, and never where code can be
-    written."""
-    code = b"".join(function.ljust(_SPACING, b"\x90") for function in _CODE)
-    libc = ctypes.CDLL(None, use_errno=True)
-    libc.mmap.restype = ctypes.c_void_p
-    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
-    with tempfile.TemporaryFile(prefix="ncclwatch-calibration-") as file:
-        file.write(code)
-        file.flush()
-        address = libc.mmap(None, mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC, mmap.MAP_PRIVATE, file.fileno(), 0)
-    if address is None or address == ctypes.c_void_p(-1).value:
-        raise NcclwatchError(
-            "cannot map code to measure the cost of a probe", "is the temporary folder mounted noexec? set TMPDIR"
-        )
-    return address, address + _SPACING
-
-
 def _measure(kernel: WireKernel, address: int, calls: int) -> HitCost:
     function = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long)(address)
-    pid = os.getpid()
-    mapping = mapping_at(read_maps(pid), address)
-    assert mapping is not None  # noqa: S101 - mapped above
-    path, offset = f"/proc/{pid}/map_files/{mapping.range_name}", address - mapping.start + mapping.offset
-    entry = Site(pid, mapping.inode, offset, "on_poll", False, "calibration", path, "")
-    leave = Site(pid, mapping.inode, offset, "on_poll_return", True, "calibration", path, "")
+    entry, leave = calibration_sites(address)
     bare = _median_call_ns(function, calls)
     results = []
     for sites in ([entry], [entry, leave]):

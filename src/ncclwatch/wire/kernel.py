@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import os
+import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -13,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ncclwatch.errors import NcclwatchError
-from ncclwatch.probes.bpf import Link, attach_uprobe, raise_memlock_limit
+from ncclwatch.probes.bpf import Link, attach_uprobe, attach_uprobe_multi, raise_memlock_limit, refusal
 from ncclwatch.probes.program import Compilation, Image, Kernel
 from ncclwatch.probes.ring import RingReader
 from ncclwatch.wire import layouts
+from ncclwatch.wire.calibration import calibration_sites, own_functions
 from ncclwatch.wire.sites import Site
 
 SOURCE = "verbs.bpf.c"
@@ -51,11 +55,12 @@ class WireKernel:
     def __init__(self, image: Image | None = None) -> None:
         raise_memlock_limit()
         self._kernel = Kernel(image or Compilation(SOURCE).result(), ring_bytes=RING_BYTES)
-        self._programs: dict[str, int] = {}
+        self._programs: dict[tuple[str, bool], int] = {}
         self._ring: RingReader | None = None
         self._generation = 0
         try:
-            self._kernel.maps["steps"].update(b"\0\0\0\0", self._program("on_completion").to_bytes(4, "little"))
+            self.multi = self._multi_works()
+            self._use_steps(self.multi)
             self.new_generation()
         except BaseException:
             self.close()
@@ -82,9 +87,7 @@ class WireKernel:
         done: list[Attachment] = []
         try:
             for site in sorted(sites, key=_heat):
-                program = self._program(site.program)
-                link = attach_uprobe(program, site.path, site.offset, pid=site.pid, on_return=site.on_return)
-                done.append(Attachment(site, link))
+                done.append(Attachment(site, self._attach_one(site, self.multi)))  # noqa: PERF401 - what is done is undone below
         except NcclwatchError:
             self.detach(done)
             raise
@@ -92,25 +95,63 @@ class WireKernel:
 
     def attach_control(self, path: str, offset: int, program: str) -> Link:
         """Probe a function of libibverbs in every process: these calls are rare."""
-        return attach_uprobe(self._program(program), path, offset)
+        return attach_uprobe(self._program(program, False), path, offset)
 
     def detach(self, attachments: Iterable[Attachment]) -> None:
         """Take probes away: from now on they cost nothing. Those on polling go first.
 
-        The kernel removes a breakpoint at once and then waits some 100 ms for readers of its lists, so all are closed side by
-        side.
+        The kernel removes a breakpoint at once and then waits, some 100 ms, for readers of its lists. Links of uprobe_multi are
+        closed side by side; perf events take turns at a lock in the kernel, so there the order is all there is.
         """
         hottest_first = sorted(attachments, key=lambda attachment: _heat(attachment.site), reverse=True)
-        if len(hottest_first) > 1:
+        if self.multi and hottest_first:
             with ThreadPoolExecutor(max_workers=min(len(hottest_first), MAX_CLOSERS)) as closers:
                 list(closers.map(lambda attachment: attachment.link.close(), hottest_first))
-        elif hottest_first:
-            hottest_first[0].link.close()
+            return
+        for attachment in hottest_first:
+            attachment.link.close()
 
-    def _program(self, name: str) -> int:
-        if name not in self._programs:
-            self._programs[name] = self._kernel.load(name)
-        return self._programs[name]
+    def _attach_one(self, site: Site, multi: bool) -> Link:
+        program = self._program(site.program, multi)
+        if not multi:
+            return attach_uprobe(program, site.path, site.offset, pid=site.pid, on_return=site.on_return)
+        try:
+            return attach_uprobe_multi(program, site.path, [(site.offset, 0)], pid=site.pid, on_return=site.on_return)
+        except OSError as error:
+            raise refusal(f"place a uprobe in {site.library}", error) from None
+
+    def _multi_works(self) -> bool:
+        """Whether uprobe_multi links can be had for one process, all of its threads, returns and tail calls included.
+
+        They come and go without a lock in between, but exist from 6.6 on only, and at first took "process" for "thread": so it is
+        tried out, on a function of our own called from another thread.
+        """
+        address = own_functions()[0]
+        function = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long)(address)
+        links: list[Link] = []
+        try:
+            self._use_steps(True)
+            links = [self._attach_one(site, True) for site in calibration_sites(address)]
+            with ThreadPoolExecutor(max_workers=1) as other_thread:
+                thread = other_thread.submit(lambda: (function(0), threading.get_native_id())[1]).result()
+        except (NcclwatchError, OSError):
+            return False
+        finally:
+            for link in links:
+                link.close()
+        record = self.threads().get((os.getpid(), thread))
+        return record is not None and int(record["polls"]) == 2
+
+    def _use_steps(self, multi: bool) -> None:
+        """Programs can only continue with one loaded for the same kind of attachment."""
+        program = self._program("on_completion", multi)
+        self._kernel.maps["steps"].update(b"\0\0\0\0", program.to_bytes(4, "little"))
+
+    def _program(self, name: str, multi: bool) -> int:
+        key = name, multi
+        if key not in self._programs:
+            self._programs[key] = self._kernel.load(name, multi=multi)
+        return self._programs[key]
 
     def new_generation(self) -> int:
         """Begin a burst: what is in flight now is unknown, so rings start empty; returns the number of the generation."""
