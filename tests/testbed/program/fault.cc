@@ -18,7 +18,7 @@ namespace job {
 
 namespace {
 
-constexpr const char* kKinds[] = {"skip",      "other_op",  "other_size", "other_type", "swap",   "corrupt", "stall_gpu", "stall_proxy", "slow_gpu",
+constexpr const char* kKinds[] = {"stuck", "skip",      "other_op",  "other_size", "other_type", "swap",   "corrupt", "stall_gpu", "stall_proxy", "slow_gpu",
                                   "slow_link", "slow_copy", "slow_proxy", "pause",      "loader", "load",    "one_cpu",   "crash",       "no_init"};
 
 [[noreturn]] void usage(const std::string& specification) {
@@ -97,7 +97,8 @@ std::string Fault::text(const std::string& key) const {
 }
 
 bool Fault::active(long iteration) const {
-  const auto begin = static_cast<long>(number("at", 3)), length = static_cast<long>(number("for", -1));
+  const bool once = kind == "skip" || kind.compare(0, 6, "other_") == 0;
+  const auto begin = static_cast<long>(number("at", 3)), length = static_cast<long>(number("for", once ? 1 : -1));
   return iteration >= begin && (length < 0 || iteration < begin + length);
 }
 
@@ -156,12 +157,13 @@ void Faults::before_iteration(long iteration, const Progress& progress) {
 }
 
 std::optional<Operation> Faults::replace(const Operation& operation, const Group& group) {
-  for (const char* kind : {"skip", "other_op", "other_size", "other_type"}) {
+  for (const char* kind : {"stuck", "skip", "other_op", "other_size", "other_type"}) {
     const Fault* fault = find(kind);
     if (!fault || one_shot_done_) continue;
     if (const std::string wanted = fault->text("group"); !wanted.empty() && group.name.compare(0, wanted.size(), wanted) != 0) continue;
     one_shot_done_ = true;
     Operation other = operation;
+    while (fault->kind == "stuck") pause();
     if (fault->kind == "skip") return std::nullopt;
     if (fault->kind == "other_op") other.kind = operation.kind == Kind::kAllReduce ? Kind::kBroadcast : Kind::kAllReduce;
     if (fault->kind == "other_size") other.count = std::max<size_t>(1, operation.count / 2);
@@ -172,6 +174,7 @@ std::optional<Operation> Faults::replace(const Operation& operation, const Group
 }
 
 void issue(Faults& faults, const Operation& operation, Group& group) {
+  halt_if_aborting();
   if (const auto real = faults.replace(operation, group)) enqueue(*real, group);
 }
 

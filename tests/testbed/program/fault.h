@@ -1,7 +1,8 @@
 // Faults that a rank brings upon itself, given as --fault KIND:rank=R,at=I,for=N,key=value…
 //
 //   kind       what happens from iteration `at` on (counting from 0), for `for` iterations (forever, if not given)
-//   skip       the rank leaves out one collective (group=NAME limits it to a group)
+//   stuck      the rank's host thread never enters a collective (group=NAME limits it to a group)
+//   skip       the rank leaves out one collective of the iteration (group=NAME as above; `for` is 1 if not given, here and in other_*)
 //   other_op, other_size, other_type
 //              the rank enters a different collective, or with half the elements, or with another data type
 //   swap       two collectives on two communicators are entered in the other order (shapes that have such a pair)
@@ -60,7 +61,7 @@ class Faults {
   const Fault* find(const std::string& kind) const;  // active in the current iteration
   std::vector<Fault> faults_;
   long iteration_ = -1;
-  bool one_shot_done_ = false;  // skip and its like strike one operation of an iteration
+  bool one_shot_done_ = false;  // stuck, skip and its like strike one operation of an iteration
   std::vector<bool> announced_;
 };
 

@@ -1,9 +1,21 @@
 #include "group.h"
 
+#include <atomic>
+
 #include "check.h"
 #include "rendezvous.h"
 
 namespace job {
+
+namespace {
+std::atomic<bool> g_aborting{false};
+}
+
+void set_aborting() { g_aborting = true; }
+
+void halt_if_aborting() {
+  while (g_aborting) pause();
+}
 
 Group::Group(std::string name_, ncclComm_t comm_) : name(std::move(name_)), comm(comm_) {
   NCCL(ncclCommUserRank(comm, &rank));
@@ -42,7 +54,10 @@ void Group::reserve(size_t bytes) {
   capacity = bytes;
 }
 
-void Group::synchronize(cudaStream_t stream) { CUDA(cudaStreamSynchronize(stream)); }
+void Group::synchronize(cudaStream_t stream) {
+  CUDA(cudaStreamSynchronize(stream));
+  halt_if_aborting();
+}
 
 void Group::destroy() {
   if (comm) NCCL(ncclCommDestroy(comm));

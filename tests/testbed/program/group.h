@@ -11,6 +11,10 @@
 
 namespace job {
 
+// Once a watchdog aborts the communicators, the thread that used them stops for good in the next of its calls.
+void set_aborting();
+void halt_if_aborting();
+
 class Group {
  public:
   // Creates the communicator from an id exchanged under this name, with ncclCommInitRank or, with `config`, ncclCommInitRankConfig.
@@ -24,6 +28,7 @@ class Group {
   // Makes both buffers at least this large; what they held is lost.
   void reserve(size_t bytes);
   void synchronize() { synchronize(stream); }
+  static void synchronize(cudaStream_t stream);
   void destroy();  // ncclCommDestroy
   void abort();    // ncclCommAbort
 
@@ -36,7 +41,6 @@ class Group {
 
  private:
   Group(std::string name, ncclComm_t comm);
-  static void synchronize(cudaStream_t stream);
 };
 
 }  // namespace job

@@ -32,6 +32,7 @@ void start_watchdog(double limit_s, job::Progress& progress, job::Shape& shape) 
       usleep(static_cast<useconds_t>(limit_s * 1e6));
     }
     progress.note("watchdog: iteration " + std::to_string(seen + 1) + " takes too long, aborting");
+    job::set_aborting();
     shape.abort();
     constexpr int kAborted = 3;
     _exit(kAborted);

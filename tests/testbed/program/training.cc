@@ -64,7 +64,7 @@ class Training : public Shape {
       exchange(&passes[i], i + 1 < passes.size() ? &passes[i + 1] : nullptr);
     }
     if (!evaluate) reduce_gradients();
-    CUDA(cudaStreamSynchronize(compute_));
+    Group::synchronize(compute_);
     for (Group* group : groups()) group->synchronize();
     if (trace_) fflush(trace_);
   }

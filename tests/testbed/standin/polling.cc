@@ -4,14 +4,13 @@
 // without doing anything in between sleeps for a moment, which to NCCL looks like a busy machine.
 #include <dlfcn.h>
 #include <errno.h>
-#include <pthread.h>
-#include <string.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "control.h"
+#include "redirect.h"
 
 namespace {
 
@@ -51,17 +50,8 @@ class Throttle {
   int streak_ = 0;
 };
 
-bool is_proxy_progress_thread() {
-  static thread_local int polls = 0;
-  static thread_local bool known = false;
-  // NCCL names the thread from its creator, shortly after the start: look again now and then.
-  if (!known && (polls++ & 15) == 0) {
-    char name[32] = "";
-    pthread_getname_np(pthread_self(), name, sizeof name);
-    known = strncmp(name, "NCCL Progress", 13) == 0;
-  }
-  return known;
-}
+// Known from where it yields; NCCL names its threads only if asked to.
+thread_local bool t_proxy_progress = false;
 
 }  // namespace
 
@@ -69,7 +59,8 @@ extern "C" {
 
 int sched_yield(void) {
   static thread_local Throttle throttle;
-  if (is_proxy_progress_thread()) standin::proxy_point();
+  if (!t_proxy_progress) t_proxy_progress = standin::in_proxy_progress(__builtin_return_address(0));
+  if (t_proxy_progress) standin::proxy_point();
   if (!throttle.nothing_found()) syscall(SYS_sched_yield);
   return 0;
 }
@@ -81,7 +72,7 @@ ssize_t recv(int socket, void* buffer, size_t length, int flags) {
   const ssize_t got = next(socket, buffer, length, flags);
   if (got >= 0 || errno != EAGAIN || !(flags & MSG_DONTWAIT)) {
     throttle.reset();
-  } else if (!is_proxy_progress_thread()) {  // that one polls many sockets, and yields between its rounds
+  } else if (!t_proxy_progress) {  // that one polls many sockets, and yields between its rounds
     throttle.nothing_found();
     errno = EAGAIN;
   }
