@@ -397,3 +397,24 @@ def test_an_operation_to_an_unknown_peer_makes_its_connection_known(newest: Layo
     assert first.communicators[0].transports == ()
     assert second.communicators[0].transports == ((0, 10, "send", Transport.NET),)
     assert first.operations[0].subs[0].peer == second.operations[0].subs[0].peer == 10
+
+
+class GrowingReader(ScriptedReader):
+    """A process that maps more memory later; the map can be read again."""
+
+    def refresh_mappings(self) -> bool:
+        self._mappings = tuple(self._process.mappings)
+        return True
+
+
+def test_memory_mapped_later_is_readable_whoever_noticed_it(newest: Layout) -> None:
+    job = FakeJob(newest)
+    whole = job.process.mappings[0]
+    job.process.mappings[:] = []
+    reader = GrowingReader(job.process)
+    sampler = sampler_of(reader, newest, None)
+    assert not sampler.decoder.is_readable(job.comm)
+    job.process.mappings.append(whole)
+    reader.refresh_mappings()
+    reader.refresh_mappings = lambda: False  # type: ignore[method-assign]
+    assert sampler.decoder.is_readable(job.comm)

@@ -98,7 +98,7 @@ class Decoder:
     def __init__(self, reader: MemoryReader, layout: Layout) -> None:
         self.reader = reader
         self.layout = layout
-        self._space = AddressSpace(reader.mappings())
+        self._take_mappings()
         self.begin()
 
     def begin(self) -> None:
@@ -113,10 +113,14 @@ class Decoder:
             return False
         if self._space.contains(address, size):
             return True
-        if not self.reader.refresh_mappings():
+        if self.reader.mappings() is self._mappings and not self.reader.refresh_mappings():
             return False
-        self._space = AddressSpace(self.reader.mappings())
+        self._take_mappings()
         return self._space.contains(address, size)
+
+    def _take_mappings(self) -> None:
+        self._mappings = self.reader.mappings()
+        self._space = AddressSpace(self._mappings)
 
     def structure(self, wanted: Fields, address: int, *, again: bool = False) -> Values | None:
         """One structure, or ``None`` when the pointer or the memory is bad."""

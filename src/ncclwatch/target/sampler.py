@@ -32,6 +32,9 @@ RESTART_BYTES = 256 << 20
 RESTART_S = 0.05
 """What a sample spends when there are signs of a new communicator."""
 
+RETRY_INTERVAL_S = 5.0
+"""How often the likely places are looked at again while proxies serve more communicators than are known."""
+
 CHECK_INTERVAL_S = 1.0
 """Samples nearer together than this look for new communicators once."""
 
@@ -76,6 +79,7 @@ class Sampler:
         self._net_devices = NetDevices(self.decoder, load_bias)
         self._next_check = 0.0
         self._next_step = 0.0
+        self._next_retry = 0.0
         self._signs: tuple[int | None, int] | None = None
 
     def search(self, seconds: float = FIRST_SEARCH_S, *, everything: bool = False) -> bool:
@@ -86,6 +90,8 @@ class Sampler:
         self.reader.check()
         done = self.finder.search(1 << 62, time.monotonic() + seconds, stop_when_consistent=not everything)
         self._next_check = time.monotonic() + CHECK_INTERVAL_S
+        # Not equal to what the first check sees: a communicator made since the search must not become part of the baseline.
+        self._signs = (None, self.finder.expected())
         if done:
             self._next_step = time.monotonic() + RESEARCH_INTERVAL_S
         return bool(self.finder.found)
@@ -139,7 +145,9 @@ class Sampler:
         if self._keep and now >= self._next_check:
             self._next_check = now + CHECK_INTERVAL_S
             signs = (facts.threads, finder.expected())
-            if self._signs is not None and signs != self._signs:
+            unmatched = len(finder.found) < signs[1] and now >= self._next_retry
+            if unmatched or (self._signs is not None and signs != self._signs):
+                self._next_retry = now + RETRY_INTERVAL_S
                 finder.restart()
                 finder.search(RESTART_BYTES, now + RESTART_S, stop_when_consistent=True)
                 signs = (facts.threads, finder.expected())
