@@ -47,6 +47,7 @@ std::unique_ptr<Group> Group::split(const std::string& part, int color, int key,
 
 void Group::reserve(size_t bytes) {
   if (bytes <= capacity) return;
+  if (capacity) synchronize();  // operations on the old buffers may still run
   if (input) CUDA(cudaFree(input));
   if (output) CUDA(cudaFree(output));
   CUDA(cudaMalloc(reinterpret_cast<void**>(&input), bytes));
