@@ -54,13 +54,20 @@ class WireKernel:
 
     def __init__(self, image: Image | None = None) -> None:
         raise_memlock_limit()
-        self._kernel = Kernel(image or Compilation(SOURCE).result(), ring_bytes=RING_BYTES)
-        self._programs: dict[tuple[str, bool], int] = {}
+        program = image or Compilation(SOURCE).result()
+        self._programs: dict[str, int] = {}
         self._ring: RingReader | None = None
         self._generation = 0
+        self.multi = True
+        self._kernel = Kernel(program, ring_bytes=RING_BYTES)
         try:
-            self.multi = self._multi_works()
-            self._use_steps(self.multi)
+            if not self._multi_works():
+                # Begin anew: an array of programs belongs to the kind of attachment that used it first.
+                self._kernel.close()
+                self._programs.clear()
+                self.multi = False
+                self._kernel = Kernel(program, ring_bytes=RING_BYTES)
+                self._set_steps()
             self.new_generation()
         except BaseException:
             self.close()
@@ -87,7 +94,7 @@ class WireKernel:
         done: list[Attachment] = []
         try:
             for site in sorted(sites, key=_heat):
-                done.append(Attachment(site, self._attach_one(site, self.multi)))  # noqa: PERF401 - what is done is undone below
+                done.append(Attachment(site, self._attach_one(site)))  # noqa: PERF401 - what is done is undone below
         except NcclwatchError:
             self.detach(done)
             raise
@@ -95,7 +102,12 @@ class WireKernel:
 
     def attach_control(self, path: str, offset: int, program: str) -> Link:
         """Probe a function of libibverbs in every process: these calls are rare."""
-        return attach_uprobe(self._program(program, False), path, offset)
+        if not self.multi:
+            return attach_uprobe(self._program(program), path, offset)
+        try:
+            return attach_uprobe_multi(self._program(program), path, [(offset, 0)])
+        except OSError as error:
+            raise refusal(f"place a uprobe in {path}", error) from None
 
     def detach(self, attachments: Iterable[Attachment]) -> None:
         """Take probes away: from now on they cost nothing. Those on polling go first.
@@ -111,9 +123,9 @@ class WireKernel:
         for attachment in hottest_first:
             attachment.link.close()
 
-    def _attach_one(self, site: Site, multi: bool) -> Link:
-        program = self._program(site.program, multi)
-        if not multi:
+    def _attach_one(self, site: Site) -> Link:
+        program = self._program(site.program)
+        if not self.multi:
             return attach_uprobe(program, site.path, site.offset, pid=site.pid, on_return=site.on_return)
         try:
             return attach_uprobe_multi(program, site.path, [(site.offset, 0)], pid=site.pid, on_return=site.on_return)
@@ -130,8 +142,8 @@ class WireKernel:
         function = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long)(address)
         links: list[Link] = []
         try:
-            self._use_steps(True)
-            links = [self._attach_one(site, True) for site in calibration_sites(address)]
+            self._set_steps()
+            links = [self._attach_one(site) for site in calibration_sites(address)]
             with ThreadPoolExecutor(max_workers=1) as other_thread:
                 thread = other_thread.submit(lambda: (function(0), threading.get_native_id())[1]).result()
         except (NcclwatchError, OSError):
@@ -142,16 +154,14 @@ class WireKernel:
         record = self.threads().get((os.getpid(), thread))
         return record is not None and int(record["polls"]) == 2
 
-    def _use_steps(self, multi: bool) -> None:
-        """Programs can only continue with one loaded for the same kind of attachment."""
-        program = self._program("on_completion", multi)
-        self._kernel.maps["steps"].update(b"\0\0\0\0", program.to_bytes(4, "little"))
+    def _set_steps(self) -> None:
+        """Name the program that takes a poll's completions one after the other."""
+        self._kernel.maps["steps"].update(b"\0\0\0\0", self._program("on_completion").to_bytes(4, "little"))
 
-    def _program(self, name: str, multi: bool) -> int:
-        key = name, multi
-        if key not in self._programs:
-            self._programs[key] = self._kernel.load(name, multi=multi)
-        return self._programs[key]
+    def _program(self, name: str) -> int:
+        if name not in self._programs:
+            self._programs[name] = self._kernel.load(name, multi=self.multi)
+        return self._programs[name]
 
     def new_generation(self) -> int:
         """Begin a burst: what is in flight now is unknown, so rings start empty; returns the number of the generation."""
