@@ -54,8 +54,9 @@ $(CACHE)/stamps/test-packages: scripts/debian-packages.txt tests/vm/packages.txt
 $(CACHE)/stamps/venv: requirements.txt pyproject.toml $(CACHE)/stamps/demo-packages
 	@echo "==> Python environment in $(VENV)"
 	@[ -x $(PYTHON) ] || $(SYSTEM_PYTHON) -m venv --system-site-packages $(VENV)
-	@$(PYTHON) -m pip install -q --disable-pip-version-check --no-deps --ignore-installed -r requirements.txt
-	@$(PYTHON) -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation -e .
+	@{ $(PYTHON) -m pip install --disable-pip-version-check --no-deps --ignore-installed -r requirements.txt && \
+	   $(PYTHON) -m pip install --disable-pip-version-check --no-deps --no-build-isolation -e .; } >$(CACHE)/pip.log 2>&1 \
+	  || { tail -20 $(CACHE)/pip.log >&2; exit 1; }
 	@touch $@
 
 # Wheels are downloaded once; of each only the library and its headers are kept.
