@@ -245,3 +245,13 @@ def test_attach_ends_with_10_when_a_verdict_stands(capsys: pytest.CaptureFixture
         arguments = ["attach", "--all", "--no-probes", "--json", "--interval", "0.1", "--duration", "1", *extra]
         assert main.run(arguments) == status
         assert json.loads(capsys.readouterr().out.splitlines()[-1])["reason"] == "duration over"
+
+
+def test_exec_of_another_program_is_told_as_such(monkeypatch: pytest.MonkeyPatch) -> None:
+    targets = fake_targets.still(frozen_ring(2, run_state="S"), count=4)
+    fake(targets[1002]).looks = [fake(targets[1002]).looks[0], GONE]
+    fake_targets.install(monkeypatch, targets)
+    monkeypatch.setattr("ncclwatch.cli.live._lives_on", lambda info: info.pid == 1002)
+    with session([1000, 1001, 1002, 1003]) as live:
+        [told] = [change for update in looks(live, 3) for change in update.changes]
+    assert (told.change, told.pid, told.detail) == (Change.REPLACED, 1002, "it runs another program now")
