@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import PurePath
 
-from ncclwatch.model.state import Communicator, ProcessInfo, ProcessSample
+from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.text import clean
 
 RUN_STATES = {
@@ -46,28 +46,9 @@ def command(info: ProcessInfo, limit: int = 200) -> str:
     return clean(" ".join(words) or info.name, limit)
 
 
-def largest_communicator(sample: ProcessSample) -> Communicator | None:
-    """The communicator with most ranks, the oldest address first among equals."""
-    return max(sample.communicators, key=lambda c: (c.nranks, -c.address), default=None)
-
-
 def sort_key(info: ProcessInfo) -> tuple[bool, int, str, int]:
     """Known ranks first and ascending, then by host and pid."""
     return (info.rank is None, info.rank if info.rank is not None else 0, info.host, info.pid)
-
-
-def gpu(sample: ProcessSample) -> int | None:
-    """The CUDA device of the largest communicator."""
-    communicator = largest_communicator(sample)
-    return communicator.device if communicator else None
-
-
-def global_rank(sample: ProcessSample) -> int | None:
-    """The rank in the job: from the environment, else the rank in the largest communicator."""
-    if sample.process.rank is not None:
-        return sample.process.rank
-    communicator = largest_communicator(sample)
-    return communicator.rank if communicator else None
 
 
 def by_rank(samples: Sequence[ProcessSample]) -> list[ProcessSample]:
