@@ -82,6 +82,9 @@ class Sampler:
         self._next_retry = 0.0
         self._signs: tuple[int | None, int] | None = None
 
+    states: tuple[CommState, ...] = ()
+    """The communicators of the last sample with their connectors."""
+
     def search(self, seconds: float = FIRST_SEARCH_S, *, everything: bool = False) -> bool:
         """Look for communicators until what is found accounts for all proxies (or ``everything`` was looked at), or time is up.
 
@@ -109,6 +112,7 @@ class Sampler:
         self.reader.check()
         self._refresh_finder(facts)
         comms = [state for a, how in sorted(self.finder.found.items()) if (state := self._comm_reader.read(a, how)) is not None]
+        self.states = tuple(comms)
         view = ProxyReader(self.decoder, comms, self._comm_reader, self._net_devices).read_all()
         if view.strangers:
             self._comm_reader.connectors.wish(view.strangers)

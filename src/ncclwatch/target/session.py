@@ -9,7 +9,9 @@ from typing import Self
 
 from ncclwatch.errors import NcclwatchError, TargetError, TargetGoneError
 from ncclwatch.model.state import ProcessInfo, ProcessSample
+from ncclwatch.target.commstate import CommState
 from ncclwatch.target.communicators import SearchReport
+from ncclwatch.target.decode import Decoder
 from ncclwatch.target.discover import FoundProcess, examine, layout_of
 from ncclwatch.target.layout import Layout
 from ncclwatch.target.maps import Mapping
@@ -78,6 +80,16 @@ class TargetProcess:
             raise
         self.info = sample.process
         return sample
+
+    @property
+    def communicator_states(self) -> tuple[CommState, ...]:
+        """The communicators of the last sample with their connectors, for who follows those further."""
+        return self._sampler.states
+
+    @property
+    def decoder(self) -> Decoder:
+        """Typed reads of this process's structures."""
+        return self._sampler.decoder
 
     def record(self) -> tuple[ProcessSample, dict[int, bytes], dict[int, str]]:
         """A sample with the pages it was read from (address → content) and the communicators found; needs ``recording=True``."""
