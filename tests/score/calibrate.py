@@ -89,7 +89,7 @@ def scenario(layout: Layout, *, iterations: int, name: str = "calibration", **wo
         "tp_bytes": 1 << 16, "pp_bytes": 1 << 16, "dp_bytes": 1 << 18,
     }  # fmt: skip
     work = Workload(iterations=iterations, **(defaults | workload))  # type: ignore[arg-type]
-    network = Network(intra_node="net", channels=1)
+    network = Network(intra_node="net", net="socket", channels=1)
     clean = Expectation(ScoreClass.CLEAN)
     return as_testbed_runs(Scenario(name, "calibration", 1, clean, layout, work, network))
 

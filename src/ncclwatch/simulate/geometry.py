@@ -76,11 +76,15 @@ def cut(network: Network, function: str, nranks: int, nbytes: int) -> Cut:
 
 @dataclass(frozen=True, slots=True)
 class Path:
-    """From one rank to another: transport, bytes a second for one channel, seconds of latency."""
+    """From one rank to another: transport, bytes a second for one channel, seconds of latency.
+
+    ``socket_buffer`` is what the kernel takes of a connection before the receiver asks for it, 0 for anything but sockets.
+    """
 
     transport: Transport
     rate: float
     latency: float
+    socket_buffer: int = 0
 
 
 class Paths:
@@ -89,14 +93,12 @@ class Paths:
     def __init__(self, layout: Layout, network: Network) -> None:
         self._layout = layout
         channels = network.channels
-        self._net = Path(Transport.NET, network.nic_rate * 1e9 / channels, network.nic_latency_us / 1e6)
+        buffer = network.socket_buffer_bytes if network.net == "socket" else 0
+        self._net = Path(Transport.NET, network.nic_rate * 1e9 / channels, network.nic_latency_us / 1e6, buffer)
         local = Transport(network.intra_node)
-        rate, latency = (
-            (network.nic_rate, network.nic_latency_us)
-            if local is Transport.NET
-            else (network.local_rate, network.local_latency_us)
-        )
-        self._local = Path(local, rate * 1e9 / channels, latency / 1e6)
+        self._local = Path(local, network.local_rate * 1e9 / channels, network.local_latency_us / 1e6)
+        if local is Transport.NET:
+            self._local = self._net
 
     def __call__(self, source: int, destination: int) -> Path:
         """The path between two global ranks."""

@@ -148,13 +148,16 @@ class Workload:
 class Network:
     """The library and the paths between ranks. Rates are bytes a second divided by 1e9; ``nccl`` decides what counters count.
 
-    ``intra_node`` is the transport between ranks of a host: ``net`` (as on the testbed, each rank its own host id), ``shm`` or
-    ``p2p``.
+    ``net`` is ``ib`` (a send waits until the receiver has posted a buffer) or ``socket`` (the kernels' buffers take up to
+    ``socket_buffer_bytes`` of a connection first). ``intra_node`` is the transport between ranks of a host: ``net`` (as on the
+    testbed, each rank its own host id), ``shm`` or ``p2p``.
     """
 
     nccl: str = "2.27.5"
     algorithm: str = "Ring"
     protocol: str = "Simple"
+    net: str = "ib"
+    socket_buffer_bytes: int = 8 << 20
     intra_node: str = "p2p"
     channels: int = 2
     buffer_bytes: int = 4 << 20
@@ -351,6 +354,7 @@ def _check(scenario: Scenario, where: str) -> None:
     for name in ("nic_rate", "local_rate"):
         _require(getattr(net, name) > 0, where, f"network.{name} must be positive")
     _require(net.intra_node in _TRANSPORTS, where, f"network.intra_node {net.intra_node!r} is not known", ", ".join(_TRANSPORTS))
+    _require(net.net in ("ib", "socket"), where, "network.net must be ib or socket")
     _require(net.algorithm in ("Ring", "Tree"), where, "network.algorithm must be Ring or Tree")
     _require(net.protocol in ("Simple", "LL", "LL128"), where, "network.protocol must be Simple, LL or LL128")
     _require(1 <= net.channels <= 64, where, "network.channels must be 1 to 64")

@@ -85,12 +85,15 @@ def _drop_empty(items: list[Step]) -> list[Step]:
 def _exchange(
     stage: int, stages: int, *, send_f: bool = False, recv_f: bool = False, send_b: bool = False, recv_b: bool = False
 ) -> Exchange:
-    """Neighbours are cyclic: the last stage's output of one chunk is the first stage's input of the next."""
+    """Neighbours are cyclic: the last stage's output of one chunk is the first stage's input of the next.
+
+    Order as in Megatron-LM's ``p2p_communication.py``: to and from the previous stage, then the next.
+    """
     after, before = (stage + 1) % stages, (stage - 1) % stages
     wanted = (
-        (send_f, Transfer(True, after, True)),
-        (recv_f, Transfer(False, before, True)),
         (send_b, Transfer(True, before, False)),
+        (recv_f, Transfer(False, before, True)),
+        (send_f, Transfer(True, after, True)),
         (recv_b, Transfer(False, after, False)),
     )
     return Exchange(tuple(transfer for wish, transfer in wanted if wish))

@@ -351,7 +351,7 @@ class StateReader:
                     slice_steps=side.pieces.slice_steps,
                     subs=(self._sub(side, channel, m),),
                     queued_behind=behind,
-                    net_name="(simulated network)",
+                    net_name="Socket" if self.scenario.network.net == "socket" else "IB",
                 )
 
     @staticmethod

@@ -33,8 +33,8 @@ class Connection:
     """One direction of one channel between two ranks; lists are indexed by the connection's absolute slice, times never fall."""
 
     __slots__ = (
-        "acknowledged", "bytes", "consumed", "destination", "direct", "effects", "opened", "path", "produced",
-        "proxy_in", "proxy_out", "reader", "received", "rng", "sent", "slots", "source", "transmitted", "writer",
+        "acknowledged", "arrived", "buffer", "bytes", "consumed", "destination", "direct", "effects", "opened", "path",
+        "produced", "proxy_in", "proxy_out", "reader", "received", "rng", "sent", "slots", "source", "transmitted", "writer",
     )  # fmt: skip
 
     def __init__(self, source: int, destination: int, path: Path, slots: int, disturbance: Disturbance, seed: int) -> None:
@@ -43,6 +43,8 @@ class Connection:
         self.produced: list[float] = []
         self.transmitted: list[float] = []
         self.sent: list[float] = []
+        self.arrived: list[float] = []
+        self.buffer = path.socket_buffer
         self.acknowledged: list[float] = []
         self.received: list[float] = []
         self.consumed: list[float] = []
@@ -66,28 +68,50 @@ class Connection:
     def advance(self) -> bool:
         """Move produced slices through proxy and network as far as is known; whether any moved."""
         moved = False
-        while (m := len(self.transmitted)) < len(self.produced):
-            if self.direct:
-                moment = self.produced[m]
-                self.transmitted.append(moment)
-                self._deliver(m, moment, moment)
-                moved = True
-                continue
-            if m >= len(self.opened):
-                break
-            posted = self.opened[m]
-            if m >= self.slots:
-                if m - self.slots >= len(self.consumed):
-                    break
-                posted = max(posted, self.consumed[m - self.slots])
-            posted = live(self.proxy_in, posted)
-            earliest = max(self.produced[m], posted, self.transmitted[-1] if m else 0.0)
-            self.transmitted.append(live(self.proxy_out, earliest))
-            self._deliver(m, self.transmitted[m], max(self.transmitted[m], self.sent[-1] if m else 0.0))
+        while self._transmit() | self._deliver() | self._receive():
             moved = True
         return moved
 
-    def _deliver(self, m: int, sent: float, start: float) -> None:
+    def _posted(self, m: int) -> float | None:
+        """When the receiver's proxy opens a buffer for a slice, or ``None`` while that is unknown."""
+        if m >= len(self.opened):
+            return None
+        if m < self.slots:
+            return live(self.proxy_in, self.opened[m])
+        if m - self.slots >= len(self.consumed):
+            return None
+        return live(self.proxy_in, max(self.opened[m], self.consumed[m - self.slots]))
+
+    def _transmit(self) -> bool:
+        """The sender's proxy hands a slice to the network: over InfiniBand once a buffer is posted, over sockets at once."""
+        m = len(self.transmitted)
+        if m >= len(self.produced):
+            return False
+        if self.direct:
+            self.transmitted.append(self.produced[m])
+            return True
+        posted: float | None = 0.0 if self.buffer else self._posted(m)
+        if posted is None:
+            return False
+        earliest = max(self.produced[m], posted, self.transmitted[-1] if m else 0.0)
+        self.transmitted.append(live(self.proxy_out, earliest))
+        return True
+
+    def _deliver(self) -> bool:
+        """The network carries a slice; a socket takes only what its buffers hold beyond what the receiver has taken."""
+        m = len(self.sent)
+        if m >= len(self.transmitted):
+            return False
+        start = max(self.transmitted[m], self.sent[-1] if m else 0.0)
+        if self.buffer:
+            held, k = self.bytes[m], m
+            while k > 0 and held + self.bytes[k - 1] <= self.buffer:
+                k -= 1
+                held += self.bytes[k]
+            if k > 0:
+                if k > len(self.received):
+                    return False
+                start = max(start, self.received[k - 1])
         duration, delay, slow_ack = self.bytes[m] / self.path.rate, self.path.latency, self.path.latency
         slowest_nic = 1.0
         for effect in self.effects:
@@ -100,18 +124,26 @@ class Connection:
                 else:
                     duration *= effect.factor
                 slow_ack = max(slow_ack, self.path.latency + effect.acknowledgement_delay)
-                if effect.delay and (
-                    effect.probability >= 1 or (self.rng is not None and self.rng.random() < effect.probability)
-                ):
+                if effect.delay and (effect.probability >= 1 or self.rng.random() < effect.probability):
                     delay += effect.delay
         duration *= slowest_nic
         self.sent.append(start + duration)
-        arrival = start + duration + delay
-        if self.received and arrival < self.received[-1]:
-            arrival = self.received[-1]
-        self.received.append(live(self.proxy_in, arrival))
-        done = live(self.proxy_out, arrival + slow_ack)
+        arrival = max(start + duration + delay, self.arrived[-1] if m else 0.0)
+        self.arrived.append(arrival)
+        # A socket is done with a slice when the kernel has taken it, a queue pair when the other side has acknowledged it.
+        done = live(self.proxy_out, self.sent[m] if self.buffer else arrival + slow_ack)
         self.acknowledged.append(max(done, self.acknowledged[-1]) if m else done)
+        return True
+
+    def _receive(self) -> bool:
+        m = len(self.received)
+        if m >= len(self.arrived):
+            return False
+        posted: float | None = self._posted(m) if self.buffer and not self.direct else 0.0
+        if posted is None:
+            return False
+        self.received.append(live(self.proxy_in, max(self.arrived[m], posted)))
+        return True
 
 
 @dataclass(frozen=True, slots=True)

@@ -53,6 +53,8 @@ def plan(scenario: Scenario) -> TestbedPlan:
     unsupported: list[str] = []
     if net.intra_node == "p2p":
         unsupported.append("NVLink: the testbed has network and shared memory only")
+    if net.net != "socket":
+        unsupported.append("InfiniBand: over sockets on the testbed, over SoftRoCE only in the guest")
     if net.algorithm != "Ring" or net.protocol != "Simple":
         unsupported.append(f"{net.algorithm}/{net.protocol}: the testbed plays Ring/Simple")
     if work.tp_bytes != work.pp_bytes or (layout.cp > 1 and work.cp_bytes != work.pp_bytes):
