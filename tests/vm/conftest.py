@@ -18,6 +18,9 @@ from typing import Any
 
 import pytest
 
+from ncclwatch.probes.program import Compilation, Image
+from ncclwatch.wire.kernel import SOURCE as WIRE_PROGRAM
+from ncclwatch.wire.kernel import WireKernel
 from vm.errors import GuestError, GuestUnavailableError
 from vm.fabric import Fabric
 from vm.guest import GUEST_VARIABLE, Guest
@@ -28,8 +31,6 @@ LAYER_TIMEOUT_S = 540.0
 neighbour."""
 
 REPORTS = "reports.jsonl"
-
-WIRE_PROGRAM = "verbs.bpf.c"
 
 
 class _Layer:
@@ -162,3 +163,12 @@ def soft_roce() -> Iterator[Fabric]:
     fabric = Fabric.create()
     yield fabric
     fabric.close()
+
+
+@pytest.fixture(scope="session")
+def verbs_kernel() -> Iterator[WireKernel]:
+    """The wire plane's programs, compiled by the host while the guest booted: emulated, clang takes ten times as long."""
+    image = Path(SHARE, f"{WIRE_PROGRAM}.json")
+    program = Image.from_json(json.loads(image.read_text())) if image.exists() else Compilation(WIRE_PROGRAM).result()
+    with WireKernel(program) as wire:
+        yield wire

@@ -43,8 +43,10 @@ def run_perftest(
     size: int,
     options: tuple[str, ...] = (),
     held: Callable[[Processes], None] | None = None,
+    while_running: Callable[[], None] = lambda: None,
 ) -> PerftestResult:
     """One run; ``held`` is called again and again while both processes wait for each other, before anything is posted.
+    ``while_running`` is called once, after that.
 
     The first time, both have their devices open; the last time, all queues exist. Raises RuntimeError with perftest's own output.
     """
@@ -55,7 +57,7 @@ def run_perftest(
             *("-n", str(iterations), "-s", str(size), "-F", *options),
         ]
 
-    output, processes = _run_pair(fabric, command, held)
+    output, processes = _run_pair(fabric, command, held, while_running)
     row = _ROW.search(output)
     if row is None:
         raise RuntimeError(f"{program} printed no result:\n{output}")
@@ -76,7 +78,11 @@ def run_pingpong(fabric: Fabric, *, iterations: int, size: int, held: Callable[[
 
 
 def _run_pair(
-    fabric: Fabric, command: Callable[[Port, int], list[str]], held: Callable[[Processes], None] | None, timeout: float = 90
+    fabric: Fabric,
+    command: Callable[[Port, int], list[str]],
+    held: Callable[[Processes], None] | None,
+    while_running: Callable[[], None] = lambda: None,
+    timeout: float = 90,
 ) -> tuple[str, Processes]:
     """Server, gate and client; returns what the client printed."""
     tcp_port = next(_ports)
@@ -97,6 +103,7 @@ def _run_pair(
         gate = Gate(tcp_port + 1, (fabric.b.address, tcp_port), hold)
         client = _start([*command(fabric.a, tcp_port + 1), "127.0.0.1"])
         started.append(client.pid)
+        while_running()
         output, _ = client.communicate(timeout=timeout)
         server_output, _ = server.communicate(timeout=20)
         gate.close()

@@ -2,36 +2,22 @@
 
 from __future__ import annotations
 
-import json
-import os
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from ncclwatch.probes.program import Compilation, Image
 from ncclwatch.wire.accounts import QueuePairAccount
-from ncclwatch.wire.kernel import SOURCE, WireKernel
+from ncclwatch.wire.kernel import WireKernel
 from ncclwatch.wire.plane import WirePlane
 from vm.fabric import Fabric
-from vm.guest import GUEST_VARIABLE
 from vm.perftest import Processes, run_perftest, run_pingpong
 
 pytestmark = pytest.mark.vm
 
 
-@pytest.fixture(scope="module")
-def kernel() -> Iterator[WireKernel]:
-    # Compiled by the host meanwhile the guest boots: emulated, clang takes ten times as long.
-    image = Path(os.environ[GUEST_VARIABLE], SOURCE + ".json")
-    program = Image.from_json(json.loads(image.read_text())) if image.exists() else Compilation(SOURCE).result()
-    with WireKernel(program) as wire:
-        yield wire
-
-
 @pytest.fixture
-def plane(kernel: WireKernel) -> Iterator[WirePlane]:
-    with WirePlane(kernel, exact=True, always=True) as wire:
+def plane(verbs_kernel: WireKernel) -> Iterator[WirePlane]:
+    with WirePlane(verbs_kernel, exact=True, always=True) as wire:
         yield wire
 
 

@@ -64,6 +64,7 @@ class WirePlane:
         self.processes: dict[int, WatchedProcess] = {}
         self._control: dict[tuple[int, int], list[Link]] = {}
         self._everyone = False
+        self._devices: dict[tuple[int, int], str] = {}
 
     def __enter__(self) -> WirePlane:
         return self
@@ -107,6 +108,7 @@ class WirePlane:
             process.files = verbs_files(pid) if files is None else files
             for context in find_contexts(reader, process.files, layout, bias):
                 process.contexts[context.address] = context
+                self._devices[pid, context.address] = context.device
             pairs, queues = find_queues(reader, process.contexts.values()) if process.contexts else ([], [])
             process.pairs.update((pair.address, pair) for pair in pairs)
             self._add_sites(
@@ -128,6 +130,7 @@ class WirePlane:
         process = self.processes.pop(pid, None)
         if process is not None:
             self.kernel.detach(process.attached)
+            self._devices = {key: device for key, device in self._devices.items() if key[0] != pid}
 
     # --- what happens on the control path ------------------------------------------------------------------------------------
 
@@ -166,6 +169,7 @@ class WirePlane:
                 if context is None:
                     return
                 process.contexts[address] = context
+                self._devices[process.pid, address] = context.device
             pairs = []
             if qp and (pair := queue_pair_at(reader, qp)) is not None:
                 process.pairs[qp] = pair
@@ -213,10 +217,8 @@ class WirePlane:
         return sorted(found, key=lambda account: (account.pid, self.device_of(account), account.number))
 
     def device_of(self, account: QueuePairAccount) -> str:
-        """The RDMA device of a queue pair, or ``""``."""
-        process = self.processes.get(account.pid)
-        context = process.contexts.get(account.context) if process else None
-        return context.device if context else ""
+        """The RDMA device of a queue pair, also of one that is gone; ``""`` when it was never resolved."""
+        return self._devices.get((account.pid, account.context), "")
 
 
 def _why_unavailable(process: WatchedProcess, library: str | None) -> str:
