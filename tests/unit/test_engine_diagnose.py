@@ -375,3 +375,39 @@ def test_communicators_of_equal_hash_are_told_apart() -> None:
     verdict = diagnose(looks(ranks))
     assert named(verdict) == [1], "rank 2 waits for rank 0 in the second, rank 0 for rank 1 in the first"
     assert verdict.victims == (0, 2)
+
+
+@pytest.mark.parametrize("seen", ["not read at all", "seen to end"])
+def test_a_killed_rank_is_named_although_its_neighbour_has_silently_dropped_the_receive(seen: str) -> None:
+    """As read from a real job on 2.27.5: the successor of the killed rank has only its send left, and no error anywhere."""
+    ranks = []
+    for rank, (received, sent) in {0: (4, 8), 1: (8, 12), 3: (None, 4)}.items():
+        operations = [send((rank + 1) % 4, sent=sent, done=sent, produced=sent, nsteps=24)]
+        if received is not None:
+            posted = received + 8
+            got = recv((rank - 1) % 4, posted=posted, received=received, delivered=received, consumed=received, nsteps=24)
+            operations.append(got)
+        ranks.append(Rank(rank, 4, (communicator(rank, 4),), tuple(operations)))
+    if seen == "seen to end":
+        ranks.append(Rank(2, 4, (communicator(2, 4),), (), "X"))
+    verdict = diagnose(looks(ranks))
+    assert verdict.verdict_class is VerdictClass.DEAD
+    assert named(verdict) == [2]
+    assert verdict.victims == (0, 1, 3)
+    assert any("has dropped the receive" in line for line in verdict.evidence)
+
+
+def test_a_proxy_that_holds_ready_data_back_is_named_although_older_data_is_still_under_way() -> None:
+    """As read from a real job whose proxy thread stopped: two steps under way, two more ready, the receiver has buffers open."""
+    state = {0: (6, 10, 10, 10), 1: (10, 14, 14, 14), 2: (2, 6, 4, 2), 3: (2, 6, 6, 6)}
+    ranks = []
+    for rank, (received, produced, sent, done) in state.items():
+        operations = (
+            recv((rank - 1) % 4, posted=received + 8, received=received, delivered=received, consumed=received, nsteps=24),
+            send((rank + 1) % 4, sent=sent, done=done, produced=produced, nsteps=24),
+        )
+        ranks.append(Rank(rank, 4, (communicator(rank, 4),), operations))
+    verdict = diagnose(looks(ranks))
+    assert verdict.verdict_class is VerdictClass.HARDWARE
+    assert named(verdict) == [2]
+    assert "proxy" in verdict.summary

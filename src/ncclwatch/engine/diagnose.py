@@ -158,6 +158,8 @@ def _has_ended(job: Job, sink: Sink, outlook: Outlook) -> bool:
         same_host = hashes.get(node.comm_rank) is not None and hashes.get(node.comm_rank) == hashes.get(communicator.rank)
         if same_host and member.info.host in outlook.complete_hosts:
             return True
+    if any(wait.why is Why.BROKEN for wait in sink.waits):
+        return True
     waiting = {wait.waiter for wait in sink.waits}
     return any(RankNode(member.index) in waiting and explain.errors_of(member) for member in job.members)
 

@@ -62,9 +62,11 @@ class Why(StrEnum):
     IN_NETWORK = "data was handed to the network and has not arrived"
     LEFT_BEHIND = "which has already gone past this step"
     NO_BUFFER = "which has no receive buffer open"
+    NO_CREDIT = "the receiver has buffers open, but the sender may not send: the clear-to-send has not arrived"
     NOT_TAKEN = "which does not take the data sent"
     EMPTY = "which has written nothing more into shared memory"
     FULL = "which does not consume what lies in shared memory"
+    BROKEN = "whose connection is broken: NCCL has dropped the receive"
     UNOBSERVED = "which was not observed"
 
 
@@ -78,6 +80,9 @@ class Stall(StrEnum):
     PROXY_NOT_POSTING = "its proxy opens no receive buffers"
     PROXY_NOT_BEGUN = "its proxy thread does not begin a queued operation"
 
+
+RING_ENDS_RECEIVING = frozenset({"AllReduce", "AllGather", "ReduceScatter"})
+"""Collectives whose ring ends with a receive on every rank (``src/device/all_reduce.h`` and its like)."""
 
 PROXY_STALLS = frozenset({Stall.PROXY_NOT_SENDING, Stall.PROXY_NOT_POSTING, Stall.PROXY_NOT_BEGUN})
 """What a proxy thread alone decides: no peer and no GPU can hold it up there."""
@@ -166,6 +171,8 @@ class _Builder:
 
     def look_at_sender(self, end: End) -> None:
         sub = end.sub
+        if self.proxy_holds_back(end):
+            return
         if sub.done < sub.transmitted:
             self.sent_not_completed(end)
         elif end.produced is not None and end.produced > end.transmitted:
@@ -174,6 +181,21 @@ class _Builder:
             self.stall(end, Stall.GPU_NOT_PRODUCING, f"produced {sub.gpu_ready} of {sub.nsteps} steps")
         elif sub.transmitted < sub.nsteps:
             self.sender_of_unknown_readiness(end)
+
+    def proxy_holds_back(self, end: End) -> bool:
+        """Whether data is ready, the receiver has buffers, requests are free, and the proxy sends nothing: then it does not run.
+
+        Only over sockets: with InfiniBand a send is also refused while the receiver's clear-to-send has not arrived.
+        """
+        sub = end.sub
+        if end.produced is None or end.produced <= end.transmitted or end.operation.net_name != "Socket":
+            return False
+        receiver = self.connections.covering(Direction.RECV, end.key, end.transmitted)
+        if receiver is None or receiver.posted <= end.transmitted or sub.transmitted - sub.done >= CONNECTION_SLOTS:
+            return False
+        numbers = f"produced {sub.gpu_ready}, sent {sub.transmitted}, completed {sub.done} of {sub.nsteps} steps"
+        self.stall(end, Stall.PROXY_NOT_SENDING, f"{numbers}; receiver posted {receiver.sub.posted}")
+        return True
 
     def sent_not_completed(self, end: End) -> None:
         peer, step = self.node(end.key.group, end.key.destination), end.done
@@ -204,7 +226,8 @@ class _Builder:
         elif receiver.posted <= step:
             self.edge(end, peer, Why.NO_BUFFER, f"{numbers}; receiver posted {receiver.sub.posted}")
         else:
-            self.stall(end, Stall.PROXY_NOT_SENDING, f"{numbers}; receiver posted {receiver.sub.posted}")
+            link = LinkNode(end.key.group, end.key.source, end.key.destination)
+            self.edge(end, link, Why.NO_CREDIT, f"{numbers}; receiver posted {receiver.sub.posted}")
 
     def sender_of_unknown_readiness(self, end: End) -> None:
         """Protocols LL and LL128 do not say by a counter what the GPU has produced; the receiver's credit decides."""
@@ -310,6 +333,7 @@ class _Builder:
                 continue
             if mark.stall is Stall.GPU_NOT_PRODUCING:
                 self.empty_inputs(mark, found[0], found[1])
+                self.dropped_input(mark, found[0], found[1])
             self.hidden_neighbours(mark, other, found[0], found[1])
 
     def empty_inputs(self, mark: StallMark, member: Member, communicator: Communicator) -> None:
@@ -323,6 +347,40 @@ class _Builder:
             numbers = f"shared memory, channel {conn.channel}, all {conn.tail} steps read"
             text = f"{member.label} waits for {peer}, {why}: {numbers}"
             self.waits.edges.append(Wait(RankNode(member.index), target, why, key, text))
+
+    def dropped_input(self, mark: StallMark, member: Member, communicator: Communicator) -> None:
+        """A ring that still has to send has not received all, so its receive must be open; gone means that it failed.
+
+        Newer proxies (2.27.5 among them) drop an operation whose transport reports an error and tell nobody (``progressOps``,
+        ``src/proxy.cc``).
+        """
+        end = mark.end
+        previous = {ring.channel: ring.prev for ring in communicator.rings}.get(mark.key.channel)
+        if (
+            end is None
+            or previous is None
+            or end.operation.algorithm != "Ring"
+            or end.operation.collective not in RING_ENDS_RECEIVING
+        ):
+            return
+        if (mark.key.channel, previous, Direction.RECV, Transport.NET) not in communicator.transports:
+            return
+        key = ConnectionKey(mark.key.group, mark.key.channel, previous, communicator.rank, False)
+        receives = self.connections.receivers.get(key, ())
+        if any(receive.operation.op_count == end.operation.op_count for receive in receives):
+            return
+        if (key, Direction.RECV) in self.connections.queued:
+            return
+        target: Node = self.node(key.group, previous)
+        if isinstance(target, RankNode) and not self.halted(target):
+            target = LinkNode(key.group, previous, communicator.rank)
+        peer = self.job.rank_name(key.group, previous)
+        numbers = f"{_operation_text(end)}, channel {key.channel}, produced {end.sub.gpu_ready} of {end.sub.nsteps} steps"
+        text = f"{member.label} waits for {peer}, {Why.BROKEN}: {numbers}"
+        self.waits.edges.append(Wait(RankNode(member.index), target, Why.BROKEN, key, text, end))
+
+    def halted(self, node: RankNode) -> bool:
+        return any(m.index == node.index and (m.stopped or m.gone) for m in self.job.members)
 
     def hidden_neighbours(self, mark: StallMark, other: int, member: Member, communicator: Communicator) -> None:
         for peer_rank in hidden_peers(communicator, mark.key.channel):

@@ -132,6 +132,7 @@ class CommReader:
         shared = values.get("sharedRes") or 0
         resources = self._shared_resources(shared)
         owner = resources.get("owner")
+        proxy_state = values["proxyState"] or resources.get("proxyState") or 0
         record = Communicator(
             address=address,
             hash=values["commHash"] or 0,
@@ -146,7 +147,7 @@ class CommReader:
             op_count=values["opCount"],
             collective_count=resources.get("collOpCount"),
             sequence_numbers=self._sequence_numbers(address),
-            async_result=self._result(values["asyncResult"]),
+            async_result=self._async_result(values["asyncResult"], proxy_state),
             init_state=self._result(values["initState"]),
             aborted=self._abort_flag(values),
             finalize_called=_flag(values["finalizeCalled"]),
@@ -164,9 +165,20 @@ class CommReader:
             record=record,
             values=values,
             connectors=lasting.connectors,
-            proxy_state=values["proxyState"] or resources.get("proxyState") or 0,
+            proxy_state=proxy_state,
             top_parent_ranks=lasting.top_parent_ranks,
         )
+
+    def _async_result(self, own: int | None, proxy_state: int) -> str | None:
+        """The communicator's result, or that of its proxy: an error there (a peer's socket closed) reaches the communicator only
+        when the application asks (``ncclCommGetAsyncError``, ``src/init.cc``).
+        """
+        result = self._result(own)
+        if own or not proxy_state or not self.decoder.layout.has("ncclProxyState.asyncResult"):
+            return result
+        state = self.decoder.structure(self.decoder.fields("ncclProxyState", ("asyncResult",)), proxy_state)
+        failed = state["asyncResult"] if state else None
+        return self._result(failed) if failed else result
 
     def _lasting_of(self, address: int, values: Values) -> _Lasting:
         key = (address, values["commHash"] or 0)
