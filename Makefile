@@ -65,10 +65,12 @@ $(NCCL_CACHE)/%/lib/libnccl.so.2: $(CACHE)/stamps/venv
 	@$(PYTHON) scripts/fetch_nccl.py $* $(NCCL_CACHE)/$*
 
 setup-demo: $(CACHE)/stamps/venv $(NCCL_CACHE)/$(DEMO_NCCL)/lib/libnccl.so.2
+	@echo "==> CPU testbed for NCCL $(DEMO_NCCL)"
 	@$(MAKE) -s -C tests/testbed NCCL_CACHE=$(CURDIR)/$(NCCL_CACHE) PYTHON=$(CURDIR)/$(PYTHON) VERSIONS=$(DEMO_NCCL)
 
 setup: $(CACHE)/stamps/test-packages $(CACHE)/stamps/venv $(NCCL_VERSIONS:%=$(NCCL_CACHE)/%/lib/libnccl.so.2)
-	@$(MAKE) -s -C tests/testbed NCCL_CACHE=$(CURDIR)/$(NCCL_CACHE) PYTHON=$(CURDIR)/$(PYTHON)
+	@echo "==> CPU testbed for NCCL $(NCCL_VERSIONS)"
+	@$(MAKE) -s -j2 -C tests/testbed NCCL_CACHE=$(CURDIR)/$(NCCL_CACHE) PYTHON=$(CURDIR)/$(PYTHON)
 
 # --- the two commands --------------------------------------------------------------------------------------------------
 
@@ -77,7 +79,7 @@ demo: setup-demo
 
 test: setup
 	@$(MAKE) -s lint
-	@$(PYTHON) -m pytest tests
+	@NCCLWATCH_REQUIRE_VM=$${NCCLWATCH_REQUIRE_VM-$(if $(CI),1)} $(PYTHON) -m pytest tests
 
 lint:
 	@echo "==> ruff and mypy"

@@ -411,3 +411,45 @@ def test_a_proxy_that_holds_ready_data_back_is_named_although_older_data_is_stil
     assert verdict.verdict_class is VerdictClass.HARDWARE
     assert named(verdict) == [2]
     assert "proxy" in verdict.summary
+
+
+def test_one_rank_with_another_order_is_named_against_the_many() -> None:
+    first, second = 0xC1, 0xC2
+    ranks = []
+    for rank in range(4):
+        comms = (communicator(rank, 4), communicator(rank, 4, comm_hash=first), communicator(rank, 4, comm_hash=second))
+        entered = second if rank == 2 else first
+        waiting = recv((rank - 1) % 4, posted=8, received=0, delivered=0, consumed=0, comm_hash=entered)
+        ranks.append(Rank(rank, 4, comms, (waiting,)))
+    # Rank 3 waits for rank 2 in the first, rank 2 for rank 1 in the second.
+    verdict = diagnose(looks(ranks))
+    assert verdict.verdict_class is VerdictClass.DEADLOCK
+    assert named(verdict) == [2]
+    assert verdict.victims == (0, 1, 3)
+    assert sum("first and wait there" in line for line in verdict.evidence) == 2
+
+
+def creation(present: set[int], world: int = 4) -> list[Rank]:
+    """Ranks that wait in the creation of the world communicator; the others have none yet."""
+    return [
+        Rank(r, world, (replace(communicator(r, world), init_state="ncclInProgress"),) if r in present else ())
+        for r in range(world)
+    ]
+
+
+def test_a_rank_that_never_comes_to_creation_is_named_after_a_while() -> None:
+    early = diagnose(looks(creation({0, 1, 3})), Outlook(creation_patience_s=15))
+    assert early.verdict_class is VerdictClass.UNKNOWN
+    assert "3 of 4 ranks" in early.summary and any("rank 2" in line for line in early.evidence)
+    verdict = diagnose(looks(creation({0, 1, 3}), count=20), Outlook(creation_patience_s=15))
+    assert verdict.verdict_class is VerdictClass.INIT_HANG
+    assert named(verdict) == [2]
+    assert verdict.victims == (0, 1, 3)
+
+
+def test_a_rank_missing_from_creation_that_nobody_looked_at_is_not_accused() -> None:
+    ranks = [rank for rank in creation({0, 1, 3}) if rank.rank != 2]
+    verdict = diagnose(looks(ranks, count=20), Outlook(creation_patience_s=15))
+    assert verdict.verdict_class is VerdictClass.UNKNOWN
+    assert named(verdict) == []
+    assert any("rank 2" in line and "not observed" in line for line in verdict.evidence)

@@ -6,19 +6,21 @@ waits are followed to their end (``waits``, ``locate``); what stands there is na
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from ncclwatch.engine import explain
 from ncclwatch.engine.calls import CallsFinding, compare_calls
 from ncclwatch.engine.calls_verdict import add_calls_evidence, judge_calls
+from ncclwatch.engine.creation import judge_creation
 from ncclwatch.engine.culprits import absent_culprit, observed_culprit
 from ncclwatch.engine.job import Job, Member, assemble
 from ncclwatch.engine.ledger import Ledger
 from ncclwatch.engine.locate import Sink, find_sinks
 from ncclwatch.engine.mismatch import member_of
 from ncclwatch.engine.progress import progressed
-from ncclwatch.engine.waits import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, RankNode, Stall, Waits, Why, find_waits
+from ncclwatch.engine.waits import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, RankNode, Stall, Wait, Waits, Why, find_waits
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Culprit, LinkRef, Verdict, VerdictClass
 
@@ -46,11 +48,12 @@ class Outlook:
     """What is known about a job besides its samples.
 
     ``patience_s``: how long nothing must have moved before a rank is accused on the evidence of waits alone; a stopped or ended
-    process needs no patience. ``complete_hosts``: hosts on which every NCCL process was looked at, so that a rank that
-    should be there and is not has ended.
+    process needs no patience. ``creation_patience_s``: the same for the creation of a communicator. ``complete_hosts``: hosts
+    on which every NCCL process was looked at, so that a rank that should be there and is not has ended.
     """
 
     patience_s: float = 0.0
+    creation_patience_s: float = 15.0
     complete_hosts: Collection[str] = field(default_factory=frozenset)
     ledger: Ledger | None = None
     """What the calls plane recorded, when it lost nothing: absence of a record proves nothing otherwise."""
@@ -76,7 +79,9 @@ def diagnose_jobs(samples: Sequence[Sequence[ProcessSample]], outlook: Outlook |
     ``samples`` holds, for each process, its samples in time order, at least two of them a second apart.
     """
     outlook = outlook or Outlook()
-    verdicts = [_diagnose_job(job, outlook) for job in assemble(samples)]
+    jobs = assemble(samples)
+    loners = [member for job in jobs if not job.groups for member in job.members]
+    verdicts = [_diagnose_job(job, outlook, loners) for job in jobs]
     return sorted(verdicts, key=lambda verdict: -SEVERITY.index(verdict.verdict_class))
 
 
@@ -100,7 +105,7 @@ def still_seconds(member: Member) -> float:
     return (newest.time_ns - since.time_ns) / 1e9
 
 
-def _diagnose_job(job: Job, outlook: Outlook) -> Verdict:
+def _diagnose_job(job: Job, outlook: Outlook, loners: Sequence[Member]) -> Verdict:
     time = max(member.last.wall_ns for member in job.members) / 1e9
     looks = min(len(member.samples) for member in job.members)
     alive = [member for member in job.members if not member.gone]
@@ -117,6 +122,10 @@ def _diagnose_job(job: Job, outlook: Outlook) -> Verdict:
     gone_ranks = _ended_ranks(job, sinks, outlook)
     if halted or gone_ranks:
         return _halted(job, halted, gone_ranks, sinks, still, time)
+    if not waits.open:
+        creation = judge_creation(job, loners, still, outlook.creation_patience_s, time)
+        if creation is not None:
+            return creation
     if still < outlook.patience_s:
         return explain.too_early(job, still, outlook.patience_s, time) if waits.open else explain.nothing_open(job, still, time)
     findings = outlook.findings(job)
@@ -243,14 +252,28 @@ def _deadlock(job: Job, cycles: Sequence[Sink], still: float, time: float, confi
     if not ordered:
         return explain.ambiguous_cycle(job, inside, still, time)
     members = {node.index for sink in cycles for node in sink.nodes if isinstance(node, RankNode)}
-    victims = set().union(*(sink.victims for sink in cycles)) - members
+    orders = _orders(job, inside)
+    biggest = max(orders.values(), key=len)
+    # One rank against many others: its order is the odd one. Otherwise nobody's order is more right than another's.
+    odd = members - biggest if len(biggest) > len(members) - len(biggest) else members
+    victims = set().union(*(sink.victims for sink in cycles)) | members
     culprits = [
         observed_culprit(job, member, [w for w in inside if w.waiter == RankNode(member.index)], (), "waits in a circle")
         for member in job.members
-        if member.index in members
+        if member.index in (odd or members)
     ]
-    evidence = explain.wait_lines(inside)
+    victims -= odd or members
+    evidence = [*explain.order_lines(job, orders), *explain.wait_lines(inside)]
     return explain.build(job, VerdictClass.DEADLOCK, culprits, victims, evidence, still=still, time=time, confidence=confidence)
+
+
+def _orders(job: Job, inside: Sequence[Wait]) -> dict[int, set[int]]:
+    """Group → members that wait in it: whoever waits in one has entered it before the other."""
+    orders: dict[int, set[int]] = defaultdict(set)
+    for wait in inside:
+        if isinstance(wait.waiter, RankNode):
+            orders[wait.key.group].add(wait.waiter.index)
+    return dict(orders)
 
 
 def _ranks_behind(

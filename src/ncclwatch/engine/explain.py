@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from ncclwatch.engine.job import Job, Member
+from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.locate import Sink
 from ncclwatch.engine.waits import AbsentNode, HiddenNode, Wait, Waits
 from ncclwatch.model.state import Communicator, Transport
@@ -26,6 +26,10 @@ NEXT_STEPS: dict[VerdictClass, tuple[str, ...]] = {
         "data loading, checkpointing and host-side exceptions before the collective are the usual causes",
     ),
     VerdictClass.HARDWARE: ("look for GPU and NIC errors on {host}: `dmesg -T | grep -iE 'xid|mlx5|link'`, `nvidia-smi -q`",),
+    VerdictClass.INIT_HANG: (
+        "see where it stands: `py-spy dump --nonblocking --pid {pid}` on {host}",
+        "a different rendezvous address or network interface, or a slow import, keeps ranks from meeting",
+    ),
     VerdictClass.INCONSISTENT: (
         "compare what the ranks named call with their peers: operation, element count, type and order must be the same",
     ),
@@ -94,13 +98,15 @@ def nothing_open(job: Job, still: float, time: float) -> Verdict:
             VerdictClass.ERROR, text, _error_culprits(job), time=time, confidence=0.9, evidence=(*errors, _stillness(job, still)),
             unobserved=unobserved, next_steps=steps,
         )  # fmt: skip
-    creating = [m for m in job.members if any(c.init_state == "ncclInProgress" for c in m.last.communicators)]
-    if creating:
-        who = ", ".join(member.label for member in creating)
-        text = f"{_count(job)}: a communicator is being created and nothing moves"
-        return Verdict(VerdictClass.UNKNOWN, text, time=time, evidence=(f"in creation on {who}",), unobserved=unobserved)
     text = f"{_count(job)}: no NCCL operation is open"
     return Verdict(VerdictClass.IDLE, text, time=time, confidence=0.7, evidence=(_stillness(job, still),), unobserved=unobserved)
+
+
+def in_creation(job: Job, group: Group, evidence: Sequence[str], still: float, time: float) -> Verdict:
+    """Ranks wait for each other in the creation of a communicator, which may just take its time."""
+    text = f"{len(group.members)} of {group.nranks} ranks wait in the creation of communicator {group.hash:016x}"
+    unobserved = missing_signals(job)
+    return Verdict(VerdictClass.UNKNOWN, text, time=time, evidence=(*evidence, _stillness(job, still)), unobserved=unobserved)
 
 
 def too_early(job: Job, still: float, patience: float, time: float) -> Verdict:
@@ -146,6 +152,17 @@ def wait_lines(waits: Iterable[Wait]) -> list[str]:
     for key, wait in first.items():
         more = len(channels[key]) - 1
         lines.append(wait.text + (f" (and {more} more channel{'s' if more > 1 else ''})" if more else ""))
+    return lines
+
+
+def order_lines(job: Job, orders: Mapping[int, set[int]]) -> list[str]:
+    """Which ranks wait in which communicator: the orders that contradict each other."""
+    names = {member.index: f"rank {member.rank}" if member.rank is not None else member.label for member in job.members}
+    lines = []
+    for number, indices in sorted(orders.items(), key=lambda item: -len(item[1])):
+        group = job.groups[number]
+        who = ", ".join(names[index] for index in sorted(indices))
+        lines.append(f"{who} entered communicator {group.hash:016x} ({group.nranks} ranks) first and wait there")
     return lines
 
 
@@ -278,7 +295,8 @@ def _summary(verdict_class: VerdictClass, culprits: Sequence[Culprit], first: Cu
     if len(culprits) > 4:
         names += f" and {len(culprits) - 4} more"
     if verdict_class is VerdictClass.DEADLOCK:
-        return f"{names} wait for each other in a circle"
+        verb = "waits" if len(culprits) == 1 else "wait"
+        return f"{names} {verb} in a circle: operations of several communicators in different orders"
     reason = culprits[0].reason if len({c.reason for c in culprits}) == 1 else "do not go on"
     where = f" in {first.operation.name} #{first.operation.sequence}" if first.operation and first.operation.name else ""
     return f"{names} hold{'s' if len(culprits) == 1 else ''} up the job{where}: {reason}"

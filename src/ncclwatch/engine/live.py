@@ -49,6 +49,8 @@ class LiveDiagnosis:
     ledger: Ledger = field(default_factory=Ledger)
     closed: list[tuple[Verdict, float]] = field(default_factory=list)
     """Verdicts that ended because the job went on, each with its duration in seconds; the caller takes them out."""
+    verdicts: list[Verdict] = field(default_factory=list)
+    """Of the last round: one verdict for each job on the observed processes, worst first."""
     _series: dict[ProcessKey, _Series] = field(default_factory=dict)
     _standing: Verdict | None = None
     _previous: list[ProcessSample] = field(default_factory=list)
@@ -78,8 +80,8 @@ class LiveDiagnosis:
         outlook = Outlook(patience_s=self.floor_s, complete_hosts=self.complete_hosts)
         if self.ledger.rows and not self.ledger.lost:
             outlook.ledger, outlook.totals = self.ledger, self._totals
-        verdicts = diagnose_jobs([series.samples for series in self._series.values()], outlook)
-        verdict = verdicts[0] if verdicts else NOTHING_OBSERVED
+        self.verdicts = diagnose_jobs([series.samples for series in self._series.values()], outlook)
+        verdict = self.verdicts[0] if self.verdicts else NOTHING_OBSERVED
         return self._stand(verdict)
 
     def _note_totals(self, sample: ProcessSample) -> None:
