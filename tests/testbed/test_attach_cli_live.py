@@ -169,7 +169,8 @@ def test_a_rank_that_is_killed_is_told_and_named() -> None:
         job.kill(1)
         watcher.wait_for("process", change="exited", pid=job.pids[1])
         verdict = watcher.wait_for("verdict")["verdict"]
-        assert 1 in [culprit["rank"] for culprit in verdict["culprits"]]
+        assert verdict["class"] == "dead"
+        assert [culprit["rank"] for culprit in verdict["culprits"]] == [1], "not a victim beside it"
         assert watcher.end() == 10
 
 
