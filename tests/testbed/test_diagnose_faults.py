@@ -1,0 +1,95 @@
+"""Real faults in real NCCL jobs, judged afterwards from outside: the right class and nobody but the right rank."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Literal
+
+import pytest
+
+from ncclwatch.engine.diagnose import Outlook, diagnose
+from ncclwatch.errors import TargetError
+from ncclwatch.model.state import ProcessSample
+from ncclwatch.model.verdict import Verdict, VerdictClass
+from ncclwatch.target.session import TargetProcess
+from testbed.job import Job
+
+pytestmark = pytest.mark.attach
+
+VERSIONS = ("2.21.5", "2.27.5", "2.32.3")
+VICTIM = 2
+
+
+@dataclass(frozen=True)
+class Case:
+    """A fault of rank 2 and what must be said of it; ``also`` classes are no mistake either."""
+
+    fault: str
+    shape: str
+    transport: Literal["socket", "shm", "mixed"]
+    expected: tuple[VerdictClass, ...]
+    hosts: tuple[int, ...] | None = None
+
+
+CASES = {
+    "stuck-socket": Case("stuck", "allreduce", "socket", (VerdictClass.NOT_ENTERED,)),
+    "stuck-shm": Case("stuck", "allreduce", "shm", (VerdictClass.NOT_ENTERED,)),
+    "stuck-hosts-3-1": Case("stuck", "allreduce", "mixed", (VerdictClass.NOT_ENTERED,), hosts=(3, 1)),
+    # Without the device plane a GPU that has not begun and one that never will look the same.
+    "stalled-gpu": Case("stall_gpu", "allreduce", "socket", (VerdictClass.NOT_ENTERED, VerdictClass.HARDWARE)),
+    "stalled-proxy": Case("stall_proxy", "allreduce", "socket", (VerdictClass.HARDWARE,)),
+    "killed": Case("crash:signal=9", "allreduce", "socket", (VerdictClass.DEAD,)),
+    "swapped": Case("swap", "ordered", "socket", (VerdictClass.DEADLOCK,)),
+    "never-comes": Case("no_init", "allreduce", "socket", (VerdictClass.INIT_HANG,)),
+}
+
+
+def wait_until_it_stands(job: Job, *, creation: bool, timeout_s: float = 60.0) -> None:
+    """Until no rank has finished an iteration for a while."""
+    end, standing_since, last = time.monotonic() + timeout_s, time.monotonic(), [-1]
+    while time.monotonic() < end:
+        now = [job.progress(rank) for rank in range(4)]
+        if now != last:
+            last, standing_since = now, time.monotonic()
+        if time.monotonic() - standing_since > (4.0 if creation else 2.0) and (creation or max(now) > 0):
+            return
+        time.sleep(0.1)
+    raise AssertionError(f"the job did not come to stand: {last}")
+
+
+def judge(pids: Sequence[int]) -> Verdict:
+    """Three looks at every process that is still there."""
+    with ExitStack() as stack:
+        targets = []
+        for pid in pids:
+            try:
+                targets.append(stack.enter_context(TargetProcess.open(pid)))
+            except TargetError:
+                continue
+        series: list[list[ProcessSample]] = [[] for _ in targets]
+        for _ in range(3):
+            for samples, target in zip(series, targets, strict=True):
+                samples.append(target.sample())
+            time.sleep(0.5)
+    return diagnose(series, Outlook(creation_patience_s=0.5))
+
+
+@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("version", VERSIONS)
+def test_the_rank_with_the_fault_is_named_and_nobody_else(version: str, name: str) -> None:
+    case = CASES[name]
+    kind, _, more = case.fault.partition(":")
+    fault = ",".join(part for part in (f"{kind}:rank={VICTIM}", "" if kind == "no_init" else "at=20", more) if part)
+    with Job(
+        version, 4, case.shape, case.transport, hosts=case.hosts, count=20_000, extra=("--fault", fault), wait_for="nothing"
+    ) as job:
+        wait_until_it_stands(job, creation=kind == "no_init")
+        verdict = judge(job.pids)
+    told = f"{verdict.verdict_class}: {verdict.summary} {verdict.evidence}"
+    assert verdict.verdict_class in case.expected, told
+    assert [culprit.rank for culprit in verdict.culprits] == [VICTIM], told
+    assert VICTIM not in verdict.victims, told
+    assert verdict.victims, told
