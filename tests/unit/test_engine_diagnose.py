@@ -201,6 +201,7 @@ def test_shared_memory_alone_names_the_rank_that_leaves_data_unread() -> None:
     verdict = diagnose(looks(shared_ring()))
     assert named(verdict) == [2]
     assert verdict.verdict_class is VerdictClass.NOT_ENTERED
+    assert {0, 3} <= set(verdict.victims), "who comes after it finds nothing to read"
 
 
 def test_shared_memory_at_rest_is_idle() -> None:
@@ -453,3 +454,30 @@ def test_a_rank_missing_from_creation_that_nobody_looked_at_is_not_accused() -> 
     assert verdict.verdict_class is VerdictClass.UNKNOWN
     assert named(verdict) == []
     assert any("rank 2" in line and "not observed" in line for line in verdict.evidence)
+
+
+def test_the_wait_is_followed_through_ranks_that_have_no_proxy_at_all() -> None:
+    """As read from a real job of hosts 3 + 1: rank 0 was stopped; rank 1 has only shared memory, all of it read."""
+
+    def comm(rank: int, *ends: tuple[Direction, int, int]) -> Communicator:
+        own = communicator(rank, 4)
+        transports = own.transports if rank != 1 else ()
+        made = tuple(shared(direction, peer, steps, steps) for direction, peer, steps in ends)
+        return replace(own, host_connections=made, transports=transports)
+
+    halted = (recv(3, posted=8, received=2, delivered=2, consumed=0, nsteps=24),)
+    alone = (
+        recv(2, posted=20, received=12, delivered=12, consumed=12, nsteps=24),
+        send(0, sent=16, done=16, produced=16, nsteps=24),
+    )
+    ranks = [
+        Rank(0, 4, (comm(0, (Direction.SEND, 1, 172)),), halted, "T", host="a"),
+        Rank(1, 4, (comm(1, (Direction.RECV, 0, 172), (Direction.SEND, 2, 176)),), host="a"),
+        Rank(2, 4, (comm(2, (Direction.RECV, 1, 176)),), (send(3, sent=12, done=12, produced=12, nsteps=24),), host="a"),
+        Rank(3, 4, (comm(3),), alone, host="b"),
+    ]
+    verdict = diagnose(looks(ranks))
+    assert named(verdict) == [0]
+    assert verdict.victims == (1, 2, 3)
+    running = [replace(rank, run_state="S") for rank in ranks]
+    assert named(diagnose(looks(running))) == [0], "also without the operating system's word"

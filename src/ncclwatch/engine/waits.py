@@ -136,6 +136,7 @@ def find_waits(job: Job) -> Waits:
     builder.look_at_queued()
     builder.look_at_shared_memory()
     builder.look_behind_stalls()
+    builder.look_after_unread()
     builder.blame_proxies_before_links()
     return builder.waits
 
@@ -337,16 +338,53 @@ class _Builder:
             self.hidden_neighbours(mark, other, found[0], found[1])
 
     def empty_inputs(self, mark: StallMark, member: Member, communicator: Communicator) -> None:
-        for conn in _ring_inputs(communicator, mark.key.channel):
-            if conn.head is None or conn.tail is None or conn.tail > conn.head:
+        """Follow a ring backward through shared memory as long as nothing lies there to be read.
+
+        In a ring that begins with a send, a rank that has entered has written: so who finds nothing waits for its predecessor.
+        """
+        begins_sending = mark.end is not None and mark.end.operation.collective in RING_ENDS_RECEIVING
+        group = self.job.groups[mark.key.group]
+        seen: set[int] = set()
+        while communicator.rank not in seen:
+            seen.add(communicator.rank)
+            inputs = [c for c in _ring_inputs(communicator, mark.key.channel) if c.head is not None and c.tail is not None]
+            empty = [c for c in inputs if (c.tail or 0) <= (c.head or 0)]
+            for conn in empty:
+                self.nothing_written(group, member, communicator, conn)
+            found = group.members.get(empty[0].peer) if len(empty) == 1 else None
+            if not begins_sending or found is None:
+                return
+            member, communicator = found
+
+    def nothing_written(self, group: Group, member: Member, communicator: Communicator, conn: HostConnection) -> None:
+        key = ConnectionKey(group.id, conn.channel, conn.peer, communicator.rank, False)
+        target = self.node(group.id, conn.peer)
+        why = Why.UNOBSERVED if isinstance(target, AbsentNode) else Why.EMPTY
+        peer = self.job.rank_name(group.id, conn.peer)
+        numbers = f"shared memory, channel {conn.channel}, all {conn.tail} steps read"
+        text = f"{member.label} waits for {peer}, {why}: {numbers}"
+        self.waits.edges.append(Wait(RankNode(member.index), target, why, key, text))
+
+    def look_after_unread(self) -> None:
+        """Who comes after a rank that leaves its ring input unread, and finds nothing itself, waits for it."""
+        for mark in list(self.waits.stalls):
+            if mark.end is not None or mark.key.point_to_point:
                 continue
-            key = ConnectionKey(mark.key.group, conn.channel, conn.peer, communicator.rank, False)
-            target = self.node(key.group, conn.peer)
-            why = Why.UNOBSERVED if isinstance(target, AbsentNode) else Why.EMPTY
-            peer = self.job.rank_name(key.group, conn.peer)
-            numbers = f"shared memory, channel {conn.channel}, all {conn.tail} steps read"
-            text = f"{member.label} waits for {peer}, {why}: {numbers}"
-            self.waits.edges.append(Wait(RankNode(member.index), target, why, key, text))
+            group = self.job.groups[mark.key.group]
+            rank = mark.key.destination
+            for _ in range(group.nranks - 1):
+                own = group.members.get(rank)
+                following = {ring.channel: ring.next for ring in own[1].rings}.get(mark.key.channel) if own else None
+                found = group.members.get(following) if following is not None else None
+                if found is None or following == mark.key.destination:
+                    break
+                inputs = [
+                    c for c in _ring_inputs(found[1], mark.key.channel) if c.peer == rank and (c.tail or 0) <= (c.head or 0)
+                ]
+                if not inputs:
+                    break
+                self.nothing_written(group, found[0], found[1], inputs[0])
+                rank = found[1].rank
 
     def dropped_input(self, mark: StallMark, member: Member, communicator: Communicator) -> None:
         """A ring that still has to send has not received all, so its receive must be open; gone means that it failed.
