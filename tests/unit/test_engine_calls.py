@@ -101,3 +101,18 @@ def test_behind_on_one_communicator_because_it_waits_in_another_is_a_victim() ->
         verdict = live.update(both)
     assert verdict is not None
     assert {culprit.rank for culprit in verdict.culprits} == {0}
+
+
+def test_a_rank_that_may_wait_in_a_receive_is_not_accused_of_being_behind() -> None:
+    """Rank 3 has not called the third AllReduce: it sits in a Recv that nobody has answered."""
+    live = LiveDiagnosis()
+    for rank in range(4):
+        live.add_calls(calls(rank, [64, 64] if rank == 3 else [64, 64, 64]))
+    receive = calls(3, [8], function=Function.RECV)[1:]
+    receive["peer"] = 0
+    live.add_calls(receive)
+    assert not final(live).verdict_class.accuses
+    answer = calls(0, [8], function=Function.SEND)[1:]
+    answer["peer"] = 3
+    live.add_calls(answer)
+    assert [culprit.rank for culprit in final(live, count=20).culprits] == [3]

@@ -8,27 +8,27 @@ from dataclasses import replace
 from ncclwatch.engine import explain
 from ncclwatch.engine.calls import CallsFinding
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.ledger import Signature
+from ncclwatch.engine.ledger import Ledger, Signature
 from ncclwatch.engine.waits import RankNode, Waits
 from ncclwatch.model.events import Function
 from ncclwatch.model.verdict import Culprit, OperationRef, Verdict, VerdictClass
 
 
-def judge_calls(job: Job, findings: Mapping[int, CallsFinding], waits: Waits, still: float, time: float) -> Verdict | None:
+def judge_calls(
+    job: Job, findings: Mapping[int, CallsFinding], ledger: Ledger, waits: Waits, still: float, time: float
+) -> Verdict | None:
     """A verdict where the calls alone prove one: an inconsistent call (H2), or a free rank that has not called (H1)."""
     for number, finding in findings.items():
         if finding.inconsistent:
             return _inconsistent(job, job.groups[number], finding, still, time)
-    waiting = {wait.waiter for wait in waits.edges}
+    blocked = call_waits(job, findings, ledger) | {wait.waiter.index for wait in waits.edges if isinstance(wait.waiter, RankNode)}
     culprits: list[Culprit] = []
     evidence: list[str] = []
-    # A rank may be behind on one communicator because it waits in another: then it is the other's victim.
-    held_up = {(number, rank) for number, finding in findings.items() for rank in finding.waiting}
     for number, finding in findings.items():
         group = job.groups[number]
         for rank in finding.behind:
             member = _member(group, rank)
-            if member is None or RankNode(member.index) in waiting or _waits_elsewhere(job, member, held_up, number):
+            if member is None or member.index in blocked or any(c.pid == member.info.pid for c in culprits):
                 continue
             culprits.append(_culprit(group, rank, member, finding, "has not called the operation the others have called"))
             evidence += behind_lines(job, group, finding)
@@ -39,9 +39,33 @@ def judge_calls(job: Job, findings: Mapping[int, CallsFinding], waits: Waits, st
     return replace(verdict, planes=("state", "calls"))
 
 
-def _waits_elsewhere(job: Job, member: Member, held_up: set[tuple[int, int]], but: int) -> bool:
-    own = ((job.group_of[member.index, c.address], c.rank) for c in member.last.communicators)
-    return any(place in held_up and place[0] != but for place in own)
+def call_waits(job: Job, findings: Mapping[int, CallsFinding], ledger: Ledger) -> set[int]:
+    """Members that wait for somebody by what was called: they may be behind elsewhere for that very reason.
+
+    A rank waits in a collective that another has not called, and in a Send or Recv whose peer made fewer of the matching calls.
+    Where the making of a communicator was not seen, its point-to-point counts are incomplete: a rank that uses it may be waiting.
+    """
+    blocked = {
+        member.index
+        for number, finding in findings.items()
+        for rank in finding.waiting
+        if (member := _member(job.groups[number], rank)) is not None
+    }
+    matching = {int(Function.SEND): int(Function.RECV), int(Function.RECV): int(Function.SEND)}
+    for group in job.groups.values():
+        places = {rank: (member.info.pid, own.address) for rank, (member, own) in group.members.items()}
+        for rank, (member, _) in group.members.items():
+            calls = ledger.point_to_point.get(places[rank], {})
+            if not calls:
+                continue
+            known = ledger.seen_from_birth(places[rank])
+            for (function, peer), number_made in calls.items():
+                other = places.get(peer)
+                complete = known and other is not None and ledger.seen_from_birth(other)
+                answered = ledger.point_to_point.get(other, {}).get((matching[function], rank), 0) if other is not None else 0
+                if not complete or number_made > answered:
+                    blocked.add(member.index)
+    return blocked
 
 
 def add_calls_evidence(job: Job, verdict: Verdict, findings: Mapping[int, CallsFinding]) -> Verdict:

@@ -129,7 +129,7 @@ def _diagnose_job(job: Job, outlook: Outlook, loners: Sequence[Member]) -> Verdi
     if still < outlook.patience_s:
         return explain.too_early(job, still, outlook.patience_s, time) if waits.open else explain.nothing_open(job, still, time)
     findings = outlook.findings(job)
-    by_calls = judge_calls(job, findings, waits, still, time)
+    by_calls = judge_calls(job, findings, outlook.ledger, waits, still, time) if outlook.ledger is not None else None
     if not waits.open:
         return by_calls or explain.nothing_open(job, still, time)
     verdict = _stalled(job, waits, sinks, still, time)

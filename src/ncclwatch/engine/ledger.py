@@ -80,6 +80,8 @@ class Ledger:
         """Records the kernel could not write: while this rises, absence of a record proves nothing."""
         self.rows: dict[tuple[int, int], int] = {}
         """(pid, address of the communicator) → row; hashes of communicators are not unique (see ``job``)"""
+        self.point_to_point: dict[tuple[int, int], dict[tuple[int, int], int]] = {}
+        """(pid, address of the communicator) → {(function, peer): calls}: a Send to a peer pairs with its Recv"""
         self.from_birth: NDArray[np.bool_] = np.zeros(0, np.bool_)
         self.called: NDArray[np.uint64] = np.zeros(0, np.uint64)
         """Collectives seen in each row since it was attached."""
@@ -96,6 +98,7 @@ class Ledger:
         """
         self.lost += lost
         self._note_births(events)
+        self._count_point_to_point(events)
         kind = events["kind"] == Kind.ENTER
         known = (events["flags"] & np.uint16(Flag.COMM_READ)) != 0
         chosen = events[kind & known & np.isin(events["function"], COLLECTIVES)]
@@ -143,6 +146,25 @@ class Ledger:
                 # An address can be used again after a communicator was destroyed: what came before was another one.
                 self.called[row] = 0
                 self.from_birth[row] = True
+                self.point_to_point.pop((int(event["pid"]), int(event["comm"])), None)
+
+    def _count_point_to_point(self, events: NDArray[Any]) -> None:
+        chosen = events[(events["kind"] == Kind.ENTER) & np.isin(events["function"], POINT_TO_POINT)]
+        if not len(chosen):
+            return
+        keys = chosen[["pid", "comm", "function", "peer"]]
+        distinct, numbers = np.unique(np.ascontiguousarray(keys), return_counts=True)
+        for key, number in zip(distinct.tolist(), numbers.tolist(), strict=True):
+            pid, comm, function, peer = key
+            if (pid, comm) not in self.point_to_point and len(self.point_to_point) >= self.max_rows:
+                continue
+            counts = self.point_to_point.setdefault((pid, comm), {})
+            counts[function, peer] = counts.get((function, peer), 0) + number
+
+    def seen_from_birth(self, place: tuple[int, int]) -> bool:
+        """Whether the making of a communicator was seen, so that its counts are complete."""
+        row = self.rows.get(place)
+        return row is not None and bool(self.from_birth[row])
 
     def _rows_of(self, events: NDArray[Any]) -> NDArray[np.int64]:
         pids, addresses = events["pid"].astype(np.uint64), events["comm"]
