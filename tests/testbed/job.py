@@ -376,7 +376,9 @@ def main() -> int:
     def interrupt(_signal: int, _frame: FrameType | None) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, interrupt)
+    # SIGINT too: a shell that starts us in the background has it ignored, and Python then leaves it so.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupt)
     hosts = [int(part) for part in arguments.hosts.split(",")] if arguments.hosts else None
     job = Job(
         arguments.nccl,

@@ -126,7 +126,10 @@ def test_the_command_line_takes_its_ranks_with_it(end: signal.Signals) -> None:
         pids = [int(launcher.stdout.readline().split()[3]) for _ in range(2)]
         assert all(Path(f"/proc/{pid}").exists() for pid in pids)
         launcher.send_signal(end)
-        launcher.wait(30)
+        try:
+            launcher.wait(30)
+        finally:
+            launcher.kill()
         assert launcher.returncode == (-end if end == signal.SIGKILL else 0)
         deadline = time.monotonic() + 30
         while any(_running(pid) for pid in pids) and time.monotonic() < deadline:
