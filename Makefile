@@ -22,6 +22,7 @@ TEST_PACKAGES := $(DEMO_PACKAGES) bpftrace $(shell sed -e 's/\#.*//' tests/vm/pa
 help:
 	@echo "make demo [PID=...]  attach to a real NCCL job (without a GPU), freeze a rank, see it named"
 	@echo "make test            every test: lint, types, unit, attach (root), QEMU guest; GPU where there is one"
+	@echo "make eval            the scoreboard on simulated scenarios (make eval-full: all of them)"
 	@echo "make bench           the benchmarks"
 	@echo "make clean           remove what was built (not the download cache)"
 
@@ -97,6 +98,12 @@ vm:
 
 bench: setup
 	@for file in tests/benchmarks/bench_*.py; do echo "==> $$file"; $(PYTHON) $$file; done
+
+# The scoreboard: simulated records, scored against what each scenario expects. `eval` keeps to a few minutes.
+eval: $(CACHE)/stamps/venv
+	@PYTHONPATH=tests $(PYTHON) -m score --set ci --json build/score.json --markdown build/score.md
+eval-full: $(CACHE)/stamps/venv
+	@PYTHONPATH=tests $(PYTHON) -m score --set full --json build/score-full.json --markdown build/score-full.md
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache
