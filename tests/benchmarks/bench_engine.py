@@ -19,13 +19,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.engine.ledger import Ledger
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
-from ncclwatch.model.state import ProcessSample
+from ncclwatch.model.state import ChannelRing, ProcessSample
 from unit.synthetic import Rank, communicator, recv, send
 
 
 def hung_ring(world: int) -> list[list[ProcessSample]]:
     """Two looks at a ring in which rank 1 has not entered."""
-    shared = replace(communicator(0, world), peers=())
     series = []
     for rank in range(world):
         following, previous = (rank + 1) % world, (rank - 1) % world
@@ -39,7 +38,8 @@ def hung_ring(world: int) -> list[list[ProcessSample]]:
                 send(following, sent=8 if following == 1 else 4, done=done, produced=8 if following == 1 else 4, channel=channel),
                 recv(previous, posted=got + 8, received=got, delivered=got, consumed=got, channel=channel),
             ]
-        own = replace(shared, rank=rank, address=0x1000)
+        # Peers are left out: at 4,096 ranks they would be 16 million records.
+        own = replace(communicator(rank, 1), nranks=world, rings=(ChannelRing(0, previous, following),), peers=())
         series.append(Rank(rank, world, (own,), tuple(operations)).looks(2))
     return series
 

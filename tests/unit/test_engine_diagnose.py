@@ -181,6 +181,7 @@ def test_data_lost_between_two_live_ranks_names_the_link() -> None:
     assert verdict.verdict_class is VerdictClass.HARDWARE
     assert verdict.link is not None and (verdict.link.source, verdict.link.destination) == (1, 2)
     assert named(verdict) == [1, 2]
+    assert set(verdict.victims) >= {0, 3}
 
 
 def shared_ring(late: int = 2, world: int = 4) -> list[Rank]:

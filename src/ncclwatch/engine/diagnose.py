@@ -17,7 +17,7 @@ from ncclwatch.engine.creation import judge_creation
 from ncclwatch.engine.culprits import absent_culprit, observed_culprit
 from ncclwatch.engine.job import Job, Member, assemble
 from ncclwatch.engine.ledger import Ledger
-from ncclwatch.engine.locate import Sink, find_sinks
+from ncclwatch.engine.locate import Sink, find_sinks, victims_of
 from ncclwatch.engine.mismatch import member_of
 from ncclwatch.engine.progress import progressed
 from ncclwatch.engine.waits import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, RankNode, Stall, Wait, Waits, Why, find_waits
@@ -186,11 +186,11 @@ def _halted(
         evidence.append(explain.halted_evidence(member))
         if sink is not None:
             evidence += explain.wait_lines(sink.waits)
-            victims |= sink.victims
+            victims |= victims_of([sink])
     for sink in ended:
         culprits.append(absent_culprit(job, sink, "has ended: it is not among the processes of its host, or its peers lost it"))
         evidence += explain.wait_lines(sink.waits)
-        victims |= sink.victims
+    victims |= victims_of(ended)
     evidence += [line for member in job.members for line in explain.error_lines(member)]
     any_gone = bool(ended) or any(member.gone for member in halted)
     verdict_class = VerdictClass.DEAD if any_gone else VerdictClass.STOPPED
@@ -256,7 +256,7 @@ def _deadlock(job: Job, cycles: Sequence[Sink], still: float, time: float, confi
     biggest = max(orders.values(), key=len)
     # One rank against many others: its order is the odd one. Otherwise nobody's order is more right than another's.
     odd = members - biggest if len(biggest) > len(members) - len(biggest) else members
-    victims = set().union(*(sink.victims for sink in cycles)) | members
+    victims = victims_of(cycles) | members
     culprits = [
         observed_culprit(job, member, [w for w in inside if w.waiter == RankNode(member.index)], (), "waits in a circle")
         for member in job.members
@@ -292,8 +292,7 @@ def _ranks_behind(
         culprits.append(observed_culprit(job, member, sink.waits, sink.stalls, reason))
         evidence += explain.wait_lines(sink.waits) + [mark.text for mark in sink.stalls]
         evidence += explain.count_lines(job, member)
-        victims |= sink.victims
-    victims |= explain.fellows(job, culprits)
+    victims |= victims_of(sinks) | explain.fellows(job, culprits)
     victims -= {member.index for sink in sinks if (member := sink.member(job)) is not None}
     worst = max(classes, key=SEVERITY.index)
     notes = explain.wait_lines(wait for sink in unseen for wait in sink.waits)
@@ -325,7 +324,7 @@ def _has_moved(done: int, gpu_ready: int | None) -> bool:
 def _links(job: Job, sinks: Sequence[Sink], unseen: Sequence[Sink], still: float, time: float, confidence: float) -> Verdict:
     culprits: list[Culprit] = []
     evidence: list[str] = []
-    victims: set[int] = set()
+    victims = victims_of(sinks)
     for sink in sinks:
         node = sink.nodes[0]
         assert isinstance(node, LinkNode)  # noqa: S101 - by construction of the caller's list
@@ -338,7 +337,6 @@ def _links(job: Job, sinks: Sequence[Sink], unseen: Sequence[Sink], still: float
                 reason = "one end of the link on which data does not arrive"
                 culprits.append(observed_culprit(job, found[0], sink.waits, (), reason, link=link))
         evidence += explain.wait_lines(sink.waits)
-        victims |= sink.victims
     notes = explain.wait_lines(wait for sink in unseen for wait in sink.waits)
     return explain.build(
         job, VerdictClass.HARDWARE, culprits, victims, evidence, still=still, time=time, confidence=min(confidence, 0.7),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ncclwatch.engine.graph import components, reaching
@@ -15,14 +16,14 @@ class Sink:
     """Where a chain of waits ends: one node, or several that wait for each other in a circle.
 
     ``waits`` are the edges that lead into it, ``inside`` the edges between its own nodes, ``stalls`` what its ranks could do and
-    do not do, ``victims`` the indices of all processes that wait for it, directly or through others.
+    do not do, ``preceding`` the graph backward (one for all sinks).
     """
 
     nodes: tuple[Node, ...]
     waits: list[Wait] = field(default_factory=list)
     inside: list[Wait] = field(default_factory=list)
     stalls: list[StallMark] = field(default_factory=list)
-    victims: set[int] = field(default_factory=set)
+    preceding: Mapping[Node, Sequence[Node]] = field(default_factory=dict)
 
     @property
     def is_cycle(self) -> bool:
@@ -38,7 +39,7 @@ class Sink:
 
 
 def find_sinks(job: Job, waits: Waits) -> list[Sink]:
-    """The ends of the wait-for graph, most victims first. A stopped or ended process waits for nobody: it is where a chain ends.
+    """The ends of the wait-for graph, most waits first. A stopped or ended process waits for nobody: it is where a chain ends.
 
     O(edges + nodes).
     """
@@ -58,9 +59,17 @@ def find_sinks(job: Job, waits: Waits) -> list[Sink]:
     sinks = {number: Sink(part) for number, part in enumerate(parts) if number not in leaving}
     _attach_evidence(sinks, component_of, edges, waits.stalls)
     for sink in sinks.values():
-        behind = reaching(sink.nodes, preceding).difference(sink.nodes)
-        sink.victims = {node.index for node in behind if isinstance(node, RankNode)}
-    return sorted(sinks.values(), key=lambda sink: (-len(sink.victims), repr(sink.nodes)))
+        sink.preceding = preceding
+    return sorted(sinks.values(), key=lambda sink: (-len(sink.waits), repr(sink.nodes)))
+
+
+def victims_of(sinks: Iterable[Sink]) -> set[int]:
+    """Indices of the processes that wait for one of the sinks, directly or through others. O(edges)."""
+    found = list(sinks)
+    if not found:
+        return set()
+    ends = {node for sink in found for node in sink.nodes}
+    return {node.index for node in reaching(ends, found[0].preceding) - ends if isinstance(node, RankNode)}
 
 
 def _attach_evidence(sinks: dict[int, Sink], component_of: dict[Node, int], edges: list[Wait], stalls: list[StallMark]) -> None:

@@ -146,6 +146,7 @@ class _Builder:
         self.job = job
         self.connections = connections
         self.waits = Waits()
+        self.halted = {RankNode(member.index) for member in job.members if member.stopped or member.gone}
 
     def node(self, group_id: int, comm_rank: int) -> RankNode | AbsentNode:
         group = self.job.groups.get(group_id)
@@ -410,15 +411,12 @@ class _Builder:
         if (key, Direction.RECV) in self.connections.queued:
             return
         target: Node = self.node(key.group, previous)
-        if isinstance(target, RankNode) and not self.halted(target):
+        if isinstance(target, RankNode) and target not in self.halted:
             target = LinkNode(key.group, previous, communicator.rank)
         peer = self.job.rank_name(key.group, previous)
         numbers = f"{_operation_text(end)}, channel {key.channel}, produced {end.sub.gpu_ready} of {end.sub.nsteps} steps"
         text = f"{member.label} waits for {peer}, {Why.BROKEN}: {numbers}"
         self.waits.edges.append(Wait(RankNode(member.index), target, Why.BROKEN, key, text, end))
-
-    def halted(self, node: RankNode) -> bool:
-        return any(m.index == node.index and (m.stopped or m.gone) for m in self.job.members)
 
     def hidden_neighbours(self, mark: StallMark, other: int, member: Member, communicator: Communicator) -> None:
         for peer_rank in hidden_peers(communicator, mark.key.channel):
@@ -436,7 +434,7 @@ class _Builder:
         A request counts as handed to the network before the proxy has pushed all of it into the socket.
         """
         idle = {RankNode(mark.member.index) for mark in self.waits.stalls if mark.stall in PROXY_STALLS}
-        idle |= {RankNode(member.index) for member in self.job.members if member.stopped or member.gone}
+        idle |= self.halted
         for number, wait in enumerate(self.waits.edges):
             if isinstance(wait.target, LinkNode):
                 ends = (self.node(wait.target.group_id, rank) for rank in (wait.target.source, wait.target.destination))
