@@ -7,9 +7,9 @@ from dataclasses import replace
 
 from ncclwatch.engine import explain
 from ncclwatch.engine.calls import CallsFinding
+from ncclwatch.engine.edges import RankNode, Waits
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.ledger import Ledger, Signature
-from ncclwatch.engine.waits import RankNode, Waits
 from ncclwatch.model.events import Function
 from ncclwatch.model.verdict import Culprit, OperationRef, Verdict, VerdictClass
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ncclwatch.engine.connections import End
+from ncclwatch.engine.edges import AbsentNode, StallMark, Wait
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.locate import Sink
-from ncclwatch.engine.waits import AbsentNode, StallMark, Wait
 from ncclwatch.model.verdict import Culprit, LinkRef, OperationRef
 
 

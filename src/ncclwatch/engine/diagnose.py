@@ -15,12 +15,13 @@ from ncclwatch.engine.calls import CallsFinding, compare_calls
 from ncclwatch.engine.calls_verdict import add_calls_evidence, judge_calls
 from ncclwatch.engine.creation import judge_creation
 from ncclwatch.engine.culprits import absent_culprit, observed_culprit
+from ncclwatch.engine.edges import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, RankNode, Stall, Wait, Waits, Why
 from ncclwatch.engine.job import Job, Member, assemble
 from ncclwatch.engine.ledger import Ledger
 from ncclwatch.engine.locate import Sink, find_sinks, victims_of
 from ncclwatch.engine.mismatch import member_of
 from ncclwatch.engine.progress import progressed
-from ncclwatch.engine.waits import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, RankNode, Stall, Wait, Waits, Why, find_waits
+from ncclwatch.engine.waits import find_waits
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Culprit, LinkRef, Verdict, VerdictClass
 

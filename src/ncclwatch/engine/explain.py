@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from ncclwatch.engine.edges import AbsentNode, HiddenNode, Wait, Waits
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.locate import Sink
-from ncclwatch.engine.waits import AbsentNode, HiddenNode, Wait, Waits
 from ncclwatch.model.state import Communicator, Transport
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 

@@ -6,9 +6,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from ncclwatch.engine.edges import Node, RankNode, StallMark, Wait, Waits
 from ncclwatch.engine.graph import components, reaching
 from ncclwatch.engine.job import Job, Member
-from ncclwatch.engine.waits import Node, RankNode, StallMark, Wait, Waits
 
 
 @dataclass(slots=True)
