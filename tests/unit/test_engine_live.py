@@ -58,3 +58,28 @@ def test_a_process_that_is_no_longer_reported_is_forgotten() -> None:
     live.update(first)
     live.update(second[:1])
     assert len(live._series) == 1
+
+
+def going_on(live: LiveDiagnosis, before: list[ProcessSample], at: int) -> list[ProcessSample]:
+    """One round in which everything has moved since ``before``, at the given second."""
+    moved_on = [replace(moved(sample), time_ns=at * SECOND, wall_ns=(1_700_000_000 + at) * SECOND) for sample in before]
+    assert live.update(moved_on).verdict_class is VerdictClass.RUNNING
+    return moved_on
+
+
+def test_patience_grows_with_the_pauses_a_job_ends_by_itself() -> None:
+    live = LiveDiagnosis(floor_s=5)
+    looks_ = rounds(9, run_state="S")
+    for samples in looks_:
+        live.update(samples)
+    going_on(live, looks_[-1], 110)
+    assert live.patience_s >= 2 * 8
+
+
+def test_a_stopped_process_teaches_no_patience() -> None:
+    live = LiveDiagnosis(floor_s=5)
+    looks_ = rounds(9)
+    for samples in looks_:
+        live.update(samples)
+    going_on(live, [replace(sample, run_state="S") for sample in looks_[-1]], 110)
+    assert live.patience_s == 5
