@@ -482,3 +482,58 @@ def test_the_wait_is_followed_through_ranks_that_have_no_proxy_at_all() -> None:
     assert verdict.victims == (1, 2, 3)
     running = [replace(rank, run_state="S") for rank in ranks]
     assert named(diagnose(looks(running))) == [0], "also without the operating system's word"
+
+
+def test_a_proxy_that_opens_no_send_buffers_is_named_rather_than_the_link() -> None:
+    """As read from a real job whose proxy thread stopped after a send that did not complete."""
+    state = {0: (6, 10, 10), 1: (10, 14, 14), 2: (2, 4, 2), 3: (2, 6, 6)}
+    ranks = []
+    for rank, (received, sent, done) in state.items():
+        out = send((rank + 1) % 4, sent=sent, done=done, produced=sent, nsteps=24)
+        if rank == 2:
+            out = replace(out, subs=(replace(out.subs[0], posted=8),))
+        got = recv((rank - 1) % 4, posted=received + 8, received=received, delivered=received, consumed=received, nsteps=24)
+        ranks.append(Rank(rank, 4, (communicator(rank, 4),), (got, out)))
+    verdict = diagnose(looks(ranks))
+    assert verdict.verdict_class is VerdictClass.HARDWARE
+    assert named(verdict) == [2]
+
+
+def successor_of_the_killed_with_nothing_left() -> list[Rank]:
+    """As read from a real job on 2.32.3: the successor of the killed rank has lost both its transfers and shows nothing."""
+    return [
+        Rank(0, 4, (communicator(0, 4),), (recv(3, posted=8, received=0, delivered=0, consumed=0, nsteps=24),)),
+        Rank(1, 4, (communicator(1, 4),), (recv(0, posted=12, received=4, delivered=4, consumed=4, nsteps=24),)),
+        Rank(3, 4, (communicator(3, 4),)),
+    ]
+
+
+def test_a_rank_with_nothing_open_beside_one_nobody_looked_at_is_not_accused() -> None:
+    verdict = diagnose(looks(successor_of_the_killed_with_nothing_left()))
+    assert verdict.verdict_class is VerdictClass.UNKNOWN
+    assert named(verdict) == []
+    assert "rank 2" in verdict.summary and "rank 3" in verdict.summary
+
+
+def test_the_same_names_the_rank_that_was_seen_to_end() -> None:
+    ranks = [*successor_of_the_killed_with_nothing_left(), Rank(2, 4, (communicator(2, 4),), (), "X")]
+    verdict = diagnose(looks(ranks))
+    assert verdict.verdict_class is VerdictClass.DEAD
+    assert named(verdict) == [2]
+    assert verdict.victims == (0, 1, 3)
+
+
+def test_two_broken_links_with_one_rank_in_common_name_that_rank() -> None:
+    """As read from a real job whose proxy thread stopped: nothing arrives at rank 2 and nothing from it."""
+    state = {0: (6, 10, 10), 1: (10, 14, 14), 2: (0, 4, 2), 3: (2, 6, 6)}
+    ranks = []
+    for rank, (received, sent, done) in state.items():
+        operations = (
+            send((rank + 1) % 4, sent=sent, done=done, produced=sent, nsteps=24),
+            recv((rank - 1) % 4, posted=received + 8, received=received, delivered=received, consumed=received, nsteps=24),
+        )
+        ranks.append(Rank(rank, 4, (communicator(rank, 4),), operations))
+    verdict = diagnose(looks(ranks))
+    assert verdict.verdict_class is VerdictClass.HARDWARE
+    assert named(verdict) == [2]
+    assert set(verdict.victims) == {0, 1, 3}

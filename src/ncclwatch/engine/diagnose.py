@@ -119,10 +119,10 @@ def _diagnose_job(job: Job, outlook: Outlook, loners: Sequence[Member]) -> Verdi
         return explain.running(job, time)
     waits = find_waits(job)
     sinks = find_sinks(job, waits)
-    halted = [member for member in alive if member.stopped] + _missed(job, sinks)
+    halted = [member for member in alive if member.stopped] + _missed(job, waits, sinks)
     gone_ranks = _ended_ranks(job, sinks, outlook)
     if halted or gone_ranks:
-        return _halted(job, halted, gone_ranks, sinks, still, time)
+        return _halted(job, halted, gone_ranks, waits, sinks, still, time)
     if not waits.open:
         creation = judge_creation(job, loners, still, outlook.creation_patience_s, time)
         if creation is not None:
@@ -142,13 +142,25 @@ def _diagnose_job(job: Job, outlook: Outlook, loners: Sequence[Member]) -> Verdi
 # --- a process is stopped or has ended ---------------------------------------------------------------------------------
 
 
-def _missed(job: Job, sinks: Sequence[Sink]) -> list[Member]:
-    """Processes that ended while others needed them: ranks that end when the work is done are not missed."""
-    waited_for = {node.index for sink in sinks if sink.waits for node in sink.nodes if isinstance(node, RankNode)}
+def _missed(job: Job, waits: Waits, sinks: Sequence[Sink]) -> list[Member]:
+    """Processes that ended while others needed them: ranks that end when the work is done are not missed.
+
+    Whoever waits need not show whom for: the proxy of a neighbour may have dropped the broken transfer. A collective that stands
+    still in a communicator with an ended rank waits for that rank in the end.
+    """
     gone = [member for member in job.members if member.gone]
     if any(explain.errors_of(member) for member in job.members if not member.gone):
         return gone
-    return [member for member in gone if member.index in waited_for]
+    needed = {node.index for sink in sinks if sink.waits for node in sink.nodes if isinstance(node, RankNode)}
+    for number in _standing_groups(waits):
+        needed |= {member.index for member, _ in job.groups[number].members.values()}
+    return [member for member in gone if member.index in needed]
+
+
+def _standing_groups(waits: Waits) -> set[int]:
+    """Groups in which a collective stands still."""
+    keys = (*(wait.key for wait in waits.edges), *(mark.key for mark in waits.stalls))
+    return {key.group for key in keys if not key.point_to_point}
 
 
 def _ended_ranks(job: Job, sinks: Sequence[Sink], outlook: Outlook) -> list[Sink]:
@@ -175,7 +187,7 @@ def _has_ended(job: Job, sink: Sink, outlook: Outlook) -> bool:
 
 
 def _halted(
-    job: Job, halted: Sequence[Member], ended: Sequence[Sink], sinks: Sequence[Sink], still: float, time: float
+    job: Job, halted: Sequence[Member], ended: Sequence[Sink], waits: Waits, sinks: Sequence[Sink], still: float, time: float
 ) -> Verdict:
     by_member = {sink.nodes[0].index: sink for sink in sinks if isinstance(sink.nodes[0], RankNode) and not sink.is_cycle}
     culprits: list[Culprit] = []
@@ -188,6 +200,11 @@ def _halted(
         if sink is not None:
             evidence += explain.wait_lines(sink.waits)
             victims |= victims_of([sink])
+        if member.gone:
+            # Its neighbours' transfers with it may be gone as well: everybody in a collective with it waits in the end.
+            evidence += explain.wait_lines(waits.edges)[:4]
+            shared = [job.groups[number] for number in _standing_groups(waits) if member.index in job.groups[number].ranks]
+            victims |= {other.index for group in shared for other, _ in group.members.values()}
     for sink in ended:
         culprits.append(absent_culprit(job, sink, "has ended: it is not among the processes of its host, or its peers lost it"))
         evidence += explain.wait_lines(sink.waits)
@@ -215,11 +232,31 @@ def _stalled(job: Job, waits: Waits, sinks: Sequence[Sink], still: float, time: 
         return _inconsistent(job, waits, still, time)
     if cycles:
         return _deadlock(job, cycles, still, time, confidence)
+    doubtful = [sink for sink in ranks if _may_wait_for_absent(job, sink)]
+    ranks = [sink for sink in ranks if sink not in doubtful]
     if ranks:
-        return _ranks_behind(job, ranks, unseen, still, time, confidence)
+        return _ranks_behind(job, ranks, [*unseen, *doubtful], still, time, confidence)
+    if doubtful:
+        return explain.beside_absent(job, doubtful, still, time)
     if links:
         return _links(job, links, unseen, still, time, confidence)
     return explain.unseen(job, unseen, waits, still, time)
+
+
+def _may_wait_for_absent(job: Job, sink: Sink) -> bool:
+    """Whether a rank with nothing open has a neighbour that was not observed: their transfer may have been dropped."""
+    member = sink.member(job)
+    if member is None or sink.stalls:
+        return False
+    for wait in sink.waits:
+        group = job.groups[wait.key.group]
+        rank = group.rank_of(member)
+        if rank is None or wait.key.point_to_point:
+            continue
+        rings = group.members[rank][1].rings
+        if any(neighbour not in group.members for ring in rings for neighbour in (ring.prev, ring.next)):
+            return True
+    return False
 
 
 def _inconsistent(job: Job, waits: Waits, still: float, time: float) -> Verdict:
@@ -326,6 +363,7 @@ def _links(job: Job, sinks: Sequence[Sink], unseen: Sequence[Sink], still: float
     culprits: list[Culprit] = []
     evidence: list[str] = []
     victims = victims_of(sinks)
+    common = _common_end(job, sinks)
     for sink in sinks:
         node = sink.nodes[0]
         assert isinstance(node, LinkNode)  # noqa: S101 - by construction of the caller's list
@@ -334,12 +372,34 @@ def _links(job: Job, sinks: Sequence[Sink], unseen: Sequence[Sink], still: float
         link = LinkRef(node.source, node.destination, "net", channels, device)
         for comm_rank in (node.source, node.destination):
             found = job.groups[node.group_id].members.get(comm_rank)
-            if found is not None:
+            if found is None or any(c.pid == found[0].info.pid and c.host == found[0].info.host for c in culprits):
+                continue
+            if common is None:
                 reason = "one end of the link on which data does not arrive"
                 culprits.append(observed_culprit(job, found[0], sink.waits, (), reason, link=link))
         evidence += explain.wait_lines(sink.waits)
+    if common is not None:
+        waits = [wait for sink in sinks for wait in sink.waits]
+        reason = "data arrives neither at it nor from it: its proxy thread or its network port stands still"
+        culprits = [observed_culprit(job, common, waits, (), reason)]
+        victims.discard(common.index)
     notes = explain.wait_lines(wait for sink in unseen for wait in sink.waits)
     return explain.build(
         job, VerdictClass.HARDWARE, culprits, victims, evidence, still=still, time=time, confidence=min(confidence, 0.7),
         unobserved=notes,
     )  # fmt: skip
+
+
+def _common_end(job: Job, sinks: Sequence[Sink]) -> Member | None:
+    """The one process that is an end of every broken link, where there are several: then it is not the links."""
+    shared: set[int] | None = None
+    for sink in sinks:
+        node = sink.nodes[0]
+        if not isinstance(node, LinkNode):
+            return None
+        members = job.groups[node.group_id].members
+        ends = {members[rank][0].index for rank in (node.source, node.destination) if rank in members}
+        shared = ends if shared is None else shared & ends
+    if len(sinks) < 2 or shared is None or len(shared) != 1:
+        return None
+    return next(member for member in job.members if member.index in shared)

@@ -166,6 +166,20 @@ def order_lines(job: Job, orders: Mapping[int, set[int]]) -> list[str]:
     return lines
 
 
+def beside_absent(job: Job, sinks: Sequence[Sink], still: float, time: float) -> Verdict:
+    """The waits end at a rank with nothing open, whose neighbour in the ring was not observed: either may be the cause."""
+    names = ", ".join(member.label for sink in sinks if (member := sink.member(job)) is not None)
+    absent = [
+        job.rank_name(group.id, rank)
+        for group in {w.key.group: job.groups[w.key.group] for sink in sinks for w in sink.waits}.values()
+        for rank in group.missing[:8]
+    ]
+    text = f"{_count(job)}: the waits lead to {names}, which has nothing open and may wait for {', '.join(absent)}, not observed"
+    evidence = (*wait_lines(wait for sink in sinks for wait in sink.waits), _stillness(job, still))
+    steps = ("look whether the ranks that were not observed still run; attach to them as well",)
+    return Verdict(VerdictClass.UNKNOWN, text, time=time, evidence=evidence, unobserved=missing_signals(job), next_steps=steps)
+
+
 # --- parts -------------------------------------------------------------------------------------------------------------
 
 

@@ -28,6 +28,9 @@ from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.mismatch import find_mismatches
 from ncclwatch.model.state import Communicator, Direction, HostConnection, OpPhase, Transport
 
+SHARED_SLOTS = 16
+"""NCCL_SHARED_STEPS (``src/include/device.h``)."""
+
 RING_ENDS_RECEIVING = frozenset({"AllReduce", "AllGather", "ReduceScatter"})
 """Collectives whose ring ends with a receive on every rank (``src/device/all_reduce.h`` and its like)."""
 
@@ -82,6 +85,7 @@ class _Builder:
         sub = end.sub
         if self.proxy_holds_back(end):
             return
+        self.proxy_opens_nothing(end)
         if sub.done < sub.transmitted:
             self.sent_not_completed(end)
         elif end.produced is not None and end.produced > end.transmitted:
@@ -105,6 +109,16 @@ class _Builder:
         numbers = f"produced {sub.gpu_ready}, sent {sub.transmitted}, completed {sub.done} of {sub.nsteps} steps"
         self.stall(end, Stall.PROXY_NOT_SENDING, f"{numbers}; receiver posted {receiver.sub.posted}")
         return True
+
+    def proxy_opens_nothing(self, end: End) -> None:
+        """Opening a send buffer needs nobody else: a running proxy has always opened as many as the depth allows.
+
+        The depth is shared among the transfers of one operation (``sendProxyProgress`` in ``src/transport/net.cc``).
+        """
+        sub = end.sub
+        depth = min(CONNECTION_SLOTS, SHARED_SLOTS // max(1, len(end.operation.subs)))
+        if sub.posted < min(sub.nsteps, sub.done + depth):
+            self.stall(end, Stall.PROXY_NOT_OPENING, f"opened {sub.posted}, completed {sub.done} of {sub.nsteps} steps")
 
     def sent_not_completed(self, end: End) -> None:
         peer, step = self.node(end.key.group, end.key.destination), end.done
