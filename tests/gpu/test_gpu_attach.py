@@ -1,4 +1,4 @@
-"""On a machine with a GPU: real CUDA under real NCCL. Two ranks of PyTorch share the GPU, as if on two hosts; one is frozen and named.
+"""On a machine with a GPU: real CUDA under real NCCL. Two ranks of PyTorch share it as if on two hosts; one is frozen and named.
 
 Not run yet on any GPU: it stands here so that the first machine that has one needs no more than ``pytest tests/gpu``.
 """
