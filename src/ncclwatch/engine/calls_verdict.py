@@ -27,14 +27,14 @@ def judge_calls(
     for number, finding in findings.items():
         group = job.groups[number]
         for rank in finding.behind:
-            member = _member(group, rank)
-            if member is None or member.index in blocked or any(c.pid == member.info.pid for c in culprits):
+            member = group.holder(rank)
+            if member is None or member.index in blocked or explain.names(culprits, member):
                 continue
             culprits.append(_culprit(group, rank, member, finding, "has not called the operation the others have called"))
             evidence += behind_lines(job, group, finding)
     if not culprits:
         return None
-    victims = explain.fellows(job, culprits) - {m.index for m in job.members if any(c.pid == m.info.pid for c in culprits)}
+    victims = explain.other_fellows(job, culprits)
     verdict = explain.build(job, VerdictClass.NOT_ENTERED, culprits, victims, evidence, still=still, time=time, confidence=0.9)
     return replace(verdict, planes=("state", "calls"))
 
@@ -49,7 +49,7 @@ def call_waits(job: Job, findings: Mapping[int, CallsFinding], ledger: Ledger) -
         member.index
         for number, finding in findings.items()
         for rank in finding.waiting
-        if (member := _member(job.groups[number], rank)) is not None
+        if (member := job.groups[number].holder(rank)) is not None
     }
     matching = {int(Function.SEND): int(Function.RECV), int(Function.RECV): int(Function.SEND)}
     for group in job.groups.values():
@@ -74,7 +74,7 @@ def add_calls_evidence(job: Job, verdict: Verdict, findings: Mapping[int, CallsF
     lines: list[str] = []
     for number, finding in findings.items():
         group = job.groups[number]
-        members = (_member(group, rank) for rank in finding.behind)
+        members = (group.holder(rank) for rank in finding.behind)
         if any(member is not None and member.info.pid in accused for member in members):
             lines += behind_lines(job, group, finding)
     if not lines:
@@ -98,7 +98,7 @@ def _inconsistent(job: Job, group: Group, finding: CallsFinding, still: float, t
     odd = [(rank, signature) for signature, ranks in groups[0 if tie else 1 :] for rank in ranks]
     culprits = []
     for rank, signature in odd:
-        member = _member(group, rank)
+        member = group.holder(rank)
         if member is not None:
             reason = f"called {signature.text()} as #{finding.sequence}, unlike its peers"
             culprits.append(_culprit(group, rank, member, finding, reason, signature))
@@ -132,8 +132,3 @@ def _culprit(
         operation=OperationRef(name, finding.sequence),
         reason=reason,
     )
-
-
-def _member(group: Group, rank: int) -> Member | None:
-    found = group.members.get(rank)
-    return found[0] if found else None

@@ -19,7 +19,6 @@ from ncclwatch.engine.edges import PROXY_STALLS, AbsentNode, HiddenNode, LinkNod
 from ncclwatch.engine.job import Job, Member, assemble
 from ncclwatch.engine.ledger import Ledger
 from ncclwatch.engine.locate import Sink, find_sinks, victims_of
-from ncclwatch.engine.mismatch import member_of
 from ncclwatch.engine.progress import progressed
 from ncclwatch.engine.waits import find_waits
 from ncclwatch.model.state import ProcessSample
@@ -269,7 +268,7 @@ def _inconsistent(job: Job, waits: Waits, still: float, time: float) -> Verdict:
         tie = tie or "tie" in how
         evidence += [*mismatch.lines(job), how]
         for rank in ranks:
-            member = member_of(job, mismatch.group_id, rank)
+            member = job.groups[mismatch.group_id].holder(rank)
             if member is None:
                 continue
             own = [wait for wait in waits.edges if RankNode(member.index) in (wait.waiter, wait.target)]
@@ -278,7 +277,7 @@ def _inconsistent(job: Job, waits: Waits, still: float, time: float) -> Verdict:
             culprits.append(observed_culprit(job, member, own, (), reason))
     if not culprits:
         return explain.ambiguous_cycle(job, waits.edges, still, time)
-    victims = explain.fellows(job, culprits) - {m.index for m in job.members if any(c.pid == m.info.pid for c in culprits)}
+    victims = explain.other_fellows(job, culprits)
     return explain.build(
         job, VerdictClass.INCONSISTENT, culprits, victims, evidence, still=still, time=time, confidence=0.5 if tie else 0.9
     )
@@ -371,12 +370,10 @@ def _links(job: Job, sinks: Sequence[Sink], unseen: Sequence[Sink], still: float
         device = next((wait.end.operation.net_name for wait in sink.waits if wait.end is not None), "")
         link = LinkRef(node.source, node.destination, "net", channels, device)
         for comm_rank in (node.source, node.destination):
-            found = job.groups[node.group_id].members.get(comm_rank)
-            if found is None or any(c.pid == found[0].info.pid and c.host == found[0].info.host for c in culprits):
-                continue
-            if common is None:
+            member = job.groups[node.group_id].holder(comm_rank)
+            if common is None and member is not None and not explain.names(culprits, member):
                 reason = "one end of the link on which data does not arrive"
-                culprits.append(observed_culprit(job, found[0], sink.waits, (), reason, link=link))
+                culprits.append(observed_culprit(job, member, sink.waits, (), reason, link=link))
         evidence += explain.wait_lines(sink.waits)
     if common is not None:
         waits = [wait for sink in sinks for wait in sink.waits]

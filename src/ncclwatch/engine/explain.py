@@ -243,6 +243,16 @@ def fellows(job: Job, culprits: Sequence[Culprit]) -> set[int]:
     return found
 
 
+def names(culprits: Iterable[Culprit], member: Member) -> bool:
+    """Whether a process is among the culprits; pids of different hosts may be equal."""
+    return any(culprit.pid == member.info.pid and culprit.host == member.info.host for culprit in culprits)
+
+
+def other_fellows(job: Job, culprits: Sequence[Culprit]) -> set[int]:
+    """The fellows that are not culprits themselves."""
+    return fellows(job, culprits) - {member.index for member in job.members if names(culprits, member)}
+
+
 def _collective(name: str) -> bool:
     return name not in ("", "Send", "Recv", "SendRecv")
 

@@ -77,6 +77,11 @@ class Group:
         """The rank a process holds in it."""
         return self.ranks.get(member.index)
 
+    def holder(self, rank: int) -> Member | None:
+        """The observed process that is a rank of it."""
+        found = self.members.get(rank)
+        return found[0] if found else None
+
     def reference(self) -> CommunicatorRef:
         """The communicator as a verdict names it."""
         return CommunicatorRef(hash=f"{self.hash:016x}", nranks=self.nranks)

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 from ncclwatch.engine.connections import Connections, End
-from ncclwatch.engine.job import Job, Member
+from ncclwatch.engine.job import Job
 from ncclwatch.model.state import Direction
 
 
@@ -104,9 +104,3 @@ def _open_calls(connections: Connections, group_id: int) -> dict[int, OpenCall]:
             rank = end.key.source if direction is Direction.SEND else end.key.destination
             calls.setdefault(rank, OpenCall(end.operation.collective, end.operation.sequence, end.sub.nsteps))
     return calls
-
-
-def member_of(job: Job, group_id: int, rank: int) -> Member | None:
-    """The observed process that is a communicator's rank."""
-    found = job.groups[group_id].members.get(rank) if group_id in job.groups else None
-    return found[0] if found else None
