@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO, Literal, Self
@@ -89,7 +89,8 @@ class Job:
     Without it, `transport` decides: "socket" puts every rank on its own host, "shm" all on one, "mixed" all but the last on one;
     "ib" is "socket" with NCCL's InfiniBand transport allowed.
     `iterations` None runs until stopped. `extra` are further options of the program (program/options.h). `env` adds to or, with
-    None as a value, removes from the environment of all ranks. `wrap` is a command each rank runs under.
+    None as a value, removes from the environment of all ranks. `wrap` is a command each rank runs under. `enter` gives the
+    command (nsenter and its options) that starts the ranks of one host in namespaces of their own (netns.py).
     `wait_for` says what starting waits for: "running" (all ranks have finished an iteration), "ready" (all have their
     communicators) or "nothing".
     """
@@ -109,6 +110,7 @@ class Job:
         extra: Sequence[str] = (),
         env: Mapping[str, str | None] | None = None,
         wrap: Sequence[str] = (),
+        enter: Callable[[int], Sequence[str]] | None = None,
         wait_for: WaitFor = "running",
         start_timeout: float = 120,
     ) -> None:
@@ -120,9 +122,11 @@ class Job:
         self._transport = transport
         self._env = dict(env or {})
         self._wrap = list(wrap)
+        self._enter = enter
         self._wait_for = wait_for
         self._start_timeout = start_timeout
         self._processes: list[subprocess.Popen[bytes]] = []
+        self._pids: list[int] = []
         self._logs: list[IO[bytes]] = []
         self._arguments = ["--shape", shape, "--count", str(count)]
         self._arguments += ["--iterations", str(iterations)] if iterations is not None else []
@@ -138,16 +142,20 @@ class Job:
                 log = self.log_path(rank).open("wb")
                 self._logs.append(log)
                 command = [*self._wrap, str(program), "--run-dir", str(self._folder), *self._arguments]
+                enter = list(self._enter(_place(self.hosts, rank)[0])) if self._enter is not None else []
                 self._processes.append(
                     subprocess.Popen(
-                        command,
+                        [*enter, *command],
                         stdin=subprocess.DEVNULL,
                         stdout=log,
                         stderr=subprocess.STDOUT,
                         env=self._environment(rank),
-                        preexec_fn=_die_with_parent,  # noqa: PLW1509 - one prctl, safe after fork
+                        preexec_fn=die_with_parent,  # noqa: PLW1509 - one prctl, safe after fork
                     )
                 )
+                # Into another PID namespace nsenter forks: the rank is its child.
+                pid = self._processes[-1].pid
+                self._pids.append(only_child(pid) if "--pid" in enter else pid)
             self._await_start()
         except BaseException:
             self.close()
@@ -163,11 +171,11 @@ class Job:
     @property
     def pids(self) -> list[int]:
         """Process ids by rank (of the wrapping command, if there is one)."""
-        return [process.pid for process in self._processes]
+        return list(self._pids)
 
     def pid(self, rank: int) -> int:
         """Process id of a rank."""
-        return self._processes[rank].pid
+        return self._pids[rank]
 
     def host(self, rank: int) -> int:
         """Index of the made-up host a rank is on."""
@@ -175,15 +183,17 @@ class Job:
 
     def freeze(self, rank: int) -> None:
         """SIGSTOP a rank."""
-        self._processes[rank].send_signal(signal.SIGSTOP)
+        self._signal(rank, signal.SIGSTOP)
 
     def thaw(self, rank: int) -> None:
         """SIGCONT a rank."""
-        self._processes[rank].send_signal(signal.SIGCONT)
+        self._signal(rank, signal.SIGCONT)
+        self._processes[rank].send_signal(signal.SIGCONT)  # nsenter stops along with the process it waits for
 
     def kill(self, rank: int) -> None:
         """SIGKILL a rank and reap it."""
-        self._processes[rank].kill()
+        self._signal(rank, signal.SIGKILL)
+        self._processes[rank].send_signal(signal.SIGCONT)
         self._processes[rank].wait()
 
     def alive(self, rank: int) -> bool:
@@ -192,8 +202,8 @@ class Job:
 
     def stop(self) -> None:
         """Ask all ranks to end after their current iteration (SIGTERM)."""
-        for process in self._processes:
-            process.terminate()
+        for rank in range(len(self._processes)):
+            self._signal(rank, signal.SIGTERM)
 
     def lines(self, rank: int) -> list[str]:
         """All progress lines of a rank so far, without the prefix `testjob rank R `."""
@@ -257,12 +267,19 @@ class Job:
             parts.append(f"--- rank {rank} (pid {process.pid}, {state})\n{tail}")
         return "\n".join(parts)
 
+    def _signal(self, rank: int, number: signal.Signals) -> None:
+        if self._processes[rank].poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pids[rank], number)
+
     def close(self) -> None:
         """End all processes, frozen ones too, and remove the job's files."""
-        segments = {segment for process in self._processes for segment in _shared_memory(process.pid)}
+        segments = {segment for pid in self._pids for segment in _shared_memory(pid)}
+        for rank in range(len(self._pids)):
+            self._signal(rank, signal.SIGKILL)  # reaches stopped processes as well
         for process in self._processes:
             with contextlib.suppress(ProcessLookupError):
-                process.kill()  # SIGKILL reaches stopped processes as well
+                process.kill()
         for process in self._processes:
             process.wait()
         for segment in segments:  # NCCL removes them itself only on an orderly end
@@ -270,6 +287,7 @@ class Job:
         for log in self._logs:
             log.close()
         self._processes.clear()
+        self._pids.clear()
         self._logs.clear()
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -348,7 +366,22 @@ def _shared_memory(pid: int) -> set[Path]:
     return {Path(path) for path in re.findall(r"(/dev/shm/nccl-\w+)$", maps, re.MULTILINE)}
 
 
-def _die_with_parent() -> None:
+def only_child(pid: int, timeout: float = 10) -> int:
+    """The process that a launcher has forked, once it has. Raises JobError when it ends, or time (s) runs out, before that."""
+    deadline = time.monotonic() + timeout
+    while time.monotonic() < deadline:
+        if not Path(f"/proc/{pid}").exists():
+            break
+        for entry in Path("/proc").iterdir():  # task/PID/children is not in every kernel
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == pid:
+                    return int(entry.name)
+        time.sleep(0.01)
+    raise JobError(f"the launcher with pid {pid} started nothing")
+
+
+def die_with_parent() -> None:
+    """Between fork and exec: be killed when the parent ends, whatever ends it."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
