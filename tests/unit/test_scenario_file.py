@@ -10,7 +10,7 @@ import pytest
 
 from ncclwatch.errors import UsageError
 from ncclwatch.simulate.scenario import FaultKind, LookalikeKind, Scenario, ScoreClass, load, load_all, parse
-from ncclwatch.simulate.testbed import as_testbed_runs, plan
+from ncclwatch.simulate.testbed import HarnessAction, as_testbed_runs, fitted, plan
 
 CATALOGUE = Path(__file__).resolve().parent.parent / "scenarios"
 CLEAN: dict[str, Any] = {"name": "x", "title": "t", "seed": 1, "expect": {"score_class": "clean"}}
@@ -114,6 +114,25 @@ def test_the_command_line_of_a_scenario() -> None:
     text = " ".join(made.options)
     assert "--tp 2 --cp 1 --pp 2 --ep 1 --schedule 1f1b --micro-batches 4" in text
     assert "--forward-us 10000" in text
-    assert "--fault skip:rank=3,at=5,for=1,group=dp" in text
-    assert [(a.what, a.rank, a.iteration, a.after_s) for a in made.actions] == [("freeze", 2, 6, 0.0), ("thaw", 2, 6, 4.0)]
+    assert "--fault skip:rank=3,at=5,group=dp,nth=0" in text
+    assert "--fault stop:rank=2,at=6" in text
+    assert made.actions == (HarnessAction("thaw", (2,), 4.0),)
     assert as_testbed_runs(parse(data)).workload.backward_ms == 40.0
+
+
+def test_where_in_an_operation_a_fault_strikes() -> None:
+    faults = [
+        {"kind": "gpu-stall", "rank": 3, "iteration": 5, "role": "dp", "occurrence": 1, "offset_ms": 8.0},
+        {"kind": "kill", "rank": 1, "start_s": 2.5},
+        {"kind": "few-cpus", "rank": 5, "start_s": 1.0},
+    ]
+    layout = {"tp": 2, "pp": 2, "dp": 2, "ranks_per_node": 4}
+    sockets = {"intra_node": "net", "net": "socket"}
+    work = {"tp_bytes": 1 << 24, "pp_bytes": 1 << 20}
+    data = CLEAN | {"layout": layout, "workload": work, "network": sockets, "faults": faults, "expect": HANG}
+    scenario = parse(data)
+    assert any("one size" in reason for reason in plan(scenario).unsupported)
+    made = plan(fitted(scenario))
+    assert made.unsupported == ()
+    assert "--fault stall_gpu:rank=3,at=5,group=dp,nth=1,delay_us=8000" in " ".join(made.options)
+    assert made.actions == (HarnessAction("kill", (1,), 2.5), HarnessAction("limit", (4, 5, 6, 7), 1.0, 0.2))

@@ -16,19 +16,25 @@ from ncclwatch.simulate.scenario import Fault, FaultKind, LookalikeKind, Scenari
 
 ELEMENT_BYTES = 4
 """The job's messages are 32-bit floats unless told otherwise."""
+LARGEST_ACTIVATION_BYTES = 1 << 16
+LARGEST_GRADIENT_BYTES = 1 << 20
+INPUT_BYTES = 1 << 18
+"""What a micro-batch copies to the device where a copy is slow."""
+LIMITED_SHARE = 0.05
+"""Share of one CPU that limited ranks have together: little enough to show beside ranks that mostly sleep."""
 
 
 @dataclass(frozen=True, slots=True)
 class HarnessAction:
-    """What the harness does to a rank once it has finished ``iteration`` iterations: ``freeze``, ``thaw`` or ``kill``.
+    """What the harness does to ranks from outside: ``freeze``, ``thaw``, ``kill``, or ``limit`` (their share of one CPU, by cgroup).
 
-    ``after_s`` seconds later (for ``thaw``: after the freeze).
+    ``after_s`` seconds after the job's first iteration began; of ``thaw`` after the rank was stopped.
     """
 
     what: str
-    rank: int
-    iteration: int
-    after_s: float = 0.0
+    ranks: tuple[int, ...]
+    after_s: float
+    share: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +53,19 @@ class TestbedPlan:
     unsupported: tuple[str, ...] = ()
 
 
+def fitted(scenario: Scenario) -> Scenario:
+    """The scenario with messages that many ranks on two cores can move: what a message costs there is the machine's, not the job's."""
+    work = scenario.workload
+    small = min(work.tp_bytes, work.pp_bytes, LARGEST_ACTIVATION_BYTES)
+    sizes = {"tp_bytes": small, "pp_bytes": small, "cp_bytes": small, "ep_bytes": min(work.ep_bytes, LARGEST_ACTIVATION_BYTES)}
+    return replace(scenario, workload=replace(work, **sizes, dp_bytes=min(work.dp_bytes, LARGEST_GRADIENT_BYTES)))
+
+
 def plan(scenario: Scenario) -> TestbedPlan:
-    """Map a scenario to the testbed. Hosts are the scenario's nodes where it goes over shared memory, else one rank a host."""
+    """Map a scenario to the testbed. Hosts are the scenario's nodes where it goes over shared memory, else one rank a host.
+
+    Times of faults that the harness brings about are of the scenario's clock and begin with the first iteration.
+    """
     layout, work, net = scenario.layout, scenario.workload, scenario.network
     unsupported: list[str] = []
     if net.intra_node == "p2p":
@@ -145,50 +162,61 @@ def _lookalikes(scenario: Scenario, unsupported: list[str]) -> list[str]:
 
 def _fault(fault: Fault, scenario: Scenario, actions: list[HarnessAction], unsupported: list[str]) -> list[str]:
     """``--fault`` options of one fault, or what the harness does instead."""
-    at = fault.iteration if fault.iteration is not None else _iteration_at(scenario, fault.start_s or 0.0)
     kind, rank = fault.kind, fault.rank
-    if kind in (FaultKind.STOP, FaultKind.KILL):
-        actions.append(HarnessAction("freeze" if kind is FaultKind.STOP else "kill", rank, at, fault.offset_ms / 1e3))
-        if kind is FaultKind.STOP and math.isfinite(fault.duration_s):
-            actions.append(HarnessAction("thaw", rank, at, fault.duration_s))
+    node = ranks_of_node(scenario.layout, rank // scenario.layout.ranks_per_node)
+    at = fault.iteration if fault.iteration is not None else _iteration_at(scenario, fault.start_s or 0.0)
+    start_s = fault.start_s if fault.start_s is not None else at * _iteration_s(scenario)
+    if kind is FaultKind.STOP and math.isfinite(fault.duration_s):
+        actions.append(HarnessAction("thaw", (rank,), fault.duration_s))
+    if kind in (FaultKind.STOP, FaultKind.KILL) and fault.iteration is None:
+        actions.append(HarnessAction("freeze" if kind is FaultKind.STOP else "kill", (rank,), start_s))
         return []
-    lasting = "" if not math.isfinite(fault.duration_s) else f",for={max(1, round(fault.duration_s / _iteration_s(scenario)))}"
-    common = f"rank={rank},at={at}{lasting}"
-    once = f"rank={rank},at={at},for=1" + (f",group={fault.role}" if fault.role else "")
+    if kind in (FaultKind.CPU_LIMIT, FaultKind.FEW_CPUS):
+        limited = (rank,) if kind is FaultKind.CPU_LIMIT else tuple(node)
+        actions.append(HarnessAction("limit", limited, start_s, LIMITED_SHARE * len(limited)))
+        return []
+    if kind is FaultKind.SWAP and scenario.layout.dp == 1:
+        unsupported.append("swap: the testbed swaps operations of the data-parallel group, of which there is none")
+    length = max(1, round(fault.duration_s / _iteration_s(scenario))) if math.isfinite(fault.duration_s) else None
+    lasting = f"rank={rank},at={at}" + ("" if length is None or kind in _ENDLESS else f",for={length}")
+    call = f"rank={rank},at={at}" + (f",group={fault.role},nth={fault.occurrence}" if fault.role else "")
     us = f"us={_number(fault.strength * 1e6)}"
-    texts: dict[FaultKind, str] = {
-        FaultKind.SKIP: f"skip:{once}",
-        FaultKind.OTHER_OPERATION: f"other_op:{once}",
-        FaultKind.OTHER_SIZE: f"other_size:{once}",
-        FaultKind.OTHER_TYPE: f"other_type:{once}",
-        FaultKind.SWAP: f"swap:rank={rank},at={at},for=1",
-        FaultKind.GPU_STALL: f"stall_gpu:{common}",
-        FaultKind.PROXY_STALL: f"stall_proxy:{common}",
-        FaultKind.SLOW_GPU: f"slow_gpu:{common},factor={_number(fault.strength)}",
-        FaultKind.GC_PAUSE: f"pause:{common},{us},every={max(1, round(fault.period_s / _iteration_s(scenario)))}",
-        FaultKind.SLOW_LOADER: f"loader:{common},{us}",
-        FaultKind.NEVER_ENTERS: f"pause:rank={rank},at={at},for=1,us=3.6e9",
-        FaultKind.SLOW_COPY: f"slow_copy:{common},rate=1e8",
-        FaultKind.CPU_LIMIT: f"one_cpu:{common}",
-        FaultKind.PROXY_SLEEP: f"slow_proxy:{common},{us},p=0.01",
-        FaultKind.INIT_MISSING: f"no_init:rank={rank}",
-        FaultKind.CRASH: f"crash:rank={rank},at={at},signal=11",
+    watchdog = ["--watchdog", _number(fault.duration_s)] if kind is FaultKind.CRASH and length is not None else []
+    texts: dict[FaultKind, list[str]] = {
+        FaultKind.STOP: [f"stop:{call}{_delay(fault)}"],
+        FaultKind.KILL: [f"crash:{call}{_delay(fault)},signal=9"],
+        FaultKind.CRASH: [f"crash:{call}{_delay(fault)},signal=11"],
+        FaultKind.SKIP: [f"skip:{call}"],
+        FaultKind.NEVER_ENTERS: [f"stuck:{call}"],
+        FaultKind.OTHER_OPERATION: [f"other_op:{call}"],
+        FaultKind.OTHER_SIZE: [f"other_size:{call},factor={_number(fault.strength)}"],
+        FaultKind.OTHER_TYPE: [f"other_type:{call}"],
+        FaultKind.SWAP: [f"swap:rank={rank},at={at},for=1"],
+        FaultKind.GPU_STALL: [f"stall_gpu:{call}{_delay(fault)}"],
+        FaultKind.PROXY_STALL: [f"stall_proxy:{call}{_delay(fault)}"],
+        FaultKind.SLOW_GPU: [f"slow_gpu:{lasting},factor={_number(fault.strength)}"],
+        # On a GPU that other work shares kernels take longer, each a little differently.
+        FaultKind.HOST_LOAD: [f"slow_gpu:rank={r},at={at},factor={_number(fault.strength)}" for r in node],
+        FaultKind.GC_PAUSE: [f"pause:{lasting},{us},every={max(1, round(fault.period_s / _iteration_s(scenario)))}"],
+        FaultKind.SLOW_LOADER: [f"loader:{lasting},{us}"],
+        FaultKind.SLOW_COPY: [f"slow_copy:{lasting},rate={_number(INPUT_BYTES / max(fault.strength, 1e-6))}"],
+        FaultKind.PROXY_SLEEP: [f"slow_proxy:{lasting},{us},every_us={_number(fault.period_s * 1e6)}"],
+        FaultKind.INIT_MISSING: [f"no_init:rank={rank}"],
     }
-    if kind in texts:
-        watchdog = (
-            ["--watchdog", _number(fault.duration_s)] if kind is FaultKind.CRASH and math.isfinite(fault.duration_s) else []
-        )
-        return ["--fault", texts[kind], *watchdog]
-    if kind in (FaultKind.HOST_LOAD, FaultKind.FEW_CPUS):
-        node = ranks_of_node(scenario.layout, rank // scenario.layout.ranks_per_node)
-        what = "load:rank={},at={},threads=2" if kind is FaultKind.HOST_LOAD else "one_cpu:rank={},at={}"
-        return [text for r in node for text in ("--fault", what.format(r, at))]
-    if kind is FaultKind.SLOW_LINK:
-        slow_us = fault.delay_ms * 1e3 or 1e3 * fault.strength
-        unsupported.append("a slow link is played as slow communication kernels of its sender; a slow path needs tc in the guest")
-        return ["--fault", f"slow_link:{common},us={_number(slow_us)}"]
-    unsupported.append(f"{kind}: needs tc in the guest")
-    return []
+    if kind not in texts:
+        unsupported.append(f"{kind}: needs a network that can be disturbed (tc)")
+        return []
+    copies = ["--input", str(INPUT_BYTES)] if kind is FaultKind.SLOW_COPY else []
+    return [word for text in texts[kind] for word in ("--fault", text)] + watchdog + copies
+
+
+_ENDLESS = frozenset({FaultKind.CRASH, FaultKind.KILL, FaultKind.STOP})
+"""Faults whose ``duration_s`` is not how long they last in the job's own words."""
+
+
+def _delay(fault: Fault) -> str:
+    """The moment inside the call: ``offset_ms`` later. Without a call to wait for, none."""
+    return f",delay_us={_number(fault.offset_ms * 1e3)}" if fault.role and fault.offset_ms > 0 else ""
 
 
 def _iteration_s(scenario: Scenario) -> float:

@@ -25,6 +25,8 @@ void standinStallKernels(int stalled);
 void standinStallProxy(int stalled);
 // The proxy progress thread sleeps this long with this probability each time it yields.
 void standinSetProxyDelay(double microseconds, double probability);
+// The proxy progress thread sleeps this long at random moments, on average so far apart; 0 = never.
+void standinSetProxyPauses(double microseconds, double apartMicroseconds);
 // Kernels of NCCL that have been started and finished since the process began.
 uint64_t standinKernelsStarted(void);
 uint64_t standinKernelsFinished(void);

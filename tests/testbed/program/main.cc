@@ -8,6 +8,7 @@
 #include "check.h"
 #include "options.h"
 #include "progress.h"
+#include "rendezvous.h"
 #include "shape.h"
 
 namespace {
@@ -54,6 +55,7 @@ int main(int argc, char** argv) {
     return 2;
   }
   CUDA(cudaSetDevice(0));
+  if (options.gate) job::wait_for_file(options.run_dir + "/gate");
   if (options.start_delay_s > 0) usleep(static_cast<useconds_t>(options.start_delay_s * 1e6));
   Progress progress(options.rank, options.quiet, options.timed);
   Faults faults(options.faults, options.rank);

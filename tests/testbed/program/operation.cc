@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include <algorithm>
+#include <atomic>
 
 #include "check.h"
 #include "options.h"
@@ -12,6 +13,8 @@ namespace job {
 namespace {
 
 constexpr int kGroupedCalls = 5;
+
+std::atomic<long> g_calls{0};
 
 size_t input_elements(const Operation& operation, int ranks) {
   const bool per_rank = operation.kind == Kind::kReduceScatter || operation.kind == Kind::kAllToAll;
@@ -97,8 +100,13 @@ void prepare(const Operation& operation, Group& group) {
   CUDA(cudaMemsetAsync(group.output, kStale, output_elements(operation, group.ranks) * element, group.stream));
 }
 
+void count_calls(long calls) { g_calls += calls; }
+long calls_made() { return g_calls; }
+
 void enqueue(const Operation& operation, Group& group) {
   const Operation& o = operation;
+  const bool grouped = o.kind == Kind::kGroupedAllReduce;
+  count_calls(o.kind == Kind::kAllToAll ? 2 * group.ranks : o.kind == Kind::kSendRecv ? 2 : grouped ? kGroupedCalls : 1);
   switch (o.kind) {
     case Kind::kAllReduce: NCCL(ncclAllReduce(group.input, group.output, o.count, o.type, o.reduction.op, group.comm, group.stream)); return;
     case Kind::kAllGather: NCCL(ncclAllGather(group.input, group.output, o.count, o.type, group.comm, group.stream)); return;

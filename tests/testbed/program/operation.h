@@ -28,6 +28,9 @@ struct Operation {
 size_t buffer_bytes(const Operation& operation, int ranks);
 void prepare(const Operation& operation, Group& group);
 void enqueue(const Operation& operation, Group& group);
+// How many collectives, sends and receives this rank has called; whoever calls NCCL without `enqueue` says so.
+void count_calls(long calls);
+long calls_made();
 // Empty if all is as expected, else what is wrong. The stream must have been synchronized.
 std::string verify(const Operation& operation, const Group& group);
 

@@ -25,7 +25,7 @@ constexpr struct {
   fprintf(stderr,
           "testjob: %s\nusage: --rank N --ranks N --run-dir DIR --shape NAME [--count N] [--type i8|…|bf16] [--reduction sum|prod|max|min|avg]\n"
           "  [--iterations N] [--hold] [--verify] [--quiet] [--time] [--config] [--split-share] [--compute-us N] [--pause-us N] [--burst N] [--communicators N]\n"
-          "  [--tp N] [--start-delay S] [--abort-after S] [--watchdog S] [--fault KIND:rank=R,…]\n"
+          "  [--tp N] [--gate] [--start-delay S] [--abort-after S] [--watchdog S] [--fault KIND:rank=R,…]\n"
           "  of shape training: [--cp N] [--pp N] [--ep N] [--schedule NAME] [--micro-batches N] … (training.h)\n",
           problem.c_str());
   exit(2);
@@ -70,6 +70,7 @@ void add_training(TrainingOptions& training, Valued& valued) {
   real("--optimizer-us", training.optimizer_us);
   real("--jitter", training.jitter);
   real("--loader-us", training.loader_us);
+  size("--input", training.input);
   real("--warm-up-us", training.warm_up_us);
   real("--checkpoint-us", training.checkpoint_us);
   valued["--schedule"] = [&training](const std::string& v) { training.schedule = v; };
@@ -119,7 +120,7 @@ Options parse_options(int argc, char** argv) {
   add_training(options.training, valued);
   const std::map<std::string, bool*> switches = {
       {"--hold", &options.hold}, {"--verify", &options.verify}, {"--quiet", &options.quiet},
-      {"--time", &options.timed}, {"--config", &options.use_config},
+      {"--time", &options.timed}, {"--config", &options.use_config}, {"--gate", &options.gate},
       {"--split-share", &options.split_share},
       {"--sequence-parallel", &options.training.sequence_parallel},
       {"--trace", &options.training.trace}};

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "check.h"
+#include "operation.h"
 
 namespace job {
 
@@ -41,15 +42,21 @@ void Progress::iteration() {
   last_ = seconds();
   if (quiet_) return;
   std::string text = "iteration " + std::to_string(iterations_);
-  if (timed_) text += " took " + std::to_string(last_ - before);
+  if (timed_) text += " took " + std::to_string(last_ - before) + " at " + std::to_string(last_);
   say(rank_, text);
 }
 
-void Progress::holding() { say(rank_, "holding after " + std::to_string(iterations_) + " iterations"); }
+void Progress::holding() {
+  say(rank_, "calls " + std::to_string(calls_made()));
+  say(rank_, "holding after " + std::to_string(iterations_) + " iterations");
+}
 
-void Progress::done() { say(rank_, "done " + std::to_string(iterations_) + " iterations, " + std::to_string(wrong_) + " wrong"); }
+void Progress::done() {
+  say(rank_, "calls " + std::to_string(calls_made()));
+  say(rank_, "done " + std::to_string(iterations_) + " iterations, " + std::to_string(wrong_) + " wrong");
+}
 
-void Progress::note(const std::string& text) const { say(rank_, text); }
+void Progress::note(const std::string& text) const { say(rank_, text + " at " + std::to_string(seconds())); }
 
 void Progress::wrong(const std::string& what) {
   if (++wrong_ <= kReportedInFull) say(rank_, "wrong " + what);

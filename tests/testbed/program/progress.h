@@ -1,7 +1,9 @@
 // What the job tells its launcher, one line each on standard output.
 //   testjob rank R pid P nccl V ready             communicators exist, the loop begins
 //   testjob rank R iteration I                    I iterations are complete
-//   testjob rank R iteration I took S             the same with --time: seconds since the one before
+//   testjob rank R iteration I took S at T        the same with --time: seconds since the one before; T is CLOCK_MONOTONIC
+//   testjob rank R TEXT at T                      a fault begins or ends, the watchdog ends the job
+//   testjob rank R calls N                        before it holds or ends: collectives, sends and receives it has called
 //   testjob rank R holding after I iterations     idle until SIGTERM
 //   testjob rank R done I iterations, W wrong     the end; W results were not as expected
 #pragma once

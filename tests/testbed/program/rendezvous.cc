@@ -30,4 +30,9 @@ ncclUniqueId exchange_id(const std::string& folder, const std::string& name, boo
   }
 }
 
+void wait_for_file(const std::string& path) {
+  constexpr useconds_t kPoll = 20'000;
+  while (access(path.c_str(), F_OK) != 0) usleep(kPoll);
+}
+
 }  // namespace job

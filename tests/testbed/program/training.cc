@@ -48,6 +48,10 @@ class Training : public Shape {
     for (Group* group : groups()) group->reserve(largest * group->ranks);
     CUDA(cudaStreamCreateWithFlags(&compute_, cudaStreamNonBlocking));
     CUDA(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
+    if (training_.input > 0) {
+      host_input_.resize(training_.input);
+      CUDA(cudaMalloc(reinterpret_cast<void**>(&device_input_), training_.input));
+    }
     if (training_.trace) trace_ = fopen((options_.run_dir + "/trace." + std::to_string(options_.rank)).c_str(), "w");
   }
 
@@ -71,6 +75,7 @@ class Training : public Shape {
 
   void tear_down() override {
     for (auto* group : {&gather_, &data_, &model_, &expert_, &gradients_, &pipeline_, &context_group_, &tensor_, &world_}) group->reset();
+    if (device_input_) CUDA(cudaFree(device_input_));
     CUDA(cudaEventDestroy(event_));
     CUDA(cudaStreamDestroy(compute_));
     if (trace_) fclose(trace_);
@@ -107,6 +112,8 @@ class Training : public Shape {
   void connect_stages() {
     const int stages = pipeline_->ranks, next = (pipeline_->rank + 1) % stages, previous = (pipeline_->rank + stages - 1) % stages;
     for (Group* group : {pipeline_.get(), gradients_.get()}) group->reserve(1);
+    constexpr int kCalls = 4;
+    count_calls(kCalls);
     NCCL(ncclGroupStart());
     NCCL(ncclSend(pipeline_->input, 1, ncclInt8, next, pipeline_->comm, pipeline_->stream));
     NCCL(ncclRecv(pipeline_->output, 1, ncclInt8, previous, pipeline_->comm, pipeline_->stream));
@@ -169,6 +176,7 @@ class Training : public Shape {
   void run_pass(const Pass& pass) {
     const bool forward = pass.direction == Direction::kForward;
     const double us = training_.forward_us * (forward ? 1 : 2);
+    if (forward && device_input_) CUDA(cudaMemcpyAsync(device_input_, host_input_.data(), training_.input, cudaMemcpyHostToDevice, compute_));
     for (int layer = 0; layer < training_.layers; layer++) {
       // Attention: context ranks gather keys and values, and scatter their gradients on the way back.
       const size_t share = context_group_ ? training_.activations / context_group_->ranks : 0;
@@ -190,7 +198,9 @@ class Training : public Shape {
     if (!pipeline_) return;
     const int to = done ? target_of(*done, at_.pipeline, size_) : -1, from = next ? source_of(*next, at_.pipeline, size_) : -1;
     if (to < 0 && from < 0) return;
+    if (!context_.faults.enters(*pipeline_)) return;
     wait_for(pipeline_->stream, compute_);
+    count_calls((to >= 0) + (from >= 0));
     NCCL(ncclGroupStart());
     if (to >= 0) {
       Group& group = pipe(*done);
@@ -234,6 +244,8 @@ class Training : public Shape {
   cudaEvent_t event_ = nullptr;
   FILE* trace_ = nullptr;
   long iteration_ = 0;
+  std::vector<char> host_input_;
+  char* device_input_ = nullptr;
 };
 
 const RegisterShape kShape = plain_shape<Training>("training");

@@ -26,6 +26,7 @@ struct TrainingOptions {
   double jitter = 0;             // --jitter: each compute kernel takes up to that fraction longer, at random
   std::vector<double> stage_scale; // --stage-scale 1,1,1.5: compute of each stage relative to the others
   double loader_us = 0;          // --loader-us: host time per iteration on all ranks alike
+  size_t input = 0;              // --input: bytes of a micro-batch, copied from the host to the device of every rank
   double warm_up_us = 0;         // --warm-up-us: host time before the first iteration
   int checkpoint_every = 0;      // --checkpoint-every N --checkpoint-us: a host pause and a barrier on all ranks
   double checkpoint_us = 0;

@@ -20,6 +20,7 @@ std::atomic<double> g_copy_rate{0.0};
 std::atomic<bool> g_kernels_stalled{false};
 std::atomic<bool> g_proxy_stalled{false};
 std::atomic<double> g_proxy_delay_us{0.0}, g_proxy_delay_probability{0.0};
+std::atomic<double> g_proxy_pause_us{0.0}, g_proxy_pauses_apart_us{0.0};
 std::atomic<uint64_t> g_started{0}, g_finished{0};
 
 void sleep_us(double microseconds) {
@@ -30,6 +31,29 @@ void sleep_us(double microseconds) {
 }
 
 constexpr double kStallPollUs = 2000;
+
+double now_us() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec * 1e6 + time.tv_nsec * 1e-3;
+}
+
+std::minstd_rand& proxy_random() {
+  static thread_local std::minstd_rand random{static_cast<unsigned>(time(nullptr))};
+  return random;
+}
+
+// Sleeps when the next of the random moments has come.
+void proxy_pause() {
+  static thread_local double next = 0;
+  const double pause = g_proxy_pause_us.load(std::memory_order_relaxed);
+  if (pause <= 0) return;
+  const auto later = [] { return now_us() + std::exponential_distribution<double>{1 / g_proxy_pauses_apart_us}(proxy_random()); };
+  if (next == 0) next = later();
+  if (now_us() < next) return;
+  sleep_us(pause);
+  next = later();
+}
 
 }  // namespace
 
@@ -47,10 +71,9 @@ void copy(void* to, const void* from, size_t bytes) {
 
 void proxy_point() {
   while (g_proxy_stalled.load(std::memory_order_relaxed)) sleep_us(kStallPollUs);
+  proxy_pause();
   const double delay = g_proxy_delay_us.load(std::memory_order_relaxed);
-  if (delay <= 0) return;
-  static thread_local std::minstd_rand random{static_cast<unsigned>(time(nullptr))};
-  if (std::uniform_real_distribution<double>{0, 1}(random) < g_proxy_delay_probability) sleep_us(delay);
+  if (delay > 0 && std::uniform_real_distribution<double>{0, 1}(proxy_random()) < g_proxy_delay_probability) sleep_us(delay);
 }
 
 void count_kernel_started() { ++g_started; }
@@ -77,6 +100,10 @@ void standinStallProxy(int stalled) { g_proxy_stalled = stalled != 0; }
 void standinSetProxyDelay(double microseconds, double probability) {
   g_proxy_delay_us = microseconds;
   g_proxy_delay_probability = probability;
+}
+void standinSetProxyPauses(double microseconds, double apart_microseconds) {
+  g_proxy_pauses_apart_us = apart_microseconds;
+  g_proxy_pause_us = microseconds;
 }
 uint64_t standinKernelsStarted(void) { return g_started; }
 uint64_t standinKernelsFinished(void) { return g_finished; }

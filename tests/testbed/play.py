@@ -1,0 +1,160 @@
+"""Play a scenario on the testbed: the job of real NCCL with the scenario's fault, and what its own lines say of how it went.
+
+    with Play(plan(scenario)) as play:     # processes exist, nothing is created yet
+        ...                                # whoever watches attaches here
+        play.begin()
+        play.wait_onset(60)
+
+Faults that a rank brings upon itself are options of the program; what comes from outside (signals, cgroups) is done by a thread.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclwatch.simulate.testbed import HarnessAction, TestbedPlan
+from testbed.cpu_share import CpuShare
+from testbed.job import Job, JobError
+
+_FAULT = re.compile(r"fault \w+ (begins|strikes)\b.* at ([\d.]+)$")
+_POLL_S = 0.02
+
+
+class Play:
+    """A job that plays a plan; times are CLOCK_MONOTONIC in seconds."""
+
+    def __init__(self, made: TestbedPlan, *, extra: Sequence[str] = ()) -> None:
+        self.made = made
+        self.job = Job(
+            made.nccl,
+            made.ranks,
+            "training",
+            hosts=made.hosts,
+            count=made.count,
+            iterations=made.iterations,
+            extra=[*made.options, "--time", "--gate", *extra],
+            wait_for="nothing",
+        )
+        self.first_iteration: float | None = None
+        self.actions_done: list[tuple[float, HarnessAction]] = []
+        self.problem: Exception | None = None
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._limits = ExitStack()
+
+    def __enter__(self) -> Self:
+        self.job.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+        self._limits.close()
+        self.job.close()
+
+    def begin(self) -> None:
+        """Let the ranks create their communicators and run; faults from outside take their course."""
+        self.job.log_path(0).with_name("gate").touch()
+        self._thread = threading.Thread(target=self._act, daemon=True)
+        self._thread.start()
+
+    # --- what the job itself says --------------------------------------------------------------------------------------
+
+    def onsets(self) -> list[float]:
+        """When each fault that has begun so far began: what ranks say of themselves, and what was done from outside."""
+        told = [
+            float(found[2])
+            for rank in range(self.made.ranks)
+            for line in self.job.lines(rank)
+            if (found := _FAULT.match(line)) is not None
+        ]
+        return sorted(told + [at for at, action in self.actions_done if action.what != "thaw"])
+
+    def iterations(self, rank: int) -> NDArray[np.float64]:
+        """Of each finished iteration of a rank: seconds it took and when it ended; shape (n, 2)."""
+        words = [line.split() for line in self.job.lines(rank) if line.startswith("iteration") and " at " in line]
+        return np.array([(float(w[3]), float(w[5])) for w in words]).reshape(-1, 2)
+
+    def durations(self) -> NDArray[np.float64]:
+        """Seconds of each iteration that all ranks have finished, of its slowest rank."""
+        took = [self.iterations(rank)[:, 0] for rank in range(self.made.ranks)]
+        length = min(map(len, took))
+        longest: NDArray[np.float64] = np.max([t[:length] for t in took], axis=0) if length else np.empty(0)
+        return longest
+
+    def last_moved(self) -> float:
+        """When a rank last finished an iteration or ended."""
+        ends = [self.iterations(rank)[:, 1] for rank in range(self.made.ranks)]
+        return max((float(e[-1]) for e in ends if len(e)), default=0.0)
+
+    def finished(self) -> bool:
+        """Whether all ranks have ended."""
+        return not any(self.job.alive(rank) for rank in range(self.made.ranks))
+
+    def wait_onset(self, timeout: float) -> float:
+        """Wait until the first fault begins. Raises JobError when none does."""
+        deadline = time.monotonic() + timeout
+        while not (found := self.onsets()):
+            if time.monotonic() > deadline or self.problem is not None:
+                raise JobError(f"no fault began within {timeout:g} s: {self.problem}\n{self.job.logs()}")
+            time.sleep(0.05)
+        return found[0]
+
+    # --- what is done from outside -------------------------------------------------------------------------------------
+
+    def _act(self) -> None:
+        pending = [a for a in self.made.actions if a.what != "thaw"]
+        thaws = [a for a in self.made.actions if a.what == "thaw"]
+        stopped: dict[int, float] = {}
+        try:
+            while not self._stop.wait(_POLL_S):
+                if self.first_iteration is None:
+                    # The ranks are ready together, but for microseconds; the first says when the scenario's clock begins.
+                    if any(line.endswith("ready") for line in self.job.lines(0)[:3]):
+                        self.first_iteration = time.monotonic()
+                    continue
+                now = time.monotonic()
+                for action in [a for a in pending if now >= self.first_iteration + a.after_s]:
+                    pending.remove(action)
+                    self._do(action)
+                for action in list(thaws):
+                    rank = action.ranks[0]
+                    if rank not in stopped and _stopped(self.job.pid(rank)):
+                        stopped[rank] = now
+                    if rank in stopped and now >= stopped[rank] + action.after_s:
+                        thaws.remove(action)
+                        self._do(action)
+                if not pending and not thaws:
+                    return
+        except Exception as error:  # told by whoever waits for the fault
+            self.problem = error
+
+    def _do(self, action: HarnessAction) -> None:
+        if action.what == "limit":
+            self._limits.enter_context(CpuShare([self.job.pid(rank) for rank in action.ranks], action.share))
+        for rank in action.ranks:
+            if action.what == "freeze":
+                self.job.freeze(rank)
+            elif action.what == "thaw":
+                self.job.thaw(rank)
+            elif action.what == "kill":
+                self.job.kill(rank)
+        self.actions_done.append((time.monotonic(), action))
+
+
+def _stopped(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+    except OSError:
+        return False
