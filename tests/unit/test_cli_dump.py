@@ -12,9 +12,9 @@ from ncclwatch.cli.dump_text import bus, process_lines
 from ncclwatch.cli.options import pids, split_words
 from ncclwatch.cli.output import plain
 from ncclwatch.cli.ps import table
-from ncclwatch.cli.steps import host_waits_for, waits_for
 from ncclwatch.errors import TargetError, TargetGoneError, UsageError
 from ncclwatch.model.state import Direction, OpPhase, PendingOperation, ProcessSample, ProxyOperation
+from ncclwatch.report.steps import host_waits_for, waits_for
 from ncclwatch.text import Style
 from unit import fake_targets
 from unit.synthetic import Rank, communicator, frozen_ring, process, recv, send, shared

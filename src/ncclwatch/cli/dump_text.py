@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from datetime import datetime
 
 from ncclwatch.cli import labels
-from ncclwatch.cli.steps import host_waits_for, waits_for
 from ncclwatch.model.state import Communicator, Direction, OpPhase, ProcessSample, ProxyOperation, ProxySub
+from ncclwatch.report.steps import host_waits_for, waits_for
 from ncclwatch.text import Style, clean, columns, ranges, size
 
 # Rows of one table; a process with more unfinished transfers is told apart by --json.
