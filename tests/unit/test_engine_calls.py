@@ -12,7 +12,7 @@ from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 from ncclwatch.model.state import ProcessSample, Transport
 from ncclwatch.model.verdict import Verdict, VerdictClass
-from unit.synthetic import WORLD, Rank, address_of, communicator
+from unit.synthetic import WORLD, Rank, address_of, communicator, recv
 
 
 def calls(rank: int, counts: list[int], *, function: Function = Function.ALL_REDUCE, comm: int = WORLD) -> NDArray[Any]:
@@ -65,11 +65,30 @@ def test_not_before_the_floor_and_not_while_calls_go_on() -> None:
         assert not live.update(samples).verdict_class.accuses
 
 
-def test_lost_records_prove_nothing() -> None:
+def test_what_was_recorded_before_a_loss_proves_nothing() -> None:
     live = LiveDiagnosis()
     for rank in range(4):
-        live.add_calls(calls(rank, [64, 64] if rank == 3 else [64, 64, 64]), lost=1 if rank == 0 else 0)
+        live.add_calls(calls(rank, [64, 64] if rank == 3 else [64, 64, 64]), lost=1 if rank == 3 else 0)
     assert not final(live).verdict_class.accuses
+
+
+def test_a_loss_on_another_node_takes_nothing_away() -> None:
+    live = LiveDiagnosis()
+    for rank in range(4):
+        live.add_calls(calls(rank, [64, 64] if rank == 3 else [64, 64, 64]), source="node")
+    live.add_calls(calls(0, []), lost=5, source="elsewhere")
+    assert [culprit.rank for culprit in final(live).culprits] == [3]
+
+
+def test_an_odd_call_long_ago_is_found_although_the_job_went_on() -> None:
+    """NCCL compares nothing: a smaller AllGather can leave the ranks one transfer apart, to hang much later."""
+    live = LiveDiagnosis()
+    for rank in range(4):
+        live.add_calls(calls(rank, [64] * 10 + [32 if rank == 2 else 64] + [64] * 300))
+    verdict = final(live)
+    assert verdict.verdict_class is VerdictClass.INCONSISTENT
+    assert [culprit.rank for culprit in verdict.culprits] == [2]
+    assert any("300 operations since" in line for line in verdict.evidence)
 
 
 def test_an_odd_call_is_outvoted() -> None:
@@ -116,3 +135,31 @@ def test_a_rank_that_may_wait_in_a_receive_is_not_accused_of_being_behind() -> N
     answer["peer"] = 3
     live.add_calls(answer)
     assert [culprit.rank for culprit in final(live, count=20).culprits] == [3]
+
+
+def test_a_rank_with_hidden_transports_waits_for_whom_its_call_waits_for() -> None:
+    """Rank 1 has called an AllReduce of the NVLink pair (0, 1) that rank 0 has not; rank 2 waits for both over the network.
+
+    Memory shows nothing of rank 1, so that it would be accused along with rank 0.
+    """
+    pair, first, second = 0xBB, 0xC0, 0xC1
+    live = LiveDiagnosis()
+    live.add_calls(calls(0, [8], comm=pair))
+    live.add_calls(calls(1, [8, 8], comm=pair))
+    nvlink = [communicator(r, 2, comm_hash=pair, transport=Transport.P2P) for r in (0, 1)]
+    ranks = [
+        Rank(0, 3, (nvlink[0], communicator(0, 2, comm_hash=first))),
+        Rank(1, 3, (nvlink[1], communicator(0, 2, comm_hash=second))),
+        Rank(
+            2,
+            3,
+            (communicator(1, 2, comm_hash=first), communicator(1, 2, comm_hash=second)),
+            tuple(recv(0, posted=8, received=0, delivered=0, consumed=0, comm_hash=comm) for comm in (first, second)),
+        ),
+    ]
+    verdict = None
+    for index in range(8):
+        verdict = live.update([rank.looks(8)[index] for rank in ranks])
+    assert verdict is not None and verdict.verdict_class is VerdictClass.NOT_ENTERED
+    assert [culprit.rank for culprit in verdict.culprits] == [0]
+    assert verdict.victims == (1, 2)

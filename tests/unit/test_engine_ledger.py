@@ -137,3 +137,50 @@ def test_a_communicator_born_at_an_address_used_before_starts_anew() -> None:
     ledger.add_calls(birth(0))
     ledger.add_calls(calls(0, [9]))
     assert ledger.history(ledger.rows[1000, COMM])[1]["count"].tolist() == [9]
+
+
+def test_equal_pids_of_two_nodes_are_two_rows() -> None:
+    ledger = Ledger()
+    ledger.add_calls(calls(0, [1, 2]), source="a")
+    ledger.add_calls(calls(0, [3]), source="b")
+    assert ledger.history(ledger.rows[ledger.place("a", 1000, COMM)])[1]["count"].tolist() == [1, 2]
+    assert ledger.history(ledger.rows[ledger.place("b", 1000, COMM)])[1]["count"].tolist() == [3]
+    assert ledger.place("c", 1000, COMM) not in ledger.rows
+
+
+def test_after_a_loss_the_rows_of_that_node_start_anew_and_line_up_again() -> None:
+    ledger = Ledger()
+    sizes = [100, 200, 300] * 5
+    for rank in (0, 1):
+        ledger.add_calls(birth(rank), source="a")
+        ledger.add_calls(calls(rank, sizes, op_count=list(range(15))), source="a", lost=rank)
+    rows = {rank: ledger.rows[ledger.place("a", 1000 + rank, COMM)] for rank in (0, 1)}
+    assert ledger.lost == 1
+    assert align(ledger, rows).offsets == {}
+    ledger.add_calls(calls(0, sizes, op_count=list(range(20, 35))), source="a")
+    ledger.add_calls(calls(1, sizes[3:], op_count=list(range(23, 35))), source="a")
+    alignment = align(ledger, rows)
+    assert alignment.how[1] is AlignedBy.OP_COUNT
+    assert alignment.sequence(0, 3) == alignment.sequence(1, 0) == 23
+
+
+def test_small_jobs_keep_more_and_the_newest_survive_growth() -> None:
+    ledger = Ledger()
+    ledger.add_calls(calls(0, list(range(2000))))
+    assert len(ledger.history(0)[1]) == ledger.depth == 1024
+    for rank in range(1, 3000):
+        ledger.add_calls(calls(rank, [rank]))
+    first, operations = ledger.history(0)
+    assert ledger.operations.nbytes <= 48 << 20
+    assert (first + len(operations), operations["count"].tolist()) == (2000, list(range(2000 - ledger.depth, 2000)))
+
+
+def test_rows_of_a_process_that_ended_are_used_again() -> None:
+    ledger = Ledger()
+    ledger.add_calls(calls(0, [1, 2, 3]))
+    ledger.add_calls(calls(1, [1]))
+    ledger.forget_process("", 1000)
+    assert list(ledger.rows) == [(1001, COMM)]
+    ledger.add_calls(calls(2, [7]))
+    assert ledger.history(ledger.rows[1002, COMM])[1]["count"].tolist() == [7]
+    assert len(ledger.called) == 64

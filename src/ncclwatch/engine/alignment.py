@@ -3,10 +3,14 @@
 No counter of NCCL lines ranks up by itself: ``opCount`` counts launched plans and in some releases (2.27.3 to 2.30.7) only
 those in which this very rank has proxy work. So a key is proposed, and accepted only when the ranks' call signatures agree
 under it; else the rank is ``unaligned`` and is never accused on account of its place in the sequence.
+
+All communicators of a job are lined up at once, in flat columns: one entry a rank of a communicator, entries of one communicator
+side by side.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -20,6 +24,12 @@ AGREEMENT = 0.9
 
 MINIMUM_COMMON = 3
 
+COMPARED = 64
+"""Newest operations that are compared with those of a partner."""
+
+PARTNERS = 4
+"""Partners of the same communicator each rank is compared with before it is given up as unaligned."""
+
 
 class AlignedBy(StrEnum):
     """The key that put a rank into line."""
@@ -28,6 +38,9 @@ class AlignedBy(StrEnum):
     SEQUENCE_NUMBER = "ncclComm.seqNumber"
     OP_COUNT = "ncclComm.opCount"
     UNALIGNED = "unaligned"
+
+
+KEYS = (AlignedBy.BIRTH, AlignedBy.SEQUENCE_NUMBER, AlignedBy.OP_COUNT)
 
 
 @dataclass(slots=True)
@@ -43,72 +56,150 @@ class Alignment:
         return None if offset is None else offset + ordinal
 
 
+@dataclass(slots=True)
+class Entries:
+    """Ranks of communicators in flat columns, those of one communicator side by side.
+
+    ``starts``: index of the first entry of each communicator. ``rows``: row in the ledger. ``totals``: what must be added to an
+    ordinal to get NCCL's own ``seqNumber``; ``has_total`` says where that is known. ``aligned`` and ``offsets`` are the result;
+    ``how`` indexes ``KEYS``.
+    """
+
+    starts: NDArray[np.int64]
+    ranks: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    totals: NDArray[np.int64]
+    has_total: NDArray[np.bool_]
+    aligned: NDArray[np.bool_] = field(init=False)
+    offsets: NDArray[np.int64] = field(init=False)
+    how: NDArray[np.int8] = field(init=False)
+    group: NDArray[np.int64] = field(init=False)
+    """Number of the communicator of each entry."""
+
+    def __post_init__(self) -> None:
+        number = len(self.rows)
+        self.aligned, self.offsets = np.zeros(number, np.bool_), np.zeros(number, np.int64)
+        self.how = np.full(number, -1, np.int8)
+        sizes = np.diff(np.r_[self.starts, number])
+        self.group = np.repeat(np.arange(len(self.starts)), sizes)
+
+
+def make_entries(groups: Sequence[tuple[dict[int, int], dict[int, tuple[int, int]]]]) -> Entries:
+    """Flat columns from (rank → row, rank → (NCCL's count, ordinal at that moment)) of each communicator."""
+    sizes = [len(rows) for rows, _ in groups]
+    ranks = [rank for rows, _ in groups for rank in rows]
+    rows = [row for rows, _ in groups for row in rows.values()]
+    known = [totals.get(rank) if totals else None for members, totals in groups for rank in members]
+    return Entries(
+        starts=np.cumsum([0, *sizes[:-1]], dtype=np.int64) if sizes else np.zeros(0, np.int64),
+        ranks=np.array(ranks, np.int64),
+        rows=np.array(rows, np.int64),
+        totals=np.array([0 if pair is None else pair[0] - pair[1] for pair in known], np.int64),
+        has_total=np.array([pair is not None for pair in known], np.bool_),
+    )
+
+
 def align(ledger: Ledger, rows: dict[int, int], totals: dict[int, tuple[int, int]] | None = None) -> Alignment:
     """Line up the ranks of one communicator; ``rows`` maps a rank to its row of the ledger.
 
     ``totals`` maps a rank to (collectives NCCL had counted in ``seqNumber``, ordinal in the ledger at that moment); it gives
-    the offset outright where NCCL keeps it. O(ranks x depth).
+    the offset outright where NCCL keeps it.
     """
+    entries = make_entries([(rows, totals or {})])
+    align_entries(ledger, entries)
     result = Alignment()
-    proposals: dict[int, list[tuple[AlignedBy, int]]] = {}
-    for rank, row in rows.items():
-        offered: list[tuple[AlignedBy, int]] = []
-        if ledger.from_birth[row]:
-            offered.append((AlignedBy.BIRTH, 0))
-        if totals and rank in totals:
-            counted, ordinal = totals[rank]
-            offered.append((AlignedBy.SEQUENCE_NUMBER, counted - ordinal))
-        by_plans = _offset_by_op_count(ledger, row)
-        if by_plans is not None:
-            offered.append((AlignedBy.OP_COUNT, by_plans))
-        proposals[rank] = offered
-    for how in (AlignedBy.BIRTH, AlignedBy.SEQUENCE_NUMBER, AlignedBy.OP_COUNT):
-        _accept(ledger, rows, proposals, how, result)
-    for rank in rows:
-        result.how.setdefault(rank, AlignedBy.UNALIGNED)
+    for rank, aligned, offset, how in zip(
+        entries.ranks.tolist(), entries.aligned.tolist(), entries.offsets.tolist(), entries.how.tolist(), strict=True
+    ):
+        result.how[rank] = KEYS[how] if aligned else AlignedBy.UNALIGNED
+        if aligned:
+            result.offsets[rank] = offset
     return result
 
 
-def _offset_by_op_count(ledger: Ledger, row: int) -> int | None:
-    """Where ``opCount`` rises by one with every collective kept, its difference to the ordinal is the rank's offset."""
-    first, operations = ledger.history(row)
-    if len(operations) < MINIMUM_COMMON:
-        return None
-    counts = operations["op_count"].astype(np.int64)
-    if not np.all(np.diff(counts) == 1):
-        return None
-    return int(counts[0]) - first
-
-
-def _accept(
-    ledger: Ledger, rows: dict[int, int], proposals: dict[int, list[tuple[AlignedBy, int]]], how: AlignedBy, result: Alignment
-) -> None:
-    """Accept the offsets of one key for ranks that agree with those in line already (or with each other)."""
-    candidates = {rank: offset for rank, offered in proposals.items() for key, offset in offered if key is how}
-    for rank in sorted(candidates):
-        if rank in result.offsets:
-            continue
-        partners = result.offsets or {other: offset for other, offset in candidates.items() if other != rank}
-        if any(_agree(ledger, (rows[rank], candidates[rank]), (rows[other], offset)) for other, offset in partners.items()):
-            result.offsets[rank] = candidates[rank]
-            result.how[rank] = how
-
-
-def _agree(ledger: Ledger, one: tuple[int, int], other: tuple[int, int]) -> bool:
-    """Whether two rows call the same operations where their sequences overlap under the given offsets."""
-    (row_a, offset_a), (row_b, offset_b) = one, other
-    first_a, operations_a = ledger.history(row_a)
-    first_b, operations_b = ledger.history(row_b)
-    start = max(first_a + offset_a, first_b + offset_b)
-    end = min(first_a + offset_a + len(operations_a), first_b + offset_b + len(operations_b))
-    if end - start < MINIMUM_COMMON:
-        # Too little in common to check: only a communicator seen from its creation on needs no check.
-        return bool(ledger.from_birth[row_a] and ledger.from_birth[row_b])
-    part_a = operations_a[start - first_a - offset_a : end - first_a - offset_a]
-    part_b = operations_b[start - first_b - offset_b : end - first_b - offset_b]
-    same: NDArray[np.bool_] = (
-        (part_a["function"] == part_b["function"])
-        & (part_a["count"] == part_b["count"])
-        & (part_a["datatype"] == part_b["datatype"])
+def align_entries(ledger: Ledger, entries: Entries) -> None:
+    """Set ``aligned``, ``offsets`` and ``how`` of all entries. O(entries x COMPARED), vectorised."""
+    if not len(entries.rows):
+        return
+    called = ledger.called[entries.rows].astype(np.int64)
+    by_plans, has_plans = _offsets_by_op_count(ledger, entries.rows, called)
+    offered = (
+        (ledger.from_birth[entries.rows], np.zeros(len(entries.rows), np.int64)),
+        (entries.has_total, entries.totals),
+        (has_plans, by_plans),
     )
-    return bool(np.mean(same) >= AGREEMENT or (np.count_nonzero(~same) == 1 and not same[-1]))
+    for number, (has, offsets) in enumerate(offered):
+        for turn in range(PARTNERS):
+            candidate = has & ~entries.aligned
+            if not candidate.any():
+                break
+            partner, of_line = _partners(entries, candidate, turn)
+            compared = np.flatnonzero(candidate & (partner >= 0) & (partner != np.arange(len(partner))))
+            theirs = np.where(of_line, entries.offsets[partner], offsets[partner])
+            agree = compared[_agree(ledger, entries.rows, called, offsets, partner, theirs, compared)]
+            # Two that agree put each other into line.
+            fresh = np.unique(np.r_[agree, partner[agree][~of_line[agree]]])
+            entries.aligned[fresh] = True
+            entries.offsets[fresh] = offsets[fresh]
+            entries.how[fresh] = number
+
+
+def _offsets_by_op_count(
+    ledger: Ledger, rows: NDArray[np.int64], called: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Where ``opCount`` rises by one with every collective kept, its difference to the ordinal is the rank's offset."""
+    kept = np.minimum(called, min(ledger.depth, COMPARED))
+    ordinals = (called - kept)[:, None] + np.arange(max(1, int(kept.max())))
+    counts = ledger.operations["op_count"][rows[:, None], ordinals % ledger.depth].astype(np.int64)
+    inside = ordinals < called[:, None]
+    rises = np.diff(counts, axis=1) == 1
+    steady = (rises | ~inside[:, 1:]).all(axis=1) & (kept >= MINIMUM_COMMON)
+    return counts[:, 0] - ordinals[:, 0], steady
+
+
+def _partners(entries: Entries, candidate: NDArray[np.bool_], turn: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """For each entry one entry of its communicator to compare it with, another one each turn, and whether that is in line.
+
+    Entries in line are taken where there are any, else other candidates.
+    """
+    groups = len(entries.starts)
+    in_line = np.bincount(entries.group, weights=entries.aligned, minlength=groups) > 0
+    choice = np.where(in_line[entries.group], entries.aligned, candidate)
+    index = np.flatnonzero(choice)
+    number = np.bincount(entries.group[index], minlength=groups)
+    first = np.cumsum(number) - number
+    wanted = np.where(number > 0, first + (turn * number // PARTNERS + turn) % np.maximum(number, 1), -1)
+    partner = np.where(wanted >= 0, index[np.clip(wanted, 0, None)], -1) if len(index) else np.full(groups, -1)
+    return partner[entries.group], in_line[entries.group]
+
+
+def _agree(
+    ledger: Ledger,
+    rows: NDArray[np.int64],
+    called: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    partner: NDArray[np.int64],
+    theirs: NDArray[np.int64],
+    compared: NDArray[np.int64],
+) -> NDArray[np.bool_]:
+    """For each entry of ``compared`` whether it calls the same operations as its partner where their sequences overlap."""
+    other, shift = partner[compared], offsets[compared] - theirs[compared]
+    own_called, other_called = called[compared], called[other]
+    depth = min(ledger.depth, COMPARED)
+    end = np.minimum(own_called + shift, other_called)
+    own_first = own_called - np.minimum(own_called, ledger.depth) + shift
+    other_first = other_called - np.minimum(other_called, ledger.depth)
+    start = np.maximum.reduce([own_first, other_first, end - depth])
+    common = np.maximum(end - start, 0)
+    width = max(1, int(common.max(initial=0)))
+    ordinals = start[:, None] + np.arange(width)
+    inside = np.arange(width) < common[:, None]
+    signatures = ledger.operations["signature"]
+    own = signatures[rows[compared][:, None], (ordinals - shift[:, None]) % ledger.depth]
+    differs = (own != signatures[rows[other][:, None], ordinals % ledger.depth]) & inside
+    wrong = differs.sum(axis=1)
+    last = differs[np.arange(len(common)), np.clip(common - 1, 0, None)]
+    same = (wrong <= (1 - AGREEMENT) * common) | ((wrong == 1) & last)
+    # Too little in common to check: only a communicator seen from its creation on needs no check.
+    born = ledger.from_birth[rows[compared]] & ledger.from_birth[rows[other]]
+    return np.where(common < MINIMUM_COMMON, born, same)

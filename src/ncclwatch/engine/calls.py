@@ -7,9 +7,13 @@ did *not* call, and ranks whose call differs; what happens after the call is the
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ncclwatch.engine.alignment import Alignment, align
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclwatch.engine.alignment import Entries, align_entries, make_entries
 from ncclwatch.engine.ledger import Ledger, Signature
 
 
@@ -17,9 +21,9 @@ from ncclwatch.engine.ledger import Ledger, Signature
 class CallsFinding:
     """Comparison of the aligned ranks of one communicator.
 
-    ``behind``: ranks that have not called operation ``sequence`` while at least one other has. ``groups``: where the first
-    inconsistent operation was found, its signatures with the ranks that called each. ``unaligned``: ranks that nothing can be
-    said about.
+    ``behind``: ranks that have not called operation ``sequence`` while at least one other has. ``groups``: the signatures of the
+    first inconsistent operation with the ranks that called each; ``odd_sequence`` is its number, ``ago`` how many operations the
+    foremost rank has called since. ``unaligned``: ranks that nothing can be said about.
     """
 
     sequence: int | None = None
@@ -27,6 +31,8 @@ class CallsFinding:
     behind: list[int] = field(default_factory=list)
     waiting: list[int] = field(default_factory=list)
     groups: dict[Signature, list[int]] = field(default_factory=dict)
+    odd_sequence: int | None = None
+    ago: int = 0
     unaligned: list[int] = field(default_factory=list)
 
     @property
@@ -36,35 +42,91 @@ class CallsFinding:
 
 
 def compare_calls(ledger: Ledger, rows: dict[int, int], totals: dict[int, tuple[int, int]] | None = None) -> CallsFinding:
-    """Compare what the ranks of a communicator have called; arguments as of :func:`alignment.align`. O(ranks x depth)."""
-    alignment = align(ledger, rows, totals)
-    finding = CallsFinding(unaligned=sorted(set(rows) - set(alignment.offsets)))
-    following = {rank: alignment.offsets[rank] + int(ledger.called[rows[rank]]) for rank in alignment.offsets}
-    if len(following) < 2:
-        return finding
-    _find_inconsistency(ledger, alignment, rows, following, finding)
-    slowest, fastest = min(following.values()), max(following.values())
-    if slowest < fastest:
-        # The operation that holds the group up is the one the slowest has not called.
-        finding.sequence = slowest
-        finding.behind = sorted(rank for rank, after in following.items() if after == slowest)
-        finding.waiting = sorted(rank for rank, after in following.items() if after > slowest)
-        leader = finding.waiting[0]
-        finding.called = ledger.signature(rows[leader], slowest - alignment.offsets[leader])
-    return finding
+    """Compare what the ranks of one communicator have called; arguments as of :func:`alignment.align`."""
+    return compare_groups(ledger, [(rows, totals or {})])[0]
 
 
-def _find_inconsistency(
-    ledger: Ledger, alignment: Alignment, rows: dict[int, int], following: dict[int, int], finding: CallsFinding
+def compare_groups(ledger: Ledger, groups: Sequence[tuple[dict[int, int], dict[int, tuple[int, int]]]]) -> list[CallsFinding]:
+    """Compare what the ranks of each communicator have called: (rank → row, rank → total) each. O(ranks x depth), vectorised."""
+    findings = [CallsFinding() for _ in groups]
+    filled = [number for number, (rows, _) in enumerate(groups) if rows]
+    if not filled:
+        return findings
+    entries = make_entries([groups[number] for number in filled])
+    align_entries(ledger, entries)
+    called = ledger.called[entries.rows].astype(np.int64)
+    after = entries.offsets + called
+    slowest = _least(entries, np.where(entries.aligned, after, np.iinfo(np.int64).max))
+    fastest = -_least(entries, np.where(entries.aligned, -after, np.iinfo(np.int64).max))
+    comparable = np.bincount(entries.group, weights=entries.aligned, minlength=len(entries.starts)) >= 2
+    odd = _first_inconsistent(ledger, entries, called, fastest, comparable)
+    bounds = np.r_[entries.starts, len(entries.rows)].tolist()
+    for place in np.flatnonzero((comparable & (slowest < fastest)) | (odd >= 0) | _any_unaligned(entries)).tolist():
+        part = slice(bounds[place], bounds[place + 1])
+        finding = findings[filled[place]]
+        finding.unaligned = sorted(entries.ranks[part][~entries.aligned[part]].tolist())
+        if not comparable[place]:
+            continue
+        if odd[place] >= 0:
+            _describe_inconsistency(ledger, entries, part, int(odd[place]), finding)
+            finding.ago = int(fastest[place]) - int(odd[place]) - 1
+        if slowest[place] < fastest[place]:
+            _describe_behind(ledger, entries, part, after[part], int(slowest[place]), finding)
+    return findings
+
+
+def _least(entries: Entries, values: NDArray[np.int64]) -> NDArray[np.int64]:
+    least: NDArray[np.int64] = np.minimum.reduceat(values, entries.starts)
+    return least
+
+
+def _any_unaligned(entries: Entries) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = np.bincount(entries.group, weights=~entries.aligned, minlength=len(entries.starts)) > 0
+    return found
+
+
+def _first_inconsistent(
+    ledger: Ledger, entries: Entries, called: NDArray[np.int64], fastest: NDArray[np.int64], comparable: NDArray[np.bool_]
+) -> NDArray[np.int64]:
+    """For each communicator the first sequence number under which its ranks called different things, -1 where there is none.
+
+    Only what all aligned ranks still keep is compared.
+    """
+    first = entries.offsets + called - np.minimum(called, ledger.depth)
+    oldest = -_least(entries, np.where(entries.aligned, -first, np.iinfo(np.int64).max))
+    length = np.where(comparable, np.clip(fastest - oldest, 0, ledger.depth), 0)
+    width = int(length.max(initial=0))
+    if width == 0:
+        return np.full(len(entries.starts), -1, np.int64)
+    sequences = oldest[entries.group][:, None] + np.arange(width)
+    ordinals = sequences - entries.offsets[:, None]
+    inside = (ordinals < called[:, None]) & (np.arange(width) < length[entries.group][:, None]) & entries.aligned[:, None]
+    found = ledger.operations["signature"][entries.rows[:, None], ordinals % ledger.depth]
+    highest = np.maximum.reduceat(np.where(inside, found, np.uint64(0)), entries.starts, axis=0)
+    lowest = np.minimum.reduceat(np.where(inside, found, np.iinfo(np.uint64).max), entries.starts, axis=0)
+    differs = (highest != lowest) & (highest > 0)
+    return np.where(differs.any(axis=1), oldest + differs.argmax(axis=1), -1)
+
+
+def _describe_inconsistency(ledger: Ledger, entries: Entries, part: slice, sequence: int, finding: CallsFinding) -> None:
+    groups: dict[Signature, list[int]] = defaultdict(list)
+    columns = (entries.ranks[part], entries.rows[part], entries.offsets[part], entries.aligned[part])
+    for rank, row, offset, aligned in zip(*(column.tolist() for column in columns), strict=True):
+        signature = ledger.signature(row, sequence - offset) if aligned else None
+        if signature is not None:
+            groups[signature].append(rank)
+    if len(groups) > 1:
+        finding.groups = {signature: sorted(ranks) for signature, ranks in groups.items()}
+        finding.odd_sequence = sequence
+
+
+def _describe_behind(
+    ledger: Ledger, entries: Entries, part: slice, after: NDArray[np.int64], slowest: int, finding: CallsFinding
 ) -> None:
-    oldest = max(after - min(ledger.depth, int(ledger.called[rows[rank]])) for rank, after in following.items())
-    for sequence in range(oldest, max(following.values())):
-        groups: dict[Signature, list[int]] = defaultdict(list)
-        for rank in following:
-            signature = ledger.signature(rows[rank], sequence - alignment.offsets[rank])
-            if signature is not None:
-                groups[signature].append(rank)
-        if len(groups) > 1:
-            finding.groups = {signature: sorted(ranks) for signature, ranks in groups.items()}
-            finding.sequence = sequence
-            return
+    """The operation that holds the group up is the one the slowest has not called."""
+    ranks, aligned = entries.ranks[part], entries.aligned[part]
+    finding.sequence = slowest
+    finding.behind = sorted(ranks[aligned & (after == slowest)].tolist())
+    finding.waiting = sorted(ranks[aligned & (after > slowest)].tolist())
+    leader = int(np.flatnonzero(aligned & (after > slowest))[0])
+    finding.called = ledger.signature(int(entries.rows[part][leader]), slowest - int(entries.offsets[part][leader]))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from ncclwatch.engine import explain
 from ncclwatch.engine.calls import CallsFinding
-from ncclwatch.engine.edges import RankNode, Waits
+from ncclwatch.engine.connections import ConnectionKey
+from ncclwatch.engine.edges import RankNode, Wait, Waits, Why
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.ledger import Ledger, Signature
 from ncclwatch.model.events import Function
@@ -39,6 +41,39 @@ def judge_calls(
     return replace(verdict, planes=("state", "calls"))
 
 
+def add_call_waits(job: Job, findings: Mapping[int, CallsFinding], waits: Waits) -> bool:
+    """Draw the waits that only the calls show, and say whether there were any.
+
+    A rank of which memory shows nothing (its transports are hidden, or its transfers have not begun) and that has called a
+    collective another has not called waits for that one. A rank that memory shows at work may have called far ahead: for it the
+    calls say nothing.
+    """
+    seen = {wait.waiter for wait in waits.edges} | {RankNode(mark.member.index) for mark in waits.stalls}
+    added = False
+    for number, finding in findings.items():
+        group = job.groups[number]
+        behind = [member for rank in finding.behind if (member := group.holder(rank)) is not None]
+        waiting = [m for rank in finding.waiting if (m := group.holder(rank)) is not None and RankNode(m.index) not in seen]
+        if not behind or not waiting:
+            continue
+        # One wait for each is enough to follow: everybody waits, and everybody behind is waited for.
+        pairs = [(waiter, behind[0]) for waiter in waiting] + [(waiting[0], other) for other in behind[1:]]
+        operation = _operation(finding.called, finding.sequence)
+        for waiter, other in pairs:
+            key = ConnectionKey(number, 0, group.ranks[other.index], group.ranks[waiter.index], False)
+            text = partial(_call_wait_text, waiter, other, finding)
+            waits.edges.append(
+                Wait(RankNode(waiter.index), RankNode(other.index), Why.NOT_CALLED, key, text, operation=operation)
+            )
+        added = True
+    return added
+
+
+def _call_wait_text(waiter: Member, other: Member, finding: CallsFinding) -> str:
+    what = finding.called.text() if finding.called else "an operation"
+    return f"{waiter.label} has called #{finding.sequence} ({what}) and waits for {other.label}, {Why.NOT_CALLED}"
+
+
 def call_waits(job: Job, findings: Mapping[int, CallsFinding], ledger: Ledger) -> set[int]:
     """Members that wait for somebody by what was called: they may be behind elsewhere for that very reason.
 
@@ -53,7 +88,9 @@ def call_waits(job: Job, findings: Mapping[int, CallsFinding], ledger: Ledger) -
     }
     matching = {int(Function.SEND): int(Function.RECV), int(Function.RECV): int(Function.SEND)}
     for group in job.groups.values():
-        places = {rank: (member.info.pid, own.address) for rank, (member, own) in group.members.items()}
+        places = {
+            rank: ledger.place(member.info.host, member.info.pid, own.address) for rank, (member, own) in group.members.items()
+        }
         for rank, (member, _) in group.members.items():
             calls = ledger.point_to_point.get(places[rank], {})
             if not calls:
@@ -100,12 +137,14 @@ def _inconsistent(job: Job, group: Group, finding: CallsFinding, still: float, t
     for rank, signature in odd:
         member = group.holder(rank)
         if member is not None:
-            reason = f"called {signature.text()} as #{finding.sequence}, unlike its peers"
+            reason = f"called {signature.text()} as #{finding.odd_sequence}, unlike its peers"
             culprits.append(_culprit(group, rank, member, finding, reason, signature))
     evidence = [
-        f"{', '.join(job.rank_name(group.id, rank) for rank in ranks)} called {signature.text()} as #{finding.sequence}"
+        f"{', '.join(job.rank_name(group.id, rank) for rank in ranks)} called {signature.text()} as #{finding.odd_sequence}"
         for signature, ranks in groups
     ]
+    if finding.ago:
+        evidence.append(f"the ranks have called up to {finding.ago} operations since: NCCL does not compare what ranks call")
     if tie:
         evidence.append("the groups are equally large: a tie")
     victims = {member.index for rank, (member, _) in group.members.items() if rank not in dict(odd)}
@@ -119,9 +158,7 @@ def _culprit(
     group: Group, rank: int, member: Member, finding: CallsFinding, reason: str, signature: Signature | None = None
 ) -> Culprit:
     own = group.members[rank][1]
-    called = signature or finding.called
-    known = called is not None and called.function in Function._value2member_map_
-    name = Function(called.function).name.title().replace("_", "") if called is not None and known else ""
+    operation = _operation(signature, finding.odd_sequence) if signature else _operation(finding.called, finding.sequence)
     return Culprit(
         rank=member.rank,
         comm_rank=rank,
@@ -129,6 +166,12 @@ def _culprit(
         pid=member.info.pid,
         gpu=own.device,
         communicator=group.reference(),
-        operation=OperationRef(name, finding.sequence),
+        operation=operation,
         reason=reason,
     )
+
+
+def _operation(called: Signature | None, sequence: int | None) -> OperationRef:
+    known = called is not None and called.function in Function._value2member_map_
+    name = Function(called.function).name.title().replace("_", "") if called is not None and known else ""
+    return OperationRef(name, sequence)

@@ -28,7 +28,7 @@ class ConnectionKey(NamedTuple):
     point_to_point: bool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class End:
     """One end of a transfer: the operation, its sub-operation, and the process on whose behalf it runs."""
 

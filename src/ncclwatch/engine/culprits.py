@@ -28,7 +28,7 @@ def observed_culprit(
         pid=member.info.pid,
         gpu=own.device if own else None,
         communicator=job.groups[group_id].reference() if group_id in job.groups else None,
-        operation=operation_reference(ends),
+        operation=operation_reference(ends) or next((wait.operation for wait in waits if wait.operation), None),
         link=link,
         reason=reason,
     )

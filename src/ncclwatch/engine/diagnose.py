@@ -11,13 +11,13 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from ncclwatch.engine import explain
-from ncclwatch.engine.calls import CallsFinding, compare_calls
-from ncclwatch.engine.calls_verdict import add_calls_evidence, judge_calls
+from ncclwatch.engine.calls import CallsFinding, compare_groups
+from ncclwatch.engine.calls_verdict import add_call_waits, add_calls_evidence, judge_calls
 from ncclwatch.engine.creation import judge_creation
 from ncclwatch.engine.culprits import absent_culprit, observed_culprit
 from ncclwatch.engine.edges import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, RankNode, Stall, Wait, Waits, Why
 from ncclwatch.engine.job import Job, Member, assemble
-from ncclwatch.engine.ledger import Ledger
+from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.locate import Sink, find_sinks, victims_of
 from ncclwatch.engine.progress import progressed
 from ncclwatch.engine.waits import find_waits
@@ -56,21 +56,26 @@ class Outlook:
     creation_patience_s: float = 15.0
     complete_hosts: Collection[str] = field(default_factory=frozenset)
     ledger: Ledger | None = None
-    """What the calls plane recorded, when it lost nothing: absence of a record proves nothing otherwise."""
-    totals: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
-    """(pid, address of the communicator) → (NCCL's own count of collectives, calls in the ledger at that moment)"""
+    """What the calls plane recorded."""
+    totals: dict[Place, tuple[int, int]] = field(default_factory=dict)
+    """Communicator of a process → (NCCL's own count of collectives, calls in the ledger at that moment)"""
 
     def findings(self, job: Job) -> dict[int, CallsFinding]:
         """What the calls plane says of each communicator of a job; empty without one."""
         if self.ledger is None:
             return {}
-        found: dict[int, CallsFinding] = {}
-        for number, group in job.groups.items():
-            holders = {rank: (member.info.pid, own.address) for rank, (member, own) in group.members.items()}
-            rows = {rank: self.ledger.rows[place] for rank, place in holders.items() if place in self.ledger.rows}
-            totals = {rank: self.totals[place] for rank, place in holders.items() if place in self.totals}
-            found[number] = compare_calls(self.ledger, rows, totals)
-        return found
+        numbers, known = list(job.groups), []
+        for group in job.groups.values():
+            rows, totals = {}, {}
+            for rank, (member, own) in group.members.items():
+                place = self.ledger.place(member.info.host, member.info.pid, own.address)
+                row = self.ledger.rows.get(place)
+                if row is not None:
+                    rows[rank] = row
+                    if place in self.totals:
+                        totals[rank] = self.totals[place]
+            known.append((rows, totals))
+        return dict(zip(numbers, compare_groups(self.ledger, known), strict=True))
 
 
 def diagnose_jobs(samples: Sequence[Sequence[ProcessSample]], outlook: Outlook | None = None) -> list[Verdict]:
@@ -129,6 +134,8 @@ def _diagnose_job(job: Job, outlook: Outlook, loners: Sequence[Member]) -> Verdi
     if still < outlook.patience_s:
         return explain.too_early(job, still, outlook.patience_s, time) if waits.open else explain.nothing_open(job, still, time)
     findings = outlook.findings(job)
+    if waits.open and add_call_waits(job, findings, waits):
+        sinks = find_sinks(job, waits)
     by_calls = judge_calls(job, findings, outlook.ledger, waits, still, time) if outlook.ledger is not None else None
     if not waits.open:
         return by_calls or explain.nothing_open(job, still, time)

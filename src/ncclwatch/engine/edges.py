@@ -2,44 +2,52 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from ncclwatch.engine.connections import ConnectionKey, End
 from ncclwatch.engine.job import Member
 from ncclwatch.engine.mismatch import Mismatch
+from ncclwatch.model.verdict import OperationRef
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class RankNode:
-    """An observed process, by its index in the job's input."""
+class RankNode(int):
+    """An observed process, by its index in the job's input. An integer, for it is hashed more often than anything else."""
 
-    index: int
+    __slots__ = ()
+
+    @property
+    def index(self) -> int:
+        """The process's place in ``Job.members``."""
+        return int(self)
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class AbsentNode:
+class AbsentNode(NamedTuple):
     """A rank of a communicator that no observed process holds."""
 
     group_id: int
     comm_rank: int
+    # Tuples of equal content are equal: the last field keeps the kinds of nodes apart.
+    kind: str = "absent"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class LinkNode:
+class LinkNode(NamedTuple):
     """The path between two ranks, when both sides have done their part."""
 
     group_id: int
     source: int
     destination: int
+    kind: str = "link"
 
 
-@dataclass(frozen=True, slots=True, order=True)
-class HiddenNode:
+class HiddenNode(NamedTuple):
     """A wait that the planes at hand cannot see, inside a node."""
 
     group_id: int
     comm_rank: int
+    kind: str = "hidden"
 
 
 Node = RankNode | AbsentNode | LinkNode | HiddenNode
@@ -59,6 +67,7 @@ class Why(StrEnum):
     NOT_TAKEN = "which does not take the data sent"
     EMPTY = "which has written nothing more into shared memory"
     FULL = "which does not consume what lies in shared memory"
+    NOT_CALLED = "which has not called it"
     BROKEN = "whose connection is broken: NCCL has dropped the receive"
     UNOBSERVED = "which was not observed"
 
@@ -79,27 +88,42 @@ PROXY_STALLS = frozenset({Stall.PROXY_NOT_SENDING, Stall.PROXY_NOT_POSTING, Stal
 """What a proxy thread alone decides: no peer and no GPU can hold it up there."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Wait:
-    """One proven need: ``waiter`` cannot go on before ``target`` does something."""
+    """One proven need: ``waiter`` cannot go on before ``target`` does something.
+
+    ``describe`` makes its text: of the thousands of waits of a large job a few are ever shown. ``operation`` is set where no end
+    of a transfer tells it.
+    """
 
     waiter: Node
     target: Node
     why: Why
     key: ConnectionKey
-    text: str
+    describe: Callable[[], str]
     end: End | None = None
+    operation: OperationRef | None = None
+
+    @property
+    def text(self) -> str:
+        """The wait as a line of evidence."""
+        return self.describe()
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class StallMark:
     """One thing a rank could do and does not do."""
 
     member: Member
     stall: Stall
     key: ConnectionKey
-    text: str
+    describe: Callable[[], str]
     end: End | None = None
+
+    @property
+    def text(self) -> str:
+        """The stall as a line of evidence."""
+        return self.describe()
 
 
 @dataclass(slots=True)

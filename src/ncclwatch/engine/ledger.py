@@ -3,6 +3,9 @@
 A row is one communicator of one process (that is: one rank of it); its operations lie in a ring of ``depth`` columns, written by
 batches of call records. Ranks are attached at different times, so the position of an operation within a row says nothing by
 itself; ``alignment`` lines rows up. Trace ID (CCL-D 5.1) = communicator and aligned sequence number.
+
+Records come from *sources*, one a node: pids and clocks mean something only within one. After a source lost records its rows
+start anew, as if its processes had been attached just then: what is absent from a history with holes proves nothing.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ OPERATION_DTYPE = np.dtype(
     [
         ("time_ns", "<u8"),
         ("op_count", "<u8"),
+        ("signature", "<u8"),
         ("count", "<u8"),
         ("stream", "<u8"),
         ("function", "<u2"),
@@ -42,9 +46,17 @@ OPERATION_DTYPE = np.dtype(
         ("peer", "<i4"),
     ]
 )
-"""One called operation, 40 bytes. ``op_count`` is ``ncclComm.opCount`` at the time of the call."""
+"""One called operation, 48 bytes. ``op_count`` is ``ncclComm.opCount`` at the time of the call; ``signature`` a hash of all that
+the ranks must agree on."""
 
-DEFAULT_DEPTH = 32
+SHALLOWEST, DEEPEST = 32, 1024
+HISTORY_BYTES = 48 << 20
+"""Rows of a small job keep more operations: the depth is halved as rows come, so that the rings stay within this."""
+
+NO_SOURCE = 0xFFFFFFF
+
+Place = tuple[int, int]
+"""(number of the process in the ledger, address of the communicator in it)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,43 +80,92 @@ class Signature:
 class Ledger:
     """Operations by communicator and rank.
 
-    ``depth`` operations are kept a row (collectives and point-to-point in separate rings); a row costs about ``depth`` x 40 bytes
-    each, and rows grow by doubling up to ``max_rows``; what does not fit is counted in ``refused``.
+    ``depth`` collectives are kept a row, 48 bytes each (default: as many as fit into ``HISTORY_BYTES``); rows grow by doubling up
+    to ``max_rows``; what does not fit is counted in ``refused``.
     """
 
-    def __init__(self, *, depth: int = DEFAULT_DEPTH, max_rows: int = 1_000_000) -> None:
-        self.depth = depth
+    def __init__(self, *, depth: int | None = None, max_rows: int = 1_000_000) -> None:
+        self.depth = depth or DEEPEST
         self.max_rows = max_rows
         self.refused = 0
         self.lost = 0
-        """Records the kernel could not write: while this rises, absence of a record proves nothing."""
-        self.rows: dict[tuple[int, int], int] = {}
-        """(pid, address of the communicator) → row; hashes of communicators are not unique (see ``job``)"""
-        self.point_to_point: dict[tuple[int, int], dict[tuple[int, int], int]] = {}
-        """(pid, address of the communicator) → {(function, peer): calls}: a Send to a peer pairs with its Recv"""
+        """Records the kernel could not write, of all sources, since the beginning."""
+        self.rows: dict[Place, int] = {}
+        """Communicator of a process → row; hashes of communicators are not unique (see ``job``)."""
+        self.point_to_point: dict[Place, dict[tuple[int, int], int]] = {}
+        """Communicator of a process → {(function, peer): calls}: a Send to a peer pairs with its Recv"""
         self.from_birth: NDArray[np.bool_] = np.zeros(0, np.bool_)
         self.called: NDArray[np.uint64] = np.zeros(0, np.uint64)
         """Collectives seen in each row since it was attached."""
         self.nranks: NDArray[np.int32] = np.zeros(0, np.int32)
         self.last_time_ns: NDArray[np.uint64] = np.zeros(0, np.uint64)
-        self.operations: NDArray[Any] = np.zeros((0, depth), OPERATION_DTYPE)
+        self.operations: NDArray[Any] = np.zeros((0, self.depth), OPERATION_DTYPE)
+        self._fixed_depth = depth is not None
+        self._sources: dict[str, int] = {}
+        self._by_process: dict[int, set[int]] = {}
+        """Process → addresses of its communicators that have a row or point-to-point counts."""
+        self._free: list[int] = []
+
+    # --- places ----------------------------------------------------------------------------------------------------
+
+    def place(self, source: str, pid: int, address: int) -> Place:
+        """Where the ledger keeps a communicator of a process; records that came without a source belong to every host."""
+        number = self._sources.get(source, self._sources.get("", NO_SOURCE))
+        return (number << 32) | pid, address
+
+    def is_from(self, place: Place, source: str) -> bool:
+        """Whether a place is of a source."""
+        return place[0] >> 32 == self._sources.get(source)
+
+    def forget_process(self, source: str, pid: int) -> None:
+        """Free what is kept of a process that ended."""
+        process = self.place(source, pid, 0)[0]
+        for address in self._by_process.pop(process, ()):
+            self.point_to_point.pop((process, address), None)
+            row = self.rows.pop((process, address), None)
+            if row is not None:
+                self._begin_anew(row)
+                self._free.append(row)
+
+    def lose(self, source: str, number: int = 1) -> None:
+        """Records of a source were lost: what it holds so far cannot be continued. O(rows of the source)."""
+        self.lost += number
+        own = self._sources.get(source)
+        for (process, address), row in self.rows.items():
+            if process >> 32 == own:
+                self._begin_anew(row)
+                self.point_to_point.pop((process, address), None)
+
+    def _begin_anew(self, row: int) -> None:
+        self.called[row] = 0
+        self.from_birth[row] = False
+        self.last_time_ns[row] = 0
 
     # --- writing ---------------------------------------------------------------------------------------------------
 
-    def add_calls(self, events: NDArray[Any], lost: int = 0) -> int:
+    def add_calls(self, events: NDArray[Any], lost: int = 0, source: str = "") -> int:
         """Take a batch of ``EVENT_DTYPE`` records in the order of their times; returns how many operations it held.
 
-        O(n log n) in the batch, vectorised; about one microsecond a record.
+        ``lost`` records of this source were lost since the batch before. O(n log n) in the batch, vectorised; about one
+        microsecond a record.
         """
-        self.lost += lost
-        self._note_births(events)
-        self._count_point_to_point(events)
+        processes = events["pid"].astype(np.uint64) | np.uint64(self._sources.setdefault(source, len(self._sources)) << 32)
+        self._note_births(events, processes)
+        self._count_point_to_point(events, processes)
+        number = self._add_collectives(events, processes)
+        if lost:
+            # They may have been lost before, between or after those of the batch.
+            self.lose(source, lost)
+        return number
+
+    def _add_collectives(self, events: NDArray[Any], processes: NDArray[np.uint64]) -> int:
         kind = events["kind"] == Kind.ENTER
         known = (events["flags"] & np.uint16(Flag.COMM_READ)) != 0
-        chosen = events[kind & known & np.isin(events["function"], COLLECTIVES)]
+        wanted = kind & known & np.isin(events["function"], COLLECTIVES)
+        chosen = events[wanted]
         if not len(chosen):
             return 0
-        row = self._rows_of(chosen)
+        row = self._rows_of(chosen, processes[wanted])
         keep = row >= 0
         self.refused += int(np.count_nonzero(~keep))
         chosen, row = chosen[keep], row[keep]
@@ -117,19 +178,14 @@ class Ledger:
         within = np.arange(len(row)) - np.repeat(starts, sizes)
         position = (self.called[row] + within.astype(np.uint64)) % np.uint64(self.depth)
         # Of a batch longer than the ring only the newest survive; numpy keeps the last write of equal indices.
-        operations = np.empty(len(chosen), OPERATION_DTYPE)
-        for name in ("time_ns", "op_count", "count", "stream", "function", "peer"):
-            operations[name] = chosen[name]
-        operations["datatype"] = chosen["datatype"].astype(np.int8)
-        operations["redop"] = np.clip(chosen["redop"], -1, 127).astype(np.int8)
-        self.operations[row, position.astype(np.int64)] = operations
+        self.operations[row, position.astype(np.int64)] = _operations(chosen)
         distinct = row[starts]
         self.called[distinct] += sizes.astype(np.uint64)
         self.last_time_ns[distinct] = chosen["time_ns"][starts + sizes - 1]
         self.nranks[distinct] = chosen["nranks"][starts]
         return len(chosen)
 
-    def _note_births(self, events: NDArray[Any]) -> None:
+    def _note_births(self, events: NDArray[Any], processes: NDArray[np.uint64]) -> None:
         """A communicator whose making was seen is known from its first operation on."""
         makers = (
             Function.COMM_INIT_RANK,
@@ -139,51 +195,60 @@ class Ledger:
             Function.COMM_SHRINK,
             Function.COMM_GROW,
         )
-        left = events[(events["kind"] == Kind.LEAVE) & np.isin(events["function"], makers)]
-        for event in left[(left["flags"] & np.uint16(Flag.COMM_READ)) != 0]:
-            row = self._row(int(event["pid"]), int(event["comm"]))
+        made = (events["kind"] == Kind.LEAVE) & np.isin(events["function"], makers)
+        made &= (events["flags"] & np.uint16(Flag.COMM_READ)) != 0
+        for process, address in zip(processes[made].tolist(), events["comm"][made].tolist(), strict=True):
+            row = self._row(process, address)
             if row >= 0:
                 # An address can be used again after a communicator was destroyed: what came before was another one.
-                self.called[row] = 0
+                self._begin_anew(row)
                 self.from_birth[row] = True
-                self.point_to_point.pop((int(event["pid"]), int(event["comm"])), None)
+                self.point_to_point.pop((process, address), None)
 
-    def _count_point_to_point(self, events: NDArray[Any]) -> None:
-        chosen = events[(events["kind"] == Kind.ENTER) & np.isin(events["function"], POINT_TO_POINT)]
-        if not len(chosen):
+    def _count_point_to_point(self, events: NDArray[Any], processes: NDArray[np.uint64]) -> None:
+        wanted = (events["kind"] == Kind.ENTER) & np.isin(events["function"], POINT_TO_POINT)
+        if not wanted.any():
             return
-        keys = chosen[["pid", "comm", "function", "peer"]]
-        distinct, numbers = np.unique(np.ascontiguousarray(keys), return_counts=True)
+        keys = np.empty(int(wanted.sum()), [("process", "<u8"), ("comm", "<u8"), ("function", "<u2"), ("peer", "<i4")])
+        keys["process"] = processes[wanted]
+        for name in ("comm", "function", "peer"):
+            keys[name] = events[name][wanted]
+        distinct, numbers = np.unique(keys, return_counts=True)
         for key, number in zip(distinct.tolist(), numbers.tolist(), strict=True):
-            pid, comm, function, peer = key
-            if (pid, comm) not in self.point_to_point and len(self.point_to_point) >= self.max_rows:
+            process, comm, function, peer = key
+            if (process, comm) not in self.point_to_point and len(self.point_to_point) >= self.max_rows:
                 continue
-            counts = self.point_to_point.setdefault((pid, comm), {})
+            self._by_process.setdefault(process, set()).add(comm)
+            counts = self.point_to_point.setdefault((process, comm), {})
             counts[function, peer] = counts.get((function, peer), 0) + number
 
-    def seen_from_birth(self, place: tuple[int, int]) -> bool:
+    def seen_from_birth(self, place: Place) -> bool:
         """Whether the making of a communicator was seen, so that its counts are complete."""
         row = self.rows.get(place)
         return row is not None and bool(self.from_birth[row])
 
-    def _rows_of(self, events: NDArray[Any]) -> NDArray[np.int64]:
-        pids, addresses = events["pid"].astype(np.uint64), events["comm"]
+    def _rows_of(self, events: NDArray[Any], processes: NDArray[np.uint64]) -> NDArray[np.int64]:
+        addresses = events["comm"]
         # One integer a record sorts far faster than a pair; an odd multiplier keeps different pairs apart.
-        mixed = addresses ^ (pids * np.uint64(0x9E3779B97F4A7C15))
+        mixed = addresses ^ (processes * np.uint64(0x9E3779B97F4A7C15))
         _, first, inverse = np.unique(mixed, return_index=True, return_inverse=True)
-        rows = np.array([self._row(int(pids[i]), int(addresses[i])) for i in first], np.int64)
+        rows = np.array([self._row(int(processes[i]), int(addresses[i])) for i in first], np.int64)
         return rows[inverse]
 
-    def _row(self, pid: int, address: int) -> int:
-        row = self.rows.get((pid, address))
+    def _row(self, process: int, address: int) -> int:
+        row = self.rows.get((process, address))
         if row is not None:
             return row
-        if len(self.rows) >= self.max_rows:
+        if self._free:
+            row = self._free.pop()
+        elif len(self.rows) >= self.max_rows:
             return -1
-        row = len(self.rows)
-        self.rows[pid, address] = row
-        if row >= len(self.called):
-            self._grow(max(64, 2 * len(self.called)))
+        else:
+            row = len(self.rows)
+            if row >= len(self.called):
+                self._grow(max(64, 2 * len(self.called)))
+        self.rows[process, address] = row
+        self._by_process.setdefault(process, set()).add(address)
         return row
 
     def _grow(self, size: int) -> None:
@@ -192,8 +257,20 @@ class Ledger:
             grown[: len(array)] = array
             return grown
 
+        while not self._fixed_depth and self.depth > SHALLOWEST and size * self.depth * OPERATION_DTYPE.itemsize > HISTORY_BYTES:
+            self._halve_depth()
         self.from_birth, self.called, self.nranks = longer(self.from_birth), longer(self.called), longer(self.nranks)
         self.last_time_ns, self.operations = longer(self.last_time_ns), longer(self.operations)
+
+    def _halve_depth(self) -> None:
+        """Keep the newer half of each ring."""
+        depth = self.depth // 2
+        newest = self.called.astype(np.int64)[:, None] - depth + np.arange(depth)
+        kept = np.zeros((len(self.called), depth), OPERATION_DTYPE)
+        row, column = np.nonzero(newest >= 0)
+        ordinal = newest[row, column]
+        kept[row, ordinal % depth] = self.operations[row, ordinal % self.depth]
+        self.operations, self.depth = kept, depth
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -211,3 +288,18 @@ class Ledger:
             return None
         operation = self.operations[row, ordinal % self.depth]
         return Signature(*(int(operation[name]) for name in ("function", "count", "datatype", "redop", "peer")))
+
+
+def _operations(events: NDArray[Any]) -> NDArray[Any]:
+    """Call records as the operations that are kept."""
+    operations = np.empty(len(events), OPERATION_DTYPE)
+    for name in ("time_ns", "op_count", "count", "stream", "function", "peer"):
+        operations[name] = events[name]
+    operations["datatype"] = events["datatype"].astype(np.int8)
+    operations["redop"] = np.clip(events["redop"], -1, 127).astype(np.int8)
+    mixed = operations["count"] * np.uint64(0x9E3779B97F4A7C15)
+    for number, name in enumerate(("function", "datatype", "redop", "peer")):
+        mixed ^= (operations[name].astype(np.int64).astype(np.uint64) + np.uint64(number + 1)) * np.uint64(0xC2B2AE3D27D4EB4F)
+        mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+    operations["signature"] = mixed | np.uint64(1)
+    return operations

@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.diagnose import Outlook, diagnose_jobs
-from ncclwatch.engine.ledger import Ledger
+from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.progress import progressed
 from ncclwatch.model.identity import ProcessKey
-from ncclwatch.model.state import ProcessSample
+from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
 
 HANG_FLOOR_S = 5.0
@@ -64,13 +64,19 @@ class LiveDiagnosis:
     _longest_pause_s: float = 0.0
     _previous: list[ProcessSample] = field(default_factory=list)
     _calls_seen: Counter[int] = field(default_factory=Counter)
-    _totals: dict[tuple[int, int], tuple[int, int]] = field(default_factory=dict)
+    _totals: dict[Place, tuple[int, int]] = field(default_factory=dict)
 
-    def add_calls(self, events: NDArray[Any], lost: int = 0) -> None:
-        """Take records of the calls plane (``EVENT_DTYPE``, by time), and the number lost since the last batch."""
-        self.ledger.add_calls(events, lost)
+    def add_calls(self, events: NDArray[Any], lost: int = 0, source: str = "") -> None:
+        """Take records of the calls plane (``EVENT_DTYPE``, by time), and the number lost since the last batch.
+
+        ``source`` is the host they come from (as in ``ProcessInfo.host``); empty where there is only one.
+        """
+        self.ledger.add_calls(events, lost, source)
+        if lost:
+            self._totals = {place: known for place, known in self._totals.items() if not self.ledger.is_from(place, source)}
         pids, numbers = np.unique(events["pid"], return_counts=True)
-        self._calls_seen.update(dict(zip(pids.tolist(), numbers.tolist(), strict=True)))
+        processes = [self.ledger.place(source, pid, 0)[0] for pid in pids.tolist()]
+        self._calls_seen.update(dict(zip(processes, numbers.tolist(), strict=True)))
 
     def update(self, samples: Sequence[ProcessSample]) -> Verdict:
         """Take one sample of every process that is observed now and return the verdict that stands, worst job first.
@@ -79,20 +85,33 @@ class LiveDiagnosis:
         """
         present = {sample.process.key for sample in samples}
         for key in [key for key in self._series if key not in present]:
-            del self._series[key]
+            self._forget(self._series.pop(key).samples[-1].process, samples)
         for sample in samples:
-            seen = self._calls_seen[sample.process.pid] if self._calls_seen else None
+            process = self._place(sample, 0)[0]
+            seen = self._calls_seen[process] if self._calls_seen else None
             self._series.setdefault(sample.process.key, _Series()).add(replace(sample, calls_seen=seen))
         for sample in self._previous:
             self._note_totals(sample)
         self._previous = list(samples)
         outlook = Outlook(patience_s=self.patience_s, complete_hosts=self.complete_hosts)
-        if self.ledger.rows and not self.ledger.lost:
+        if self.ledger.rows:
             outlook.ledger, outlook.totals = self.ledger, self._totals
         self.verdicts = diagnose_jobs([series.samples for series in self._series.values()], outlook)
         verdict = self.verdicts[0] if self.verdicts else NOTHING_OBSERVED
         self._learn_pauses(verdict)
         return self._stand(verdict)
+
+    def _place(self, sample: ProcessSample, address: int) -> Place:
+        return self.ledger.place(sample.process.host, sample.process.pid, address)
+
+    def _forget(self, info: ProcessInfo, present: Sequence[ProcessSample]) -> None:
+        """A process is watched no longer; its pid may be another's by now."""
+        if any(sample.process.pid == info.pid and sample.process.host == info.host for sample in present):
+            return
+        process = self.ledger.place(info.host, info.pid, 0)[0]
+        self.ledger.forget_process(info.host, info.pid)
+        self._calls_seen.pop(process, None)
+        self._totals = {place: known for place, known in self._totals.items() if place[0] != process}
 
     @property
     def patience_s(self) -> float:
@@ -119,7 +138,8 @@ class LiveDiagnosis:
         """
         end_ns = sample.time_ns + sample.duration_ns
         for communicator in sample.communicators:
-            row = self.ledger.rows.get((sample.process.pid, communicator.address))
+            place = self._place(sample, communicator.address)
+            row = self.ledger.rows.get(place)
             if row is None or not communicator.sequence_numbers:
                 continue
             _, operations = self.ledger.history(row)
@@ -127,9 +147,9 @@ class LiveDiagnosis:
             if newer == len(operations):
                 continue
             counted, ordinal = sum(communicator.sequence_numbers.values()), int(self.ledger.called[row]) - newer
-            known = self._totals.get((sample.process.pid, communicator.address))
+            known = self._totals.get(place)
             if known is None or counted - ordinal > known[0] - known[1]:
-                self._totals[sample.process.pid, communicator.address] = (counted, ordinal)
+                self._totals[place] = (counted, ordinal)
 
     def _stand(self, verdict: Verdict) -> Verdict:
         standing = self._standing

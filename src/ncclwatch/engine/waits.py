@@ -7,8 +7,9 @@ Table 4 (GPU not ready / not transmitted / not delivered, local or remote), NCCL
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 
 from ncclwatch.engine.connections import CONNECTION_SLOTS, ConnectionKey, Connections, End, collect, hidden_peers
 from ncclwatch.engine.edges import (
@@ -64,20 +65,24 @@ class _Builder:
             return RankNode(group.members[comm_rank][0].index)
         return AbsentNode(group_id, comm_rank)
 
-    def edge(self, end: End, target: Node, why: Why, numbers: str) -> None:
+    def edge(self, end: End, target: Node, why: Why, numbers: Callable[[], str]) -> None:
         key = end.key
-        where = f"{_operation_text(end)}, channel {key.channel}, {numbers}"
-        if isinstance(target, LinkNode):
-            path = f"{self.job.rank_name(key.group, key.source)} → {self.job.rank_name(key.group, key.destination)}"
-            text = f"{path}: {why}: {where}"
-        else:
-            other = key.destination if end.operation.direction is Direction.SEND else key.source
-            text = f"{end.member.label} waits for {self.job.rank_name(key.group, other)}, {why}: {where}"
-        self.waits.edges.append(Wait(RankNode(end.member.index), target, why, key, text, end))
 
-    def stall(self, end: End, stall: Stall, numbers: str) -> None:
-        text = f"{end.member.label}: {stall}: {_operation_text(end)}, channel {end.key.channel}, {numbers}"
-        self.waits.stalls.append(StallMark(end.member, stall, end.key, text, end))
+        def describe() -> str:
+            where = f"{_operation_text(end)}, channel {key.channel}, {numbers()}"
+            if isinstance(target, LinkNode):
+                path = f"{self.job.rank_name(key.group, key.source)} → {self.job.rank_name(key.group, key.destination)}"
+                return f"{path}: {why}: {where}"
+            other = key.destination if end.operation.direction is Direction.SEND else key.source
+            return f"{end.member.label} waits for {self.job.rank_name(key.group, other)}, {why}: {where}"
+
+        self.waits.edges.append(Wait(RankNode(end.member.index), target, why, key, describe, end))
+
+    def stall(self, end: End, stall: Stall, numbers: Callable[[], str]) -> None:
+        def describe() -> str:
+            return f"{end.member.label}: {stall}: {_operation_text(end)}, channel {end.key.channel}, {numbers()}"
+
+        self.waits.stalls.append(StallMark(end.member, stall, end.key, describe, end))
 
     # --- network, sending side -------------------------------------------------------------------------------------
 
@@ -91,7 +96,7 @@ class _Builder:
         elif end.produced is not None and end.produced > end.transmitted:
             self.produced_not_sent(end)
         elif end.produced is not None:
-            self.stall(end, Stall.GPU_NOT_PRODUCING, f"produced {sub.gpu_ready} of {sub.nsteps} steps")
+            self.stall(end, Stall.GPU_NOT_PRODUCING, lambda: f"produced {sub.gpu_ready} of {sub.nsteps} steps")
         elif sub.transmitted < sub.nsteps:
             self.sender_of_unknown_readiness(end)
 
@@ -106,8 +111,11 @@ class _Builder:
         receiver = self.connections.covering(Direction.RECV, end.key, end.transmitted)
         if receiver is None or receiver.posted <= end.transmitted or sub.transmitted - sub.done >= CONNECTION_SLOTS:
             return False
-        numbers = f"produced {sub.gpu_ready}, sent {sub.transmitted}, completed {sub.done} of {sub.nsteps} steps"
-        self.stall(end, Stall.PROXY_NOT_SENDING, f"{numbers}; receiver posted {receiver.sub.posted}")
+
+        def numbers() -> str:
+            return f"produced {sub.gpu_ready}, sent {sub.transmitted}, completed {sub.done} of {sub.nsteps} steps"
+
+        self.stall(end, Stall.PROXY_NOT_SENDING, lambda: f"{numbers()}; receiver posted {receiver.sub.posted}")
         return True
 
     def proxy_opens_nothing(self, end: End) -> None:
@@ -118,13 +126,15 @@ class _Builder:
         sub = end.sub
         depth = min(CONNECTION_SLOTS, SHARED_SLOTS // max(1, len(end.operation.subs)))
         if sub.posted < min(sub.nsteps, sub.done + depth):
-            self.stall(end, Stall.PROXY_NOT_OPENING, f"opened {sub.posted}, completed {sub.done} of {sub.nsteps} steps")
+            self.stall(end, Stall.PROXY_NOT_OPENING, lambda: f"opened {sub.posted}, completed {sub.done} of {sub.nsteps} steps")
 
     def sent_not_completed(self, end: End) -> None:
         peer, step = self.node(end.key.group, end.key.destination), end.done
-        numbers = (
-            f"{end.sub.transmitted - end.sub.done} steps sent and not completed (completed {end.sub.done} of {end.sub.nsteps})"
-        )
+
+        def numbers() -> str:
+            open_steps = end.sub.transmitted - end.sub.done
+            return f"{open_steps} steps sent and not completed (completed {end.sub.done} of {end.sub.nsteps})"
+
         receiver = self.connections.covering(Direction.RECV, end.key, step)
         if isinstance(peer, AbsentNode):
             self.edge(end, peer, Why.UNOBSERVED, numbers)
@@ -133,52 +143,66 @@ class _Builder:
         elif receiver.posted <= step or receiver.received > step:
             # No buffer open, or the bytes are there and only their acknowledgement is not: the receiver's side has to move.
             why = Why.NO_BUFFER if receiver.posted <= step else Why.NOT_TAKEN
-            self.edge(end, peer, why, f"{numbers}; receiver posted {receiver.sub.posted}, received {receiver.sub.received}")
+            self.edge(
+                end, peer, why, lambda: f"{numbers()}; receiver posted {receiver.sub.posted}, received {receiver.sub.received}"
+            )
         else:
             link = LinkNode(end.key.group, end.key.source, end.key.destination)
-            self.edge(end, link, Why.IN_NETWORK, f"{numbers}; receiver posted {receiver.sub.posted}")
+            self.edge(end, link, Why.IN_NETWORK, lambda: f"{numbers()}; receiver posted {receiver.sub.posted}")
 
     def produced_not_sent(self, end: End) -> None:
         peer, step = self.node(end.key.group, end.key.destination), end.transmitted
-        numbers = f"produced {end.sub.gpu_ready}, sent {end.sub.transmitted} of {end.sub.nsteps} steps"
+
+        def numbers() -> str:
+            return f"produced {end.sub.gpu_ready}, sent {end.sub.transmitted} of {end.sub.nsteps} steps"
+
         receiver = self.connections.covering(Direction.RECV, end.key, step)
         if isinstance(peer, AbsentNode):
             self.edge(end, peer, Why.UNOBSERVED, numbers)
         elif receiver is None:
             self.edge(end, peer, self.why_nothing_open(Direction.RECV, end.key, step), numbers)
         elif receiver.posted <= step:
-            self.edge(end, peer, Why.NO_BUFFER, f"{numbers}; receiver posted {receiver.sub.posted}")
+            self.edge(end, peer, Why.NO_BUFFER, lambda: f"{numbers()}; receiver posted {receiver.sub.posted}")
         else:
             link = LinkNode(end.key.group, end.key.source, end.key.destination)
-            self.edge(end, link, Why.NO_CREDIT, f"{numbers}; receiver posted {receiver.sub.posted}")
+            self.edge(end, link, Why.NO_CREDIT, lambda: f"{numbers()}; receiver posted {receiver.sub.posted}")
 
     def sender_of_unknown_readiness(self, end: End) -> None:
         """Protocols LL and LL128 do not say by a counter what the GPU has produced; the receiver's credit decides."""
         receiver = self.connections.covering(Direction.RECV, end.key, end.transmitted)
-        numbers = f"sent {end.sub.transmitted} of {end.sub.nsteps} steps"
+
+        def numbers() -> str:
+            return f"sent {end.sub.transmitted} of {end.sub.nsteps} steps"
+
         if receiver is not None and receiver.posted > end.transmitted:
-            self.stall(end, Stall.GPU_NOT_PRODUCING, f"{numbers}, receiver posted {receiver.sub.posted}")
+            self.stall(end, Stall.GPU_NOT_PRODUCING, lambda: f"{numbers()}, receiver posted {receiver.sub.posted}")
         elif receiver is not None:
             peer = self.node(end.key.group, end.key.destination)
-            self.edge(end, peer, Why.NO_BUFFER, f"{numbers}; receiver posted {receiver.sub.posted}")
+            self.edge(end, peer, Why.NO_BUFFER, lambda: f"{numbers()}; receiver posted {receiver.sub.posted}")
 
     # --- network, receiving side -----------------------------------------------------------------------------------
 
     def look_at_receiver(self, end: End) -> None:
         sub = end.sub
         if sub.transmitted > sub.done:
-            numbers = f"delivered {sub.transmitted}, consumed {sub.done} of {sub.nsteps} steps"
+
+            def numbers() -> str:
+                return f"delivered {sub.transmitted}, consumed {sub.done} of {sub.nsteps} steps"
+
             self.stall(end, Stall.GPU_NOT_CONSUMING, numbers)
         elif sub.received > sub.transmitted:
-            self.stall(end, Stall.FLUSH, f"received {sub.received}, flushed {sub.transmitted} of {sub.nsteps} steps")
+            self.stall(end, Stall.FLUSH, lambda: f"received {sub.received}, flushed {sub.transmitted} of {sub.nsteps} steps")
         elif sub.posted > sub.received:
             self.starving(end)
         else:
-            self.stall(end, Stall.PROXY_NOT_POSTING, f"posted {sub.posted} of {sub.nsteps} steps, all of them consumed")
+            self.stall(end, Stall.PROXY_NOT_POSTING, lambda: f"posted {sub.posted} of {sub.nsteps} steps, all of them consumed")
 
     def starving(self, end: End) -> None:
         peer, step = self.node(end.key.group, end.key.source), end.received
-        numbers = f"received {end.sub.received} of {end.sub.nsteps} steps"
+
+        def numbers() -> str:
+            return f"received {end.sub.received} of {end.sub.nsteps} steps"
+
         sender = self.connections.covering(Direction.SEND, end.key, step)
         if isinstance(peer, AbsentNode):
             self.edge(end, peer, Why.UNOBSERVED, numbers)
@@ -186,21 +210,26 @@ class _Builder:
             why = self.why_nothing_open(Direction.SEND, end.key, step)
             if why is Why.LEFT_BEHIND:
                 link = LinkNode(end.key.group, end.key.source, end.key.destination)
-                self.edge(end, link, Why.IN_NETWORK, f"{numbers}; the sender has finished this transfer")
+                self.edge(end, link, Why.IN_NETWORK, lambda: f"{numbers()}; the sender has finished this transfer")
             else:
                 self.edge(end, peer, why, numbers)
         elif sender.transmitted > step:
             link = LinkNode(end.key.group, end.key.source, end.key.destination)
-            self.edge(end, link, Why.IN_NETWORK, f"{numbers}; sender sent {sender.sub.transmitted}, completed {sender.sub.done}")
+            self.edge(
+                end,
+                link,
+                Why.IN_NETWORK,
+                lambda: f"{numbers()}; sender sent {sender.sub.transmitted}, completed {sender.sub.done}",
+            )
         elif sender.produced is not None and sender.produced > step:
             self.edge(
                 end,
                 peer,
                 Why.NOT_TRANSMITTED,
-                f"{numbers}; sender produced {sender.sub.gpu_ready}, sent {sender.sub.transmitted}",
+                lambda: f"{numbers()}; sender produced {sender.sub.gpu_ready}, sent {sender.sub.transmitted}",
             )
         else:
-            self.edge(end, peer, Why.GPU_NOT_READY, f"{numbers}; sender has sent {sender.sub.transmitted}")
+            self.edge(end, peer, Why.GPU_NOT_READY, lambda: f"{numbers()}; sender has sent {sender.sub.transmitted}")
 
     def why_nothing_open(self, direction: Direction, key: ConnectionKey, step: int) -> Why:
         if self.connections.beyond(direction, key, step):
@@ -212,7 +241,7 @@ class _Builder:
         for ends in (*self.connections.senders.values(), *self.connections.receivers.values()):
             for end in ends:
                 if end.operation.phase is OpPhase.READY and end.operation.queued_behind == 0:
-                    self.stall(end, Stall.PROXY_NOT_BEGUN, f"{end.sub.nsteps} steps queued")
+                    self.stall(end, Stall.PROXY_NOT_BEGUN, partial("{} steps queued".format, end.sub.nsteps))
 
     # --- shared memory ---------------------------------------------------------------------------------------------
 
@@ -231,17 +260,24 @@ class _Builder:
             target = self.node(group.id, conn.peer)
             key = ConnectionKey(group.id, conn.channel, rank, conn.peer, conn.connection_index > 0)
             why = Why.UNOBSERVED if isinstance(target, AbsentNode) else Why.FULL
-            peer = self.job.rank_name(group.id, conn.peer)
-            numbers = f"shared memory, channel {conn.channel}, {waiting} steps lie unread"
-            text = f"{member.label} waits for {peer}, {why}: {numbers}"
-            self.waits.edges.append(Wait(RankNode(member.index), target, why, key, text))
+
+            def describe() -> str:
+                peer = self.job.rank_name(group.id, conn.peer)
+                return (
+                    f"{member.label} waits for {peer}, {why}: shared memory, channel {conn.channel}, {waiting} steps lie unread"
+                )
+
+            self.waits.edges.append(Wait(RankNode(member.index), target, why, key, describe))
         elif conn.direction is Direction.RECV and 0 < waiting <= CONNECTION_SLOTS:
             key = ConnectionKey(group.id, conn.channel, conn.peer, rank, conn.connection_index > 0)
-            text = (
-                f"{member.label}: {Stall.GPU_NOT_CONSUMING}: shared memory from {self.job.rank_name(group.id, conn.peer)}, "
-                f"channel {conn.channel}, {waiting} steps lie unread"
-            )
-            self.waits.stalls.append(StallMark(member, Stall.GPU_NOT_CONSUMING, key, text))
+
+            def describe_unread() -> str:
+                return (
+                    f"{member.label}: {Stall.GPU_NOT_CONSUMING}: shared memory from {self.job.rank_name(group.id, conn.peer)}, "
+                    f"channel {conn.channel}, {waiting} steps lie unread"
+                )
+
+            self.waits.stalls.append(StallMark(member, Stall.GPU_NOT_CONSUMING, key, describe_unread))
 
     def look_behind_stalls(self) -> None:
         """A GPU that stands still may itself wait for a rank inside its node: see that wait, or say that it is hidden."""
@@ -282,10 +318,12 @@ class _Builder:
         key = ConnectionKey(group.id, conn.channel, conn.peer, communicator.rank, False)
         target = self.node(group.id, conn.peer)
         why = Why.UNOBSERVED if isinstance(target, AbsentNode) else Why.EMPTY
-        peer = self.job.rank_name(group.id, conn.peer)
-        numbers = f"shared memory, channel {conn.channel}, all {conn.tail} steps read"
-        text = f"{member.label} waits for {peer}, {why}: {numbers}"
-        self.waits.edges.append(Wait(RankNode(member.index), target, why, key, text))
+
+        def describe() -> str:
+            peer = self.job.rank_name(group.id, conn.peer)
+            return f"{member.label} waits for {peer}, {why}: shared memory, channel {conn.channel}, all {conn.tail} steps read"
+
+        self.waits.edges.append(Wait(RankNode(member.index), target, why, key, describe))
 
     def look_after_unread(self) -> None:
         """Who comes after a rank that leaves its ring input unread, and finds nothing itself, waits for it."""
@@ -334,10 +372,13 @@ class _Builder:
         target: Node = self.node(key.group, previous)
         if isinstance(target, RankNode) and target not in self.halted:
             target = LinkNode(key.group, previous, communicator.rank)
-        peer = self.job.rank_name(key.group, previous)
-        numbers = f"{_operation_text(end)}, channel {key.channel}, produced {end.sub.gpu_ready} of {end.sub.nsteps} steps"
-        text = f"{member.label} waits for {peer}, {Why.BROKEN}: {numbers}"
-        self.waits.edges.append(Wait(RankNode(member.index), target, Why.BROKEN, key, text, end))
+
+        def describe() -> str:
+            peer = self.job.rank_name(key.group, previous)
+            numbers = f"{_operation_text(end)}, channel {key.channel}, produced {end.sub.gpu_ready} of {end.sub.nsteps} steps"
+            return f"{member.label} waits for {peer}, {Why.BROKEN}: {numbers}"
+
+        self.waits.edges.append(Wait(RankNode(member.index), target, Why.BROKEN, key, describe, end))
 
     def hidden_neighbours(self, mark: StallMark, other: int, member: Member, communicator: Communicator) -> None:
         for peer_rank in hidden_peers(communicator, mark.key.channel):
@@ -347,7 +388,7 @@ class _Builder:
             peer = self.job.rank_name(key.group, peer_rank)
             text = f"{member.label} may wait for {peer} inside the node, which the host cannot see"
             hidden = HiddenNode(key.group, peer_rank)
-            self.waits.edges.append(Wait(RankNode(member.index), hidden, Why.UNOBSERVED, key, text))
+            self.waits.edges.append(Wait(RankNode(member.index), hidden, Why.UNOBSERVED, key, partial(str, text)))
 
     def blame_proxies_before_links(self) -> None:
         """Data that does not arrive says nothing about a link when the proxy at one of its ends stands still anyway.
