@@ -7,9 +7,10 @@ read as far as the kernel's answer goes.
 
 from __future__ import annotations
 
+import os
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -30,6 +31,9 @@ _HEADER = struct.Struct("=IHHII")
 _MESSAGE_SIZE = 72
 """``struct inet_diag_msg``: family, state, timer, retrans, id (ports and addresses in network order), expires, queues, uid,
 inode."""
+
+_INODE = 68
+"""Offset of the inode in it."""
 
 _STATES = [
     "?",
@@ -75,6 +79,14 @@ class TcpSocket:
     bytes_retransmitted: int | None = None
     receive_window_limited_us: int | None = None
     last_received_ms: int | None = None
+    min_rtt_us: int | None = None
+    timeouts: int | None = None
+    """Retransmission timeouts in a row without an answer (``tcpi_backoff``)."""
+    window_probes: int | None = None
+    """Probes of the other end's closed window that were not answered (``tcpi_probes``)."""
+    busy_us: int | None = None
+    """Time in which there was something to send."""
+    last_acknowledged_ms: int | None = None
 
     @property
     def peer(self) -> str:
@@ -83,16 +95,21 @@ class TcpSocket:
 
 
 _INFO: dict[str, tuple[int, str]] = {
+    "window_probes": (3, "=B"),
+    "timeouts": (4, "=B"),
     "unacknowledged": (24, "=I"),
     "lost": (32, "=I"),
     "last_received_ms": (52, "=I"),
+    "last_acknowledged_ms": (56, "=I"),
     "rtt_us": (68, "=I"),
     "rtt_variance_us": (72, "=I"),
     "congestion_window": (80, "=I"),
     "retransmits": (100, "=I"),
     "bytes_acknowledged": (120, "=Q"),
     "bytes_received": (128, "=Q"),
+    "min_rtt_us": (148, "=I"),
     "delivery_rate": (160, "=Q"),
+    "busy_us": (168, "=Q"),
     "receive_window_limited_us": (176, "=Q"),
     "bytes_retransmitted": (208, "=Q"),
 }
@@ -104,37 +121,64 @@ def tcp_sockets(pid: int, proc: Path = Path("/proc")) -> list[TcpSocket]:
 
     Raises :class:`NcclwatchError` when the kernel does not answer; a process that is gone has none.
     """
-    inodes = socket_inodes(pid, proc)
-    if not inodes:
-        return []
-    namespace = proc / str(pid) / "ns/net"
-    with open_socket(namespace, socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_SOCK_DIAG) as netlink:
-        netlink.settimeout(5)
-        found = []
-        for family in (socket.AF_INET, socket.AF_INET6):
-            found += [entry for entry in _dump(netlink, family) if entry.inode in inodes]
-    return sorted(found, key=lambda entry: (entry.local_port, entry.remote, entry.remote_port))
+    found = tcp_sockets_by_descriptor([pid], proc)[pid].values()
+    unique = {entry.inode: entry for entry in found}.values()
+    return sorted(unique, key=lambda entry: (entry.local_port, entry.remote, entry.remote_port))
 
 
-def socket_inodes(pid: int, proc: Path = Path("/proc")) -> set[int]:
-    """Inodes of the sockets a process has open; empty when it is gone or may not be looked at."""
-    inodes = set()
+def tcp_sockets_by_descriptor(pids: Iterable[int], proc: Path = Path("/proc")) -> dict[int, dict[int, TcpSocket]]:
+    """Process → descriptor → connected TCP socket; the kernel is asked once for each network namespace these processes live in.
+
+    Raises as :func:`tcp_sockets`.
+    """
+    descriptors = {pid: socket_descriptors(pid, proc) for pid in pids}
+    spaces: dict[tuple[int, int], list[int]] = {}
+    for pid, held in descriptors.items():
+        if held and (space := _network_namespace(pid, proc)) is not None:
+            spaces.setdefault(space, []).append(pid)
+    found: dict[int, dict[int, TcpSocket]] = {pid: {} for pid in descriptors}
+    for members in spaces.values():
+        wanted = {inode for pid in members for inode in descriptors[pid].values()}
+        by_inode = _ask(proc / str(members[0]) / "ns/net", wanted)
+        for pid in members:
+            found[pid] = {fd: by_inode[inode] for fd, inode in descriptors[pid].items() if inode in by_inode}
+    return found
+
+
+def socket_descriptors(pid: int, proc: Path = Path("/proc")) -> dict[int, int]:
+    """Descriptor → inode of the sockets a process has open; empty when it is gone or may not be looked at."""
+    found: dict[int, int] = {}
     try:
-        entries = list((proc / str(pid) / "fd").iterdir())
+        entries = os.listdir(proc / str(pid) / "fd")  # noqa: PTH208 - names only
     except OSError:
-        return set()
-    for entry in entries:
+        return found
+    for name in entries:
         try:
-            target = str(entry.readlink())
+            target = os.readlink(proc / str(pid) / "fd" / name)  # noqa: PTH115 - thousands of them: a Path each costs more
         except OSError:
             continue
-        if target.startswith("socket:["):
-            inodes.add(int(target[8:-1]))
-    return inodes
+        if target.startswith("socket:[") and name.isdigit():
+            found[int(name)] = int(target[8:-1])
+    return found
 
 
-def _dump(netlink: socket.socket, family: int) -> Iterator[TcpSocket]:
-    """Every established TCP socket of the namespace."""
+def _network_namespace(pid: int, proc: Path) -> tuple[int, int] | None:
+    try:
+        status = (proc / str(pid) / "ns/net").stat()
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
+def _ask(namespace: Path, inodes: Container[int]) -> dict[int, TcpSocket]:
+    """Inode → socket, of those wanted among all of a network namespace."""
+    with open_socket(namespace, socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_SOCK_DIAG) as netlink:
+        netlink.settimeout(5)
+        return {entry.inode: entry for family in (socket.AF_INET, socket.AF_INET6) for entry in _dump(netlink, family, inodes)}
+
+
+def _dump(netlink: socket.socket, family: int, inodes: Container[int]) -> Iterator[TcpSocket]:
+    """The established TCP sockets of the namespace with these inodes; a node has thousands of others, which are passed over."""
     extensions = 1 << (INET_DIAG_INFO - 1)
     request = _REQUEST.pack(
         _REQUEST.size,
@@ -161,7 +205,9 @@ def _dump(netlink: socket.socket, family: int) -> Iterator[TcpSocket]:
                 if kind == NLMSG_ERROR:
                     code = -struct.unpack_from("=i", data, position + _HEADER.size)[0]
                     raise NcclwatchError(f"the kernel does not list TCP sockets (error {code})", "load the module tcp_diag")
-                yield _decode(data[position + _HEADER.size : position + length], family)
+                message = data[position + _HEADER.size : position + length]
+                if len(message) >= _MESSAGE_SIZE and struct.unpack_from("=I", message, _INODE)[0] in inodes:
+                    yield _decode(message, family)
                 position += length + 3 & ~3
     except OSError as error:
         raise NcclwatchError(f"cannot ask the kernel for TCP sockets: {error}", "load the module tcp_diag") from None

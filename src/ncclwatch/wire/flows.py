@@ -10,11 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from ncclwatch.model.network import FlowState
 from ncclwatch.model.state import Direction
 from ncclwatch.wire.accounts import DEFAULT_WINDOW, QueuePairAccount
 from ncclwatch.wire.nccl_queues import QueueOwner
+
+__all__ = ["Flow", "FlowState", "FlowWatch", "owners_by_key"]
 
 STALL_NS = 500_000_000
 STALL_FACTOR = 20
@@ -23,17 +25,6 @@ SLOW_SHARE = 0.2
 LEARNING = 8
 """Loaded looks at a flow before its throughput is judged."""
 BASELINE_WEIGHT = 0.1
-
-
-class FlowState(StrEnum):
-    """What a flow does."""
-
-    IDLE = "idle"
-    ACTIVE = "active"
-    SLOW = "slow"
-    STALLED = "stalled"
-    ERROR = "error"
-    UNKNOWN = "unknown"
 
 
 @dataclass(frozen=True, slots=True)

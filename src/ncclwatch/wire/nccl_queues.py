@@ -1,11 +1,9 @@
 """Which queue pair serves which channel and peer: read from the structures of NCCL's own InfiniBand transport.
 
-From a connector of a communicator to its proxy connection, from there to the transport's resources
-(``sendNetResources.netSendComm`` or ``recvNetResources.netRecvComm``, src/transport/net.cc), which for the network "IB" is an
-``ncclIbSendComm`` or ``ncclIbRecvComm`` with its queue pairs: an array of ``ibv_qp*`` in the communicator itself until 2.19, of
-``ncclIbQp`` in ``ncclIbNetCommBase`` from 2.20 on (src/transport/net_ib.cc of v2.18.3-1 and v2.21.5-1; net_ib/common.h of
-v2.30.7-1). Every pointer is checked to be a queue pair, so that the communicator of another network plugin is never mistaken for
-one.
+What :mod:`ncclwatch.wire.nccl_connections` finds as the network's object is, for the network "IB", an ``ncclIbSendComm`` or
+``ncclIbRecvComm`` with its queue pairs: an array of ``ibv_qp*`` in the communicator itself until 2.19, of ``ncclIbQp`` in
+``ncclIbNetCommBase`` from 2.20 on (src/transport/net_ib.cc of v2.18.3-1 and v2.21.5-1; net_ib/common.h of v2.30.7-1). Every
+pointer is checked to be a queue pair, so that the object of another network plugin is never mistaken for one.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from ncclwatch.target.connectors import Connector
 from ncclwatch.target.decode import Decoder
 from ncclwatch.target.layout import Layout
 from ncclwatch.wire.contexts import QueuePair, queue_pair_at
+from ncclwatch.wire.nccl_connections import network_communicators
 
 MAX_QUEUE_PAIRS = 128
 """``NCCL_IB_MAX_QPS``, v2.18.3-1 … v2.30.7-1."""
@@ -55,33 +54,18 @@ def queue_owners(decoder: Decoder, comm_hash: int, rank: int, connectors: Iterab
     """
     found: list[QueueOwner] = []
     arrays = {direction: _array(decoder.layout, direction) for direction in Direction}
-    for connector in connectors:
+    asked = list(connectors)
+    for connector, (communicator, _, _) in zip(asked, network_communicators(decoder, asked), strict=True):
         array = arrays[connector.direction]
         if array is None:
             decoder.unavailable.setdefault("flows", "this build of NCCL keeps its queue pairs in a way that is not known")
-            continue
-        if not connector.same_process or not connector.connection:
-            continue
-        communicator = _network_communicator(decoder, connector)
-        if communicator:
+        elif communicator:
             pairs = _queue_pairs(decoder, communicator, array)
             found += [
                 QueueOwner(comm_hash, rank, connector.channel, connector.peer, connector.direction, index, pair)
                 for index, pair in enumerate(pairs)
             ]
     return found
-
-
-def _network_communicator(decoder: Decoder, connector: Connector) -> int:
-    """``netSendComm`` or ``netRecvComm`` behind a connector; 0 when there is none."""
-    sends = connector.direction is Direction.SEND
-    structure, member = ("sendNetResources", "netSendComm") if sends else ("recvNetResources", "netRecvComm")
-    if not decoder.layout.has(f"{structure}.{member}"):
-        return 0
-    connection = decoder.structure(decoder.fields("ncclProxyConnection", ("transportResources",)), connector.connection)
-    resources = (connection or {}).get("transportResources") or 0
-    values = decoder.structure(decoder.fields(structure, (member,)), resources) if resources else None
-    return (values or {}).get(member) or 0
 
 
 def _queue_pairs(decoder: Decoder, communicator: int, array: _QueueArray) -> list[QueuePair]:

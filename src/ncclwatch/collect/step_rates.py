@@ -1,0 +1,92 @@
+"""Send and receive rates of every network connection, from the steps its proxy has counted (CCL-D 4.1).
+
+A connection's count is absolute, so operations that come and go between two looks are counted too: of a running operation
+``base`` + ``transmitted`` (a send) or ``received`` (a receive), else the step up to which the connection's operations have begun,
+which of an idle connection is what it has done.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from ncclwatch.model.network import StepRate
+from ncclwatch.model.state import Direction, OpPhase, ProcessSample
+
+ConnectionKey = tuple[int, int, int, int, int, Direction, int]
+"""(pid, communicator's hash, rank, channel, peer, direction, connection index)."""
+
+WINDOW_NS = 10_000_000_000
+"""Looks older than this are forgotten."""
+
+MAX_LOOKS = 4096
+
+
+@dataclass(slots=True)
+class _Counts:
+    """Looks at one connection: (time, count) of each at which the count had changed, and of the first and the last look."""
+
+    changes: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MAX_LOOKS))
+    looks: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_LOOKS))
+
+    def add(self, time_ns: int, count: int, window_ns: int) -> None:
+        last = self.changes[-1][1] if self.changes else None
+        # A count that falls was read in the moment between two operations: what was counted stays counted.
+        if last is None or count > last:
+            self.changes.append((time_ns, count))
+        self.looks.append(time_ns)
+        while self.looks and self.looks[0] < time_ns - window_ns:
+            self.looks.popleft()
+        while len(self.changes) > 1 and self.changes[1][0] < self.looks[0]:
+            self.changes.popleft()
+
+
+class StepRates:
+    """Feed it every look; it says how fast each connection counts. ``window_ns`` is the sampling window."""
+
+    def __init__(self, window_ns: int = WINDOW_NS) -> None:
+        self._window_ns = window_ns
+        self._connections: dict[ConnectionKey, _Counts] = {}
+
+    def feed(self, time_ns: int, counts: Mapping[ConnectionKey, int]) -> None:
+        """Take the counts of one look (CLOCK_MONOTONIC ns, in order)."""
+        for key, count in counts.items():
+            self._connections.setdefault(key, _Counts()).add(time_ns, count, self._window_ns)
+
+    def forget(self, pids: Iterable[int]) -> None:
+        """Drop the connections of processes that are gone."""
+        gone = set(pids)
+        self._connections = {key: counts for key, counts in self._connections.items() if key[0] not in gone}
+
+    def rate(self, key: ConnectionKey) -> StepRate | None:
+        """The rate of one connection over the window; ``None`` before two looks."""
+        counts = self._connections.get(key)
+        if counts is None or len(counts.looks) < 2:
+            return None
+        begin, end = counts.looks[0], counts.looks[-1]
+        seen = [count for time, count in counts.changes if time > begin]
+        first = next((count for time, count in reversed(counts.changes) if time <= begin), counts.changes[0][1])
+        last = counts.changes[-1][1]
+        elapsed = (end - begin) / 1e9
+        return StepRate(last, (last - first) / elapsed if elapsed > 0 else 0.0, len(seen), len(counts.looks), elapsed)
+
+
+def running_counts(sample: ProcessSample) -> dict[ConnectionKey, int]:
+    """The counts of the connections on which an operation runs in this sample."""
+    counts: dict[ConnectionKey, int] = {}
+    ranks = {(c.hash, c.address): c.rank for c in sample.communicators}
+    for operation in sample.operations:
+        if operation.phase is not OpPhase.PROGRESS:
+            continue
+        rank = ranks.get((operation.comm_hash, operation.comm_address))
+        sends = operation.direction is Direction.SEND
+        for sub in operation.subs:
+            own = sub.rank if rank is None else rank
+            if own is None:
+                continue
+            place = (sample.process.pid, operation.comm_hash, own, sub.channel, sub.peer, operation.direction)
+            key = (*place, sub.connection_index or 0)
+            count = sub.base + (sub.transmitted if sends else sub.received)
+            counts[key] = max(counts.get(key, 0), count)
+    return counts
