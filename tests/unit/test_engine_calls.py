@@ -101,6 +101,33 @@ def test_an_odd_call_is_outvoted() -> None:
     assert "128 elements" in verdict.culprits[0].reason
 
 
+def test_of_two_ranks_the_one_that_called_what_nobody_ever_calls_here_is_named() -> None:
+    pair = 0xBB
+    live = LiveDiagnosis()
+    live.add_calls(calls(0, [8, 9, 8, 9, 8], comm=pair))
+    live.add_calls(calls(1, [8, 9, 8, 7, 8], comm=pair))
+    both = [Rank(r, 2, (communicator(r, 2, comm_hash=pair, transport=Transport.P2P),)).looks(8) for r in (0, 1)]
+    verdict = None
+    for index in range(8):
+        verdict = live.update([looks[index] for looks in both])
+    assert verdict is not None and verdict.verdict_class is VerdictClass.INCONSISTENT
+    assert [culprit.rank for culprit in verdict.culprits] == [1]
+    assert 0.5 < verdict.confidence < 0.9
+
+
+def test_two_ranks_that_call_familiar_things_in_different_orders_are_a_tie() -> None:
+    pair = 0xBB
+    live = LiveDiagnosis()
+    live.add_calls(calls(0, [8, 9, 8, 9, 8, 8], comm=pair))
+    live.add_calls(calls(1, [8, 9, 8, 9, 8, 9], comm=pair))
+    both = [Rank(r, 2, (communicator(r, 2, comm_hash=pair, transport=Transport.P2P),)).looks(8) for r in (0, 1)]
+    verdict = None
+    for index in range(8):
+        verdict = live.update([looks[index] for looks in both])
+    assert verdict is not None and [culprit.rank for culprit in verdict.culprits] == [0, 1]
+    assert verdict.confidence == 0.5
+
+
 def test_behind_on_one_communicator_because_it_waits_in_another_is_a_victim() -> None:
     """Rank 1 has not called the third AllReduce of the world: it waits in the pair for rank 0, which has not called there."""
     pair = 0xBB

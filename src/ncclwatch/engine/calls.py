@@ -23,7 +23,8 @@ class CallsFinding:
 
     ``behind``: ranks that have not called operation ``sequence`` while at least one other has. ``groups``: the signatures of the
     first inconsistent operation with the ranks that called each; ``odd_sequence`` is its number, ``ago`` how many operations the
-    foremost rank has called since. ``unaligned``: ranks that nothing can be said about.
+    foremost rank has called since, ``familiar`` how often each of its signatures stands elsewhere in what the ranks keep.
+    ``unaligned``: ranks that nothing can be said about.
     """
 
     sequence: int | None = None
@@ -33,7 +34,21 @@ class CallsFinding:
     groups: dict[Signature, list[int]] = field(default_factory=dict)
     odd_sequence: int | None = None
     ago: int = 0
+    familiar: dict[Signature, int] = field(default_factory=dict)
     unaligned: list[int] = field(default_factory=list)
+
+    @property
+    def odd_ones(self) -> tuple[list[Signature], str]:
+        """Signatures that are taken for wrong, and how it was decided: the smaller groups, else what nobody calls otherwise."""
+        groups = sorted(self.groups.items(), key=lambda item: -len(item[1]))
+        if len(groups) < 2:
+            return [], ""
+        if len(groups[0][1]) > len(groups[1][1]):
+            return [signature for signature, _ in groups[1:]], ""
+        strange = [signature for signature in self.groups if not self.familiar.get(signature)]
+        if 0 < len(strange) < len(groups):
+            return strange, "the groups are equally large, but only one of them called what is called here otherwise"
+        return list(self.groups), "the groups are equally large: a tie"
 
     @property
     def inconsistent(self) -> bool:
@@ -118,6 +133,16 @@ def _describe_inconsistency(ledger: Ledger, entries: Entries, part: slice, seque
     if len(groups) > 1:
         finding.groups = {signature: sorted(ranks) for signature, ranks in groups.items()}
         finding.odd_sequence = sequence
+        kept = ledger.operations[entries.rows[part][entries.aligned[part]]]
+        for signature, ranks in groups.items():
+            alike = np.count_nonzero(
+                (kept["function"] == signature.function)
+                & (kept["count"] == signature.count)
+                & (kept["datatype"] == signature.datatype)
+                & (kept["redop"] == signature.redop)
+                & (kept["peer"] == signature.peer)
+            )
+            finding.familiar[signature] = int(alike) - len(ranks)
 
 
 def _describe_behind(

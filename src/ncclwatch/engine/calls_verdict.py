@@ -131,10 +131,10 @@ def behind_lines(job: Job, group: Group, finding: CallsFinding) -> list[str]:
 
 def _inconsistent(job: Job, group: Group, finding: CallsFinding, still: float, time: float) -> Verdict:
     groups = sorted(finding.groups.items(), key=lambda item: -len(item[1]))
-    tie = len(groups[0][1]) == len(groups[1][1])
-    odd = [(rank, signature) for signature, ranks in groups[0 if tie else 1 :] for rank in ranks]
+    wrong, how = finding.odd_ones
+    odd = {rank: signature for signature in wrong for rank in finding.groups[signature]}
     culprits = []
-    for rank, signature in odd:
+    for rank, signature in odd.items():
         member = group.holder(rank)
         if member is not None:
             reason = f"called {signature.text()} as #{finding.odd_sequence}, unlike its peers"
@@ -145,11 +145,12 @@ def _inconsistent(job: Job, group: Group, finding: CallsFinding, still: float, t
     ]
     if finding.ago:
         evidence.append(f"the ranks have called up to {finding.ago} operations since: NCCL does not compare what ranks call")
-    if tie:
-        evidence.append("the groups are equally large: a tie")
-    victims = {member.index for rank, (member, _) in group.members.items() if rank not in dict(odd)}
+    evidence += [how] if how else []
+    victims = {member.index for rank, (member, _) in group.members.items() if rank not in odd}
+    tie = len(wrong) == len(groups)
+    confidence = 0.5 if tie else 0.75 if how else 0.95
     verdict = explain.build(
-        job, VerdictClass.INCONSISTENT, culprits, victims, evidence, still=still, time=time, confidence=0.5 if tie else 0.95
+        job, VerdictClass.INCONSISTENT, culprits, victims, evidence, still=still, time=time, confidence=confidence
     )
     return replace(verdict, planes=("state", "calls"))
 
