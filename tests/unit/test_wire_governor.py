@@ -1,55 +1,119 @@
-"""The governor's plan: whatever a thread does, what probes cost it stays within the budget."""
+"""The governor's plan: whatever a thread does, what probes cost it stays within the budget, from the first moment on."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import pytest
 
 from ncclwatch.probes.sites import CostClass
-from ncclwatch.wire.governor import MAX_BURST_S, MIN_BURST_S, Governor, HitCost, mean_hit_ns
+from ncclwatch.wire.governor import FIRST_OVERSHOOT_S, MAX_BURST_S, MIN_BURST_S, PATIENCE_S, Governor, HitCost, mean_hit_ns
 from ncclwatch.wire.sites import Site, cheapest_entry
 
 COSTS = {CostClass.EMULATED: HitCost(500.0, 800.0), CostClass.SINGLE_STEPPED: HitCost(10_000.0, 10_500.0)}
 THREAD = (7, 8)
+TICK_NS = 5_000_000
+SLICE_NS = 1_000_000
 
 
-def drive(
-    governor: Governor, seconds: float, hits_per_second: float, completions_per_second: float, hit_ns: float = 400.0
-) -> float:
-    """Run the plan against a thread of steady habits; returns the share of its time that it paid."""
-    now, end, total = 0, int(seconds * 1e9), 0
+class Target:
+    """A thread of given habits under a fake clock: ``rate`` is the hits a second that it would make at a moment if they cost
+    nothing."""
+
+    def __init__(self, rate: Callable[[int], float], hit_ns: float = 400.0, detach_ns: int = 500_000) -> None:
+        self.rate = rate
+        self.hit_ns = hit_ns
+        self.detach_ns = detach_ns
+        self.hits = 0
+
+    def run(self, begin_ns: int, length_ns: int) -> None:
+        """Let it run under probes; a thread cannot spend more time in traps than passes."""
+        self.hits += int(min(self.rate(begin_ns) * length_ns / 1e9, length_ns / self.hit_ns))
+
+    @property
+    def paid_ns(self) -> float:
+        return self.hits * self.hit_ns
+
+
+def drive(governor: Governor, target: Target, seconds: float, completions_per_second: float) -> float:
+    """Run the plan; returns the largest share of its time that the thread had paid at any moment after a burst."""
+    now, end, worst = 0, int(seconds * 1e9), 0.0
+    governor.enrol(THREAD[0], 0)
     while now < end:
-        if governor.due(now):
-            if governor.attached:
-                began = now - int(governor.length_s * 1e9)
-                # A thread cannot spend more time in traps than passes.
-                total += int(min(hits_per_second * (now - began) / 1e9, (now - began) / hit_ns))
-                governor.end(now, {THREAD: total}, hit_ns, int(completions_per_second * (now - began) / 1e9))
-            else:
-                governor.begin(now, {THREAD: total})
-                now += int(governor.length_s * 1e9)
-                continue
-        now += 5_000_000
-    return total * hit_ns / (end - 0)
+        if not governor.due(now):
+            now += TICK_NS
+            continue
+        governor.begin(now, {THREAD: target.hits})
+        began = now
+        cut = False
+        while not governor.due(now) and not cut:
+            target.run(now, SLICE_NS)
+            now += SLICE_NS
+            cut = governor.exhausted(now, {THREAD: target.hits}, target.hit_ns)
+        target.run(now, target.detach_ns)
+        now += target.detach_ns
+        completions = int(completions_per_second * (now - began) / 1e9)
+        governor.end(now, {THREAD: target.hits}, target.hit_ns, completions, cut_short=cut)
+        worst = max(worst, target.paid_ns / now)
+    return worst
 
 
 @pytest.mark.parametrize("budget", [0.0005, 0.001, 0.01])
 @pytest.mark.parametrize("hits_per_second", [1_000, 100_000, 20_000_000])
 @pytest.mark.parametrize("completions_per_second", [10, 50_000])
-def test_no_thread_pays_more_than_the_budget(budget: float, hits_per_second: int, completions_per_second: int) -> None:
-    governor = Governor(COSTS, budget)
-    paid = drive(governor, 3000, hits_per_second, completions_per_second)
-    assert 0 < paid <= budget * 1.02
-    worst = governor.worst(int(3000e9))
-    assert worst is not None
-    assert worst.share(int(3000e9)) == pytest.approx(paid, rel=0.05)
+def test_no_thread_has_ever_paid_more_than_the_budget(budget: float, hits_per_second: int, completions_per_second: int) -> None:
+    governor, target = Governor(COSTS, budget), Target(lambda _: hits_per_second)
+    worst = drive(governor, target, 300, completions_per_second)
+    assert 0 < worst <= budget
+    assert governor.bursts > 3
+    billed = governor.worst(int(300e9))
+    assert billed is not None
+    assert billed.cost_ns == pytest.approx(target.paid_ns)
+    assert billed.share(int(300e9)) <= budget
 
 
-def test_bursts_grow_until_they_hold_a_window() -> None:
-    slow, fast = Governor(COSTS, 0.01, window=64), Governor(COSTS, 0.01, window=64)
-    drive(slow, 300, 1_000, 20)
-    drive(fast, 300, 1_000, 1_000_000)
+@pytest.mark.parametrize("changes_at_s", [3, 60, 150])
+def test_a_thread_that_takes_to_polling_is_not_overcharged(changes_at_s: int) -> None:
+    """Bursts had grown long while it was hardly hit: they are cut short when its habits change."""
+    governor = Governor(COSTS, 0.001)
+    target = Target(lambda now: 20_000_000 if now > changes_at_s * 1e9 else 500)
+    worst = drive(governor, target, 300, 10)
+    assert worst <= 0.001
+    # What one burst was cut short by is little beside what all of them cost.
+    assert target.paid_ns <= 0.001 * 300e9
+
+
+def test_the_first_burst_is_paid_for_beforehand() -> None:
+    governor = Governor(COSTS, 0.001)
+    assert not governor.due(10**12)  # nobody is watched
+    governor.enrol(7, 0)
+    needed = (MIN_BURST_S + FIRST_OVERSHOOT_S) / 0.001
+    assert not governor.due(int((needed - 0.1) * 1e9))
+    assert governor.due(int((needed + 0.1) * 1e9))
+    assert governor.next_burst_s(0) == pytest.approx(needed)
+    assert "no burst yet" in governor.report(0)
+
+
+def test_a_process_that_comes_later_starts_with_nothing() -> None:
+    governor = Governor(COSTS, 0.01)
+    governor.enrol(7, 0)
+    assert governor.due(int(10e9))
+    governor.enrol(9, int(10e9))
+    assert not governor.due(int(10e9))
+    governor.release(9)
+    assert governor.due(int(10e9))
+    governor.enrol(7, int(10e9))  # known: its account stays
+    assert governor.due(int(10e9))
+
+
+def test_bursts_grow_until_they_hold_a_window_or_would_take_too_long_to_save_for() -> None:
+    slow, fast, polling = (Governor(COSTS, 0.01, window=64) for _ in range(3))
+    drive(slow, Target(lambda _: 1_000), 300, 20)
+    drive(fast, Target(lambda _: 1_000), 300, 1_000_000)
+    drive(polling, Target(lambda _: 20_000_000), 300, 20)
     assert slow.length_s == MAX_BURST_S
     assert fast.length_s == MIN_BURST_S
+    assert MIN_BURST_S < polling.length_s <= 0.01 * PATIENCE_S
 
 
 def test_hits_of_before_a_burst_are_not_billed() -> None:
@@ -61,10 +125,16 @@ def test_hits_of_before_a_burst_are_not_billed() -> None:
     assert "40.0" not in governor.report(10_000_000)
 
 
+def test_a_budget_is_a_share() -> None:
+    for wrong in (0, -1, 1.5):
+        with pytest.raises(ValueError):
+            Governor(COSTS, wrong)
+
+
 def test_the_price_of_exact_counting_is_told_beforehand() -> None:
     governor = Governor(COSTS)
     assert governor.forecast(100_000) == pytest.approx(0.08)
-    assert governor.forecast(100_000, CostClass.SINGLE_STEPPED) == pytest.approx(1.05)
+    assert governor.forecast(100_000, CostClass.SINGLE_STEPPED) == 1.0  # more than all there is
     site = Site(1, 2, 3, "on_poll", False, "poll_cq", "", "", CostClass.SINGLE_STEPPED)
     assert mean_hit_ns(COSTS, [site]) == 5250.0
     assert mean_hit_ns(COSTS, []) == 0.0

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import time
+
 from ncclwatch.wire.accounts import QueuePairAccount
 from ncclwatch.wire.governor import Governor, hits_by_thread, mean_hit_ns
 from ncclwatch.wire.plane import WirePlane, monotonic_ns
+
+SLICE_S = 0.001
+"""How often the account is looked at while probes are in place."""
 
 
 class Bursts:
@@ -16,27 +21,52 @@ class Bursts:
         self._completed: dict[tuple[int, int, int], int] = {}
 
     def step(self) -> list[QueuePairAccount] | None:
-        """Begin or end a burst if that is due; the accounts when one has just ended, else ``None``.
+        """Run a whole burst if one is due (a quarter of a second at most), and return the accounts after it, else ``None``.
 
         Their windows, rates and latencies are of this burst; counts of requests and bytes are sums over all bursts so far and
         miss what happened in between: they are never differenced into "in flight".
         """
         now = monotonic_ns()
+        self._enrol(now)
         if not self.governor.due(now):
             return None
-        if not self.governor.attached:
-            self._completed = {account.key: account.completed for account in self.plane.accounts()}
-            self.governor.begin(now, hits_by_thread(self.plane.kernel, self.plane.processes))
-            self.plane.attach()
-            return None
-        return self.stop()
+        self.begin()
+        cut_short = self._wait()
+        return self.stop(cut_short=cut_short)
 
-    def stop(self) -> list[QueuePairAccount]:
+    def begin(self) -> None:
+        """Begin a burst, whatever the plan was."""
+        self._completed = {account.key: account.completed for account in self.plane.accounts()}
+        before = hits_by_thread(self.plane.kernel, self.plane.processes)
+        self.plane.attach()
+        # The length counts from here, the hits from before: attaching takes its time, and its hits cost as well.
+        self.governor.begin(monotonic_ns(), before)
+
+    def stop(self, *, cut_short: bool = False) -> list[QueuePairAccount]:
         """End the burst that is on, whatever the plan was."""
         self.plane.detach()
         accounts = self.plane.accounts()
         completions = max((account.completed - self._completed.get(account.key, 0) for account in accounts), default=0)
-        sites = [site for process in self.plane.processes.values() for site in process.sites.values()]
         hits = hits_by_thread(self.plane.kernel, self.plane.processes)
-        self.governor.end(monotonic_ns(), hits, mean_hit_ns(self.governor.costs, sites), completions)
+        self.governor.end(monotonic_ns(), hits, self.hit_ns, completions, cut_short=cut_short)
         return accounts
+
+    @property
+    def hit_ns(self) -> float:
+        """What one hit of the probes in this plane costs."""
+        sites = [site for process in self.plane.processes.values() for site in process.sites.values()]
+        return mean_hit_ns(self.governor.costs, sites)
+
+    def _enrol(self, now_ns: int) -> None:
+        for pid, process in self.plane.processes.items():
+            if process.sites:
+                self.governor.enrol(pid, now_ns)
+
+    def _wait(self) -> bool:
+        """Sleep until the burst is over; whether that was because an account ran out."""
+        hit_ns = self.hit_ns
+        while not self.governor.due(now := monotonic_ns()):
+            if self.governor.exhausted(now, hits_by_thread(self.plane.kernel, self.plane.processes), hit_ns):
+                return True
+            time.sleep(SLICE_S)
+        return False
