@@ -10,7 +10,7 @@ from typing import Literal
 
 import pytest
 
-from ncclwatch.cli.sampling import as_gone
+from ncclwatch.collect.watched import as_gone
 from ncclwatch.engine.diagnose import Outlook, diagnose
 from ncclwatch.errors import TargetError
 from ncclwatch.model.state import ProcessSample

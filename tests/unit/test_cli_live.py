@@ -12,9 +12,11 @@ import pytest
 
 from ncclwatch.cli import main
 from ncclwatch.cli.attach import watch
-from ncclwatch.cli.live import Change, LiveSession, Update
+from ncclwatch.cli.live import LiveSession
 from ncclwatch.cli.live_json import JsonSurface
 from ncclwatch.cli.live_log import LogSurface
+from ncclwatch.collect.batch import Change
+from ncclwatch.engine.session import Update
 from ncclwatch.errors import NcclwatchError, PrivilegeError, TargetError, TargetGoneError
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import schema
@@ -129,10 +131,10 @@ def test_processes_that_come_later_are_taken_up_with_all(monkeypatch: pytest.Mon
     with session([1000, 1001, 1002], every=True) as live:
         looks(live, 1)
         targets[1003] = late
-        live._next_rescan = 0.0
+        live.collector._next_rescan = 0.0
         updates = looks(live, 2)
         assert changes(updates) == [(Change.STARTED, 1003)]
-        assert [window.rank for window in live.aggregator.windows(0)] == [0, 1, 2, 3]
+        assert [window.rank for window in live.collector.aggregator.windows(0)] == [0, 1, 2, 3]
 
 
 def test_a_process_that_cannot_be_read_with_all_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +142,7 @@ def test_a_process_that_cannot_be_read_with_all_is_told_once(monkeypatch: pytest
     closed = fake(targets.pop(1003))
     fake_targets.install(monkeypatch, targets)
     monkeypatch.setattr("ncclwatch.target.discover.find_processes", lambda: [closed.info])
-    monkeypatch.setattr("ncclwatch.cli.live.RESCAN_S", 0.0)
+    monkeypatch.setattr("ncclwatch.collect.node.RESCAN_S", 0.0)
     targets[1003] = PrivilegeError("closed", "be root")
     with session([1000, 1001, 1002], every=True) as live:
         assert changes(looks(live, 5)) == [(Change.UNREADABLE, 1003)]
@@ -154,7 +156,7 @@ def test_a_pid_that_lives_on_as_another_program_is_taken_up_anew(monkeypatch: py
         first = looks(live, 1)
         [other] = Rank(2, 4, (communicator(2, 4, comm_hash=0xB2),)).looks(1)
         targets[1002] = FakeTarget([other])
-        live._next_rescan = 0.0
+        live.collector._next_rescan = 0.0
         assert changes(first + looks(live, 1)) == [(Change.EXITED, 1002), (Change.STARTED, 1002)]
 
 
@@ -163,7 +165,7 @@ def test_nothing_to_watch_is_an_error_and_one_of_many_is_not(monkeypatch: pytest
     fake_targets.install(monkeypatch, targets)
     with session([1000, 77]) as live:
         assert [problem.pid for problem in live.problems] == [77]
-        assert list(live.watched) == [1000]
+        assert list(live.collector.watched) == [1000]
     with pytest.raises(TargetGoneError):
         LiveSession(every=False).start([77], calls=False)
 
@@ -251,7 +253,7 @@ def test_exec_of_another_program_is_told_as_such(monkeypatch: pytest.MonkeyPatch
     targets = fake_targets.still(frozen_ring(2, run_state="S"), count=4)
     fake(targets[1002]).looks = [fake(targets[1002]).looks[0], GONE]
     fake_targets.install(monkeypatch, targets)
-    monkeypatch.setattr("ncclwatch.cli.live._lives_on", lambda info: info.pid == 1002)
+    monkeypatch.setattr("ncclwatch.collect.watched.lives_on", lambda info: info.pid == 1002)
     with session([1000, 1001, 1002, 1003]) as live:
         [told] = [change for update in looks(live, 3) for change in update.changes]
     assert (told.change, told.pid, told.detail) == (Change.REPLACED, 1002, "it runs another program now")

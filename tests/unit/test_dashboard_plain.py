@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from ncclwatch.cli.live import Overhead
+from ncclwatch.collect.batch import Overhead, PlaneState
 from ncclwatch.collect.windows import CurrentOperation, LastCall, RankWindow
 from ncclwatch.dashboard import rows
 from ncclwatch.dashboard.plain import footer, screen
@@ -39,7 +39,7 @@ STOPPED = Verdict(
     evidence=tuple(f"evidence {n} " + "x" * 100 for n in range(9)),
     next_steps=("find out who stopped it",),
 )
-FOOT = footer(True, "", 3, Overhead(812.0, 0.00043, 0.0021, 93 << 20))
+FOOT = footer([PlaneState("state", True), PlaneState("calls", True)], 3, Overhead(812.0, 0.00043, 0.0021, 93 << 20))
 
 
 def shown(windows: Sequence[RankWindow], verdict: Verdict | None, width: int, height: int) -> list[str]:
@@ -135,4 +135,7 @@ def test_names_from_a_target_cannot_move_the_cursor() -> None:
 
 
 def test_the_footer_says_why_there_are_no_calls() -> None:
-    assert footer(False, "CAP_SYS_ADMIN is missing", 0, None) == "planes: state; no calls: CAP_SYS_ADMIN is missing"
+    assert (
+        footer([PlaneState("state", True), PlaneState("calls", False, "CAP_SYS_ADMIN is missing")], 0, None)
+        == "planes: state; no calls: CAP_SYS_ADMIN is missing"
+    )

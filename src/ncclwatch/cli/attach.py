@@ -17,19 +17,20 @@ from ncclwatch.errors import ExitStatus, UsageError
 from ncclwatch.text import clean
 
 if TYPE_CHECKING:
-    from ncclwatch.cli.live import LiveSession, Update
+    from ncclwatch.cli.live import LiveSession, Session
+    from ncclwatch.engine.session import Update
 
 
 class Surface(Protocol):
     """Where a live session is shown."""
 
-    def attached(self, session: LiveSession) -> None:
+    def attached(self, session: Session) -> None:
         """Every process was read once and the probes are in place."""
 
-    def update(self, session: LiveSession, update: Update) -> None:
+    def update(self, session: Session, update: Update) -> None:
         """One step of the session."""
 
-    def end(self, session: LiveSession, reason: str) -> None:
+    def end(self, session: Session, reason: str) -> None:
         """The session is over."""
 
 

@@ -14,7 +14,8 @@ import typer
 from ncclwatch.cli import options
 from ncclwatch.cli.options import AllOption, ExitCodeOption, JsonOption, PidOption
 from ncclwatch.cli.output import emit, emit_json, note
-from ncclwatch.cli.sampling import Problem, Watch, load_files, nothing_read, sees_every_process
+from ncclwatch.cli.sampling import Watch, load_files
+from ncclwatch.collect.watched import Problem, nothing_read, sees_every_process
 from ncclwatch.errors import ExitStatus
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass

@@ -13,7 +13,8 @@ from ncclwatch.cli.dump_text import process_lines
 from ncclwatch.cli.labels import by_rank
 from ncclwatch.cli.options import AllOption, JsonOption, PidOption
 from ncclwatch.cli.output import emit, emit_json, note, plain
-from ncclwatch.cli.sampling import Problem, Watch, load_files, nothing_read
+from ncclwatch.cli.sampling import Watch, load_files
+from ncclwatch.collect.watched import Problem, nothing_read
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.text import Style
 

@@ -17,7 +17,8 @@ from ncclwatch.collect.windows import RankWindow
 from ncclwatch.model.events import Flag, Kind
 
 if TYPE_CHECKING:
-    from ncclwatch.cli.live import LiveSession, Update
+    from ncclwatch.cli.live import Session
+    from ncclwatch.engine.session import Update
 
 SCHEMA_NAME = "ncclwatch.attach/1"
 OVERHEAD_EVERY_S = 10.0
@@ -31,16 +32,15 @@ class JsonSurface:
         self._records = 0
         self._next_overhead = 0.0
 
-    def attached(self, session: LiveSession) -> None:
+    def attached(self, session: Session) -> None:
         """Say what is watched, by which planes, and what could not be."""
-        planes: dict[str, Any] = {"state": {"running": True, "reason": ""}}
-        planes["calls"] = {"running": session.calls.running, "reason": session.calls.reason}
-        processes = [plain(watched.target.info) | {"pid": watched.pid} for watched in session.watched.values()]
+        planes = {plane.name: {"running": plane.running, "reason": plane.reason} for plane in session.planes}
+        processes = [plain(info) | {"pid": info.pid} for info in session.infos]
         problems = [{"pid": p.pid, "error": p.error.message, "hint": p.error.hint} for p in session.problems]
         self._write("attached", schema=SCHEMA_NAME, version=__version__, planes=planes, processes=processes, errors=problems)
         flush()
 
-    def update(self, session: LiveSession, update: Update) -> None:
+    def update(self, session: Session, update: Update) -> None:
         """Write what one step brought."""
         for change in update.changes:
             rank = change.info.rank if change.info else None
@@ -56,24 +56,26 @@ class JsonSurface:
             self._write("loss", lost=update.newly_lost, total=update.lost)
         for window in update.windows or ():
             self._write("rank", **window_json(window))
-        if update.verdict_changed and update.verdict is not None:
-            self._write("verdict", verdict=update.verdict.to_json())
+        for verdict in update.told:
+            self._write("verdict", verdict=verdict.to_json())
         for recovery in update.recoveries:
             self._write("recovery", id=recovery.verdict.id, duration_s=recovery.duration_s, verdict=recovery.verdict.to_json())
         now = time.monotonic()
         if update.windows is not None and now >= self._next_overhead:
             self._next_overhead = now + OVERHEAD_EVERY_S
-            self._write("overhead", **plain(session.overhead()))
+            overhead = session.overhead()
+            if overhead is not None:
+                self._write("overhead", **plain(overhead))
         flush()
 
-    def end(self, session: LiveSession, reason: str) -> None:
+    def end(self, session: Session, reason: str) -> None:
         """Say why it ended and what stands."""
         standing = session.verdict if session.verdict and session.verdict.verdict_class.accuses else None
         self._write(
             "end",
             reason=reason or "interrupted",
             records=self._records,
-            lost=session.aggregator.lost,
+            lost=session.lost,
             verdict=standing.to_json() if standing else None,
         )
         flush()

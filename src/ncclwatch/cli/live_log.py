@@ -7,14 +7,16 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from ncclwatch.cli import labels
-from ncclwatch.cli.live import Change, planes_line
+from ncclwatch.cli.live import planes_line
 from ncclwatch.cli.output import emit, flush
+from ncclwatch.collect.batch import Change
 from ncclwatch.report.verdict_text import verdict_lines
 from ncclwatch.text import Style, clean, duration, ranges, rate, size
 
 if TYPE_CHECKING:
-    from ncclwatch.cli.live import LiveSession, Update
+    from ncclwatch.cli.live import Session
     from ncclwatch.collect.windows import RankWindow
+    from ncclwatch.engine.session import Update
 
 SUMMARY_EVERY_S = 60.0
 
@@ -26,19 +28,19 @@ class LogSurface:
         self._style = Style()
         self._next_summary = 0.0
 
-    def attached(self, session: LiveSession) -> None:
+    def attached(self, session: Session) -> None:
         """Say what is watched."""
-        infos = sorted((w.target.info for w in session.watched.values()), key=labels.sort_key)
+        infos = sorted(session.infos, key=labels.sort_key)
         known = [info.rank for info in infos if info.rank is not None]
         ranks = f", ranks {ranges(known)}" if known else ""
         versions = sorted({labels.version(info) for info in infos})
         count = f"{len(infos)} process{'es' if len(infos) != 1 else ''}"
-        self._line(f"attached to {count}{ranks}, NCCL {', '.join(versions)}; planes: {planes_line(session)}")
+        self._line(f"attached to {count}{ranks}, NCCL {', '.join(versions)}; planes: {planes_line(session.planes)}")
         for problem in session.problems:
             self._line(f"not watched: {problem.line}")
         flush()
 
-    def update(self, session: LiveSession, update: Update) -> None:
+    def update(self, session: Session, update: Update) -> None:
         """Write what changed."""
         for change in update.changes:
             rank = f"rank {change.info.rank}, " if change.info and change.info.rank is not None else ""
@@ -51,15 +53,15 @@ class LogSurface:
         for recovery in update.recoveries:
             was = clean(recovery.verdict.summary, 300)
             self._line(f"RECOVERED: NCCL moves again after {duration(recovery.duration_s)}; it was: {was}")
-        if update.verdict_changed and update.verdict is not None:
-            for i, line in enumerate(verdict_lines(update.verdict, self._style)):
+        for verdict in update.told:
+            for i, line in enumerate(verdict_lines(verdict, self._style)):
                 self._line(line) if i == 0 else emit(f"         {line}")
         if update.windows and time.monotonic() >= self._next_summary:
             self._next_summary = time.monotonic() + SUMMARY_EVERY_S
             self._line(summary(update.windows))
         flush()
 
-    def end(self, session: LiveSession, reason: str) -> None:
+    def end(self, session: Session, reason: str) -> None:
         """Say why it ended and what stands."""
         stands = session.verdict if session.verdict and session.verdict.verdict_class.accuses else None
         verdict = f"verdict stands: {clean(stands.summary, 300)}" if stands else "no verdict stands"

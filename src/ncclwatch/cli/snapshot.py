@@ -10,7 +10,7 @@ import typer
 from ncclwatch.cli import options
 from ncclwatch.cli.options import AllOption, PidOption
 from ncclwatch.cli.output import emit, note
-from ncclwatch.cli.sampling import Problem, nothing_read
+from ncclwatch.collect.watched import Problem, nothing_read
 from ncclwatch.errors import NcclwatchError, UsageError
 from ncclwatch.text import clean, size
 

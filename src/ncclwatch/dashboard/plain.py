@@ -18,12 +18,15 @@ from ncclwatch.text import Style, clean, duration, rate, size, wrap
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ncclwatch.cli.live import LiveSession, Overhead, Update
+    from ncclwatch.cli.live import Session
+    from ncclwatch.collect.batch import Overhead, PlaneState
     from ncclwatch.collect.windows import RankWindow
+    from ncclwatch.engine.session import Update
 
 MAX_NEWS = 3
 """Lines about what happened last: processes that came or went, losses, recoveries."""
 EVIDENCE_LINES = 3
+MAX_OTHERS = 3
 
 
 class TerminalSurface:
@@ -36,16 +39,15 @@ class TerminalSurface:
         self._windows: list[RankWindow] = []
         self._overhead: Overhead | None = None
         self._lost = 0
-        self._looks = 0
 
-    def attached(self, session: LiveSession) -> None:
+    def attached(self, session: Session) -> None:
         """Take over the screen."""
         self._news = [f"not watched: {problem.line}" for problem in session.problems][-MAX_NEWS:]
-        self._windows = session.aggregator.windows(session.begun_ns)
+        self._windows = list(session.windows)
         self._live.start()
         self._draw(session)
 
-    def update(self, session: LiveSession, update: Update) -> None:
+    def update(self, session: Session, update: Update) -> None:
         """Redraw when there is something new."""
         for change in update.changes:
             rank = f"rank {change.info.rank}, " if change.info and change.info.rank is not None else ""
@@ -58,12 +60,10 @@ class TerminalSurface:
         if update.windows is None:
             return
         self._windows = update.windows
-        if self._looks % 5 == 0:
-            self._overhead = session.overhead()
-        self._looks += 1
+        self._overhead = session.overhead()
         self._draw(session)
 
-    def end(self, session: LiveSession, reason: str) -> None:
+    def end(self, session: Session, reason: str) -> None:
         """Give the screen back; what stands remains to be read."""
         self._live.stop()
         stands = session.verdict if session.verdict and session.verdict.verdict_class.accuses else None
@@ -74,7 +74,7 @@ class TerminalSurface:
     def _tell(self, line: str) -> None:
         self._news = [*self._news, f"{datetime.now():%H:%M:%S} {clean(line, 300)}"][-MAX_NEWS:]
 
-    def _draw(self, session: LiveSession) -> None:
+    def _draw(self, session: Session) -> None:
         width, height = self._console.size
         view = screen(
             self._windows,
@@ -82,7 +82,8 @@ class TerminalSurface:
             width=width,
             height=height,
             news=self._news,
-            footer=footer(session.calls.running, session.calls.reason, self._lost, self._overhead),
+            footer=footer(session.planes, self._lost, self._overhead),
+            others=session.verdicts[1:],
         )
         self._live.update(view, refresh=True)
 
@@ -95,14 +96,16 @@ def screen(
     height: int,
     news: Sequence[str] = (),
     footer: str = "",
+    others: Sequence[Verdict] = (),
 ) -> RenderableType:
-    """Everything on the screen, at most ``height`` lines of at most ``width`` cells."""
-    top = banner(verdict, width)
+    """Everything on the screen, at most ``height`` lines of at most ``width`` cells; ``others``: verdicts of further jobs."""
+    top = [*banner(verdict, width), *other_jobs(others)]
     below = [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in news]
     below += [Text(line, style="dim", no_wrap=True, overflow="ellipsis") for line in footer.splitlines()]
     # One line for the table's heading, one for the title, one free at the end so that the terminal does not scroll.
     room = height - len(top) - len(below) - 4
-    culprits = {culprit.pid for culprit in verdict.culprits if culprit.pid is not None} if verdict else set()
+    standing = [v for v in (verdict, *others) if v is not None]
+    culprits = {culprit.pid for v in standing for culprit in v.culprits if culprit.pid is not None}
     shown = rows.choose(windows, room, culprits)
     hidden = len(windows) - len(shown)
     victims = set(verdict.victims) if verdict else set()
@@ -149,6 +152,28 @@ def banner(verdict: Verdict | None, width: int) -> list[Text]:
     return wrapped
 
 
+def other_jobs(verdicts: Sequence[Verdict]) -> list[Text]:
+    """A line for each further job among the processes; of many calm ones only their number."""
+    troubled = [verdict for verdict in verdicts if not _calm(verdict)]
+    lines = [
+        Text(
+            f"other job: {str(v.verdict_class).upper().replace('-', ' ')}  {clean(v.summary, 300)}",
+            style="bold red" if v.verdict_class.accuses else "yellow",
+            no_wrap=True,
+            overflow="ellipsis",
+        )
+        for v in troubled[:MAX_OTHERS]
+    ]
+    rest = len(verdicts) - len(lines)
+    if rest:
+        lines.append(Text(f"{rest} more job{'s' if rest > 1 else ''}" + (" run or idle" if rest else ""), style="dim"))
+    return lines
+
+
+def _calm(verdict: Verdict) -> bool:
+    return verdict.verdict_class in (VerdictClass.RUNNING, VerdictClass.IDLE)
+
+
 def culprit_line(culprit: Culprit, summary: str = "") -> str:
     """``▶ rank 2  host node1  pid 4711  GPU 2  its process is stopped``; the reason only where the summary does not give it."""
     reason = clean(culprit.reason, 200)
@@ -175,10 +200,11 @@ def _row_style(window: RankWindow, culprits: set[int]) -> str:
     return "yellow" if window.problem or (window.torn and window.operation is None) else ""
 
 
-def footer(calls_running: bool, reason: str, lost: int, overhead: Overhead | None) -> str:
+def footer(states: Sequence[PlaneState], lost: int, overhead: Overhead | None) -> str:
     """Planes, losses, and what watching costs."""
-    planes = "planes: state, calls" if calls_running else f"planes: state; no calls: {clean(reason, 120)}"
-    if calls_running:
+    planes = "planes: " + ", ".join(plane.name for plane in states if plane.running)
+    planes += "".join(f"; no {plane.name}: {clean(plane.reason, 120)}" for plane in states if not plane.running)
+    if any(plane.name == "calls" and plane.running for plane in states):
         planes += f"; {lost} call records lost"
     costs = []
     if overhead is not None:

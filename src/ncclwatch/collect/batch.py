@@ -1,0 +1,92 @@
+"""What one node saw since the last time it said so: the unit that is judged, sent to an engine, and recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from ncclwatch.collect.windows import RankWindow
+from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.state import ProcessInfo, ProcessSample
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+class Change(StrEnum):
+    """What happened to a process."""
+
+    STARTED = "started"
+    EXITED = "exited"
+    REPLACED = "replaced"
+    UNREADABLE = "unreadable"
+    READABLE = "readable"
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessChange:
+    """Something that happened to one process, in words."""
+
+    change: Change
+    pid: int
+    info: ProcessInfo | None
+    detail: str = ""
+    host: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class PlaneState:
+    """One way of looking at the processes of a node (``state``, ``calls``, ``wire``, ``nic``, ``device``): whether it works."""
+
+    name: str
+    running: bool
+    reason: str = ""
+    """Why it does not; empty while it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """What watching costs: probe hits and their estimated cost as a share of one core; our own CPU share and memory."""
+
+    hits_per_s: float | None
+    probe_share: float | None
+    own_share: float
+    rss_bytes: int
+
+
+@dataclass(slots=True, kw_only=True)
+class NodeBatch:
+    """Everything one node has to say since its last batch.
+
+    ``sequence`` counts the batches of one life of a collector from 0, so that a missing one is noticed. ``time_ns`` is
+    CLOCK_MONOTONIC of the node and ``wall_ns`` its CLOCK_REALTIME, both when the batch was closed. A batch with ``looked`` holds
+    the newest sample of every process that could be read (one that ended with run state ``X``) and a window for every process;
+    one without holds only what came in between. ``lost`` counts call records lost since the collector began.
+    """
+
+    host: str
+    boot_id: str
+    sequence: int
+    time_ns: int
+    wall_ns: int
+    interval_s: float = 1.0
+    """Seconds between two looks: who hears nothing for much longer must not go on believing the last one."""
+    looked: bool = False
+    complete: bool = False
+    """Every NCCL process of the host is watched, so that one that is not in ``samples`` does not exist."""
+    samples: tuple[ProcessSample, ...] = ()
+    windows: Sequence[RankWindow] = ()
+    problems: tuple[tuple[ProcessKey, str], ...] = ()
+    """Processes whose newest look failed, and why; their sample is the one before."""
+    events: NDArray[Any] | None = None
+    """Call records (``EVENT_DTYPE``) in the order of the ring; ``None`` or empty when there were none."""
+    lost: int = 0
+    changes: tuple[ProcessChange, ...] = ()
+    notes: tuple[str, ...] = ()
+    planes: tuple[PlaneState, ...] = ()
+    overhead: Overhead | None = None
+    """Over the last seconds; not with every batch."""
+    finished: str = ""
+    """Why this was the last batch; empty while the collector goes on."""

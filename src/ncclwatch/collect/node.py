@@ -1,0 +1,318 @@
+"""The collector of a node: finds processes, looks at their memory, drains the probes, and says it in batches, without judging."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ncclwatch.collect import watched as watching
+from ncclwatch.collect.aggregate import Aggregator
+from ncclwatch.collect.batch import Change, NodeBatch, Overhead, PlaneState, ProcessChange
+from ncclwatch.collect.calls_plane import CallsPlane
+from ncclwatch.collect.cost import OwnCost
+from ncclwatch.collect.watched import Problem, Readable, Watched, nothing_read, sees_every_process
+from ncclwatch.errors import NcclwatchError, TargetGoneError
+from ncclwatch.model.state import ProcessInfo
+from ncclwatch.target.process import boot_id
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+# The ring holds many times what a quarter of a second brings; waking more often costs the node and shows a person nothing.
+WAKE_S = 0.25
+# Every so often --all looks for processes that came; a process that loads NCCL late is found on a later round.
+RESCAN_S = 2.0
+# A process that could not be read is tried again, for it may just have been loading.
+RETRY_S = 30.0
+# Reading the hit counters of every probe costs a few system calls.
+OVERHEAD_EVERY_S = 5.0
+
+Choice = Callable[[ProcessInfo], bool]
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A batch in the making."""
+
+    changes: list[ProcessChange] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    events: NDArray[Any] | None = None
+    looked: bool = False
+
+
+class NodeCollector:
+    """Watches the processes of this node until they end, the duration is over, or ``stop`` is set.
+
+    ``every`` takes up processes that come later as well; of these ``choose`` decides which.
+    """
+
+    def __init__(
+        self,
+        *,
+        every: bool,
+        interval_s: float = 1.0,
+        stop: threading.Event | None = None,
+        choose: Choice | None = None,
+        wake_s: float = WAKE_S,
+    ) -> None:
+        self.every = every
+        self.interval_s = interval_s
+        self.wake_s = wake_s
+        self.stop = stop or threading.Event()
+        self.calls = CallsPlane(every=every)
+        self.aggregator = Aggregator()
+        self.watched: dict[int, Watched] = {}
+        self.problems: list[Problem] = []
+        self.complete = False
+        """Whether every NCCL process of the host is watched."""
+        self.begun_ns = time.monotonic_ns()
+        self._choose = choose
+        self._host, self._boot_id = socket.gethostname(), boot_id()
+        self._sequence = 0
+        self._unreadable: dict[int, str] = {}
+        self._given_up: dict[int, float] = {}
+        self._next_look = 0.0
+        self._last_rescan = time.monotonic()
+        self._next_rescan = self._last_rescan + RESCAN_S
+        self._own = OwnCost()
+        self._next_overhead = 0.0
+
+    # --- beginning and end ---------------------------------------------------------------------------------------------
+
+    def start(self, pids: Sequence[int], *, calls: bool = True, require: bool = True) -> NodeBatch:
+        """Open every process, read each once, and only then load the probes; returns the first batch.
+
+        Raises when no process at all can be read, unless ``require`` is false: an agent waits for processes to come.
+        """
+        if calls:
+            self.calls.prepare()
+        for pid in pids:
+            self._open(pid)
+        for watched in list(self.watched.values()):
+            error = watched.look()
+            if watched.last is None:
+                self.problems.append(Problem(f"pid {watched.pid}", watched.pid, error or TargetGoneError("it ended")))
+                self._drop(watched)
+        if not self.watched and require:
+            raise nothing_read(self.problems)
+        infos = self.infos
+        self.complete = self.every and self._choose is None and not self.problems and sees_every_process()
+        if calls:
+            self.calls.start(infos)
+        self.aggregator.calls_plane = self.calls.running
+        now_ns = time.monotonic_ns()
+        for watched in self.watched.values():
+            self.aggregator.add_process(watched.target.info, now_ns)
+            if watched.last is not None:
+                self.aggregator.feed_sample(watched.last)
+        self._next_look = time.monotonic() + self.interval_s
+        # The first samples count: the second look, an interval later, already tells running from standing still.
+        return self._close(_Draft(looked=True), "")
+
+    def close(self) -> None:
+        """Detach the probes and let go of every process."""
+        self.calls.stop()
+        for watched in self.watched.values():
+            watched.target.close()
+
+    @property
+    def infos(self) -> list[ProcessInfo]:
+        """The processes that are watched."""
+        return [watched.target.info for watched in self.watched.values()]
+
+    # --- one step ------------------------------------------------------------------------------------------------------
+
+    def step(self, *, until: float | None = None) -> NodeBatch:
+        """Sleep at most ``wake_s``, take what the probes recorded, and look at memory when it is time.
+
+        ``until`` is the time of ``time.monotonic`` at which to end.
+        """
+        now = time.monotonic()
+        sleep = min(self.wake_s, max(self._next_look - now, 0.0))
+        if until is not None:
+            sleep = min(sleep, max(until - now, 0.0))
+        self.stop.wait(sleep)
+        draft = _Draft()
+        self._drain(draft)
+        now = time.monotonic()
+        if now >= self._next_look:
+            # Looks that were missed (the agent was stopped, the node is overloaded) are not made up for.
+            on_time = self._next_look + self.interval_s
+            self._next_look = on_time if on_time > now else now + self.interval_s
+            self._look(draft)
+        strangers = self.aggregator.strangers.take()
+        if self.every and strangers:
+            # Calls of a process that is not watched yet: look at once what it is.
+            self._next_rescan = min(self._next_rescan, self._last_rescan + WAKE_S)
+        if self.every and now >= self._next_rescan:
+            self._last_rescan = now
+            self._next_rescan = now + RESCAN_S
+            self._rescan(draft)
+        finished = ""
+        if self.stop.is_set():
+            finished = "interrupted"
+        elif until is not None and time.monotonic() >= until:
+            finished = "duration over"
+        elif not self.every and not self._alive():
+            finished = "every watched process has ended"
+        return self._close(draft, finished)
+
+    def _close(self, draft: _Draft, finished: str) -> NodeBatch:
+        time_ns = time.monotonic_ns()
+        batch = NodeBatch(
+            host=self._host,
+            boot_id=self._boot_id,
+            sequence=self._sequence,
+            time_ns=time_ns,
+            wall_ns=time.time_ns(),
+            interval_s=self.interval_s,
+            looked=draft.looked,
+            complete=self.complete,
+            events=draft.events,
+            lost=self.aggregator.lost,
+            changes=tuple(draft.changes),
+            notes=tuple(draft.notes),
+            planes=self.planes(),
+            finished=finished,
+        )
+        self._sequence += 1
+        if draft.looked:
+            batch.samples = tuple(watched.last for watched in self.watched.values() if watched.last is not None)
+            batch.windows = self.aggregator.windows(time_ns)
+            batch.problems = tuple(
+                (w.target.info.key, self._unreadable[p]) for p, w in self.watched.items() if p in self._unreadable
+            )
+            batch.overhead = self._overhead()
+            if batch.samples:
+                # The name the target package gives this host, which is that of its processes' identities.
+                batch.host = self._host = batch.samples[0].process.host
+                batch.boot_id = self._boot_id = batch.samples[0].process.key.boot_id
+        return batch
+
+    def planes(self) -> tuple[PlaneState, ...]:
+        """What is looked at by which plane, and why by others not."""
+        return (PlaneState("state", True), PlaneState("calls", self.calls.running, self.calls.reason))
+
+    def _overhead(self) -> Overhead | None:
+        now = time.monotonic()
+        if now < self._next_overhead:
+            return None
+        self._next_overhead = now + OVERHEAD_EVERY_S
+        hits, share = self.calls.cost()
+        return Overhead(hits, share, self._own.share(), self._own.resident_bytes())
+
+    # --- parts of a step -----------------------------------------------------------------------------------------------
+
+    def _drain(self, draft: _Draft) -> None:
+        events = self.calls.poll()
+        if events is not None and len(events):
+            self.aggregator.feed_events(events)
+            draft.events = events
+        lost = self.calls.lost()
+        draft.notes, self.calls.problems = self.calls.problems, []
+        self.aggregator.calls_plane = self.calls.running
+        self.aggregator.feed_losses(lost)
+
+    def _look(self, draft: _Draft) -> None:
+        draft.looked = True
+        for watched in list(self.watched.values()):
+            was_gone = watched.gone is not None
+            error = watched.look(keep=2)
+            info = watched.target.info
+            if error is not None:
+                self.aggregator.feed_problem(info.key, str(error))
+                if watched.pid not in self._unreadable:
+                    draft.changes.append(ProcessChange(Change.UNREADABLE, watched.pid, info, str(error), info.host))
+                self._unreadable[watched.pid] = str(error)
+                continue
+            if watched.last is not None:
+                self.aggregator.feed_sample(watched.last)
+            if watched.pid in self._unreadable:
+                del self._unreadable[watched.pid]
+                draft.changes.append(ProcessChange(Change.READABLE, watched.pid, info, host=info.host))
+            if watched.gone is not None and not was_gone:
+                draft.changes.append(self._went(watched))
+        self._forget_ended_jobs()
+
+    def _went(self, watched: Watched) -> ProcessChange:
+        """A process ended, or became another program; the latter is looked at anew."""
+        info = watched.target.info
+        self.calls.remove_process(info)
+        if watching.lives_on(info):
+            return ProcessChange(Change.REPLACED, watched.pid, info, "it runs another program now", info.host)
+        return ProcessChange(Change.EXITED, watched.pid, info, host=info.host)
+
+    def _forget_ended_jobs(self) -> None:
+        """A process that ended is kept while a live one shares a communicator with it: it may be whom that one waits for."""
+        alive = {c.hash for w in self._alive() if w.last for c in w.last.communicators}
+        for watched in list(self.watched.values()):
+            if watched.gone is None or watched.last is None or len(watched.history) < 2:
+                continue
+            told = watched.history[-2].run_state == "X"
+            if told and alive.isdisjoint(c.hash for c in watched.last.communicators):
+                self._drop(watched)
+
+    def _rescan(self, draft: _Draft) -> None:
+        from ncclwatch.target.discover import find_processes
+
+        try:
+            found = find_processes()
+        except NcclwatchError as error:
+            draft.notes.append(f"cannot look for new processes: {error}")
+            return
+        for info in found:
+            held = self.watched.get(info.pid)
+            if held is not None and held.gone is None:
+                continue
+            if self._choose is not None and not self._choose(info):
+                continue
+            if held is not None:
+                # Another process has the pid now, or the same one runs another program.
+                self._drop(held)
+            elif time.monotonic() < self._given_up.get(info.pid, 0.0):
+                continue
+            self._take_up(info, draft)
+
+    def _take_up(self, info: ProcessInfo, draft: _Draft) -> None:
+        watched = self._open(info.pid)
+        error = watched.look() if watched is not None else self.problems[-1].error
+        if watched is None or watched.last is None:
+            if watched is not None:
+                self._drop(watched)
+            if not isinstance(error, TargetGoneError):
+                self.complete = False
+                if info.pid not in self._given_up:
+                    draft.changes.append(ProcessChange(Change.UNREADABLE, info.pid, info, str(error), info.host))
+                self._given_up = {p: t for p, t in self._given_up.items() if t > time.monotonic()}
+                self._given_up[info.pid] = time.monotonic() + RETRY_S
+            return
+        self.calls.add_process(watched.target.info)
+        self.aggregator.add_process(watched.target.info, time.monotonic_ns())
+        self.aggregator.feed_sample(watched.last)
+        draft.changes.append(ProcessChange(Change.STARTED, info.pid, watched.target.info, host=info.host))
+
+    # --- processes -----------------------------------------------------------------------------------------------------
+
+    def _open(self, pid: int) -> Watched | None:
+        from ncclwatch.target.session import TargetProcess
+
+        try:
+            target: Readable = TargetProcess.open(pid)
+        except NcclwatchError as error:
+            self.problems = [*self.problems[-99:], Problem(f"pid {pid}", pid, error)]
+            return None
+        self.watched[pid] = Watched(target)
+        return self.watched[pid]
+
+    def _drop(self, watched: Watched) -> None:
+        watched.target.close()
+        self.watched.pop(watched.pid, None)
+        self._unreadable.pop(watched.pid, None)
+        self.aggregator.remove_process(watched.target.info.key)
+
+    def _alive(self) -> list[Watched]:
+        return [watched for watched in self.watched.values() if watched.gone is None]

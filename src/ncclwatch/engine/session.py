@@ -1,0 +1,257 @@
+"""A judging session: takes the batches of one node or many, and says which verdicts stand.
+
+It is a function of the batches and of the times it is given: the same live, over the network, and on a recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ncclwatch.collect.batch import NodeBatch, Overhead, PlaneState, ProcessChange
+from ncclwatch.collect.windows import RankWindow
+from ncclwatch.engine.live import LiveDiagnosis
+from ncclwatch.model.events import Flag
+from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.state import ProcessInfo, ProcessSample
+from ncclwatch.model.verdict import Verdict
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+STALE_LOOKS = 3.0
+STALE_FLOOR_S = 3.0
+"""A node that has said nothing for this many of its looks, and at least this long, is silent: its last word counts no longer."""
+
+MAX_NODES = 65536
+MAX_NOTES = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """A verdict that no longer stands because the job went on, and for how long it stood."""
+
+    verdict: Verdict
+    duration_s: float
+
+
+@dataclass(slots=True)
+class Update:
+    """What the batches since the last update brought. ``windows`` and ``verdict`` are there when memory was looked at."""
+
+    now_ns: int
+    changes: list[ProcessChange] = field(default_factory=list)
+    events: list[NDArray[Any]] = field(default_factory=list)
+    windows: list[RankWindow] | None = None
+    verdict: Verdict | None = None
+    """The worst of ``verdicts``."""
+    verdicts: list[Verdict] = field(default_factory=list)
+    """One for each job, worst first."""
+    verdict_changed: bool = False
+    told: list[Verdict] = field(default_factory=list)
+    """Verdicts that accuse and did not stand at the update before."""
+    recoveries: list[Recovery] = field(default_factory=list)
+    lost: int = 0
+    newly_lost: int = 0
+    notes: list[str] = field(default_factory=list)
+    finished: str = ""
+    """Why the session is over; empty while it goes on."""
+
+
+@dataclass(slots=True)
+class Node:
+    """What is known of one node: its newest look, and when it was heard. ``name`` is the host's."""
+
+    name: str
+    boot_id: str
+    heard_ns: int
+    """Time of the newest batch, by the session's clock."""
+    interval_s: float = 1.0
+    complete: bool = False
+    samples: dict[ProcessKey, ProcessSample] = field(default_factory=dict)
+    windows: Sequence[RankWindow] = ()
+    lost: int = 0
+    sequence: int = -1
+    missed: int = 0
+    """Batches that never came."""
+    planes: tuple[PlaneState, ...] = ()
+    overhead: Overhead | None = None
+    clock_offset_ns: int = 0
+    """What has to be added to the node's wall clock to give the session's."""
+    silent: bool = False
+    finished: str = ""
+
+    @property
+    def patience_ns(self) -> int:
+        """How long it may say nothing."""
+        return int(max(STALE_LOOKS * self.interval_s, STALE_FLOOR_S) * 1e9)
+
+
+class DiagnosisSession:
+    """Everything known of the jobs whose nodes send here, and what is said about them.
+
+    ``feed`` takes batches as they come, ``judge`` says what stands. Times given are CLOCK_MONOTONIC of the judging machine in
+    nanoseconds (of a recording: the recorded ones).
+    """
+
+    def __init__(self, diagnosis: LiveDiagnosis | None = None) -> None:
+        self.diagnosis = diagnosis or LiveDiagnosis()
+        self.nodes: dict[str, Node] = {}
+        self.verdict: Verdict | None = None
+        self.verdicts: list[Verdict] = []
+        self.windows: list[RankWindow] = []
+        self.lost = 0
+        self._pending = Update(0)
+        self._ended: dict[ProcessKey, ProcessSample] = {}
+        """Processes that have ended and that live ones may be waiting for, with their last samples."""
+        self._told: str | None = None
+        self._standing: frozenset[str] = frozenset()
+
+    # --- in ------------------------------------------------------------------------------------------------------------
+
+    def feed(self, batch: NodeBatch, now_ns: int | None = None, *, source: str | None = None) -> Node | None:
+        """Take one batch; ``source`` names the node where host names are not unique.
+
+        Returns the node, or ``None`` when there are too many.
+        """
+        name = source if source is not None else batch.host
+        now_ns = batch.time_ns if now_ns is None else now_ns
+        node = self.nodes.get(name)
+        if node is None:
+            if len(self.nodes) >= MAX_NODES:
+                return None
+            node = self.nodes[name] = Node(batch.host, batch.boot_id, now_ns)
+        if node.silent:
+            node.silent = False
+            self._note(f"{node.name} is heard again")
+        node.name, node.boot_id, node.interval_s = batch.host, batch.boot_id, batch.interval_s
+        node.heard_ns, node.complete, node.finished = now_ns, batch.complete, batch.finished
+        if batch.sequence > node.sequence + 1 and node.sequence >= 0:
+            node.missed += batch.sequence - node.sequence - 1
+        began_anew = batch.sequence <= node.sequence
+        node.sequence = batch.sequence
+        self._take_calls(name, node, batch, began_anew)
+        node.planes = batch.planes or node.planes
+        node.overhead = batch.overhead or node.overhead
+        if batch.looked:
+            self._take_look(node, batch)
+        self._pending.changes += batch.changes
+        for text in batch.notes:
+            self._note(text)
+        return node
+
+    def _take_calls(self, name: str, node: Node, batch: NodeBatch, began_anew: bool) -> None:
+        newly = batch.lost if began_anew else max(batch.lost - node.lost, 0)
+        node.lost = batch.lost
+        self.lost += newly
+        self._pending.newly_lost += newly
+        events = batch.events
+        if events is not None and len(events):
+            self._pending.events.append(events)
+        if newly or (events is not None and len(events)):
+            known = _of_known_pids(events) if events is not None else None
+            if known is not None:
+                self.diagnosis.add_calls(known, newly)
+
+    def _take_look(self, node: Node, batch: NodeBatch) -> None:
+        samples = {sample.process.key: sample for sample in batch.samples}
+        for key, sample in samples.items():
+            if sample.run_state == "X":
+                self._ended[key] = sample
+        node.samples = samples
+        node.windows = batch.windows
+
+    def _note(self, text: str) -> None:
+        if len(self._pending.notes) < MAX_NOTES:
+            self._pending.notes.append(text)
+
+    # --- out -----------------------------------------------------------------------------------------------------------
+
+    def judge(self, now_ns: int) -> Update:
+        """Look at what all nodes said last and say what stands."""
+        update = self.take(now_ns)
+        self._find_silent(now_ns, update)
+        heard = [node for node in self.nodes.values() if not node.silent]
+        self._forget_ended_jobs(heard)
+        samples = {key: sample for node in heard for key, sample in node.samples.items()} | self._ended
+        self.diagnosis.complete_hosts = frozenset(node.name for node in heard if node.complete)
+        if any(sample.run_state != "X" for sample in samples.values()):
+            self.verdict = self.diagnosis.update(list(samples.values()))
+            self.verdicts = list(self.diagnosis.verdicts)
+            if self.verdicts:
+                self.verdicts[0] = self.verdict
+        self.windows = self._merge_windows(heard)
+        update.windows = self.windows
+        update.verdict, update.verdicts = self.verdict, self.verdicts
+        current = self.verdict.id if self.verdict and self.verdict.verdict_class.accuses else None
+        update.verdict_changed = current is not None and current != self._told
+        self._told = current
+        accusing = {verdict.id: verdict for verdict in self.verdicts if verdict.verdict_class.accuses}
+        update.told = [verdict for number, verdict in accusing.items() if number not in self._standing]
+        self._standing = frozenset(accusing)
+        update.recoveries = [Recovery(verdict, seconds) for verdict, seconds in self.diagnosis.closed]
+        self.diagnosis.closed.clear()
+        return update
+
+    def take(self, now_ns: int) -> Update:
+        """What came since the last time, without judging."""
+        update, self._pending = self._pending, Update(0)
+        update.now_ns = now_ns
+        update.lost = self.lost
+        return update
+
+    @property
+    def infos(self) -> list[ProcessInfo]:
+        """Every process of the newest looks, also of silent nodes."""
+        return [window.process for node in self.nodes.values() for window in node.windows]
+
+    def planes(self) -> list[PlaneState]:
+        """Planes over all nodes; of one that does not run everywhere the first reason is given, with the number of nodes."""
+        by_name: dict[str, list[PlaneState]] = {}
+        for node in self.nodes.values():
+            for plane in node.planes:
+                by_name.setdefault(plane.name, []).append(plane)
+        return [_joined(found, len(self.nodes)) for found in by_name.values()]
+
+    def overhead(self) -> Overhead | None:
+        """What watching costs on the node where it costs most."""
+        known = [node.overhead for node in self.nodes.values() if node.overhead is not None]
+        return max(known, key=lambda o: o.own_share + (o.probe_share or 0.0), default=None)
+
+    def _find_silent(self, now_ns: int, update: Update) -> None:
+        for node in self.nodes.values():
+            if not node.silent and not node.finished and now_ns - node.heard_ns > node.patience_ns:
+                node.silent = True
+                seconds = (now_ns - node.heard_ns) / 1e9
+                update.notes.append(f"{node.name} has said nothing for {seconds:.0f} s: its ranks are not observed")
+
+    def _forget_ended_jobs(self, heard: Sequence[Node]) -> None:
+        """A process that ended is kept while a live one shares a communicator with it: it may be whom that one waits for."""
+        if not self._ended:
+            return
+        live = [s for node in heard for key, s in node.samples.items() if s.run_state != "X"]
+        hashes = {c.hash for sample in live for c in sample.communicators}
+        for key, sample in list(self._ended.items()):
+            if hashes.isdisjoint(c.hash for c in sample.communicators):
+                del self._ended[key]
+
+    def _merge_windows(self, heard: Sequence[Node]) -> list[RankWindow]:
+        if len(heard) == 1:
+            return list(heard[0].windows)
+        found = [window for node in heard for window in node.windows]
+        return sorted(found, key=lambda w: (w.rank is None, w.rank or 0, w.process.host, w.process.pid))
+
+
+def _joined(found: Sequence[PlaneState], nodes: int) -> PlaneState:
+    broken = [plane for plane in found if not plane.running]
+    if not broken:
+        return found[0]
+    where = f" (on {len(broken)} of {nodes} nodes)" if nodes > 1 else ""
+    return PlaneState(broken[0].name, len(broken) < len(found), broken[0].reason + where)
+
+
+def _of_known_pids(events: NDArray[Any]) -> NDArray[Any]:
+    """Records whose pid is one in the node's pid namespace: a process nobody watches yet comes with the number of its own."""
+    foreign = (events["flags"] & Flag.UNKNOWN_PROCESS != 0) & (events["pid_namespace"] != 0)
+    return events[~foreign] if foreign.any() else events
