@@ -65,7 +65,12 @@ def attach(
     session = LiveSession(every=every, interval_s=interval, stop=stop)
     try:
         session.start(chosen, calls=probes)
-        watch(session, _surface(as_json=as_json, calls=calls, plain=plain), duration)
+        if not as_json and not plain and is_screen():
+            from ncclwatch.cli.live_dashboard import show_dashboard
+
+            show_dashboard(session, duration)
+        else:
+            watch(session, _surface(as_json=as_json, calls=calls), duration)
     finally:
         session.close()
     return ExitStatus.VERDICT if exit_code and verdict_stands(session.verdict) else ExitStatus.OK
@@ -88,15 +93,17 @@ def watch(session: LiveSession, surface: Surface, duration: float | None) -> Non
         surface.end(session, reason)
 
 
-def _surface(*, as_json: bool, calls: bool, plain: bool) -> Surface:
+def is_screen() -> bool:
+    """Whether standard input and output are a terminal that the dashboard can draw on."""
+    utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
+    return sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM", "dumb") != "dumb" and utf8
+
+
+def _surface(*, as_json: bool, calls: bool) -> Surface:
     if as_json:
         from ncclwatch.cli.live_json import JsonSurface
 
         return JsonSurface(calls=calls)
-    if plain or not sys.stdout.isatty() or os.environ.get("TERM", "dumb") == "dumb":
-        from ncclwatch.cli.live_log import LogSurface
+    from ncclwatch.cli.live_log import LogSurface
 
-        return LogSurface()
-    from ncclwatch.dashboard.plain import TerminalSurface
-
-    return TerminalSurface()
+    return LogSurface()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from ncclwatch.collect.batch import NodeBatch, Overhead, PlaneState
@@ -15,7 +15,8 @@ from ncclwatch.collect.node import NodeCollector
 from ncclwatch.collect.watched import Problem
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.engine.session import DiagnosisSession, Update
-from ncclwatch.model.state import ProcessInfo
+from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.verdict import Verdict
 
 
@@ -47,6 +48,10 @@ class Session(Protocol):
         """The newest window of every process."""
 
     @property
+    def samples(self) -> Mapping[ProcessKey, ProcessSample]:
+        """The newest look at every process."""
+
+    @property
     def lost(self) -> int:
         """Call records lost since the beginning."""
 
@@ -60,6 +65,8 @@ class LiveSession:
     def __init__(self, *, every: bool, interval_s: float = 1.0, stop: threading.Event | None = None) -> None:
         self.collector = NodeCollector(every=every, interval_s=interval_s, stop=stop)
         self.judge = DiagnosisSession()
+        self.taps: list[Callable[[NodeBatch], None]] = []
+        """Who else takes every batch: a recording."""
 
     # --- beginning, steps, end -----------------------------------------------------------------------------------------
 
@@ -75,6 +82,8 @@ class LiveSession:
         return self._take(self.collector.step(until=until))
 
     def _take(self, batch: NodeBatch) -> Update:
+        for tap in list(self.taps):
+            tap(batch)
         self.judge.feed(batch)
         update = self.judge.judge(batch.time_ns) if batch.looked else self.judge.take(batch.time_ns)
         update.finished = batch.finished
@@ -120,6 +129,11 @@ class LiveSession:
     def windows(self) -> Sequence[RankWindow]:
         """The newest window of every process."""
         return self.judge.windows
+
+    @property
+    def samples(self) -> Mapping[ProcessKey, ProcessSample]:
+        """The newest look at every process."""
+        return self.judge.samples
 
     @property
     def lost(self) -> int:

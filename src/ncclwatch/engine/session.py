@@ -206,6 +206,11 @@ class DiagnosisSession:
         """Every process of the newest looks, also of silent nodes."""
         return [window.process for node in self.nodes.values() for window in node.windows]
 
+    @property
+    def samples(self) -> dict[ProcessKey, ProcessSample]:
+        """The newest look at every process of nodes that are heard, of one that ended its last."""
+        return {key: s for node in self.nodes.values() if not node.silent for key, s in node.samples.items()} | self._ended
+
     def planes(self) -> list[PlaneState]:
         """Planes over all nodes; of one that does not run everywhere the first reason is given, with the number of nodes."""
         by_name: dict[str, list[PlaneState]] = {}

@@ -1,0 +1,514 @@
+"""The live dashboard (Textual): title, verdict, the views by number, footer. It only ever draws; watching goes on elsewhere."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, ClassVar
+
+from rich.style import Style
+from textual import events, work
+from textual.app import App, ComposeResult
+from textual.binding import Binding, BindingType
+from textual.containers import Vertical
+from textual.widget import Widget
+from textual.widgets import ContentSwitcher, Input
+
+from ncclwatch.dashboard import columns, text_pages
+from ncclwatch.dashboard.banner import banner
+from ncclwatch.dashboard.communicator_page import CommunicatorPage
+from ncclwatch.dashboard.detail import DetailScreen
+from ncclwatch.dashboard.grid import RankGrid
+from ncclwatch.dashboard.history import History
+from ncclwatch.dashboard.lines import BOLD, DIM, Line, TextLines, plain
+from ncclwatch.dashboard.page import Page
+from ncclwatch.dashboard.rank_page import RankPage
+from ncclwatch.dashboard.source import Source
+from ncclwatch.dashboard.stack_page import StackPage
+from ncclwatch.dashboard.table import RowTable
+from ncclwatch.dashboard.view import CommunicatorRow, OperationRow, View
+from ncclwatch.errors import NcclwatchError
+from ncclwatch.model.identity import ProcessKey
+from ncclwatch.text import clean, duration, rate, size, width
+
+REDRAW_S = 0.5
+ACTIVE_TAB = Style(bold=True, reverse=True)
+PAUSED = Style.parse("bold black on #f5c211")
+LOST = Style.parse("bold #f5c211")
+
+
+@dataclass(frozen=True, slots=True)
+class Tab:
+    """One of the views: its name, its widget's id, and how that takes a view."""
+
+    name: str
+    id: str
+    show: Callable[[Widget, View], None]
+    table: bool = True
+
+
+def _table(rows: Callable[[View], Sequence[Any]]) -> Callable[[Widget, View], None]:
+    def show(widget: Widget, view: View) -> None:
+        assert isinstance(widget, RowTable)  # noqa: S101 - ids and widgets are made side by side below
+        widget.show(rows(view))
+
+    return show
+
+
+def _show_ranks(widget: Widget, view: View) -> None:
+    widget.query_one(RankGrid).show(view)
+    widget.query_one(RowTable).show(columns.rank_rows(view))
+
+
+def _show_grid(widget: Widget, view: View) -> None:
+    if isinstance(widget, RankGrid):
+        widget.show(view)
+
+
+TABS = (
+    Tab("Ranks", "ranks", _show_ranks),
+    Tab("Grid", "grid", _show_grid, table=False),
+    Tab("Communicators", "communicators", _table(lambda view: view.communicators)),
+    Tab("Operations", "operations", _table(lambda view: view.operations)),
+    Tab("Log", "log", _table(lambda view: list(reversed(view.frame.log)))),
+)
+
+
+class TabLine(TextLines):
+    """The names of the views; a click opens one."""
+
+    def __init__(self) -> None:
+        super().__init__(self._names, fixed=1)
+        self.active = 0
+
+    def _spans(self, cells: int) -> list[tuple[int, str]]:
+        names = [f" {i + 1} {tab.name} " for i, tab in enumerate(TABS)]
+        if sum(map(len, names)) > cells:
+            names = [f" {i + 1} {tab.name[:4]} " for i, tab in enumerate(TABS)]
+        return list(enumerate(names))
+
+    def _names(self, cells: int) -> list[Line]:
+        return [tuple((name, ACTIVE_TAB if i == self.active else DIM) for i, name in self._spans(cells))]
+
+    def on_click(self, event: events.Click) -> None:
+        """Open the view whose name was clicked."""
+        at = 0
+        for i, name in self._spans(self.size.width):
+            at += len(name)
+            if event.x < at:
+                self.app.post_message(events.Key(str(i + 1), str(i + 1)))
+                return
+
+
+class Dashboard(App[str]):
+    """Shows the views of a source until it ends or the user leaves. Its return value says why it ended."""
+
+    ENABLE_COMMAND_PALETTE = False
+    CSS = """
+    Screen { background: $background; }
+    #ranks { height: 1fr; }
+    #ranks RankGrid { margin-bottom: 1; }
+    ContentSwitcher { height: 1fr; }
+    #grid { height: 1fr; }
+    Input { height: 1; border: none; padding: 0 1; display: none; }
+    Input.open { display: block; }
+    """
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("q,ctrl+c,ctrl+q", "leave", "Leave", priority=True),
+        Binding("question_mark", "help", "Help"),
+        Binding("space", "pause", "Pause"),
+        Binding("left_square_bracket", "look(-1)"),
+        Binding("right_square_bracket", "look(1)"),
+        Binding("left_curly_bracket", "look(-10)"),
+        Binding("right_curly_bracket", "look(10)"),
+        Binding("end,e", "now"),
+        Binding("slash", "filter"),
+        Binding("escape", "undo"),
+        Binding("v", "verdict"),
+        Binding("k", "stack"),
+        Binding("S", "save"),
+        Binding("R", "record"),
+        Binding("less_than_sign", "seek(-10)"),
+        Binding("greater_than_sign", "seek(10)"),
+        Binding("plus", "faster(2.0)"),
+        Binding("minus", "faster(0.5)"),
+        *[Binding(str(i + 1), f"tab({i})") for i in range(len(TABS))],
+    ]
+
+    def __init__(self, source: Source, *, history: History | None = None) -> None:
+        super().__init__()
+        self.source = source
+        self.history = history or History()
+        self.past: int | None = None
+        """Index of the view of the past that is shown; ``None`` shows what is newest."""
+        self.recording = ""
+        self._said = ""
+        self._stop_told = False
+
+    # --- parts ---------------------------------------------------------------------------------------------------------
+
+    def compose(self) -> ComposeResult:
+        """From top to bottom."""
+        yield TextLines(self._title_line, fixed=1, id="title")
+        yield TextLines(self._banner_lines, id="banner")
+        yield TabLine()
+        with ContentSwitcher(initial=TABS[0].id):
+            with Vertical(id="ranks"):
+                yield RankGrid(max_lines=4)
+                yield RowTable(columns.RANKS, identity=columns.rank_identity, style=columns.rank_style, empty="no rank yet")
+            yield RankGrid(id="grid")
+            yield RowTable(
+                columns.COMMUNICATORS,
+                identity=lambda row: row.key,
+                style=columns.communicator_style,
+                empty="no communicator was read (a look of the past keeps no memory image where ranks are many)",
+                id="communicators",
+            )
+            yield RowTable(
+                columns.OPERATIONS,
+                identity=lambda row: (row.name, row.sequence, row.comm_hash),
+                empty="no operation is open on any rank",
+                id="operations",
+            )
+            yield RowTable(columns.LOG, identity=id, style=columns.log_style, empty="nothing has happened yet", id="log")
+        yield Input(placeholder="words to look for", compact=True)
+        yield TextLines(self._footer_lines, fixed=2, id="footer")
+
+    def on_mount(self) -> None:
+        """Begin to draw."""
+        self._fit()
+        self._focus()
+        self.set_interval(REDRAW_S, self.redraw)
+        self.redraw()
+
+    @property
+    def view(self) -> View | None:
+        """The view that is shown."""
+        if not self.history.views:
+            return None
+        if self.past is None:
+            return self.history.views[-1]
+        return self.history.views[min(self.past, len(self.history.views) - 1)]
+
+    def redraw(self) -> None:
+        """Take what came and draw what changed."""
+        shown = self.view
+        for view in self.source.take():
+            self.history.add(view)
+        if self.past is not None and shown is not None:
+            # The past may have been thinned: stay at the same moment.
+            self.past = self.history.nearest(shown.frame.time)
+        self._show()
+        if self.source.finished and not self._stop_told:
+            self._stop_told = True
+            if self.source.label.startswith("LIVE"):
+                self.exit(self.source.finished)
+            else:
+                self.say(self.source.finished)
+
+    def _show(self) -> None:
+        main = self.screen_stack[0]
+        for lines in main.query(TextLines):
+            lines.show()
+        view = self.view
+        if view is None:
+            return
+        if self.screen is main:
+            tab = TABS[self._tab]
+            tab.show(main.query_one(f"#{tab.id}"), view)
+        elif isinstance(self.screen, (DetailScreen, text_pages.TextScreen)):
+            self.screen.show(view)
+
+    @property
+    def _tab(self) -> int:
+        return self.screen_stack[0].query_one(TabLine).active
+
+    # --- text ----------------------------------------------------------------------------------------------------------
+
+    def _title_line(self, cells: int) -> list[Line]:
+        view = self.view
+        left: list[tuple[str, Style]] = [(" ncclwatch", BOLD)]
+        if view is None:
+            left.append(("  attaching …", Style()))
+        else:
+            hosts = view.hosts
+            where = clean(hosts[0], 30) if len(hosts) == 1 else f"{len(hosts)} hosts"
+            count = len(view.frame.windows)
+            versions = ", ".join(view.versions[:2]) or "?"
+            left.append((f"  {where}  {count} rank{'s' if count != 1 else ''}  NCCL {versions}", Style()))
+        right: list[tuple[str, Style]] = []
+        if self.recording:
+            right += [(" REC ", Style.parse("bold white on #c01c28")), (" ", Style())]
+        if view is not None:
+            now = self.history.views[-1].frame.time
+            if self.past is not None:
+                right.append((f" PAUSED {duration(now - view.frame.time)} ago ", PAUSED))
+            else:
+                right.append((self.source.label, BOLD))
+            right.append((f" {datetime.fromtimestamp(view.frame.time):%H:%M:%S}  ?: help ", Style()))
+        room = cells - sum(width(text) for text, _ in right)
+        return [(*_cut(left, room), *right)]
+
+    def _banner_lines(self, cells: int) -> list[Line]:
+        view = self.view
+        height = self.size.height
+        return banner(view.frame.verdicts if view else (), cells, 5 if height < 30 else 8 if height < 50 else 12)
+
+    def _footer_lines(self, cells: int) -> list[Line]:
+        view = self.view
+        planes: list[tuple[str, Style]] = [(" ", Style())]
+        cost = ""
+        if view is not None:
+            frame = view.frame
+            for plane in frame.planes:
+                planes.append((plane.name + " ", Style() if plane.running else DIM))
+                planes.append(("✓  " if plane.running else f"✗ {clean(plane.reason, 60)}  ", DIM))
+            if frame.lost:
+                planes.append((f" {frame.lost:,} records LOST ", LOST))
+            else:
+                planes.append((" nothing lost", DIM))
+            spent = frame.cost
+            parts = []
+            if spent.probe_share is not None and spent.hits_per_s is not None:
+                parts.append(f"probes {rate(spent.hits_per_s)}/s = {spent.probe_share:.3%} of a core")
+            if spent.own_share is not None and spent.rss_bytes is not None:
+                parts.append(f"ncclwatch {spent.own_share:.1%} of a core, {size(spent.rss_bytes)}")
+            cost = "; ".join(parts)
+        hints = "Enter open  v verdict  / filter  s sort  Space pause  [ ] back  S save  R record  q leave"
+        second: Line = plain(f" {self._said}", BOLD) if self._said else plain(f" {hints}", DIM)
+        used = sum(width(text) for text, _ in planes)
+        if cost and used + len(cost) + 2 <= cells:
+            planes.append((" " * (cells - used - len(cost) - 1) + cost, DIM))
+        elif cost and not self._said:
+            second = plain(f" {cost}", DIM)
+        return [tuple(planes), second]
+
+    def say(self, text: str) -> None:
+        """A line at the bottom, for a while."""
+        self._said = clean(text, 300)
+        self.query_one("#footer", TextLines).show()
+        self.set_timer(6.0, self._unsay)
+
+    def _unsay(self) -> None:
+        self._said = ""
+
+    # --- keys ----------------------------------------------------------------------------------------------------------
+
+    def action_leave(self) -> None:
+        """Leave; the source is told to stop."""
+        self.source.stop()
+        self.exit("interrupted")
+
+    def action_tab(self, index: int) -> None:
+        """Show one of the views."""
+        if len(self.screen_stack) > 1:
+            return
+        line = self.query_one(TabLine)
+        line.active = index
+        line.show()
+        self.query_one(ContentSwitcher).current = TABS[index].id
+        self._focus()
+        self._filter("")
+        self._show()
+
+    def action_help(self) -> None:
+        """Keys and letters."""
+        self.push_screen(text_pages.TextScreen("Help", text_pages.help_text, self.view))
+
+    def action_verdict(self) -> None:
+        """Verdicts in full."""
+        self.push_screen(text_pages.TextScreen("Verdicts", text_pages.verdict_text, self.view))
+
+    def action_pause(self) -> None:
+        """Stop the picture, or go on."""
+        self.past = len(self.history.views) - 1 if self.past is None and self.history.views else None
+        self._show()
+
+    def action_look(self, by: int) -> None:
+        """Go to a look of the past."""
+        last = len(self.history.views) - 1
+        if last < 0:
+            return
+        self.past = min(max((last if self.past is None else self.past) + by, 0), last)
+        self._show()
+
+    def action_now(self) -> None:
+        """Back to what is newest."""
+        self.past = None
+        self._show()
+
+    def action_seek(self, seconds: float) -> None:
+        """Move in a recording; live, in what is remembered."""
+        if self.source.seek(seconds):
+            self.past = None
+            return
+        view = self.view
+        if view is not None:
+            self.past = self.history.nearest(view.frame.time + seconds)
+            self._show()
+
+    def action_faster(self, factor: float) -> None:
+        """Change the speed of a recording."""
+        if not self.source.faster(factor):
+            self.say("speed can be changed in a recording only")
+
+    def action_filter(self) -> None:
+        """Open the line for words to look for."""
+        if self._filtered() is None:
+            return
+        field = self.query_one(Input)
+        field.add_class("open")
+        field.focus()
+
+    def action_undo(self) -> None:
+        """End the filter, or the pause."""
+        field = self.query_one(Input)
+        if field.has_class("open") or field.value:
+            field.value = ""
+            self._filter("")
+            field.remove_class("open")
+            self._focus()
+        elif self.past is not None:
+            self.action_now()
+
+    def action_stack(self) -> None:
+        """Threads of the rank under the cursor."""
+        screen = self.screen
+        process = screen.page.process if isinstance(screen, DetailScreen) else self._process_here()
+        if isinstance(screen, DetailScreen) and (row := screen.current) is not None and (key := _process_of(row)) is not None:
+            process = key
+        if process is None:
+            self.say("choose a rank first")
+            return
+        if isinstance(screen, DetailScreen) and isinstance(screen.page, StackPage):
+            self._load(screen.page)
+            return
+        self.open(StackPage(process, self.source.stack))
+
+    def action_save(self) -> None:
+        """Save a snapshot of the job."""
+        self.say("saving a snapshot …")
+        self._do(self.source.save)
+
+    def action_record(self) -> None:
+        """Begin or end a recording."""
+        self._do(self.source.toggle_recording)
+
+    @work(thread=True, group="files")
+    def _do(self, what: Callable[[], str]) -> None:
+        try:
+            said = what()
+        except (NcclwatchError, OSError) as error:
+            said = str(error)
+        self.call_from_thread(self.say, said)
+
+    @work(thread=True, group="stack")
+    def _load(self, page: StackPage) -> None:
+        page.load()
+        self.call_from_thread(self._show)
+
+    # --- drill down ----------------------------------------------------------------------------------------------------
+
+    def open(self, page: Page) -> None:
+        """Put a page on the screen."""
+        if self.view is None:
+            return
+        if isinstance(page, StackPage):
+            page.read = page.read or self.source.stack
+            self._load(page)
+        path = [screen.page for screen in self.screen_stack if isinstance(screen, DetailScreen)]
+        self.push_screen(DetailScreen(page, path, self.view))
+
+    def on_row_table_chosen(self, message: RowTable.Chosen) -> None:
+        """A row of one of the views, or of a page, was opened."""
+        view, row = self.view, message.row
+        if view is None:
+            return
+        screen = self.screen
+        if isinstance(screen, DetailScreen):
+            page = screen.page.open(view, row)
+        elif isinstance(row, columns.RankRow):
+            page = RankPage(row.window.process.key)
+        elif isinstance(row, CommunicatorRow):
+            page = CommunicatorPage(row.key)
+        elif isinstance(row, OperationRow):
+            found = next((c for c in view.communicators if c.hash == row.comm_hash), None)
+            page = CommunicatorPage(found.key) if found else None
+        else:
+            page = None
+        if page is not None:
+            self.open(page)
+
+    def on_rank_grid_chosen(self, message: RankGrid.Chosen) -> None:
+        """A rank of the grid was opened."""
+        view = self.view
+        place = message.cell.window
+        if view is None or place is None or place >= len(view.frame.windows):
+            self.say(f"rank {message.cell.rank} is not observed: its node has no ncclwatch, or its pid was not named")
+            return
+        self.open(RankPage(view.frame.windows[place].process.key))
+
+    def _process_here(self) -> ProcessKey | None:
+        table = self._filtered()
+        return _process_of(table.current) if table is not None and table.current is not None else None
+
+    # --- filter and focus ----------------------------------------------------------------------------------------------
+
+    def _filtered(self) -> RowTable[Any] | None:
+        if len(self.screen_stack) > 1:
+            return self.screen.query_one(RowTable) if isinstance(self.screen, DetailScreen) else None
+        tab = TABS[self._tab]
+        if not tab.table:
+            return None
+        widget = self.query_one(f"#{tab.id}")
+        return widget if isinstance(widget, RowTable) else widget.query_one(RowTable)
+
+    def _filter(self, needle: str) -> None:
+        table = self._filtered()
+        if table is not None and table.needle != needle:
+            table.filter(needle)
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Filter while words are typed."""
+        self._filter(event.value)
+
+    def on_input_submitted(self, event: Input.Submitted) -> None:
+        """Keep the filter and go back to the table."""
+        if not event.value:
+            event.input.remove_class("open")
+        self._focus()
+
+    def _focus(self) -> None:
+        widget = self.query_one(f"#{TABS[self._tab].id}")
+        table = self._filtered()
+        (table if table is not None else widget).focus()
+
+    def on_resize(self) -> None:
+        """Give the small grid its share of the height."""
+        self._fit()
+
+    def _fit(self) -> None:
+        with contextlib.suppress(LookupError):
+            self.query_one("#ranks RankGrid", RankGrid).max_lines = max(2, min(16, (self.size.height - 8) // 4))
+
+
+def _process_of(row: Any) -> ProcessKey | None:
+    if isinstance(row, columns.RankRow):
+        return row.window.process.key
+    member = getattr(row, "member", None)
+    return member.key if member is not None else None
+
+
+def _cut(spans: Sequence[tuple[str, Style]], cells: int) -> Iterator[tuple[str, Style]]:
+    """Spans cut or filled to ``cells``."""
+    left = cells
+    for text, style in spans:
+        if left <= 0:
+            return
+        shown = text[:left]
+        left -= width(shown)
+        yield shown, style
+    if left > 0:
+        yield " " * left, Style()

@@ -1,0 +1,179 @@
+"""The columns of each table of the dashboard."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import NamedTuple
+
+from rich.style import Style
+
+from ncclwatch.collect.windows import RankWindow
+from ncclwatch.dashboard import rows
+from ncclwatch.dashboard.states import BY_LETTER, URGENCY
+from ncclwatch.dashboard.table import Column
+from ncclwatch.dashboard.view import CommunicatorRow, LogEntry, OperationRow, View
+from ncclwatch.text import clean, duration, rate, size
+
+PLAIN = Style()
+DIM = Style(dim=True)
+ROW_STYLES = {
+    "X": Style.parse("bold white on #c01c28"),
+    "D": Style.parse("bold #dc8add"),
+    "T": Style.parse("bold #f66151"),
+    "?": Style.parse("#c0bfbc"),
+    "s": Style.parse("#ffa348"),
+    "w": Style.parse("#f5c211"),
+    ".": DIM,
+    "i": PLAIN,
+    "r": PLAIN,
+}
+
+
+class RankRow(NamedTuple):
+    """A rank's window and the letter of its state."""
+
+    window: RankWindow
+    letter: str
+
+
+def rank_rows(view: View) -> list[RankRow]:
+    """All ranks: those in trouble first, the others in order."""
+    found = [RankRow(window, letter) for window, letter in zip(view.frame.windows, view.letters, strict=True)]
+    if any(letter in view.letters for letter in "XDT?"):
+        found.sort(key=lambda row: min(URGENCY[row.letter], 4))
+    return found
+
+
+def rank_identity(row: RankRow) -> object:
+    """The process."""
+    return row.window.process.key
+
+
+def rank_style(row: RankRow) -> Style:
+    """Colour by state."""
+    return ROW_STYLES[row.letter]
+
+
+def _steps(window: RankWindow) -> str:
+    operation = window.operation
+    return f"{operation.steps_done}/{operation.steps_total}" if operation and operation.steps_total else ""
+
+
+def _bar(window: RankWindow) -> str:
+    operation = window.operation
+    return rows.bar(operation.steps_done, operation.steps_total) if operation and operation.steps_total else ""
+
+
+def _state_word(row: RankRow) -> str:
+    return f"{row.letter} {BY_LETTER[row.letter].word}"
+
+
+RANKS: list[Column[RankRow]] = [
+    Column("RANK", 5, lambda r: "?" if r.window.rank is None else str(r.window.rank), lambda r: r.window.rank, right=True),
+    Column("STATE", 10, _state_word, lambda r: URGENCY[r.letter]),
+    Column("OPERATION", 17, lambda r: rows.operation_text(r.window), lambda r: rows.operation_text(r.window), flexible=True),
+    Column(
+        "AGE", 6, lambda r: rows.age(r.window), lambda r: r.window.operation.age_s if r.window.operation else None, right=True
+    ),
+    Column("STEPS", 9, lambda r: _steps(r.window), lambda r: r.window.operation and r.window.operation.steps_done, right=True),
+    Column("", rows.BAR_CELLS, lambda r: _bar(r.window), from_width=110),
+    Column(
+        "OPS/S",
+        6,
+        lambda r: "-" if r.window.operations_per_s is None else rate(r.window.operations_per_s),
+        lambda r: r.window.operations_per_s,
+        right=True,
+    ),
+    Column(
+        "DATA/S",
+        8,
+        lambda r: "-" if r.window.bytes_per_s is None else size(r.window.bytes_per_s),
+        lambda r: r.window.bytes_per_s,
+        right=True,
+        from_width=100,
+    ),
+    Column(
+        "SIZE",
+        8,
+        lambda r: size(r.window.operation.nbytes) if r.window.operation and r.window.operation.nbytes is not None else "",
+        lambda r: r.window.operation.nbytes if r.window.operation else None,
+        right=True,
+        from_width=118,
+    ),
+    Column("PID", 7, lambda r: str(r.window.process.pid), lambda r: r.window.process.pid, right=True),
+    Column("GPU", 3, lambda r: "-" if r.window.gpu is None else str(r.window.gpu), lambda r: r.window.gpu, right=True),
+    Column("HOST", 8, lambda r: r.window.process.host, lambda r: r.window.process.host, flexible=True),
+    Column(
+        "COMM",
+        8,
+        lambda r: f"{r.window.operation.comm_hash:016x}"[:8] if r.window.operation and r.window.operation.comm_hash else "",
+        lambda r: r.window.operation.comm_hash if r.window.operation else None,
+        from_width=130,
+    ),
+    Column(
+        "PROTO",
+        12,
+        lambda r: (
+            "/".join(p for p in (r.window.operation.algorithm, r.window.operation.protocol) if p) if r.window.operation else ""
+        ),
+        from_width=140,
+    ),
+]
+
+COMMUNICATORS: list[Column[CommunicatorRow]] = [
+    Column("COMMUNICATOR", 16, lambda r: f"{r.hash:016x}", lambda r: r.hash),
+    Column("ROLE", 6, lambda r: r.role or "-", lambda r: r.role, flexible=True),
+    Column("SIZE", 6, lambda r: str(r.nranks), lambda r: r.nranks, right=True),
+    Column("SEEN", 6, lambda r: str(len(r.members)), lambda r: len(r.members), right=True),
+    Column("IN AN OP", 8, lambda r: str(r.open_on), lambda r: r.open_on, right=True),
+    Column("OPERATIONS", 12, lambda r: ", ".join(r.operations) or "-", lambda r: r.operations, flexible=True),
+]
+
+
+def communicator_style(row: CommunicatorRow) -> Style:
+    """Those in use stand out."""
+    return PLAIN if row.open_on else DIM
+
+
+def operation_name(row: OperationRow) -> str:
+    """``AllReduce #14``."""
+    return row.name if row.sequence is None else f"{row.name} #{row.sequence}"
+
+
+def _progress(row: OperationRow) -> str:
+    if not row.steps_total:
+        return ""
+    done = str(row.least_done) if row.least_done == row.most_done else f"{row.least_done}-{row.most_done}"
+    return f"{done}/{row.steps_total}"
+
+
+OPERATIONS: list[Column[OperationRow]] = [
+    Column("AGE", 7, lambda r: (">" if r.at_least else "") + duration(r.age_s), lambda r: r.age_s, right=True),
+    Column("OPERATION", 18, operation_name, operation_name, flexible=True),
+    Column("COMM", 16, lambda r: f"{r.comm_hash:016x}" if r.comm_hash else "?", lambda r: r.comm_hash),
+    Column(
+        "RANKS IN IT",
+        11,
+        lambda r: f"{len(r.windows)} of {'?' if r.nranks is None else r.nranks}",
+        lambda r: len(r.windows),
+        right=True,
+    ),
+    Column("STEPS DONE", 14, _progress, lambda r: r.least_done, right=True),
+]
+
+LOG: list[Column[LogEntry]] = [
+    Column("TIME", 8, lambda e: f"{datetime.fromtimestamp(e.time):%H:%M:%S}", lambda e: e.time),
+    Column("WHAT", 8, lambda e: e.kind, lambda e: e.kind),
+    Column("", 40, lambda e: clean(e.text, 500), None, flexible=True),
+]
+
+LOG_STYLES = {
+    "verdict": Style.parse("bold #f66151"),
+    "recovery": Style.parse("bold #33d17a"),
+    "loss": Style.parse("#f5c211"),
+}
+
+
+def log_style(entry: LogEntry) -> Style:
+    """Verdicts and recoveries stand out."""
+    return LOG_STYLES.get(entry.kind, PLAIN)
