@@ -1,20 +1,24 @@
 """Run scenarios and print the scoreboard: ``python -m score [--set ci|full] [--json FILE] [--markdown FILE]`` with ``tests`` on
-the path.
+the path. With ``--real``, as root, real NCCL plays them on the CPU testbed (``--nccl``, ``--transport``, ``--attach``,
+``--tries``).
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
 
 from ncclwatch.errors import NcclwatchError
-from ncclwatch.simulate.scenario import load_all
+from ncclwatch.simulate.scenario import Scenario, load_all
+from score import matrix
 from score.baselines import all_baselines
 from score.cases import Case
 from score.diagnosers import Diagnoser, Ncclwatch
+from score.real import Attach, Transport
 from score.scoring import Result, score_case, summarise, to_json
 from score.table import render
 
@@ -31,9 +35,18 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--markdown", type=Path, help="write the tables here as Markdown")
     parser.add_argument("--verbose", action="store_true", help="print what ours said of each case that it got wrong")
     parser.add_argument("--without-baselines", action="store_true")
+    real = parser.add_argument_group("real runs")
+    real.add_argument("--real", action="store_true", help="play the scenarios with real NCCL on the CPU testbed (root)")
+    real.add_argument("--nccl", default="", help="releases, with commas between; each scenario's own if not given")
+    real.add_argument("--transport", default="", help="socket, shm, or both; each scenario's own if not given")
+    real.add_argument("--attach", choices=("live", "post-hang", "both"), default="both")
+    real.add_argument("--tries", type=int, default=1, help="runs of each, at moments drawn from the seed")
+    real.add_argument("--seed", type=int, default=1)
+    real.add_argument("--jobs", type=int, default=1, help="runs at a time")
+    real.add_argument("--after", type=float, default=16.0, help="seconds for which a hang is watched")
     options = parser.parse_args(arguments)
     try:
-        chosen = load_all(options.scenarios, "ci" if options.set == "ci" else "")
+        chosen = load_all(options.scenarios, ("quick" if options.real else "ci") if options.set == "ci" else "")
     except NcclwatchError as error:
         print(error, file=sys.stderr)
         return int(error.status)
@@ -41,6 +54,8 @@ def main(arguments: list[str] | None = None) -> int:
     if not chosen:
         print("no scenario was chosen: look at --set and --only", file=sys.stderr)
         return 1
+    if options.real:
+        return play_for_real(options, chosen)
     diagnosers: list[Diagnoser] = [Ncclwatch(), *([] if options.without_baselines else all_baselines())]
     results: list[Result] = []
     began = time.monotonic()
@@ -60,6 +75,33 @@ def main(arguments: list[str] | None = None) -> int:
     if options.markdown:
         options.markdown.write_text(render(diagnosers, lines, markdown=True), "utf-8")
     return 0
+
+
+def play_for_real(options: argparse.Namespace, chosen: list[Scenario]) -> int:
+    """The matrix of real runs. Exit status 0 when every run was played, 1 when one was not."""
+    if os.geteuid() != 0:
+        print("real runs need root: memory of other processes is read, and probes are attached", file=sys.stderr)
+        return 1
+    attaches = tuple(Attach) if options.attach == "both" else (Attach(options.attach),)
+    runs, left_out = matrix.choose(
+        chosen,
+        versions=[v for v in options.nccl.split(",") if v],
+        transports=[Transport(t) for t in options.transport.split(",") if t],
+        attaches=attaches,
+        tries=options.tries,
+        seed=options.seed,
+        after_s=options.after,
+    )
+    diagnosers: list[Diagnoser] = [Ncclwatch(), *([] if options.without_baselines else all_baselines())]
+    began = time.monotonic()
+    outcomes = matrix.run_all(runs, jobs=options.jobs, with_baselines=not options.without_baselines, tell=matrix.tell_progress)
+    print(matrix.report(outcomes, left_out, diagnosers))
+    print(f"{len(runs)} runs, {time.monotonic() - began:.0f} s, seed {options.seed}")
+    if options.json:
+        options.json.write_text(json.dumps(matrix.as_json(outcomes, left_out, diagnosers), indent=1) + "\n", "utf-8")
+    if options.markdown:
+        options.markdown.write_text(matrix.report(outcomes, left_out, diagnosers, markdown=True), "utf-8")
+    return 0 if all(o.results for o in outcomes) else 1
 
 
 if __name__ == "__main__":

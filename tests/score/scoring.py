@@ -5,10 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from ncclwatch.model.verdict import Verdict, VerdictClass
-from ncclwatch.simulate.observe import Cast
 from ncclwatch.simulate.scenario import Scenario, ScoreClass
 from score.cases import Case
 from score.diagnosers import Diagnoser
@@ -27,9 +26,20 @@ SCORE_OF = {
 }
 
 
+class Members(Protocol):
+    """Who the communicators of a job consist of."""
+
+    def members_of(self, comm_hash: str) -> tuple[int, ...]:
+        """Global ranks by rank of the communicator; empty when the hash names none, or more than one."""
+        ...
+
+
 @dataclass(slots=True)
 class Result:
-    """One diagnoser on one case. ``None`` where a question does not arise (no link is expected, nothing was detected)."""
+    """One diagnoser on one case. ``None`` where a question does not arise (no link is expected, nothing was detected).
+
+    ``setting`` says how a real run was made (release, transport, attachment, try); empty in simulation.
+    """
 
     case: str
     score_class: str
@@ -45,6 +55,7 @@ class Result:
     said: str
     named: list[int]
     summary: str
+    setting: str = ""
 
     @property
     def located(self) -> bool:
@@ -68,13 +79,13 @@ class _Judgement:
     named: tuple[int, ...]
 
 
-def judge(scenario: Scenario, cast: Cast, verdict: Verdict) -> _Judgement:
+def judge(scenario: Scenario, cast: Members, verdict: Verdict) -> _Judgement:
     """Compare one verdict with what is expected."""
     expect = scenario.expect
     named = {c.rank for c in verdict.culprits if c.rank is not None}
     for culprit in verdict.culprits:
         if culprit.rank is None and culprit.comm_rank is not None and culprit.communicator is not None:
-            members = _members(cast, culprit.communicator.hash)
+            members = cast.members_of(culprit.communicator.hash)
             if culprit.comm_rank < len(members):
                 named.add(members[culprit.comm_rank])
     allowed = set(expect.ranks) | set(expect.also)
@@ -90,50 +101,61 @@ def judge(scenario: Scenario, cast: Cast, verdict: Verdict) -> _Judgement:
     return _Judgement(verdict.verdict_class in expect.verdicts, right_rank, right_stage, right_link, tuple(sorted(named)))
 
 
-def _members(cast: Cast, comm_hash: str) -> tuple[int, ...]:
-    for rank in range(cast.scenario.layout.world):
-        for member in cast.memberships(rank):
-            if f"{member.hash:016x}" == comm_hash:
-                return member.members
-    return ()
-
-
-def _link(cast: Cast, verdict: Verdict) -> tuple[int, ...]:
+def _link(cast: Members, verdict: Verdict) -> tuple[int, ...]:
     """Global ranks of the link a verdict names."""
     if verdict.link is None or verdict.communicator is None:
         return ()
-    members = _members(cast, verdict.communicator.hash)
+    members = cast.members_of(verdict.communicator.hash)
     ends = (verdict.link.source, verdict.link.destination)
     return tuple(members[e] for e in ends if e < len(members))
 
 
+@dataclass(slots=True)
+class Tally:
+    """What one diagnoser said of one case so far. The last accusing verdict counts; times are those of the first right one."""
+
+    scenario: Scenario
+    cast: Members
+    name: str
+    setting: str = ""
+    _false_alarm: bool = False
+    _last: tuple[Verdict, _Judgement] | None = None
+    _detection: float | None = None
+    _location: float | None = None
+
+    def hear(self, verdicts: Sequence[Verdict], since_effect_s: float) -> None:
+        """Take what was said at one moment, seconds after the fault began to show (negative: before)."""
+        clean = self.scenario.expect.score_class is ScoreClass.CLEAN
+        accusing = [v for v in verdicts if v.verdict_class.accuses]
+        if not accusing:
+            return
+        if clean or since_effect_s < 0:
+            self._false_alarm = True
+            if clean:
+                self._last = (accusing[0], judge(self.scenario, self.cast, accusing[0]))
+            return
+        judged = [(v, judge(self.scenario, self.cast, v)) for v in accusing]
+        best = max(judged, key=lambda item: (item[1].right_class, item[1].right_rank is not False))
+        self._last = best
+        if self._detection is None:
+            self._detection = since_effect_s
+        if self._location is None and best[1].right_rank is not False and best[1].right_link is not False:
+            self._location = since_effect_s
+
+    def result(self) -> Result:
+        """The case's outcome."""
+        found = _result(self.scenario, self.name, self._last, self._false_alarm, self._detection, self._location)
+        found.setting = self.setting
+        return found
+
+
 def score_case(case: Case, diagnosers: Sequence[Diagnoser]) -> list[Result]:
-    """Show every moment of a case to every diagnoser. The last accusing verdict counts; times are those of the first that was
-    right.
-    """
-    clean = case.scenario.expect.score_class is ScoreClass.CLEAN
-    false_alarm = {d.name: False for d in diagnosers}
-    last: dict[str, tuple[Verdict, _Judgement]] = {}
-    detection: dict[str, float] = {}
-    location: dict[str, float] = {}
+    """Show every moment of a case to every diagnoser."""
+    tallies = [Tally(case.scenario, case.cast, diagnoser.name) for diagnoser in diagnosers]
     for moment in case.moments():
-        for diagnoser in diagnosers:
-            accusing = [v for v in diagnoser.diagnose(moment.records, moment.clock_s) if v.verdict_class.accuses]
-            if not accusing:
-                continue
-            if clean or moment.since_effect_s < 0:
-                false_alarm[diagnoser.name] = True
-                if clean:
-                    last[diagnoser.name] = (accusing[0], judge(case.scenario, case.cast, accusing[0]))
-                continue
-            judged = [(v, judge(case.scenario, case.cast, v)) for v in accusing]
-            best = max(judged, key=lambda item: (item[1].right_class, item[1].right_rank is not False))
-            last[diagnoser.name] = best
-            detection.setdefault(diagnoser.name, moment.since_effect_s)
-            if best[1].right_rank is not False and best[1].right_link is not False:
-                location.setdefault(diagnoser.name, moment.since_effect_s)
-    names = [d.name for d in diagnosers]
-    return [_result(case.scenario, n, last.get(n), false_alarm[n], detection.get(n), location.get(n)) for n in names]
+        for diagnoser, tally in zip(diagnosers, tallies, strict=True):
+            tally.hear(diagnoser.diagnose(moment.records, moment.clock_s), moment.since_effect_s)
+    return [tally.result() for tally in tallies]
 
 
 def _result(
@@ -245,11 +267,11 @@ def _median(values: Sequence[float | None]) -> float | None:
     return known[len(known) // 2] if known else None
 
 
-def to_json(results: Sequence[Result], lines: dict[str, list[Line]]) -> dict[str, Any]:
+def to_json(results: Sequence[Result], lines: dict[str, list[Line]], source: str = "simulation") -> dict[str, Any]:
     """The whole score as plain data."""
     return {
         "schema": "ncclwatch.score/1",
-        "source": "simulation",
+        "source": source,
         "summary": {name: [asdict(line) for line in part] for name, part in lines.items()},
         "results": [asdict(r) | {"right": r.right} for r in results],
     }

@@ -24,6 +24,7 @@ HEAD = (
     "F1",
 )
 SIMULATED = "records: SIMULATED (discrete-event model)"
+REAL = "records: REAL NCCL, CUDA stand-in"
 
 
 def _cells(line: Line) -> list[str]:
@@ -65,16 +66,23 @@ def _aligned(head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(cell.ljust(w) for cell, w in zip(r, widths, strict=True)).rstrip() for r in (head, *rows)]
 
 
-def render(diagnosers: Sequence[Diagnoser], lines: dict[str, list[Line]], *, markdown: bool = False) -> str:
+def grid(head: Sequence[str], rows: Sequence[Sequence[str]], *, markdown: bool) -> list[str]:
+    """A table as lines of text or of Markdown."""
+    return (_markdown if markdown else _aligned)(head, rows)
+
+
+def render(
+    diagnosers: Sequence[Diagnoser], lines: dict[str, list[Line]], *, source: str = SIMULATED, markdown: bool = False
+) -> str:
     """Ours in full, then one line a class for everybody: cases right in class and place."""
     lay = _markdown if markdown else _aligned
     title = "### " if markdown else ""
     out: list[str] = []
     first = diagnosers[0]
-    out += [f"{title}{first.name}: {first.note}; {SIMULATED}", ""]
+    out += [f"{title}{first.name}: {first.note}; {source}", ""]
     out += lay(HEAD, [_cells(line) for line in lines[first.name]])
     what = "detected / right class / right class and place, of each; cases with a false alarm in the last row"
-    out += ["", f"{title}{what}; {SIMULATED}", ""]
+    out += ["", f"{title}{what}; {source}", ""]
     names = [d.name for d in diagnosers]
     rows = []
     for at, line in enumerate(lines[first.name]):

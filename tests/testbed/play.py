@@ -1,6 +1,6 @@
 """Play a scenario on the testbed: the job of real NCCL with the scenario's fault, and what its own lines say of how it went.
 
-    with Play(plan(scenario)) as play:     # processes exist, nothing is created yet
+    with Play(plan(scenario)) as play:     # processes exist and have loaded NCCL, nothing is created yet
         ...                                # whoever watches attaches here
         play.begin()
         play.wait_onset(60)
@@ -54,6 +54,12 @@ class Play:
 
     def __enter__(self) -> Self:
         self.job.start()
+        try:
+            for rank in range(self.made.ranks):
+                self.job.wait_line(rank, "waits at the gate")
+        except BaseException:
+            self.job.close()
+            raise
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -102,6 +108,16 @@ class Play:
         """Whether all ranks have ended."""
         return not any(self.job.alive(rank) for rank in range(self.made.ranks))
 
+    def wait_standstill(self, since: float, timeout: float, still_s: float = 2.5) -> float | None:
+        """When the job last moved, once it has not for a while, or ``None`` when it goes on; ``since`` the fault began."""
+        deadline = time.monotonic() + timeout
+        while time.monotonic() < deadline and not self.finished():
+            moved = max(since, self.last_moved())
+            if time.monotonic() - moved >= still_s:
+                return moved
+            time.sleep(0.1)
+        return None
+
     def wait_onset(self, timeout: float) -> float:
         """Wait until the first fault begins. Raises JobError when none does."""
         deadline = time.monotonic() + timeout
@@ -121,7 +137,7 @@ class Play:
             while not self._stop.wait(_POLL_S):
                 if self.first_iteration is None:
                     # The ranks are ready together, but for microseconds; the first says when the scenario's clock begins.
-                    if any(line.endswith("ready") for line in self.job.lines(0)[:3]):
+                    if any(line.endswith("ready") for line in self.job.lines(0)[:5]):
                         self.first_iteration = time.monotonic()
                     continue
                 now = time.monotonic()

@@ -157,6 +157,19 @@ class Cast:
         text = f"{self.scenario.seed}/{self.scenario.name}/{role}/{group}"
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little")
 
+    @cached_property
+    def _by_hash(self) -> dict[str, tuple[int, ...]]:
+        layout = self.scenario.layout
+        return {
+            f"{self.communicator_hash(role, number):016x}": tuple(int(r) for r in members)
+            for role in self.roles
+            for number, members in enumerate(groups(layout, role))
+        }
+
+    def members_of(self, comm_hash: str) -> tuple[int, ...]:
+        """Global ranks of a communicator, by its hash in hexadecimal; empty for an unknown one."""
+        return self._by_hash.get(comm_hash, ())
+
     def memberships(self, rank: int) -> tuple[Membership, ...]:
         """Every communicator a rank belongs to."""
         if rank not in self._memberships:

@@ -26,7 +26,7 @@ LIMITED_SHARE = 0.05
 
 @dataclass(frozen=True, slots=True)
 class HarnessAction:
-    """What the harness does to ranks from outside: ``freeze``, ``thaw``, ``kill``, or ``limit`` (their share of one CPU, by cgroup).
+    """What the harness does to ranks from outside: ``freeze``, ``thaw``, ``kill``, or ``limit`` (a share of one CPU, by cgroup).
 
     ``after_s`` seconds after the job's first iteration began; of ``thaw`` after the rank was stopped.
     """
@@ -54,11 +54,13 @@ class TestbedPlan:
 
 
 def fitted(scenario: Scenario) -> Scenario:
-    """The scenario with messages that many ranks on two cores can move: what a message costs there is the machine's, not the job's."""
+    """The scenario with messages that many ranks on two cores can move: there bytes cost processor time, not bandwidth."""
     work = scenario.workload
     small = min(work.tp_bytes, work.pp_bytes, LARGEST_ACTIVATION_BYTES)
-    sizes = {"tp_bytes": small, "pp_bytes": small, "cp_bytes": small, "ep_bytes": min(work.ep_bytes, LARGEST_ACTIVATION_BYTES)}
-    return replace(scenario, workload=replace(work, **sizes, dp_bytes=min(work.dp_bytes, LARGEST_GRADIENT_BYTES)))
+    experts = min(work.ep_bytes, LARGEST_ACTIVATION_BYTES)
+    gradients = min(work.dp_bytes, LARGEST_GRADIENT_BYTES)
+    sized = replace(work, tp_bytes=small, pp_bytes=small, cp_bytes=small, ep_bytes=experts, dp_bytes=gradients)
+    return replace(scenario, workload=sized)
 
 
 def plan(scenario: Scenario) -> TestbedPlan:

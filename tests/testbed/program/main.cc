@@ -55,9 +55,12 @@ int main(int argc, char** argv) {
     return 2;
   }
   CUDA(cudaSetDevice(0));
-  if (options.gate) job::wait_for_file(options.run_dir + "/gate");
   if (options.start_delay_s > 0) usleep(static_cast<useconds_t>(options.start_delay_s * 1e6));
   Progress progress(options.rank, options.quiet, options.timed);
+  if (options.gate) {
+    progress.note("waits at the gate");
+    wait_for_file(options.run_dir + "/gate");
+  }
   Faults faults(options.faults, options.rank);
   const auto shape = maker->second(Context{options, progress, faults});
   faults.before_start(progress);

@@ -1,0 +1,316 @@
+"""Scenarios played by real NCCL on the CPU testbed, watched by ncclwatch's own collector from outside.
+
+The collector's batches are all that a diagnosis sees: the scenario's faults and expectations stay with the scorer, and the job's
+own lines, which say when a fault began, are read by the scorer alone.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+
+import numpy as np
+
+from ncclwatch.collect.batch import NodeBatch
+from ncclwatch.collect.node import NodeCollector
+from ncclwatch.collect.watched import sees_every_process
+from ncclwatch.engine.live import LiveDiagnosis
+from ncclwatch.errors import NcclwatchError
+from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.state import ProcessSample
+from ncclwatch.model.verdict import Verdict
+from ncclwatch.simulate.layout import node_of
+from ncclwatch.simulate.records import RecordSet
+from ncclwatch.simulate.scenario import PROGRAM_FAULTS, FaultKind, Scenario, ScoreClass
+from ncclwatch.simulate.testbed import as_testbed_runs, fitted, plan
+from score.diagnosers import HANG_CLASSES, Diagnoser
+from score.scoring import Result, Tally
+from testbed.job import JobError
+from testbed.play import Play
+
+HISTORY_S = 30.0
+BASELINES_EVERY_S = 2.0
+POST_HANG_AFTER_S = 5.0
+"""Who comes afterwards comes this long after the job came to stand."""
+START_S = 150.0
+"""Longest time until a fault begins: sixteen ranks on two cores that others load take long to create their communicators."""
+CLEAN_S = 30.0
+
+
+class Transport(StrEnum):
+    """Between the ranks of one host; hosts are always joined by sockets."""
+
+    SOCKET = "socket"
+    SHM = "shm"
+
+
+class Attach(StrEnum):
+    """When the collector comes: before the job creates its first communicator, or after it has come to stand."""
+
+    LIVE = "live"
+    POST_HANG = "post-hang"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a scenario. ``number`` counts its tries; what varies between them is drawn from ``seed``."""
+
+    scenario: Scenario
+    nccl: str
+    transport: Transport
+    attaches: tuple[Attach, ...] = (Attach.LIVE, Attach.POST_HANG)
+    seed: int = 1
+    number: int = 0
+    after_s: float = 16.0
+    """How long a hang is watched; slow jobs are watched half as long again."""
+
+    def setting(self, attach: Attach) -> str:
+        """The setting as the results name it."""
+        return f"{self.nccl} {self.transport} {attach} seed {self.seed} try {self.number}"
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What came of a run: one result for each diagnoser and attachment, and what a reader of the table should know."""
+
+    run: Run
+    results: list[Result] = field(default_factory=list)
+    note: str = ""
+    wall_s: float = 0.0
+
+
+def as_played(scenario: Scenario, nccl: str, transport: Transport) -> Scenario:
+    """The scenario as the testbed plays it: that release, that transport, messages that two cores can move."""
+    network = replace(scenario.network, nccl=nccl, intra_node="shm" if transport is Transport.SHM else "net", net="socket")
+    return as_testbed_runs(fitted(replace(scenario, network=network)))
+
+
+def obstacle(scenario: Scenario, nccl: str, transport: Transport) -> str:
+    """Why the testbed cannot play the scenario so; empty when it can."""
+    seen = scenario.observe
+    if scenario.layout.world > 16:
+        return f"{scenario.layout.world} ranks: simulation only"
+    if seen.loss or seen.late_fraction:
+        return "lost and late records: simulation only"
+    if scenario.network.intra_node == "p2p":
+        return "NVLink: the testbed has network and shared memory only"
+    played = as_played(scenario, nccl, transport)
+    on_the_network = any(f.kind in (FaultKind.PROXY_STALL, FaultKind.PROXY_SLEEP) for f in scenario.faults)
+    if transport is Transport.SHM and on_the_network and len(plan(played).hosts) == 1:
+        return "no proxy is involved within one host"
+    return "; ".join(plan(played).unsupported)
+
+
+def vary(scenario: Scenario, seed: int, number: int) -> Scenario:
+    """The scenario of a try: the first as the file has it, later ones at another moment, and a rank that is stopped from outside
+    is another one.
+    """
+    if number == 0:
+        return scenario
+    chance = random.Random(f"{seed}/{scenario.name}/{number}")
+    ranks: dict[int, int] = {}
+    faults = []
+    for fault in scenario.faults:
+        start_s, iteration = fault.start_s, fault.iteration
+        if start_s is not None:
+            start_s += chance.uniform(0, 2)
+            if fault.kind in (FaultKind.STOP, FaultKind.KILL):
+                free = [r for r in range(scenario.layout.world) if r not in ranks.values()]
+                ranks[fault.rank] = chance.choice(free)
+        elif iteration is not None and scenario.workload.iterations > iteration + 5:
+            iteration += chance.randrange(4)
+        faults.append(replace(fault, start_s=start_s, iteration=iteration, rank=ranks.get(fault.rank, fault.rank)))
+    expect = replace(scenario.expect, ranks=tuple(ranks.get(r, r) for r in scenario.expect.ranks))
+    return replace(scenario, faults=tuple(faults), expect=expect)
+
+
+# --- what is recorded ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Recording:
+    """Batches of one collector in order; all that a diagnosis gets to see. Times are CLOCK_MONOTONIC, seconds."""
+
+    batches: list[NodeBatch] = field(default_factory=list)
+
+    def said(self) -> Iterator[tuple[float, list[Verdict]]]:
+        """What the engine says at each look, fed the batches one after another as they came."""
+        live = LiveDiagnosis()
+        lost = 0
+        for batch in self.batches:
+            if batch.complete:
+                live.complete_hosts = frozenset({batch.host})
+            if batch.events is not None and (len(batch.events) or batch.lost > lost):
+                live.add_calls(batch.events, max(0, batch.lost - lost))
+                lost = batch.lost
+            if batch.looked and any(sample.run_state not in "XZ" for sample in batch.samples):
+                live.update(batch.samples)
+                yield batch.time_ns / 1e9, list(live.verdicts)
+
+    def records(self, until_s: float) -> RecordSet:
+        """What was recorded in the last seconds up to a moment, as the baselines take it."""
+        begin_ns, end_ns = (until_s - HISTORY_S) * 1e9, until_s * 1e9
+        samples: dict[ProcessKey, list[ProcessSample]] = defaultdict(list)
+        calls = []
+        host, lost = "", 0
+        for batch in self.batches:
+            if batch.time_ns > end_ns:
+                break
+            host, lost = batch.host, batch.lost
+            if batch.events is not None:
+                calls.append(batch.events)
+            if batch.looked and batch.time_ns >= begin_ns:
+                for sample in batch.samples:
+                    samples[sample.process.key].append(sample)
+        events = {host: np.concatenate(calls)} if calls else {}
+        return RecordSet(list(samples.values()), events, {}, {host: lost} if lost else {}, ("calls", "state"))
+
+    def members_of(self, comm_hash: str) -> tuple[int, ...]:
+        """Global ranks of a communicator; none where its hash is that of several (splits before 2.24)."""
+        found: dict[int, set[int]] = defaultdict(set)
+        size = 0
+        for batch in self.batches:
+            for sample in batch.samples:
+                for communicator in sample.communicators:
+                    if f"{communicator.hash:016x}" == comm_hash and sample.process.rank is not None:
+                        found[communicator.rank].add(sample.process.rank)
+                        size = communicator.nranks
+        if len(found) != size or any(len(ranks) != 1 for ranks in found.values()):
+            return ()
+        return tuple(found[rank].copy().pop() for rank in range(size))
+
+
+class Watcher:
+    """A collector in a thread of its own, attached to processes until it is stopped."""
+
+    def __init__(self, pids: Sequence[int], *, calls: bool = True) -> None:
+        self.recording = Recording()
+        self.error: Exception | None = None
+        self._collector = NodeCollector(every=False)
+        self._stop = self._collector.stop
+        # Started here and not in the thread: when this returns, the collector is attached.
+        first = self._collector.start(pids, calls=calls)
+        self.complete = sees_every_process() and not self._collector.problems
+        self._add(first)
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> Recording:
+        """Let go of the processes and hand over what was recorded."""
+        self._stop.set()
+        self._thread.join()
+        if self.error is not None:
+            raise self.error
+        return self.recording
+
+    def _add(self, batch: NodeBatch) -> None:
+        # Every process of the job is watched, which is what `attach --all` finds out by itself.
+        batch.complete = self.complete
+        self.recording.batches.append(batch)
+
+    def _run(self) -> None:
+        try:
+            finished = ""
+            while not finished:
+                batch = self._collector.step()
+                self._add(batch)
+                finished = batch.finished
+        except Exception as error:  # raised again in `stop`
+            self.error = error
+        finally:
+            self._collector.close()
+
+
+# --- one run -------------------------------------------------------------------------------------------------------------
+
+
+def play(run: Run, baselines: Sequence[Diagnoser] = ()) -> Outcome:
+    """Play a scenario, watch it, and score what was said. What could not be played or watched is in the outcome's note."""
+    began = time.monotonic()
+    scenario = vary(run.scenario, run.seed, run.number)
+    outcome = Outcome(run)
+    try:
+        _play(run, scenario, outcome, baselines)
+    except (JobError, NcclwatchError, OSError) as error:
+        outcome.note = f"not played: {str(error).splitlines()[0]}"
+    outcome.wall_s = time.monotonic() - began
+    return outcome
+
+
+def _play(run: Run, scenario: Scenario, outcome: Outcome, baselines: Sequence[Diagnoser]) -> None:
+    made = plan(as_played(scenario, run.nccl, run.transport))
+    with Play(made) as played:
+        missing = scenario.observe.missing_nodes
+        pids = [played.job.pid(r) for r in range(made.ranks) if node_of(scenario.layout, r) not in missing]
+        live = Watcher(pids) if Attach.LIVE in run.attaches else None
+        played.begin()
+        if scenario.expect.score_class is ScoreClass.CLEAN:
+            effect, late = _run_clean(run, played, pids)
+        else:
+            effect, late = _run_fault(run, scenario, played, pids, outcome)
+        recordings = [(Attach.LIVE, live.stop(), effect)] if live else []
+        if late is not None:
+            came, watcher = late
+            recordings.append((Attach.POST_HANG, watcher.stop(), came))
+    for attach, recording, since in recordings:
+        outcome.results += _score(scenario, recording, since, run.setting(attach), baselines)
+
+
+def _run_clean(run: Run, played: Play, pids: Sequence[int]) -> tuple[float, tuple[float, Watcher] | None]:
+    """Let it run, for a bounded time; who comes late comes in the middle."""
+    deadline = time.monotonic() + START_S
+    while played.job.progress(0) < 4 and time.monotonic() < deadline:
+        time.sleep(0.1)
+    if played.job.progress(0) < 4:
+        raise JobError(f"the clean job did not run\n{played.job.logs()}")
+    came, late = time.monotonic(), Watcher(pids) if Attach.POST_HANG in run.attaches else None
+    while not played.finished() and time.monotonic() < came + CLEAN_S:
+        time.sleep(0.1)
+    return came, (came, late) if late else None
+
+
+def _run_fault(
+    run: Run, scenario: Scenario, played: Play, pids: Sequence[int], outcome: Outcome
+) -> tuple[float, tuple[float, Watcher] | None]:
+    """Wait for the fault, and for as long after it as it is to be watched; returns when it began to show."""
+    onset = effect = played.wait_onset(START_S)
+    hangs = scenario.expect.score_class in HANG_CLASSES
+    after = run.after_s if hangs else 1.5 * run.after_s
+    if scenario.expect.score_class is ScoreClass.INIT_HANG:
+        after = max(after, 30.0)
+    if any(f.kind is FaultKind.CRASH for f in scenario.faults):
+        after = max([after, *(f.duration_s + 4.0 for f in scenario.faults if f.duration_s < 60.0)])
+    late: tuple[float, Watcher] | None = None
+    if hangs:
+        stood = played.wait_standstill(onset, timeout=20.0)
+        if stood is None:
+            outcome.note = "the job did not come to stand"
+        elif any(f.kind in PROGRAM_FAULTS for f in scenario.faults):
+            effect = stood  # until then NCCL took the data of one call for those of another
+        if stood is not None and Attach.POST_HANG in run.attaches:
+            time.sleep(max(0.0, effect + POST_HANG_AFTER_S - time.monotonic()))
+            alive = [pid for rank, pid in enumerate(played.job.pids) if played.job.alive(rank) and pid in pids]
+            came = time.monotonic()
+            late = (came, Watcher(alive))
+            after = max(after, came - effect + 8.0)
+    time.sleep(max(0.0, effect + after - time.monotonic()))
+    return effect, late
+
+
+def _score(scenario: Scenario, recording: Recording, since: float, setting: str, baselines: Sequence[Diagnoser]) -> list[Result]:
+    ours = Tally(scenario, recording, "ncclwatch", setting)
+    for moment, verdicts in recording.said():
+        ours.hear(verdicts, moment - since)
+    tallies = [Tally(scenario, recording, diagnoser.name, setting) for diagnoser in baselines]
+    if baselines and recording.batches:
+        first, last = recording.batches[0].time_ns / 1e9, recording.batches[-1].time_ns / 1e9
+        for moment in np.arange(first + BASELINES_EVERY_S, last + 0.01, BASELINES_EVERY_S).tolist():
+            records = recording.records(moment)
+            for diagnoser, tally in zip(baselines, tallies, strict=True):
+                tally.hear(diagnoser.diagnose(records, moment), moment - since)
+    return [tally.result() for tally in (ours, *tallies)]
