@@ -8,6 +8,7 @@ import jsonschema
 import pytest
 
 from ncclwatch.engine.diagnose import Outlook, diagnose, diagnose_jobs
+from ncclwatch.engine.patience import Patience
 from ncclwatch.model.state import Communicator, Direction, OpPhase, PeerInfo, ProxyOperation, Transport
 from ncclwatch.model.verdict import Verdict, VerdictClass, schema
 from unit.synthetic import (
@@ -93,9 +94,9 @@ def test_a_rank_that_has_not_entered_is_where_the_waits_end() -> None:
 
 def test_patience_before_a_rank_is_accused_on_waits_alone() -> None:
     samples = looks(absent_from_ring(), count=3)
-    assert diagnose(samples, Outlook(patience_s=5)).verdict_class is VerdictClass.UNKNOWN
-    assert named(diagnose(looks(absent_from_ring(), count=7), Outlook(patience_s=5))) == [2]
-    assert named(diagnose(looks(frozen_ring(1)), Outlook(patience_s=5))) == [1], "a stopped process needs no patience"
+    assert diagnose(samples, Outlook(patience=Patience(5))).verdict_class is VerdictClass.UNKNOWN
+    assert named(diagnose(looks(absent_from_ring(), count=7), Outlook(patience=Patience(5)))) == [2]
+    assert named(diagnose(looks(frozen_ring(1)), Outlook(patience=Patience(5)))) == [1], "a stopped process needs no patience"
 
 
 def test_a_rank_nobody_looked_at_is_not_accused() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ncclwatch.engine.live import LiveDiagnosis
+from ncclwatch.engine.patience import Patience
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import VerdictClass
 from unit.synthetic import SECOND, frozen_ring, looks, moved
@@ -39,7 +40,7 @@ def test_recovery_closes_the_verdict_with_its_duration() -> None:
 
 
 def test_waits_alone_need_the_floor() -> None:
-    live = LiveDiagnosis(floor_s=5)
+    live = LiveDiagnosis(patience=Patience(5))
     classes = [live.update(samples).verdict_class for samples in rounds(8, run_state="S")]
     assert not any(verdict_class.accuses for verdict_class in classes[:5])
 
@@ -67,19 +68,72 @@ def going_on(live: LiveDiagnosis, before: list[ProcessSample], at: int) -> list[
     return moved_on
 
 
-def test_patience_grows_with_the_pauses_a_job_ends_by_itself() -> None:
-    live = LiveDiagnosis(floor_s=5)
+def first_accusation(live: LiveDiagnosis, from_s: int, count: int = 40) -> float | None:
+    """Seconds after which a standstill that begins at ``from_s`` is held against somebody."""
+    for number, samples in enumerate(rounds(count, run_state="S")):
+        later = [replace(s, time_ns=s.time_ns + from_s * SECOND, wall_ns=s.wall_ns + from_s * SECOND) for s in samples]
+        if live.update(later).verdict_class.accuses:
+            return float(number)
+    return None
+
+
+def test_an_operation_that_stood_still_and_went_on_is_given_twice_that_time() -> None:
+    live = LiveDiagnosis(patience=Patience(5))
     looks_ = rounds(9, run_state="S")
     for samples in looks_:
         live.update(samples)
     going_on(live, looks_[-1], 110)
-    assert live.patience_s >= 2 * 8
+    waited = first_accusation(live, 120)
+    assert waited is not None and 16 <= waited <= 22
+
+
+def test_another_kind_of_operation_is_not_given_more_time() -> None:
+    live = LiveDiagnosis(patience=Patience(5))
+    looks_ = rounds(9, run_state="S")
+    short = [[replace(s, operations=tuple(replace(o, collective="AllGather") for o in s.operations)) for s in r] for r in looks_]
+    for samples in short:
+        live.update(samples)
+    going_on(live, short[-1], 110)
+    waited = first_accusation(live, 120)
+    assert waited is not None and 5 <= waited <= 7
+
+
+def test_a_fixed_time_learns_nothing() -> None:
+    live = LiveDiagnosis(patience=Patience(7, adaptive=False))
+    looks_ = rounds(7, run_state="S")
+    for samples in looks_:
+        live.update(samples)
+    going_on(live, looks_[-1], 110)
+    waited = first_accusation(live, 120)
+    assert waited is not None and 7 <= waited <= 8
+
+
+def test_first_operations_get_a_longer_floor_but_no_immunity() -> None:
+    live = LiveDiagnosis(patience=Patience(5))
+    accused = None
+    for number, samples in enumerate(rounds(30, run_state="S")):
+        young = [replace(s, communicators=tuple(replace(c, op_count=1) for c in s.communicators)) for s in samples]
+        if live.update(young).verdict_class.accuses:
+            accused = number
+            break
+    assert accused is not None and 15 <= accused <= 17
+
+
+def test_who_asks_is_answered_at_once() -> None:
+    live = LiveDiagnosis(patience=Patience(300, adaptive=False))
+    looks_ = rounds(4, run_state="S")
+    for samples in looks_[:2]:
+        assert not live.update(samples).verdict_class.accuses
+    live.ask()
+    assert live.update(looks_[2]).verdict_class.accuses
+    assert not live.update(looks_[3]).verdict_class.accuses
 
 
 def test_a_stopped_process_teaches_no_patience() -> None:
-    live = LiveDiagnosis(floor_s=5)
+    live = LiveDiagnosis(patience=Patience(5))
     looks_ = rounds(9)
     for samples in looks_:
         live.update(samples)
     going_on(live, [replace(sample, run_state="S") for sample in looks_[-1]], 110)
-    assert live.patience_s == 5
+    waited = first_accusation(live, 120)
+    assert waited is not None and 5 <= waited <= 7

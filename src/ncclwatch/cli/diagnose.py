@@ -96,9 +96,10 @@ def _hosts(watch: Watch) -> Sequence[str]:
 
 def _engine(complete_hosts: Sequence[str]) -> Engine:
     from ncclwatch.engine.diagnose import Outlook, diagnose, diagnose_jobs
+    from ncclwatch.engine.patience import Patience
 
     def engine(series: Series, patience_s: float) -> list[Verdict]:
-        outlook = Outlook(patience_s=patience_s, complete_hosts=frozenset(complete_hosts))
+        outlook = Outlook(patience=Patience(patience_s, adaptive=False), complete_hosts=frozenset(complete_hosts))
         return diagnose_jobs(series, outlook) or [diagnose(series, outlook)]
 
     return engine

@@ -19,6 +19,7 @@ from ncclwatch.engine.edges import PROXY_STALLS, AbsentNode, HiddenNode, LinkNod
 from ncclwatch.engine.job import Job, Member, assemble
 from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.locate import Sink, find_sinks, victims_of
+from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.progress import progressed
 from ncclwatch.engine.waits import find_waits
 from ncclwatch.model.state import ProcessSample
@@ -47,12 +48,12 @@ SEVERITY = (
 class Outlook:
     """What is known about a job besides its samples.
 
-    ``patience_s``: how long nothing must have moved before a rank is accused on the evidence of waits alone; a stopped or ended
-    process needs no patience. ``creation_patience_s``: the same for the creation of a communicator. ``complete_hosts``: hosts
-    on which every NCCL process was looked at, so that a rank that should be there and is not has ended.
+    ``patience``: how long nothing must have moved before a rank is accused on the evidence of waits alone (``None``: no time at
+    all); a stopped or ended process needs no patience. ``creation_patience_s``: the same for the creation of a communicator.
+    ``complete_hosts``: hosts on which every NCCL process was looked at, so that a rank that should be there and is not has ended.
     """
 
-    patience_s: float = 0.0
+    patience: Patience | None = None
     creation_patience_s: float = 15.0
     complete_hosts: Collection[str] = field(default_factory=frozenset)
     ledger: Ledger | None = None
@@ -126,16 +127,19 @@ def _diagnose_job(job: Job, outlook: Outlook, loners: Sequence[Member]) -> Verdi
     halted = [member for member in alive if member.stopped] + _missed(job, waits, sinks)
     gone_ranks = _ended_ranks(job, sinks, outlook)
     if halted or gone_ranks:
+        if outlook.patience is not None:
+            outlook.patience.halted(job)
         return _halted(job, halted, gone_ranks, waits, sinks, still, time)
     if not waits.open:
         creation = judge_creation(job, loners, still, outlook.creation_patience_s, time)
         if creation is not None:
             return creation
-    if still < outlook.patience_s:
-        return explain.too_early(job, still, outlook.patience_s, time) if waits.open else explain.nothing_open(job, still, time)
     findings = outlook.findings(job)
     if waits.open and add_call_waits(job, findings, waits):
         sinks = find_sinks(job, waits)
+    patience_s = outlook.patience.needed(job, sinks, findings, still, outlook.ledger) if outlook.patience is not None else 0.0
+    if still < patience_s:
+        return explain.too_early(job, sinks, still, patience_s, time) if waits.open else explain.nothing_open(job, still, time)
     by_calls = judge_calls(job, findings, outlook.ledger, waits, still, time) if outlook.ledger is not None else None
     if not waits.open:
         return by_calls or explain.nothing_open(job, still, time)

@@ -109,10 +109,11 @@ def in_creation(job: Job, group: Group, evidence: Sequence[str], still: float, t
     return Verdict(VerdictClass.UNKNOWN, text, time=time, evidence=(*evidence, _stillness(job, still)), unobserved=unobserved)
 
 
-def too_early(job: Job, still: float, patience: float, time: float) -> Verdict:
+def too_early(job: Job, sinks: Sequence[Sink], still: float, patience: float, time: float) -> Verdict:
     """Nothing moves, but not for long enough to accuse a rank that merely computes."""
-    text = f"{_count(job)}: no NCCL counter has moved for {still:.1f} s; a pause of up to {patience:g} s is not yet a hang"
-    return Verdict(VerdictClass.UNKNOWN, text, time=time, evidence=(_stillness(job, still),))
+    text = f"{_count(job)}: no NCCL counter has moved for {still:.1f} s; a pause of up to {patience:.0f} s is not yet a hang"
+    waits = [wait for sink in sinks[:4] for wait in sink.waits[:4]]
+    return Verdict(VerdictClass.UNKNOWN, text, time=time, evidence=(*wait_lines(waits), _stillness(job, still)))
 
 
 def ambiguous_cycle(job: Job, inside: Sequence[Wait], still: float, time: float) -> Verdict:

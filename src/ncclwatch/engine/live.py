@@ -12,19 +12,11 @@ from numpy.typing import NDArray
 
 from ncclwatch.engine.diagnose import Outlook, diagnose_jobs
 from ncclwatch.engine.ledger import Ledger, Place
+from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.progress import progressed
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
-
-HANG_FLOOR_S = 5.0
-"""Nothing moves for this long before waits alone accuse a rank."""
-
-PAUSE_FACTOR = 2.0
-LONGEST_PATIENCE_S = 600.0
-"""A job that was seen to pause and go on (a checkpoint, an evaluation) is given this many times its longest pause, bounded."""
-
-HALTED = frozenset({VerdictClass.STOPPED, VerdictClass.DEAD})
 
 NOTHING_OBSERVED = Verdict(VerdictClass.UNKNOWN, "no NCCL process is observed")
 
@@ -47,11 +39,10 @@ class _Series:
 class LiveDiagnosis:
     """Standing verdict of a job, from rounds of samples.
 
-    ``floor_s`` is the time nothing must move before waits alone accuse a rank; it grows with the pauses that the job was seen to
-    end by itself. Memory is bounded: three samples a process.
+    ``patience`` says for how long nothing must move before waits alone accuse a rank. Memory is bounded: three samples a process.
     """
 
-    floor_s: float = HANG_FLOOR_S
+    patience: Patience = field(default_factory=Patience)
     complete_hosts: Collection[str] = field(default_factory=frozenset)
     ledger: Ledger = field(default_factory=Ledger)
     closed: list[tuple[Verdict, float]] = field(default_factory=list)
@@ -60,8 +51,7 @@ class LiveDiagnosis:
     """Of the last round: one verdict for each job on the observed processes, worst first."""
     _series: dict[ProcessKey, _Series] = field(default_factory=dict)
     _standing: Verdict | None = None
-    _pause: float | None = None
-    _longest_pause_s: float = 0.0
+    _asked: bool = False
     _previous: list[ProcessSample] = field(default_factory=list)
     _calls_seen: Counter[int] = field(default_factory=Counter)
     _totals: dict[Place, tuple[int, int]] = field(default_factory=dict)
@@ -93,13 +83,22 @@ class LiveDiagnosis:
         for sample in self._previous:
             self._note_totals(sample)
         self._previous = list(samples)
-        outlook = Outlook(patience_s=self.patience_s, complete_hosts=self.complete_hosts)
+        outlook = Outlook(patience=self.patience, complete_hosts=self.complete_hosts)
+        if self._asked:
+            outlook.patience, outlook.creation_patience_s, self._asked = None, 0.0, False
         if self.ledger.rows:
             outlook.ledger, outlook.totals = self.ledger, self._totals
         self.verdicts = diagnose_jobs([series.samples for series in self._series.values()], outlook)
-        verdict = self.verdicts[0] if self.verdicts else NOTHING_OBSERVED
-        self._learn_pauses(verdict)
-        return self._stand(verdict)
+        if outlook.patience is not None:
+            self.patience.end_round(self._interval_s())
+        return self._stand(self.verdicts[0] if self.verdicts else NOTHING_OBSERVED)
+
+    def ask(self) -> None:
+        """Judge the next round at once, whatever patience says: somebody who knows that the job hangs has asked.
+
+        Progress between two looks still means that nobody is accused.
+        """
+        self._asked = True
 
     def _place(self, sample: ProcessSample, address: int) -> Place:
         return self.ledger.place(sample.process.host, sample.process.pid, address)
@@ -113,22 +112,10 @@ class LiveDiagnosis:
         self._calls_seen.pop(process, None)
         self._totals = {place: known for place, known in self._totals.items() if place[0] != process}
 
-    @property
-    def patience_s(self) -> float:
-        """How long nothing must move, by what was learned so far."""
-        return max(self.floor_s, min(LONGEST_PATIENCE_S, PAUSE_FACTOR * self._longest_pause_s))
-
-    def _learn_pauses(self, verdict: Verdict) -> None:
-        """A standstill that ends by itself was no hang; one that a stopped process caused teaches nothing."""
-        began = self._since()
-        if verdict.verdict_class is VerdictClass.RUNNING:
-            if self._pause is not None and verdict.time is not None:
-                self._longest_pause_s = max(self._longest_pause_s, verdict.time - self._pause)
-            self._pause = None
-        elif verdict.verdict_class in HALTED or verdict.verdict_class is VerdictClass.IDLE:
-            self._pause = None
-        elif self._pause is None:
-            self._pause = began
+    def _interval_s(self) -> float:
+        """Time between the last two looks."""
+        times = [series.samples[-2:] for series in self._series.values() if len(series.samples) > 1]
+        return min(((b.time_ns - a.time_ns) / 1e9 for a, b in times), default=0.0)
 
     def _note_totals(self, sample: ProcessSample) -> None:
         """Remember how far NCCL's own count of collectives runs ahead of the ledger's.

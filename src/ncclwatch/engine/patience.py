@@ -1,0 +1,134 @@
+"""How long a standstill must last before waits alone accuse a rank: learned for each kind of operation, size and group.
+
+Jobs pause by themselves: they write checkpoints, evaluate, compile kernels in their first iterations. While NCCL stands still an
+operation is open that the waits lead to (the barrier that waits for the writer of the checkpoint); how long such an operation
+has stood still and gone on is what is to be expected of it. Another operation's standstill says nothing about it.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from ncclwatch.engine.calls import CallsFinding
+from ncclwatch.engine.job import Group, Job
+from ncclwatch.engine.ledger import Ledger
+from ncclwatch.engine.locate import Sink
+
+HANG_FLOOR_S = 5.0
+"""Nothing moves for this long before waits alone accuse a rank."""
+
+EXPECTATION_FACTOR = 2.0
+"""An operation that was seen to stand still and go on is given this many times its longest standstill of late."""
+
+LONGEST_PATIENCE_S = 600.0
+CAREFUL_FACTOR = 3.0
+"""The first operations of a communicator and barriers are given this many floors: never immunity."""
+
+YOUNG_OPERATIONS = 5
+"""A communicator that has launched fewer has just begun: kernels load, buffers are made, caches are cold."""
+
+BARRIER_ELEMENTS = 4
+"""A collective of so few elements carries no data worth waiting for: it is there for the waiting."""
+
+REMEMBERED = 16
+MAX_KINDS = 4096
+
+
+class WaitKind(NamedTuple):
+    """The kind of operation that waits lead to: its group, name, and size in steps (0 where no end of a transfer tells)."""
+
+    group: int
+    operation: str
+    steps: int
+
+
+@dataclass(slots=True)
+class Patience:
+    """What is known of a job's standstills. ``adaptive`` off: a fixed time, as CCL-D's five minutes."""
+
+    floor_s: float = HANG_FLOOR_S
+    adaptive: bool = True
+    _learned: dict[WaitKind, deque[float]] = field(default_factory=dict)
+    _pending: dict[WaitKind, float] = field(default_factory=dict)
+    _seen: set[WaitKind] = field(default_factory=set)
+
+    def needed(
+        self,
+        job: Job,
+        sinks: Sequence[Sink],
+        findings: Mapping[int, CallsFinding],
+        still: float,
+        ledger: Ledger | None = None,
+    ) -> float:
+        """Seconds a standstill must last whose waits lead to ``sinks``; it has lasted ``still``, which is remembered.
+
+        Where memory shows no wait the calls that some ranks have not made stand in (``findings``, by group).
+        """
+        if not self.adaptive:
+            return self.floor_s
+        kinds = wait_kinds(sinks) or _call_kinds(findings)
+        for kind in kinds:
+            self._pending[kind] = max(self._pending.get(kind, 0.0), still)
+        self._seen |= kinds
+        groups = {kind.group for kind in kinds if kind.group in job.groups}
+        careful = any(_young(job.groups[number]) or _barrier(job.groups[number], ledger) for number in groups)
+        expected = max((max(self._learned[kind]) for kind in kinds if kind in self._learned), default=0.0)
+        floor = self.floor_s * CAREFUL_FACTOR if careful else self.floor_s
+        return max(floor, min(LONGEST_PATIENCE_S, EXPECTATION_FACTOR * expected))
+
+    def halted(self, job: Job) -> None:
+        """A stopped or ended process holds the job up: this standstill teaches nothing."""
+        for kind in [kind for kind in self._pending if kind.group in job.groups]:
+            del self._pending[kind]
+
+    def end_round(self, interval_s: float) -> None:
+        """All jobs were looked at: whatever stood still in the round before and was not met in this one has gone on."""
+        for kind in [kind for kind in self._pending if kind not in self._seen]:
+            # It went on at some moment of the interval.
+            lasted = self._pending.pop(kind) + interval_s
+            if len(self._learned) < MAX_KINDS or kind in self._learned:
+                self._learned.setdefault(kind, deque(maxlen=REMEMBERED)).append(lasted)
+        self._seen.clear()
+
+
+def wait_kinds(sinks: Iterable[Sink]) -> set[WaitKind]:
+    """The kinds of operation in which the sinks are waited for, or stand still themselves."""
+    kinds: set[WaitKind] = set()
+    for sink in sinks:
+        for wait in (*sink.waits, *sink.inside):
+            if wait.end is not None:
+                kinds.add(WaitKind(wait.key.group, wait.end.operation.collective, wait.end.sub.nsteps))
+            else:
+                kinds.add(WaitKind(wait.key.group, wait.operation.name if wait.operation else "", 0))
+        for mark in sink.stalls:
+            steps = mark.end.sub.nsteps if mark.end is not None else 0
+            name = mark.end.operation.collective if mark.end is not None else ""
+            kinds.add(WaitKind(mark.key.group, name, steps))
+    return kinds
+
+
+def _call_kinds(findings: Mapping[int, CallsFinding]) -> set[WaitKind]:
+    missing = ((number, finding.called) for number, finding in findings.items() if finding.behind and finding.called)
+    return {WaitKind(number, f"function {called.function}", called.count) for number, called in missing}
+
+
+def _young(group: Group) -> bool:
+    """Whether nobody has launched more than a few operations on it; releases that do not count every rank count some."""
+    counts = [own.op_count for _, own in group.members.values() if own.op_count is not None]
+    return bool(counts) and max(counts) < YOUNG_OPERATIONS
+
+
+def _barrier(group: Group, ledger: Ledger | None) -> bool:
+    """Whether the last collective that was called on it is a barrier by its size."""
+    if ledger is None:
+        return False
+    newest = 0, 0
+    for member, own in group.members.values():
+        row = ledger.rows.get(ledger.place(member.info.host, member.info.pid, own.address))
+        if row is not None and int(ledger.called[row]):
+            newest = max(newest, (int(ledger.last_time_ns[row]), row))
+    signature = ledger.signature(newest[1], int(ledger.called[newest[1]]) - 1) if newest[0] else None
+    return signature is not None and signature.count <= BARRIER_ELEMENTS
