@@ -17,7 +17,7 @@ DEMO_NCCL := 2.27.5
 DEMO_PACKAGES := $(shell sed -e 's/\#.*//' scripts/debian-packages.txt)
 TEST_PACKAGES := $(DEMO_PACKAGES) bpftrace $(shell sed -e 's/\#.*//' tests/vm/packages.txt)
 
-.PHONY: help demo test setup setup-demo lint unit attach vm gpu bench eval eval-full clean
+.PHONY: help demo test setup setup-demo lint unit attach vm gpu shim bench eval eval-full clean
 
 help:
 	@echo "make demo [PID=...]  attach to a real NCCL job (without a GPU), freeze a rank, see it named"
@@ -72,6 +72,11 @@ setup-demo: $(CACHE)/stamps/venv $(NCCL_CACHE)/$(DEMO_NCCL)/lib/libnccl.so.2
 setup: $(CACHE)/stamps/test-packages $(CACHE)/stamps/venv $(NCCL_VERSIONS:%=$(NCCL_CACHE)/%/lib/libnccl.so.2)
 	@echo "==> CPU testbed for NCCL $(NCCL_VERSIONS)"
 	@$(MAKE) -s -j2 -C tests/testbed NCCL_CACHE=$(CURDIR)/$(NCCL_CACHE) PYTHON=$(CURDIR)/$(PYTHON)
+	@$(MAKE) -s shim
+
+# The counter shim of the device plane (docs/device-plane.md): needs a C compiler only.
+shim:
+	@$(MAKE) -s -C kernel_counters
 
 # --- the two commands --------------------------------------------------------------------------------------------------
 

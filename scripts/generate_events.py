@@ -1,6 +1,6 @@
-"""Write the numpy mirrors of bpftrace_probes/events.h and maps.h.
+"""Write the numpy mirrors of bpftrace_probes/events.h and maps.h, and of kernel_counters/frame.h.
 
-    python scripts/generate_events.py           write src/ncclwatch/model/events.py and src/ncclwatch/probes/map_layouts.py
+    python scripts/generate_events.py           write model/events.py, probes/map_layouts.py, model/frame_layout.py
     python scripts/generate_events.py --check   status 1 when a committed mirror differs from its header
 
 The headers hold only enumerations, ``#define NAME NUMBER`` and structures of fixed-size integers, in C that this small parser
@@ -20,6 +20,9 @@ ROOT = Path(__file__).resolve().parent.parent
 HEADERS = ROOT / "bpftrace_probes"
 EVENTS = ROOT / "src/ncclwatch/model/events.py"
 MAPS = ROOT / "src/ncclwatch/probes/map_layouts.py"
+FRAME_HEADER = ROOT / "kernel_counters/frame.h"
+FRAME = ROOT / "src/ncclwatch/model/frame_layout.py"
+LINE_LENGTH = 130
 
 SCALARS = {
     "__u8": ("u1", 1),
@@ -147,7 +150,7 @@ def render(header: Header, source: str, summary: str) -> str:
     out = [
         f'"""{summary}',
         "",
-        f"Generated from bpftrace_probes/{source} by scripts/generate_events.py: change the header, then run the script.",
+        f"Generated from {source} by scripts/generate_events.py: change the header, then run the script.",
         '"""',
         "",
         "from __future__ import annotations",
@@ -163,7 +166,7 @@ def render(header: Header, source: str, summary: str) -> str:
     for name, values in header.enums.items():
         prefix = _common_prefix([enumerator for enumerator, _, _ in values])
         base = "IntFlag" if name == "nw_flag" else "IntEnum"
-        out += ["", "", f"class {_camel(name)}({base}):", f'    """``enum {name}`` of {source}."""', ""]
+        out += ["", "", f"class {_camel(name)}({base}):", f'    """``enum {name}`` of {Path(source).name}."""', ""]
         for enumerator, value, comment in values:
             out.append(f"    {_strip(enumerator.removeprefix(prefix))} = {value}")
             if comment:
@@ -177,10 +180,16 @@ def render(header: Header, source: str, summary: str) -> str:
         for f in struct.fields:
             kind = f'"{SCALARS[f.type][0]}"' if f.type in SCALARS else f"{_strip(f.type).upper()}_DTYPE"
             out.append(f"            ({kind}, ({f.length},))," if f.length else f"            {kind},")
-        offsets = ", ".join(str(f.offset) for f in struct.fields)
-        out += ["        ],", f'        "offsets": [{offsets}],', f'        "itemsize": {struct.size},', "    }", ")"]
+        out += ["        ],", *_offsets(struct), f'        "itemsize": {struct.size},', "    }", ")"]
         out.append(f'"""``struct {struct.name}``, {struct.size} bytes."""')
     return re.sub(r"\n{4,}", "\n\n\n", "\n".join(out)) + "\n"
+
+
+def _offsets(struct: Struct) -> list[str]:
+    line = f'        "offsets": [{", ".join(str(f.offset) for f in struct.fields)}],'
+    if len(line) <= LINE_LENGTH:
+        return [line]
+    return ['        "offsets": [', *(f"            {f.offset}," for f in struct.fields), "        ],"]
 
 
 def _strip(name: str) -> str:
@@ -207,9 +216,13 @@ def mirrors() -> dict[Path, str]:
     """Every mirror: where it lies and what it must hold."""
     events = parse((HEADERS / "events.h").read_text("utf-8"))
     maps = parse((HEADERS / "maps.h").read_text("utf-8"))
+    frame = parse(FRAME_HEADER.read_text("utf-8"))
     return {
-        EVENTS: render(events, "events.h", "Records of the calls plane: the binary layout the BPF programs write."),
-        MAPS: render(maps, "maps.h", "Layout of the BPF maps by which the agent steers its programs."),
+        EVENTS: render(
+            events, "bpftrace_probes/events.h", "Records of the calls plane: the binary layout the BPF programs write."
+        ),
+        MAPS: render(maps, "bpftrace_probes/maps.h", "Layout of the BPF maps by which the agent steers its programs."),
+        FRAME: render(frame, "kernel_counters/frame.h", "The probing frame: the binary layout that the counter shim publishes."),
     }
 
 

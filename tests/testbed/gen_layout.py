@@ -29,6 +29,7 @@ ROOTS = (
     "ncclConnFifo",  # from 2.20 on; before, sizesFifo and offsFifo of the connection
     "ncclConnInfo",
     "ncclDevChannelPeer",
+    "ncclDevProfiler",  # from 2.27 on: counter and GPU time of a channel's works; 2.26 has plain counters
     "ncclDevChannel",
     "ncclDevComm",
     "ncclKernelComm",  # name of the kernels' communicator since 2.28; ncclDevComm became the public device API
@@ -59,6 +60,7 @@ MEMBERS = (
     ("ncclConnInfo", "stepSize"),  # from 2.21
     ("ncclConnInfo", "connFifo"),  # from 2.20
     ("ncclDevChannel", "workCounter"),  # from 2.26
+    ("ncclDevWorkColl", "profilerEnabled"),  # from 2.27: only where a profiler wants them
     ("ncclWorkElem", "chunkCount"),  # 2.20: the host cuts the work for each channel; before, the kernel did
 )
 TYPES = ("i8", "u8", "i32", "u32", "i64", "u64", "f16", "f32", "f64", "bf16", "f8e4m3", "f8e5m2")

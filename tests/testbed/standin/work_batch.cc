@@ -10,6 +10,7 @@
 
 #include "kernel.h"
 #include "log.h"
+#include "profile.h"
 #include "ring.h"
 #include "workers.h"
 
@@ -168,6 +169,27 @@ void run_transfers(const Communicator& comm, ncclDevChannel* channel, int channe
   run_together(std::move(tasks));
 }
 
+// Which works of a batch NCCL's profiler wants to hear about.
+std::vector<bool> wanted_by_profiler(const Batch& batch) {
+  std::vector<bool> wanted;
+  for (const auto& bytes : batch.works) {
+#if NCCL_HAS_ncclDevWorkColl_profilerEnabled
+    if (batch.type == ncclDevWorkTypeP2p) {
+      ncclDevWorkP2p work;
+      memcpy(&work, bytes.data(), sizeof work);
+      wanted.push_back(work.profilerEnabled);
+    } else {
+      ncclDevWorkColl work;
+      memcpy(&work, bytes.data(), std::min(sizeof work, bytes.size()));
+      wanted.push_back(work.profilerEnabled);
+    }
+#else
+    wanted.push_back(!bytes.empty());
+#endif
+  }
+  return wanted;
+}
+
 }  // namespace
 
 uint64_t channel_mask(const Arguments& arguments) { return header(arguments)->channelMask; }
@@ -181,6 +203,8 @@ void run_block(const Arguments& arguments, int channel_id, int block) {
   for (int index = block; index >= 0 && !*comm.abort_flag;) {
     const Batch batch = load_batch(arguments, index);
     const Function function = find_function(batch.function);
+    const std::vector<bool> profiled = wanted_by_profiler(batch);
+    say_started(kernel_comm, *channel, channel_id, profiled);
     if (batch.type == ncclDevWorkTypeP2p) {
       run_transfers(comm, channel, channel_id, batch);
     } else if (batch.type == ncclDevWorkTypeColl) {
@@ -192,6 +216,7 @@ void run_block(const Arguments& arguments, int channel_id, int block) {
     } else {
       unsupported("collectives on registered buffers");
     }
+    say_completed(kernel_comm, *channel, channel_id, profiled);
 #if NCCL_HAS_ncclDevChannel_workCounter
     channel->workCounter += batch.works.size();
 #endif
