@@ -1,0 +1,77 @@
+"""S1 computation, S2 communication or S3 mixed (CCL-D 2.2), and what the cause may be where evidence says so."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ncclwatch.engine.slow.blame import Finding, Kind
+from ncclwatch.model.verdict import VerdictClass
+
+if TYPE_CHECKING:
+    from ncclwatch.engine.slow.watch import Judgement
+
+MIXED_SHARE = 0.25
+"""A second kind of slowness counts from this share of the first."""
+SLOWER = 1.25
+"""From this factor on a rank's work is slower, whatever its communication does."""
+
+
+def classify(judgement: Judgement) -> VerdictClass:
+    """The class by what is blamed, and by how the times between calls grew: in proportion (work) or by an addition (calls)."""
+    findings = judgement.findings
+    computes = max((f.share for f in findings if f.kind.computes), default=0.0)
+    communicates = max((f.share for f in findings if not f.kind.computes), default=0.0)
+    if not computes and communicates and any(works_slower(judgement, f) for f in findings):
+        return VerdictClass.SLOW_MIXED
+    if min(computes, communicates) >= MIXED_SHARE * max(computes, communicates):
+        return VerdictClass.SLOW_MIXED
+    return VerdictClass.SLOW_COMPUTATION if computes > communicates else VerdictClass.SLOW_COMMUNICATION
+
+
+def works_slower(judgement: Judgement, finding: Finding) -> bool:
+    """Whether the work of all ranks of a finding about communication grew as well."""
+    factors = judgement.factors[list(finding.members)]
+    return bool(finding.kind is Kind.NIC and len(factors) and np.all(factors >= SLOWER))
+
+
+def cause(judgement: Judgement, finding: Finding) -> str:
+    """A sub-cause in words; empty where nothing singles one out."""
+    if finding.kind is Kind.COMPUTE:
+        return _compute_cause(judgement, finding)
+    if finding.kind is Kind.HOST:
+        factors = judgement.factors[list(finding.members)]
+        extras = judgement.extras[list(finding.members)]
+        if len(factors) and np.all(factors < 0.5) and np.all(extras > 0.001):
+            pace = float(np.median(extras)) * 1e3
+            return f"its host takes about {pace:.0f} ms for each call: too little CPU (throttling, affinity, load)"
+        return "its host calls late while its GPU has nothing queued: data loader, Python, or CPU"
+    if finding.kind is Kind.PROXY:
+        return "its proxy thread does not run for stretches: CPU contention or an overloaded proxy core"
+    if finding.kind is Kind.NIC:
+        many = len(finding.members) > 1
+        return "all links of the host are slow: congestion or its NICs" if many else "all its links are slow: its NIC or port"
+    return ""
+
+
+def _compute_cause(judgement: Judgement, finding: Finding) -> str:
+    factors = judgement.factors[list(finding.members)]
+    if len(factors) and np.all(factors >= SLOWER):
+        return f"its work takes {float(np.median(factors)):.1f} times as long throughout: GPU clocks, power or temperature, or load"
+    pattern = periodic_pauses(judgement)
+    if pattern:
+        return pattern
+    if len(factors) and not math.isnan(float(factors[0])) and np.all(factors < 1.1):
+        return "most of its work is as fast as ever and some parts of the iteration take longer: copies, input, one layer"
+    return ""
+
+
+def periodic_pauses(judgement: Judgement) -> str:
+    """Slow iterations among normal ones: pauses at their own rhythm, as of a garbage collector."""
+    slow = judgement.slow
+    if slow is None or slow.slow > 0.8 * slow.iterations or slow.slow < 2:
+        return ""
+    return f"{slow.slow} of {slow.iterations} iterations are slow and the others normal: pauses of their own rhythm (garbage collection)"
+

@@ -1,0 +1,236 @@
+"""A judgement of slowness as a verdict: who, where, since when, what it costs, and how that is known."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from ncclwatch.engine.job import Group, Job
+from ncclwatch.engine.slow.blame import Finding, Kind
+from ncclwatch.engine.slow.classify import cause, classify, works_slower
+from ncclwatch.engine.topology.model import Role, Topology
+from ncclwatch.model.verdict import CommunicatorRef, Culprit, LinkRef, OperationRef, Verdict, VerdictClass
+
+if TYPE_CHECKING:
+    from ncclwatch.engine.slow.watch import Judgement
+
+WORDS = {
+    VerdictClass.SLOW_COMPUTATION: "slow computation",
+    VerdictClass.SLOW_COMMUNICATION: "slow communication",
+    VerdictClass.SLOW_MIXED: "slow computation and communication",
+}
+NEXT_STEPS = {
+    Kind.COMPUTE: "on {host}: compare clocks, power and temperature with a healthy GPU (nvidia-smi -q -d CLOCK,PERFORMANCE)",
+    Kind.HOST: "on {host}: look at the process's CPU (top -H -p {pid}; cgroup cpu.stat) and at what it does (py-spy dump --pid {pid})",
+    Kind.KERNEL: "on {host}: compare PCIe link width and speed with a healthy GPU (nvidia-smi -q -d PCIE)",
+    Kind.PROXY: "on {host}: see whether the proxy threads get CPU (top -H -p {pid})",
+    Kind.NIC: "on {host}: look at the NIC (ethtool -S, rdma statistic) for errors, pauses and its speed",
+    Kind.LINK: "look at the path between the two hosts: port errors, retransmissions, congestion",
+}
+
+
+def verdict(job: Job, judgement: Judgement, topology: Topology | None = None) -> Verdict:
+    """The verdict of a judgement with at least one finding."""
+    findings = judgement.findings
+    kind = classify(judgement)
+    culprits: list[Culprit] = []
+    for finding in findings:
+        for culprit in _culprits(job, judgement, finding, topology):
+            if all(culprit.pid != other.pid or culprit.host != other.host for other in culprits):
+                culprits.append(culprit)
+    first = findings[0]
+    link = next((f for f in findings if f.kind is Kind.LINK), None)
+    group = _group(job, judgement, link or first)
+    named = {(culprit.host, culprit.pid) for culprit in culprits}
+    victims = sorted(
+        member.rank for at, member in enumerate(job.members)
+        if member.rank is not None and (member.info.host, member.info.pid) not in named and judgement.profile.waits[at] > 0.1
+    )  # fmt: skip
+    return Verdict(
+        verdict_class=kind,
+        summary=_summary(kind, judgement, culprits, findings),
+        culprits=tuple(culprits),
+        victims=tuple(victims),
+        communicator=_reference(group, topology),
+        operation=_operation(judgement, link or first),
+        stage=culprits[0].stage if culprits else "",
+        link=_link(link),
+        since=judgement.since,
+        time=max(member.last.wall_ns for member in job.members) / 1e9,
+        confidence=_confidence(judgement),
+        evidence=_evidence(job, judgement, topology),
+        unobserved=_unobserved(job, judgement),
+        next_steps=_next_steps(culprits, findings),
+        planes=("state", "calls") if judgement.iteration_s is not None else ("state",),
+    )
+
+
+def _culprits(job: Job, judgement: Judgement, finding: Finding, topology: Topology | None) -> list[Culprit]:
+    group = _group(job, judgement, finding)
+    reason = str(finding.kind) + (f": {why}" if (why := cause(judgement, finding)) else "")
+    result = []
+    for at in finding.members:
+        member = job.members[at]
+        own = next((c for c in member.last.communicators if group and group.rank_of(member) == c.rank and c.hash == group.hash), None)
+        result.append(
+            Culprit(
+                rank=member.rank,
+                comm_rank=own.rank if own else None,
+                host=member.info.host,
+                pid=member.info.pid,
+                gpu=own.device if own else None,
+                communicator=_reference(group, topology) if own else None,
+                operation=_operation(judgement, finding),
+                stage=_stage(job, judgement, finding, topology, member.rank),
+                link=_link(finding),
+                reason=reason,
+            )
+        )
+    return result
+
+
+def _waited_in(judgement: Judgement, finding: Finding) -> Counter[tuple[int, str]]:
+    """(group, operation) → looks in which others waited there for the culprit."""
+    total: Counter[tuple[int, str]] = Counter()
+    for key in finding.keys:
+        total.update(judgement.profile.operations.get(key, Counter()))
+    return total
+
+
+def _group(job: Job, judgement: Judgement, finding: Finding) -> Group | None:
+    if finding.link is not None:
+        return job.groups.get(finding.link.group)
+    common = _waited_in(judgement, finding).most_common(1)
+    return job.groups.get(common[0][0][0]) if common else None
+
+
+def _reference(group: Group | None, topology: Topology | None) -> CommunicatorRef | None:
+    if group is None:
+        return None
+    role = _role(group, topology)
+    return CommunicatorRef(f"{group.hash:016x}", group.nranks, str(role) if role else "")
+
+
+def _role(group: Group | None, topology: Topology | None) -> Role | None:
+    known = topology.by_id.get(group.id) if topology is not None and group is not None else None
+    return known.role if known is not None and known.role is not Role.UNSURE else None
+
+
+def _operation(judgement: Judgement, finding: Finding) -> OperationRef | None:
+    common = _waited_in(judgement, finding).most_common(1)
+    return OperationRef(common[0][0][1]) if common and common[0][0][1] else None
+
+
+def _link(finding: Finding | None) -> LinkRef | None:
+    if finding is None or finding.link is None:
+        return None
+    place = finding.link
+    return LinkRef(place.source, place.destination, "net", place.channels)
+
+
+_DOES = {
+    Role.TENSOR: "tensor-parallel {op}",
+    Role.PIPELINE: "pipeline transfer",
+    Role.DATA: "data-parallel {op} ({what})",
+    Role.CONTEXT: "context-parallel {op}",
+    Role.EXPERT: "expert-parallel {op}",
+}
+
+
+def _stage(job: Job, judgement: Judgement, finding: Finding, topology: Topology | None, rank: int | None) -> str:
+    """Where in the iteration, as far as the looks tell."""
+    names = []
+    for (number, op), _ in _waited_in(judgement, finding).most_common(2):
+        group = job.groups.get(number)
+        role = _role(group, topology)
+        what = "gradients" if op in ("ReduceScatter", "AllReduce", "Reduce") else "parameters"
+        name = _DOES[role].format(op=op, what=what) if role in _DOES else (f"{op} of {group.nranks} ranks" if group else op)
+        if name not in names:
+            names.append(name)
+    where = ""
+    if topology is not None and rank is not None and 0 <= rank < topology.world:
+        if topology.stage[rank] >= 0:
+            where += f", pipeline stage {int(topology.stage[rank])}"
+        if topology.tensor_index[rank] >= 0 and (topology.layout.tp or 1) > 1:
+            where += f", TP rank {int(topology.tensor_index[rank])}"
+    if finding.kind is Kind.COMPUTE:
+        return f"computation{where}" + (f" (others wait in {', '.join(names)})" if names else "")
+    if finding.kind is Kind.HOST:
+        return f"host, between calls{where}" + (f" (others wait in {', '.join(names)})" if names else "")
+    return ", ".join(names) + where
+
+
+def _summary(kind: VerdictClass, judgement: Judgement, culprits: list[Culprit], findings: list[Finding]) -> str:
+    slow = judgement.slow
+    parts = []
+    for finding in findings[:3]:
+        ranks = [c for c in culprits if any(judgement.profile.processes[m].pid == c.pid for m in finding.members)]
+        names = ", ".join(f"rank {c.rank}" if c.rank is not None else f"pid {c.pid} on {c.host}" for c in ranks)
+        if finding.link is not None and len(ranks) == 2:
+            names = f"the link from {names.replace(', ', ' to ')}"
+        parts.append(f"{names} ({finding.kind})")
+    pace = "from the start"
+    if slow is not None:
+        pace = f"iterations take {slow.mean_s:.2f} s instead of {slow.normal_s:.2f} s ({slow.ratio:+.0%})"
+    return f"{WORDS[kind]}: the others wait for {'; '.join(parts)}; {pace}"
+
+
+def _evidence(job: Job, judgement: Judgement, topology: Topology | None) -> tuple[str, ...]:
+    profile, slow = judgement.profile, judgement.slow
+    lines: list[str] = []
+    if slow is not None:
+        lines.append(
+            f"iteration time {slow.mean_s:.3f} s over {slow.iterations} iterations, {slow.slow} of them slow; normally "
+            f"{slow.normal_s:.3f} s: {slow.mean_s - slow.normal_s:.3f} s an iteration are lost"
+        )
+    for finding in judgement.findings:
+        names = ", ".join(job.members[at].label for at in finding.members)
+        usual = "" if finding.reference != finding.reference else f" (equal ranks: {finding.reference:.0%})"
+        cost = f", {finding.share * judgement.iteration_s:.3f} s an iteration" if judgement.iteration_s else ""
+        what = f"link {' → '.join(job.members[at].label for at in finding.members)}" if finding.link else f"{names}: {finding.kind}"
+        lines.append(
+            f"{what} holds the job up for {finding.share:.0%} of all ranks' time{usual}{cost}, in {finding.looks} of "
+            f"{profile.looks} looks"
+        )
+        if finding.kind.computes:
+            for at in finding.members[:4]:
+                lines.append(
+                    f"{job.members[at].label} works in {profile.busy[at]:.0%} of the looks and waits for others in {profile.waits[at]:.0%}"
+                )
+                factor, extra = judgement.factors[at], judgement.extras[at]
+                if factor == factor:
+                    lines.append(
+                        f"{job.members[at].label}: time between its calls is {factor:.2f} times what it was, plus {extra * 1e3:.1f} ms a call"
+                    )
+        elif works_slower(judgement, finding):
+            factor = float(judgement.factors[list(finding.members)].mean())
+            lines.append(f"{names}: work between calls takes {factor:.2f} times as long as well")
+        if why := cause(judgement, finding):
+            lines.append(f"{names}: {why}")
+    return tuple(lines[:16])
+
+
+def _unobserved(job: Job, judgement: Judgement) -> tuple[str, ...]:
+    lines = ["when GPUs begin and end is inferred from NCCL's counters; kernels themselves are not timed"]
+    missing = sum(len(group.missing) for group in job.groups.values())
+    if missing:
+        lines.append(f"{missing} ranks of communicators were not observed")
+    if judgement.slow is None:
+        lines.append("no healthy past was seen: ranks are compared with ranks that do equal work")
+    return tuple(lines)
+
+
+def _confidence(judgement: Judgement) -> float:
+    looks = min(f.looks for f in judgement.findings)
+    base = 0.6 if judgement.slow is not None else 0.5
+    return round(min(0.95, base + 0.03 * looks), 2)
+
+
+def _next_steps(culprits: list[Culprit], findings: list[Finding]) -> tuple[str, ...]:
+    steps = []
+    for finding in findings:
+        first = culprits[0] if culprits else None
+        text = NEXT_STEPS[finding.kind].format(host=first.host if first else "its host", pid=first.pid if first else "PID")
+        if text not in steps:
+            steps.append(text)
+    return tuple(steps)

@@ -1,0 +1,114 @@
+"""Looks added up: how much of the time each rank and link holds the job up, and what each rank does with its time."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclwatch.engine.slow.looks import Activity, LinkPlace, Look, Part
+from ncclwatch.model.identity import ProcessKey
+
+Shares = NDArray[np.float64]
+
+OWN = (Part.GPU, Part.HOST, Part.KERNEL)
+"""Parts that are a rank's own work."""
+
+LinkKey = tuple[ProcessKey | None, ProcessKey | None, int, int, int]
+"""(sender, receiver, group, source, destination): the processes tell a link, where they are known."""
+
+
+@dataclass(slots=True)
+class Profile:
+    """Shares of the looks (0 to 1), by process in the order of ``processes``; arrays of shape (processes,).
+
+    ``hold[part]`` is the share of all ranks' time that is spent waiting for that part of a rank; ``looks_held`` counts the looks in
+    which it held up at least one other. ``busy`` is the share of looks in which a rank computed or its host had called nothing,
+    ``waits`` that in which it waited for another.
+    """
+
+    processes: list[ProcessKey]
+    looks: int = 0
+    hold: dict[Part, Shares] = field(default_factory=dict)
+    looks_held: dict[Part, Shares] = field(default_factory=dict)
+    links: dict[LinkKey, float] = field(default_factory=dict)
+    link_looks: Counter[LinkKey] = field(default_factory=Counter)
+    places: dict[LinkKey, LinkPlace] = field(default_factory=dict)
+    operations: dict[object, Counter[tuple[int, str]]] = field(default_factory=lambda: defaultdict(Counter))
+    """What was waited in, by process or link: (group, operation) → looks"""
+    busy: Shares = field(default_factory=lambda: np.zeros(0))
+    host: Shares = field(default_factory=lambda: np.zeros(0))
+    waits: Shares = field(default_factory=lambda: np.zeros(0))
+
+    def own(self) -> Shares:
+        """Share of the job's time spent waiting for each rank's own work."""
+        return sum((self.hold[part] for part in OWN), np.zeros(len(self.processes)))
+
+    def own_looks(self) -> Shares:
+        """Looks in which each rank's own work held others up."""
+        return sum((self.looks_held[part] for part in OWN), np.zeros(len(self.processes)))
+
+    def incident(self) -> Shares:
+        """Share of the job's time spent waiting for links that a rank is an end of."""
+        index = {key: at for at, key in enumerate(self.processes)}
+        total = np.zeros(len(self.processes))
+        for key, share in self.links.items():
+            for end in {key[0], key[1]}:
+                if end in index:
+                    total[index[end]] += share
+        return total
+
+
+def link_key(place: LinkPlace) -> LinkKey:
+    """A link is the pair of its processes where both are known, whichever communicator it is used by; else its ranks in one."""
+    if place.sender is not None and place.receiver is not None:
+        return (place.sender, place.receiver, 0, 0, 0)
+    return (place.sender, place.receiver, place.group, place.source, place.destination)
+
+
+def add_up(looks: Sequence[Look], processes: Sequence[ProcessKey]) -> Profile:
+    """Profile of some looks. O(holds)."""
+    profile = Profile(list(processes), len(looks))
+    index = {key: at for at, key in enumerate(profile.processes)}
+    size = len(index)
+    profile.hold = {part: np.zeros(size) for part in Part}
+    profile.looks_held = {part: np.zeros(size) for part in Part}
+    busy, host, waits, seen = np.zeros(size), np.zeros(size), np.zeros(size), np.zeros(size)
+    for look in looks:
+        least = 0.9 / max(1, look.ranks)
+        held: set[tuple[Part, int]] = set()
+        linked: set[LinkKey] = set()
+        for hold in look.holds:
+            if hold.link is not None:
+                key = link_key(hold.link)
+                profile.links[key] = profile.links.get(key, 0.0) + hold.weight
+                profile.places.setdefault(key, hold.link)
+                profile.operations[key][hold.group, hold.operation] += 1
+                if hold.weight >= least:
+                    linked.add(key)
+            elif hold.process in index:
+                at = index[hold.process]
+                profile.hold[hold.part][at] += hold.weight
+                profile.operations[hold.process][hold.group, hold.operation] += 1
+                if hold.weight >= least:
+                    held.add((hold.part, at))
+        profile.link_looks.update(linked)
+        for part, at in held:
+            profile.looks_held[part][at] += 1
+        for process, activity in look.activities.items():
+            where = index.get(process)
+            if where is None or activity is Activity.UNKNOWN:
+                continue
+            seen[where] += 1
+            busy[where] += activity in (Activity.COMPUTES, Activity.CALLS_NOTHING)
+            host[where] += activity is Activity.CALLS_NOTHING
+            waits[where] += activity is Activity.WAITS
+    for shares in profile.hold.values():
+        shares /= max(1, len(looks))
+    profile.links = {key: value / max(1, len(looks)) for key, value in profile.links.items()}
+    seen = np.maximum(seen, 1)
+    profile.busy, profile.host, profile.waits = busy / seen, host / seen, waits / seen
+    return profile

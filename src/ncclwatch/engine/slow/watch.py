@@ -1,0 +1,211 @@
+"""Watch running jobs for slowness: keeps iteration times and looks, and says who is to blame once that has repeated."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclwatch.engine.job import Job
+from ncclwatch.engine.slow import explain
+from ncclwatch.engine.slow.baselines import slope
+from ncclwatch.engine.slow.blame import Context, Finding, Kind, find
+from ncclwatch.engine.slow.cadence import Cadence, Cadences, mean_profile
+from ncclwatch.engine.slow.looks import Look, take_look
+from ncclwatch.engine.slow.profile import Profile, Shares, add_up
+from ncclwatch.engine.slow.windows import IterationWatch, SlowDown
+from ncclwatch.engine.topology.model import Topology
+from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.verdict import Verdict
+
+KEPT_LOOKS = 240
+WINDOW_LOOKS = 120
+CHEAP_RANKS = 512
+"""Above this many ranks a look is taken only every so many rounds that looks cost no more than at this size."""
+CONFIRMED = 2
+"""Judgements in a row that must name the same before it is reported."""
+FORGIVEN = 5
+"""Judgements without a finding after which what stood is withdrawn, while the job is still slow."""
+OUTLIER_FACTOR = 1.25
+
+
+@dataclass(slots=True)
+class Judgement:
+    """What stands behind a verdict of slowness."""
+
+    findings: list[Finding]
+    profile: Profile
+    context: Context
+    slow: SlowDown | None
+    since: float
+    iteration_s: float | None
+    factors: Shares
+    extras: Shares
+
+
+@dataclass(slots=True)
+class _JobWatch:
+    """What is kept of one job. Memory: ``KEPT_LOOKS`` looks and one baseline."""
+
+    iterations: IterationWatch = field(default_factory=IterationWatch)
+    reference: tuple[str, int] | None = None
+    offset_s: float = 0.0
+    """Wall clock minus monotonic clock of the reference's node."""
+    looks: deque[Look] = field(default_factory=lambda: deque(maxlen=KEPT_LOOKS))
+    rounds: int = 0
+    named: frozenset[object] = frozenset()
+    repeated: int = 0
+    missing: int = 0
+    standing: Judgement | None = None
+
+
+class SlowWatch:
+    """Slowness of every job among the observed processes. A pure function of what it is fed; no clock is read."""
+
+    def __init__(self) -> None:
+        self.cadences = Cadences()
+        self._jobs: dict[ProcessKey, _JobWatch] = {}
+
+    def add_calls(self, events: NDArray[Any], lost: int = 0, source: str = "") -> None:
+        """Take a batch of call records of one node."""
+        self.cadences.add_calls(events, lost, source)
+
+    def update(self, job: Job, topology: Topology | None = None) -> Verdict | None:
+        """Take the newest samples of a job that runs; a verdict of slowness if one stands."""
+        watch = self._watch_of(job)
+        watch.rounds += 1
+        self._follow_iterations(job, watch)
+        every = -(-len(job.members) // CHEAP_RANKS)
+        slow = watch.iterations.slow_down()
+        if watch.rounds % every == 0 or (slow is not None and watch.rounds % max(1, every // 4) == 0):
+            watch.looks.append(take_look(job))
+            self._judge(job, watch, slow, topology)
+        if watch.standing is None:
+            return None
+        return explain.verdict(job, watch.standing, topology)
+
+    def forget(self, present: Sequence[ProcessKey]) -> None:
+        """Forget jobs and processes that are watched no longer."""
+        known = set(present)
+        for key in [key for key in self._jobs if key not in known]:
+            del self._jobs[key]
+
+    def _watch_of(self, job: Job) -> _JobWatch:
+        keys = [member.info.key for member in job.members]
+        for key in keys:
+            if key in self._jobs:
+                return self._jobs[key]
+        return self._jobs.setdefault(keys[0], _JobWatch())
+
+    def _follow_iterations(self, job: Job, watch: _JobWatch) -> None:
+        cadence = None
+        if watch.reference is not None:
+            cadence = self.cadences.find(*watch.reference)
+        members = {(m.info.host, m.info.pid): m for m in job.members}
+        if cadence is None or not cadence.iterations or watch.reference not in members:
+            for place in members:
+                found = self.cadences.find(*place)
+                if found is not None and len(found.iterations) >= 2:
+                    cadence, watch.reference = found, place
+                    break
+        if cadence is None or watch.reference not in members:
+            return
+        sample = members[watch.reference].last
+        watch.offset_s = (sample.wall_ns - sample.time_ns) / 1e9
+        watch.iterations.feed(list(cadence.iterations))
+
+    def _judge(self, job: Job, watch: _JobWatch, slow: SlowDown | None, topology: Topology | None) -> None:
+        processes = [member.info.key for member in job.members]
+        looks = list(watch.looks)
+        since = looks[0].time
+        before = None
+        if slow is not None:
+            since = slow.since + watch.offset_s
+            earlier = [look for look in looks if look.time < since]
+            looks = [look for look in looks if look.time >= since]
+            before = add_up(earlier, processes) if len(earlier) >= 4 else None
+        profile = add_up(looks[-WINDOW_LOOKS:], processes)
+        factors, extras = self._factors(job, slow)
+        context = Context(
+            equal=self._equals(job, topology),
+            host=_hosts(job),
+            factor=factors,
+            lost=slow.lost_share if slow is not None else None,
+            stretch=1.0 + slow.ratio if slow is not None else 1.0,
+            before=before,
+        )
+        findings = find(profile, context) if profile.looks else []
+        named = frozenset((finding.kind.computes, finding.members) for finding in findings)
+        watch.repeated = watch.repeated + 1 if findings and named == watch.named else 1 if findings else 0
+        watch.named = named
+        duration = slow.mean_s if slow is not None else watch.iterations.duration
+        if watch.repeated >= CONFIRMED:
+            watch.missing = 0
+            began = watch.standing.since if watch.standing is not None else since
+            watch.standing = Judgement(findings, profile, context, slow, began, duration, factors, extras)
+        elif watch.standing is not None:
+            watch.missing += 1
+            over = slow is None and watch.standing.slow is not None
+            if watch.missing >= FORGIVEN or over:
+                watch.standing = None
+                watch.missing = 0
+
+    def _factors(self, job: Job, slow: SlowDown | None) -> tuple[Shares, Shares]:
+        """How much longer each rank's stretches of work last than in its first iterations, and what is added to each call (s)."""
+        size = len(job.members)
+        factors, extras = np.full(size, math.nan), np.full(size, math.nan)
+        if slow is None:
+            return factors, extras
+        for at, member in enumerate(job.members):
+            cadence = self.cadences.find(member.info.host, member.info.pid)
+            if cadence is None or not cadence.baseline or not cadence.profiles:
+                continue
+            now = [p for p, i in zip(reversed(cadence.profiles), reversed(cadence.iterations), strict=False) if i.begin >= slow.since]
+            past = [p for p in cadence.baseline if len(p) and p[-1] <= 1.1 * slow.normal_s]
+            if len(now) >= 2 and len(past) >= 2:
+                factors[at], extras[at] = slope(np.diff(mean_profile(past)), np.diff(mean_profile(now)))
+        return factors, extras
+
+    def _equals(self, job: Job, topology: Topology | None) -> NDArray[np.int64]:
+        """Sets of ranks that do equal work and are seen by equal means; −1 for a rank without a known equal."""
+        keys: list[object] = []
+        for member in job.members:
+            seen = tuple(
+                sorted((c.nranks, str(way), str(kind)) for c in member.last.communicators for _, _, way, kind in c.transports)
+            )
+            stage = int(topology.stage[member.rank]) if _knows(topology, member.rank) and topology is not None else -1
+            cadence = self.cadences.find(member.info.host, member.info.pid)
+            program = _program(cadence)
+            if stage >= 0:
+                keys.append((seen, "stage", stage))
+            elif program:
+                keys.append((seen, "program", program))
+            else:
+                keys.append(None)
+        numbers: dict[object, int] = {}
+        result = np.array([-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
+        sizes = np.bincount(result[result >= 0], minlength=len(numbers) + 1)
+        alone = np.array([n < 0 or sizes[n] < 2 for n in result])
+        result[alone] = -1
+        return result
+
+
+def _program(cadence: Cadence | None) -> int:
+    return cadence.program if cadence is not None and cadence.marker else 0
+
+
+def _knows(topology: Topology | None, rank: int | None) -> bool:
+    return topology is not None and rank is not None and 0 <= rank < topology.world and int(topology.stage[rank]) >= 0
+
+
+def _hosts(job: Job) -> NDArray[np.int64]:
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(member.info.host, len(numbers)) for member in job.members], np.int64)
+
+
+__all__ = ["Judgement", "Kind", "SlowWatch"]

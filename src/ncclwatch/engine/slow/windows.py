@@ -1,0 +1,88 @@
+"""Whether a job runs slower than it did: iteration times against their own baseline, repeated before it counts."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from ncclwatch.engine.slow.baselines import Baseline
+from ncclwatch.engine.slow.cadence import Iteration
+
+SLOW_SHARE = 0.05
+"""An iteration this much above normal is slow, if the noise is smaller than that."""
+NOISE_SIGMAS = 6.0
+REPEATED = 3
+"""Slow iterations before a slow-down is one; a checkpoint or a pause is slow once."""
+ENDED_AFTER = 4
+"""Normal iterations in a row that end a slow-down; pauses of a garbage collector may leave some normal ones between."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowDown:
+    """A stretch of slow iterations: since when (seconds on the clock of the iterations), normal and mean duration in it."""
+
+    since: float
+    normal_s: float
+    mean_s: float
+    iterations: int
+    slow: int
+
+    @property
+    def ratio(self) -> float:
+        """R: 1 means twice the normal time."""
+        return self.mean_s / self.normal_s - 1.0
+
+    @property
+    def lost_share(self) -> float:
+        """The share of the time that is lost now."""
+        return 1.0 - self.normal_s / self.mean_s
+
+
+@dataclass(slots=True)
+class IterationWatch:
+    """Iteration times of one job, from a process that stands for it (an iteration is as long on every rank)."""
+
+    baseline: Baseline = field(default_factory=Baseline)
+    recent: deque[tuple[Iteration, bool]] = field(default_factory=lambda: deque(maxlen=400))
+    """(iteration, whether it was slow when it was seen)"""
+    _last_end: float = 0.0
+
+    def feed(self, iterations: Sequence[Iteration]) -> None:
+        """Take iterations in the order of their times; those seen before are left out."""
+        for iteration in iterations:
+            if iteration.end <= self._last_end:
+                continue
+            self._last_end = iteration.end
+            slow = self.baseline.known and iteration.duration > self.baseline.limit(SLOW_SHARE, NOISE_SIGMAS)
+            self.recent.append((iteration, slow))
+            self.baseline.learn(iteration.duration)
+
+    def slow_down(self) -> SlowDown | None:
+        """The slow-down that goes on now, if there is one and it has repeated."""
+        if not self.baseline.known:
+            return None
+        stretch: list[Iteration] = []
+        upto = normal_run = slow = 0
+        for iteration, was_slow in reversed(self.recent):
+            normal_run = 0 if was_slow else normal_run + 1
+            if normal_run >= ENDED_AFTER:
+                break
+            stretch.append(iteration)
+            if was_slow:
+                slow += 1
+                upto = len(stretch)
+        if slow < REPEATED:
+            return None
+        del stretch[upto:]
+        mean = sum(i.duration for i in stretch) / len(stretch)
+        normal = self.baseline.normal
+        if mean <= normal * (1 + SLOW_SHARE):
+            return None
+        return SlowDown(min(i.begin for i in stretch), normal, mean, len(stretch), slow)
+
+    @property
+    def duration(self) -> float | None:
+        """The mean of the last iterations, in seconds."""
+        last = [iteration.duration for iteration, _ in self.recent][-8:]
+        return sum(last) / len(last) if last else None
