@@ -36,11 +36,8 @@ class End:
     member: Member
     operation: ProxyOperation
     sub: ProxySub
-
-    @property
-    def begun(self) -> bool:
-        """Whether the proxy works on it: only then do its counters mean anything."""
-        return self.operation.phase is OpPhase.PROGRESS
+    begun: bool
+    """Whether the proxy works on it: only then do its counters mean anything."""
 
     @property
     def last_step(self) -> int:
@@ -109,32 +106,42 @@ def collect(job: Job) -> Connections:
     receivers: dict[ConnectionKey, list[End]] = defaultdict(list)
     queued: set[tuple[ConnectionKey, Direction]] = set()
     for member in job.members:
+        owners: dict[tuple[int, int], Group | None] = {}
         for operation in member.last.operations:
-            group = _owner(job, member, operation)
-            if operation.transport is not Transport.NET or group is None:
+            if operation.transport is not Transport.NET:
                 continue
+            group = _owner(job, member, operation, owners)
+            if group is None:
+                continue
+            side = senders if operation.direction is Direction.SEND else receivers
+            begun = operation.phase is OpPhase.PROGRESS
             for sub in operation.subs:
-                rank = sub.rank if sub.rank is not None else group.rank_of(member)
+                rank = sub.rank if sub.rank is not None else group.ranks.get(member.index)
                 if rank is None:
                     continue
                 key = _key(group, operation, sub.channel, (rank, sub.peer))
                 # With PXN the proxy of one process moves another rank's data: the wait is that rank's, if it is observed.
                 owner = group.members.get(rank)
-                end = End(key, owner[0] if owner else member, operation, sub)
-                (senders if operation.direction is Direction.SEND else receivers)[key].append(end)
-                if not end.begun:
+                side[key].append(End(key, owner[0] if owner else member, operation, sub, begun))
+                if not begun:
                     queued.add((key, operation.direction))
         for pending in member.last.pending:
-            group = _owner(job, member, pending)
+            group = _owner(job, member, pending, owners)
             rank = None if group is None else pending.rank if pending.rank is not None else group.rank_of(member)
             if group is not None and rank is not None:
                 queued.add((_key(group, pending, pending.channel, (rank, pending.peer)), pending.direction))
     return Connections(dict(senders), dict(receivers), queued)
 
 
-def _owner(job: Job, member: Member, operation: ProxyOperation | PendingOperation) -> Group | None:
-    number = job.find_group(member, operation.comm_address, operation.comm_hash)
-    return None if number is None else job.groups.get(number)
+def _owner(
+    job: Job, member: Member, operation: ProxyOperation | PendingOperation, owners: dict[tuple[int, int], Group | None]
+) -> Group | None:
+    """The group an operation of a process belongs to; ``owners`` remembers those of one process."""
+    name = (operation.comm_address, operation.comm_hash)
+    if name not in owners:
+        number = job.find_group(member, *name)
+        owners[name] = None if number is None else job.groups.get(number)
+    return owners[name]
 
 
 def _key(group: Group, operation: ProxyOperation | PendingOperation, channel: int, ends: tuple[int, int]) -> ConnectionKey:

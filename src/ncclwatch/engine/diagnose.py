@@ -6,8 +6,10 @@ waits are followed to their end (``waits``, ``locate``); what stands there is na
 
 from __future__ import annotations
 
+import gc
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ncclwatch.engine import explain
@@ -85,9 +87,10 @@ def diagnose_jobs(samples: Sequence[Sequence[ProcessSample]], outlook: Outlook |
     ``samples`` holds, for each process, its samples in time order, at least two of them a second apart.
     """
     outlook = outlook or Outlook()
-    jobs = assemble(samples)
-    loners = [member for job in jobs if not job.groups for member in job.members]
-    verdicts = [_diagnose_job(job, outlook, loners) for job in jobs]
+    with _collector_at_rest():
+        jobs = assemble(samples)
+        loners = [member for job in jobs if not job.groups for member in job.members]
+        verdicts = [_diagnose_job(job, outlook, loners) for job in jobs]
     return sorted(verdicts, key=lambda verdict: -SEVERITY.index(verdict.verdict_class))
 
 
@@ -97,6 +100,20 @@ def diagnose(samples: Sequence[Sequence[ProcessSample]], outlook: Outlook | None
     if not verdicts:
         return Verdict(VerdictClass.UNKNOWN, "no NCCL process was observed", next_steps=("run `ncclwatch ps` on the job's node",))
     return verdicts[0]
+
+
+@contextmanager
+def _collector_at_rest() -> Iterator[None]:
+    """Garbage waits until a diagnosis is done: with thousands of ranks the collector would walk all their samples over and over,
+    for longer than the diagnosis takes.
+    """
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def still_seconds(member: Member) -> float:

@@ -12,7 +12,27 @@ def progressed(before: ProcessSample, after: ProcessSample) -> bool:
 
     Only what NCCL counts is compared, never CPU time: the threads of a hung rank spin.
     """
+    if before is after or (before.calls_seen == after.calls_seen and _equal(before, after)):
+        return False
     return set(_marks(before)) != set(_marks(after))
+
+
+def _equal(before: ProcessSample, after: ProcessSample) -> bool:
+    """Whether all that counts is the same, in the same order: quick, and what most processes of a hung job show."""
+    if before.operations != after.operations or before.pending != after.pending:
+        return False
+    return len(before.communicators) == len(after.communicators) and all(
+        one is other
+        or (
+            one.hash == other.hash
+            and one.rank == other.rank
+            and one.op_count == other.op_count
+            and one.init_state == other.init_state
+            and one.sequence_numbers == other.sequence_numbers
+            and one.host_connections == other.host_connections
+        )
+        for one, other in zip(before.communicators, after.communicators, strict=True)
+    )
 
 
 def _marks(sample: ProcessSample) -> Iterator[Hashable]:
