@@ -1,0 +1,1 @@
+"""Batches of a node as bytes, and how they travel from agents to an engine."""

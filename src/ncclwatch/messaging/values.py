@@ -1,0 +1,108 @@
+"""Values that come again and again (names, processes, lists of peers): sent once, then by number.
+
+Numbers count from 1 within an *epoch*, which begins with a key batch; 0 is ``None``.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from hashlib import blake2b
+from typing import Any
+
+import msgspec
+
+from ncclwatch.messaging.limits import MAX_TEXT, MAX_VALUE_BYTES, MAX_VALUES, UNDECODABLE, FormatError, MissingBaseError
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class ValueWriter:
+    """Gives values numbers; ``take`` hands out those that are new since it was last called."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[bytes, int] = {}
+        self._by_id: dict[int, tuple[Any, int]] = {}
+        self._new: list[bytes] = []
+        self.nbytes = 0
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def number(self, value: Any) -> int:
+        """The number of a value, a new one when it was not seen in this epoch. Values must not change afterwards."""
+        if value is None:
+            return 0
+        # Objects that live on are found without encoding them; the reference held keeps the address from being used again.
+        known = self._by_id.get(id(value))
+        if known is not None:
+            return known[1]
+        if isinstance(value, str) and len(value) > MAX_TEXT:
+            value = value[:MAX_TEXT]
+        data = _encoder.encode(value)
+        number = self._numbers.get(data)
+        if number is None:
+            number = self._numbers[data] = len(self._numbers) + 1
+            self._new.append(data)
+            self.nbytes += len(data)
+        if len(self._by_id) >= MAX_VALUES:
+            self._by_id.clear()
+        self._by_id[id(value)] = (value, number)
+        return number
+
+    def take(self) -> list[bytes]:
+        """Encoded values in the order of their numbers, those that were not taken yet."""
+        new, self._new = self._new, []
+        return new
+
+
+class Shared:
+    """Decoded values that several sources have in common: 4,096 ranks need the list of their peers only once. Bounded."""
+
+    def __init__(self, entries: int = 1 << 16) -> None:
+        self._entries = entries
+        self._kept: OrderedDict[tuple[object, bytes], Any] = OrderedDict()
+
+    def decode(self, data: bytes, decoder: msgspec.msgpack.Decoder[Any], kind: object) -> Any:
+        """The value of ``data``, decoded once."""
+        key = (kind, data if len(data) <= 64 else blake2b(data, digest_size=24).digest())
+        found = self._kept.get(key)
+        if found is None:
+            found = self._kept[key] = decoder.decode(data)
+            if len(self._kept) > self._entries:
+                self._kept.popitem(last=False)
+        return found
+
+
+class ValueReader:
+    """The values of one stream in one epoch."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._shared = shared
+        self._data: list[bytes] = []
+        self._decoded: dict[tuple[object, int], Any] = {}
+        self._nbytes = 0
+
+    def add(self, first: int, data: list[bytes]) -> None:
+        """Take new values; ``first`` is the number of the first of them."""
+        if first != len(self._data) + 1:
+            raise MissingBaseError("values of this stream are missing", "a key batch brings them")
+        self._nbytes += sum(map(len, data))
+        if len(self._data) + len(data) > MAX_VALUES or self._nbytes > MAX_VALUE_BYTES:
+            raise FormatError("a stream has more distinct values than allowed")
+        self._data += data
+
+    def get(self, number: int, kind: object, decoder: msgspec.msgpack.Decoder[Any]) -> Any:
+        """The value of a number, as the type ``decoder`` decodes; ``kind`` names that type."""
+        if number == 0:
+            return None
+        key = (kind, number)
+        if key in self._decoded:
+            return self._decoded[key]
+        if not 0 < number <= len(self._data):
+            raise MissingBaseError("a value of this stream is missing", "a key batch brings it")
+        try:
+            value = self._shared.decode(self._data[number - 1], decoder, kind)
+        except UNDECODABLE as error:
+            raise FormatError(f"a value of this stream is not what it should be: {error}") from error
+        self._decoded[key] = value
+        return value

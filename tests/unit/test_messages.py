@@ -1,0 +1,288 @@
+"""Batches as bytes: everything comes back, little is sent twice, and nothing a peer sends does harm."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import random
+import struct
+import zlib
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+
+from ncclwatch.collect.batch import Change, NodeBatch, ProcessChange
+from ncclwatch.collect.windows import RankWindow
+from ncclwatch.messaging import format as messages
+from ncclwatch.messaging import packing
+from ncclwatch.messaging.format import BatchReader, BatchWriter
+from ncclwatch.messaging.limits import MAX_FRAME, MAX_RAW, FormatError, VersionError
+from ncclwatch.model.events import EVENT_DTYPE
+from ncclwatch.model.state import (
+    Direction,
+    HostConnection,
+    PendingOperation,
+    ProcessSample,
+    Transport,
+)
+from unit.batches import FakeNode, calls
+from unit.synthetic import Rank, frozen_ring, moved
+
+
+def rich_ranks() -> list[Rank]:
+    """Ranks that show a little of everything."""
+    ranks = frozen_ring(2, 4)
+    own = dataclasses.replace(
+        ranks[0].communicators[0],
+        hash=0xFEDC_BA98_7654_3210,
+        parent_hash=(1 << 64) - 2,
+        sequence_numbers={"AllReduce": 14, "Broadcast": 1},
+        async_result="ncclInProgress",
+        aborted=False,
+        host_connections=(HostConnection(3, 1, Direction.RECV, 0, None, 1 << 40, Transport.SHM),),
+        name="dp",
+    )
+    pending = PendingOperation(own.hash, Direction.SEND, 27, 0, 1, 4, "AllReduce", "LL", None)
+    extra = {"pending": (pending,), "torn": 2, "truncated": ("peers",), "unavailable": {"a": "b"}, "cpu_time_ns": 5}
+    ranks[0] = dataclasses.replace(ranks[0], communicators=(own, ranks[0].communicators[0]), extra=extra)
+    return ranks
+
+
+def near(ours: Any, theirs: Any) -> bool:
+    """Equal, but for rates and ages, which travel with seven digits."""
+    if isinstance(ours, float) and isinstance(theirs, float):
+        return math.isclose(ours, theirs, rel_tol=1e-6)
+    if isinstance(ours, dict):
+        return ours.keys() == theirs.keys() and all(near(ours[name], theirs[name]) for name in ours)
+    return bool(ours == theirs)
+
+
+def same(before: NodeBatch, after: NodeBatch, *, events: bool = True) -> None:
+    for field in dataclasses.fields(NodeBatch):
+        ours, theirs = getattr(before, field.name), getattr(after, field.name)
+        if field.name == "windows":
+            for window, other in zip(ours, theirs, strict=True):
+                assert near(dataclasses.asdict(window), dataclasses.asdict(other))
+        elif field.name == "events":
+            assert not events or ours is None or bool((ours == theirs).all())
+        else:
+            assert ours == theirs, field.name
+
+
+def test_everything_comes_back() -> None:
+    node = FakeNode(rich_ranks())
+    node.series[1][2] = moved(node.series[1][2])
+    writer, reader = BatchWriter(calls="all"), BatchReader()
+    for i in range(4):
+        info = node.series[0][0].process
+        batch = node.batch(
+            changes=(ProcessChange(Change.EXITED, 7, info, "it went", "node0"),), notes=("a note",), lost=3 * i,
+            problems=((info.key, "torn"),), events=calls([series[0] for series in node.series], 10), complete=True,
+        )  # fmt: skip
+        decoded = reader.decode(writer.encode(batch))
+        assert not decoded.needs_key
+        same(batch, decoded.batch)
+
+
+def test_every_field_of_the_model_travels() -> None:
+    """A field that is added to a record is written without anybody thinking of it."""
+    window_fields = {field.name for field in messages._window_type().fields}
+    assert window_fields == {field.name for field in dataclasses.fields(RankWindow)}
+    head, content = messages._sample_types()
+    written = {field.name for part in (head, content) for field in part.fields}
+    assert written == {field.name for field in dataclasses.fields(ProcessSample)}
+    handled = {*messages._SCALARS, *messages._IN_TABLES, *messages._more_fields()}
+    assert handled == {field.name for field in dataclasses.fields(NodeBatch)}
+
+
+def test_a_job_that_stands_still_costs_a_few_hundred_bytes_a_look() -> None:
+    node, writer = FakeNode(frozen_ring(2, 8)), BatchWriter()
+    first, *later = [len(writer.encode(node.batch())) for _ in range(6)]
+    assert max(later) < 600
+    assert max(later) < first / 3
+
+
+def test_calls_for_the_ledger_are_a_few_bytes_each() -> None:
+    samples = [series[0] for series in FakeNode(frozen_ring(2, 8)).series]
+    node, writer = FakeNode(frozen_ring(2, 8)), BatchWriter()
+    writer.encode(node.batch())
+    without = len(writer.encode(node.batch(looked=False)))
+    with_calls = len(writer.encode(node.batch(looked=False, events=calls(samples, 100))))
+    assert (with_calls - without) / 800 < 4
+
+
+def test_what_was_missed_is_noticed_and_a_key_batch_mends_it() -> None:
+    node, writer, reader = FakeNode(rich_ranks()), BatchWriter(), BatchReader()
+    reader.decode(writer.encode(node.batch()))
+    for place in (1, 2):
+        node.series[0][place] = moved(node.series[0][place])
+    writer.encode(node.batch())
+    decoded = reader.decode(writer.encode(node.batch()))
+    assert decoded.needs_key
+    assert (decoded.batch.samples, decoded.batch.looked) == ((), False)
+    writer.request_key()
+    batch = node.batch()
+    decoded = reader.decode(writer.encode(batch))
+    assert not decoded.needs_key
+    same(batch, decoded.batch)
+
+
+def test_a_reader_that_comes_late_waits_for_a_key_batch_and_keeps_what_stands_by_itself() -> None:
+    node, writer, reader = FakeNode(rich_ranks()), BatchWriter(key_every=3), BatchReader()
+    needs: list[bool] = []
+    for _ in range(5):
+        data = writer.encode(node.batch(notes=("hello",)))
+        if writer._since_key > 1 or needs:
+            decoded = reader.decode(data)
+            assert decoded.batch.notes == ("hello",)
+            needs.append(decoded.needs_key)
+    assert needs == [True, True, False, False]
+
+
+def test_a_new_writer_is_a_new_stream() -> None:
+    node, reader = FakeNode(rich_ranks()), BatchReader()
+    streams = []
+    for _ in range(2):
+        decoded = reader.decode(BatchWriter().encode(node.batch()))
+        assert not decoded.needs_key
+        streams.append(decoded.stream)
+    assert streams[0] != streams[1]
+
+
+def test_an_epoch_ends_before_its_values_grow_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(messages, "EPOCH_VALUES", 30)
+    node, writer, reader = FakeNode(rich_ranks(), looks=40), BatchWriter(), BatchReader()
+    for i in range(40):
+        series = node.series[0]
+        series[i] = dataclasses.replace(series[i], truncated=(f"bound {i}",))
+        batch = node.batch()
+        same(batch, reader.decode(writer.encode(batch)).batch)
+        assert len(writer._values) < 60
+
+
+def rewritten(data: bytes, change: Any, *, version: int = packing.VERSION) -> bytes:
+    body, key = packing.unframe(data)
+    content = msgspec.msgpack.decode(body)
+    change(content)
+    return packing.frame(msgspec.msgpack.encode(content), key=key, version=version)
+
+
+def test_a_version_apart_is_read_and_two_are_refused_with_a_line() -> None:
+    batch = FakeNode(rich_ranks()).batch()
+    data = BatchWriter().encode(batch)
+
+    def add(content: dict[str, Any]) -> None:
+        content["something_new"] = [1, 2]
+        content["more"]["plane_of_tomorrow"] = {"x": 1}
+
+    same(batch, BatchReader().decode(rewritten(data, add, version=packing.VERSION + 1)).batch)
+    same(batch, BatchReader().decode(rewritten(data, add, version=packing.VERSION - 1)).batch)
+    with pytest.raises(VersionError, match="one apart"):
+        BatchReader().decode(rewritten(data, add, version=packing.VERSION + 2))
+
+
+def relaid(content: dict[str, Any], table: str, layout: list[list[str]], records: np.ndarray) -> None:
+    content["layouts"][table] = layout
+    made = packing.pack(table, records)
+    content["tables"] = [t for t in content["tables"] if t[0] != table] + [[made.layout, made.rows, made.data]]
+
+
+def test_records_with_fields_more_and_fields_less_are_read() -> None:
+    batch = FakeNode(rich_ranks()).batch()
+    data = BatchWriter().encode(batch)
+    kind = messages._window_type()
+
+    def change(content: dict[str, Any]) -> None:
+        [table] = [t for t in content["tables"] if t[0] == kind.name]
+        records = packing.unpack(packing.Table(*table), kind.dtype)
+        layout = [["of_tomorrow", "<u2"], *[[n, f] for n, f in kind.layout if n != "torn"]]
+        new = np.zeros(len(records), packing.padded([(n, f) for n, f in layout]))
+        for name, _ in layout[1:]:
+            new[name] = records[name]
+        relaid(content, kind.name, layout, new)
+
+    windows = list(BatchReader().decode(rewritten(data, change)).batch.windows)
+    assert [dataclasses.replace(window, torn=0) for window in batch.windows] == windows
+
+
+def hostile() -> dict[str, Any]:
+    def layout(content: dict[str, Any]) -> None:
+        content["layouts"]["sample"] = [["time_ns", "O"]]
+
+    def huge_row(content: dict[str, Any]) -> None:
+        content["layouts"]["sample"] = [[f"f{i}", "<u8"] for i in range(200)]
+
+    def rows(content: dict[str, Any]) -> None:
+        content["tables"][0][1] = 1 << 40
+
+    def ranks(content: dict[str, Any]) -> None:
+        name = "content.communicators"
+        [table] = [t for t in content["tables"] if t[0] == name]
+        [kind] = [part for whole in messages._sample_types() for part in whole.every() if part.name == name]
+        records = packing.unpack(packing.Table(*table), kind.dtype)
+        records["nranks"] = 1 << 60
+        relaid(content, name, [list(pair) for pair in kind.layout], records)
+
+    def counts(content: dict[str, Any]) -> None:
+        name = "content"
+        [table] = [t for t in content["tables"] if t[0] == name]
+        kind = messages._sample_types()[1]
+        records = packing.unpack(packing.Table(*table), kind.dtype)
+        records["operations"] = 1 << 31
+        relaid(content, name, [list(pair) for pair in kind.layout], records)
+
+    def value(content: dict[str, Any]) -> None:
+        content["values"] = [b"\xc1" for _ in content["values"]]
+
+    def since(content: dict[str, Any]) -> None:
+        content["since"] = []
+
+    def wrong_type(content: dict[str, Any]) -> None:
+        content["host"] = 5
+
+    def deep(content: dict[str, Any]) -> None:
+        content["more"]["notes"] = msgspec.Raw(b"\x91" * 5000 + b"\x90")
+
+    found = (layout, huge_row, rows, ranks, counts, value, since, wrong_type, deep)
+    return {function.__name__: function for function in found}
+
+
+@pytest.mark.parametrize("name", hostile())
+def test_what_makes_no_sense_is_refused(name: str) -> None:
+    data = BatchWriter().encode(FakeNode(rich_ranks()).batch())
+    with pytest.raises(FormatError):
+        BatchReader().decode(rewritten(data, hostile()[name]))
+
+
+def test_sizes_are_bounded_before_anything_is_made_of_them() -> None:
+    bomb = zlib.compress(bytes(1 << 26), 9)
+    for declared in (16, MAX_RAW, (1 << 32) - 1):
+        with pytest.raises(FormatError):
+            packing.unframe(struct.pack("<4sHHI", packing.MAGIC, packing.VERSION, 0, declared) + bomb)
+    for data in (b"", b"ncwB", b"GET / HTTP/1.1\r\n\r\n", bytes(MAX_FRAME + 1)):
+        with pytest.raises(FormatError):
+            packing.unframe(data)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_damaged_bytes_never_do_more_than_raise(seed: int) -> None:
+    """Damage of what is inside the compression: what a hostile agent could send."""
+    source = random.Random(seed)
+    node, writer = FakeNode(rich_ranks()), BatchWriter(calls="all")
+    data = [writer.encode(node.batch(events=calls([s[0] for s in node.series], 5))) for _ in range(2)]
+    for _ in range(60):
+        reader = BatchReader()
+        for encoded in data:
+            body = bytearray(packing.unframe(encoded)[0])
+            for _ in range(source.randint(0, 4)):
+                body[source.randrange(len(body))] = source.randrange(256)
+            if source.random() < 0.2:
+                del body[source.randrange(len(body)) :]
+            try:
+                batch = reader.decode(packing.frame(bytes(body), key=encoded is data[0])).batch
+            except FormatError:
+                continue
+            assert batch.events is None or batch.events.dtype == EVENT_DTYPE
+            list(batch.windows)
