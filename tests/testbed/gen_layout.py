@@ -60,6 +60,8 @@ MEMBERS = (
     ("ncclConnInfo", "stepSize"),  # from 2.21
     ("ncclConnInfo", "connFifo"),  # from 2.20
     ("ncclDevChannel", "workCounter"),  # from 2.26
+    ("ncclDevWorkColl", "netRegUsed"),  # from 2.24
+    ("ncclDevWorkP2p", "sendNetReg"),  # from 2.24
     ("ncclDevWorkColl", "profilerEnabled"),  # from 2.27: only where a profiler wants them
     ("ncclWorkElem", "chunkCount"),  # 2.20: the host cuts the work for each channel; before, the kernel did
 )
@@ -184,10 +186,18 @@ class Emitter:
     def body(self, type_: drgn.Type) -> str:
         """Member declarations."""
         parts = []
+        end = 0
         for member in type_.members or ():
             text = self.declarator(member.type, member.name or "")
             if member.bit_field_size:
                 text += f" : {member.bit_field_size}"
+            else:
+                # alignas() of a member shows only as a gap in front of it (ncclKernelCommAndChannels.channels in 2.30).
+                offset = member.bit_offset // 8
+                if offset - end >= 8 and offset % 16 == 0 and type_.kind != drgn.TypeKind.UNION:
+                    text = "alignas(16) " + text
+                size = drgn.sizeof(member.type) if strip(member.type).is_complete() else 0
+                end = offset + size
             parts.append(text + ";")
         return " ".join(parts)
 

@@ -69,6 +69,23 @@ Batch load_batch(const Arguments& arguments, int index) {
   }
 }
 
+// Buffers registered with the network came with 2.24.
+bool on_registered_network_buffer([[maybe_unused]] const ncclDevWorkColl& work) {
+#if NCCL_HAS_ncclDevWorkColl_netRegUsed
+  return work.netRegUsed;
+#else
+  return false;
+#endif
+}
+
+bool on_registered_network_buffer([[maybe_unused]] const ncclDevWorkP2p& work, [[maybe_unused]] bool sends, [[maybe_unused]] bool receives) {
+#if NCCL_HAS_ncclDevWorkP2p_sendNetReg
+  return (sends && work.sendNetReg) || (receives && work.recvNetReg);
+#else
+  return false;
+#endif
+}
+
 // The channels from lo to hi share the elements; the first and the last may get more or less than those in between.
 std::vector<Piece> pieces_of(const Communicator& comm, const ncclDevWorkColl& work, const Function& function, int channel) {
   const ssize_t grain = kGrainBytes / static_cast<ssize_t>(size_of(function.type));
@@ -98,7 +115,7 @@ std::vector<Piece> pieces_of(const Communicator& comm, const ncclDevWorkColl& wo
 }
 
 void run_collective(const Communicator& comm, ncclDevChannel* channel, int channel_id, const ncclDevWorkColl& work, const Function& function) {
-  if (work.regUsed || work.netRegUsed) unsupported("collectives on registered buffers");
+  if (work.regUsed || on_registered_network_buffer(work)) unsupported("collectives on registered buffers");
   const auto& cut = work.cbd;
   const ssize_t middle = work.channelHi > work.channelLo ? work.channelHi - work.channelLo - 1 : 0;
   const bool one = work.channelHi == work.channelLo;
@@ -155,7 +172,7 @@ void run_transfers(const Communicator& comm, ncclDevChannel* channel, int channe
     }
     if ((sends && work.sendProtoLL) || (receives && work.recvProtoLL))
       unsupported("Send/Recv with protocol LL (NCCL_P2P_LL_THRESHOLD=0 keeps to Simple)");
-    if ((sends && (work.sendNetReg || work.sendIpcReg)) || (receives && (work.recvNetReg || work.recvIpcReg)))
+    if ((sends && work.sendIpcReg) || (receives && work.recvIpcReg) || on_registered_network_buffer(work, sends, receives))
       unsupported("Send/Recv on registered buffers");
     if (sends)
       tasks.push_back([&comm, channel, work] {
