@@ -67,7 +67,7 @@ def verdict_of(kind: VerdictClass, culprit: int, world: int) -> Verdict:
         time=TIME,
         confidence=0.93,
         evidence=(
-            f"rank {(culprit + 1) % world} waits for rank {culprit}: AllReduce #1124 receiving, channel 0, received 92 of 96 steps",
+            f"rank {(culprit + 1) % world} waits for rank {culprit}: AllReduce #1124 receiving, channel 0, received 92 of 96",
             f"no NCCL counter moved in any of {world} processes for 12 s",
             "the others have nothing open that anybody waits for",
         ),

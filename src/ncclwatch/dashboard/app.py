@@ -34,6 +34,7 @@ from ncclwatch.model.identity import ProcessKey
 from ncclwatch.text import clean, duration, rate, size, width
 
 REDRAW_S = 0.5
+HINTS = ("Enter open", "v verdict", "q leave", "/ filter", "s sort", "Space pause", "[ ] back", "S save", "R record")
 ACTIVE_TAB = Style(bold=True, reverse=True)
 PAUSED = Style.parse("bold black on #f5c211")
 LOST = Style.parse("bold #f5c211")
@@ -123,7 +124,7 @@ class Dashboard(App[str]):
         Binding("right_square_bracket", "look(1)"),
         Binding("left_curly_bracket", "look(-10)"),
         Binding("right_curly_bracket", "look(10)"),
-        Binding("end,e", "now"),
+        Binding("e", "now"),
         Binding("slash", "filter"),
         Binding("escape", "undo"),
         Binding("v", "verdict"),
@@ -267,7 +268,7 @@ class Dashboard(App[str]):
                 planes.append(("✓  " if plane.running else f"✗ {clean(plane.reason, 60)}  ", DIM))
             if frame.lost:
                 planes.append((f" {frame.lost:,} records LOST ", LOST))
-            else:
+            elif any(plane.name == "calls" and plane.running for plane in frame.planes):
                 planes.append((" nothing lost", DIM))
             spent = frame.cost
             parts = []
@@ -276,7 +277,7 @@ class Dashboard(App[str]):
             if spent.own_share is not None and spent.rss_bytes is not None:
                 parts.append(f"ncclwatch {spent.own_share:.1%} of a core, {size(spent.rss_bytes)}")
             cost = "; ".join(parts)
-        hints = "Enter open  v verdict  / filter  s sort  Space pause  [ ] back  S save  R record  q leave"
+        hints = "  ".join(HINTS[: next((n for n in range(len(HINTS), 1, -1) if len("  ".join(HINTS[:n])) < cells - 1), 1)])
         second: Line = plain(f" {self._said}", BOLD) if self._said else plain(f" {hints}", DIM)
         used = sum(width(text) for text, _ in planes)
         if cost and used + len(cost) + 2 <= cells:
@@ -458,7 +459,7 @@ class Dashboard(App[str]):
 
     def _filtered(self) -> RowTable[Any] | None:
         if len(self.screen_stack) > 1:
-            return self.screen.query_one(RowTable) if isinstance(self.screen, DetailScreen) else None
+            return next(iter(self.screen.query(RowTable)), None) if isinstance(self.screen, DetailScreen) else None
         tab = TABS[self._tab]
         if not tab.table:
             return None

@@ -52,7 +52,9 @@ class DetailScreen(Screen[None]):
         self._view = view
         for lines in self.query(TextLines):
             lines.show()
-        self.query_one(RowTable).show(self.page.rows(view))
+        # A view may come before the screen has its parts; on_mount shows it then.
+        for table in self.query(RowTable):
+            table.show(self.page.rows(view))
 
     def _where(self, cells: int) -> list[Line]:
         path = " › ".join(page.title(self._view) for page in self._path)

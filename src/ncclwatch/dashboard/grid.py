@@ -67,10 +67,10 @@ class RankGrid(Widget, can_focus=True):
 
     DEFAULT_CSS = "RankGrid { height: auto; }"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("left,h", "move(-1)", show=False),
-        Binding("right,l", "move(1)", show=False),
-        Binding("up,k", "move_line(-1)", show=False),
-        Binding("down,j", "move_line(1)", show=False),
+        Binding("left", "move(-1)", show=False),
+        Binding("right", "move(1)", show=False),
+        Binding("up", "move_line(-1)", show=False),
+        Binding("down", "move_line(1)", show=False),
         Binding("home", "move(-1000000000)", show=False),
         Binding("end", "move(1000000000)", show=False),
         Binding("enter", "choose", "Open", show=False),
@@ -128,7 +128,7 @@ class RankGrid(Widget, can_focus=True):
         """One line of cells, or the legend below them."""
         width, plan = self.size.width, self._arrangement
         if y == plan.lines:
-            return self._legend().adjust_cell_length(width, self.rich_style)
+            return self._legend().adjust_cell_length(width).apply_style(self.rich_style)
         first = y * plan.per_line
         letters = self._letters[first : first + plan.per_line]
         if not letters:
@@ -144,7 +144,7 @@ class RankGrid(Widget, can_focus=True):
                 segments.append(Segment(shown, STYLES[run[1]]))
             if self.has_focus and first <= self.cursor < first + len(letters):
                 segments = self._with_cursor(segments, LABEL + (self.cursor - first) * plan.cell)
-        return Strip(segments).adjust_cell_length(width, self.rich_style)
+        return Strip(segments).adjust_cell_length(width).apply_style(self.rich_style)
 
     def _labelled(self, first: int, letters: str) -> list[Segment]:
         segments = []

@@ -47,7 +47,7 @@ _STOPPED = frozenset("Tt")
 
 @dataclass(frozen=True, slots=True)
 class Accused:
-    """Whom the standing verdicts name: processes as (host, pid), ranks without a process, and the ranks that wait for them."""
+    """Whom the standing verdicts name: processes as (host, pid), ranks (for those nobody observes), and the ranks that wait."""
 
     processes: frozenset[tuple[str, int]] = frozenset()
     ranks: frozenset[int] = frozenset()
@@ -60,7 +60,7 @@ class Accused:
         culprits = [culprit for verdict in standing for culprit in verdict.culprits]
         return cls(
             frozenset((c.host, c.pid) for c in culprits if c.pid is not None),
-            frozenset(c.rank for c in culprits if c.pid is None and c.rank is not None),
+            frozenset(c.rank for c in culprits if c.rank is not None),
             frozenset(rank for verdict in standing for rank in verdict.victims),
         )
 
@@ -78,11 +78,10 @@ def letter(window: RankWindow, accused: Accused) -> str:
     if window.problem:
         return "?"
     still = window.still_s
+    rests = still is not None and still >= WAITING_S
+    if rests and window.rank in accused.victims:
+        # Also without an open operation: in shared memory, over NVLink and in the host's own code a rank waits without one.
+        return "w"
     if window.operation is None:
         return "r" if still is not None and still < STILL_S else "i"
-    if still is not None and still >= WAITING_S:
-        if window.rank in accused.victims:
-            return "w"
-        if still >= STILL_S:
-            return "s"
-    return "r"
+    return "s" if still is not None and still >= STILL_S else "r"

@@ -64,8 +64,8 @@ class RowTable(ScrollView, Generic[Row], can_focus=True):
 
     DEFAULT_CSS = "RowTable { height: 1fr; } RowTable:focus { background-tint: $foreground 3%; }"
     BINDINGS: ClassVar[list[BindingType]] = [
-        Binding("up,k", "move(-1)", "Up", show=False),
-        Binding("down,j", "move(1)", "Down", show=False),
+        Binding("up", "move(-1)", "Up", show=False),
+        Binding("down", "move(1)", "Down", show=False),
         Binding("pageup", "move_page(-1)", "Page up", show=False),
         Binding("pagedown", "move_page(1)", "Page down", show=False),
         Binding("home", "move(-1000000000)", "First", show=False),
@@ -104,6 +104,8 @@ class RowTable(ScrollView, Generic[Row], can_focus=True):
         self.sort_by: int | None = None
         self.descending = False
         self.cursor = 0
+        self._moved = False
+        """Whether the cursor was put somewhere: until then it stays at the top, where what is urgent comes up."""
         self.shown: list[Row] = []
         self._identity = identity
         self._style = style
@@ -140,7 +142,7 @@ class RowTable(ScrollView, Generic[Row], can_focus=True):
             self._go(place)
 
     def _arrange(self) -> None:
-        kept = self.current
+        kept = self.current if self._moved else None
         wanted = self._identity(kept) if kept is not None else None
         rows = list(self._rows)
         words = self.needle.lower().split()
@@ -268,6 +270,7 @@ class RowTable(ScrollView, Generic[Row], can_focus=True):
         self.virtual_size = Size(self.size.width, len(self.shown) + 1)
 
     def _go(self, place: int) -> None:
+        self._moved = True
         self.cursor = min(max(place, 0), max(len(self.shown) - 1, 0))
         # The heading covers the first line of what is visible.
         top, room = self.scroll_offset.y, max(self.size.height - 1, 1)

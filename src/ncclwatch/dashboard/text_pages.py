@@ -30,7 +30,7 @@ KEYS = (
     ("s  r, click on a heading", "sort by the next column; turn the order round"),
     ("Space", "stop the picture (watching goes on), and go on"),
     ("[  ]", "one look back, one forward;  { and } ten looks"),
-    ("End, e", "back to now"),
+    ("e", "back to now"),
     ("<  >,  -  +", "in a recording: 10 s back or forward; slower or faster"),
     ("S", "save a snapshot (ncclwatch diagnose reads it)"),
     ("R", "begin or end a recording (ncclwatch replay shows it)"),
@@ -97,7 +97,8 @@ class TextScreen(Screen[None]):
     def show(self, view: View | None) -> None:
         """Take a newer view."""
         self._view = view
-        self.query_one(Scrolled).show(self._build(view, self.size.width or 80))
+        for text in self.query(Scrolled):
+            text.show(self._build(view, self.size.width or 80))
 
     def on_resize(self) -> None:
         """Another width wraps elsewhere."""

@@ -1,0 +1,75 @@
+"""What the dashboard looks like, at three sizes, with a frozen clock: healthy, every class of verdict, 8 to 4,096 ranks, gaps."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from ncclwatch.dashboard.view import View
+from ncclwatch.model.verdict import VerdictClass
+from unit.screens import check_golden, screen
+from unit.views import view
+
+SIZES = ((80, 24), (120, 40), (200, 60))
+
+
+@functools.cache
+def big(ranks: int, kind: VerdictClass) -> View:
+    return view(ranks, kind, samples=ranks <= 8)
+
+
+@pytest.mark.parametrize("kind", list(VerdictClass))
+def test_every_class_of_verdict(kind: VerdictClass) -> None:
+    check_golden(f"class-{kind}-8-80x24", screen([view(8, kind)], (80, 24)))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("ranks", [1, 8, 512, 4096])
+def test_jobs_of_every_size(ranks: int, size: tuple[int, int]) -> None:
+    kind = VerdictClass.RUNNING if ranks == 1 else VerdictClass.STOPPED
+    check_golden(f"ranks-{ranks}-{size[0]}x{size[1]}", screen([big(ranks, kind)], size))
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("lost-records", view(8, VerdictClass.STOPPED, lost=1234)),
+        ("no-calls-plane", view(8, VerdictClass.STOPPED, calls=False)),
+        ("two-of-four-nodes", view(16, VerdictClass.NOT_ENTERED, world=32)),
+        ("culprit-not-observed", view(16, VerdictClass.NOT_ENTERED, world=32, culprit=20)),
+    ],
+)
+def test_what_is_missing_is_said(name: str, shown: View) -> None:
+    check_golden(f"{name}-100x30", screen([shown], (100, 30)))
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize(("name", "key"), [("grid", "2"), ("communicators", "3"), ("operations", "4"), ("log", "5")])
+def test_the_other_views(name: str, key: str, size: tuple[int, int]) -> None:
+    check_golden(f"{name}-{size[0]}x{size[1]}", screen([view(64, VerdictClass.HARDWARE)], size, key))
+
+
+@pytest.mark.parametrize(
+    ("name", "keys"),
+    [
+        ("rank", ("enter",)),
+        ("communicator", ("enter", "enter")),
+        ("steps", ("enter", "enter", "enter")),
+        ("verdict", ("v",)),
+        ("help", ("question_mark",)),
+    ],
+)
+def test_drill_down(name: str, keys: tuple[str, ...]) -> None:
+    check_golden(f"page-{name}-80x24", screen([view(8, VerdictClass.STOPPED)], (80, 24), *keys))
+
+
+def test_before_the_first_look() -> None:
+    check_golden("attaching-80x24", screen([], (80, 24)))
+
+
+def test_nothing_is_wider_or_higher_than_the_terminal() -> None:
+    for columns, lines in ((40, 12), (80, 24), (61, 17), (300, 20)):
+        shown = screen([view(512, VerdictClass.STOPPED, lost=10**9)], (columns, lines)).splitlines()
+        assert len(shown) <= lines
+        assert max(map(len, shown)) <= columns
