@@ -6,16 +6,19 @@ It is a function of the batches and of the times it is given: the same live, ove
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from ncclwatch.collect.batch import NodeBatch, Overhead, PlaneState, ProcessChange
+from ncclwatch.collect.watched import as_gone
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.engine.live import LiveDiagnosis
-from ncclwatch.model.events import Flag
+from ncclwatch.model.events import EVENT_DTYPE, Flag
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessInfo, ProcessSample
-from ncclwatch.model.verdict import Verdict
+from ncclwatch.model.verdict import Verdict, VerdictClass
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -26,6 +29,8 @@ STALE_FLOOR_S = 3.0
 
 MAX_NODES = 65536
 MAX_NOTES = 200
+
+_NO_EVENTS = np.zeros(0, EVENT_DTYPE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,9 +134,10 @@ class DiagnosisSession:
         node.heard_ns, node.complete, node.finished = now_ns, batch.complete, batch.finished
         if batch.sequence > node.sequence + 1 and node.sequence >= 0:
             node.missed += batch.sequence - node.sequence - 1
-        began_anew = batch.sequence <= node.sequence
+        began_anew = node.sequence >= 0 and batch.sequence <= node.sequence
+        gap = began_anew or (node.sequence >= 0 and batch.sequence > node.sequence + 1)
         node.sequence = batch.sequence
-        self._take_calls(name, node, batch, began_anew)
+        self._take_calls(node, batch, began_anew=began_anew, gap=gap)
         node.planes = batch.planes or node.planes
         node.overhead = batch.overhead or node.overhead
         if batch.looked:
@@ -141,26 +147,33 @@ class DiagnosisSession:
             self._note(text)
         return node
 
-    def _take_calls(self, name: str, node: Node, batch: NodeBatch, began_anew: bool) -> None:
+    def _take_calls(self, node: Node, batch: NodeBatch, *, began_anew: bool, gap: bool) -> None:
         newly = batch.lost if began_anew else max(batch.lost - node.lost, 0)
         node.lost = batch.lost
         self.lost += newly
         self._pending.newly_lost += newly
-        events = batch.events
-        if events is not None and len(events):
+        events = batch.events if batch.events is not None else _NO_EVENTS
+        if gap and self.diagnosis.ledger.rows:
+            # Nobody knows how many records were in what never came: none of this node's histories can be continued.
+            self.diagnosis.add_calls(_NO_EVENTS, 1, batch.host)
+        if len(events):
             self._pending.events.append(events)
-        if newly or (events is not None and len(events)):
-            known = _of_known_pids(events) if events is not None else None
-            if known is not None:
-                self.diagnosis.add_calls(known, newly)
+        if newly or len(events):
+            self.diagnosis.add_calls(_of_known_pids(events), newly, batch.host)
 
     def _take_look(self, node: Node, batch: NodeBatch) -> None:
         samples = {sample.process.key: sample for sample in batch.samples}
         for key, sample in samples.items():
             if sample.run_state == "X":
                 self._ended[key] = sample
+        before = node.samples
         node.samples = samples
         node.windows = batch.windows
+        if batch.complete:
+            # It went while nobody looked (the agent was down): had it not been told, it would be missed by nobody.
+            for key, sample in before.items():
+                if key not in samples and sample.run_state != "X":
+                    self._ended[key] = as_gone(sample)
 
     def _note(self, text: str) -> None:
         if len(self._pending.notes) < MAX_NOTES:
@@ -175,12 +188,20 @@ class DiagnosisSession:
         heard = [node for node in self.nodes.values() if not node.silent]
         self._forget_ended_jobs(heard)
         samples = {key: sample for node in heard for key, sample in node.samples.items()} | self._ended
+        self.diagnosis.silent = frozenset(
+            (c.hash, c.rank)
+            for node in self.nodes.values()
+            if node.silent
+            for s in node.samples.values()
+            for c in s.communicators
+        )
         self.diagnosis.complete_hosts = frozenset(node.name for node in heard if node.complete)
         if any(sample.run_state != "X" for sample in samples.values()):
             self.verdict = self.diagnosis.update(list(samples.values()))
             self.verdicts = list(self.diagnosis.verdicts)
             if self.verdicts:
                 self.verdicts[0] = self.verdict
+            self._name_silent(now_ns)
         self.windows = self._merge_windows(heard)
         update.windows = self.windows
         update.verdict, update.verdicts = self.verdict, self.verdicts
@@ -230,6 +251,21 @@ class DiagnosisSession:
                 node.silent = True
                 seconds = (now_ns - node.heard_ns) / 1e9
                 update.notes.append(f"{node.name} has said nothing for {seconds:.0f} s: its ranks are not observed")
+
+    def _name_silent(self, now_ns: int) -> None:
+        """Whoever reads a verdict has to know which nodes it was reached without."""
+        silent = [(node.name, (now_ns - node.heard_ns) / 1e9) for node in self.nodes.values() if node.silent]
+        if not silent:
+            return
+        lines = [
+            f"{name}: its agent has been silent for {seconds:.0f} s, its ranks are not observed" for name, seconds in silent[:4]
+        ]
+        if len(silent) > len(lines):
+            lines.append(f"{len(silent) - len(lines)} more nodes are silent")
+        told = [v for v in self.verdicts if v.verdict_class not in (VerdictClass.RUNNING, VerdictClass.IDLE)]
+        more = {id(verdict): replace(verdict, unobserved=(*lines, *verdict.unobserved)) for verdict in told}
+        self.verdicts = [more.get(id(verdict), verdict) for verdict in self.verdicts]
+        self.verdict = self.verdicts[0] if self.verdicts else self.verdict
 
     def _forget_ended_jobs(self, heard: Sequence[Node]) -> None:
         """A process that ended is kept while a live one shares a communicator with it: it may be whom that one waits for."""
