@@ -58,6 +58,8 @@ class Outlook:
     patience: Patience | None = None
     creation_patience_s: float = 15.0
     complete_hosts: Collection[str] = field(default_factory=frozenset)
+    silent: Collection[tuple[int, int]] = field(default_factory=frozenset)
+    """(communicator's hash, rank in it) of ranks whose node has fallen silent: they are not seen, which says nothing of them."""
     ledger: Ledger | None = None
     """What the calls plane recorded."""
     totals: dict[Place, tuple[int, int]] = field(default_factory=dict)
@@ -202,6 +204,8 @@ def _has_ended(job: Job, sink: Sink, outlook: Outlook) -> bool:
     if not isinstance(node, AbsentNode) or node.group_id not in job.groups:
         return False
     group = job.groups[node.group_id]
+    if (group.hash, node.comm_rank) in outlook.silent:
+        return False
     for member, communicator in group.members.values():
         hashes = {peer.rank: peer.host_hash for peer in communicator.peers}
         same_host = hashes.get(node.comm_rank) is not None and hashes.get(node.comm_rank) == hashes.get(communicator.rank)

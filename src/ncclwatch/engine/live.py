@@ -29,6 +29,9 @@ class _Series:
 
     def add(self, sample: ProcessSample) -> None:
         kept = self.samples
+        if kept and kept[-1].time_ns == sample.time_ns:
+            # Nodes say what they see at their own times: what was judged before is no second look.
+            return
         if (kept and progressed(kept[-1], sample)) or (len(kept) >= 2 and progressed(kept[-2], kept[-1])):
             self.samples = [kept[-1], sample]
         else:
@@ -44,6 +47,8 @@ class LiveDiagnosis:
 
     patience: Patience = field(default_factory=Patience)
     complete_hosts: Collection[str] = field(default_factory=frozenset)
+    silent: Collection[tuple[int, int]] = field(default_factory=frozenset)
+    """(communicator's hash, rank in it) of ranks whose node has fallen silent."""
     ledger: Ledger = field(default_factory=Ledger)
     closed: list[tuple[Verdict, float]] = field(default_factory=list)
     """Verdicts that ended because the job went on, each with its duration in seconds; the caller takes them out."""
@@ -83,7 +88,7 @@ class LiveDiagnosis:
         for sample in self._previous:
             self._note_totals(sample)
         self._previous = list(samples)
-        outlook = Outlook(patience=self.patience, complete_hosts=self.complete_hosts)
+        outlook = Outlook(patience=self.patience, complete_hosts=self.complete_hosts, silent=self.silent)
         if self._asked:
             outlook.patience, outlook.creation_patience_s, self._asked = None, 0.0, False
         if self.ledger.rows:
