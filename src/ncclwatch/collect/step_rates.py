@@ -75,7 +75,7 @@ class StepRates:
 def running_counts(sample: ProcessSample) -> dict[ConnectionKey, int]:
     """The counts of the connections on which an operation runs in this sample."""
     counts: dict[ConnectionKey, int] = {}
-    ranks = {(c.hash, c.address): c.rank for c in sample.communicators}
+    ranks = {(c.hash, address): c.rank for c in sample.communicators for address in (0, c.address)}
     for operation in sample.operations:
         if operation.phase is not OpPhase.PROGRESS:
             continue

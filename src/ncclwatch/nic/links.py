@@ -83,7 +83,7 @@ class LinkMonitor:
             self._socket.close()
             raise NcclwatchError(f"cannot watch links: {error}", "run as root, in the network namespace of the job") from None
         self.lost = 0
-        self._namespace = namespace
+        self.namespace = namespace
         self._ports = {(port.device, port.port): port.is_up for port in read_ports(sys) if not port.netdev}
 
     def close(self) -> None:
@@ -99,6 +99,11 @@ class LinkMonitor:
     def fileno(self) -> int:
         """The netlink socket."""
         return self._socket.fileno()
+
+    @property
+    def polls(self) -> bool:
+        """Whether there are ports whose changes nobody tells: ``events`` has to be called again and again."""
+        return bool(self._ports)
 
     @property
     def states(self) -> dict[str, bool]:
@@ -128,7 +133,7 @@ class LinkMonitor:
                     raise NcclwatchError(f"cannot watch links: {error.strerror}", "try again") from None
                 # Notifications were lost: look at everything instead.
                 self.lost += 1
-                for device in read_devices(self._namespace, self._sys):
+                for device in read_devices(self.namespace, self._sys):
                     found += self._note(device.name, device.up, "")
                 continue
             for kind, name, flags in _link_messages(data):

@@ -1,0 +1,305 @@
+"""Flows of a set of processes: NCCL's own connections, joined with the sockets or queue pairs that carry them.
+
+Three sources, each of which may be missing: the state plane (which connections, and their steps), the kernel's TCP_INFO of the
+sockets behind them, and the wire plane's accounts of queue pairs. A flow is listed as soon as NCCL has the connection.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ncclwatch.collect.step_rates import ConnectionKey, StepRates, running_counts
+from ncclwatch.errors import NcclwatchError, TargetGoneError
+from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, RdmaCounts
+from ncclwatch.model.state import ProcessSample
+from ncclwatch.nic.rdma import SYS, read_ports
+from ncclwatch.nic.sockets import tcp_sockets_by_descriptor
+from ncclwatch.target.session import TargetProcess
+from ncclwatch.wire.flows import Flow
+from ncclwatch.wire.nccl_connections import NetConnection, net_connections, network_name
+from ncclwatch.wire.nccl_queues import QueueOwner, queue_owners
+from ncclwatch.wire.nccl_sockets import SOCKET_NETWORK, connection_sockets
+from ncclwatch.wire.session import QpKey, VerbsUser, WireSession
+from ncclwatch.wire.socket_flows import SocketJudgement, SocketWatch
+
+SOCKET_INTERVAL_S = 0.25
+"""How often the kernel is asked for the sockets: a window of throughput."""
+OWNER_INTERVAL_S = 1.0
+"""How often the queue pairs behind connections are looked up."""
+STILL_S = 1.0
+"""An open operation without a step for this long is said to stand still."""
+
+
+@dataclass(slots=True)
+class _Process:
+    """What is known of one process. ``open`` are the connections on which an operation runs in the last look."""
+
+    target: TargetProcess
+    connections: list[NetConnection] = field(default_factory=list)
+    open: frozenset[ConnectionKey] = frozenset()
+    sample: ProcessSample | None = None
+
+
+class FlowCollector:
+    """Looks at processes again and again, and lists their flows. The targets stay the caller's."""
+
+    def __init__(self, targets: Iterable[TargetProcess], wire: WireSession | None = None, *, sys: Path = SYS) -> None:
+        self._processes = {target.pid: _Process(target) for target in targets}
+        self.wire = wire
+        self.rates = StepRates()
+        self.notes: dict[str, None] = {}
+        """What could not be looked at, in words and without repetition."""
+        self._sys = sys
+        self._sockets: dict[ConnectionKey, SocketWatch] = {}
+        self._judged: dict[ConnectionKey, SocketJudgement] = {}
+        self._owners: dict[QpKey, QueueOwner] = {}
+        self._retries_before = _retries(sys)
+        self._next_sockets = self._next_owners = 0.0
+
+    def users(self) -> list[VerbsUser]:
+        """These processes as the wire plane needs to know them; look once (:meth:`step`) before."""
+        return [
+            VerbsUser(
+                pid,
+                process.target.layout,
+                process.target.load_bias or 0,
+                tuple(sorted({c.network for c in process.connections} | self._networks(process))),
+                process.target.mappings(),
+            )
+            for pid, process in self._processes.items()
+        ]
+
+    def networks(self) -> dict[int, tuple[str, ...]]:
+        """Process → NCCL's names of the networks its communicators use."""
+        return {pid: tuple(sorted(self._networks(process))) for pid, process in self._processes.items()}
+
+    @staticmethod
+    def _networks(process: _Process) -> set[str]:
+        names = {network_name(process.target.decoder, state) for state in process.target.communicator_states}
+        return {name for name in names if name}
+
+    @property
+    def alive(self) -> bool:
+        """Whether any process is left."""
+        return bool(self._processes)
+
+    # --- one look ----------------------------------------------------------------------------------------------------------
+
+    def step(self) -> None:
+        """Look at every process once, at sockets and queue pairs when it is time, and let the wire plane do its part."""
+        for pid, process in list(self._processes.items()):
+            try:
+                self._look(process)
+            except TargetGoneError:
+                self._note(f"pid {pid} has ended")
+                self.drop(pid)
+            except NcclwatchError as error:
+                self._note(f"pid {pid}: {error}")
+        now = time.monotonic()
+        if now >= self._next_sockets:
+            self._next_sockets = now + SOCKET_INTERVAL_S
+            self._look_at_sockets()
+        if self.wire is not None and self.wire.running:
+            if now >= self._next_owners:
+                self._next_owners = now + OWNER_INTERVAL_S
+                self._look_for_owners()
+            self.wire.step()
+
+    def drop(self, pid: int) -> None:
+        """Let go of a process."""
+        self._processes.pop(pid, None)
+        self.rates.forget([pid])
+        for kept in (self._sockets, self._judged):
+            for key in [key for key in kept if key[0] == pid]:
+                del kept[key]
+
+    def _look(self, process: _Process) -> None:
+        target = process.target
+        # Steps before operations: one that begins in between is then counted from where it began.
+        process.connections = net_connections(target.decoder, target.load_bias, target.communicator_states)
+        counts = {_key(target.pid, one): one.step for one in process.connections if one.step is not None}
+        process.sample = target.sample()
+        running = running_counts(process.sample)
+        process.open = frozenset(running)
+        self.rates.feed(process.sample.time_ns, counts | running)
+
+    def _look_at_sockets(self) -> None:
+        pids = [
+            pid for pid, process in self._processes.items() if any(one.network == SOCKET_NETWORK for one in process.connections)
+        ]
+        if not pids:
+            return
+        try:
+            sockets = tcp_sockets_by_descriptor(pids)
+        except (NcclwatchError, OSError) as error:
+            self._note(f"sockets: {error}")
+            return
+        now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        for pid in pids:
+            process = self._processes[pid]
+            decoder = process.target.decoder
+            for one in process.connections:
+                if one.network != SOCKET_NETWORK:
+                    continue
+                key = _key(pid, one)
+                try:
+                    descriptors = connection_sockets(decoder, one.communicator, sockets[pid])
+                except TargetGoneError:
+                    break
+                watch = self._sockets.setdefault(key, SocketWatch(one.direction))
+                self._judged[key] = watch.look([sockets[pid][fd] for fd in descriptors], now)
+        for key in [key for key in self._judged if key[0] in pids and key not in self._sockets]:
+            del self._judged[key]
+
+    def _look_for_owners(self) -> None:
+        self._owners = {}
+        for pid, process in self._processes.items():
+            try:
+                for state in process.target.communicator_states:
+                    record = state.record
+                    for owner in queue_owners(process.target.decoder, record.hash, record.rank, state.connectors):
+                        # Connections that share a queue pair: the first one names it.
+                        self._owners.setdefault((pid, owner.pair.context, owner.pair.number), owner)
+            except (NcclwatchError, OSError) as error:
+                self._note(f"pid {pid}: {error}")
+
+    def _note(self, text: str) -> None:
+        if len(self.notes) < 64:
+            self.notes[text] = None
+
+    # --- what is seen --------------------------------------------------------------------------------------------------------
+
+    def flows(self) -> list[FlowRecord]:
+        """All flows as of the last look: those of NCCL's connections by rank, channel and peer, then other queue pairs."""
+        accounted = self._accounted()
+        by_connection: dict[tuple[int, int, int, int, int, str], list[Flow]] = {}
+        strangers = []
+        for flow in accounted:
+            if flow.comm_hash is None or flow.rank is None or flow.channel is None or flow.peer is None or flow.direction is None:
+                strangers.append(flow)
+            else:
+                place = (flow.pid, flow.comm_hash, flow.rank, flow.channel, flow.peer, str(flow.direction))
+                by_connection.setdefault(place, []).append(flow)
+        records: list[FlowRecord] = []
+        for pid, process in self._processes.items():
+            sharing = Counter(one.communicator for one in process.connections if one.communicator)
+            for one in process.connections:
+                place = (pid, one.comm_hash, one.rank, one.channel, one.peer, str(one.direction))
+                # One connection has several queue pairs (NCCL_IB_QPS_PER_CONNECTION): a flow each.
+                joined: list[Flow | None] = [*by_connection.get(place, [])] or [None]
+                records += [self._record(process, one, flow, sharing[one.communicator]) for flow in joined]
+        records.sort(key=_order)
+        return records + [_stranger(flow, self._processes) for flow in strangers]
+
+    def _accounted(self) -> list[Flow]:
+        if self.wire is None or not self.wire.running:
+            return []
+        before, now = self._retries_before, _retries(self._sys)
+        return self.wire.flows(self._owners, {name: total - before.get(name, total) for name, total in now.items()})
+
+    def _record(self, process: _Process, one: NetConnection, flow: Flow | None, shared_by: int) -> FlowRecord:
+        pid = process.target.pid
+        key = _key(pid, one)
+        judged = self._judged.get(key)
+        kind = {SOCKET_NETWORK: FlowKind.SOCKET, "IB": FlowKind.RDMA}.get(one.network, FlowKind.RDMA if flow else FlowKind.OTHER)
+        steps = self.rates.rate(key)
+        if flow is not None:
+            state, reason = flow.state, flow.reason
+        elif judged is not None:
+            state, reason = judged.state, judged.reason
+        else:
+            state, reason = FlowState.UNKNOWN, ""
+        if flow is None and state in (FlowState.UNKNOWN, FlowState.IDLE):
+            state, reason = self._by_steps(process, key, state, reason)
+        return FlowRecord(
+            pid=pid,
+            kind=kind,
+            network=one.network,
+            device=one.device or (flow.device if flow else "") or _numbered(one),
+            port=flow.port if flow else 0,
+            state=state,
+            reason=reason,
+            global_rank=process.target.info.rank,
+            comm_hash=one.comm_hash,
+            rank=one.rank,
+            channel=one.channel,
+            peer=one.peer,
+            direction=one.direction,
+            connection_index=one.index,
+            role=flow.role if flow else "data",
+            bandwidth=flow.bandwidth if flow else judged.bandwidth if judged else None,
+            expected=flow.expected if flow else judged.expected if judged else None,
+            retries=flow.retries if flow else judged.retransmitted if judged else None,
+            steps=steps,
+            rdma=_counts(flow) if flow else None,
+            socket=judged.facts if judged else None,
+            shared_by=max(shared_by, 1),
+        )
+
+    def _by_steps(self, process: _Process, key: ConnectionKey, state: FlowState, reason: str) -> tuple[FlowState, str]:
+        """What the proxy's steps say where the wire says nothing, or that it is idle."""
+        steps = self.rates.rate(key)
+        if steps is not None and steps.changes:
+            return FlowState.ACTIVE, reason
+        if key in process.open:
+            since = f"no step for {steps.window_s:.1f} s" if steps is not None and steps.window_s >= STILL_S else "no step yet"
+            return state, "; ".join(part for part in (f"an operation is open, {since}", reason) if part)
+        return (FlowState.IDLE if steps is not None else state), reason
+
+
+def _key(pid: int, one: NetConnection) -> ConnectionKey:
+    return pid, one.comm_hash, one.rank, one.channel, one.peer, one.direction, one.index
+
+
+def _order(record: FlowRecord) -> tuple[int, int, str, int, int]:
+    rank = record.global_rank if record.global_rank is not None else 1 << 30
+    return rank, record.pid, str(record.direction), record.channel or 0, record.peer or 0
+
+
+def _numbered(one: NetConnection) -> str:
+    return f"device {one.net_device}" if one.net_device is not None else ""
+
+
+def _counts(flow: Flow) -> RdmaCounts:
+    return RdmaCounts(
+        queue_pair=flow.qp,
+        posted=flow.posted,
+        completed=flow.completed,
+        in_flight=flow.in_flight,
+        exact=flow.exact,
+        latency_p50_ns=flow.latency_p50_ns,
+        latency_p99_ns=flow.latency_p99_ns,
+        errors=dict(flow.errors),
+    )
+
+
+def _stranger(flow: Flow, processes: dict[int, _Process]) -> FlowRecord:
+    """A queue pair that no connection of NCCL's names: of another library, or of a plugin."""
+    process = processes.get(flow.pid)
+    return FlowRecord(
+        pid=flow.pid,
+        kind=FlowKind.RDMA,
+        network="",
+        device=flow.device,
+        port=flow.port,
+        state=flow.state,
+        reason=flow.reason,
+        global_rank=process.target.info.rank if process else None,
+        role=flow.role,
+        bandwidth=flow.bandwidth,
+        expected=flow.expected,
+        retries=flow.retries,
+        rdma=_counts(flow),
+    )
+
+
+def _retries(sys: Path) -> dict[str, int]:
+    """Signs of loss of every RDMA device, over its ports."""
+    totals: Counter[str] = Counter()
+    for port in read_ports(sys):
+        totals[port.device] += port.retries
+    return dict(totals)

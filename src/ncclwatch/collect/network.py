@@ -1,0 +1,290 @@
+"""The network of a node as a running collector looks at it: NICs and their counters, changes of links, the kernel's log.
+
+Changes of links are heard by a thread of their own, which sleeps in the kernel until there is one: they carry the time at which
+they were heard, whatever the pace of the looks. What cannot be looked at is said once, and everything else goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import select
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TypeVar
+
+from ncclwatch.errors import NcclwatchError
+from ncclwatch.model.network import KernelLogLine, LinkChange, NetworkLook, NicRecord
+from ncclwatch.model.state import ProcessSample
+from ncclwatch.nic.kmsg import KernelEvent, KernelLog
+from ncclwatch.nic.links import LinkEvent, LinkMonitor, NetDevice, read_devices
+from ncclwatch.nic.rdma import PORT_COUNTERS, RETRY_COUNTERS, SYS, RdmaPort, read_ports
+
+_Item = TypeVar("_Item")
+
+MAX_NICS = 128
+MAX_WAITING = 1000
+"""Changes and log lines kept between two looks."""
+MAX_NAMESPACES = 8
+"""Network namespaces other than our own that are watched: one for each container of a job, normally one or none."""
+FOREIGN_EVERY_S = 10.0
+"""How often counters of another network namespace are read; whether its links are up is heard at once."""
+LISTEN_S = 1.0
+"""How long the listening thread sleeps at most, so that it can be ended."""
+
+LOSS_STATISTICS = ("rx_errors", "tx_errors", "tx_carrier_errors", "rx_crc_errors", "rx_frame_errors", "rx_fifo_errors")
+"""Errors of a network device (IFLA_STATS64). Dropped packets are not among them: idle machines drop what nobody wants."""
+
+PORT_ERRORS = tuple(name for name in PORT_COUNTERS if name not in ("port_xmit_data", "port_rcv_data", "port_xmit_wait"))
+
+
+class NetworkWatch:
+    """Watches the NICs of this node, and of the network namespaces the watched processes live in.
+
+    ``host`` is the name that records carry. Make it early: errors are counted from then on. Nothing it cannot do raises.
+    """
+
+    def __init__(self, host: str | None = None, *, sys: Path = SYS, kernel_log: bool = True) -> None:
+        self.host = host or socket.gethostname()
+        self.reason = ""
+        """Why links are not watched; empty while they are."""
+        self._sys = sys
+        self._changes: deque[LinkEvent] = deque(maxlen=MAX_WAITING)
+        self._kernel: deque[KernelEvent] = deque(maxlen=MAX_WAITING)
+        self._notes: deque[str] = deque(maxlen=MAX_NAMESPACES + 2)
+        self._first: dict[str, Mapping[str, int]] = {}
+        self._before: dict[str, tuple[int, int, int]] = {}
+        self._namespaces: dict[tuple[int, int], str | None] = {}
+        self._foreign: dict[str, tuple[float, list[NetDevice]]] = {}
+        self._monitors: list[LinkMonitor] = []
+        self._log: KernelLog | None = None
+        self._lock = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._watch_namespace(None)
+        if kernel_log:
+            try:
+                self._log = KernelLog(only_new=True)
+            except NcclwatchError as error:
+                self._notes.append(f"kernel log not watched: {error}")
+        self._thread = threading.Thread(target=self._listen, name="ncclwatch-links", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=2 * LISTEN_S + 1)
+            self._thread = None
+        with self._lock:
+            for monitor in self._monitors:
+                monitor.close()
+            self._monitors.clear()
+            if self._log is not None:
+                self._log.close()
+                self._log = None
+
+    @property
+    def running(self) -> bool:
+        """Whether links are watched."""
+        return not self.reason
+
+    def follow(self, pids: Iterable[int]) -> None:
+        """Also watch the network namespaces of these processes, where they are not our own."""
+        for pid in pids:
+            path = f"/proc/{pid}/ns/net"
+            try:
+                status = Path(path).stat()
+            except OSError:
+                continue
+            if (status.st_dev, status.st_ino) not in self._namespaces and len(self._namespaces) <= MAX_NAMESPACES:
+                self._watch_namespace(path)
+
+    def _watch_namespace(self, path: str | None) -> None:
+        where = path or "/proc/self/ns/net"
+        try:
+            status = Path(where).stat()
+            identity = (status.st_dev, status.st_ino)
+            if identity in self._namespaces:
+                return
+            # Known also when it cannot be watched: it is not tried again at every look.
+            self._namespaces[identity] = path
+            monitor = LinkMonitor(path, self._sys)
+        except (NcclwatchError, OSError) as error:
+            text = f"links not watched: {error}"
+            if path is None:
+                self.reason = str(error)
+            self._notes.append(text)
+            return
+        with self._lock:
+            self._monitors.append(monitor)
+
+    # --- listening -----------------------------------------------------------------------------------------------------------
+
+    def _listen(self) -> None:
+        while not self._stop.is_set():
+            with self._lock:
+                monitors, log = list(self._monitors), self._log
+            # Ports without a network device have to be asked: nothing tells of their changes.
+            polled = any(monitor.polls for monitor in monitors)
+            try:
+                watched: list[LinkMonitor | KernelLog] = [*monitors, *([log] if log else [])]
+                ready = select.select(watched, [], [], 0.05 if polled else LISTEN_S)[0]
+            except (OSError, ValueError):
+                continue
+            for monitor in monitors:
+                if monitor in ready or monitor.polls:
+                    with contextlib.suppress(NcclwatchError, OSError, ValueError):
+                        self._changes.extend(monitor.events())
+            if log is not None and log in ready:
+                try:
+                    self._kernel.extend(log.events())
+                except (NcclwatchError, OSError, ValueError) as error:
+                    self._notes.append(f"kernel log no longer watched: {error}")
+                    with self._lock:
+                        self._log = None
+
+    # --- looking -------------------------------------------------------------------------------------------------------------
+
+    def look(self, samples: Iterable[ProcessSample] = ()) -> NetworkLook:
+        """The NICs now, and what was heard since the last look. ``samples`` tell which NICs the job uses."""
+        samples = list(samples)
+        self.follow({sample.process.pid for sample in samples if sample.run_state != "X"})
+        users = used_devices(samples)
+        nics = {nic.name: nic for nic in self._net_devices(users)}
+        nics.update((nic.name, nic) for nic in self._ports(users))
+        shown = sorted(nics.values(), key=lambda nic: (not nic.used_by, nic.kind != "rdma", nic.name))[:MAX_NICS]
+        return NetworkLook(
+            nics=tuple(shown),
+            changes=tuple(self._change(event) for event in _drain(self._changes)),
+            kernel=tuple(self._line(event) for event in _drain(self._kernel)),
+            notes=tuple(_drain(self._notes)),
+        )
+
+    def _net_devices(self, users: Mapping[str, tuple[int, ...]]) -> list[NicRecord]:
+        found = []
+        for namespace in list(self._namespaces.values()):
+            devices = self._devices_of(namespace)
+            found += [self._net_device(device, users) for device in devices if _is_of_interest(device, users)]
+        return found
+
+    def _devices_of(self, namespace: str | None) -> list[NetDevice]:
+        """The network devices of a namespace; of another than our own, which takes a child process, only now and then."""
+        now = time.monotonic()
+        due, known = self._foreign.get(namespace or "", (0.0, []))
+        if namespace is None or now >= due:
+            try:
+                known = read_devices(namespace, self._sys)
+            except (NcclwatchError, OSError):
+                known = []
+            if namespace is not None:
+                self._foreign[namespace] = (now + FOREIGN_EVERY_S, known)
+        with self._lock:
+            states = {
+                name: up for monitor in self._monitors if monitor.namespace == namespace for name, up in monitor.states.items()
+            }
+        return [replace(device, up=states.get(device.name, device.up)) for device in known]
+
+    def _net_device(self, device: NetDevice, users: Mapping[str, tuple[int, ...]]) -> NicRecord:
+        totals = device.statistics
+        receive, send = self._rates(device.name, totals.get("rx_bytes"), totals.get("tx_bytes"))
+        return NicRecord(
+            host=self.host,
+            name=device.name,
+            kind="netdev",
+            up=device.up,
+            state=device.operstate if device.up and device.operstate else "up" if device.up else "down",
+            rate_gbps=device.speed_mbps / 1000 if device.speed_mbps else None,
+            receive_rate=receive,
+            send_rate=send,
+            errors=self._rises(device.name, {name: totals[name] for name in LOSS_STATISTICS if name in totals}),
+            used_by=users.get(device.name, ()),
+        )
+
+    def _ports(self, users: Mapping[str, tuple[int, ...]]) -> list[NicRecord]:
+        found = []
+        for port in read_ports(self._sys):
+            words = port.counters.get("port_rcv_data")
+            receive, send = self._rates(port.name, None if words is None else words * 4, port.sent_bytes)
+            congestion = self._rises(f"{port.name} congestion", {"notifications": port.congestion_notifications})
+            found.append(
+                NicRecord(
+                    host=self.host,
+                    name=port.name,
+                    kind="rdma",
+                    up=port.is_up,
+                    state=port.state if port.physical in ("", "link-up") else f"{port.state} ({port.physical})",
+                    rate_gbps=port.rate_gbps,
+                    netdev=port.netdev,
+                    link_layer=port.link_layer,
+                    receive_rate=receive,
+                    send_rate=send,
+                    errors=self._rises(port.name, _loss_counters(port)),
+                    congestion=sum(congestion.values()),
+                    used_by=users.get(port.name, ()) or users.get(port.device, ()),
+                )
+            )
+        return found
+
+    def _rises(self, name: str, totals: Mapping[str, int]) -> dict[str, int]:
+        """Which of these counters rose since they were first seen, and by how much; one that was reset begins anew."""
+        first = self._first.setdefault(name, dict(totals))
+        if any(total < first.get(counter, 0) for counter, total in totals.items()):
+            first = self._first[name] = dict(totals)
+        return {counter: total - first.get(counter, 0) for counter, total in totals.items() if total > first.get(counter, 0)}
+
+    def _rates(self, name: str, received: int | None, sent: int | None) -> tuple[float | None, float | None]:
+        if received is None or sent is None:
+            return None, None
+        now = time.monotonic_ns()
+        before = self._before.get(name)
+        self._before[name] = (now, received, sent)
+        if before is None or now <= before[0] or received < before[1] or sent < before[2]:
+            return None, None
+        elapsed = (now - before[0]) / 1e9
+        return (received - before[1]) / elapsed, (sent - before[2]) / elapsed
+
+    def _change(self, event: LinkEvent) -> LinkChange:
+        since = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - event.time_ns
+        return LinkChange(self.host, event.name, event.up, event.detail, event.time_ns, time.time_ns() - since)
+
+    def _line(self, event: KernelEvent) -> KernelLogLine:
+        return KernelLogLine(
+            self.host, event.kind, event.device, event.text, event.time_ns, event.severity, event.code, event.pid
+        )
+
+
+def used_devices(samples: Iterable[ProcessSample]) -> dict[str, tuple[int, ...]]:
+    """NIC as NCCL names it → ranks of the job whose proxies were seen using it; several devices merged into one are split."""
+    users: dict[str, set[int]] = {}
+    for sample in samples:
+        rank = sample.process.rank
+        for operation in sample.operations:
+            for sub in operation.subs:
+                # NCCL names devices that it merges "mlx5_0+mlx5_1" (src/transport/net_ib.cc, v2.21.5-1).
+                for name in filter(None, sub.net_device_name.split("+")):
+                    users.setdefault(name, set()).update(() if rank is None else (rank,))
+    return {name: tuple(sorted(ranks)) for name, ranks in users.items()}
+
+
+def _is_of_interest(device: NetDevice, users: Mapping[str, object]) -> bool:
+    """Loopback only where the job uses it, and none of the virtual ends that a container host has by the hundred."""
+    if device.name in users:
+        return True
+    return device.name != "lo" and not device.name.startswith(("veth", "docker", "cali", "lxc", "br-"))
+
+
+def _loss_counters(port: RdmaPort) -> dict[str, int]:
+    errors = {name: port.counters[name] for name in PORT_ERRORS if name in port.counters}
+    return errors | {name: port.hw_counters[name] for name in RETRY_COUNTERS if name in port.hw_counters}
+
+
+def _drain(queue: deque[_Item]) -> list[_Item]:
+    found: list[_Item] = []
+    while queue:
+        found.append(queue.popleft())
+    return found

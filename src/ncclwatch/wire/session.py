@@ -1,0 +1,232 @@
+"""The wire plane of a set of processes as a command or an agent uses it: one that cannot run says why, and the rest goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from ncclwatch.errors import NcclwatchError, TargetGoneError
+from ncclwatch.model.state import Direction
+from ncclwatch.probes.sites import CostClass
+from ncclwatch.probes.support import check_support
+from ncclwatch.target.layout import Layout
+from ncclwatch.target.maps import Mapping as MemoryMapping
+from ncclwatch.wire.accounts import QueuePairAccount
+from ncclwatch.wire.bursts import Bursts
+from ncclwatch.wire.contexts import VerbsFile, verbs_files
+from ncclwatch.wire.control import library_of
+from ncclwatch.wire.flows import Flow, FlowWatch
+from ncclwatch.wire.governor import DEFAULT_BUDGET, MIN_BURST_S, Governor, Mode, ThreadCost, measure_costs
+from ncclwatch.wire.kernel import WireKernel
+from ncclwatch.wire.nccl_connections import BUILT_IN
+from ncclwatch.wire.nccl_queues import QueueOwner
+from ncclwatch.wire.plane import WirePlane, monotonic_ns
+
+QpKey = tuple[int, int, int]
+"""(pid, address of the context, number of the queue pair)."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerbsUser:
+    """A process as the wire plane needs to know it; ``layout`` and ``bias`` are of its NCCL, ``networks`` NCCL's names of
+    them.
+    """
+
+    pid: int
+    layout: Layout | None
+    bias: int
+    networks: tuple[str, ...] = ()
+    mappings: Sequence[MemoryMapping] = ()
+    files: tuple[VerbsFile, ...] | None = None
+    """Its open RDMA devices; looked up unless given."""
+
+
+def why_no_verbs(user: VerbsUser, files: Sequence[VerbsFile]) -> str:
+    """Why a process has no work requests to be seen, in words; empty when it may have."""
+    if files:
+        return ""
+    plugins = [name for name in user.networks if name not in BUILT_IN]
+    if plugins:
+        return f"NCCL's network here is the plugin '{plugins[0]}', which has no verbs device open: its requests cannot be seen"
+    if "Socket" in user.networks:
+        return "NCCL uses TCP sockets here, not RDMA"
+    if library_of(user.pid, user.mappings) is None:
+        return "this process does not use RDMA verbs: it has not loaded libibverbs"
+    return "this process has no RDMA device open"
+
+
+class WireSession:
+    """Programs, probes and judgement for some processes; nothing is loaded into the kernel before one of them uses RDMA.
+
+    ``reason`` says why the plane does not run at all, ``reasons`` why one process shows nothing; both are empty where it does.
+    """
+
+    def __init__(self, mode: Mode = Mode.BURSTS, budget: float = DEFAULT_BUDGET, *, kernel: WireKernel | None = None) -> None:
+        self.mode = mode
+        self.budget = budget
+        self.reason = "switched off" if mode is Mode.STATE else "no process uses RDMA"
+        self.reasons: dict[int, str] = {}
+        self.plane: WirePlane | None = None
+        self.bursts: Bursts | None = None
+        self._kernel = kernel
+        self._own_kernel = kernel is None
+        self._watch = FlowWatch()
+        self._accounts: list[QueuePairAccount] = []
+        self._ports: dict[tuple[int, int], int] = {}
+
+    @property
+    def running(self) -> bool:
+        """Whether probes are placed."""
+        return self.plane is not None
+
+    def start(self, users: Iterable[VerbsUser]) -> None:
+        """Resolve what these processes have open, and load the programs if any of them uses RDMA. A failure becomes
+        ``reason``.
+        """
+        if self.mode is Mode.STATE:
+            return
+        candidates = []
+        for user in users:
+            files = list(user.files) if user.files is not None else verbs_files(user.pid)
+            self.reasons[user.pid] = why_no_verbs(user, files)
+            if files:
+                candidates.append((user, files))
+        if not candidates:
+            return
+        try:
+            check_support()
+            if self._kernel is None:
+                self._kernel = WireKernel()
+            costs = measure_costs(self._kernel)
+        except (NcclwatchError, OSError, ImportError) as error:
+            self.reason = _in_words(error)
+            self.close()
+            return
+        self.reason = ""
+        self.plane = WirePlane(self._kernel, exact=self.mode is Mode.EXACT)
+        self.bursts = Bursts(self.plane, Governor(costs, self.budget))
+        for user, files in candidates:
+            self._take_in(user, files)
+
+    def _take_in(self, user: VerbsUser, files: list[VerbsFile]) -> None:
+        assert self.plane is not None and self.bursts is not None  # noqa: S101 - start made them
+        try:
+            process = self.plane.watch(user.pid, user.layout, user.bias, files)
+        except (NcclwatchError, OSError) as error:
+            self.reasons[user.pid] = _in_words(error)
+            return
+        self.reasons[user.pid] = process.unavailable
+        if process.sites:
+            self.bursts.governor.enrol(user.pid, monotonic_ns())
+        for context in process.contexts.values():
+            self._ports[user.pid, context.address] = context.port
+
+    def close(self) -> None:
+        """Take every probe away."""
+        if self.plane is not None:
+            self.plane.close()
+            self.plane = self.bursts = None
+        if self._own_kernel and self._kernel is not None:
+            self._kernel.close()
+            self._kernel = None
+
+    # --- counting --------------------------------------------------------------------------------------------------------
+
+    def begin_exact(self) -> None:
+        """Attach for good: from now on every request is counted. Tell the user :meth:`trial` first."""
+        if self.plane is not None:
+            self.plane.always = True
+            self.plane.attach()
+
+    def trial(self) -> str:
+        """What exact counting will cost, in words, tried out for two milliseconds."""
+        if self.bursts is None:
+            return ""
+        costs = self.bursts.governor.costs
+        prices = f"a probed call costs {costs[CostClass.EMULATED].entry_and_return_ns / 1000:.1f} µs"
+        stepped = self._stepped_sites()
+        if stepped:
+            dear = costs[CostClass.SINGLE_STEPPED].entry_and_return_ns / 1000
+            prices += f" ({dear:.1f} µs in {', '.join(stepped)}, whose first instructions must be single-stepped)"
+        self.bursts.begin()
+        while not self.bursts.governor.due(monotonic_ns()):
+            pass
+        self.bursts.stop()
+        worst = max(self.bursts.governor.threads.values(), key=lambda thread: thread.last_share, default=None)
+        if worst is None or not worst.last_share:
+            return f"{prices}; in a trial of {MIN_BURST_S * 1000:.0f} ms no probe was hit"
+        return (
+            f"{prices}; in a trial of {MIN_BURST_S * 1000:.0f} ms the thread hit most (pid {worst.pid}, tid {worst.tid}) "
+            f"spent {worst.last_share:.0%} of its time in probes, and so it will as long as every request is counted"
+        )
+
+    def _stepped_sites(self) -> list[str]:
+        assert self.plane is not None  # noqa: S101 - the caller looked
+        sites = [site for process in self.plane.processes.values() for site in process.sites.values()]
+        return sorted({site.role for site in sites if site.cost is CostClass.SINGLE_STEPPED})
+
+    def first_burst_s(self) -> float:
+        """Seconds until the budget allows the first burst; 0 when there will be none."""
+        if self.bursts is None or self.mode is not Mode.BURSTS or not self._has_sites():
+            return 0.0
+        return self.bursts.governor.next_burst_s(monotonic_ns())
+
+    def _has_sites(self) -> bool:
+        return self.plane is not None and any(process.sites for process in self.plane.processes.values())
+
+    def step(self) -> bool:
+        """Hear of new devices and queues, and run a burst if one is due; whether there are new accounts."""
+        if self.plane is None or self.bursts is None:
+            return False
+        self.plane.handle_events()
+        if self.mode is Mode.EXACT:
+            self._accounts = self.plane.accounts()
+            return True
+        found = self.bursts.step()
+        if found is None:
+            return False
+        self._accounts = found
+        return True
+
+    def flows(
+        self,
+        owners: Mapping[QpKey, QueueOwner],
+        retries: Mapping[str, int],
+        step_rates: Mapping[tuple[int, int, int, int, Direction], float] | None = None,
+    ) -> list[Flow]:
+        """The flows of the accounts as last read. ``retries`` are a port's signs of loss since the last look, by device."""
+        if self.plane is None:
+            return []
+        plane = self.plane
+        seen = [account for account in self._accounts if account.posted or account.completed or account.key in owners]
+        devices = {
+            (account.pid, account.context): (plane.device_of(account), self._ports.get((account.pid, account.context)) or 1)
+            for account in seen
+        }
+        return self._watch.look(
+            seen,
+            monotonic_ns(),
+            exact=self.mode is Mode.EXACT,
+            owners=owners,
+            devices=devices,
+            retries=retries,
+            step_rates=step_rates,
+        )
+
+    def report(self) -> str:
+        """One line about what watching has cost the processes; empty where nothing was probed."""
+        if self.bursts is None:
+            return ""
+        if self.mode is Mode.EXACT:
+            return "exact counting: probes were in place all the time"
+        return self.bursts.governor.report(monotonic_ns())
+
+    def worst(self) -> ThreadCost | None:
+        """The thread that has paid most."""
+        return None if self.bursts is None else self.bursts.governor.worst(monotonic_ns())
+
+
+def _in_words(error: BaseException) -> str:
+    if isinstance(error, TargetGoneError):
+        return "the process has ended"
+    return str(error) or type(error).__name__
