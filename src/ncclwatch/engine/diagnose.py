@@ -88,12 +88,22 @@ def diagnose_jobs(samples: Sequence[Sequence[ProcessSample]], outlook: Outlook |
 
     ``samples`` holds, for each process, its samples in time order, at least two of them a second apart.
     """
+    return [verdict for _, verdict in judge_jobs(samples, outlook)]
+
+
+def judge_jobs(samples: Sequence[Sequence[ProcessSample]], outlook: Outlook | None = None) -> list[tuple[Job, Verdict]]:
+    """As :func:`diagnose_jobs`, each verdict with its job."""
     outlook = outlook or Outlook()
     with _collector_at_rest():
         jobs = assemble(samples)
         loners = [member for job in jobs if not job.groups for member in job.members]
-        verdicts = [_diagnose_job(job, outlook, loners) for job in jobs]
-    return sorted(verdicts, key=lambda verdict: -SEVERITY.index(verdict.verdict_class))
+        verdicts = [(job, _diagnose_job(job, outlook, loners)) for job in jobs]
+    return sorted(verdicts, key=lambda judged: severity(judged[1]))
+
+
+def severity(verdict: Verdict) -> int:
+    """Sorts verdicts, the worst first."""
+    return -SEVERITY.index(verdict.verdict_class)
 
 
 def diagnose(samples: Sequence[Sequence[ProcessSample]], outlook: Outlook | None = None) -> Verdict:

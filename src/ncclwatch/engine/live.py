@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.diagnose import Outlook, diagnose_jobs
+from ncclwatch.engine.diagnose import Outlook, judge_jobs, severity
 from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.progress import progressed
+from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
@@ -50,6 +51,8 @@ class LiveDiagnosis:
     silent: Collection[tuple[int, int]] = field(default_factory=frozenset)
     """(communicator's hash, rank in it) of ranks whose node has fallen silent."""
     ledger: Ledger = field(default_factory=Ledger)
+    slow: SlowWatch = field(default_factory=SlowWatch)
+    """Judges the jobs that run: whether they run as fast as they should."""
     closed: list[tuple[Verdict, float]] = field(default_factory=list)
     """Verdicts that ended because the job went on, each with its duration in seconds; the caller takes them out."""
     verdicts: list[Verdict] = field(default_factory=list)
@@ -67,6 +70,7 @@ class LiveDiagnosis:
         ``source`` is the host they come from (as in ``ProcessInfo.host``); empty where there is only one.
         """
         self.ledger.add_calls(events, lost, source)
+        self.slow.add_calls(events, lost, source)
         if lost:
             self._totals = {place: known for place, known in self._totals.items() if not self.ledger.is_from(place, source)}
         pids, numbers = np.unique(events["pid"], return_counts=True)
@@ -93,7 +97,9 @@ class LiveDiagnosis:
             outlook.patience, outlook.creation_patience_s, self._asked = None, 0.0, False
         if self.ledger.rows:
             outlook.ledger, outlook.totals = self.ledger, self._totals
-        self.verdicts = diagnose_jobs([series.samples for series in self._series.values()], outlook)
+        judged = judge_jobs([series.samples for series in self._series.values()], outlook)
+        self.slow.forget(present)
+        self.verdicts = sorted((self.slow.judge(job, verdict) for job, verdict in judged), key=severity)
         if outlook.patience is not None:
             self.patience.end_round(self._interval_s())
         return self._stand(self.verdicts[0] if self.verdicts else NOTHING_OBSERVED)
@@ -146,7 +152,8 @@ class LiveDiagnosis:
     def _stand(self, verdict: Verdict) -> Verdict:
         standing = self._standing
         if verdict.verdict_class.accuses:
-            since = standing.since if standing is not None and standing.id == verdict.id else self._since()
+            began = verdict.since if verdict.since is not None else self._since()
+            since = standing.since if standing is not None and standing.id == verdict.id else began
             verdict = replace(verdict, since=since)
             self._standing = verdict
         elif standing is not None:

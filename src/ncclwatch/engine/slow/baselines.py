@@ -56,8 +56,8 @@ def slope(before: Values, now: Values) -> tuple[float, float]:
 class Baseline:
     """An adaptive normal value of something whose slowness matters.
 
-    A value within ``accept`` of the normal is learned (MegaTrace's alpha, 5 % there), one that is larger is not; three in a row that
-    are clearly smaller replace what was learned (the first ones were the warm-up). Keeps the last ``keep`` values.
+    A value within ``accept`` of the normal is learned (MegaTrace's alpha, 5 % there), one that is larger is not; three in a row
+    that are clearly smaller replace what was learned (the first ones were the warm-up). Keeps the last ``keep`` values.
     """
 
     accept: float = 0.05
@@ -225,9 +225,7 @@ def mycroft_late(starts: Values, ends: Values, late_s: float = MYCROFT_LATE_S) -
 
     ``starts`` and ``ends`` have shape (rounds, ranks), seconds; compared with each round's median.
     """
-    late = (starts - np.median(starts, axis=1, keepdims=True) > late_s) | (
-        ends - np.median(ends, axis=1, keepdims=True) > late_s
-    )
+    late = (starts - np.median(starts, axis=1, keepdims=True) > late_s) | (ends - np.median(ends, axis=1, keepdims=True) > late_s)
     result: NDArray[np.bool_] = late.mean(axis=0) > 0.5
     return result
 

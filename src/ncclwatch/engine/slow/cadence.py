@@ -1,7 +1,7 @@
 """How often a process calls NCCL: iterations, their times, and the pace of calls within one. Host call times, not GPU times.
 
-A call says when the host asked, not when the GPU did it. But a host cannot run ahead of its GPU for long, so over an iteration the
-cadence of calls is that of the work; and what a host does between iterations (loading data) shows as it is.
+A call says when the host asked, not when the GPU did it. But a host cannot run ahead of its GPU for long, so over an iteration
+the cadence of calls is that of the work; and what a host does between iterations (loading data) shows as it is.
 
 An iteration is what lies between two calls of the operation that occurs least often and at a constant number of calls (in
 training: the last operation on the gradients or parameters). Evaluation phases, barriers and checkpoints that call something
@@ -30,11 +30,7 @@ SETTLED = 12
 """Iterations after which the pattern is no longer searched for."""
 
 OPERATIONS = np.array(
-    [
-        f.value
-        for f in Function
-        if Function.ALL_REDUCE <= f <= Function.WAIT_SIGNAL
-    ],
+    [f.value for f in Function if Function.ALL_REDUCE <= f <= Function.WAIT_SIGNAL],
     np.uint16,
 )
 
@@ -66,6 +62,8 @@ class Cadence:
     """For the newest of them the call times, seconds since the first call, shape (calls,)."""
     baseline: list[Times] = field(default_factory=list)
     """The same of the first iterations, warm-up left out."""
+    generation: int = 0
+    """Rises when another pattern was found: durations before and after must not be compared."""
     calls: int = 0
     last_call: float = 0.0
     marker: int = 0
@@ -146,6 +144,7 @@ class Cadence:
             return
         self._forget_pattern()
         self.marker = best[0]
+        self.generation += 1
 
     def _split(self) -> None:
         """Cut what is kept at the markers; while the pattern is not settled the calls stay, to be searched again."""

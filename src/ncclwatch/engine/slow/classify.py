@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ncclwatch.engine.slow.blame import Finding, Kind
+from ncclwatch.engine.slow.findings import Finding, Kind
 from ncclwatch.model.verdict import VerdictClass
 
 if TYPE_CHECKING:
@@ -59,7 +59,9 @@ def cause(judgement: Judgement, finding: Finding) -> str:
 def _compute_cause(judgement: Judgement, finding: Finding) -> str:
     factors = judgement.factors[list(finding.members)]
     if len(factors) and np.all(factors >= SLOWER):
-        return f"its work takes {float(np.median(factors)):.1f} times as long throughout: GPU clocks, power or temperature, or load"
+        return (
+            f"its work takes {float(np.median(factors)):.1f} times as long throughout: GPU clocks, power or temperature, or load"
+        )
     pattern = periodic_pauses(judgement)
     if pattern:
         return pattern
@@ -73,5 +75,5 @@ def periodic_pauses(judgement: Judgement) -> str:
     slow = judgement.slow
     if slow is None or slow.slow > 0.8 * slow.iterations or slow.slow < 2:
         return ""
-    return f"{slow.slow} of {slow.iterations} iterations are slow and the others normal: pauses of their own rhythm (garbage collection)"
-
+    seen = f"{slow.slow} of {slow.iterations} iterations are slow and the others normal"
+    return f"{seen}: pauses of their own rhythm (garbage collection)"

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING
 
 from ncclwatch.engine.job import Group, Job
-from ncclwatch.engine.slow.blame import Finding, Kind
 from ncclwatch.engine.slow.classify import cause, classify, works_slower
+from ncclwatch.engine.slow.findings import Finding, Kind
 from ncclwatch.engine.topology.model import Role, Topology
 from ncclwatch.model.verdict import CommunicatorRef, Culprit, LinkRef, OperationRef, Verdict, VerdictClass
 
@@ -21,7 +22,7 @@ WORDS = {
 }
 NEXT_STEPS = {
     Kind.COMPUTE: "on {host}: compare clocks, power and temperature with a healthy GPU (nvidia-smi -q -d CLOCK,PERFORMANCE)",
-    Kind.HOST: "on {host}: look at the process's CPU (top -H -p {pid}; cgroup cpu.stat) and at what it does (py-spy dump --pid {pid})",
+    Kind.HOST: "on {host}: look at its CPU (top -H -p {pid}; cgroup cpu.stat) and at what it does (py-spy dump --pid {pid})",
     Kind.KERNEL: "on {host}: compare PCIe link width and speed with a healthy GPU (nvidia-smi -q -d PCIE)",
     Kind.PROXY: "on {host}: see whether the proxy threads get CPU (top -H -p {pid})",
     Kind.NIC: "on {host}: look at the NIC (ethtool -S, rdma statistic) for errors, pauses and its speed",
@@ -71,7 +72,9 @@ def _culprits(job: Job, judgement: Judgement, finding: Finding, topology: Topolo
     result = []
     for at in finding.members:
         member = job.members[at]
-        own = next((c for c in member.last.communicators if group and group.rank_of(member) == c.rank and c.hash == group.hash), None)
+        own = next(
+            (c for c in member.last.communicators if group and group.rank_of(member) == c.rank and c.hash == group.hash), None
+        )
         result.append(
             Culprit(
                 rank=member.rank,
@@ -185,23 +188,23 @@ def _evidence(job: Job, judgement: Judgement, topology: Topology | None) -> tupl
         )
     for finding in judgement.findings:
         names = ", ".join(job.members[at].label for at in finding.members)
-        usual = "" if finding.reference != finding.reference else f" (equal ranks: {finding.reference:.0%})"
+        usual = "" if math.isnan(finding.reference) else f" (equal ranks: {finding.reference:.0%})"
         cost = f", {finding.share * judgement.iteration_s:.3f} s an iteration" if judgement.iteration_s else ""
-        what = f"link {' → '.join(job.members[at].label for at in finding.members)}" if finding.link else f"{names}: {finding.kind}"
+        what = (
+            f"link {' → '.join(job.members[at].label for at in finding.members)}" if finding.link else f"{names}: {finding.kind}"
+        )
         lines.append(
             f"{what} holds the job up for {finding.share:.0%} of all ranks' time{usual}{cost}, in {finding.looks} of "
             f"{profile.looks} looks"
         )
         if finding.kind.computes:
             for at in finding.members[:4]:
-                lines.append(
-                    f"{job.members[at].label} works in {profile.busy[at]:.0%} of the looks and waits for others in {profile.waits[at]:.0%}"
-                )
+                name, busy, waits = job.members[at].label, profile.busy[at], profile.waits[at]
+                lines.append(f"{name} works in {busy:.0%} of the looks and waits for others in {waits:.0%}")
                 factor, extra = judgement.factors[at], judgement.extras[at]
-                if factor == factor:
-                    lines.append(
-                        f"{job.members[at].label}: time between its calls is {factor:.2f} times what it was, plus {extra * 1e3:.1f} ms a call"
-                    )
+                if not math.isnan(factor):
+                    grew = f"{factor:.2f} times what it was, plus {extra * 1e3:.1f} ms a call"
+                    lines.append(f"{name}: the time between its calls is {grew}")
         elif works_slower(judgement, finding):
             factor = float(judgement.factors[list(finding.members)].mean())
             lines.append(f"{names}: work between calls takes {factor:.2f} times as long as well")

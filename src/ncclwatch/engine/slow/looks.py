@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ncclwatch.engine.edges import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, Node, RankNode, Wait, Waits, Why
+from ncclwatch.engine.edges import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, Node, RankNode, StallMark, Wait, Waits, Why
 from ncclwatch.engine.graph import reaching
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.locate import Sink, find_sinks
@@ -35,7 +35,7 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LinkPlace:
-    """A link by communicator (``group`` of the job, its hash and size) and communicator ranks, with the processes at both ends."""
+    """A link by communicator (``group`` of the job, its hash and size) and communicator ranks, and the processes at its ends."""
 
     group: int
     comm_hash: int
@@ -156,7 +156,8 @@ def _begun(waits: Waits) -> dict[tuple[int, int, int], bool]:
     has not begun; anything written or consumed says it has.
     """
     begun: dict[tuple[int, int, int], bool] = {}
-    for mark in (*waits.edges, *waits.stalls):
+    marks: list[Wait | StallMark] = [*waits.edges, *waits.stalls]
+    for mark in marks:
         end = mark.end
         if end is None or end.operation.phase is not OpPhase.PROGRESS:
             continue

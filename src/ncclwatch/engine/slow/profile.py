@@ -25,8 +25,8 @@ LinkKey = tuple[ProcessKey | None, ProcessKey | None, int, int, int]
 class Profile:
     """Shares of the looks (0 to 1), by process in the order of ``processes``; arrays of shape (processes,).
 
-    ``hold[part]`` is the share of all ranks' time that is spent waiting for that part of a rank; ``looks_held`` counts the looks in
-    which it held up at least one other. ``busy`` is the share of looks in which a rank computed or its host had called nothing,
+    ``hold[part]`` is the share of all ranks' time that is spent waiting for that part of a rank; ``looks_held`` counts the looks
+    in which it held up at least one other. ``busy`` is the share in which a rank computed or its host had called nothing,
     ``waits`` that in which it waited for another.
     """
 
@@ -106,8 +106,7 @@ def add_up(looks: Sequence[Look], processes: Sequence[ProcessKey]) -> Profile:
             busy[where] += activity in (Activity.COMPUTES, Activity.CALLS_NOTHING)
             host[where] += activity is Activity.CALLS_NOTHING
             waits[where] += activity is Activity.WAITS
-    for shares in profile.hold.values():
-        shares /= max(1, len(looks))
+    profile.hold = {part: shares / max(1, len(looks)) for part, shares in profile.hold.items()}
     profile.links = {key: value / max(1, len(looks)) for key, value in profile.links.items()}
     seen = np.maximum(seen, 1)
     profile.busy, profile.host, profile.waits = busy / seen, host / seen, waits / seen

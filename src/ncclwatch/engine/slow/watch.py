@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,17 +14,19 @@ from numpy.typing import NDArray
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.slow import explain
 from ncclwatch.engine.slow.baselines import slope
-from ncclwatch.engine.slow.blame import Context, Finding, Kind, find
+from ncclwatch.engine.slow.blame import find
 from ncclwatch.engine.slow.cadence import Cadence, Cadences, mean_profile
+from ncclwatch.engine.slow.findings import Context, Finding
 from ncclwatch.engine.slow.looks import Look, take_look
 from ncclwatch.engine.slow.profile import Profile, Shares, add_up
 from ncclwatch.engine.slow.windows import IterationWatch, SlowDown
 from ncclwatch.engine.topology.model import Topology
 from ncclwatch.model.identity import ProcessKey
-from ncclwatch.model.verdict import Verdict
+from ncclwatch.model.verdict import Verdict, VerdictClass
 
 KEPT_LOOKS = 240
 WINDOW_LOOKS = 120
+PENDING_LOOKS = 10
 CHEAP_RANKS = 512
 """Above this many ranks a look is taken only every so many rounds that looks cost no more than at this size."""
 CONFIRMED = 2
@@ -54,9 +56,12 @@ class _JobWatch:
 
     iterations: IterationWatch = field(default_factory=IterationWatch)
     reference: tuple[str, int] | None = None
+    generation: int = 0
     offset_s: float = 0.0
     """Wall clock minus monotonic clock of the reference's node."""
     looks: deque[Look] = field(default_factory=lambda: deque(maxlen=KEPT_LOOKS))
+    pending: deque[Look] = field(default_factory=lambda: deque(maxlen=PENDING_LOOKS))
+    """Looks since the job last made progress."""
     rounds: int = 0
     named: frozenset[object] = frozenset()
     repeated: int = 0
@@ -75,21 +80,31 @@ class SlowWatch:
         """Take a batch of call records of one node."""
         self.cadences.add_calls(events, lost, source)
 
-    def update(self, job: Job, topology: Topology | None = None) -> Verdict | None:
-        """Take the newest samples of a job that runs; a verdict of slowness if one stands."""
+    def judge(self, job: Job, verdict: Verdict, topology: Topology | None = None) -> Verdict:
+        """Take the newest samples of a job and the verdict on whether it hangs; a job that runs may be slow instead.
+
+        A look between two steps of progress counts once the job goes on; what is seen of a hang teaches nothing.
+        """
         watch = self._watch_of(job)
+        if verdict.verdict_class.accuses or verdict.verdict_class is VerdictClass.IDLE:
+            watch.pending.clear()
+            return verdict
         watch.rounds += 1
         self._follow_iterations(job, watch)
         every = -(-len(job.members) // CHEAP_RANKS)
         slow = watch.iterations.slow_down()
-        if watch.rounds % every == 0 or (slow is not None and watch.rounds % max(1, every // 4) == 0):
-            watch.looks.append(take_look(job))
+        due = watch.rounds % every == 0 or (slow is not None and watch.rounds % max(1, every // 4) == 0)
+        if due:
+            watch.pending.append(take_look(job))
+        if verdict.verdict_class is not VerdictClass.RUNNING:
+            return verdict
+        if due:
+            watch.looks.extend(watch.pending)
+            watch.pending.clear()
             self._judge(job, watch, slow, topology)
-        if watch.standing is None:
-            return None
-        return explain.verdict(job, watch.standing, topology)
+        return verdict if watch.standing is None else explain.verdict(job, watch.standing, topology)
 
-    def forget(self, present: Sequence[ProcessKey]) -> None:
+    def forget(self, present: Collection[ProcessKey]) -> None:
         """Forget jobs and processes that are watched no longer."""
         known = set(present)
         for key in [key for key in self._jobs if key not in known]:
@@ -115,6 +130,8 @@ class SlowWatch:
                     break
         if cadence is None or watch.reference not in members:
             return
+        if cadence.generation != watch.generation:
+            watch.iterations, watch.generation = IterationWatch(), cadence.generation
         sample = members[watch.reference].last
         watch.offset_s = (sample.wall_ns - sample.time_ns) / 1e9
         watch.iterations.feed(list(cadence.iterations))
@@ -165,7 +182,9 @@ class SlowWatch:
             cadence = self.cadences.find(member.info.host, member.info.pid)
             if cadence is None or not cadence.baseline or not cadence.profiles:
                 continue
-            now = [p for p, i in zip(reversed(cadence.profiles), reversed(cadence.iterations), strict=False) if i.begin >= slow.since]
+            now = [
+                p for p, i in zip(reversed(cadence.profiles), reversed(cadence.iterations), strict=False) if i.begin >= slow.since
+            ]
             past = [p for p in cadence.baseline if len(p) and p[-1] <= 1.1 * slow.normal_s]
             if len(now) >= 2 and len(past) >= 2:
                 factors[at], extras[at] = slope(np.diff(mean_profile(past)), np.diff(mean_profile(now)))
@@ -206,6 +225,3 @@ def _knows(topology: Topology | None, rank: int | None) -> bool:
 def _hosts(job: Job) -> NDArray[np.int64]:
     numbers: dict[str, int] = {}
     return np.array([numbers.setdefault(member.info.host, len(numbers)) for member in job.members], np.int64)
-
-
-__all__ = ["Judgement", "Kind", "SlowWatch"]

@@ -1,0 +1,88 @@
+"""A culprit as it is found, what it is compared with, and when a share of holding others up stands out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclwatch.engine.slow.looks import LinkPlace
+from ncclwatch.engine.slow.profile import Profile, Shares
+
+FLOOR = 0.035
+"""Below this share of the job's time nothing is blamed."""
+EXPLAINS = 0.15
+"""A culprit must explain at least this share of the time that was lost."""
+LOOKS = 3
+"""Looks in which a culprit must have held others up."""
+
+START_SHARE = 0.15
+START_LOOKS = 6
+START_TOTAL_LOOKS = 12
+START_TIMES = 4.0
+"""Without a healthy past: the share, the looks, and how many times what its equals have."""
+
+BUSIER = 1.12
+"""A rank that is blamed for its own work must be this much busier than its equals or its past."""
+
+
+class Kind(StrEnum):
+    """What a finding is about."""
+
+    COMPUTE = "computation"
+    HOST = "host"
+    KERNEL = "communication kernel"
+    PROXY = "proxy"
+    NIC = "network interface"
+    LINK = "link"
+
+    @property
+    def computes(self) -> bool:
+        """Whether it counts as slow computation (S1); the rest is communication (S2)."""
+        return self in (Kind.COMPUTE, Kind.HOST)
+
+
+@dataclass(slots=True)
+class Finding:
+    """One culprit: ``members`` index the profile's processes; ``share`` of the job's time spent waiting for it."""
+
+    kind: Kind
+    members: tuple[int, ...]
+    share: float
+    looks: int
+    reference: float
+    link: LinkPlace | None = None
+    keys: tuple[object, ...] = ()
+    evidence: list[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What is known besides the looks. Arrays of shape (processes,).
+
+    ``equal`` numbers sets of equal ranks (−1: no equals); ``host`` numbers hosts. ``factor`` is how much longer a rank's
+    stretches of work last than before (nan: not known), ``lost`` the share of time that is lost compared with the healthy past
+    (``None`` without one), ``stretch`` how much longer an iteration is than in ``before``.
+    """
+
+    equal: NDArray[np.int64]
+    host: NDArray[np.int64]
+    factor: Shares
+    lost: float | None
+    stretch: float = 1.0
+    before: Profile | None = None
+
+
+def stands_out(share: float, looks: float, reference: float, context: Context) -> bool:
+    """Whether a share of holding others up stands out."""
+    excess = share - (0.0 if np.isnan(reference) else reference)
+    if context.lost is not None:
+        return bool(looks >= LOOKS and excess >= max(FLOOR, EXPLAINS * context.lost))
+    return bool(
+        not np.isnan(reference)
+        and looks >= START_LOOKS
+        and excess >= START_SHARE
+        and share >= START_TIMES * max(reference, FLOOR / 2)
+    )

@@ -1,0 +1,107 @@
+"""Links, network interfaces and proxies that the job waits for: what several slow links have in common is blamed before each."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+
+import numpy as np
+
+from ncclwatch.engine.slow.findings import FLOOR, Context, Finding, Kind, stands_out
+from ncclwatch.engine.slow.looks import Part
+from ncclwatch.engine.slow.profile import LinkKey, Profile
+from ncclwatch.model.identity import ProcessKey
+
+ELEVATED = 0.02
+"""A link that holds the job up for less of the time is as good as any."""
+ELEVATED_TIMES = 2.5
+
+
+def network_findings(profile: Profile, context: Context) -> list[Finding]:
+    """Slow proxies, interfaces and links, each rank in one of them at most."""
+    index = {key: at for at, key in enumerate(profile.processes)}
+    shares = dict(profile.links)
+    if context.before is not None and context.before.looks >= 4:
+        shares = {key: max(0.0, share - context.before.links.get(key, 0.0)) for key, share in shares.items()}
+    findings = _proxies(profile, context, shares, index)
+    touched = {at for finding in findings for at in finding.members}
+    usual = _usual_link(shares, len(profile.processes))
+    least = max(ELEVATED, ELEVATED_TIMES * usual)
+    elevated = {key: share for key, share in shares.items() if share >= least and profile.link_looks[key] >= 2}
+    ends: dict[int, list[LinkKey]] = defaultdict(list)
+    for key in elevated:
+        for end in _ends(key, index):
+            ends[end].append(key)
+    for members in _interfaces(elevated, ends, index, context):
+        keys = {key for at in members for key in ends[at]}
+        share = sum(shares[key] for key in keys)
+        looks = max((profile.link_looks[key] for key in keys), default=0)
+        if not touched.intersection(members) and stands_out(share, looks, usual, context):
+            findings.append(Finding(Kind.NIC, members, share, looks, usual, keys=tuple(keys)))
+            touched.update(members)
+    for key, share in sorted(elevated.items(), key=lambda item: -item[1]):
+        members = tuple(index[end] for end in (key[0], key[1]) if end in index)
+        if touched.intersection(members) or not stands_out(share, profile.link_looks[key], usual, context):
+            continue
+        findings.append(Finding(Kind.LINK, members, share, profile.link_looks[key], usual, profile.places[key], (key,)))
+        touched.update(members)
+    largest = max((f.share for f in findings), default=0.0)
+    return [f for f in findings if f.share >= 0.3 * largest]
+
+
+def _ends(key: LinkKey, index: Mapping[ProcessKey, int]) -> set[int]:
+    """The observed processes at the ends of a link."""
+    return {index[end] for end in (key[0], key[1]) if end is not None and end in index}
+
+
+def _proxies(
+    profile: Profile, context: Context, shares: Mapping[LinkKey, float], index: Mapping[ProcessKey, int]
+) -> list[Finding]:
+    proxies = profile.hold[Part.PROXY]
+    # The second largest stands for the rest when one is asked about; the third quartile does not care about one value.
+    usual = float(np.quantile(proxies, 0.75)) if len(proxies) > 1 else 0.0
+    findings = []
+    for at in np.flatnonzero(proxies >= FLOOR).tolist():
+        looks = int(profile.looks_held[Part.PROXY][at])
+        incident = sum(share for key, share in shares.items() if at in _ends(key, index))
+        if stands_out(float(proxies[at]), looks, usual, context) and proxies[at] >= 0.3 * incident:
+            share = float(proxies[at] + incident)
+            findings.append(Finding(Kind.PROXY, (at,), share, looks, usual, keys=(profile.processes[at],)))
+    return findings
+
+
+def _usual_link(shares: Mapping[LinkKey, float], processes: int) -> float:
+    """What a link usually holds up: the median over links, of which a ring has as many as ranks; unseen ones count as nothing."""
+    values = sorted(shares.values())
+    values = [0.0] * max(0, processes - len(values)) + values
+    return float(np.median(values)) if values else 0.0
+
+
+def _interfaces(
+    elevated: Mapping[LinkKey, float],
+    ends: Mapping[int, list[LinkKey]],
+    index: Mapping[ProcessKey, int],
+    context: Context,
+) -> list[tuple[int, ...]]:
+    """Ranks (or all ranks of a host) whose links to several neighbours are slow: what they have in common is theirs."""
+    found: list[tuple[float, tuple[int, ...]]] = []
+    total = sum(elevated.values())
+    for number in np.unique(context.host).tolist():
+        inside = set(np.flatnonzero(context.host == number).tolist())
+        if len(inside) < 2 or len(inside) == len(context.host):
+            continue
+        keys = [key for key in elevated if _ends(key, index) & inside]
+        covered = {at for key in keys for at in _ends(key, index) & inside}
+        largest = max((elevated[key] for key in keys), default=0.0)
+        part = sum(elevated[key] for key in keys)
+        if covered == inside and part >= 0.7 * total and largest <= 0.5 * part and len(keys) >= len(inside):
+            found.append((part, tuple(sorted(inside))))
+    if not found:
+        for at, keys in ends.items():
+            neighbours = {end for key in keys for end in _ends(key, index)} - {at}
+            part = sum(elevated[key] for key in keys)
+            largest = max(elevated[key] for key in keys)
+            if len(neighbours) >= 2 and part >= 0.6 * total and largest <= 0.85 * part:
+                found.append((part, (at,)))
+    # Neighbours share links; what has most of them is what they have in common.
+    return [max(found)[1]] if found else []
