@@ -91,6 +91,11 @@ def frame(body: bytes, *, key: bool, version: int = VERSION) -> bytes:
     return _HEAD.pack(MAGIC, version, KEY if key else 0, len(body)) + zlib.compress(body, 1)
 
 
+def is_key(data: bytes | memoryview) -> bool:
+    """Whether an encoded batch builds on none before it."""
+    return len(data) >= _HEAD.size and bool(_HEAD.unpack_from(data)[2] & KEY)
+
+
 def unframe(data: bytes | memoryview) -> tuple[bytes, bool]:
     """Body of an encoded batch, and whether it is a key batch; never more than the bounds allow."""
     if len(data) > MAX_FRAME:
