@@ -416,6 +416,30 @@ def test_a_proxy_that_holds_ready_data_back_is_named_although_older_data_is_stil
     assert "proxy" in verdict.summary
 
 
+def test_a_missing_process_is_one_rank_of_the_job_in_whatever_communicators_it_is_missing() -> None:
+    """Rank 1 of 4, killed: rank 0 waits for it in one pair, rank 3 in another, and only the world numbers it as the job does."""
+    tensor, data = 0xC1, 0xC2
+
+    def pair(comm_hash: int, own: int, members: tuple[int, int]) -> Communicator:
+        peers = tuple(PeerInfo(i, host_hash=7, pid_hash=rank) for i, rank in enumerate(members))
+        return replace(communicator(own, 2, comm_hash=comm_hash), peers=peers)
+
+    world = tuple(PeerInfo(rank, host_hash=7, pid_hash=rank) for rank in range(4))
+    waits = {0: (pair(tensor, 0, (0, 1)), 1), 3: (pair(data, 1, (1, 3)), 0)}
+    ranks = []
+    for rank in (0, 2, 3):
+        comms = [replace(communicator(rank, 4), peers=world)]
+        operations: tuple[ProxyOperation, ...] = ()
+        if rank in waits:
+            comms.append(waits[rank][0])
+            operations = (recv(waits[rank][1], posted=8, received=0, delivered=0, consumed=0, comm_hash=comms[1].hash),)
+        ranks.append(Rank(rank, 4, tuple(comms), operations, host="node"))
+    verdict = diagnose(looks(ranks), Outlook(complete_hosts=frozenset({"node"})))
+    assert verdict.verdict_class is VerdictClass.DEAD
+    assert [(culprit.rank, culprit.observed) for culprit in verdict.culprits] == [(1, False)]
+    assert verdict.summary.startswith("rank 1 ")
+
+
 def test_one_rank_with_another_order_is_named_against_the_many() -> None:
     first, second = 0xC1, 0xC2
     ranks = []

@@ -52,6 +52,16 @@ def absent_culprit(job: Job, sink: Sink, reason: str) -> Culprit:
     )
 
 
+def one_of_each(culprits: Sequence[Culprit]) -> list[Culprit]:
+    """Each rank once: one that nobody observed may be missing in several communicators."""
+    kept: list[Culprit] = []
+    for culprit in culprits:
+        known = [c for c in kept if not c.observed and c.rank == culprit.rank is not None]
+        if culprit.observed or not known:
+            kept.append(culprit)
+    return kept
+
+
 def operation_reference(ends: Sequence[End | None]) -> OperationRef | None:
     """The operation of the first transfer that has one."""
     operation = next((end.operation for end in ends if end is not None), None)

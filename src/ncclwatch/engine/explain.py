@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 
+from ncclwatch.engine.culprits import one_of_each
 from ncclwatch.engine.edges import AbsentNode, HiddenNode, Wait, Waits
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.locate import Sink
-from ncclwatch.model.state import Communicator, Transport
+from ncclwatch.engine.unobserved import not_observed, not_read
+from ncclwatch.model.state import Communicator
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 
 EVIDENCE_LINES = 12
@@ -50,6 +52,7 @@ def build(
     unobserved: Sequence[str] = (),
 ) -> Verdict:
     """A verdict that accuses; ``victims`` are member indices, ``still`` seconds without progress."""
+    culprits = one_of_each(culprits)
     first = next((c for c in culprits if c.operation), culprits[0])
     lines = [*dict.fromkeys(evidence), _stillness(job, still)]
     shown = lines if len(lines) <= EVIDENCE_LINES else [*lines[: EVIDENCE_LINES - 2], _left_out(lines), lines[-1]]
@@ -64,7 +67,7 @@ def build(
         time=time,
         confidence=confidence,
         evidence=tuple(shown),
-        unobserved=(*unobserved, *hidden_by_transports(job), *missing_signals(job)),
+        unobserved=(*unobserved, *not_observed(job)),
         next_steps=_next_steps(verdict_class, culprits),
     )
 
@@ -73,7 +76,7 @@ def running(job: Job, time: float) -> Verdict:
     """NCCL moved between the last two looks."""
     notes = tuple(halted_evidence(member) for member in job.members if member.stopped)
     text = f"{_count(job)}: NCCL makes progress"
-    return Verdict(VerdictClass.RUNNING, text, time=time, confidence=1.0, evidence=notes, unobserved=missing_signals(job))
+    return Verdict(VerdictClass.RUNNING, text, time=time, confidence=1.0, evidence=notes, unobserved=not_read(job))
 
 
 def ended(job: Job, time: float) -> Verdict:
@@ -90,7 +93,7 @@ def single_look(job: Job, time: float) -> Verdict:
 def nothing_open(job: Job, still: float, time: float) -> Verdict:
     """No transfer is open: the job computes, waits outside NCCL, or has failed."""
     errors = [line for member in job.members for line in error_lines(member)]
-    unobserved = (*hidden_by_transports(job), *missing_signals(job))
+    unobserved = not_observed(job)
     if errors:
         text = f"{_count(job)}: NCCL reports an error and nothing moves"
         steps = ("read the NCCL log of the ranks named (NCCL_DEBUG=WARN)",)
@@ -105,7 +108,7 @@ def nothing_open(job: Job, still: float, time: float) -> Verdict:
 def in_creation(job: Job, group: Group, evidence: Sequence[str], still: float, time: float) -> Verdict:
     """Ranks wait for each other in the creation of a communicator, which may just take its time."""
     text = f"{len(group.members)} of {group.nranks} ranks wait in the creation of communicator {group.hash:016x}"
-    unobserved = missing_signals(job)
+    unobserved = not_read(job)
     return Verdict(VerdictClass.UNKNOWN, text, time=time, evidence=(*evidence, _stillness(job, still)), unobserved=unobserved)
 
 
@@ -137,7 +140,7 @@ def unseen(job: Job, sinks: Sequence[Sink], waits: Waits, still: float, time: fl
     steps = ("attach to the processes of the ranks named as well",) if absent else ()
     return Verdict(
         VerdictClass.UNKNOWN, text, time=time, evidence=(*evidence[:EVIDENCE_LINES], _stillness(job, still)),
-        unobserved=(*hidden_by_transports(job), *missing_signals(job)), next_steps=steps,
+        unobserved=not_observed(job), next_steps=steps,
     )  # fmt: skip
 
 
@@ -178,7 +181,7 @@ def beside_absent(job: Job, sinks: Sequence[Sink], still: float, time: float) ->
     text = f"{_count(job)}: the waits lead to {names}, which has nothing open and may wait for {', '.join(absent)}, not observed"
     evidence = (*wait_lines(wait for sink in sinks for wait in sink.waits), _stillness(job, still))
     steps = ("look whether the ranks that were not observed still run; attach to them as well",)
-    return Verdict(VerdictClass.UNKNOWN, text, time=time, evidence=evidence, unobserved=missing_signals(job), next_steps=steps)
+    return Verdict(VerdictClass.UNKNOWN, text, time=time, evidence=evidence, unobserved=not_read(job), next_steps=steps)
 
 
 # --- parts -------------------------------------------------------------------------------------------------------------
@@ -256,35 +259,6 @@ def other_fellows(job: Job, culprits: Sequence[Culprit]) -> set[int]:
 
 def _collective(name: str) -> bool:
     return name not in ("", "Send", "Recv", "SendRecv")
-
-
-def hidden_by_transports(job: Job) -> tuple[str, ...]:
-    """What the transports in play hide from the host."""
-    texts = {
-        Transport.P2P: "P2P/NVLink connections: their counters lie in GPU memory; only launches are seen without the shim",
-        Transport.NVLS: "NVLS: no host-visible counters",
-        Transport.COLLNET: "CollNet: its counters are not compared",
-        Transport.UNKNOWN: "connections of a transport that was not recognised",
-    }
-    seen = {t for m in job.members for c in m.last.communicators for _, _, _, t in c.transports}
-    lines = [text for transport, text in texts.items() if transport in seen]
-    if Transport.SHM in seen:
-        lines.append("shared-memory connections: steps are seen, the operation they belong to is not")
-    return tuple(lines)
-
-
-def missing_signals(job: Job) -> tuple[str, ...]:
-    """Signals that could not be read, each once, and communicator ranks that were not observed."""
-    lines = [f"{name}: {reason}" for member in job.members for name, reason in member.last.unavailable.items()]
-    torn = sum(sample.torn for member in job.members for sample in member.samples)
-    if torn:
-        lines.append(f"{torn} structures changed while they were read and were dropped")
-    lines += [
-        f"communicator {group.hash:016x}: {len(group.missing)} of {group.nranks} ranks were not observed"
-        for group in job.groups.values()
-        if group.missing
-    ]
-    return tuple(dict.fromkeys(lines))
 
 
 def _ranks(job: Job, indices: Iterable[int]) -> tuple[int, ...]:

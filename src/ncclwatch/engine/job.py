@@ -87,6 +87,10 @@ class Group:
         return CommunicatorRef(hash=f"{self.hash:016x}", nranks=self.nranks)
 
 
+Identity = tuple[int, int]
+"""What NCCL knows of a process on all communicators alike: (``hostHash``, ``pidHash``) of ``ncclPeerInfo``."""
+
+
 @dataclass(slots=True)
 class Job:
     """Processes that are joined by communicators, directly or through others."""
@@ -95,6 +99,7 @@ class Job:
     groups: dict[int, Group]
     group_of: dict[tuple[int, int], int]
     """(index of the member, address of the communicator in its process) → group"""
+    _by_identity: dict[Identity, int | None] | None = None
 
     def find_group(self, member: Member, address: int, comm_hash: int) -> int | None:
         """The group an operation belongs to: by its communicator's address, else by a hash that is unique in the process."""
@@ -105,18 +110,20 @@ class Job:
         return same.pop() if len(same) == 1 else None
 
     def global_rank(self, group_id: int, comm_rank: int) -> int | None:
-        """The job's rank of a communicator's rank; for one that was not observed only where the numbering is evident."""
+        """The job's rank of a communicator's rank; for one that was not observed only where the numbering is evident, or where
+        NCCL knows its process from another communicator in which it is.
+        """
         group = self.groups.get(group_id)
         if group is None:
             return None
         if comm_rank in group.members:
             return group.members[comm_rank][0].rank
-        if group.members and all(member.rank == rank for rank, (member, _) in group.members.items()):
-            world = {member.info.world_size for member, _ in group.members.values()}
-            # Equal numbers in a communicator that is smaller than the job prove nothing about its other ranks.
-            if world <= {group.nranks, None}:
-                return comm_rank
-        return None
+        if _numbers_as_the_job(group):
+            return comm_rank
+        if self._by_identity is None:
+            self._by_identity = _ranks_by_identity(self)
+        identity = next((i for _, c in group.members.values() if (i := _identity(c, comm_rank)) is not None), None)
+        return self._by_identity.get(identity) if identity is not None else None
 
     def rank_name(self, group_id: int, comm_rank: int) -> str:
         """``rank 5`` where the job's rank is known, else ``rank 1 of communicator 12ab…``."""
@@ -197,6 +204,37 @@ def _make_job(members: list[Member], group_of: dict[tuple[int, int], int]) -> Jo
     for member in members:
         member.rank = member.info.rank if member.info.rank is not None else _rank_in_largest(member)
     return Job(members=members, groups=groups, group_of=group_of)
+
+
+def _identity(communicator: Communicator, comm_rank: int) -> Identity | None:
+    """Who a rank of the communicator is, where its peers could be read."""
+    if comm_rank >= len(communicator.peers):
+        return None
+    peer = communicator.peers[comm_rank]
+    if peer.rank != comm_rank or peer.host_hash is None or peer.pid_hash is None:
+        return None
+    return peer.host_hash, peer.pid_hash
+
+
+def _numbers_as_the_job(group: Group) -> bool:
+    """Whether ranks of the communicator are those of the job. Equal numbers in one that is smaller than the job prove nothing."""
+    if not group.members or any(member.rank != rank for rank, (member, _) in group.members.items()):
+        return False
+    return {member.info.world_size for member, _ in group.members.values()} <= {group.nranks, None}
+
+
+def _ranks_by_identity(job: Job) -> dict[Identity, int | None]:
+    """The job's rank of every process that a communicator numbered like the job knows; ``None`` where two claim one process."""
+    ranks: dict[Identity, int | None] = {}
+    for group in job.groups.values():
+        if not _numbers_as_the_job(group):
+            continue
+        _, view = next(iter(group.members.values()))
+        for rank in range(group.nranks):
+            identity = _identity(view, rank)
+            if identity is not None:
+                ranks[identity] = rank if ranks.get(identity, rank) == rank else None
+    return ranks
 
 
 def _rank_in_largest(member: Member) -> int | None:
