@@ -17,7 +17,8 @@ from ncclwatch.simulate.scenario import Fault, FaultKind, LookalikeKind, Scenari
 ELEMENT_BYTES = 4
 """The job's messages are 32-bit floats unless told otherwise."""
 LARGEST_ACTIVATION_BYTES = 1 << 16
-LARGEST_GRADIENT_BYTES = 1 << 20
+LARGEST_GRADIENT_BYTES = 1 << 24
+"""Of all ranks together; each may have a mebibyte in any case."""
 INPUT_BYTES = 1 << 18
 """What a micro-batch copies to the device where a copy is slow."""
 LIMITED_SHARE = 0.05
@@ -58,7 +59,7 @@ def fitted(scenario: Scenario) -> Scenario:
     work = scenario.workload
     small = min(work.tp_bytes, work.pp_bytes, LARGEST_ACTIVATION_BYTES)
     experts = min(work.ep_bytes, LARGEST_ACTIVATION_BYTES)
-    gradients = min(work.dp_bytes, LARGEST_GRADIENT_BYTES)
+    gradients = min(work.dp_bytes, max(1 << 20, LARGEST_GRADIENT_BYTES // scenario.layout.world))
     sized = replace(work, tp_bytes=small, pp_bytes=small, cp_bytes=small, ep_bytes=experts, dp_bytes=gradients)
     return replace(scenario, workload=sized)
 
@@ -177,7 +178,7 @@ def _fault(fault: Fault, scenario: Scenario, actions: list[HarnessAction], unsup
         limited = (rank,) if kind is FaultKind.CPU_LIMIT else tuple(node)
         actions.append(HarnessAction("limit", limited, start_s, LIMITED_SHARE * len(limited)))
         return []
-    if kind is FaultKind.SWAP and scenario.layout.dp == 1:
+    if kind is FaultKind.SWAP and scenario.layout.dp * scenario.layout.cp == 1:
         unsupported.append("swap: the testbed swaps operations of the data-parallel group, of which there is none")
     length = max(1, round(fault.duration_s / _iteration_s(scenario))) if math.isfinite(fault.duration_s) else None
     lasting = f"rank={rank},at={at}" + ("" if length is None or kind in _ENDLESS else f",for={length}")

@@ -34,8 +34,13 @@ void start_watchdog(double limit_s, job::Progress& progress, job::Shape& shape) 
     }
     progress.note("watchdog: iteration " + std::to_string(seen + 1) + " takes too long, aborting");
     job::set_aborting();
-    shape.abort();
     constexpr int kAborted = 3;
+    std::thread([] {
+      constexpr useconds_t kGrace = 3'000'000;  // an abort may itself wait for a peer that is gone
+      usleep(kGrace);
+      _exit(kAborted);
+    }).detach();
+    shape.abort();
     _exit(kAborted);
   }).detach();
 }

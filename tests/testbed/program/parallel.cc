@@ -19,7 +19,8 @@ Membership membership(const Layout& layout, int rank, Axis axis) {
   switch (axis) {
     case Axis::kTensor: return {name("tp", at.context, at.data, at.pipeline), at.tensor, layout.tensor};
     case Axis::kContext: return {name("cp", at.tensor, at.data, at.pipeline), at.context, layout.context};
-    case Axis::kData: return {name("dp", at.tensor, at.context, at.pipeline), at.data, layout.data};
+    case Axis::kData:  // context ranks hold the same parameters, and gradients are summed over them too
+      return {name("dp", at.tensor, 0, at.pipeline), at.data * layout.context + at.context, layout.data * layout.context};
     case Axis::kPipeline: return {name("pp", at.tensor, at.context, at.data), at.pipeline, layout.pipeline};
     case Axis::kExpert:
       return {name("ep", at.tensor, at.context, at.pipeline) + "-" + std::to_string(at.data / layout.expert), at.data % layout.expert,
