@@ -2,7 +2,9 @@
 
 Types: ``attached`` (first line), ``rank`` (one per process and look), ``call`` (with ``--calls``), ``verdict`` (when one begins
 to stand, or changes), ``recovery`` (it stands no longer), ``process`` (started, exited, replaced, unreadable), ``loss``,
-``note`` (something in words), ``overhead`` (every ten seconds), ``end`` (last line). Times are seconds since the epoch.
+``nic`` (a NIC at every look: one that the job uses or that counted errors, others when they change), ``link-event`` (a link went
+up or down), ``kernel-log`` (a line about GPUs or NICs), ``note`` (something in words), ``overhead`` (every ten seconds), ``end``
+(last line). Times are seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ class JsonSurface:
         self._calls = calls
         self._records = 0
         self._next_overhead = 0.0
+        self._nics: dict[tuple[str, str], bool] = {}
 
     def attached(self, session: Session) -> None:
         """Say what is watched, by which planes, and what could not be."""
@@ -52,6 +55,7 @@ class JsonSurface:
                     self._write("call", **call_json(row))
         for text in update.notes:
             self._write("note", text=text)
+        self._network(update)
         if update.newly_lost:
             self._write("loss", lost=update.newly_lost, total=update.lost)
         for window in update.windows or ():
@@ -67,6 +71,16 @@ class JsonSurface:
             if overhead is not None:
                 self._write("overhead", **plain(overhead))
         flush()
+
+    def _network(self, update: Update) -> None:
+        for link in update.links:
+            self._write("link-event", **plain(link))
+        for line in update.kernel:
+            self._write("kernel-log", **plain(line))
+        for nic in update.nics:
+            if nic.used_by or nic.errors or self._nics.get((nic.host, nic.name)) != nic.up:
+                self._write("nic", **plain(nic))
+            self._nics[nic.host, nic.name] = nic.up
 
     def end(self, session: Session, reason: str) -> None:
         """Say why it ended and what stands."""

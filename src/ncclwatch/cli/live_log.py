@@ -10,6 +10,8 @@ from ncclwatch.cli import labels
 from ncclwatch.cli.live import planes_line
 from ncclwatch.cli.output import emit, flush
 from ncclwatch.collect.batch import Change
+from ncclwatch.model.network import NicRecord
+from ncclwatch.report.network_text import kernel_line, link_line, nic_line, worth_showing
 from ncclwatch.report.verdict_text import verdict_lines
 from ncclwatch.text import Style, clean, duration, ranges, rate, size
 
@@ -27,6 +29,8 @@ class LogSurface:
     def __init__(self) -> None:
         self._style = Style()
         self._next_summary = 0.0
+        self._nics: dict[tuple[str, str], NicRecord] = {}
+        self._errors: dict[tuple[str, str], int] = {}
 
     def attached(self, session: Session) -> None:
         """Say what is watched."""
@@ -48,6 +52,14 @@ class LogSurface:
             self._line(f"{word}: {rank}pid {change.pid}" + (f" ({clean(change.detail, 300)})" if change.detail else ""))
         for text in update.notes:
             self._line(clean(text, 300))
+        self._nics |= {(nic.host, nic.name): nic for nic in update.nics}
+        known = list(self._nics.values())
+        for link in update.links:
+            self._line(link_line(link, known))
+        for entry in update.kernel:
+            self._line(kernel_line(entry))
+        for nic in update.nics:
+            self._tell_errors(nic)
         if update.newly_lost:
             self._line(f"{update.newly_lost} call records lost: rates and groups of this moment are too low")
         for recovery in update.recoveries:
@@ -59,6 +71,8 @@ class LogSurface:
         if update.windows and time.monotonic() >= self._next_summary:
             self._next_summary = time.monotonic() + SUMMARY_EVERY_S
             self._line(summary(update.windows))
+            for nic in worth_showing(known):
+                self._line(f"nic {nic_line(nic, host=len({one.host for one in known}) > 1)}")
         flush()
 
     def end(self, session: Session, reason: str) -> None:
@@ -67,6 +81,13 @@ class LogSurface:
         verdict = f"verdict stands: {clean(stands.summary, 300)}" if stands else "no verdict stands"
         self._line(f"end: {reason or 'interrupted'}; {verdict}")
         flush()
+
+    def _tell_errors(self, nic: NicRecord) -> None:
+        """Say that a NIC counts errors when it begins to, and again at every doubling."""
+        total, told = sum(nic.errors.values()), self._errors.get((nic.host, nic.name), 0)
+        if total >= max(2 * told, 1):
+            self._errors[nic.host, nic.name] = total
+            self._line(f"nic {nic_line(nic)}")
 
     @staticmethod
     def _line(text: str) -> None:

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.network import NetworkLook
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 
 
@@ -87,5 +88,7 @@ class NodeBatch:
     planes: tuple[PlaneState, ...] = ()
     overhead: Overhead | None = None
     """Over the last seconds; not with every batch."""
+    network: NetworkLook | None = None
+    """NICs, at every look; changes of links and lines of the kernel's log whenever there are any."""
     finished: str = ""
     """Why this was the last batch; empty while the collector goes on."""

@@ -59,6 +59,7 @@ class NetworkWatch:
         self._first: dict[str, Mapping[str, int]] = {}
         self._before: dict[str, tuple[int, int, int]] = {}
         self._namespaces: dict[tuple[int, int], str | None] = {}
+        self._users: dict[str, set[int]] = {}
         self._foreign: dict[str, tuple[float, list[NetDevice]]] = {}
         self._monitors: list[LinkMonitor] = []
         self._log: KernelLog | None = None
@@ -154,12 +155,27 @@ class NetworkWatch:
         """The NICs now, and what was heard since the last look. ``samples`` tell which NICs the job uses."""
         samples = list(samples)
         self.follow({sample.process.pid for sample in samples if sample.run_state != "X"})
-        users = used_devices(samples)
+        users = self._remember(used_devices(samples))
         nics = {nic.name: nic for nic in self._net_devices(users)}
         nics.update((nic.name, nic) for nic in self._ports(users))
         shown = sorted(nics.values(), key=lambda nic: (not nic.used_by, nic.kind != "rdma", nic.name))[:MAX_NICS]
+        return replace(self.news(), nics=tuple(shown))
+
+    def _remember(self, users: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+        """Between two operations nobody is seen to use a NIC, and over a dead link nothing begins: who once did still does."""
+        for name, ranks in users.items():
+            if name in self._users or len(self._users) < MAX_NICS:
+                self._users.setdefault(name, set()).update(ranks)
+        return {name: tuple(sorted(ranks)) for name, ranks in self._users.items()}
+
+    @property
+    def has_news(self) -> bool:
+        """Whether a link changed or the kernel logged something since the last look."""
+        return bool(self._changes or self._kernel)
+
+    def news(self) -> NetworkLook:
+        """What was heard since the last look, without looking."""
         return NetworkLook(
-            nics=tuple(shown),
             changes=tuple(self._change(event) for event in _drain(self._changes)),
             kernel=tuple(self._line(event) for event in _drain(self._kernel)),
             notes=tuple(_drain(self._notes)),

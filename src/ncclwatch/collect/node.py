@@ -14,6 +14,7 @@ from ncclwatch.collect.aggregate import Aggregator
 from ncclwatch.collect.batch import Change, NodeBatch, Overhead, PlaneState, ProcessChange
 from ncclwatch.collect.calls_plane import CallsPlane
 from ncclwatch.collect.cost import OwnCost
+from ncclwatch.collect.network import NetworkWatch
 from ncclwatch.collect.watched import Problem, Readable, Watched, nothing_read, sees_every_process
 from ncclwatch.errors import NcclwatchError, TargetGoneError
 from ncclwatch.model.state import ProcessInfo
@@ -30,6 +31,8 @@ RESCAN_S = 2.0
 RETRY_S = 30.0
 # Reading the hit counters of every probe costs a few system calls.
 OVERHEAD_EVERY_S = 5.0
+# A link that goes up or down is told within this time.
+NEWS_S = 0.1
 
 Choice = Callable[[ProcessInfo], bool]
 
@@ -64,6 +67,7 @@ class NodeCollector:
         self.wake_s = wake_s
         self.stop = stop or threading.Event()
         self.calls = CallsPlane(every=every)
+        self.network: NetworkWatch | None = None
         self.aggregator = Aggregator()
         self.watched: dict[int, Watched] = {}
         self.problems: list[Problem] = []
@@ -83,9 +87,10 @@ class NodeCollector:
 
     # --- beginning and end ---------------------------------------------------------------------------------------------
 
-    def start(self, pids: Sequence[int], *, calls: bool = True, require: bool = True) -> NodeBatch:
+    def start(self, pids: Sequence[int], *, calls: bool = True, require: bool = True, network: bool = True) -> NodeBatch:
         """Open every process, read each once, and only then load the probes; returns the first batch.
 
+        With ``network`` the NICs of the node are watched too.
         Raises when no process at all can be read, unless ``require`` is false: an agent waits for processes to come.
         """
         if calls:
@@ -109,6 +114,8 @@ class NodeCollector:
             self.aggregator.add_process(watched.target.info, now_ns)
             if watched.last is not None:
                 self.aggregator.feed_sample(watched.last)
+        if network:
+            self.network = NetworkWatch(infos[0].host if infos else None)
         self._next_look = time.monotonic() + self.interval_s
         # The first samples count: the second look, an interval later, already tells running from standing still.
         return self._close(_Draft(looked=True), "")
@@ -116,8 +123,11 @@ class NodeCollector:
     def close(self) -> None:
         """Detach the probes and let go of every process."""
         self.calls.stop()
+        if self.network is not None:
+            self.network.close()
+            self.network = None
         for watched in self.watched.values():
-            watched.target.close()
+            watched.close()
 
     @property
     def infos(self) -> list[ProcessInfo]:
@@ -135,7 +145,7 @@ class NodeCollector:
         sleep = min(self.wake_s, max(self._next_look - now, 0.0))
         if until is not None:
             sleep = min(sleep, max(until - now, 0.0))
-        self.stop.wait(sleep)
+        self._sleep(sleep)
         draft = _Draft()
         self._drain(draft)
         now = time.monotonic()
@@ -160,6 +170,13 @@ class NodeCollector:
         elif not self.every and not self._alive():
             finished = "every watched process has ended"
         return self._close(draft, finished)
+
+    def _sleep(self, seconds: float) -> None:
+        """Sleep, but not through news of the network, and not past ``stop``."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            if self.stop.wait(min(left, NEWS_S)) or (self.network is not None and self.network.has_news):
+                return
 
     def _close(self, draft: _Draft, finished: str) -> NodeBatch:
         time_ns = time.monotonic_ns()
@@ -191,11 +208,18 @@ class NodeCollector:
                 # The name the target package gives this host, which is that of its processes' identities.
                 batch.host = self._host = batch.samples[0].process.host
                 batch.boot_id = self._boot_id = batch.samples[0].process.key.boot_id
+        if self.network is not None and (draft.looked or self.network.has_news):
+            self.network.host = self._host
+            batch.network = self.network.look(batch.samples) if draft.looked else self.network.news()
+            batch.notes = (*batch.notes, *batch.network.notes)
         return batch
 
     def planes(self) -> tuple[PlaneState, ...]:
         """What is looked at by which plane, and why by others not."""
-        return (PlaneState("state", True), PlaneState("calls", self.calls.running, self.calls.reason))
+        planes = (PlaneState("state", True), PlaneState("calls", self.calls.running, self.calls.reason))
+        if self.network is None:
+            return planes
+        return (*planes, PlaneState("nic", self.network.running, self.network.reason))
 
     def _overhead(self) -> Overhead | None:
         now = time.monotonic()
@@ -309,7 +333,7 @@ class NodeCollector:
         return self.watched[pid]
 
     def _drop(self, watched: Watched) -> None:
-        watched.target.close()
+        watched.close()
         self.watched.pop(watched.pid, None)
         self._unreadable.pop(watched.pid, None)
         self.aggregator.remove_process(watched.target.info.key)

@@ -15,8 +15,10 @@ from ncclwatch.collect.batch import NodeBatch, Overhead, PlaneState, ProcessChan
 from ncclwatch.collect.watched import as_gone
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.engine.live import LiveDiagnosis
+from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.model.events import EVENT_DTYPE, Flag
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.network import KernelLogLine, LinkChange, NicRecord
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
 
@@ -60,6 +62,10 @@ class Update:
     lost: int = 0
     newly_lost: int = 0
     notes: list[str] = field(default_factory=list)
+    nics: list[NicRecord] = field(default_factory=list)
+    """NICs of the nodes that were looked at since the last update."""
+    links: list[LinkChange] = field(default_factory=list)
+    kernel: list[KernelLogLine] = field(default_factory=list)
     finished: str = ""
     """Why the session is over; empty while it goes on."""
 
@@ -106,6 +112,8 @@ class DiagnosisSession:
         self.verdict: Verdict | None = None
         self.verdicts: list[Verdict] = []
         self.windows: list[RankWindow] = []
+        self.network = NetworkMemory()
+        """What every node last said of its NICs."""
         self.lost = 0
         self._pending = Update(0)
         self._ended: dict[ProcessKey, ProcessSample] = {}
@@ -145,6 +153,11 @@ class DiagnosisSession:
         self._pending.changes += batch.changes
         for text in batch.notes:
             self._note(text)
+        if batch.network is not None:
+            self.network.feed(batch.host, batch.network, batch.wall_ns)
+            self._pending.nics += batch.network.nics
+            self._pending.links += batch.network.changes
+            self._pending.kernel += batch.network.kernel
         return node
 
     def _take_calls(self, node: Node, batch: NodeBatch, *, began_anew: bool, gap: bool) -> None:
@@ -202,6 +215,8 @@ class DiagnosisSession:
             if self.verdicts:
                 self.verdicts[0] = self.verdict
             self._name_silent(now_ns)
+            self.verdicts = [self.network.explain(verdict) for verdict in self.verdicts]
+            self.verdict = self.verdicts[0] if self.verdicts else self.network.explain(self.verdict)
         self.windows = self._merge_windows(heard)
         update.windows = self.windows
         update.verdict, update.verdicts = self.verdict, self.verdicts

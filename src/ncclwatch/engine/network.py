@@ -1,0 +1,145 @@
+"""What the NICs of the nodes say, beside a verdict: a link that is down, a port that counts errors, what the kernel logged.
+
+NICs never make a verdict by themselves: they are attached to one that stands as evidence and next steps, and name the NIC. Only
+what concerns the ranks of the verdict is: a NIC that its connections use, or a line of the kernel's log that names a culprit's
+process or came from a culprit's host.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from ncclwatch.model.network import KernelLogLine, LinkChange, NetworkLook, NicRecord
+from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
+
+MEMORY_NS = 900_000_000_000
+"""Changes and log lines older than this are not told any more."""
+MAX_KEPT = 200
+MAX_HOSTS = 65536
+MAX_LINES = 6
+"""Evidence lines that one verdict gets from here."""
+LIKELY_LOSS = 10
+"""A port that counted fewer signs of loss than this is not mentioned: a few happen every day."""
+
+NETWORK_CLASSES = frozenset(
+    {VerdictClass.HARDWARE, VerdictClass.SLOW_COMMUNICATION, VerdictClass.SLOW_MIXED, VerdictClass.UNKNOWN, VerdictClass.ERROR}
+)
+"""Verdicts that a NIC in trouble can explain; a stopped process is stopped whatever the network does."""
+
+
+@dataclass(slots=True)
+class HostNetwork:
+    """What is remembered of one host. ``wall`` of a kernel line is when it reached us, in ns since the epoch."""
+
+    nics: dict[str, NicRecord] = field(default_factory=dict)
+    changes: deque[LinkChange] = field(default_factory=lambda: deque(maxlen=MAX_KEPT))
+    kernel: deque[tuple[int, KernelLogLine]] = field(default_factory=lambda: deque(maxlen=MAX_KEPT))
+
+    def down_since(self, name: str) -> LinkChange | None:
+        """The change that took a link down, if that is known and it was the last one."""
+        last = next((change for change in reversed(self.changes) if change.name == name), None)
+        return last if last is not None and not last.up else None
+
+
+@dataclass(slots=True)
+class NetworkMemory:
+    """The newest word of every host about its network; bounded."""
+
+    hosts: dict[str, HostNetwork] = field(default_factory=dict)
+
+    def feed(self, host: str, look: NetworkLook, wall_ns: int) -> None:
+        """Take one look of a host; ``wall_ns`` is when it was taken."""
+        known = self.hosts.get(host)
+        if known is None:
+            if len(self.hosts) >= MAX_HOSTS:
+                return
+            known = self.hosts[host] = HostNetwork()
+        if look.nics:
+            known.nics = {nic.name: _with_users(nic, known.nics.get(nic.name)) for nic in look.nics}
+        known.changes.extend(look.changes)
+        known.kernel.extend((wall_ns, line) for line in look.kernel)
+        while known.changes and known.changes[0].wall_ns < wall_ns - MEMORY_NS:
+            known.changes.popleft()
+        while known.kernel and known.kernel[0][0] < wall_ns - MEMORY_NS:
+            known.kernel.popleft()
+
+    def explain(self, verdict: Verdict) -> Verdict:
+        """The verdict with what the NICs have to say about it, itself when that is nothing. Its id stays the same."""
+        evidence = [*self._kernel_lines(verdict)]
+        steps: list[str] = []
+        if verdict.verdict_class in NETWORK_CLASSES:
+            for line, step in self._nic_lines(verdict):
+                evidence.append(line)
+                steps.append(step)
+        evidence = [line for line in dict.fromkeys(evidence) if line not in verdict.evidence][:MAX_LINES]
+        if not evidence:
+            return verdict
+        planes = verdict.planes if "nic" in verdict.planes else (*verdict.planes, "nic")
+        fresh = tuple(step for step in dict.fromkeys(steps) if step not in verdict.next_steps)
+        return replace(verdict, evidence=(*verdict.evidence, *evidence), next_steps=(*fresh, *verdict.next_steps), planes=planes)
+
+    def _nic_lines(self, verdict: Verdict) -> Iterator[tuple[str, str]]:
+        """(evidence, next step) for every NIC in trouble that ranks of this verdict use."""
+        ranks = {culprit.rank for culprit in verdict.culprits if culprit.rank is not None} | set(verdict.victims)
+        device = verdict.link.device if verdict.link else ""
+        for host, known in sorted(self.hosts.items()):
+            for nic in known.nics.values():
+                concerned = not ranks or bool(ranks & set(nic.used_by))
+                named = bool(device) and device in (nic.name, nic.name.partition(":")[0], nic.netdev)
+                if (named or (nic.used_by and concerned)) and (said := _trouble(host, nic, known, ranks)) is not None:
+                    yield said
+
+    def _kernel_lines(self, verdict: Verdict) -> Iterator[str]:
+        """Lines of the kernel's log on hosts of culprits: Xids and NIC errors."""
+        if not verdict.verdict_class.accuses and verdict.verdict_class is not VerdictClass.UNKNOWN:
+            return
+        hosts = {culprit.host for culprit in verdict.culprits} or set(self.hosts)
+        for host in sorted(hosts & set(self.hosts)):
+            for _, line in list(self.hosts[host].kernel)[-MAX_LINES:]:
+                if line.pid is None or not verdict.culprits or _names(line, verdict.culprits):
+                    yield f"kernel log of {host}: {line.text}"
+
+
+def _with_users(nic: NicRecord, before: NicRecord | None) -> NicRecord:
+    """A NIC keeps its users: between two operations nobody is seen to use it, and over a dead link nothing begins."""
+    if before is None or not before.used_by:
+        return nic
+    return replace(nic, used_by=tuple(sorted({*nic.used_by, *before.used_by})))
+
+
+def _trouble(host: str, nic: NicRecord, known: HostNetwork, ranks: Iterable[int]) -> tuple[str, str] | None:
+    users = sorted(set(nic.used_by) & set(ranks)) or list(nic.used_by)
+    used = (
+        f"; {'rank' if len(users) == 1 else 'ranks'} {', '.join(map(str, users[:8]))} {'uses' if len(users) == 1 else 'use'} it"
+    )
+    used = used if users else ""
+    if not nic.up:
+        change = known.down_since(nic.name) or (known.down_since(nic.netdev) if nic.netdev else None)
+        what = change.detail if change is not None and change.detail else nic.state
+        when = f", since {_clock(change.wall_ns)}" if change is not None else ""
+        step = f"bring {nic.name} on {host} up again, or look at its cable and switch port ('ip link', 'ibstat')"
+        return f"{nic.name} on {host} is down ({what}{when}){used}", step
+    total = sum(nic.errors.values())
+    if total < LIKELY_LOSS:
+        return None
+    worst = sorted(nic.errors.items(), key=lambda item: -item[1])[:3]
+    counted = ", ".join(f"{name} {number}" for name, number in worst)
+    step = f"look at the path of {nic.name} on {host}: its cable, transceiver and switch port, and congestion"
+    return f"{nic.name} on {host} counted errors since watching began: {counted}{used}", step
+
+
+def _names(line: KernelLogLine, culprits: Iterable[Culprit]) -> bool:
+    return any(culprit.pid == line.pid for culprit in culprits)
+
+
+def _clock(wall_ns: int) -> str:
+    from datetime import datetime
+
+    return f"{datetime.fromtimestamp(wall_ns / 1e9):%H:%M:%S}"
+
+
+def worst_nics(memory: Mapping[str, HostNetwork]) -> list[NicRecord]:
+    """NICs that are used and in trouble, over all hosts."""
+    return [nic for _, host in sorted(memory.items()) for nic in host.nics.values() if nic.is_trouble and nic.used_by]

@@ -1,0 +1,104 @@
+"""NICs beside a verdict: named when they are in trouble and concern its ranks, silent otherwise."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ncclwatch.engine.network import NetworkMemory
+from ncclwatch.engine.session import DiagnosisSession
+from ncclwatch.model.network import KernelLogLine, LinkChange, NetworkLook, NicRecord
+from ncclwatch.model.verdict import Culprit, LinkRef, Verdict, VerdictClass
+from unit.batches import FakeNode
+from unit.synthetic import frozen_ring
+
+SECOND = 1_000_000_000
+NIC = NicRecord("node1", "eth0", "netdev", up=True, state="up", used_by=(0, 1))
+DOWN = replace(NIC, up=False, state="down")
+CHANGE = LinkChange("node1", "eth0", False, "no carrier", 5 * SECOND, 1_700_000_000 * SECOND)
+CULPRIT = Culprit(1, 1, "node1", 4711, 0)
+HUNG = Verdict(VerdictClass.HARDWARE, "the link stands still", (CULPRIT,), (0,), evidence=("steps",), next_steps=("look",))
+
+
+def remembering(*looks: NetworkLook, host: str = "node1") -> NetworkMemory:
+    memory = NetworkMemory()
+    for number, look in enumerate(looks):
+        memory.feed(host, look, number * SECOND)
+    return memory
+
+
+def test_a_link_that_is_down_is_named_with_its_host_time_and_ranks() -> None:
+    verdict = remembering(NetworkLook((NIC,)), NetworkLook((DOWN,), (CHANGE,))).explain(HUNG)
+    line = verdict.evidence[-1]
+    assert line.startswith("eth0 on node1 is down (no carrier, since ")
+    assert line.endswith("; ranks 0, 1 use it")
+    assert "eth0 on node1" in verdict.next_steps[0]
+    assert verdict.next_steps[1:] == HUNG.next_steps
+    assert verdict.planes == ("state", "nic")
+    assert (verdict.id, verdict.culprits, verdict.confidence) == (HUNG.id, HUNG.culprits, HUNG.confidence)
+
+
+def test_a_nic_that_nobody_of_the_verdict_uses_is_not_mentioned() -> None:
+    for nic in (replace(DOWN, used_by=()), replace(DOWN, used_by=(7,)), NIC):
+        assert remembering(NetworkLook((nic,), (CHANGE,))).explain(HUNG) is HUNG
+
+
+def test_a_nic_that_the_verdicts_link_names_is_told_although_nobody_was_seen_to_use_it() -> None:
+    named = replace(HUNG, link=LinkRef(0, 1, "net", (0,), "eth0"))
+    assert "eth0 on node1 is down" in remembering(NetworkLook((replace(DOWN, used_by=()),))).explain(named).evidence[-1]
+
+
+def test_users_are_remembered_from_before_the_link_went_down() -> None:
+    memory = remembering(NetworkLook((NIC,)), NetworkLook((replace(DOWN, used_by=()),)))
+    assert "ranks 0, 1 use it" in memory.explain(HUNG).evidence[-1]
+
+
+def test_counted_errors_are_evidence_and_a_few_are_not() -> None:
+    many = replace(NIC, name="mlx5_0:1", kind="rdma", errors={"packet_seq_err": 40, "symbol_error": 2})
+    verdict = remembering(NetworkLook((many,))).explain(HUNG)
+    assert "mlx5_0:1 on node1 counted errors since watching began: packet_seq_err 40, symbol_error 2" in verdict.evidence[-1]
+    assert remembering(NetworkLook((replace(many, errors={"packet_seq_err": 3}),))).explain(HUNG) is HUNG
+
+
+def test_a_stopped_process_is_not_excused_by_a_nic() -> None:
+    stopped = replace(HUNG, verdict_class=VerdictClass.STOPPED)
+    assert remembering(NetworkLook((DOWN,), (CHANGE,))).explain(stopped) is stopped
+
+
+def test_a_running_job_gets_no_evidence() -> None:
+    running = Verdict(VerdictClass.RUNNING, "running")
+    xid = KernelLogLine("node1", "xid", "0000:3b:00", "NVRM: Xid (PCI:0000:3b:00): 79", 0, 3, 79)
+    assert remembering(NetworkLook((DOWN,), (CHANGE,), (xid,))).explain(running) is running
+
+
+def test_an_xid_on_the_culprits_host_is_evidence() -> None:
+    xid = KernelLogLine("node1", "xid", "0000:3b:00", "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus", 0, 3, 79)
+    assert remembering(NetworkLook(kernel=(xid,))).explain(HUNG).evidence[-1] == f"kernel log of node1: {xid.text}"
+    # Of another process, or of another host, it is none.
+    assert remembering(NetworkLook(kernel=(replace(xid, pid=99),))).explain(HUNG) is HUNG
+    assert remembering(NetworkLook(kernel=(xid,)), host="node2").explain(HUNG) is HUNG
+    assert remembering(NetworkLook(kernel=(replace(xid, pid=4711),))).explain(HUNG) is not HUNG
+
+
+def test_what_lies_long_back_is_forgotten() -> None:
+    memory = remembering(NetworkLook(kernel=(KernelLogLine("node1", "nic", "", "mlx5_core: error", 0, 3),)))
+    memory.feed("node1", NetworkLook((NIC,)), 10_000 * SECOND)
+    assert memory.explain(HUNG) is HUNG
+
+
+def test_a_session_attaches_what_its_nodes_say() -> None:
+    """A link down and back up is gone from the verdict too."""
+    node = FakeNode([replace(rank, run_state="S") for rank in frozen_ring(2)], looks=12)
+    session = DiagnosisSession()
+    ranks = tuple(range(4))
+    for step in range(12):
+        nic = replace(NIC, host="node0", up=step < 3 or step > 9, used_by=ranks)
+        batch = node.batch()
+        batch.network = NetworkLook((nic,))
+        session.feed(batch)
+        update = session.judge(batch.time_ns)
+        assert update.verdict is not None and update.nics == [nic]
+        named = any("eth0 on node0 is down" in line for line in update.verdict.evidence)
+        accuses = update.verdict.verdict_class in (VerdictClass.HARDWARE, VerdictClass.UNKNOWN)
+        assert named == (accuses and not nic.up)
+        if step == 8:
+            assert accuses
