@@ -34,7 +34,9 @@ Engine = Callable[[Series, float], list[Verdict]]
 
 
 def diagnose(
-    words: Annotated[list[str] | None, typer.Argument(metavar="[FILE | PID]...", help="Snapshot files, or more pids.")] = None,
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[FILE | PID]...", help="Snapshots, recordings, or more pids.")
+    ] = None,
     pid: PidOption = None,
     every: AllOption = False,
     as_json: JsonOption = False,
@@ -47,21 +49,31 @@ def diagnose(
     """Say which rank holds the job up. Looks at least twice: a job that makes progress accuses nobody."""
     named, files = options.split_words(pid, words)
     options.require_files(files)
+    from ncclwatch.cli.recorded import judge_recordings, recordings_among
+
+    recordings = recordings_among(files, alone=not named and not every)
+    if recordings:
+        return judge_recordings(recordings, as_json=as_json, exit_code=exit_code)
     live = options.choose_pids(named, every) if named or every or not files else []
     verdicts, problems = judge(live, files, every=every, wait=wait, interval=interval)
     if as_json:
         emit_json(verdicts[0].to_json())
     else:
-        style = Style()
-        for i, verdict in enumerate(verdicts):
-            if i:
-                emit()
-            for line in verdict_lines(verdict, style):
-                # A file or a pager gets whole lines, which can be searched.
-                emit("\n".join(wrap(line, shutil.get_terminal_size().columns)) if sys.stdout.isatty() else line)
+        print_verdicts(verdicts)
     for problem in problems:
         note(problem.line)
     return ExitStatus.VERDICT if exit_code and verdicts[0].verdict_class.accuses else ExitStatus.OK
+
+
+def print_verdicts(verdicts: Sequence[Verdict]) -> None:
+    """Every verdict in full, an empty line between two."""
+    style = Style()
+    for i, verdict in enumerate(verdicts):
+        if i:
+            emit()
+        for line in verdict_lines(verdict, style):
+            # A file or a pager gets whole lines, which can be searched.
+            emit("\n".join(wrap(line, shutil.get_terminal_size().columns)) if sys.stdout.isatty() else line)
 
 
 def judge(

@@ -18,8 +18,9 @@ MAX_WAITING = 16
 class Source(Protocol):
     """What the dashboard needs of whatever feeds it."""
 
-    label: str
-    """``LIVE``, ``REPLAY 2x``, …."""
+    @property
+    def label(self) -> str:
+        """``LIVE``, ``REPLAY 2x``, …."""
 
     def take(self) -> list[View]:
         """Views since the last time, oldest first."""

@@ -32,9 +32,7 @@ class ContainerWriter:
 
     def __init__(self, path: Path, *, cap_bytes: int | None = None) -> None:
         if cap_bytes is not None and cap_bytes < MIN_CAP:
-            raise UsageError(
-                f"{size(cap_bytes)} would hold only seconds", f"allow {size(MIN_CAP)} or more"
-            )
+            raise UsageError(f"{size(cap_bytes)} would hold only seconds", f"allow {size(MIN_CAP)} or more")
         slot_bytes = min((cap_bytes - HEADER_BYTES) // SLOTS, (1 << 32) - 1) if cap_bytes else 0
         self.path = path
         self.header = Header(slot_bytes, SLOTS if cap_bytes else 0, time.time_ns())

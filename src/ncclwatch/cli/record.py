@@ -1,0 +1,125 @@
+"""``ncclwatch record``: keep everything that is seen of a job in a file, for later and for elsewhere."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ncclwatch.cli import options
+from ncclwatch.cli.options import AllOption, PidOption
+from ncclwatch.cli.output import emit, flush, note
+from ncclwatch.errors import ExitStatus, UsageError
+from ncclwatch.text import clean, duration, size
+
+if TYPE_CHECKING:
+    from ncclwatch.cli.live import LiveSession
+    from ncclwatch.store.recorder import Recorder
+
+STATUS_EVERY_S = 60.0
+_UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
+
+
+def parse_size(text: str) -> int:
+    """``64M`` as a number of bytes (binary units, with or without ``B`` or ``iB``)."""
+    number = text.strip().lower().removesuffix("b").removesuffix("i")
+    unit = number[-1:] if number[-1:].isalpha() else ""
+    digits = number.removesuffix(unit)
+    try:
+        value = float(digits) * _UNITS[unit]
+    except (ValueError, KeyError):
+        raise UsageError(f"'{clean(text, 40)}' is not a size", "write it like 64M or 2G") from None
+    if not 0 < value < 1 << 50:
+        raise UsageError(f"'{clean(text, 40)}' is not a size that a file can have", "write it like 64M or 2G")
+    return int(value)
+
+
+def record(
+    output: Annotated[Path, typer.Option("--output", "-o", metavar="FILE", help="File to write; it must not exist.")],
+    words: Annotated[list[str] | None, typer.Argument(metavar="[PID]...", help="More pids.")] = None,
+    pid: PidOption = None,
+    every: AllOption = False,
+    duration_s: Annotated[
+        float | None,
+        typer.Option("--duration", "-d", min=0.1, max=1e8, help="Seconds after which to end; else Ctrl-C."),
+    ] = None,
+    interval: Annotated[float, typer.Option("--interval", min=0.1, max=60.0, help="Seconds between two looks at memory.")] = 1.0,
+    max_size: Annotated[
+        str | None,
+        typer.Option("--max-size", metavar="SIZE", help="Keep the file at this size (64M, 2G), overwriting the oldest eighth."),
+    ] = None,
+    all_calls: Annotated[
+        bool, typer.Option("--all-calls", help="Keep every field of every call; without, what a diagnosis needs of operations.")
+    ] = False,
+    probes: Annotated[
+        bool, typer.Option("--probes/--no-probes", help="Trace calls with uprobes; without, only memory is read.")
+    ] = True,
+) -> int:
+    """Record NCCL processes of this node into a file, until they end or Ctrl-C.
+
+    The file can be read while it is written, and after a crash up to its last whole look: 'ncclwatch replay FILE' shows it in the
+    dashboard, 'diagnose FILE' judges it, 'report FILE' makes a page of it; all three take the files of several nodes together.
+    """
+    named, stray = options.split_words(pid, words)
+    if stray:
+        raise UsageError(f"'{clean(str(stray[0]), 80)}' is not a pid", "name the file to write with -o FILE")
+    cap = parse_size(max_size) if max_size else None
+    chosen = options.choose_pids(named, every)
+    from ncclwatch.cli.live import LiveSession, until_of
+    from ncclwatch.store.recorder import Recorder
+
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: stop.set())
+    session = LiveSession(every=every, interval_s=interval, stop=stop)
+    recorder = Recorder(output, cap_bytes=cap, calls="all" if all_calls else "ledger", about={"command": "record"})
+    reason = "ended by an error"
+    try:
+        session.taps.append(recorder.put)
+        session.start(chosen, calls=probes)
+        reason = _run(session, recorder, until_of(duration_s))
+    except BaseException:
+        if not recorder.status.batches:
+            recorder.close(reason)
+            output.unlink(missing_ok=True)
+        raise
+    finally:
+        session.close()
+        status = recorder.close(reason)
+    lost = f"; {status.dropped} batches were NOT recorded" if status.dropped else ""
+    emit(f"{clean(str(output))}: {size(status.written)}, {reason}{lost}: see it with 'ncclwatch replay {clean(str(output))}'")
+    if status.problem:
+        note(status.problem)
+    return ExitStatus.OK
+
+
+def _run(session: LiveSession, recorder: Recorder, until: float | None) -> str:
+    """Record until the session ends; a line when something is wrong, and once a minute."""
+    begun = time.monotonic()
+    next_status = begun + STATUS_EVERY_S
+    count = len(session.infos)
+    emit(f"recording {count} process{'es' if count != 1 else ''} into {clean(str(recorder.path))}; Ctrl-C ends")
+    for unread in session.problems:
+        note(f"not watched: {unread.line}")
+    flush()
+    problem = ""
+    while True:
+        update = session.step(until=until)
+        status = recorder.status
+        if status.problem != problem:
+            problem = status.problem
+            note(problem or "recording goes on")
+        for verdict in update.told:
+            emit(f"{time.strftime('%H:%M:%S')} {verdict.verdict_class.value.upper()}  {clean(verdict.summary, 300)}")
+        for recovery in update.recoveries:
+            emit(f"{time.strftime('%H:%M:%S')} RECOVERED after {duration(recovery.duration_s)}")
+        if time.monotonic() >= next_status:
+            next_status += STATUS_EVERY_S
+            emit(f"{time.strftime('%H:%M:%S')} {size(status.written)} after {duration(time.monotonic() - begun)}")
+        flush()
+        if update.finished:
+            return update.finished

@@ -1,0 +1,61 @@
+"""What commands that take files do with recordings."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from ncclwatch.cli.output import emit, emit_json, note
+from ncclwatch.errors import ExitStatus, TargetError, UsageError
+from ncclwatch.model.verdict import Verdict
+from ncclwatch.report.history import Incident, incidents
+from ncclwatch.store.container import is_recording
+from ncclwatch.store.replay import Recordings, Replay
+from ncclwatch.text import clean, duration
+
+
+def recordings_among(files: Sequence[Path], *, alone: bool) -> list[Path]:
+    """The recordings among files; they are judged by themselves, not together with snapshots or live processes."""
+    found = [file for file in files if is_recording(file)]
+    if found and (not alone or len(found) != len(files)):
+        raise UsageError("recordings are judged by themselves", "leave out the pids and the snapshot files")
+    return found
+
+
+def judge_recordings(paths: Sequence[Path], *, as_json: bool, exit_code: bool) -> int:
+    """Print what stands at the end of the recordings, and what stood before; returns the exit status."""
+    from ncclwatch.cli.diagnose import print_verdicts
+
+    with Recordings(paths) as recordings:
+        replay = Replay(recordings)
+        found = incidents(replay)
+        for problem in recordings.problems:
+            note(problem)
+    verdicts: Sequence[Verdict] = replay.verdicts
+    if not verdicts:
+        raise TargetError("no look of the recording could be judged", "record for two looks at least")
+    if as_json:
+        emit_json({**verdicts[0].to_json(), "incidents": [incident_json(incident) for incident in found]})
+    else:
+        print_verdicts(verdicts)
+        over = [incident for incident in found if incident.ended is not None]
+        if over:
+            emit()
+            emit("earlier in this recording")
+        for incident in over:
+            emit(f"  {incident_line(incident)}")
+    return ExitStatus.VERDICT if exit_code and verdicts[0].verdict_class.accuses else ExitStatus.OK
+
+
+def incident_line(incident: Incident) -> str:
+    """``14:03:20 for 12s  STOPPED  rank 2 …``."""
+    verdict = incident.verdict
+    lasted = f"for {duration(incident.ended - incident.began)}" if incident.ended is not None else "until the end"
+    word = verdict.verdict_class.value.upper()
+    return f"{time.strftime('%H:%M:%S', time.localtime(incident.began))} {lasted}  {word}  {clean(verdict.summary, 300)}"
+
+
+def incident_json(incident: Incident) -> dict[str, object]:
+    """An incident as plain data; times in seconds since the epoch."""
+    return {"began": incident.began, "ended": incident.ended, "verdict": incident.verdict.to_json()}
