@@ -1,4 +1,4 @@
-"""The shape of NVIDIA/nccl#1730: every rank has launched the same operations, NCCL's RAS says all is well, and the job is stuck."""
+"""The shape of NVIDIA/nccl#1730: all ranks have launched the same operations, NCCL's RAS says all is well, the job is stuck."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ncclwatch.model.device import DeviceSample
 from ncclwatch.model.identity import ProcessKey
 
 
@@ -256,6 +257,12 @@ class Communicator:
     """(channel, peer, direction, transport) of every connection made."""
     revoked: bool | None = None
     """``ncclComm.revokedFlag`` (2.29 and later)."""
+    captured_plans: int | None = None
+    """Plan lists captured in CUDA graphs that are alive (``persistentRefs``, later ``localPersistentRefs``)."""
+    device_initiated: bool | None = None
+    """Whether GPU-initiated networking is connected (``ncclSharedResources.ginState.connected``, 2.28 and later)."""
+    multi_node_nvlink: bool | None = None
+    """Whether NVLink joins nodes (``ncclComm.MNNVL``)."""
     shares_resources: bool | None = None
     """Whether it shares connections and proxy with communicators split from it, or with the one it was split from
     (``splitShare``).
@@ -289,3 +296,5 @@ class ProcessSample:
     """Voluntary plus involuntary context switches over all threads, when they could be read."""
     calls_seen: int | None = None
     """Calls of NCCL functions that the calls plane has seen in this process, where it is attached."""
+    device: DeviceSample | None = None
+    """What the counter shim in the process says about its GPU, where the process has it."""

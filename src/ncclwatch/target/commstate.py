@@ -65,6 +65,9 @@ class _Lasting:
     connectors: tuple[Connector, ...]
     top_parent_ranks: tuple[int, ...]
     name: str
+    captured_plans: int | None
+    device_initiated: bool | None
+    multi_node_nvlink: bool | None
     truncated: tuple[str, ...]
     unavailable: tuple[tuple[str, str], ...]
 
@@ -154,6 +157,9 @@ class CommReader:
             destroyed=_flag(values["destroyFlag"]),
             revoked=_flag(values["revokedFlag"]),
             name=lasting.name,
+            captured_plans=lasting.captured_plans,
+            device_initiated=lasting.device_initiated,
+            multi_node_nvlink=lasting.multi_node_nvlink,
             finder=finder,
             peers=lasting.peers,
             rings=lasting.rings,
@@ -206,9 +212,20 @@ class CommReader:
             connectors=self.connectors.read(address, values),
             top_parent_ranks=parents if decoder.layout.has("ncclComm.topParentRanks") else tuple(range(nranks)),
             name=decoder.string(values["config.commName"] or 0),
+            captured_plans=self._one_of(address, "ncclComm", ("localPersistentRefs", "persistentRefs")),
+            device_initiated=_flag(self._one_of(values["sharedRes"] or 0, "ncclSharedResources", ("ginState.connected",))),
+            multi_node_nvlink=_flag(self._one_of(address, "ncclComm", ("MNNVL",))),
             truncated=tuple(line for line in decoder.truncated if line not in truncated),
             unavailable=tuple(item for item in decoder.unavailable.items() if item[0] not in unavailable),
         )
+
+    def _one_of(self, address: int, struct: str, names: tuple[str, ...]) -> int | None:
+        """The first of several members that this build has; one that only tells what else is hidden may be missing."""
+        name = next((name for name in names if self.decoder.layout.has(f"{struct}.{name}")), None)
+        if name is None or not address:
+            return None
+        found = self.decoder.structure(self.decoder.fields(struct, (name,)), address)
+        return found[name] if found else None
 
     def _result(self, value: int | None) -> str | None:
         return None if value is None else self.decoder.layout.enum_name("ncclResult_t", value)
