@@ -14,9 +14,7 @@ WALL = 1_700_000_000 * SECOND
 
 
 def ring_looks(count: int, *, world: int = 4, stuck_from: int | None = None, victim: int = 2) -> Iterator[list[ProcessSample]]:
-def ring_looks(
-    count: int, *, world: int = 4, stuck_from: int | None = None, victim: int = 2
-) -> Iterator[list[ProcessSample]]:
+    """A ring AllReduce, a look a second: operations go by, and from ``stuck_from`` on one rank is stopped in the middle."""
     for look in range(count):
         stuck = stuck_from is not None and look >= stuck_from
         number = min(look, stuck_from) if stuck_from is not None else look
