@@ -27,7 +27,7 @@ from ncclwatch.model.state import (
     ProcessSample,
     Transport,
 )
-from unit.batches import FakeNode, calls
+from unit.fake_node import FakeNode, calls
 from unit.synthetic import Rank, frozen_ring, moved
 
 

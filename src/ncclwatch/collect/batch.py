@@ -90,5 +90,9 @@ class NodeBatch:
     """Over the last seconds; not with every batch."""
     network: NetworkLook | None = None
     """NICs, at every look; changes of links and lines of the kernel's log whenever there are any."""
+    clock_offset_ns: int | None = None
+    """What has to be added to ``wall_ns`` to give the engine's CLOCK_REALTIME, measured by messages there and back."""
+    clock_error_ns: int | None = None
+    """By how much that is off at most."""
     finished: str = ""
     """Why this was the last batch; empty while the collector goes on."""

@@ -26,6 +26,15 @@ from ncclwatch.messaging.limits import MAX_PROCESSES, MAX_RANKS, UNDECODABLE, Fo
 from ncclwatch.messaging.packing import Layout, Table
 from ncclwatch.messaging.records import RecordType
 from ncclwatch.messaging.values import Shared, ValueReader, ValueWriter
+from ncclwatch.model.device import (
+    ConnectionCounter,
+    DeviceChannel,
+    DeviceCommunicator,
+    DeviceOperation,
+    DeviceSample,
+    StepWait,
+    UnfinishedTransfer,
+)
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import (
@@ -41,7 +50,12 @@ EPOCH_VALUES = 20_000
 EPOCH_BYTES = 16 << 20
 """An epoch ends when it has this many distinct values, or bytes of them."""
 
-_TABLES = frozenset({Communicator, HostConnection, ProxyOperation, ProxySub, PendingOperation, CurrentOperation, LastCall})
+_TABLES = frozenset(
+    {
+        *(Communicator, HostConnection, ProxyOperation, ProxySub, PendingOperation, CurrentOperation, LastCall),
+        *(DeviceSample, DeviceCommunicator, DeviceChannel, DeviceOperation, UnfinishedTransfer, StepWait, ConnectionCounter),
+    }
+)
 
 Calls = Literal["all", "ledger", "none"]
 """Which call records are written: all, those from which the ledger is built (without fields it does not keep), none."""
@@ -128,6 +142,10 @@ class BatchWriter:
         self._values = ValueWriter()
         self._content: dict[ProcessKey, tuple[int, ProcessSample]] = {}
         self._want_key = True
+        self.changed = 0
+        """Processes that showed something new in the batch that was encoded last."""
+        self.was_key = False
+        """Whether that batch builds on nothing."""
 
     def request_key(self) -> None:
         """Let the next batch be one that builds on nothing."""
@@ -136,6 +154,7 @@ class BatchWriter:
     def encode(self, batch: NodeBatch) -> bytes:
         """The batch as bytes."""
         key = self._want_key or self._epoch_is_full()
+        self.was_key = key
         if key:
             self._begin_epoch()
         self._since_key += 1
@@ -184,22 +203,26 @@ class BatchWriter:
             kept[key] = known
             body.since.append(known[0])
         self._content = kept
+        self.changed = len(changed)
         head.write(batch.samples, self._values, tables)
         content.write(changed, self._values, tables)
 
     def _chosen(self, events: NDArray[Any] | None) -> NDArray[Any] | None:
         if events is None or self._calls == "none" or not len(events):
             return None
-        if self._calls == "all":
-            return events
-        read = (events["flags"] & np.uint8(Flag.COMM_READ)) != 0
-        foreign = ((events["flags"] & np.uint8(Flag.UNKNOWN_PROCESS)) != 0) & (events["pid_namespace"] != 0)
-        launched = (events["kind"] == Kind.ENTER) & np.isin(events["function"], _OPERATIONS) & read
-        others = (events["function"] > Function.GROUP_SIMULATE_END) | (events["function"] == Function.NONE)
-        chosen: NDArray[Any] = events[(launched | others) & ~foreign]
-        for name in _NOT_KEPT:
-            chosen[name] = 0
-        return chosen
+        return events if self._calls == "all" else ledger_calls(events)
+
+
+def ledger_calls(events: NDArray[Any]) -> NDArray[Any]:
+    """Of call records those from which the ledger is built, without the fields it does not keep."""
+    read = (events["flags"] & np.uint8(Flag.COMM_READ)) != 0
+    foreign = ((events["flags"] & np.uint8(Flag.UNKNOWN_PROCESS)) != 0) & (events["pid_namespace"] != 0)
+    launched = (events["kind"] == Kind.ENTER) & np.isin(events["function"], _OPERATIONS) & read
+    others = (events["function"] > Function.GROUP_SIMULATE_END) | (events["function"] == Function.NONE)
+    chosen: NDArray[Any] = events[(launched | others) & ~foreign]
+    for name in _NOT_KEPT:
+        chosen[name] = 0
+    return chosen
 
 
 def _shows_the_same(before: ProcessSample, after: ProcessSample) -> bool:
@@ -288,6 +311,7 @@ class BatchReader:
         epoch = self._epoch
         if epoch is None:
             batch.looked = False
+            batch.events = _own_calls(body, data)
             return Decoded(batch, body.stream, needs_key=True)
         tables = {table.layout: _known(table, epoch) for table in body.tables if table.layout in epoch.dtypes}
         if "calls" in tables:
@@ -348,6 +372,13 @@ def _check(communicators: Sequence[Communicator]) -> None:
     for communicator in communicators:
         if not 0 <= communicator.rank < communicator.nranks <= MAX_RANKS:
             raise FormatError(f"a communicator of {communicator.nranks} ranks with rank {communicator.rank} cannot be")
+
+
+def _own_calls(body: Body, data: bytes | memoryview) -> NDArray[Any] | None:
+    """Calls without the layouts that a key batch would have brought, from a writer of our own version."""
+    if packing.version_of(data) != packing.VERSION:
+        return None
+    return next((packing.unpack(table, EVENT_DTYPE) for table in body.tables if table.layout == "calls"), None)
 
 
 def _known(table: Table, epoch: _Epoch) -> NDArray[Any]:

@@ -96,6 +96,11 @@ def is_key(data: bytes | memoryview) -> bool:
     return len(data) >= _HEAD.size and bool(_HEAD.unpack_from(data)[2] & KEY)
 
 
+def version_of(data: bytes | memoryview) -> int:
+    """The version in the head of an encoded batch."""
+    return int(_HEAD.unpack_from(data)[1])
+
+
 def unframe(data: bytes | memoryview) -> tuple[bytes, bool]:
     """Body of an encoded batch, and whether it is a key batch; never more than the bounds allow."""
     if len(data) > MAX_FRAME:

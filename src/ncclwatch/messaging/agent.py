@@ -1,0 +1,124 @@
+"""The agent of a node: the collector's batches, encoded, put into the spool, and carried to the engine by a link."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+import time
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ncclwatch.collect.batch import NodeBatch
+from ncclwatch.messaging.format import BatchWriter, ledger_calls
+from ncclwatch.messaging.keys import Key
+from ncclwatch.messaging.link import AgentLink
+from ncclwatch.messaging.spool import Spool
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+HISTORY_BYTES = 16 << 20
+"""Calls kept for an engine that begins anew: 120,000, several times what its ledger keeps of eight ranks."""
+KEY_EVERY = 600
+"""Batches after which one builds on nothing, so that a spool of which the beginning was dropped can be read again."""
+
+
+class History:
+    """The newest calls, by the number of the batch they were in. Used by two threads."""
+
+    def __init__(self, max_bytes: int = HISTORY_BYTES) -> None:
+        self._lock = threading.Lock()
+        self._kept: deque[tuple[int, NDArray[Any], NodeBatch]] = deque()
+        self._nbytes = 0
+        self._max = max_bytes
+
+    def add(self, n: int, batch: NodeBatch) -> None:
+        """Keep the calls of a batch."""
+        if batch.events is None or not len(batch.events):
+            return
+        events = ledger_calls(batch.events)
+        head = replace(batch, events=None, samples=(), windows=(), changes=(), notes=(), problems=(), looked=False)
+        with self._lock:
+            self._kept.append((n, events, head))
+            self._nbytes += events.nbytes
+            while self._nbytes > self._max and len(self._kept) > 1:
+                self._nbytes -= self._kept.popleft()[1].nbytes
+
+    def before(self, n: int) -> NodeBatch | None:
+        """A batch of the calls of batches before number ``n``."""
+        with self._lock:
+            found = [(events, head) for number, events, head in self._kept if number < n]
+        if not found:
+            return None
+        return replace(found[-1][1], events=np.concatenate([events for events, _ in found]))
+
+
+class Agent:
+    """Takes batches and gets them to an engine. ``spool_folder`` ``None`` keeps what is not sent in memory."""
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        keys: tuple[Key, bytes] | None = None,
+        token: str = "",
+        host: str = "",
+        spool_folder: Path | None = None,
+        spool_bytes: int = 64 << 20,
+        spool_age_s: float = 3600.0,
+    ) -> None:
+        self.life = secrets.token_hex(8)
+        self.spool = Spool(self.life, spool_folder, spool_bytes, spool_age_s)
+        self._left_behind = len(self.spool)
+        self.writer = BatchWriter(calls="ledger", key_every=KEY_EVERY)
+        self._history = History()
+        self._key_wanted = threading.Event()
+        self._n = 0
+        self._lost = 0
+        self.link = AgentLink(
+            address, self.spool, keys=keys, host=host, token=token, request_key=self._key_wanted.set, history=self._past
+        )
+
+    @property
+    def missed_s(self) -> float | None:
+        """For how long no agent ran here before this one, as far as the spool tells."""
+        return None if self.spool.last_alive is None else max(0.0, time.time() - self.spool.last_alive)
+
+    def start(self) -> list[str]:
+        """Connect. Returns what has to be said with the first batch: what this agent's predecessor left, what nobody saw."""
+        notes = []
+        if self.missed_s is not None:
+            notes.append(f"no agent ran here for {self.missed_s:.1f} s: calls of that time were not seen")
+        if self._left_behind:
+            notes.append(f"{self._left_behind} batches of the agent before are sent first")
+        self.link.start()
+        return notes
+
+    def take(self, batch: NodeBatch) -> None:
+        """Send a batch, now or when the engine can be reached. Never waits."""
+        status = self.link.status
+        batch.clock_offset_ns, batch.clock_error_ns = status.clock_offset_ns, status.clock_error_ns
+        if self._key_wanted.is_set():
+            self._key_wanted.clear()
+            self.writer.request_key()
+        self.writer.changed = 0
+        data = self.writer.encode(batch)
+        # What verdicts are made of: what happened, what was lost, and a standstill (which is when nobody shows anything new).
+        happened = bool(batch.changes or batch.notes or batch.finished or batch.lost != self._lost)
+        relevant = happened or (batch.looked and not self.writer.changed) or self.writer.was_key
+        self._lost = batch.lost
+        self._history.add(self._n, batch)
+        self.link.offer(self._n, data, relevant=relevant)
+        self._n += 1
+
+    def close(self) -> None:
+        """Send what can still be sent, and end."""
+        self.link.close()
+
+    def _past(self, n: int) -> bytes | None:
+        past = self._history.before(n)
+        return None if past is None else BatchWriter(calls="all").encode(past)

@@ -1,0 +1,298 @@
+"""An agent's side of the connection: a thread that sends what the spool holds and never makes the collector wait.
+
+The engine acknowledges what it has; only a window of batches is under way, so a slow engine fills the spool and nothing else. The
+connection is made again with backoff (ZeroMQ's own), and what was under way is sent again: the engine drops what it has already.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket as sockets
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import zmq
+from zmq.utils.monitor import recv_monitor_message
+
+from ncclwatch import __version__
+from ncclwatch.messaging import packing, protocol
+from ncclwatch.messaging.clock import ClockOffset
+from ncclwatch.messaging.keys import Key
+from ncclwatch.messaging.limits import FormatError
+from ncclwatch.messaging.protocol import Ack, Batch, Farewell, Hello, History, NeedKey, Ping, Pong, Refused, Welcome
+from ncclwatch.messaging.spool import Spool
+
+WINDOW = 64
+"""Batches under way at most."""
+PING_EVERY_S = 5.0
+HELLO_AGAIN_S = 5.0
+REFUSED_AGAIN_S = 30.0
+POLL_MS = 200
+BACKOFF_MS = (200, 10_000)
+MAX_WAITING = 4096
+"""Batches handed over and not yet in the spool; the thread takes them at once unless the disk hangs."""
+
+
+@dataclass(slots=True)
+class LinkStatus:
+    """How it stands; read by other threads, each field by itself."""
+
+    connected: bool = False
+    reason: str = "not connected yet"
+    """Why not; empty while connected."""
+    engine: str = ""
+    sent_batches: int = 0
+    sent_bytes: int = 0
+    waiting: int = 0
+    """Batches in the spool that the engine does not have."""
+    clock_offset_ns: int | None = None
+    clock_error_ns: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    n: int
+    data: bytes
+    relevant: bool
+
+
+class AgentLink:
+    """Carries the batches of one agent to one engine.
+
+    ``request_key`` is called (from this thread) when the next batch has to be a key batch; ``history`` gives, for an engine that
+    has begun anew, an encoded batch of the calls before number ``n``, or ``None``.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        spool: Spool,
+        *,
+        keys: tuple[Key, bytes] | None = None,
+        host: str = "",
+        token: str = "",
+        request_key: Callable[[], None] = lambda: None,
+        history: Callable[[int], bytes | None] = lambda n: None,
+    ) -> None:
+        self.address, self.spool, self.status = address, spool, LinkStatus()
+        self._keys, self._host, self._token = keys, host, token
+        self._request_key, self._history = request_key, history
+        self._given: deque[_Given] = deque()
+        self._news: deque[str] = deque(maxlen=100)
+        self._wake_in, self._wake_out = sockets.socketpair()
+        self._wake_in.setblocking(False)
+        self._wake_out.setblocking(False)
+        self._stop = threading.Event()
+        self._flush_until = 0.0
+        self._clock = ClockOffset()
+        self._welcomed = False
+        self._refused_until = 0.0
+        self._sent = 0
+        self._next_ping = self._next_hello = 0.0
+        self._thread = threading.Thread(target=self._run, name="ncclwatch-link", daemon=True)
+
+    # --- for the agent's own thread ------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin to connect."""
+        self._thread.start()
+
+    def offer(self, n: int, data: bytes, *, relevant: bool) -> None:
+        """Hand over a batch; returns at once."""
+        if len(self._given) >= MAX_WAITING:
+            self._given.popleft()
+            self._tell("batches were dropped: the spool's disk does not take them")
+        self._given.append(_Given(n, data, relevant))
+        self._wake()
+
+    def take_news(self) -> list[str]:
+        """What happened to the connection since the last time, in words."""
+        found = []
+        while self._news:
+            found.append(self._news.popleft())
+        return found
+
+    def close(self, *, flush_s: float = 2.0) -> None:
+        """Send what can be sent in ``flush_s`` seconds, and end; the rest stays in the spool."""
+        self._flush_until = time.monotonic() + flush_s
+        self._stop.set()
+        self._wake()
+        if self._thread.is_alive():
+            self._thread.join(flush_s + 5.0)
+        self._wake_in.close()
+        self._wake_out.close()
+
+    def _wake(self) -> None:
+        with contextlib.suppress(OSError):
+            self._wake_in.send(b".")
+
+    # --- the thread ----------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        context = zmq.Context()
+        try:
+            self._loop(context)
+        finally:
+            self.status.connected = False
+            self.spool.close()
+            context.destroy(linger=0)
+
+    def _open(self, context: zmq.Context[zmq.Socket[bytes]]) -> tuple[zmq.Socket[bytes], zmq.Socket[bytes]]:
+        dealer = context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.IMMEDIATE, 1)
+        dealer.setsockopt(zmq.SNDHWM, WINDOW * 2)
+        dealer.setsockopt(zmq.RCVHWM, 1024)
+        dealer.setsockopt(zmq.MAXMSGSIZE, protocol.MAX_CONTROL)
+        dealer.setsockopt(zmq.RECONNECT_IVL, BACKOFF_MS[0])
+        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, BACKOFF_MS[1])
+        dealer.setsockopt(zmq.CONNECT_TIMEOUT, 5000)
+        dealer.setsockopt(zmq.IPV6, 1)
+        dealer.setsockopt(zmq.HEARTBEAT_IVL, int(protocol.HEARTBEAT_S * 1000))
+        dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, int(protocol.SILENCE_S * 1000))
+        if self._keys is not None:
+            own, engine = self._keys
+            dealer.curve_publickey, dealer.curve_secretkey, dealer.curve_serverkey = own.public, own.secret, engine
+        monitor = dealer.get_monitor_socket()
+        dealer.connect(self.address)
+        return dealer, monitor
+
+    def _loop(self, context: zmq.Context[zmq.Socket[bytes]]) -> None:
+        dealer, monitor = self._open(context)
+        poller = zmq.Poller()
+        for source in (dealer, monitor, self._wake_out):
+            poller.register(source, zmq.POLLIN)
+        while True:
+            ready = {id(source): True for source, _ in poller.poll(POLL_MS)}
+            if id(monitor) in ready or monitor.poll(0):
+                self._watch(monitor)
+            with contextlib.suppress(OSError):
+                while self._wake_out.recv(4096):
+                    pass
+            self._take_given()
+            while dealer.poll(0):
+                self._hear(dealer)
+            self._speak(dealer)
+            if self._stop.is_set():
+                done = not len(self.spool) or not self._welcomed
+                if (done and not self._given) or time.monotonic() >= self._flush_until:
+                    self._say(dealer, Farewell())
+                    dealer.close(linger=200)
+                    return
+
+    def _take_given(self) -> None:
+        while self._given:
+            given = self._given.popleft()
+            self.spool.append(given.n, given.data, relevant=given.relevant)
+        gone = self.spool.enforce()
+        if gone:
+            self._sent = max(0, self._sent - gone)
+            dropped = self.spool.take_dropped()
+            if dropped.batches:
+                begin, end = (time.strftime("%H:%M:%S", time.localtime(t)) for t in (dropped.first, dropped.last))
+                self._tell(f"{dropped.batches} batches from {begin} to {end} were dropped: the spool is full or they are too old")
+        self.status.waiting = len(self.spool)
+
+    def _watch(self, monitor: zmq.Socket[bytes]) -> None:
+        """What ZeroMQ says of the connection."""
+        while monitor.poll(0):
+            event = recv_monitor_message(monitor)
+            kind, value = event["event"], event["value"]
+            if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+                self._next_hello = 0.0
+            elif kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
+                self._lose(
+                    f"the engine does not know this agent's key (status {value}): copy the public half to its known/ folder"
+                )
+            elif kind in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
+                self._lose("the handshake failed: the engine's key is not the one expected, or only one side uses keys")
+            elif kind == zmq.EVENT_DISCONNECTED:
+                self._lose("the connection to the engine broke")
+
+    def _lose(self, reason: str) -> None:
+        if self.status.connected or self.status.reason != reason:
+            # A handshake that failed is followed by a disconnection, which explains less.
+            if not self.status.connected and reason.startswith("the connection") and "handshake" in self.status.reason + " key":
+                return
+            self._tell(f"engine {self.address}: {reason}; batches are kept until it is back")
+        self.status.connected, self.status.reason = False, reason
+        self._welcomed = False
+        self._sent = 0
+
+    def _tell(self, text: str) -> None:
+        if not self._news or self._news[-1] != text:
+            self._news.append(text)
+
+    # --- speaking ------------------------------------------------------------------------------------------------------
+
+    def _say(self, dealer: zmq.Socket[bytes], message: protocol.Message, payload: bytes | None = None) -> bool:
+        frames = [protocol.encode(message)] + ([payload] if payload is not None else [])
+        try:
+            dealer.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.ZMQError:
+            return False
+        return True
+
+    def _speak(self, dealer: zmq.Socket[bytes]) -> None:
+        now = time.monotonic()
+        if not self._welcomed:
+            if now >= self._next_hello and now >= self._refused_until:
+                hello = Hello(__version__, packing.VERSION, "agent", self._host, self._token, self.spool.lives)
+                if self._say(dealer, hello):
+                    self._next_hello = now + HELLO_AGAIN_S
+            return
+        for entry in self.spool.after(self._sent):
+            if self._sent >= WINDOW or not self._say(dealer, Batch(entry.life, entry.n), entry.data):
+                break
+            self._sent += 1
+            self.status.sent_batches += 1
+            self.status.sent_bytes += len(entry.data)
+        if now >= self._next_ping and self._say(dealer, Ping(time.time_ns())):
+            self._next_ping = now + (PING_EVERY_S if self._clock.samples >= 4 else 0.5)
+
+    # --- hearing -------------------------------------------------------------------------------------------------------
+
+    def _hear(self, dealer: zmq.Socket[bytes]) -> None:
+        frames = dealer.recv_multipart()
+        now_ns = time.time_ns()
+        try:
+            message = protocol.decode(frames[0])
+        except FormatError as error:
+            self._tell(f"engine {self.address} said something that makes no sense: {error.message}")
+            return
+        if isinstance(message, Ack):
+            self._sent = max(0, self._sent - self.spool.acknowledge(message.life, message.upto))
+        elif isinstance(message, Pong):
+            self._clock.add(message.sent_ns, message.received_ns, message.answered_ns, now_ns)
+            self.status.clock_offset_ns, self.status.clock_error_ns = self._clock.offset_ns, self._clock.error_ns
+        elif isinstance(message, NeedKey):
+            self._request_key()
+        elif isinstance(message, Welcome):
+            self._begin(dealer, message)
+        elif isinstance(message, Refused):
+            self._refused_until = time.monotonic() + REFUSED_AGAIN_S
+            self._lose(f"it refuses this agent: {message.reason}" + (f": {message.hint}" if message.hint else ""))
+        elif isinstance(message, Farewell):
+            self._lose("it has ended")
+
+    def _begin(self, dealer: zmq.Socket[bytes], welcome: Welcome) -> None:
+        if abs(welcome.format - packing.VERSION) > 1:
+            self._refused_until = time.monotonic() + REFUSED_AGAIN_S
+            self._lose(f"it speaks format {welcome.format}, this agent {packing.VERSION} (ncclwatch {welcome.release} there)")
+            return
+        if not self.status.connected:
+            self._tell(f"connected to engine {self.address}")
+        self.status.connected, self.status.reason, self.status.engine = True, "", welcome.engine
+        self._welcomed, self._sent, self._next_ping = True, 0, 0.0
+        for life in self.spool.lives:
+            self.spool.acknowledge(life, welcome.upto.get(life, -1))
+        if welcome.upto.get(self.spool.life, -1) < 0:
+            # It has begun anew: what it had from us is gone.
+            first = next(iter(self.spool.after(0)), None)
+            past = self._history(first.n if first is not None and first.life == self.spool.life else 0 if first else 1 << 62)
+            if past is not None:
+                self._say(dealer, History(self.spool.life), past)
+            self._request_key()
