@@ -29,6 +29,12 @@ STALE_LOOKS = 3.0
 STALE_FLOOR_S = 3.0
 """A node that has said nothing for this many of its looks, and at least this long, is silent: its last word counts no longer."""
 
+FORGET_NS = 3600 * 10**9
+"""A node that has been silent for an hour is gone for good."""
+
+SAME_CLOCK_NS = 1_000_000
+"""Wall clocks that differ by less are taken for the same."""
+
 MAX_NODES = 65536
 MAX_NOTES = 200
 
@@ -58,6 +64,8 @@ class Update:
     verdict_changed: bool = False
     told: list[Verdict] = field(default_factory=list)
     """Verdicts that accuse and did not stand at the update before."""
+    answers: list[Verdict] = field(default_factory=list)
+    """What is to be said, however short the standstill, to somebody who asked."""
     recoveries: list[Recovery] = field(default_factory=list)
     lost: int = 0
     newly_lost: int = 0
@@ -88,8 +96,6 @@ class Node:
     """Batches that never came."""
     planes: tuple[PlaneState, ...] = ()
     overhead: Overhead | None = None
-    clock_offset_ns: int = 0
-    """What has to be added to the node's wall clock to give the session's."""
     silent: bool = False
     finished: str = ""
 
@@ -123,10 +129,13 @@ class DiagnosisSession:
 
     # --- in ------------------------------------------------------------------------------------------------------------
 
-    def feed(self, batch: NodeBatch, now_ns: int | None = None, *, source: str | None = None) -> Node | None:
+    def feed(
+        self, batch: NodeBatch, now_ns: int | None = None, *, source: str | None = None, wall_ns: int | None = None
+    ) -> Node | None:
         """Take one batch; ``source`` names the node where host names are not unique.
 
-        Returns the node, or ``None`` when there are too many.
+        With ``wall_ns``, CLOCK_REALTIME here, batches that were long under way are told from fresh ones: their calls and changes
+        count, what they saw is past. Returns the node, or ``None`` when there are too many.
         """
         name = source if source is not None else batch.host
         now_ns = batch.time_ns if now_ns is None else now_ns
@@ -135,11 +144,14 @@ class DiagnosisSession:
             if len(self.nodes) >= MAX_NODES:
                 return None
             node = self.nodes[name] = Node(batch.host, batch.boot_id, now_ns)
-        if node.silent:
+        late = _is_late(batch, node, wall_ns)
+        if node.silent and not late:
             node.silent = False
             self._note(f"{node.name} is heard again")
         node.name, node.boot_id, node.interval_s = batch.host, batch.boot_id, batch.interval_s
-        node.heard_ns, node.complete, node.finished = now_ns, batch.complete, batch.finished
+        node.complete, node.finished = batch.complete, batch.finished
+        if not late:
+            node.heard_ns = now_ns
         if batch.sequence > node.sequence + 1 and node.sequence >= 0:
             node.missed += batch.sequence - node.sequence - 1
         began_anew = node.sequence >= 0 and batch.sequence <= node.sequence
@@ -148,7 +160,7 @@ class DiagnosisSession:
         self._take_calls(node, batch, began_anew=began_anew, gap=gap)
         node.planes = batch.planes or node.planes
         node.overhead = batch.overhead or node.overhead
-        if batch.looked:
+        if batch.looked and not late:
             self._take_look(node, batch)
         self._pending.changes += batch.changes
         for text in batch.notes:
@@ -175,7 +187,11 @@ class DiagnosisSession:
             self.diagnosis.add_calls(_of_known_pids(events), newly, batch.host)
 
     def _take_look(self, node: Node, batch: NodeBatch) -> None:
-        samples = {sample.process.key: sample for sample in batch.samples}
+        ahead = batch.clock_offset_ns or 0
+        if abs(ahead) > max(batch.clock_error_ns or 0, SAME_CLOCK_NS):
+            samples = {s.process.key: replace(s, wall_ns=s.wall_ns + ahead) for s in batch.samples}
+        else:
+            samples = {sample.process.key: sample for sample in batch.samples}
         for key, sample in samples.items():
             if sample.run_state == "X":
                 self._ended[key] = sample
@@ -228,7 +244,13 @@ class DiagnosisSession:
         self._standing = frozenset(accusing)
         update.recoveries = [Recovery(verdict, seconds) for verdict, seconds in self.diagnosis.closed]
         self.diagnosis.closed.clear()
+        update.answers = [self.network.explain(verdict) for verdict in self.diagnosis.answers]
+        self.diagnosis.answers.clear()
         return update
+
+    def ask(self) -> None:
+        """Answer at the next judgement, whatever patience says."""
+        self.diagnosis.ask()
 
     def take(self, now_ns: int) -> Update:
         """What came since the last time, without judging."""
@@ -262,10 +284,13 @@ class DiagnosisSession:
 
     def _find_silent(self, now_ns: int, update: Update) -> None:
         for node in self.nodes.values():
-            if not node.silent and not node.finished and now_ns - node.heard_ns > node.patience_ns:
+            if not node.silent and now_ns - node.heard_ns > node.patience_ns:
                 node.silent = True
                 seconds = (now_ns - node.heard_ns) / 1e9
-                update.notes.append(f"{node.name} has said nothing for {seconds:.0f} s: its ranks are not observed")
+                why = f"its agent has ended ({node.finished})" if node.finished else f"it has said nothing for {seconds:.0f} s"
+                update.notes.append(f"{node.name}: {why}: its ranks are not observed")
+        for name in [name for name, node in self.nodes.items() if now_ns - node.heard_ns > FORGET_NS]:
+            del self.nodes[name]
 
     def _name_silent(self, now_ns: int) -> None:
         """Whoever reads a verdict has to know which nodes it was reached without."""
@@ -297,6 +322,13 @@ class DiagnosisSession:
             return list(heard[0].windows)
         found = [window for node in heard for window in node.windows]
         return sorted(found, key=lambda w: (w.rank is None, w.rank or 0, w.process.host, w.process.pid))
+
+
+def _is_late(batch: NodeBatch, node: Node, wall_ns: int | None) -> bool:
+    """Whether a batch lay in a spool for so long that what it saw is past."""
+    if wall_ns is None or batch.clock_offset_ns is None:
+        return False
+    return wall_ns - batch.wall_ns - batch.clock_offset_ns > node.patience_ns
 
 
 def _joined(found: Sequence[PlaneState], nodes: int) -> PlaneState:
