@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
+from ncclwatch.collect.device import DeviceWatch, Looked
 from ncclwatch.errors import ExitStatus, NcclwatchError, TargetError, TargetGoneError
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 
@@ -61,6 +62,7 @@ class Watched:
         self.pid = target.info.pid
         self.history: list[ProcessSample] = []
         self.gone: NcclwatchError | None = None
+        self.device = DeviceWatch(self.pid)
 
     @property
     def last(self) -> ProcessSample | None:
@@ -74,7 +76,8 @@ class Watched:
         """
         if self.gone is None:
             try:
-                self._add(self.target.sample(), keep)
+                sample = self.target.sample()
+                self._add(self.device.look(sample, self.target if isinstance(self.target, Looked) else None), keep)
                 return None
             except TargetGoneError as error:
                 self.gone = error
@@ -91,8 +94,14 @@ class Watched:
                 )
         if self.last is None:
             return self.gone
-        self._add(as_gone(self.last), keep)
+        # The frame outlives the process that wrote it, as long as we hold it.
+        self._add(self.device.look(as_gone(self.last)) if self.device.present else as_gone(self.last), keep)
         return None
+
+    def close(self) -> None:
+        """Let go of the process and its frame."""
+        self.target.close()
+        self.device.close()
 
     def _add(self, sample: ProcessSample, keep: int) -> None:
         self.history.append(sample)

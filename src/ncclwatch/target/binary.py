@@ -25,6 +25,9 @@ from ncclwatch.target.version import NcclVersion, find_version
 SIGNS = ("ncclAllReduce", "pncclAllReduce")
 """Functions that every NCCL defines; plugins (libnccl-net.so) and users of NCCL do not."""
 
+SHIM_SIGN = "ncclwatchCounters"
+"""What our own counter shim defines: it hands NCCL's functions on under their names, and is not NCCL."""
+
 STATIC_MIN_SIZE = 1 << 20
 """A binary with less code (bytes in one mapping) does not carry NCCL statically: NCCL's own is over 1 MB since 2.18."""
 
@@ -219,7 +222,7 @@ def _read_facts(elf: ElfFile) -> FileFacts | None:
     """The facts of a file that carries NCCL, ``None`` for any other; a damaged file carries none."""
     try:
         hidden = elf.static_names_size <= MAX_STATIC_NAMES
-        if not any(elf.exported(sign) or (hidden and elf.find(sign)) for sign in SIGNS):
+        if elf.exported(SHIM_SIGN) or not any(elf.exported(sign) or (hidden and elf.find(sign)) for sign in SIGNS):
             return None
         return FileFacts(elf.build_id, find_version(elf), elf.has_debug_info)
     except ElfError:

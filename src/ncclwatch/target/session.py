@@ -12,6 +12,7 @@ from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.target.commstate import CommState
 from ncclwatch.target.communicators import SearchReport
 from ncclwatch.target.decode import Decoder
+from ncclwatch.target.devconn import CounterPlace, counter_places
 from ncclwatch.target.discover import FoundProcess, examine, layout_of
 from ncclwatch.target.layout import Layout
 from ncclwatch.target.maps import Mapping
@@ -85,6 +86,10 @@ class TargetProcess:
     def communicator_states(self) -> tuple[CommState, ...]:
         """The communicators of the last sample with their connectors, for who follows those further."""
         return self._sampler.states
+
+    def counter_places(self) -> tuple[CounterPlace, ...]:
+        """Counters of the last sample's connections that lie in GPU memory: only the counter shim can read them."""
+        return counter_places(self.decoder, self.communicator_states)
 
     @property
     def decoder(self) -> Decoder:
