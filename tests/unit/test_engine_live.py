@@ -119,14 +119,18 @@ def test_first_operations_get_a_longer_floor_but_no_immunity() -> None:
     assert accused is not None and 15 <= accused <= 17
 
 
-def test_who_asks_is_answered_at_once() -> None:
+def test_who_asks_is_answered_at_once_and_what_stands_stays_as_it_is() -> None:
     live = LiveDiagnosis(patience=Patience(300, adaptive=False))
     looks_ = rounds(4, run_state="S")
     for samples in looks_[:2]:
         assert not live.update(samples).verdict_class.accuses
     live.ask()
-    assert live.update(looks_[2]).verdict_class.accuses
-    assert not live.update(looks_[3]).verdict_class.accuses
+    assert not live.update(looks_[2]).verdict_class.accuses
+    [answer] = live.answers
+    assert answer.verdict_class.accuses
+    live.answers.clear()
+    live.update(looks_[3])
+    assert not live.answers and not live.closed
 
 
 def test_a_stopped_process_teaches_no_patience() -> None:

@@ -12,12 +12,13 @@ from typing import TYPE_CHECKING, Annotated, Protocol
 import typer
 
 from ncclwatch.cli import options
-from ncclwatch.cli.options import AllOption, ExitCodeOption, JsonOption, PidOption
+from ncclwatch.cli.asking import AskFileOption, Bell
+from ncclwatch.cli.options import HANG_FLOOR_S, AllOption, ExitCodeOption, FixedOption, HangAfterOption, JsonOption, PidOption
 from ncclwatch.errors import ExitStatus, UsageError
 from ncclwatch.text import clean
 
 if TYPE_CHECKING:
-    from ncclwatch.cli.live import LiveSession, Session
+    from ncclwatch.cli.live import Session, Steps
     from ncclwatch.engine.session import Update
 
 
@@ -49,6 +50,15 @@ def attach(
     probes: Annotated[
         bool, typer.Option("--probes/--no-probes", help="Trace calls with uprobes; without, only memory is read.")
     ] = True,
+    hang_after: HangAfterOption = HANG_FLOOR_S,
+    fixed: FixedOption = False,
+    sample: Annotated[
+        int | None,
+        typer.Option(
+            "--sample", metavar="RANKS", min=1, max=4096, help="While all is well, look only at so many ranks (Mycroft: 10)."
+        ),
+    ] = None,
+    ask_file: AskFileOption = None,
 ) -> int:
     """Watch NCCL processes live: operation, rate and steps of every rank, and a verdict when one holds the others up."""
     named, stray = options.split_words(pid, words)
@@ -58,11 +68,20 @@ def attach(
         raise UsageError("--calls needs --json", "add --json")
     chosen = options.choose_pids(named, every)
     from ncclwatch.cli.live import LiveSession, verdict_stands
+    from ncclwatch.collect.sampling import Sampling
+    from ncclwatch.engine.patience import Patience
 
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: stop.set())
-    session = LiveSession(every=every, interval_s=interval, stop=stop)
+    session = LiveSession(
+        every=every,
+        interval_s=interval,
+        stop=stop,
+        patience=Patience(hang_after, adaptive=not fixed),
+        sampling=None if sample is None else Sampling(sample),
+        asked=Bell(ask_file).rung,
+    )
     try:
         session.start(chosen, calls=probes)
         if not as_json and not plain and is_screen():
@@ -70,13 +89,13 @@ def attach(
 
             show_dashboard(session, duration)
         else:
-            watch(session, _surface(as_json=as_json, calls=calls), duration)
+            watch(session, surface_of(as_json=as_json, calls=calls), duration)
     finally:
         session.close()
     return ExitStatus.VERDICT if exit_code and verdict_stands(session.verdict) else ExitStatus.OK
 
 
-def watch(session: LiveSession, surface: Surface, duration: float | None) -> None:
+def watch(session: Steps, surface: Surface, duration: float | None) -> None:
     """Run a started session to its end."""
     until = None if duration is None else time.monotonic() + duration
     surface.attached(session)
@@ -99,7 +118,8 @@ def is_screen() -> bool:
     return sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM", "dumb") != "dumb" and utf8
 
 
-def _surface(*, as_json: bool, calls: bool) -> Surface:
+def surface_of(*, as_json: bool, calls: bool) -> Surface:
+    """Lines for scripts or for people."""
     if as_json:
         from ncclwatch.cli.live_json import JsonSurface
 

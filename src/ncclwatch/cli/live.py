@@ -12,8 +12,11 @@ from typing import Protocol
 
 from ncclwatch.collect.batch import NodeBatch, Overhead, PlaneState
 from ncclwatch.collect.node import NodeCollector
+from ncclwatch.collect.sampling import Sampling
 from ncclwatch.collect.watched import Problem
 from ncclwatch.collect.windows import RankWindow
+from ncclwatch.engine.live import LiveDiagnosis
+from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.session import DiagnosisSession, Update
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessInfo, ProcessSample
@@ -59,12 +62,33 @@ class Session(Protocol):
         """What watching costs, over the last seconds."""
 
 
+class Steps(Session, Protocol):
+    """A session that can be run."""
+
+    @property
+    def stop(self) -> threading.Event:
+        """Set it to end the session."""
+
+    def step(self, *, until: float | None = None) -> Update:
+        """Wait for a moment and say what came."""
+
+
 class LiveSession:
     """Watches processes until they end, the duration is over, or ``stop`` is set."""
 
-    def __init__(self, *, every: bool, interval_s: float = 1.0, stop: threading.Event | None = None) -> None:
-        self.collector = NodeCollector(every=every, interval_s=interval_s, stop=stop)
-        self.judge = DiagnosisSession()
+    def __init__(
+        self,
+        *,
+        every: bool,
+        interval_s: float = 1.0,
+        stop: threading.Event | None = None,
+        patience: Patience | None = None,
+        sampling: Sampling | None = None,
+        asked: Callable[[], bool] | None = None,
+    ) -> None:
+        self.collector = NodeCollector(every=every, interval_s=interval_s, stop=stop, sampling=sampling)
+        self.judge = DiagnosisSession(LiveDiagnosis(patience=patience or Patience()))
+        self._asked = asked
         self.taps: list[Callable[[NodeBatch], None]] = []
         """Who else takes every batch: a recording."""
 
@@ -79,6 +103,9 @@ class LiveSession:
 
         ``until`` is the time of ``time.monotonic`` at which the session ends.
         """
+        if self._asked is not None and self._asked():
+            self.judge.ask()
+            self.collector.look_now()
         return self._take(self.collector.step(until=until))
 
     def _take(self, batch: NodeBatch) -> Update:

@@ -1,10 +1,10 @@
 """``attach --json``: one object a line, each with a ``type``; a line is complete when it is written, and written at once.
 
 Types: ``attached`` (first line), ``rank`` (one per process and look), ``call`` (with ``--calls``), ``verdict`` (when one begins
-to stand, or changes), ``recovery`` (it stands no longer), ``process`` (started, exited, replaced, unreadable), ``loss``,
-``nic`` (a NIC at every look: one that the job uses or that counted errors, others when they change), ``link-event`` (a link went
-up or down), ``kernel-log`` (a line about GPUs or NICs), ``note`` (something in words), ``overhead`` (every ten seconds), ``end``
-(last line). Times are seconds since the epoch.
+to stand, or changes), ``answer`` (a verdict somebody asked for), ``recovery`` (it stands no longer), ``process`` (started, ended,
+replaced, unreadable), ``loss``, ``nic`` (a NIC at every look: one that the job uses or that counted errors, others when they
+change), ``link-event`` (a link went up or down), ``kernel-log`` (a line about GPUs or NICs), ``note`` (something in words),
+``overhead`` (every ten seconds), ``end`` (last line). Times are seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -62,6 +62,8 @@ class JsonSurface:
             self._write("rank", **window_json(window))
         for verdict in update.told:
             self._write("verdict", verdict=verdict.to_json())
+        for verdict in update.answers:
+            self._write("answer", verdict=verdict.to_json())
         for recovery in update.recoveries:
             self._write("recovery", id=recovery.verdict.id, duration_s=recovery.duration_s, verdict=recovery.verdict.to_json())
         now = time.monotonic()

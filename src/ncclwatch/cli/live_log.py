@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from ncclwatch.cli.live import Session
     from ncclwatch.collect.windows import RankWindow
     from ncclwatch.engine.session import Update
+    from ncclwatch.model.verdict import Verdict
 
 SUMMARY_EVERY_S = 60.0
 
@@ -66,8 +67,9 @@ class LogSurface:
             was = clean(recovery.verdict.summary, 300)
             self._line(f"RECOVERED: NCCL moves again after {duration(recovery.duration_s)}; it was: {was}")
         for verdict in update.told:
-            for i, line in enumerate(verdict_lines(verdict, self._style)):
-                self._line(line) if i == 0 else emit(f"         {line}")
+            self._verdict(verdict)
+        for verdict in update.answers:
+            self._verdict(verdict, "asked: ")
         if update.windows and time.monotonic() >= self._next_summary:
             self._next_summary = time.monotonic() + SUMMARY_EVERY_S
             self._line(summary(update.windows))
@@ -81,6 +83,10 @@ class LogSurface:
         verdict = f"verdict stands: {clean(stands.summary, 300)}" if stands else "no verdict stands"
         self._line(f"end: {reason or 'interrupted'}; {verdict}")
         flush()
+
+    def _verdict(self, verdict: Verdict, before: str = "") -> None:
+        for i, line in enumerate(verdict_lines(verdict, self._style)):
+            self._line(before + line) if i == 0 else emit(f"         {line}")
 
     def _tell_errors(self, nic: NicRecord) -> None:
         """Say that a NIC counts errors when it begins to, and again at every doubling."""

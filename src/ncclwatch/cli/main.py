@@ -15,7 +15,7 @@ from pathlib import Path
 
 import typer
 
-from ncclwatch.cli import attach, diagnose, doctor, dump, flows, ps, record, replay, snapshot, version
+from ncclwatch.cli import asking, attach, diagnose, doctor, dump, flows, probe, ps, record, replay, snapshot, version
 from ncclwatch.cli.output import OutputClosed
 from ncclwatch.errors import ExitStatus, NcclwatchError
 from ncclwatch.text import clean
@@ -40,9 +40,11 @@ app.command("dump", short_help="What NCCL believes: communicators, unfinished st
 app.command("snapshot", short_help="Record what a diagnosis needs into a file.")(snapshot.snapshot)
 app.command("diagnose", short_help="Which rank holds the job up, from outside, now.")(diagnose.diagnose)
 app.command("attach", short_help="Watch a job live.")(attach.attach)
+app.command("ask", short_help="A verdict now from a running attach or engine.")(asking.ask)
 app.command("record", short_help="Keep what is seen of a job in a file.")(record.record)
 app.command("replay", short_help="A recording in the dashboard.")(replay.replay)
 app.command("flows", short_help="Connections over the network: rates, latency, retries.")(flows.flows)
+app.command("probe", short_help="Is a path dead, or the application silent?")(probe.probe)
 app.command("doctor", short_help="What works here, and what to do about each gap.")(doctor.doctor)
 app.command("version", short_help="Print the version.")(version.version)
 

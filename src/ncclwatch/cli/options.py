@@ -24,6 +24,17 @@ AllOption = Annotated[bool, typer.Option("--all", "-a", help="Every NCCL process
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON for scripts instead of text for people.")]
 ExitCodeOption = Annotated[bool, typer.Option("--exit-code", help="End with status 10 when a verdict accuses somebody.")]
 
+KeysOption = Annotated[
+    Path | None,
+    typer.Option("--keys", metavar="FOLDER", help="Folder made by 'ncclwatch keys make'; needed beyond this machine."),
+]
+JobOption = Annotated[
+    str | None,
+    typer.Option(
+        "--job", metavar="TOKEN", envvar="NCCLWATCH_JOB", help="Token of the job ('ncclwatch keys token'): jobs see nothing of each other."
+    ),
+]
+
 
 def pids(options: Sequence[str] | None) -> list[int]:
     """The pids of ``--pid`` options, each a number or a comma-separated list, in order and without repetition."""
@@ -77,3 +88,19 @@ def choose_pids(named: Sequence[int], every: bool) -> list[int]:
             "start the job first, or run as root to see the processes of other users and containers",
         )
     return found
+
+
+HANG_FLOOR_S = 5.0
+"""``engine.patience.HANG_FLOOR_S``; repeated so that ``--help`` need not load the engine (a test compares them)."""
+
+HangAfterOption = Annotated[
+    float,
+    typer.Option(
+        "--hang-after",
+        metavar="SECONDS",
+        min=0.5,
+        max=86400.0,
+        help="Nothing must move for so long before waits accuse a rank; longer where a like standstill ended by itself.",
+    ),
+]
+FixedOption = Annotated[bool, typer.Option("--fixed", help="Keep to --hang-after, whatever was learned (CCL-D: 300).")]

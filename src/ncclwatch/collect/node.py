@@ -15,6 +15,7 @@ from ncclwatch.collect.batch import Change, NodeBatch, Overhead, PlaneState, Pro
 from ncclwatch.collect.calls_plane import CallsPlane
 from ncclwatch.collect.cost import OwnCost
 from ncclwatch.collect.network import NetworkWatch
+from ncclwatch.collect.sampling import Sampling
 from ncclwatch.collect.watched import Problem, Readable, Watched, nothing_read, sees_every_process
 from ncclwatch.errors import NcclwatchError, TargetGoneError
 from ncclwatch.model.state import ProcessInfo
@@ -50,7 +51,8 @@ class _Draft:
 class NodeCollector:
     """Watches the processes of this node until they end, the duration is over, or ``stop`` is set.
 
-    ``every`` takes up processes that come later as well; of these ``choose`` decides which.
+    ``every`` takes up processes that come later as well; of these ``choose`` decides which. With ``sampling`` only a few are
+    looked at while they move.
     """
 
     def __init__(
@@ -61,8 +63,10 @@ class NodeCollector:
         stop: threading.Event | None = None,
         choose: Choice | None = None,
         wake_s: float = WAKE_S,
+        sampling: Sampling | None = None,
     ) -> None:
         self.every = every
+        self.sampling = sampling
         self.interval_s = interval_s
         self.wake_s = wake_s
         self.stop = stop or threading.Event()
@@ -244,6 +248,8 @@ class NodeCollector:
     def _look(self, draft: _Draft) -> None:
         draft.looked = True
         for watched in list(self.watched.values()):
+            if self.sampling is not None and watched.last is not None and not self.sampling.wants(watched.target.info.key):
+                continue
             was_gone = watched.gone is not None
             error = watched.look(keep=2)
             info = watched.target.info
@@ -260,7 +266,15 @@ class NodeCollector:
                 draft.changes.append(ProcessChange(Change.READABLE, watched.pid, info, host=info.host))
             if watched.gone is not None and not was_gone:
                 draft.changes.append(self._went(watched))
+        if self.sampling is not None:
+            self.sampling.looked(watched.last for watched in self.watched.values() if watched.last is not None)
         self._forget_ended_jobs()
+
+    def look_now(self) -> None:
+        """Look at everybody at the next step, without waiting for the interval to pass."""
+        self._next_look = 0.0
+        if self.sampling is not None:
+            self.sampling.alarm()
 
     def _went(self, watched: Watched) -> ProcessChange:
         """A process ended, or became another program; the latter is looked at anew."""

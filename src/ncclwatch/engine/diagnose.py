@@ -22,8 +22,8 @@ from ncclwatch.engine.job import Job, Member, assemble
 from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.locate import Sink, find_sinks, victims_of
 from ncclwatch.engine.patience import Patience
-from ncclwatch.engine.progress import progressed
 from ncclwatch.engine.waits import find_waits
+from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Culprit, LinkRef, Verdict, VerdictClass
 

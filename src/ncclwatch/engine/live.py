@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from ncclwatch.engine.diagnose import Outlook, judge_jobs, severity
 from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.patience import Patience
-from ncclwatch.engine.progress import progressed
 from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
 
@@ -55,6 +55,8 @@ class LiveDiagnosis:
     """Judges the jobs that run: whether they run as fast as they should."""
     closed: list[tuple[Verdict, float]] = field(default_factory=list)
     """Verdicts that ended because the job went on, each with its duration in seconds; the caller takes them out."""
+    answers: list[Verdict] = field(default_factory=list)
+    """To :meth:`ask`: one verdict for each job, worst first; the caller takes them out."""
     verdicts: list[Verdict] = field(default_factory=list)
     """Of the last round: one verdict for each job on the observed processes, worst first."""
     _series: dict[ProcessKey, _Series] = field(default_factory=dict)
@@ -93,21 +95,23 @@ class LiveDiagnosis:
             self._note_totals(sample)
         self._previous = list(samples)
         outlook = Outlook(patience=self.patience, complete_hosts=self.complete_hosts, silent=self.silent)
-        if self._asked:
-            outlook.patience, outlook.creation_patience_s, self._asked = None, 0.0, False
         if self.ledger.rows:
             outlook.ledger, outlook.totals = self.ledger, self._totals
-        judged = judge_jobs([series.samples for series in self._series.values()], outlook)
+        looks = [series.samples for series in self._series.values()]
+        judged = judge_jobs(looks, outlook)
+        if self._asked:
+            self._asked = False
+            at_once = judge_jobs(looks, replace(outlook, patience=None, creation_patience_s=0.0))
+            self.answers += sorted((verdict for _, verdict in at_once), key=severity)
         self.slow.forget(present)
         self.verdicts = sorted((self.slow.judge(job, verdict) for job, verdict in judged), key=severity)
-        if outlook.patience is not None:
-            self.patience.end_round(self._interval_s())
+        self.patience.end_round(self._interval_s())
         return self._stand(self.verdicts[0] if self.verdicts else NOTHING_OBSERVED)
 
     def ask(self) -> None:
-        """Judge the next round at once, whatever patience says: somebody who knows that the job hangs has asked.
+        """Put into ``answers`` what the next round says without any patience: somebody who knows that the job hangs has asked.
 
-        Progress between two looks still means that nobody is accused.
+        Progress between two looks still means that nobody is accused. What stands is not changed by being asked.
         """
         self._asked = True
 
