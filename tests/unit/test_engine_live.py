@@ -8,7 +8,7 @@ from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import VerdictClass
-from unit.synthetic import SECOND, frozen_ring, looks, moved
+from unit.synthetic import SECOND, Rank, communicator, frozen_ring, looks, moved, recv
 
 
 def rounds(count: int, *, run_state: str = "T") -> list[list[ProcessSample]]:
@@ -117,6 +117,20 @@ def test_first_operations_get_a_longer_floor_but_no_immunity() -> None:
             accused = number
             break
     assert accused is not None and 15 <= accused <= 17
+
+
+def test_a_young_communicator_beside_an_old_one_is_no_reason_to_wait_longer() -> None:
+    """Rank 1 is waited for in an operation of a communicator that has run for long, and in the first of another."""
+    live = LiveDiagnosis(patience=Patience(5))
+    old, young = replace(communicator(0, 2), op_count=500), replace(communicator(0, 2, comm_hash=0xC1), op_count=1)
+    waiting = [recv(1, posted=8, received=0, delivered=0, consumed=0, comm_hash=c.hash) for c in (old, young)]
+    ranks = [
+        Rank(0, 2, (old, young), tuple(waiting)),
+        Rank(1, 2, (replace(communicator(1, 2), op_count=500), replace(communicator(1, 2, comm_hash=0xC1), op_count=0))),
+    ]
+    rounds_ = zip(*(rank.looks(12) for rank in ranks), strict=True)
+    accused = next((n for n, samples in enumerate(rounds_) if live.update(samples).verdict_class.accuses), None)
+    assert accused is not None and 5 <= accused <= 7
 
 
 def test_who_asks_is_answered_at_once_and_what_stands_stays_as_it_is() -> None:

@@ -74,7 +74,8 @@ class Patience:
             self._pending[kind] = max(self._pending.get(kind, 0.0), still)
         self._seen |= kinds
         groups = {kind.group for kind in kinds if kind.group in job.groups}
-        careful = any(_young(job.groups[number]) or _barrier(job.groups[number], ledger) for number in groups)
+        # A barrier beside an ordinary operation (the norm of the gradients) is no reason to wait longer for that.
+        careful = bool(groups) and all(_young(job.groups[number]) or _barrier(job.groups[number], ledger) for number in groups)
         expected = max((max(self._learned[kind]) for kind in kinds if kind in self._learned), default=0.0)
         floor = self.floor_s * CAREFUL_FACTOR if careful else self.floor_s
         return max(floor, min(LONGEST_PATIENCE_S, EXPECTATION_FACTOR * expected))
