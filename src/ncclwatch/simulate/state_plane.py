@@ -56,6 +56,10 @@ class _Side:
     point_to_point: bool
 
 
+_Shared = dict[tuple[str, int, int], list[_Side]]
+"""Open transfers through shared memory, of either end, by role, sender and receiver (global ranks)."""
+
+
 @dataclass(slots=True)
 class _Totals:
     """Operations called so far, by role: plans, plans with proxy work, collectives, and by function; arrays by global rank."""
@@ -97,7 +101,8 @@ class StateReader:
         totals = self._count(time)
         wanted = [r for r in (range(self.scenario.layout.world) if ranks is None else ranks) if self.cast.observed(r)]
         sides = self._open_sides(time, set(wanted))
-        return [self._process(rank, time, totals, sides.get(rank, [])) for rank in wanted]
+        shared = _in_shared_memory(sides)
+        return [self._process(rank, time, totals, sides.get(rank, []), shared) for rank in wanted]
 
     # -- counters of communicators ------------------------------------------------------------------------------------------
 
@@ -245,7 +250,7 @@ class StateReader:
 
     # -- records ------------------------------------------------------------------------------------------------------------
 
-    def _process(self, rank: int, time: float, totals: _Totals, sides: list[_Side]) -> ProcessSample:
+    def _process(self, rank: int, time: float, totals: _Totals, sides: list[_Side], shared: _Shared) -> ProcessSample:
         clock = self.cast.clock(rank)
         d = self.timeline.disturbance
         dead = d.died.get(rank, math.inf) <= time
@@ -256,7 +261,7 @@ class StateReader:
         pending: tuple[PendingOperation, ...] = ()
         if not dead:
             net = [s for s in sides if s.transport is Transport.NET and s.counts.done < s.end.count * s.pieces.slice_steps]
-            communicators = tuple(self._communicators(rank, time, totals, sides))
+            communicators = tuple(self._communicators(rank, time, totals, shared))
             operations = tuple(self._operations(rank, [s for s in net if not self._in_pool(rank, s, time)]))
             pending = tuple(self._pending(rank, [s for s in net if self._in_pool(rank, s, time)]))
         return ProcessSample(
@@ -276,7 +281,7 @@ class StateReader:
         """A proxy thread that stands still leaves new operations in the pool."""
         return live(self.timeline.disturbance.proxy.get(rank), side.launched) > time
 
-    def _communicators(self, rank: int, time: float, totals: _Totals, sides: list[_Side]) -> Iterator[Communicator]:
+    def _communicators(self, rank: int, time: float, totals: _Totals, shared: _Shared) -> Iterator[Communicator]:
         scenario, cast = self.scenario, self.cast
         if rank in self.timeline.never_initialised or time < 0.1 * scenario.network.init_s:
             return
@@ -304,7 +309,7 @@ class StateReader:
                 destroyed=False,
                 peers=() if in_progress else m.peers,
                 rings=() if in_progress else m.rings,
-                host_connections=() if in_progress else tuple(self._host_connections(rank, m, totals, sides, time)),
+                host_connections=() if in_progress else tuple(self._host_connections(rank, m, totals, shared, time)),
                 transports=() if in_progress else m.transports,
             )
 
@@ -315,17 +320,22 @@ class StateReader:
         return "ncclRemoteError" if any(died.get(r, math.inf) + 0.01 <= time for r in near) else "ncclSuccess"
 
     def _host_connections(
-        self, rank: int, m: Membership, totals: _Totals, sides: list[_Side], time: float
+        self, rank: int, m: Membership, totals: _Totals, shared: _Shared, time: float
     ) -> Iterator[HostConnection]:
-        shared = [(c, p, d) for c, p, d, t in m.transports if t is Transport.SHM]
+        """Head and tail lie in memory that both ends see: what one has written shows on the other."""
+        connections = [(c, p, d) for c, p, d, t in m.transports if t is Transport.SHM]
         past = sum(int(a[rank]) for (role, function), a in totals.steps.items() if role == m.role and function != "AlltoAll")
-        for channel, peer, direction in shared:
-            head = tail = past
+        for channel, peer, direction in connections:
+            ends = (rank, m.members[peer]) if direction == str(Direction.SEND) else (m.members[peer], rank)
+            sides = shared.get((m.role, *ends), ())
+            head = tail = min((side.base for side in sides), default=past)
             for side in sides:
-                if side.role == m.role and side.peer == peer and str(side.direction) == direction:
-                    link, s = side.end.connection, side.pieces.slice_steps
-                    tail = max(tail, side.base + s * (bisect_right(link.produced, time) - side.end.first))
-                    head = max(head, side.base + s * (bisect_right(link.consumed, time) - side.end.first))
+                link, s = side.end.connection, side.pieces.slice_steps
+                produced = bisect_right(link.produced, time) - side.end.first
+                consumed = bisect_right(link.consumed, time) - side.end.first
+                # An operation that waits behind another has moved neither yet.
+                tail = max(tail, side.base + s * produced) if produced > 0 else tail
+                head = max(head, side.base + s * consumed) if consumed > 0 else head
             yield HostConnection(channel, peer, Direction(direction), 1 if m.role == "pp" else 0, head, tail)
 
     def _operations(self, rank: int, sides: list[_Side]) -> Iterator[ProxyOperation]:
@@ -395,6 +405,14 @@ class StateReader:
                     nbytes=round(side.pieces.slice_bytes),
                     rank=m.rank,
                 )
+
+
+def _in_shared_memory(sides: dict[int, list[_Side]]) -> _Shared:
+    shared: _Shared = defaultdict(list)
+    for side in (side for own in sides.values() for side in own):
+        if side.transport is Transport.SHM:
+            shared[side.role, side.end.connection.source, side.end.connection.destination].append(side)
+    return shared
 
 
 def _name(function: str, side: _Side) -> str:
