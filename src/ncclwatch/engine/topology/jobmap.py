@@ -2,21 +2,18 @@
 
 From samples of memory this is exact, ranks that nobody observes included: NCCL gives every rank its peers' host and process
 hashes (``ncclPeerInfo``), equal on all communicators of a job, so the one over all ranks names the members of the others.
-From call records alone the largest communicator of a process says which rank it is.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.job import Group as JobGroup
 from ncclwatch.engine.job import Job, assemble
-from ncclwatch.model.events import Flag
 from ncclwatch.model.state import ProcessSample
 
 
@@ -156,35 +153,3 @@ def _global_ranks(group: JobGroup, identity: dict[tuple[int, int], int]) -> tupl
         if 0 <= rank < group.nranks and member.rank is not None:
             ranks[rank] = member.rank
     return ranks, len(hosts)
-
-
-def from_events(events: NDArray[Any], host: str = "") -> JobMap:
-    """The map by call records alone: communicators by hash and size, ranks by the largest communicator of each process."""
-    known = events[(events["flags"] & np.uint16(Flag.COMM_READ)) != 0]
-    known = known[known["comm"] != 0]
-    _, first = np.unique(known[["pid", "comm"]], return_index=True)
-    result = JobMap()
-    chosen = known[first]
-    best: dict[int, tuple[int, int]] = {}
-    for row in chosen:
-        pid, size = int(row["pid"]), int(row["nranks"])
-        if size > best.get(pid, (0, 0))[0]:
-            best[pid] = (size, int(row["rank"]))
-    facts = JobFacts(max((size for size, _ in best.values()), default=0), [], [])
-    for pid, (size, rank) in best.items():
-        process = result._add_process(host, pid, rank if size == facts.world else -1, 0)
-        facts.processes.append(process)
-        facts.process_of_rank[result.rank[process]] = process
-    groups: dict[tuple[int, int], Facts] = {}
-    for row in chosen:
-        size, comm_rank = int(row["nranks"]), int(row["rank"])
-        process = result.by_pid[int(row["pid"])]
-        key = (int(row["comm_hash"]), size)
-        if not 0 <= comm_rank < size <= 1 << 20:
-            continue
-        one = groups.setdefault(key, Facts(key[0], key[0], size, np.full(size, -1, np.int32)))
-        one.ranks[comm_rank] = result.rank[process]
-        result._add_row(process, int(row["comm"]), one, comm_rank)
-    facts.groups = list(groups.values())
-    result.jobs = [facts] if facts.processes else []
-    return result

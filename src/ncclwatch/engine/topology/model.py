@@ -166,6 +166,8 @@ class Pattern:
     micro_batches: int = 0
     chunks: int = 1
     seen: int = 0
+    complete: bool = False
+    """It holds passes in both directions and a reduction of gradients: no part of an iteration looks so."""
     confidence: float = 0.0
 
     def __len__(self) -> int:
@@ -224,3 +226,5 @@ class Learned:
     patterns: dict[int, Pattern] = field(default_factory=dict)
     pattern_of: dict[int, int] = field(default_factory=dict)
     """global rank → ``Pattern.id``"""
+    confirmed: bool = False
+    """Whether it held when more was seen (or cannot be a mere part of an iteration); before, nothing is placed."""

@@ -2,34 +2,433 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.topology.model import Learned, Placed, Stage
+from ncclwatch.engine.topology.infer import infer
+from ncclwatch.engine.topology.jobmap import JobFacts, JobMap, from_samples
+from ncclwatch.engine.topology.model import Learned, Phase, Placed, Role, Stage, Step, Topology
+from ncclwatch.engine.topology.patterns import Encoding, encode, learn_patterns, pattern_of_ranks, tokens_of
+from ncclwatch.engine.topology.record import FUNCTIONS, Recorder, chosen_specimens
+from ncclwatch.engine.topology.specimen import POINT_TO_POINT, collapse
+from ncclwatch.engine.topology.tracker import Track, unique_tokens
+from ncclwatch.model.events import Flag, Function, Kind
 from ncclwatch.model.state import ProcessSample
+
+FIRST_LOOK = 24
+"""Operations a process (on average over the specimens) before the first attempt to infer anything."""
+GROWTH = 1.35
+"""Learn again when so many times as many operations were seen: early on, a part of an iteration looks like one."""
+STRAY = 0.3
+"""Share of calls out of the pattern above which the pattern is learned anew."""
+BOUNDARIES = 256
+EARLY = 1_000_000
+"""Records kept until the first samples say whose they are."""
+
+_GROUPS = (int(Function.GROUP_START), int(Function.GROUP_END))
+
+
+@dataclass(slots=True)
+class _Job:
+    """What is kept of one job besides its recorder."""
+
+    facts: JobFacts
+    learned: Learned
+    encoding: Encoding
+    tracks: dict[int, Track] = field(default_factory=dict)
+    """process → pointer"""
+    reference: int = -1
+    """The process whose iterations the others are counted by."""
+    boundaries: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=BOUNDARIES))
+    """(time, iteration) at which the reference began its iterations"""
 
 
 class StageNamer:
-    """Feed it samples (who is which rank, which communicators) and calls (what is done on them); memory is bounded."""
+    """Feed it samples (who is which rank, which communicators) and calls (what is done on them); memory is bounded.
+
+    Jobs on the same processes' hosts are kept apart; ``jobs`` holds what is known of each, ``learned`` of the largest.
+    """
 
     def __init__(self) -> None:
-        self.learned: Learned | None = None
-        """What is known so far; ``None`` before anything was inferred."""
+        self._map: JobMap | None = None
+        self._known: set[tuple[str, int, int]] = set()
+        self._recorder: Recorder | None = None
+        self._jobs: list[_Job] = []
+        self._next = 0
+        self._rows = _Lookup()
+        self._last_row: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._followed = self._strayed = 0
+        self._early: list[tuple[NDArray[Any], str]] = []
+        self.lost = 0
+
+    @property
+    def jobs(self) -> list[Learned]:
+        """What is known of each job."""
+        return [job.learned for job in self._jobs]
+
+    @property
+    def learned(self) -> Learned | None:
+        """What is known of the largest job; ``None`` before anything was inferred."""
+        return max(self.jobs, key=lambda one: one.topology.world, default=None)
+
+    # --- taking in -------------------------------------------------------------------------------------------------------
 
     def note_samples(self, samples: Sequence[ProcessSample]) -> None:
-        """Take who is which rank and what communicators there are; cheap when nothing changed."""
+        """Take who is which rank and what communicators there are. Processes and communicators that go are remembered."""
+        present = {(s.process.host, s.process.pid, c.address) for s in samples for c in s.communicators}
+        if present <= self._known:
+            return
+        self._known = present
+        old_map, old = self._map, self._recorder
+        self._map = from_samples(samples)
+        places = self._map.places
+        specimens = [
+            job.processes[i]
+            for job in self._map.jobs
+            for i in chosen_specimens([self._map.rank[process] for process in job.processes])
+        ]
+        self._recorder = Recorder(specimens, len(self._map.row_process))
+        if old_map is not None and old is not None:
+            processes = {n: self._map.process[place] for n, place in enumerate(old_map.places) if place in self._map.process}
+            rows = np.full(max(1, len(old_map.row_process)), -1, np.int64)
+            for (process, address), row in old_map.rows.items():
+                if process in processes:
+                    rows[row] = self._map.rows.get((processes[process], address), -1)
+            self._recorder.inherit(old, processes, rows)
+        self._rows = _Lookup(self._map)
+        self._last_row = np.full(len(places), -1, np.int64)
+        self._jobs = []
+        self._next = max(1, FIRST_LOOK * max(1, len(specimens)))
+        early, self._early = self._early, []
+        for events, host in early:
+            self.observe(events, host=host)
 
-    def observe(self, events: NDArray[Any], lost: int = 0) -> Placed:
-        """Take a batch of ``EVENT_DTYPE`` records in the order of their times and say where they stand, as far as is learned."""
-        empty = np.zeros(0, np.int64)
-        none = np.zeros(0, np.int32)
-        return Placed(empty, none, none, none, empty, np.zeros(0, np.bool_))
+    def observe(self, events: NDArray[Any], lost: int = 0, *, host: str = "") -> Placed:
+        """Take a batch of ``EVENT_DTYPE`` records in the order of their times and say where they stand, as far as is learned.
 
-    def stage_of(self, pid: int, comm: int = 0, *, calls_ago: int = 0) -> Stage | None:
-        """Where the call that process ``pid`` made last stands (``calls_ago`` 0; 1: the one before; −1: the one it has yet to
-        make), counted on the communicator at address ``comm``, or over all of them with ``comm`` 0.
+        ``host`` is needed only where processes of several hosts may have equal pids.
         """
+        self.lost += lost
+        if self._map is None or self._recorder is None or not len(events):
+            if self._map is None and len(events) and sum(len(e) for e, _ in self._early) < EARLY:
+                self._early.append((events.copy(), host))
+            return _nothing()
+        function = events["function"]
+        wanted = (events["kind"] == Kind.ENTER) & (((function > 0) & (function < FUNCTIONS)) | np.isin(function, _GROUPS))
+        at = np.flatnonzero(wanted)
+        process, row = self._rows.find(events[at], host)
+        group = np.isin(events["function"][at], _GROUPS)
+        keep = (process >= 0) & (group | (row >= 0))
+        at, process, row = at[keep], process[keep], np.where(group, -1, row)[keep]
+        if not len(at):
+            return _nothing()
+        part = events[at]
+        self._recorder.add(part, process, row)
+        # The pointers read the batch that taught them as well: nothing of it is lost.
+        if self._due():
+            self._learn(process[row >= 0])
+        return self._place(part, at, process, row)
+
+    def _due(self) -> bool:
+        if self._recorder is None or self._map is None:
+            return False
+        if self._followed > 4096 and self._strayed > STRAY * self._followed:
+            self._followed = self._strayed = 0
+            return True
+        # Counted over everybody, of whom the specimens are a part.
+        everybody = max(1, len(self._map.places))
+        return self._recorder.taken * max(1, len(self._recorder.specimens)) >= self._next * everybody
+
+    def _learn(self, newest: NDArray[np.int64]) -> None:
+        """Infer everything anew; ``newest`` are the processes of the operations that are recorded and still have to be placed."""
+        if self._map is None or self._recorder is None:
+            return
+        self._next = int(self._next * GROWTH) + 1
+        before = dict(enumerate(self._jobs))
+        self._jobs = [self._learn_job(facts, before.get(number), newest) for number, facts in enumerate(self._map.jobs)]
+
+    def _learn_job(self, facts: JobFacts, before: _Job | None, newest: NDArray[np.int64]) -> _Job:
+        if self._map is None or self._recorder is None:
+            raise RuntimeError("nothing is known of any process")
+        inference = infer(self._map, facts, self._recorder)
+        encoding = encode(self._map, inference)
+        patterns = learn_patterns(self._map, inference, encoding)
+        learned = Learned(inference.topology, patterns, pattern_of_ranks(inference.topology, patterns))
+        confirmed = before is not None and _same(before.learned, learned)
+        learned.confirmed = confirmed or (bool(patterns) and all(pattern.complete for pattern in patterns.values()))
+        if before is not None and confirmed and before.learned.confirmed:
+            before.learned = learned
+            for track in before.tracks.values():
+                track.pattern = patterns[track.pattern.id]
+            return before
+        job = _Job(facts, learned, encoding)
+        if not learned.confirmed:
+            return job
+        shared = {number: unique_tokens(pattern) for number, pattern in patterns.items()}
+        for process in facts.processes:
+            number = learned.pattern_of.get(self._map.rank[process])
+            if number is not None:
+                job.tracks[process] = Track(patterns[number], shared[number])
+        self._replay(job, newest)
+        return job
+
+    def _replay(self, job: _Job, newest: NDArray[np.int64]) -> None:
+        """Let the pointers of the specimens run over what was recorded before the latest batch."""
+        if self._recorder is None or self._map is None:
+            return
+        exchanges = set(np.flatnonzero(job.encoding.all_to_all()).tolist())
+        for process in self._recorder.specimens:
+            if process not in job.tracks:
+                continue
+            history = self._recorder.history(process)
+            history = collapse(history[: len(history) - int(np.count_nonzero(newest == process))], exchanges)
+            row = history["row"].astype(np.int64)
+            columns = (history[name] for name in ("function", "count", "datatype", "peer"))
+            tokens, _ = tokens_of(job.encoding, self._map, job.learned.topology, row, *columns)
+            self._follow(job, process, job.tracks[process], tokens, history["time_ns"])
+
+    # --- places ------------------------------------------------------------------------------------------------------------
+
+    def _place(self, part: NDArray[Any], at: NDArray[np.int64], process: NDArray[np.int64], row: NDArray[np.int64]) -> Placed:
+        if self._map is None or not any(job.tracks for job in self._jobs):
+            return _nothing()
+        order = np.argsort(process, kind="stable")
+        part, at, process, row = part[order], at[order], process[order], row[order]
+        found = [self._place_job(job, part, at, process, row) for job in self._jobs if job.tracks]
+        self._remember_rows(process, row)
+        joined = [np.concatenate(columns) for columns in zip(*found, strict=True)] if found else []
+        return Placed(*joined) if joined else _nothing()
+
+    def _remember_rows(self, process: NDArray[np.int64], row: NDArray[np.int64]) -> None:
+        last = np.flatnonzero(np.r_[process[1:] != process[:-1], True])
+        self._last_row[process[last]] = row[last]
+
+    def _place_job(
+        self, job: _Job, part: NDArray[Any], at: NDArray[np.int64], process: NDArray[np.int64], row: NDArray[np.int64]
+    ) -> tuple[NDArray[Any], ...]:
+        if self._map is None:
+            raise RuntimeError("nothing is known of any process")
+        tracked = np.zeros(len(self._map.places) + 1, np.bool_)
+        tracked[list(job.tracks)] = True
+        all_to_all = np.r_[job.encoding.all_to_all(), False][row] & np.isin(part["function"], POINT_TO_POINT)
+        before = np.r_[-1, row[:-1]]
+        first = np.r_[True, process[1:] != process[:-1]]
+        before[first] = self._last_row[process[first]]
+        again = all_to_all & (before == row)
+        operation = np.flatnonzero(tracked[process] & (row >= 0) & ~again)
+        if not len(operation):
+            return _nothing_columns()
+        own, rows = part[operation], row[operation]
+        exchange = all_to_all[operation]
+        tokens, _ = tokens_of(
+            job.encoding,
+            self._map,
+            job.learned.topology,
+            rows,
+            np.where(exchange, np.uint16(Function.ALL_TO_ALL), own["function"]),
+            own["count"],
+            own["datatype"],
+            np.where(exchange, -1, own["peer"]),
+        )
+        numbers = process[operation]
+        bounds = np.r_[0, np.flatnonzero(np.diff(numbers)) + 1, len(numbers)]
+        positions, iterations = np.empty(len(numbers), np.int32), np.empty(len(numbers), np.int64)
+        exact, patterns = np.empty(len(numbers), np.bool_), np.empty(len(numbers), np.int32)
+        pieces = [(int(numbers[a]), slice(a, b)) for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True)]
+        # The reference goes first: others take the number of the iteration from it when they find their place.
+        pieces.sort(key=lambda piece: piece[0] != job.reference)
+        for number, piece in pieces:
+            track = job.tracks[number]
+            results = self._follow(job, number, track, tokens[piece], own["time_ns"][piece])
+            positions[piece], iterations[piece], exact[piece] = results
+            patterns[piece] = track.pattern.id
+        self._followed += len(positions)
+        self._strayed += int(np.count_nonzero(positions < 0))
+        rank = np.array(self._map.rank, np.int32)[numbers]
+        return at[operation], rank, patterns, positions, iterations, exact
+
+    def _follow(
+        self, job: _Job, process: int, track: Track, tokens: NDArray[np.uint64], times: NDArray[np.uint64]
+    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.bool_]]:
+        fresh = not track.placed
+        positions, iterations, exact = track.follow(tokens)
+        if job.reference < 0 and track.placed:
+            job.reference = process
+        placed = np.flatnonzero(positions >= 0)
+        if process == job.reference:
+            began = placed[np.r_[True, np.diff(iterations[placed]) > 0]] if len(placed) else placed
+            for i in began.tolist():
+                if not job.boundaries or job.boundaries[-1][1] < int(iterations[i]):
+                    job.boundaries.append((int(times[i]), int(iterations[i])))
+        elif fresh and len(placed):
+            first = int(placed[0])
+            shift = _nearest(job.boundaries, int(times[first]), int(positions[first]), len(track.pattern)) - int(
+                iterations[first]
+            )
+            track.iteration += shift
+            iterations = iterations + shift
+        return positions, iterations, exact
+
+    # --- asking ------------------------------------------------------------------------------------------------------------
+
+    def role_of(self, host: str, pid: int, comm: int) -> Role:
+        """The role of a communicator (by its address in the process)."""
+        found = self._find(host, pid, comm)
+        return Role.UNSURE if found is None else list(Role)[int(found[1].encoding.role[found[2]])]
+
+    def stage_of(self, host: str, pid: int, comm: int = 0, *, calls_ago: int = 0) -> Stage | None:
+        """Where a call of a process stands, counted back on the communicator at address ``comm`` (0: over all of them).
+
+        ``calls_ago`` 0 is the latest call, 1 the one before, −1 the one it has yet to make. ``None`` where nothing is known of
+        the process; where it has no place in a pattern, only what its communicator's role says.
+        """
+        found = self._find(host, pid, comm)
+        if found is None or self._map is None:
+            return None
+        process, job, row = found
+        topology = job.learned.topology
+        rank = self._map.rank[process]
+        track = job.tracks.get(process)
+        role = list(Role)[int(job.encoding.role[row])] if row >= 0 else Role.UNSURE
+        step = None
+        if track is not None and track.position >= 0:
+            step = self._step(track, row, role, calls_ago)
+        if step is None or track is None:
+            return _by_role(role, topology, rank) if row >= 0 and role is not Role.UNSURE else None
+        confidence = step.confidence * track.pattern.confidence * (1.0 if track.exact else 0.6)
+        return _as_stage(step, topology, rank, round(confidence, 3), certain=track.exact)
+
+    def _find(self, host: str, pid: int, comm: int) -> tuple[int, _Job, int] | None:
+        if self._map is None:
+            return None
+        process = self._map.find(host, pid)
+        if process < 0 or self._map.job_of[process] >= len(self._jobs):
+            return None
+        row = self._map.rows.get((process, comm), -1)
+        if comm and row < 0:
+            return None
+        return process, self._jobs[self._map.job_of[process]], row
+
+    def _step(self, track: Track, row: int, role: Role, calls_ago: int) -> Step | None:
+        """The step ``calls_ago`` calls on this row before the pointer (after it, when negative)."""
+        steps = track.pattern.steps
+        length = len(steps)
+        if row < 0:
+            return steps[(track.position - calls_ago) % length]
+        if self._recorder is None:
+            return None
+        used = self._recorder.calls[row] > 0
+
+        def ours(step: Step) -> bool:
+            return step.role is role and (step.function == Function.ALL_TO_ALL or bool(used[step.function]))
+
+        direction, left = (1, -calls_ago - 1) if calls_ago < 0 else (-1, calls_ago)
+        at = track.position + (1 if calls_ago < 0 else 0)
+        for _ in range(length):
+            step = steps[at % length]
+            if ours(step):
+                if left == 0:
+                    return step
+                left -= 1
+            at += direction
         return None
+
+
+class _Lookup:
+    """(pid, communicator) of call records → process and row, vectorised."""
+
+    def __init__(self, jobmap: JobMap | None = None) -> None:
+        self._map = jobmap
+        rows = list(jobmap.rows.items()) if jobmap is not None else []
+        keys = np.array([process for (process, _), _ in rows], np.uint64), np.array([a for (_, a), _ in rows], np.uint64)
+        hashed = _hash(*keys)
+        order = np.argsort(hashed)
+        self._keys, self._rows = hashed[order], np.array([row for _, row in rows], np.int64)[order]
+
+    def find(self, events: NDArray[Any], host: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Process and row of each record, −1 where unknown."""
+        if self._map is None:
+            nothing = np.full(len(events), -1, np.int64)
+            return nothing, nothing
+        pids, inverse = np.unique(events["pid"], return_inverse=True)
+        process = np.array([self._map.find(host, pid) for pid in pids.tolist()], np.int64)[inverse]
+        row = np.full(len(events), -1, np.int64)
+        if len(self._keys):
+            wanted = _hash(process.astype(np.uint64), events["comm"].astype(np.uint64))
+            place = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
+            hit = (self._keys[place] == wanted) & (process >= 0) & ((events["flags"] & np.uint16(Flag.COMM_READ)) != 0)
+            row[hit] = self._rows[place[hit]]
+        return process, row
+
+
+def _hash(process: NDArray[np.uint64], address: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    with np.errstate(over="ignore"):
+        mixed: NDArray[np.uint64] = (address ^ (process * np.uint64(0x9E3779B97F4A7C15))) * np.uint64(0xBF58476D1CE4E5B9)
+    return mixed
+
+
+def _nothing_columns() -> tuple[NDArray[Any], ...]:
+    wide, narrow = np.zeros(0, np.int64), np.zeros(0, np.int32)
+    return wide, narrow, narrow, narrow, wide, np.zeros(0, np.bool_)
+
+
+def _nothing() -> Placed:
+    return Placed(*_nothing_columns())
+
+
+def _same(one: Learned, other: Learned) -> bool:
+    """Whether pointers into the patterns of one are valid in the other."""
+    return (
+        one.pattern_of == other.pattern_of
+        and one.topology.groups == other.topology.groups
+        and all(np.array_equal(one.patterns[n].tokens, p.tokens) for n, p in other.patterns.items())
+    )
+
+
+def _nearest(boundaries: Sequence[tuple[int, int]], time: int, position: int, length: int) -> int:
+    """The iteration in which a call at a position was made, by the reference's iterations; the nearest one where in doubt."""
+    if not boundaries:
+        return 0
+    times = [t for t, _ in boundaries]
+    span = (times[-1] - times[0]) / max(1, len(times) - 1) if len(times) > 1 else 0.0
+    began = time - position / length * span
+    at = max(0, bisect_right(times, began + span / 2) - 1)
+    return boundaries[at][1]
+
+
+def _where(topology: Topology, rank: int) -> tuple[int, int]:
+    if not 0 <= rank < topology.world:
+        return -1, -1
+    stages, width = int(topology.stage.max(initial=-1)) + 1, int(topology.tensor_index.max(initial=-1)) + 1
+    return (int(topology.stage[rank]) if stages > 1 else -1), (int(topology.tensor_index[rank]) if width > 1 else -1)
+
+
+def _by_role(role: Role, topology: Topology, rank: int) -> Stage:
+    stage, tensor = _where(topology, rank)
+    phase = Phase.OPTIMIZER if role in (Role.DATA, Role.MODEL, Role.EXPERT_DATA, Role.EMBEDDING) else Phase.EITHER
+    return Stage(phase=phase, pipeline_stage=stage, tensor_index=tensor, role=role, confidence=0.4)
+
+
+def _as_stage(step: Step, topology: Topology, rank: int, confidence: float, *, certain: bool) -> Stage:
+    stage, tensor = _where(topology, rank)
+    known = step.function in Function._value2member_map_
+    name = Function(step.function).name.title().replace("_", "") if known else ""
+    return Stage(
+        phase=step.phase,
+        # After a gap the place may be one micro-batch off: then only the kind of pass is said.
+        micro_batch=step.micro_batch if certain else -1,
+        chunk=step.chunk if certain else -1,
+        pipeline_stage=stage,
+        tensor_index=tensor,
+        role=step.role,
+        function="AllToAll" if step.function == Function.ALL_TO_ALL else name,
+        layer=step.layer if certain else -1,
+        towards=step.towards,
+        confidence=confidence,
+    )

@@ -141,6 +141,21 @@ class Recorder:
         """The kept operations of a specimen, oldest first."""
         return self._rings[process].history()
 
+    def inherit(self, older: Recorder, processes: dict[int, int], rows: NDArray[np.int64]) -> None:
+        """Take over what an older recorder kept, under new numbers: ``processes`` old → new, ``rows`` old → new or −1."""
+        known = np.flatnonzero(rows >= 0)
+        self.calls[rows[known]] += older.calls[known]
+        self.elements[rows[known]] += older.elements[known]
+        self.taken = int(self.calls.sum())
+        for old, new in processes.items():
+            before, after = older._rings.get(old), self._rings.get(new)
+            if before is None or after is None:
+                continue
+            kept = before.history()
+            kept["row"] = rows[kept["row"]]
+            after.calls, after.depth, after.threads = before.calls, before.depth, before.threads
+            after.extend(kept[kept["row"] >= 0])
+
     @property
     def specimens(self) -> list[int]:
         """Processes that are kept in full."""

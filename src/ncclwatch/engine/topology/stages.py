@@ -185,7 +185,7 @@ def _joined(world: int, groups: Sequence[Facts], used: Sequence[tuple[Specimen, 
 
 
 def _chains(links: Mapping[int, set[int]]) -> list[list[int]] | None:
-    """Paths through all ranks, each from its lower end; ``None`` where a rank has more than two neighbours or there is a circle."""
+    """Paths through all ranks, each from its lower end; ``None`` where there is a fork or a circle."""
     if any(len(near) > 2 for near in links.values()):
         return None
     chains: list[list[int]] = []

@@ -1,0 +1,141 @@
+"""Put roles of communicators and places in the iteration into a verdict."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ncclwatch.engine.job import Job, Member
+from ncclwatch.engine.ledger import Ledger
+from ncclwatch.engine.topology.model import Role, Stage
+from ncclwatch.engine.topology.namer import StageNamer
+from ncclwatch.engine.topology.words import compressed
+from ncclwatch.model.state import Communicator
+from ncclwatch.model.verdict import CommunicatorRef, Culprit, OperationRef, Verdict, VerdictClass
+
+SHOWN = 3
+"""Lines on where victims stand."""
+
+NOT_CALLED = (VerdictClass.NOT_ENTERED,)
+"""Classes whose culprits have yet to make the call that the others wait in."""
+
+
+@dataclass(slots=True)
+class _Context:
+    job: Job
+    namer: StageNamer
+    ledger: Ledger
+
+
+def name_stages(verdict: Verdict, job: Job, namer: StageNamer, ledger: Ledger) -> Verdict:
+    """The verdict with roles and stages, as far as they are known; unchanged where nothing is."""
+    if not verdict.culprits or namer.learned is None:
+        return verdict
+    context = _Context(job, namer, ledger)
+    culprits = tuple(_named(context, culprit, verdict.verdict_class) for culprit in verdict.culprits)
+    first = next((c for c in culprits if c.stage), culprits[0])
+    communicator = verdict.communicator
+    same = next(
+        (c.communicator for c in culprits if c.communicator and communicator and c.communicator.hash == communicator.hash), None
+    )
+    return replace(
+        verdict,
+        culprits=culprits,
+        communicator=same or communicator,
+        stage=verdict.stage or first.stage,
+        evidence=(*verdict.evidence, *_victim_lines(context, verdict)),
+    )
+
+
+def _named(context: _Context, culprit: Culprit, verdict_class: VerdictClass) -> Culprit:
+    reference = culprit.communicator
+    if reference is None or culprit.stage:
+        return culprit
+    holders = _holders(context.job, reference, culprit)
+    role = next(
+        (r for m, c in holders if (r := context.namer.role_of(m.info.host, m.info.pid, c.address)) is not Role.UNSURE), None
+    )
+    if role is None:
+        return culprit
+    stage = _stage(context, culprit, holders, verdict_class)
+    return replace(
+        culprit,
+        communicator=replace(reference, role=str(role)) if role is not Role.UNUSED else reference,
+        stage=stage.text() if stage is not None else "",
+    )
+
+
+def _holders(job: Job, reference: CommunicatorRef, culprit: Culprit) -> list[tuple[Member, Communicator]]:
+    """The members of the culprit's communicator, its own process first."""
+    for group in job.groups.values():
+        if f"{group.hash:016x}" != reference.hash or group.nranks != reference.nranks:
+            continue
+        held = group.members.get(culprit.comm_rank) if culprit.comm_rank is not None else None
+        own = held is not None and held[0].info.pid == culprit.pid and held[0].info.host == culprit.host
+        if own or culprit.pid is None:
+            others = [pair for rank, pair in group.members.items() if rank != culprit.comm_rank]
+            return [held, *others] if held is not None else others
+    return []
+
+
+def _stage(
+    context: _Context, culprit: Culprit, holders: list[tuple[Member, Communicator]], verdict_class: VerdictClass
+) -> Stage | None:
+    """Where the operation stands that the culprit holds up, from the culprit's own calls or, without them, from its peers'."""
+    if not holders:
+        return None
+    own = holders[0] if holders[0][0].info.pid == culprit.pid else None
+    if verdict_class in NOT_CALLED and own is not None:
+        return context.namer.stage_of(own[0].info.host, own[0].info.pid, own[1].address, calls_ago=-1)
+    # What memory says stands still is found among the calls by NCCL's own count of them.
+    for member, communicator in holders[:16]:
+        ago = _calls_since(context.ledger, member, communicator, culprit.operation)
+        if ago is not None:
+            found = context.namer.stage_of(member.info.host, member.info.pid, communicator.address, calls_ago=ago)
+            return _at_home(context, found, own)
+    for member, communicator in holders[:16]:
+        found = context.namer.stage_of(member.info.host, member.info.pid, communicator.address)
+        if found is not None:
+            return _at_home(context, found, own)
+    return None
+
+
+def _at_home(context: _Context, stage: Stage | None, own: tuple[Member, Communicator] | None) -> Stage | None:
+    """A stage that was read off a peer, with the culprit's own place in pipeline and tensor group."""
+    if stage is None or own is None:
+        return stage
+    mine = context.namer.stage_of(own[0].info.host, own[0].info.pid, own[1].address)
+    return replace(stage, pipeline_stage=mine.pipeline_stage, tensor_index=mine.tensor_index) if mine is not None else stage
+
+
+def _calls_since(ledger: Ledger, member: Member, communicator: Communicator, operation: OperationRef | None) -> int | None:
+    """How many collectives a rank has called after the one with NCCL's number ``operation.sequence``; ``None`` where unknown.
+
+    Only for what the state plane named (it knows the protocol): sequence numbers of the calls plane count otherwise.
+    """
+    row = ledger.rows.get(ledger.place(member.info.host, member.info.pid, communicator.address))
+    if row is None or operation is None or operation.sequence is None or not operation.protocol:
+        return None
+    _, history = ledger.history(row)
+    at = np.flatnonzero(history["op_count"] == operation.sequence)
+    return len(history) - 1 - int(at[-1]) if len(at) else None
+
+
+def _victim_lines(context: _Context, verdict: Verdict) -> list[str]:
+    """Where the ranks that wait stand: those in one place together."""
+    accused = {(c.host, c.pid) for c in verdict.culprits}
+    wanted = set(verdict.victims)
+    texts: dict[str, list[int]] = defaultdict(list)
+    for member in context.job.members:
+        if member.rank is None or member.rank not in wanted or (member.info.host, member.info.pid) in accused:
+            continue
+        stage = context.namer.stage_of(member.info.host, member.info.pid)
+        if stage is not None:
+            texts[replace(stage, tensor_index=-1).text()].append(member.rank)
+    lines = sorted(texts.items(), key=lambda item: (-len(item[1]), item[1]))
+    shown = [f"latest call of rank{'s' if len(ranks) > 1 else ''} {compressed(ranks)}: {text}" for text, ranks in lines[:SHOWN]]
+    if len(lines) > SHOWN:
+        shown.append(f"… and {sum(len(ranks) for _, ranks in lines[SHOWN:])} more ranks in {len(lines) - SHOWN} other places")
+    return shown
