@@ -15,10 +15,10 @@ from ncclwatch.report.verdict_text import verdict_lines
 from ncclwatch.text import Style, clean, size, wrap
 
 if TYPE_CHECKING:
-    from ncclwatch.cli.live import LiveSession
+    from ncclwatch.cli.live import Session, Steps
 
 
-def show_dashboard(session: LiveSession, duration: float | None) -> None:
+def show_dashboard(session: Steps, duration: float | None) -> None:
     """Show a started session until it ends or the user leaves; then say on the ordinary screen what stands."""
     from ncclwatch.dashboard.app import Dashboard
 
@@ -33,7 +33,7 @@ def show_dashboard(session: LiveSession, duration: float | None) -> None:
     last_words(session, source.finished or reason or "ended")
 
 
-def last_words(session: LiveSession, reason: str) -> None:
+def last_words(session: Session, reason: str) -> None:
     """Why it ended, and the verdicts that stand, where they can be read and copied."""
     standing = [verdict for verdict in session.verdicts if verdict.verdict_class.accuses]
     emit(f"ncclwatch: {clean(reason, 200)}" + ("" if standing else "; no verdict stands"))
@@ -43,7 +43,7 @@ def last_words(session: LiveSession, reason: str) -> None:
             emit("\n".join(wrap(line, cells)))
 
 
-def save_snapshot(session: LiveSession) -> str:
+def save_snapshot(session: Session) -> str:
     """Write a snapshot file of the watched processes into the current folder."""
     from ncclwatch.target.image import record_snapshot
 

@@ -31,7 +31,10 @@ KeysOption = Annotated[
 JobOption = Annotated[
     str | None,
     typer.Option(
-        "--job", metavar="TOKEN", envvar="NCCLWATCH_JOB", help="Token of the job ('ncclwatch keys token'): jobs see nothing of each other."
+        "--job",
+        metavar="TOKEN",
+        envvar="NCCLWATCH_JOB",
+        help="Token of the job ('ncclwatch keys token'): jobs see nothing of each other.",
     ),
 ]
 

@@ -88,6 +88,7 @@ class NodeCollector:
         self._next_rescan = self._last_rescan + RESCAN_S
         self._own = OwnCost()
         self._next_overhead = 0.0
+        self._calls_later = False
 
     # --- beginning and end ---------------------------------------------------------------------------------------------
 
@@ -110,8 +111,10 @@ class NodeCollector:
             raise nothing_read(self.problems)
         infos = self.infos
         self.complete = self.every and self._choose is None and not self.problems and sees_every_process()
-        if calls:
+        if calls and infos:
             self.calls.start(infos)
+        # Without a process there is no library to attach to yet.
+        self._calls_later = calls and not infos
         self.aggregator.calls_plane = self.calls.running
         now_ns = time.monotonic_ns()
         for watched in self.watched.values():
@@ -328,7 +331,12 @@ class NodeCollector:
                 self._given_up = {p: t for p, t in self._given_up.items() if t > time.monotonic()}
                 self._given_up[info.pid] = time.monotonic() + RETRY_S
             return
-        self.calls.add_process(watched.target.info)
+        if self._calls_later:
+            self._calls_later = False
+            self.calls.start([watched.target.info])
+            self.aggregator.calls_plane = self.calls.running
+        else:
+            self.calls.add_process(watched.target.info)
         self.aggregator.add_process(watched.target.info, time.monotonic_ns())
         self.aggregator.feed_sample(watched.last)
         draft.changes.append(ProcessChange(Change.STARTED, info.pid, watched.target.info, host=info.host))

@@ -351,9 +351,7 @@ class Hub:
         while self._monitor.poll(0):
             recv_monitor_message(self._monitor)
             self.counts.failed_handshakes += 1
-            self._lines.tell(
-                "handshake", "a peer was turned away: no key, the wrong engine key, or it does not speak ZeroMQ"
-            )
+            self._lines.tell("handshake", "a peer was turned away: no key, the wrong engine key, or it does not speak ZeroMQ")
 
 
 def _user(frame: zmq.Frame) -> str:

@@ -1,0 +1,63 @@
+"""``ncclwatch engine``: diagnose jobs from what the agents of their nodes send."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ncclwatch.cli.options import JsonOption, KeysOption
+from ncclwatch.errors import UsageError
+
+if TYPE_CHECKING:
+    from ncclwatch.messaging.keys import Key, KnownKeys
+
+
+def engine(
+    bind: Annotated[
+        str, typer.Option("--bind", "-b", metavar="ADDRESS", help="Where to listen: tcp://HOST:PORT.")
+    ] = "tcp://127.0.0.1:7311",
+    keys: KeysOption = None,
+    interval: Annotated[float, typer.Option("--interval", min=0.1, max=60.0, help="Seconds between two verdicts.")] = 1.0,
+    duration: Annotated[
+        float | None, typer.Option("--duration", "-d", min=0.1, max=1e8, help="Seconds after which to end.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Take what agents send, and say which rank, stage and link holds each job up. Watch it with 'ncclwatch top'."""
+    from ncclwatch.cli.engine_log import EngineLog
+    from ncclwatch.cli.engine_service import EngineService
+    from ncclwatch.messaging import protocol
+
+    address = protocol.endpoint(bind, bind=True)
+    pair = engine_keys(keys)
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: stop.set())
+    service = EngineService(address, keys=pair, interval_s=interval)
+    log = EngineLog(as_json=as_json)
+    try:
+        log.listening(service, secured=pair is not None, known=len(pair[1]) if pair else 0)
+        until = float("inf") if duration is None else time.monotonic() + duration
+        while not stop.is_set() and time.monotonic() < until:
+            service.step(log.update, until=until)
+            log.traffic(service)
+        log.end("interrupted" if stop.is_set() else "duration over")
+    finally:
+        service.close()
+
+
+def engine_keys(folder: Path | None) -> tuple[Key, KnownKeys] | None:
+    """The engine's own key and those it knows."""
+    if folder is None:
+        return None
+    from ncclwatch.messaging.keys import KnownKeys, own_key
+
+    own, known = own_key(folder, "engine"), KnownKeys(folder)
+    if not len(known):
+        raise UsageError(f"{folder}/known holds no key", "make the agents' keys with 'ncclwatch keys make'")
+    return own, known

@@ -1,0 +1,105 @@
+"""What an engine writes: a line when something changes in a job, and a short summary once a minute."""
+
+from __future__ import annotations
+
+import time
+from collections import Counter
+from datetime import datetime
+
+from ncclwatch.cli.engine_service import EngineService, Job
+from ncclwatch.cli.live_log import summary
+from ncclwatch.cli.output import emit, emit_json, flush
+from ncclwatch.engine.session import Update
+from ncclwatch.report.verdict_text import verdict_lines
+from ncclwatch.text import Style, clean, duration, size
+
+SUMMARY_EVERY_S = 60.0
+BEHIND_S = 1.0
+"""Later than this behind is said."""
+
+
+class EngineLog:
+    """Lines for people, or with ``as_json`` one object a line (types as of ``attach --json``, with ``job``)."""
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._json = as_json
+        self._next: dict[str, float] = {}
+        self._next_traffic = time.monotonic() + SUMMARY_EVERY_S
+        self._before = (0, 0, time.monotonic())
+        self._behind: set[str] = set()
+
+    def listening(self, service: EngineService, *, secured: bool, known: int) -> None:
+        """It listens."""
+        how = f"CURVE, {known} known key{'s' if known != 1 else ''}" if secured else "no keys: loopback only"
+        self._say("listening", f"listening at {service.hub.address} ({how})", address=service.hub.address, secured=secured)
+
+    def update(self, job: Job, update: Update) -> None:
+        """What one update of a job brought."""
+        counted = Counter((change.host, str(change.change)) for change in update.changes)
+        for (host, what), number in counted.items():
+            plural = "es" if number > 1 else ""
+            self._say("process", f"{host}: {number} process{plural} {what}", job=job, host=host, change=what, number=number)
+        for text in update.notes:
+            self._say("note", clean(text, 300), job=job, text=text)
+        if update.newly_lost:
+            lost = update.newly_lost
+            self._say("loss", f"{lost} call records lost: rates and groups of this moment are too low", job=job, lost=lost)
+        for recovery in update.recoveries:
+            text = f"RECOVERED: NCCL moves again after {duration(recovery.duration_s)}; it was: {recovery.verdict.summary}"
+            self._say("recovery", clean(text, 400), job=job, id=recovery.verdict.id, duration_s=recovery.duration_s)
+        for verdict in update.told:
+            first, *rest = verdict_lines(verdict, Style())
+            self._say("verdict", first, job=job, verdict=verdict.to_json())
+            if not self._json:
+                for line in rest:
+                    emit(f"         {line}")
+        self._tell_behind(job)
+        if update.windows and time.monotonic() >= self._next.get(job.name, 0.0):
+            self._next[job.name] = time.monotonic() + SUMMARY_EVERY_S
+            nodes = job.session.nodes.values()
+            silent = sum(node.silent for node in nodes)
+            where = f"{len(nodes)} node{'s' if len(nodes) != 1 else ''}" + (f" ({silent} silent)" if silent else "")
+            self._say("summary", f"{where}, {summary(update.windows)}", job=job, nodes=len(nodes), ranks=len(update.windows))
+        flush()
+
+    def _tell_behind(self, job: Job) -> None:
+        late = job.behind_s > BEHIND_S
+        if late and job.name not in self._behind:
+            text = f"this engine is overloaded: it judges {job.behind_s:.1f} s late; run another one for part of the jobs"
+            self._say("overload", text, job=job, behind_s=round(job.behind_s, 1))
+        elif not late and job.name in self._behind:
+            self._say("overload", "this engine keeps up again", job=job, behind_s=0.0)
+        (self._behind.add if late else self._behind.discard)(job.name)
+
+    def traffic(self, service: EngineService) -> None:
+        """What was turned away, and once a minute what came in."""
+        for text in service.hub.take_news():
+            self._say("peer", clean(text, 300), text=text)
+        now = time.monotonic()
+        if now >= self._next_traffic:
+            self._next_traffic = now + SUMMARY_EVERY_S
+            counts = service.hub.counts
+            batches, nbytes, then = self._before
+            seconds = max(now - then, 1e-3)
+            self._before = (counts.batches, counts.nbytes, now)
+            refused = counts.refused_keys + counts.failed_handshakes + counts.refused_peers
+            text = (
+                f"{len(service.hub.peers)} peers, {(counts.batches - batches) / seconds:.0f} batches/s, "
+                f"{size((counts.nbytes - nbytes) / seconds)}/s; refused so far: {refused} peers, {counts.bad} messages"
+            )
+            self._say(
+                "traffic", text, peers=len(service.hub.peers), bad=counts.bad, refused=refused, duplicates=counts.duplicates
+            )
+        flush()
+
+    def end(self, reason: str) -> None:
+        """The engine ends."""
+        self._say("end", f"end: {reason}", reason=reason)
+        flush()
+
+    def _say(self, kind: str, text: str, /, *, job: Job | None = None, **fields: object) -> None:
+        if self._json:
+            emit_json({"type": kind, "time": round(time.time(), 3), "job": job.name if job else None, **fields}, indent=None)
+            return
+        name = f"[{job.name}] " if job is not None and job.name != "default" else ""
+        emit(f"{datetime.now():%H:%M:%S} {name}{text}")

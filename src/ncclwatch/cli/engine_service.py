@@ -1,0 +1,93 @@
+"""What an engine does: sessions by job, judged at their times, shown to whoever watches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ncclwatch.cli.remote_view import ViewWriter
+from ncclwatch.collect.batch import NodeBatch
+from ncclwatch.engine.session import DiagnosisSession, Update
+from ncclwatch.messaging.hub import Hub
+from ncclwatch.messaging.keys import Key, KnownKeys
+
+MAX_JOBS = 1024
+FORGET_JOB_S = 3600.0
+BUSY_SHARE = 0.5
+"""Judging takes at most this share of an engine's time: the rest hears the agents."""
+
+
+@dataclass(slots=True)
+class Job:
+    """One job: everything its agents said, and nothing of any other."""
+
+    name: str
+    session: DiagnosisSession
+    views: ViewWriter
+    heard: float
+    next_judge: float = 0.0
+    behind_s: float = 0.0
+    lives: dict[str, str] = field(default_factory=dict)
+    """Host → the life of the agent that was heard there last."""
+
+
+Shown = Callable[[Job, Update], None]
+
+
+class EngineService:
+    """One engine: ``step`` hears agents for a moment, and judges the jobs whose time has come."""
+
+    def __init__(self, address: str, *, keys: tuple[Key, KnownKeys] | None = None, interval_s: float = 1.0) -> None:
+        self.jobs: dict[str, Job] = {}
+        self.hub = Hub(address, self._take, keys=keys)
+        self.interval_s = interval_s
+        self.refused_jobs = 0
+        self.judged = 0
+
+    def close(self) -> None:
+        """Stop listening."""
+        self.hub.close()
+
+    def _take(self, name: str, life: str, batch: NodeBatch) -> None:
+        job = self.jobs.get(name)
+        if job is None:
+            if len(self.jobs) >= MAX_JOBS:
+                self.refused_jobs += 1
+                return
+            job = self.jobs[name] = Job(name, DiagnosisSession(), ViewWriter(self.hub.engine), time.monotonic())
+        job.heard = time.monotonic()
+        before = job.lives.get(batch.host)
+        if before != life:
+            if before is not None and len(job.lives) > 65536:
+                job.lives.clear()
+            job.lives[batch.host] = life
+        job.session.feed(batch, time.monotonic_ns(), wall_ns=time.time_ns())
+
+    def step(self, show: Shown, *, until: float) -> None:
+        """Hear until ``until`` (of ``time.monotonic``) at most, and judge what is due."""
+        now = time.monotonic()
+        due = min((job.next_judge for job in self.jobs.values()), default=until)
+        self.hub.poll(max(0.0, min(due, until, now + 0.5) - now))
+        for job in list(self.jobs.values()):
+            if time.monotonic() >= job.next_judge:
+                self._judge(job, show)
+
+    def _judge(self, job: Job, show: Shown) -> None:
+        begun = time.monotonic()
+        if begun - job.heard > FORGET_JOB_S:
+            del self.jobs[job.name]
+            return
+        update = job.session.judge(time.monotonic_ns())
+        viewers = self.hub.viewers(job.name)
+        interval = self.interval_s + job.behind_s
+        if viewers:
+            payload = job.views.encode(job.session, update, viewers, interval_s=interval, behind_s=job.behind_s)
+            for route in viewers:
+                self.hub.show(route, payload)
+        show(job, update)
+        cost = time.monotonic() - begun
+        # Hearing the agents comes first: a job that takes long to judge is judged less often, and that is said.
+        job.behind_s = max(0.0, cost / BUSY_SHARE * max(1, len(self.jobs)) - self.interval_s)
+        job.next_judge = begun + self.interval_s + job.behind_s
+        self.judged += 1

@@ -1,0 +1,47 @@
+"""``ncclwatch top``: what ``attach`` shows, for a whole job, from its engine."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from typing import Annotated
+
+import typer
+
+from ncclwatch.cli.attach import is_screen, surface_of, watch
+from ncclwatch.cli.options import ExitCodeOption, JobOption, JsonOption, KeysOption
+from ncclwatch.errors import ExitStatus
+
+
+def top(
+    engine: Annotated[str, typer.Option("--engine", "-e", metavar="ADDRESS", help="The engine: tcp://HOST:PORT.")] = "127.0.0.1",
+    keys: KeysOption = None,
+    job: JobOption = None,
+    duration: Annotated[
+        float | None, typer.Option("--duration", "-d", min=0.1, max=1e7, help="Seconds after which to end.")
+    ] = None,
+    as_json: JsonOption = False,
+    exit_code: ExitCodeOption = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines as things change, also on a terminal.")] = False,
+) -> int:
+    """Watch a whole job from its engine: every rank of every node, and the verdict."""
+    from ncclwatch.cli.live import verdict_stands
+    from ncclwatch.cli.remote import RemoteSession, client_keys
+    from ncclwatch.messaging import protocol
+
+    address = protocol.endpoint(engine)
+    stop = threading.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda _number, _frame: stop.set())
+    session = RemoteSession(address, keys=client_keys(address, keys, "viewer"), token=job or "", stop=stop)
+    try:
+        session.start(duration)
+        if not as_json and not plain and is_screen():
+            from ncclwatch.cli.live_dashboard import show_dashboard
+
+            show_dashboard(session, duration)
+        else:
+            watch(session, surface_of(as_json=as_json, calls=False), duration)
+    finally:
+        session.close()
+    return ExitStatus.VERDICT if exit_code and verdict_stands(session.verdict) else ExitStatus.OK
