@@ -39,10 +39,25 @@ def _reference(values: Shares, context: Context) -> Shares:
     return result
 
 
+def _outside(values: Shares, members: NDArray[np.int64], context: Context) -> float:
+    """What is usual among the equals of a host's ranks on other hosts, summed over the ranks; nan where one has none."""
+    inside = np.zeros(len(values), np.bool_)
+    inside[members] = True
+    total = 0.0
+    for at in members.tolist():
+        equals = values[(context.equal == context.equal[at]) & ~inside]
+        if context.equal[at] < 0 or not len(equals):
+            return float("nan")
+        total += float(np.median(equals))
+    return total
+
+
 def _busier(profile: Profile, context: Context) -> NDArray[np.bool_]:
     """Ranks whose own work takes more of the time than that of their equals, or than it did."""
     usual = _reference(profile.busy, context)
-    busier = profile.busy >= BUSIER * usual
+    # Few looks may see a rank at work by chance.
+    chance = 2.0 * np.sqrt(np.clip(usual * (1.0 - usual), 0.0, None) / max(1, profile.looks))
+    busier = profile.busy >= np.maximum(BUSIER * usual, usual + chance)
     before = context.before
     if before is not None and before.looks >= 4:
         past = np.full(len(profile.busy), np.nan)
@@ -66,17 +81,28 @@ def _ranks(profile: Profile, context: Context) -> list[Finding]:
     whole = _whole_hosts(own, held, busier, context)
     for members in whole:
         share, looks = float(own[members].sum()), int(held[members].max())
-        if stands_out(share, looks, float(np.nansum(usual[members])), context):
-            findings.append(_of_ranks(profile, members, share, looks, float(np.nansum(usual[members]))))
+        elsewhere = _outside(own, members, context)
+        if stands_out(share, looks, elsewhere, context):
+            findings.append(_of_ranks(profile, members, share, looks, elsewhere))
     taken = {at for members in whole for at in members.tolist()}
     for at in np.argsort(-own, kind="stable").tolist():
         if own[at] < FLOOR:
             break
         if at not in taken and busier[at] and stands_out(own[at], held[at], usual[at], context):
             findings.append(_of_ranks(profile, np.array([at]), float(own[at]), int(held[at]), float(usual[at])))
-    # A rank that holds up far less than the worst is likely to be held up itself, in ways the looks do not show.
-    largest = max((f.share for f in findings), default=0.0)
-    return [f for f in findings if f.share >= 0.3 * largest]
+    return [f for f in findings if _beside(f, findings[0], context)] if findings else []
+
+
+SECOND = 0.5
+"""Beside a worse culprit a rank counts from this share of its, or where the times between its calls say that it is slow."""
+SECOND_SLOWER = 0.25
+SLOWER = 1.25
+
+
+def _beside(finding: Finding, worst: Finding, context: Context) -> bool:
+    """Whether a culprit beside a worse one is one: who is held up in ways the looks do not show seems to hold others up."""
+    slower = bool(np.all(context.factor[list(finding.members)] >= SLOWER))
+    return finding.share >= (SECOND_SLOWER if slower else SECOND) * worst.share
 
 
 def _of_ranks(profile: Profile, members: NDArray[np.int64], share: float, looks: int, reference: float) -> Finding:

@@ -18,7 +18,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.model.events import Flag, Function, Kind
+from ncclwatch.engine.slow.order import OPERATIONS, CallOrders
+from ncclwatch.model.events import Flag, Kind
 
 KEPT_CALLS = 8192
 """Calls a process that are searched for the pattern; an iteration must be less than a third of that."""
@@ -28,11 +29,6 @@ KEPT_TIMES = 8
 SEARCH_EVERY = 16
 SETTLED = 12
 """Iterations after which the pattern is no longer searched for."""
-
-OPERATIONS = np.array(
-    [f.value for f in Function if Function.ALL_REDUCE <= f <= Function.WAIT_SIGNAL],
-    np.uint16,
-)
 
 Times = NDArray[np.float64]
 
@@ -205,6 +201,7 @@ class Cadences:
 
     def __init__(self) -> None:
         self.of: dict[Key, Cadence] = {}
+        self.orders = CallOrders()
 
     def add_calls(self, events: NDArray[Any], lost: int = 0, source: str = "") -> None:
         """Take a batch of ``EVENT_DTYPE`` records of one node, in the order of their times."""
@@ -212,6 +209,8 @@ class Cadences:
             for (host, _), cadence in self.of.items():
                 if host == source:
                     cadence.lose()
+            self.orders.lose(source)
+        self.orders.add_calls(events, source)
         known = (events["flags"] & np.uint16(Flag.COMM_READ)) != 0
         chosen = events[(events["kind"] == Kind.ENTER) & known & np.isin(events["function"], OPERATIONS)]
         if not len(chosen):
@@ -234,6 +233,7 @@ class Cadences:
         """Forget processes that are watched no longer."""
         for key in [key for key in self.of if key not in wanted and ("", key[1]) not in wanted]:
             del self.of[key]
+            self.orders.of.pop(key, None)
 
 
 def _tokens(events: NDArray[Any]) -> tuple[NDArray[np.uint64], NDArray[np.uint64]]:

@@ -13,7 +13,7 @@ from ncclwatch.engine.slow.profile import Profile, Shares
 
 FLOOR = 0.035
 """Below this share of the job's time nothing is blamed."""
-EXPLAINS = 0.15
+EXPLAINS = 0.2
 """A culprit must explain at least this share of the time that was lost."""
 LOOKS = 3
 """Looks in which a culprit must have held others up."""

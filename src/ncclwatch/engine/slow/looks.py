@@ -9,17 +9,20 @@ does not wait in it, it still computes.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
-from ncclwatch.engine.edges import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, Node, RankNode, StallMark, Wait, Waits, Why
+from ncclwatch.engine.connections import ConnectionKey
+from ncclwatch.engine.edges import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, Node, RankNode, Wait, Waits, Why
 from ncclwatch.engine.graph import reaching
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.locate import Sink, find_sinks
+from ncclwatch.engine.slow.kernels import Kernels, OrderOf
 from ncclwatch.engine.waits import find_waits
 from ncclwatch.model.identity import ProcessKey
-from ncclwatch.model.state import Direction, OpPhase
+from ncclwatch.model.state import Direction, OpPhase, Transport
 
 
 class Part(StrEnum):
@@ -83,11 +86,12 @@ class Look:
     activities: dict[ProcessKey, Activity]
 
 
-def take_look(job: Job) -> Look:
+def take_look(job: Job, order_of: OrderOf | None = None) -> Look:
     """Read off the newest samples who holds whom up. O(operations); the same cost as one diagnosis of a hang."""
     everything = find_waits(job)
-    begun = _begun(everything)
-    waits = _really_waiting(everything, begun)
+    kernels = Kernels(job, order_of)
+    edges = [wait for wait in everything.edges if kernels.waits(wait)] + list(laggards(job))
+    waits = Waits(edges, everything.stalls, everything.mismatches)
     sinks = [sink for sink in find_sinks(job, waits) if sink.waits or sink.inside]
     blocked = [_blocked(sink) for sink in sinks]
     reached: dict[int, int] = defaultdict(int)
@@ -102,28 +106,58 @@ def take_look(job: Job) -> Look:
         for node in nodes:
             holds += _holds(job, sink, node, weight / len(nodes))
     time = max(member.last.wall_ns for member in job.members) / 1e9
-    return Look(time, len(job.members), tuple(holds), _activities(job, waits, begun))
+    return Look(time, len(job.members), tuple(holds), _activities(job, waits, kernels))
 
 
-def _activities(job: Job, waits: Waits, begun: Mapping[tuple[int, int, int], bool]) -> dict[ProcessKey, Activity]:
-    within = {index for (index, _, _), does in begun.items() if does}
-    outside = {index for (index, _, _), does in begun.items() if not does}
+def laggards(job: Job) -> Iterator[Wait]:
+    """Waits for ranks that lag in a ring of shared memory.
+
+    All ranks of a ring write the same number of steps an operation, so one that has written less than the others has not come
+    as far; and nobody ends a collective before the last has contributed.
+    """
+    for group in job.groups.values():
+        if len(group.members) < group.nranks or group.nranks < 2:
+            continue
+        written: dict[int, dict[int, int]] = defaultdict(dict)
+        for rank, (_, own) in group.members.items():
+            following = {ring.channel: ring.next for ring in own.rings}
+            for conn in own.host_connections:
+                sends = (
+                    conn.direction is Direction.SEND and conn.connection_index == 0 and following.get(conn.channel) == conn.peer
+                )
+                if sends and conn.tail is not None:
+                    written[conn.channel][rank] = conn.tail
+        for channel, tails in written.items():
+            least = min(tails.values())
+            if len(tails) < group.nranks or least == max(tails.values()):
+                continue
+            behind = [rank for rank, tail in tails.items() if tail == least]
+            for rank, tail in tails.items():
+                for other in behind if tail > least else ():
+                    waiter, target = RankNode(group.members[rank][0].index), RankNode(group.members[other][0].index)
+                    key = ConnectionKey(group.id, channel, other, rank, False)
+                    name, peer = group.members[rank][0].label, job.rank_name(group.id, other)
+                    text = f"{name} waits for {peer}, {Why.EMPTY}: shared memory, channel {channel}, {tail - least} steps behind"
+                    yield Wait(waiter, target, Why.EMPTY, key, partial(str, text))
+
+
+def _activities(job: Job, waits: Waits, kernels: Kernels) -> dict[ProcessKey, Activity]:
     waiting: dict[int, set[bool]] = defaultdict(set)
     for wait in waits.edges:
         if isinstance(wait.waiter, RankNode):
             waiting[wait.waiter.index].add(isinstance(wait.target, LinkNode))
     found: dict[ProcessKey, Activity] = {}
     for member in job.members:
-        index = member.index
-        if index in within:
-            targets = waiting.get(index, set())
-            activity = Activity.WAITS if False in targets else Activity.TRANSFERS
-        elif index in outside:
-            activity = Activity.COMPUTES
-        elif member.last.operations or member.last.pending:
-            activity = Activity.WAITS if index in waiting else Activity.UNKNOWN
-        else:
+        targets = waiting.get(member.index, set())
+        within = kernels.current(member)
+        if within is None:
             activity = Activity.CALLS_NOTHING
+            if member.last.operations or member.last.pending:
+                activity = Activity.WAITS if targets else Activity.UNKNOWN
+        elif within:
+            activity = Activity.WAITS if False in targets else Activity.TRANSFERS
+        else:
+            activity = Activity.COMPUTES
         found[member.info.key] = activity
     return found
 
@@ -135,42 +169,6 @@ def _blocked(sink: Sink) -> set[int]:
         # Ranks in a circle hold each other up.
         found |= {node.index for node in sink.nodes if isinstance(node, RankNode)}
     return found
-
-
-def _really_waiting(waits: Waits, begun: Mapping[tuple[int, int, int], bool]) -> Waits:
-    """Leave out waits of ranks whose kernel has not begun the operation: they are not held up there, they compute."""
-
-    def waits_in_it(wait: Wait) -> bool:
-        return wait.end is None or begun.get(_operation(wait.end.member, wait), True)
-
-    return Waits([w for w in waits.edges if waits_in_it(w)], waits.stalls, waits.mismatches)
-
-
-def _operation(member: Member, mark: Wait) -> tuple[int, int, int]:
-    end = mark.end
-    return (member.index, mark.key.group, end.operation.op_count if end is not None else -1)
-
-
-def _begun(waits: Waits) -> dict[tuple[int, int, int], bool]:
-    """Whether a rank's kernel has begun an operation, where its own counters say: a sender that may write and has written nothing
-    has not begun; anything written or consumed says it has.
-    """
-    begun: dict[tuple[int, int, int], bool] = {}
-    marks: list[Wait | StallMark] = [*waits.edges, *waits.stalls]
-    for mark in marks:
-        end = mark.end
-        if end is None or end.operation.phase is not OpPhase.PROGRESS:
-            continue
-        key = (end.member.index, mark.key.group, end.operation.op_count)
-        sub = end.sub
-        if end.operation.direction is Direction.SEND:
-            if sub.gpu_ready is None and not sub.transmitted:
-                continue
-            written = bool(sub.gpu_ready or sub.transmitted)
-            begun[key] = begun.get(key, False) or written
-        elif sub.done > 0:
-            begun[key] = True
-    return begun
 
 
 def _holds(job: Job, sink: Sink, node: Node, weight: float) -> Iterable[Hold]:
@@ -197,9 +195,8 @@ def _part(member: Member, sink: Sink, waits: list[Wait]) -> Part:
     if stalls & PROXY_STALLS or any(w.why is Why.NOT_TRANSMITTED or w.why is Why.NOT_BEGUN for w in waits):
         return Part.PROXY
     if not member.last.operations and not member.last.pending:
-        # With shared memory alone nothing tells a host that has not called from a GPU that has not begun.
-        hidden = any(w.end is None for w in waits)
-        return Part.UNSEEN if hidden and not _has_network(member) else Part.HOST
+        # What is queued for shared memory or NVLink does not show: its host may have called.
+        return Part.HOST if _only_network(member) else Part.GPU
     working = [op for op in member.last.operations if op.phase is OpPhase.PROGRESS]
     for operation in working:
         for sub in operation.subs:
@@ -210,5 +207,6 @@ def _part(member: Member, sink: Sink, waits: list[Wait]) -> Part:
     return Part.GPU
 
 
-def _has_network(member: Member) -> bool:
-    return any(transport == "net" for c in member.last.communicators for _, _, _, transport in c.transports)
+def _only_network(member: Member) -> bool:
+    """Whether everything a rank does with others passes its proxy, so that nothing open means nothing called."""
+    return all(transport is Transport.NET for c in member.last.communicators for _, _, _, transport in c.transports)

@@ -95,7 +95,7 @@ class SlowWatch:
         slow = watch.iterations.slow_down()
         due = watch.rounds % every == 0 or (slow is not None and watch.rounds % max(1, every // 4) == 0)
         if due:
-            watch.pending.append(take_look(job))
+            watch.pending.append(take_look(job, self.cadences.orders.find))
         if verdict.verdict_class is not VerdictClass.RUNNING:
             return verdict
         if due:
