@@ -15,7 +15,25 @@ from pathlib import Path
 
 import typer
 
-from ncclwatch.cli import asking, attach, diagnose, doctor, dump, flows, probe, ps, record, replay, snapshot, version
+from ncclwatch.cli import (
+    agent,
+    asking,
+    attach,
+    diagnose,
+    doctor,
+    dump,
+    engine,
+    flows,
+    keys,
+    probe,
+    ps,
+    record,
+    replay,
+    report,
+    snapshot,
+    top,
+    version,
+)
 from ncclwatch.cli.output import OutputClosed
 from ncclwatch.errors import ExitStatus, NcclwatchError
 from ncclwatch.text import clean
@@ -43,8 +61,13 @@ app.command("attach", short_help="Watch a job live.")(attach.attach)
 app.command("ask", short_help="A verdict now from a running attach or engine.")(asking.ask)
 app.command("record", short_help="Keep what is seen of a job in a file.")(record.record)
 app.command("replay", short_help="A recording in the dashboard.")(replay.replay)
+app.command("report", short_help="A page for a ticket, or a trace for Perfetto.")(report.report)
 app.command("flows", short_help="Connections over the network: rates, latency, retries.")(flows.flows)
 app.command("probe", short_help="Is a path dead, or the application silent?")(probe.probe)
+app.command("agent", short_help="Send what this node shows to an engine.")(agent.agent)
+app.command("engine", short_help="Diagnose jobs from what agents send.")(engine.engine)
+app.command("top", short_help="Watch a whole job from its engine.")(top.top)
+app.add_typer(keys.app, name="keys", short_help="Keys of engine, agents and viewers.")
 app.command("doctor", short_help="What works here, and what to do about each gap.")(doctor.doctor)
 app.command("version", short_help="Print the version.")(version.version)
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from ncclwatch.cli.output import emit, emit_json, note
 from ncclwatch.errors import ExitStatus, TargetError, UsageError
+from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.report.history import Incident, incidents
 from ncclwatch.store.container import is_recording
@@ -21,6 +24,40 @@ def recordings_among(files: Sequence[Path], *, alone: bool) -> list[Path]:
     if found and (not alone or len(found) != len(files)):
         raise UsageError("recordings are judged by themselves", "leave out the pids and the snapshot files")
     return found
+
+
+@contextmanager
+def as_recordings(files: Sequence[Path]) -> Iterator[list[Path]]:
+    """Files as recordings: snapshots are turned into ones that last while the context does."""
+    from ncclwatch.cli.sampling import load_files
+    from ncclwatch.collect.watched import nothing_read
+
+    with TemporaryDirectory(prefix="ncclwatch-") as folder:
+        paths = [file for file in files if is_recording(file)]
+        snapshots = [file for file in files if file not in paths]
+        if snapshots:
+            series, problems = load_files(snapshots)
+            if not series:
+                raise nothing_read(problems)
+            for problem in problems:
+                note(problem.line)
+            paths += write_series(series, Path(folder))
+        yield paths
+
+
+def write_series(series: Sequence[Sequence[ProcessSample]], folder: Path) -> list[Path]:
+    """Samples of processes as recordings, one a host."""
+    from ncclwatch.collect.series import batches_of
+    from ncclwatch.store.recorder import Recorder
+
+    paths = []
+    for number, (host, batches) in enumerate(batches_of(series)):
+        paths.append(folder / str(number))
+        recorder = Recorder(paths[-1], about={"host": host, "command": "snapshot"})
+        for batch in batches:
+            recorder.put(batch)
+        recorder.close("that was the snapshot")
+    return paths
 
 
 def judge_recordings(paths: Sequence[Path], *, as_json: bool, exit_code: bool) -> int:

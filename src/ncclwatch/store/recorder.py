@@ -155,7 +155,8 @@ class Recorder:
 def is_empty(batch: NodeBatch) -> bool:
     """Whether a batch says nothing."""
     events = batch.events is not None and len(batch.events) > 0
-    return not (batch.looked or events or batch.changes or batch.notes or batch.finished or batch.problems)
+    said = batch.looked or events or batch.changes or batch.notes or batch.finished or batch.problems
+    return not said and getattr(batch, "network", None) is None
 
 
 def meta(about: dict[str, Any]) -> bytes:

@@ -1,0 +1,176 @@
+"""``ncclwatch report``: a page for a ticket, a trace for Perfetto, or everything as JSON, of a recording or of a job now."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
+
+import typer
+
+from ncclwatch.cli import options
+from ncclwatch.cli.options import AllOption, PidOption
+from ncclwatch.cli.output import emit, note, plain
+from ncclwatch.errors import ExitStatus, TargetError, UsageError
+from ncclwatch.text import clean, size
+
+if TYPE_CHECKING:
+    from ncclwatch.report.gather import Report
+    from ncclwatch.store.replay import Replay
+
+SCHEMA_NAME = "ncclwatch.report/1"
+
+
+def report(
+    words: Annotated[
+        list[str] | None, typer.Argument(metavar="[FILE | PID]...", help="Recordings or snapshots, or pids.")
+    ] = None,
+    pid: PidOption = None,
+    every: AllOption = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="FILE", help="File to write; without, the page goes to standard output."),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of a page.")] = False,
+    perfetto: Annotated[bool, typer.Option("--perfetto", help="Write a trace for ui.perfetto.dev instead of a page.")] = False,
+    duration: Annotated[
+        float, typer.Option("--duration", "-d", min=2.0, max=3600.0, help="Of a live job: seconds to look at it.")
+    ] = 12.0,
+    probes: Annotated[bool, typer.Option("--probes/--no-probes", help="Of a live job: trace calls with uprobes too.")] = True,
+) -> int:
+    """Write one self-contained HTML page to attach to a ticket: verdict, evidence, ranks around the event, steps, waits.
+
+    The page holds no script and makes no request. With several recordings (one a node) it is of the whole job.
+    """
+    if as_json and perfetto:
+        raise UsageError("--json and --perfetto exclude each other", "give one of them")
+    named, files = options.split_words(pid, words)
+    options.require_files(files)
+    if files and (named or every):
+        raise UsageError("a report is of files or of processes, not of both", "leave out one of them")
+    write = _perfetto if perfetto else _json if as_json else _page
+    if files:
+        from ncclwatch.cli.recorded import as_recordings
+
+        with as_recordings(files) as paths:
+            _report(paths, write, output)
+        return ExitStatus.OK
+    chosen = options.choose_pids(named, every)
+    with tempfile.TemporaryDirectory(prefix="ncclwatch-") as folder:
+        path = Path(folder) / "live"
+        watch_into(path, chosen, every=every, duration=duration, probes=probes)
+        _report([path], write, output)
+    return ExitStatus.OK
+
+
+def watch_into(path: Path, pids: Sequence[int], *, every: bool, duration: float, probes: bool) -> None:
+    """Record a live job for a while."""
+    from ncclwatch.cli.live import LiveSession, until_of
+    from ncclwatch.store.recorder import Recorder
+
+    session = LiveSession(every=every, stop=threading.Event())
+    recorder = Recorder(path, about={"command": "report"})
+    reason = "ended by an error"
+    try:
+        session.taps.append(recorder.put)
+        session.start(pids, calls=probes)
+        until = until_of(duration)
+        while not (reason := session.step(until=until).finished):
+            pass
+    finally:
+        session.close()
+        recorder.close(reason)
+
+
+Write = Callable[["Replay", TextIO], None]
+
+
+def _report(paths: Sequence[Path], write: Write, output: Path | None) -> None:
+    import io
+
+    from ncclwatch.store.replay import Recordings, Replay
+
+    text = io.StringIO()
+    with Recordings(paths) as recordings:
+        write(Replay(recordings), text)
+        for problem in recordings.problems:
+            note(problem)
+    if output is None:
+        emit(text.getvalue().rstrip("\n"))
+        return
+    try:
+        output.write_text(text.getvalue(), "utf-8")
+    except OSError as error:
+        raise UsageError(
+            f"cannot write {clean(str(output))}: {error.strerror or error}", "choose another place with -o"
+        ) from error
+    emit(f"{clean(str(output))}: {size(output.stat().st_size)}")
+
+
+def _gather(replay: Replay) -> Report:
+    from ncclwatch.report.gather import gather
+
+    found = gather(replay)
+    if found is None:
+        raise TargetError("nothing was looked at in this recording", "record for two looks at least")
+    return found
+
+
+def _page(replay: Replay, out: TextIO) -> None:
+    from ncclwatch.report.html import page
+
+    out.write(page(_gather(replay)))
+
+
+def _json(replay: Replay, out: TextIO) -> None:
+    json.dump(as_json_data(_gather(replay)), out, indent=2, allow_nan=False)
+    out.write("\n")
+
+
+def as_json_data(found: Report) -> dict[str, Any]:
+    """A report as plain data; times are seconds since the epoch."""
+    from ncclwatch.cli.live_json import window_json
+    from ncclwatch.cli.recorded import incident_json
+
+    view = found.view
+    return {
+        "schema": SCHEMA_NAME,
+        "begin": found.begin,
+        "end": found.end,
+        "verdicts": [verdict.to_json() for verdict in found.verdicts],
+        "incidents": [incident_json(incident) for incident in found.incidents],
+        "focus": found.focus.id if found.focus else None,
+        "event": found.event,
+        "look": view.frame.time,
+        "ranks": [
+            {**window_json(window), "state": letter} for window, letter in zip(view.frame.windows, view.letters, strict=True)
+        ],
+        "not_observed": [cell.rank for cell in view.grid if cell.window is None],
+        "waits": [{"rank": a, "waits_for": b, "share": round(s, 4)} for (a, b), s in sorted(found.waits.share.items())],
+        "planes": plain(list(found.planes)),
+        "lost": found.lost,
+        "problems": list(found.problems),
+        "environment": plain(dict(found.environment)),
+        "log": plain(found.log),
+    }
+
+
+def _perfetto(replay: Replay, out: TextIO) -> None:
+    from ncclwatch.dashboard.builder import ViewBuilder
+    from ncclwatch.report.history import incidents
+    from ncclwatch.report.perfetto import TraceBuilder
+
+    recordings = replay.recordings
+    trace = TraceBuilder(out, recordings.begin_ns / 1e9)
+    builder = ViewBuilder()
+
+    def each(time_ns: int, update: Any) -> None:
+        view = builder.feed(replay, update, time_ns / 1e9)
+        if view is not None:
+            trace.add(view)
+
+    found = incidents(replay, each)
+    trace.finish(found, recordings.end_ns / 1e9)

@@ -1,0 +1,113 @@
+"""Who waits for whom at a look, from each rank's own proxy counters and shared-memory connections; added up, the delay matrix.
+
+One entry is (waiting rank, rank it waits for): a receive whose next step has not arrived waits for the sender, a send whose data
+lies ready waits for the receiver (NCCL ``src/transport/net.cc``). A share of looks is a share of time. This shows what every end
+says by itself; a verdict compares both ends. C4 (section 4.2) draws the same matrix from transfer times.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.state import Communicator, Direction, HostConnection, OpPhase, ProcessSample, ProxyOperation, ProxySub
+
+CONNECTION_STEPS = 8
+"""Slots of a connection's buffer (NCCL_STEPS, ``src/include/device.h``)."""
+
+Pair = tuple[int, int]
+"""(waiting rank, rank waited for), global ranks."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitMatrix:
+    """Shares of looks in which one rank waited for another. ``share`` is by (waiting, waited for); ``ranks`` in order."""
+
+    ranks: tuple[int, ...]
+    share: Mapping[Pair, float]
+    looks: int
+
+
+def pairs(samples: Mapping[ProcessKey, ProcessSample]) -> set[Pair]:
+    """All waits of one look between ranks whose global ranks are known."""
+    return {pair for pair in _pairs(samples) if pair[0] != pair[1]}
+
+
+def matrix(looks: Iterable[set[Pair]], ranks: Iterable[int]) -> WaitMatrix:
+    """Looks added up."""
+    counted: Counter[Pair] = Counter()
+    number = 0
+    for look in looks:
+        number += 1
+        counted.update(look)
+    share = {pair: count / number for pair, count in counted.items()} if number else {}
+    return WaitMatrix(tuple(sorted(set(ranks))), share, number)
+
+
+def _pairs(samples: Mapping[ProcessKey, ProcessSample]) -> Iterator[Pair]:
+    places = _global_ranks(samples.values())
+    for sample in samples.values():
+        by_address = {c.address: c for c in sample.communicators}
+        by_hash = {c.hash: c for c in sample.communicators}
+        for operation in sample.operations:
+            communicator = by_address.get(operation.comm_address) or by_hash.get(operation.comm_hash)
+            if communicator is None or operation.phase is not OpPhase.PROGRESS or operation.queued_behind:
+                continue
+            for sub in operation.subs:
+                if waits(operation, sub):
+                    yield from _resolve(places, communicator, sub.rank if sub.rank is not None else communicator.rank, sub.peer)
+        for communicator in sample.communicators:
+            for end in communicator.host_connections:
+                if host_waits(end):
+                    yield from _resolve(places, communicator, communicator.rank, end.peer)
+
+
+def waits(operation: ProxyOperation, sub: ProxySub) -> bool:
+    """Whether the next step of a transfer has to come from, or be taken by, the peer."""
+    if sub.done >= sub.nsteps:
+        return False
+    if operation.direction is Direction.RECV:
+        return sub.posted > sub.received and sub.received == sub.done
+    if sub.transmitted > sub.done:
+        return False
+    return sub.gpu_ready is not None and sub.gpu_ready > sub.transmitted
+
+
+def host_waits(end: HostConnection) -> bool:
+    """Whether a sender through shared memory has filled the buffer."""
+    if end.head is None or end.tail is None:
+        return False
+    return end.direction is Direction.SEND and end.tail - end.head >= CONNECTION_STEPS
+
+
+def _group(communicator: Communicator) -> tuple[int, int, int]:
+    """What tells communicators apart on every member alike."""
+    first = next((peer.comm_address for peer in communicator.peers if peer.rank == 0), None)
+    return communicator.hash, communicator.nranks, first or 0
+
+
+def _global_ranks(samples: Iterable[ProcessSample]) -> dict[tuple[tuple[int, int, int], int], int]:
+    """(communicator, rank in it) → rank in the job."""
+    places = {}
+    for sample in samples:
+        largest = max(sample.communicators, key=lambda c: c.nranks, default=None)
+        rank = sample.process.rank if sample.process.rank is not None else largest.rank if largest else None
+        if rank is not None:
+            for communicator in sample.communicators:
+                places[_group(communicator), communicator.rank] = rank
+    return places
+
+
+def _resolve(
+    places: Mapping[tuple[tuple[int, int, int], int], int], communicator: Communicator, rank: int, peer: int
+) -> Iterator[Pair]:
+    group = _group(communicator)
+    waiting, other = places.get((group, rank)), places.get((group, peer))
+    if other is None and communicator.nranks == max((key[0][1] for key in places), default=0):
+        # Of the job's largest communicator the ranks are those of the job as far as the observed ones are.
+        same = all(place == key[1] for key, place in places.items() if key[0] == group)
+        other = peer if same else None
+    if waiting is not None and other is not None:
+        yield waiting, other
