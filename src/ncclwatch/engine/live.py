@@ -11,9 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.diagnose import Outlook, judge_jobs, severity
+from ncclwatch.engine.job import Job
 from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.slow.watch import SlowWatch
+from ncclwatch.engine.topology.namer import StageNamer
+from ncclwatch.engine.topology.naming import name_stages
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import ProcessInfo, ProcessSample
@@ -53,6 +56,8 @@ class LiveDiagnosis:
     ledger: Ledger = field(default_factory=Ledger)
     slow: SlowWatch = field(default_factory=SlowWatch)
     """Judges the jobs that run: whether they run as fast as they should."""
+    namer: StageNamer = field(default_factory=StageNamer)
+    """Learns roles of groups and the pattern of an iteration from the calls; names stages."""
     closed: list[tuple[Verdict, float]] = field(default_factory=list)
     """Verdicts that ended because the job went on, each with its duration in seconds; the caller takes them out."""
     answers: list[Verdict] = field(default_factory=list)
@@ -72,6 +77,7 @@ class LiveDiagnosis:
         ``source`` is the host they come from (as in ``ProcessInfo.host``); empty where there is only one.
         """
         self.ledger.add_calls(events, lost, source)
+        self.namer.observe(events, lost, host=source)
         self.slow.add_calls(events, lost, source)
         if lost:
             self._totals = {place: known for place, known in self._totals.items() if not self.ledger.is_from(place, source)}
@@ -91,6 +97,7 @@ class LiveDiagnosis:
             process = self._place(sample, 0)[0]
             seen = self._calls_seen[process] if self._calls_seen else None
             self._series.setdefault(sample.process.key, _Series()).add(replace(sample, calls_seen=seen))
+        self.namer.note_samples(samples)
         for sample in self._previous:
             self._note_totals(sample)
         self._previous = list(samples)
@@ -102,9 +109,9 @@ class LiveDiagnosis:
         if self._asked:
             self._asked = False
             at_once = judge_jobs(looks, replace(outlook, patience=None, creation_patience_s=0.0))
-            self.answers += sorted((verdict for _, verdict in at_once), key=severity)
+            self.answers += sorted((self._named(job, verdict) for job, verdict in at_once), key=severity)
         self.slow.forget(present)
-        self.verdicts = sorted((self.slow.judge(job, verdict) for job, verdict in judged), key=severity)
+        self.verdicts = sorted((self._named(job, self.slow.judge(job, verdict)) for job, verdict in judged), key=severity)
         self.patience.end_round(self._interval_s())
         return self._stand(self.verdicts[0] if self.verdicts else NOTHING_OBSERVED)
 
@@ -114,6 +121,9 @@ class LiveDiagnosis:
         Progress between two looks still means that nobody is accused. What stands is not changed by being asked.
         """
         self._asked = True
+
+    def _named(self, job: Job, verdict: Verdict) -> Verdict:
+        return name_stages(verdict, job, self.namer, self.ledger)
 
     def _place(self, sample: ProcessSample, address: int) -> Place:
         return self.ledger.place(sample.process.host, sample.process.pid, address)

@@ -288,6 +288,11 @@ class StageNamer:
         ``calls_ago`` 0 is the latest call, 1 the one before, −1 the one it has yet to make. ``None`` where nothing is known of
         the process; where it has no place in a pattern, only what its communicator's role says.
         """
+        found = self.call_of(host, pid, comm, calls_ago=calls_ago)
+        return found[1] if found is not None else None
+
+    def call_of(self, host: str, pid: int, comm: int = 0, *, calls_ago: int = 0) -> tuple[int, Stage] | None:
+        """As :meth:`stage_of`, with how many operations of any communicator were called after it."""
         found = self._find(host, pid, comm)
         if found is None or self._map is None:
             return None
@@ -296,13 +301,12 @@ class StageNamer:
         rank = self._map.rank[process]
         track = job.tracks.get(process)
         role = list(Role)[int(job.encoding.role[row])] if row >= 0 else Role.UNSURE
-        step = None
-        if track is not None and track.position >= 0:
-            step = self._step(track, row, role, calls_ago)
-        if step is None or track is None:
-            return _by_role(role, topology, rank) if row >= 0 and role is not Role.UNSURE else None
+        at = self._step(track, row, role, calls_ago) if track is not None and track.position >= 0 else None
+        if at is None or track is None:
+            return (0, _by_role(role, topology, rank)) if row >= 0 and role not in (Role.UNSURE, Role.UNUSED) else None
+        step = track.pattern.steps[at % len(track.pattern)]
         confidence = step.confidence * track.pattern.confidence * (1.0 if track.exact else 0.6)
-        return _as_stage(step, topology, rank, round(confidence, 3), certain=track.exact)
+        return track.position - at, _as_stage(step, topology, rank, round(confidence, 3), certain=track.exact)
 
     def _find(self, host: str, pid: int, comm: int) -> tuple[int, _Job, int] | None:
         if self._map is None:
@@ -315,12 +319,12 @@ class StageNamer:
             return None
         return process, self._jobs[self._map.job_of[process]], row
 
-    def _step(self, track: Track, row: int, role: Role, calls_ago: int) -> Step | None:
-        """The step ``calls_ago`` calls on this row before the pointer (after it, when negative)."""
+    def _step(self, track: Track, row: int, role: Role, calls_ago: int) -> int | None:
+        """Index (to be taken modulo length) of the step ``calls_ago`` calls on this row before the pointer, or after it."""
         steps = track.pattern.steps
         length = len(steps)
         if row < 0:
-            return steps[(track.position - calls_ago) % length]
+            return track.position - calls_ago
         if self._recorder is None:
             return None
         used = self._recorder.calls[row] > 0
@@ -331,10 +335,9 @@ class StageNamer:
         direction, left = (1, -calls_ago - 1) if calls_ago < 0 else (-1, calls_ago)
         at = track.position + (1 if calls_ago < 0 else 0)
         for _ in range(length):
-            step = steps[at % length]
-            if ours(step):
+            if ours(steps[at % length]):
                 if left == 0:
-                    return step
+                    return at
                 left -= 1
             at += direction
         return None

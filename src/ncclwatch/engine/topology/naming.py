@@ -21,6 +21,10 @@ SHOWN = 3
 NOT_CALLED = (VerdictClass.NOT_ENTERED,)
 """Classes whose culprits have yet to make the call that the others wait in."""
 
+HALTED = (VerdictClass.STOPPED, VerdictClass.DEAD)
+LOOKED_AT = 16
+"""Members of a communicator that are asked where an operation stands."""
+
 
 @dataclass(slots=True)
 class _Context:
@@ -83,23 +87,51 @@ def _holders(job: Job, reference: CommunicatorRef, culprit: Culprit) -> list[tup
 def _stage(
     context: _Context, culprit: Culprit, holders: list[tuple[Member, Communicator]], verdict_class: VerdictClass
 ) -> Stage | None:
-    """Where the operation stands that the culprit holds up, from the culprit's own calls or, without them, from its peers'."""
+    """Where the culprit stands, from its own calls or, without them, where the operation stands that others wait in."""
     if not holders:
         return None
+    namer = context.namer
     own = holders[0] if holders[0][0].info.pid == culprit.pid else None
-    if verdict_class in NOT_CALLED and own is not None:
-        return context.namer.stage_of(own[0].info.host, own[0].info.pid, own[1].address, calls_ago=-1)
+    if own is not None:
+        host, pid = own[0].info.host, own[0].info.pid
+        if verdict_class in NOT_CALLED:
+            return namer.stage_of(host, pid, calls_ago=-1)
+        if verdict_class in HALTED:
+            # The host runs ahead of its GPU: the oldest operation that is open is where it stands.
+            return _oldest_open(context, own[0]) or namer.stage_of(host, pid, calls_ago=-1)
     # What memory says stands still is found among the calls by NCCL's own count of them.
-    for member, communicator in holders[:16]:
+    for member, communicator in holders[:LOOKED_AT]:
         ago = _calls_since(context.ledger, member, communicator, culprit.operation)
         if ago is not None:
-            found = context.namer.stage_of(member.info.host, member.info.pid, communicator.address, calls_ago=ago)
+            found = namer.stage_of(member.info.host, member.info.pid, communicator.address, calls_ago=ago)
             return _at_home(context, found, own)
-    for member, communicator in holders[:16]:
-        found = context.namer.stage_of(member.info.host, member.info.pid, communicator.address)
+    for member, communicator in holders[:LOOKED_AT]:
+        found = namer.stage_of(member.info.host, member.info.pid, communicator.address)
         if found is not None:
             return _at_home(context, found, own)
     return None
+
+
+def _oldest_open(context: _Context, member: Member) -> Stage | None:
+    """The stage of the first operation, in the order of the calls, that a process has not finished."""
+    best: tuple[int, Stage] | None = None
+    for operation in member.last.operations:
+        number = context.job.find_group(member, operation.comm_address, operation.comm_hash)
+        found_in = context.job.groups.get(number) if number is not None else None
+        rank = found_in.rank_of(member) if found_in is not None else None
+        if found_in is None or rank is None:
+            continue
+        communicator = found_in.members[rank][1]
+        ago: int | None = 0
+        if not operation.is_point_to_point:
+            reference = OperationRef(operation.collective, operation.sequence, operation.protocol or "?")
+            ago = _calls_since(context.ledger, member, communicator, reference)
+        if ago is None:
+            continue
+        found = context.namer.call_of(member.info.host, member.info.pid, communicator.address, calls_ago=ago)
+        if found is not None and (best is None or found[0] > best[0]):
+            best = found
+    return best[1] if best is not None else None
 
 
 def _at_home(context: _Context, stage: Stage | None, own: tuple[Member, Communicator] | None) -> Stage | None:
