@@ -44,6 +44,7 @@ def main(arguments: list[str] | None = None) -> int:
     real.add_argument("--seed", type=int, default=1)
     real.add_argument("--jobs", type=int, default=1, help="runs at a time")
     real.add_argument("--after", type=float, default=16.0, help="seconds for which a hang is watched")
+    real.add_argument("--save", type=Path, help="folder for what was recorded of each run")
     options = parser.parse_args(arguments)
     try:
         chosen = load_all(options.scenarios, ("quick" if options.real else "ci") if options.set == "ci" else "")
@@ -83,6 +84,8 @@ def play_for_real(options: argparse.Namespace, chosen: list[Scenario]) -> int:
     if os.geteuid() != 0:
         print("real runs need root: memory of other processes is read, and probes are attached", file=sys.stderr)
         return 1
+    if options.save:
+        options.save.mkdir(parents=True, exist_ok=True)
     attaches = tuple(Attach) if options.attach == "both" else (Attach(options.attach),)
     runs, left_out = matrix.choose(
         chosen,
@@ -92,6 +95,7 @@ def play_for_real(options: argparse.Namespace, chosen: list[Scenario]) -> int:
         tries=options.tries,
         seed=options.seed,
         after_s=options.after,
+        save_to=str(options.save.resolve()) if options.save else "",
     )
     diagnosers: list[Diagnoser] = [Ncclwatch(), *([] if options.without_baselines else all_baselines())]
     began = time.monotonic()

@@ -29,6 +29,7 @@ def choose(
     tries: int,
     seed: int,
     after_s: float,
+    save_to: str = "",
 ) -> tuple[list[Run], NotPlayed]:
     """All runs of the matrix. Without versions or transports each scenario is played in its own."""
     runs: list[Run] = []
@@ -43,7 +44,9 @@ def choose(
                 if reason:
                     left_out[f"{scenario.name} ({nccl}, {transport})"] = reason
                     continue
-                made = [Run(scenario, nccl, transport, tuple(attaches), seed, number, after_s) for number in range(tries)]
+                made = [
+                    Run(scenario, nccl, transport, tuple(attaches), seed, number, after_s, save_to) for number in range(tries)
+                ]
                 runs += made
     return runs, left_out
 

@@ -13,21 +13,23 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from pathlib import Path
 
 import numpy as np
 
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.collect.node import NodeCollector
 from ncclwatch.collect.watched import sees_every_process
-from ncclwatch.engine.live import LiveDiagnosis
+from ncclwatch.engine.session import DiagnosisSession
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict
-from ncclwatch.simulate.layout import node_of
+from ncclwatch.simulate.layout import groups, node_of
 from ncclwatch.simulate.records import RecordSet
-from ncclwatch.simulate.scenario import PROGRAM_FAULTS, FaultKind, Scenario, ScoreClass
+from ncclwatch.simulate.scenario import PROGRAM_FAULTS, ROLES, FaultKind, Scenario, ScoreClass
 from ncclwatch.simulate.testbed import as_testbed_runs, fitted, plan
+from ncclwatch.store.recorder import Recorder
 from score.diagnosers import HANG_CLASSES, Diagnoser
 from score.scoring import Result, Tally
 from testbed.job import JobError
@@ -68,6 +70,8 @@ class Run:
     number: int = 0
     after_s: float = 16.0
     """How long a hang is watched; slow jobs are watched half as long again."""
+    save_to: str = ""
+    """Folder for the recordings, which `ncclwatch diagnose` and `replay` read; empty for none."""
 
     def setting(self, attach: Attach) -> str:
         """The setting as the results name it."""
@@ -139,18 +143,22 @@ class Recording:
     batches: list[NodeBatch] = field(default_factory=list)
 
     def said(self) -> Iterator[tuple[float, list[Verdict]]]:
-        """What the engine says at each look, fed the batches one after another as they came."""
-        live = LiveDiagnosis()
-        lost = 0
+        """What a session says at each look, fed the batches one after another as they came."""
+        session = DiagnosisSession()
         for batch in self.batches:
-            if batch.complete:
-                live.complete_hosts = frozenset({batch.host})
-            if batch.events is not None and (len(batch.events) or batch.lost > lost):
-                live.add_calls(batch.events, max(0, batch.lost - lost))
-                lost = batch.lost
-            if batch.looked and any(sample.run_state not in "XZ" for sample in batch.samples):
-                live.update(batch.samples)
-                yield batch.time_ns / 1e9, list(live.verdicts)
+            session.feed(batch)
+            if batch.looked:
+                yield batch.time_ns / 1e9, list(session.judge(batch.time_ns).verdicts)
+
+    def save(self, path: Path) -> None:
+        """Write it as `ncclwatch record` does. Raises ``OSError`` when some of it could not be written."""
+        path.unlink(missing_ok=True)
+        recorder = Recorder(path)
+        for batch in self.batches:
+            recorder.put(batch)
+            time.sleep(0.002)  # it never waits for the disk: that is its user's business here
+        if recorder.close().dropped:
+            raise OSError(f"{path} was not written whole")
 
     def records(self, until_s: float) -> RecordSet:
         """What was recorded in the last seconds up to a moment, as the baselines take it."""
@@ -170,19 +178,24 @@ class Recording:
         events = {host: np.concatenate(calls)} if calls else {}
         return RecordSet(list(samples.values()), events, {}, {host: lost} if lost else {}, ("calls", "state"))
 
+
+class Roster:
+    """Who the communicators of a played job consist of: what was read of those who were seen, and the layout for the others."""
+
+    def __init__(self, scenario: Scenario, recording: Recording) -> None:
+        self._groups = {tuple(g) for role in ROLES for g in groups(scenario.layout, role).tolist()}
+        self._seen: dict[str, set[tuple[int, int, int]]] = defaultdict(set)
+        for batch in recording.batches:
+            for sample in batch.samples:
+                for c in sample.communicators:
+                    if sample.process.rank is not None:
+                        self._seen[f"{c.hash:016x}"].add((c.rank, sample.process.rank, c.nranks))
+
     def members_of(self, comm_hash: str) -> tuple[int, ...]:
         """Global ranks of a communicator; none where its hash is that of several (splits before 2.24)."""
-        found: dict[int, set[int]] = defaultdict(set)
-        size = 0
-        for batch in self.batches:
-            for sample in batch.samples:
-                for communicator in sample.communicators:
-                    if f"{communicator.hash:016x}" == comm_hash and sample.process.rank is not None:
-                        found[communicator.rank].add(sample.process.rank)
-                        size = communicator.nranks
-        if len(found) != size or any(len(ranks) != 1 for ranks in found.values()):
-            return ()
-        return tuple(found[rank].copy().pop() for rank in range(size))
+        seen = self._seen.get(comm_hash, set())
+        fitting = [g for g in self._groups if seen and all(n == len(g) and g[rank] == of_job for rank, of_job, n in seen)]
+        return fitting[0] if len(fitting) == 1 else ()
 
 
 class Watcher:
@@ -195,6 +208,9 @@ class Watcher:
         self._stop = self._collector.stop
         # Started here and not in the thread: when this returns, the collector is attached.
         first = self._collector.start(pids, calls=calls)
+        if calls and not self._collector.calls.running:
+            self._collector.close()
+            raise JobError(f"calls are not seen: {self._collector.calls.reason}")
         self.complete = sees_every_process() and not self._collector.problems
         self._add(first)
         self._thread = threading.Thread(target=self._run, daemon=True)
@@ -258,6 +274,9 @@ def _play(run: Run, scenario: Scenario, outcome: Outcome, baselines: Sequence[Di
             came, watcher = late
             recordings.append((Attach.POST_HANG, watcher.stop(), came))
     for attach, recording, since in recordings:
+        if run.save_to:
+            name = f"{scenario.name}-{run.nccl}-{run.transport}-{attach}-{run.number}.ncclwatch"
+            recording.save(Path(run.save_to) / name)
         outcome.results += _score(scenario, recording, since, run.setting(attach), baselines)
 
 
@@ -303,10 +322,11 @@ def _run_fault(
 
 
 def _score(scenario: Scenario, recording: Recording, since: float, setting: str, baselines: Sequence[Diagnoser]) -> list[Result]:
-    ours = Tally(scenario, recording, "ncclwatch", setting)
+    roster = Roster(scenario, recording)
+    ours = Tally(scenario, roster, "ncclwatch", setting)
     for moment, verdicts in recording.said():
         ours.hear(verdicts, moment - since)
-    tallies = [Tally(scenario, recording, diagnoser.name, setting) for diagnoser in baselines]
+    tallies = [Tally(scenario, roster, diagnoser.name, setting) for diagnoser in baselines]
     if baselines and recording.batches:
         first, last = recording.batches[0].time_ns / 1e9, recording.batches[-1].time_ns / 1e9
         for moment in np.arange(first + BASELINES_EVERY_S, last + 0.01, BASELINES_EVERY_S).tolist():
