@@ -17,12 +17,14 @@ DEMO_NCCL := 2.27.5
 DEMO_PACKAGES := $(shell sed -e 's/\#.*//' scripts/debian-packages.txt)
 TEST_PACKAGES := $(DEMO_PACKAGES) bpftrace $(shell sed -e 's/\#.*//' tests/vm/packages.txt)
 
-.PHONY: help demo test setup setup-demo lint unit attach vm gpu shim bench eval eval-full clean
+.PHONY: help demo test setup setup-demo lint unit attach vm gpu shim bench eval eval-real eval-full clean
 
 help:
 	@echo "make demo [PID=...]  attach to a real NCCL job (without a GPU), freeze a rank, see it named"
 	@echo "make test            every test: lint, types, unit, attach (root), QEMU guest; GPU where there is one"
-	@echo "make eval            the scoreboard on simulated scenarios (make eval-full: all of them)"
+	@echo "make eval            the scoreboard on simulated scenarios"
+	@echo "make eval-real       the scoreboard on a few scenarios played by real NCCL (root)"
+	@echo "make eval-full       all scenarios, simulated and real, all releases and transports (hours)"
 	@echo "make bench           the benchmarks"
 	@echo "make clean           remove what was built (not the download cache)"
 
@@ -107,8 +109,17 @@ bench: setup
 # The scoreboard: simulated records, scored against what each scenario expects. `eval` keeps to a few minutes.
 eval: $(CACHE)/stamps/venv
 	@PYTHONPATH=tests $(PYTHON) -m score --set ci --json build/score.json --markdown build/score.md
-eval-full: $(CACHE)/stamps/venv
+eval-full: setup
 	@PYTHONPATH=tests $(PYTHON) -m score --set full --json build/score-full.json --markdown build/score-full.md
+	@$(MAKE) -s eval-real SET=full NCCL=2.21.5,2.27.5,2.32.3 TRANSPORT=socket,shm
+
+# Scenarios played by real NCCL on the CPU testbed (root). Hours with SET=full and all settings; TRIES and SEED vary their moments.
+SET := ci
+TRIES := 1
+SEED := 1
+eval-real: setup
+	@PYTHONPATH=tests $(PYTHON) -m score --real --set $(SET) $(NCCL:%=--nccl %) $(TRANSPORT:%=--transport %) --tries $(TRIES) \
+	  --seed $(SEED) --jobs $(if $(filter ci,$(SET)),4,1) --json build/score-real.json --markdown build/score-real.md --save build/recordings
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache
