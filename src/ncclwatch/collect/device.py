@@ -45,6 +45,9 @@ IDLE_PERIOD_S = 1.0
 BUSY_PERIOD_S = 0.01
 """Between two rounds of copies: while all is well, and while nothing moves."""
 
+STALE_NS = 3_000_000_000
+"""A value older than this is not of now: the slowest period is a second."""
+
 MAX_COPY_SHARE = 0.05
 """Share of time the sampler may spend copying: the period is made longer where a round takes long."""
 
@@ -85,7 +88,7 @@ def decode(image: FrameImage, asked: Sequence[CounterPlace] = (), answered: bool
         time_ns=image.time_ns,
         communicators=tuple(_communicators(frame)),
         transfers=tuple(_transfers(frame)),
-        counters=tuple(_counters(frame, asked)) if answered else (),
+        counters=tuple(_counters(frame, image.time_ns, asked)) if answered else (),
         heartbeat_ns=int(header["heartbeat_ns"]) or None,
         copy_pending_ns=max(0, image.time_ns - pending) if pending else None,
         events=_count(header["events"]),
@@ -192,7 +195,7 @@ def _transfers(frame: NDArray[Any]) -> Iterable[UnfinishedTransfer]:
         )
 
 
-def _counters(frame: NDArray[Any], asked: Sequence[CounterPlace]) -> Iterable[ConnectionCounter]:
+def _counters(frame: NDArray[Any], image_ns: int, asked: Sequence[CounterPlace]) -> Iterable[ConnectionCounter]:
     for place, word in zip(asked, frame["words"], strict=False):
         status = int(word["status"])
         own = int(word["address"]) == place.address
@@ -213,6 +216,7 @@ def _counters(frame: NDArray[Any], asked: Sequence[CounterPlace]) -> Iterable[Co
             changes=_count(word["changes"]),
             changed_ns=_count(word["changed_ns"]) or None,
             problem=problem,
+            stale=value is not None and image_ns - int(word["time_ns"]) > STALE_NS,
         )
 
 

@@ -17,6 +17,7 @@ from ncclwatch.engine.calls import CallsFinding, compare_groups
 from ncclwatch.engine.calls_verdict import add_call_waits, add_calls_evidence, judge_calls
 from ncclwatch.engine.creation import judge_creation
 from ncclwatch.engine.culprits import absent_culprit, observed_culprit
+from ncclwatch.engine.device import add_device_evidence, observe_hidden
 from ncclwatch.engine.edges import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, RankNode, Stall, Wait, Waits, Why
 from ncclwatch.engine.job import Job, Member, assemble
 from ncclwatch.engine.ledger import Ledger, Place
@@ -96,8 +97,10 @@ def judge_jobs(samples: Sequence[Sequence[ProcessSample]], outlook: Outlook | No
     outlook = outlook or Outlook()
     with _collector_at_rest():
         jobs = assemble(samples)
+        for job in jobs:
+            observe_hidden(job)
         loners = [member for job in jobs if not job.groups for member in job.members]
-        verdicts = [(job, _diagnose_job(job, outlook, loners)) for job in jobs]
+        verdicts = [(job, add_device_evidence(job, _diagnose_job(job, outlook, loners))) for job in jobs]
     return sorted(verdicts, key=lambda judged: severity(judged[1]))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
+from ncclwatch.engine.device import sees_everything
 from ncclwatch.engine.job import Job
 from ncclwatch.model.state import Transport
 
@@ -29,6 +30,8 @@ def _hidden(job: Job) -> Iterator[str]:
     """What the transports and the ways of launching in play hide from the host (docs/engine.md has the table)."""
     communicators = [own for member in job.members for own in member.last.communicators]
     seen = {transport for own in communicators for _, _, _, transport in own.transports}
+    if sees_everything(job):
+        seen.discard(Transport.P2P)
     yield from (text for transport, text in BY_TRANSPORT.items() if transport in seen)
     if any(own.multi_node_nvlink for own in communicators):
         yield "NVLink between nodes (MNNVL): connections to other nodes are P2P as well; only launches are seen"

@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 
 from ncclwatch.engine.connections import CONNECTION_SLOTS, ConnectionKey, Connections, End, collect, hidden_peers
+from ncclwatch.engine.device import is_seen
 from ncclwatch.engine.edges import (
     PROXY_STALLS,
     AbsentNode,
@@ -138,6 +139,9 @@ class _Builder:
         receiver = self.connections.covering(Direction.RECV, end.key, step)
         if isinstance(peer, AbsentNode):
             self.edge(end, peer, Why.UNOBSERVED, numbers)
+        elif receiver is None and self.has_done(Direction.RECV, end.key, step):
+            link = LinkNode(end.key.group, end.key.source, end.key.destination)
+            self.edge(end, link, Why.UNCONFIRMED, lambda: f"{numbers()}; the receiver has finished this transfer")
         elif receiver is None:
             self.edge(end, peer, self.why_nothing_open(Direction.RECV, end.key, step), numbers)
         elif receiver.posted <= step or receiver.received > step:
@@ -232,9 +236,25 @@ class _Builder:
             self.edge(end, peer, Why.GPU_NOT_READY, lambda: f"{numbers()}; sender has sent {sender.sub.transmitted}")
 
     def why_nothing_open(self, direction: Direction, key: ConnectionKey, step: int) -> Why:
-        if self.connections.beyond(direction, key, step):
+        if self.connections.beyond(direction, key, step) or self.has_done(direction, key, step):
             return Why.LEFT_BEHIND
         return Why.NOT_BEGUN if (key, direction) in self.connections.queued else Why.NO_OPERATION
+
+    def has_done(self, direction: Direction, key: ConnectionKey, step: int) -> bool:
+        """Whether that side has finished the transfer with ``step``, of which the proxy's lists show nothing any more.
+
+        Over sockets a send is done once the kernel has taken it: with the link down, its data may never arrive.
+        """
+        if (key, direction) in self.connections.queued:
+            return False
+        owner, peer = (key.source, key.destination) if direction is Direction.SEND else (key.destination, key.source)
+        found = self.job.groups[key.group].members.get(owner)
+        return found is not None and any(
+            one.step > step
+            for one in found[1].net_steps
+            if (one.channel, one.peer, one.direction) == (key.channel, peer, direction)
+            and (one.connection_index > 0) == key.point_to_point
+        )
 
     def look_at_queued(self) -> None:
         """An operation at the head of its connection that stays unbegun means that the proxy thread does not run."""
@@ -264,7 +284,7 @@ class _Builder:
             def describe() -> str:
                 peer = self.job.rank_name(group.id, conn.peer)
                 return (
-                    f"{member.label} waits for {peer}, {why}: shared memory, channel {conn.channel}, {waiting} steps lie unread"
+                    f"{member.label} waits for {peer}, {why}: {_memory(conn)}, channel {conn.channel}, {waiting} steps lie unread"
                 )
 
             self.waits.edges.append(Wait(RankNode(member.index), target, why, key, describe))
@@ -273,7 +293,7 @@ class _Builder:
 
             def describe_unread() -> str:
                 return (
-                    f"{member.label}: {Stall.GPU_NOT_CONSUMING}: shared memory from {self.job.rank_name(group.id, conn.peer)}, "
+                    f"{member.label}: {Stall.GPU_NOT_CONSUMING}: {_memory(conn)} from {self.job.rank_name(group.id, conn.peer)}, "
                     f"channel {conn.channel}, {waiting} steps lie unread"
                 )
 
@@ -321,7 +341,7 @@ class _Builder:
 
         def describe() -> str:
             peer = self.job.rank_name(group.id, conn.peer)
-            return f"{member.label} waits for {peer}, {why}: shared memory, channel {conn.channel}, all {conn.tail} steps read"
+            return f"{member.label} waits for {peer}, {why}: {_memory(conn)}, channel {conn.channel}, all {conn.tail} steps read"
 
         self.waits.edges.append(Wait(RankNode(member.index), target, why, key, describe))
 
@@ -382,7 +402,7 @@ class _Builder:
 
     def hidden_neighbours(self, mark: StallMark, other: int, member: Member, communicator: Communicator) -> None:
         for peer_rank in hidden_peers(communicator, mark.key.channel):
-            if peer_rank == other:
+            if peer_rank == other or is_seen(communicator, mark.key.channel, peer_rank):
                 continue
             key = ConnectionKey(mark.key.group, mark.key.channel, peer_rank, communicator.rank, False)
             peer = self.job.rank_name(key.group, peer_rank)
@@ -405,13 +425,18 @@ class _Builder:
                     self.waits.edges[number] = replace(wait, target=blamed)
 
 
+def _memory(conn: HostConnection) -> str:
+    """Where the buffers of a connection without a proxy lie."""
+    return "shared memory" if conn.transport is Transport.SHM else "P2P (GPU memory)"
+
+
 def _ring_inputs(communicator: Communicator, channel: int) -> Iterator[HostConnection]:
     """Shared-memory connections that feed this rank's ring on a channel; all of the channel's where the ring is unknown."""
     previous = {ring.channel: ring.prev for ring in communicator.rings}.get(channel)
     for conn in communicator.host_connections:
         if conn.channel != channel or conn.direction is not Direction.RECV or conn.connection_index != 0:
             continue
-        if conn.transport is Transport.SHM and previous in (None, conn.peer):
+        if conn.transport in (Transport.SHM, Transport.P2P) and previous in (None, conn.peer):
             yield conn
 
 

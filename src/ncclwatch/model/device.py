@@ -138,7 +138,9 @@ class ConnectionCounter:
     changes: int = 0
     changed_ns: int | None = None
     problem: str = ""
-    """Why there is no value."""
+    """Why there is no value, or none of this moment."""
+    stale: bool = False
+    """The value was read longer ago than the sampler's period allows: the process is stopped, or copies do not come back."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 
+from ncclwatch.model.device import ConnectionCounter, DeviceSample
 from ncclwatch.model.state import OpPhase, ProcessSample, ProxyOperation
 
 
@@ -14,12 +15,12 @@ def progressed(before: ProcessSample, after: ProcessSample) -> bool:
     """
     if before is after or (before.calls_seen == after.calls_seen and _equal(before, after)):
         return False
-    return set(_marks(before)) != set(_marks(after))
+    return set(_marks(before)) != set(_marks(after)) or _counters_moved(before.device, after.device)
 
 
 def _equal(before: ProcessSample, after: ProcessSample) -> bool:
     """Whether all that counts is the same, in the same order: quick, and what most processes of a hung job show."""
-    if before.operations != after.operations or before.pending != after.pending:
+    if before.operations != after.operations or before.pending != after.pending or before.device != after.device:
         return False
     return len(before.communicators) == len(after.communicators) and all(
         one is other
@@ -46,10 +47,41 @@ def _marks(sample: ProcessSample) -> Iterator[Hashable]:
         for end in communicator.host_connections:
             place = (end.channel, end.peer, end.direction, end.connection_index)
             yield ("host", key, place, end.head, end.tail)
+    if sample.device is not None:
+        yield from _device_marks(sample.device)
     for operation in sample.operations:
         yield from _operation_marks(operation)
     for pending in sample.pending:
         yield ("pending", pending.comm_hash, pending.direction, pending.op_count, pending.channel, pending.peer)
+
+
+def _counters_moved(before: DeviceSample | None, after: DeviceSample | None) -> bool:
+    """Whether a counter that was read at both looks has changed; one that was not read this time says nothing."""
+    if before is None or after is None:
+        return False
+    known = {_counter_place(counter): counter.value for counter in before.counters if counter.value is not None}
+    return any(
+        counter.value is not None and known.get(_counter_place(counter), counter.value) != counter.value
+        for counter in after.counters
+    )
+
+
+def _counter_place(counter: ConnectionCounter) -> Hashable:
+    return (counter.comm_address, counter.channel, counter.peer, counter.is_send, counter.connection_index)
+
+
+def _device_marks(device: DeviceSample) -> Iterator[Hashable]:
+    """What moves on the GPU; nothing of what only our own copying moves."""
+    for communicator in device.communicators:
+        key = ("device", communicator.hash, communicator.inside_address)
+        yield (*key, communicator.operations)
+        for channel in communicator.channels:
+            yield (*key, channel.channel, channel.started, channel.finished)
+        for operation in communicator.recent:
+            yield (*key, "operation", operation.ordinal, operation.started, operation.finished)
+    for transfer in device.transfers:
+        place = (transfer.hash, transfer.channel, transfer.peer, transfer.is_send, transfer.begun_ns)
+        yield ("transfer", place, transfer.steps_begun, transfer.steps_finished)
 
 
 def _operation_marks(operation: ProxyOperation) -> Iterator[Hashable]:
