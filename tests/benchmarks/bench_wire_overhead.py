@@ -2,8 +2,11 @@
 exactly.
 
 Runs the stand-in provider (tests/wire) natively, in pairs: each measurement stands between two of the same load without us.
-Prints polls and posts a second, and the ratio to the neighbours; then the cost of one hit by site. Run as root: python
-tests/benchmarks/bench_wire_overhead.py
+Prints the cost of one hit by site; polls a second of CPU time lost by each way of watching, with every pair; what a hit costs by
+the polls that exact counting takes away, beside the calibrated price that the governor bills; and the largest share of its time
+that the polling thread had paid at any moment of a first minute, per budget. Run as root:
+
+    python tests/benchmarks/bench_wire_overhead.py [--seconds S] [--pairs N] [--first-minute S]
 """
 
 from __future__ import annotations
@@ -31,9 +34,10 @@ RATES = (2_000, 60_000)
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=4.0, help="of each run")
     parser.add_argument("--pairs", type=int, default=3)
+    parser.add_argument("--first-minute", type=float, default=30.0, help="seconds of the runs that look at every moment")
     options = parser.parse_args()
     with WireKernel() as kernel, tempfile.TemporaryDirectory() as folder:
         program = build(Path(folder))
@@ -44,20 +48,54 @@ def main() -> None:
             )
         for rate in RATES:
             for name, run in modes(kernel).items():
-                ratios, reports = [], []
-                for _ in range(options.pairs):
-                    before = measure(program, rate, options.seconds, lambda job: lambda: "")
-                    during = measure(program, rate, options.seconds, run)
-                    after = measure(program, rate, options.seconds, lambda job: lambda: "")
-                    bare = statistics.mean(x["polls"] / x["cpu_ns"] for x in (before, after))
-                    ratios.append(during["polls"] / during["cpu_ns"] / bare)
-                    reports.append(during["report"])
-                lost = 1 - statistics.median(ratios)
-                print(
-                    f"{rate:>7} posts/s, {name:<28} polls lost {lost:8.3%}  (pairs: {', '.join(f'{1 - r:.3%}' for r in ratios)})"
-                )
-                if reports[-1]:
-                    print(f"          {reports[-1]}")
+                compare(program, name, rate, run, options.seconds, options.pairs)
+        for budget in (DEFAULT_BUDGET, 0.01):
+            first_minute(kernel, program, budget, options.first_minute)
+
+
+def compare(program: Path, name: str, rate: int, run: Callable[[Load], Callable[[], str]], seconds: float, pairs: int) -> None:
+    """One way of watching against the same load without us."""
+    ratios, reports, bare_rates = [], [], []
+    for _ in range(pairs):
+        before = measure(program, rate, seconds, lambda job: lambda: "")
+        during = measure(program, rate, seconds, run)
+        after = measure(program, rate, seconds, lambda job: lambda: "")
+        bare = statistics.mean(x["polls"] / x["cpu_ns"] for x in (before, after))
+        bare_rates.append(bare)
+        ratios.append(during["polls"] / during["cpu_ns"] / bare)
+        reports.append(during)
+    lost = 1 - statistics.median(ratios)
+    print(f"{rate:>7} posts/s, {name:<28} polls lost {lost:8.3%}  (pairs: {', '.join(f'{1 - r:.3%}' for r in ratios)})")
+    if reports[-1]["report"]:
+        print(f"          {reports[-1]['report']}")
+    if name == "exact":
+        last, bare = reports[-1], bare_rates[-1]
+        spent = last["cpu_ns"] - last["polls"] / bare
+        print(f"          a probed call costs {spent / last['polls']:.0f} ns by the polls that were lost")
+
+
+def first_minute(kernel: WireKernel, program: Path, budget: float, seconds: float) -> None:
+    """The governor's account at every moment, from the first on, with a thread that polls without pause."""
+    with load(program, posts=int(60_000 * seconds), rate=60_000, busy=1, latency_ns=8000) as job, WirePlane(kernel) as plane:
+        plane.watch(job.pid, files=job.files)
+        governor = Governor(measure_costs(kernel), budget)
+        bursts = Bursts(plane, governor)
+        job.begin()
+        began, worst, first, seen = time.monotonic(), 0.0, None, 0
+        while time.monotonic() - began < seconds:
+            accounts = bursts.step()
+            if accounts is not None:
+                first = first or time.monotonic() - began
+                seen += sum(account.samples for account in accounts)
+                paid = governor.worst(time.clock_gettime_ns(time.CLOCK_MONOTONIC))
+                worst = max(worst, paid.share(time.clock_gettime_ns(time.CLOCK_MONOTONIC)) if paid else 0.0)
+            time.sleep(0.005)
+        job.result()
+    when = f"the first after {first:.1f} s" if first else "none"
+    print(
+        f"budget {budget:.2%}: {governor.bursts} bursts in {seconds:.0f} s ({when}), {governor.cut_short} cut short, "
+        f"{seen} completions seen; largest share of the thread's time at any moment {worst:.4%}"
+    )
 
 
 def measure(program: Path, rate: int, seconds: float, prepare: Callable[[Load], Callable[[], str]]) -> dict[str, Any]:
@@ -85,8 +123,6 @@ class Driver:
         while time.monotonic() < end:
             self.bursts.step()
             time.sleep(0.005)
-        if self.bursts.governor.attached:
-            self.bursts.stop()
 
     def __call__(self) -> str:
         report = self.bursts.governor.report(time.clock_gettime_ns(time.CLOCK_MONOTONIC))

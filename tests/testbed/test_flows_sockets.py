@@ -84,6 +84,7 @@ def test_flows_of_a_running_job() -> None:
 
 def test_data_that_a_stopped_process_does_not_read_is_not_blamed_on_the_path() -> None:
     with Job(ranks=2, transport="socket", count=1 << 22) as job:
+        pids = list(job.pids)
         targets = [TargetProcess.open(pid) for pid in job.pids]
         try:
             collector = FlowCollector(targets)
@@ -103,7 +104,7 @@ def test_data_that_a_stopped_process_does_not_read_is_not_blamed_on_the_path() -
     assert {flow.kind for flow in found} == {FlowKind.SOCKET}
     assert not [flow for flow in found if flow.state.is_trouble]
     # Its own end has what it does not read, or the other end what it cannot get rid of.
-    assert {(flow.pid, flow.direction) for flow in blocked} <= {(job.pid(1), "recv"), (job.pid(0), "send")}
+    assert {(flow.pid, flow.direction) for flow in blocked} <= {(pids[1], "recv"), (pids[0], "send")}
     assert all("read" in flow.reason for flow in blocked)
 
 

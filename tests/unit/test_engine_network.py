@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ncclwatch.engine.network import NetworkMemory
+from ncclwatch.engine.network import NETWORK_CLASSES, NetworkMemory
 from ncclwatch.engine.session import DiagnosisSession
 from ncclwatch.model.network import KernelLogLine, LinkChange, NetworkLook, NicRecord
 from ncclwatch.model.verdict import Culprit, LinkRef, Verdict, VerdictClass
-from unit.batches import FakeNode
+from unit.batches import node_batches
 from unit.synthetic import frozen_ring
 
 SECOND = 1_000_000_000
@@ -87,18 +87,16 @@ def test_what_lies_long_back_is_forgotten() -> None:
 
 def test_a_session_attaches_what_its_nodes_say() -> None:
     """A link down and back up is gone from the verdict too."""
-    node = FakeNode([replace(rank, run_state="S") for rank in frozen_ring(2)], looks=12)
+    series = [rank.looks(12) for rank in frozen_ring(2, run_state="S")]
     session = DiagnosisSession()
-    ranks = tuple(range(4))
-    for step in range(12):
-        nic = replace(NIC, host="node0", up=step < 3 or step > 9, used_by=ranks)
-        batch = node.batch()
+    for step, batch in enumerate(node_batches([list(looks) for looks in zip(*series, strict=True)])):
+        nic = replace(NIC, host="node0", up=step < 3 or step > 9, used_by=tuple(range(4)))
         batch.network = NetworkLook((nic,))
         session.feed(batch)
         update = session.judge(batch.time_ns)
         assert update.verdict is not None and update.nics == [nic]
         named = any("eth0 on node0 is down" in line for line in update.verdict.evidence)
-        accuses = update.verdict.verdict_class in (VerdictClass.HARDWARE, VerdictClass.UNKNOWN)
+        accuses = update.verdict.verdict_class in NETWORK_CLASSES
         assert named == (accuses and not nic.up)
         if step == 8:
             assert accuses

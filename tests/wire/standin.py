@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -30,10 +30,7 @@ class Load:
     process: subprocess.Popen[str]
     files: list[VerbsFile]
     addresses: list[int]
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
+    pid: int
 
     def begin(self) -> None:
         """Let it work."""
@@ -57,14 +54,25 @@ class Load:
 @contextmanager
 def load(program: Path, **options: int) -> Iterator[Load]:
     """A load with these options (see load.c)."""
+    with load_under((), program, **options) as job:
+        yield job
+
+
+@contextmanager
+def load_under(wrap: Sequence[str], program: Path, **options: int) -> Iterator[Load]:
+    """A load as the only child of the command ``wrap``, where that is one."""
     words = [f"{name}={value}" for name, value in options.items()]
-    process = subprocess.Popen([program, "wait=1", *words], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    command = [*wrap, str(program), "wait=1", *words]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
         assert process.stdout is not None
         ready = json.loads(process.stdout.readline())
         contexts = ready["contexts"]
         files = [VerbsFile(context["fd"], f"uverbs{number}", context["device"]) for number, context in enumerate(contexts)]
-        yield Load(process, files, [context["address"] for context in contexts])
+        pid = process.pid
+        if wrap:
+            (pid,) = map(int, Path(f"/proc/{pid}/task/{pid}/children").read_text().split())
+        yield Load(process, files, [context["address"] for context in contexts], pid)
     finally:
         process.kill()
         process.communicate()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
-from ncclwatch.errors import NcclwatchError, TargetGoneError
+from ncclwatch.errors import NcclwatchError, PrivilegeError, TargetGoneError
 from ncclwatch.model.state import Direction
+from ncclwatch.probes.namespaces import PidTranslation
 from ncclwatch.probes.sites import CostClass
 from ncclwatch.probes.support import check_support
 from ncclwatch.target.layout import Layout
@@ -55,6 +57,18 @@ def why_no_verbs(user: VerbsUser, files: Sequence[VerbsFile]) -> str:
     return "this process has no RDMA device open"
 
 
+def check_numbering(proc: Path = Path("/proc")) -> None:
+    """Raise where the kernel's numbers of processes are not ours: accounts, and the governor's bill, go by them.
+
+    Targets in containers are no matter: what counts is where ncclwatch runs, or rather which ``/proc`` it sees.
+    """
+    if not PidTranslation.detect(proc).initial:
+        raise PrivilegeError(
+            "ncclwatch runs in a pid namespace of its own, where the kernel's numbers of threads mean nothing",
+            "run it on the host, or in a container with --pid=host",
+        )
+
+
 class WireSession:
     """Programs, probes and judgement for some processes; nothing is loaded into the kernel before one of them uses RDMA.
 
@@ -95,6 +109,7 @@ class WireSession:
             return
         try:
             check_support()
+            check_numbering()
             if self._kernel is None:
                 self._kernel = WireKernel()
             costs = measure_costs(self._kernel)
