@@ -50,6 +50,16 @@ def judge_the_hang(targets: Sequence[TargetProcess]) -> Verdict:
     return verdict
 
 
+def judge_frozen(job: Job, victim: int) -> Verdict:
+    """Freeze a rank, judge, thaw it. Attached only in between: nothing was known of the job before it hung."""
+    job.freeze(victim)
+    try:
+        with opened(job) as targets:
+            return judge_the_hang(targets)
+    finally:
+        job.thaw(victim)
+
+
 @pytest.mark.parametrize("version", VERSIONS)
 def test_the_frozen_rank_is_named_in_every_round_of_freeze_and_thaw(version: str) -> None:
     seed = random.randrange(1 << 30)
@@ -58,13 +68,7 @@ def test_the_frozen_rank_is_named_in_every_round_of_freeze_and_thaw(version: str
         for number in range(ROUNDS):
             victim = number % 4 if number < 8 else chance.randrange(4)
             time.sleep(chance.uniform(0.0, 0.3))
-            job.freeze(victim)
-            try:
-                # Attached only now: nothing was known of the job before it hung.
-                with opened(job) as targets:
-                    verdict = judge_the_hang(targets)
-            finally:
-                job.thaw(victim)
+            verdict = judge_frozen(job, victim)
             told = f"seed {seed}, round {number}, rank {victim}: {verdict.summary} {verdict.evidence}"
             assert verdict.verdict_class is VerdictClass.STOPPED, told
             assert [culprit.rank for culprit in verdict.culprits] == [victim], told
@@ -87,12 +91,7 @@ SHAPES = {
 def test_the_frozen_rank_is_named_in_every_shape(version: str, shape: str) -> None:
     with Job(nccl=version, ranks=4, count=1 << 14, **SHAPES[shape]) as job:  # type: ignore[arg-type]
         for victim in range(4):
-            job.freeze(victim)
-            try:
-                with opened(job) as targets:
-                    verdict = judge_the_hang(targets)
-            finally:
-                job.thaw(victim)
+            verdict = judge_frozen(job, victim)
             told = f"rank {victim}: {verdict.summary} {verdict.evidence}"
             assert verdict.verdict_class is VerdictClass.STOPPED, told
             assert [culprit.rank for culprit in verdict.culprits] == [victim], told

@@ -1,11 +1,12 @@
-"""The faults of the testbed's job really happen: seen in the job's own progress and processes, not in a diagnosis."""
+"""The faults of the testbed's job really happen: seen in the job's own progress and processes, not in a diagnosis.
+
+Those that slow a job are in ``test_training_faults.py``.
+"""
 
 from __future__ import annotations
 
-import signal
 import time
 from collections.abc import Sequence
-from pathlib import Path
 
 import pytest
 
@@ -85,14 +86,6 @@ def test_a_rank_that_never_creates_its_communicator(version: str) -> None:
         assert not any("ready" in line for rank in range(3) for line in job.lines(rank))
 
 
-def test_a_crash_leaves_the_others_waiting_until_their_watchdog() -> None:
-    with faulty("2.27.5", "allreduce", "crash:signal=11", extra=("--watchdog", "3")) as job:
-        codes = job.wait(60)
-        assert codes[1] == -signal.SIGSEGV
-        assert (codes[0], codes[2]) == (3, 3), job.logs()
-        assert any(line.startswith("watchdog") for line in job.lines(0))
-
-
 def test_an_exit_status_of_its_own() -> None:
     with faulty("2.27.5", "allreduce", "crash:exit=17") as job:
         job.wait_line(1, "fault crash begins")
@@ -102,38 +95,6 @@ def test_an_exit_status_of_its_own() -> None:
         assert not job.alive(1)
         assert job.alive(0)
         assert "ended with status 17" in job.logs()
-
-
-@pytest.mark.parametrize(
-    ("fault", "extra"),
-    [
-        ("slow_gpu:factor=20", ("--compute-us", "3000")),
-        ("slow_link:us=8000", ()),
-        ("slow_copy:rate=1e6", ("--verify",)),
-        ("pause:us=60000", ()),
-        ("loader:us=60000", ()),
-    ],
-)
-def test_faults_that_slow_the_job(fault: str, extra: tuple[str, ...]) -> None:
-    """Each costs at least 50 ms an iteration by construction; the clean iterations before it are far quicker."""
-    iterations = 2 * AT
-    with faulty("2.27.5", "allreduce", fault, extra=(*extra, "--time", "--iterations", str(iterations))) as job:
-        assert job.wait(120) == [0, 0, 0], job.logs()
-        seconds = [float(line.split()[3]) for line in job.lines(0) if line.startswith("iteration") and "took" in line]
-        assert len(seconds) == iterations
-        assert min(seconds[AT:]) > 0.02
-        assert sorted(seconds[AT:])[AT // 2] > 2 * sorted(seconds[:AT])[AT // 2], seconds
-
-
-@pytest.mark.parametrize("fault", ["slow_proxy:us=30000,p=1", "load:threads=2", "one_cpu"])
-def test_faults_that_only_show_in_the_process(fault: str) -> None:
-    with faulty("2.27.5", "allreduce", fault) as job:
-        job.wait_line(1, "fault")
-        job.wait_progress(2)
-        if fault == "one_cpu":
-            for task in Path(f"/proc/{job.pid(1)}/task").iterdir():
-                allowed = [line for line in (task / "status").read_text().splitlines() if line.startswith("Cpus_allowed_list")]
-                assert allowed[0].split()[1].isdigit(), allowed
 
 
 @pytest.mark.parametrize(
