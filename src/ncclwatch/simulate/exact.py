@@ -11,106 +11,21 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from ncclwatch.simulate.disturbance import advance, live, stretched
+from ncclwatch.simulate.exact_state import Call, RankRun, Stream
 from ncclwatch.simulate.geometry import cut
 from ncclwatch.simulate.layout import groups, membership, ranks_of_stage, stage_of
-from ncclwatch.simulate.program import Action, Collective, Compute, PointToPoint, iteration_program
+from ncclwatch.simulate.program import Collective, Compute, PointToPoint, iteration_program
+from ncclwatch.simulate.program_faults import edit, position
 from ncclwatch.simulate.scenario import PROGRAM_FAULTS, Fault, FaultKind, Scenario
-from ncclwatch.simulate.steps import Connection, End, StepNetwork, ring_primitives
+from ncclwatch.simulate.steps import End, ring_primitives
 from ncclwatch.simulate.timeline import Block, Calling, Timeline, Times
 from ncclwatch.simulate.vector import VectorExecutor
 
 GroupKey = tuple[str, int]
-_OTHER = {"AllReduce": "AllGather", "AllGather": "ReduceScatter", "ReduceScatter": "AllReduce"}
-
-
-@dataclass(slots=True)
-class _Call:
-    """One call of one rank: its place in a block, and what it asked for."""
-
-    block: Block
-    place: int
-    action: Collective | PointToPoint
-    index: int
-    finished: float | None = None
-    started: bool = False
-    messages: list[float | None] = field(default_factory=list)
-    ends: list[End] = field(default_factory=list)
-
-
-@dataclass(slots=True)
-class _Rank:
-    rank: int
-    stage: int
-    host: float
-    gpu: float
-    iteration: int
-    actions: list[Action] = field(default_factory=list)
-    marks: dict[int, Fault] = field(default_factory=dict)
-    strikes: dict[int, list[Fault]] = field(default_factory=dict)
-    jitter: list[float] = field(default_factory=list)
-    iteration_of: list[int] = field(default_factory=list)
-    host_cursor: int = 0
-    gpu_cursor: int = 0
-    computed: int = 0
-    calls: list[_Call] = field(default_factory=list)
-    by_action: dict[int, _Call] = field(default_factory=dict)
-    counts: dict[str, int] = field(default_factory=dict)
-    exchanges: dict[tuple[bool, int, bool], int] = field(default_factory=dict)
-
-
-@dataclass(slots=True)
-class _Stream:
-    """A communicator run slice by slice: ring connections by member, and slices each member has been promised so far."""
-
-    network: StepNetwork
-    members: list[int]
-    links: list[Connection]
-    sent: list[int]
-    received: list[int]
-
-
-def edit(actions: list[Action], fault: Fault) -> tuple[list[Action], int]:
-    """The program of the faulty rank in the faulty iteration, and the index of the action at which it shows.
-
-    Raises ``ValueError`` when the operation the fault names is not in the program.
-    """
-    found = [i for i, a in enumerate(actions) if isinstance(a, Collective) and fault.role in (a.role, "")]
-    if fault.occurrence >= len(found):
-        raise ValueError(f"{fault.kind}: the iteration has {len(found)} collectives of role {fault.role!r}")
-    at = found[fault.occurrence]
-    action = actions[at]
-    assert isinstance(action, Collective)  # noqa: S101 - `found` holds nothing else
-    changed = list(actions)
-    if fault.kind is FaultKind.SKIP:
-        del changed[at]
-        return changed, next((i for i in range(at, len(changed)) if not isinstance(changed[i], Compute)), at)
-    if fault.kind is FaultKind.SWAP:
-        other = next(
-            (i for i in range(at + 1, len(actions)) if isinstance(b := actions[i], Collective) and b.role != action.role), None
-        )
-        if other is None:
-            raise ValueError("swap: no later collective of another role")
-        changed[at], changed[other] = changed[other], changed[at]
-    elif fault.kind is FaultKind.OTHER_OPERATION:
-        changed[at] = replace(action, function=_OTHER[action.function])
-    elif fault.kind is FaultKind.OTHER_SIZE:
-        changed[at] = replace(action, nbytes=max(1, round(action.nbytes * fault.strength)))
-    else:
-        size = max(1, round(action.element_bytes * fault.strength))
-        changed[at] = replace(action, nbytes=action.nbytes // action.element_bytes * size, element_bytes=size)
-    return changed, at
-
-
-def _position(actions: list[Action], fault: Fault) -> int:
-    """Index of the operation at which a fault of the machine strikes; past the end when there is none."""
-    roles = [(i, "pp" if isinstance(a, PointToPoint) else a.role) for i, a in enumerate(actions) if not isinstance(a, Compute)]
-    found = [i for i, role in roles if fault.role in (role, "")]
-    return found[fault.occurrence] if fault.occurrence < len(found) else len(actions) + 1_000_000
 
 
 class ExactExecutor:
@@ -124,10 +39,10 @@ class ExactExecutor:
         self._vector = vector
         self._first = first
         self._faults = [f for f in self.scenario.faults if f.kind in PROGRAM_FAULTS]
-        self._streams: dict[GroupKey, _Stream] = {}
+        self._streams: dict[GroupKey, Stream] = {}
         self._blocks: dict[tuple[int, str, int], Block] = {}
-        self._instances: dict[tuple[str, int, int], dict[int, _Call]] = {}
-        self._links: dict[tuple[int, int, bool, int, int], dict[bool, tuple[_Call, int]]] = {}
+        self._instances: dict[tuple[str, int, int], dict[int, Call]] = {}
+        self._links: dict[tuple[int, int, bool, int, int], dict[bool, tuple[Call, int]]] = {}
         self._ready: deque[int] = deque()
         self._jitters: dict[tuple[int, int], Times] = {}
         self._odd = self.disturbance.ranks_in_operations()
@@ -154,11 +69,11 @@ class ExactExecutor:
 
     # -- set-up -------------------------------------------------------------------------------------------------------------
 
-    def _rank(self, rank: int) -> _Rank:
+    def _rank(self, rank: int) -> RankRun:
         stage = stage_of(self.scenario.layout, rank)
         state = self._vector.stages[stage]
         place = rank - int(state.ranks[0])
-        made = _Rank(rank, stage, float(state.host[place]), float(state.gpu[place]), self._first)
+        made = RankRun(rank, stage, float(state.host[place]), float(state.gpu[place]), self._first)
         made.counts = dict(state.sequences)
         for (a, b, forward), queue in self.timeline.sends.items():
             if a == stage:
@@ -168,11 +83,11 @@ class ExactExecutor:
                 made.exchanges[False, a, forward] = len(queue)
         # What the vectorised part called last counts against how far the host may run ahead.
         for times in state.recent:
-            made.calls.append(_Call(_EMPTY, 0, _NOTHING, -1, float(times[place]), True))
+            made.calls.append(Call(_EMPTY, 0, _NOTHING, -1, float(times[place]), True))
         self._extend(made)
         return made
 
-    def _extend(self, rank: _Rank) -> bool:
+    def _extend(self, rank: RankRun) -> bool:
         """Append the program of the next iteration; whether there is one."""
         if rank.iteration >= self.scenario.workload.iterations:
             return False
@@ -183,7 +98,7 @@ class ExactExecutor:
                 rank.marks[len(rank.actions) + at] = fault
         for fault in self._vector.pending:
             if fault.rank == rank.rank and fault.iteration == rank.iteration:
-                at = len(rank.actions) + _position(actions, fault)
+                at = len(rank.actions) + position(actions, fault)
                 rank.strikes.setdefault(at, []).append(fault)
         key = (rank.iteration, rank.stage)
         if key not in self._jitters:
@@ -206,7 +121,7 @@ class ExactExecutor:
         n = len(members)
         slots = cut(self.scenario.network, "AllGather", n, 1).slots
         links = [network.connect(members[i], members[(i + 1) % n], slots) for i in range(n)]
-        self._streams[role, group] = _Stream(network, members, links, [0] * n, [0] * n)
+        self._streams[role, group] = Stream(network, members, links, [0] * n, [0] * n)
 
     def _role_of(self, fault: Fault) -> str:
         actions = iteration_program(self.scenario, stage_of(self.scenario.layout, fault.rank), fault.iteration or 0)
@@ -214,7 +129,7 @@ class ExactExecutor:
 
     # -- the two processes of a rank ----------------------------------------------------------------------------------------
 
-    def _host(self, rank: _Rank) -> bool:
+    def _host(self, rank: RankRun) -> bool:
         moved = False
         while True:
             if rank.host_cursor >= len(rank.actions) and not self._extend(rank):
@@ -232,7 +147,7 @@ class ExactExecutor:
                 return moved
             moved = True
 
-    def _host_compute(self, rank: _Rank, action: Compute) -> bool:
+    def _host_compute(self, rank: RankRun, action: Compute) -> bool:
         begin = max(rank.host, rank.gpu)
         slow = self.disturbance.loader.get(rank.rank) if action.what == "loader" else None
         duration = stretched(slow, begin, rank.jitter[rank.computed] * action.seconds) - begin
@@ -243,7 +158,7 @@ class ExactExecutor:
         rank.host = rank.gpu = end
         return True
 
-    def _gpu(self, rank: _Rank) -> bool:
+    def _gpu(self, rank: RankRun) -> bool:
         moved = False
         while rank.gpu_cursor < rank.host_cursor:
             action = rank.actions[rank.gpu_cursor]
@@ -271,7 +186,7 @@ class ExactExecutor:
             moved = True
         return moved
 
-    def _gpu_compute(self, rank: _Rank, action: Compute) -> bool:
+    def _gpu_compute(self, rank: RankRun, action: Compute) -> bool:
         d = self.disturbance
         copies = d.copies.get(rank.rank, ()) if action.copies else ()
         extra = sum(f.extra for f in copies if f.start <= rank.gpu < f.end)
@@ -285,7 +200,7 @@ class ExactExecutor:
 
     # -- calls --------------------------------------------------------------------------------------------------------------
 
-    def _call(self, rank: _Rank, action: Collective | PointToPoint) -> bool:
+    def _call(self, rank: RankRun, action: Collective | PointToPoint) -> bool:
         ahead = self.scenario.workload.host_ahead
         ready = rank.host
         if len(rank.calls) >= ahead:
@@ -317,14 +232,14 @@ class ExactExecutor:
         self.disturbance.apply(fault, time, self.scenario.layout, self.scenario.seed)
         self._odd = self.disturbance.ranks_in_operations()
 
-    def _make_call(self, rank: _Rank, action: Collective | PointToPoint, called: float, launched: float) -> _Call:
+    def _make_call(self, rank: RankRun, action: Collective | PointToPoint, called: float, launched: float) -> Call:
         role = action.role if isinstance(action, Collective) else "pp"
         sequence = rank.counts.get(role, 0)
         rank.counts[role] = sequence + 1
         block = self._block(rank, role, sequence, action)
         place = rank.rank - int(block.ranks[0])
         block.called[place], block.launched[place] = called, launched
-        call = _Call(block, place, action, sequence)
+        call = Call(block, place, action, sequence)
         if isinstance(action, Collective):
             if (action.function, action.nbytes, action.element_bytes) != (block.function, block.nbytes, block.element_bytes):
                 block.callings[rank.rank] = Calling(action.function, action.nbytes, action.element_bytes)
@@ -347,7 +262,7 @@ class ExactExecutor:
                     (self.timeline.sends if transfer.send else self.timeline.receives)[link].append(block)
         return call
 
-    def _block(self, rank: _Rank, role: str, sequence: int, action: Collective | PointToPoint) -> Block:
+    def _block(self, rank: RankRun, role: str, sequence: int, action: Collective | PointToPoint) -> Block:
         key = (rank.stage, role, sequence)
         if key not in self._blocks:
             state = self._vector.stages[rank.stage]
@@ -372,7 +287,7 @@ class ExactExecutor:
             self.timeline.blocks.append(self._blocks[key])
         return self._blocks[key]
 
-    def _enter_stream(self, rank: _Rank, call: _Call, action: Collective, launched: float) -> None:
+    def _enter_stream(self, rank: RankRun, call: Call, action: Collective, launched: float) -> None:
         """Hand the receiver's side to the proxy, and note which slices are this call's."""
         stream = self._streams.get((action.role, int(call.block.groups[call.place])))
         if stream is None:
@@ -389,7 +304,7 @@ class ExactExecutor:
 
     # -- what begins and ends -----------------------------------------------------------------------------------------------
 
-    def _begun(self, rank: _Rank, call: _Call) -> None:
+    def _begun(self, rank: RankRun, call: Call) -> None:
         if isinstance(call.action, PointToPoint):
             self._try_messages(rank, call)
             return
@@ -403,7 +318,7 @@ class ExactExecutor:
         if len(calls) == len(members) and all(c.started for c in calls.values()):
             self._finish_group(key, members, calls)
 
-    def _start_stream(self, stream: _Stream, rank: _Rank, call: _Call) -> None:
+    def _start_stream(self, stream: Stream, rank: RankRun, call: Call) -> None:
         action = call.action
         assert isinstance(action, Collective)  # noqa: S101 - only collectives have streams
         i = stream.members.index(rank.rank)
@@ -417,7 +332,7 @@ class ExactExecutor:
         task.on_done = done
         stream.network.start(task, float(call.block.started[call.place]))
 
-    def _finish_group(self, key: GroupKey, members: list[int], calls: dict[int, _Call]) -> None:
+    def _finish_group(self, key: GroupKey, members: list[int], calls: dict[int, Call]) -> None:
         first = calls[members[0]]
         action = first.action
         assert isinstance(action, Collective)  # noqa: S101 - groups hold collectives
@@ -433,7 +348,7 @@ class ExactExecutor:
         for r, end in zip(members, ends, strict=True):
             self._finish(calls[r], r, end)
 
-    def _try_messages(self, rank: _Rank, call: _Call) -> None:
+    def _try_messages(self, rank: RankRun, call: Call) -> None:
         action = call.action
         assert isinstance(action, PointToPoint)  # noqa: S101 - the caller looked
         for n, (transfer, number) in enumerate(zip(action.exchange.transfers, call.block.message, strict=True)):
@@ -447,7 +362,7 @@ class ExactExecutor:
                 offset = self.machine.message_offsets(rank.rank, peer, action.nbytes)[0]
                 self._message_end(call, n, float(call.block.started[call.place]) + offset)
 
-    def _finish_message(self, sending: tuple[_Call, int], receiving: tuple[_Call, int]) -> None:
+    def _finish_message(self, sending: tuple[Call, int], receiving: tuple[Call, int]) -> None:
         source, destination = sending[0], receiving[0]
         a, b = int(source.block.ranks[source.place]), int(destination.block.ranks[destination.place])
         started = (float(source.block.started[source.place]), float(destination.block.started[destination.place]))
@@ -461,14 +376,14 @@ class ExactExecutor:
         self._message_end(source, sending[1], ends[0])
         self._message_end(destination, receiving[1], ends[1])
 
-    def _message_end(self, call: _Call, n: int, end: float) -> None:
+    def _message_end(self, call: Call, n: int, end: float) -> None:
         if call.messages[n] is None:
             call.messages[n] = end
             known = [m for m in call.messages if m is not None]
             if len(known) == len(call.messages):
                 self._finish(call, int(call.block.ranks[call.place]), max(known))
 
-    def _finish(self, call: _Call, rank: int, end: float) -> None:
+    def _finish(self, call: Call, rank: int, end: float) -> None:
         if call.finished is None and math.isfinite(end):
             call.finished = end
             call.block.finished[call.place] = end
