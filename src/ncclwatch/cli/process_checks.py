@@ -44,15 +44,18 @@ def process_findings(pids: Sequence[int]) -> Iterator[Finding]:
 
 def _reading(info: ProcessInfo) -> Iterator[Finding]:
     """Whether the process can be read now, proved by one good read."""
+    from ncclwatch.cli.wire_checks import wire_findings
     from ncclwatch.target.session import TargetProcess
 
     name = f"pid {info.pid}"
     about = f"NCCL {labels.version(info)} in {clean(info.library, 120)}"
     data = {"pid": info.pid, "library": info.library, "version": labels.version(info), "build_id": info.key.build_id}
+    wire: list[Finding] = []
     try:
         target = TargetProcess.open(info.pid)
         try:
             sample = target.sample()
+            wire += wire_findings(target)
         finally:
             target.close()
     except NcclwatchError as error:
@@ -69,6 +72,7 @@ def _reading(info: ProcessInfo) -> Iterator[Finding]:
         yield Finding(name, Level.GAP, detail, hint, data)
     for signal, reason in sample.unavailable.items():
         yield Finding(f"{name} {signal}", Level.INFO, f"not available: {reason}")
+    yield from wire
 
 
 def _sites(info: ProcessInfo) -> Iterator[Finding]:

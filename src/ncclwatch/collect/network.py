@@ -7,6 +7,7 @@ they were heard, whatever the pace of the looks. What cannot be looked at is sai
 from __future__ import annotations
 
 import contextlib
+import os
 import select
 import socket
 import threading
@@ -21,7 +22,7 @@ from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.network import KernelLogLine, LinkChange, NetworkLook, NicRecord
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.nic.kmsg import KernelEvent, KernelLog
-from ncclwatch.nic.links import LinkEvent, LinkMonitor, NetDevice, read_devices
+from ncclwatch.nic.links import POLL_S, LinkEvent, LinkMonitor, NetDevice, read_devices
 from ncclwatch.nic.rdma import PORT_COUNTERS, RETRY_COUNTERS, SYS, RdmaPort, read_ports
 
 _Item = TypeVar("_Item")
@@ -33,8 +34,6 @@ MAX_NAMESPACES = 8
 """Network namespaces other than our own that are watched: one for each container of a job, normally one or none."""
 FOREIGN_EVERY_S = 10.0
 """How often counters of another network namespace are read; whether its links are up is heard at once."""
-LISTEN_S = 1.0
-"""How long the listening thread sleeps at most, so that it can be ended."""
 
 LOSS_STATISTICS = ("rx_errors", "tx_errors", "tx_carrier_errors", "rx_crc_errors", "rx_frame_errors", "rx_fifo_errors")
 """Errors of a network device (IFLA_STATS64). Dropped packets are not among them: idle machines drop what nobody wants."""
@@ -65,6 +64,7 @@ class NetworkWatch:
         self._log: KernelLog | None = None
         self._lock = threading.Lock()
         self._stop = threading.Event()
+        self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread: threading.Thread | None = None
         self._watch_namespace(None)
         if kernel_log:
@@ -77,10 +77,13 @@ class NetworkWatch:
 
     def close(self) -> None:
         """Stop listening."""
+        if self._thread is None:
+            return
         self._stop.set()
-        if self._thread is not None:
-            self._thread.join(timeout=2 * LISTEN_S + 1)
-            self._thread = None
+        os.eventfd_write(self._wake, 1)
+        self._thread.join(timeout=10)
+        self._thread = None
+        os.close(self._wake)
         with self._lock:
             for monitor in self._monitors:
                 monitor.close()
@@ -123,6 +126,7 @@ class NetworkWatch:
             return
         with self._lock:
             self._monitors.append(monitor)
+        os.eventfd_write(self._wake, 1)
 
     # --- listening -----------------------------------------------------------------------------------------------------------
 
@@ -133,10 +137,12 @@ class NetworkWatch:
             # Ports without a network device have to be asked: nothing tells of their changes.
             polled = any(monitor.polls for monitor in monitors)
             try:
-                watched: list[LinkMonitor | KernelLog] = [*monitors, *([log] if log else [])]
-                ready = select.select(watched, [], [], 0.05 if polled else LISTEN_S)[0]
+                watched: list[LinkMonitor | KernelLog | int] = [self._wake, *monitors, *([log] if log else [])]
+                ready = select.select(watched, [], [], POLL_S if polled else None)[0]
             except (OSError, ValueError):
                 continue
+            if self._wake in ready:
+                os.eventfd_read(self._wake)
             for monitor in monitors:
                 if monitor in ready or monitor.polls:
                     with contextlib.suppress(NcclwatchError, OSError, ValueError):

@@ -1,0 +1,124 @@
+"""The network of a node as a collector looks at it, with virtual cables of our own; and a path probed over one."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from ncclwatch.collect.network import NetworkWatch
+from ncclwatch.model.network import LinkChange
+from ncclwatch.pathprobe.outcome import Answer
+from ncclwatch.pathprobe.tcp import probe_tcp
+
+pytestmark = [pytest.mark.attach, pytest.mark.skipif(os.geteuid() != 0, reason="making links needs root")]
+
+
+def command(line: str) -> None:
+    subprocess.run(line.split(), check=True, timeout=20, capture_output=True)
+
+
+@pytest.fixture
+def watch() -> Iterator[NetworkWatch]:
+    network = NetworkWatch("node1")
+    yield network
+    network.close()
+
+
+@pytest.fixture
+def cable() -> Iterator[tuple[str, str]]:
+    """Both ends of a virtual cable between "NICs", switched on."""
+    ends = (f"nwn{os.getpid() % 100000}a", f"nwn{os.getpid() % 100000}b")
+    made = subprocess.run(f"ip link add {ends[0]} type veth peer name {ends[1]}".split(), capture_output=True, check=False)
+    if made.returncode != 0:
+        pytest.skip("this kernel has no veth devices")
+    try:
+        for end in ends:
+            command(f"ip link set {end} up")
+        yield ends
+    finally:
+        subprocess.run(f"ip link del {ends[0]}".split(), capture_output=True, check=False)
+
+
+def until(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def test_a_change_is_heard_between_two_looks(watch: NetworkWatch, cable: tuple[str, str]) -> None:
+    watch.look()
+    before = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    command(f"ip link set {cable[1]} down")
+    heard: list[LinkChange] = []
+
+    def both() -> bool:
+        heard.extend(change for change in watch.news().changes if change.name in cable)
+        return len(heard) >= 2
+
+    until(both)
+    after = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+    assert {(change.host, change.name, change.up) for change in heard} == {("node1", name, False) for name in cable}
+    # The time is that of hearing, not of looking.
+    assert all(before <= change.time_ns <= after for change in heard)
+    assert not watch.has_news
+    down = {nic.name: nic for nic in watch.look().nics if nic.name in cable}
+    assert {(nic.up, nic.state) for nic in down.values()} == {(False, "down")}
+
+
+def test_rates_are_those_since_the_look_before(watch: NetworkWatch, cable: tuple[str, str]) -> None:
+    first = {nic.name: nic for nic in watch.look().nics}
+    second = {nic.name: nic for nic in watch.look().nics}
+    assert first[cable[0]].receive_rate is None
+    rate = second[cable[0]].receive_rate
+    assert rate is not None and rate >= 0
+    assert second[cable[0]].errors == {}
+
+
+FAR_END = """
+import subprocess, sys, time
+from ncclwatch.pathprobe.listener import Listener
+print("up", flush=True)
+sys.stdin.readline()
+with Listener("10.78.9.2", 28099, b"sixteen bytes it is"):
+    print("listening", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_path_probed_over_a_cable_that_is_then_unplugged(cable: tuple[str, str], watch: NetworkWatch) -> None:
+    """The other end lives in a network namespace of its own, as another host would."""
+    near, far = cable
+    process = subprocess.Popen(
+        ["unshare", "--net", sys.executable, "-c", FAR_END], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None and process.stdout is not None
+    inside = f"nsenter -t {process.pid} -n"
+    try:
+        assert process.stdout.readline() == "up\n"
+        command(f"ip link set {far} netns {process.pid}")
+        command(f"{inside} ip addr add 10.78.9.2/24 dev {far}")
+        command(f"{inside} ip link set {far} up")
+        command(f"ip addr add 10.78.9.1/24 dev {near}")
+        process.stdin.write("\n")
+        process.stdin.flush()
+        assert process.stdout.readline() == "listening\n"
+        token = b"sixteen bytes it is"
+        alive = probe_tcp("10.78.9.2", 28099, token=token, device=near)
+        assert (alive.answer, alive.answered) == (Answer.OK, 5), alive
+        assert probe_tcp("10.78.9.2", 28098, token=token, device=near).answer is Answer.REFUSED
+        # Its link is watched too, although it is in another namespace than ours.
+        watch.follow([process.pid])
+        command(f"{inside} ip link set {far} down")
+        until(lambda: any(change.name == far and not change.up for change in watch.news().changes))
+        dead = probe_tcp("10.78.9.2", 28099, token=token, device=near, timeout_s=1)
+        assert dead.answer in (Answer.TIMEOUT, Answer.NO_ROUTE), dead
+        assert dead.answer.path_is_alive is False
+    finally:
+        process.kill()
+        process.communicate()
