@@ -54,7 +54,7 @@ MAX_COPY_SHARE = 0.05
 _UNKNOWN = (1 << 64) - 1
 _ROOTED = frozenset({events.Function.BROADCAST, events.Function.BCAST, events.Function.REDUCE, events.Function.GATHER,
                      events.Function.SCATTER})  # fmt: skip
-_STEP_STATES = {
+_STEP_STATES: dict[int, str] = {
     layout.StepState.BEGUN: "begun",
     layout.StepState.SEND_GPU_WAIT: "the GPU has not produced the data",
     layout.StepState.SEND_PEER_WAIT: "the receiver has given no buffer",
@@ -63,7 +63,7 @@ _STEP_STATES = {
     layout.StepState.RECV_FLUSH_WAIT: "arrived, the flush to GPU memory runs",
     layout.StepState.RECV_GPU_WAIT: "the GPU has not consumed the data",
 }
-_WORD_PROBLEMS = {
+_WORD_PROBLEMS: dict[int, str] = {
     layout.WordStatus.NONE: "not read yet",
     layout.WordStatus.MALFORMED: "the request was refused as malformed",
     layout.WordStatus.NOT_HELD: "NCCL has dropped the connection",
@@ -191,7 +191,7 @@ def _transfers(frame: NDArray[Any]) -> Iterable[UnfinishedTransfer]:
             changed_ns=_count(record["changed_ns"]),
             operation=_count(record["ordinal"]) or None,
             owner_pid=int(record["owner_pid"]),
-            waits=tuple(StepWait(step, _STEP_STATES[layout.StepState(state)], since) for step, state, since in waits),
+            waits=tuple(StepWait(step, _STEP_STATES[state], since) for step, state, since in waits),
         )
 
 
@@ -199,7 +199,7 @@ def _counters(frame: NDArray[Any], image_ns: int, asked: Sequence[CounterPlace])
     for place, word in zip(asked, frame["words"], strict=False):
         status = int(word["status"])
         own = int(word["address"]) == place.address
-        problem = "" if own and status == layout.WordStatus.OK else _WORD_PROBLEMS.get(layout.WordStatus(status), "")
+        problem = "" if own and status == layout.WordStatus.OK else _WORD_PROBLEMS.get(status, "in a state not known")
         if not own:
             problem = "another reader asks for other words"
         # A copy that is under way leaves the value of the one before standing.
