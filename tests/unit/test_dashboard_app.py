@@ -169,7 +169,7 @@ def test_what_cannot_be_saved_is_a_line_and_the_dashboard_goes_on() -> None:
 EVIL = "[bold red]x[/] \x1b[2J\x1b]0;owned\x07\r\u202e[link=http://x]"
 
 
-@pytest.mark.parametrize("keys", [(), ("enter",), ("enter", "enter"), ("v",), ("3",), ("4",), ("5",)])
+@pytest.mark.parametrize("keys", [(), ("enter",), ("enter", "enter"), ("v",), ("3",), ("4",), ("7",), ("8",)])
 def test_text_of_a_target_is_neither_markup_nor_control(keys: tuple[str, ...]) -> None:
     good = view(4, STOPPED)
     frame = good.frame

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 
 import pytest
 
-from ncclwatch.dashboard.view import View
+from ncclwatch.dashboard.view import FlowRow, NicRow, View
+from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NicRecord, StepRate
+from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import VerdictClass
 from unit.screens import check_golden, screen
 from unit.views import view
@@ -45,7 +48,9 @@ def test_what_is_missing_is_said(name: str, shown: View) -> None:
 
 
 @pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize(("name", "key"), [("grid", "2"), ("communicators", "3"), ("operations", "4"), ("log", "5")])
+@pytest.mark.parametrize(
+    ("name", "key"), [("grid", "2"), ("communicators", "3"), ("operations", "4"), ("delays", "7"), ("log", "8")]
+)
 def test_the_other_views(name: str, key: str, size: tuple[int, int]) -> None:
     check_golden(f"{name}-{size[0]}x{size[1]}", screen([view(64, VerdictClass.HARDWARE)], size, key))
 
@@ -73,3 +78,34 @@ def test_nothing_is_wider_or_higher_than_the_terminal() -> None:
         shown = screen([view(512, VerdictClass.STOPPED, lost=10**9)], (columns, lines)).splitlines()
         assert len(shown) <= lines
         assert max(map(len, shown)) <= columns
+
+
+def test_flows_and_nics() -> None:
+    shown = with_network(view(8))
+    check_golden("flows-120x40", screen([shown], (120, 40), "5"))
+    check_golden("nics-120x40", screen([shown], (120, 40), "6"))
+    check_golden("nics-80x24", screen([shown], (80, 24), "6"))
+
+
+def with_network(base: View) -> View:
+    nics = tuple(
+        NicRow(
+            NicRecord("node000", f"mlx5_{i}:1", "rdma", up=i != 2, state="ACTIVE" if i != 2 else "DOWN", rate_gbps=400.0,
+                      receive_rate=2.1e10 if i != 2 else 0.0, send_rate=2.2e10 if i != 2 else 0.0,
+                      errors={"symbol_error": 12} if i == 3 else {}, used_by=(i, i + 4)),
+            tuple(float((j * (i + 1)) % 7) for j in range(30)),
+        )
+        for i in range(4)
+    )  # fmt: skip
+    flows = tuple(
+        FlowRow(
+            "node000",
+            FlowRecord(1000 + i, FlowKind.RDMA, "IB", f"mlx5_{i % 4}", 1, FlowState.STALLED if i == 2 else FlowState.ACTIVE,
+                       "3 requests in flight, no completion for 812 ms" if i == 2 else "", global_rank=i, rank=i, channel=0,
+                       peer=(i + 1) % 8, direction=Direction.SEND, bandwidth=2.3e10 if i != 2 else None,
+                       steps=StepRate(96, 512.0, 9, 10, 10.0), retries=i),
+            tuple(float((j + i) % 5) for j in range(20)),
+        )
+        for i in range(8)
+    )  # fmt: skip
+    return View(replace(base.frame, nics=nics, flows=flows))

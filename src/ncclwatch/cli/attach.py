@@ -7,13 +7,24 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Protocol
 
 import typer
 
 from ncclwatch.cli import options
 from ncclwatch.cli.asking import AskFileOption, Bell
-from ncclwatch.cli.options import HANG_FLOOR_S, AllOption, ExitCodeOption, FixedOption, HangAfterOption, JsonOption, PidOption
+from ncclwatch.cli.options import (
+    HANG_FLOOR_S,
+    AllOption,
+    ExitCodeOption,
+    FixedOption,
+    HangAfterOption,
+    JsonOption,
+    MetricsOption,
+    PidOption,
+)
 from ncclwatch.errors import ExitStatus, UsageError
 from ncclwatch.text import clean
 
@@ -59,6 +70,7 @@ def attach(
         ),
     ] = None,
     ask_file: AskFileOption = None,
+    metrics: MetricsOption = None,
 ) -> int:
     """Watch NCCL processes live: operation, rate and steps of every rank, and a verdict when one holds the others up."""
     named, stray = options.split_words(pid, words)
@@ -84,32 +96,47 @@ def attach(
     )
     try:
         session.start(chosen, calls=probes)
-        if not as_json and not plain and is_screen():
-            from ncclwatch.cli.live_dashboard import show_dashboard
+        with serving(metrics) as also:
+            if not as_json and not plain and is_screen():
+                from ncclwatch.cli.live_dashboard import show_dashboard
 
-            show_dashboard(session, duration)
-        else:
-            watch(session, surface_of(as_json=as_json, calls=calls), duration)
+                show_dashboard(session, duration, also)
+            else:
+                watch(session, surface_of(as_json=as_json, calls=calls), duration, also)
     finally:
         session.close()
     return ExitStatus.VERDICT if exit_code and verdict_stands(session.verdict) else ExitStatus.OK
 
 
-def watch(session: Steps, surface: Surface, duration: float | None) -> None:
-    """Run a started session to its end."""
+def watch(session: Steps, surface: Surface, duration: float | None, also: Sequence[Surface] = ()) -> None:
+    """Run a started session to its end; ``also`` are told everything before ``surface`` is."""
     until = None if duration is None else time.monotonic() + duration
-    surface.attached(session)
+    for each in (*also, surface):
+        each.attached(session)
     reason = ""
     try:
         while not reason:
             update = session.step(until=until)
-            surface.update(session, update)
+            for each in (*also, surface):
+                each.update(session, update)
             reason = update.finished
     except Exception as error:
         reason = f"ended by an error ({type(error).__name__})"
         raise
     finally:
         surface.end(session, reason)
+
+
+@contextmanager
+def serving(address: str | None) -> Iterator[Sequence[Surface]]:
+    """The surfaces besides the one that is looked at: metrics where they were asked for."""
+    if address is None:
+        yield ()
+        return
+    from ncclwatch.cli.metrics import MetricsServer
+
+    with MetricsServer(address) as server:
+        yield (server,)
 
 
 def is_screen() -> bool:

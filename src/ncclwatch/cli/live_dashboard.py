@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import shutil
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ncclwatch.cli.attach import watch
+from ncclwatch.cli.attach import Surface, watch
+from ncclwatch.cli.live import LiveSession
 from ncclwatch.cli.output import emit
 from ncclwatch.dashboard.live import LiveSource
 from ncclwatch.errors import NcclwatchError
@@ -16,18 +18,60 @@ from ncclwatch.text import Style, clean, size, wrap
 
 if TYPE_CHECKING:
     from ncclwatch.cli.live import Session, Steps
+    from ncclwatch.store.recorder import Recorder
 
 
-def show_dashboard(session: Steps, duration: float | None) -> None:
+class Recording:
+    """The recording that a key begins and ends. It never ends the dashboard: what goes wrong is a word in its title."""
+
+    def __init__(self, session: LiveSession) -> None:
+        self._session = session
+        self._recorder: Recorder | None = None
+
+    def toggle(self) -> str:
+        """Begin, or end, and say so."""
+        from ncclwatch.store.recorder import Recorder
+
+        recorder, self._recorder = self._recorder, None
+        if recorder is not None:
+            self._session.taps.remove(recorder.put)
+            status = recorder.close()
+            lost = f", {status.dropped} looks NOT recorded" if status.dropped else ""
+            return f"recorded {recorder.path} ({size(status.written)}{lost}): see it with 'ncclwatch replay {recorder.path}'"
+        self._recorder = Recorder(Path(time.strftime("ncclwatch-%Y%m%d-%H%M%S.recording")), about={"command": "attach"})
+        self._session.taps.append(self._recorder.put)
+        return f"recording into {self._recorder.path}; R ends it"
+
+    def state(self) -> str:
+        """``REC`` while it goes on, with what is wrong."""
+        if self._recorder is None:
+            return ""
+        return f"REC: {self._recorder.status.problem}" if self._recorder.status.problem else "REC"
+
+    def close(self) -> None:
+        """End it if it is going on."""
+        if self._recorder is not None:
+            self.toggle()
+
+
+def show_dashboard(session: Steps, duration: float | None, also: Sequence[Surface] = ()) -> None:
     """Show a started session until it ends or the user leaves; then say on the ordinary screen what stands."""
     from ncclwatch.dashboard.app import Dashboard
 
-    source = LiveSource(session.stop, save=lambda: save_snapshot(session))
-    source.run(lambda: watch(session, source, duration))
+    recording = Recording(session) if isinstance(session, LiveSession) else None
+    source = LiveSource(
+        session.stop,
+        save=(lambda: save_snapshot(session)) if recording else None,
+        toggle_recording=recording.toggle if recording else None,
+        recording_state=recording.state if recording else None,
+    )
+    source.run(lambda: watch(session, source, duration, also))
     try:
         reason = Dashboard(source).run()
     finally:
         source.join()
+        if recording is not None:
+            recording.close()
     if source.error is not None:
         raise source.error
     last_words(session, source.finished or reason or "ended")

@@ -38,6 +38,13 @@ JobOption = Annotated[
     ),
 ]
 
+MetricsOption = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics", metavar="[ADDRESS]:PORT", help="Serve Prometheus metrics, on 127.0.0.1 unless an address is given."
+    ),
+]
+
 
 def pids(options: Sequence[str] | None) -> list[int]:
     """The pids of ``--pid`` options, each a number or a comma-separated list, in order and without repetition."""

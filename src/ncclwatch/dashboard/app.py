@@ -19,6 +19,7 @@ from textual.widgets import ContentSwitcher, Input
 from ncclwatch.dashboard import columns, text_pages
 from ncclwatch.dashboard.banner import banner
 from ncclwatch.dashboard.communicator_page import CommunicatorPage
+from ncclwatch.dashboard.delays import DelayMatrix
 from ncclwatch.dashboard.detail import DetailScreen
 from ncclwatch.dashboard.grid import RankGrid
 from ncclwatch.dashboard.history import History
@@ -34,6 +35,8 @@ from ncclwatch.model.identity import ProcessKey
 from ncclwatch.text import clean, duration, rate, size, width
 
 REDRAW_S = 0.5
+RECENT = 30
+"""Looks that the delay matrix adds up."""
 HINTS = ("Enter open", "v verdict", "q leave", "/ filter", "s sort", "Space pause", "[ ] back", "S save", "R record")
 ACTIVE_TAB = Style(bold=True, reverse=True)
 PAUSED = Style.parse("bold black on #f5c211")
@@ -68,13 +71,24 @@ def _show_grid(widget: Widget, view: View) -> None:
         widget.show(view)
 
 
+def _show_delays(widget: Widget, view: View) -> None:
+    if isinstance(widget, DelayMatrix):
+        widget.show(view)
+
+
 TABS = (
     Tab("Ranks", "ranks", _show_ranks),
     Tab("Grid", "grid", _show_grid, table=False),
     Tab("Communicators", "communicators", _table(lambda view: view.communicators)),
     Tab("Operations", "operations", _table(lambda view: view.operations)),
+    Tab("Flows", "flows", _table(lambda view: view.frame.flows or ())),
+    Tab("NICs", "nics", _table(lambda view: view.frame.nics or ())),
+    Tab("Delays", "delays", _show_delays, table=False),
     Tab("Log", "log", _table(lambda view: list(reversed(view.frame.log)))),
 )
+
+
+SHORT = {"Communicators": "Comms", "Operations": "Ops"}
 
 
 class TabLine(TextLines):
@@ -87,7 +101,7 @@ class TabLine(TextLines):
     def _spans(self, cells: int) -> list[tuple[int, str]]:
         names = [f" {i + 1} {tab.name} " for i, tab in enumerate(TABS)]
         if sum(map(len, names)) > cells:
-            names = [f" {i + 1} {tab.name[:4]} " for i, tab in enumerate(TABS)]
+            names = [f" {i + 1} {SHORT.get(tab.name, tab.name)} " for i, tab in enumerate(TABS)]
         return list(enumerate(names))
 
     def _names(self, cells: int) -> list[Line]:
@@ -144,7 +158,6 @@ class Dashboard(App[str]):
         self.history = history or History()
         self.past: int | None = None
         """Index of the view of the past that is shown; ``None`` shows what is newest."""
-        self.recording = ""
         self._said = ""
         self._stop_told = False
 
@@ -173,6 +186,21 @@ class Dashboard(App[str]):
                 empty="no operation is open on any rank",
                 id="operations",
             )
+            yield RowTable(
+                columns.FLOWS,
+                identity=lambda row: row.record,
+                style=columns.flow_style,
+                empty="no connection over a network was looked at: 'ncclwatch flows' looks at them",
+                id="flows",
+            )
+            yield RowTable(
+                columns.NICS,
+                identity=lambda row: (row.record.host, row.record.name),
+                style=columns.nic_style,
+                empty="no NIC was looked at",
+                id="nics",
+            )
+            yield DelayMatrix(self.recent, id="delays")
             yield RowTable(columns.LOG, identity=id, style=columns.log_style, empty="nothing has happened yet", id="log")
         yield Input(placeholder="words to look for", compact=True)
         yield TextLines(self._footer_lines, fixed=2, id="footer")
@@ -192,6 +220,11 @@ class Dashboard(App[str]):
         if self.past is None:
             return self.history.views[-1]
         return self.history.views[min(self.past, len(self.history.views) - 1)]
+
+    def recent(self) -> list[View]:
+        """The views of the last seconds up to the one that is shown, for what is added up over time."""
+        last = len(self.history.views) if self.past is None else self.past + 1
+        return self.history.views[max(last - RECENT, 0) : last]
 
     def redraw(self) -> None:
         """Take what came and draw what changed."""
@@ -240,8 +273,8 @@ class Dashboard(App[str]):
             versions = ", ".join(view.versions[:2]) or "?"
             left.append((f"  {where}  {count} rank{'s' if count != 1 else ''}  NCCL {versions}", Style()))
         right: list[tuple[str, Style]] = []
-        if self.recording:
-            right += [(" REC ", Style.parse("bold white on #c01c28")), (" ", Style())]
+        if self.source.recording:
+            right += [(f" {clean(self.source.recording, 60)} ", Style.parse("bold white on #c01c28")), (" ", Style())]
         if view is not None:
             now = self.history.views[-1].frame.time
             if self.past is not None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from ncclwatch.collect.batch import Change, Overhead, PlaneState
 from ncclwatch.collect.windows import RankWindow
-from ncclwatch.dashboard.view import Cost, Frame, LogEntry, Plane, View
+from ncclwatch.dashboard.view import Cost, FlowRow, Frame, LogEntry, NicRow, Plane, View
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from ncclwatch.engine.session import Update
 
 MAX_LOG = 1000
+MAX_FLOWS = 2048
+"""Flows shown at most: those in trouble are kept."""
+SPARK = 40
+"""Looks a sparkline remembers."""
 
 
 class Told(Protocol):
@@ -53,6 +57,9 @@ class ViewBuilder:
     def __init__(self) -> None:
         self.log: deque[LogEntry] = deque(maxlen=MAX_LOG)
         self._number = 0
+        self._nics: dict[tuple[str, str], NicRow] | None = None
+        self._flows: dict[object, FlowRow] | None = None
+        self._time = 0.0
         self._shown_log: tuple[LogEntry, ...] = ()
 
     def tell(self, time: float, kind: str, text: str) -> None:
@@ -65,7 +72,9 @@ class ViewBuilder:
 
     def feed(self, session: Told, update: Update, time: float) -> View | None:
         """Take an update; ``time`` is seconds since the epoch. A view comes back when memory was looked at."""
+        self._time = time
         self._log(update, time)
+        self._network(update)
         return None if update.windows is None else self._view(session, time)
 
     def _log(self, update: Update, time: float) -> None:
@@ -83,6 +92,35 @@ class ViewBuilder:
         for verdict in update.told:
             self.tell(time, "verdict", verdict.summary)
 
+    def _network(self, update: Update) -> None:
+        for link in update.links:
+            self.tell(link.wall_ns / 1e9, "link", f"{link.host}: {link.name} is {'up' if link.up else 'DOWN'} ({link.detail})")
+        for line in update.kernel:
+            self.tell(self._time, "kernel", f"{line.host}: {line.text}")
+        if update.nics:
+            self._nics = self._nics or {}
+            for nic in update.nics:
+                known = self._nics.get((nic.host, nic.name))
+                both = [rate for rate in (nic.receive_rate, nic.send_rate) if rate is not None]
+                rates = (*(known.rates if known else ()), sum(both) if both else None)[-SPARK:]
+                self._nics[nic.host, nic.name] = NicRow(nic, rates)
+        if update.flows:
+            before, self._flows = self._flows or {}, {}
+            for flow in sorted(update.flows, key=lambda flow: not flow.state.is_trouble)[:MAX_FLOWS]:
+                key = (
+                    flow.pid,
+                    flow.comm_hash,
+                    flow.rank,
+                    flow.channel,
+                    flow.peer,
+                    flow.direction,
+                    flow.connection_index,
+                    flow.role,
+                )
+                now = flow.bandwidth if flow.bandwidth is not None else flow.steps.per_second if flow.steps else None
+                known_flow = before.get(key)
+                self._flows[key] = FlowRow("", flow, (*(known_flow.rates if known_flow else ()), now)[-SPARK:])
+
     def _view(self, session: Told, time: float) -> View:
         if len(self.log) != len(self._shown_log) or (self.log and self.log[-1] is not self._shown_log[-1]):
             self._shown_log = tuple(self.log)
@@ -99,5 +137,8 @@ class ViewBuilder:
                 lost=session.lost,
                 cost=Cost(spent.hits_per_s, spent.probe_share, spent.own_share, spent.rss_bytes) if spent else Cost(),
                 log=self._shown_log,
+                nics=None if self._nics is None else tuple(self._nics.values()),
+                flows=None if self._flows is None else tuple(self._flows.values()),
+                roles=getattr(session, "roles", {}),
             )
         )

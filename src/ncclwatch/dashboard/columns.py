@@ -9,10 +9,11 @@ from rich.style import Style
 
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.dashboard import rows
+from ncclwatch.dashboard.history import spark
 from ncclwatch.dashboard.states import BY_LETTER, URGENCY
 from ncclwatch.dashboard.table import Column
-from ncclwatch.dashboard.view import CommunicatorRow, LogEntry, OperationRow, View
-from ncclwatch.text import clean, duration, rate, size
+from ncclwatch.dashboard.view import CommunicatorRow, FlowRow, LogEntry, NicRow, OperationRow, View
+from ncclwatch.text import clean, duration, ranges, rate, size
 
 PLAIN = Style()
 DIM = Style(dim=True)
@@ -161,6 +162,67 @@ OPERATIONS: list[Column[OperationRow]] = [
     Column("STEPS DONE", 14, _progress, lambda r: r.least_done, right=True),
 ]
 
+NIC_CELLS, FLOW_CELLS = 24, 16
+
+
+def _per_second(nbytes: float | None) -> str:
+    return "-" if nbytes is None else f"{size(nbytes)}/s"
+
+
+NICS: list[Column[NicRow]] = [
+    Column("NIC", 14, lambda r: r.record.name, lambda r: r.record.name),
+    Column("HOST", 8, lambda r: r.record.host, lambda r: r.record.host, flexible=True),
+    Column("STATE", 8, lambda r: r.record.state if r.record.up else "DOWN", lambda r: r.record.up),
+    Column("GBIT/S", 6, lambda r: "-" if r.record.rate_gbps is None else f"{r.record.rate_gbps:g}", right=True),
+    Column("RECEIVES", 10, lambda r: _per_second(r.record.receive_rate), lambda r: r.record.receive_rate, right=True),
+    Column("SENDS", 10, lambda r: _per_second(r.record.send_rate), lambda r: r.record.send_rate, right=True),
+    Column("THROUGHPUT", NIC_CELLS, lambda r: spark(r.rates, NIC_CELLS), from_width=100),
+    Column("ERRORS", 8, lambda r: ", ".join(f"{k} {v}" for k, v in r.record.errors.items()) or "-", flexible=True),
+    Column("RANKS", 6, lambda r: ranges(r.record.used_by) or "-", from_width=90),
+]
+
+
+def nic_style(row: NicRow) -> Style:
+    """What is down or errs stands out."""
+    return ROW_STYLES["T"] if not row.record.up else ROW_STYLES["s"] if row.record.errors else PLAIN
+
+
+def _flow_rate(row: FlowRow) -> str:
+    record = row.record
+    if record.bandwidth is not None:
+        return _per_second(record.bandwidth)
+    return f"{rate(record.steps.per_second)} st/s" if record.steps else "-"
+
+
+FLOWS: list[Column[FlowRow]] = [
+    Column(
+        "RANK",
+        5,
+        lambda r: "?" if r.record.global_rank is None else str(r.record.global_rank),
+        lambda r: r.record.global_rank,
+        right=True,
+    ),
+    Column("WAY", 4, lambda r: str(r.record.direction or "?"), lambda r: str(r.record.direction)),
+    Column("PEER", 5, lambda r: "?" if r.record.peer is None else str(r.record.peer), lambda r: r.record.peer, right=True),
+    Column("CH", 3, lambda r: "-" if r.record.channel is None else str(r.record.channel), lambda r: r.record.channel, right=True),
+    Column("OVER", 7, lambda r: r.record.network or str(r.record.kind), lambda r: r.record.network),
+    Column("DEVICE", 9, lambda r: r.record.device or "-", lambda r: r.record.device),
+    Column("STATE", 8, lambda r: str(r.record.state), lambda r: not r.record.state.is_trouble),
+    Column("RATE", 11, _flow_rate, lambda r: r.record.bandwidth, right=True),
+    Column("THROUGHPUT", FLOW_CELLS, lambda r: spark(r.rates, FLOW_CELLS), from_width=90),
+    Column(
+        "RETRIES", 7, lambda r: "-" if r.record.retries is None else str(r.record.retries), lambda r: r.record.retries, right=True
+    ),
+    Column("WHY", 8, lambda r: r.record.reason, flexible=True),
+]
+
+
+def flow_style(row: FlowRow) -> Style:
+    """Trouble stands out; what is idle does not."""
+    state = row.record.state
+    return ROW_STYLES["T"] if state.is_trouble else DIM if state == "idle" else PLAIN
+
+
 LOG: list[Column[LogEntry]] = [
     Column("TIME", 8, lambda e: f"{datetime.fromtimestamp(e.time):%H:%M:%S}", lambda e: e.time),
     Column("WHAT", 8, lambda e: e.kind, lambda e: e.kind),
@@ -171,6 +233,8 @@ LOG_STYLES = {
     "verdict": Style.parse("bold #f66151"),
     "recovery": Style.parse("bold #33d17a"),
     "loss": Style.parse("#f5c211"),
+    "link": Style.parse("#ffa348"),
+    "kernel": Style.parse("#ffa348"),
 }
 
 

@@ -32,10 +32,12 @@ class LiveSource:
         *,
         save: Callable[[], str] | None = None,
         toggle_recording: Callable[[], str] | None = None,
+        recording_state: Callable[[], str] | None = None,
     ) -> None:
         self._stop = stop
         self._save = save
         self._toggle = toggle_recording
+        self._recording_state = recording_state
         self._mailbox = Mailbox()
         self._builder = ViewBuilder()
         self._finished = ""
@@ -97,6 +99,11 @@ class LiveSource:
     def stop(self) -> None:
         """Ask the session to end."""
         self._stop.set()
+
+    @property
+    def recording(self) -> str:
+        """How the session is being recorded."""
+        return self._recording_state() if self._recording_state is not None else ""
 
     def save(self) -> str:
         """Write a snapshot."""

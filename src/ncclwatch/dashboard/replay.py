@@ -95,6 +95,8 @@ class ReplaySource:
             if self._speed != speed:
                 until = time.monotonic() + (until - time.monotonic()) * speed / self._speed
 
+    recording = ""
+
     # --- source --------------------------------------------------------------------------------------------------------
 
     def take(self) -> list[View]:

@@ -29,6 +29,10 @@ class Source(Protocol):
     def finished(self) -> str:
         """Why no more views will come; empty while they may."""
 
+    @property
+    def recording(self) -> str:
+        """``REC`` while what comes is recorded, with what is wrong; else empty."""
+
     def stop(self) -> None:
         """End it; returns soon."""
 
@@ -80,6 +84,7 @@ class StillSource:
 
     def __init__(self, views: list[View], *, label: str = "LIVE", finished: str = "") -> None:
         self.label = label
+        self.recording = ""
         self._views = views
         self._finished = finished
 

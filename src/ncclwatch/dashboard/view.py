@@ -14,8 +14,10 @@ from functools import cached_property
 from ncclwatch.collect.windows import CurrentOperation, RankWindow
 from ncclwatch.dashboard.states import Accused, letter
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.network import FlowRecord, NicRecord
 from ncclwatch.model.state import Communicator, ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
+from ncclwatch.report.waits import Pair, pairs
 
 MAX_GRID = 1 << 17
 """Ranks in the grid at most; a target can claim any world size."""
@@ -50,6 +52,23 @@ class LogEntry:
 
 
 @dataclass(frozen=True, slots=True)
+class NicRow:
+    """A NIC, and its receive plus send rate (bytes a second) over the last looks, oldest first."""
+
+    record: NicRecord
+    rates: tuple[float | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FlowRow:
+    """A connection over a network, and its bytes (or, where those are not known, steps) a second over the last looks."""
+
+    host: str
+    record: FlowRecord
+    rates: tuple[float | None, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Frame:
     """What a session says at one look.
 
@@ -67,6 +86,10 @@ class Frame:
     lost: int = 0
     cost: Cost = field(default_factory=Cost)
     log: Sequence[LogEntry] = ()
+    nics: Sequence[NicRow] | None = None
+    flows: Sequence[FlowRow] | None = None
+    roles: Mapping[int, str] = field(default_factory=dict)
+    """What communicators are for (data, tensor, …), by hash, where that was inferred."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +221,7 @@ class View:
     @cached_property
     def _roles(self) -> dict[int, str]:
         named = [ref for v in self.frame.verdicts for ref in (v.communicator, *(c.communicator for c in v.culprits)) if ref]
-        roles = {int(ref.hash, 16): ref.role for ref in named if ref.role and _is_hex(ref.hash)}
+        roles = {int(ref.hash, 16): ref.role for ref in named if ref.role and _is_hex(ref.hash)} | dict(self.frame.roles)
         for sample in self.frame.samples.values():
             for communicator in sample.communicators:
                 if communicator.name:
@@ -234,6 +257,11 @@ class View:
                 )
             )
         return sorted(rows, key=lambda row: (-row.age_s, row.name, row.comm_hash))
+
+    @cached_property
+    def waits(self) -> set[Pair]:
+        """Who waits for whom at this look: (waiting, waited for)."""
+        return pairs(self.frame.samples, self.accused.victims)
 
     @cached_property
     def hosts(self) -> list[str]:

@@ -18,7 +18,7 @@ from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.model.events import EVENT_DTYPE, Flag
 from ncclwatch.model.identity import ProcessKey
-from ncclwatch.model.network import KernelLogLine, LinkChange, NicRecord
+from ncclwatch.model.network import FlowRecord, KernelLogLine, LinkChange, NicRecord
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
 
@@ -72,6 +72,8 @@ class Update:
     notes: list[str] = field(default_factory=list)
     nics: list[NicRecord] = field(default_factory=list)
     """NICs of the nodes that were looked at since the last update."""
+    flows: list[FlowRecord] = field(default_factory=list)
+    """Connections over a network that were looked at since the last update."""
     links: list[LinkChange] = field(default_factory=list)
     kernel: list[KernelLogLine] = field(default_factory=list)
     finished: str = ""
@@ -168,6 +170,7 @@ class DiagnosisSession:
         if batch.network is not None:
             self.network.feed(batch.host, batch.network, batch.wall_ns)
             self._pending.nics += batch.network.nics
+            self._pending.flows += batch.network.flows
             self._pending.links += batch.network.changes
             self._pending.kernel += batch.network.kernel
         return node

@@ -100,7 +100,7 @@ def gather(replay: Replay) -> Report | None:
         last=collected.last,
         timeline=collected.timeline,
         waits=matrix(collected.waits, ranks),
-        now_waiting=pairs(shown.frame.samples),
+        now_waiting=pairs(shown.frame.samples, focus.verdict.victims if focus else ()),
         log=list(builder.log)[-MAX_LOG:],
         planes=planes,
         lost=lost,
@@ -151,7 +151,7 @@ class _Collected:
         }
         self.timeline.append(TimelineLook(time, dict(zip(keys, view.letters, strict=True)), operations))
         if focus is None or stands:
-            self.waits.append(pairs(view.frame.samples))
+            self.waits.append(pairs(view.frame.samples, focus.verdict.victims if focus else ()))
         if len(self.timeline) > 2 * MAX_LOOKS:
             self.timeline = self.timeline[::2]
         if len(self.waits) > 2 * MAX_LOOKS:

@@ -1,8 +1,8 @@
 """A recording as a trace that ui.perfetto.dev and chrome://tracing open (the JSON trace event format).
 
-Processes are hosts, threads are ranks: what each was seen to do, by its state, with the operation inside it. One more process holds
-a thread for every communicator with the operations open in it, another the verdicts. Culprits are flagged in their names and by
-the category ``culprit``. Looks are a second apart: an edge lies between the two looks around it, and calls are exact.
+Processes are hosts, threads are ranks: what each was seen to do, by its state, with the operation inside it. One more process
+holds a thread for every communicator with the operations open in it, another the verdicts. Culprits are flagged in their names
+and by the category ``culprit``. Looks are a second apart: an edge lies between the two looks around it.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ def svg(width: float, height: float, parts: Iterable[str], label: str) -> str:
     """A drawing that fills the width it is given."""
     return (
         f'<svg viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{text(label)}" '
-        f'style="max-width:{width:g}px" xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
+        f'style="max-width:{width:g}px;min-width:min({width:g}px,600px)" xmlns="http://www.w3.org/2000/svg">{"".join(parts)}</svg>'
     )
 
 
@@ -72,7 +72,7 @@ def timeline(rows: Sequence[tuple[str, object]], looks: Sequence[TimelineLook], 
     for k in range(6):
         at_x = left + k / 5 * (width - left)
         since = begin + k / 5 * span - (event if event is not None else begin)
-        parts.append(_text(min(at_x, width - 20), bottom + 13, f"{since:+.0f} s", anchor="middle" if 0 < k < 5 else "start"))
+        parts.append(_text(at_x, bottom + 13, f"{since:+.0f} s", anchor="start" if k == 0 else "end" if k == 5 else "middle"))
     if event is not None and begin <= event <= end:
         x = left + (event - begin) / span * (width - left - step)
         parts.append(f'<line x1="{x:.2f}" x2="{x:.2f}" y1="12" y2="{bottom:.2f}" stroke="#241f31" stroke-width="1.5"/>')

@@ -8,7 +8,7 @@ says by itself; a verdict compares both ends. C4 (section 4.2) draws the same ma
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from ncclwatch.model.identity import ProcessKey
@@ -30,9 +30,13 @@ class WaitMatrix:
     looks: int
 
 
-def pairs(samples: Mapping[ProcessKey, ProcessSample]) -> set[Pair]:
-    """All waits of one look between ranks whose global ranks are known."""
-    return {pair for pair in _pairs(samples) if pair[0] != pair[1]}
+def pairs(samples: Mapping[ProcessKey, ProcessSample], victims: Collection[int] = ()) -> set[Pair]:
+    """All waits of one look between ranks whose global ranks are known.
+
+    ``victims`` are ranks that a verdict says are held up: of them an empty shared-memory ring connection is a wait too. Of others
+    it may only be idle.
+    """
+    return {pair for pair in _pairs(samples, victims) if pair[0] != pair[1]}
 
 
 def matrix(looks: Iterable[set[Pair]], ranks: Iterable[int]) -> WaitMatrix:
@@ -46,7 +50,7 @@ def matrix(looks: Iterable[set[Pair]], ranks: Iterable[int]) -> WaitMatrix:
     return WaitMatrix(tuple(sorted(set(ranks))), share, number)
 
 
-def _pairs(samples: Mapping[ProcessKey, ProcessSample]) -> Iterator[Pair]:
+def _pairs(samples: Mapping[ProcessKey, ProcessSample], victims: Collection[int]) -> Iterator[Pair]:
     places = _global_ranks(samples.values())
     for sample in samples.values():
         by_address = {c.address: c for c in sample.communicators}
@@ -60,7 +64,9 @@ def _pairs(samples: Mapping[ProcessKey, ProcessSample]) -> Iterator[Pair]:
                     yield from _resolve(places, communicator, sub.rank if sub.rank is not None else communicator.rank, sub.peer)
         for communicator in sample.communicators:
             for end in communicator.host_connections:
-                if host_waits(end):
+                if host_waits(end) or (
+                    _is_empty(communicator, end) and places.get((_group(communicator), communicator.rank)) in victims
+                ):
                     yield from _resolve(places, communicator, communicator.rank, end.peer)
 
 
@@ -80,6 +86,12 @@ def host_waits(end: HostConnection) -> bool:
     if end.head is None or end.tail is None:
         return False
     return end.direction is Direction.SEND and end.tail - end.head >= CONNECTION_STEPS
+
+
+def _is_empty(communicator: Communicator, end: HostConnection) -> bool:
+    """Whether everything that came from the rank before in the ring has been read."""
+    from_ring = any(ring.channel == end.channel and ring.prev == end.peer for ring in communicator.rings)
+    return end.direction is Direction.RECV and end.head is not None and end.head == end.tail and from_ring
 
 
 def _group(communicator: Communicator) -> tuple[int, int, int]:

@@ -1,0 +1,103 @@
+"""The delay matrix as a heat map: rows wait for columns; digits are tenths of the looks, so that it reads without colour."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
+from textual.widget import Widget
+
+from ncclwatch.dashboard.view import View
+from ncclwatch.report.waits import WaitMatrix, matrix
+
+MAX_LOOKS_OF_MANY = 5
+"""Looks added up where ranks are many: each costs time in proportion to ranks and channels."""
+MANY = 512
+LABEL = 6
+DIM = Style(dim=True)
+BOLD = Style(bold=True)
+HEAT = [Style.parse(f"{'black' if i < 6 else 'white'} on rgb({255 - 6 * i},{235 - 24 * i},{225 - 24 * i})") for i in range(10)]
+
+
+class DelayMatrix(Widget, can_focus=True):
+    """The matrix over the newest looks. Of more ranks than fit, blocks of neighbouring ranks are shown, the worst of each."""
+
+    DEFAULT_CSS = "DelayMatrix { height: 1fr; }"
+
+    def __init__(self, recent: Callable[[], Sequence[View]], *, id: str | None = None) -> None:
+        super().__init__(id=id)
+        self._recent = recent
+        self._matrix = WaitMatrix((), {}, 0)
+        self._lines: list[list[Segment]] = []
+
+    def show(self, view: View) -> None:
+        """Add the looks up again."""
+        looks = [look for look in self._recent() if look.frame.samples]
+        if len(view.frame.windows) > MANY:
+            looks = looks[-MAX_LOOKS_OF_MANY:]
+        ranks = [window.rank for window in view.frame.windows if window.rank is not None]
+        self._matrix = matrix([look.waits for look in looks], ranks)
+        self._draw()
+
+    def on_resize(self) -> None:
+        """Another size holds more or fewer ranks."""
+        self._draw()
+
+    def _draw(self) -> None:
+        lines = list(self._build(self.size.width or 80, max(self.size.height, 4)))
+        if lines != self._lines:
+            self._lines = lines
+            self.refresh()
+
+    def _build(self, width: int, height: int) -> list[list[Segment]]:
+        found = self._matrix
+        if not found.looks:
+            return [[Segment(" no look with a memory image is kept here", DIM)]]
+        title = [
+            Segment(" rows wait for columns", BOLD),
+            Segment(f"; a digit is tenths of the last {found.looks} looks, by each rank's own counters", DIM),
+        ]
+        if not found.share:
+            return [title, [Segment(" nobody was seen to wait for another through a network proxy or shared memory", DIM)]]
+        room_x, room_y = max((width - LABEL) // 2, 1), max(height - 3, 1)
+        count = len(found.ranks)
+        block = 1
+        while -(-count // block) > min(room_x, room_y):
+            block *= 2
+        size = -(-count // block)
+        place = {rank: i // block for i, rank in enumerate(found.ranks)}
+        worst: dict[tuple[int, int], float] = {}
+        for (waiter, other), share in found.share.items():
+            if waiter in place and other in place:
+                cell = (place[waiter], place[other])
+                worst[cell] = max(worst.get(cell, 0.0), share)
+        lines = [title, [Segment(" " * LABEL, DIM), Segment(self._heads(found, block, size), DIM)]]
+        for row in range(size):
+            segments = [Segment(f"{found.ranks[row * block]:>{LABEL - 1}} ", DIM)]
+            for column in range(size):
+                share = worst.get((row, column), 0.0)
+                if share:
+                    level = min(int(share * 9.999), 9)
+                    segments.append(Segment(f"{level} " if share < 0.995 else "# ", HEAT[level]))
+                else:
+                    segments.append(Segment("· ", DIM))
+            lines.append(segments)
+        if block > 1:
+            lines.append([Segment(f" a row or column is {block} ranks, the longest wait of them shown", DIM)])
+        return lines
+
+    @staticmethod
+    def _heads(found: WaitMatrix, block: int, size: int) -> str:
+        """Numbers of the first ranks of the columns, as many as find room."""
+        heads = ""
+        for column in range(size):
+            if len(heads) <= 2 * column:
+                heads = heads.ljust(2 * column) + f"{found.ranks[column * block]} "
+        return heads[: 2 * size + 4]
+
+    def render_line(self, y: int) -> Strip:
+        """One line."""
+        segments = self._lines[y] if y < len(self._lines) else []
+        return Strip(segments).adjust_cell_length(self.size.width).apply_style(self.rich_style)

@@ -1,0 +1,192 @@
+"""What a session says, as Prometheus metrics (text format 0.0.4). Names, units and labels: ``docs/metrics.md``."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ncclwatch import __version__
+from ncclwatch.dashboard.states import STATES, Accused
+from ncclwatch.dashboard.view import View
+from ncclwatch.model.verdict import Verdict, VerdictClass
+from ncclwatch.report.verdict_text import culprit_name
+from ncclwatch.text import clean
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+MAX_RANKS = 4096
+"""Ranks with metrics of their own; of more only the sums are told."""
+
+Labels = Mapping[str, object]
+
+
+@dataclass(slots=True)
+class Counts:
+    """What is counted over the life of a session."""
+
+    looks: int = 0
+    verdicts: Counter[str] = field(default_factory=Counter)
+    recoveries: Counter[str] = field(default_factory=Counter)
+
+    def told(self, verdicts: Iterable[Verdict]) -> None:
+        """Verdicts that began to stand."""
+        self.verdicts.update(verdict.verdict_class.value for verdict in verdicts)
+
+    def recovered(self, verdicts: Iterable[Verdict]) -> None:
+        """Verdicts that stand no longer."""
+        self.recoveries.update(verdict.verdict_class.value for verdict in verdicts)
+
+
+def metrics(view: View | None, counts: Counts) -> str:
+    """The whole page."""
+    return "".join(_page(view, counts))
+
+
+def _page(view: View | None, counts: Counts) -> Iterator[str]:
+    yield from _metric("ncclwatch_build_info", "gauge", "Version of ncclwatch.", [({"version": __version__}, 1)])
+    yield from _metric("ncclwatch_looks_total", "counter", "Looks at the memory of the processes.", [({}, counts.looks)])
+    accusing = [kind for kind in VerdictClass if kind.accuses]
+    yield from _metric(
+        "ncclwatch_verdicts_total", "counter", "Verdicts that began to stand, by class.",
+        [({"class": kind.value}, counts.verdicts[kind.value]) for kind in accusing],
+    )  # fmt: skip
+    yield from _metric(
+        "ncclwatch_recoveries_total", "counter", "Verdicts that ended because the job went on, by class.",
+        [({"class": kind.value}, counts.recoveries[kind.value]) for kind in accusing],
+    )  # fmt: skip
+    if view is None:
+        return
+    yield from _job(view)
+    yield from _verdicts(view)
+    yield from _ranks(view)
+    yield from _network(view)
+
+
+def _job(view: View) -> Iterator[str]:
+    frame = view.frame
+    yield from _metric(
+        "ncclwatch_last_look_timestamp_seconds",
+        "gauge",
+        "When memory was last looked at, seconds since the epoch.",
+        [({}, frame.time)],
+    )
+    census = view.census
+    yield from _metric(
+        "ncclwatch_ranks", "gauge", "Ranks by state.", [({"state": state.word}, census.get(state.letter, 0)) for state in STATES]
+    )
+    yield from _metric("ncclwatch_lost_records_total", "counter", "Call records lost.", [({}, frame.lost)])
+    planes = [({"plane": plane.name}, int(plane.running)) for plane in frame.planes]
+    yield from _metric("ncclwatch_plane_up", "gauge", "Whether a plane sees the job.", planes)
+    cost = frame.cost
+    for name, text, value in (
+        ("ncclwatch_agent_cpu_ratio", "Share of one core that ncclwatch itself uses.", cost.own_share),
+        ("ncclwatch_agent_resident_bytes", "Resident memory of ncclwatch.", cost.rss_bytes),
+        ("ncclwatch_probe_hits_per_second", "Probe hits in the watched processes.", cost.hits_per_s),
+        (
+            "ncclwatch_probe_cpu_ratio",
+            "Estimated time of probes in the watched processes, as a share of one core.",
+            cost.probe_share,
+        ),
+    ):
+        yield from _metric(name, "gauge", text, [({}, value)])
+
+
+def _verdicts(view: View) -> Iterator[str]:
+    standing = [verdict for verdict in view.frame.verdicts if verdict.verdict_class.accuses]
+    labelled = [
+        (
+            {
+                "class": verdict.verdict_class.value,
+                "id": verdict.id,
+                "culprits": "; ".join(culprit_name(culprit) for culprit in verdict.culprits[:8]),
+                "summary": clean(verdict.summary, 300),
+                "next_step": clean(verdict.next_steps[0], 300) if verdict.next_steps else "",
+            },
+            verdict,
+        )
+        for verdict in standing
+    ]
+    yield from _metric(
+        "ncclwatch_verdict",
+        "gauge",
+        "1 for every verdict that accuses somebody and stands.",
+        [(labels, 1) for labels, _ in labelled],
+    )
+    yield from _metric(
+        "ncclwatch_verdict_since_timestamp_seconds", "gauge", "Since when a verdict stands.",
+        [({"class": v.verdict_class.value, "id": v.id}, v.since) for v in standing],
+    )  # fmt: skip
+    yield from _metric(
+        "ncclwatch_verdict_confidence_ratio", "gauge", "How sure a verdict is.",
+        [({"class": v.verdict_class.value, "id": v.id}, v.confidence) for v in standing],
+    )  # fmt: skip
+    yield from _metric(
+        "ncclwatch_verdict_victims", "gauge", "Ranks that a verdict says wait.",
+        [({"class": v.verdict_class.value, "id": v.id}, len(set(v.victims))) for v in standing],
+    )  # fmt: skip
+
+
+def _ranks(view: View) -> Iterator[str]:
+    windows = view.frame.windows[:MAX_RANKS]
+    accused = Accused.by(view.frame.verdicts)
+    labels: list[Labels] = [
+        {
+            "rank": "" if w.rank is None else w.rank,
+            "host": clean(w.process.host, 64),
+            "pid": w.process.pid,
+            "gpu": "" if w.gpu is None else w.gpu,
+        }
+        for w in windows
+    ]
+    columns: tuple[tuple[str, str, list[float | None]], ...] = (
+        ("ncclwatch_rank_operations_per_second", "Operations a rank launches.", [w.operations_per_s for w in windows]),
+        ("ncclwatch_rank_bytes_per_second", "Algorithm bytes a rank launches.", [w.bytes_per_s for w in windows]),
+        ("ncclwatch_rank_steps_per_second", "Proxy steps a rank completes.", [w.steps_per_s for w in windows]),
+        ("ncclwatch_rank_still_seconds", "Since when no counter of NCCL has moved on a rank.", [w.still_s for w in windows]),
+        (
+            "ncclwatch_rank_operation_age_seconds",
+            "How long the oldest unfinished operation of a rank is open.",
+            [w.operation.age_s if w.operation else None for w in windows],
+        ),
+        (
+            "ncclwatch_rank_culprit",
+            "1 where a standing verdict names the rank.",
+            [float((w.process.host, w.process.pid) in accused.processes) for w in windows],
+        ),
+    )
+    for name, text, values in columns:
+        yield from _metric(name, "gauge", text, zip(labels, values, strict=True))
+
+
+def _network(view: View) -> Iterator[str]:
+    nics = [row.record for row in view.frame.nics or ()]
+    labels: list[Labels] = [{"host": clean(nic.host, 64), "nic": clean(nic.name, 64)} for nic in nics]
+    columns: Sequence[tuple[str, str, list[float | None]]] = (
+        ("ncclwatch_nic_up", "Whether a NIC can carry traffic.", [float(nic.up) for nic in nics]),
+        ("ncclwatch_nic_receive_bytes_per_second", "Bytes a NIC receives.", [nic.receive_rate for nic in nics]),
+        ("ncclwatch_nic_send_bytes_per_second", "Bytes a NIC sends.", [nic.send_rate for nic in nics]),
+        ("ncclwatch_nic_errors", "Errors and signs of loss since watching began.", [float(sum(n.errors.values())) for n in nics]),
+    )
+    for name, text, values in columns:
+        yield from _metric(name, "gauge", text, zip(labels, values, strict=True))
+
+
+def _metric(name: str, kind: str, text: str, samples: Iterable[tuple[Labels, float | None]]) -> Iterator[str]:
+    """One metric with its samples; a value that is not known is left out, and a metric without values too."""
+    begun = False
+    for labels, value in samples:
+        if value is None:
+            continue
+        if not begun:
+            begun = True
+            yield f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
+        inner = ",".join(f'{key}="{_escape(str(item))}"' for key, item in labels.items())
+        yield f"{name}{f'{{{inner}}}' if inner else ''} {_number(value)}\n"
+
+
+def _escape(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    return str(int(value)) if float(value).is_integer() and abs(value) < 1e15 else repr(float(value))
