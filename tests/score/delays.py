@@ -19,7 +19,7 @@ from ncclwatch.simulate.vector import StageState, VectorExecutor
 
 @dataclass(frozen=True, slots=True)
 class Delay:
-    """One delay: in the ``occurrence``-th piece of compute of that kind of ``rank``, or in a message from ``rank`` to ``peer``."""
+    """One delay: in the ``occurrence``-th piece of compute of that kind of a rank, or in a message from it to ``peer``."""
 
     iteration: int
     rank: int

@@ -1,4 +1,4 @@
-"""VenusTrace's experiment (5.1, 5.2, Fig. 13-14) on SIMULATED records: delays of 50 ms to 30 s at random places of a training job;
+"""VenusTrace's experiment (5.1, 5.2, Fig. 13-14), SIMULATED: delays of 50 ms to 30 s at random places of a training job;
 is the iteration found slow, and the rank and stage named? `python -m score.venus [--cases N] [--thresholds]`, with ``tests`` on
 the path.
 
