@@ -67,10 +67,10 @@ def test_verbs_abi_matches_the_header(tmp_path: Path) -> None:
 @needs_gcc
 @needs_verbs
 def test_kernel_programs_use_the_same_abi(tmp_path: Path) -> None:
-    """The #defines and structures of verbs.bpf.c."""
-    source = (PROBES / "verbs.bpf.c").read_text()
+    """The #defines and structures of verbs_abi.h."""
+    source = (PROBES / "verbs_abi.h").read_text()
     defines = "\n".join(line for line in source.splitlines() if line.startswith("#define ") and "(" not in line.split("/*")[0])
-    structures = source[source.index("struct send_wr {") : source.index("struct created_qp {")]
+    structures = source[source.index("struct send_wr {") : source.rindex("#endif")]
     wanted = {
         "QP_CONTEXT": "offsetof(struct ibv_qp, context)",
         "QP_SEND_CQ": "offsetof(struct ibv_qp, send_cq)",

@@ -11,11 +11,14 @@ import base64
 import ctypes
 import json
 import os
+import re
 import sys
 from pathlib import Path
 from typing import Any
 
 FORMAT = "ncclwatch.bpf-image/1"
+
+_PART = re.compile(r'#include "([\w-]+\.bpf\.h)"')
 
 
 def main() -> int:
@@ -39,12 +42,19 @@ def _compile(source: Path, folder: Path) -> dict[str, Any]:
     if not hasattr(bcc, "BPF"):
         return _failure("the installed module bcc is PyPI's, an unrelated package")
     try:
-        module = bcc.BPF(src_file=str(source), cflags=[f"-I{folder}"])
+        module = bcc.BPF(text=flatten(source), cflags=[f"-I{folder}"])
     except Exception as error:
         # BCC raises bare Exception for everything; clang's words are already on standard error.
         hint = "run as root" if os.geteuid() else "see ncclwatch doctor"
         return {"error": f"BCC cannot compile {source.name}: {error}", "hint": hint}
     return _image(module, bcc.lib)
+
+
+def flatten(source: Path) -> str:
+    """A source with its parts (``#include "….bpf.h"``, one level) in place: BCC rewrites map accesses in the main file only."""
+    lines = source.read_text("utf-8").splitlines(keepends=True)
+    parts = ((line, _PART.match(line)) for line in lines)
+    return "".join((source.parent / found[1]).read_text("utf-8") if found else line for line, found in parts)
 
 
 def _failure(reason: str) -> dict[str, Any]:
