@@ -116,7 +116,7 @@ def test_first_operations_get_a_longer_floor_but_no_immunity() -> None:
         if live.update(young).verdict_class.accuses:
             accused = number
             break
-    assert accused is not None and 15 <= accused <= 17
+    assert accused is not None and 10 <= accused <= 12
 
 
 def test_a_young_communicator_beside_an_old_one_is_no_reason_to_wait_longer() -> None:

@@ -24,10 +24,10 @@ EXPECTATION_FACTOR = 2.0
 """An operation that was seen to stand still and go on is given this many times its longest standstill of late."""
 
 LONGEST_PATIENCE_S = 600.0
-CAREFUL_FACTOR = 3.0
+CAREFUL_FACTOR = 2.0
 """The first operations of a communicator and barriers are given this many floors: never immunity."""
 
-YOUNG_OPERATIONS = 5
+YOUNG_OPERATIONS = 3
 """A communicator that has launched fewer has just begun: kernels load, buffers are made, caches are cold."""
 
 BARRIER_ELEMENTS = 4
