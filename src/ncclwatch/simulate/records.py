@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
-from ncclwatch.model.state import ProcessSample
+from ncclwatch.model.state import PeerInfo, ProcessSample
 from ncclwatch.simulate.layout import groups, node_of
 from ncclwatch.simulate.observe import HOST_PREFIX, Cast
 from ncclwatch.simulate.state_plane import StateReader
@@ -268,9 +268,14 @@ class Observer:
 
 
 def encode(records: RecordSet) -> bytes:
-    """The records as bytes: a length, a JSON document of the samples, and the arrays as NumPy writes them (no pickle)."""
+    """The records as bytes: a length, a JSON document of the samples, and the arrays as NumPy writes them (no pickle).
+
+    Lists of peers, which all ranks of a communicator have alike, are written once and named by number.
+    """
+    peers = _Peers()
     document = {
-        "samples": [[_plain(s) for s in series] for series in records.samples],
+        "samples": [[_plain(s, peers) for s in series] for series in records.samples],
+        "peers": peers.lists,
         "hosts": [sorted(records.calls), sorted(records.timings)],
         "lost": records.lost,
         "planes": list(records.planes),
@@ -292,17 +297,35 @@ def decode(data: bytes) -> RecordSet:
     rest = io.BytesIO(data[8 + size :])
     calls = {host: np.load(rest, allow_pickle=False) for host in document["hosts"][0]}
     timings = {host: np.load(rest, allow_pickle=False) for host in document["hosts"][1]}
-    samples = [[_typed(ProcessSample, s) for s in series] for series in document["samples"]]
+    peers = [_typed(tuple[PeerInfo, ...], values, ()) for values in document["peers"]]
+    samples = [[_typed(ProcessSample, s, peers) for s in series] for series in document["samples"]]
     return RecordSet(samples, calls, timings, document["lost"], tuple(document["planes"]))
 
 
-def _plain(value: Any) -> Any:
+class _Peers:
+    """Lists of peers met so far, each once."""
+
+    def __init__(self) -> None:
+        self.lists: list[list[Any]] = []
+        self._numbers: dict[int, tuple[int, tuple[Any, ...]]] = {}
+
+    def number(self, peers: tuple[Any, ...]) -> int:
+        """The list's number; the tuple itself is kept, so that its identity stays its own."""
+        if id(peers) not in self._numbers:
+            self._numbers[id(peers)] = (len(self.lists), peers)
+            self.lists.append([_plain(peer, self) for peer in peers])
+        return self._numbers[id(peers)][0]
+
+
+def _plain(value: Any, peers: _Peers) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [_plain(getattr(value, f.name)) for f in dataclasses.fields(value)]
+        return [_plain(getattr(value, f.name), peers) for f in dataclasses.fields(value)]
     if isinstance(value, tuple):
-        return [_plain(v) for v in value]
+        if value and isinstance(value[0], PeerInfo):
+            return peers.number(value)
+        return [_plain(v, peers) for v in value]
     if isinstance(value, dict):
-        return {k: _plain(v) for k, v in value.items()}
+        return {k: _plain(v, peers) for k, v in value.items()}
     if isinstance(value, Enum):
         return value.value
     return value
@@ -314,21 +337,23 @@ def _hints(cls: type) -> tuple[Any, ...]:
     return tuple(hints[f.name] for f in dataclasses.fields(cls))
 
 
-def _typed(hint: Any, value: Any) -> Any:
+def _typed(hint: Any, value: Any, peers: Sequence[tuple[PeerInfo, ...]]) -> Any:
     origin = typing.get_origin(hint)
     if value is None:
         return None
     if origin is tuple:
         kinds = typing.get_args(hint)
+        if isinstance(value, int):
+            return peers[value]
         if len(kinds) == 2 and kinds[1] is Ellipsis:
-            return tuple(_typed(kinds[0], v) for v in value)
-        return tuple(_typed(k, v) for k, v in zip(kinds, value, strict=True))
+            return tuple(_typed(kinds[0], v, peers) for v in value)
+        return tuple(_typed(k, v, peers) for k, v in zip(kinds, value, strict=True))
     if origin is dict:
         return dict(value)
     if origin is not None:  # X | None
-        return _typed(next(a for a in typing.get_args(hint) if a is not type(None)), value)
+        return _typed(next(a for a in typing.get_args(hint) if a is not type(None)), value, peers)
     if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return hint(*(_typed(h, v) for h, v in zip(_hints(hint), value, strict=True)))
+        return hint(*(_typed(h, v, peers) for h, v in zip(_hints(hint), value, strict=True)))
     if isinstance(hint, type) and issubclass(hint, Enum):
         return hint(value)
     return value
