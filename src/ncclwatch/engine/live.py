@@ -112,7 +112,7 @@ class LiveDiagnosis:
             self.answers += sorted((self._named(job, verdict) for job, verdict in at_once), key=severity)
         self.slow.forget(present)
         self.verdicts = sorted((self._named(job, self.slow.judge(job, verdict)) for job, verdict in judged), key=severity)
-        self.patience.end_round(self._interval_s())
+        self.patience.end_round()
         return self._stand(self.verdicts[0] if self.verdicts else NOTHING_OBSERVED)
 
     def ask(self) -> None:
@@ -136,11 +136,6 @@ class LiveDiagnosis:
         self.ledger.forget_process(info.host, info.pid)
         self._calls_seen.pop(process, None)
         self._totals = {place: known for place, known in self._totals.items() if place[0] != process}
-
-    def _interval_s(self) -> float:
-        """Time between the last two looks."""
-        times = [series.samples[-2:] for series in self._series.values() if len(series.samples) > 1]
-        return min(((b.time_ns - a.time_ns) / 1e9 for a, b in times), default=0.0)
 
     def _note_totals(self, sample: ProcessSample) -> None:
         """Remember how far NCCL's own count of collectives runs ahead of the ledger's.

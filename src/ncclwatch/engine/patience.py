@@ -85,11 +85,11 @@ class Patience:
         for kind in [kind for kind in self._pending if kind.group in job.groups]:
             del self._pending[kind]
 
-    def end_round(self, interval_s: float) -> None:
+    def end_round(self) -> None:
         """All jobs were looked at: whatever stood still in the round before and was not met in this one has gone on."""
         for kind in [kind for kind in self._pending if kind not in self._seen]:
-            # It went on at some moment of the interval.
-            lasted = self._pending.pop(kind) + interval_s
+            # It went on at some moment after the last look: the factor allows for that.
+            lasted = self._pending.pop(kind)
             if len(self._learned) < MAX_KINDS or kind in self._learned:
                 self._learned.setdefault(kind, deque(maxlen=REMEMBERED)).append(lasted)
         self._seen.clear()
