@@ -19,7 +19,7 @@
 #include "shim.h"
 
 #define MAX_GPUS 16
-#define IDLE_NS 250000000u
+#define IDLE_NS 100000000u
 #define TIMED_NS 20000000u /* while operations are timed by events */
 #define SHORTEST_NS 1000000u
 #define LONGEST_NS 1000000000u

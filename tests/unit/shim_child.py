@@ -132,7 +132,12 @@ class Plugin:
 
 def hammer(plugin: Plugin, context: int, threads: int, rounds: int) -> int:
     """Several threads at once on one communicator."""
-    work = [threading.Thread(target=lambda: [plugin.whole(context, n) for n in range(rounds)]) for _ in range(threads)]
+
+    def work_through() -> None:
+        for number in range(rounds):
+            plugin.whole(context, number)
+
+    work = [threading.Thread(target=work_through) for _ in range(threads)]
     for thread in work:
         thread.start()
     for thread in work:

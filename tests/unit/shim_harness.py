@@ -41,7 +41,7 @@ def build_driver() -> Path:
     if not target.exists() or target.stat().st_mtime < source.stat().st_mtime:
         target.parent.mkdir(parents=True, exist_ok=True)
         new = target.with_name(f"libcuda.{os.getpid()}")
-        command = ["gcc", "-O2", "-fPIC", "-shared", source, "-o", new, "-Wl,-soname,libcuda.so.1", "-lpthread", "-ldl"]
+        command = ["gcc", "-O2", "-fPIC", "-shared", str(source), "-o", str(new), "-Wl,-soname,libcuda.so.1", "-lpthread", "-ldl"]
         subprocess.run(command, check=True, timeout=60)
         new.replace(target)
     return target

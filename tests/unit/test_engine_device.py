@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -71,7 +72,7 @@ def test_without_the_shim_nobody_is_accused_and_the_gap_is_named() -> None:
 
 
 @pytest.mark.parametrize("change", [{"stale": True}, {"problem": "the copy has not come back"}])
-def test_counters_that_are_not_of_now_prove_nothing(change: dict[str, object]) -> None:
+def test_counters_that_are_not_of_now_prove_nothing(change: dict[str, Any]) -> None:
     verdict = diagnose(looks(nvlink_ring(**change)))
     assert not verdict.culprits
 

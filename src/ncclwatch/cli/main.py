@@ -30,6 +30,7 @@ from ncclwatch.cli import (
     record,
     replay,
     report,
+    shim,
     snapshot,
     top,
     version,
@@ -68,6 +69,7 @@ app.command("agent", short_help="Send what this node shows to an engine.")(agent
 app.command("engine", short_help="Diagnose jobs from what agents send.")(engine.engine)
 app.command("top", short_help="Watch a whole job from its engine.")(top.top)
 app.add_typer(keys.app, name="keys", short_help="Keys of engine, agents and viewers.")
+app.command("shim", short_help="The counter shim that a job may load.")(shim.shim)
 app.command("doctor", short_help="What works here, and what to do about each gap.")(doctor.doctor)
 app.command("version", short_help="Print the version.")(version.version)
 

@@ -70,9 +70,31 @@ def _reading(info: ProcessInfo) -> Iterator[Finding]:
     else:
         hint = "use NCCL from PyPI's wheels, or install its debug information, for a layout that is certain"
         yield Finding(name, Level.GAP, detail, hint, data)
+    yield from _shim(info)
     for signal, reason in sample.unavailable.items():
         yield Finding(f"{name} {signal}", Level.INFO, f"not available: {reason}")
     yield from wire
+
+
+def _shim(info: ProcessInfo) -> Iterator[Finding]:
+    """Whether the process has loaded the counter shim, and what that shows."""
+    from ncclwatch.collect.device import decode, summary
+    from ncclwatch.target.frame import FrameFile
+
+    name = f"pid {info.pid} shim"
+    try:
+        frame = FrameFile.find(info.pid)
+        if frame is None:
+            how = f"'ncclwatch shim --print-env --pid {info.pid}' says how to load it; the job has to be started anew"
+            yield Finding(name, Level.INFO, "no counter shim: kernels and NVLink counters are not seen", how, {"shim": None})
+            return
+        with frame:
+            device = decode(frame.read())
+    except NcclwatchError as error:
+        yield Finding(name, Level.GAP, error.message, error.hint)
+        return
+    level = Level.GAP if device.sampler == "failed" or device.copy_engine_silent else Level.OK
+    yield Finding(name, level, summary(device), data={"shim": device.entry, "interface": device.interface})
 
 
 def _sites(info: ProcessInfo) -> Iterator[Finding]:

@@ -220,6 +220,16 @@ def _counters(frame: NDArray[Any], image_ns: int, asked: Sequence[CounterPlace])
         )
 
 
+def summary(device: DeviceSample) -> str:
+    """One line for people: how the shim came in and what it can show."""
+    entry = {"plugin": f"NCCL's profiler plugin, interface v{device.interface}", "preload": "LD_PRELOAD"}.get(
+        device.entry, device.entry
+    )
+    kernels = "kernels seen" if device.entry == "preload" or device.interface >= 2 else "kernels not reported by this NCCL"
+    silent = "; the copy engine does not respond" if device.copy_engine_silent else ""
+    return f"counter shim loaded ({entry}): {kernels}, sampler {device.sampler}, {device.events:,} events{silent}"
+
+
 @runtime_checkable
 class Looked(Protocol):
     """What the device plane needs of an open process."""
