@@ -19,7 +19,8 @@ def ring_looks(count: int, *, world: int = 4, stuck_from: int | None = None, vic
         stuck = stuck_from is not None and look >= stuck_from
         number = min(look, stuck_from) if stuck_from is not None else look
         samples = []
-        for rank in frozen_ring(victim, world, run_state="T" if stuck else "S"):
+        # While all is well everybody is the last one in turn.
+        for rank in frozen_ring(victim if stuck else look % world, world, run_state="T" if stuck else "S"):
             [sample] = rank.looks(1)
             operations = tuple(replace(o, op_count=o.op_count + 2 * number) for o in sample.operations)
             times = {"time_ns": (100 + look) * SECOND, "wall_ns": WALL + look * SECOND}

@@ -41,7 +41,7 @@ JobOption = Annotated[
 MetricsOption = Annotated[
     str | None,
     typer.Option(
-        "--metrics", metavar="[ADDRESS]:PORT", help="Serve Prometheus metrics, on 127.0.0.1 unless an address is given."
+        "--metrics", metavar="[ADDRESS]:PORT", help="Serve Prometheus metrics, on 127.0.0.1 if no address is given."
     ),
 ]
 

@@ -244,6 +244,9 @@ class Dashboard(App[str]):
 
     def _show(self) -> None:
         main = self.screen_stack[0]
+        if not main.query(TabLine) or not main.query(ContentSwitcher):
+            # The timer may strike while the screen is being built, or taken down.
+            return
         for lines in main.query(TextLines):
             lines.show()
         view = self.view

@@ -1,8 +1,8 @@
 """Who waits for whom at a look, from each rank's own proxy counters and shared-memory connections; added up, the delay matrix.
 
 One entry is (waiting rank, rank it waits for): a receive whose next step has not arrived waits for the sender, a send whose data
-lies ready waits for the receiver (NCCL ``src/transport/net.cc``). A share of looks is a share of time. This shows what every end
-says by itself; a verdict compares both ends. C4 (section 4.2) draws the same matrix from transfer times.
+lies ready, or is under way, for the receiver (NCCL ``src/transport/net.cc``). A share of looks is a share of time. This shows
+what every end says by itself; a verdict compares both ends. C4 (section 4.2) draws the same matrix from transfer times.
 """
 
 from __future__ import annotations
@@ -53,6 +53,9 @@ def matrix(looks: Iterable[set[Pair]], ranks: Iterable[int]) -> WaitMatrix:
 def _pairs(samples: Mapping[ProcessKey, ProcessSample], victims: Collection[int]) -> Iterator[Pair]:
     places = _global_ranks(samples.values())
     for sample in samples.values():
+        if sample.run_state in "TtZX":
+            # What a halted process would be waiting for says nothing.
+            continue
         by_address = {c.address: c for c in sample.communicators}
         by_hash = {c.hash: c for c in sample.communicators}
         for operation in sample.operations:
@@ -77,7 +80,7 @@ def waits(operation: ProxyOperation, sub: ProxySub) -> bool:
     if operation.direction is Direction.RECV:
         return sub.posted > sub.received and sub.received == sub.done
     if sub.transmitted > sub.done:
-        return False
+        return True
     return sub.gpu_ready is not None and sub.gpu_ready > sub.transmitted
 
 

@@ -1,0 +1,224 @@
+"""Reports of recordings: the page is self-contained and escaped, the trace nests, the JSON says what was judged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ncclwatch.cli import main
+from ncclwatch.model.verdict import VerdictClass
+from ncclwatch.report import perfetto
+from ncclwatch.report.gather import paths_to
+from ncclwatch.report.waits import matrix, pairs
+from ncclwatch.store.recorder import Recorder
+from unit.batches import node_batches, ring_looks
+from unit.synthetic import frozen_ring
+
+FIXTURES = Path(__file__).parent.parent / "fixtures"
+EVIL = "<script>alert(1)</script>\"'><img src=http://x/y onerror=z>&\x1b[2J\u202e"
+
+
+@pytest.fixture
+def stuck(tmp_path: Path) -> Path:
+    """A recording in which rank 2 is stopped for the last 12 of 20 looks."""
+    return written(tmp_path / "stuck", stuck_from=8)
+
+
+def written(path: Path, *, stuck_from: int | None, world: int = 4, evil: bool = False) -> Path:
+    recorder = Recorder(path, about={"command": EVIL if evil else "record"})
+    for batch in node_batches(list(ring_looks(20, world=world, stuck_from=stuck_from))):
+        if evil:
+            batch.samples = tuple(
+                replace(s, process=replace(s.process, host=EVIL, name=EVIL, command=(EVIL,), library=EVIL)) for s in batch.samples
+            )
+            batch.windows = [replace(w, process=replace(w.process, host=EVIL, name=EVIL), problem=EVIL) for w in batch.windows]
+            batch.notes = (EVIL,)
+        recorder.put(batch)
+    recorder.close(EVIL if evil else "ended")
+    return path
+
+
+class Page(HTMLParser):
+    """What a page is made of."""
+
+    VOID = frozenset({"meta", "link", "br", "img"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str, str | None]] = []
+        self.words = ""
+        self._open: list[str] = []
+        self.feed(text)
+        assert not self._open, f"never closed: {self._open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        if tag not in self.VOID and tag not in ("li", "p", "dt", "dd"):
+            self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attrs]
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag not in ("li", "p", "dt", "dd"):
+            assert self._open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: object) -> str:
+    assert main.run(["report", *map(str, arguments)]) == 0
+    return capsys.readouterr().out
+
+
+def harmless(text: str) -> Page:
+    page = Page(text)
+    assert not {"script", "iframe", "object", "img", "form", "base"} & set(page.tags)
+    for tag, name, value in page.attributes:
+        assert not name.startswith("on")
+        if name in ("href", "src", "action", "data", "xlink:href"):
+            assert (tag, value) == ("link", "data:,")
+    return page
+
+
+def test_the_page_tells_the_verdict_and_asks_nobody_anything(stuck: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = harmless(run(capsys, stuck))
+    for word in ("STOPPED", "rank 2", "Next:", "Evidence", "Around the event", "The way to the culprit", "Progress of steps",
+                 "Who waited for whom", "Every rank", "Not observed", "Environment", "What happened"):  # fmt: skip
+        assert word in page.words
+    assert page.tags.count("svg") == 5
+
+
+def test_a_healthy_job_has_a_report_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = harmless(run(capsys, written(tmp_path / "fine", stuck_from=None)))
+    assert "RUNNING" in page.words
+    assert "culprit" not in page.words.replace("culprits", "")
+
+
+def test_text_of_a_target_is_only_text(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(capsys, written(tmp_path / "evil", stuck_from=8, evil=True))
+    page = harmless(text)
+    assert "<script>alert(1)" in page.words
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+
+
+def test_the_json_names_culprit_waits_and_what_was_not_seen(stuck: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    data = json.loads(run(capsys, stuck, "--json"))
+    [incident] = data["incidents"]
+    assert [c["rank"] for c in incident["verdict"]["culprits"]] == [2]
+    assert data["focus"] == incident["verdict"]["id"] == data["verdicts"][0]["id"]
+    assert {(w["rank"], w["waits_for"]) for w in data["waits"]} >= {(3, 2), (1, 2)}
+    assert {rank["rank"]: rank["state"] for rank in data["ranks"]}[2] == "X"
+    assert data["planes"][1]["reason"] == "switched off"
+
+
+def test_the_trace_nests_and_flags_the_culprit(stuck: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = json.loads(run(capsys, stuck, "--perfetto"))
+    assert list(perfetto.check(trace)) == []
+    events = trace["traceEvents"]
+    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
+    flagged = [track for track, name in names.items() if "culprit" in name]
+    assert [names[track] for track in flagged] == ["rank 2 ◀ culprit"]
+    assert {(e["pid"], e["tid"]) for e in events if e["ph"] == "X" and e.get("cat") == "culprit"} == set(flagged)
+    assert {(e["pid"], e["tid"]) for e in events if e["ph"] == "i"} == set(flagged)
+    [verdict] = [e for e in events if e.get("cat") == "verdict"]
+    assert verdict["dur"] > 10e6
+    groups = [e for e in events if e["ph"] == "X" and e["pid"] == perfetto.GROUPS_PID]
+    assert len({e["name"] for e in groups}) >= 8
+    assert all(e["dur"] >= 0 and e["ts"] >= 0 for e in events if e["ph"] == "X")
+
+
+def test_the_check_of_traces_finds_what_does_not_nest() -> None:
+    def slice_(ts: int, dur: int) -> dict[str, Any]:
+        return {"ph": "X", "pid": 1, "tid": 1, "ts": ts, "dur": dur, "name": "x"}
+
+    name = {"ph": "M", "pid": 1, "tid": 1, "name": "thread_name", "args": {"name": "t"}}
+    assert not list(perfetto.check({"traceEvents": [name, slice_(0, 10), slice_(0, 4), slice_(4, 6), slice_(10, 3)]}))
+    assert list(perfetto.check({"traceEvents": [name, slice_(0, 10), slice_(5, 6)]}))
+    assert list(perfetto.check({"traceEvents": [slice_(0, 10)]}))
+
+
+@pytest.mark.parametrize("fixture", sorted(path.name for path in FIXTURES.glob("hung-*")))
+def test_snapshots_of_real_jobs_have_reports(fixture: str, capsys: pytest.CaptureFixture[str]) -> None:
+    page = harmless(run(capsys, FIXTURES / fixture))
+    assert "Every rank" in page.words
+    trace = json.loads(run(capsys, FIXTURES / fixture, "--perfetto"))
+    assert list(perfetto.check(trace)) == []
+
+
+def test_large_jobs_are_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = run(capsys, written(tmp_path / "big", stuck_from=8, world=256))
+    harmless(text)
+    assert len(text) < 3 << 20
+
+
+def test_waits_of_a_ring_lead_to_the_rank_that_stopped() -> None:
+    samples = {s.process.key: s for rank in frozen_ring(2) for s in rank.looks(1)}
+    found = pairs(samples)
+    assert {(3, 2), (1, 2)} <= found
+    assert not any(waiter == 2 for waiter, _ in found)
+    ways = paths_to({2}, found)
+    assert ways[3] == (2, 1)
+    assert ways[1] == (2, 1)
+    added = matrix([found, set()], range(4))
+    assert added.share[3, 2] == 0.5
+
+
+Line = Callable[..., str]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["report"], "nothing to look at"),
+        (["report", "--json", "--perfetto", "x"], "exclude each other"),
+        (["report", "nowhere"], "no such file"),
+        (["replay", "nowhere"], "no such file"),
+        (["record", "-o", "x", "--pid", "1", "--max-size", "12Q"], "is not a size"),
+    ],
+)
+def test_mistakes_are_a_line(arguments: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(arguments) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_replay_in_lines_and_diagnose_say_what_happened(stuck: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["replay", "--plain", str(stuck)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "recording of 19s" in lines[0]
+    assert sum("STOPPED" in line for line in lines) == 1
+    assert "verdict stands: rank 2" in lines[-1]
+    assert main.run(["diagnose", "--exit-code", str(stuck)]) == 10
+    assert VerdictClass.STOPPED.value.upper() in capsys.readouterr().out
+
+
+def test_diagnose_tells_what_is_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    looks = list(ring_looks(14, stuck_from=5))
+    after = list(ring_looks(30))[20:]
+    recorder = Recorder(tmp_path / "a")
+    for batch in node_batches([*looks, *after]):
+        recorder.put(batch)
+    recorder.close()
+    assert main.run(["diagnose", "--exit-code", str(tmp_path / "a")]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("RUNNING")
+    assert "earlier in this recording" in out
+    assert "STOPPED  rank 2" in out
+
+
+def test_a_recording_is_drawn_as_a_picture(stuck: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["replay", str(stuck), "--seek", "-1", "--screenshot", str(tmp_path / "a.svg"), "--columns", "100"]) == 0
+    picture = (tmp_path / "a.svg").read_text()
+    assert picture.startswith("<svg")
+    assert "STOPPED" in picture
