@@ -61,6 +61,7 @@ class Why(StrEnum):
     GPU_NOT_READY = "whose GPU has not produced the data"
     NOT_TRANSMITTED = "whose proxy has not sent data that is ready"
     IN_NETWORK = "data was handed to the network and has not arrived"
+    UNCONFIRMED = "data has arrived, and the network has not confirmed it to the sender"
     LEFT_BEHIND = "which has already gone past this step"
     NO_BUFFER = "which has no receive buffer open"
     NO_CREDIT = "the receiver has buffers open, but the sender may not send: the clear-to-send has not arrived"

@@ -40,6 +40,7 @@ from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import (
     Communicator,
     HostConnection,
+    NetStep,
     PendingOperation,
     ProcessSample,
     ProxyOperation,
@@ -52,7 +53,7 @@ EPOCH_BYTES = 16 << 20
 
 _TABLES = frozenset(
     {
-        *(Communicator, HostConnection, ProxyOperation, ProxySub, PendingOperation, CurrentOperation, LastCall),
+        *(Communicator, HostConnection, NetStep, ProxyOperation, ProxySub, PendingOperation, CurrentOperation, LastCall),
         *(DeviceSample, DeviceCommunicator, DeviceChannel, DeviceOperation, UnfinishedTransfer, StepWait, ConnectionCounter),
     }
 )

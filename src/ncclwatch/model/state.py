@@ -216,6 +216,21 @@ class PendingOperation:
 
 
 @dataclass(frozen=True, slots=True)
+class NetStep:
+    """How far a network connection has been used: the absolute step up to which operations on it have begun.
+
+    With no operation open on it, that is what this end has done. Ranks are of the communicator; ``connection_index`` is 0 for
+    collectives. Source: ``step`` of ``sendNetResources`` and ``recvNetResources``, NCCL ``src/transport/net.cc``.
+    """
+
+    channel: int
+    peer: int
+    direction: Direction
+    connection_index: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
 class Communicator:
     """One communicator of one process (``ncclComm``).
 
@@ -263,6 +278,7 @@ class Communicator:
     """Whether GPU-initiated networking is connected (``ncclSharedResources.ginState.connected``, 2.28 and later)."""
     multi_node_nvlink: bool | None = None
     """Whether NVLink joins nodes (``ncclComm.MNNVL``)."""
+    net_steps: tuple[NetStep, ...] = ()
     shares_resources: bool | None = None
     """Whether it shares connections and proxy with communicators split from it, or with the one it was split from
     (``splitShare``).

@@ -17,6 +17,7 @@ from ncclwatch.target.hostconn import read_host_connections
 from ncclwatch.target.layout import Layout
 from ncclwatch.target.memory import MemoryReader
 from ncclwatch.target.netdev import NetDevices
+from ncclwatch.target.netsteps import read_net_steps
 from ncclwatch.target.proxy import ProxyReader
 
 FIRST_SEARCH_S = 5.0
@@ -117,7 +118,7 @@ class Sampler:
         if view.strangers:
             self._comm_reader.connectors.wish(view.strangers)
             self._comm_reader.forget()
-        records = tuple(self._with_host_connections(state) for state in comms)
+        records = tuple(self._with_connections(state) for state in comms)
         self.reader.check()
         return ProcessSample(
             process=with_rank(info, records),
@@ -162,8 +163,12 @@ class Sampler:
             scanned = finder.report.bytes_scanned >> 20
             self.decoder.truncated[f"communicators: {scanned} MiB of memory searched so far"] = None
 
-    def _with_host_connections(self, state: CommState) -> Communicator:
-        return replace(state.record, host_connections=read_host_connections(self.decoder, state.connectors))
+    def _with_connections(self, state: CommState) -> Communicator:
+        return replace(
+            state.record,
+            host_connections=read_host_connections(self.decoder, state.connectors),
+            net_steps=read_net_steps(self.decoder, state.connectors),
+        )
 
 
 def with_rank(info: ProcessInfo, communicators: tuple[Communicator, ...]) -> ProcessInfo:
