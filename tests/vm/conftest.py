@@ -21,16 +21,25 @@ import pytest
 from ncclwatch.probes.program import Compilation, Image
 from ncclwatch.wire.kernel import SOURCE as WIRE_PROGRAM
 from ncclwatch.wire.kernel import WireKernel
+from testbed.job import VERSIONS, available, build
 from vm.errors import GuestError, GuestUnavailableError
 from vm.fabric import Fabric
-from vm.guest import GUEST_VARIABLE, Guest
+from vm.guest import FULL_VARIABLE, GUEST_VARIABLE, Guest
 from vm.initramfs import SHARE
 
 LAYER_TIMEOUT_S = 540.0
 """For the whole layer: boot, every test, power off. It takes a minute on an idle machine; emulation suffers from every
 neighbour."""
 
+FULL_TIMEOUT_S = 1800.0
+"""The same with every release of NCCL."""
+
 REPORTS = "reports.jsonl"
+
+
+def layer_timeout_s() -> float:
+    """Seconds for the whole layer."""
+    return FULL_TIMEOUT_S if os.environ.get(FULL_VARIABLE) else LAYER_TIMEOUT_S
 
 
 class _Layer:
@@ -40,10 +49,17 @@ class _Layer:
         self._config = config
         self._reports: dict[str, list[pytest.TestReport]] = {}
         self._offset = 0
-        self._deadline = time.monotonic() + LAYER_TIMEOUT_S
+        self._deadline = time.monotonic() + layer_timeout_s()
         self.failure = ""
         pytest_command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--tb=long", "--color=no"]
-        self._guest = Guest([*pytest_command, *(item.nodeid for item in items)], cwd=config.rootpath)
+        for version in VERSIONS:  # inside, a compiler takes minutes
+            if available(version):
+                build(version)
+        self._guest = Guest(
+            [*pytest_command, *(item.nodeid for item in items)],
+            cwd=config.rootpath,
+            environment={name: os.environ[name] for name in (FULL_VARIABLE, "PYTHONPATH") if name in os.environ},
+        )
         self._guest.__enter__()
         self._compile_programs()
 
@@ -71,7 +87,7 @@ class _Layer:
             if not running:
                 raise GuestError(f"the guest ended without running this test; its console ends with:\n{self._guest.tail()}")
             if time.monotonic() > self._deadline:
-                raise GuestError(f"the guest's {LAYER_TIMEOUT_S:.0f} s are over; its console ends with:\n{self._guest.tail()}")
+                raise GuestError(f"the guest's {layer_timeout_s():.0f} s are over; its console ends with:\n{self._guest.tail()}")
             time.sleep(0.1)
 
     def _read(self) -> None:
@@ -99,7 +115,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if not _inside():
         for item in items:
             if item.get_closest_marker("vm") is not None:
-                item.add_marker(pytest.mark.timeout(LAYER_TIMEOUT_S + 60))
+                item.add_marker(pytest.mark.timeout(layer_timeout_s() + 60))
 
 
 def _inside() -> bool:

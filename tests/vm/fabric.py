@@ -11,7 +11,9 @@ import os
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from testbed.job import Job
 from vm.guest import GUEST_VARIABLE
 
 
@@ -83,6 +85,26 @@ class Fabric:
         """Bring both ends up again."""
         for near, far in ((self.a, self.b), (self.b, self.a)):
             self._join(near, far)
+
+    def limit(self, port: Port, bytes_per_s: float | None) -> None:
+        """Limit what one end sends (token bucket with room for everything: RoCE recovers slowly from a drop)."""
+        if bytes_per_s is None:
+            command(f"tc qdisc del dev {port.netdev} root")
+        else:
+            command(f"tc qdisc replace dev {port.netdev} root tbf rate {int(bytes_per_s * 8)}bit burst 64k limit 64m")
+
+    def job(self, nccl: str, ranks: int = 2, **options: Any) -> Job:
+        """A job (not started) over NCCL's InfiniBand transport; even ranks use port ``a``, odd ones port ``b``.
+
+        Options are those of :class:`testbed.job.Job`.
+        """
+
+        def enter(host: int) -> list[str]:
+            port = (self.a, self.b)[host % 2]
+            return ["env", f"NCCL_IB_HCA=={port.device}", f"NCCL_IB_GID_INDEX={port.gid_index}"]
+
+        environment = {"NCCL_NET": "IB", **options.pop("env", {})}
+        return Job(nccl, ranks, transport="ib", enter=enter, env=environment, **options)
 
     def close(self) -> None:
         """Remove the devices and rules."""

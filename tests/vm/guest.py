@@ -30,6 +30,9 @@ from vm.initramfs import SHARE, Kernel, build, find_kernel
 GUEST_VARIABLE = "NCCLWATCH_GUEST"
 """Set inside the guest, to the path of the share."""
 
+FULL_VARIABLE = "NCCLWATCH_VM_FULL"
+"""Set to run tests with every release of NCCL, not just one; handed on into the guest."""
+
 _STATUS = "status"
 _CONSOLE_TAIL = 40
 

@@ -6,7 +6,8 @@ import itertools
 import re
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -75,6 +76,45 @@ def run_pingpong(fabric: Fabric, *, iterations: int, size: int, held: Callable[[
 
     _, processes = _run_pair(fabric, command, held)
     return processes
+
+
+@contextmanager
+def endless_writes(
+    fabric: Fabric, *, size: int = 65536, options: tuple[str, ...] = ("-Q", "1"), held: Callable[[Processes], None] | None = None
+) -> Iterator[Processes]:
+    """``ib_write_bw`` from port ``a`` to ``b`` until the end of the block: a load to be disturbed, or somebody else's traffic.
+
+    ``held`` as in :func:`run_perftest`; posting has begun, or is about to, when the block is entered.
+    """
+
+    def command(port: Port, tcp_port: int) -> list[str]:
+        return [
+            *("ib_write_bw", "-d", port.device, "-x", str(port.gid_index), "-p", str(tcp_port)),
+            *("-n", "100000000", "-s", str(size), "-F", *options),
+        ]
+
+    tcp_port = next(_ports)
+    pair: list[subprocess.Popen[str]] = [_start(command(fabric.b, tcp_port))]
+    gate: Gate | None = None
+    try:
+        wait_listening(tcp_port, pair[0], timeout=30)
+        gate = Gate(tcp_port + 1, (fabric.b.address, tcp_port), lambda: held(Processes(*_pids(pair))) if held else None)
+        pair.append(_start([*command(fabric.a, tcp_port + 1), "127.0.0.1"]))
+        yield Processes(*_pids(pair))
+    finally:
+        for process in pair:
+            process.kill()
+            process.communicate()
+        if gate is not None:
+            gate.close()
+
+
+def _pids(pair: list[subprocess.Popen[str]]) -> list[int]:
+    """Of server and client; the client connects as soon as it runs, maybe before Popen has returned its pid here."""
+    deadline = time.monotonic() + 10
+    while len(pair) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return [process.pid for process in pair]
 
 
 def _run_pair(

@@ -2,69 +2,107 @@
 
 from __future__ import annotations
 
+import os
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable
 
 import pytest
 
 from ncclwatch.model.state import Direction
 from ncclwatch.target.session import TargetProcess
-from ncclwatch.wire.flows import FlowState, FlowWatch, owners_by_key
+from ncclwatch.wire.accounts import QueuePairAccount
+from ncclwatch.wire.flows import Flow, FlowState, FlowWatch, owners_by_key
 from ncclwatch.wire.kernel import WireKernel
+from ncclwatch.wire.nccl_connections import net_connections
 from ncclwatch.wire.nccl_queues import QueueOwner, queue_owners
 from ncclwatch.wire.plane import WirePlane, monotonic_ns
-from testbed.job import Job, available
+from testbed.job import VERSIONS, Job, available
 from vm.fabric import Fabric
+from vm.guest import FULL_VARIABLE
 
 pytestmark = pytest.mark.vm
 
-VERSION = "2.27.5"
+RANKS = 2
+COUNT = 1 << 18
+ITERATIONS = 3
+SLICE_STEPS = 2
+"""Steps that one send of the Simple ring moves (ALLREDUCE_SLICESTEPS, ``src/include/device.h``: NCCL_STEPS / 4)."""
 
 
-@pytest.fixture(scope="module")
-def job(soft_roce: Fabric) -> Iterator[Job]:
-    if not available(VERSION):
-        pytest.skip(f"NCCL {VERSION} is not in the cache")
-    env = {"NCCL_IB_HCA": f"={soft_roce.a.device}", "NCCL_IB_GID_INDEX": str(soft_roce.a.gid_index), "NCCL_NET": "IB"}
-    with Job(nccl=VERSION, ranks=2, shape="allreduce", transport="ib", count=1 << 18, env=env, start_timeout=200) as running:
-        yield running
+@pytest.mark.parametrize("version", VERSIONS if FULL_VARIABLE in os.environ else ["2.27.5"])
+def test_requests_and_bytes_are_what_the_collective_must_move(version: str, verbs_kernel: WireKernel, soft_roce: Fabric) -> None:
+    """From the first request on, for a known number of AllReduces: what a ring moves, and nothing else (not a retransmission,
+    not a request of another connection), is in the accounts; each belongs to a channel and a peer."""
+    if not available(version):
+        pytest.skip(f"NCCL {version} is not in the cache")
+    # Connections are made with the communicator, and the first operation a while after that, so that no request is missed.
+    extra = ("--gate", "--pause-us", "1500000", "--time")
+    job = soft_roce.job(
+        version, RANKS, count=COUNT, iterations=ITERATIONS, hold=True, extra=extra, env={"NCCL_RUNTIME_CONNECT": "0"},
+        wait_for="nothing",
+    )  # fmt: skip
+    with WirePlane(verbs_kernel, exact=True, always=True) as plane, job:
+        for rank in range(RANKS):
+            job.wait_line(rank, "waits at the gate", timeout=120)
+        plane.follow_everyone()
+        job.log_path(0).with_name("gate").touch()
+        finish(job, plane)
+        accounts = [account for account in plane.accounts() if account.pid in job.pids and account.posted]
+        owners, steps = connections_of(job)
+        flows = flows_of(plane, accounts, owners)
+    assert {(flow.rank, flow.peer, flow.direction) for flow in flows if flow.role == "data"} == {
+        (0, 1, Direction.SEND),
+        (1, 0, Direction.SEND),
+    }
+    # Receivers write where the sender may put the data: flows of the other direction.
+    assert {flow.direction for flow in flows if flow.role == "control"} == {Direction.RECV}
+    assert all(flow.belongs_to_job and flow.state is not FlowState.ERROR for flow in flows), flows
+    assert {(flow.rank, flow.device) for flow in flows} == {(0, soft_roce.a.device), (1, soft_roce.b.device)}
+    moved: Counter[int | None] = Counter()
+    for account in accounts:
+        owner = owners[account.key]
+        step = steps[account.pid, owner.channel, owner.peer, owner.direction]
+        assert step % SLICE_STEPS == 0
+        assert account.posted == step // SLICE_STEPS, f"{account.role()} {owner}"
+        assert (account.unmatched, account.skipped, account.errors, account.in_flight) == (0, 0, 0, 0)
+        if owner.direction is Direction.SEND:
+            moved[owner.rank] += sum(size for _, size in account.opcodes.values())
+            assert account.retired_bytes == sum(size for _, size in account.opcodes.values())
+    # A ring of n ranks sends 2 (n - 1) / n of the buffer from each rank, whatever the channels.
+    assert moved == dict.fromkeys(range(RANKS), ITERATIONS * COUNT * 4 * 2 * (RANKS - 1) // RANKS)
 
 
-def owners_of(pid: int) -> tuple[list[QueueOwner], TargetProcess]:
-    target = TargetProcess.open(pid)
-    target.sample()
-    found: list[QueueOwner] = []
-    for state in target.communicator_states:
-        found += queue_owners(target.decoder, state.record.hash, state.record.rank, state.connectors)
-    return found, target
+def finish(job: Job, plane: WirePlane, timeout: float = 200) -> None:
+    """Let the job do its iterations, taking in queue pairs as they are made."""
+    deadline = time.monotonic() + timeout
+    while any(job.progress(rank) < ITERATIONS for rank in range(RANKS)):
+        plane.handle_events()
+        assert time.monotonic() < deadline and all(map(job.alive, range(RANKS))), job.logs()
+        time.sleep(0.01)
 
 
-def test_every_flow_of_a_job_has_its_channel_and_peer(job: Job, verbs_kernel: WireKernel, soft_roce: Fabric) -> None:
-    with WirePlane(verbs_kernel, exact=True) as plane:
-        owners: dict[tuple[int, int, int], QueueOwner] = {}
-        for rank in range(2):
-            found, target = owners_of(job.pid(rank))
-            with target:
-                assert {owner.rank for owner in found} == {rank}
-                assert {owner.peer for owner in found} == {1 - rank}
-                assert {owner.direction for owner in found} == {Direction.SEND, Direction.RECV}
-                assert len({owner.comm_hash for owner in found}) == 1
-                process = plane.watch(job.pid(rank), target.layout, target.load_bias or 0)
-            assert {context.found_by for context in process.contexts.values()} == {"nccl"}
-            assert {context.device for context in process.contexts.values()} >= {soft_roce.a.device}
-            owners |= owners_by_key(job.pid(rank), found)
-        plane.attach()
-        time.sleep(3)
-        plane.detach()
-        accounts = [account for account in plane.accounts() if account.posted]
-        devices = {(account.pid, account.context): (plane.device_of(account), 1) for account in accounts}
-        flows = FlowWatch().look(accounts, monotonic_ns(), exact=False, owners=owners, devices=devices)
-    data = [flow for flow in flows if flow.role == "data"]
-    control = [flow for flow in flows if flow.role == "control"]
-    assert {(flow.rank, flow.peer, flow.direction) for flow in data} == {(0, 1, Direction.SEND), (1, 0, Direction.SEND)}
-    # Receivers write where the sender may put the data: flows in the other direction.
-    assert {flow.direction for flow in control} == {Direction.RECV}
-    assert all(flow.device == soft_roce.a.device for flow in flows)
-    assert all(flow.state is not FlowState.ERROR for flow in flows)
-    # A ring of two: each rank sends as many bytes as it receives, on each channel.
-    assert {flow.channel for flow in data if flow.rank == 0} == {flow.channel for flow in data if flow.rank == 1}
+def connections_of(
+    job: Job,
+) -> tuple[dict[tuple[int, int, int], QueueOwner], dict[tuple[int, int, int, Direction], int]]:
+    """Who owns each queue pair, and the step each connection has come to by (pid, channel, peer, direction)."""
+    owners: dict[tuple[int, int, int], QueueOwner] = {}
+    steps: dict[tuple[int, int, int, Direction], int] = {}
+    for rank in range(RANKS):
+        with TargetProcess.open(job.pid(rank)) as target:
+            target.sample()
+            for state in target.communicator_states:
+                found = queue_owners(target.decoder, state.record.hash, state.record.rank, state.connectors)
+                owners |= owners_by_key(job.pid(rank), found)
+            for one in net_connections(target.decoder, target.load_bias, target.communicator_states):
+                if one.step:
+                    steps[job.pid(rank), one.channel, one.peer, one.direction] = one.step
+    return owners, steps
+
+
+def flows_of(
+    plane: WirePlane, accounts: Iterable[QueuePairAccount], owners: dict[tuple[int, int, int], QueueOwner]
+) -> list[Flow]:
+    known = list(accounts)
+    devices = {(account.pid, account.context): (plane.device_of(account), 1) for account in known}
+    return FlowWatch().look(known, monotonic_ns(), exact=True, owners=owners, devices=devices)
