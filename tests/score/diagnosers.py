@@ -15,7 +15,6 @@ from ncclwatch.simulate.records import RecordSet
 from ncclwatch.simulate.scenario import ScoreClass
 
 HANG_CLASSES = frozenset({ScoreClass.H1, ScoreClass.H2, ScoreClass.H3, ScoreClass.INIT_HANG, ScoreClass.DEADLOCK})
-SLOW_CLASSES = frozenset({ScoreClass.S1, ScoreClass.S2, ScoreClass.S3})
 
 
 class Diagnoser(Protocol):
@@ -35,8 +34,7 @@ class Ncclwatch:
 
     name = "ncclwatch"
     note = "this project: state and calls planes"
-    not_yet = SLOW_CLASSES
-    """The engine has no detector of slowness yet; take this away when it has."""
+    not_yet: frozenset[ScoreClass] = frozenset()
 
     def diagnose(self, records: RecordSet, clock_s: float) -> list[Verdict]:
         live = LiveDiagnosis(complete_hosts=frozenset(s[-1].process.host for s in records.samples))

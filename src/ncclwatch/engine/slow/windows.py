@@ -15,7 +15,9 @@ NOISE_SIGMAS = 6.0
 REPEATED = 3
 """Slow iterations before a slow-down is one; a checkpoint or a pause is slow once."""
 ENDED_AFTER = 4
-"""Normal iterations in a row that end a slow-down; pauses of a garbage collector may leave some normal ones between."""
+"""Normal iterations in a row that end a slow-down; where it had longer gaps before, half as many again as the longest."""
+LONGEST_GAP = 12
+"""Normal iterations that pauses of their own rhythm (garbage collection) may leave between slow ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +65,21 @@ class IterationWatch:
         if not self.baseline.known:
             return None
         stretch: list[Iteration] = []
-        upto = normal_run = slow = 0
+        upto = normal_run = slow = trailing = longest = 0
         for iteration, was_slow in reversed(self.recent):
+            if was_slow:
+                if not slow:
+                    trailing = normal_run
+                else:
+                    longest = max(longest, normal_run)
             normal_run = 0 if was_slow else normal_run + 1
-            if normal_run >= ENDED_AFTER:
+            if normal_run > LONGEST_GAP:
                 break
             stretch.append(iteration)
             if was_slow:
                 slow += 1
                 upto = len(stretch)
-        if slow < REPEATED:
+        if slow < REPEATED or trailing >= max(ENDED_AFTER, 1 + longest * 3 // 2):
             return None
         del stretch[upto:]
         mean = sum(i.duration for i in stretch) / len(stretch)
