@@ -7,7 +7,17 @@ from collections.abc import Callable
 import pytest
 
 from ncclwatch.probes.sites import CostClass
-from ncclwatch.wire.governor import FIRST_OVERSHOOT_S, MAX_BURST_S, MIN_BURST_S, PATIENCE_S, Governor, HitCost, mean_hit_ns
+from ncclwatch.wire.governor import (
+    FIRST_OVERSHOOT_S,
+    MAX_BURST_S,
+    MIN_BURST_S,
+    PATIENCE_S,
+    Governor,
+    HitCost,
+    Price,
+    Tally,
+    price_of,
+)
 from ncclwatch.wire.sites import Site, cheapest_entry
 
 COSTS = {CostClass.EMULATED: HitCost(500.0, 800.0), CostClass.SINGLE_STEPPED: HitCost(10_000.0, 10_500.0)}
@@ -31,6 +41,10 @@ class Target:
         self.hits += int(min(self.rate(begin_ns) * length_ns / 1e9, length_ns / self.hit_ns))
 
     @property
+    def tallies(self) -> dict[tuple[int, int], Tally]:
+        return {THREAD: Tally(self.hits, self.paid_ns)}
+
+    @property
     def paid_ns(self) -> float:
         return self.hits * self.hit_ns
 
@@ -43,17 +57,18 @@ def drive(governor: Governor, target: Target, seconds: float, completions_per_se
         if not governor.due(now):
             now += TICK_NS
             continue
-        governor.begin(now, {THREAD: target.hits})
+        governor.begin(now, target.tallies)
         began = now
         cut = False
         while not governor.due(now) and not cut:
             target.run(now, SLICE_NS)
             now += SLICE_NS
-            cut = governor.exhausted(now, {THREAD: target.hits}, target.hit_ns)
+            cut = governor.exhausted(now, target.tallies)
+        ended = now
         target.run(now, target.detach_ns)
         now += target.detach_ns
         completions = int(completions_per_second * (now - began) / 1e9)
-        governor.end(now, {THREAD: target.hits}, target.hit_ns, completions, cut_short=cut)
+        governor.end(ended, target.tallies, completions, cut_short=cut)
         worst = max(worst, target.paid_ns / now)
     return worst
 
@@ -118,10 +133,10 @@ def test_bursts_grow_until_they_hold_a_window_or_would_take_too_long_to_save_for
 
 def test_hits_of_before_a_burst_are_not_billed() -> None:
     governor = Governor(COSTS, 0.001)
-    governor.begin(0, {THREAD: 1_000_000})
-    governor.end(10_000_000, {THREAD: 1_000_100, (9, 9): 5}, 400.0, 64)
+    governor.begin(0, {THREAD: Tally(1_000_000, 4e8)})
+    governor.end(10_000_000, {THREAD: Tally(1_000_100, 4e8 + 4e4), (9, 9): Tally(5, 2e3)}, 64)
     assert governor.threads[THREAD].hits == 100
-    assert governor.threads[9, 9].hits == 5
+    assert (governor.threads[9, 9].hits, governor.threads[9, 9].cost_ns) == (5, 2e3)
     assert "40.0" not in governor.report(10_000_000)
 
 
@@ -135,9 +150,19 @@ def test_the_price_of_exact_counting_is_told_beforehand() -> None:
     governor = Governor(COSTS)
     assert governor.forecast(100_000) == pytest.approx(0.08)
     assert governor.forecast(100_000, CostClass.SINGLE_STEPPED) == 1.0  # more than all there is
-    site = Site(1, 2, 3, "on_poll", False, "poll_cq", "", "", CostClass.SINGLE_STEPPED)
-    assert mean_hit_ns(COSTS, [site]) == 5250.0
-    assert mean_hit_ns(COSTS, []) == 0.0
+
+
+def test_posts_and_polls_have_prices_of_their_own() -> None:
+    """A dear posting function must not make millions of cheap polls look dear."""
+
+    def site(role: str, offset: int, cost: CostClass, *, on_return: bool = False) -> Site:
+        return Site(1, 2, offset, "program", on_return, role, "", "", cost)
+
+    posts = site("post_send", 3, CostClass.SINGLE_STEPPED)
+    polls = [site("poll_cq", 9, CostClass.EMULATED, on_return=way) for way in (False, True)]
+    assert price_of(COSTS, [posts, *polls]) == Price(10_000.0, 400.0)
+    assert price_of(COSTS, [posts, site("post_send", 3, CostClass.SINGLE_STEPPED, on_return=True)]) == Price(5_250.0, 0.0)
+    assert price_of(COSTS, []) == Price(0.0, 0.0)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ sockets behind them, and the wire plane's accounts of queue pairs. A flow is lis
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,7 +15,7 @@ from pathlib import Path
 from ncclwatch.collect.step_rates import ConnectionKey, StepRates, running_counts
 from ncclwatch.errors import NcclwatchError, TargetGoneError
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, RdmaCounts
-from ncclwatch.model.state import ProcessSample
+from ncclwatch.model.state import Direction, ProcessSample
 from ncclwatch.nic.rdma import SYS, read_ports
 from ncclwatch.nic.sockets import tcp_sockets_by_descriptor
 from ncclwatch.target.session import TargetProcess
@@ -199,7 +199,18 @@ class FlowCollector:
         if self.wire is None or not self.wire.running:
             return []
         before, now = self._retries_before, _retries(self._sys)
-        return self.wire.flows(self._owners, {name: total - before.get(name, total) for name, total in now.items()})
+        retries = {name: total - before.get(name, total) for name, total in now.items()}
+        return self.wire.flows(self._owners, retries, self._step_rates())
+
+    def _step_rates(self) -> dict[tuple[int, int, int, int, Direction], float]:
+        """Steps a second by (pid, communicator, channel, peer, direction), over the connections between two ranks."""
+        rates: defaultdict[tuple[int, int, int, int, Direction], float] = defaultdict(float)
+        for pid, process in self._processes.items():
+            for one in process.connections:
+                found = self.rates.rate(_key(pid, one))
+                if found is not None:
+                    rates[pid, one.comm_hash, one.channel, one.peer, one.direction] += found.per_second
+        return dict(rates)
 
     def _record(self, process: _Process, one: NetConnection, flow: Flow | None, shared_by: int) -> FlowRecord:
         pid = process.target.pid

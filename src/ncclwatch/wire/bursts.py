@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from ncclwatch.wire.accounts import QueuePairAccount
-from ncclwatch.wire.governor import Governor, hits_by_thread, mean_hit_ns
+from ncclwatch.wire.governor import Governor, Price, Tally, price_of, tallies
 from ncclwatch.wire.plane import WirePlane, monotonic_ns
 
 SLICE_S = 0.001
@@ -37,25 +37,27 @@ class Bursts:
     def begin(self) -> None:
         """Begin a burst, whatever the plan was."""
         self._completed = {account.key: account.completed for account in self.plane.accounts()}
-        before = hits_by_thread(self.plane.kernel, self.plane.processes)
+        before = self._tallies()
         self.plane.attach()
         # The length counts from here, the hits from before: attaching takes its time, and its hits cost as well.
         self.governor.begin(monotonic_ns(), before)
 
     def stop(self, *, cut_short: bool = False) -> list[QueuePairAccount]:
         """End the burst that is on, whatever the plan was."""
+        ended_ns = monotonic_ns()
         self.plane.detach()
         accounts = self.plane.accounts()
         completions = max((account.completed - self._completed.get(account.key, 0) for account in accounts), default=0)
-        hits = hits_by_thread(self.plane.kernel, self.plane.processes)
-        self.governor.end(monotonic_ns(), hits, self.hit_ns, completions, cut_short=cut_short)
+        self.governor.end(ended_ns, self._tallies(), completions, cut_short=cut_short)
         return accounts
 
+    def _tallies(self) -> dict[tuple[int, int], Tally]:
+        return tallies(self.plane.kernel, self.prices)
+
     @property
-    def hit_ns(self) -> float:
-        """What one hit of the probes in this plane costs."""
-        sites = [site for process in self.plane.processes.values() for site in process.sites.values()]
-        return mean_hit_ns(self.governor.costs, sites)
+    def prices(self) -> dict[int, Price]:
+        """What a hit costs in each process of this plane."""
+        return {pid: price_of(self.governor.costs, process.sites.values()) for pid, process in self.plane.processes.items()}
 
     def _enrol(self, now_ns: int) -> None:
         for pid, process in self.plane.processes.items():
@@ -64,9 +66,9 @@ class Bursts:
 
     def _wait(self) -> bool:
         """Sleep until the burst is over; whether that was because an account ran out."""
-        hit_ns = self.hit_ns
+        prices = self.prices
         while not self.governor.due(now := monotonic_ns()):
-            if self.governor.exhausted(now, hits_by_thread(self.plane.kernel, self.plane.processes), hit_ns):
+            if self.governor.exhausted(now, tallies(self.plane.kernel, prices)):
                 return True
             time.sleep(SLICE_S)
         return False

@@ -17,7 +17,7 @@ from enum import StrEnum
 from ncclwatch.probes.sites import CostClass
 from ncclwatch.wire.calibration import calibration_sites, own_functions
 from ncclwatch.wire.kernel import WireKernel
-from ncclwatch.wire.sites import Site
+from ncclwatch.wire.sites import POLLING, Site
 
 DEFAULT_BUDGET = 0.001
 """Share of the wall time of any traced thread."""
@@ -57,6 +57,20 @@ class HitCost:
     def return_ns(self) -> float:
         """What the return adds."""
         return max(self.entry_and_return_ns - self.entry_ns, 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Tally:
+    """Hits of one thread, and what they cost it in ns."""
+
+    hits: int
+    cost_ns: float
+
+
+Tallies = Mapping[tuple[int, int], Tally]
+"""Running totals by (pid, tid)."""
+
+NOTHING = Tally(0, 0.0)
 
 
 @dataclass
@@ -101,7 +115,7 @@ class Governor:
         self.length_s = MIN_BURST_S
         self._enrolled: dict[int, int] = {}
         self._overshoot_ns = FIRST_OVERSHOOT_S * 1e9
-        self._hits: dict[tuple[int, int], int] = {}
+        self._before: dict[tuple[int, int], Tally] = {}
         self._began_ns: int | None = None
         self._rested_ns = 0
 
@@ -145,39 +159,36 @@ class Governor:
             return now_ns >= self._began_ns + int(self.length_s * 1e9)
         return bool(self._enrolled) and now_ns >= self._rested_ns and self.credit_ns(now_ns) >= self.price_ns(self.length_s)
 
-    def begin(self, now_ns: int, hits: Mapping[tuple[int, int], int]) -> None:
-        """A burst begins: probes are being attached; ``hits`` is the running total by (pid, tid) before it."""
-        for pid, _ in hits:
+    def begin(self, now_ns: int, tallies: Tallies) -> None:
+        """A burst begins: probes are being attached; ``tallies`` are those before it."""
+        for pid, _ in tallies:
             self.enrol(pid, now_ns)
         self._began_ns = now_ns
-        self._hits = dict(hits)
+        self._before = dict(tallies)
         self.bursts += 1
 
-    def exhausted(self, now_ns: int, hits: Mapping[tuple[int, int], int], hit_ns: float) -> bool:
+    def exhausted(self, now_ns: int, tallies: Tallies) -> bool:
         """Whether a thread has spent, in the burst that is on, all that its account holds but for what detaching may cost."""
-        for key, total in hits.items():
+        for key, total in tallies.items():
             thread = self.threads.get(key)
             since = self._enrolled.get(key[0], self._began_ns or now_ns)
             left = self.budget * (now_ns - since) - (thread.cost_ns if thread else 0.0) - self._overshoot_ns / 2
-            if (total - self._hits.get(key, 0)) * hit_ns > max(left, 0.0):
+            if total.cost_ns - self._before.get(key, NOTHING).cost_ns > max(left, 0.0):
                 return True
         return False
 
-    def end(
-        self, now_ns: int, hits: Mapping[tuple[int, int], int], hit_ns: float, completions: int, *, cut_short: bool = False
-    ) -> None:
-        """A burst has ended: probes are detached.
+    def end(self, now_ns: int, tallies: Tallies, completions: int, *, cut_short: bool = False) -> None:
+        """A burst has ended at ``now_ns``, when its probes began to be taken away; ``tallies`` are those after they were.
 
-        ``hits`` is the running total by (pid, tid), ``hit_ns`` the mean cost of one, ``completions`` how many the busiest queue
-        pair saw during the burst: bursts grow until they hold a window of them.
+        ``completions`` is how many the busiest queue pair saw during the burst: bursts grow until they hold a window of them.
         """
         assert self._began_ns is not None  # noqa: S101 - begin comes first
         length_ns = max(now_ns - self._began_ns, 1)
         self.burst_ns += length_ns
         self.cut_short += cut_short
-        worst = self._bill(hits, hit_ns, length_ns)
+        worst = self._bill(tallies, length_ns)
         # Learned quickly, unlearned slowly: the machine may be busy now and then.
-        self._overshoot_ns = max(worst - self.length_s * 1e9, self._overshoot_ns * 0.9, FIRST_OVERSHOOT_S * 1e9 / 3)
+        self._overshoot_ns = max(worst - length_ns, self._overshoot_ns * 0.9, FIRST_OVERSHOOT_S * 1e9 / 3)
         if completions < self.window and not cut_short:
             self.length_s = min(self.length_s * 2, MAX_BURST_S)
         elif completions > 4 * self.window or cut_short:
@@ -187,20 +198,20 @@ class Governor:
         self._began_ns = None
         self._rested_ns = now_ns + int(MIN_REST_S * 1e9)
 
-    def _bill(self, hits: Mapping[tuple[int, int], int], hit_ns: float, length_ns: int) -> float:
+    def _bill(self, tallies: Tallies, length_ns: int) -> float:
         """Charge every thread for its hits; returns what the one that was hit most has to pay."""
         assert self._began_ns is not None  # noqa: S101 - called by end
         worst = 0.0
         for thread in self.threads.values():
             thread.last_share = 0.0
-        for key, total in hits.items():
-            new = total - self._hits.get(key, 0)
-            if new <= 0:
+        for key, total in tallies.items():
+            before = self._before.get(key, NOTHING)
+            if total.hits <= before.hits:
                 continue
             since = self._enrolled.setdefault(key[0], self._began_ns)
             thread = self.threads.setdefault(key, ThreadCost(*key, first_ns=since))
-            cost = new * hit_ns
-            thread.hits += new
+            cost = total.cost_ns - before.cost_ns
+            thread.hits += total.hits - before.hits
             thread.cost_ns += cost
             thread.last_share = min(cost / length_ns, 1.0)
             worst = max(worst, cost)
@@ -251,9 +262,35 @@ def hits_by_thread(kernel: WireKernel, pids: Container[int]) -> dict[tuple[int, 
     return {key: int(record["posts"]) + int(record["polls"]) for key, record in threads if key[0] in pids}
 
 
-def mean_hit_ns(costs: dict[CostClass, HitCost], sites: Iterable[Site]) -> float:
-    """The dearest hit among these sites: entry and return of a call are two hits, so half of what a call costs."""
-    return max((costs[site.cost].entry_and_return_ns / 2 for site in sites), default=0.0)
+def tallies(kernel: WireKernel, prices: Mapping[int, Price]) -> dict[tuple[int, int], Tally]:
+    """Hits and cost so far of the threads of the processes that have a price."""
+    found = {}
+    for key, record in kernel.threads().items():
+        price = prices.get(key[0])
+        if price is not None:
+            posts, polls = int(record["posts"]), int(record["polls"])
+            found[key] = Tally(posts + polls, posts * price.post_ns + polls * price.poll_ns)
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class Price:
+    """What one hit costs in a process, in ns: on its posting functions, and on its polling functions."""
+
+    post_ns: float
+    poll_ns: float
+
+
+def price_of(costs: dict[CostClass, HitCost], sites: Iterable[Site]) -> Price:
+    """The price of a hit by the dearest function of each kind: of a call whose return is probed too, each of two hits is half."""
+    found = list(sites)
+    returning = {(site.inode, site.offset) for site in found if site.on_return}
+    dearest = {True: 0.0, False: 0.0}
+    for site in found:
+        both = (site.inode, site.offset) in returning
+        cost = costs[site.cost].entry_and_return_ns / 2 if both else costs[site.cost].entry_ns
+        dearest[site.role in POLLING] = max(dearest[site.role in POLLING], cost)
+    return Price(dearest[False], dearest[True])
 
 
 # Two functions of glibc in our own process stand for all: one that begins with an instruction the kernel emulates, and one that

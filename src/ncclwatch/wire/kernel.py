@@ -21,7 +21,7 @@ from ncclwatch.probes.program import Compilation, Image, Kernel
 from ncclwatch.probes.ring import RingReader
 from ncclwatch.wire import layouts
 from ncclwatch.wire.calibration import calibration_sites, own_functions
-from ncclwatch.wire.sites import Site
+from ncclwatch.wire.sites import POLLING, Site
 
 SOURCE = "verbs.bpf.c"
 RING_BYTES = 1 << 16
@@ -42,7 +42,7 @@ class Attachment:
 def _heat(site: Site) -> tuple[bool, bool]:
     """Orders sites by how often they are hit; a return comes before the entry it belongs to, which alone would count for
     nothing."""
-    return site.role in ("poll_cq", "start_poll", "next_poll", "read_qp_num"), not site.on_return
+    return site.role in POLLING, not site.on_return
 
 
 class WireKernel:

@@ -35,6 +35,9 @@ RETURNS = {
 """Members whose result is needed: the program at their return. These functions never block, so their frames are never among those
 that somebody looks at in a hung process."""
 
+POLLING = frozenset({"poll_cq", "start_poll", "next_poll", "read_qp_num"})
+"""Members that are called to poll; the others post."""
+
 EXACT_RETURNS = {"post_send": "on_post_send_return"}
 """Likewise, only when counting exactly: a request that the provider refuses is rare, and its cost is one more trap a post."""
 
