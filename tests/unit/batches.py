@@ -23,8 +23,8 @@ def ring_looks(count: int, *, world: int = 4, stuck_from: int | None = None, vic
         for rank in frozen_ring(victim if stuck else look % world, world, run_state="T" if stuck else "S"):
             [sample] = rank.looks(1)
             operations = tuple(replace(o, op_count=o.op_count + 2 * number) for o in sample.operations)
-            times = {"time_ns": (100 + look) * SECOND, "wall_ns": WALL + look * SECOND}
-            samples.append(replace(sample, operations=operations, **times))
+            now, wall = (100 + look) * SECOND, WALL + look * SECOND
+            samples.append(replace(sample, operations=operations, time_ns=now, wall_ns=wall))
         yield samples
 
 
