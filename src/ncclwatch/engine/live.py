@@ -103,7 +103,7 @@ class LiveDiagnosis:
         self._previous = list(samples)
         outlook = Outlook(patience=self.patience, complete_hosts=self.complete_hosts, silent=self.silent)
         if self.ledger.rows:
-            outlook.ledger, outlook.totals = self.ledger, self._totals
+            outlook.ledger, outlook.totals, outlook.orders = self.ledger, self._totals, self.slow.cadences.orders
         looks = [series.samples for series in self._series.values()]
         judged = judge_jobs(looks, outlook)
         if self._asked:
@@ -111,7 +111,8 @@ class LiveDiagnosis:
             at_once = judge_jobs(looks, replace(outlook, patience=None, creation_patience_s=0.0))
             self.answers += sorted((self._named(job, verdict) for job, verdict in at_once), key=severity)
         self.slow.forget(present)
-        self.verdicts = sorted((self._named(job, self.slow.judge(job, verdict)) for job, verdict in judged), key=severity)
+        known = [learned.topology for learned in self.namer.jobs]
+        self.verdicts = sorted((self._named(job, self.slow.judge(job, verdict, known)) for job, verdict in judged), key=severity)
         self.patience.end_round()
         return self._stand(self.verdicts[0] if self.verdicts else NOTHING_OBSERVED)
 

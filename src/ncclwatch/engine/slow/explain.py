@@ -157,7 +157,7 @@ def _stage(job: Job, judgement: Judgement, finding: Finding, topology: Topology 
         if topology.tensor_index[rank] >= 0 and (topology.layout.tp or 1) > 1:
             where += f", TP rank {int(topology.tensor_index[rank])}"
     if finding.kind is Kind.COMPUTE:
-        return f"computation{where}" + (f" (others wait in {', '.join(names)})" if names else "")
+        return f"compute{where}" + (f" (others wait in {', '.join(names)})" if names else "")
     if finding.kind is Kind.HOST:
         return f"host, between calls{where}" + (f" (others wait in {', '.join(names)})" if names else "")
     return ", ".join(names) + where

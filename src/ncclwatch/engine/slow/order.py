@@ -29,6 +29,8 @@ class _Call:
     time_ns: int
     comm: int
     ways: list[Way]
+    what: tuple[int, int, int] = (0, 0, 0)
+    """Function, elements and type of a collective; zeros of sends and receives."""
 
 
 @dataclass(slots=True)
@@ -89,9 +91,11 @@ class CallOrders:
         read = (entered["flags"] & np.uint16(Flag.COMM_READ)) != 0
         keep = np.flatnonzero(np.isin(function, OPERATIONS) & read)
         columns = (
-            pids[keep], entered["time_ns"][keep], comms[keep], paired[keep], again[keep], function[keep], entered["peer"][keep]
+            pids[keep], entered["time_ns"][keep], comms[keep], paired[keep], again[keep], function[keep], entered["peer"][keep],
+            entered["count"][keep], entered["datatype"][keep],
         )  # fmt: skip
-        for pid, time, comm, is_paired, joins, called, peer in zip(*(column.tolist() for column in columns), strict=True):
+        rows = zip(*(column.tolist() for column in columns), strict=True)
+        for pid, time, comm, is_paired, joins, called, peer, count, datatype in rows:
             order = self.of.get((source, pid))
             if order is None:
                 order = self.of.setdefault((source, pid), CallOrder())
@@ -99,4 +103,4 @@ class CallOrders:
             if joins and order.calls:
                 order.calls[-1].ways.append(way)
             else:
-                order.calls.append(_Call(time, comm, [way]))
+                order.calls.append(_Call(time, comm, [way], (0, 0, 0) if is_paired else (called, count, datatype)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,11 +80,15 @@ class SlowWatch:
         """Take a batch of call records of one node."""
         self.cadences.add_calls(events, lost, source)
 
-    def judge(self, job: Job, verdict: Verdict, topology: Topology | None = None) -> Verdict:
+    def judge(self, job: Job, verdict: Verdict, topologies: Sequence[Topology] = ()) -> Verdict:
         """Take the newest samples of a job and the verdict on whether it hangs; a job that runs may be slow instead.
 
-        A look between two steps of progress counts once the job goes on; what is seen of a hang teaches nothing.
+        A look between two steps of progress counts once the job goes on; what is seen of a hang teaches nothing. ``topologies``
+        are what was learned of the jobs there are: they name stages, and say who does equal work.
         """
+        topology = max(topologies, key=lambda known: len(known.by_id.keys() & job.groups.keys()), default=None)
+        if topology is not None and not topology.by_id.keys() & job.groups.keys():
+            topology = None
         watch = self._watch_of(job)
         if verdict.verdict_class.accuses or verdict.verdict_class is VerdictClass.IDLE:
             watch.pending.clear()
