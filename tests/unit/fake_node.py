@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -30,7 +31,7 @@ class FakeNode:
         samples = tuple(series[place] for series in self.series)
         time_ns = samples[0].time_ns + 1_000_000
         batch = NodeBatch(
-            host=self.host, boot_id="boot-" + self.host, sequence=self.sequence, time_ns=time_ns, wall_ns=samples[0].wall_ns,
+            host=self.host, boot_id="boot-" + self.host, sequence=self.sequence, time_ns=time_ns, wall_ns=time.time_ns(),
             looked=looked, planes=(PlaneState("state", True), PlaneState("calls", False, "switched off")),
         )  # fmt: skip
         if looked:

@@ -32,6 +32,7 @@ HELLO_AGAIN_S = 5.0
 REFUSED_AGAIN_S = 30.0
 POLL_MS = 200
 BACKOFF_MS = (200, 10_000)
+NOT_YET, BROKE = "not connected yet", "the connection to the engine broke"
 MAX_WAITING = 4096
 """Batches handed over and not yet in the spool; the thread takes them at once unless the disk hangs."""
 
@@ -41,7 +42,7 @@ class LinkStatus:
     """How it stands; read by other threads, each field by itself."""
 
     connected: bool = False
-    reason: str = "not connected yet"
+    reason: str = NOT_YET
     """Why not; empty while connected."""
     engine: str = ""
     sent_batches: int = 0
@@ -210,17 +211,18 @@ class AgentLink:
             elif kind in (zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL, zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL):
                 self._lose("the handshake failed: the engine's key is not the one expected, or only one side uses keys")
             elif kind == zmq.EVENT_DISCONNECTED:
-                self._lose("the connection to the engine broke")
+                self._lose(BROKE)
 
     def _lose(self, reason: str) -> None:
-        if self.status.connected or self.status.reason != reason:
-            # A handshake that failed is followed by a disconnection, which explains less.
-            if not self.status.connected and reason.startswith("the connection") and "handshake" in self.status.reason + " key":
-                return
-            self._tell(f"engine {self.address}: {reason}; batches are kept until it is back")
-        self.status.connected, self.status.reason = False, reason
+        status = self.status
         self._welcomed = False
         self._sent = 0
+        if not status.connected and reason == BROKE and status.reason != NOT_YET:
+            # A handshake that failed is followed by a disconnection, which explains less.
+            return
+        if status.connected or status.reason != reason:
+            self._tell(f"engine {self.address}: {reason}; batches are kept until it is back")
+        status.connected, status.reason = False, reason
 
     def _tell(self, text: str) -> None:
         if not self._news or self._news[-1] != text:
