@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -45,8 +44,20 @@ class _Job:
     """process → pointer"""
     reference: int = -1
     """The process whose iterations the others are counted by."""
-    boundaries: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=BOUNDARIES))
-    """(time, iteration) at which the reference began its iterations"""
+    boundaries: deque[int] = field(default_factory=lambda: deque(maxlen=BOUNDARIES))
+    """Times at which the reference began its latest iterations."""
+    phase: tuple[int, float] | None = None
+    """(time, iterations and part of one) of the reference's latest call"""
+
+    def expected_phase(self, time: int) -> float:
+        """Where the reference would be at a time by its own pace."""
+        if self.phase is None:
+            return 0.0
+        at, phase = self.phase
+        if len(self.boundaries) < 2:
+            return phase
+        span = (self.boundaries[-1] - self.boundaries[0]) / (len(self.boundaries) - 1)
+        return phase + (time - at) / max(span, 1.0)
 
 
 class StageNamer:
@@ -256,23 +267,21 @@ class StageNamer:
     def _follow(
         self, job: _Job, process: int, track: Track, tokens: NDArray[np.uint64], times: NDArray[np.uint64]
     ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.bool_]]:
-        fresh = not track.placed
         positions, iterations, exact = track.follow(tokens)
         if job.reference < 0 and track.placed:
             job.reference = process
         placed = np.flatnonzero(positions >= 0)
+        if not len(placed):
+            return positions, iterations, exact
+        latest = int(times[placed[-1]])
         if process == job.reference:
-            began = placed[np.r_[True, np.diff(iterations[placed]) > 0]] if len(placed) else placed
-            for i in began.tolist():
-                if not job.boundaries or job.boundaries[-1][1] < int(iterations[i]):
-                    job.boundaries.append((int(times[i]), int(iterations[i])))
-        elif fresh and len(placed):
-            first = int(placed[0])
-            shift = _nearest(job.boundaries, int(times[first]), int(positions[first]), len(track.pattern)) - int(
-                iterations[first]
-            )
+            for i in placed[positions[placed] == 0].tolist():
+                job.boundaries.append(int(times[i]))
+            job.phase = (latest, track.iteration + (track.position + 1) / len(track.pattern))
+        elif track.found_at >= 0 and job.phase is not None:
+            shift = round(job.expected_phase(latest) - track.iteration - (track.position + 1) / len(track.pattern))
             track.iteration += shift
-            iterations = iterations + shift
+            iterations[track.found_at :] += shift
         return positions, iterations, exact
 
     # --- asking ------------------------------------------------------------------------------------------------------------
@@ -394,17 +403,6 @@ def _same(one: Learned, other: Learned) -> bool:
     )
 
 
-def _nearest(boundaries: Sequence[tuple[int, int]], time: int, position: int, length: int) -> int:
-    """The iteration in which a call at a position was made, by the reference's iterations; the nearest one where in doubt."""
-    if not boundaries:
-        return 0
-    times = [t for t, _ in boundaries]
-    span = (times[-1] - times[0]) / max(1, len(times) - 1) if len(times) > 1 else 0.0
-    began = time - position / length * span
-    at = max(0, bisect_right(times, began + span / 2) - 1)
-    return boundaries[at][1]
-
-
 def _where(topology: Topology, rank: int) -> tuple[int, int]:
     if not 0 <= rank < topology.world:
         return -1, -1
@@ -423,8 +421,8 @@ def _as_stage(step: Step, topology: Topology, rank: int, confidence: float, *, c
     known = step.function in Function._value2member_map_
     name = Function(step.function).name.title().replace("_", "") if known else ""
     return Stage(
-        phase=step.phase,
-        # After a gap the place may be one micro-batch off: then only the kind of pass is said.
+        # After a gap the place may be some calls off: then only what the operation itself shows is said.
+        phase=step.phase if certain or step.phase is Phase.OPTIMIZER or step.towards else Phase.EITHER,
         micro_batch=step.micro_batch if certain else -1,
         chunk=step.chunk if certain else -1,
         pipeline_stage=stage,

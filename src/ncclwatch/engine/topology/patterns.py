@@ -141,12 +141,20 @@ def learn_patterns(jobmap: JobMap, inference: Inference, encoding: Encoding) -> 
         for stage, draft in drafts.items():
             found[stage] = find_passes(draft.calls, stages, stage, hints)
         hints = _hints(found.values())
+    if stages == 1 and not any(_reduces(draft) for draft in drafts.values()):
+        # Without a reduction of gradients nothing shows how many micro-batches make an iteration.
+        for passes in found.values():
+            _forget_micro_batches(passes)
     most = max((passes.micro_batches for passes in found.values()), default=0)
     for passes in found.values():
         # With one micro-batch a pipeline would mostly idle: what looks so is the steady part of an iteration.
         if passes.micro_batches != most or (stages > 1 and most == 1):
             _forget_micro_batches(passes)
     return {stage: _pattern(stage, drafts[stage], passes) for stage, passes in found.items()}
+
+
+def _reduces(draft: _Draft) -> bool:
+    return bool(np.any((draft.role == ROLE_CODE[Role.DATA]) & np.isin(draft.word["function"], REDUCING)))
 
 
 def _forget_micro_batches(passes: Passes) -> None:

@@ -34,6 +34,9 @@ LARGE_GROUP = 8
 DATA_PERIOD_S = 0.2
 """A layer's communication does not come this seldom."""
 
+MANY = 40
+"""Periods after which a group over the same ranks that is still unused is believed to stay so."""
+
 OFTEN = 2.0
 """Inside the passes means: at least so many times as often as the group that is used least."""
 
@@ -149,6 +152,21 @@ def exchange_blocks(word: NDArray[Any]) -> NDArray[np.int64]:
     return result
 
 
+TOO_EARLY = Opinion(Role.UNSURE, 0.0, "gradients may yet be reduced on another communicator over the same ranks")
+
+
+def _premature(specimen: Specimen, usage: Usage) -> bool:
+    """Whether what was seen may be a part of an iteration: another communicator over these ranks exists and was not used yet."""
+    if specimen.period is not None and specimen.period.repeats >= MANY:
+        return False
+    own = set(usage.group.ranks.tolist()) - {-1}
+    return any(
+        other.total == 0 and other.group.nranks > 1 and own <= set(other.group.ranks.tolist())
+        for other in specimen.usages.values()
+        if other is not usage
+    )
+
+
 def _runs(order: NDArray[np.int64], function: int) -> int:
     """Longest run of one function."""
     hits = np.r_[False, order == function, False].astype(np.int8)
@@ -175,6 +193,8 @@ def _in_passes(specimen: Specimen, usage: Usage, seldom: list[Usage]) -> Opinion
             Role.CONTEXT, 0.85, "gathers in one pass and scatters in the other; gradients are reduced on another group"
         )
     if one_way or _runs(usage.order, GATHER) > 2:
+        if not reduced and _premature(specimen, usage):
+            return TOO_EARLY
         if not reduced:
             return Opinion(
                 Role.DATA, 0.75, "parameters gathered and gradients scattered layer by layer; no other group reduces them"
@@ -226,6 +246,8 @@ def _once(specimen: Specimen, usage: Usage, seldom: list[Usage], known: dict[int
         if not any(own <= set(other.group.ranks.tolist()) for other in seldom if other is not usage):
             return Opinion(Role.UNSURE, 0.0, "two different groups are reduced over once an iteration")
         return Opinion(Role.UNSURE, 0.0, "reduced over once an iteration, within a larger group that is as well")
+    if usage.multiplicity > 1 and {GATHER, SCATTER} <= set(usage.functions) and _premature(specimen, usage):
+        return TOO_EARLY
     what = " and ".join(sorted(Function(f).name.title().replace("_", "") for f in usage.functions))
     return Opinion(Role.DATA, 0.9, f"{what} once an iteration")
 
@@ -243,6 +265,8 @@ def _alone(specimen: Specimen, left: list[Usage]) -> dict[int, Opinion]:
 def _single(specimen: Specimen, usage: Usage) -> Opinion:
     order, functions = usage.order, set(usage.functions)
     collective = functions <= {GATHER, SCATTER, SUM}
+    if _premature(specimen, usage):
+        return TOO_EARLY
     if functions == {GATHER, SCATTER} and (_runs(order, GATHER) > 2 or _runs(order, SCATTER) >= 2):
         return Opinion(Role.DATA, 0.75, "the only group: parameters gathered and gradients scattered layer by layer")
     if functions == {SUM} and len(usage.sizes) >= 3:

@@ -34,6 +34,8 @@ class Track:
     exact: bool = False
     placed: bool = False
     """Whether it ever had a place."""
+    found_at: int = -1
+    """Index, in the calls taken last, at which it found its place after it had none; the number of the iteration is open then."""
     recent: list[int] = field(default_factory=list)
     """Tokens since the pointer was lost, at most ``CONTEXT``."""
 
@@ -43,7 +45,7 @@ class Track:
         positions = np.full(n, -1, np.int32)
         iterations = np.full(n, self.iteration, np.int64)
         exact = np.zeros(n, np.bool_)
-        at = 0
+        at, self.found_at = 0, -1
         while at < n:
             if self.position >= 0:
                 at += self._advance(tokens, at, positions, iterations, exact)
@@ -111,6 +113,8 @@ class Track:
             return 1
         if found <= self.position or (self.position < 0 and found == 0):
             self.iteration += 1
+        if self.position < 0:
+            self.found_at = at
         self.position, self.exact, self.placed, self.recent = found, certain, True, []
         positions[at], iterations[at], exact[at] = found, self.iteration, certain
         return 1
