@@ -1,0 +1,139 @@
+"""One rank of a job on a real GPU, without PyTorch: NCCL and the CUDA runtime by ctypes.
+
+    RANK=0 WORLD_SIZE=2 NCCL_LIBRARY=... CUDART_LIBRARY=... python rank.py RUN_DIR [--count N] [--iterations N] [--graph]
+
+Says a line for each iteration. ``--graph`` captures one AllReduce into a CUDA graph and replays it; ``--skip-at N`` stops calling
+NCCL after N iterations, as a rank that never enters; ``--hold`` stays after the last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import os
+import time
+from pathlib import Path
+
+FLOAT32, SUM = 7, 0
+HOST_TO_DEVICE, DEVICE_TO_HOST = 1, 2
+CAPTURE_GLOBAL = 0
+
+
+class UniqueId(ctypes.Structure):
+    """``ncclUniqueId``."""
+
+    _fields_ = [("internal", ctypes.c_char * 128)]
+
+
+def must(result: int, what: str) -> None:
+    """Every function of both libraries returns 0 on success."""
+    if result != 0:
+        raise SystemExit(f"{what} failed with {result}")
+
+
+class Rank:
+    """A communicator with one buffer and one stream."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+        self.count = count
+        self.cuda = ctypes.CDLL(os.environ["CUDART_LIBRARY"], mode=ctypes.RTLD_GLOBAL)
+        self.nccl = ctypes.CDLL(os.environ["NCCL_LIBRARY"])
+        self.stream, self.buffer, self.comm = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+        must(self.cuda.cudaSetDevice(int(os.environ.get("GPU", "0"))), "cudaSetDevice")
+        must(self.cuda.cudaStreamCreateWithFlags(ctypes.byref(self.stream), 1), "cudaStreamCreateWithFlags")
+        must(self.cuda.cudaMalloc(ctypes.byref(self.buffer), ctypes.c_size_t(4 * count)), "cudaMalloc")
+        self.fill(1.0)
+        unique = self._meet(folder)
+        must(self.nccl.ncclCommInitRank(ctypes.byref(self.comm), self.world, unique, self.rank), "ncclCommInitRank")
+
+    def _meet(self, folder: Path) -> UniqueId:
+        path = folder / "unique-id"
+        unique = UniqueId()
+        if self.rank == 0:
+            must(self.nccl.ncclGetUniqueId(ctypes.byref(unique)), "ncclGetUniqueId")
+            path.with_suffix(".new").write_bytes(bytes(unique))
+            path.with_suffix(".new").rename(path)
+            return unique
+        deadline = time.monotonic() + 60
+        while not path.exists():
+            if time.monotonic() > deadline:
+                raise SystemExit("rank 0 did not come")
+            time.sleep(0.02)
+        return UniqueId.from_buffer_copy(path.read_bytes())
+
+    def fill(self, value: float) -> None:
+        """Set every element."""
+        host = (ctypes.c_float * self.count)(*([value] * self.count))
+        must(self.cuda.cudaMemcpy(self.buffer, host, ctypes.c_size_t(4 * self.count), HOST_TO_DEVICE), "cudaMemcpy")
+
+    def values(self) -> tuple[float, float]:
+        """First and last element."""
+        host = (ctypes.c_float * self.count)()
+        must(self.cuda.cudaMemcpy(host, self.buffer, ctypes.c_size_t(4 * self.count), DEVICE_TO_HOST), "cudaMemcpy")
+        return host[0], host[self.count - 1]
+
+    def all_reduce(self) -> None:
+        """In place."""
+        size = ctypes.c_size_t(self.count)
+        must(self.nccl.ncclAllReduce(self.buffer, self.buffer, size, FLOAT32, SUM, self.comm, self.stream), "ncclAllReduce")
+
+    def synchronize(self) -> None:
+        """Wait for the stream."""
+        must(self.cuda.cudaStreamSynchronize(self.stream), "cudaStreamSynchronize")
+
+    def capture(self) -> ctypes.c_void_p:
+        """One AllReduce as a graph, captured in the strictest mode: a forbidden call of any thread would break it."""
+        graph, made = ctypes.c_void_p(), ctypes.c_void_p()
+        must(self.cuda.cudaStreamBeginCapture(self.stream, CAPTURE_GLOBAL), "cudaStreamBeginCapture")
+        self.all_reduce()
+        time.sleep(0.2)  # a sampler at a kilohertz runs through it many times
+        must(self.cuda.cudaStreamEndCapture(self.stream, ctypes.byref(graph)), "cudaStreamEndCapture")
+        must(self.cuda.cudaGraphInstantiateWithFlags(ctypes.byref(made), graph, ctypes.c_ulonglong(0)), "cudaGraphInstantiate")
+        return made
+
+
+def say(text: str) -> None:
+    """One line, at once."""
+    print(text, flush=True)
+
+
+def main() -> None:
+    """Run until the last iteration or for ever."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--count", type=int, default=1 << 16)
+    parser.add_argument("--iterations", type=int)
+    parser.add_argument("--burst", type=int, default=1, help="AllReduces between two waits")
+    parser.add_argument("--graph", action="store_true")
+    parser.add_argument("--skip-at", type=int)
+    parser.add_argument("--hold", action="store_true")
+    options = parser.parse_args()
+    rank = Rank(options.folder, options.count)
+    say("ready")
+    graph = rank.capture() if options.graph else None
+    number = 0
+    while options.iterations is None or number < options.iterations:
+        if number == options.skip_at:
+            say("skips")
+            time.sleep(3600)
+        if number % 50 == 0:
+            rank.fill(1.0)  # sums would leave the range of the type
+        for _ in range(options.burst):
+            if graph is not None:
+                must(rank.cuda.cudaGraphLaunch(graph, rank.stream), "cudaGraphLaunch")
+            else:
+                rank.all_reduce()
+        rank.synchronize()
+        number += 1
+        if options.burst == 1 and number % 50 == 1 and rank.values() != (float(rank.world),) * 2:
+            raise SystemExit(f"wrong sum {rank.values()} after iteration {number}")
+        say(f"iteration {number} at {time.monotonic():.6f}")
+    if options.hold:
+        time.sleep(3600)
+    must(rank.nccl.ncclCommDestroy(rank.comm), "ncclCommDestroy")
+    say("done")
+
+
+if __name__ == "__main__":
+    main()
