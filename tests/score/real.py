@@ -27,8 +27,8 @@ from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.simulate.layout import groups, node_of
 from ncclwatch.simulate.records import RecordSet
-from ncclwatch.simulate.scenario import PROGRAM_FAULTS, ROLES, FaultKind, Scenario, ScoreClass
-from ncclwatch.simulate.testbed import as_testbed_runs, fitted, plan
+from ncclwatch.simulate.scenario import PROGRAM_FAULTS, ROLES, Expectation, FaultKind, Scenario, ScoreClass
+from ncclwatch.simulate.testbed import ON_A_LINK, as_testbed_runs, fitted, plan
 from ncclwatch.store.recorder import Recorder
 from score.diagnosers import HANG_CLASSES, Diagnoser
 from score.scoring import Result, Tally
@@ -91,7 +91,19 @@ class Outcome:
 def as_played(scenario: Scenario, nccl: str, transport: Transport) -> Scenario:
     """The scenario as the testbed plays it: that release, that transport, messages that two cores can move."""
     network = replace(scenario.network, nccl=nccl, intra_node="shm" if transport is Transport.SHM else "net", net="socket")
-    return as_testbed_runs(fitted(replace(scenario, network=network)))
+    return as_testbed_runs(fitted(replace(scenario, network=network, expect=_expectation(scenario))))
+
+
+def _expectation(scenario: Scenario) -> Expectation:
+    """Faults of a link or a NIC are played on the link of the rank's host: its ends may be named."""
+    struck = {fault.rank for fault in scenario.faults if fault.kind in ON_A_LINK}
+    if not struck:
+        return scenario.expect
+    layout = scenario.layout
+    near = {int(r) for role in ROLES if role != "world" for g in groups(layout, role) if struck & set(g.tolist()) for r in g}
+    others = tuple(r for r in scenario.expect.ranks if r not in near)
+    link = tuple(struck) if scenario.expect.link else ()
+    return replace(scenario.expect, ranks=others, also=tuple(sorted(near)), link=link)
 
 
 def obstacle(scenario: Scenario, nccl: str, transport: Transport) -> str:
@@ -107,7 +119,7 @@ def obstacle(scenario: Scenario, nccl: str, transport: Transport) -> str:
     on_the_network = any(f.kind in (FaultKind.PROXY_STALL, FaultKind.PROXY_SLEEP) for f in scenario.faults)
     if transport is Transport.SHM and on_the_network and len(plan(played).hosts) == 1:
         return "no proxy is involved within one host"
-    return "; ".join(plan(played).unsupported)
+    return "; ".join(plan(played, links=True).unsupported)
 
 
 def vary(scenario: Scenario, seed: int, number: int) -> Scenario:
@@ -259,7 +271,8 @@ def play(run: Run, baselines: Sequence[Diagnoser] = ()) -> Outcome:
 
 
 def _play(run: Run, scenario: Scenario, outcome: Outcome, baselines: Sequence[Diagnoser]) -> None:
-    made = plan(as_played(scenario, run.nccl, run.transport))
+    scenario = as_played(scenario, run.nccl, run.transport)
+    made = plan(scenario, links=True)
     with Play(made) as played:
         missing = scenario.observe.missing_nodes
         pids = [played.job.pid(r) for r in range(made.ranks) if node_of(scenario.layout, r) not in missing]

@@ -25,9 +25,13 @@ from numpy.typing import NDArray
 from ncclwatch.simulate.testbed import HarnessAction, TestbedPlan
 from testbed.cpu_share import CpuShare
 from testbed.job import Job, JobError
+from testbed.netns import Network
 
 _FAULT = re.compile(r"fault \w+ (begins|strikes)\b.* at ([\d.]+)$")
 _POLL_S = 0.02
+LINK_RATE = 25e6
+"""Bytes a second of each host's link, where hosts have links: little enough that a fault of one shows."""
+ON_LINKS = frozenset({"link-down", "link-limit", "link-impair", "traffic"})
 
 
 class Play:
@@ -35,10 +39,14 @@ class Play:
 
     def __init__(self, made: TestbedPlan, *, extra: Sequence[str] = ()) -> None:
         self.made = made
-        self.job = Job(
+        self._stack = ExitStack()
+        self._network: Network | None = None
+        if any(action.what in ON_LINKS for action in made.actions):
+            self._network = self._stack.enter_context(Network(hosts=len(made.hosts), rate=LINK_RATE))
+        self.job = (self._network.job if self._network else Job)(
             made.nccl,
             made.ranks,
-            "training",
+            shape="training",
             hosts=made.hosts,
             count=made.count,
             iterations=made.iterations,
@@ -50,24 +58,22 @@ class Play:
         self.problem: Exception | None = None
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
-        self._limits = ExitStack()
 
     def __enter__(self) -> Self:
-        self.job.start()
-        try:
+        with ExitStack() as started:
+            started.enter_context(self._stack)
+            started.callback(self.job.close)
+            self.job.start()
             for rank in range(self.made.ranks):
                 self.job.wait_line(rank, "waits at the gate")
-        except BaseException:
-            self.job.close()
-            raise
+            self._stack = started.pop_all()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._stop.set()
         if self._thread is not None:
             self._thread.join()
-        self._limits.close()
-        self.job.close()
+        self._stack.close()
 
     def begin(self) -> None:
         """Let the ranks create their communicators and run; faults from outside take their course."""
@@ -158,7 +164,7 @@ class Play:
 
     def _do(self, action: HarnessAction) -> None:
         if action.what == "limit":
-            self._limits.enter_context(CpuShare([self.job.pid(rank) for rank in action.ranks], action.share))
+            self._stack.enter_context(CpuShare([self.job.pid(rank) for rank in action.ranks], action.share))
         for rank in action.ranks:
             if action.what == "freeze":
                 self.job.freeze(rank)
@@ -166,7 +172,20 @@ class Play:
                 self.job.thaw(rank)
             elif action.what == "kill":
                 self.job.kill(rank)
+            elif action.what in ON_LINKS and self._network is not None:
+                self._do_to_link(self._network, self.job.host(rank), action)
         self.actions_done.append((time.monotonic(), action))
+
+    def _do_to_link(self, network: Network, host: int, action: HarnessAction) -> None:
+        link = network.link(host)
+        if action.what == "link-down":
+            link.down()
+        elif action.what == "link-limit":
+            link.limit(LINK_RATE * action.share)
+        elif action.what == "link-impair":
+            link.impair(delay_s=action.delay_s, loss=action.loss)
+        else:
+            self._stack.enter_context(network.background(host, (host + 1) % len(self.made.hosts)))
 
 
 def _stopped(pid: int) -> bool:

@@ -89,7 +89,7 @@ def test_the_catalogue_has_every_fault_look_alike_and_class(catalogue: list[Scen
 
 def test_every_scenario_has_its_own_seed_and_a_set(catalogue: list[Scenario]) -> None:
     assert len({s.seed for s in catalogue}) == len(catalogue)
-    assert all(set(s.tags) & {"ci", "scale"} for s in catalogue)
+    assert all(set(s.tags) & {"ci", "scale", "quick", "quick-slow"} for s in catalogue)
     assert {s.network.nccl for s in catalogue} >= {"2.21.5", "2.27.5", "2.32.3"}
 
 

@@ -29,6 +29,8 @@ LIMITED_SHARE = 0.05
 class HarnessAction:
     """What the harness does to ranks from outside: ``freeze``, ``thaw``, ``kill``, or ``limit`` (a share of one CPU, by cgroup).
 
+    Where hosts have links of their own, to the link of the ranks' host: ``link-down``, ``link-limit`` (to a ``share`` of its
+    rate), ``link-impair`` (``delay_s`` each way, ``loss`` of frames), ``traffic`` (somebody else's, through it).
     ``after_s`` seconds after the job's first iteration began; of ``thaw`` after the rank was stopped.
     """
 
@@ -36,6 +38,8 @@ class HarnessAction:
     ranks: tuple[int, ...]
     after_s: float
     share: float = 1.0
+    delay_s: float = 0.0
+    loss: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +68,11 @@ def fitted(scenario: Scenario) -> Scenario:
     return replace(scenario, workload=sized)
 
 
-def plan(scenario: Scenario) -> TestbedPlan:
+def plan(scenario: Scenario, *, links: bool = False) -> TestbedPlan:
     """Map a scenario to the testbed. Hosts are the scenario's nodes where it goes over shared memory, else one rank a host.
 
+    ``links`` says that hosts have links of their own (network namespaces): then faults of a link or a NIC are played on that of
+    the rank's host, both ways and with everybody.
     Times of faults that the harness brings about are of the scenario's clock and begin with the first iteration.
     """
     layout, work, net = scenario.layout, scenario.workload, scenario.network
@@ -103,7 +109,10 @@ def plan(scenario: Scenario) -> TestbedPlan:
     options += _lookalikes(scenario, unsupported)
     actions: list[HarnessAction] = []
     for fault in scenario.faults:
-        options += _fault(fault, scenario, actions, unsupported)
+        if links and fault.kind in ON_A_LINK:
+            actions.append(_on_link(fault, scenario))
+        else:
+            options += _fault(fault, scenario, actions, unsupported)
     hosts = (1,) * layout.world
     if net.intra_node == "shm":
         nodes = -(-layout.world // layout.ranks_per_node)
@@ -211,6 +220,26 @@ def _fault(fault: Fault, scenario: Scenario, actions: list[HarnessAction], unsup
         return []
     copies = ["--input", str(INPUT_BYTES)] if kind is FaultKind.SLOW_COPY else []
     return [word for text in texts[kind] for word in ("--fault", text)] + watchdog + copies
+
+
+ON_A_LINK = frozenset(
+    {FaultKind.LINK_DOWN, FaultKind.SLOW_LINK, FaultKind.LOSSY_LINK, FaultKind.NIC_LIMIT, FaultKind.BACKGROUND_TRAFFIC}
+)
+
+
+def _on_link(fault: Fault, scenario: Scenario) -> HarnessAction:
+    start_s = fault.start_s if fault.start_s is not None else (fault.iteration or 0) * _iteration_s(scenario)
+    start_s += fault.offset_ms / 1e3
+    delay_s = fault.delay_ms / 1e3
+    if fault.kind is FaultKind.LINK_DOWN:
+        return HarnessAction("link-down", (fault.rank,), start_s)
+    if fault.kind is FaultKind.LOSSY_LINK:
+        return HarnessAction("link-impair", (fault.rank,), start_s, loss=fault.strength)
+    if fault.kind is FaultKind.BACKGROUND_TRAFFIC:
+        return HarnessAction("traffic", (fault.rank,), start_s)
+    if fault.kind is FaultKind.SLOW_LINK and fault.strength <= 1:
+        return HarnessAction("link-impair", (fault.rank,), start_s, delay_s=delay_s)
+    return HarnessAction("link-limit", (fault.rank,), start_s, share=1 / max(fault.strength, 1.0))
 
 
 _ENDLESS = frozenset({FaultKind.CRASH, FaultKind.KILL, FaultKind.STOP})
