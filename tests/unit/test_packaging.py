@@ -1,0 +1,202 @@
+"""The recipes in packaging/: manifests by schema, and every one of them by what ncclwatch itself takes and needs."""
+
+from __future__ import annotations
+
+import configparser
+import re
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import typer.main
+import yaml
+
+from ncclwatch.cli import main
+from ncclwatch.messaging.privileges import CAPABILITIES
+
+ROOT = Path(__file__).parents[2]
+PACKAGING = ROOT / "packaging"
+
+NAME = {"type": "string", "pattern": "^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", "maxLength": 253}
+LABELS = {"type": "object", "additionalProperties": {"type": "string", "maxLength": 63}}
+
+
+def closed(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    """An object that may have these fields and no others: a field that is misspelt is found."""
+    return {"type": "object", "properties": properties, "required": list(required), "additionalProperties": False}
+
+
+METADATA = closed({"name": NAME, "namespace": NAME, "labels": LABELS, "annotations": LABELS}, "name")
+CONTAINER = closed(
+    {
+        "name": NAME,
+        "image": {"type": "string", "minLength": 1},
+        "args": {"type": "array", "items": {"type": "string"}},
+        "command": {"type": "array", "items": {"type": "string"}},
+        "env": {
+            "type": "array",
+            "items": closed({"name": {"type": "string"}, "value": {"type": "string"}, "valueFrom": {"type": "object"}}, "name"),
+        },
+        "ports": {
+            "type": "array",
+            "items": closed(
+                {"name": NAME, "containerPort": {"type": "integer", "minimum": 1, "maximum": 65535}}, "containerPort"
+            ),
+        },
+        "resources": closed({"requests": LABELS, "limits": LABELS}),
+        "securityContext": closed(
+            {
+                "runAsUser": {"type": "integer"},
+                "runAsNonRoot": {"type": "boolean"},
+                "privileged": {"const": False},
+                "allowPrivilegeEscalation": {"type": "boolean"},
+                "readOnlyRootFilesystem": {"type": "boolean"},
+                "capabilities": closed(
+                    {"add": {"type": "array", "items": {"type": "string"}}, "drop": {"const": ["ALL"]}}, "drop"
+                ),
+            }
+        ),
+        "volumeMounts": {
+            "type": "array",
+            "items": closed(
+                {"name": NAME, "mountPath": {"type": "string", "pattern": "^/"}, "readOnly": {"type": "boolean"}},
+                "name",
+                "mountPath",
+            ),
+        },
+    },
+    "name",
+    "image",
+)
+VOLUME_KINDS = {kind: {"type": "object"} for kind in ("secret", "projected", "hostPath", "emptyDir")}
+POD = closed(
+    {
+        "hostPID": {"type": "boolean"},
+        "shareProcessNamespace": {"type": "boolean"},
+        "containers": {"type": "array", "items": CONTAINER, "minItems": 1},
+        "volumes": {
+            "type": "array",
+            "items": {**closed({"name": NAME, **VOLUME_KINDS}, "name"), "minProperties": 2, "maxProperties": 2},
+        },
+        "tolerations": {"type": "array"},
+        "nodeSelector": LABELS,
+        "securityContext": closed(
+            {n: {"type": ["integer", "boolean"]} for n in ("runAsNonRoot", "runAsUser", "runAsGroup", "fsGroup")}
+        ),
+    },
+    "containers",
+)
+TEMPLATE = closed({"metadata": {"type": "object"}, "spec": POD}, "metadata", "spec")
+SELECTOR = closed({"matchLabels": LABELS}, "matchLabels")
+SPECS = {
+    ("v1", "Namespace"): None,
+    ("v1", "Pod"): POD,
+    ("v1", "Service"): closed(
+        {"selector": LABELS, "ports": {"type": "array", "minItems": 1}, "type": {"type": "string"}}, "selector", "ports"
+    ),
+    ("apps/v1", "Deployment"): closed(
+        {"replicas": {"const": 1}, "strategy": {"const": {"type": "Recreate"}}, "selector": SELECTOR, "template": TEMPLATE},
+        "selector",
+        "template",
+    ),
+    ("apps/v1", "DaemonSet"): closed({"selector": SELECTOR, "template": TEMPLATE}, "selector", "template"),
+}
+
+
+def documents() -> list[tuple[str, dict[str, Any]]]:
+    found = []
+    for file in sorted((PACKAGING / "kubernetes").glob("*.yaml")):
+        found += [(f"{file.name}:{data['kind']}", data) for data in yaml.safe_load_all(file.read_text()) if data]
+    return found
+
+
+@pytest.mark.parametrize(("name", "data"), documents())
+def test_manifests_are_what_kubernetes_takes(name: str, data: dict[str, Any]) -> None:
+    spec = SPECS[data["apiVersion"], data["kind"]]
+    properties: dict[str, Any] = {"apiVersion": {"type": "string"}, "kind": {"type": "string"}, "metadata": METADATA}
+    if spec is not None:
+        properties["spec"] = spec
+    jsonschema.validate(data, closed(properties, *properties))
+
+
+def pod_of(data: dict[str, Any]) -> dict[str, Any] | None:
+    spec = data.get("spec", {})
+    pod: dict[str, Any] | None = spec if data["kind"] == "Pod" else spec.get("template", {}).get("spec")
+    return pod
+
+
+def ncclwatch_containers() -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
+    pods = [(name, pod) for name, data in documents() if (pod := pod_of(data))]
+    return [(name, pod, c) for name, pod in pods for c in pod["containers"] if c["image"].startswith("ncclwatch")]
+
+
+def options_of(command: str) -> set[str]:
+    group = typer.main.get_command(main.app)
+    found = group.commands[command]  # type: ignore[attr-defined]
+    return {option for parameter in found.params for option in parameter.opts}
+
+
+@pytest.mark.parametrize(("name", "pod", "container"), ncclwatch_containers())
+def test_containers_run_commands_there_are_with_what_they_need(name: str, pod: dict[str, Any], container: dict[str, Any]) -> None:
+    command, *arguments = container["args"]
+    assert {word for word in arguments if word.startswith("--")} <= options_of(command)
+    assert "--keys" in arguments, "nothing speaks over a network without keys"
+    volumes = {volume["name"] for volume in pod["volumes"]}
+    assert {mount["name"] for mount in container["volumeMounts"]} <= volumes
+    mounts = {mount["mountPath"] for mount in container["volumeMounts"]}
+    added = {f"CAP_{word}" for word in container["securityContext"]["capabilities"].get("add", [])}
+    if command == "agent":
+        assert added == set(CAPABILITIES)
+        assert pod.get("hostPID") or pod.get("shareProcessNamespace"), "it has to see the job's processes"
+        assert any(arguments[arguments.index("--spool") + 1].startswith(mount) for mount in mounts)
+        assert "/tmp" in mounts, "BCC compiles there"
+    else:
+        assert not added
+
+
+def test_selectors_select_what_their_templates_make() -> None:
+    labels: list[dict[str, str]] = []
+    for _, data in documents():
+        if "template" in data.get("spec", {}):
+            made = data["spec"]["template"]["metadata"]["labels"]
+            assert data["spec"]["selector"]["matchLabels"].items() <= made.items()
+            labels.append(made)
+    for _, data in documents():
+        if data["kind"] == "Service":
+            assert any(data["spec"]["selector"].items() <= made.items() for made in labels)
+
+
+@pytest.mark.parametrize("file", sorted((PACKAGING / "systemd").glob("*.service")), ids=lambda file: file.name)
+def test_units(file: Path) -> None:
+    unit = configparser.ConfigParser(strict=True, interpolation=None)
+    unit.optionxform = str  # type: ignore[assignment,method-assign]
+    unit.read(file)
+    assert set(unit.sections()) == {"Unit", "Service", "Install"}
+    words = unit["Service"]["ExecStart"].split()
+    assert words[0].endswith("/ncclwatch")
+    assert {word for word in words if word.startswith("--")} <= options_of(words[1])
+    bounding = set(unit["Service"]["CapabilityBoundingSet"].split())
+    assert set(CAPABILITIES) <= bounding if words[1] == "agent" else not bounding
+    assert unit["Service"]["Restart"] == "always"
+
+
+@pytest.mark.parametrize("file", sorted((PACKAGING / "slurm").glob("*.sh")), ids=lambda file: file.name)
+def test_slurm_scripts_are_shell_and_never_fail_a_job(file: Path) -> None:
+    subprocess.run(["sh", "-n", str(file)], check=True, timeout=20)
+    assert file.stat().st_mode & 0o111
+    done = subprocess.run(["sh", str(file)], env={"PATH": "/usr/bin:/bin", "NCCLWATCH": "/nonexistent"}, check=False, timeout=20)
+    assert done.returncode == 0
+    text = file.read_text()
+    for line in re.findall(r'"\$NCCLWATCH" (agent .*(?:\\\n.*)*)', text):
+        assert set(re.findall(r"--[a-z-]+", line)) <= options_of("agent")
+
+
+def test_the_image_holds_what_the_package_needs() -> None:
+    text = (PACKAGING / "Dockerfile").read_text()
+    for source in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE):
+        for word in source.split():
+            assert (ROOT / word).exists(), word
+    wanted = {"python3", "python3-venv", "python3-bpfcc"}
+    assert wanted <= set(re.findall(r"[a-z0-9-]+", text))
