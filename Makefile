@@ -80,6 +80,14 @@ setup: $(CACHE)/stamps/test-packages $(CACHE)/stamps/venv $(NCCL_VERSIONS:%=$(NC
 shim:
 	@$(MAKE) -s -C kernel_counters
 
+# What needs a GPU, and what it measures there: results go to build/gpu, for docs/gpu-results.md. PyTorch is not needed.
+gpu: setup
+	@if [ ! -e /dev/nvidia0 ]; then echo "make: no NVIDIA GPU on this machine (/dev/nvidia0)" >&2; exit 1; fi
+	@[ -d $(CACHE)/cuda ] || $(PYTHON) -m pip install -q --disable-pip-version-check --no-deps --target $(CACHE)/cuda nvidia-cuda-runtime-cu12
+	@mkdir -p build/gpu
+	@OUT=$(CURDIR)/build/gpu $(PYTHON) -m pytest tests/gpu -s
+	@PYTHONPATH=tests $(PYTHON) -m gpu.measure --out build/gpu
+
 # --- the two commands --------------------------------------------------------------------------------------------------
 
 demo: setup-demo

@@ -43,7 +43,7 @@ def cudart() -> Path | None:
     if os.environ.get("CUDART_LIBRARY"):
         return Path(os.environ["CUDART_LIBRARY"])
     folders = [Path(folder) / "nvidia" / "cuda_runtime" / "lib" for folder in sys.path if folder]
-    folders += [Path("/usr/local/cuda/lib64"), Path("/usr/lib/x86_64-linux-gnu")]
+    folders += [ROOT / ".cache/cuda/nvidia/cuda_runtime/lib", Path("/usr/local/cuda/lib64"), Path("/usr/lib/x86_64-linux-gnu")]
     found = (path for folder in folders for path in sorted(folder.glob("libcudart.so.1[2-9]*")))
     return next(found, None)
 
