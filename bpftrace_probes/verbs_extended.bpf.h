@@ -9,8 +9,10 @@ int on_wr_start(struct pt_regs *ctx)
 	struct nwv_thread *thread = this_thread();
 	struct nwv_qp *qp = account_of(ctx->di, &key, bpf_ktime_get_ns());
 
-	if (thread)
+	if (thread) {
 		thread->posts++;
+		thread->extended_posts++;
+	}
 	if (qp) {
 		qp->batch_posted = qp->posted;
 		qp->batch_bytes = qp->posted_bytes;
@@ -27,8 +29,10 @@ static inline int build(struct pt_regs *ctx, u32 opcode)
 	struct nwv_thread *thread = this_thread();
 	struct nwv_qp *qp = account_of(ctx->di, &key, now);
 
-	if (thread)
+	if (thread) {
 		thread->posts++;
+		thread->extended_posts++;
+	}
 	if (!qp)
 		return 0;
 	u32 flags = user_int(ctx->di + QP_EX_WR_FLAGS);
@@ -66,8 +70,10 @@ static inline int add_bytes(struct pt_regs *ctx, u64 bytes)
 	struct nwv_thread *thread = this_thread();
 	struct nwv_qp *qp = account_of(ctx->di, &key, bpf_ktime_get_ns());
 
-	if (thread)
+	if (thread) {
 		thread->posts++;
+		thread->extended_posts++;
+	}
 	if (!qp)
 		return 0;
 	ADD(qp->posted_bytes, bytes);
@@ -123,8 +129,10 @@ int on_wr_abort(struct pt_regs *ctx)
 	struct nwv_thread *thread = this_thread();
 	struct nwv_qp *qp = account_of(ctx->di, &key, bpf_ktime_get_ns());
 
-	if (thread)
+	if (thread) {
 		thread->posts++;
+		thread->extended_posts++;
+	}
 	if (qp && qp->batch_posted) {
 		qp->refused += qp->posted - qp->batch_posted;
 		qp->posted = qp->batch_posted;
@@ -176,6 +184,7 @@ static inline int open_completion(struct pt_regs *ctx)
 		return 0;
 	thread->armed = 0;
 	thread->polls++;
+	thread->extended_polls++;
 	close_completion(thread);
 	if ((u32)ctx->ax) {
 		thread->polls_empty++;
@@ -205,6 +214,7 @@ int on_ex_poll(struct pt_regs *ctx)
 
 	if (thread) {
 		thread->polls++;
+		thread->extended_polls++;
 		thread->cq = ctx->di;
 		thread->armed = ARMED_EX_POLL;
 	}
@@ -224,6 +234,7 @@ int on_read_qp_num_return(struct pt_regs *ctx)
 	if (!thread || !thread->open_wanted)
 		return 0;
 	thread->polls++;
+	thread->extended_polls++;
 	struct nwv_qp_key key = {};
 
 	key.context = user_word(thread->open_cq + CQ_CONTEXT);

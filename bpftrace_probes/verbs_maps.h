@@ -79,6 +79,8 @@ struct nwv_qp {
 struct nwv_thread {
 	__u64 posts; /* hits of probes on the posting functions */
 	__u64 polls; /* hits of probes on the polling functions: entry and return are two */
+	__u64 extended_posts; /* of them those on functions of extended queue pairs */
+	__u64 extended_polls; /* of them those on functions of extended completion queues */
 	__u64 polls_empty;
 	__u64 cq;
 	__u64 completions; /* struct ibv_wc* that poll_cq fills */

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ncclwatch.collect.step_rates import StepRates, running_counts
+from ncclwatch.collect.step_rates import StepRates, in_network, running_counts
 from ncclwatch.model.state import Direction, OpPhase
 from unit.synthetic import WORLD, Rank, communicator, process, recv, send
 
@@ -77,3 +77,17 @@ def test_the_counts_of_running_operations_are_absolute() -> None:
         (pid, WORLD, 0, 0, 1, Direction.SEND, 0): 970,
         (pid, WORLD, 0, 0, 3, Direction.RECV, 0): 969,
     }
+    assert in_network(sample) == {(pid, WORLD, 0, 0, 1, Direction.SEND, 0): 2}
+
+
+def test_how_long_a_count_has_stood_still() -> None:
+    rates = StepRates(window_ns=10 * MS)
+    assert rates.still_s(KEY) == 0
+    for time in range(1, 50):
+        rates.feed(time * MS, {KEY: min(time, 20)})
+    assert rates.still_s(KEY) == pytest.approx(0.029)
+    other = (*KEY[:3], 5, *KEY[4:])
+    for time in range(100, 105):
+        rates.feed(time * MS, {other: 7})
+    # It may have stood still for longer; this much was seen.
+    assert rates.still_s(other) == pytest.approx(0.004)

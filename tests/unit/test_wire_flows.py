@@ -187,3 +187,14 @@ def test_roles_by_what_was_posted() -> None:
     assert made(4, 10, 4).role() == "flush"
     assert made(4, 10, 4096).role() == "data"
     assert account(completions=[]).role() == ""
+
+
+def test_what_a_burst_left_in_flight_is_not_a_stall() -> None:
+    """Its completions came while nobody looked."""
+    watch = FlowWatch()
+    left = account(completions=[], pending=(1000 * MS,))
+    for now in (1000 * MS, 2000 * MS, 20_000 * MS):
+        (flow,) = watch.look([left], now, exact=False)
+        assert flow.state is FlowState.IDLE
+    (flow,) = watch.look([left], 20_000 * MS, exact=True)
+    assert flow.state is FlowState.STALLED

@@ -162,7 +162,10 @@ def test_posts_and_polls_have_prices_of_their_own() -> None:
     polls = [site("poll_cq", 9, CostClass.EMULATED, on_return=way) for way in (False, True)]
     assert price_of(COSTS, [posts, *polls]) == Price(10_000.0, 400.0)
     assert price_of(COSTS, [posts, site("post_send", 3, CostClass.SINGLE_STEPPED, on_return=True)]) == Price(5_250.0, 0.0)
-    assert price_of(COSTS, []) == Price(0.0, 0.0)
+    assert price_of(COSTS, []) == Price()
+    # An extended queue's functions are billed to who uses them; a return alone is two traps and one hit.
+    extended = [site("wr_start", 12, CostClass.EMULATED), site("read_qp_num", 15, CostClass.SINGLE_STEPPED, on_return=True)]
+    assert price_of(COSTS, [*polls, *extended]) == Price(0.0, 400.0, 500.0, 10_500.0)
 
 
 @pytest.mark.parametrize(

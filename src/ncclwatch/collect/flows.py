@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ncclwatch.collect.step_rates import ConnectionKey, StepRates, running_counts
+from ncclwatch.collect.step_rates import ConnectionKey, StepRates, in_network, running_counts
 from ncclwatch.errors import NcclwatchError, TargetGoneError
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, RdmaCounts
 from ncclwatch.model.state import Direction, ProcessSample
@@ -41,6 +41,7 @@ class _Process:
     target: TargetProcess
     connections: list[NetConnection] = field(default_factory=list)
     open: frozenset[ConnectionKey] = frozenset()
+    in_network: dict[ConnectionKey, int] = field(default_factory=dict)
     sample: ProcessSample | None = None
 
 
@@ -125,6 +126,7 @@ class FlowCollector:
         process.sample = target.sample()
         running = running_counts(process.sample)
         process.open = frozenset(running)
+        process.in_network = in_network(process.sample)
         self.rates.feed(process.sample.time_ns, counts | running)
 
     def _look_at_sockets(self) -> None:
@@ -224,8 +226,8 @@ class FlowCollector:
             state, reason = judged.state, judged.reason
         else:
             state, reason = FlowState.UNKNOWN, ""
-        if flow is None and state in (FlowState.UNKNOWN, FlowState.IDLE):
-            state, reason = self._by_steps(process, key, state, reason)
+        if state in (FlowState.UNKNOWN, FlowState.IDLE) and not (flow is not None and flow.exact):
+            state, reason = self._by_steps(process, key, state, reason, judges_wire=judged is None)
         return FlowRecord(
             pid=pid,
             kind=kind,
@@ -251,13 +253,21 @@ class FlowCollector:
             shared_by=max(shared_by, 1),
         )
 
-    def _by_steps(self, process: _Process, key: ConnectionKey, state: FlowState, reason: str) -> tuple[FlowState, str]:
-        """What the proxy's steps say where the wire says nothing, or that it is idle."""
-        steps = self.rates.rate(key)
+    def _by_steps(
+        self, process: _Process, key: ConnectionKey, state: FlowState, reason: str, *, judges_wire: bool
+    ) -> tuple[FlowState, str]:
+        """What the proxy's steps say where the wire says nothing, or that it is idle.
+
+        ``judges_wire``: nothing better (TCP_INFO) tells whether what the proxy handed over arrives.
+        """
+        steps, still_s = self.rates.rate(key), self.rates.still_s(key)
+        handed = process.in_network.get(key, 0)
+        if judges_wire and handed and still_s >= STILL_S:
+            return FlowState.STALLED, f"{handed} steps handed to the network, none completed for {still_s:.1f} s"
         if steps is not None and steps.changes:
-            return FlowState.ACTIVE, reason
+            return FlowState.ACTIVE, "" if state is FlowState.IDLE else reason
         if key in process.open:
-            since = f"no step for {steps.window_s:.1f} s" if steps is not None and steps.window_s >= STILL_S else "no step yet"
+            since = f"no step for {still_s:.1f} s" if still_s >= STILL_S else "no step yet"
             return state, "; ".join(part for part in (f"an operation is open, {since}", reason) if part)
         return (FlowState.IDLE if steps is not None else state), reason
 

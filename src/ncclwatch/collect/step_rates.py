@@ -8,11 +8,11 @@ which of an idle connection is what it has done.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from ncclwatch.model.network import StepRate
-from ncclwatch.model.state import Direction, OpPhase, ProcessSample
+from ncclwatch.model.state import Direction, OpPhase, ProcessSample, ProxyOperation, ProxySub
 
 ConnectionKey = tuple[int, int, int, int, int, Direction, int]
 """(pid, communicator's hash, rank, channel, peer, direction, connection index)."""
@@ -29,6 +29,7 @@ class _Counts:
 
     changes: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=MAX_LOOKS))
     looks: deque[int] = field(default_factory=lambda: deque(maxlen=MAX_LOOKS))
+    begun_ns: int = -1
 
     def add(self, time_ns: int, count: int, window_ns: int) -> None:
         last = self.changes[-1][1] if self.changes else None
@@ -36,6 +37,8 @@ class _Counts:
         if last is None or count > last:
             self.changes.append((time_ns, count))
         self.looks.append(time_ns)
+        if self.begun_ns < 0:
+            self.begun_ns = time_ns
         while self.looks and self.looks[0] < time_ns - window_ns:
             self.looks.popleft()
         while len(self.changes) > 1 and self.changes[1][0] < self.looks[0]:
@@ -59,6 +62,13 @@ class StepRates:
         gone = set(pids)
         self._connections = {key: counts for key, counts in self._connections.items() if key[0] not in gone}
 
+    def still_s(self, key: ConnectionKey) -> float:
+        """Seconds from the last change that was seen, or the first look, to the last look."""
+        counts = self._connections.get(key)
+        if counts is None or not counts.looks:
+            return 0.0
+        return (counts.looks[-1] - max(counts.changes[-1][0], counts.begun_ns)) / 1e9
+
     def rate(self, key: ConnectionKey) -> StepRate | None:
         """The rate of one connection over the window; ``None`` before two looks."""
         counts = self._connections.get(key)
@@ -72,21 +82,33 @@ class StepRates:
         return StepRate(last, (last - first) / elapsed if elapsed > 0 else 0.0, len(seen), len(counts.looks), elapsed)
 
 
+def in_network(sample: ProcessSample) -> dict[ConnectionKey, int]:
+    """Connections on which steps have been handed to the network and are not completed, with their number: running sends."""
+    found: dict[ConnectionKey, int] = {}
+    for key, (operation, sub) in _running(sample):
+        if operation.direction is Direction.SEND and sub.transmitted > sub.done:
+            found[key] = sub.transmitted - sub.done
+    return found
+
+
 def running_counts(sample: ProcessSample) -> dict[ConnectionKey, int]:
     """The counts of the connections on which an operation runs in this sample."""
     counts: dict[ConnectionKey, int] = {}
+    for key, (operation, sub) in _running(sample):
+        count = sub.base + (sub.transmitted if operation.direction is Direction.SEND else sub.received)
+        counts[key] = max(counts.get(key, 0), count)
+    return counts
+
+
+def _running(sample: ProcessSample) -> Iterator[tuple[ConnectionKey, tuple[ProxyOperation, ProxySub]]]:
     ranks = {(c.hash, address): c.rank for c in sample.communicators for address in (0, c.address)}
     for operation in sample.operations:
         if operation.phase is not OpPhase.PROGRESS:
             continue
         rank = ranks.get((operation.comm_hash, operation.comm_address))
-        sends = operation.direction is Direction.SEND
         for sub in operation.subs:
             own = sub.rank if rank is None else rank
             if own is None:
                 continue
             place = (sample.process.pid, operation.comm_hash, own, sub.channel, sub.peer, operation.direction)
-            key = (*place, sub.connection_index or 0)
-            count = sub.base + (sub.transmitted if sends else sub.received)
-            counts[key] = max(counts.get(key, 0), count)
-    return counts
+            yield (*place, sub.connection_index or 0), (operation, sub)

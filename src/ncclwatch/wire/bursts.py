@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import time
 
 from ncclwatch.wire.accounts import QueuePairAccount
 from ncclwatch.wire.governor import Governor, Price, Tally, price_of, tallies
+from ncclwatch.wire.kernel import hurry
 from ncclwatch.wire.plane import WirePlane, monotonic_ns
 
 SLICE_S = 0.001
@@ -30,9 +32,14 @@ class Bursts:
         self._enrol(now)
         if not self.governor.due(now):
             return None
-        self.begin()
-        cut_short = self._wait()
-        return self.stop(cut_short=cut_short)
+        usual = os.getpriority(os.PRIO_PROCESS, 0)
+        hurry()
+        try:
+            self.begin()
+            cut_short = self._wait()
+            return self.stop(cut_short=cut_short)
+        finally:
+            hurry(usual)
 
     def begin(self) -> None:
         """Begin a burst, whatever the plan was."""

@@ -1,9 +1,9 @@
 """Flows: one line for each (rank, channel, peer, NIC port, queue pair), and what is wrong with it.
 
-A stall is work in flight without a completion for longer than 500 ms, or than several times what completions of this flow
-usually take (VenusTrace 3.2.2); slow is a throughput more than 20 % below what this flow has been seen to reach under load
-(MegaTrace III-C). Both thresholds adapt, so that a flow that always was slow is not an alarm. Waiting receives, and a flow with
-nothing in flight, are idle.
+A stall (seen when counting exactly only: bursts are shorter) is work in flight without a completion for longer than 500 ms, or
+than several times what completions of this flow usually take (VenusTrace 3.2.2); slow is a throughput more than 20 % below what
+this flow has been seen to reach under load (MegaTrace III-C). Both thresholds adapt, so that a flow that always was slow is not
+an alarm. Waiting receives, and a flow with nothing in flight, are idle.
 """
 
 from __future__ import annotations
@@ -150,7 +150,8 @@ class FlowWatch:
         if failed > 0:
             names = ", ".join(f"{name} {count}" for name, count in account.error_statuses.items())
             return FlowState.ERROR, f"{failed} requests failed ({names})", past.baseline
-        oldest = account.oldest_pending_ns
+        # What a burst left in flight says nothing: its completion came, or did not, when nobody looked.
+        oldest = account.oldest_pending_ns if exact else None
         if oldest is not None:
             waited = now_ns - max(oldest, account.last_completion_ns)
             limit = max(STALL_NS, STALL_FACTOR * past.longest_gap_ns)
@@ -162,7 +163,7 @@ class FlowWatch:
                 )
         if not progressed:
             if oldest is None:
-                return FlowState.IDLE, "" if exact else "nothing was posted during the burst", past.baseline
+                return FlowState.IDLE, "" if exact else "no completion during the last burst", past.baseline
             return FlowState.ACTIVE, "waiting for a completion", past.baseline
         return self._judge_throughput(account, past)
 

@@ -17,7 +17,7 @@ from enum import StrEnum
 from ncclwatch.probes.sites import CostClass
 from ncclwatch.wire.calibration import calibration_sites, own_functions
 from ncclwatch.wire.kernel import WireKernel
-from ncclwatch.wire.sites import POLLING, Site
+from ncclwatch.wire.sites import DATA_PATH, POLLING, Site
 
 DEFAULT_BUDGET = 0.001
 """Share of the wall time of any traced thread."""
@@ -28,7 +28,7 @@ PATIENCE_S = 10.0
 """Bursts do not grow so long that saving up for one takes longer than this."""
 MIN_REST_S = 0.5
 """Rest between two bursts at least: attaching and detaching is work for the machine too."""
-FIRST_OVERSHOOT_S = 0.003
+FIRST_OVERSHOOT_S = 0.004
 """What a burst is assumed to cost beyond its length, for the time in which probes come and go, before one was seen."""
 
 CALIBRATION_CALLS = 400
@@ -268,29 +268,44 @@ def tallies(kernel: WireKernel, prices: Mapping[int, Price]) -> dict[tuple[int, 
     for key, record in kernel.threads().items():
         price = prices.get(key[0])
         if price is not None:
-            posts, polls = int(record["posts"]), int(record["polls"])
-            found[key] = Tally(posts + polls, posts * price.post_ns + polls * price.poll_ns)
+            extended_posts, extended_polls = int(record["extended_posts"]), int(record["extended_polls"])
+            posts, polls = int(record["posts"]) - extended_posts, int(record["polls"]) - extended_polls
+            plain = posts * price.post_ns + polls * price.poll_ns
+            extended = extended_posts * price.extended_post_ns + extended_polls * price.extended_poll_ns
+            found[key] = Tally(posts + polls + extended_posts + extended_polls, plain + extended)
     return found
 
 
 @dataclass(frozen=True, slots=True)
 class Price:
-    """What one hit costs in a process, in ns: on its posting functions, and on its polling functions."""
+    """What one hit costs in a process, in ns: on its posting functions and on its polling functions, plain and extended ones."""
 
-    post_ns: float
-    poll_ns: float
+    post_ns: float = 0.0
+    poll_ns: float = 0.0
+    extended_post_ns: float = 0.0
+    extended_poll_ns: float = 0.0
 
 
 def price_of(costs: dict[CostClass, HitCost], sites: Iterable[Site]) -> Price:
-    """The price of a hit by the dearest function of each kind: of a call whose return is probed too, each of two hits is half."""
+    """The price of a hit by the dearest function of each kind.
+
+    Of a call that is probed at entry and return each of the two hits is half; one that is probed at its return alone is trapped
+    twice and counts once.
+    """
     found = list(sites)
-    returning = {(site.inode, site.offset) for site in found if site.on_return}
-    dearest = {True: 0.0, False: 0.0}
+    entries = {(site.inode, site.offset) for site in found if not site.on_return}
+    returns = {(site.inode, site.offset) for site in found if site.on_return}
+    dearest: dict[tuple[bool, bool], float] = {}
     for site in found:
-        both = (site.inode, site.offset) in returning
-        cost = costs[site.cost].entry_and_return_ns / 2 if both else costs[site.cost].entry_ns
-        dearest[site.role in POLLING] = max(dearest[site.role in POLLING], cost)
-    return Price(dearest[False], dearest[True])
+        place, cost = (site.inode, site.offset), costs[site.cost]
+        if place in entries and place in returns:
+            price = cost.entry_and_return_ns / 2
+        else:
+            price = cost.entry_and_return_ns if site.on_return else cost.entry_ns
+        kind = (site.role in POLLING, site.role not in DATA_PATH)
+        dearest[kind] = max(dearest.get(kind, 0.0), price)
+    kinds = ((False, False), (True, False), (False, True), (True, True))
+    return Price(*(dearest.get(kind, 0.0) for kind in kinds))
 
 
 # Two functions of glibc in our own process stand for all: one that begins with an instruction the kernel emulates, and one that

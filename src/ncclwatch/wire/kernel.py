@@ -39,6 +39,12 @@ class Attachment:
     link: Link
 
 
+def hurry(nice: int = -20) -> None:
+    """Let this thread run before others where that is allowed: while it waits for its turn, probes are in place."""
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), nice)
+
+
 def _heat(site: Site) -> tuple[bool, bool]:
     """Orders sites by how often they are hit; a return comes before the entry it belongs to, which alone would count for
     nothing."""
@@ -59,6 +65,8 @@ class WireKernel:
         self._ring: RingReader | None = None
         self._generation = 0
         self.multi = True
+        self._closers: ThreadPoolExecutor | None = None
+        self._ready = 0
         self._kernel = Kernel(program, ring_bytes=RING_BYTES)
         try:
             if not self._multi_works():
@@ -75,6 +83,10 @@ class WireKernel:
 
     def close(self) -> None:
         """Release everything; probes that were not detached go with the process."""
+        if self._closers is not None:
+            self._closers.shutdown()
+            self._closers = None
+            self._ready = 0
         if self._ring is not None:
             self._ring.close()
             self._ring = None
@@ -92,8 +104,11 @@ class WireKernel:
         When one is refused, those already in place are taken away again and the error is raised.
         """
         done: list[Attachment] = []
+        ordered = sorted(sites, key=_heat)
+        if self.multi and ordered:
+            self._ready_closers(len(ordered))
         try:
-            for site in sorted(sites, key=_heat):
+            for site in ordered:
                 done.append(Attachment(site, self._attach_one(site)))  # noqa: PERF401 - what is done is undone below
         except NcclwatchError:
             self.detach(done)
@@ -117,11 +132,20 @@ class WireKernel:
         """
         hottest_first = sorted(attachments, key=lambda attachment: _heat(attachment.site), reverse=True)
         if self.multi and hottest_first:
-            with ThreadPoolExecutor(max_workers=min(len(hottest_first), MAX_CLOSERS)) as closers:
-                list(closers.map(lambda attachment: attachment.link.close(), hottest_first))
+            list(self._ready_closers(len(hottest_first)).map(lambda attachment: attachment.link.close(), hottest_first))
             return
         for attachment in hottest_first:
             attachment.link.close()
+
+    def _ready_closers(self, number: int) -> ThreadPoolExecutor:
+        """Threads that wait to close links: while one is being started, probes cost."""
+        if self._closers is None:
+            self._closers = ThreadPoolExecutor(max_workers=MAX_CLOSERS, initializer=hurry)
+        if number > self._ready:
+            self._ready = min(number, MAX_CLOSERS)
+            together = threading.Barrier(self._ready)
+            list(self._closers.map(lambda _: together.wait(10), range(self._ready)))
+        return self._closers
 
     def _attach_one(self, site: Site) -> Link:
         program = self._program(site.program)

@@ -70,6 +70,8 @@ THREAD: Final = np.dtype(
     [
         ("posts", "<u8"),
         ("polls", "<u8"),
+        ("extended_posts", "<u8"),
+        ("extended_polls", "<u8"),
         ("polls_empty", "<u8"),
         ("cq", "<u8"),
         ("completions", "<u8"),

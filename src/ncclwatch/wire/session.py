@@ -86,6 +86,7 @@ class WireSession:
         self._own_kernel = kernel is None
         self._watch = FlowWatch()
         self._accounts: list[QueuePairAccount] = []
+        self._flows: list[Flow] | None = None
         self._ports: dict[tuple[int, int], int] = {}
 
     @property
@@ -194,13 +195,10 @@ class WireSession:
         if self.plane is None or self.bursts is None:
             return False
         self.plane.handle_events()
-        if self.mode is Mode.EXACT:
-            self._accounts = self.plane.accounts()
-            return True
-        found = self.bursts.step()
+        found = self.plane.accounts() if self.mode is Mode.EXACT else self.bursts.step()
         if found is None:
             return False
-        self._accounts = found
+        self._accounts, self._flows = found, None
         return True
 
     def flows(
@@ -209,10 +207,23 @@ class WireSession:
         retries: Mapping[str, int],
         step_rates: Mapping[tuple[int, int, int, int, Direction], float] | None = None,
     ) -> list[Flow]:
-        """The flows of the accounts as last read. ``retries`` are a port's signs of loss since the last look, by device."""
+        """The flows of the accounts as last read; the same ones until there are new accounts: a burst is judged once.
+
+        ``retries`` are a port's signs of loss since the last look, by device.
+        """
         if self.plane is None:
             return []
-        plane = self.plane
+        if self._flows is None:
+            self._flows = self._judge(self.plane, owners, retries, step_rates)
+        return self._flows
+
+    def _judge(
+        self,
+        plane: WirePlane,
+        owners: Mapping[QpKey, QueueOwner],
+        retries: Mapping[str, int],
+        step_rates: Mapping[tuple[int, int, int, int, Direction], float] | None,
+    ) -> list[Flow]:
         seen = [account for account in self._accounts if account.posted or account.completed or account.key in owners]
         devices = {
             (account.pid, account.context): (plane.device_of(account), self._ports.get((account.pid, account.context)) or 1)
