@@ -1,4 +1,4 @@
-"""C4D's matrix of delays: source by destination, of one communicator or NIC; a row is a sender, a column a receiver, a cell a link.
+"""C4D's matrix of delays, of one communicator or NIC: a row is a sender, a column a receiver, a cell a link.
 
 Fed with what is seen of single transfers: steps of proxies at two looks, or times of work requests. Delays are compared after
 each row's and column's own level is taken out (median polish), so that one slow link does not make its sender look slow.
@@ -94,7 +94,7 @@ def _polish(table: Matrix, known: NDArray[np.bool_]) -> tuple[Matrix, Matrix, Ma
             middle = np.zeros(len(effects))
             if seen.any():
                 middle[seen] = np.nanmedian(np.compress(seen, rest, axis=1 - axis), axis=axis)
-            effects += middle
+            np.add(effects, middle, out=effects)
             rest = rest - (middle[:, None] if axis == 1 else middle[None, :])
             moved = max(moved, float(np.abs(middle).max(initial=0.0)))
         if moved < 1e-9:

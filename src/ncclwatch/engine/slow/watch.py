@@ -66,6 +66,7 @@ class _JobWatch:
     named: frozenset[object] = frozenset()
     repeated: int = 0
     missing: int = 0
+    was_slow: bool = False
     standing: Judgement | None = None
 
 
@@ -141,6 +142,14 @@ class SlowWatch:
         watch.iterations.feed(list(cadence.iterations))
 
     def _judge(self, job: Job, watch: _JobWatch, slow: SlowDown | None, topology: Topology | None) -> None:
+        if slow is None and watch.was_slow:
+            # What was seen while the job was slow is no picture of it now.
+            watch.looks.clear()
+            watch.pending.clear()
+            watch.standing, watch.repeated, watch.missing = None, 0, 0
+            watch.was_slow = False
+            return
+        watch.was_slow = slow is not None
         processes = [member.info.key for member in job.members]
         looks = list(watch.looks)
         since = looks[0].time
@@ -171,8 +180,7 @@ class SlowWatch:
             watch.standing = Judgement(findings, profile, context, slow, began, duration, factors, extras)
         elif watch.standing is not None:
             watch.missing += 1
-            over = slow is None and watch.standing.slow is not None
-            if watch.missing >= FORGIVEN or over:
+            if watch.missing >= FORGIVEN:
                 watch.standing = None
                 watch.missing = 0
 

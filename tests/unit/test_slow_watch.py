@@ -1,0 +1,88 @@
+"""The live engine on simulated records of slow and healthy jobs, round by round, as an agent hands them over."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ncclwatch.engine.live import LiveDiagnosis
+from ncclwatch.model.verdict import Verdict, VerdictClass
+from ncclwatch.simulate.records import Observer
+from ncclwatch.simulate.run import simulate
+from ncclwatch.simulate.scenario import Fault, FaultKind, Scenario, load
+from score.cases import effect
+from score.diagnosers import rounds
+
+SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
+
+
+def judged(scenario: Scenario, seconds: float, planes: tuple[str, ...] = ("calls", "state")) -> list[tuple[float, Verdict]]:
+    """What stood after each round, with the time since the fault began (of a healthy job: since its first iteration)."""
+    scenario = replace(scenario, observe=replace(scenario.observe, planes=planes))
+    timeline = simulate(scenario)
+    since = effect(timeline)
+    end = min(timeline.end - 0.1, since + seconds)
+    records = Observer(timeline, [float(t) for t in np.arange(0.7, end, 1.0)]).until(end)
+    live, done = LiveDiagnosis(), defaultdict(int)
+    said = []
+    for round_ in rounds(records):
+        latest = max(sample.time_ns for sample in round_)
+        for host, events in records.calls.items():
+            upto = int(np.searchsorted(events["time_ns"], latest, "right"))
+            live.add_calls(events[done[host] : upto])
+            done[host] = upto
+        said.append((latest / 1e9 - 1000.0 - since, live.update(round_)))
+    return said
+
+
+def accusations(said: list[tuple[float, Verdict]]) -> list[tuple[float, Verdict]]:
+    return [(time, verdict) for time, verdict in said if verdict.verdict_class.accuses]
+
+
+@pytest.mark.parametrize("name", ["s1-slow-gpu", "s2-slow-link"])
+def test_a_slow_job_is_named_and_nothing_before(name: str) -> None:
+    scenario = load(SCENARIOS / f"{name}.toml")
+    found = accusations(judged(scenario, 18.0))
+    assert found and found[0][0] > 0, "nobody is accused before anything is slow"
+    verdict = found[-1][1]
+    assert verdict.verdict_class in scenario.expect.verdicts
+    assert {c.rank for c in verdict.culprits} == set(scenario.expect.ranks or scenario.expect.also)
+    assert verdict.since is not None and verdict.time is not None and 3.0 < verdict.time - verdict.since < 20.0
+    assert "instead of" in verdict.summary and verdict.evidence and verdict.next_steps
+    if scenario.expect.link:
+        assert verdict.link is not None and verdict.communicator is not None
+
+
+def test_a_slow_job_that_recovers_is_slow_no_longer() -> None:
+    scenario = load(SCENARIOS / "s1-slow-gpu.toml")
+    brief = replace(scenario, faults=tuple(replace(fault, duration_s=10.0) for fault in scenario.faults))
+    said = judged(brief, 40.0)
+    assert accusations(said)
+    assert not said[-1][1].verdict_class.accuses
+
+
+def test_a_healthy_job_with_uneven_stages_is_silent() -> None:
+    assert accusations(judged(load(SCENARIOS / "lookalike-uneven-stages.toml"), 60.0)) == []
+
+
+def test_a_slow_host_is_named_as_one() -> None:
+    scenario = load(SCENARIOS / "s1-background-computation.toml")
+    verdict = accusations(judged(scenario, 18.0))[-1][1]
+    assert {c.rank for c in verdict.culprits} == {0, 1, 2, 3}
+
+
+def test_without_calls_nothing_is_said_of_a_job_without_a_past() -> None:
+    """Without the calls plane there is no iteration time and nothing that proves ranks equal."""
+    scenario = load(SCENARIOS / "clean-hosts-of-three-and-one.toml")
+    assert accusations(judged(scenario, 20.0, planes=("state",))) == []
+
+
+def test_a_harmless_slow_rank_is_not_blamed() -> None:
+    """A rank of the stage that waits anyway has time to spare: half as slow again costs nothing."""
+    scenario = load(SCENARIOS / "lookalike-uneven-stages.toml")
+    slower = replace(scenario, faults=(Fault(FaultKind.SLOW_GPU, 3, start_s=5.0, strength=1.05),))
+    assert [v for _, v in accusations(judged(slower, 30.0)) if v.verdict_class is VerdictClass.SLOW_COMPUTATION] == []
