@@ -13,7 +13,7 @@ import argparse
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,9 +66,9 @@ def span(job: Job, seconds: float) -> NDArray[np.float64]:
     return iterations(job, begin, begin + seconds)
 
 
-def attached_span(job: Job, seconds: float) -> NDArray[np.float64]:
+def attached_span(job: Job, seconds: float, arguments: Sequence[str]) -> NDArray[np.float64]:
     """The same with the agent, from when it has attached."""
-    command = [*NCCLWATCH, "attach", "--json", "--pid", ",".join(map(str, job.pids))]
+    command = [*NCCLWATCH, "attach", "--json", *arguments, "--pid", ",".join(map(str, job.pids))]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
         assert agent.stdout is not None
         first = agent.stdout.readline()
@@ -82,12 +82,12 @@ def attached_span(job: Job, seconds: float) -> NDArray[np.float64]:
     return took
 
 
-def measure(job: Job, pairs: int, seconds: float) -> Measured:
+def measure(job: Job, pairs: int, seconds: float, arguments: Sequence[str]) -> Measured:
     """Interleaved pairs on a running job."""
     without, attached, scatter = [], [], []
     for number in range(pairs):
         plain = span(job, seconds) if number % 2 == 0 else None
-        watched = attached_span(job, seconds)
+        watched = attached_span(job, seconds, arguments)
         plain = span(job, seconds) if plain is None else plain
         without.append(float(np.median(plain)))
         attached.append(float(np.median(watched)))
@@ -115,6 +115,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=2.5, help="of a span")
     parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("arguments", nargs="*", help="further arguments of attach, after --, for example -- --no-probes")
     options = parser.parse_args()
     head = ("operation", "message", "iteration without", "its spread", "with / without", "lowest to highest")
     line = "| {} | {} | {} | {} | {} | {} |" if options.markdown else "{:20} {:18} {:18} {:11} {:15} {}"
@@ -124,7 +125,7 @@ def main() -> None:
     for name, size, job in jobs({word.strip().lower() for word in options.only.split(",") if word}):
         with job:
             job.wait_progress(10, timeout=120)
-            found = measure(job, options.pairs, options.seconds)
+            found = measure(job, options.pairs, options.seconds, options.arguments)
         ratios = found.ratios
         base = f"{np.median(found.without) * 1e3:.2f} ms"
         spread, ratio = f"±{found.spread / 2:.1%}", f"{np.median(ratios):.3f}"
