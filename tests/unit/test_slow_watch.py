@@ -27,7 +27,8 @@ def judged(scenario: Scenario, seconds: float, planes: tuple[str, ...] = ("calls
     since = effect(timeline)
     end = min(timeline.end - 0.1, since + seconds)
     records = Observer(timeline, [float(t) for t in np.arange(0.7, end, 1.0)]).until(end)
-    live, done = LiveDiagnosis(), defaultdict(int)
+    live = LiveDiagnosis()
+    done: defaultdict[str, int] = defaultdict(int)
     said = []
     for round_ in rounds(records):
         latest = max(sample.time_ns for sample in round_)
