@@ -17,7 +17,7 @@ static struct {
 	uint32_t state;      /* enum nw_comm_state */
 	uint64_t operations; /* handed out so far */
 	uint64_t finished_ns;
-	uint32_t named;      /* hash and rank are known */
+	uint32_t named;      /* the rank is known, and the hash where the interface gives it */
 } comms[NW_FRAME_COMMUNICATORS];
 
 static uint64_t proxy_used[NW_FRAME_PROXY_OPERATIONS / 64];
@@ -103,7 +103,7 @@ void *nw_comm_open(const struct nw_comm_facts *facts, enum nw_entry entry, int i
 	}
 	uint32_t generation = ++comms[index].generation;
 	comms[index].operations = 0;
-	NW_SET(comms[index].named, facts->hash != 0);
+	NW_SET(comms[index].named, facts->rank >= 0);
 	struct nw_communicator *comm = &frame->communicators[index];
 	if (nw_write_begin(frame, &comm->seq)) {
 		comm->state = NW_COMM_LIVE;
@@ -204,7 +204,8 @@ void *nw_operation_open(void *context, const struct nw_operation_facts *facts)
 			comm->transfers++;
 		else
 			comm->collectives++;
-		if (!comms[index].named && facts->hash) {
+		/* NCCL from 2.27 on has no hash for interfaces before v4; the rank comes with every event. */
+		if (!comms[index].named && facts->rank >= 0) {
 			comm->hash = facts->hash;
 			comm->rank = facts->rank;
 			comms[index].named = 1;

@@ -36,10 +36,10 @@ def missing() -> str:
     return "" if cudart() else f"no CUDA runtime (pip install {CUDART_PACKAGE}, or CUDART_LIBRARY=...)"
 
 
-def cudart() -> Path | None:
+def cudart(version: str = VERSION) -> Path | None:
     """The CUDA runtime: named by the environment, in a Python package, or in a toolkit."""
     if STANDIN:
-        return (build_folder() / VERSION / "libcudart_standin.so").resolve()
+        return (build_folder() / version / "libcudart_standin.so").resolve()
     if os.environ.get("CUDART_LIBRARY"):
         return Path(os.environ["CUDART_LIBRARY"])
     folders = [Path(folder) / "nvidia" / "cuda_runtime" / "lib" for folder in sys.path if folder]
@@ -64,9 +64,11 @@ class GpuJob:
         shim: bool = True,
         same_host: bool = False,
         late: Mapping[int, Sequence[str]] | None = None,
+        nccl: str = VERSION,
+        preload: bool = False,
     ) -> None:
         self.ranks, self.arguments, self.late = ranks, list(arguments), dict(late or {})
-        self.same_host = same_host
+        self.same_host, self.nccl, self.preload = same_host, nccl, preload
         self.env = {"NCCL_PROFILER_PLUGIN": str(build_shim())} if shim else {}
         self.env |= env or {}
         self.folder = Path(tempfile.mkdtemp(prefix="ncclwatch-gpu-"))
@@ -74,11 +76,11 @@ class GpuJob:
 
     def environment(self, rank: int) -> dict[str, str]:
         env = {name: value for name, value in os.environ.items() if not name.startswith("NCCL_")}
-        library = cudart()
+        library = cudart(self.nccl)
         assert library is not None
         env |= {
             "RANK": str(rank), "WORLD_SIZE": str(self.ranks), "LOCAL_RANK": "0", "GPU": "0",
-            "NCCL_LIBRARY": str((cache_folder() / VERSION / "lib" / "libnccl.so.2").resolve()),
+            "NCCL_LIBRARY": str((cache_folder() / self.nccl / "lib" / "libnccl.so.2").resolve()),
             "CUDART_LIBRARY": str(library), "NCCL_SOCKET_IFNAME": "lo",
         }  # fmt: skip
         if self.same_host:
@@ -86,14 +88,11 @@ class GpuJob:
         else:
             # Before 2.30 ranks may share a GPU only as different hosts.
             env |= {"NCCL_HOSTID": f"gpu-host{rank}", "NCCL_NET": "Socket"}
+        preloads = [str(build_shim())] if self.preload else []
         if STANDIN:
-            env |= {
-                "LD_PRELOAD": f"{library}:{build_driver()}",
-                "STANDIN_CUDA_ALL": "1",
-                "NCCL_ALGO": "Ring",
-                "NCCL_PROTO": "Simple",
-            }
-        return env | self.env
+            preloads += [str(library), str(build_driver())]
+            env |= {"STANDIN_CUDA_ALL": "1", "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}
+        return env | ({"LD_PRELOAD": ":".join(preloads)} if preloads else {}) | self.env
 
     def __enter__(self) -> Self:
         for rank in range(self.ranks):

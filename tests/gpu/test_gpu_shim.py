@@ -23,6 +23,8 @@ from ncclwatch.model.verdict import VerdictClass
 from ncclwatch.target.devconn import CounterPlace, counter_places
 from ncclwatch.target.frame import FrameFile, WantedWord
 from ncclwatch.target.session import TargetProcess
+from testbed.job import cache_folder
+from unit.shim_harness import build_shim
 
 ITERATIONS = 23
 RELEASE = tuple(int(part) for part in VERSION.split(".")[:2])
@@ -211,6 +213,34 @@ def test_a_sampler_at_full_rate_disturbs_no_graph_capture() -> None:
             time.sleep(0.02)
         assert job.wait() == [0, 0], job.logs()
         assert len(asked) == 2
+
+
+OLD = "2.21.5"
+"""A release without a profiler interface."""
+
+
+@pytest.mark.skipif(not (cache_folder() / OLD).exists(), reason=f"GPU layer: NCCL {OLD} is not in the cache")
+def test_operations_by_preload_begin_and_end_on_the_gpu() -> None:
+    with GpuJob(2, ["--iterations", str(ITERATIONS), "--hold"], nccl=OLD, shim=False, preload=True) as job:
+        for rank in range(2):
+            job.wait_line(rank, f"iteration {ITERATIONS} ")
+            device = until(
+                job.pid(rank),
+                lambda d: all(o.state is KernelState.FINISHED for o in d.communicators[0].recent),
+                "events are reached",
+            )
+            (own,) = device.communicators
+            assert (device.entry, own.operations, own.rank, own.nranks) == ("preload", ITERATIONS, rank, 2)
+            assert all(o.duration_ns and 1_000 < o.duration_ns < 10_000_000_000 for o in own.recent)
+
+
+@pytest.mark.real_gpu
+def test_injected_by_the_driver_the_sampler_finds_the_context() -> None:
+    with GpuJob(2, ["--iterations", "3", "--hold"], shim=False, env={"CUDA_INJECTION64_PATH": str(build_shim())}) as job:
+        for rank in range(2):
+            job.wait_line(rank, "iteration 3 ")
+            device = until(job.pid(rank), lambda d: d.sampler == "idle", "the primary context is taken over")
+            assert device.entry == "injection" and device.last_error == 0
 
 
 def test_results_are_right_and_ranks_end_well() -> None:
