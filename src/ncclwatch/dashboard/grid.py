@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import ClassVar
 
 from rich.segment import Segment
@@ -15,7 +14,7 @@ from textual.strip import Strip
 from textual.widget import Widget
 
 from ncclwatch.dashboard.states import BY_LETTER, STATES, URGENCY
-from ncclwatch.dashboard.view import GridCell, View
+from ncclwatch.dashboard.view import Grid, GridCell, View
 
 STYLES = {state.letter: Style.parse(state.style) for state in STATES}
 CURSOR = Style(reverse=True, bold=True)
@@ -53,9 +52,8 @@ def _round(cells: int) -> int:
     return max(1 << (cells.bit_length() - 1), 1)
 
 
-def worst(cells: Sequence[GridCell], group: int) -> str:
+def worst(letters: str, group: int) -> str:
     """A letter for each group of ranks: the most urgent state in it."""
-    letters = "".join([cell.letter for cell in cells])
     if group == 1:
         return letters
     urgency = URGENCY
@@ -87,7 +85,7 @@ class RankGrid(Widget, can_focus=True):
         super().__init__(id=id)
         self.max_lines = max_lines
         self.cursor = 0
-        self._cells: list[GridCell] = []
+        self._cells = Grid("", (), ())
         self._letters = ""
         self._arrangement = Arrangement(0, 80, 1)
         self._shape = (0, 0, 0)
@@ -96,7 +94,7 @@ class RankGrid(Widget, can_focus=True):
         """Take the ranks of a view; redrawn only when a state changed."""
         cells = view.grid
         self._arrange(len(cells))
-        letters = worst(cells, self._arrangement.group)
+        letters = worst(cells.letters, self._arrangement.group)
         self._cells = cells
         if letters != self._letters:
             self._letters = letters
@@ -116,7 +114,7 @@ class RankGrid(Widget, can_focus=True):
     def on_resize(self) -> None:
         """Lay the ranks out anew."""
         self._arrange(len(self._cells))
-        self._letters = worst(self._cells, self._arrangement.group)
+        self._letters = worst(self._cells.letters, self._arrangement.group)
         self.refresh()
 
     def get_content_height(self, container: object, viewport: object, width: int) -> int:
@@ -164,9 +162,7 @@ class RankGrid(Widget, can_focus=True):
         return [*parts[0], *under, *parts[2]]
 
     def _legend(self) -> Strip:
-        counts = dict.fromkeys(URGENCY, 0)
-        for cell in self._cells:
-            counts[cell.letter] += 1
+        counts = {found: self._cells.letters.count(found) for found in URGENCY}
         segments = [Segment(" " * LABEL)]
         for found, count in counts.items():
             if count:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar, Generic, TypeVar
 
 from rich.segment import Segment
@@ -40,6 +41,7 @@ class Column(Generic[Row]):
     flexible: bool = False
 
 
+@lru_cache(16384)
 def cell(text: str, cells: int, *, right: bool) -> str:
     """``text`` cleaned, cut and padded to exactly ``cells`` terminal cells."""
     if not text.isprintable() or len(text) > 500:
@@ -106,10 +108,11 @@ class RowTable(ScrollView, Generic[Row], can_focus=True):
         self.cursor = 0
         self._moved = False
         """Whether the cursor was put somewhere: until then it stays at the top, where what is urgent comes up."""
-        self.shown: list[Row] = []
+        self.shown: Sequence[Row] = ()
         self._identity = identity
         self._style = style
         self._rows: Sequence[Row] = ()
+        self._base_style: Style | None = None
         self._layout: tuple[int, list[tuple[Column[Row], int]]] = (-1, [])
 
     # --- content -------------------------------------------------------------------------------------------------------
@@ -144,7 +147,7 @@ class RowTable(ScrollView, Generic[Row], can_focus=True):
     def _arrange(self) -> None:
         kept = self.current if self._moved else None
         wanted = self._identity(kept) if kept is not None else None
-        rows = list(self._rows)
+        rows = self._rows
         words = self.needle.lower().split()
         if words:
             rows = [row for row in rows if (line := self._searched(row)) is not None and all(word in line for word in words)]
@@ -182,18 +185,30 @@ class RowTable(ScrollView, Generic[Row], can_focus=True):
         """One line: the heading, which stays at the top, or a row."""
         cells = self.size.width
         if y == 0:
-            return Strip([Segment(self._heading(cells), HEADER)], cells).apply_style(self.rich_style)
+            return Strip([Segment(self._heading(cells), self._base + HEADER)], cells)
         place = y - 1 + self.scroll_offset.y
         if place >= len(self.shown):
             text = self.empty if place == 0 and not self.needle else "nothing matches" if place == 0 else ""
-            return Strip([Segment(cell(text, cells, right=False), Style(dim=bool(text)))], cells).apply_style(self.rich_style)
+            return Strip([Segment(cell(text, cells, right=False), self._base + Style(dim=bool(text)))], cells)
         row = self.shown[place]
         line = " ".join([cell(column.text(row), size, right=column.right) for column, size in self.visible_columns()])
         line = line[:cells].ljust(cells) if line.isascii() else cell(line, cells, right=False)
         style = self._style(row) if self._style is not None else PLAIN
         if place == self.cursor and self.has_focus:
             style += CURSOR
-        return Strip([Segment(line, style)], cells).apply_style(self.rich_style)
+        return Strip([Segment(line, self._base + style)], cells)
+
+    @property
+    def _base(self) -> Style:
+        """The style of the widget, asked for once and not for every line."""
+        if self._base_style is None:
+            self._base_style = self.rich_style
+        return self._base_style
+
+    def notify_style_update(self) -> None:
+        """Colours changed (focus, theme)."""
+        self._base_style = None
+        super().notify_style_update()
 
     def _heading(self, cells: int) -> str:
         parts = []

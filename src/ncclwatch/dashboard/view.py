@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import overload
 
 from ncclwatch.collect.windows import CurrentOperation, RankWindow
 from ncclwatch.dashboard.states import Accused, letter
@@ -101,6 +102,27 @@ class GridCell:
     window: int | None
 
 
+class Grid(Sequence[GridCell]):
+    """Cells in order, made when they are asked for. ``letters`` are those of all cells."""
+
+    def __init__(self, letters: str, ranks: Sequence[int | None], windows: Sequence[int | None]) -> None:
+        self.letters = letters
+        self.ranks = ranks
+        self._windows = windows
+
+    def __len__(self) -> int:
+        return len(self.letters)
+
+    @overload
+    def __getitem__(self, index: int) -> GridCell: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[GridCell]: ...
+    def __getitem__(self, index: int | slice) -> GridCell | list[GridCell]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        return GridCell(self.ranks[index], self.letters[index], self._windows[index])
+
+
 CommunicatorKey = tuple[int, int, int]
 """Hash, size, and the address rank 0 knows itself by (0 when unknown): hashes alone are not unique before 2.24."""
 
@@ -173,7 +195,7 @@ class View:
         return "".join([letter(window, accused) for window in self.frame.windows])
 
     @cached_property
-    def grid(self) -> list[GridCell]:
+    def grid(self) -> Grid:
         """All ranks in order, those that nobody observes among them where the size of the world is known."""
         windows, letters = self.frame.windows, self.letters
         ranks = [window.rank for window in windows]
@@ -181,22 +203,20 @@ class View:
         known = {rank for rank in ranks if rank is not None}
         # Two jobs on one node share numbers: then there is no telling whose rank is missing.
         if len(known) != len(ranks) or len({w.process.world_size for w in windows}) > 1:
-            return [GridCell(rank, letters[i], i) for i, rank in enumerate(ranks)]
+            return Grid(letters, ranks, range(len(ranks)))
         if len(known) >= world or world > MAX_GRID:
-            return [GridCell(rank, letters[i], i) for i, rank in enumerate(ranks)]
+            return Grid(letters, ranks, range(len(ranks)))
         place = {rank: i for i, rank in enumerate(ranks)}
         named = self.accused.ranks
-        return [
-            GridCell(rank, letters[i], i)
-            if (i := place.get(rank)) is not None
-            else GridCell(rank, "X" if rank in named else ".", None)
-            for rank in range(max(world, max(known, default=0) + 1))
-        ]
+        everyone = range(max(world, max(known, default=0) + 1))
+        places = [place.get(rank) for rank in everyone]
+        shown = [letters[i] if i is not None else "X" if rank in named else "." for rank, i in enumerate(places)]
+        return Grid("".join(shown), everyone, places)
 
     @cached_property
     def census(self) -> Counter[str]:
         """How many ranks are in which state, by letter."""
-        return Counter(cell.letter for cell in self.grid)
+        return Counter(self.grid.letters)
 
     @cached_property
     def communicators(self) -> list[CommunicatorRow]:
