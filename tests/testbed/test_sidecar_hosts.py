@@ -1,0 +1,105 @@
+"""Three hosts with four ranks of real NCCL each, an agent on every host, one engine: what is said of faults, and of silence.
+
+Hosts are network namespaces with process ids and mounts of their own. NCCL talks over one rail, the agents over another.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from testbed.job import Job
+from testbed.netns import Network
+from testbed.sidecar import Daemon, daemon, make_keys, verdicts
+
+pytestmark = pytest.mark.attach
+
+PORT = 17400
+
+
+class Cluster:
+    def __init__(self, network: Network, job: Job, engine: Daemon, agents: list[Daemon]) -> None:
+        self.network, self.job, self.engine, self.agents = network, job, engine, agents
+
+    def wait_running(self) -> None:
+        ranks = self.job.ranks if isinstance(self.job.ranks, int) else 12
+        self.engine.wait(lambda: self.engine.objects("summary"), "a summary")
+        self.engine.wait(lambda: sum(d["number"] for d in self.engine.objects("process") if d["change"] == "started")
+                         + sum(agent.text.count("watching 4 processes") * 4 for agent in self.agents) >= ranks, "all ranks")  # fmt: skip
+
+
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[Cluster]:
+    keys = make_keys(tmp_path / "keys")
+    with ExitStack() as stack:
+        network = stack.enter_context(Network(hosts=3, rails=2, containers=True))
+        address = f"tcp://10.78.1.254:{PORT}"
+        options = ("--bind", address, "--keys", str(keys), "--json")
+        engine = stack.enter_context(daemon("engine", *options, enter=network.switch.enter))
+        engine.wait_line("listening")
+        job = network.job(
+            ranks=12, hosts=(4, 4, 4), count=1 << 14, extra=("--pause-us", "50000"), env={"NCCL_SOCKET_IFNAME": "nic0"}
+        )
+        stack.enter_context(job)
+        agents = [
+            stack.enter_context(
+                daemon("agent", "--engine", address, "--keys", str(keys), "--all", "--spool", str(tmp_path / f"s{host.index}"),
+                       enter=host.enter)
+            )
+            for host in network.hosts
+        ]  # fmt: skip
+        for agent in agents:
+            agent.wait_line("connected to engine")
+            agent.wait_line("watching 4 processes")
+        made = Cluster(network, job, engine, agents)
+        made.wait_running()
+        yield made
+
+
+def test_a_frozen_rank_a_pulled_cable_and_a_silent_agent(cluster: Cluster) -> None:
+    engine, network, job = cluster.engine, cluster.network, cluster.job
+    # A frozen rank.
+    job.freeze(6)
+    engine.wait(lambda: ("stopped", [6]) in verdicts(engine), "the frozen rank")
+    job.thaw(6)
+    engine.wait(lambda: engine.objects("recovery"), "the recovery")
+    assert {tuple(ranks) for _, ranks in verdicts(engine)} == {(6,)}
+
+    # NCCL's link of a host fails; its agent is still heard: nobody else's ranks are named.
+    before = len(verdicts(engine))
+    network.link(1, rail=0).down()
+    engine.wait(lambda: len(verdicts(engine)) > before, "the broken link")
+    named = {rank for _, ranks in verdicts(engine)[before:] for rank in ranks}
+    said = [data["verdict"]["class"] for data in engine.objects("verdict")[before:]]
+    assert set(said) <= {"hardware", "slow-communication"}, engine.text[-3000:]
+    assert named & {4, 5, 6, 7, 3, 8}, "an end of the link is named"
+    network.link(1, rail=0).up()
+    engine.wait(lambda: len(engine.objects("recovery")) > 1, "the recovery")
+
+    # The whole host is cut off: its agent falls silent with it.
+    before = len(verdicts(engine))
+    for rail in (0, 1):
+        network.link(2, rail=rail).down()
+    engine.wait_line("said nothing for")
+    time.sleep(15)
+    accused = {rank for _, ranks in verdicts(engine)[before:] for rank in ranks}
+    assert not accused & {8, 9, 10, 11}, f"ranks of a silent agent: {engine.text[-3000:]}"
+    for rail in (0, 1):
+        network.link(2, rail=rail).up()
+    engine.wait_line("is heard again")
+    cluster.agents[2].wait_line("batches are kept")
+
+
+def test_only_the_agent_is_cut_off(cluster: Cluster) -> None:
+    """The job runs on: nothing is wrong with it, and nothing is said but that one host is not seen."""
+    engine, network, job = cluster.engine, cluster.network, cluster.job
+    network.link(0, rail=1).down()
+    engine.wait_line("said nothing for")
+    job.wait_progress(5)
+    network.link(0, rail=1).up()
+    engine.wait_line("is heard again")
+    assert verdicts(engine) == [], engine.text[-3000:]
