@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from ncclwatch.collect.step_rates import StepRates, in_network, running_counts
-from ncclwatch.model.state import Direction, OpPhase
+from ncclwatch.collect.step_rates import StepRates, absolute_counts, in_network, running_counts
+from ncclwatch.model.state import Direction, NetStep, OpPhase
 from unit.synthetic import WORLD, Rank, communicator, process, recv, send
 
 KEY = (1, 2, 0, 0, 1, Direction.SEND, 0)
@@ -78,6 +80,18 @@ def test_the_counts_of_running_operations_are_absolute() -> None:
         (pid, WORLD, 0, 0, 3, Direction.RECV, 0): 969,
     }
     assert in_network(sample) == {(pid, WORLD, 0, 0, 1, Direction.SEND, 0): 2}
+
+
+def test_an_idle_connection_counts_what_it_has_come_to() -> None:
+    used = (NetStep(0, 1, Direction.SEND, 0, 990), NetStep(1, 1, Direction.SEND, 0, 480))
+    mine = replace(communicator(0, 4), net_steps=used)
+    (sample,) = Rank(0, 4, (mine,), (send(1, sent=10, done=8, produced=12),)).looks(1)
+    pid = process(0, 4).pid
+    # On channel 0 an operation runs: it has come to less than its end, which is what the connection is set to.
+    assert absolute_counts(sample) == {
+        (pid, WORLD, 0, 0, 1, Direction.SEND, 0): 970,
+        (pid, WORLD, 0, 1, 1, Direction.SEND, 0): 480,
+    }
 
 
 def test_how_long_a_count_has_stood_still() -> None:

@@ -73,6 +73,7 @@ def flows(
         try:
             collector.step()
             wire.start(collector.users())
+            collector.refresh()
             price = _price(wire) if exact else ""
             looked_s = look(collector, wire, duration)
             records = collector.flows()
@@ -108,9 +109,7 @@ def look(collector: FlowCollector, wire: WireSession, duration_s: float | None, 
         if first > LOOK_S:
             note(f"looking for {wanted:.0f} s: the budget allows the first burst of probes in {first:.0f} s")
     elif first and first > wanted:
-        note(
-            f"no burst of probes fits: the budget allows one in {first:.0f} s (a longer --duration or a larger --budget helps)"
-        )
+        note(f"no burst of probes fits: the budget allows one in {first:.0f} s (a longer --duration or a larger --budget helps)")
     while collector.alive and not stop.is_set():
         before = time.process_time()
         collector.step()

@@ -12,10 +12,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ncclwatch.collect.step_rates import ConnectionKey, StepRates, in_network, running_counts
+from ncclwatch.collect.step_rates import ConnectionKey, StepRates, absolute_counts, in_network, running_counts
 from ncclwatch.errors import NcclwatchError, TargetGoneError
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, RdmaCounts
-from ncclwatch.model.state import Direction, ProcessSample
+from ncclwatch.model.state import Direction
 from ncclwatch.nic.rdma import SYS, read_ports
 from ncclwatch.nic.sockets import tcp_sockets_by_descriptor
 from ncclwatch.target.session import TargetProcess
@@ -29,7 +29,7 @@ from ncclwatch.wire.socket_flows import SocketJudgement, SocketWatch
 SOCKET_INTERVAL_S = 0.25
 """How often the kernel is asked for the sockets: a window of throughput."""
 OWNER_INTERVAL_S = 1.0
-"""How often the queue pairs behind connections are looked up."""
+"""How often connections, and the queue pairs behind them, are looked up."""
 STILL_S = 1.0
 """An open operation without a step for this long is said to stand still."""
 
@@ -42,7 +42,6 @@ class _Process:
     connections: list[NetConnection] = field(default_factory=list)
     open: frozenset[ConnectionKey] = frozenset()
     in_network: dict[ConnectionKey, int] = field(default_factory=dict)
-    sample: ProcessSample | None = None
 
 
 class FlowCollector:
@@ -59,7 +58,7 @@ class FlowCollector:
         self._judged: dict[ConnectionKey, SocketJudgement] = {}
         self._owners: dict[QpKey, QueueOwner] = {}
         self._retries_before = _retries(sys)
-        self._next_sockets = self._next_owners = 0.0
+        self._next_sockets = self._next_connections = 0.0
 
     def users(self) -> list[VerbsUser]:
         """These processes as the wire plane needs to know them; look once (:meth:`step`) before."""
@@ -101,14 +100,18 @@ class FlowCollector:
             except NcclwatchError as error:
                 self._note(f"pid {pid}: {error}")
         now = time.monotonic()
+        if now >= self._next_connections:
+            self._next_connections = now + OWNER_INTERVAL_S
+            self._look_at_connections()
         if now >= self._next_sockets:
             self._next_sockets = now + SOCKET_INTERVAL_S
             self._look_at_sockets()
         if self.wire is not None and self.wire.running:
-            if now >= self._next_owners:
-                self._next_owners = now + OWNER_INTERVAL_S
-                self._look_for_owners()
             self.wire.step()
+
+    def refresh(self) -> None:
+        """Look connections and their queue pairs up again at the next step: the wire plane has started, say."""
+        self._next_connections = 0.0
 
     def drop(self, pid: int) -> None:
         """Let go of a process."""
@@ -119,15 +122,10 @@ class FlowCollector:
                 del kept[key]
 
     def _look(self, process: _Process) -> None:
-        target = process.target
-        # Steps before operations: one that begins in between is then counted from where it began.
-        process.connections = net_connections(target.decoder, target.load_bias, target.communicator_states)
-        counts = {_key(target.pid, one): one.step for one in process.connections if one.step is not None}
-        process.sample = target.sample()
-        running = running_counts(process.sample)
-        process.open = frozenset(running)
-        process.in_network = in_network(process.sample)
-        self.rates.feed(process.sample.time_ns, counts | running)
+        sample = process.target.sample()
+        process.open = frozenset(running_counts(sample))
+        process.in_network = in_network(sample)
+        self.rates.feed(sample.time_ns, absolute_counts(sample))
 
     def _look_at_sockets(self) -> None:
         pids = [
@@ -157,13 +155,17 @@ class FlowCollector:
         for key in [key for key in self._judged if key[0] in pids and key not in self._sockets]:
             del self._judged[key]
 
-    def _look_for_owners(self) -> None:
+    def _look_at_connections(self) -> None:
         self._owners = {}
         for pid, process in self._processes.items():
+            target = process.target
             try:
-                for state in process.target.communicator_states:
+                process.connections = net_connections(target.decoder, target.load_bias, target.communicator_states)
+                if self.wire is None or not self.wire.running:
+                    continue
+                for state in target.communicator_states:
                     record = state.record
-                    for owner in queue_owners(process.target.decoder, record.hash, record.rank, state.connectors):
+                    for owner in queue_owners(target.decoder, record.hash, record.rank, state.connectors):
                         # Connections that share a queue pair: the first one names it.
                         self._owners.setdefault((pid, owner.pair.context, owner.pair.number), owner)
             except (NcclwatchError, OSError) as error:

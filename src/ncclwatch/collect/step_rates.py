@@ -82,6 +82,17 @@ class StepRates:
         return StepRate(last, (last - first) / elapsed if elapsed > 0 else 0.0, len(seen), len(counts.looks), elapsed)
 
 
+def absolute_counts(sample: ProcessSample) -> dict[ConnectionKey, int]:
+    """The counts of every connection: of one on which an operation runs its own, of others the step they have come to."""
+    pid = sample.process.pid
+    used = {
+        (pid, c.hash, c.rank, one.channel, one.peer, one.direction, one.connection_index): one.step
+        for c in sample.communicators
+        for one in c.net_steps
+    }
+    return used | running_counts(sample)
+
+
 def in_network(sample: ProcessSample) -> dict[ConnectionKey, int]:
     """Connections on which steps have been handed to the network and are not completed, with their number: running sends."""
     found: dict[ConnectionKey, int] = {}
