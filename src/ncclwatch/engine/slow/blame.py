@@ -52,6 +52,9 @@ def _outside(values: Shares, members: NDArray[np.int64], context: Context) -> fl
     return total
 
 
+MUCH_BUSIER = 1.3
+
+
 def _busier(profile: Profile, context: Context) -> NDArray[np.bool_]:
     """Ranks whose own work takes more of the time than that of their equals, or than it did."""
     usual = _reference(profile.busy, context)
@@ -66,7 +69,10 @@ def _busier(profile: Profile, context: Context) -> NDArray[np.bool_]:
             if key in known:
                 past[at] = before.busy[known[key]]
         longer = profile.busy * context.stretch >= BUSIER * past
-        busier = np.where(np.isnan(usual), longer, busier & (longer | np.isnan(past)))
+        chance = 2.0 * np.sqrt(np.clip(past * (1.0 - past), 0.0, None) / before.looks)
+        much_longer = profile.busy * context.stretch >= np.maximum(MUCH_BUSIER * past, past + chance)
+        # Where all equals are slow alike (a host that is a stage) only the past tells.
+        busier = np.where(np.isnan(usual), longer, (busier & (longer | np.isnan(past))) | much_longer)
     slower = context.factor >= BUSIER
     return np.asarray(busier | slower, np.bool_)
 
@@ -74,7 +80,8 @@ def _busier(profile: Profile, context: Context) -> NDArray[np.bool_]:
 def _ranks(profile: Profile, context: Context) -> list[Finding]:
     own, held = profile.own(), profile.own_looks()
     if context.before is not None:
-        own = np.maximum(own - _past(profile, context.before), 0.0)
+        # In seconds of an iteration: waits that were always there are a smaller share of a longer one.
+        own = np.maximum(own - _past(profile, context.before) / context.stretch, 0.0)
     usual = _reference(own, context)
     busier = _busier(profile, context)
     findings: list[Finding] = []

@@ -22,7 +22,8 @@ def network_findings(profile: Profile, context: Context) -> list[Finding]:
     index = {key: at for at, key in enumerate(profile.processes)}
     shares = dict(profile.links)
     if context.before is not None and context.before.looks >= 4:
-        shares = {key: max(0.0, share - context.before.links.get(key, 0.0)) for key, share in shares.items()}
+        past = {key: share / context.stretch for key, share in context.before.links.items()}
+        shares = {key: max(0.0, share - past.get(key, 0.0)) for key, share in shares.items()}
     findings = _proxies(profile, context, shares, index)
     touched = {at for finding in findings for at in finding.members}
     usual = _usual_link(shares, len(profile.processes))
