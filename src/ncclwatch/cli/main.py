@@ -19,6 +19,7 @@ from ncclwatch.cli import (
     agent,
     asking,
     attach,
+    completion,
     diagnose,
     doctor,
     dump,
@@ -33,6 +34,7 @@ from ncclwatch.cli import (
     shim,
     snapshot,
     top,
+    topology,
     version,
 )
 from ncclwatch.cli.output import OutputClosed
@@ -63,6 +65,7 @@ app.command("ask", short_help="A verdict now from a running attach or engine.")(
 app.command("record", short_help="Keep what is seen of a job in a file.")(record.record)
 app.command("replay", short_help="A recording in the dashboard.")(replay.replay)
 app.command("report", short_help="A page for a ticket, or a trace for Perfetto.")(report.report)
+app.command("topology", short_help="Groups, roles and layout, from the calls alone.")(topology.topology)
 app.command("flows", short_help="Connections over the network: rates, latency, retries.")(flows.flows)
 app.command("probe", short_help="Is a path dead, or the application silent?")(probe.probe)
 app.command("agent", short_help="Send what this node shows to an engine.")(agent.agent)
@@ -71,6 +74,7 @@ app.command("top", short_help="Watch a whole job from its engine.")(top.top)
 app.add_typer(keys.app, name="keys", short_help="Keys of engine, agents and viewers.")
 app.command("shim", short_help="The counter shim that a job may load.")(shim.shim)
 app.command("doctor", short_help="What works here, and what to do about each gap.")(doctor.doctor)
+app.command("completion", short_help="A completion script for the shell.")(completion.completion)
 app.command("version", short_help="Print the version.")(version.version)
 
 
