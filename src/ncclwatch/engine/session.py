@@ -37,6 +37,8 @@ SAME_CLOCK_NS = 1_000_000
 
 MAX_NODES = 65536
 MAX_NOTES = 200
+MAX_WAITING_CALLS = 100_000
+MAX_WAITING_EVENTS = 1000
 
 _NO_EVENTS = np.zeros(0, EVENT_DTYPE)
 
@@ -124,6 +126,8 @@ class DiagnosisSession:
         """What every node last said of its NICs."""
         self.lost = 0
         self._pending = Update(0)
+        self._calls: dict[str, list[NDArray[Any]]] = {}
+        """Calls of each host since the last judgement."""
         self._ended: dict[ProcessKey, ProcessSample] = {}
         """Processes that have ended and that live ones may be waiting for, with their last samples."""
         self._told: str | None = None
@@ -183,11 +187,23 @@ class DiagnosisSession:
         events = batch.events if batch.events is not None else _NO_EVENTS
         if gap and self.diagnosis.ledger.rows:
             # Nobody knows how many records were in what never came: none of this node's histories can be continued.
+            self._give_calls(batch.host)
             self.diagnosis.add_calls(_NO_EVENTS, 1, batch.host)
-        if len(events):
+        if len(events) and len(self._pending.events) < MAX_WAITING_EVENTS:
             self._pending.events.append(events)
-        if newly or len(events):
-            self.diagnosis.add_calls(_of_known_pids(events), newly, batch.host)
+        if len(events):
+            waiting = self._calls.setdefault(batch.host, [])
+            waiting.append(_of_known_pids(events))
+            if newly or sum(map(len, waiting)) > MAX_WAITING_CALLS:
+                self._give_calls(batch.host, newly)
+        elif newly:
+            self._give_calls(batch.host, newly)
+
+    def _give_calls(self, host: str, lost: int = 0) -> None:
+        """Hand a node's calls to the diagnosis: once a judgement, for its cost is by the batch more than by the record."""
+        waiting = self._calls.pop(host, None)
+        if waiting or lost:
+            self.diagnosis.add_calls(np.concatenate(waiting) if waiting else _NO_EVENTS, lost, host)
 
     def _take_look(self, node: Node, batch: NodeBatch) -> None:
         ahead = batch.clock_offset_ns or 0
@@ -216,6 +232,8 @@ class DiagnosisSession:
     def judge(self, now_ns: int) -> Update:
         """Look at what all nodes said last and say what stands."""
         update = self.take(now_ns)
+        for host in list(self._calls):
+            self._give_calls(host)
         self._find_silent(now_ns, update)
         heard = [node for node in self.nodes.values() if not node.silent]
         self._forget_ended_jobs(heard)
