@@ -6,7 +6,20 @@ from dataclasses import replace
 
 from ncclwatch.engine.network import NETWORK_CLASSES, NetworkMemory
 from ncclwatch.engine.session import DiagnosisSession
-from ncclwatch.model.network import KernelLogLine, LinkChange, NetworkLook, NicRecord
+from ncclwatch.messaging.format import BatchReader, BatchWriter
+from ncclwatch.model.network import (
+    FlowKind,
+    FlowRecord,
+    FlowState,
+    KernelLogLine,
+    LinkChange,
+    NetworkLook,
+    NicRecord,
+    RdmaCounts,
+    SocketFacts,
+    StepRate,
+)
+from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Culprit, LinkRef, Verdict, VerdictClass
 from unit.batches import node_batches
 from unit.synthetic import frozen_ring
@@ -100,3 +113,15 @@ def test_a_session_attaches_what_its_nodes_say() -> None:
         assert named == (accuses and not nic.up)
         if step == 8:
             assert accuses
+
+
+def test_what_is_seen_of_the_network_travels_with_a_batch() -> None:
+    nic = replace(NIC, kind="rdma", errors={"packet_seq_err": 3}, rate_gbps=200.0, send_rate=1.5, receive_rate=2.5)
+    flow = FlowRecord(
+        1, FlowKind.RDMA, "IB", "mlx5_0", 1, FlowState.SLOW, "why", direction=Direction.SEND, steps=StepRate(1, 2.0, 3, 4, 5.0),
+        rdma=RdmaCounts(1, 2, 3, 4, True, 1.0, 2.0, {"retry-exc-err": 1}), socket=SocketFacts(1, "a", "b"),
+    )  # fmt: skip
+    line = KernelLogLine("node1", "xid", "0000:3b:00", "text", 5, 3, 79, 7)
+    batch = next(node_batches([[rank.looks(1)[0] for rank in frozen_ring(2)]]))
+    batch.network = NetworkLook((nic,), (CHANGE,), (line,), (flow,), ("note",))
+    assert BatchReader().decode(BatchWriter().encode(batch)).batch.network == batch.network
