@@ -72,7 +72,20 @@ def attach(
     ask_file: AskFileOption = None,
     metrics: MetricsOption = None,
 ) -> int:
-    """Watch NCCL processes live: operation, rate and steps of every rank, and a verdict when one holds the others up."""
+    """Watch NCCL processes live: operation, rate and steps of every rank, and a verdict when one holds the others up.
+
+    On a terminal it is a dashboard: ? shows its keys, Enter opens a rank, its communicators, channels and steps, k its threads,
+    v the verdict with all evidence; Space and [ ] look back in time; S saves a snapshot, R records. Into a file or pipe, or with
+    --plain, it writes a line when something changes; with --json an object a line. Colours are left out with NO_COLOR=1.
+
+    The job is not stopped, not written to and not signalled; leaving leaves it as it was.
+
+    \b
+    Examples:
+      ncclwatch attach --all                        every NCCL process of this node
+      ncclwatch attach --pid 4711 --metrics :9464   one process, with metrics for Prometheus
+      ncclwatch attach --all --plain --exit-code    for scripts: ends with 10 when a verdict stands
+    """
     named, stray = options.split_words(pid, words)
     if stray:
         raise UsageError(f"'{clean(str(stray[0]), 80)}' is not a pid", "snapshot files are for 'ncclwatch diagnose'")

@@ -63,6 +63,13 @@ def record(
 
     The file can be read while it is written, and after a crash up to its last whole look: 'ncclwatch replay FILE' shows it in the
     dashboard, 'diagnose FILE' judges it, 'report FILE' makes a page of it; all three take the files of several nodes together.
+
+    When the disk is full a line says so, and recording goes on when there is room again.
+
+    \b
+    Examples:
+      ncclwatch record --all -o job.recording                    until Ctrl-C
+      ncclwatch record --all -o ring.recording --max-size 256M   the last hours, never more than 256 MiB
     """
     named, stray = options.split_words(pid, words)
     if stray:

@@ -35,7 +35,15 @@ def replay(
     columns: Annotated[int, typer.Option("--columns", min=40, max=400, help="Width of the picture.")] = 120,
     lines: Annotated[int, typer.Option("--lines", min=12, max=200, help="Height of the picture.")] = 36,
 ) -> int:
-    """Show recordings as if it happened now: pause, move by < and >, change the speed by - and +, drill down."""
+    """Show recordings as if it happened now: pause, move by < and >, change the speed by - and +, drill down.
+
+    \b
+    Examples:
+      ncclwatch replay job.recording --seek -60             the last minute
+      ncclwatch replay node*.recording --speed 10           several nodes as one job
+      ncclwatch replay job.recording --plain                as lines: what happened when
+      ncclwatch replay job.recording --screenshot now.svg   a picture of the dashboard
+    """
     options.require_files(files)
     from ncclwatch.cli.attach import is_screen
     from ncclwatch.store.replay import Recordings, Replay

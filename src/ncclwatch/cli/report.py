@@ -44,6 +44,13 @@ def report(
     """Write one self-contained HTML page to attach to a ticket: verdict, evidence, ranks around the event, steps, waits.
 
     The page holds no script and makes no request. With several recordings (one a node) it is of the whole job.
+
+    \b
+    Examples:
+      ncclwatch report job.recording -o hang.html               of a recording
+      ncclwatch report --all -o hang.html                       of the job as it is now
+      ncclwatch report hang-*.ncclwatch -o hang.html            of snapshots of several nodes
+      ncclwatch report job.recording --perfetto -o trace.json   open it at ui.perfetto.dev
     """
     if as_json and perfetto:
         raise UsageError("--json and --perfetto exclude each other", "give one of them")
