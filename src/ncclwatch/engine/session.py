@@ -185,9 +185,10 @@ class DiagnosisSession:
         self.lost += newly
         self._pending.newly_lost += newly
         events = batch.events if batch.events is not None else _NO_EVENTS
+        if gap:
+            self._give_calls(batch.host)
         if gap and self.diagnosis.ledger.rows:
             # Nobody knows how many records were in what never came: none of this node's histories can be continued.
-            self._give_calls(batch.host)
             self.diagnosis.add_calls(_NO_EVENTS, 1, batch.host)
         if len(events) and len(self._pending.events) < MAX_WAITING_EVENTS:
             self._pending.events.append(events)
