@@ -77,7 +77,9 @@ def cells(record: FlowRecord) -> dict[str, str]:
     return {
         "RANK": str(record.global_rank) if record.global_rank is not None else "?",
         "COMM": "" if record.comm_hash is None else f"{record.comm_hash:016x}"[:8] + f":{record.rank}",
-        "CH": "" if record.channel is None else str(record.channel),
+        "CH": ""
+        if record.channel is None
+        else f"{record.channel}" + (f"/{record.connection_index}" if record.connection_index else ""),
         "WAY": arrow if record.role in ("data", "") or not arrow else f"{arrow}*",
         "PEER": "" if record.peer is None else str(record.peer),
         "NIC": fit(device or "?", _NIC_CELLS),
@@ -147,6 +149,8 @@ def sources(records: Sequence[FlowRecord], collector: FlowCollector, wire: WireS
     yield f"sources: {'; '.join(parts)}"
     if any(record.role not in ("data", "") for record in records):
         yield "send*, recv*: clear-to-send and flush requests, which carry no data"
+    if any(record.connection_index for record in records):
+        yield "CH n/1: the connection for point-to-point operations on that channel"
     reasons = Counter(reason for reason in wire.reasons.values() if reason)
     if wire.reason and FlowKind.RDMA in kinds:
         reasons[wire.reason] += 0

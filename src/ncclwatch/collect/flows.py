@@ -278,9 +278,10 @@ def _key(pid: int, one: NetConnection) -> ConnectionKey:
     return pid, one.comm_hash, one.rank, one.channel, one.peer, one.direction, one.index
 
 
-def _order(record: FlowRecord) -> tuple[int, int, str, int, int]:
+def _order(record: FlowRecord) -> tuple[int, ...]:
     rank = record.global_rank if record.global_rank is not None else 1 << 30
-    return rank, record.pid, str(record.direction), record.channel or 0, record.peer or 0
+    place = (record.connection_index or 0, record.channel or 0, record.peer or 0)
+    return rank, record.pid, record.comm_hash or 0, record.direction is Direction.RECV, *place
 
 
 def _numbered(one: NetConnection) -> str:
