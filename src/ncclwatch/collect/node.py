@@ -223,10 +223,20 @@ class NodeCollector:
 
     def planes(self) -> tuple[PlaneState, ...]:
         """What is looked at by which plane, and why by others not."""
-        planes = (PlaneState("state", True), PlaneState("calls", self.calls.running, self.calls.reason))
+        planes = (PlaneState("state", True), PlaneState("calls", self.calls.running, self.calls.reason), *self._device_plane())
         if self.network is None:
             return planes
         return (*planes, PlaneState("nic", self.network.running, self.network.reason))
+
+    def _device_plane(self) -> tuple[PlaneState, ...]:
+        """The counter shim, where any process has it: it is the user's choice, and no gap where nobody took it."""
+        watches = [watched.device for watched in self._alive()]
+        having = sum(watch.present for watch in watches)
+        if not having:
+            return ()
+        problem = next((watch.problem for watch in watches if watch.problem), "")
+        missing = f"{len(watches) - having} of {len(watches)} processes have not loaded the counter shim"
+        return (PlaneState("device", not problem, problem or (missing if having < len(watches) else "")),)
 
     def _overhead(self) -> Overhead | None:
         now = time.monotonic()
