@@ -118,14 +118,28 @@ def test_of_two_ranks_the_one_that_called_what_nobody_ever_calls_here_is_named()
 def test_two_ranks_that_call_familiar_things_in_different_orders_are_a_tie() -> None:
     pair = 0xBB
     live = LiveDiagnosis()
-    live.add_calls(calls(0, [8, 9, 8, 9, 8, 8], comm=pair))
-    live.add_calls(calls(1, [8, 9, 8, 9, 8, 9], comm=pair))
+    live.add_calls(calls(0, [8, 9, 9, 8, 7, 8], comm=pair))
+    live.add_calls(calls(1, [8, 9, 9, 8, 7, 9], comm=pair))
     both = [Rank(r, 2, (communicator(r, 2, comm_hash=pair, transport=Transport.P2P),)).looks(8) for r in (0, 1)]
     verdict = None
     for index in range(8):
         verdict = live.update([looks[index] for looks in both])
     assert verdict is not None and [culprit.rank for culprit in verdict.culprits] == [0, 1]
     assert verdict.confidence == 0.5
+
+
+def test_of_two_ranks_the_one_that_broke_its_habit_is_named() -> None:
+    pair = 0xBB
+    live = LiveDiagnosis()
+    live.add_calls(calls(0, [8, 9, 7] * 8 + [8, 7], comm=pair))
+    live.add_calls(calls(1, [8, 9, 7] * 8 + [8, 9], comm=pair))
+    both = [Rank(r, 2, (communicator(r, 2, comm_hash=pair, transport=Transport.P2P),)).looks(8) for r in (0, 1)]
+    verdict = None
+    for index in range(8):
+        verdict = live.update([looks[index] for looks in both])
+    assert verdict is not None and [culprit.rank for culprit in verdict.culprits] == [0]
+    assert verdict.verdict_class is VerdictClass.NOT_ENTERED
+    assert any("left out" in line for line in verdict.evidence)
 
 
 def test_behind_on_one_communicator_because_it_waits_in_another_is_a_victim() -> None:

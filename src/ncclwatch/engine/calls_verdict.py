@@ -9,6 +9,7 @@ from functools import partial
 from ncclwatch.engine import explain
 from ncclwatch.engine.calls import CallsFinding
 from ncclwatch.engine.connections import ConnectionKey
+from ncclwatch.engine.deadlock import LEFT_OUT, Orders, deviation_line, find_deviations
 from ncclwatch.engine.edges import RankNode, Wait, Waits, Why
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.ledger import Ledger, Signature
@@ -17,12 +18,18 @@ from ncclwatch.model.verdict import Culprit, OperationRef, Verdict, VerdictClass
 
 
 def judge_calls(
-    job: Job, findings: Mapping[int, CallsFinding], ledger: Ledger, waits: Waits, still: float, time: float
+    job: Job,
+    findings: Mapping[int, CallsFinding],
+    ledger: Ledger,
+    orders: Orders | None,
+    waits: Waits,
+    still: float,
+    time: float,
 ) -> Verdict | None:
     """A verdict where the calls alone prove one: an inconsistent call (H2), or a free rank that has not called (H1)."""
     for number, finding in findings.items():
         if finding.inconsistent:
-            return _inconsistent(job, job.groups[number], finding, still, time)
+            return _inconsistent(job, job.groups[number], finding, orders, still, time)
     blocked = call_waits(job, findings, ledger) | {wait.waiter.index for wait in waits.edges if isinstance(wait.waiter, RankNode)}
     culprits: list[Culprit] = []
     evidence: list[str] = []
@@ -129,16 +136,10 @@ def behind_lines(job: Job, group: Group, finding: CallsFinding) -> list[str]:
     ]
 
 
-def _inconsistent(job: Job, group: Group, finding: CallsFinding, still: float, time: float) -> Verdict:
+def _inconsistent(job: Job, group: Group, finding: CallsFinding, orders: Orders | None, still: float, time: float) -> Verdict:
     groups = sorted(finding.groups.items(), key=lambda item: -len(item[1]))
     wrong, how = finding.odd_ones
     odd = {rank: signature for signature in wrong for rank in finding.groups[signature]}
-    culprits = []
-    for rank, signature in odd.items():
-        member = group.holder(rank)
-        if member is not None:
-            reason = f"called {signature.text()} as #{finding.odd_sequence}, unlike its peers"
-            culprits.append(_culprit(group, rank, member, finding, reason, signature))
     evidence = [
         f"{', '.join(job.rank_name(group.id, rank) for rank in ranks)} called {signature.text()} as #{finding.odd_sequence}"
         for signature, ranks in groups
@@ -146,12 +147,28 @@ def _inconsistent(job: Job, group: Group, finding: CallsFinding, still: float, t
     if finding.ago:
         evidence.append(f"the ranks have called up to {finding.ago} operations since: NCCL does not compare what ranks call")
     evidence += [how] if how else []
-    victims = {member.index for rank, (member, _) in group.members.items() if rank not in odd}
     tie = len(wrong) == len(groups)
     confidence = 0.5 if tie else 0.75 if how else 0.95
-    verdict = explain.build(
-        job, VerdictClass.INCONSISTENT, culprits, victims, evidence, still=still, time=time, confidence=confidence
-    )
+    verdict_class = VerdictClass.INCONSISTENT
+    holders = {group.members[rank][0].index: rank for rank in odd if rank in group.members}
+    deviations = find_deviations(job, set(holders), orders, proper=tie)
+    if deviations:
+        # What was called in the place of another may be what used to come next: then the other was left out.
+        evidence += [deviation_line(job, job.member(index), deviation) for index, deviation in deviations.items()]
+        if tie:
+            odd, confidence = {holders[index]: odd[holders[index]] for index in deviations}, 0.8
+        if len(deviations) == len(odd) and all(deviation.left_out for deviation in deviations.values()):
+            verdict_class = VerdictClass.NOT_ENTERED
+    culprits = []
+    for rank, signature in odd.items():
+        member = group.holder(rank)
+        if member is not None:
+            reason = f"called {signature.text()} as #{finding.odd_sequence}, unlike its peers"
+            if verdict_class is VerdictClass.NOT_ENTERED:
+                reason = LEFT_OUT
+            culprits.append(_culprit(group, rank, member, finding, reason, signature))
+    victims = {member.index for rank, (member, _) in group.members.items() if rank not in odd}
+    verdict = explain.build(job, verdict_class, culprits, victims, evidence, still=still, time=time, confidence=confidence)
     return replace(verdict, planes=("state", "calls"))
 
 

@@ -7,7 +7,6 @@ waits are followed to their end (``waits``, ``locate``); what stands there is na
 from __future__ import annotations
 
 import gc
-from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -17,8 +16,9 @@ from ncclwatch.engine.calls import CallsFinding, compare_groups
 from ncclwatch.engine.calls_verdict import add_call_waits, add_calls_evidence, judge_calls
 from ncclwatch.engine.creation import judge_creation
 from ncclwatch.engine.culprits import absent_culprit, observed_culprit
+from ncclwatch.engine.deadlock import LEFT_OUT, Orders, deviation_line, find_deviations, judge_deadlock
 from ncclwatch.engine.device import add_device_evidence, observe_hidden
-from ncclwatch.engine.edges import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, RankNode, Stall, Wait, Waits, Why
+from ncclwatch.engine.edges import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, RankNode, Stall, Waits, Why
 from ncclwatch.engine.job import Job, Member, assemble
 from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.locate import Sink, find_sinks, victims_of
@@ -63,6 +63,8 @@ class Outlook:
     """(communicator's hash, rank in it) of ranks whose node has fallen silent: they are not seen, which says nothing of them."""
     ledger: Ledger | None = None
     """What the calls plane recorded."""
+    orders: Orders | None = None
+    """In which order each process called what."""
     totals: dict[Place, tuple[int, int]] = field(default_factory=dict)
     """Communicator of a process → (NCCL's own count of collectives, calls in the ledger at that moment)"""
 
@@ -172,11 +174,14 @@ def _diagnose_job(job: Job, outlook: Outlook, loners: Sequence[Member]) -> Verdi
     patience_s = outlook.patience.needed(job, sinks, findings, still, outlook.ledger) if outlook.patience is not None else 0.0
     if still < patience_s:
         return explain.too_early(job, sinks, still, patience_s, time) if waits.open else explain.nothing_open(job, still, time)
-    by_calls = judge_calls(job, findings, outlook.ledger, waits, still, time) if outlook.ledger is not None else None
+    by_calls = (
+        judge_calls(job, findings, outlook.ledger, outlook.orders, waits, still, time) if outlook.ledger is not None else None
+    )
     if not waits.open:
         return by_calls or explain.nothing_open(job, still, time)
-    verdict = _stalled(job, waits, sinks, still, time)
-    if by_calls is not None and (by_calls.verdict_class is VerdictClass.INCONSISTENT or not verdict.verdict_class.accuses):
+    verdict = _stalled(job, waits, sinks, outlook.orders, still, time)
+    inconsistent = any(finding.inconsistent for finding in findings.values())
+    if by_calls is not None and (inconsistent or not verdict.verdict_class.accuses):
         return by_calls
     return add_calls_evidence(job, verdict, findings)
 
@@ -266,16 +271,16 @@ def _halted(
 # --- nobody is stopped: the waits decide -------------------------------------------------------------------------------
 
 
-def _stalled(job: Job, waits: Waits, sinks: Sequence[Sink], still: float, time: float) -> Verdict:
+def _stalled(job: Job, waits: Waits, sinks: Sequence[Sink], orders: Orders | None, still: float, time: float) -> Verdict:
     cycles = [sink for sink in sinks if sink.is_cycle]
     ranks = [sink for sink in sinks if sink.member(job) is not None]
     links = [sink for sink in sinks if not sink.is_cycle and isinstance(sink.nodes[0], LinkNode)]
     unseen = [sink for sink in sinks if not sink.is_cycle and isinstance(sink.nodes[0], AbsentNode | HiddenNode)]
     confidence = 0.6 if still < 3 else 0.85
     if waits.mismatches:
-        return _inconsistent(job, waits, still, time)
+        return _inconsistent(job, waits, orders, still, time)
     if cycles:
-        return _deadlock(job, cycles, still, time, confidence)
+        return judge_deadlock(job, cycles, orders, still, time, confidence)
     doubtful = [sink for sink in ranks if _may_wait_for_absent(job, sink)]
     ranks = [sink for sink in ranks if sink not in doubtful]
     if ranks:
@@ -303,9 +308,9 @@ def _may_wait_for_absent(job: Job, sink: Sink) -> bool:
     return False
 
 
-def _inconsistent(job: Job, waits: Waits, still: float, time: float) -> Verdict:
+def _inconsistent(job: Job, waits: Waits, orders: Orders | None, still: float, time: float) -> Verdict:
     """Ranks that called different things hang whatever else the waits show: the disagreement is the cause."""
-    culprits: list[Culprit] = []
+    suspects: dict[int, str] = {}
     evidence: list[str] = []
     tie = False
     for mismatch in waits.mismatches:
@@ -313,49 +318,26 @@ def _inconsistent(job: Job, waits: Waits, still: float, time: float) -> Verdict:
         tie = tie or "tie" in how
         evidence += [*mismatch.lines(job), how]
         for rank in ranks:
-            member = job.groups[mismatch.group_id].holder(rank)
-            if member is None:
-                continue
-            own = [wait for wait in waits.edges if RankNode(member.index) in (wait.waiter, wait.target)]
-            call = mismatch.calls.get(rank)
-            reason = f"has called {call.text()}, unlike its peers" if call else "has called another operation than its peers"
-            culprits.append(observed_culprit(job, member, own, (), reason))
-    if not culprits:
+            member, call = job.groups[mismatch.group_id].holder(rank), mismatch.calls.get(rank)
+            if member is not None:
+                what = f"has called {call.text()}, unlike its peers" if call else "has called another operation than its peers"
+                suspects.setdefault(member.index, what)
+    if not suspects:
         return explain.ambiguous_cycle(job, waits.edges, still, time)
+    verdict_class, confidence = VerdictClass.INCONSISTENT, 0.5 if tie else 0.9
+    deviations = find_deviations(job, set(suspects), orders) if tie else {}
+    if deviations:
+        # The side that broke its own habit breaks the tie.
+        evidence += [deviation_line(job, job.member(index), deviation) for index, deviation in deviations.items()]
+        suspects, confidence = {index: suspects[index] for index in deviations}, 0.8
+        if all(deviation.left_out for deviation in deviations.values()):
+            verdict_class, suspects = VerdictClass.NOT_ENTERED, dict.fromkeys(suspects, LEFT_OUT)
+    culprits = []
+    for index, reason in suspects.items():
+        own = [wait for wait in waits.edges if RankNode(index) in (wait.waiter, wait.target)]
+        culprits.append(observed_culprit(job, job.member(index), own, (), reason))
     victims = explain.other_fellows(job, culprits)
-    return explain.build(
-        job, VerdictClass.INCONSISTENT, culprits, victims, evidence, still=still, time=time, confidence=0.5 if tie else 0.9
-    )
-
-
-def _deadlock(job: Job, cycles: Sequence[Sink], still: float, time: float, confidence: float) -> Verdict:
-    inside = [wait for sink in cycles for wait in sink.inside]
-    ordered = len({wait.key.group for wait in inside}) > 1 or any(wait.key.point_to_point for wait in inside)
-    if not ordered:
-        return explain.ambiguous_cycle(job, inside, still, time)
-    members = {node.index for sink in cycles for node in sink.nodes if isinstance(node, RankNode)}
-    orders = _orders(job, inside)
-    biggest = max(orders.values(), key=len)
-    # One rank against many others: its order is the odd one. Otherwise nobody's order is more right than another's.
-    odd = members - biggest if len(biggest) > len(members) - len(biggest) else members
-    victims = victims_of(cycles) | members
-    culprits = [
-        observed_culprit(job, member, [w for w in inside if w.waiter == RankNode(member.index)], (), "waits in a circle")
-        for member in job.members
-        if member.index in (odd or members)
-    ]
-    victims -= odd or members
-    evidence = [*explain.order_lines(job, orders), *explain.wait_lines(inside)]
-    return explain.build(job, VerdictClass.DEADLOCK, culprits, victims, evidence, still=still, time=time, confidence=confidence)
-
-
-def _orders(job: Job, inside: Sequence[Wait]) -> dict[int, set[int]]:
-    """Group → members that wait in it: whoever waits in one has entered it before the other."""
-    orders: dict[int, set[int]] = defaultdict(set)
-    for wait in inside:
-        if isinstance(wait.waiter, RankNode):
-            orders[wait.key.group].add(wait.waiter.index)
-    return dict(orders)
+    return explain.build(job, verdict_class, culprits, victims, evidence, still=still, time=time, confidence=confidence)
 
 
 def _ranks_behind(

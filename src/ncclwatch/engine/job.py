@@ -101,6 +101,10 @@ class Job:
     """(index of the member, address of the communicator in its process) → group"""
     _by_identity: dict[Identity, int | None] | None = None
 
+    def member(self, index: int) -> Member:
+        """The process with this index, which counts the processes of all jobs. O(processes)."""
+        return next(member for member in self.members if member.index == index)
+
     def find_group(self, member: Member, address: int, comm_hash: int) -> int | None:
         """The group an operation belongs to: by its communicator's address, else by a hash that is unique in the process."""
         known = self.group_of.get((member.index, address))

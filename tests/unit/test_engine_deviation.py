@@ -1,0 +1,57 @@
+"""Which rank broke its own habit: left a call out, made another in its place, or swapped two."""
+
+from __future__ import annotations
+
+from collections import deque
+
+import pytest
+
+from ncclwatch.engine.deadlock import Deviation, find_deviation
+from ncclwatch.engine.slow.order import CallOrder, _Call
+
+TENSOR, DATA = 0x10, 0x20
+KINDS = {
+    "t": (TENSOR, (1, 64, 7)),
+    "u": (TENSOR, (1, 128, 7)),
+    "r": (DATA, (6, 256, 7)),
+    "g": (DATA, (5, 256, 7)),
+    "x": (TENSOR, (5, 9, 7)),
+}
+
+
+def order(calls: str) -> CallOrder:
+    """A process's calls, a letter each."""
+    made = [_Call(1000 + n, KINDS[letter][0], [None], KINDS[letter][1]) for n, letter in enumerate(calls)]
+    return CallOrder(deque(made, maxlen=96))
+
+
+ITERATION = "ttttttrg"
+
+
+@pytest.mark.parametrize(
+    ("calls", "expected"),
+    [
+        (ITERATION * 4, None),
+        (ITERATION * 4 + "ttt", None),
+        # A tensor-parallel call is left out; the data-parallel one comes a call early.
+        (ITERATION * 4 + "tttttr", Deviation(TENSOR, DATA, 0, left_out=True)),
+        (ITERATION * 4 + "tttttrg", Deviation(TENSOR, DATA, 1, left_out=True)),
+        # The first of two on one communicator is left out.
+        (ITERATION * 4 + "ttttttg", Deviation(DATA, DATA, 0, left_out=True)),
+        # Two are swapped: what was due comes next.
+        (ITERATION * 4 + "ttttttgr", Deviation(DATA, DATA, 1, left_out=False)),
+        # Something that never comes is called in its place.
+        (ITERATION * 4 + "tttx", Deviation(TENSOR, TENSOR, 0, left_out=False)),
+        # Too little is known of a job that has just begun.
+        ("ttttr", None),
+        ("", None),
+    ],
+)
+def test_what_broke_the_habit(calls: str, expected: Deviation | None) -> None:
+    assert find_deviation(order(calls)) == expected
+
+
+def test_a_habit_with_two_kinds_of_iterations_is_no_deviation() -> None:
+    """Every fourth iteration reports its loss."""
+    pattern = (ITERATION * 3 + "ttttttrgu") * 3
+    assert find_deviation(order(pattern)) is None
