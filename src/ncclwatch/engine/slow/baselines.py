@@ -40,8 +40,8 @@ def slope(before: Values, now: Values) -> tuple[float, float]:
     before, now = before[keep], now[keep]
     order = np.argsort(before, kind="stable")
     x, y = before[order], now[order]
-    if len(x) > 512:
-        chosen = np.linspace(0, len(x) - 1, 512).astype(np.int64)
+    if len(x) > 128:
+        chosen = np.linspace(0, len(x) - 1, 128).astype(np.int64)
         x, y = x[chosen], y[chosen]
     i, j = np.triu_indices(len(x), 1)
     dx = x[j] - x[i]

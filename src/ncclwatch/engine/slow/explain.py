@@ -39,9 +39,8 @@ def verdict(job: Job, judgement: Judgement, topology: Topology | None = None) ->
         for culprit in _culprits(job, judgement, finding, topology):
             if all(culprit.pid != other.pid or culprit.host != other.host for other in culprits):
                 culprits.append(culprit)
-    first = findings[0]
     link = next((f for f in findings if f.kind is Kind.LINK), None)
-    group = _group(job, judgement, link or first)
+    group = _group(job, judgement, link or findings[0])
     named = {(culprit.host, culprit.pid) for culprit in culprits}
     victims = sorted(
         member.rank for at, member in enumerate(job.members)
@@ -52,8 +51,8 @@ def verdict(job: Job, judgement: Judgement, topology: Topology | None = None) ->
         summary=_summary(kind, judgement, culprits, findings),
         culprits=tuple(culprits),
         victims=tuple(victims),
-        communicator=_reference(group, topology),
-        operation=_operation(judgement, link or first),
+        # Where others happen to wait most changes from look to look; only a link belongs to one communicator.
+        communicator=_reference(group, topology) if link is not None else None,
         stage=culprits[0].stage if culprits else "",
         link=_link(link),
         since=judgement.since,
@@ -172,7 +171,7 @@ def _summary(kind: VerdictClass, judgement: Judgement, culprits: list[Culprit], 
         if finding.link is not None and len(ranks) == 2:
             names = f"the link from {names.replace(', ', ' to ')}"
         parts.append(f"{names} ({finding.kind})")
-    pace = "from the start"
+    pace = "as long as the job has been watched"
     if slow is not None:
         pace = f"iterations take {slow.mean_s:.2f} s instead of {slow.normal_s:.2f} s ({slow.ratio:+.0%})"
     return f"{WORDS[kind]}: the others wait for {'; '.join(parts)}; {pace}"
