@@ -114,13 +114,24 @@ def _number(environ: Mapping[str, str], name: str) -> int | None:
     return int(text) if int(text) < _MAX_RANK else None
 
 
+_INITIAL_PID_NAMESPACE = 0xEFFFFFFC
+"""``PROC_PID_INIT_INO`` (include/linux/proc_ns.h)"""
+
+
 @lru_cache(maxsize=4)
 def boot_id(proc: Path = PROC) -> str:
-    """This boot of this machine; ``""`` where the kernel does not say."""
+    """This boot of this machine, and where pids are not those of the machine, the pid namespace they are of: two agents in two
+    containers of one machine see different processes under equal pids. ``""`` where the kernel does not say.
+    """
     try:
-        return (proc / "sys/kernel/random/boot_id").read_text("ascii").strip()[:64]
+        boot = (proc / "sys/kernel/random/boot_id").read_text("ascii").strip()[:64]
     except (OSError, ValueError):
         return ""
+    try:
+        namespace = (proc / "self/ns/pid").stat().st_ino
+    except OSError:
+        return boot
+    return boot if namespace == _INITIAL_PID_NAMESPACE else f"{boot}:{namespace}"
 
 
 def read_stat(pid: int, proc: Path = PROC) -> Stat:
