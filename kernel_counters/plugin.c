@@ -103,7 +103,7 @@ static inline nccl_result start(int version, void *context, void **handle, const
 	switch (version < 5 ? event->type_v1 : event->type_v5) {
 	case NCCL_EVENT_COLL:
 	case NCCL_EVENT_P2P: {
-		struct nw_operation_facts facts = {.sequence = NW_UNKNOWN, .peer = -1, .device_known = version >= 2};
+		struct nw_operation_facts facts = {.sequence = NW_UNKNOWN, .peer = -1, .device_known = version >= 3};
 		if ((version < 5 ? event->type_v1 : event->type_v5) == NCCL_EVENT_COLL)
 			coll_facts(version, event, &facts);
 		else
@@ -170,7 +170,7 @@ static nccl_result begin(int version, void **context, int *mask, const struct nw
 		wanted = NCCL_EVENT_COLL | NCCL_EVENT_P2P | NCCL_EVENT_PROXY_OP;
 		if (nw_enabled("NCCLWATCH_STEPS", true))
 			wanted |= NCCL_EVENT_PROXY_STEP;
-		if (version >= 2 && nw_enabled("NCCLWATCH_KERNELS", true))
+		if (version >= 3 && nw_enabled("NCCLWATCH_KERNELS", true))
 			wanted |= NCCL_EVENT_KERNEL_CH;
 		NW_SET(frame->header.events_wanted, (uint32_t)wanted);
 		nw_sampler_start(frame);

@@ -6,7 +6,8 @@
  *
  * version  first in    what differs
  *   1      2.23.4      operations carry communicator hash; function, type, algorithm as numbers
- *   2, 3   2.26.2      names instead of numbers; kernel channel events, without the GPU's time; v3 drops one member
+ *   2      2.26.2      names instead of numbers (no release has it as its newest)
+ *   3      2.26.2      kernel channel events, without the GPU's time; drops one member
  *   4      2.27.3      communicator's identity at init; transfers say their size; kernel events carry the GPU's time
  *   5      2.28.3      type is 64 bits wide; init takes the identity before the mask
  *   6      2.29.2      copy-engine collectives (not asked for here)

@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=2.0)
     parser.add_argument("--events-only", action="store_true")
+    parser.add_argument("--sizes", type=int, nargs="*", default=SIZES, help="elements")
     options = parser.parse_args()
     shim = build_shim()
     with tempfile.TemporaryDirectory() as folder:
@@ -74,7 +75,7 @@ def main() -> None:
         if options.events_only:
             return
         order = random.Random(1)
-        for count in SIZES:
+        for count in options.sizes:
             ratios: dict[str, list[float]] = {"shim": [], "empty plugin": []}
             rates: list[float] = []
             for _ in range(options.pairs):

@@ -89,6 +89,8 @@ class GpuJob:
             # Before 2.30 ranks may share a GPU only as different hosts.
             env |= {"NCCL_HOSTID": f"gpu-host{rank}", "NCCL_NET": "Socket"}
         preloads = [str(build_shim())] if self.preload else []
+        if self.preload:
+            env |= {"NCCL_BY_PRELOAD": "1"}
         if STANDIN:
             preloads += [str(library), str(build_driver())]
             env |= {"STANDIN_CUDA_ALL": "1", "NCCL_ALGO": "Ring", "NCCL_PROTO": "Simple"}

@@ -38,7 +38,9 @@ class Rank:
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         self.count = count
         self.cuda = ctypes.CDLL(os.environ["CUDART_LIBRARY"], mode=ctypes.RTLD_GLOBAL)
-        self.nccl = ctypes.CDLL(os.environ["NCCL_LIBRARY"])
+        self.nccl = ctypes.CDLL(os.environ["NCCL_LIBRARY"], mode=ctypes.RTLD_GLOBAL)
+        if os.environ.get("NCCL_BY_PRELOAD"):
+            self.nccl = ctypes.CDLL(None)  # by name alone, as a linked program would: what was preloaded comes first
         self.stream, self.buffer, self.comm = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         must(self.cuda.cudaSetDevice(int(os.environ.get("GPU", "0"))), "cudaSetDevice")
         must(self.cuda.cudaStreamCreateWithFlags(ctypes.byref(self.stream), 1), "cudaStreamCreateWithFlags")

@@ -35,7 +35,7 @@ MATRIX = {"2.23.4": 1, "2.26.2.post1": 3, "2.28.9": 5, "2.30.4": 6}
 
 IN_MATRIX = pytest.mark.skipif(not os.environ.get("NCCLWATCH_SHIM_MATRIX"), reason="NCCLWATCH_SHIM_MATRIX=1 runs it")
 
-KERNELS_FROM = 2
+KERNELS_FROM = 3
 GPU_TIME_FROM = 4
 
 

@@ -59,6 +59,18 @@ def test_unfinished_work_shows_what_it_waits_for() -> None:
         assert nccl.device().communicators[0].recent[-1].state is KernelState.NOT_STARTED
 
 
+def test_a_kernel_that_is_never_reported_is_not_said_to_hang() -> None:
+    """Copy-engine collectives, say: their operations are launched, and no kernel of theirs is ever told of."""
+    with FakeNccl() as nccl:
+        nccl.do("c = plugin.init(1)")
+        nccl.do("plugin.coll(c, 0)")
+        assert nccl.device().communicators[0].recent[0].state is KernelState.UNOBSERVED, "nothing was ever reported"
+        nccl.do("plugin.whole(c, 1)")
+        nccl.do("plugin.coll(c, 2)")
+        states = [operation.state for operation in nccl.device().communicators[0].recent]
+        assert states == [KernelState.UNOBSERVED, KernelState.FINISHED, KernelState.NOT_STARTED], "a later one ran before it"
+
+
 def test_the_frame_holds_what_fits_and_counts_the_rest() -> None:
     with FakeNccl() as nccl:
         nccl.do("cs = [plugin.init(n + 1) for n in range(70)]")

@@ -129,17 +129,23 @@ def _communicators(frame: NDArray[Any]) -> Iterable[DeviceCommunicator]:
                 for index, channel in enumerate(comm["channels"])
                 if channel["started"]
             ),
-            recent=_operations(comm["recent"], _count(comm["operations"])),
+            recent=_operations(comm["recent"], _count(comm["operations"]), bool(comm["channels"]["started"].any())),
             name=clean(bytes(comm["name"]).partition(b"\0")[0].decode("utf-8", "replace"), layout.FRAME_NAME),
         )
 
 
-def _operations(records: NDArray[Any], newest: int) -> tuple[DeviceOperation, ...]:
+def _operations(records: NDArray[Any], newest: int, reported: bool) -> tuple[DeviceOperation, ...]:
+    """``reported``: NCCL has told of a kernel of this communicator at all."""
     found = sorted(
         (_operation(record) for record in records if newest - layout.FRAME_OPERATIONS < int(record["ordinal"]) <= newest),
         key=lambda operation: operation.ordinal,
     )
     found = [operation for operation in found if operation.ordinal]
+    # What is never told of (copy-engine and symmetric kernels in some releases) must not look like a kernel that does not begin:
+    # so only where this communicator's kernels are reported, and only after the last that has begun, since they run in order.
+    begun = max((operation.ordinal for operation in found if operation.started), default=0)
+    reported = reported or begun > 0
+    found = [replace(o, observed=False) if not o.started and (not reported or o.ordinal < begun) else o for o in found]
     done = [operation.ordinal for operation in found if operation.state in ("finished", "unobserved")]
     kept = set(done[-KEPT_FINISHED:])
     return tuple(o for o in found if o.state in ("running", "not started") or o.ordinal in kept)
@@ -225,7 +231,7 @@ def summary(device: DeviceSample) -> str:
     entry = {"plugin": f"NCCL's profiler plugin, interface v{device.interface}", "preload": "LD_PRELOAD"}.get(
         device.entry, device.entry
     )
-    kernels = "kernels seen" if device.entry == "preload" or device.interface >= 2 else "kernels not reported by this NCCL"
+    kernels = "kernels seen" if device.entry == "preload" or device.interface >= 3 else "kernels not reported by this NCCL"
     silent = "; the copy engine does not respond" if device.copy_engine_silent else ""
     return f"counter shim loaded ({entry}): {kernels}, sampler {device.sampler}, {device.events:,} events{silent}"
 
