@@ -394,7 +394,8 @@ def _links(job: Job, sinks: Sequence[Sink], unseen: Sequence[Sink], still: float
         node = sink.nodes[0]
         assert isinstance(node, LinkNode)  # noqa: S101 - by construction of the caller's list
         channels = tuple(sorted({wait.key.channel for wait in sink.waits}))
-        device = next((wait.end.operation.net_name for wait in sink.waits if wait.end is not None), "")
+        ends = [wait.end for wait in sink.waits if wait.end is not None]
+        device = next((end.sub.net_device_name or end.operation.net_name for end in ends), "")
         link = LinkRef(node.source, node.destination, "net", channels, device)
         for comm_rank in (node.source, node.destination):
             member = job.groups[node.group_id].holder(comm_rank)

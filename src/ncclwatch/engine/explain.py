@@ -296,9 +296,24 @@ def _summary(verdict_class: VerdictClass, culprits: Sequence[Culprit], first: Cu
     if verdict_class is VerdictClass.DEADLOCK:
         verb = "waits" if len(culprits) == 1 else "wait"
         return f"{names} {verb} in a circle: operations of several communicators in different orders"
-    reason = culprits[0].reason if len({c.reason for c in culprits}) == 1 else "do not go on"
     where = f" in {first.operation.name} #{first.operation.sequence}" if first.operation and first.operation.name else ""
+    if all(culprit.link for culprit in culprits):
+        return _links_summary(culprits, where)
+    reason = culprits[0].reason if len({c.reason for c in culprits}) == 1 else "do not go on"
     return f"{names} hold{'s' if len(culprits) == 1 else ''} up the job{where}: {reason}"
+
+
+def _links_summary(culprits: Sequence[Culprit], where: str) -> str:
+    """Links that carry nothing, each by both ends: no rank is to blame for its link."""
+    names = {(c.communicator, c.comm_rank): _name(c) for c in culprits}
+    links = list(dict.fromkeys((c.communicator, c.link) for c in culprits if c.link))
+    ends = [(names.get((at, rank), f"rank {rank}") for rank in (link.source, link.destination)) for at, link in links]
+    texts = [" → ".join(pair) for pair in ends[:4]]
+    more = f" and {len(links) - 4} more" if len(links) > 4 else ""
+    subject = f"{', '.join(texts)}{more}"
+    if len(links) == 1:
+        return f"the link {subject} carries no data and holds up the job{where}"
+    return f"the links {subject} carry no data and hold up the job{where}"
 
 
 def _next_steps(verdict_class: VerdictClass, culprits: Sequence[Culprit]) -> tuple[str, ...]:
