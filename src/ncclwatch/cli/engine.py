@@ -27,6 +27,9 @@ def engine(
         float | None, typer.Option("--duration", "-d", min=0.1, max=1e8, help="Seconds after which to end.")
     ] = None,
     as_json: JsonOption = False,
+    traffic_every: Annotated[
+        float, typer.Option("--traffic-every", min=0.1, max=1e6, help="Seconds between two lines about what came in.")
+    ] = 60.0,
 ) -> None:
     """Take what agents send, and say which rank, stage and link holds each job up. Watch it with 'ncclwatch top'."""
     from ncclwatch.cli.engine_log import EngineLog
@@ -39,7 +42,7 @@ def engine(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: stop.set())
     service = EngineService(address, keys=pair, interval_s=interval)
-    log = EngineLog(as_json=as_json)
+    log = EngineLog(as_json=as_json, traffic_every_s=traffic_every)
     try:
         log.listening(service, secured=pair is not None, known=len(pair[1]) if pair else 0)
         until = float("inf") if duration is None else time.monotonic() + duration

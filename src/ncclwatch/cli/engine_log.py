@@ -21,10 +21,11 @@ BEHIND_S = 1.0
 class EngineLog:
     """Lines for people, or with ``as_json`` one object a line (types as of ``attach --json``, with ``job``)."""
 
-    def __init__(self, *, as_json: bool) -> None:
+    def __init__(self, *, as_json: bool, traffic_every_s: float = 60.0) -> None:
         self._json = as_json
+        self._traffic_every_s = traffic_every_s
         self._next: dict[str, float] = {}
-        self._next_traffic = time.monotonic() + SUMMARY_EVERY_S
+        self._next_traffic = time.monotonic() + traffic_every_s
         self._before = (0, 0, time.monotonic())
         self._behind: set[str] = set()
 
@@ -77,7 +78,7 @@ class EngineLog:
             self._say("peer", clean(text, 300), text=text)
         now = time.monotonic()
         if now >= self._next_traffic:
-            self._next_traffic = now + SUMMARY_EVERY_S
+            self._next_traffic = now + self._traffic_every_s
             counts = service.hub.counts
             batches, nbytes, then = self._before
             seconds = max(now - then, 1e-3)
@@ -87,9 +88,8 @@ class EngineLog:
                 f"{len(service.hub.peers)} peers, {(counts.batches - batches) / seconds:.0f} batches/s, "
                 f"{size((counts.nbytes - nbytes) / seconds)}/s; refused so far: {refused} peers, {counts.bad} messages"
             )
-            self._say(
-                "traffic", text, peers=len(service.hub.peers), bad=counts.bad, refused=refused, duplicates=counts.duplicates
-            )
+            known = {"bad": counts.bad, "refused": refused, "duplicates": counts.duplicates}
+            self._say("traffic", text, peers=len(service.hub.peers), batches=counts.batches, nbytes=counts.nbytes, **known)
         flush()
 
     def end(self, reason: str) -> None:

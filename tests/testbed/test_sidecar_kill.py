@@ -1,0 +1,106 @@
+"""SIGKILL of agent, engine, both, at random moments: the job never notices, and what the ledger misses is stated.
+
+A few rounds; NCCLWATCH_KILLS=50 for as many as one wants (NCCLWATCH_SEED chooses the moments).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.job import Job
+from testbed.sidecar import Daemon, daemon, make_keys
+
+pytestmark = pytest.mark.attach
+
+ROUNDS = int(os.environ.get("NCCLWATCH_KILLS", "4"))
+SEED = int(os.environ.get("NCCLWATCH_SEED", "8"))
+
+
+def totals(viewer: Daemon) -> dict[int, int]:
+    """Operations of each rank as the newest windows tell."""
+    return {data["rank"]: data["operations"] for data in viewer.objects("rank")}
+
+
+def test_whoever_is_killed_the_job_never_notices_and_nothing_is_lost_in_silence(tmp_path: Path) -> None:
+    source = random.Random(SEED)
+    keys, port = make_keys(tmp_path / "keys"), source.randrange(20000, 30000)
+    address = f"tcp://127.0.0.1:{port}"
+    secret = ("--keys", str(keys))
+    engine_words = ("engine", "--bind", address, *secret, "--json")
+    with Job(ranks=4, count=1 << 12, verify=True, extra=("--pause-us", "20000")) as job:
+        agent_words = (
+            "agent",
+            "--engine",
+            address,
+            *secret,
+            "--pid",
+            ",".join(map(str, job.pids)),
+            "--spool",
+            str(tmp_path / "s"),
+        )
+        engine, agent = Daemon(*engine_words), Daemon(*agent_words)
+        try:
+            engine.wait_line("listening")
+            agent.wait_line("connected to engine")
+            for turn in range(ROUNDS):
+                time.sleep(source.uniform(0.0, 1.5))
+                victims = source.choice([("agent",), ("engine",), ("agent", "engine")]) if turn > 2 else (
+                    ("agent",), ("engine",), ("agent", "engine"))[turn]  # fmt: skip
+                for name in victims:
+                    (agent if name == "agent" else engine).end(signal.SIGKILL)
+                # The job goes on while nobody watches.
+                job.wait_progress(2)
+                begun = time.monotonic()
+                if "engine" in victims:
+                    engine = Daemon(*engine_words)
+                    engine.wait_line("listening")
+                if "agent" in victims:
+                    agent = Daemon(*agent_words)
+                    agent.wait_line("connected to engine")
+                    # What nobody saw is stated, by the agent and to the engine.
+                    agent.wait_line("no agent ran here for")
+                    engine.wait_line("no agent ran here for")
+                engine.wait(lambda e=engine: e.objects("summary"), f"round {turn}: the engine knows the job again", 30)  # type: ignore[misc]
+                assert engine.objects("summary")[-1]["ranks"] == 4
+                if victims == ("engine",):
+                    assert time.monotonic() - begun < 20, "rebuilt from the agents within seconds"
+                assert all(job.alive(rank) for rank in range(4))
+            # After all of it a frozen rank is still named, and no verdict was told before that.
+            job.freeze(1)
+            engine.wait(lambda: engine.objects("verdict"), "the verdict")
+            told: list[dict[str, Any]] = [data["verdict"] for data in engine.objects("verdict")]
+            assert [(v["class"], [c["rank"] for c in v["culprits"]]) for v in told] == [("stopped", [1])], json.dumps(told)[:2000]
+            job.thaw(1)
+            job.wait_progress(3)
+            for rank in range(4):
+                assert not [line for line in job.lines(rank) if line.startswith("wrong")]
+        finally:
+            agent.end()
+            engine.end()
+
+
+def test_without_an_engine_an_agent_waits_and_sends_all_of_it_later(tmp_path: Path) -> None:
+    port = 30000 + os.getpid() % 5000
+    address = f"tcp://127.0.0.1:{port}"
+    with Job(ranks=2, count=1 << 12, hold=True, iterations=200, extra=("--pause-us", "20000")) as job:
+        words = ("--pid", ",".join(map(str, job.pids)), "--spool", str(tmp_path / "s"))
+        with daemon("agent", "--engine", address, *words) as agent:
+            agent.wait_line("watching 2 processes")
+            for rank in range(2):
+                job.wait_line(rank, "holding after 200 iterations")
+            with daemon("engine", "--bind", address, "--json") as engine:
+                engine.wait_line("listening")
+                with daemon("top", "--engine", address, "--json") as viewer:
+                    viewer.wait(
+                        lambda: len(set(totals(viewer).values())) == 1 and min(totals(viewer).values(), default=0) > 0, "both"
+                    )
+                    assert engine.objects("loss") == []
+                    assert viewer.objects("rank")[-1]["rate_plane"] == "calls"
