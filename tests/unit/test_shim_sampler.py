@@ -16,7 +16,7 @@ from ncclwatch.model.frame_layout import WordStatus
 from ncclwatch.model.state import Direction
 from ncclwatch.target.devconn import CounterPlace
 from ncclwatch.target.frame import FrameFile, WantedWord
-from unit.shim_harness import CAN_BUILD, FakeNccl, words_of
+from unit.shim_harness import CAN_BUILD, FakeNccl, build_shim, words_of
 
 pytestmark = pytest.mark.skipif(not CAN_BUILD, reason="needs gcc and make")
 
@@ -216,6 +216,18 @@ def test_a_copy_engine_that_does_not_answer_is_reported_and_stops_nobody(nccl: F
     assert not nccl.device().copy_engine_silent
 
 
+def test_loaded_by_the_driver_it_finds_the_context_by_itself() -> None:
+    with FakeNccl(driver=True) as nccl:
+        load = f"__import__('ctypes').CDLL({str(build_shim())!r}).InitializeInjection()"
+        assert nccl.do(load) == 1
+        nccl.until(lambda h: h["sampler"] == layout.Sampler.IDLE, "stream and buffer in the primary context")
+        assert nccl.header()["entry"] == layout.Entry.INJECTION
+        nccl.do("w = Words(2)")
+        nccl.do("w.write(1, 77)")
+        ask(nccl, wanted(nccl))
+        assert words_of(nccl.raw(), 2)[1] == (WordStatus.OK, 77)
+
+
 def test_a_child_forked_beside_the_sampler_is_well(nccl: FakeNccl) -> None:
     ask(nccl, wanted(nccl))
     assert nccl.do("fork_and(lambda: plugin.whole(plugin.init(9), 0) or frames_open() == 1 or 1 / 0)") == 0
@@ -253,5 +265,12 @@ def test_a_watch_asks_now_and_then_and_often_once_nothing_moves(nccl: FakeNccl) 
         nccl.until(lambda h: h["rounds"] >= seen + 2, "rounds")
         looked = watch.look(sample, target).device
         assert looked is not None and looked.counters[0].value == 42 and looked.counters[0].changes >= 1
+        nccl.do("w.write(0, 142)")
+        seen = nccl.header()["rounds"]
+        nccl.until(lambda h: h["rounds"] >= seen + 2, "rounds")
+        looked = watch.look(sample, target).device
+        assert looked is not None
+        rates = [counter.steps_per_s for counter in looked.counters]
+        assert rates[0] is not None and rates[0] > 10 and rates[1:] == [0.0, 0.0, 0.0]
     finally:
         watch.close()

@@ -264,6 +264,7 @@ class DeviceWatch:
         self._next_try = 0.0
         self._asked = _Asked()
         self._last_words: tuple[int | None, ...] = ()
+        self._read: dict[tuple[int, int, int, bool, int], tuple[int, int]] = {}
 
     @property
     def present(self) -> bool:
@@ -278,7 +279,7 @@ class DeviceWatch:
         try:
             image = frame.read()
             answered = int(image.frame["header"]["request_seen"]) == self._asked.number
-            device = decode(image, self._asked.places, answered)
+            device = self._with_rates(decode(image, self._asked.places, answered))
             if target is not None and frame.writable:
                 self._ask(frame, image, target, device)
         except NcclwatchError as error:
@@ -286,6 +287,20 @@ class DeviceWatch:
             return sample
         self.problem = ""
         return replace(sample, device=device)
+
+    def _with_rates(self, device: DeviceSample) -> DeviceSample:
+        """Rates of the counters since the look before, by the times at which they were read."""
+        before, self._read = self._read, {}
+        counters = []
+        for counter in device.counters:
+            place = (counter.comm_address, counter.channel, counter.peer, counter.is_send, counter.connection_index)
+            if counter.value is not None:
+                self._read[place] = (counter.value, counter.time_ns)
+                value, time_ns = before.get(place, (0, 0))
+                if time_ns and counter.time_ns > time_ns and counter.value >= value:
+                    counter = replace(counter, steps_per_s=(counter.value - value) * 1e9 / (counter.time_ns - time_ns))  # noqa: PLW2901
+            counters.append(counter)
+        return replace(device, counters=tuple(counters)) if counters else device
 
     def _open(self) -> FrameFile | None:
         if self._frame is None and time.monotonic() >= self._next_try:

@@ -139,6 +139,8 @@ class ConnectionCounter:
     changed_ns: int | None = None
     problem: str = ""
     """Why there is no value, or none of this moment."""
+    steps_per_s: float | None = field(default=None, compare=False)
+    """CCL-D's SendRate or RecvRate: steps a second since the look before; ``None`` at the first."""
     stale: bool = False
     """The value was read longer ago than the sampler's period allows: the process is stopped, or copies do not come back."""
 
