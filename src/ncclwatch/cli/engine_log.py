@@ -88,8 +88,16 @@ class EngineLog:
                 f"{len(service.hub.peers)} peers, {(counts.batches - batches) / seconds:.0f} batches/s, "
                 f"{size((counts.nbytes - nbytes) / seconds)}/s; refused so far: {refused} peers, {counts.bad} messages"
             )
-            known = {"bad": counts.bad, "refused": refused, "duplicates": counts.duplicates}
-            self._say("traffic", text, peers=len(service.hub.peers), batches=counts.batches, nbytes=counts.nbytes, **known)
+            self._say(
+                "traffic",
+                text,
+                peers=len(service.hub.peers),
+                batches=counts.batches,
+                nbytes=counts.nbytes,
+                bad=counts.bad,
+                refused=refused,
+                duplicates=counts.duplicates,
+            )
         flush()
 
     def end(self, reason: str) -> None:
