@@ -88,6 +88,19 @@ class StageNamer:
         """What is known of the largest job; ``None`` before anything was inferred."""
         return max(self.jobs, key=lambda one: one.topology.world, default=None)
 
+    def everything(self, samples: Sequence[ProcessSample]) -> list[tuple[Learned, list[ProcessSample]]]:
+        """Every job with the newest samples of its processes, inferred from all that was recorded: without calls, by memory."""
+        self.note_samples(samples)
+        if self._map is None:
+            return []
+        if self._recorder is not None and len(self._jobs) != len(self._map.jobs):
+            self._learn(np.zeros(0, np.int64))
+        by_place = {(sample.process.host, sample.process.pid): sample for sample in samples}
+        return [
+            (job.learned, [by_place[place] for p in job.facts.processes if (place := self._map.places[p]) in by_place])
+            for job in self._jobs
+        ]
+
     # --- taking in -------------------------------------------------------------------------------------------------------
 
     def note_samples(self, samples: Sequence[ProcessSample]) -> None:

@@ -156,15 +156,18 @@ TOO_EARLY = Opinion(Role.UNSURE, 0.0, "gradients may yet be reduced on another c
 
 
 def _premature(specimen: Specimen, usage: Usage) -> bool:
-    """Whether what was seen may be a part of an iteration: another communicator over these ranks exists and was not used yet."""
+    """Whether what was seen may be a part of an iteration: another communicator over these ranks exists and is not in it."""
     if specimen.period is not None and specimen.period.repeats >= MANY:
         return False
     own = set(usage.group.ranks.tolist()) - {-1}
-    return any(
-        other.total == 0 and other.group.nranks > 1 and own <= set(other.group.ranks.tolist())
+    largest = max(other.group.nranks for other in specimen.usages.values())
+    waiting = [
+        other.group.nranks
         for other in specimen.usages.values()
-        if other is not usage
-    )
+        if other is not usage and not other.functions and other.group.nranks > 1 and own <= set(other.group.ranks.tolist())
+    ]
+    # The communicator over all ranks that frameworks make first is mostly never used.
+    return len(waiting) > (largest in waiting)
 
 
 def _runs(order: NDArray[np.int64], function: int) -> int:
