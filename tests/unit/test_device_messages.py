@@ -32,7 +32,8 @@ def test_a_device_sample_comes_back_whole() -> None:
         assert decoded.batch is not None
         for ours, theirs in zip(batch.samples, decoded.batch.samples, strict=True):
             assert theirs.device == ours.device
-            assert theirs.device is not None and theirs.device.communicators[0].recent == ours.device.communicators[0].recent
+            assert theirs.device is not None and ours.device is not None
+            assert theirs.device.communicators[0].recent == ours.device.communicators[0].recent
     assert sizes[1] < sizes[0] / 2, "nothing happened in between"
 
 

@@ -64,6 +64,33 @@ def test_counters_of_both_ends_name_the_rank_that_leaves_data_unread() -> None:
     assert not any("NVLink" in line for line in verdict.unobserved), "all of it was seen"
 
 
+def with_operations(ranks: list[Rank], rank: int, *operations: DeviceOperation) -> list[Rank]:
+    device = ranks[rank].extra["device"]
+    assert isinstance(device, DeviceSample)
+    own = replace(device.communicators[0], recent=operations)
+    ranks[rank] = replace(ranks[rank], extra={"device": replace(device, communicators=(own,))})
+    return ranks
+
+
+def test_a_gpu_that_stands_in_the_kernel_is_hardware() -> None:
+    verdict = diagnose(looks(with_operations(nvlink_ring(), 2, operation(6, 2, 2), operation(7, 2, 0))))
+    assert verdict.verdict_class is VerdictClass.HARDWARE and named(verdict) == [2]
+    assert "does not go on" in verdict.culprits[0].reason
+    assert any("its GPU has been in AllReduce #6" in line for line in verdict.evidence), verdict.evidence
+
+
+def test_a_gpu_that_has_not_begun_what_was_launched_is_said_so() -> None:
+    verdict = diagnose(looks(with_operations(nvlink_ring(), 2, operation(6, 2, 2), operation(7, 0, 0))))
+    assert verdict.verdict_class is VerdictClass.NOT_ENTERED and named(verdict) == [2]
+    assert "its GPU has not begun it" in verdict.culprits[0].reason
+
+
+def test_a_gpu_that_is_done_with_all_it_was_given_has_not_been_given_this_one() -> None:
+    verdict = diagnose(looks(with_operations(nvlink_ring(), 2, operation(5, 2, 1), operation(6, 2, 2))))
+    assert verdict.verdict_class is VerdictClass.NOT_ENTERED and named(verdict) == [2]
+    assert "does not take part" in verdict.culprits[0].reason, "an end that was not told of is not a kernel that stands"
+
+
 def test_without_the_shim_nobody_is_accused_and_the_gap_is_named() -> None:
     verdict = diagnose(looks(nvlink_ring(shim=False)))
     assert not verdict.culprits

@@ -78,6 +78,30 @@ def sees_everything(job: Job) -> bool:
     return bool(joined) and all(is_seen(own, channel, peer) for own, channel, peer in joined)
 
 
+def gpu_state(job: Job, member: Member, group_id: int) -> KernelState | None:
+    """Where a rank's GPU is with the newest operations of a communicator: in one, before one, or done with all; ``None`` unknown.
+
+    A stopped process has not seen what its GPU did since.
+    """
+    group, device = job.groups.get(group_id), member.last.device
+    rank = group.rank_of(member) if group is not None else None
+    if group is None or device is None or rank is None or member.stopped:
+        return None
+    own = group.members[rank][1]
+    for communicator in device.communicators:
+        same = (communicator.hash, communicator.rank) == (own.hash, own.rank)
+        if communicator.finished or not (same or communicator.inside_address == own.address):
+            continue
+        begun = [operation for operation in communicator.recent if operation.observed and operation.started]
+        if not begun:
+            return None
+        if begun[-1].state is KernelState.RUNNING:
+            return KernelState.RUNNING
+        waiting = any(operation.state is KernelState.NOT_STARTED for operation in communicator.recent)
+        return KernelState.NOT_STARTED if waiting else KernelState.FINISHED
+    return None
+
+
 def add_device_evidence(job: Job, verdict: Verdict) -> Verdict:
     """The verdict with what the GPUs of its culprits say of themselves, where their processes have the shim."""
     if not any(member.last.device is not None for member in job.members):

@@ -17,13 +17,14 @@ from ncclwatch.engine.calls_verdict import add_call_waits, add_calls_evidence, j
 from ncclwatch.engine.creation import judge_creation
 from ncclwatch.engine.culprits import absent_culprit, observed_culprit
 from ncclwatch.engine.deadlock import LEFT_OUT, Orders, deviation_line, find_deviations, judge_deadlock
-from ncclwatch.engine.device import add_device_evidence, observe_hidden
+from ncclwatch.engine.device import add_device_evidence, gpu_state, observe_hidden
 from ncclwatch.engine.edges import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, RankNode, Stall, Waits, Why
 from ncclwatch.engine.job import Job, Member, assemble
 from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.locate import Sink, find_sinks, victims_of
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.waits import find_waits
+from ncclwatch.model.device import KernelState
 from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Culprit, LinkRef, Verdict, VerdictClass
@@ -351,7 +352,7 @@ def _ranks_behind(
         member = sink.member(job)
         if member is None:
             continue
-        verdict_class, reason = _classify_rank(member, sink)
+        verdict_class, reason = _classify_rank(job, member, sink)
         classes.append(verdict_class)
         culprits.append(observed_culprit(job, member, sink.waits, sink.stalls, reason))
         evidence += explain.wait_lines(sink.waits) + [mark.text for mark in sink.stalls]
@@ -363,12 +364,17 @@ def _ranks_behind(
     return explain.build(job, worst, culprits, victims, evidence, still=still, time=time, confidence=confidence, unobserved=notes)
 
 
-def _classify_rank(member: Member, sink: Sink) -> tuple[VerdictClass, str]:
+def _classify_rank(job: Job, member: Member, sink: Sink) -> tuple[VerdictClass, str]:
     stalls = {mark.stall for mark in sink.stalls}
     if stalls & PROXY_STALLS:
         return VerdictClass.HARDWARE, "its proxy thread does not move transfers that could go on"
     if Stall.FLUSH in stalls:
         return VerdictClass.HARDWARE, "data arrived, but the flush to its GPU's memory does not complete"
+    gpu = gpu_state(job, member, sink.stalls[0].key.group) if stalls else None
+    if gpu is KernelState.RUNNING:
+        return VerdictClass.HARDWARE, "its GPU is in the operation and does not go on, although nothing it needs is missing"
+    if gpu is KernelState.NOT_STARTED:
+        return VerdictClass.NOT_ENTERED, "has called the operation, but its GPU has not begun it"
     if stalls and all(mark.end is None for mark in sink.stalls):
         return VerdictClass.NOT_ENTERED, "does not take part: data for it lies unread in shared memory and it waits for nobody"
     if stalls:
