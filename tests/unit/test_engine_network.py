@@ -98,6 +98,25 @@ def test_what_lies_long_back_is_forgotten() -> None:
     assert memory.explain(HUNG) is HUNG
 
 
+def test_connections_in_trouble_are_evidence_and_data_nobody_reads_only_at_the_culprit() -> None:
+    def flow(rank: int, state: FlowState, channel: int = 0) -> FlowRecord:
+        return FlowRecord(
+            1, FlowKind.SOCKET, "Socket", "eth0", 0, state, f"because {state}", rank, 0xA, rank, channel, 2, Direction.SEND
+        )
+
+    dead = NetworkLook(flows=(flow(0, FlowState.STALLED), flow(0, FlowState.STALLED, 1), flow(7, FlowState.STALLED)))
+    (line,) = remembering(dead).explain(HUNG).evidence[1:]
+    assert line == "rank 0 to rank 2 of its communicator over eth0, channels 0, 1: because stalled"
+    unread = NetworkLook(flows=(flow(1, FlowState.BLOCKED), flow(0, FlowState.BLOCKED)))
+    (line,) = remembering(unread).explain(HUNG).evidence[1:]
+    assert line.startswith("rank 1 to rank 2")
+    moving = NetworkLook(flows=(flow(0, FlowState.ACTIVE), flow(1, FlowState.IDLE)))
+    assert remembering(moving).explain(HUNG) is HUNG
+    # Flows come now and then; what was said long ago is not repeated.
+    assert remembering(dead, *[NetworkLook((NIC,))] * 5).explain(HUNG) is not HUNG
+    assert remembering(dead, *[NetworkLook((NIC,))] * 12).explain(HUNG) is HUNG
+
+
 def test_a_session_attaches_what_its_nodes_say() -> None:
     """A link down and back up is gone from the verdict too."""
     series = [rank.looks(12) for rank in frozen_ring(2, run_state="S")]

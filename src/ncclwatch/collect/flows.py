@@ -15,7 +15,7 @@ from pathlib import Path
 from ncclwatch.collect.step_rates import ConnectionKey, StepRates, absolute_counts, in_network, running_counts
 from ncclwatch.errors import NcclwatchError, TargetGoneError
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, RdmaCounts
-from ncclwatch.model.state import Direction
+from ncclwatch.model.state import Direction, ProcessSample
 from ncclwatch.nic.rdma import SYS, read_ports
 from ncclwatch.nic.sockets import tcp_sockets_by_descriptor
 from ncclwatch.target.session import TargetProcess
@@ -30,6 +30,8 @@ SOCKET_INTERVAL_S = 0.25
 """How often the kernel is asked for the sockets: a window of throughput."""
 OWNER_INTERVAL_S = 1.0
 """How often connections, and the queue pairs behind them, are looked up."""
+CALM_INTERVAL_S = 5.0
+"""The same for a session that goes on for days."""
 STILL_S = 1.0
 """An open operation without a step for this long is said to stand still."""
 
@@ -99,9 +101,26 @@ class FlowCollector:
                 self.drop(pid)
             except NcclwatchError as error:
                 self._note(f"pid {pid}: {error}")
+        self._look_behind(OWNER_INTERVAL_S)
+
+    def observe(self, looks: Iterable[tuple[TargetProcess, ProcessSample]]) -> None:
+        """Take looks that somebody else has made: of all processes whose flows are wanted, no others."""
+        seen = {target.pid: (target, sample) for target, sample in looks}
+        for pid, process in list(self._processes.items()):
+            if pid not in seen or seen[pid][0] is not process.target:
+                self.drop(pid)
+        for pid, (target, sample) in seen.items():
+            if pid not in self._processes:
+                self._processes[pid] = _Process(target)
+                self.refresh()
+            self._take(self._processes[pid], sample)
+        self._look_behind(CALM_INTERVAL_S)
+
+    def _look_behind(self, connections_every_s: float) -> None:
+        """What lies behind the connections: sockets and queue pairs."""
         now = time.monotonic()
         if now >= self._next_connections:
-            self._next_connections = now + OWNER_INTERVAL_S
+            self._next_connections = now + connections_every_s
             self._look_at_connections()
         if now >= self._next_sockets:
             self._next_sockets = now + SOCKET_INTERVAL_S
@@ -122,7 +141,9 @@ class FlowCollector:
                 del kept[key]
 
     def _look(self, process: _Process) -> None:
-        sample = process.target.sample()
+        self._take(process, process.target.sample())
+
+    def _take(self, process: _Process, sample: ProcessSample) -> None:
         process.open = frozenset(running_counts(sample))
         process.in_network = in_network(sample)
         self.rates.feed(sample.time_ns, absolute_counts(sample))

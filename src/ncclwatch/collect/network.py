@@ -18,12 +18,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
+from ncclwatch.collect.flows import FlowCollector
 from ncclwatch.errors import NcclwatchError
-from ncclwatch.model.network import KernelLogLine, LinkChange, NetworkLook, NicRecord
+from ncclwatch.model.network import FlowRecord, FlowState, KernelLogLine, LinkChange, NetworkLook, NicRecord
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.nic.kmsg import KernelEvent, KernelLog
 from ncclwatch.nic.links import POLL_S, LinkEvent, LinkMonitor, NetDevice, read_devices
 from ncclwatch.nic.rdma import PORT_COUNTERS, RETRY_COUNTERS, SYS, RdmaPort, read_ports
+from ncclwatch.target.session import TargetProcess
 
 _Item = TypeVar("_Item")
 
@@ -32,6 +34,10 @@ MAX_WAITING = 1000
 """Changes and log lines kept between two looks."""
 MAX_NAMESPACES = 8
 """Network namespaces other than our own that are watched: one for each container of a job, normally one or none."""
+FLOWS_EVERY_S = 2.0
+AFTER_ERROR_S = 60.0
+MAX_FLOWS = 256
+"""Flows told at once, those in trouble first; ``ncclwatch flows`` lists all."""
 FOREIGN_EVERY_S = 10.0
 """How often counters of another network namespace are read; whether its links are up is heard at once."""
 
@@ -58,6 +64,8 @@ class NetworkWatch:
         self._first: dict[str, Mapping[str, int]] = {}
         self._before: dict[str, tuple[int, int, int]] = {}
         self._namespaces: dict[tuple[int, int], str | None] = {}
+        self._flows = FlowCollector((), sys=sys)
+        self._next_flows = self._rests_until = 0.0
         self._users: dict[str, set[int]] = {}
         self._foreign: dict[str, tuple[float, list[NetDevice]]] = {}
         self._monitors: list[LinkMonitor] = []
@@ -157,15 +165,41 @@ class NetworkWatch:
 
     # --- looking -------------------------------------------------------------------------------------------------------------
 
-    def look(self, samples: Iterable[ProcessSample] = ()) -> NetworkLook:
-        """The NICs now, and what was heard since the last look. ``samples`` tell which NICs the job uses."""
+    def look(
+        self, samples: Iterable[ProcessSample] = (), looks: Iterable[tuple[TargetProcess, ProcessSample]] = ()
+    ) -> NetworkLook:
+        """The NICs now, and what was heard since the last look.
+
+        ``samples`` tell which NICs the job uses, ``looks`` are those of running processes, whose flows are listed now and then.
+        """
         samples = list(samples)
         self.follow({sample.process.pid for sample in samples if sample.run_state != "X"})
         users = self._remember(used_devices(samples))
         nics = {nic.name: nic for nic in self._net_devices(users)}
         nics.update((nic.name, nic) for nic in self._ports(users))
         shown = sorted(nics.values(), key=lambda nic: (not nic.used_by, nic.kind != "rdma", nic.name))[:MAX_NICS]
-        return replace(self.news(), nics=tuple(shown))
+        return replace(self.news(), nics=tuple(shown), flows=self._list_flows(looks))
+
+    def _list_flows(self, looks: Iterable[tuple[TargetProcess, ProcessSample]]) -> tuple[FlowRecord, ...]:
+        """Flows by memory and sockets alone, without probes; nothing between two times."""
+        now = time.monotonic()
+        if now < self._rests_until:
+            return ()
+        try:
+            self._flows.observe(looks)
+        except Exception as error:
+            # What lies in a target's memory can be anything: it must not end the session.
+            if os.environ.get("NCCLWATCH_DEBUG") == "1":
+                raise
+            self._notes.append(f"flows could not be listed ({type(error).__name__}: {error})")
+            self._flows = FlowCollector((), sys=self._sys)
+            self._rests_until = time.monotonic() + AFTER_ERROR_S
+            return ()
+        if now < self._next_flows:
+            return ()
+        self._next_flows = now + FLOWS_EVERY_S
+        found = sorted(self._flows.flows(), key=lambda flow: (not flow.state.is_trouble, flow.state is FlowState.IDLE))
+        return tuple(found[:MAX_FLOWS])
 
     def _remember(self, users: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
         """Between two operations nobody is seen to use a NIC, and over a dead link nothing begins: who once did still does."""

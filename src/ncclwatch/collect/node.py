@@ -18,8 +18,9 @@ from ncclwatch.collect.network import NetworkWatch
 from ncclwatch.collect.sampling import Sampling
 from ncclwatch.collect.watched import Problem, Readable, Watched, nothing_read, sees_every_process
 from ncclwatch.errors import NcclwatchError, TargetGoneError
-from ncclwatch.model.state import ProcessInfo
+from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.target.process import boot_id
+from ncclwatch.target.session import TargetProcess
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -217,9 +218,14 @@ class NodeCollector:
                 batch.boot_id = self._boot_id = batch.samples[0].process.key.boot_id
         if self.network is not None and (draft.looked or self.network.has_news):
             self.network.host = self._host
-            batch.network = self.network.look(batch.samples) if draft.looked else self.network.news()
+            batch.network = self.network.look(batch.samples, self._running()) if draft.looked else self.network.news()
             batch.notes = (*batch.notes, *batch.network.notes)
         return batch
+
+    def _running(self) -> list[tuple[TargetProcess, ProcessSample]]:
+        """The newest look at every process that runs, with its target."""
+        watched = ((one.target, one.last) for one in self._alive())
+        return [(target, last) for target, last in watched if last is not None and isinstance(target, TargetProcess)]
 
     def planes(self) -> tuple[PlaneState, ...]:
         """What is looked at by which plane, and why by others not."""
@@ -354,8 +360,6 @@ class NodeCollector:
     # --- processes -----------------------------------------------------------------------------------------------------
 
     def _open(self, pid: int) -> Watched | None:
-        from ncclwatch.target.session import TargetProcess
-
         try:
             target: Readable = TargetProcess.open(pid)
         except NcclwatchError as error:

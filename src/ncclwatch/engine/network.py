@@ -11,13 +11,18 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from ncclwatch.model.network import KernelLogLine, LinkChange, NetworkLook, NicRecord
+from ncclwatch.model.network import FlowRecord, FlowState, KernelLogLine, LinkChange, NetworkLook, NicRecord
+from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 
 MEMORY_NS = 900_000_000_000
 """Changes and log lines older than this are not told any more."""
 MAX_KEPT = 200
 MAX_HOSTS = 65536
+MAX_FLOWS = 4096
+MAX_FLOW_LINES = 3
+FLOWS_STALE_NS = 10_000_000_000
+"""A host that has listed no flow for this long has none."""
 MAX_LINES = 6
 """Evidence lines that one verdict gets from here."""
 LIKELY_LOSS = 10
@@ -34,6 +39,9 @@ class HostNetwork:
     """What is remembered of one host. ``wall`` of a kernel line is when it reached us, in ns since the epoch."""
 
     nics: dict[str, NicRecord] = field(default_factory=dict)
+    flows: tuple[FlowRecord, ...] = ()
+    flows_ns: int = 0
+    """When ``flows`` were listed, in ns since the epoch."""
     changes: deque[LinkChange] = field(default_factory=lambda: deque(maxlen=MAX_KEPT))
     kernel: deque[tuple[int, KernelLogLine]] = field(default_factory=lambda: deque(maxlen=MAX_KEPT))
 
@@ -58,6 +66,8 @@ class NetworkMemory:
             known = self.hosts[host] = HostNetwork()
         if look.nics:
             known.nics = {nic.name: _with_users(nic, known.nics.get(nic.name)) for nic in look.nics}
+        if look.flows or wall_ns - known.flows_ns > FLOWS_STALE_NS:
+            known.flows, known.flows_ns = look.flows[:MAX_FLOWS], wall_ns
         known.changes.extend(look.changes)
         known.kernel.extend((wall_ns, line) for line in look.kernel)
         while known.changes and known.changes[0].wall_ns < wall_ns - MEMORY_NS:
@@ -73,6 +83,7 @@ class NetworkMemory:
             for line, step in self._nic_lines(verdict):
                 evidence.append(line)
                 steps.append(step)
+            evidence += self._flow_lines(verdict)
         evidence = [line for line in dict.fromkeys(evidence) if line not in verdict.evidence][:MAX_LINES]
         if not evidence:
             return verdict
@@ -90,6 +101,28 @@ class NetworkMemory:
                 named = bool(device) and device in (nic.name, nic.name.partition(":")[0], nic.netdev)
                 if (named or (nic.used_by and concerned)) and (said := _trouble(host, nic, known, ranks)) is not None:
                     yield said
+
+    def _flow_lines(self, verdict: Verdict) -> list[str]:
+        """What the wire says of connections between ranks of this verdict: dead and slow ones, and data that nobody reads."""
+        culprits = {culprit.rank for culprit in verdict.culprits if culprit.rank is not None}
+        ranks = culprits | set(verdict.victims)
+        said: dict[str, list[FlowRecord]] = {}
+        for _, known in sorted(self.hosts.items()):
+            for flow in known.flows:
+                blocked = flow.state is FlowState.BLOCKED and flow.global_rank in culprits
+                if flow.reason and (blocked or (flow.state.is_trouble and (not ranks or flow.global_rank in ranks))):
+                    said.setdefault(f"{flow.global_rank} {flow.direction} {flow.peer} {flow.state}", []).append(flow)
+        lines = []
+        for flows in list(said.values())[:MAX_FLOW_LINES]:
+            first = flows[0]
+            way = "to" if first.direction is Direction.SEND else "from"
+            channels = sorted({flow.channel for flow in flows if flow.channel is not None})
+            where = f" over {first.device}" if first.device else ""
+            lines.append(
+                f"rank {first.global_rank} {way} rank {first.peer} of its communicator{where}, "
+                f"channel{'s' if len(channels) != 1 else ''} {', '.join(map(str, channels))}: {first.reason}"
+            )
+        return lines
 
     def _kernel_lines(self, verdict: Verdict) -> Iterator[str]:
         """Lines of the kernel's log on hosts of culprits: Xids and NIC errors."""
