@@ -26,10 +26,7 @@ class Cluster:
         self.network, self.job, self.engine, self.agents = network, job, engine, agents
 
     def wait_running(self) -> None:
-        ranks = self.job.ranks if isinstance(self.job.ranks, int) else 12
         self.engine.wait(lambda: self.engine.objects("summary"), "a summary")
-        self.engine.wait(lambda: sum(d["number"] for d in self.engine.objects("process") if d["change"] == "started")
-                         + sum(agent.text.count("watching 4 processes") * 4 for agent in self.agents) >= ranks, "all ranks")  # fmt: skip
 
 
 @pytest.fixture
@@ -74,8 +71,7 @@ def test_a_frozen_rank_a_pulled_cable_and_a_silent_agent(cluster: Cluster) -> No
     network.link(1, rail=0).down()
     engine.wait(lambda: len(verdicts(engine)) > before, "the broken link")
     named = {rank for _, ranks in verdicts(engine)[before:] for rank in ranks}
-    said = [data["verdict"]["class"] for data in engine.objects("verdict")[before:]]
-    assert set(said) <= {"hardware", "slow-communication"}, engine.text[-3000:]
+    assert {what for what, _ in verdicts(engine)[before:]} == {"hardware"}, engine.text[-3000:]
     assert named & {4, 5, 6, 7, 3, 8}, "an end of the link is named"
     network.link(1, rail=0).up()
     engine.wait(lambda: len(engine.objects("recovery")) > 1, "the recovery")

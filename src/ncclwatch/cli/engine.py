@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclwatch.cli.options import JsonOption, KeysOption
+from ncclwatch.cli.options import JsonOption, KeysOption, MetricsOption
 from ncclwatch.errors import UsageError
 
 if TYPE_CHECKING:
+    from ncclwatch.cli.engine_service import Job
+    from ncclwatch.engine.session import Update
     from ncclwatch.messaging.keys import Key, KnownKeys
 
 
@@ -27,13 +29,15 @@ def engine(
         float | None, typer.Option("--duration", "-d", min=0.1, max=1e8, help="Seconds after which to end.")
     ] = None,
     as_json: JsonOption = False,
+    metrics: MetricsOption = None,
     traffic_every: Annotated[
         float, typer.Option("--traffic-every", min=0.1, max=1e6, help="Seconds between two lines about what came in.")
     ] = 60.0,
 ) -> None:
     """Take what agents send, and say which rank, stage and link holds each job up. Watch it with 'ncclwatch top'."""
+    from ncclwatch.cli.attach import serving
     from ncclwatch.cli.engine_log import EngineLog
-    from ncclwatch.cli.engine_service import EngineService
+    from ncclwatch.cli.engine_service import EngineService, JobSession
     from ncclwatch.messaging import protocol
 
     address = protocol.endpoint(bind, bind=True)
@@ -46,9 +50,18 @@ def engine(
     try:
         log.listening(service, secured=pair is not None, known=len(pair[1]) if pair else 0)
         until = float("inf") if duration is None else time.monotonic() + duration
-        while not stop.is_set() and time.monotonic() < until:
-            service.step(log.update, until=until)
-            log.traffic(service)
+        with serving(metrics) as also:
+
+            def show(job: Job, update: Update) -> None:
+                log.update(job, update)
+                # One endpoint tells one job: the one that was heard first.
+                if job is next(iter(service.jobs.values())):
+                    for surface in also:
+                        surface.update(JobSession(job), update)
+
+            while not stop.is_set() and time.monotonic() < until:
+                service.step(show, until=until)
+                log.traffic(service)
         log.end("interrupted" if stop.is_set() else "duration over")
     finally:
         service.close()

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ncclwatch.cli.remote_view import ViewWriter
-from ncclwatch.collect.batch import NodeBatch
+from ncclwatch.collect.batch import NodeBatch, Overhead, PlaneState
+from ncclwatch.collect.watched import Problem
+from ncclwatch.collect.windows import RankWindow
 from ncclwatch.engine.session import DiagnosisSession, Update
 from ncclwatch.messaging.hub import Hub
 from ncclwatch.messaging.keys import Key, KnownKeys
+from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.state import ProcessInfo, ProcessSample
+from ncclwatch.model.verdict import Verdict
 
 MAX_JOBS = 1024
 FORGET_JOB_S = 3600.0
@@ -91,3 +96,54 @@ class EngineService:
         job.behind_s = max(0.0, cost / BUSY_SHARE * max(1, len(self.jobs)) - self.interval_s)
         job.next_judge = begun + self.interval_s + job.behind_s
         self.judged += 1
+
+
+class JobSession:
+    """A job of an engine as surfaces ask of a session: what one Prometheus endpoint tells."""
+
+    def __init__(self, job: Job) -> None:
+        self._session = job.session
+
+    @property
+    def infos(self) -> Sequence[ProcessInfo]:
+        """The processes that are watched."""
+        return self._session.infos
+
+    @property
+    def problems(self) -> Sequence[Problem]:
+        """What could not be watched is said by the agents."""
+        return ()
+
+    @property
+    def planes(self) -> Sequence[PlaneState]:
+        """Which planes see the job, and why the others do not."""
+        return self._session.planes()
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict that stands."""
+        return self._session.verdict
+
+    @property
+    def verdicts(self) -> Sequence[Verdict]:
+        """One verdict for each job, worst first."""
+        return self._session.verdicts
+
+    @property
+    def windows(self) -> Sequence[RankWindow]:
+        """The newest window of every process."""
+        return self._session.windows
+
+    @property
+    def samples(self) -> Mapping[ProcessKey, ProcessSample]:
+        """The newest look at every process."""
+        return self._session.samples
+
+    @property
+    def lost(self) -> int:
+        """Call records lost since the beginning."""
+        return self._session.lost
+
+    def overhead(self) -> Overhead | None:
+        """What watching costs, on the node where it costs most."""
+        return self._session.overhead()
