@@ -52,13 +52,13 @@ def until(condition: Callable[[], bool]) -> None:
 
 
 def test_a_change_is_heard_between_two_looks(watch: NetworkWatch, cable: tuple[str, str]) -> None:
-    watch.look()
+    # The kernel tells of carriers with some delay: a cable that was never heard to be up is not heard to go down.
+    until(lambda: {nic.name for nic in watch.look().nics if nic.up} >= set(cable))
     before = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
     command(f"ip link set {cable[1]} down")
     heard: dict[str, LinkChange] = {}
 
     def both() -> bool:
-        # News of their switching on may still be under way.
         heard.update({change.name: change for change in watch.news().changes if change.name in cable and not change.up})
         return len(heard) == 2
 
