@@ -167,6 +167,16 @@ class LiveSession:
         """Call records lost since the beginning."""
         return self.judge.lost
 
+    @property
+    def roles(self) -> Mapping[int, str]:
+        """What communicators are for, by hash."""
+        return self.judge.roles
+
+    @property
+    def layout(self) -> str:
+        """How the job is divided."""
+        return self.judge.layout
+
     def overhead(self) -> Overhead | None:
         """What watching costs, over the last seconds."""
         return self.judge.overhead()

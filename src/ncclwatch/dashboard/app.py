@@ -279,6 +279,8 @@ class Dashboard(App[str]):
             count = len(view.frame.windows)
             versions = ", ".join(view.versions[:2]) or "?"
             left.append((f"  {where}  {count} rank{'s' if count != 1 else ''}  NCCL {versions}", Style()))
+            if view.frame.layout:
+                left.append((f"  {clean(view.frame.layout, 60)}", DIM))
         right: list[tuple[str, Style]] = []
         if self.source.recording:
             right += [(f" {clean(self.source.recording, 60)} ", Style.parse("bold white on #c01c28")), (" ", Style())]

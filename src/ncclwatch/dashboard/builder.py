@@ -140,5 +140,6 @@ class ViewBuilder:
                 nics=None if self._nics is None else tuple(self._nics.values()),
                 flows=None if self._flows is None else tuple(self._flows.values()),
                 roles=getattr(session, "roles", {}),
+                layout=getattr(session, "layout", ""),
             )
         )

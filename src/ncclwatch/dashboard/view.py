@@ -91,6 +91,8 @@ class Frame:
     flows: Sequence[FlowRow] | None = None
     roles: Mapping[int, str] = field(default_factory=dict)
     """What communicators are for (data, tensor, …), by hash, where that was inferred."""
+    layout: str = ""
+    """How the job is divided among tensor, pipeline, data, … parallelism, where that was inferred."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from ncclwatch.collect.watched import as_gone
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.network import NetworkMemory
+from ncclwatch.engine.topology.model import Role
 from ncclwatch.model.events import EVENT_DTYPE, Flag
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.network import FlowRecord, KernelLogLine, LinkChange, NicRecord
@@ -290,6 +291,24 @@ class DiagnosisSession:
     def samples(self) -> dict[ProcessKey, ProcessSample]:
         """The newest look at every process of nodes that are heard, of one that ended its last."""
         return {key: s for node in self.nodes.values() if not node.silent for key, s in node.samples.items()} | self._ended
+
+    @property
+    def roles(self) -> dict[int, str]:
+        """What communicators are for, by hash, as far as it was inferred and equal hashes do not disagree."""
+        found: dict[int, str] = {}
+        for learned in self.diagnosis.namer.jobs:
+            for group in learned.topology.groups:
+                known = group.role not in (Role.UNSURE, Role.UNUSED)
+                found[group.hash] = (
+                    group.role.value if known and found.get(group.hash, group.role.value) == group.role.value else ""
+                )
+        return {number: role for number, role in found.items() if role}
+
+    @property
+    def layout(self) -> str:
+        """How the largest job is divided (``TP 2 x PP 2 x …``); empty before that is known."""
+        learned = self.diagnosis.namer.learned
+        return learned.topology.layout.text() if learned is not None and learned.topology.layout.known else ""
 
     def planes(self) -> list[PlaneState]:
         """Planes over all nodes; of one that does not run everywhere the first reason is given, with the number of nodes."""

@@ -213,6 +213,16 @@ class Replay:
         """Call records lost."""
         return self.judge.lost
 
+    @property
+    def roles(self) -> Mapping[int, str]:
+        """What communicators are for, by hash."""
+        return self.judge.roles
+
+    @property
+    def layout(self) -> str:
+        """How the job is divided."""
+        return self.judge.layout
+
     def overhead(self) -> Overhead | None:
         """What watching cost."""
         return self.judge.overhead()
