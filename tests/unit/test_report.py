@@ -222,3 +222,4 @@ def test_a_recording_is_drawn_as_a_picture(stuck: Path, tmp_path: Path, capsys: 
     picture = (tmp_path / "a.svg").read_text()
     assert picture.startswith("<svg")
     assert "STOPPED" in picture
+    assert "http" not in picture.replace("http://www.w3.org/2000/svg", "")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,4 +24,9 @@ def write_picture(views: Sequence[View], path: Path, size: tuple[int, int], keys
                 await pilot.pause()
             return app.export_screenshot(title="ncclwatch")
 
-    path.write_text(asyncio.run(draw()), "utf-8")
+    path.write_text(self_contained(asyncio.run(draw())), "utf-8")
+
+
+def self_contained(svg: str) -> str:
+    """Without the fonts that rich's template would have a browser fetch; the family falls back to the reader's own monospace."""
+    return re.sub(r"<!--.*?-->", "", re.sub(r"@font-face\s*\{[^}]*\}", "", svg), flags=re.DOTALL)

@@ -105,7 +105,7 @@ def gather(replay: Replay) -> Report | None:
         planes=planes,
         lost=lost,
         problems=recordings.problems,
-        environment=environment(shown.frame.samples),
+        environment=[*([("layout", replay.layout)] if replay.layout else []), *environment(shown.frame.samples)],
         meta=[recording.meta for recording in recordings.files],
     )
 
