@@ -6,6 +6,8 @@ shared memory. They run several at a time, once for all tests of this file.
 
 from __future__ import annotations
 
+import os
+
 import pytest
 
 from ncclwatch.simulate.scenario import Scenario, ScoreClass, load_all
@@ -18,6 +20,8 @@ pytestmark = pytest.mark.attach
 
 QUICK = {scenario.name: scenario for scenario in load_all(SCENARIOS, "quick")}
 SEED = 1
+JOBS = (os.cpu_count() or 2) + 2
+"""The ranks mostly sleep, and most of a run is waiting for patience to end."""
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +30,7 @@ def outcomes() -> dict[str, Outcome]:
         QUICK.values(), versions=[], transports=[], attaches=tuple(Attach), tries=1, seed=SEED, after_s=9.0
     )
     assert not left_out, left_out
-    played = matrix.run_all(runs, jobs=4, with_baselines=False, tell=matrix.tell_progress)
+    played = matrix.run_all(runs, jobs=JOBS, with_baselines=False, tell=matrix.tell_progress)
     return {outcome.run.scenario.name: outcome for outcome in played}
 
 
