@@ -27,6 +27,10 @@ def median_mad(values: Sequence[float] | Values) -> tuple[float, float]:
     return middle, SIGMA * float(np.median(np.abs(array - middle)))
 
 
+LONGEST_TIMES = 5.0
+"""A stretch that many times the usual is no stretch of work but the wait for an iteration's end."""
+
+
 def slope(before: Values, now: Values) -> tuple[float, float]:
     """Theil-Sen fit ``now = factor × before + extra``: (factor, extra). Robust against 29 % of outliers.
 
@@ -37,6 +41,10 @@ def slope(before: Values, now: Values) -> tuple[float, float]:
         return float("nan"), float("nan")
     # Calls that follow each other at once have no work between them; they would make what is added look proportional.
     keep = before > 0.3 * float(np.quantile(before, 0.9))
+    keep &= before <= LONGEST_TIMES * float(np.median(before[keep]))
+    # A host that runs ahead and waits once an iteration calls without work between: then calls tell nothing.
+    if float(before[keep].sum()) < 0.5 * float(before.sum()):
+        return float("nan"), float("nan")
     before, now = before[keep], now[keep]
     order = np.argsort(before, kind="stable")
     x, y = before[order], now[order]

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.slow.findings import BUSIER, FLOOR, START_TOTAL_LOOKS, Context, Finding, Kind, stands_out
+from ncclwatch.engine.slow.findings import BUSIER, FLOOR, START_TOTAL_LOOKS, TOTAL_LOOKS, Context, Finding, Kind, stands_out
 from ncclwatch.engine.slow.links import network_findings
 from ncclwatch.engine.slow.looks import Part
 from ncclwatch.engine.slow.profile import OWN, Profile, Shares
@@ -19,7 +19,7 @@ from ncclwatch.engine.slow.profile import OWN, Profile, Shares
 
 def find(profile: Profile, context: Context) -> list[Finding]:
     """Culprits, the costliest first."""
-    if context.lost is None and profile.looks < START_TOTAL_LOOKS:
+    if profile.looks < (START_TOTAL_LOOKS if context.lost is None else TOTAL_LOOKS):
         return []
     findings = network_findings(profile, context) + _ranks(profile, context)
     findings = _same_ranks(findings)
@@ -73,8 +73,34 @@ def _busier(profile: Profile, context: Context) -> NDArray[np.bool_]:
         much_longer = profile.busy * context.stretch >= np.maximum(MUCH_BUSIER * past, past + chance)
         # Where all equals are slow alike (a host that is a stage) only the past tells.
         busier = np.where(np.isnan(usual), longer, (busier & (longer | np.isnan(past))) | much_longer)
-    slower = context.factor >= BUSIER
-    return np.asarray(busier | slower, np.bool_)
+    slower = context.factor >= SLOWER
+    return np.asarray((busier & _waits_less(profile, context)) | slower, np.bool_)
+
+
+WAITS_LESS = 0.5
+WAITS_SIGMAS = 1.5
+
+
+def _waits_less(profile: Profile, context: Context) -> NDArray[np.bool_]:
+    """Ranks that wait clearly less than their equals: who holds the others up cannot wait as much as they do.
+
+    True where nobody is seen to wait (NVLink), or where there are no equals.
+    """
+    result = np.ones(len(profile.waits), np.bool_)
+    for at in range(len(result)):
+        if context.equal[at] < 0:
+            continue
+        equals = profile.waits[(context.equal == context.equal[at]) & (context.host != context.host[at])]
+        if not len(equals):
+            others = context.equal == context.equal[at]
+            others[at] = False
+            equals = profile.waits[others]
+        usual = float(np.median(equals))
+        if usual > 0:
+            middle = (usual + float(profile.waits[at])) / 2
+            chance = float(np.sqrt(middle * (1 - middle) * (1 + 1 / len(equals)) / max(1, profile.looks)))
+            result[at] = profile.waits[at] <= min(WAITS_LESS * usual, usual - WAITS_SIGMAS * chance)
+    return result
 
 
 def _ranks(profile: Profile, context: Context) -> list[Finding]:
@@ -82,21 +108,24 @@ def _ranks(profile: Profile, context: Context) -> list[Finding]:
     if context.before is not None:
         # In seconds of an iteration: waits that were always there are a smaller share of a longer one.
         own = np.maximum(own - _past(profile, context.before) / context.stretch, 0.0)
-    usual = _reference(own, context)
     busier = _busier(profile, context)
+    if context.late is not None:
+        own, held = np.maximum(own, context.late.share), np.maximum(held, np.where(context.late.share > 0, context.late.late, 0))
+        busier = busier | (context.late.share >= FLOOR)
+    usual = _reference(own, context)
     findings: list[Finding] = []
     whole = _whole_hosts(own, held, busier, context)
     for members in whole:
         share, looks = float(own[members].sum()), int(held[members].max())
         elsewhere = _outside(own, members, context)
         if stands_out(share, looks, elsewhere, context):
-            findings.append(_of_ranks(profile, members, share, looks, elsewhere))
+            findings.append(_of_ranks(profile, members, share, looks, elsewhere, context))
     taken = {at for members in whole for at in members.tolist()}
     for at in np.argsort(-own, kind="stable").tolist():
         if own[at] < FLOOR:
             break
         if at not in taken and busier[at] and stands_out(own[at], held[at], usual[at], context):
-            findings.append(_of_ranks(profile, np.array([at]), float(own[at]), int(held[at]), float(usual[at])))
+            findings.append(_of_ranks(profile, np.array([at]), float(own[at]), int(held[at]), float(usual[at]), context))
     return [f for f in findings if _beside(f, findings[0], context)] if findings else []
 
 
@@ -112,12 +141,16 @@ def _beside(finding: Finding, worst: Finding, context: Context) -> bool:
     return finding.share >= (SECOND_SLOWER if slower else SECOND) * worst.share
 
 
-def _of_ranks(profile: Profile, members: NDArray[np.int64], share: float, looks: int, reference: float) -> Finding:
+def _of_ranks(
+    profile: Profile, members: NDArray[np.int64], share: float, looks: int, reference: float, context: Context
+) -> Finding:
     parts = {part: float(profile.hold[part][members].sum()) for part in OWN}
     most = max(parts, key=lambda part: parts[part])
     # A host that calls late shows as the GPU's work as long as something is queued.
     kind = {Part.GPU: Kind.COMPUTE, Part.HOST: Kind.HOST, Part.KERNEL: Kind.KERNEL}[most]
     if kind is not Kind.HOST and parts[Part.HOST] >= 0.3 * sum(parts.values()):
+        kind = Kind.HOST
+    if context.late is not None and float(context.late.share[members].sum()) >= 0.5 * share:
         kind = Kind.HOST
     return Finding(kind, tuple(members.tolist()), share, looks, reference, keys=tuple(profile.processes[m] for m in members))
 

@@ -47,13 +47,26 @@ def cause(judgement: Judgement, finding: Finding) -> str:
         if len(factors) and np.all(factors < 0.5) and np.all(extras > 0.001):
             pace = float(np.median(extras)) * 1e3
             return f"its host takes about {pace:.0f} ms for each call: too little CPU (throttling, affinity, load)"
-        return "its host calls late while its GPU has nothing queued: data loader, Python, or CPU"
+        return _host_cause(judgement, finding)
     if finding.kind is Kind.PROXY:
         return "its proxy thread does not run for stretches: CPU contention or an overloaded proxy core"
     if finding.kind is Kind.NIC:
         many = len(finding.members) > 1
         return "all links of the host are slow: congestion or its NICs" if many else "all its links are slow: its NIC or port"
     return ""
+
+
+def _host_cause(judgement: Judgement, finding: Finding) -> str:
+    late = judgement.context.late
+    members = list(finding.members)
+    if late is None or not np.all(late.share[members] > 0):
+        return "its host calls late while its GPU has nothing queued: data loader, Python, or CPU"
+    times, seconds = int(late.late[members].max()), float(late.seconds[members].mean())
+    seen = f"its host begins {times} of {late.seen} iterations {seconds:.2f} s later than the others"
+    rare = times <= 0.6 * late.seen
+    return seen + (
+        ": pauses (garbage collection, or another process)" if rare else ": slow data loader, or other work of the host"
+    )
 
 
 def _compute_cause(judgement: Judgement, finding: Finding) -> str:
@@ -73,7 +86,7 @@ def _compute_cause(judgement: Judgement, finding: Finding) -> str:
 def periodic_pauses(judgement: Judgement) -> str:
     """Slow iterations among normal ones: pauses at their own rhythm, as of a garbage collector."""
     slow = judgement.slow
-    if slow is None or slow.slow > 0.8 * slow.iterations or slow.slow < 2:
+    if slow is None or slow.slow > 0.5 * slow.iterations or slow.slow < 2:
         return ""
     seen = f"{slow.slow} of {slow.iterations} iterations are slow and the others normal"
     return f"{seen}: pauses of their own rhythm (garbage collection)"

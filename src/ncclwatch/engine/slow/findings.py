@@ -8,6 +8,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.engine.slow.lateness import Lateness
 from ncclwatch.engine.slow.looks import LinkPlace
 from ncclwatch.engine.slow.profile import Profile, Shares
 
@@ -17,6 +18,9 @@ EXPLAINS = 0.2
 """A culprit must explain at least this share of the time that was lost."""
 LOOKS = 3
 """Looks in which a culprit must have held others up."""
+
+TOTAL_LOOKS = 6
+"""Looks since a job is slow before anybody is blamed."""
 
 START_SHARE = 0.15
 START_LOOKS = 6
@@ -73,6 +77,8 @@ class Context:
     lost: float | None
     stretch: float = 1.0
     before: Profile | None = None
+    late: Lateness | None = None
+    """Hosts that begin iterations late."""
 
 
 def stands_out(share: float, looks: float, reference: float, context: Context) -> bool:

@@ -17,6 +17,7 @@ from ncclwatch.engine.slow.baselines import slope
 from ncclwatch.engine.slow.blame import find
 from ncclwatch.engine.slow.cadence import Cadence, Cadences, mean_profile
 from ncclwatch.engine.slow.findings import Context, Finding
+from ncclwatch.engine.slow.lateness import Lateness, measure
 from ncclwatch.engine.slow.looks import Look, take_look
 from ncclwatch.engine.slow.profile import Profile, Shares, add_up
 from ncclwatch.engine.slow.windows import IterationWatch, SlowDown
@@ -156,18 +157,21 @@ class SlowWatch:
         before = None
         if slow is not None:
             since = slow.since + watch.offset_s
-            earlier = [look for look in looks if look.time < since]
+            began = watch.iterations.recent[0][0].begin + watch.offset_s
+            earlier = [look for look in looks if began <= look.time < since]
             looks = [look for look in looks if look.time >= since]
             before = add_up(earlier, processes) if len(earlier) >= 4 else None
         profile = add_up(looks[-WINDOW_LOOKS:], processes)
         factors, extras = self._factors(job, slow)
+        equal = self._equals(job, topology)
         context = Context(
-            equal=self._equals(job, topology),
+            equal=equal,
             host=_hosts(job),
             factor=factors,
             lost=slow.lost_share if slow is not None else None,
             stretch=1.0 + slow.ratio if slow is not None else 1.0,
             before=before,
+            late=self._lateness(job, watch, slow, equal) if slow is not None else None,
         )
         findings = find(profile, context) if profile.looks else []
         named = frozenset((finding.kind.computes, finding.members) for finding in findings)
@@ -176,13 +180,21 @@ class SlowWatch:
         duration = slow.mean_s if slow is not None else watch.iterations.duration
         if watch.repeated >= CONFIRMED:
             watch.missing = 0
-            began = watch.standing.since if watch.standing is not None else since
-            watch.standing = Judgement(findings, profile, context, slow, began, duration, factors, extras)
+            stands_since = watch.standing.since if watch.standing is not None else since
+            watch.standing = Judgement(findings, profile, context, slow, stands_since, duration, factors, extras)
         elif watch.standing is not None:
             watch.missing += 1
             if watch.missing >= FORGIVEN:
                 watch.standing = None
                 watch.missing = 0
+
+    def _lateness(self, job: Job, watch: _JobWatch, slow: SlowDown, equal: NDArray[np.int64]) -> Lateness:
+        """Hosts that begin iterations late since the job is slow."""
+        cadences = [self.cadences.find(member.info.host, member.info.pid) for member in job.members]
+        since = [
+            slow.since + watch.offset_s - (member.last.wall_ns - member.last.time_ns) / 1e9 for member in job.members
+        ]  # fmt: skip
+        return measure(cadences, since, slow.normal_s, equal)
 
     def _factors(self, job: Job, slow: SlowDown | None) -> tuple[Shares, Shares]:
         """How much longer each rank's stretches of work last than in its first iterations, and what is added to each call (s)."""
