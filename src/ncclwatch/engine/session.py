@@ -195,7 +195,7 @@ class DiagnosisSession:
             self._pending.events.append(events)
         if len(events):
             waiting = self._calls.setdefault(batch.host, [])
-            waiting.append(_of_known_pids(events))
+            waiting.append(events)
             if newly or sum(map(len, waiting)) > MAX_WAITING_CALLS:
                 self._give_calls(batch.host, newly)
         elif newly:
@@ -205,7 +205,8 @@ class DiagnosisSession:
         """Hand a node's calls to the diagnosis: once a judgement, for its cost is by the batch more than by the record."""
         waiting = self._calls.pop(host, None)
         if waiting or lost:
-            self.diagnosis.add_calls(np.concatenate(waiting) if waiting else _NO_EVENTS, lost, host)
+            events = _of_known_pids(np.concatenate(waiting)) if waiting else _NO_EVENTS
+            self.diagnosis.add_calls(events, lost, host)
 
     def _take_look(self, node: Node, batch: NodeBatch) -> None:
         ahead = batch.clock_offset_ns or 0

@@ -65,6 +65,9 @@ _OPERATIONS = np.arange(Function.ALL_REDUCE, Function.WAIT_SIGNAL + 1, dtype=np.
 _NOT_KEPT = ("enter_time_ns", "tid", "unique_id", "sendbuff", "recvbuff", "caller", "cpu", "binary")
 
 
+_WINDOWS = RankWindow.__name__
+
+
 class Body(msgspec.Struct, omit_defaults=True):
     """What is in a batch, before it is compressed."""
 
@@ -242,15 +245,17 @@ class _Epoch:
 class LazyWindows(Sequence[RankWindow]):
     """Windows that are made from their records when somebody looks at them; what does not fit together shows as none."""
 
-    def __init__(self, tables: dict[str, NDArray[Any]], values: ValueReader) -> None:
-        self._tables, self._values = tables, values
+    def __init__(self, tables: dict[str, Table], epoch: _Epoch) -> None:
+        # Of ten windows a second a judgement looks at one: the others are never taken apart.
+        self._tables, self._epoch = tables, epoch
         self._made: list[RankWindow] | None = None
         self.error: FormatError | None = None
 
     def _windows(self) -> list[RankWindow]:
         if self._made is None:
             try:
-                self._made = _window_type().read(self._tables, self._values)
+                tables = {name: packing.unpack(table, self._epoch.dtypes[name]) for name, table in self._tables.items()}
+                self._made = _window_type().read(tables, self._epoch.values)
             except FormatError as error:
                 self.error = error
                 self._made = []
@@ -259,7 +264,8 @@ class LazyWindows(Sequence[RankWindow]):
     @property
     def rows(self) -> int:
         """How many records there are, without making windows of them."""
-        return len(self._tables.get("RankWindow", ()))
+        found = self._tables.get(_WINDOWS)
+        return found.rows if found is not None else 0
 
     def __len__(self) -> int:
         return len(self._windows())
@@ -314,17 +320,20 @@ class BatchReader:
             batch.looked = False
             batch.events = _own_calls(body, data)
             return Decoded(batch, body.stream, needs_key=True)
-        tables = {table.layout: _known(table, epoch) for table in body.tables if table.layout in epoch.dtypes}
+        tables = {table.layout: table for table in body.tables if table.layout in epoch.dtypes}
         if "calls" in tables:
-            batch.events = tables.pop("calls")
+            batch.events = _calls_of(tables.pop("calls"), epoch)
         try:
             epoch.values.add(body.first_value, body.values)
-            batch.samples = self._read_samples(body, epoch, tables)
+            if body.since or "sample" in tables:
+                batch.samples = self._read_samples(body, epoch, tables)
         except MissingBaseError:
             self._epoch = None
             batch.looked = False
             return Decoded(batch, body.stream, needs_key=True)
-        batch.windows = LazyWindows(tables, epoch.values)
+        windows = {name: table for name, table in tables.items() if name.startswith(_WINDOWS)}
+        _check_sizes(windows, epoch)
+        batch.windows = LazyWindows(windows, epoch)
         return Decoded(batch, body.stream)
 
     @staticmethod
@@ -340,8 +349,9 @@ class BatchReader:
                 raise FormatError(f"{name} of a batch is not what it should be: {error}") from error
 
     @staticmethod
-    def _read_samples(body: Body, epoch: _Epoch, tables: dict[str, NDArray[Any]]) -> tuple[ProcessSample, ...]:
+    def _read_samples(body: Body, epoch: _Epoch, packed: dict[str, Table]) -> tuple[ProcessSample, ...]:
         head, content = _sample_types()
+        tables = {n: packing.unpack(table, epoch.dtypes[n]) for n, table in packed.items() if not n.startswith(_WINDOWS)}
         heads = head.read_fields(tables, epoch.values)
         if len(heads) > MAX_PROCESSES or len(heads) != len(body.since):
             raise FormatError("the samples of a batch do not fit together")
@@ -382,10 +392,15 @@ def _own_calls(body: Body, data: bytes | memoryview) -> NDArray[Any] | None:
     return next((packing.unpack(table, EVENT_DTYPE) for table in body.tables if table.layout == "calls"), None)
 
 
-def _known(table: Table, epoch: _Epoch) -> NDArray[Any]:
-    """The records of a table; those of another version keep their fields, and readers take defaults for what is not there."""
+def _check_sizes(tables: dict[str, Table], epoch: _Epoch) -> None:
+    for name, table in tables.items():
+        packing.check(table, epoch.dtypes[name])
+
+
+def _calls_of(table: Table, epoch: _Epoch) -> NDArray[Any]:
+    """Call records; those of another version keep the fields that we know, and the others are 0."""
     records = packing.unpack(table, epoch.dtypes[table.layout])
-    if table.layout != "calls" or records.dtype == EVENT_DTYPE:
+    if records.dtype == EVENT_DTYPE:
         return records
     ours = np.zeros(len(records), EVENT_DTYPE)
     for name in set(ours.dtype.names or ()) & set(records.dtype.names or ()):

@@ -74,10 +74,15 @@ def pack(name: str, records: NDArray[Any]) -> Table:
     return Table(name, len(records), differences.view("u1").reshape(len(records), -1).T.tobytes())
 
 
-def unpack(table: Table, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The records of a table."""
+def check(table: Table, dtype: np.dtype[Any]) -> None:
+    """Raise ``FormatError`` for a table whose bytes are not the records it declares."""
     if not 0 <= table.rows <= MAX_ROWS or table.rows * dtype.itemsize != len(table.data):
         raise FormatError(f"a table of {len(table.data)} bytes does not hold {table.rows} records of {dtype.itemsize} bytes")
+
+
+def unpack(table: Table, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """The records of a table."""
+    check(table, dtype)
     if not table.rows:
         return np.zeros(0, dtype)
     turned = np.frombuffer(table.data, "u1").reshape(dtype.itemsize, table.rows)
