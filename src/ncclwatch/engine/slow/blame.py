@@ -110,8 +110,9 @@ def _ranks(profile: Profile, context: Context) -> list[Finding]:
         own = np.maximum(own - _past(profile, context.before) / context.stretch, 0.0)
     busier = _busier(profile, context)
     if context.late is not None:
-        own, held = np.maximum(own, context.late.share), np.maximum(held, np.where(context.late.share > 0, context.late.late, 0))
-        busier = busier | (context.late.share >= FLOOR)
+        # A rank also begins late when the collective before ended late for it; only one that is busier is late by itself.
+        late = np.where(busier, context.late.share, 0.0)
+        own, held = np.maximum(own, late), np.maximum(held, np.where(late > 0, context.late.late, 0))
     usual = _reference(own, context)
     findings: list[Finding] = []
     whole = _whole_hosts(own, held, busier, context)

@@ -2,7 +2,8 @@
 
 Between two iterations nothing is queued on the GPUs, so a host that makes the first call of an iteration late holds everybody
 up by as much. That is only so where hosts wait for their GPUs once an iteration, so it is believed only if the iterations a rank
-was late in were longer by it. Times of different nodes are compared with what they usually differ by; clock offsets cancel.
+was late in were longer by it. A collective that ends late for a rank makes it begin late as well: lateness alone accuses nobody
+(``blame``). Times of different nodes are compared with what they usually differ by; clock offsets cancel.
 """
 
 from __future__ import annotations
