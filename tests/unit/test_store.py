@@ -286,3 +286,16 @@ def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
         Recorder(tmp_path / "no" / "folder")
     with pytest.raises(UsageError, match="only seconds"):
         Recorder(tmp_path / "b", cap_bytes=1000)
+
+
+def test_a_recording_of_a_real_job_stays_readable() -> None:
+    """Recorded on the testbed; a change of the format that cannot read it any more is a new version of the format."""
+    with Recordings([Path(__file__).parent.parent / "fixtures" / "stopped-8-ranks.recording"]) as recordings:
+        assert recordings.problems == []
+        replay = Replay(recordings)
+        [incident] = incidents(replay)
+    assert incident.verdict.verdict_class is VerdictClass.STOPPED
+    assert [culprit.rank for culprit in incident.verdict.culprits] == [2]
+    assert incident.ended is not None
+    assert 9 < incident.ended - incident.began < 11
+    assert len(replay.windows) == 8

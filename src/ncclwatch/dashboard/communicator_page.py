@@ -47,7 +47,8 @@ def _member_operation(row: MemberRow) -> str:
         window = row.window
         if window is not None and window.operation is not None and window.operation.comm_hash == row.member.communicator.hash:
             return rows.operation_text(window)
-        return "nothing open"
+        # Where no proxy is involved an operation under way does not show.
+        return "none in the proxy" if row.member.communicator.host_connections else "nothing open"
     names = {operation_name(operation) for operation in row.operations}
     return ", ".join(sorted(names)[:3])
 

@@ -54,7 +54,9 @@ def _progress(row: Transfer) -> float | None:
 def _steps(row: Transfer) -> str:
     if row.sub:
         return f"{row.sub.done}/{row.sub.nsteps}"
-    return f"{row.host.head}→{row.host.tail}" if row.host else ""
+    if row.host is None or row.host.head is None or row.host.tail is None:
+        return ""
+    return f"{row.host.tail - row.host.head} unread"
 
 
 def _waits(row: Transfer) -> str:
