@@ -4,12 +4,14 @@
 
 The second part runs real NCCL on the CPU testbed, whose "GPU" is the same two cores: figures of a GPU are to be had with
 tests/gpu. Runs stand in pairs, each with the shim beside one without it right before or after, their order drawn anew; what is
-printed is the median of the pairs' ratios and their spread, so that the machine's other work falls out.
+printed is the median of the pairs' ratios and their spread, so that the machine's other work falls out; and the CPU time an
+AllReduce takes on one rank, which other work disturbs least.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import random
 import statistics
 import subprocess
@@ -47,14 +49,24 @@ def events(caller: Path, plugin: Path, rounds: int = 400) -> dict[str, float]:
     return best
 
 
-def iterations_per_second(version: str, count: int, seconds: float, plugin: Path | None) -> float:
-    """Of a two-rank AllReduce over sockets, after its start."""
+def cpu_seconds(pid: int) -> float:
+    """CPU time of all threads of a process so far, to the nanosecond."""
+    spent = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        with contextlib.suppress(OSError):
+            spent += int((task / "schedstat").read_text().split()[0])
+    return spent / 1e9
+
+
+def measure(version: str, count: int, seconds: float, plugin: Path | None) -> tuple[float, float]:
+    """AllReduces a second of two ranks over sockets, after their start, and the CPU time of rank 0 for each in microseconds."""
     env: dict[str, str | None] = {"NCCL_PROFILER_PLUGIN": str(plugin)} if plugin else {}
     with Job(version, 2, "allreduce", "socket", count=count, env=env) as job:
         job.wait_progress(5)
-        begun, before = time.monotonic(), job.progress(0)
+        begun, before, spent = time.monotonic(), job.progress(0), cpu_seconds(job.pid(0))
         time.sleep(seconds)
-        return (job.progress(0) - before) / (time.monotonic() - begun)
+        done, spent = job.progress(0) - before, cpu_seconds(job.pid(0)) - spent
+        return done / (time.monotonic() - begun), 1e6 * spent / max(1, done)
 
 
 def main() -> None:
@@ -77,19 +89,24 @@ def main() -> None:
         order = random.Random(1)
         for count in options.sizes:
             ratios: dict[str, list[float]] = {"shim": [], "empty plugin": []}
+            cpu: dict[str, list[float]] = {"shim": [], "empty plugin": [], "none": []}
             rates: list[float] = []
             for _ in range(options.pairs):
                 for name, plugin in (("shim", shim), ("empty plugin", empty)):
                     both = [None, plugin]
                     order.shuffle(both)
-                    rate = {one: iterations_per_second(options.nccl, count, options.seconds, one) for one in both}
-                    ratios[name].append(rate[plugin] / rate[None])
-                    rates.append(rate[None])
+                    found = {one: measure(options.nccl, count, options.seconds, one) for one in both}
+                    ratios[name].append(found[plugin][0] / found[None][0])
+                    rates.append(found[None][0])
+                    cpu[name].append(found[plugin][1])
+                    cpu["none"].append(found[None][1])
             text = "; ".join(
                 f"{name} {statistics.median(r) * 100 - 100:+.1f} % ({min(r) * 100 - 100:+.1f} to {max(r) * 100 - 100:+.1f})"
                 for name, r in ratios.items()
             )
-            print(f"AllReduce of {count * 4 >> 10} KiB: {statistics.median(rates):.0f} a second without; {text}", flush=True)
+            print(f"AllReduce of {count * 4 >> 10} KiB: {statistics.median(rates):.0f} a second without; {text}")
+            times = ", ".join(f"{name} {statistics.median(values):.1f}" for name, values in cpu.items())
+            print(f"  CPU time of a rank, µs each (median): {times}", flush=True)
 
 
 if __name__ == "__main__":
