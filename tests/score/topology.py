@@ -149,6 +149,7 @@ def run(trial: Trial) -> Outcome:
     timeline, records = play(trial.scenario)
     began = time.perf_counter()
     namer, placed = feed(records)
+    namer.everything([series[-1] for series in records.samples if series])
     seconds = time.perf_counter() - began
     if namer.learned is None:
         return Outcome(trial, "unsure", "nothing was learned", seconds)

@@ -1,5 +1,5 @@
-"""What a training framework was told about its layout: Megatron-LM's command line, or a JSON file. It confirms and names; it never
-overrules what the calls show.
+"""What a training framework was told about its layout: Megatron-LM's command line, or a JSON file. It confirms and names, and
+never overrules what the calls show.
 """
 
 from __future__ import annotations

@@ -144,7 +144,7 @@ def _by_likeness(recorder: Recorder, job: JobFacts, judged: dict[int, Judged]) -
     """Groups without a member among the specimens get the role of the group that is used most alike."""
     known = [j for j in judged.values() if j.facts.rows and j.role not in (Role.UNUSED,)]
     rest = [group for group in job.groups if group.id not in judged and group.rows]
-    if not rest:
+    if not rest or not recorder.taken:
         return
     vectors = {group.id: _usage_vector(recorder, group) for group in [*(j.facts for j in known), *rest]}
     by_size: dict[int, list[Judged]] = defaultdict(list)

@@ -19,6 +19,8 @@ Tokens = NDArray[np.uint64]
 RAREST = 8
 """So many of the rarest operations propose periods: the distances of their occurrences."""
 DISTANCES = 48
+NEAR = 1.25
+"""Of periods that differ by no more than this factor the one that fits most of the sequence is believed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +54,18 @@ def find_period(tokens: Tokens, owners: NDArray[np.int64]) -> Period | None:
 
 
 def _shortest(word: NDArray[np.int64], numbers: NDArray[np.int64], regular: NDArray[np.bool_]) -> Period | None:
+    best: Period | None = None
+    fit = -1.0
     for length in _candidates(word, numbers, regular):
-        if 2 * length > len(word):
+        if 2 * length > len(word) or (best is not None and length > NEAR * best.length):
             break
         start = _stretch(word, length, regular)
         if start is not None:
-            return Period(start, length, _repeats(word, start, length))
-    return None
+            # Two iterations that lost the same number of records may look alike; whole ones fit more of the sequence.
+            share = float(np.mean(word[length:] == word[:-length]))
+            if share > fit:
+                best, fit = Period(start, length, _repeats(word, start, length)), share
+    return best
 
 
 def _candidates(word: NDArray[np.int64], numbers: NDArray[np.int64], regular: NDArray[np.bool_]) -> list[int]:

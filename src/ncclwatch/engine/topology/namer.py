@@ -93,8 +93,7 @@ class StageNamer:
         self.note_samples(samples)
         if self._map is None:
             return []
-        if self._recorder is not None and len(self._jobs) != len(self._map.jobs):
-            self._learn(np.zeros(0, np.int64))
+        self._learn(np.zeros(0, np.int64))
         by_place = {(sample.process.host, sample.process.pid): sample for sample in samples}
         return [
             (job.learned, [by_place[place] for p in job.facts.processes if (place := self._map.places[p]) in by_place])

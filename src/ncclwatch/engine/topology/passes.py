@@ -113,8 +113,8 @@ def _by_exchanges(calls: Sequence[Call], stages: int, stage: int, hints: Hints, 
     _mark_exchanges(forward, Phase.FORWARD, order, stages, stage, v, result)
     reverse = [(micro_batch, v - 1 - chunk if chunk >= 0 else -1) for micro_batch, chunk in order]
     _mark_exchanges(backward, Phase.BACKWARD, reverse, stages, stage, v, result)
-    _place_passes(blocks, forward, True)
-    _place_passes(blocks, backward, False)
+    _place_passes(blocks, forward, forward=True, interleaved=v != 1)
+    _place_passes(blocks, backward, forward=False, interleaved=v != 1)
     _divide(blocks, order, reverse, hints, result)
 
 
@@ -180,16 +180,17 @@ def _mark_exchanges(
             result.places[at] = Place(phase, micro_batch, chunk, SURE)
 
 
-def _place_passes(blocks: list[_Block], ends: _Ends, forward: bool) -> None:
+def _place_passes(blocks: list[_Block], ends: _Ends, *, forward: bool, interleaved: bool) -> None:
     """Put each pass where its computation lies: right before its result leaves, or right after its input came."""
     if len(ends.results) >= len(ends.inputs):
         for ordinal, exchange in enumerate(ends.results):
             blocks[exchange].passes.append((forward, ordinal))
     else:
-        # What begins with its input comes before what ends with its result in the same stretch.
+        # What begins with its input comes before what ends with its result in the same stretch; but with interleaved chunks
+        # inputs come a pass early, and the forward pass is first (Megatron-LM's order).
         for ordinal, exchange in enumerate(ends.inputs):
             after = blocks[exchange + 1].passes
-            after.insert(0 if not forward else sum(1 for f, _ in after if f), (forward, ordinal))
+            after.insert(sum(1 for f, _ in after if f) if forward or interleaved else 0, (forward, ordinal))
 
 
 def _divide(

@@ -1,0 +1,181 @@
+"""Parts of the inference of topology, each by itself."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ncclwatch.engine.topology.config import Stated, compare, from_command, from_file, name_unsure
+from ncclwatch.engine.topology.iteration import canonical_start, find_period
+from ncclwatch.engine.topology.model import Group, Layout, Pattern, Phase, Role, Stage, Step, Topology
+from ncclwatch.engine.topology.passes import Call, Hints, find_passes
+from ncclwatch.engine.topology.record import chosen_specimens
+from ncclwatch.engine.topology.tracker import Track, unique_tokens
+from ncclwatch.engine.topology.words import compressed
+from ncclwatch.errors import UsageError
+from ncclwatch.simulate.scenario import Schedule
+from ncclwatch.simulate.schedule import Pass, steps
+
+# Tensor operations (1), exchanges (2, 3), gradients (8, 9); 7 is a barrier.
+ITERATION = [2, 1, 1, 3, 1, 1] * 4 + [8, 9]
+OWNER = {1: 1, 2: 2, 3: 2, 7: 4, 8: 3, 9: 3}
+
+
+def period(word: list[int]) -> tuple[int, int] | None:
+    found = find_period(np.array(word, np.uint64), np.array([OWNER[token] for token in word], np.int64))
+    return (found.length, found.repeats) if found else None
+
+
+def test_the_iteration_is_found_and_no_part_of_it() -> None:
+    assert period(ITERATION * 3) == (len(ITERATION), 3)
+    assert period(ITERATION[7:] + ITERATION * 2 + ITERATION[:5]) == (len(ITERATION), 2)
+    assert period(ITERATION[:9]) is None
+
+
+def test_an_evaluation_phase_or_lost_records_between_iterations_do_not_hide_it() -> None:
+    evaluation = [2, 1, 1] * 4
+    assert period(ITERATION * 2 + evaluation + ITERATION * 2) == (len(ITERATION), 4)
+    lossy = ITERATION * 6
+    del lossy[40], lossy[80]
+    found = period(lossy)
+    assert found is not None
+    assert found[0] == len(ITERATION)
+
+
+def test_rotations_of_one_pattern_have_one_canonical_start() -> None:
+    word = np.array(ITERATION, np.uint64)
+    turned = np.roll(word, 9)
+    first, second = canonical_start(word), canonical_start(turned)
+    assert np.array_equal(np.roll(word, -first), np.roll(turned, -second))
+
+
+def calls_of(
+    schedule: Schedule, stage: int, stages: int, micro_batches: int, chunks: int
+) -> tuple[list[Call], list[Pass | None]]:
+    """The calls of one iteration with two tensor operations a pass, and the pass each tensor operation belongs to."""
+    calls: list[Call] = []
+    truth: list[Pass | None] = []
+    for number, step in enumerate(steps(schedule, stage, stages, micro_batches, chunks)):
+        if isinstance(step, Pass):
+            calls += [Call(1000 + 2 * number + i, inside=True) for i in range(2)]
+            truth += [step, step]
+            continue
+        for transfer in step.transfers:
+            forward = transfer.peer > stage if stages == 2 else (transfer.peer - stage) % stages == 1
+            towards = 1 if forward else -1
+            calls.append(Call(number, send=transfer.send, towards=towards))
+            truth.append(None)
+    return calls, truth
+
+
+@pytest.mark.parametrize("stages", [2, 3, 4, 8])
+@pytest.mark.parametrize("schedule", list(Schedule))
+def test_every_pass_is_told_with_its_micro_batch_on_every_stage_of_every_schedule(schedule: Schedule, stages: int) -> None:
+    chunks = 2 if schedule is Schedule.INTERLEAVED else 1
+    if chunks > 1 and stages == 2:
+        pytest.skip("two stages with chunks send each other everything: that cannot be told, see below")
+    hints = Hints(forward_length=2, backward_length=2, micro_batches=2 * stages if chunks > 1 else 0, chunks=chunks)
+    for stage in range(stages):
+        calls, truth = calls_of(schedule, stage, stages, 2 * stages, chunks)
+        found = find_passes(calls, stages, stage, hints)
+        assert found.micro_batches == 2 * stages
+        for place, true in zip(found.places, truth, strict=True):
+            if true is not None:
+                assert place.phase is (Phase.FORWARD if true.forward else Phase.BACKWARD)
+                assert place.micro_batch == true.micro_batch
+                assert place.chunk == (true.chunk if chunks > 1 else -1)
+
+
+def test_two_stages_with_chunks_are_not_guessed_at() -> None:
+    calls, _ = calls_of(Schedule.INTERLEAVED, 0, 2, 4, 2)
+    found = find_passes(calls, 2, 0, Hints())
+    assert not found.consistent
+    assert {place.phase for place in found.places} == {Phase.EITHER}
+
+
+def test_without_a_pipeline_gathers_and_scatters_of_context_ranks_tell_the_passes() -> None:
+    forward = [Call(0, inside=True, marks=1), Call(1, inside=True)]
+    backward = [Call(2, inside=True, marks=-1), Call(3, inside=True)]
+    found = find_passes((forward + backward) * 3, 1, 0, Hints())
+    assert found.micro_batches == 3
+    phases = [place.phase for place in found.places]
+    assert phases == ([Phase.FORWARD] * 2 + [Phase.BACKWARD] * 2) * 3
+    silent = find_passes([Call(i, inside=True) for i in range(8)], 1, 0, Hints())
+    assert {place.phase for place in silent.places} == {Phase.EITHER}
+    threads = find_passes([Call(i, inside=True, thread=i // 2 % 2) for i in range(8)], 1, 0, Hints())
+    assert [place.phase for place in threads.places] == phases[:8]
+
+
+def track() -> Track:
+    tokens = np.array(ITERATION, np.uint64)
+    pattern = Pattern(0, 0, tuple(Step(Role.TENSOR, 1, 1, 7) for _ in ITERATION), tokens)
+    return Track(pattern, unique_tokens(pattern))
+
+
+def test_a_pointer_finds_its_place_at_an_operation_that_is_unique_and_keeps_it() -> None:
+    follower = track()
+    positions, iterations, exact = follower.follow(np.array(ITERATION[10:] + ITERATION * 2, np.uint64))
+    assert positions[-len(ITERATION) :].tolist() == list(range(len(ITERATION)))
+    assert exact[-len(ITERATION) :].all()
+    assert iterations[-1] - iterations[-len(ITERATION) - 1] == 1
+
+
+def test_a_barrier_is_passed_over_and_lost_records_make_places_uncertain_until_the_next_unique_operation() -> None:
+    follower = track()
+    follower.follow(np.array(ITERATION, np.uint64))
+    positions, _, exact = follower.follow(np.array([7, *ITERATION], np.uint64))
+    assert positions.tolist() == [-1, *range(len(ITERATION))]
+    assert exact[1:].all()
+    _, _, exact = follower.follow(np.array(ITERATION[:5] + ITERATION[9:20], np.uint64))
+    assert exact[:5].all()
+    assert not exact[5:].any()
+    positions, _, exact = follower.follow(np.array(ITERATION[20:], np.uint64))
+    assert positions[-2:].tolist() == [len(ITERATION) - 2, len(ITERATION) - 1]
+    assert exact[-2:].all()
+
+
+def topology(*groups: Group, layout: Layout | None = None) -> Topology:
+    unknown = np.full(8, -1, np.int32)
+    return Topology(8, groups, layout or Layout(), unknown, unknown, unknown)
+
+
+def test_a_configuration_confirms_contradicts_and_names() -> None:
+    stated = from_command(
+        ["python", "train.py", "--tensor-model-parallel-size", "2", "--pipeline_model_parallel_size=4", "--lr", "1"]
+    )
+    assert stated.layout == Layout(tp=2, pp=4)
+    lines = compare(stated, topology(layout=Layout(tp=2, pp=2)))
+    assert lines == ["command line says PP 4, the calls show PP 2", "command line agrees: TP 2"]
+    groups = [Group(i, i, Role.UNSURE, (2 * i, 2 * i + 1), evidence=("used alike",)) for i in range(4)]
+    named = name_unsure(Stated(Layout(tp=2), "command line"), topology(*groups))
+    assert {group.role for group in named.groups} == {Role.TENSOR}
+    # Two dimensions of that size: which of them it is, is open.
+    assert name_unsure(Stated(Layout(tp=2, cp=2), "command line"), topology(*groups)).by_role.keys() == {Role.UNSURE}
+
+
+def test_a_configuration_file_that_says_nothing_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "layout.json"
+    file.write_text('{"tp": 2, "context_parallel_size": "4", "pp": -1, "dp": true}')
+    assert from_file(file).layout == Layout(tp=2, cp=4)
+    for text in ("[]", "{", '{"tp": 0}', "\ud800".encode("utf-8", "surrogatepass").decode("latin-1")):
+        file.write_text(text, "utf-8")
+        with pytest.raises(UsageError):
+            from_file(file)
+
+
+def test_words() -> None:
+    assert compressed([0, 1, 2, 3, 8]) == "0-3,8"
+    assert compressed([0, 4, 8, 12]) == "0-12/4"
+    assert compressed([3, -1, 5]) == "3,5,1 unknown"
+    stage = Stage(Phase.BACKWARD, 5, -1, 2, 1, Role.TENSOR, "AllReduce", 2)
+    said = "backward of micro-batch 5, pipeline stage 2, TP rank 1: AllReduce of the tensor-parallel group, call 3 of the pass"
+    assert stage.text() == said
+
+
+def test_specimens_are_spread_over_all_stages_of_a_large_job() -> None:
+    chosen = chosen_specimens(range(4096))
+    assert len(set(chosen)) == len(chosen) == 128
+    assert {rank // 128 for rank in chosen} == set(range(32))
+    assert {rank % 8 for rank in chosen} == set(range(8))
