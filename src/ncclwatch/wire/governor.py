@@ -28,7 +28,7 @@ PATIENCE_S = 10.0
 """Bursts do not grow so long that saving up for one takes longer than this."""
 MIN_REST_S = 0.5
 """Rest between two bursts at least: attaching and detaching is work for the machine too."""
-FIRST_OVERSHOOT_S = 0.004
+FIRST_OVERSHOOT_S = 0.005
 """What a burst is assumed to cost beyond its length, for the time in which probes come and go, before one was seen."""
 
 CALIBRATION_CALLS = 400
@@ -96,7 +96,7 @@ class Governor:
     Each process has an account into which ``budget`` of the time since it was enrolled is paid. A burst begins only when every
     account holds what it can cost: of the shortest one its whole length (a thread that does nothing but trap), of a longer one
     what threads spent in bursts so far, for habits change doubled; and it is cut short when an account runs out
-    (:meth:`exhausted`). So the first burst, too, is paid for beforehand: with 0.1 % it comes after five seconds.
+    (:meth:`exhausted`). So the first burst, too, is paid for beforehand: with 0.1 % it comes after seven seconds.
 
     A pure function of what it is told: the caller attaches and detaches. ``costs`` are those of :func:`measure_costs`, by class
     of the probed instruction. Times are CLOCK_MONOTONIC ns.
@@ -188,7 +188,7 @@ class Governor:
         self.cut_short += cut_short
         worst = self._bill(tallies, length_ns)
         # Learned quickly, unlearned slowly: the machine may be busy now and then.
-        self._overshoot_ns = max(worst - length_ns, self._overshoot_ns * 0.9, FIRST_OVERSHOOT_S * 1e9 / 3)
+        self._overshoot_ns = max(worst - length_ns, self._overshoot_ns * 0.95, FIRST_OVERSHOOT_S * 1e9 / 3)
         if completions < self.window and not cut_short:
             self.length_s = min(self.length_s * 2, MAX_BURST_S)
         elif completions > 4 * self.window or cut_short:
