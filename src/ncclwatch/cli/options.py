@@ -40,9 +40,7 @@ JobOption = Annotated[
 
 MetricsOption = Annotated[
     str | None,
-    typer.Option(
-        "--metrics", metavar="[ADDRESS]:PORT", help="Serve Prometheus metrics, on 127.0.0.1 if no address is given."
-    ),
+    typer.Option("--metrics", metavar="[ADDRESS]:PORT", help="Serve Prometheus metrics, on 127.0.0.1 if no address is given."),
 ]
 
 
