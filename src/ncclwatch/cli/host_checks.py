@@ -9,7 +9,7 @@ import os
 import platform
 import re
 import resource
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from ncclwatch.cli.findings import Finding, Level
@@ -23,8 +23,11 @@ CAPABILITIES = {"CAP_SYS_PTRACE": 19, "CAP_SYS_ADMIN": 21, "CAP_PERFMON": 38, "C
 
 def host_findings(root: Path = Path("/")) -> Iterator[Finding]:
     """All checks of the machine, in the order in which a person should mend them."""
+    from ncclwatch.messaging.privileges import uprobes_without_admin
+
     yield machine(platform.machine(), platform.release())
     yield from privileges(root)
+    yield agent_privileges(effective_capabilities(root), uprobes_without_admin)
     yield ptrace_scope(root)
     yield lockdown(root)
     yield from tracing(root)
@@ -92,6 +95,20 @@ def privileges(root: Path) -> Iterator[Finding]:
     if uid_map and uid_map[:3] != ["0", "0", "4294967295"]:
         hint = "run ncclwatch outside the user namespace (a privileged container, or the host)"
         yield Finding("user namespace", Level.GAP, "capabilities hold inside a user namespace only", hint)
+
+
+def agent_privileges(held: set[str] | None, uprobes: Callable[[], bool]) -> Finding:
+    """What 'ncclwatch agent' would keep once started; ``uprobes`` tries whether they open without CAP_SYS_ADMIN."""
+    from ncclwatch.messaging.privileges import KEPT
+
+    if not held or "CAP_SYS_PTRACE" not in held:
+        hint = f"start it as root, or with {', '.join(name.removeprefix('CAP_') for name in KEPT)}"
+        return Finding("agent", Level.GAP, "an agent started like this cannot read other users' processes", hint)
+    admin = "CAP_SYS_ADMIN" in held and not uprobes()
+    kept = [*KEPT, *(["CAP_SYS_ADMIN"] if admin else [])]
+    names = ", ".join(name.removeprefix("CAP_") for name in kept)
+    why = "; this kernel wants SYS_ADMIN for uprobes" if admin else ""
+    return Finding("agent", Level.OK, f"keeps {names} and drops the rest{why}", data={"kept": kept})
 
 
 def ptrace_scope(root: Path) -> Finding:
