@@ -40,8 +40,9 @@ class Watch:
             except NcclwatchError as error:
                 self.problems.append(Problem(f"pid {pid}", pid, error))
                 continue
-            self._stack.callback(target.close)
-            self.watched.append(Watched(target))
+            watched = Watched(target)
+            self._stack.callback(watched.close)
+            self.watched.append(watched)
 
     def round(self) -> list[ProcessSample]:
         """Look at every process once; returns the newest sample of each that could be read."""
