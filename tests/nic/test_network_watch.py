@@ -14,12 +14,9 @@ from ncclwatch.collect.network import NetworkWatch
 from ncclwatch.model.network import LinkChange
 from ncclwatch.pathprobe.outcome import Answer
 from ncclwatch.pathprobe.tcp import probe_tcp
+from nic.cables import command
 
 pytestmark = [pytest.mark.attach, pytest.mark.skipif(os.geteuid() != 0, reason="making links needs root")]
-
-
-def command(line: str) -> None:
-    subprocess.run(line.split(), check=True, timeout=20, capture_output=True)
 
 
 @pytest.fixture
@@ -27,21 +24,6 @@ def watch() -> Iterator[NetworkWatch]:
     network = NetworkWatch("node1")
     yield network
     network.close()
-
-
-@pytest.fixture
-def cable() -> Iterator[tuple[str, str]]:
-    """Both ends of a virtual cable between "NICs", switched on."""
-    ends = (f"nwn{os.getpid() % 100000}a", f"nwn{os.getpid() % 100000}b")
-    made = subprocess.run(f"ip link add {ends[0]} type veth peer name {ends[1]}".split(), capture_output=True, check=False)
-    if made.returncode != 0:
-        pytest.skip("this kernel has no veth devices")
-    try:
-        for end in ends:
-            command(f"ip link set {end} up")
-        yield ends
-    finally:
-        subprocess.run(f"ip link del {ends[0]}".split(), capture_output=True, check=False)
 
 
 def until(condition: Callable[[], bool]) -> None:

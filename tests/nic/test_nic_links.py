@@ -14,27 +14,9 @@ import pytest
 from ncclwatch.nic.kmsg import KernelLog
 from ncclwatch.nic.links import LinkMonitor, read_devices
 from ncclwatch.nic.sockets import tcp_sockets
+from nic.cables import PREFIX, command
 
 pytestmark = [pytest.mark.attach, pytest.mark.skipif(os.geteuid() != 0, reason="making links needs root")]
-
-
-def command(line: str) -> None:
-    subprocess.run(line.split(), check=True, timeout=20, capture_output=True)
-
-
-@pytest.fixture
-def cable() -> Iterator[tuple[str, str]]:
-    """Both ends of a virtual cable, switched on."""
-    ends = (f"nwt{os.getpid() % 100000}a", f"nwt{os.getpid() % 100000}b")
-    made = subprocess.run(f"ip link add {ends[0]} type veth peer name {ends[1]}".split(), capture_output=True, check=False)
-    if made.returncode != 0:
-        pytest.skip("this kernel has no veth devices")
-    try:
-        for end in ends:
-            command(f"ip link set {end} up")
-        yield ends
-    finally:
-        command(f"ip link del {ends[0]}")
 
 
 def test_a_link_that_goes_down_and_up_is_told(cable: tuple[str, str]) -> None:
@@ -56,7 +38,7 @@ def collect(monitor: LinkMonitor, count: int) -> dict[str, tuple[bool, str]]:
     deadline = time.monotonic() + 20
     while len(found) < count and time.monotonic() < deadline:
         for event in monitor.events(timeout_s=1):
-            if event.name.startswith("nwt"):
+            if event.name.startswith(PREFIX):
                 found[event.name] = (event.up, event.detail)
     return found
 
