@@ -128,7 +128,13 @@ def test_tcp_info_offsets(tmp_path: Path) -> None:
         "delivery_rate": "tcpi_delivery_rate",
         "receive_window_limited_us": "tcpi_rwnd_limited",
         "bytes_retransmitted": "tcpi_bytes_retrans",
+        "window_probes": "tcpi_probes",
+        "timeouts": "tcpi_backoff",
+        "last_acknowledged_ms": "tcpi_last_ack_recv",
+        "min_rtt_us": "tcpi_min_rtt",
+        "busy_us": "tcpi_busy_time",
     }
+    assert set(members) == set(sockets._INFO)
     lines = "".join(f'printf("%zu\\n", offsetof(struct tcp_info, {member}));' for member in members.values())
     source = tmp_path / "check.c"
     source.write_text(
