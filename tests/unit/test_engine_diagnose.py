@@ -9,7 +9,7 @@ import pytest
 
 from ncclwatch.engine.diagnose import Outlook, diagnose, diagnose_jobs
 from ncclwatch.engine.patience import Patience
-from ncclwatch.model.state import Communicator, Direction, OpPhase, PeerInfo, ProxyOperation, Transport
+from ncclwatch.model.state import Communicator, Direction, HostConnection, OpPhase, PeerInfo, ProxyOperation, Transport
 from ncclwatch.model.verdict import Verdict, VerdictClass, schema
 from unit.synthetic import (
     WORLD,
@@ -438,6 +438,37 @@ def test_a_missing_process_is_one_rank_of_the_job_in_whatever_communicators_it_i
     assert verdict.verdict_class is VerdictClass.DEAD
     assert [(culprit.rank, culprit.observed) for culprit in verdict.culprits] == [(1, False)]
     assert verdict.summary.startswith("rank 1 ")
+
+
+def test_a_stage_whose_message_lies_unread_waits_for_the_answer_and_is_not_accused_beside_the_one_that_reads_nothing() -> None:
+    """As read from a real job within one host: rank 1 never enters; rank 0 has sent it an activation and waits for a gradient.
+
+    Shared memory shows no open receive, and what rank 2 reduces with rank 0 lies unread there as well.
+    """
+    pipeline, data = 0xC1, 0xC2
+
+    def message(direction: Direction, peer: int, head: int, tail: int) -> HostConnection:
+        return HostConnection(0, peer, direction, 1, head, tail)
+
+    def member(rank: int, comm_hash: int, own: int, *ends: HostConnection) -> Communicator:
+        return replace(communicator(own, 2, comm_hash=comm_hash, transport=Transport.SHM), host_connections=ends)
+
+    ranks = [
+        Rank(0, 4, (
+            member(0, pipeline, 0, message(Direction.SEND, 1, 200, 204), message(Direction.RECV, 1, 196, 196)),
+            member(0, data, 0, shared(Direction.RECV, 1, 40, 44), shared(Direction.SEND, 1, 40, 40)),
+        ), host="node"),
+        Rank(1, 4, (
+            member(1, pipeline, 1, message(Direction.RECV, 0, 200, 204), message(Direction.SEND, 0, 196, 196)),
+        ), host="node"),
+        Rank(2, 4, (
+            member(2, data, 1, shared(Direction.SEND, 0, 40, 44), shared(Direction.RECV, 0, 40, 40)),
+        ), host="node"),
+    ]  # fmt: skip
+    verdict = diagnose(looks(ranks))
+    assert verdict.verdict_class is VerdictClass.NOT_ENTERED
+    assert named(verdict) == [1]
+    assert 0 in verdict.victims
 
 
 def test_one_rank_with_another_order_is_named_against_the_many() -> None:

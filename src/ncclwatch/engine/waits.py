@@ -7,7 +7,8 @@ Table 4 (GPU not ready / not transmitted / not delivered, local or remote), NCCL
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -49,6 +50,7 @@ def find_waits(job: Job) -> Waits:
     builder.look_at_shared_memory()
     builder.look_behind_stalls()
     builder.look_after_unread()
+    builder.look_after_unread_messages()
     builder.blame_proxies_before_links()
     return builder.waits
 
@@ -335,7 +337,7 @@ class _Builder:
             member, communicator = found
 
     def nothing_written(self, group: Group, member: Member, communicator: Communicator, conn: HostConnection) -> None:
-        key = ConnectionKey(group.id, conn.channel, conn.peer, communicator.rank, False)
+        key = ConnectionKey(group.id, conn.channel, conn.peer, communicator.rank, conn.connection_index > 0)
         target = self.node(group.id, conn.peer)
         why = Why.UNOBSERVED if isinstance(target, AbsentNode) else Why.EMPTY
 
@@ -365,6 +367,35 @@ class _Builder:
                     break
                 self.nothing_written(group, found[0], found[1], inputs[0])
                 rank = found[1].rank
+
+    def look_after_unread_messages(self) -> None:
+        """Who has sent another a message that lies unread there, and has none from it, waits for that one's.
+
+        Neighbours in a pipeline send and receive in turn, and shared memory does not show an open receive. Said only of a sender
+        that shows no other wait, and where no circle comes of it.
+        """
+        after: dict[Node, set[Node]] = defaultdict(set)
+        for wait in self.waits.edges:
+            after[wait.waiter].add(wait.target)
+        for mark in list(self.waits.stalls):
+            source, target = self.node(mark.key.group, mark.key.source), self.node(mark.key.group, mark.key.destination)
+            if mark.end is not None or not mark.key.point_to_point or not isinstance(source, RankNode) or source in self.halted:
+                continue
+            if after[source] - {target} or _reaches(after, target, source):
+                continue
+            group = self.job.groups[mark.key.group]
+            member, communicator = group.members[mark.key.source]
+            answers = [
+                c
+                for c in communicator.host_connections
+                if (c.peer, c.direction, c.channel) == (mark.key.destination, Direction.RECV, mark.key.channel)
+                and c.connection_index > 0
+                and c.head is not None
+                and c.tail is not None
+            ]
+            if answers and all(c.tail == c.head for c in answers):
+                self.nothing_written(group, member, communicator, answers[0])
+                after[source].add(target)
 
     def dropped_input(self, mark: StallMark, member: Member, communicator: Communicator) -> None:
         """A ring that still has to send has not received all, so its receive must be open; gone means that it failed.
@@ -423,6 +454,19 @@ class _Builder:
                 blamed = next((node for node in ends if node in idle), None)
                 if blamed is not None:
                     self.waits.edges[number] = replace(wait, target=blamed)
+
+
+def _reaches(after: Mapping[Node, set[Node]], begin: Node, end: Node) -> bool:
+    """Whether the waits lead from one rank to another."""
+    seen, left = {begin}, [begin]
+    while left:
+        node = left.pop()
+        if node == end:
+            return True
+        new = after.get(node, set()) - seen
+        seen |= new
+        left += new
+    return False
 
 
 def _memory(conn: HostConnection) -> str:
