@@ -234,6 +234,9 @@ class Dashboard(App[str]):
         """Take what came and draw what changed."""
         shown = self.view
         for view in self.source.take():
+            if self.history.views and view.frame.time < self.history.views[-1].frame.time:
+                # A recording was sought back: what it showed from there on is no past.
+                self.history, self.past = History(), None
             self.history.add(view)
         if self.past is not None and shown is not None:
             # The past may have been thinned: stay at the same moment.
@@ -366,6 +369,9 @@ class Dashboard(App[str]):
 
     def action_pause(self) -> None:
         """Stop the picture, or go on."""
+        if self.past is None and self.source.hold():
+            self._show()
+            return
         self.past = len(self.history.views) - 1 if self.past is None and self.history.views else None
         self._show()
 

@@ -129,6 +129,10 @@ class LiveSource:
         """Time cannot be hurried."""
         return False
 
+    def hold(self) -> bool:
+        """Nor stopped."""
+        return False
+
 
 def _start_time(pid: int) -> int | None:
     from ncclwatch.target.process import read_stat

@@ -31,6 +31,7 @@ class ReplaySource:
         self._mailbox = Mailbox()
         self._wake = threading.Event()
         self._stopped = False
+        self._held = False
         self._sought: int | None = max(from_ns, recordings.begin_ns)
         self._now_ns = recordings.begin_ns
         self._at_end = ""
@@ -42,7 +43,7 @@ class ReplaySource:
     def label(self) -> str:
         """``REPLAY 2x``."""
         done = (self._now_ns - self._recordings.begin_ns) / max(self._recordings.end_ns - self._recordings.begin_ns, 1)
-        return f"REPLAY {self._speed:g}x {min(max(done, 0.0), 1.0):.0%}"
+        return f"REPLAY {'held' if self._held else f'{self._speed:g}x'} {min(max(done, 0.0), 1.0):.0%}"
 
     def _run(self) -> None:
         try:
@@ -87,6 +88,9 @@ class ReplaySource:
         self._at_end = f"the recording ends here, at {end:%H:%M:%S}: < goes back, q leaves"
 
     def _sleep(self, seconds: float) -> None:
+        while self._held and not self._stopped and self._sought is None:
+            self._wake.wait(1.0)
+            self._wake.clear()
         until = time.monotonic() + min(max(seconds, 0.0), MAX_GAP_S) / self._speed
         while not self._stopped and self._sought is None and (left := until - time.monotonic()) > 0:
             speed = self._speed
@@ -135,6 +139,12 @@ class ReplaySource:
         target = self._now_ns + int(seconds * 1e9)
         self._sought = min(max(target, self._recordings.begin_ns), self._recordings.end_ns)
         self._mailbox.clear()
+        self._wake.set()
+        return True
+
+    def hold(self) -> bool:
+        """Stop where it is, or go on."""
+        self._held = not self._held
         self._wake.set()
         return True
 

@@ -51,6 +51,9 @@ class Source(Protocol):
     def faster(self, factor: float) -> bool:
         """Change the speed of a recording; false where that means nothing."""
 
+    def hold(self) -> bool:
+        """Stop a recording, or let it go on; false where that means nothing."""
+
 
 class Mailbox:
     """Views handed from the thread that makes them to the one that draws them; neither ever waits for the other."""
@@ -118,6 +121,10 @@ class StillSource:
         return False
 
     def faster(self, factor: float) -> bool:
+        """Not a recording."""
+        return False
+
+    def hold(self) -> bool:
         """Not a recording."""
         return False
 

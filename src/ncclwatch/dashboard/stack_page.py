@@ -28,7 +28,7 @@ class StackPage(Page):
     """Threads of one process. Read when the page is opened and when ``k`` is pressed again, by the reader the source gives."""
 
     hint = "k: read again"
-    empty = "reading …"
+    empty = "no thread was read"
     columns: Sequence[Column[stack.ThreadRow]] = (
         Column("TID", 8, lambda r: str(r.tid), lambda r: r.tid, right=True),
         Column("THREAD", 16, lambda r: r.name, lambda r: r.name),
