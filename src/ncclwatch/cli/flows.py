@@ -79,6 +79,7 @@ def flows(
             records = collector.flows()
             report = wire.report()
         finally:
+            collector.close()
             wire.close()
         problems = [*watch.problems]
     if as_json:

@@ -17,7 +17,7 @@ from ncclwatch.errors import NcclwatchError, TargetGoneError
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, RdmaCounts
 from ncclwatch.model.state import Direction, ProcessSample
 from ncclwatch.nic.rdma import SYS, read_ports
-from ncclwatch.nic.sockets import tcp_sockets_by_descriptor
+from ncclwatch.nic.sockets import SocketTable
 from ncclwatch.target.session import TargetProcess
 from ncclwatch.wire.flows import Flow
 from ncclwatch.wire.nccl_connections import NetConnection, net_connections, network_name
@@ -56,11 +56,16 @@ class FlowCollector:
         self.notes: dict[str, None] = {}
         """What could not be looked at, in words and without repetition."""
         self._sys = sys
+        self._table = SocketTable()
         self._sockets: dict[ConnectionKey, SocketWatch] = {}
         self._judged: dict[ConnectionKey, SocketJudgement] = {}
         self._owners: dict[QpKey, QueueOwner] = {}
         self._retries_before = _retries(sys)
         self._next_sockets = self._next_connections = 0.0
+
+    def close(self) -> None:
+        """Let go of what is held to ask the kernel; targets and wire plane stay the caller's."""
+        self._table.close()
 
     def users(self) -> list[VerbsUser]:
         """These processes as the wire plane needs to know them; look once (:meth:`step`) before."""
@@ -155,7 +160,7 @@ class FlowCollector:
         if not pids:
             return
         try:
-            sockets = tcp_sockets_by_descriptor(pids)
+            sockets = self._table.by_descriptor(pids)
         except (NcclwatchError, OSError) as error:
             self._note(f"sockets: {error}")
             return

@@ -92,6 +92,7 @@ class NetworkWatch:
         self._thread.join(timeout=10)
         self._thread = None
         os.close(self._wake)
+        self._flows.close()
         with self._lock:
             for monitor in self._monitors:
                 monitor.close()
@@ -192,6 +193,7 @@ class NetworkWatch:
             if os.environ.get("NCCLWATCH_DEBUG") == "1":
                 raise
             self._notes.append(f"flows could not be listed ({type(error).__name__}: {error})")
+            self._flows.close()
             self._flows = FlowCollector((), sys=self._sys)
             self._rests_until = time.monotonic() + AFTER_ERROR_S
             return ()

@@ -13,6 +13,7 @@ import struct
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import TracebackType
 
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.nic.namespaces import attributes, open_socket
@@ -127,22 +128,64 @@ def tcp_sockets(pid: int, proc: Path = Path("/proc")) -> list[TcpSocket]:
 
 
 def tcp_sockets_by_descriptor(pids: Iterable[int], proc: Path = Path("/proc")) -> dict[int, dict[int, TcpSocket]]:
-    """Process → descriptor → connected TCP socket; the kernel is asked once for each network namespace these processes live in.
+    """Process → descriptor → connected TCP socket, for a single look; raises as :func:`tcp_sockets`."""
+    with SocketTable(proc) as table:
+        return table.by_descriptor(pids)
 
-    Raises as :func:`tcp_sockets`.
+
+class SocketTable:
+    """Asks the kernel for the TCP sockets of processes again and again, once a look for each network namespace they live in.
+
+    It keeps a netlink socket in each: to make one in another namespace than our own takes a child process. A context manager.
     """
-    descriptors = {pid: socket_descriptors(pid, proc) for pid in pids}
-    spaces: dict[tuple[int, int], list[int]] = {}
-    for pid, held in descriptors.items():
-        if held and (space := _network_namespace(pid, proc)) is not None:
-            spaces.setdefault(space, []).append(pid)
-    found: dict[int, dict[int, TcpSocket]] = {pid: {} for pid in descriptors}
-    for members in spaces.values():
-        wanted = {inode for pid in members for inode in descriptors[pid].values()}
-        by_inode = _ask(proc / str(members[0]) / "ns/net", wanted)
-        for pid in members:
-            found[pid] = {fd: by_inode[inode] for fd, inode in descriptors[pid].items() if inode in by_inode}
-    return found
+
+    def __init__(self, proc: Path = Path("/proc")) -> None:
+        self._proc = proc
+        self._netlink: dict[tuple[int, int], socket.socket] = {}
+
+    def __enter__(self) -> SocketTable:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the netlink sockets."""
+        for netlink in self._netlink.values():
+            netlink.close()
+        self._netlink.clear()
+
+    def by_descriptor(self, pids: Iterable[int]) -> dict[int, dict[int, TcpSocket]]:
+        """Process → descriptor → connected TCP socket; raises as :func:`tcp_sockets`."""
+        descriptors = {pid: socket_descriptors(pid, self._proc) for pid in pids}
+        spaces: dict[tuple[int, int], list[int]] = {}
+        for pid, held in descriptors.items():
+            if held and (space := _network_namespace(pid, self._proc)) is not None:
+                spaces.setdefault(space, []).append(pid)
+        for space in [space for space in self._netlink if space not in spaces]:
+            self._netlink.pop(space).close()
+        found: dict[int, dict[int, TcpSocket]] = {pid: {} for pid in descriptors}
+        for space, members in spaces.items():
+            wanted = {inode for pid in members for inode in descriptors[pid].values()}
+            by_inode = self._ask(space, members[0], wanted)
+            for pid in members:
+                found[pid] = {fd: by_inode[inode] for fd, inode in descriptors[pid].items() if inode in by_inode}
+        return found
+
+    def _ask(self, space: tuple[int, int], pid: int, inodes: Container[int]) -> dict[int, TcpSocket]:
+        """Inode → socket, of those wanted among all of the network namespace that a process lives in."""
+        netlink = self._netlink.get(space)
+        if netlink is None:
+            path = self._proc / str(pid) / "ns/net"
+            netlink = self._netlink[space] = open_socket(path, socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_SOCK_DIAG)
+            netlink.settimeout(5)
+        try:
+            families = (socket.AF_INET, socket.AF_INET6)
+            return {entry.inode: entry for family in families for entry in _dump(netlink, family, inodes)}
+        except NcclwatchError:
+            # An answer that was not read to its end would be taken for the next one's.
+            self._netlink.pop(space).close()
+            raise
 
 
 def socket_descriptors(pid: int, proc: Path = Path("/proc")) -> dict[int, int]:
@@ -168,13 +211,6 @@ def _network_namespace(pid: int, proc: Path) -> tuple[int, int] | None:
     except OSError:
         return None
     return status.st_dev, status.st_ino
-
-
-def _ask(namespace: Path, inodes: Container[int]) -> dict[int, TcpSocket]:
-    """Inode → socket, of those wanted among all of a network namespace."""
-    with open_socket(namespace, socket.AF_NETLINK, socket.SOCK_DGRAM, NETLINK_SOCK_DIAG) as netlink:
-        netlink.settimeout(5)
-        return {entry.inode: entry for family in (socket.AF_INET, socket.AF_INET6) for entry in _dump(netlink, family, inodes)}
 
 
 def _dump(netlink: socket.socket, family: int, inodes: Container[int]) -> Iterator[TcpSocket]:
