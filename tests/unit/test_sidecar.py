@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import time
 from collections.abc import Callable, Iterator
@@ -206,6 +207,23 @@ def test_a_silent_agent_is_said_and_its_ranks_are_not_accused(monkeypatch: pytes
         assert any("b: its agent has been silent" in line for line in verdict.unobserved)
 
 
+def test_a_job_that_breaks_our_judgement_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NCCLWATCH_DEBUG", raising=False)
+    with engine() as bench, agent(bench.address, token=ONE) as odd, agent(bench.address, token=TWO) as sound:
+        odd_node, sound_node = rings("a", (0, 1)), rings("b", (0, 1, 2, 3))
+
+        def step() -> bool:
+            odd.take(odd_node.batch())
+            sound.take(sound_node.batch())
+            session = bench.service.jobs.get(protocol_job(ONE))
+            if session is not None:
+                monkeypatch.setattr(session.session, "judge", lambda now: 1 // 0)
+            return bool(bench.told(protocol_job(TWO))) and bench.service.failures > 0
+
+        bench.until(step, "the other job's verdict")
+        assert any("ZeroDivisionError" in text for text in bench.service.hub.take_news())
+
+
 def test_jobs_with_different_tokens_see_nothing_of_each_other() -> None:
     with (
         engine() as bench,
@@ -351,8 +369,26 @@ def test_replayed_batches_are_dropped_and_counted() -> None:
         context.destroy(linger=0)
 
 
-@pytest.mark.parametrize("seed", [1, 20, 300])
+@pytest.mark.parametrize("seed", [1, 20, 300, 4000])
 def test_fuzzed_frames_cost_a_counted_line(seed: int) -> None:
+    fuzz(seed)
+
+
+@pytest.mark.skipif(
+    "NCCLWATCH_FUZZ_S" not in os.environ, reason="set NCCLWATCH_FUZZ_S to seconds, NCCLWATCH_SEED to where to begin"
+)
+def test_fuzzed_frames_for_as_long_as_one_wants() -> None:
+    until = time.monotonic() + float(os.environ["NCCLWATCH_FUZZ_S"])
+    seed = int(os.environ.get("NCCLWATCH_SEED", "1"))
+    while time.monotonic() < until:
+        try:
+            fuzz(seed)
+        except BaseException as error:
+            raise AssertionError(f"seed {seed}") from error
+        seed += 1
+
+
+def fuzz(seed: int) -> None:
     """Frames that are noise, cut off, giant or well-formed nonsense; the engine goes on with those who speak sense."""
     from ncclwatch.messaging.format import BatchWriter
 
@@ -381,10 +417,11 @@ def test_fuzzed_frames_cost_a_counted_line(seed: int) -> None:
             context, socket = dealer(bench.address)
             socket.setsockopt(zmq.SNDHWM, 1000)
             socket.send(hello)
+            bench.until(lambda s=socket: s.poll(0), "the welcome")  # type: ignore[misc]
             for _ in range(120):
                 with suppress(zmq.Again):
                     socket.send_multipart(nonsense(), zmq.NOBLOCK)
-            bench.until(lambda: bench.service.hub.poll(0.05) == 0, "quiet")
+            bench.until(lambda: bench.service.hub.poll(0.2) == 0, "quiet")
             context.destroy(linger=0)
         counts = bench.service.hub.counts
         assert counts.bad > 100

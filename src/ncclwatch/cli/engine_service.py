@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -49,6 +50,7 @@ class EngineService:
         self.interval_s = interval_s
         self.refused_jobs = 0
         self.judged = 0
+        self.failures = 0
 
     def close(self) -> None:
         """Stop listening."""
@@ -67,7 +69,18 @@ class EngineService:
             if before is not None and len(job.lives) > 65536:
                 job.lives.clear()
             job.lives[batch.host] = life
-        job.session.feed(batch, time.monotonic_ns(), wall_ns=time.time_ns())
+        try:
+            job.session.feed(batch, time.monotonic_ns(), wall_ns=time.time_ns())
+        except Exception as error:
+            # What an agent says can be anything: a batch that breaks our reading must not end the other nodes' and jobs'.
+            self._failed(f"a batch of {batch.host}", error)
+
+    def _failed(self, what: str, error: Exception) -> None:
+        if os.environ.get("NCCLWATCH_DEBUG") == "1":
+            raise error
+        self.failures += 1
+        text = f"{what} could not be judged ({type(error).__name__}: {error}): run with NCCLWATCH_DEBUG=1 and report it"
+        self.hub.tell(f"failed {type(error).__name__}", text)
 
     def step(self, show: Shown, *, until: float) -> None:
         """Hear until ``until`` (of ``time.monotonic``) at most, and judge what is due."""
@@ -83,7 +96,12 @@ class EngineService:
         if begun - job.heard > FORGET_JOB_S:
             del self.jobs[job.name]
             return
-        update = job.session.judge(time.monotonic_ns())
+        try:
+            update = job.session.judge(time.monotonic_ns())
+        except Exception as error:
+            self._failed(f"job {job.name}", error)
+            job.next_judge = begun + self.interval_s
+            return
         viewers = self.hub.viewers(job.name)
         interval = self.interval_s + job.behind_s
         if viewers:

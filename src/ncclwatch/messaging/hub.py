@@ -188,6 +188,10 @@ class Hub:
         found, self._lines.news = self._lines.news, []
         return found
 
+    def tell(self, kind: str, text: str) -> None:
+        """Say something with the next news, each kind at most once a minute."""
+        self._lines.tell(kind, text)
+
     def viewers(self, job: str) -> list[bytes]:
         """Connections that want to see a job."""
         return [route for route, peer in self.peers.items() if peer.role == "viewer" and peer.job == job and not peer.refused]
