@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from ncclwatch.cli import flows_text
-from ncclwatch.cli.flows import flow_json
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, RdmaCounts, SocketFacts, StepRate
 from ncclwatch.model.state import Direction
 from ncclwatch.text import Style, width
@@ -96,10 +95,10 @@ def test_the_troubled_come_first_when_there_are_too_many() -> None:
 
 
 def test_json_has_ccl_ds_rate_beside_its_counts() -> None:
-    data = flow_json(RDMA)
+    data = flows_text.flow_json(RDMA)
     assert data["steps"]["rate"] == 1 / 19
     assert (data["comm_hash"], data["state"], data["rdma"]["queue_pair"]) == (f"{0xABC:016x}", "active", 117)
-    assert flow_json(STRANGER)["steps"] is None
+    assert flows_text.flow_json(STRANGER)["steps"] is None
 
 
 @pytest.mark.parametrize(

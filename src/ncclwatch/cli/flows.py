@@ -12,7 +12,7 @@ import typer
 
 from ncclwatch.cli import options
 from ncclwatch.cli.options import AllOption, JsonOption, PidOption
-from ncclwatch.cli.output import emit, emit_json, note, plain
+from ncclwatch.cli.output import emit, emit_json, note
 from ncclwatch.errors import UsageError
 from ncclwatch.model.network import FlowRecord
 from ncclwatch.text import Style, clean
@@ -141,6 +141,7 @@ def _json(
     problems: list[Any],
 ) -> dict[str, Any]:
     from ncclwatch.cli.dump import problem_json
+    from ncclwatch.cli.flows_text import flow_json
 
     worst = wire.worst()
     return {
@@ -166,11 +167,3 @@ def _json(
         "errors": [problem_json(problem) for problem in problems],
         "notes": list(collector.notes),
     }
-
-
-def flow_json(record: FlowRecord) -> dict[str, Any]:
-    """A flow as JSON: its fields, and CCL-D's rate beside the counts it is made of."""
-    data: dict[str, Any] = plain(record)
-    if record.steps is not None:
-        data["steps"]["rate"] = record.steps.rate
-    return data

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from ncclwatch.cli.output import plain
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState
 from ncclwatch.model.state import Direction
 from ncclwatch.text import Style, clean, columns, fit, rate, size, wrap
@@ -162,3 +163,11 @@ def sources(records: Sequence[FlowRecord], collector: FlowCollector, wire: WireS
         yield f"external network: {clean(', '.join(plugins), 120)}; its devices are known by number only"
     if report:
         yield f"cost to the job: {report}"
+
+
+def flow_json(record: FlowRecord) -> dict[str, Any]:
+    """A flow as JSON: its fields, and CCL-D's rate beside the counts it is made of."""
+    data: dict[str, Any] = plain(record)
+    if record.steps is not None:
+        data["steps"]["rate"] = record.steps.rate
+    return data

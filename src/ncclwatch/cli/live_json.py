@@ -3,8 +3,9 @@
 Types: ``attached`` (first line), ``rank`` (one per process and look), ``call`` (with ``--calls``), ``verdict`` (when one begins
 to stand, or changes), ``answer`` (a verdict somebody asked for), ``recovery`` (it stands no longer), ``process`` (started, ended,
 replaced, unreadable), ``loss``, ``nic`` (a NIC at every look: one that the job uses or that counted errors, others when they
-change), ``link-event`` (a link went up or down), ``kernel-log`` (a line about GPUs or NICs), ``note`` (something in words),
-``overhead`` (every ten seconds), ``end`` (last line). Times are seconds since the epoch.
+change), ``link-event`` (a link went up or down), ``flow`` (a connection over a network that is in trouble), ``kernel-log`` (a
+line about GPUs or NICs), ``note`` (something in words), ``overhead`` (every ten seconds), ``end`` (last line). Times are seconds
+since the epoch.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from ncclwatch import __version__
+from ncclwatch.cli.flows_text import flow_json
 from ncclwatch.cli.output import emit_json, flush, plain
 from ncclwatch.collect.functions import function
 from ncclwatch.collect.windows import RankWindow
@@ -83,6 +85,9 @@ class JsonSurface:
             if nic.used_by or nic.errors or self._nics.get((nic.host, nic.name)) != nic.up:
                 self._write("nic", **plain(nic))
             self._nics[nic.host, nic.name] = nic.up
+        for flow in update.flows:
+            if flow.state.is_trouble:
+                self._write("flow", **flow_json(flow))
 
     def end(self, session: Session, reason: str) -> None:
         """Say why it ended and what stands."""

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from ncclwatch.cli import labels
+from ncclwatch.cli.flows_text import name as flow_name
 from ncclwatch.cli.live import planes_line
 from ncclwatch.cli.output import emit, flush
 from ncclwatch.collect.batch import Change
-from ncclwatch.model.network import NicRecord
+from ncclwatch.model.network import FlowRecord, FlowState, NicRecord
 from ncclwatch.report.network_text import kernel_line, link_line, nic_line, worth_showing
 from ncclwatch.report.verdict_text import verdict_lines
 from ncclwatch.text import Style, clean, duration, ranges, rate, size
@@ -22,6 +24,7 @@ if TYPE_CHECKING:
     from ncclwatch.model.verdict import Verdict
 
 SUMMARY_EVERY_S = 60.0
+MAX_FLOW_LINES = 8
 
 
 class LogSurface:
@@ -32,6 +35,7 @@ class LogSurface:
         self._next_summary = 0.0
         self._nics: dict[tuple[str, str], NicRecord] = {}
         self._errors: dict[tuple[str, str], int] = {}
+        self._flows: dict[str, FlowState] = {}
 
     def attached(self, session: Session) -> None:
         """Say what is watched."""
@@ -61,6 +65,7 @@ class LogSurface:
             self._line(kernel_line(entry))
         for nic in update.nics:
             self._tell_errors(nic)
+        self._tell_flows(update.flows)
         if update.newly_lost:
             self._line(f"{update.newly_lost} call records lost: rates and groups of this moment are too low")
         for recovery in update.recoveries:
@@ -87,6 +92,20 @@ class LogSurface:
     def _verdict(self, verdict: Verdict, before: str = "") -> None:
         for i, line in enumerate(verdict_lines(verdict, self._style)):
             self._line(before + line) if i == 0 else emit(f"         {line}")
+
+    def _tell_flows(self, flows: Sequence[FlowRecord]) -> None:
+        """Say which connections got into trouble or out of it since they were listed last."""
+        if not flows:
+            return
+        troubled = {flow_name(flow): flow for flow in flows if flow.state.is_trouble}
+        fresh = [(name, flow) for name, flow in troubled.items() if self._flows.get(name) != flow.state]
+        for name, flow in fresh[:MAX_FLOW_LINES]:
+            self._line(f"flow {name} is {flow.state}: {clean(flow.reason, 200)}")
+        if len(fresh) > MAX_FLOW_LINES:
+            self._line(f"… and {len(fresh) - MAX_FLOW_LINES} more flows in trouble: ncclwatch flows lists them")
+        for name in [name for name in self._flows if name not in troubled][:MAX_FLOW_LINES]:
+            self._line(f"flow {name} is well again")
+        self._flows = {name: flow.state for name, flow in troubled.items()}
 
     def _tell_errors(self, nic: NicRecord) -> None:
         """Say that a NIC counts errors when it begins to, and again at every doubling."""
