@@ -20,7 +20,7 @@ from ncclwatch.model.verdict import Verdict
 
 MAX_JOBS = 1024
 FORGET_JOB_S = 3600.0
-BUSY_SHARE = 0.5
+BUSY_SHARE = 0.4
 """Judging takes at most this share of an engine's time: the rest hears the agents."""
 
 
@@ -92,7 +92,7 @@ class EngineService:
                 self._judge(job, show)
 
     def _judge(self, job: Job, show: Shown) -> None:
-        begun = time.monotonic()
+        begun, cpu = time.monotonic(), time.thread_time()
         if begun - job.heard > FORGET_JOB_S:
             del self.jobs[job.name]
             return
@@ -109,7 +109,7 @@ class EngineService:
             for route in viewers:
                 self.hub.show(route, payload)
         show(job, update)
-        cost = time.monotonic() - begun
+        cost = time.thread_time() - cpu
         # Hearing the agents comes first: a job that takes long to judge is judged less often, and that is said.
         job.behind_s = max(0.0, cost / BUSY_SHARE * max(1, len(self.jobs)) - self.interval_s)
         job.next_judge = begun + self.interval_s + job.behind_s
