@@ -158,7 +158,7 @@ def test_snapshots_of_real_jobs_have_reports(fixture: str, capsys: pytest.Captur
 
 
 def test_large_jobs_are_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    text = run(capsys, written(tmp_path / "big", stuck_from=8, world=256))
+    text = run(capsys, written(tmp_path / "big", stuck_from=8, world=128))
     harmless(text)
     assert len(text) < 3 << 20
 
