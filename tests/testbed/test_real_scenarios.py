@@ -24,13 +24,23 @@ JOBS = (os.cpu_count() or 2) + 2
 """The ranks mostly sleep, and most of a run is waiting for patience to end."""
 
 
+IN_HINDSIGHT = {
+    ("quick-skip", Attach.POST_HANG): "that a call was left out is in the order of finished calls, which memory does not keep",
+    ("quick-other-operation", Attach.POST_HANG): "what the odd rank called is there no more once its proxies have gone on",
+}
+"""Where the evidence is gone for who comes late: the rank must be among those named, others may be."""
+
+
+def play(chosen: list[Scenario], jobs: int) -> list[Outcome]:
+    runs, left_out = matrix.choose(chosen, versions=[], transports=[], attaches=tuple(Attach), tries=1, seed=SEED, after_s=9.0)
+    assert not left_out, left_out
+    return matrix.run_all(runs, jobs=jobs, with_baselines=False, tell=matrix.tell_progress)
+
+
 @pytest.fixture(scope="module")
 def outcomes() -> dict[str, Outcome]:
-    runs, left_out = matrix.choose(
-        QUICK.values(), versions=[], transports=[], attaches=tuple(Attach), tries=1, seed=SEED, after_s=9.0
-    )
-    assert not left_out, left_out
-    played = matrix.run_all(runs, jobs=JOBS, with_baselines=False, tell=matrix.tell_progress)
+    # Healthy jobs have the machine to themselves: one that others slow down is no healthy job.
+    played = play([s for s in QUICK.values() if hangs(s)], JOBS) + play([s for s in QUICK.values() if not hangs(s)], 1)
     return {outcome.run.scenario.name: outcome for outcome in played}
 
 
@@ -43,12 +53,13 @@ def test_a_quick_scenario_is_judged_right(outcomes: dict[str, Outcome], name: st
     """The fault shows in the job itself (it came to stand), and both collectors' records lead to the right class and ranks."""
     scenario, outcome = QUICK[name], outcomes[name]
     assert outcome.note == "", outcome
-    by_attach = {result.setting.split()[2]: result for result in outcome.results}
-    assert by_attach.keys() == {str(attach) for attach in Attach}
+    by_attach = {Attach(result.setting.split()[2]): result for result in outcome.results}
+    assert by_attach.keys() == set(Attach)
     for attach, result in by_attach.items():
         told = f"{attach}, seed {SEED}: {result.said or 'nothing'} {result.named} {result.summary}"
-        assert not result.false_alarm, told
-        if hangs(scenario):
+        if (name, attach) in IN_HINDSIGHT:
+            assert not result.detected or set(scenario.expect.ranks) <= set(result.named), told
+        else:
             assert result.right, told
 
 
