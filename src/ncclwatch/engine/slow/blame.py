@@ -39,6 +39,13 @@ def _reference(values: Shares, context: Context) -> Shares:
     return result
 
 
+def _others(values: Shares, at: int, context: Context) -> float:
+    """The mean of a rank's equals; 0 where it has none."""
+    equals = context.equal == context.equal[at]
+    equals[at] = False
+    return float(values[equals].mean()) if context.equal[at] >= 0 and equals.any() else 0.0
+
+
 def _outside(values: Shares, members: NDArray[np.int64], context: Context) -> float:
     """What is usual among the equals of a host's ranks on other hosts, summed over the ranks; nan where one has none."""
     inside = np.zeros(len(values), np.bool_)
@@ -125,15 +132,25 @@ def _ranks(profile: Profile, context: Context) -> list[Finding]:
     for at in np.argsort(-own, kind="stable").tolist():
         if own[at] < FLOOR:
             break
-        if at not in taken and busier[at] and stands_out(own[at], held[at], usual[at], context):
+        certain = own[at] - _others(own, at, context) >= SHARE_SIGMAS * profile.scatter[at] or _measured(at, own, context)
+        if at not in taken and busier[at] and certain and stands_out(own[at], held[at], usual[at], context):
             findings.append(_of_ranks(profile, np.array([at]), float(own[at]), int(held[at]), float(usual[at]), context))
     return [f for f in findings if _beside(f, findings[0], context)] if findings else []
 
+
+SHARE_SIGMAS = 3.0
+"""A share must be more than its equals' by so many standard errors, where nothing but looks speaks for it."""
 
 SECOND = 0.5
 """Beside a worse culprit a rank counts from this share of its, or where the times between its calls say that it is slow."""
 SECOND_SLOWER = 0.25
 SLOWER = 1.25
+
+
+def _measured(at: int, own: Shares, context: Context) -> bool:
+    """Whether times of calls say as well that a rank is slow: its work takes longer, or its host begins late."""
+    late = context.late is not None and bool(context.late.share[at] >= 0.5 * own[at])
+    return late or bool(context.factor[at] >= SLOWER)
 
 
 def _beside(finding: Finding, worst: Finding, context: Context) -> bool:

@@ -15,6 +15,8 @@ from ncclwatch.model.identity import ProcessKey
 ELEVATED = 0.02
 """A link that holds the job up for less of the time is as good as any."""
 ELEVATED_TIMES = 2.5
+ALL_LINKS = 0.25
+"""A whole host is blamed for its links only if they hold the job up for this share of the time: many small shares are noise."""
 
 
 def network_findings(profile: Profile, context: Context) -> list[Finding]:
@@ -72,9 +74,11 @@ def _proxies(
 
 
 def _usual_link(shares: Mapping[LinkKey, float], processes: int) -> float:
-    """What a link usually holds up: the median over links, of which a ring has as many as ranks; unseen ones count as nothing."""
+    """What a link usually holds up: the median over links, of which there are twice as many as ranks at least (a ring of the
+    gradients and something else); those that nobody waited for count as nothing.
+    """
     values = sorted(shares.values())
-    values = [0.0] * max(0, processes - len(values)) + values
+    values = [0.0] * max(0, 2 * processes - len(values)) + values
     return float(np.median(values)) if values else 0.0
 
 
@@ -95,7 +99,7 @@ def _interfaces(
         covered = {at for key in keys for at in _ends(key, index) & inside}
         largest = max((elevated[key] for key in keys), default=0.0)
         part = sum(elevated[key] for key in keys)
-        if covered == inside and part >= 0.7 * total and largest <= 0.5 * part and len(keys) >= len(inside):
+        if covered == inside and part >= 0.7 * total and largest <= 0.5 * part and len(keys) >= len(inside) and part >= ALL_LINKS:
             found.append((part, tuple(sorted(inside))))
     if not found:
         for at, keys in ends.items():

@@ -39,6 +39,8 @@ class Profile:
     places: dict[LinkKey, LinkPlace] = field(default_factory=dict)
     operations: dict[object, Counter[tuple[int, str]]] = field(default_factory=lambda: defaultdict(Counter))
     """What was waited in, by process or link: (group, operation) → looks"""
+    scatter: Shares = field(default_factory=lambda: np.zeros(0))
+    """Standard error of ``own()``: how much the share may be chance."""
     busy: Shares = field(default_factory=lambda: np.zeros(0))
     host: Shares = field(default_factory=lambda: np.zeros(0))
     waits: Shares = field(default_factory=lambda: np.zeros(0))
@@ -77,10 +79,12 @@ def add_up(looks: Sequence[Look], processes: Sequence[ProcessKey]) -> Profile:
     profile.hold = {part: np.zeros(size) for part in Part}
     profile.looks_held = {part: np.zeros(size) for part in Part}
     busy, host, waits, seen = np.zeros(size), np.zeros(size), np.zeros(size), np.zeros(size)
+    squares = np.zeros(size)
     for look in looks:
         least = 0.9 / max(1, look.ranks)
         held: set[tuple[Part, int]] = set()
         linked: set[LinkKey] = set()
+        here = np.zeros(size)
         for hold in look.holds:
             if hold.link is not None:
                 key = link_key(hold.link)
@@ -91,11 +95,13 @@ def add_up(looks: Sequence[Look], processes: Sequence[ProcessKey]) -> Profile:
                     linked.add(key)
             elif hold.process in index:
                 at = index[hold.process]
+                here[at] += hold.weight if hold.part in OWN else 0.0
                 profile.hold[hold.part][at] += hold.weight
                 profile.operations[hold.process][hold.group, hold.operation] += 1
                 if hold.weight >= least:
                     held.add((hold.part, at))
         profile.link_looks.update(linked)
+        squares += here**2
         for part, at in held:
             profile.looks_held[part][at] += 1
         for process, activity in look.activities.items():
@@ -108,6 +114,8 @@ def add_up(looks: Sequence[Look], processes: Sequence[ProcessKey]) -> Profile:
             waits[where] += activity is Activity.WAITS
     profile.hold = {part: shares / max(1, len(looks)) for part, shares in profile.hold.items()}
     profile.links = {key: value / max(1, len(looks)) for key, value in profile.links.items()}
+    number = max(1, len(looks))
+    profile.scatter = np.sqrt(np.maximum(squares / number - profile.own() ** 2, 0.0) / number)
     seen = np.maximum(seen, 1)
     profile.busy, profile.host, profile.waits = busy / seen, host / seen, waits / seen
     return profile

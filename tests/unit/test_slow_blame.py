@@ -1,0 +1,105 @@
+"""Who is blamed for a slow job, from looks made by hand: culprits stand out by more than chance, or nobody is named."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+
+from ncclwatch.engine.slow.blame import find
+from ncclwatch.engine.slow.cadence import Cadence, Iteration
+from ncclwatch.engine.slow.findings import Context, Kind
+from ncclwatch.engine.slow.lateness import measure
+from ncclwatch.engine.slow.looks import Activity, Hold, LinkPlace, Look, Part
+from ncclwatch.engine.slow.profile import add_up
+from ncclwatch.model.identity import ProcessKey
+
+RANKS = 8
+KEYS = [ProcessKey("boot", 100 + rank, 1, "build") for rank in range(RANKS)]
+
+
+def look(holds: list[Hold], busy: set[int], waiting: set[int]) -> Look:
+    activities = {
+        key: Activity.COMPUTES if rank in busy else Activity.WAITS if rank in waiting else Activity.TRANSFERS
+        for rank, key in enumerate(KEYS)
+    }
+    return Look(float(len(holds)), RANKS, tuple(holds), activities)
+
+
+def context(lost: float | None, hosts: int = RANKS, **more: object) -> Context:
+    host = np.arange(RANKS) // (RANKS // hosts)
+    return Context(np.zeros(RANKS, np.int64), host, np.full(RANKS, np.nan), lost, 1.0 / (1.0 - (lost or 0.0)), **more)  # type: ignore[arg-type]
+
+
+def link(source: int, destination: int, weight: float) -> Hold:
+    place = LinkPlace(7, 0xABC, RANKS, source, destination, KEYS[source], KEYS[destination], (0,))
+    return Hold(Part.LINK, weight, None, place, "AllReduce", 7)
+
+
+OTHERS = set(range(RANKS)) - {3}
+SLOW = [look([Hold(Part.GPU, 0.8, KEYS[3], None, "AllReduce", 7)], {3}, OTHERS)] * 9
+FAST = [look([], set(range(RANKS)), set())] * 6
+
+
+def test_a_slow_rank_is_named() -> None:
+    found = find(add_up(SLOW + FAST, KEYS), context(0.5))
+    assert [(f.kind, f.members) for f in found] == [(Kind.COMPUTE, (3,))]
+
+
+def test_noise_accuses_nobody() -> None:
+    rng = np.random.default_rng(5)
+    for _ in range(40):
+        looks = []
+        for _ in range(14):
+            culprit = int(rng.integers(RANKS))
+            waiting = set(rng.choice(RANKS, 4, replace=False).tolist()) - {culprit}
+            looks.append(look([Hold(Part.GPU, 0.5, KEYS[culprit], None, "AllReduce", 7)], {culprit}, waiting))
+        assert find(add_up(looks, KEYS), context(0.5)) == []
+
+
+def test_few_looks_or_no_equals_accuse_nobody() -> None:
+    assert find(add_up(SLOW[:4], KEYS), context(0.5)) == []
+    alone = Context(np.full(RANKS, -1), np.arange(RANKS), np.full(RANKS, np.nan), None)
+    assert find(add_up(SLOW + FAST, KEYS), alone) == [], "from the start only equals can tell"
+
+
+def test_a_rank_nobody_waits_for_is_harmless() -> None:
+    harmless = [look([Hold(Part.GPU, 0.01, KEYS[3], None, "AllReduce", 7)], {3}, OTHERS)] * 12
+    assert find(add_up(harmless, KEYS), context(0.5)) == []
+
+
+def test_a_link_an_interface_and_a_host() -> None:
+    one = [look([link(2, 3, 0.6)], set(), OTHERS)] * 8
+    assert [(f.kind, f.members) for f in find(add_up(one, KEYS), context(0.6))] == [(Kind.LINK, (2, 3))]
+    both = [look([link(2, 3, 0.4), link(3, 4, 0.4)], set(), OTHERS)] * 8
+    assert [(f.kind, f.members) for f in find(add_up(both, KEYS), context(0.6))] == [(Kind.NIC, (3,))]
+    pairs = ((1, 2), (2, 5), (3, 6), (7, 3), (3, 4))
+    many = [look([link(a, b, 0.15) for a, b in pairs], set(), OTHERS)] * 8
+    assert [(f.kind, f.members) for f in find(add_up(many, KEYS), context(0.6, hosts=4))] == [(Kind.NIC, (2, 3))]
+
+
+def test_all_ranks_of_a_host_are_named_as_one() -> None:
+    slow = {2, 3}
+    holds = [Hold(Part.GPU, 0.4, KEYS[rank], None, "AllReduce", 7) for rank in sorted(slow)]
+    looks = [look(holds, slow, set(range(RANKS)) - slow)] * 10 + FAST
+    assert [f.members for f in find(add_up(looks, KEYS), context(0.5, hosts=4))] == [(2, 3)]
+
+
+def cadence(begins: list[float]) -> Cadence:
+    made = Cadence()
+    for number, (begin, end) in enumerate(itertools.pairwise(begins)):
+        made.iterations.append(Iteration(begin, end, number))
+    return made
+
+
+def test_a_late_host_is_measured_and_believed_only_if_it_costs() -> None:
+    equal = np.zeros(4, np.int64)
+    costly = [0.2] * 6 + [0.5, 0.2] * 6
+    for durations, believed in ((costly, True), ([0.2] * 18, False)):
+        begins = [0.0, *np.cumsum(durations).tolist()]
+        usual = [cadence(begins) for _ in range(3)]
+        # Rank 2 begins every other iteration late; only where those are longer was anybody held up.
+        late = cadence([b + (0.1 if n >= 6 and n % 2 == 0 else 0.0) for n, b in enumerate(begins)])
+        measured = measure([usual[0], usual[1], late, usual[2]], [1.2] * 4, 0.2, equal)
+        assert measured.late[2] >= 3 and (measured.share[2] > 0.1) == believed
+        assert not measured.share[[0, 1, 3]].any()
