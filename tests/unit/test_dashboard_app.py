@@ -240,3 +240,13 @@ def test_sparklines() -> None:
     assert spark([0, 1, None, 2, 4], 6) == " ▁▂ ▄█"
     assert spark([0.0, 0.0], 2) == "▁▁"
     assert spark([], 3) == "   "
+
+
+@pytest.mark.parametrize(("rank", "world"), [(1 << 40, 8), (3, 1 << 50), (-5, 8)])
+def test_a_rank_or_world_that_cannot_be_costs_nothing(rank: int, world: int) -> None:
+    base = view(2, STOPPED, samples=False)
+    first = base.frame.windows[0]
+    odd = replace(first, rank=rank, process=replace(first.process, rank=rank, world_size=world))
+    found = View(replace(base.frame, windows=(odd,)))
+    assert [cell.rank for cell in found.grid] == [rank]
+    screen([found], (80, 24))

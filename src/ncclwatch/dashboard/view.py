@@ -206,7 +206,7 @@ class View:
         # Two jobs on one node share numbers: then there is no telling whose rank is missing.
         if len(known) != len(ranks) or len({w.process.world_size for w in windows}) > 1:
             return Grid(letters, ranks, range(len(ranks)))
-        if len(known) >= world or world > MAX_GRID:
+        if len(known) >= world or max(world, *known) > MAX_GRID or min(known) < 0:
             return Grid(letters, ranks, range(len(ranks)))
         place = {rank: i for i, rank in enumerate(ranks)}
         named = self.accused.ranks
