@@ -18,7 +18,7 @@ from testbed.sidecar import Daemon, daemon, make_keys, verdicts
 
 pytestmark = pytest.mark.attach
 
-ROUNDS = int(os.environ.get("NCCLWATCH_KILLS", "4"))
+ROUNDS = int(os.environ.get("NCCLWATCH_KILLS", "3"))
 SEED = int(os.environ.get("NCCLWATCH_SEED", "8"))
 
 
