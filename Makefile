@@ -93,9 +93,14 @@ gpu: setup
 demo: setup-demo
 	@$(PYTHON) scripts/demo.py --nccl $(DEMO_NCCL) $(if $(PID),--pid $(PID))
 
+# Tests on real jobs mostly wait: lint, types and unit tests run beside them, and tell what they found at the end.
 test: setup
-	@$(MAKE) -s lint
-	@NCCLWATCH_REQUIRE_VM=$${NCCLWATCH_REQUIRE_VM-$(if $(CI),1)} $(PYTHON) -m pytest tests
+	@echo "==> tests on real jobs and in the guest; beside them lint, types and unit tests, whose output follows"
+	@{ $(MAKE) -s lint && $(PYTHON) -m pytest tests/unit; } >$(CACHE)/beside.log 2>&1 & beside=$$!; \
+	main=0; NCCLWATCH_REQUIRE_VM=$${NCCLWATCH_REQUIRE_VM-$(if $(CI),1)} $(PYTHON) -m pytest tests --ignore=tests/unit || main=$$?; \
+	other=0; wait $$beside || other=$$?; \
+	echo "==> lint, types and unit tests"; cat $(CACHE)/beside.log; \
+	[ $$main -eq 0 ] && [ $$other -eq 0 ]
 
 lint:
 	@echo "==> ruff and mypy"
