@@ -37,7 +37,7 @@ from ncclwatch.simulate.timeline import Timeline
 
 NAMES = {Role.TENSOR: "tp", Role.PIPELINE: "pp", Role.DATA: "dp", Role.CONTEXT: "cp", Role.EXPERT: "ep"}
 BATCHES = 12
-LARGEST_WORLD = 64
+LARGEST_WORLD = 32
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,12 +51,15 @@ class Inference:
 def infer(jobmap: JobMap, job: JobFacts, recorder: Recorder) -> Inference:
     """Infer one job's topology from what was recorded so far. O(specimens x operations + communicators)."""
     rows_of = _rows_by_process(jobmap, job)
-    specimens = []
+    specimens: list[Specimen] = []
+    periods: set[int] = set()
     for process in recorder.specimens:
         if process in rows_of:
             history = recorder.history(process)
             if len(history):
-                specimens.append(examine(process, jobmap.rank[process], history, rows_of[process]))
+                specimens.append(examine(process, jobmap.rank[process], history, rows_of[process], periods))
+                if (period := specimens[-1].period) is not None:
+                    periods.add(period.length)
     opinions = {specimen.process: judge(specimen, job.world) for specimen in specimens}
     judged = _give_roles(jobmap, job, recorder, specimens, opinions)
     order = order_stages(job.world, [j.facts for j in judged.values() if j.role is Role.PIPELINE], specimens, opinions)

@@ -9,6 +9,7 @@ search: they are what pauses and checkpoints add.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,10 +33,11 @@ class Period:
     repeats: int
 
 
-def find_period(tokens: Tokens, owners: NDArray[np.int64]) -> Period | None:
+def find_period(tokens: Tokens, owners: NDArray[np.int64], known: Collection[int] = ()) -> Period | None:
     """The shortest period that holds every regular token; ``None`` where nothing repeats. O(candidates x tokens).
 
-    ``owners`` names the communicator of each token.
+    ``owners`` names the communicator of each token. ``known`` are lengths that other ranks of the job showed: the shortest of
+    them that holds here is taken without a search.
     """
     if len(tokens) < 2:
         return None
@@ -47,9 +49,18 @@ def find_period(tokens: Tokens, owners: NDArray[np.int64]) -> Period | None:
         regular = numbers >= threshold
         if set(owner[regular].tolist()) != everybody:
             break  # what is left is no iteration, but a part of one
-        found = _shortest(inverse.astype(np.int64), numbers, regular)
+        word = inverse.astype(np.int64)
+        found = _first(word, known, regular) or _shortest(word, numbers, regular)
         if found is not None:
             return found
+    return None
+
+
+def _first(word: NDArray[np.int64], lengths: Collection[int], regular: NDArray[np.bool_]) -> Period | None:
+    for length in sorted(lengths):
+        start = _stretch(word, length, regular) if 2 * length <= len(word) else None
+        if start is not None:
+            return Period(start, length, _repeats(word, start, length))
     return None
 
 
@@ -82,6 +93,8 @@ def _candidates(word: NDArray[np.int64], numbers: NDArray[np.int64], regular: ND
 def _stretch(word: NDArray[np.int64], length: int, regular: NDArray[np.bool_]) -> int | None:
     """Start of the latest place where ``length`` tokens are followed by the same again, with all the regular ones among them."""
     same = word[length:] == word[:-length]
+    if np.count_nonzero(same) < length:
+        return None
     breaks = np.flatnonzero(~same)
     bounds = np.r_[-1, breaks, len(same)]
     for i in range(len(bounds) - 1, 0, -1):

@@ -24,6 +24,7 @@ FIRST_LOOK = 24
 """Operations a process (on average over the specimens) before the first attempt to infer anything."""
 GROWTH = 1.35
 """Learn again when so many times as many operations were seen: early on, a part of an iteration looks like one."""
+SETTLED_GROWTH = 4.0
 STRAY = 0.3
 """Share of calls out of the pattern above which the pattern is learned anew."""
 BOUNDARIES = 256
@@ -145,13 +146,15 @@ class StageNamer:
         function = events["function"]
         wanted = (events["kind"] == Kind.ENTER) & (((function > 0) & (function < FUNCTIONS)) | np.isin(function, _GROUPS))
         at = np.flatnonzero(wanted)
-        process, row = self._rows.find(events[at], host)
-        group = np.isin(events["function"][at], _GROUPS)
+        part = events[at]
+        process, row = self._rows.find(part, host)
+        group = np.isin(part["function"], _GROUPS)
         keep = (process >= 0) & (group | (row >= 0))
-        at, process, row = at[keep], process[keep], np.where(group, -1, row)[keep]
+        row = np.where(group, -1, row)
+        if not keep.all():
+            at, part, process, row = at[keep], part[keep], process[keep], row[keep]
         if not len(at):
             return _nothing()
-        part = events[at]
         self._recorder.add(part, process, row)
         # The pointers read the batch that taught them as well: nothing of it is lost.
         if self._due():
@@ -172,7 +175,8 @@ class StageNamer:
         """Infer everything anew; ``newest`` are the processes of the operations that are recorded and still have to be placed."""
         if self._map is None or self._recorder is None:
             return
-        self._next = int(self._next * GROWTH) + 1
+        settled = bool(self._jobs) and all(job.learned.confirmed for job in self._jobs)
+        self._next = int(max(self._next, 1) * (SETTLED_GROWTH if settled else GROWTH)) + 1
         before = dict(enumerate(self._jobs))
         self._jobs = [self._learn_job(facts, before.get(number), newest) for number, facts in enumerate(self._map.jobs)]
 
@@ -183,7 +187,8 @@ class StageNamer:
         encoding = encode(self._map, inference)
         patterns = learn_patterns(self._map, inference, encoding)
         learned = Learned(inference.topology, patterns, pattern_of_ranks(inference.topology, patterns))
-        confirmed = before is not None and _same(before.learned, learned)
+        # Sizes that do not fit together speak against what seems to be an iteration.
+        confirmed = before is not None and _same(before.learned, learned) and inference.topology.layout.pp is not None
         learned.confirmed = confirmed or (bool(patterns) and all(pattern.complete for pattern in patterns.values()))
         if before is not None and confirmed and before.learned.confirmed:
             before.learned = learned

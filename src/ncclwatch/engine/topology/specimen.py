@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,15 +72,17 @@ class Specimen:
         return self.word if self.word is not None else self.operations
 
 
-def examine(process: int, rank: int, operations: NDArray[Any], rows: dict[int, tuple[Facts, int]]) -> Specimen:
-    """Look at the history of one process; ``rows`` maps its rows to (group, rank in it)."""
+def examine(
+    process: int, rank: int, operations: NDArray[Any], rows: dict[int, tuple[Facts, int]], known: Collection[int] = ()
+) -> Specimen:
+    """Look at the history of one process; ``rows`` maps its rows to (group, rank in it), ``known`` are periods of other ranks."""
     exchanges = {row: classify(operations[operations["row"] == row], own, group.nranks) for row, (group, own) in rows.items()}
     merged = collapse(operations, {row for row, one in exchanges.items() if one.shape in (Shape.ALL_TO_ALL, Shape.PAIRS)})
     result = Specimen(process, rank, merged, {})
     kept = substantial(merged)
     part = merged[kept] if kept.any() else merged
     tokens = raw_tokens(part)
-    result.period = find_period(tokens, part["row"].astype(np.int64))
+    result.period = find_period(tokens, part["row"].astype(np.int64), known)
     if result.period is not None and len(np.unique(tokens[result.period.start :][: result.period.length])) < 2:
         result.period = None  # one operation over and over: no iteration shows in it
     if result.period is not None:

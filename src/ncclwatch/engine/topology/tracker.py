@@ -21,6 +21,8 @@ RUN = 4
 """So many calls in a row must fit before a place ahead is believed."""
 CONTEXT = 24
 """Without an operation that is unique, so many of the latest calls must fit in one place of the pattern only."""
+EVERY = 8
+"""That search is made once in so many calls: it compares with the whole pattern."""
 
 
 @dataclass(slots=True)
@@ -36,6 +38,8 @@ class Track:
     """Whether it ever had a place."""
     found_at: int = -1
     """Index, in the calls taken last, at which it found its place after it had none; the number of the iteration is open then."""
+    astray: int = 0
+    """Calls without a place, in all."""
     recent: list[int] = field(default_factory=list)
     """Tokens since the pointer was lost, at most ``CONTEXT``."""
 
@@ -103,7 +107,8 @@ class Track:
             found, certain = self._ahead(tokens, at), False
         if found < 0:
             self.recent = [*self.recent[-(CONTEXT - 1) :], token]
-            if self.position < 0 and len(self.recent) == CONTEXT:
+            self.astray += 1
+            if self.position < 0 and len(self.recent) == CONTEXT and self.astray % EVERY == 0:
                 found, certain = self._by_context(), True
         if found < 0:
             if self.position >= 0 and self._is_stranger(tokens, at):
