@@ -9,7 +9,7 @@
             with network.background(0, 1):           # somebody else's traffic
                 ...
 
-Host H has an interface ``nicR`` with address ``10.78.R.(H+1)`` on each rail R; each rail is a bridge in a namespace of its own,
+Host H has an interface ``nicRhH`` with address ``10.78.R.(H+1)`` on each rail R; each rail is a bridge in a namespace of its own,
 ``network.switch``, where addresses end in 254. With ``containers``, hosts also have their own process ids, mounts, ``/proc``,
 ``/sys`` and ``/dev/shm``, as containers do; otherwise they have their own network and host name only.
 
@@ -124,7 +124,7 @@ class Link:
     def __init__(self, switch: Namespace, host: Host, rail: int) -> None:
         self.host = host
         self.rail = rail
-        self.nic = f"nic{rail}"
+        self.nic = f"nic{rail}h{host.index}"
         self.port = f"port{host.index}.{rail}"
         self._bridge = f"rail{rail}"
         self._switch = switch
