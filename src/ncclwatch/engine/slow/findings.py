@@ -77,8 +77,20 @@ class Context:
     lost: float | None
     stretch: float = 1.0
     before: Profile | None = None
+    noise: float = 1.0
+    """How much iterations of the healthy past differ, relative; 1 where that is not known."""
     late: Lateness | None = None
     """Hosts that begin iterations late."""
+
+
+QUIET_SIGMAS = 2.2
+NOISY_SIGMAS = 3.5
+NOISY = 0.1
+
+
+def sigmas_needed(context: Context) -> float:
+    """By how many standard errors a share of the network must be larger than others: the noisier the job the more."""
+    return QUIET_SIGMAS + (NOISY_SIGMAS - QUIET_SIGMAS) * min(1.0, context.noise / NOISY)
 
 
 def stands_out(share: float, looks: float, reference: float, context: Context) -> bool:

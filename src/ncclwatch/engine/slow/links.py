@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ncclwatch.engine.slow.findings import FLOOR, Context, Finding, Kind, stands_out
+from ncclwatch.engine.slow.findings import FLOOR, Context, Finding, Kind, sigmas_needed, stands_out
 from ncclwatch.engine.slow.looks import Part
 from ncclwatch.engine.slow.profile import LinkKey, Profile
 from ncclwatch.model.identity import ProcessKey
@@ -28,7 +28,8 @@ def network_findings(profile: Profile, context: Context) -> list[Finding]:
         shares = {key: max(0.0, share - past.get(key, 0.0)) for key, share in shares.items()}
     findings = _proxies(profile, context, shares, index)
     touched = {at for finding in findings for at in finding.members}
-    usual = _usual_link(shares, len(profile.processes))
+    size = len(profile.processes)
+    usual = _usual_link(shares, size)
     least = max(ELEVATED, ELEVATED_TIMES * usual)
     elevated = {key: share for key, share in shares.items() if share >= least and profile.link_looks[key] >= 2}
     ends: dict[int, list[LinkKey]] = defaultdict(list)
@@ -39,12 +40,16 @@ def network_findings(profile: Profile, context: Context) -> list[Finding]:
         keys = {key for at in members for key in ends[at]}
         share = sum(shares[key] for key in keys)
         looks = max((profile.link_looks[key] for key in keys), default=0)
-        if not touched.intersection(members) and stands_out(share, looks, usual, context):
+        chance = float(np.sqrt(sum(profile.link_scatter.get(key, 0.0) ** 2 for key in keys)))
+        certain = share - len(keys) * _mean_other(shares, keys, size) >= sigmas_needed(context) * chance
+        if certain and not touched.intersection(members) and stands_out(share, looks, usual, context):
             findings.append(Finding(Kind.NIC, members, share, looks, usual, keys=tuple(keys)))
             touched.update(members)
     for key, share in sorted(elevated.items(), key=lambda item: -item[1]):
         members = tuple(index[end] for end in (key[0], key[1]) if end in index)
-        if touched.intersection(members) or not stands_out(share, profile.link_looks[key], usual, context):
+        chance = profile.link_scatter.get(key, 0.0)
+        certain = share - _mean_other(shares, {key}, size) >= sigmas_needed(context) * chance
+        if not certain or touched.intersection(members) or not stands_out(share, profile.link_looks[key], usual, context):
             continue
         findings.append(Finding(Kind.LINK, members, share, profile.link_looks[key], usual, profile.places[key], (key,)))
         touched.update(members)
@@ -67,8 +72,10 @@ def _proxies(
     for at in np.flatnonzero(proxies >= FLOOR).tolist():
         looks = int(profile.looks_held[Part.PROXY][at])
         incident = sum(share for key, share in shares.items() if at in _ends(key, index))
-        if stands_out(float(proxies[at]), looks, usual, context) and proxies[at] >= 0.3 * incident:
-            share = float(proxies[at] + incident)
+        share = float(proxies[at] + incident)
+        others = float(np.delete(proxies, at).mean()) if len(proxies) > 1 else 0.0
+        certain = proxies[at] - others >= sigmas_needed(context) * profile.proxy_scatter[at]
+        if certain and stands_out(share, looks, usual, context) and proxies[at] >= 0.3 * incident:
             findings.append(Finding(Kind.PROXY, (at,), share, looks, usual, keys=(profile.processes[at],)))
     return findings
 
@@ -80,6 +87,12 @@ def _usual_link(shares: Mapping[LinkKey, float], processes: int) -> float:
     values = sorted(shares.values())
     values = [0.0] * max(0, 2 * processes - len(values)) + values
     return float(np.median(values)) if values else 0.0
+
+
+def _mean_other(shares: Mapping[LinkKey, float], keys: set[LinkKey], processes: int) -> float:
+    """The mean of all other links, of which there are as many as ranks at least."""
+    rest = [share for key, share in shares.items() if key not in keys]
+    return sum(rest) / max(len(rest), processes - len(keys), 1)
 
 
 def _interfaces(

@@ -41,6 +41,9 @@ class Profile:
     """What was waited in, by process or link: (group, operation) → looks"""
     scatter: Shares = field(default_factory=lambda: np.zeros(0))
     """Standard error of ``own()``: how much the share may be chance."""
+    proxy_scatter: Shares = field(default_factory=lambda: np.zeros(0))
+    link_scatter: dict[LinkKey, float] = field(default_factory=dict)
+    """The same of proxies and links."""
     busy: Shares = field(default_factory=lambda: np.zeros(0))
     host: Shares = field(default_factory=lambda: np.zeros(0))
     waits: Shares = field(default_factory=lambda: np.zeros(0))
@@ -79,16 +82,19 @@ def add_up(looks: Sequence[Look], processes: Sequence[ProcessKey]) -> Profile:
     profile.hold = {part: np.zeros(size) for part in Part}
     profile.looks_held = {part: np.zeros(size) for part in Part}
     busy, host, waits, seen = np.zeros(size), np.zeros(size), np.zeros(size), np.zeros(size)
-    squares = np.zeros(size)
+    squares, proxy_squares = np.zeros(size), np.zeros(size)
+    link_squares: dict[LinkKey, float] = defaultdict(float)
     for look in looks:
         least = 0.9 / max(1, look.ranks)
         held: set[tuple[Part, int]] = set()
         linked: set[LinkKey] = set()
-        here = np.zeros(size)
+        here, proxies = np.zeros(size), np.zeros(size)
+        on_links: dict[LinkKey, float] = defaultdict(float)
         for hold in look.holds:
             if hold.link is not None:
                 key = link_key(hold.link)
                 profile.links[key] = profile.links.get(key, 0.0) + hold.weight
+                on_links[key] += hold.weight
                 profile.places.setdefault(key, hold.link)
                 profile.operations[key][hold.group, hold.operation] += 1
                 if hold.weight >= least:
@@ -96,12 +102,16 @@ def add_up(looks: Sequence[Look], processes: Sequence[ProcessKey]) -> Profile:
             elif hold.process in index:
                 at = index[hold.process]
                 here[at] += hold.weight if hold.part in OWN else 0.0
+                proxies[at] += hold.weight if hold.part is Part.PROXY else 0.0
                 profile.hold[hold.part][at] += hold.weight
                 profile.operations[hold.process][hold.group, hold.operation] += 1
                 if hold.weight >= least:
                     held.add((hold.part, at))
         profile.link_looks.update(linked)
         squares += here**2
+        proxy_squares += proxies**2
+        for key, weight in on_links.items():
+            link_squares[key] += weight**2
         for part, at in held:
             profile.looks_held[part][at] += 1
         for process, activity in look.activities.items():
@@ -116,6 +126,10 @@ def add_up(looks: Sequence[Look], processes: Sequence[ProcessKey]) -> Profile:
     profile.links = {key: value / max(1, len(looks)) for key, value in profile.links.items()}
     number = max(1, len(looks))
     profile.scatter = np.sqrt(np.maximum(squares / number - profile.own() ** 2, 0.0) / number)
+    profile.proxy_scatter = np.sqrt(np.maximum(proxy_squares / number - profile.hold[Part.PROXY] ** 2, 0.0) / number)
+    profile.link_scatter = {
+        key: float(np.sqrt(max(square / number - profile.links[key] ** 2, 0.0) / number)) for key, square in link_squares.items()
+    }
     seen = np.maximum(seen, 1)
     profile.busy, profile.host, profile.waits = busy / seen, host / seen, waits / seen
     return profile

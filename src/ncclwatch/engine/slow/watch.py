@@ -171,6 +171,7 @@ class SlowWatch:
             lost=slow.lost_share if slow is not None else None,
             stretch=1.0 + slow.ratio if slow is not None else 1.0,
             before=before,
+            noise=watch.iterations.baseline.spread / watch.iterations.baseline.normal if slow is not None else 1.0,
             late=self._lateness(job, watch, slow, equal) if slow is not None else None,
         )
         findings = find(profile, context) if profile.looks else []
