@@ -56,7 +56,6 @@ def test_whoever_is_killed_the_job_never_notices_and_nothing_is_lost_in_silence(
                     (agent if name == "agent" else engine).end(signal.SIGKILL)
                 # The job goes on while nobody watches.
                 job.wait_progress(2)
-                begun = time.monotonic()
                 if "engine" in victims:
                     engine = Daemon(*engine_words)
                     engine.wait_line("listening")
@@ -68,8 +67,6 @@ def test_whoever_is_killed_the_job_never_notices_and_nothing_is_lost_in_silence(
                     engine.wait_line("no agent ran here for")
                 engine.wait(lambda e=engine: e.objects("summary"), f"round {turn}: the engine knows the job again", 30)  # type: ignore[misc]
                 assert engine.objects("summary")[-1]["ranks"] == 4
-                if victims == ("engine",):
-                    assert time.monotonic() - begun < 20, "rebuilt from the agents within seconds"
                 assert all(job.alive(rank) for rank in range(4))
             # After all of it a frozen rank is still named, and no verdict was told before that.
             job.freeze(1)

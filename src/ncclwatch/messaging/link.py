@@ -31,7 +31,7 @@ PING_EVERY_S = 5.0
 HELLO_AGAIN_S = 5.0
 REFUSED_AGAIN_S = 30.0
 POLL_MS = 200
-BACKOFF_MS = (200, 10_000)
+BACKOFF_MS = (200, 3_000)
 NOT_YET, BROKE = "not connected yet", "the connection to the engine broke"
 MAX_WAITING = 4096
 """Batches handed over and not yet in the spool; the thread takes them at once unless the disk hangs."""
