@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import struct
 import zlib
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -47,12 +48,17 @@ def layout_of(dtype: np.dtype[Any]) -> Layout:
 
 def dtype_of(layout: Layout) -> np.dtype[Any]:
     """The record of a layout that somebody sent; raises ``FormatError`` when it is none of ours."""
+    return _dtype_of(tuple((name, fmt) for name, fmt in layout))
+
+
+@lru_cache(maxsize=256)
+def _dtype_of(layout: tuple[tuple[str, str], ...]) -> np.dtype[Any]:
     names = [name for name, _ in layout]
     if not 0 < len(layout) <= 256 or len(set(names)) != len(names) or not all(0 < len(name) <= 64 for name in names):
         raise FormatError("a layout of records makes no sense")
     if any(fmt not in _FORMATS for _, fmt in layout):
         raise FormatError("a layout has a field of an unknown format")
-    dtype = padded(layout)
+    dtype = padded(list(layout))
     if dtype.itemsize > MAX_ROW_BYTES:
         raise FormatError(f"records of {dtype.itemsize} bytes are more than the {MAX_ROW_BYTES} allowed")
     return dtype
