@@ -16,10 +16,10 @@ from ncclwatch.errors import NcclwatchError
 from ncclwatch.simulate.scenario import Scenario, load_all
 from score import matrix
 from score.baselines import all_baselines
-from score.cases import Case
 from score.diagnosers import Diagnoser, Ncclwatch
 from score.real import Attach, Transport
-from score.scoring import Result, score_case, summarise, to_json
+from score.scoring import Result, summarise, to_json
+from score.simulated import score_all
 from score.table import render
 
 SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
@@ -35,6 +35,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--markdown", type=Path, help="write the tables here as Markdown")
     parser.add_argument("--verbose", action="store_true", help="print what ours said of each case that it got wrong")
     parser.add_argument("--without-baselines", action="store_true")
+    parser.add_argument("--jobs", type=int, default=0, help="scenarios at a time; default: as many as cores, of real runs one")
     real = parser.add_argument_group("real runs")
     real.add_argument("--real", action="store_true", help="play the scenarios with real NCCL on the CPU testbed (root)")
     real.add_argument("--nccl", default="", help="releases, with commas between; each scenario's own if not given")
@@ -42,7 +43,6 @@ def main(arguments: list[str] | None = None) -> int:
     real.add_argument("--attach", choices=("live", "post-hang", "both"), default="both")
     real.add_argument("--tries", type=int, default=1, help="runs of each, at moments drawn from the seed")
     real.add_argument("--seed", type=int, default=1)
-    real.add_argument("--jobs", type=int, default=1, help="runs at a time")
     real.add_argument("--after", type=float, default=16.0, help="seconds for which a hang is watched")
     real.add_argument("--save", type=Path, help="folder for what was recorded of each run")
     options = parser.parse_args(arguments)
@@ -61,9 +61,8 @@ def main(arguments: list[str] | None = None) -> int:
     diagnosers: list[Diagnoser] = [Ncclwatch(), *([] if options.without_baselines else all_baselines())]
     results: list[Result] = []
     began = time.monotonic()
-    for scenario in chosen:
-        large = "scale" in scenario.tags
-        case_results = score_case(Case(scenario), diagnosers[:1] if large else diagnosers)
+    scored = score_all(chosen, jobs=options.jobs, with_baselines=not options.without_baselines)
+    for scenario, case_results in zip(chosen, scored, strict=True):
         results += case_results
         ours = case_results[0]
         if options.verbose and not ours.right:
@@ -99,7 +98,9 @@ def play_for_real(options: argparse.Namespace, chosen: list[Scenario]) -> int:
     )
     diagnosers: list[Diagnoser] = [Ncclwatch(), *([] if options.without_baselines else all_baselines())]
     began = time.monotonic()
-    outcomes = matrix.run_all(runs, jobs=options.jobs, with_baselines=not options.without_baselines, tell=matrix.tell_progress)
+    outcomes = matrix.run_all(
+        runs, jobs=options.jobs or 1, with_baselines=not options.without_baselines, tell=matrix.tell_progress
+    )
     print(matrix.report(outcomes, left_out, diagnosers))
     print(f"{len(runs)} runs, {time.monotonic() - began:.0f} s, seed {options.seed}")
     if options.json:

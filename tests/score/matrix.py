@@ -92,7 +92,7 @@ def settings_table(results: Sequence[Result], *, markdown: bool) -> str:
             rows.setdefault(" ".join(result.setting.split()[:3]), []).append(result)
     cells = []
     for setting, part in sorted(rows.items()):
-        hangs = [r for r in part if r.score_class != ScoreClass.CLEAN]
+        hangs = [r for r in part if not ScoreClass(r.score_class).quiet]
         right = sum(r.right for r in hangs)
         detected = sum(r.detected for r in hangs)
         silent, alarms = sum(not r.detected for r in hangs), sum(r.false_alarm for r in part)

@@ -64,8 +64,8 @@ class Result:
 
     @property
     def right(self) -> bool:
-        """Right class and right place; for a clean case, silence."""
-        if self.score_class == ScoreClass.CLEAN:
+        """Right class and right place; for a case in which nobody must be accused, silence."""
+        if ScoreClass(self.score_class).quiet:
             return not self.false_alarm
         return self.detected and self.right_class and self.located
 
@@ -125,13 +125,16 @@ class Tally:
 
     def hear(self, verdicts: Sequence[Verdict], since_effect_s: float) -> None:
         """Take what was said at one moment, seconds after the fault began to show (negative: before)."""
-        clean = self.scenario.expect.score_class is ScoreClass.CLEAN
+        quiet = self.scenario.expect.score_class.quiet
         accusing = [v for v in verdicts if v.verdict_class.accuses]
         if not accusing:
+            unknown = quiet and since_effect_s >= 0 and any(v.verdict_class is VerdictClass.UNKNOWN for v in verdicts)
+            if unknown and self._detection is None and self.scenario.faults:
+                self._detection = since_effect_s
             return
-        if clean or since_effect_s < 0:
+        if quiet or since_effect_s < 0:
             self._false_alarm = True
-            if clean:
+            if quiet:
                 self._last = (accusing[0], judge(self.scenario, self.cast, accusing[0]))
             return
         judged = [(v, judge(self.scenario, self.cast, v)) for v in accusing]
@@ -167,9 +170,9 @@ def _result(
     location: float | None,
 ) -> Result:
     verdict, judged = said if said else (None, None)
-    clean = scenario.expect.score_class is ScoreClass.CLEAN
-    known = judged if judged and not clean else None
-    nowhere = None if clean or not (scenario.expect.ranks or scenario.expect.also) else False
+    quiet = scenario.expect.score_class.quiet
+    known = judged if judged and not quiet else None
+    nowhere = None if quiet or not (scenario.expect.ranks or scenario.expect.also) else False
     return Result(
         case=scenario.name,
         score_class=str(scenario.expect.score_class),
@@ -227,7 +230,7 @@ def summarise(results: Sequence[Result], diagnoser: Diagnoser) -> list[Line]:
         line = _line(str(score_class), part, sum(r.right for r in part), len(said))
         line.not_yet = score_class in diagnoser.not_yet
         lines.append(line)
-    faulty = [r for r in own if r.score_class != ScoreClass.CLEAN]
+    faulty = [r for r in own if not ScoreClass(r.score_class).quiet]
     everything = _line("all faults", faulty, sum(r.right for r in faulty), sum(bool(r.said) for r in own))
     everything.false_alarms = sum(r.false_alarm for r in own)
     lines.append(everything)
@@ -235,9 +238,9 @@ def summarise(results: Sequence[Result], diagnoser: Diagnoser) -> list[Line]:
 
 
 def _line(name: str, part: Sequence[Result], right: int, said: int) -> Line:
-    clean = name == ScoreClass.CLEAN
-    recall = right / len(part) if part and not clean else None
-    precision = right / said if said and not clean else None
+    quiet = name in (ScoreClass.CLEAN, ScoreClass.UNSEEN)
+    recall = right / len(part) if part and not quiet else None
+    precision = right / said if said and not quiet else None
     both = precision is not None and recall is not None and precision + recall > 0
     return Line(
         score_class=name,

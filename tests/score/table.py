@@ -35,12 +35,13 @@ def _cells(line: Line) -> list[str]:
         return "-" if value is None else f"{value:.{digits}f}"
 
     clean = line.score_class == ScoreClass.CLEAN
+    quiet = clean or line.score_class == ScoreClass.UNSEEN
     name = line.score_class + (" (no engine yet)" if line.not_yet else "")
     return [
         name,
         str(line.cases),
         "-" if clean else str(line.detected),
-        "-" if clean else str(line.right_class),
+        "-" if quiet else str(line.right_class),
         part(line.right_rank),
         part(line.right_stage),
         part(line.right_link),
@@ -81,12 +82,13 @@ def render(
     first = diagnosers[0]
     out += [f"{title}{first.name}: {first.note}; {source}", ""]
     out += lay(HEAD, [_cells(line) for line in lines[first.name]])
+    out += ["unseen: a fault on a node nobody looks at; detected counts those said to be unknown, anything more is a false alarm"]
     what = "detected / right class / right class and place, of each; cases with a false alarm in the last row"
     out += ["", f"{title}{what}; {source}", ""]
     names = [d.name for d in diagnosers]
     rows = []
     for at, line in enumerate(lines[first.name]):
-        if line.score_class == ScoreClass.CLEAN:
+        if line.score_class in (ScoreClass.CLEAN, ScoreClass.UNSEEN):
             continue
         rows.append([line.score_class, str(line.cases), *(_short(lines[n][at]) for n in names)])
     rows.append(["F1 of all", "", *("-" if (f := lines[n][-1].f1) is None else f"{f:.2f}" for n in names)])

@@ -80,7 +80,10 @@ class LookalikeKind(StrEnum):
 
 
 class ScoreClass(StrEnum):
-    """Rows of the scoreboard. H1-H3 and S1-S3 as in CCL-D section 2.2; fail-stop is counted with H1."""
+    """Rows of the scoreboard. H1-H3 and S1-S3 as in CCL-D section 2.2; fail-stop is counted with H1.
+
+    ``unseen``: a fault where nobody looks (a node without agent): the right answer is that it is unknown.
+    """
 
     H1 = "H1"
     H2 = "H2"
@@ -90,7 +93,13 @@ class ScoreClass(StrEnum):
     S3 = "S3"
     INIT_HANG = "init-hang"
     DEADLOCK = "deadlock"
+    UNSEEN = "unseen"
     CLEAN = "clean"
+
+    @property
+    def quiet(self) -> bool:
+        """Whether nobody must be accused."""
+        return self in (ScoreClass.UNSEEN, ScoreClass.CLEAN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,7 +404,8 @@ def _check_expectation(scenario: Scenario, where: str) -> None:
     expect = scenario.expect
     clean = expect.score_class is ScoreClass.CLEAN
     _require(clean == (not scenario.faults), where, "a clean scenario has no faults, and only a clean one has none")
-    _require(clean == (not expect.verdicts), where, "a scenario with faults needs expect.verdicts, a clean one has none")
+    quiet = expect.score_class.quiet
+    _require(quiet == (not expect.verdicts), where, "a scenario with a visible fault needs expect.verdicts, another has none")
     _require(all(v.accuses for v in expect.verdicts), where, "expect.verdicts must accuse")
     _require(
         all(0 <= r < scenario.layout.world for r in (*expect.ranks, *expect.also, *expect.link)),
