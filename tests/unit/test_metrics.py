@@ -61,7 +61,7 @@ def test_a_standing_verdict_and_its_culprit_are_told() -> None:
     assert ('{state="waiting"}', 7.0) in found["ncclwatch_ranks"]
     assert found["ncclwatch_lost_records_total"] == [("", 3.0)]
     assert ('{class="stopped"}', 1.0) in found["ncclwatch_verdicts_total"]
-    assert ('{host="node000",nic="mlx5_2:1"}', 0.0) in found["ncclwatch_nic_up"]
+    assert ('{host="node000",nic="mlx5_2:1",used="true"}', 0.0) in found["ncclwatch_nic_up"]
 
 
 def test_what_is_not_known_is_absent() -> None:

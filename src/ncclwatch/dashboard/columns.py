@@ -207,8 +207,10 @@ NICS: list[Column[NicRow]] = [
 
 
 def nic_style(row: NicRow) -> Style:
-    """What is down or errs stands out."""
-    return ROW_STYLES["T"] if not row.record.up else ROW_STYLES["s"] if row.record.errors else PLAIN
+    """What is down or errs stands out; an unused device may be down for good reason."""
+    if not row.record.up:
+        return ROW_STYLES["T"] if row.record.used_by else DIM
+    return ROW_STYLES["s"] if row.record.errors else PLAIN
 
 
 def _flow_rate(row: FlowRow) -> str:

@@ -160,7 +160,9 @@ def _ranks(view: View) -> Iterator[str]:
 
 def _network(view: View) -> Iterator[str]:
     nics = [row.record for row in view.frame.nics or ()]
-    labels: list[Labels] = [{"host": clean(nic.host, 64), "nic": clean(nic.name, 64)} for nic in nics]
+    labels: list[Labels] = [
+        {"host": clean(nic.host, 64), "nic": clean(nic.name, 64), "used": str(bool(nic.used_by)).lower()} for nic in nics
+    ]
     columns: Sequence[tuple[str, str, list[float | None]]] = (
         ("ncclwatch_nic_up", "Whether a NIC can carry traffic.", [float(nic.up) for nic in nics]),
         ("ncclwatch_nic_receive_bytes_per_second", "Bytes a NIC receives.", [nic.receive_rate for nic in nics]),
