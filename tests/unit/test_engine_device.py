@@ -60,6 +60,7 @@ def test_counters_of_both_ends_name_the_rank_that_leaves_data_unread() -> None:
     assert {0, 3} <= set(verdict.victims)
     assert "device" in verdict.planes
     assert any("P2P (GPU memory)" in line for line in verdict.evidence), verdict.evidence
+    assert not any("shared memory" in line for line in (*verdict.evidence, *verdict.unobserved)), verdict.evidence
     assert any("its GPU has not begun AllReduce #6" in line and "41 s ago" in line for line in verdict.evidence), verdict.evidence
     assert not any("NVLink" in line for line in verdict.unobserved), "all of it was seen"
 

@@ -285,9 +285,7 @@ class _Builder:
 
             def describe() -> str:
                 peer = self.job.rank_name(group.id, conn.peer)
-                return (
-                    f"{member.label} waits for {peer}, {why}: {_memory(conn)}, channel {conn.channel}, {waiting} steps lie unread"
-                )
+                return f"{member.label} waits for {peer}, {_why(why, conn)}, channel {conn.channel}, {waiting} steps lie unread"
 
             self.waits.edges.append(Wait(RankNode(member.index), target, why, key, describe))
         elif conn.direction is Direction.RECV and 0 < waiting <= CONNECTION_SLOTS:
@@ -343,7 +341,7 @@ class _Builder:
 
         def describe() -> str:
             peer = self.job.rank_name(group.id, conn.peer)
-            return f"{member.label} waits for {peer}, {why}: {_memory(conn)}, channel {conn.channel}, all {conn.tail} steps read"
+            return f"{member.label} waits for {peer}, {_why(why, conn)}, channel {conn.channel}, all {conn.tail} steps read"
 
         self.waits.edges.append(Wait(RankNode(member.index), target, why, key, describe))
 
@@ -467,6 +465,12 @@ def _reaches(after: Mapping[Node, set[Node]], begin: Node, end: Node) -> bool:
         seen |= new
         left += new
     return False
+
+
+def _why(why: Why, conn: HostConnection) -> str:
+    """The reason and where the buffers lie, in words that fit both."""
+    reason = str(why) if conn.transport is Transport.SHM else str(why).replace("shared memory", "its buffer")
+    return f"{reason}: {_memory(conn)}"
 
 
 def _memory(conn: HostConnection) -> str:
