@@ -83,7 +83,7 @@ class Context:
     """Hosts that begin iterations late."""
 
 
-QUIET_SIGMAS = 2.2
+QUIET_SIGMAS = 1.5
 NOISY_SIGMAS = 3.5
 NOISY = 0.1
 
