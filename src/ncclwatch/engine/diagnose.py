@@ -376,7 +376,7 @@ def _classify_rank(job: Job, member: Member, sink: Sink) -> tuple[VerdictClass, 
     if gpu is KernelState.NOT_STARTED:
         return VerdictClass.NOT_ENTERED, "has called the operation, but its GPU has not begun it"
     if stalls and all(mark.end is None for mark in sink.stalls):
-        return VerdictClass.NOT_ENTERED, "does not take part: data for it lies unread in shared memory and it waits for nobody"
+        return VerdictClass.NOT_ENTERED, "does not take part: data for it lies unread and it waits for nobody"
     if stalls:
         moved = any(_has_moved(mark.end.sub.done, mark.end.sub.gpu_ready) for mark in sink.stalls if mark.end is not None)
         if moved:
