@@ -22,6 +22,7 @@ NOT_CALLED = (VerdictClass.NOT_ENTERED,)
 """Classes whose culprits have yet to make the call that the others wait in."""
 
 HALTED = (VerdictClass.STOPPED, VerdictClass.DEAD)
+LATEST = 4
 LOOKED_AT = 16
 """Members of a communicator that are asked where an operation stands."""
 
@@ -99,6 +100,10 @@ def _stage(
         if verdict_class in HALTED:
             # The host runs ahead of its GPU: the oldest operation that is open is where it stands.
             return _oldest_open(context, own[0]) or namer.stage_of(host, pid, calls_ago=-1)
+        if verdict_class is VerdictClass.HARDWARE and culprit.link is None:
+            open_now = _oldest_open(context, own[0])
+            if open_now is not None:
+                return open_now
     # What memory says stands still is found among the calls by NCCL's own count of them.
     for member, communicator in holders[:LOOKED_AT]:
         ago = _calls_since(context.ledger, member, communicator, culprit.operation)
@@ -106,10 +111,18 @@ def _stage(
             found = namer.stage_of(member.info.host, member.info.pid, communicator.address, calls_ago=ago)
             return _at_home(context, found, own)
     for member, communicator in holders[:LOOKED_AT]:
-        found = namer.stage_of(member.info.host, member.info.pid, communicator.address)
+        found = _latest(context, member, communicator, culprit.operation)
         if found is not None:
             return _at_home(context, found, own)
     return None
+
+
+def _latest(context: _Context, member: Member, communicator: Communicator, operation: OperationRef | None) -> Stage | None:
+    """The latest call on a communicator, of the operation named where one of the last few was."""
+    host, pid = member.info.host, member.info.pid
+    last = [context.namer.stage_of(host, pid, communicator.address, calls_ago=ago) for ago in range(LATEST)]
+    named = (stage for stage in last if stage is not None and operation is not None and stage.function == operation.name)
+    return next(named, last[0])
 
 
 def _oldest_open(context: _Context, member: Member) -> Stage | None:
