@@ -59,7 +59,7 @@ def _body(report: Report) -> Iterator[str]:
     yield "<h2>Ranks</h2>"
     yield f"<p class=dim>at {_when(view.frame.time)}</p><p>{svg.legend(view.census)}</p>"
     yield f"<div class=scroll>{svg.grid(view.grid)}</div>"
-    yield "<h2>Around the event</h2>"
+    yield "<h2>Around the event</h2>" if report.event is not None else "<h2>Over time</h2>"
     rows = sorted(rank_rows(view), key=lambda row: URGENCY[row.letter])
     labels = [(f"rank {'?' if row.window.rank is None else row.window.rank}", row.window.process.key) for row in rows]
     yield f"<div class=scroll>{svg.timeline(labels, report.timeline, report.event)}</div>"
