@@ -22,6 +22,9 @@ NOT_CALLED = (VerdictClass.NOT_ENTERED,)
 """Classes whose culprits have yet to make the call that the others wait in."""
 
 HALTED = (VerdictClass.STOPPED, VerdictClass.DEAD)
+RUNNING = (VerdictClass.SLOW_COMPUTATION, VerdictClass.SLOW_COMMUNICATION, VerdictClass.SLOW_MIXED)
+"""Classes of jobs that go on: where their ranks are at this moment says nothing."""
+
 LATEST = 4
 LOOKED_AT = 16
 """Members of a communicator that are asked where an operation stands."""
@@ -50,7 +53,7 @@ def name_stages(verdict: Verdict, job: Job, namer: StageNamer, ledger: Ledger) -
         culprits=culprits,
         communicator=same or communicator,
         stage=verdict.stage or first.stage,
-        evidence=(*verdict.evidence, *_victim_lines(context, verdict)),
+        evidence=(*verdict.evidence, *(_victim_lines(context, verdict) if verdict.verdict_class not in RUNNING else ())),
     )
 
 
@@ -64,7 +67,7 @@ def _named(context: _Context, culprit: Culprit, verdict_class: VerdictClass) -> 
     )
     if role is None:
         return culprit
-    stage = _stage(context, culprit, holders, verdict_class)
+    stage = _stage(context, culprit, holders, verdict_class) if verdict_class not in RUNNING else None
     return replace(
         culprit,
         communicator=replace(reference, role=str(role)) if role is not Role.UNUSED else reference,
