@@ -5,16 +5,14 @@ from __future__ import annotations
 import contextlib
 import gc
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, ClassVar
 
 from rich.style import Style
-from textual import events, work
+from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.widget import Widget
 from textual.widgets import ContentSwitcher, Input
 
 from ncclwatch.dashboard import columns, text_pages
@@ -22,100 +20,25 @@ from ncclwatch.dashboard.banner import banner
 from ncclwatch.dashboard.communicator_page import CommunicatorPage
 from ncclwatch.dashboard.delays import DelayMatrix
 from ncclwatch.dashboard.detail import DetailScreen
+from ncclwatch.dashboard.footer import footer
 from ncclwatch.dashboard.grid import RankGrid
 from ncclwatch.dashboard.history import History
-from ncclwatch.dashboard.lines import BOLD, DIM, Line, TextLines, plain
+from ncclwatch.dashboard.lines import BOLD, DIM, Line, TextLines
 from ncclwatch.dashboard.page import Page
 from ncclwatch.dashboard.rank_page import RankPage
 from ncclwatch.dashboard.source import Source
 from ncclwatch.dashboard.stack_page import StackPage
 from ncclwatch.dashboard.table import RowTable
+from ncclwatch.dashboard.tabs import TABS, TabLine
 from ncclwatch.dashboard.view import CommunicatorRow, OperationRow, View
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.identity import ProcessKey
-from ncclwatch.text import clean, duration, rate, size, width
+from ncclwatch.text import clean, duration, width
 
 REDRAW_S = 0.5
 RECENT = 30
 """Looks that the delay matrix adds up."""
-HINTS = ("Enter open", "v verdict", "q leave", "/ filter", "s sort", "Space pause", "[ ] back", "S save", "R record")
-ACTIVE_TAB = Style(bold=True, reverse=True)
 PAUSED = Style.parse("bold black on #f5c211")
-LOST = Style.parse("bold #f5c211")
-
-
-@dataclass(frozen=True, slots=True)
-class Tab:
-    """One of the views: its name, its widget's id, and how that takes a view."""
-
-    name: str
-    id: str
-    show: Callable[[Widget, View], None]
-    table: bool = True
-
-
-def _table(rows: Callable[[View], Sequence[Any]]) -> Callable[[Widget, View], None]:
-    def show(widget: Widget, view: View) -> None:
-        assert isinstance(widget, RowTable)  # noqa: S101 - ids and widgets are made side by side below
-        widget.show(rows(view))
-
-    return show
-
-
-def _show_ranks(widget: Widget, view: View) -> None:
-    widget.query_one(RankGrid).show(view)
-    widget.query_one(RowTable).show(columns.rank_rows(view))
-
-
-def _show_grid(widget: Widget, view: View) -> None:
-    if isinstance(widget, RankGrid):
-        widget.show(view)
-
-
-def _show_delays(widget: Widget, view: View) -> None:
-    if isinstance(widget, DelayMatrix):
-        widget.show(view)
-
-
-TABS = (
-    Tab("Ranks", "ranks", _show_ranks),
-    Tab("Grid", "grid", _show_grid, table=False),
-    Tab("Communicators", "communicators", _table(lambda view: view.communicators)),
-    Tab("Operations", "operations", _table(lambda view: view.operations)),
-    Tab("Flows", "flows", _table(lambda view: view.frame.flows or ())),
-    Tab("NICs", "nics", _table(lambda view: view.frame.nics or ())),
-    Tab("Delays", "delays", _show_delays, table=False),
-    Tab("Log", "log", _table(lambda view: list(reversed(view.frame.log)))),
-)
-
-
-SHORT = {"Communicators": "Comms", "Operations": "Ops"}
-
-
-class TabLine(TextLines):
-    """The names of the views; a click opens one."""
-
-    def __init__(self) -> None:
-        super().__init__(self._names, fixed=1)
-        self.active = 0
-
-    def _spans(self, cells: int) -> list[tuple[int, str]]:
-        names = [f" {i + 1} {tab.name} " for i, tab in enumerate(TABS)]
-        if sum(map(len, names)) > cells:
-            names = [f" {i + 1} {SHORT.get(tab.name, tab.name)} " for i, tab in enumerate(TABS)]
-        return list(enumerate(names))
-
-    def _names(self, cells: int) -> list[Line]:
-        return [tuple((name, ACTIVE_TAB if i == self.active else DIM) for i, name in self._spans(cells))]
-
-    def on_click(self, event: events.Click) -> None:
-        """Open the view whose name was clicked."""
-        at = 0
-        for i, name in self._spans(self.size.width):
-            at += len(name)
-            if event.x < at:
-                self.app.post_message(events.Key(str(i + 1), str(i + 1)))
-                return
 
 
 class Dashboard(App[str]):
@@ -303,33 +226,7 @@ class Dashboard(App[str]):
         return banner(view.frame.verdicts if view else (), cells, 5 if height < 30 else 8 if height < 50 else 12)
 
     def _footer_lines(self, cells: int) -> list[Line]:
-        view = self.view
-        planes: list[tuple[str, Style]] = [(" ", Style())]
-        cost = ""
-        if view is not None:
-            frame = view.frame
-            for plane in frame.planes:
-                planes.append((plane.name + " ", Style() if plane.running else DIM))
-                planes.append(("✓  " if plane.running else f"✗ {clean(plane.reason, 60)}  ", DIM))
-            if frame.lost:
-                planes.append((f" {frame.lost:,} records LOST ", LOST))
-            elif any(plane.name == "calls" and plane.running for plane in frame.planes):
-                planes.append((" nothing lost", DIM))
-            spent = frame.cost
-            parts = []
-            if spent.probe_share is not None and spent.hits_per_s is not None:
-                parts.append(f"probes {rate(spent.hits_per_s)}/s = {spent.probe_share:.3%} of a core")
-            if spent.own_share is not None and spent.rss_bytes is not None:
-                parts.append(f"ncclwatch {spent.own_share:.1%} of a core, {size(spent.rss_bytes)}")
-            cost = "; ".join(parts)
-        hints = "  ".join(HINTS[: next((n for n in range(len(HINTS), 1, -1) if len("  ".join(HINTS[:n])) < cells - 1), 1)])
-        second: Line = plain(f" {self._said}", BOLD) if self._said else plain(f" {hints}", DIM)
-        used = sum(width(text) for text, _ in planes)
-        if cost and used + len(cost) + 2 <= cells:
-            planes.append((" " * (cells - used - len(cost) - 1) + cost, DIM))
-        elif cost and not self._said:
-            second = plain(f" {cost}", DIM)
-        return [tuple(planes), second]
+        return footer(self.view, self._said, cells)
 
     def say(self, text: str) -> None:
         """A line at the bottom, for a while."""
