@@ -98,3 +98,54 @@ def test_the_counters_of_a_hung_all_reduce_are_those_of_the_simulation(version: 
 @pytest.mark.parametrize("shape", list(FUNCTIONS))
 def test_other_collectives_and_a_gpu_that_stands(shape: str, fault: str) -> None:
     compare("2.27.5", shape, fault)
+
+
+def simulated_memory(shape: str, channels: int) -> dict[tuple[int, str], set[int]]:
+    """Steps that lie unread in each ring connection in shared memory, at either end, where a rank's host never calls."""
+    network = Network(intra_node="shm", net="socket", channels=channels)
+    function = FUNCTIONS[shape]
+    pieces = cut(network, function, RANKS, COUNT * 4 * (1 if shape == "allreduce" else RANKS))
+    started = [0.0] * RANKS
+    started[ABSENT] = math.inf
+    steps = StepNetwork(Paths(Layout(dp=RANKS, ranks_per_node=RANKS), network), Disturbance(), 1, 1e-6)
+    trace = run_group(steps, function, range(RANKS), pieces, started, started)
+    shown: dict[tuple[int, str], set[int]] = {}
+    for rank in range(RANKS):
+        for end in trace.ends[rank]:
+            unread = (len(end.connection.produced) - len(end.connection.consumed)) * pieces.slice_steps
+            shown.setdefault((rank, "send" if end.send else "recv"), set()).add(unread)
+    return shown
+
+
+def real_memory(samples: list[ProcessSample]) -> tuple[dict[tuple[int, str], set[int]], int]:
+    """The same of the processes, and how many channels there are."""
+    shown: dict[tuple[int, str], set[int]] = {}
+    channels = set()
+    for rank, sample in enumerate(samples):
+        for communicator in sample.communicators:
+            rings = {ring.channel: ring for ring in communicator.rings}
+            for conn in communicator.host_connections:
+                ring = rings.get(conn.channel)
+                if ring is None or conn.head is None or conn.tail is None or conn.connection_index:
+                    continue
+                if conn.peer == (ring.next if conn.direction is Direction.SEND else ring.prev):
+                    channels.add(conn.channel)
+                    shown.setdefault((rank, str(conn.direction)), set()).add(conn.tail - conn.head)
+    return shown, len(channels)
+
+
+@pytest.mark.attach
+@pytest.mark.parametrize("shape", list(FUNCTIONS))
+def test_what_lies_unread_in_shared_memory_is_what_the_simulation_says(shape: str) -> None:
+    if not available("2.27.5"):
+        pytest.skip("NCCL 2.27.5 is not in the cache")
+    fault = f"pause:rank={ABSENT},at=3,for=1,us=3.6e9"
+    with Job("2.27.5", RANKS, shape, "shm", count=COUNT, extra=["--fault", fault]) as job:
+        job.wait_line(ABSENT, "fault pause begins")
+        deadline = time.monotonic() + 30
+        shown, channels = real_memory([look(job.pid(rank)) for rank in range(RANKS)])
+        while not (channels and shown == simulated_memory(shape, channels)) and time.monotonic() < deadline:
+            time.sleep(0.5)
+            shown, channels = real_memory([look(job.pid(rank)) for rank in range(RANKS)])
+        assert shown == simulated_memory(shape, channels)
+        assert any(unread != {0} for unread in shown.values())
