@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.model.progress import progressed
 from ncclwatch.model.events import Flag, Function, Kind
+from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import ProcessInfo
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 from ncclwatch.simulate.records import Events, RecordSet
