@@ -16,6 +16,9 @@ from ncclwatch.engine.job import Group as JobGroup
 from ncclwatch.engine.job import Job, assemble
 from ncclwatch.model.state import ProcessSample
 
+LARGEST_WORLD = 1 << 20
+"""Sizes and ranks beyond this, which a target may claim, are not believed."""
+
 
 @dataclass(slots=True)
 class Facts:
@@ -101,9 +104,13 @@ def from_samples(samples: Sequence[ProcessSample]) -> JobMap:
 
 
 def _job_facts(result: JobMap, number: int, job: Job) -> JobFacts:
-    largest = max((group.nranks for group in job.groups.values()), default=0)
-    said = [member.info.world_size for member in job.members if member.info.world_size]
-    world = max([largest, *said, *(rank + 1 for member in job.members if (rank := member.rank) is not None)])
+    believed = [group for group in job.groups.values() if 0 < group.nranks <= LARGEST_WORLD]
+    for member in job.members:
+        if member.rank is not None and not 0 <= member.rank < LARGEST_WORLD:
+            member.rank = None
+    said = [size for member in job.members if 0 < (size := member.info.world_size or 0) <= LARGEST_WORLD]
+    ranks = [member.rank + 1 for member in job.members if member.rank is not None]
+    world = max([1, *said, *ranks, *(group.nranks for group in believed)])
     process_of = {
         member.index: result._add_process(
             member.info.host, member.info.pid, member.rank if member.rank is not None else -1, number
@@ -113,9 +120,9 @@ def _job_facts(result: JobMap, number: int, job: Job) -> JobFacts:
     identity = _identities(job, world)
     facts = JobFacts(world, list(process_of.values()), [])
     facts.process_of_rank = {result.rank[p]: p for p in facts.processes if result.rank[p] >= 0}
-    for group in job.groups.values():
-        ranks, hosts = _global_ranks(group, identity)
-        one = Facts(group.id, group.hash, group.nranks, ranks, hosts=hosts)
+    for group in believed:
+        ranks_of, hosts = _global_ranks(group, identity)
+        one = Facts(group.id, group.hash, group.nranks, ranks_of, hosts=hosts)
         for comm_rank, (member, own) in group.members.items():
             result._add_row(process_of[member.index], own.address, one, comm_rank)
         facts.groups.append(one)

@@ -66,6 +66,8 @@ def encode(jobmap: JobMap, inference: Inference) -> Encoding:
 
 def towards(encoding: Encoding, jobmap: JobMap, topology: Topology, row: int, peer: int) -> int:
     """Whether a peer is on the next stage (+1), the previous (−1), or neither (0); stages are cyclic."""
+    if not 0 <= peer < jobmap.row_group[row].nranks:
+        return 0
     known = encoding.towards_of.get((row, peer))
     if known is None:
         known = _towards(jobmap.row_group[row], jobmap.row_rank[row], topology, peer)

@@ -38,6 +38,9 @@ OPERATION = np.dtype(
 )
 """One operation, 32 bytes. ``call`` numbers calls: what lies between a GroupStart and its GroupEnd is one call."""
 
+THREADS = 1024
+"""More threads than that never call NCCL in one process; thread ids that keep changing do not fill memory."""
+
 STUCK_GROUP = 4096
 """A group call with that many operations has lost its GroupEnd."""
 
@@ -116,6 +119,9 @@ class Recorder:
         starts_call = np.zeros(len(events), np.bool_)
         threads = np.zeros(len(events), np.uint8)
         opens, closes = events["function"] == Function.GROUP_START, events["function"] == Function.GROUP_END
+        if len(ring.depth) > THREADS:
+            ring.depth.clear()
+            ring.threads.clear()
         for tid in np.unique(events["tid"]).tolist():
             own = np.flatnonzero(events["tid"] == tid)
             threads[own] = ring.threads.setdefault(tid, min(255, len(ring.threads)))
