@@ -28,5 +28,5 @@ def measure(job: Job, iterations: int, timeout: float = 40) -> list[float]:
 
 def spread(times: list[float]) -> float:
     """The width of the middle 80 % of the clean iterations."""
-    deciles = statistics.quantiles(times, n=10)
+    deciles = statistics.quantiles(times, n=10, method="inclusive")
     return deciles[-1] - deciles[0]

@@ -10,16 +10,15 @@ from collections.abc import Iterable
 import pytest
 
 from ncclwatch.model.state import Direction
-from ncclwatch.target.session import TargetProcess
 from ncclwatch.wire.accounts import QueuePairAccount
-from ncclwatch.wire.flows import Flow, FlowState, FlowWatch, owners_by_key
+from ncclwatch.wire.flows import Flow, FlowState, FlowWatch
 from ncclwatch.wire.kernel import WireKernel
-from ncclwatch.wire.nccl_connections import net_connections
-from ncclwatch.wire.nccl_queues import QueueOwner, queue_owners
+from ncclwatch.wire.nccl_queues import QueueOwner
 from ncclwatch.wire.plane import WirePlane, monotonic_ns
 from testbed.job import VERSIONS, Job, available
 from vm.fabric import Fabric
 from vm.guest import FULL_VARIABLE
+from vm.owners import connections_of
 
 pytestmark = pytest.mark.vm
 
@@ -80,24 +79,6 @@ def finish(job: Job, plane: WirePlane, timeout: float = 200) -> None:
         plane.handle_events()
         assert time.monotonic() < deadline and all(map(job.alive, range(RANKS))), job.logs()
         time.sleep(0.01)
-
-
-def connections_of(
-    job: Job,
-) -> tuple[dict[tuple[int, int, int], QueueOwner], dict[tuple[int, int, int, Direction], int]]:
-    """Who owns each queue pair, and the step each connection has come to by (pid, channel, peer, direction)."""
-    owners: dict[tuple[int, int, int], QueueOwner] = {}
-    steps: dict[tuple[int, int, int, Direction], int] = {}
-    for rank in range(RANKS):
-        with TargetProcess.open(job.pid(rank)) as target:
-            target.sample()
-            for state in target.communicator_states:
-                found = queue_owners(target.decoder, state.record.hash, state.record.rank, state.connectors)
-                owners |= owners_by_key(job.pid(rank), found)
-            for one in net_connections(target.decoder, target.load_bias, target.communicator_states):
-                if one.step:
-                    steps[job.pid(rank), one.channel, one.peer, one.direction] = one.step
-    return owners, steps
 
 
 def flows_of(
