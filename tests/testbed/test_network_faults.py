@@ -4,6 +4,7 @@ them."""
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
@@ -110,10 +111,17 @@ def test_a_link_that_goes_down_hangs_the_job_and_is_named(layout: str) -> None:
         watcher = stack.enter_context(live("--no-probes", *pids(job)))
         watcher.wait_for("rank", count=2 * job.ranks)
         assert hangs_told(watcher) == []
+        before_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
         network.link(CUT).down(where)
+        event = watcher.wait_for("link-event", up=False)
+        assert event["name"] == network.link(CUT).nic
+        # The kernel tells of a lost carrier up to a second late (net/core/link_watch.c), of an interface switched off at once.
+        at_most_s = 1 if where == "nic" else 2
+        assert before_ns <= event["time_ns"] < before_ns + at_most_s * 1_000_000_000
         verdict = watcher.wait_for("verdict")["verdict"]
         before = [job.progress(rank) for rank in range(job.ranks)]
         check_link_verdict(job, verdict)
+        assert any(f"{network.link(CUT).nic} on" in line and "is down" in line for line in verdict["evidence"]), named(verdict)
         assert [job.progress(rank) for rank in range(job.ranks)] == before, "the job was to hang"
         network.link(CUT).up()
         watcher.wait_for("recovery", id=hangs_told(watcher)[-1]["id"])
