@@ -106,11 +106,16 @@ def judge_deadlock(
         evidence += [deviation_line(job, job.member(index), deviation) for index, deviation in deviations.items()]
         if all(deviation.left_out for deviation in deviations.values()):
             verdict_class = VerdictClass.NOT_ENTERED
-    else:
+    unobserved: tuple[str, ...] = ()
+    if not deviations:
         biggest = max(entered.values(), key=len)
         # One rank against many others: its order is the odd one. Otherwise nobody's order is more right than another's.
         odd = members - biggest if len(biggest) > len(members) - len(biggest) else members
         odd = odd or members
+        if odd == members:
+            # All that is proven is the circle: whoever broke the order, or left a call out, is one of them.
+            confidence = min(confidence, 0.6)
+            unobserved = ("which of them broke the order, or left a call out: memory does not keep the order of finished calls",)
     # Whom the others wait for (it has left out theirs), or what it waits in itself (its order is the odd one).
     left_out = verdict_class is VerdictClass.NOT_ENTERED
     reason = LEFT_OUT if left_out else "waits in a circle"
@@ -123,7 +128,9 @@ def judge_deadlock(
     ]
     victims = (victims_of(cycles) | members) - odd
     evidence += explain.wait_lines(inside)
-    return explain.build(job, verdict_class, culprits, victims, evidence, still=still, time=time, confidence=confidence)
+    return explain.build(
+        job, verdict_class, culprits, victims, evidence, still=still, time=time, confidence=confidence, unobserved=unobserved
+    )
 
 
 def find_deviations(job: Job, members: set[int], orders: Orders | None, *, proper: bool = True) -> dict[int, Deviation]:
