@@ -86,8 +86,9 @@ def _candidates(word: NDArray[np.int64], numbers: NDArray[np.int64], regular: ND
     for token in rarest:
         at = np.flatnonzero(word == token)
         for distance in range(1, min(DISTANCES, len(at))):
-            found.update(Counter((at[distance:] - at[:-distance]).tolist()))
-    return sorted(length for length in found if length >= needed)[: DISTANCES * RAREST]
+            # Over whole iterations an operation comes back at one distance; others occur by chance.
+            found.update(length for length, _ in Counter((at[distance:] - at[:-distance]).tolist()).most_common(2))
+    return sorted(length for length in found if length >= needed)
 
 
 def _stretch(word: NDArray[np.int64], length: int, regular: NDArray[np.bool_]) -> int | None:
