@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from ncclwatch.collect.device import DeviceWatch, Looked
 from ncclwatch.errors import ExitStatus, NcclwatchError, TargetError, TargetGoneError
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 
@@ -58,11 +57,15 @@ class Watched:
     """One process and what was read of it. After it ended its last sample is repeated with run state ``X``."""
 
     def __init__(self, target: Readable) -> None:
+        # numpy comes with it, which the commands that only print help need not wait for.
+        from ncclwatch.collect.device import DeviceWatch, Looked
+
         self.target = target
         self.pid = target.info.pid
         self.history: list[ProcessSample] = []
         self.gone: NcclwatchError | None = None
         self.device = DeviceWatch(self.pid)
+        self._looked = target if isinstance(target, Looked) else None
 
     @property
     def last(self) -> ProcessSample | None:
@@ -77,7 +80,7 @@ class Watched:
         if self.gone is None:
             try:
                 sample = self.target.sample()
-                self._add(self.device.look(sample, self.target if isinstance(self.target, Looked) else None), keep)
+                self._add(self.device.look(sample, self._looked), keep)
                 return None
             except TargetGoneError as error:
                 self.gone = error
