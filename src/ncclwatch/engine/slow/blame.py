@@ -11,7 +11,17 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.slow.findings import BUSIER, FLOOR, START_TOTAL_LOOKS, TOTAL_LOOKS, Context, Finding, Kind, stands_out
+from ncclwatch.engine.slow.findings import (
+    BUSIER,
+    FLOOR,
+    NOISY,
+    START_TOTAL_LOOKS,
+    TOTAL_LOOKS,
+    Context,
+    Finding,
+    Kind,
+    stands_out,
+)
 from ncclwatch.engine.slow.links import network_findings
 from ncclwatch.engine.slow.looks import Part
 from ncclwatch.engine.slow.profile import OWN, Profile, Shares
@@ -129,17 +139,18 @@ def _ranks(profile: Profile, context: Context) -> list[Finding]:
         if stands_out(share, looks, elsewhere, context):
             findings.append(_of_ranks(profile, members, share, looks, elsewhere, context))
     taken = {at for members in whole for at in members.tolist()}
+    sigmas = float(np.interp(context.noise, (0.0, NOISY), SHARE_SIGMAS))
     for at in np.argsort(-own, kind="stable").tolist():
         if own[at] < FLOOR:
             break
-        certain = own[at] - _others(own, at, context) >= SHARE_SIGMAS * profile.scatter[at] or _measured(at, own, context)
+        certain = own[at] - _others(own, at, context) >= sigmas * profile.scatter[at] or _measured(at, own, context)
         if at not in taken and busier[at] and certain and stands_out(own[at], held[at], usual[at], context):
             findings.append(_of_ranks(profile, np.array([at]), float(own[at]), int(held[at]), float(usual[at]), context))
     return [f for f in findings if _beside(f, findings[0], context)] if findings else []
 
 
-SHARE_SIGMAS = 3.0
-"""A share must be more than its equals' by so many standard errors, where nothing but looks speaks for it."""
+SHARE_SIGMAS = (2.0, 3.0)
+"""Standard errors by which a share must exceed its equals' (in a quiet job, in a noisy one) where only looks speak for it."""
 
 SECOND = 0.5
 """Beside a worse culprit a rank counts from this share of its, or where the times between its calls say that it is slow."""
