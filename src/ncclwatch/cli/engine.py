@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ncclwatch.cli.options import JsonOption, KeysOption, MetricsOption
+from ncclwatch.cli.asking import AskFileOption, Bell
+from ncclwatch.cli.options import HANG_FLOOR_S, FixedOption, HangAfterOption, JsonOption, KeysOption, MetricsOption
 from ncclwatch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,11 +34,15 @@ def engine(
     traffic_every: Annotated[
         float, typer.Option("--traffic-every", min=0.1, max=1e6, help="Seconds between two lines about what came in.")
     ] = 60.0,
+    hang_after: HangAfterOption = HANG_FLOOR_S,
+    fixed: FixedOption = False,
+    ask_file: AskFileOption = None,
 ) -> None:
     """Take what agents send, and say which rank, stage and link holds each job up. Watch it with 'ncclwatch top'."""
     from ncclwatch.cli.attach import serving
     from ncclwatch.cli.engine_log import EngineLog
     from ncclwatch.cli.engine_service import EngineService, JobSession
+    from ncclwatch.engine.patience import Patience
     from ncclwatch.messaging import protocol
 
     address = protocol.endpoint(bind, bind=True)
@@ -45,7 +50,13 @@ def engine(
     stop = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda _number, _frame: stop.set())
-    service = EngineService(address, keys=pair, interval_s=interval)
+    service = EngineService(
+        address,
+        keys=pair,
+        interval_s=interval,
+        patience=lambda: Patience(hang_after, adaptive=not fixed),
+        asked=Bell(ask_file).rung,
+    )
     log = EngineLog(as_json=as_json, traffic_every_s=traffic_every)
     try:
         log.listening(service, secured=pair is not None, known=len(pair[1]) if pair else 0)

@@ -48,9 +48,10 @@ class EngineLog:
         for recovery in update.recoveries:
             text = f"RECOVERED: NCCL moves again after {duration(recovery.duration_s)}; it was: {recovery.verdict.summary}"
             self._say("recovery", clean(text, 400), job=job, id=recovery.verdict.id, duration_s=recovery.duration_s)
-        for verdict in update.told:
+        told = [("verdict", "", verdict) for verdict in update.told]
+        for kind, before, verdict in (*told, *(("answer", "asked: ", verdict) for verdict in update.answers)):
             first, *rest = verdict_lines(verdict, Style())
-            self._say("verdict", first, job=job, verdict=verdict.to_json())
+            self._say(kind, before + first, job=job, verdict=verdict.to_json())
             if not self._json:
                 for line in rest:
                     emit(f"         {line}")

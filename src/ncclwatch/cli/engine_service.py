@@ -11,6 +11,8 @@ from ncclwatch.cli.remote_view import ViewWriter
 from ncclwatch.collect.batch import NodeBatch, Overhead, PlaneState
 from ncclwatch.collect.watched import Problem
 from ncclwatch.collect.windows import RankWindow
+from ncclwatch.engine.live import LiveDiagnosis
+from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.session import DiagnosisSession, Update
 from ncclwatch.messaging.hub import Hub
 from ncclwatch.messaging.keys import Key, KnownKeys
@@ -44,8 +46,18 @@ Shown = Callable[[Job, Update], None]
 class EngineService:
     """One engine: ``step`` hears agents for a moment, and judges the jobs whose time has come."""
 
-    def __init__(self, address: str, *, keys: tuple[Key, KnownKeys] | None = None, interval_s: float = 1.0) -> None:
+    def __init__(
+        self,
+        address: str,
+        *,
+        keys: tuple[Key, KnownKeys] | None = None,
+        interval_s: float = 1.0,
+        patience: Callable[[], Patience] = Patience,
+        asked: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.jobs: dict[str, Job] = {}
+        self._patience = patience
+        self._asked = asked
         self.hub = Hub(address, self._take, keys=keys)
         self.interval_s = interval_s
         self.refused_jobs = 0
@@ -62,7 +74,9 @@ class EngineService:
             if len(self.jobs) >= MAX_JOBS:
                 self.refused_jobs += 1
                 return
-            job = self.jobs[name] = Job(name, DiagnosisSession(), ViewWriter(self.hub.engine), time.monotonic())
+            job = self.jobs[name] = Job(
+                name, DiagnosisSession(LiveDiagnosis(patience=self._patience())), ViewWriter(self.hub.engine), time.monotonic()
+            )
         job.heard = time.monotonic()
         before = job.lives.get(batch.host)
         if before != life:
@@ -83,8 +97,12 @@ class EngineService:
         self.hub.tell(f"failed {type(error).__name__}", text)
 
     def step(self, show: Shown, *, until: float) -> None:
-        """Hear until ``until`` (of ``time.monotonic``) at most, and judge what is due."""
+        """Hear until ``until`` (of ``time.monotonic``) at most, and judge what is due; whoever asks is answered at once."""
         now = time.monotonic()
+        if self._asked():
+            for job in self.jobs.values():
+                job.session.ask()
+                job.next_judge = 0.0
         due = min((job.next_judge for job in self.jobs.values()), default=until)
         self.hub.poll(max(0.0, min(due, until, now + 0.5) - now))
         for job in list(self.jobs.values()):
