@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.skipif(shutil.which("bpftrace") is None, reason="needs bpftrace"),
 ]
 
-SCRIPT = 'mount -t tracefs tracefs /sys/kernel/tracing && exec bpftrace -B none "$@"'
+SCRIPT = '{ [ -e /sys/kernel/tracing/trace ] || mount -t tracefs tracefs /sys/kernel/tracing; } && exec bpftrace -B none "$@"'
 """bpftrace needs tracefs to detach; a mount namespace of its own spares the machine the mount."""
 
 
