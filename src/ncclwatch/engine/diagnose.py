@@ -413,7 +413,7 @@ def _links(job: Job, sinks: Sequence[Sink], unseen: Sequence[Sink], still: float
         waits = [wait for sink in sinks for wait in sink.waits]
         reason = "data arrives neither at it nor from it: its proxy thread or its network port stands still"
         culprits = [observed_culprit(job, common, waits, (), reason)]
-        victims.discard(common.index)
+    victims -= {member.index for member in job.members if explain.names(culprits, member)}
     notes = explain.wait_lines(wait for sink in unseen for wait in sink.waits)
     return explain.build(
         job, VerdictClass.HARDWARE, culprits, victims, evidence, still=still, time=time, confidence=min(confidence, 0.7),
