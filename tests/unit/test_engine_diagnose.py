@@ -593,3 +593,33 @@ def test_two_broken_links_with_one_rank_in_common_name_that_rank() -> None:
     assert verdict.verdict_class is VerdictClass.HARDWARE
     assert named(verdict) == [2]
     assert set(verdict.victims) == {0, 1, 3}
+
+
+def test_a_rank_inside_a_node_may_still_be_in_the_operation_before() -> None:
+    """Ring 0 → 1 → 2 → 3 → 0 over hosts (0, 1, 2) and (3). The GPU of rank 0 stopped in #13; rank 3 is in #14, waits for rank 2.
+
+    Rank 2 shows nothing on the network: it still waits for rank 1, and that for rank 0, through shared memory.
+    """
+    inside = {
+        0: (shared(Direction.SEND, 1, 20, 20),),
+        1: (shared(Direction.RECV, 0, 20, 20), shared(Direction.SEND, 2, 22, 22)),
+        2: (shared(Direction.RECV, 1, 22, 22),),
+        3: (),
+    }
+    own = {rank: replace(communicator(rank, 4), host_connections=inside[rank]) for rank in range(4)}
+    later = {"op_count": 28, "base": 1056}
+    operations = {
+        0: (recv(3, posted=22, received=20, delivered=20, consumed=14),),
+        1: (),
+        2: (),
+        3: (
+            recv(2, posted=8, received=0, delivered=0, consumed=0, **later),
+            send(0, sent=4, done=4, produced=4, **later),
+        ),
+    }
+    ranks = [Rank(rank, 4, (own[rank],), operations[rank], host="b" if rank == 3 else "a") for rank in range(4)]
+    verdict = diagnose(looks(ranks))
+    assert named(verdict) == [0], verdict.evidence
+    assert verdict.victims == (1, 2, 3)
+    stopped = diagnose(looks([replace(ranks[0], run_state="T"), *ranks[1:]]))
+    assert stopped.verdict_class is VerdictClass.STOPPED and stopped.victims == (1, 2, 3)

@@ -250,11 +250,12 @@ def _halted(
         if sink is not None:
             evidence += explain.wait_lines(sink.waits)
             victims |= victims_of([sink])
-        if member.gone:
-            # Its neighbours' transfers with it may be gone as well: everybody in a collective with it waits in the end.
+        if member.gone or sink is None or not sink.waits:
+            # Its neighbours' transfers with it may be gone, or hidden inside the node.
             evidence += explain.wait_lines(waits.edges)[:4]
-            shared = [job.groups[number] for number in _standing_groups(waits) if member.index in job.groups[number].ranks]
-            victims |= {other.index for group in shared for other, _ in group.members.values()}
+        # Whoever waits for whom: everybody in a collective that stands still with it waits for it in the end.
+        shared = [job.groups[number] for number in _standing_groups(waits) if member.index in job.groups[number].ranks]
+        victims |= {other.index for group in shared for other, _ in group.members.values()}
     for sink in ended:
         culprits.append(absent_culprit(job, sink, "has ended: it is not among the processes of its host, or its peers lost it"))
         evidence += explain.wait_lines(sink.waits)

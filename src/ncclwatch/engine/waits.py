@@ -51,6 +51,7 @@ def find_waits(job: Job) -> Waits:
     builder.look_behind_stalls()
     builder.look_after_unread()
     builder.look_after_unread_messages()
+    builder.look_before_idle()
     builder.blame_proxies_before_links()
     return builder.waits
 
@@ -344,6 +345,50 @@ class _Builder:
             return f"{member.label} waits for {peer}, {_why(why, conn)}, channel {conn.channel}, all {conn.tail} steps read"
 
         self.waits.edges.append(Wait(RankNode(member.index), target, why, key, describe))
+
+    def look_before_idle(self) -> None:
+        """A rank with nothing open that is waited for in one operation may still be in the one before, inside its node.
+
+        It shows no transfer there; but when all its input through shared memory is read, back to a rank that has an older
+        operation of this ring open, then that rank is what it waits for.
+        """
+        oldest: dict[tuple[int, int, int], int] = {}
+        for direction in (Direction.SEND, Direction.RECV):
+            for end in self.connections.unfinished(direction):
+                rank = end.key.source if direction is Direction.SEND else end.key.destination
+                place, count = (end.key.group, end.key.channel, rank), end.operation.op_count
+                if not end.key.point_to_point and count < oldest.get(place, count + 1):
+                    oldest[place] = count
+        done: set[tuple[int, int, int]] = set()
+        for wait in list(self.waits.edges):
+            if wait.why is not Why.NO_OPERATION or wait.key.point_to_point or wait.end is None:
+                continue
+            group, channel = self.job.groups[wait.key.group], wait.key.channel
+            sends = wait.end.operation.direction is Direction.SEND
+            rank = wait.key.destination if sends else wait.key.source
+            if (group.id, channel, rank) in done or (group.id, channel, rank) in oldest:
+                continue
+            done.add((group.id, channel, rank))
+            chain = self.empty_chain(group, channel, rank)
+            for length, (_, _, conn) in enumerate(chain, 1):
+                if oldest.get((group.id, channel, conn.peer), wait.end.operation.op_count) < wait.end.operation.op_count:
+                    for member, communicator, empty in chain[:length]:
+                        self.nothing_written(group, member, communicator, empty)
+                    break
+
+    def empty_chain(self, group: Group, channel: int, rank: int) -> list[tuple[Member, Communicator, HostConnection]]:
+        """From a rank backward through the ring inputs in shared memory of which everything is read."""
+        chain: list[tuple[Member, Communicator, HostConnection]] = []
+        while len(chain) < group.nranks:
+            found = group.members.get(rank)
+            if found is None:
+                break
+            empty = [c for c in _ring_inputs(found[1], channel) if c.head is not None and (c.tail or 0) <= c.head]
+            if len(empty) != 1:
+                break
+            chain.append((*found, empty[0]))
+            rank = empty[0].peer
+        return chain
 
     def look_after_unread(self) -> None:
         """Who comes after a rank that leaves its ring input unread, and finds nothing itself, waits for it."""
