@@ -60,6 +60,15 @@ def durations(job: Job, rank: int = 0) -> NDArray[np.float64]:
 
 
 def test_every_slow_fault_costs_more_than_five_times_the_spread() -> None:
+    """Other work on the machine widens the spread of the clean iterations: then the job runs again, at most three times."""
+    for _ in range(3):
+        hidden = faults_that_do_not_show()
+        if not hidden:
+            return
+    raise AssertionError(hidden)
+
+
+def faults_that_do_not_show() -> list[object]:
     extra = list(JOB)
     begins = {}
     for i, (name, slow) in enumerate(SLOW.items()):
@@ -76,9 +85,11 @@ def test_every_slow_fault_costs_more_than_five_times_the_spread() -> None:
         faulty[begin : begin + LENGTH + 1] = True  # the iteration after a fault may still wait for what it left behind
     clean = took[4:][~faulty[4:]]
     limit = float(np.median(clean)) + TIMES_THE_SPREAD * spread(clean)
-    for name, begin in begins.items():
-        slower = np.mean(took[begin : begin + LENGTH] > limit)
-        assert slower >= SLOW[name].share, (name, limit, took[begin : begin + LENGTH], clean)
+    return [
+        (name, limit, took[begin : begin + LENGTH], clean)
+        for name, begin in begins.items()
+        if np.mean(took[begin : begin + LENGTH] > limit) < SLOW[name].share
+    ]
 
 
 @pytest.mark.skipif(not can_limit(), reason="needs root and a cgroup hierarchy with a processor controller")
