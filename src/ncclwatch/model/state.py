@@ -310,6 +310,10 @@ class ProcessSample:
     """User plus system CPU time of the process so far."""
     context_switches: int | None = None
     """Voluntary plus involuntary context switches over all threads, when they could be read."""
+    run_queue_wait_ns: int | None = None
+    """How long its threads have been runnable without a CPU so far (``schedstat``): all of them, or the main one where there are
+    many. ``None`` where the kernel does not keep it.
+    """
     calls_seen: int | None = None
     """Calls of NCCL functions that the calls plane has seen in this process, where it is attached."""
     device: DeviceSample | None = None

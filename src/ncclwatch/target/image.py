@@ -120,7 +120,10 @@ def _record(target: Any) -> RecordedSample:
         sample, pages, found = target.record()
     except TargetGoneError:
         return RecordedSample(ProcessFacts(time.monotonic_ns(), time.time_ns(), "X"), 0, {}, {})
-    facts = ProcessFacts(sample.time_ns, sample.wall_ns, sample.run_state, sample.cpu_time_ns, sample.context_switches)
+    facts = ProcessFacts(
+        sample.time_ns, sample.wall_ns, sample.run_state, sample.cpu_time_ns, sample.context_switches,
+        run_queue_wait_ns=sample.run_queue_wait_ns,
+    )  # fmt: skip
     return RecordedSample(facts, sample.duration_ns, found, pages, sample.torn, sample.truncated)
 
 

@@ -216,6 +216,28 @@ def context_switches(pid: int, proc: Path = PROC) -> int | None:
     return total if seen else None
 
 
+def run_queue_wait_ns(pid: int, *, every_thread: bool, proc: Path = PROC) -> int | None:
+    """Nanoseconds that the main thread, or every thread now alive, spent runnable without a CPU (second number of ``schedstat``).
+
+    ``None`` where the kernel does not keep it (no CONFIG_SCHED_INFO) or the process is gone.
+    """
+    folder = proc / str(pid)
+    try:
+        tasks = list(islice((folder / "task").iterdir(), _MAX_TASKS)) if every_thread else [folder]
+    except OSError:
+        return None
+    total, seen = 0, False
+    for task in tasks:
+        try:
+            words = read_bounded(task / "schedstat", pid, 256).split()
+        except NcclwatchError:
+            continue
+        if len(words) >= 2 and words[0].isdigit() and words[1].isdigit() and int(words[0]):
+            total += int(words[1])
+            seen = True
+    return total if seen else None
+
+
 def children(pid: int, proc: Path = PROC) -> tuple[int, ...]:
     """Pids of the children that the main thread started; empty where the kernel does not say (CONFIG_PROC_CHILDREN)."""
     try:

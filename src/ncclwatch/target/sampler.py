@@ -53,6 +53,7 @@ class ProcessFacts:
     cpu_time_ns: int | None = None
     context_switches: int | None = None
     threads: int | None = None
+    run_queue_wait_ns: int | None = None
 
 
 class Sampler:
@@ -134,6 +135,7 @@ class Sampler:
             unavailable=dict(self.decoder.unavailable),
             cpu_time_ns=facts.cpu_time_ns,
             context_switches=facts.context_switches,
+            run_queue_wait_ns=facts.run_queue_wait_ns,
         )
 
     def _refresh_finder(self, facts: ProcessFacts) -> None:

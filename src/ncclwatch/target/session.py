@@ -17,7 +17,7 @@ from ncclwatch.target.discover import FoundProcess, examine, layout_of
 from ncclwatch.target.layout import Layout
 from ncclwatch.target.maps import Mapping
 from ncclwatch.target.memory import LiveReader
-from ncclwatch.target.process import GONE, context_switches, read_stat
+from ncclwatch.target.process import GONE, context_switches, read_stat, run_queue_wait_ns
 from ncclwatch.target.recorded import RecordingReader
 from ncclwatch.target.sampler import ProcessFacts, Sampler
 
@@ -144,8 +144,10 @@ class TargetProcess:
             raise TargetGoneError(f"pid {self.pid} is another process now", "list the NCCL processes with 'ncclwatch ps'")
         if stat.state in ("Z", GONE):
             raise TargetGoneError(f"process {self.pid} exited", "list the NCCL processes with 'ncclwatch ps'")
-        switches = context_switches(self.pid) if stat.threads <= MAX_COUNTED_THREADS else None
-        return ProcessFacts(now, wall, stat.state, stat.cpu_time_ns, switches, stat.threads)
+        few = stat.threads <= MAX_COUNTED_THREADS
+        switches = context_switches(self.pid) if few else None
+        waited = run_queue_wait_ns(self.pid, every_thread=few)
+        return ProcessFacts(now, wall, stat.state, stat.cpu_time_ns, switches, stat.threads, waited)
 
     def _prove(self, found: FoundProcess) -> None:
         """One sane read: the library's first bytes are an ELF header, and if communicators are there one can be decoded."""
