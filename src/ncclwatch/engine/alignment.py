@@ -187,8 +187,8 @@ def _agree(
     own_called, other_called = called[compared], called[other]
     depth = min(ledger.depth, COMPARED)
     end = np.minimum(own_called + shift, other_called)
-    own_first = own_called - np.minimum(own_called, ledger.depth) + shift
-    other_first = other_called - np.minimum(other_called, ledger.depth)
+    own_first = ledger.oldest_kept(own_called) + shift
+    other_first = ledger.oldest_kept(other_called)
     start = np.maximum.reduce([own_first, other_first, end - depth])
     common = np.maximum(end - start, 0)
     width = max(1, int(common.max(initial=0)))

@@ -107,7 +107,7 @@ def _first_inconsistent(
 
     Only what all aligned ranks still keep is compared.
     """
-    first = entries.offsets + called - np.minimum(called, ledger.depth)
+    first = entries.offsets + ledger.oldest_kept(called)
     oldest = -_least(entries, np.where(entries.aligned, -first, np.iinfo(np.int64).max))
     length = np.where(comparable, np.clip(fastest - oldest, 0, ledger.depth), 0)
     width = int(length.max(initial=0))
@@ -125,24 +125,19 @@ def _first_inconsistent(
 
 def _describe_inconsistency(ledger: Ledger, entries: Entries, part: slice, sequence: int, finding: CallsFinding) -> None:
     groups: dict[Signature, list[int]] = defaultdict(list)
+    hashes: dict[Signature, np.uint64] = {}
     columns = (entries.ranks[part], entries.rows[part], entries.offsets[part], entries.aligned[part])
     for rank, row, offset, aligned in zip(*(column.tolist() for column in columns), strict=True):
         signature = ledger.signature(row, sequence - offset) if aligned else None
         if signature is not None:
             groups[signature].append(rank)
+            hashes[signature] = ledger.operations["signature"][row, (sequence - offset) % ledger.depth]
     if len(groups) > 1:
         finding.groups = {signature: sorted(ranks) for signature, ranks in groups.items()}
         finding.odd_sequence = sequence
-        kept = ledger.operations[entries.rows[part][entries.aligned[part]]]
+        kept = ledger.operations["signature"][entries.rows[part][entries.aligned[part]]]
         for signature, ranks in groups.items():
-            alike = np.count_nonzero(
-                (kept["function"] == signature.function)
-                & (kept["count"] == signature.count)
-                & (kept["datatype"] == signature.datatype)
-                & (kept["redop"] == signature.redop)
-                & (kept["peer"] == signature.peer)
-            )
-            finding.familiar[signature] = int(alike) - len(ranks)
+            finding.familiar[signature] = int(np.count_nonzero(kept == hashes[signature])) - len(ranks)
 
 
 def _describe_behind(

@@ -135,12 +135,15 @@ def judge_deadlock(
 
 def find_deviations(job: Job, members: set[int], orders: Orders | None, *, proper: bool = True) -> dict[int, Deviation]:
     """The members of a circle, or of a disagreement, that broke their habit; with ``proper`` none when all of them did."""
+    if orders is None:
+        return {}
     found: dict[int, Deviation] = {}
-    for member in job.members if orders is not None else ():
-        order = orders.find(member.info.host, member.info.pid) if orders is not None and member.index in members else None
+    for index in sorted(members):
+        info = job.member(index).info
+        order = orders.find(info.host, info.pid)
         deviation = find_deviation(order) if order is not None else None
         if deviation is not None:
-            found[member.index] = deviation
+            found[index] = deviation
     return {} if proper and len(found) == len(members) else found
 
 

@@ -252,9 +252,15 @@ def names(culprits: Iterable[Culprit], member: Member) -> bool:
     return any(culprit.pid == member.info.pid and culprit.host == member.info.host for culprit in culprits)
 
 
+def accused(job: Job, culprits: Iterable[Culprit]) -> set[int]:
+    """Members that are among the culprits."""
+    processes = {(culprit.host, culprit.pid) for culprit in culprits}
+    return {member.index for member in job.members if (member.info.host, member.info.pid) in processes}
+
+
 def other_fellows(job: Job, culprits: Sequence[Culprit]) -> set[int]:
     """The fellows that are not culprits themselves."""
-    return fellows(job, culprits) - {member.index for member in job.members if names(culprits, member)}
+    return fellows(job, culprits) - accused(job, culprits)
 
 
 def _collective(name: str) -> bool:

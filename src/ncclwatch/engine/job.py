@@ -100,10 +100,14 @@ class Job:
     group_of: dict[tuple[int, int], int]
     """(index of the member, address of the communicator in its process) → group"""
     _by_identity: dict[Identity, int | None] | None = None
+    _by_index: dict[int, Member] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._by_index = {member.index: member for member in self.members}
 
     def member(self, index: int) -> Member:
-        """The process with this index, which counts the processes of all jobs. O(processes)."""
-        return next(member for member in self.members if member.index == index)
+        """The process with this index, which counts the processes of all jobs."""
+        return self._by_index[index]
 
     def find_group(self, member: Member, address: int, comm_hash: int) -> int | None:
         """The group an operation belongs to: by its communicator's address, else by a hash that is unique in the process."""

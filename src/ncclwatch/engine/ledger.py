@@ -281,6 +281,11 @@ class Ledger:
         ordinals = np.arange(called - kept, called)
         return called - kept, self.operations[row, ordinals % self.depth]
 
+    def oldest_kept(self, called: NDArray[np.int64]) -> NDArray[np.int64]:
+        """The ordinal of the oldest operation that rows with so many calls still keep."""
+        oldest: NDArray[np.int64] = np.maximum(called - self.depth, 0)
+        return oldest
+
     def signature(self, row: int, ordinal: int) -> Signature | None:
         """What a rank called as its ``ordinal``-th collective since attach; ``None`` when not called or no longer kept."""
         called = int(self.called[row])

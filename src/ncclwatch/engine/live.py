@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.diagnose import Outlook, judge_jobs, severity
+from ncclwatch.engine.diagnose import Outlook, judge_jobs
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.patience import Patience
+from ncclwatch.engine.severity import severity
 from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.engine.topology.namer import StageNamer
 from ncclwatch.engine.topology.naming import name_stages

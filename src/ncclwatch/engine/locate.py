@@ -35,7 +35,7 @@ class Sink:
         node = self.nodes[0]
         if self.is_cycle or not isinstance(node, RankNode):
             return None
-        return next(member for member in job.members if member.index == node.index)
+        return job.member(node.index)
 
 
 def find_sinks(job: Job, waits: Waits) -> list[Sink]:

@@ -11,6 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
+from typing import NamedTuple
 
 from ncclwatch.engine.connections import CONNECTION_SLOTS, ConnectionKey, Connections, End, collect, hidden_peers
 from ncclwatch.engine.device import is_seen
@@ -312,28 +313,22 @@ class _Builder:
             if found is None:
                 continue
             if mark.stall is Stall.GPU_NOT_PRODUCING:
-                self.empty_inputs(mark, found[0], found[1])
+                self.empty_inputs(mark, found[1])
                 self.dropped_input(mark, found[0], found[1])
             self.hidden_neighbours(mark, other, found[0], found[1])
 
-    def empty_inputs(self, mark: StallMark, member: Member, communicator: Communicator) -> None:
+    def empty_inputs(self, mark: StallMark, communicator: Communicator) -> None:
         """Follow a ring backward through shared memory as long as nothing lies there to be read.
 
         In a ring that begins with a send, a rank that has entered has written: so who finds nothing waits for its predecessor.
         """
         begins_sending = mark.end is not None and mark.end.operation.collective in RING_ENDS_RECEIVING
         group = self.job.groups[mark.key.group]
-        seen: set[int] = set()
-        while communicator.rank not in seen:
-            seen.add(communicator.rank)
-            inputs = [c for c in _ring_inputs(communicator, mark.key.channel) if c.head is not None and c.tail is not None]
-            empty = [c for c in inputs if (c.tail or 0) <= (c.head or 0)]
-            for conn in empty:
-                self.nothing_written(group, member, communicator, conn)
-            found = group.members.get(empty[0].peer) if len(empty) == 1 else None
-            if not begins_sending or found is None:
-                return
-            member, communicator = found
+        for hop in _empty_hops(group, mark.key.channel, communicator.rank):
+            for conn in hop.empty:
+                self.nothing_written(group, hop.member, hop.communicator, conn)
+            if not begins_sending:
+                break
 
     def nothing_written(self, group: Group, member: Member, communicator: Communicator, conn: HostConnection) -> None:
         key = ConnectionKey(group.id, conn.channel, conn.peer, communicator.rank, conn.connection_index > 0)
@@ -369,26 +364,15 @@ class _Builder:
             if (group.id, channel, rank) in done or (group.id, channel, rank) in oldest:
                 continue
             done.add((group.id, channel, rank))
-            chain = self.empty_chain(group, channel, rank)
-            for length, (_, _, conn) in enumerate(chain, 1):
-                if oldest.get((group.id, channel, conn.peer), wait.end.operation.op_count) < wait.end.operation.op_count:
-                    for member, communicator, empty in chain[:length]:
-                        self.nothing_written(group, member, communicator, empty)
+            chain: list[_Hop] = []
+            for hop in _empty_hops(group, channel, rank):
+                chain.append(hop)
+                if len(hop.empty) != 1:
                     break
-
-    def empty_chain(self, group: Group, channel: int, rank: int) -> list[tuple[Member, Communicator, HostConnection]]:
-        """From a rank backward through the ring inputs in shared memory of which everything is read."""
-        chain: list[tuple[Member, Communicator, HostConnection]] = []
-        while len(chain) < group.nranks:
-            found = group.members.get(rank)
-            if found is None:
-                break
-            empty = [c for c in _ring_inputs(found[1], channel) if c.head is not None and (c.tail or 0) <= c.head]
-            if len(empty) != 1:
-                break
-            chain.append((*found, empty[0]))
-            rank = empty[0].peer
-        return chain
+                if oldest.get((group.id, channel, hop.empty[0].peer), wait.end.operation.op_count) < wait.end.operation.op_count:
+                    for passed in chain:
+                        self.nothing_written(group, passed.member, passed.communicator, passed.empty[0])
+                    break
 
     def look_after_unread(self) -> None:
         """Who comes after a rank that leaves its ring input unread, and finds nothing itself, waits for it."""
@@ -403,9 +387,7 @@ class _Builder:
                 found = group.members.get(following) if following is not None else None
                 if found is None or following == mark.key.destination:
                     break
-                inputs = [
-                    c for c in _ring_inputs(found[1], mark.key.channel) if c.peer == rank and (c.tail or 0) <= (c.head or 0)
-                ]
+                inputs = [c for c in _ring_inputs(found[1], mark.key.channel) if c.peer == rank and _all_read(c)]
                 if not inputs:
                     break
                 self.nothing_written(group, found[0], found[1], inputs[0])
@@ -531,6 +513,33 @@ def _ring_inputs(communicator: Communicator, channel: int) -> Iterator[HostConne
             continue
         if conn.transport in (Transport.SHM, Transport.P2P) and previous in (None, conn.peer):
             yield conn
+
+
+def _all_read(conn: HostConnection) -> bool:
+    """Whether everything written into a connection is known to have been read."""
+    return conn.head is not None and conn.tail is not None and conn.tail <= conn.head
+
+
+class _Hop(NamedTuple):
+    """A rank on the way backward through a ring, and those of its inputs of which all is read."""
+
+    member: Member
+    communicator: Communicator
+    empty: list[HostConnection]
+
+
+def _empty_hops(group: Group, channel: int, rank: int) -> Iterator[_Hop]:
+    """From a rank backward through the ring inputs in shared memory of which all is read, while only one feeds it."""
+    seen: set[int] = set()
+    while rank not in seen and rank in group.members:
+        seen.add(rank)
+        member, communicator = group.members[rank]
+        empty = [conn for conn in _ring_inputs(communicator, channel) if _all_read(conn)]
+        if empty:
+            yield _Hop(member, communicator, empty)
+        if len(empty) != 1:
+            return
+        rank = empty[0].peer
 
 
 def _operation_text(end: End) -> str:

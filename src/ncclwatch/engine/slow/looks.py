@@ -186,7 +186,7 @@ def _holds(job: Job, sink: Sink, node: Node, weight: float) -> Iterable[Hold]:
         found = group.members.get(node.comm_rank)
         yield Hold(Part.UNSEEN, weight, found[0].info.key if found else None, None, operation, group.id)
     else:
-        member = next(m for m in job.members if m.index == node.index)
+        member = job.member(node.index)
         yield Hold(_part(member, sink, waits), weight, member.info.key, None, operation, group.id)
 
 

@@ -26,6 +26,16 @@ EVERY = 8
 
 
 @dataclass(slots=True)
+class _Calls:
+    """Calls that are being placed: one entry a call in every column."""
+
+    tokens: NDArray[np.uint64]
+    positions: NDArray[np.int32]
+    iterations: NDArray[np.int64]
+    exact: NDArray[np.bool_]
+
+
+@dataclass(slots=True)
 class Track:
     """The pointer of one process: ``position`` is the step its latest call was, −1 when lost."""
 
@@ -46,28 +56,19 @@ class Track:
     def follow(self, tokens: NDArray[np.uint64]) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.bool_]]:
         """Take calls in order; returns their positions (−1: none), iterations, and whether these are certain."""
         n = len(tokens)
-        positions = np.full(n, -1, np.int32)
-        iterations = np.full(n, self.iteration, np.int64)
-        exact = np.zeros(n, np.bool_)
+        calls = _Calls(tokens, np.full(n, -1, np.int32), np.full(n, self.iteration, np.int64), np.zeros(n, np.bool_))
         at, self.found_at = 0, -1
         while at < n:
             if self.position >= 0:
-                at += self._advance(tokens, at, positions, iterations, exact)
+                at += self._advance(calls, at)
                 if at >= n:
                     break
-            at += self._search(tokens, at, positions, iterations, exact)
-        return positions, iterations, exact
+            at += self._search(calls, at)
+        return calls.positions, calls.iterations, calls.exact
 
-    def _advance(
-        self,
-        tokens: NDArray[np.uint64],
-        at: int,
-        positions: NDArray[np.int32],
-        iterations: NDArray[np.int64],
-        exact: NDArray[np.bool_],
-    ) -> int:
+    def _advance(self, calls: _Calls, at: int) -> int:
         """Follow the pattern as far as it fits; returns how many calls did."""
-        word = self.pattern.tokens
+        tokens, word = calls.tokens, self.pattern.tokens
         length, taken = len(word), 0
         while at + taken < len(tokens):
             begin = (self.position + 1) % length
@@ -78,11 +79,11 @@ class Track:
                 if begin == 0:
                     self.iteration += 1
                 where = slice(at + taken, at + taken + fits)
-                positions[where] = np.arange(begin, begin + fits)
-                iterations[where] = self.iteration
+                calls.positions[where] = np.arange(begin, begin + fits)
+                calls.iterations[where] = self.iteration
                 if not self.exact and self._passed_unique(begin, begin + fits):
                     self.exact = True
-                exact[where] = self.exact
+                calls.exact[where] = self.exact
                 self.position = begin + fits - 1
                 taken += fits
             if fits < piece:
@@ -92,15 +93,9 @@ class Track:
     def _passed_unique(self, begin: int, end: int) -> bool:
         return any(begin <= position < end for position in self.unique.values())
 
-    def _search(
-        self,
-        tokens: NDArray[np.uint64],
-        at: int,
-        positions: NDArray[np.int32],
-        iterations: NDArray[np.int64],
-        exact: NDArray[np.bool_],
-    ) -> int:
+    def _search(self, calls: _Calls, at: int) -> int:
         """One call that does not fit: find the place again, or leave it without. Returns 1."""
+        tokens = calls.tokens
         token = int(tokens[at])
         found, certain = self.unique.get(token, -1), True
         if found < 0 and self.position >= 0:
@@ -112,7 +107,7 @@ class Track:
                 found, certain = self._by_context(), True
         if found < 0:
             if self.position >= 0 and self._is_stranger(tokens, at):
-                iterations[at] = self.iteration
+                calls.iterations[at] = self.iteration
                 return 1
             self.position, self.exact = -1, False
             return 1
@@ -121,7 +116,7 @@ class Track:
         if self.position < 0:
             self.found_at = at
         self.position, self.exact, self.placed, self.recent = found, certain, True, []
-        positions[at], iterations[at], exact[at] = found, self.iteration, certain
+        calls.positions[at], calls.iterations[at], calls.exact[at] = found, self.iteration, certain
         return 1
 
     def _is_stranger(self, tokens: NDArray[np.uint64], at: int) -> bool:

@@ -1,0 +1,96 @@
+"""Verdicts on processes that are stopped or have ended: a fact of the operating system, and who waits for them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from ncclwatch.engine import explain
+from ncclwatch.engine.culprits import absent_culprit, observed_culprit
+from ncclwatch.engine.edges import AbsentNode, RankNode, Waits, Why
+from ncclwatch.engine.job import Job, Member
+from ncclwatch.engine.locate import Sink, victims_of
+from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
+
+
+def missed(job: Job, waits: Waits, sinks: Sequence[Sink]) -> list[Member]:
+    """Processes that ended while others needed them: ranks that end when the work is done are not missed.
+
+    Whoever waits need not show whom for: the proxy of a neighbour may have dropped the broken transfer. A collective that stands
+    still in a communicator with an ended rank waits for that rank in the end.
+    """
+    gone = [member for member in job.members if member.gone]
+    if any(explain.errors_of(member) for member in job.members if not member.gone):
+        return gone
+    needed = {node.index for sink in sinks if sink.waits for node in sink.nodes if isinstance(node, RankNode)}
+    for number in _standing_groups(waits):
+        needed |= {member.index for member, _ in job.groups[number].members.values()}
+    return [member for member in gone if member.index in needed]
+
+
+def _standing_groups(waits: Waits) -> set[int]:
+    """Groups in which a collective stands still."""
+    keys = (*(wait.key for wait in waits.edges), *(mark.key for mark in waits.stalls))
+    return {key.group for key in keys if not key.point_to_point}
+
+
+def ended_ranks(
+    job: Job, sinks: Sequence[Sink], silent: Collection[tuple[int, int]], complete_hosts: Collection[str]
+) -> list[Sink]:
+    """Ranks that were not observed, that others wait for, and that are known to have ended; the last two arguments as of
+    :class:`diagnose.Outlook`.
+    """
+    absent = [sink for sink in sinks if not sink.is_cycle and isinstance(sink.nodes[0], AbsentNode)]
+    return [sink for sink in absent if _has_ended(job, sink, silent, complete_hosts)]
+
+
+def _has_ended(job: Job, sink: Sink, silent: Collection[tuple[int, int]], complete_hosts: Collection[str]) -> bool:
+    node = sink.nodes[0]
+    if not isinstance(node, AbsentNode) or node.group_id not in job.groups:
+        return False
+    group = job.groups[node.group_id]
+    if (group.hash, node.comm_rank) in silent:
+        return False
+    for member, communicator in group.members.values():
+        hashes = {peer.rank: peer.host_hash for peer in communicator.peers}
+        same_host = hashes.get(node.comm_rank) is not None and hashes.get(node.comm_rank) == hashes.get(communicator.rank)
+        if same_host and member.info.host in complete_hosts:
+            return True
+    if any(wait.why is Why.BROKEN for wait in sink.waits):
+        return True
+    waiting = {wait.waiter for wait in sink.waits}
+    return any(RankNode(member.index) in waiting and explain.errors_of(member) for member in job.members)
+
+
+def judge_halted(
+    job: Job, halted: Sequence[Member], ended: Sequence[Sink], waits: Waits, sinks: Sequence[Sink], still: float, time: float
+) -> Verdict:
+    """A verdict on stopped and ended processes (``halted``), and on ranks nobody observed that have ended."""
+    by_member = {sink.nodes[0].index: sink for sink in sinks if isinstance(sink.nodes[0], RankNode) and not sink.is_cycle}
+    culprits: list[Culprit] = []
+    evidence: list[str] = []
+    victims: set[int] = set()
+    for member in halted:
+        sink = by_member.get(member.index)
+        culprits.append(observed_culprit(job, member, sink.waits if sink else (), (), explain.halted_reason(member)))
+        evidence.append(explain.halted_evidence(member))
+        if sink is not None:
+            evidence += explain.wait_lines(sink.waits)
+            victims |= victims_of([sink])
+        if member.gone or sink is None or not sink.waits:
+            # Its neighbours' transfers with it may be gone, or hidden inside the node.
+            evidence += explain.wait_lines(waits.edges)[:4]
+        # Whoever waits for whom: everybody in a collective that stands still with it waits for it in the end.
+        shared = [job.groups[number] for number in _standing_groups(waits) if member.index in job.groups[number].ranks]
+        victims |= {other.index for group in shared for other, _ in group.members.values()}
+    for sink in ended:
+        culprits.append(absent_culprit(job, sink, "has ended: it is not among the processes of its host, or its peers lost it"))
+        evidence += explain.wait_lines(sink.waits)
+    victims |= victims_of(ended)
+    evidence += [line for member in job.members for line in explain.error_lines(member)]
+    any_gone = bool(ended) or any(member.gone for member in halted)
+    verdict_class = VerdictClass.DEAD if any_gone else VerdictClass.STOPPED
+    victims |= explain.fellows(job, culprits)
+    victims -= {member.index for member in halted}
+    return explain.build(
+        job, verdict_class, culprits, victims, evidence, still=still, time=time, confidence=0.99 if victims else 0.8
+    )
