@@ -60,13 +60,12 @@ def test_run_queue_wait_is_summed_over_threads(tmp_path: Path) -> None:
     for tid, text in ((7, "1000 250 3"), (8, "900 50 2"), (9, "0 0 0"), (10, "no numbers")):
         (tmp_path / "7" / "task" / str(tid)).mkdir(parents=True)
         (tmp_path / "7" / "task" / str(tid) / "schedstat").write_text(text + "\n")
-    (tmp_path / "7" / "schedstat").write_text("1000 250 3\n")
-    assert process.run_queue_wait_ns(7, every_thread=True, proc=tmp_path) == 300
-    assert process.run_queue_wait_ns(7, every_thread=False, proc=tmp_path) == 250
-    assert process.run_queue_wait_ns(8, every_thread=True, proc=tmp_path) is None
+    assert process.run_queue_wait_ns(7, tmp_path) == 300
+    assert process.run_queue_wait_ns(8, tmp_path) is None
     # A kernel without CONFIG_SCHED_INFO shows zeros: nothing is known, which is not "never waited".
-    (tmp_path / "7" / "schedstat").write_text("0 0 0\n")
-    assert process.run_queue_wait_ns(7, every_thread=False, proc=tmp_path) is None
+    for tid in (7, 8):
+        (tmp_path / "7" / "task" / str(tid) / "schedstat").write_text("0 0 0\n")
+    assert process.run_queue_wait_ns(7, tmp_path) is None
 
 
 def test_run_state_follows_a_real_process() -> None:

@@ -216,14 +216,13 @@ def context_switches(pid: int, proc: Path = PROC) -> int | None:
     return total if seen else None
 
 
-def run_queue_wait_ns(pid: int, *, every_thread: bool, proc: Path = PROC) -> int | None:
-    """Nanoseconds that the main thread, or every thread now alive, spent runnable without a CPU (second number of ``schedstat``).
+def run_queue_wait_ns(pid: int, proc: Path = PROC) -> int | None:
+    """Nanoseconds that the threads alive now have spent runnable without a CPU (second number of ``schedstat``).
 
     ``None`` where the kernel does not keep it (no CONFIG_SCHED_INFO) or the process is gone.
     """
-    folder = proc / str(pid)
     try:
-        tasks = list(islice((folder / "task").iterdir(), _MAX_TASKS)) if every_thread else [folder]
+        tasks = list(islice((proc / str(pid) / "task").iterdir(), _MAX_TASKS))
     except OSError:
         return None
     total, seen = 0, False

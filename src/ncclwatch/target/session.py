@@ -22,7 +22,9 @@ from ncclwatch.target.recorded import RecordingReader
 from ncclwatch.target.sampler import ProcessFacts, Sampler
 
 MAX_COUNTED_THREADS = 32
-"""Context switches are one file a thread: with more threads they are left out, a sample must stay cheap."""
+"""Context switches and waits for a CPU are one file a thread, and a sample must stay cheap: with more threads the former are left
+out, the latter are read as much more rarely.
+"""
 
 
 class TargetProcess:
@@ -37,6 +39,7 @@ class TargetProcess:
         self.layout = layout
         self.load_bias: int | None = found.binary.bias
         self._reader = reader
+        self._looks = 0
         self._recorder = RecordingReader(reader) if recording else None
         self._sampler = Sampler(
             self._recorder or reader, layout, self.load_bias, library=(found.binary.base, found.binary.end), keep=not recording
@@ -144,9 +147,10 @@ class TargetProcess:
             raise TargetGoneError(f"pid {self.pid} is another process now", "list the NCCL processes with 'ncclwatch ps'")
         if stat.state in ("Z", GONE):
             raise TargetGoneError(f"process {self.pid} exited", "list the NCCL processes with 'ncclwatch ps'")
-        few = stat.threads <= MAX_COUNTED_THREADS
-        switches = context_switches(self.pid) if few else None
-        waited = run_queue_wait_ns(self.pid, every_thread=few)
+        switches = context_switches(self.pid) if stat.threads <= MAX_COUNTED_THREADS else None
+        every = -(-stat.threads // MAX_COUNTED_THREADS)
+        waited = run_queue_wait_ns(self.pid) if self._looks % every == 0 else None
+        self._looks += 1
         return ProcessFacts(now, wall, stat.state, stat.cpu_time_ns, switches, stat.threads, waited)
 
     def _prove(self, found: FoundProcess) -> None:
