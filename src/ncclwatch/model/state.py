@@ -311,7 +311,7 @@ class ProcessSample:
     context_switches: int | None = None
     """Voluntary plus involuntary context switches over all threads, when they could be read."""
     run_queue_wait_ns: int | None = None
-    """How long the threads alive now have been runnable without a CPU (``schedstat``). ``None`` where the kernel does not keep it,
+    """How long the threads alive now were runnable without a CPU (``schedstat``). ``None`` where the kernel does not keep it,
     and in most samples of a process with very many threads.
     """
     calls_seen: int | None = None
