@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +14,7 @@ from ncclwatch.cli.live_dashboard import Recording
 from ncclwatch.dashboard.live import LiveSource
 from ncclwatch.dashboard.view import View
 from ncclwatch.errors import NcclwatchError, TargetGoneError
+from ncclwatch.stopping import Stop
 from ncclwatch.store.replay import Recordings
 from unit import fake_targets
 from unit.fake_targets import FakeTarget
@@ -59,7 +59,7 @@ def test_views_come_with_verdict_planes_and_log_until_the_job_ends(monkeypatch: 
 
 
 def test_an_error_of_the_session_is_kept_for_who_started_it() -> None:
-    source = LiveSource(threading.Event())
+    source = LiveSource(Stop())
 
     def broken() -> None:
         raise NcclwatchError("the ring is damaged")
@@ -91,7 +91,7 @@ def test_a_key_records_from_here_on(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_where_nothing_can_be_saved_it_says_what_to_do() -> None:
-    source = LiveSource(threading.Event())
+    source = LiveSource(Stop())
     for act in (source.save, source.toggle_recording):
         with pytest.raises(NcclwatchError, match=r"node of the job|run 'ncclwatch"):
             act()

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import signal
 import socket
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -15,6 +13,7 @@ from ncclwatch.cli import options
 from ncclwatch.cli.options import AllOption, JobOption, KeysOption, PidOption
 from ncclwatch.cli.output import emit, flush
 from ncclwatch.errors import UsageError
+from ncclwatch.stopping import stop_on_signals
 from ncclwatch.text import clean, size
 
 if TYPE_CHECKING:
@@ -65,15 +64,13 @@ def agent(
 
     address = protocol.endpoint(engine)
     pair = client_keys(address, keys, "agent")
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda _number, _frame: stop.set())
+    stop = stop_on_signals()
     sender = Agent(
         address, keys=pair, token=job or "", host=socket.gethostname(), spool_folder=spool,
         spool_bytes=spool_mb << 20, spool_age_s=spool_age,
     )  # fmt: skip
     choose = matching(match) if match else None
-    collector = NodeCollector(every=not named, interval_s=interval, stop=stop, choose=choose)
+    collector = NodeCollector(every=not named, interval_s=interval, stop=stop, choose=choose, common_ns=sender.engine_time_ns)
     found = named or [info.pid for info in find_processes() if choose is None or choose(info)]
     until = None if duration is None else time.monotonic() + duration
     try:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import typer
@@ -26,18 +26,23 @@ class Bell:
     """Whether somebody has asked since the last time. The file need not exist yet."""
 
     def __init__(self, file: Path | None = None) -> None:
-        self._rung = threading.Event()
+        self._rings = 0
+        self._answered = 0
         self._file = file
         self._seen = self._stamp()
-        signal.signal(ASK_SIGNAL, lambda _number, _frame: self._rung.set())
+        signal.signal(ASK_SIGNAL, self._ring)
 
     def rung(self) -> bool:
         """Whether it was; asking again is a new question."""
         stamp = self._stamp()
         touched, self._seen = stamp is not None and stamp != self._seen, stamp
-        signalled = self._rung.is_set()
-        self._rung.clear()
+        rings = self._rings
+        signalled, self._answered = rings != self._answered, rings
         return signalled or touched
+
+    def _ring(self, _number: int, _frame: FrameType | None) -> None:
+        # A counter, no threading.Event: a handler may take no lock (see stopping.Stop).
+        self._rings += 1
 
     def _stamp(self) -> int | None:
         try:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -26,6 +24,7 @@ from ncclwatch.cli.options import (
     PidOption,
 )
 from ncclwatch.errors import ExitStatus, UsageError
+from ncclwatch.stopping import stop_on_signals
 from ncclwatch.text import clean
 
 if TYPE_CHECKING:
@@ -96,9 +95,7 @@ def attach(
     from ncclwatch.collect.sampling import Sampling
     from ncclwatch.engine.patience import Patience
 
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda _number, _frame: stop.set())
+    stop = stop_on_signals()
     session = LiveSession(
         every=every,
         interval_s=interval,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,6 +11,7 @@ import typer
 from ncclwatch.cli.asking import AskFileOption, Bell
 from ncclwatch.cli.options import HANG_FLOOR_S, FixedOption, HangAfterOption, JsonOption, KeysOption, MetricsOption
 from ncclwatch.errors import UsageError
+from ncclwatch.stopping import stop_on_signals
 
 if TYPE_CHECKING:
     from ncclwatch.cli.engine_service import Job
@@ -47,9 +46,7 @@ def engine(
 
     address = protocol.endpoint(bind, bind=True)
     pair = engine_keys(keys)
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda _number, _frame: stop.set())
+    stop = stop_on_signals()
     service = EngineService(
         address,
         keys=pair,

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ncclwatch.cli.remote_view import ViewWriter
-from ncclwatch.collect.batch import NodeBatch, Overhead, PlaneState
-from ncclwatch.collect.watched import Problem
-from ncclwatch.collect.windows import RankWindow
+from ncclwatch.collect.batch import NodeBatch
+from ncclwatch.engine.judged import Judged
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.session import DiagnosisSession, Update
 from ncclwatch.messaging.hub import Hub
 from ncclwatch.messaging.keys import Key, KnownKeys
-from ncclwatch.model.identity import ProcessKey
-from ncclwatch.model.state import ProcessInfo, ProcessSample
-from ncclwatch.model.verdict import Verdict
 
 MAX_JOBS = 1024
 FORGET_JOB_S = 3600.0
+PHASE = 0.35
+"""Agents look when a multiple of their interval has come (by the engine's clock); judged is this part of an interval later, when
+what they saw has arrived."""
 BUSY_SHARE = 0.4
 """Judging takes at most this share of an engine's time: the rest hears the agents."""
 
@@ -118,7 +117,7 @@ class EngineService:
             update = job.session.judge(time.monotonic_ns())
         except Exception as error:
             self._failed(f"job {job.name}", error)
-            job.next_judge = begun + self.interval_s
+            job.next_judge = self._judgement_after(begun + self.interval_s / 2)
             return
         viewers = self.hub.viewers(job.name)
         interval = self.interval_s + job.behind_s
@@ -130,56 +129,17 @@ class EngineService:
         cost = time.thread_time() - cpu
         # Hearing the agents comes first: a job that takes long to judge is judged less often, and that is said.
         job.behind_s = max(0.0, cost / BUSY_SHARE * max(1, len(self.jobs)) - self.interval_s)
-        job.next_judge = begun + self.interval_s + job.behind_s
+        job.next_judge = self._judgement_after(begun + self.interval_s / 2 + job.behind_s)
         self.judged += 1
 
+    def _judgement_after(self, earliest: float) -> float:
+        """The first time to judge from ``earliest`` (of ``time.monotonic``) on."""
+        wall = time.time() + earliest - time.monotonic()
+        return earliest + (PHASE * self.interval_s - wall) % self.interval_s
 
-class JobSession:
+
+class JobSession(Judged):
     """A job of an engine as surfaces ask of a session: what one Prometheus endpoint tells."""
 
     def __init__(self, job: Job) -> None:
-        self._session = job.session
-
-    @property
-    def infos(self) -> Sequence[ProcessInfo]:
-        """The processes that are watched."""
-        return self._session.infos
-
-    @property
-    def problems(self) -> Sequence[Problem]:
-        """What could not be watched is said by the agents."""
-        return ()
-
-    @property
-    def planes(self) -> Sequence[PlaneState]:
-        """Which planes see the job, and why the others do not."""
-        return self._session.planes()
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """The verdict that stands."""
-        return self._session.verdict
-
-    @property
-    def verdicts(self) -> Sequence[Verdict]:
-        """One verdict for each job, worst first."""
-        return self._session.verdicts
-
-    @property
-    def windows(self) -> Sequence[RankWindow]:
-        """The newest window of every process."""
-        return self._session.windows
-
-    @property
-    def samples(self) -> Mapping[ProcessKey, ProcessSample]:
-        """The newest look at every process."""
-        return self._session.samples
-
-    @property
-    def lost(self) -> int:
-        """Call records lost since the beginning."""
-        return self._session.lost
-
-    def overhead(self) -> Overhead | None:
-        """What watching costs, on the node where it costs most."""
-        return self._session.overhead()
+        super().__init__(job.session)

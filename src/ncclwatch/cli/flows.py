@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import sys
-import threading
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +14,7 @@ from ncclwatch.cli.options import AllOption, JsonOption, PidOption
 from ncclwatch.cli.output import emit, emit_json, note
 from ncclwatch.errors import UsageError
 from ncclwatch.model.network import FlowRecord
+from ncclwatch.stopping import Stop
 from ncclwatch.text import Style, clean
 
 if TYPE_CHECKING:
@@ -96,12 +96,12 @@ def flows(
         note(clean(text, 300))
 
 
-def look(collector: FlowCollector, wire: WireSession, duration_s: float | None, stop: threading.Event | None = None) -> float:
+def look(collector: FlowCollector, wire: WireSession, duration_s: float | None, stop: Stop | None = None) -> float:
     """Look again and again until there is enough to say; returns for how many seconds.
 
     Without ``duration_s`` that is until the budget has allowed one burst of probes, where there is anything to probe.
     """
-    stop = stop or threading.Event()
+    stop = stop or Stop()
     began = time.monotonic()
     first = wire.first_burst_s()
     wanted = duration_s if duration_s is not None else LOOK_S

@@ -5,7 +5,6 @@ It knows nothing of terminals: ``step`` returns an ``Update`` for whoever shows 
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
@@ -15,12 +14,14 @@ from ncclwatch.collect.node import NodeCollector
 from ncclwatch.collect.sampling import Sampling
 from ncclwatch.collect.watched import Problem
 from ncclwatch.collect.windows import RankWindow
+from ncclwatch.engine.judged import Judged
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.session import DiagnosisSession, Update
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.verdict import Verdict
+from ncclwatch.stopping import Stop
 
 
 class Session(Protocol):
@@ -66,14 +67,14 @@ class Steps(Session, Protocol):
     """A session that can be run."""
 
     @property
-    def stop(self) -> threading.Event:
+    def stop(self) -> Stop:
         """Set it to end the session."""
 
     def step(self, *, until: float | None = None) -> Update:
         """Wait for a moment and say what came."""
 
 
-class LiveSession:
+class LiveSession(Judged):
     """Watches processes until they end, the duration is over, or ``stop`` is set."""
 
     def __init__(
@@ -81,13 +82,13 @@ class LiveSession:
         *,
         every: bool,
         interval_s: float = 1.0,
-        stop: threading.Event | None = None,
+        stop: Stop | None = None,
         patience: Patience | None = None,
         sampling: Sampling | None = None,
         asked: Callable[[], bool] | None = None,
     ) -> None:
         self.collector = NodeCollector(every=every, interval_s=interval_s, stop=stop, sampling=sampling)
-        self.judge = DiagnosisSession(LiveDiagnosis(patience=patience or Patience()))
+        super().__init__(DiagnosisSession(LiveDiagnosis(patience=patience or Patience())))
         self._asked = asked
         self.taps: list[Callable[[NodeBatch], None]] = []
         """Who else takes every batch: a recording."""
@@ -123,7 +124,7 @@ class LiveSession:
     # --- what surfaces ask ---------------------------------------------------------------------------------------------
 
     @property
-    def stop(self) -> threading.Event:
+    def stop(self) -> Stop:
         """Set it to end the session."""
         return self.collector.stop
 
@@ -141,45 +142,6 @@ class LiveSession:
     def planes(self) -> Sequence[PlaneState]:
         """Which planes see the job, and why the others do not."""
         return self.collector.planes()
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """The verdict that stands, of the worst job."""
-        return self.judge.verdict
-
-    @property
-    def verdicts(self) -> Sequence[Verdict]:
-        """One verdict for each job, worst first."""
-        return self.judge.verdicts
-
-    @property
-    def windows(self) -> Sequence[RankWindow]:
-        """The newest window of every process."""
-        return self.judge.windows
-
-    @property
-    def samples(self) -> Mapping[ProcessKey, ProcessSample]:
-        """The newest look at every process."""
-        return self.judge.samples
-
-    @property
-    def lost(self) -> int:
-        """Call records lost since the beginning."""
-        return self.judge.lost
-
-    @property
-    def roles(self) -> Mapping[int, str]:
-        """What communicators are for, by hash."""
-        return self.judge.roles
-
-    @property
-    def layout(self) -> str:
-        """How the job is divided."""
-        return self.judge.layout
-
-    def overhead(self) -> Overhead | None:
-        """What watching costs, over the last seconds."""
-        return self.judge.overhead()
 
 
 def verdict_stands(verdict: Verdict | None) -> bool:

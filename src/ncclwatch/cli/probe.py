@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-import signal
 import stat
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,6 +12,7 @@ import typer
 from ncclwatch.cli.options import JsonOption
 from ncclwatch.cli.output import emit, emit_json, flush, plain
 from ncclwatch.errors import ExitStatus, UsageError
+from ncclwatch.stopping import stop_on_signals
 from ncclwatch.text import Style, clean
 
 if TYPE_CHECKING:
@@ -165,9 +164,7 @@ def _listen(
     from ncclwatch.pathprobe.listener import Listener
 
     address, port = host_and_port(where) if where else ("127.0.0.1", DEFAULT_PORT)
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda _number, _frame: stop.set())
+    stop = stop_on_signals()
 
     def said(text: str) -> None:
         if as_json:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -14,6 +12,7 @@ from ncclwatch.cli import options
 from ncclwatch.cli.options import AllOption, PidOption
 from ncclwatch.cli.output import emit, flush, note
 from ncclwatch.errors import ExitStatus, UsageError
+from ncclwatch.stopping import stop_on_signals
 from ncclwatch.text import clean, duration, size
 
 if TYPE_CHECKING:
@@ -79,9 +78,7 @@ def record(
     from ncclwatch.cli.live import LiveSession, until_of
     from ncclwatch.store.recorder import Recorder
 
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda _number, _frame: stop.set())
+    stop = stop_on_signals()
     session = LiveSession(every=every, interval_s=interval, stop=stop)
     recorder = Recorder(output, cap_bytes=cap, calls="all" if all_calls else "ledger", about={"command": "record"})
     reason = "ended by an error"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from ncclwatch.messaging.protocol import Farewell, Hello, Ping, Refused, View, W
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.verdict import Verdict
+from ncclwatch.stopping import Stop
 
 CONNECT_S = 10.0
 FIRST_VIEW_S = 10.0
@@ -51,11 +51,9 @@ def client_keys(address: str, folder: Path | None, role: str) -> tuple[Key, byte
 class RemoteSession:
     """Follows one job of an engine."""
 
-    def __init__(
-        self, address: str, *, keys: tuple[Key, bytes] | None = None, token: str = "", stop: threading.Event | None = None
-    ) -> None:
+    def __init__(self, address: str, *, keys: tuple[Key, bytes] | None = None, token: str = "", stop: Stop | None = None) -> None:
         self.address = address
-        self.stop = stop or threading.Event()
+        self.stop = stop or Stop()
         self.verdicts: Sequence[Verdict] = ()
         self.windows: Sequence[RankWindow] = ()
         self.samples: Mapping[ProcessKey, ProcessSample] = {}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import tempfile
-import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TextIO
@@ -15,6 +14,7 @@ from ncclwatch.cli import options
 from ncclwatch.cli.options import AllOption, PidOption
 from ncclwatch.cli.output import emit, note, plain
 from ncclwatch.errors import ExitStatus, TargetError, UsageError
+from ncclwatch.stopping import Stop
 from ncclwatch.text import clean, size
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def watch_into(path: Path, pids: Sequence[int], *, every: bool, duration: float,
     from ncclwatch.cli.live import LiveSession, until_of
     from ncclwatch.store.recorder import Recorder
 
-    session = LiveSession(every=every, stop=threading.Event())
+    session = LiveSession(every=every, stop=Stop())
     recorder = Recorder(path, about={"command": "report"})
     reason = "ended by an error"
     try:

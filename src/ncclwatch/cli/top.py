@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import signal
-import threading
 from typing import Annotated
 
 import typer
@@ -11,6 +9,7 @@ import typer
 from ncclwatch.cli.attach import is_screen, surface_of, watch
 from ncclwatch.cli.options import ExitCodeOption, JobOption, JsonOption, KeysOption
 from ncclwatch.errors import ExitStatus
+from ncclwatch.stopping import stop_on_signals
 
 
 def top(
@@ -30,9 +29,7 @@ def top(
     from ncclwatch.messaging import protocol
 
     address = protocol.endpoint(engine)
-    stop = threading.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, lambda _number, _frame: stop.set())
+    stop = stop_on_signals()
     session = RemoteSession(address, keys=client_keys(address, keys, "viewer"), token=job or "", stop=stop)
     try:
         session.start(duration)

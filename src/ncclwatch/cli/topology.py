@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-import threading
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +14,7 @@ from ncclwatch.cli import options
 from ncclwatch.cli.options import AllOption, JsonOption, PidOption
 from ncclwatch.cli.output import emit, emit_json, note
 from ncclwatch.errors import UsageError
+from ncclwatch.stopping import Stop
 from ncclwatch.text import Style
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _from_processes(
 ) -> tuple[list[ProcessSample], list[str]]:
     from ncclwatch.collect.node import NodeCollector
 
-    collector = NodeCollector(every=every, stop=threading.Event())
+    collector = NodeCollector(every=every, stop=Stop())
     latest: dict[object, ProcessSample] = {}
     begun = time.monotonic()
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +18,7 @@ from ncclwatch.collect.sampling import Sampling
 from ncclwatch.collect.watched import Problem, Readable, Watched, nothing_read, sees_every_process
 from ncclwatch.errors import NcclwatchError, TargetGoneError
 from ncclwatch.model.state import ProcessInfo, ProcessSample
+from ncclwatch.stopping import Stop
 from ncclwatch.target.process import boot_id
 from ncclwatch.target.session import TargetProcess
 
@@ -53,7 +53,8 @@ class NodeCollector:
     """Watches the processes of this node until they end, the duration is over, or ``stop`` is set.
 
     ``every`` takes up processes that come later as well; of these ``choose`` decides which. With ``sampling`` only a few are
-    looked at while they move.
+    looked at while they move. ``common_ns`` is a clock that several nodes have in common: looks are taken at multiples of the
+    interval on it, so that those of all nodes show one moment (who waits for whom in a running job can be told from no other).
     """
 
     def __init__(
@@ -61,16 +62,17 @@ class NodeCollector:
         *,
         every: bool,
         interval_s: float = 1.0,
-        stop: threading.Event | None = None,
+        stop: Stop | None = None,
         choose: Choice | None = None,
         wake_s: float = WAKE_S,
         sampling: Sampling | None = None,
+        common_ns: Callable[[], int] | None = None,
     ) -> None:
         self.every = every
         self.sampling = sampling
         self.interval_s = interval_s
         self.wake_s = wake_s
-        self.stop = stop or threading.Event()
+        self.stop = stop or Stop()
         self.calls = CallsPlane(every=every)
         self.network: NetworkWatch | None = None
         self.aggregator = Aggregator()
@@ -80,6 +82,7 @@ class NodeCollector:
         """Whether every NCCL process of the host is watched."""
         self.begun_ns = time.monotonic_ns()
         self._choose = choose
+        self._common_ns = common_ns
         self._host, self._boot_id = socket.gethostname(), boot_id()
         self._sequence = 0
         self._unreadable: dict[int, str] = {}
@@ -124,7 +127,7 @@ class NodeCollector:
                 self.aggregator.feed_sample(watched.last)
         if network:
             self.network = NetworkWatch(infos[0].host if infos else None)
-        self._next_look = time.monotonic() + self.interval_s
+        self._next_look = self._look_after(time.monotonic())
         # The first samples count: the second look, an interval later, already tells running from standing still.
         return self._close(_Draft(looked=True), "")
 
@@ -158,9 +161,7 @@ class NodeCollector:
         self._drain(draft)
         now = time.monotonic()
         if now >= self._next_look:
-            # Looks that were missed (the agent was stopped, the node is overloaded) are not made up for.
-            on_time = self._next_look + self.interval_s
-            self._next_look = on_time if on_time > now else now + self.interval_s
+            self._next_look = self._look_after(now)
             self._look(draft)
         strangers = self.aggregator.strangers.take()
         if self.every and strangers:
@@ -178,6 +179,15 @@ class NodeCollector:
         elif not self.every and not self._alive():
             finished = "every watched process has ended"
         return self._close(draft, finished)
+
+    def _look_after(self, now: float) -> float:
+        """When to look next: looks that were missed (the agent was stopped, the node is overloaded) are not made up for."""
+        if self._common_ns is None:
+            on_time = self._next_look + self.interval_s
+            return on_time if on_time > now else now + self.interval_s
+        wait_s = self.interval_s - self._common_ns() / 1e9 % self.interval_s
+        # A look that came a moment early, or a clock that was set, must not bring two at once.
+        return now + (wait_s if wait_s > self.interval_s / 4 else wait_s + self.interval_s)
 
     def _sleep(self, seconds: float) -> None:
         """Sleep, but not through news of the network, and not past ``stop``."""

@@ -13,6 +13,7 @@ from ncclwatch.dashboard.stack_page import StackText
 from ncclwatch.dashboard.view import View
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.stopping import Stop
 
 if TYPE_CHECKING:
     from ncclwatch.engine.session import Update
@@ -28,7 +29,7 @@ class LiveSource:
 
     def __init__(
         self,
-        stop: threading.Event,
+        stop: Stop,
         *,
         save: Callable[[], str] | None = None,
         toggle_recording: Callable[[], str] | None = None,

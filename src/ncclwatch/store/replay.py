@@ -4,22 +4,19 @@ from __future__ import annotations
 
 import heapq
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ncclwatch.collect.batch import NodeBatch, Overhead, PlaneState
-from ncclwatch.collect.windows import RankWindow
+from ncclwatch.collect.batch import NodeBatch
+from ncclwatch.engine.judged import Judged
 from ncclwatch.engine.session import DiagnosisSession, Update
 from ncclwatch.errors import TargetError
 from ncclwatch.messaging.format import BatchReader
 from ncclwatch.messaging.limits import FormatError
-from ncclwatch.model.identity import ProcessKey
-from ncclwatch.model.state import ProcessInfo, ProcessSample
-from ncclwatch.model.verdict import Verdict
 from ncclwatch.store.container import Container, FrameRef, Kind
 from ncclwatch.text import clean, duration, size
 
@@ -142,12 +139,12 @@ class Recordings:
             yield newest, f"{decoded.batch.host}#{number}", decoded.batch
 
 
-class Replay:
+class Replay(Judged):
     """The judging session over recordings; what surfaces ask of a live session can be asked of it too."""
 
     def __init__(self, recordings: Recordings) -> None:
+        super().__init__(DiagnosisSession())
         self.recordings = recordings
-        self.judge = DiagnosisSession()
         self.looks = 0
 
     def updates(self, from_ns: int = 0) -> Iterator[tuple[int, Update]]:
@@ -172,60 +169,6 @@ class Replay:
         return time_ns, self.judge.judge(time_ns)
 
     # --- what surfaces ask ---------------------------------------------------------------------------------------------
-
-    @property
-    def infos(self) -> Sequence[ProcessInfo]:
-        """The processes."""
-        return self.judge.infos
-
-    @property
-    def problems(self) -> Sequence[Any]:
-        """Nothing was asked for that is not there."""
-        return ()
-
-    @property
-    def planes(self) -> Sequence[PlaneState]:
-        """Planes over all nodes."""
-        return self.judge.planes()
-
-    @property
-    def verdict(self) -> Verdict | None:
-        """The worst verdict."""
-        return self.judge.verdict
-
-    @property
-    def verdicts(self) -> Sequence[Verdict]:
-        """One a job."""
-        return self.judge.verdicts
-
-    @property
-    def windows(self) -> Sequence[RankWindow]:
-        """The newest window of every process."""
-        return self.judge.windows
-
-    @property
-    def samples(self) -> Mapping[ProcessKey, ProcessSample]:
-        """The newest look at every process."""
-        return self.judge.samples
-
-    @property
-    def lost(self) -> int:
-        """Call records lost."""
-        return self.judge.lost
-
-    @property
-    def roles(self) -> Mapping[int, str]:
-        """What communicators are for, by hash."""
-        return self.judge.roles
-
-    @property
-    def layout(self) -> str:
-        """How the job is divided."""
-        return self.judge.layout
-
-    def overhead(self) -> Overhead | None:
-        """What watching cost."""
-        return self.judge.overhead()
 
     def about(self) -> str:
         """The recordings in a line."""
