@@ -88,6 +88,10 @@ class Agent:
         """For how long no agent ran here before this one, as far as the spool tells."""
         return None if self.spool.last_alive is None else max(0.0, time.time() - self.spool.last_alive)
 
+    def engine_time_ns(self) -> int:
+        """CLOCK_REALTIME of the engine, as far as it is known."""
+        return time.time_ns() + (self.link.status.clock_offset_ns or 0)
+
     def start(self) -> list[str]:
         """Connect. Returns what has to be said with the first batch: what this agent's predecessor left, what nobody saw."""
         notes = []

@@ -30,6 +30,8 @@ WINDOW_LOOKS = 120
 PENDING_LOOKS = 10
 CHEAP_RANKS = 512
 """Above this many ranks a look is taken only every so many rounds that looks cost no more than at this size."""
+SPREAD_S, SPREAD_SHARE = 0.1, 0.1
+"""Samples of different processes further apart in time, and more than this share of an iteration, are no look at one moment."""
 CONFIRMED = 2
 """Judgements in a row that must name the same before it is reported."""
 FORGIVEN = 5
@@ -63,6 +65,8 @@ class _JobWatch:
     looks: deque[Look] = field(default_factory=lambda: deque(maxlen=KEPT_LOOKS))
     pending: deque[Look] = field(default_factory=lambda: deque(maxlen=PENDING_LOOKS))
     """Looks since the job last made progress."""
+    looked_ns: int = 0
+    """Time of the oldest sample of the last look."""
     rounds: int = 0
     named: frozenset[object] = frozenset()
     repeated: int = 0
@@ -100,6 +104,7 @@ class SlowWatch:
         every = -(-len(job.members) // CHEAP_RANKS)
         slow = watch.iterations.slow_down()
         due = watch.rounds % every == 0 or (slow is not None and watch.rounds % max(1, every // 4) == 0)
+        due = due and self._shows_one_moment(job, watch)
         if due:
             watch.pending.append(take_look(job, self.cadences.orders.find))
         if verdict.verdict_class is not VerdictClass.RUNNING:
@@ -122,6 +127,22 @@ class SlowWatch:
             if key in self._jobs:
                 return self._jobs[key]
         return self._jobs.setdefault(keys[0], _JobWatch())
+
+    @staticmethod
+    def _shows_one_moment(job: Job, watch: _JobWatch) -> bool:
+        """Whether the newest samples were taken together, and after the last look.
+
+        Who waits for whom is read off counters of two processes: where one was looked at later, it seems to be ahead, and what it
+        has sent seems to be under way.
+        """
+        times = [member.last.wall_ns for member in job.members if not member.gone]
+        if not times or min(times) <= watch.looked_ns:
+            return False
+        allowed_s = max(SPREAD_S, SPREAD_SHARE * (watch.iterations.duration or 0.0))
+        if max(times) - min(times) > allowed_s * 1e9:
+            return False
+        watch.looked_ns = min(times)
+        return True
 
     def _follow_iterations(self, job: Job, watch: _JobWatch) -> None:
         cadence = None
