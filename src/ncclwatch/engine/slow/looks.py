@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
 
@@ -77,6 +77,14 @@ class Activity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class CpuWait:
+    """For how long the threads of a process have been runnable without a CPU, seconds so far, and when that was read (s)."""
+
+    at: float
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Look:
     """One look at a job: wall time in seconds, number of ranks looked at, the holds, and what each rank does."""
 
@@ -84,6 +92,8 @@ class Look:
     ranks: int
     holds: tuple[Hold, ...]
     activities: dict[ProcessKey, Activity]
+    cpu_waits: dict[ProcessKey, CpuWait] = field(default_factory=dict)
+    """Of the processes of which it is known at this look."""
 
 
 def take_look(job: Job, order_of: OrderOf | None = None) -> Look:
@@ -106,7 +116,12 @@ def take_look(job: Job, order_of: OrderOf | None = None) -> Look:
         for node in nodes:
             holds += _holds(job, sink, node, weight / len(nodes))
     time = max(member.last.wall_ns for member in job.members) / 1e9
-    return Look(time, len(job.members), tuple(holds), _activities(job, waits, kernels))
+    waited = {
+        member.info.key: CpuWait(member.last.time_ns / 1e9, member.last.run_queue_wait_ns / 1e9)
+        for member in job.members
+        if member.last.run_queue_wait_ns is not None
+    }
+    return Look(time, len(job.members), tuple(holds), _activities(job, waits, kernels), waited)
 
 
 def laggards(job: Job) -> Iterator[Wait]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.slow.looks import Activity, LinkPlace, Look, Part
+from ncclwatch.engine.slow.looks import Activity, CpuWait, LinkPlace, Look, Part
 from ncclwatch.model.identity import ProcessKey
 
 Shares = NDArray[np.float64]
@@ -47,6 +47,8 @@ class Profile:
     busy: Shares = field(default_factory=lambda: np.zeros(0))
     host: Shares = field(default_factory=lambda: np.zeros(0))
     waits: Shares = field(default_factory=lambda: np.zeros(0))
+    cpu_wait: Shares = field(default_factory=lambda: np.zeros(0))
+    """Threads of each rank that were runnable and had no CPU, on average; nan where that is not known."""
 
     def own(self) -> Shares:
         """Share of the job's time spent waiting for each rank's own work."""
@@ -76,8 +78,8 @@ def link_key(place: LinkPlace) -> LinkKey:
 
 def add_up(looks: Sequence[Look], processes: Sequence[ProcessKey]) -> Profile:
     """Profile of some looks. O(holds)."""
-    profile = Profile(list(processes), len(looks))
-    index = {key: at for at, key in enumerate(profile.processes)}
+    index = {key: at for at, key in enumerate(processes)}
+    profile = Profile(list(processes), len(looks), cpu_wait=_cpu_waits(looks, index))
     size = len(index)
     profile.hold = {part: np.zeros(size) for part in Part}
     profile.looks_held = {part: np.zeros(size) for part in Part}
@@ -133,3 +135,20 @@ def add_up(looks: Sequence[Look], processes: Sequence[ProcessKey]) -> Profile:
     seen = np.maximum(seen, 1)
     profile.busy, profile.host, profile.waits = busy / seen, host / seen, waits / seen
     return profile
+
+
+def _cpu_waits(looks: Sequence[Look], index: dict[ProcessKey, int]) -> Shares:
+    last: dict[int, CpuWait] = {}
+    total, time = np.zeros(len(index)), np.zeros(len(index))
+    for look in looks:
+        for process, wait in look.cpu_waits.items():
+            at = index.get(process)
+            if at is None:
+                continue
+            before = last.get(at)
+            # The sum is over threads that are alive: where one has ended it says nothing of this stretch.
+            if before is not None and wait.at > before.at and wait.seconds >= before.seconds:
+                total[at] += wait.seconds - before.seconds
+                time[at] += wait.at - before.at
+            last[at] = wait
+    return np.where(time > 0, total / np.where(time > 0, time, 1.0), np.nan)
