@@ -17,7 +17,7 @@ from ncclwatch.simulate.scenario import Scenario, load_all
 from score import matrix
 from score.baselines import all_baselines
 from score.diagnosers import Diagnoser, Ncclwatch
-from score.real import Attach, Transport
+from score.real import Attach, Outcome, Transport
 from score.scoring import Result, summarise, to_json
 from score.simulated import score_all
 from score.table import render
@@ -42,9 +42,13 @@ def main(arguments: list[str] | None = None) -> int:
     real.add_argument("--transport", default="", help="socket, shm, or both; each scenario's own if not given")
     real.add_argument("--attach", choices=("live", "post-hang", "both"), default="both")
     real.add_argument("--tries", type=int, default=1, help="runs of each, at moments drawn from the seed")
+    real.add_argument("--first-try", type=int, default=0, help="number of the first of them: many tries can be made in parts")
     real.add_argument("--seed", type=int, default=1)
     real.add_argument("--after", type=float, default=16.0, help="seconds for which a hang is watched")
     real.add_argument("--save", type=Path, help="folder for what was recorded of each run")
+    real.add_argument(
+        "--again", type=Path, help="play nothing: score what --save recorded in this folder as the engine judges now"
+    )
     options = parser.parse_args(arguments)
     try:
         chosen = load_all(options.scenarios, ("quick" if options.real else "ci") if options.set == "ci" else "")
@@ -80,9 +84,20 @@ def main(arguments: list[str] | None = None) -> int:
 
 def play_for_real(options: argparse.Namespace, chosen: list[Scenario]) -> int:
     """The matrix of real runs. Exit status 0 when every run was played, 1 when one was not."""
-    if os.geteuid() != 0:
+    if os.geteuid() != 0 and not options.again:
         print("real runs need root: memory of other processes is read, and probes are attached", file=sys.stderr)
         return 1
+    diagnosers: list[Diagnoser] = [Ncclwatch(), *([] if options.without_baselines else all_baselines())]
+    began = time.monotonic()
+    if options.again:
+        outcomes = matrix.score_again(
+            options.again,
+            chosen,
+            jobs=options.jobs or 1,
+            with_baselines=not options.without_baselines,
+            tell=matrix.tell_progress,
+        )
+        return _tell(options, outcomes, {}, diagnosers)
     if options.save:
         options.save.mkdir(parents=True, exist_ok=True)
     attaches = tuple(Attach) if options.attach == "both" else (Attach(options.attach),)
@@ -92,17 +107,22 @@ def play_for_real(options: argparse.Namespace, chosen: list[Scenario]) -> int:
         transports=[Transport(t) for t in options.transport.split(",") if t],
         attaches=attaches,
         tries=options.tries,
+        first_try=options.first_try,
         seed=options.seed,
         after_s=options.after,
         save_to=str(options.save.resolve()) if options.save else "",
     )
-    diagnosers: list[Diagnoser] = [Ncclwatch(), *([] if options.without_baselines else all_baselines())]
-    began = time.monotonic()
     outcomes = matrix.run_all(
         runs, jobs=options.jobs or 1, with_baselines=not options.without_baselines, tell=matrix.tell_progress
     )
-    print(matrix.report(outcomes, left_out, diagnosers))
     print(f"{len(runs)} runs, {time.monotonic() - began:.0f} s, seed {options.seed}")
+    return _tell(options, outcomes, left_out, diagnosers)
+
+
+def _tell(
+    options: argparse.Namespace, outcomes: list[Outcome], left_out: matrix.NotPlayed, diagnosers: list[Diagnoser]
+) -> int:  # fmt: skip
+    print(matrix.report(outcomes, left_out, diagnosers))
     if options.json:
         options.json.write_text(json.dumps(matrix.as_json(outcomes, left_out, diagnosers), indent=1) + "\n", "utf-8")
     if options.markdown:

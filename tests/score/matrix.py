@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from multiprocessing import get_context
+from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 from ncclwatch.simulate.scenario import Scenario, ScoreClass
 from score.baselines import all_baselines
 from score.diagnosers import Diagnoser
-from score.real import Attach, Outcome, Run, Transport, obstacle, play
+from score.real import Attach, Outcome, Run, Transport, obstacle, play, score_saved
 from score.scoring import Line, Result, summarise, to_json
 from score.table import REAL, grid, render
 from testbed.job import available, build
@@ -30,6 +34,7 @@ def choose(
     seed: int,
     after_s: float,
     save_to: str = "",
+    first_try: int = 0,
 ) -> tuple[list[Run], NotPlayed]:
     """All runs of the matrix. Without versions or transports each scenario is played in its own."""
     runs: list[Run] = []
@@ -45,7 +50,8 @@ def choose(
                     left_out[f"{scenario.name} ({nccl}, {transport})"] = reason
                     continue
                 made = [
-                    Run(scenario, nccl, transport, tuple(attaches), seed, number, after_s, save_to) for number in range(tries)
+                    Run(scenario, nccl, transport, tuple(attaches), seed, number, after_s, save_to)
+                    for number in range(first_try, first_try + tries)
                 ]
                 runs += made
     return runs, left_out
@@ -68,6 +74,22 @@ def run_all(
             outcomes[waiting[done]] = done.result()
             tell(done.result())
     return [outcomes[at] for at in range(len(runs))]
+
+
+def score_again(
+    folder: Path, scenarios: Iterable[Scenario], *, jobs: int = 1, with_baselines: bool = True,
+    tell: Callable[[Outcome], None] = lambda _: None,
+) -> list[Outcome]:  # fmt: skip
+    """Score the recordings in a folder, which ``Run.save_to`` filled, as the engine judges them now."""
+    known = {scenario.name: scenario for scenario in scenarios}
+    paths = [p for p in sorted(folder.glob("*.ncclwatch")) if json.loads(p.with_suffix(".json").read_text())["scenario"] in known]
+    outcomes: list[Outcome] = []
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        baselines = all_baselines() if with_baselines else []
+        for outcome in pool.map(score_saved, paths, [known] * len(paths), [baselines] * len(paths)):
+            outcomes.append(outcome)
+            tell(outcome)
+    return outcomes
 
 
 def tell_progress(outcome: Outcome) -> None:
@@ -116,6 +138,32 @@ def settings_table(results: Sequence[Result], *, markdown: bool) -> str:
     return "\n".join(grid(head, cells, markdown=markdown)) + "\n"
 
 
+def tries_table(results: Sequence[Result], *, markdown: bool) -> str:
+    """Ours by scenario, over its tries."""
+    rows: dict[str, list[Result]] = {}
+    for result in results:
+        if result.diagnoser == "ncclwatch":
+            rows.setdefault(result.case, []).append(result)
+    cells = []
+    for case, part in sorted(rows.items()):
+        times = [r.location_s for r in part if r.location_s is not None]
+        cells.append(
+            [
+                case,
+                str(len(part)),
+                *(
+                    str(sum(map(bool, column)))
+                    for column in zip(*((r.detected, r.right_class, r.right_rank) for r in part), strict=True)
+                ),
+                str(sum(r.right for r in part)),
+                str(sum(r.false_alarm for r in part)),
+                f"{float(np.median(times)):.1f}" if times else "-",
+            ]
+        )
+    head = ("scenario", "tries", "detected", "class ok", "rank ok", "right", "false alarms", "located after (s, median)")
+    return "\n".join(grid(head, cells, markdown=markdown)) + "\n"
+
+
 def report(outcomes: Sequence[Outcome], left_out: NotPlayed, diagnosers: Sequence[Diagnoser], *, markdown: bool = False) -> str:
     """The tables, what was not right, and what was not played."""
     results = [r for o in outcomes for r in o.results]
@@ -123,6 +171,8 @@ def report(outcomes: Sequence[Outcome], left_out: NotPlayed, diagnosers: Sequenc
     title, item = ("### ", "- ") if markdown else ("", "  ")
     out = [render(diagnosers, lines, source=REAL, markdown=markdown)]
     out += [f"{title}ncclwatch by setting; {REAL}", "", settings_table(results, markdown=markdown)]
+    if len(outcomes) > len({o.run.scenario.name for o in outcomes}):
+        out += [f"{title}ncclwatch by scenario; {REAL}", "", tries_table(results, markdown=markdown)]
     wrong = [r for r in results if r.diagnoser == "ncclwatch" and not r.right]
     if wrong:
         out += [f"{title}Not right", ""]

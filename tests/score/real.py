@@ -6,12 +6,13 @@ own lines, which say when a fault began, are read by the scorer alone.
 
 from __future__ import annotations
 
+import json
 import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from ncclwatch.simulate.records import RecordSet
 from ncclwatch.simulate.scenario import PROGRAM_FAULTS, ROLES, Expectation, FaultKind, Scenario, ScoreClass
 from ncclwatch.simulate.testbed import ON_A_LINK, as_testbed_runs, fitted, plan
 from ncclwatch.store.recorder import Recorder
+from ncclwatch.store.replay import Recordings
 from score.diagnosers import HANG_CLASSES, Diagnoser
 from score.scoring import Result, Tally
 from testbed.job import JobError
@@ -290,7 +292,36 @@ def _play(run: Run, scenario: Scenario, outcome: Outcome, baselines: Sequence[Di
         if run.save_to:
             name = f"{scenario.name}-{run.nccl}-{run.transport}-{attach}-{run.number}.ncclwatch"
             recording.save(Path(run.save_to) / name)
+            note = Saved(scenario.name, run.nccl, run.transport, attach, run.seed, run.number, since)
+            (Path(run.save_to) / name).with_suffix(".json").write_text(json.dumps(asdict(note)) + "\n", "utf-8")
         outcome.results += _score(scenario, recording, since, run.setting(attach), baselines)
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What is kept beside a recording, for the scorer alone: which run it is of, and when the fault began to show (seconds of
+    CLOCK_MONOTONIC there).
+    """
+
+    scenario: str
+    nccl: str
+    transport: Transport
+    attach: Attach
+    seed: int
+    number: int
+    since: float
+
+
+def score_saved(path: Path, scenarios: Mapping[str, Scenario], baselines: Sequence[Diagnoser] = ()) -> Outcome:
+    """Score a run again from its recording and what was kept beside it: the same run, judged by the engine as it is now."""
+    saved = Saved(**json.loads(path.with_suffix(".json").read_text("utf-8")))
+    run = Run(
+        scenarios[saved.scenario], saved.nccl, Transport(saved.transport), (Attach(saved.attach),), saved.seed, saved.number
+    )  # fmt: skip
+    scenario = as_played(vary(run.scenario, run.seed, run.number), run.nccl, run.transport)
+    with Recordings([path]) as recordings:
+        recording = Recording([batch for _, _, batch in recordings.batches()])
+    return Outcome(run, _score(scenario, recording, saved.since, run.setting(run.attaches[0]), baselines))
 
 
 def _run_clean(run: Run, played: Play, pids: Sequence[int]) -> tuple[float, tuple[float, Watcher] | None]:
