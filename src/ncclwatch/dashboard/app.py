@@ -4,41 +4,37 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable, Iterator, Sequence
-from datetime import datetime
+from collections.abc import Callable
 from typing import Any, ClassVar
 
-from rich.style import Style
 from textual import work
 from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
-from textual.containers import Vertical
 from textual.widgets import ContentSwitcher, Input
 
 from ncclwatch.dashboard import columns, text_pages
 from ncclwatch.dashboard.banner import banner
 from ncclwatch.dashboard.communicator_page import CommunicatorPage
-from ncclwatch.dashboard.delays import DelayMatrix
 from ncclwatch.dashboard.detail import DetailScreen
 from ncclwatch.dashboard.footer import footer
 from ncclwatch.dashboard.grid import RankGrid
 from ncclwatch.dashboard.history import History
-from ncclwatch.dashboard.lines import BOLD, DIM, Line, TextLines
+from ncclwatch.dashboard.lines import Line, TextLines
 from ncclwatch.dashboard.page import Page
 from ncclwatch.dashboard.rank_page import RankPage
 from ncclwatch.dashboard.source import Source
 from ncclwatch.dashboard.stack_page import StackPage
 from ncclwatch.dashboard.table import RowTable
 from ncclwatch.dashboard.tabs import TABS, TabLine
+from ncclwatch.dashboard.title import title
 from ncclwatch.dashboard.view import CommunicatorRow, OperationRow, View
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.identity import ProcessKey
-from ncclwatch.text import clean, duration, width
+from ncclwatch.text import clean
 
 REDRAW_S = 0.5
 RECENT = 30
 """Looks that the delay matrix adds up."""
-PAUSED = Style.parse("bold black on #f5c211")
 
 
 class Dashboard(App[str]):
@@ -93,39 +89,8 @@ class Dashboard(App[str]):
         yield TextLines(self._banner_lines, id="banner")
         yield TabLine()
         with ContentSwitcher(initial=TABS[0].id):
-            with Vertical(id="ranks"):
-                yield RankGrid(max_lines=4)
-                yield RowTable(columns.RANKS, identity=columns.rank_identity, style=columns.rank_style, empty="no rank yet")
-            yield RankGrid(id="grid")
-            yield RowTable(
-                columns.COMMUNICATORS,
-                identity=lambda row: row.key,
-                style=columns.communicator_style,
-                empty="no communicator was read (a look of the past keeps no memory image where ranks are many)",
-                id="communicators",
-            )
-            yield RowTable(
-                columns.OPERATIONS,
-                identity=lambda row: (row.name, row.sequence, row.comm_hash),
-                empty="no operation is open on any rank",
-                id="operations",
-            )
-            yield RowTable(
-                columns.FLOWS,
-                identity=lambda row: row.record,
-                style=columns.flow_style,
-                empty="no connection over a network was looked at: 'ncclwatch flows' looks at them",
-                id="flows",
-            )
-            yield RowTable(
-                columns.NICS,
-                identity=lambda row: (row.record.host, row.record.name),
-                style=columns.nic_style,
-                empty="no NIC was looked at",
-                id="nics",
-            )
-            yield DelayMatrix(self.recent, id="delays")
-            yield RowTable(columns.LOG, identity=id, style=columns.log_style, empty="nothing has happened yet", id="log")
+            for tab in TABS:
+                yield tab.make(tab.id, self.recent)
         yield Input(placeholder="words to look for", compact=True)
         yield TextLines(self._footer_lines, fixed=2, id="footer")
 
@@ -195,30 +160,8 @@ class Dashboard(App[str]):
     # --- text ----------------------------------------------------------------------------------------------------------
 
     def _title_line(self, cells: int) -> list[Line]:
-        view = self.view
-        left: list[tuple[str, Style]] = [(" ncclwatch", BOLD)]
-        if view is None:
-            left.append(("  attaching …", Style()))
-        else:
-            hosts = view.hosts
-            where = clean(hosts[0], 30) if len(hosts) == 1 else f"{len(hosts)} hosts"
-            count = len(view.frame.windows)
-            versions = ", ".join(view.versions[:2]) or "?"
-            left.append((f"  {where}  {count} rank{'s' if count != 1 else ''}  NCCL {versions}", Style()))
-            if view.frame.layout:
-                left.append((f"  {clean(view.frame.layout, 60)}", DIM))
-        right: list[tuple[str, Style]] = []
-        if self.source.recording:
-            right += [(f" {clean(self.source.recording, 60)} ", Style.parse("bold white on #c01c28")), (" ", Style())]
-        if view is not None:
-            now = self.history.views[-1].frame.time
-            if self.past is not None:
-                right.append((f" PAUSED {duration(now - view.frame.time)} ago ", PAUSED))
-            else:
-                right.append((self.source.label, BOLD))
-            right.append((f" {datetime.fromtimestamp(view.frame.time):%H:%M:%S}  ?: help ", Style()))
-        room = cells - sum(width(text) for text, _ in right)
-        return [(*_cut(left, room), *right)]
+        newest = self.history.views[-1] if self.history.views else None
+        return [title(self.view, newest, self.source, cells, paused=self.past is not None)]
 
     def _banner_lines(self, cells: int) -> list[Line]:
         view = self.view
@@ -445,16 +388,3 @@ def _process_of(row: Any) -> ProcessKey | None:
         return row.window.process.key
     member = getattr(row, "member", None)
     return member.key if member is not None else None
-
-
-def _cut(spans: Sequence[tuple[str, Style]], cells: int) -> Iterator[tuple[str, Style]]:
-    """Spans cut or filled to ``cells``."""
-    left = cells
-    for text, style in spans:
-        if left <= 0:
-            return
-        shown = text[:left]
-        left -= width(shown)
-        yield shown, style
-    if left > 0:
-        yield " " * left, Style()

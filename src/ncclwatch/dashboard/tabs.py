@@ -8,34 +8,58 @@ from typing import Any
 
 from rich.style import Style
 from textual import events
+from textual.containers import Vertical
 from textual.widget import Widget
 
 from ncclwatch.dashboard import columns
 from ncclwatch.dashboard.delays import DelayMatrix
 from ncclwatch.dashboard.grid import RankGrid
 from ncclwatch.dashboard.lines import DIM, Line, TextLines
-from ncclwatch.dashboard.table import RowTable
+from ncclwatch.dashboard.table import Column, RowTable
 from ncclwatch.dashboard.view import View
 
 ACTIVE_TAB = Style(bold=True, reverse=True)
 
 
+Recent = Callable[[], list[View]]
+"""The views of the last seconds."""
+
+
 @dataclass(frozen=True, slots=True)
 class Tab:
-    """One of the views: its name, its widget's id, and how that takes a view."""
+    """One of the views: its name, its widget's id, how that is made and how it takes a view."""
 
     name: str
     id: str
+    make: Callable[[str, Recent], Widget]
     show: Callable[[Widget, View], None]
     table: bool = True
 
 
-def _table(rows: Callable[[View], Sequence[Any]]) -> Callable[[Widget, View], None]:
-    def show(widget: Widget, view: View) -> None:
-        assert isinstance(widget, RowTable)  # noqa: S101 - ids and widgets are made side by side below
-        widget.show(rows(view))
+def _table(name: str, number: str, rows: Callable[[View], Sequence[Any]], shape: Sequence[Column[Any]], **options: Any) -> Tab:
+    """A view that is one table of the rows that ``rows`` finds."""
 
-    return show
+    def make(number: str, _recent: Recent) -> Widget:
+        return RowTable(shape, id=number, **options)
+
+    def show(widget: Widget, view: View) -> None:
+        if isinstance(widget, RowTable):
+            widget.show(rows(view))
+
+    return Tab(name, number, make, show)
+
+
+def _make_ranks(number: str, _recent: Recent) -> Widget:
+    table = RowTable(columns.RANKS, identity=columns.rank_identity, style=columns.rank_style, empty="no rank yet")
+    return Vertical(RankGrid(max_lines=4), table, id=number)
+
+
+def _make_grid(number: str, _recent: Recent) -> Widget:
+    return RankGrid(id=number)
+
+
+def _make_delays(number: str, recent: Recent) -> Widget:
+    return DelayMatrix(recent, id=number)
 
 
 def _show_ranks(widget: Widget, view: View) -> None:
@@ -54,14 +78,53 @@ def _show_delays(widget: Widget, view: View) -> None:
 
 
 TABS = (
-    Tab("Ranks", "ranks", _show_ranks),
-    Tab("Grid", "grid", _show_grid, table=False),
-    Tab("Communicators", "communicators", _table(lambda view: view.communicators)),
-    Tab("Operations", "operations", _table(lambda view: view.operations)),
-    Tab("Flows", "flows", _table(lambda view: view.frame.flows or ())),
-    Tab("NICs", "nics", _table(lambda view: view.frame.nics or ())),
-    Tab("Delays", "delays", _show_delays, table=False),
-    Tab("Log", "log", _table(lambda view: list(reversed(view.frame.log)))),
+    Tab("Ranks", "ranks", _make_ranks, _show_ranks),
+    Tab("Grid", "grid", _make_grid, _show_grid, table=False),
+    _table(
+        "Communicators",
+        "communicators",
+        lambda view: view.communicators,
+        columns.COMMUNICATORS,
+        identity=lambda row: row.key,
+        style=columns.communicator_style,
+        empty="no communicator was read (a look of the past keeps no memory image where ranks are many)",
+    ),
+    _table(
+        "Operations",
+        "operations",
+        lambda view: view.operations,
+        columns.OPERATIONS,
+        identity=lambda row: (row.name, row.sequence, row.comm_hash),
+        empty="no operation is open on any rank",
+    ),
+    _table(
+        "Flows",
+        "flows",
+        lambda view: view.frame.flows or (),
+        columns.FLOWS,
+        identity=lambda row: row.record,
+        style=columns.flow_style,
+        empty="no connection over a network was looked at: 'ncclwatch flows' looks at them",
+    ),
+    _table(
+        "NICs",
+        "nics",
+        lambda view: view.frame.nics or (),
+        columns.NICS,
+        identity=lambda row: (row.record.host, row.record.name),
+        style=columns.nic_style,
+        empty="no NIC was looked at",
+    ),
+    Tab("Delays", "delays", _make_delays, _show_delays, table=False),
+    _table(
+        "Log",
+        "log",
+        lambda view: list(reversed(view.frame.log)),
+        columns.LOG,
+        identity=id,
+        style=columns.log_style,
+        empty="nothing has happened yet",
+    ),
 )
 
 
