@@ -38,6 +38,7 @@ from unit.fake_node import calls
 from unit.synthetic import Rank, communicator, recv, send
 
 EACH = 8
+CALLS_AN_ITERATION = 25
 
 
 def ranks_of(agent: int, world: int, peers: tuple[PeerInfo, ...]) -> list[ProcessSample]:
@@ -89,6 +90,7 @@ def encoded(agent: int, world: int, peers: tuple[PeerInfo, ...], windows_per_s: 
             events = events.copy()
             events["time_ns"] += np.uint64(10**9 // windows_per_s)
             events["op_count"] += np.uint64(ncalls)
+            events["count"] = (1 << 20) + (events["op_count"] % np.uint64(CALLS_AN_ITERATION))
         batch = NodeBatch(host=f"node{agent}", boot_id=f"b{agent}", sequence=i, time_ns=now, wall_ns=time.time_ns() + now,
                           windows=fresh, events=events)  # fmt: skip
         if i % windows_per_s == 0:

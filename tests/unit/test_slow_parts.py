@@ -18,7 +18,7 @@ from ncclwatch.engine.slow.baselines import (
 from ncclwatch.engine.slow.cadence import Cadences, Iteration
 from ncclwatch.engine.slow.clocks import estimate
 from ncclwatch.engine.slow.delay_matrix import Where, matrix_of, origin_in_ring, slow_parts
-from ncclwatch.engine.slow.order import CallOrders
+from ncclwatch.engine.slow.order import KEPT_CALLS, UNMADE_RECORDS, CallOrders
 from ncclwatch.engine.slow.windows import IterationWatch
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 
@@ -139,6 +139,29 @@ class TestCadence:
         assert places[PIPE, (False, 0)] == [-3] and places[TENSOR, None] == [-2, 0]
         assert places[PIPE, (True, 1)] == places[PIPE, (False, 1)] == [-1], "one group call is one operation"
         assert order.locate({(TENSOR, None): 3}, 3_000_000_000) is None, "a call that is not kept cannot be placed"
+
+    def test_a_group_may_lie_in_two_batches_and_hold_groups(self) -> None:
+        start, end = (Function.GROUP_START, 0, -1), (Function.GROUP_END, 0, -1)
+        send, recv, one = (Function.SEND, PIPE, 1), (Function.RECV, PIPE, 1), (Function.ALL_REDUCE, TENSOR, -1)
+        program = [one, start, start, send, end, start, recv, end, end, send, recv]
+        for cut in range(len(program) + 1):
+            orders = CallOrders()
+            for part, begin in ((program[:cut], 0), (program[cut:], cut)):
+                orders.add_calls(calls(part, [1.0 + 0.1 * (begin + k) for k in range(len(part))]))
+            order = orders.find("", 7)
+            assert order is not None
+            ways = [call.ways for call in order.calls]
+            assert ways == [[None], [(True, 1), (False, 1)], [(True, 1)], [(False, 1)]], cut
+
+    def test_calls_of_which_nobody_asks_are_bounded(self) -> None:
+        orders = CallOrders()
+        for turn in range(40):
+            program = [(Function.ALL_REDUCE, TENSOR, -1), (Function.SEND, PIPE, turn)] * 20
+            orders.add_calls(calls(program, [turn + 0.01 * k for k in range(len(program))]))
+        order = orders.find("", 7)
+        assert order is not None and order._waiting <= UNMADE_RECORDS
+        assert len(order.calls) == KEPT_CALLS
+        assert [call.ways for call in order.calls][-2:] == [[None], [(True, 39)]]
 
 
 class TestWindows:

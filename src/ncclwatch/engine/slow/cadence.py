@@ -118,20 +118,20 @@ class Cadence:
     def _search(self) -> None:
         """Find the rarest operation that comes at a constant number of calls; what was cut by a commoner one is cut anew."""
         tokens = np.array(self._tokens, np.uint64)
-        distinct, numbers = np.unique(tokens, return_counts=True)
+        distinct, kind, numbers = np.unique(tokens, return_inverse=True, return_counts=True)
+        often = numbers[kind]
         best: tuple[int, int, int] | None = None
         # Rarest first: an operation of the inner loop has constant distances too, but occurs more often.
         for at in np.argsort(numbers, kind="stable")[:16].tolist():
             if numbers[at] < 3 or (best is not None and numbers[at] > best[1]):
                 continue
-            places = np.flatnonzero(tokens == distinct[at])
-            gaps = np.diff(places[-3:])
+            places = np.flatnonzero(kind == at)
+            gaps = places[-2] - places[-3], places[-1] - places[-2]
             if gaps[0] != gaps[1] or len(tokens) - places[-1] > 2 * gaps[0]:
                 continue
             # Of several that occur once an iteration, the last of the cluster: the one farthest from the next of them.
-            rare = np.flatnonzero(np.isin(tokens, distinct[numbers == numbers[at]]))
-            following = rare[rare > places[-2]]
-            distance = int(following[0] - places[-2]) if len(following) else 0
+            following = np.flatnonzero(often[places[-2] + 1 :] == numbers[at])
+            distance = int(following[0]) + 1 if len(following) else 0
             if best is None or distance > best[2]:
                 best = (int(distinct[at]), int(numbers[at]), distance)
         if best is None or best[0] == self.marker:
@@ -150,7 +150,10 @@ class Cadence:
         if len(ends):
             times = np.array(self._times[self._done :])
             start = 0
-            for end in ends.tolist():
+            rest = ends.tolist()
+            if self._settled and self._cut and len(rest) > 2 * KEPT_ITERATIONS:
+                start, rest = self._skip(ends)
+            for end in rest:
                 if self._cut:
                     at = self._done + start
                     self._close(times[start : end + 2], self._kinds[at : self._done + end + 1])
@@ -162,6 +165,17 @@ class Cadence:
         if self._settled and self._done:
             del self._times[: self._done], self._tokens[: self._done], self._kinds[: self._done]
             self._done = 0
+
+    def _skip(self, ends: NDArray[np.int64]) -> tuple[int, list[int]]:
+        """Of a great many iterations alike only the newest are kept: where those begin, and their ends."""
+        usual = np.diff(ends, prepend=-1) == self.usual
+        if not usual.all():
+            return 0, ends.tolist()
+        skipped = len(ends) - KEPT_ITERATIONS
+        self._number += skipped
+        self._steady += skipped
+        self._unusual = 0
+        return int(ends[skipped - 1]) + 1, ends[skipped:].tolist()
 
     def _close(self, times: Times, kinds: Sequence[int]) -> None:
         """``times`` holds the calls of one iteration and the first of the next, ``kinds`` what is called in it."""

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.model.events import Flag, Function, Kind
+from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 
 KEPT_CALLS = 96
+UNMADE_RECORDS = 512
+"""Records a process that wait to be made into calls: of a job that goes on hardly anybody asks."""
 
 Way = tuple[bool, int] | None
 """Of a send or receive: whether it sends, and the peer; ``None`` for a collective."""
@@ -20,8 +23,10 @@ Place = tuple[int, Way]
 """Address of the communicator in its process, and the way."""
 
 OPERATIONS = np.array([f.value for f in Function if Function.ALL_REDUCE <= f <= Function.WAIT_SIGNAL], np.uint16)
-_ORDERED = np.array([*OPERATIONS.tolist(), Function.GROUP_START.value, Function.GROUP_END.value], np.uint16)
+_MARKS = np.array([Function.GROUP_START.value, Function.GROUP_END.value], np.uint16)
+_ORDERED = np.concatenate([OPERATIONS, _MARKS])
 _POINT_TO_POINT = np.array([Function.SEND.value, Function.RECV.value], np.uint16)
+_RECORD = np.dtype([(name, EVENT_DTYPE[name]) for name in ("time_ns", "comm", "count", "peer", "function", "datatype")])
 
 
 @dataclass(slots=True)
@@ -37,7 +42,61 @@ class _Call:
 class CallOrder:
     """The newest operations of one process; sends and receives of one group call are one operation."""
 
-    calls: deque[_Call] = field(default_factory=lambda: deque(maxlen=KEPT_CALLS))
+    _made: deque[_Call] = field(default_factory=lambda: deque(maxlen=KEPT_CALLS))
+    _unmade: list[NDArray[Any]] = field(default_factory=list)
+    _waiting: int = 0
+    _depth: int = 0
+    """Groups that are open after the last call that was made."""
+    _joinable: int | None = None
+    """The communicator of that call, if it is a send or receive of a group that is still open."""
+
+    @property
+    def calls(self) -> deque[_Call]:
+        """The newest calls, oldest first."""
+        if self._unmade:
+            self._make()
+        return self._made
+
+    def add(self, records: NDArray[Any]) -> None:
+        """Take records of operations and of group starts and ends (``_RECORD``) in the order of their times."""
+        self._unmade.append(records)
+        self._waiting += len(records)
+        if self._waiting > UNMADE_RECORDS:
+            self._make()
+
+    def _make(self) -> None:
+        records = np.concatenate(self._unmade)
+        self._unmade, self._waiting = [], 0
+        function = records["function"]
+        starts = function == Function.GROUP_START
+        total = self._depth + np.cumsum(starts.astype(np.int64) - (function == Function.GROUP_END))
+        # An end without a start (it was lost) leaves the depth at 0.
+        depth = total - np.minimum(np.minimum.accumulate(total), 0)
+        group = np.cumsum(starts & (depth == 1))
+        self._depth = int(depth[-1])
+        at = np.flatnonzero(~np.isin(function, _MARKS))
+        if not len(at):
+            self._joinable = self._joinable if self._depth and group[-1] == 0 else None
+            return
+        kept, groups = records[at], group[at]
+        paired = np.isin(kept["function"], _POINT_TO_POINT)
+        grouped = paired & (depth[at] > 0)
+        joins = np.zeros(len(at), np.bool_)
+        joins[1:] = grouped[1:] & grouped[:-1] & (groups[1:] == groups[:-1]) & (kept["comm"][1:] == kept["comm"][:-1])
+        joins[0] = bool(self._made) and grouped[0] and groups[0] == 0 and int(kept["comm"][0]) == self._joinable
+        open_still = bool(grouped[-1]) and self._depth > 0 and groups[-1] == group[-1]
+        self._joinable = int(kept["comm"][-1]) if open_still else None
+        number = np.cumsum(~joins)
+        newest = number > number[-1] - KEPT_CALLS
+        kept, paired, joins = kept[newest], paired[newest], joins[newest]
+        for (time, comm, count, peer, called, datatype), is_paired, joined in zip(
+            kept.tolist(), paired.tolist(), joins.tolist(), strict=True
+        ):
+            way: Way = (called == Function.SEND, peer) if is_paired else None
+            if joined:
+                self._made[-1].ways.append(way)
+            else:
+                self._made.append(_Call(time, comm, [way], (0, 0, 0) if is_paired else (called, count, datatype)))
 
     def locate(self, unfinished: Mapping[Place, int], until_ns: int) -> dict[Place, list[int]] | None:
         """Where in the order unfinished operations (their number by place) stand: positions, smallest first; ``None`` when calls
@@ -78,29 +137,20 @@ class CallOrders:
 
     def add_calls(self, events: NDArray[Any], source: str = "") -> None:
         """Take a batch of ``EVENT_DTYPE`` records of one node, in the order of their times."""
-        entered = events[(events["kind"] == Kind.ENTER) & np.isin(events["function"], _ORDERED)]
+        function = events["function"]
+        read = (events["flags"] & np.uint16(Flag.COMM_READ)) != 0
+        entered = events[(events["kind"] == Kind.ENTER) & np.isin(function, _ORDERED) & (read | np.isin(function, _MARKS))]
         if not len(entered):
             return
         entered = entered[np.lexsort((entered["time_ns"], entered["pid"]))]
-        function, pids, comms = entered["function"], entered["pid"], entered["comm"]
-        begins, ends = np.cumsum(function == Function.GROUP_START), np.cumsum(function == Function.GROUP_END)
-        paired = np.isin(function, _POINT_TO_POINT)
-        grouped = paired & (begins > ends)
-        again = np.zeros(len(entered), np.bool_)
-        again[1:] = grouped[1:] & grouped[:-1] & (begins[1:] == begins[:-1]) & (pids[1:] == pids[:-1]) & (comms[1:] == comms[:-1])
-        read = (entered["flags"] & np.uint16(Flag.COMM_READ)) != 0
-        keep = np.flatnonzero(np.isin(function, OPERATIONS) & read)
-        columns = (
-            pids[keep], entered["time_ns"][keep], comms[keep], paired[keep], again[keep], function[keep], entered["peer"][keep],
-            entered["count"][keep], entered["datatype"][keep],
-        )  # fmt: skip
-        rows = zip(*(column.tolist() for column in columns), strict=True)
-        for pid, time, comm, is_paired, joins, called, peer, count, datatype in rows:
-            order = self.of.get((source, pid))
+        records = np.empty(len(entered), _RECORD)
+        for name in _RECORD.names or ():
+            records[name] = entered[name]
+        pids = entered["pid"]
+        bounds = np.flatnonzero(np.r_[True, pids[1:] != pids[:-1], True]).tolist()
+        for start, end in pairwise(bounds):
+            order = self.of.get((source, int(pids[start])))
             if order is None:
-                order = self.of.setdefault((source, pid), CallOrder())
-            way: Way = (called == Function.SEND, peer) if is_paired else None
-            if joins and order.calls:
-                order.calls[-1].ways.append(way)
-            else:
-                order.calls.append(_Call(time, comm, [way], (0, 0, 0) if is_paired else (called, count, datatype)))
+                order = self.of.setdefault((source, int(pids[start])), CallOrder())
+            # A copy: what is kept of one process must not keep the batch.
+            order.add(records[start:end].copy())
