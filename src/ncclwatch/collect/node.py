@@ -88,6 +88,7 @@ class NodeCollector:
         self._unreadable: dict[int, str] = {}
         self._given_up: dict[int, float] = {}
         self._next_look = 0.0
+        self._backwards = False
         self._last_rescan = time.monotonic()
         self._next_rescan = self._last_rescan + RESCAN_S
         self._own = OwnCost()
@@ -276,11 +277,17 @@ class NodeCollector:
 
     def _look(self, draft: _Draft) -> None:
         draft.looked = True
-        for watched in list(self.watched.values()):
-            if self.sampling is not None and watched.last is not None and not self.sampling.wants(watched.target.info.key):
-                continue
-            was_gone = watched.gone is not None
-            error = watched.look(keep=2)
+        wanted = [
+            watched for watched in self.watched.values()
+            if self.sampling is None or watched.last is None or self.sampling.wants(watched.target.info.key)
+        ]  # fmt: skip
+        # Who is read later seems to be ahead of who was read before: by turns each is.
+        self._backwards = not self._backwards
+        looked = [
+            (watched, watched.gone is not None, watched.look(keep=2))
+            for watched in (reversed(wanted) if self._backwards else wanted)
+        ]
+        for watched, was_gone, error in looked:
             info = watched.target.info
             if error is not None:
                 self.aggregator.feed_problem(info.key, str(error))

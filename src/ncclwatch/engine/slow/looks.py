@@ -8,8 +8,9 @@ does not wait in it, it still computes.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -20,6 +21,7 @@ from ncclwatch.engine.graph import reaching
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.locate import Sink, find_sinks
 from ncclwatch.engine.slow.kernels import Kernels, OrderOf
+from ncclwatch.engine.slow.moments import Moments
 from ncclwatch.engine.waits import find_waits
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import Direction, OpPhase, Transport
@@ -96,11 +98,18 @@ class Look:
     """Of the processes of which it is known at this look."""
 
 
-def take_look(job: Job, order_of: OrderOf | None = None) -> Look:
-    """Read off the newest samples who holds whom up. O(operations); the same cost as one diagnosis of a hang."""
+def take_look(job: Job, order_of: OrderOf | None = None, near_s: float = math.inf) -> Look:
+    """Read off the newest samples who holds whom up. O(operations); the same cost as one diagnosis of a hang.
+
+    ``near_s``: samples of two processes less than that apart are of one moment.
+    """
     everything = find_waits(job)
     kernels = Kernels(job, order_of)
-    edges = [wait for wait in everything.edges if kernels.waits(wait)] + list(laggards(job))
+    seen = [wait for wait in everything.edges if kernels.waits(wait)] + list(laggards(job))
+    moments = Moments(job, near_s)
+    edges = [wait for wait in seen if moments.prove(wait)]
+    # Whoever may wait for another is no end of the waits.
+    doubtful = {wait.waiter for wait in seen if not moments.prove(wait)} if len(edges) < len(seen) else set()
     waits = Waits(edges, everything.stalls, everything.mismatches)
     sinks = [sink for sink in find_sinks(job, waits) if sink.waits or sink.inside]
     blocked = [_blocked(sink) for sink in sinks]
@@ -114,6 +123,8 @@ def take_look(job: Job, order_of: OrderOf | None = None) -> Look:
         weight = sum(1.0 / reached[rank] for rank in ranks) / total
         nodes = sink.nodes
         for node in nodes:
+            if node in doubtful:
+                continue
             holds += _holds(job, sink, node, weight / len(nodes))
     time = max(member.last.wall_ns for member in job.members) / 1e9
     waited = {
@@ -121,7 +132,7 @@ def take_look(job: Job, order_of: OrderOf | None = None) -> Look:
         for member in job.members
         if member.last.run_queue_wait_ns is not None
     }
-    return Look(time, len(job.members), tuple(holds), _activities(job, waits, kernels), waited)
+    return Look(time, len(job.members), tuple(holds), _activities(job, waits, kernels, doubtful), waited)
 
 
 def laggards(job: Job) -> Iterator[Wait]:
@@ -156,7 +167,7 @@ def laggards(job: Job) -> Iterator[Wait]:
                     yield Wait(waiter, target, Why.EMPTY, key, partial(str, text))
 
 
-def _activities(job: Job, waits: Waits, kernels: Kernels) -> dict[ProcessKey, Activity]:
+def _activities(job: Job, waits: Waits, kernels: Kernels, doubtful: Collection[Node]) -> dict[ProcessKey, Activity]:
     waiting: dict[int, set[bool]] = defaultdict(set)
     for wait in waits.edges:
         if isinstance(wait.waiter, RankNode):
@@ -164,6 +175,9 @@ def _activities(job: Job, waits: Waits, kernels: Kernels) -> dict[ProcessKey, Ac
     found: dict[ProcessKey, Activity] = {}
     for member in job.members:
         targets = waiting.get(member.index, set())
+        if not targets and RankNode(member.index) in doubtful:
+            found[member.info.key] = Activity.UNKNOWN
+            continue
         within = kernels.current(member)
         if within is None:
             activity = Activity.CALLS_NOTHING

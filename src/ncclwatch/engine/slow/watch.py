@@ -19,6 +19,7 @@ from ncclwatch.engine.slow.cadence import Cadence, Cadences, mean_profile
 from ncclwatch.engine.slow.findings import Context, Finding
 from ncclwatch.engine.slow.lateness import Lateness, measure
 from ncclwatch.engine.slow.looks import Look, take_look
+from ncclwatch.engine.slow.moments import near
 from ncclwatch.engine.slow.profile import Profile, Shares, add_up
 from ncclwatch.engine.slow.windows import IterationWatch, SlowDown
 from ncclwatch.engine.topology.model import Topology
@@ -106,7 +107,7 @@ class SlowWatch:
         due = watch.rounds % every == 0 or (slow is not None and watch.rounds % max(1, every // 4) == 0)
         due = due and self._shows_one_moment(job, watch)
         if due:
-            watch.pending.append(take_look(job, self.cadences.orders.find))
+            watch.pending.append(take_look(job, self.cadences.orders.find, near(watch.iterations.duration)))
         if verdict.verdict_class is not VerdictClass.RUNNING:
             return verdict
         if due:
@@ -130,12 +131,16 @@ class SlowWatch:
 
     @staticmethod
     def _shows_one_moment(job: Job, watch: _JobWatch) -> bool:
-        """Whether the newest samples were taken together, and after the last look.
+        """Whether the hosts were looked at together, and after the last look.
 
         Who waits for whom is read off counters of two processes: where one was looked at later, it seems to be ahead, and what it
-        has sent seems to be under way.
+        has sent seems to be under way. (What lies between the samples of one look at a host is ``moments``' business.)
         """
-        times = [member.last.wall_ns for member in job.members if not member.gone]
+        begun: dict[str, int] = {}
+        for member in job.members:
+            if not member.gone:
+                begun[member.info.host] = min(member.last.wall_ns, begun.get(member.info.host, member.last.wall_ns))
+        times = list(begun.values())
         if not times or min(times) <= watch.looked_ns:
             return False
         allowed_s = max(SPREAD_S, SPREAD_SHARE * (watch.iterations.duration or 0.0))
