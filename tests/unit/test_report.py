@@ -10,15 +10,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 from ncclwatch.cli import main
 from ncclwatch.model.verdict import VerdictClass
-from ncclwatch.report import perfetto
 from ncclwatch.report.gather import paths_to
 from ncclwatch.report.waits import matrix, pairs
 from ncclwatch.store.recorder import Recorder
 from unit.batches import node_batches, ring_looks
 from unit.synthetic import frozen_ring
+from unit.traces import ReadTrace
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 EVIL = "<script>alert(1)</script>\"'><img src=http://x/y onerror=z>&\x1b[2J\u202e"
@@ -123,38 +124,81 @@ def test_the_json_names_culprit_waits_and_what_was_not_seen(stuck: Path, capsys:
     assert data["planes"][1]["reason"] == "switched off"
 
 
-def test_the_trace_nests_and_flags_the_culprit(stuck: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = json.loads(run(capsys, stuck, "--perfetto"))
-    assert list(perfetto.check(trace)) == []
-    events = trace["traceEvents"]
-    names = {(e["pid"], e["tid"]): e["args"]["name"] for e in events if e["ph"] == "M" and e["name"] == "thread_name"}
-    flagged = [track for track, name in names.items() if "culprit" in name]
-    assert [names[track] for track in flagged] == ["rank 2 ◀ culprit"]
-    assert {(e["pid"], e["tid"]) for e in events if e["ph"] == "X" and e.get("cat") == "culprit"} == set(flagged)
-    assert {(e["pid"], e["tid"]) for e in events if e["ph"] == "i"} == set(flagged)
-    [verdict] = [e for e in events if e.get("cat") == "verdict"]
-    assert verdict["dur"] > 10e6
-    groups = [e for e in events if e["ph"] == "X" and e["pid"] == perfetto.GROUPS_PID]
-    assert len({e["name"] for e in groups}) >= 8
-    assert all(e["dur"] >= 0 and e["ts"] >= 0 for e in events if e["ph"] == "X")
+def traced(*files: object, folder: Path) -> ReadTrace:
+    """A trace of them that Perfetto's own messages read back, and in which everything nests and has a name."""
+    path = folder / "job.pftrace"
+    assert main.run(["report", *map(str, files), "--perfetto", "-o", str(path)]) == 0
+    trace = ReadTrace(path.read_bytes())
+    assert trace.problems == []
+    return trace
 
 
-def test_the_check_of_traces_finds_what_does_not_nest() -> None:
-    def slice_(ts: int, dur: int) -> dict[str, Any]:
-        return {"ph": "X", "pid": 1, "tid": 1, "ts": ts, "dur": dur, "name": "x"}
+def test_the_trace_nests_and_flags_the_culprit(stuck: Path, tmp_path: Path) -> None:
+    trace = traced(stuck, folder=tmp_path)
+    ranks = {line.name: line for host in trace.under("Hosts") for line in trace.under(host.name)}
+    assert sorted(ranks) == ["rank 0", "rank 1", "rank 2 ◀ culprit", "rank 3"]
+    assert [line.order for _, line in sorted(ranks.items())] == [0, 1, 2, 3]
+    for name, line in ranks.items():
+        accused = "culprit" in name
+        assert any(span.category == "culprit" for span in line.spans) == accused
+        assert [span.category for span in line.instants] == ["culprit"] * accused
+        assert {span.depth for span in line.spans} == {0, 1}
+        assert {span.category for span in line.spans if span.depth == 1} == {"operation"}
+        # The states of a rank follow each other without a gap.
+        states = [span for span in line.spans if span.depth == 0]
+        assert [a.end for a in states[:-1]] == [b.begin for b in states[1:]]
+    [verdict] = [span for line in trace.under("Verdicts") for span in line.spans]
+    assert verdict.end - verdict.begin > 10e9
+    assert verdict.values["evidence"]
+    groups = [span for line in trace.under("Communicators") for span in line.spans]
+    assert len({span.name for span in groups}) >= 8
+    rates = [line for name in ranks for line in trace.under(name)]
+    assert {line.unit for line in rates} <= {"bytes/s"}
+    assert abs(trace.realtime_ns / 1e9 - json.loads(trace_json(stuck, tmp_path))["begin"]) < 1e-3
 
-    name = {"ph": "M", "pid": 1, "tid": 1, "name": "thread_name", "args": {"name": "t"}}
-    assert not list(perfetto.check({"traceEvents": [name, slice_(0, 10), slice_(0, 4), slice_(4, 6), slice_(10, 3)]}))
-    assert list(perfetto.check({"traceEvents": [name, slice_(0, 10), slice_(5, 6)]}))
-    assert list(perfetto.check({"traceEvents": [slice_(0, 10)]}))
+
+def trace_json(recording: Path, folder: Path) -> str:
+    path = folder / "report.json"
+    assert main.run(["report", str(recording), "--json", "-o", str(path)]) == 0
+    return path.read_text()
+
+
+def test_names_of_a_trace_are_only_text(tmp_path: Path) -> None:
+    trace = traced(written(tmp_path / "evil", stuck_from=8, evil=True), folder=tmp_path)
+    told = [line.name for line in trace.lines.values()] + [s.name for line in trace.lines.values() for s in line.spans]
+    assert not any(character in text for text in told for character in "\x1b\u202e\n")
+
+
+def test_reading_a_trace_back_finds_what_is_wrong(stuck: Path, tmp_path: Path) -> None:
+    traced(stuck, folder=tmp_path)
+    whole = Trace.FromString((tmp_path / "job.pftrace").read_bytes())
+    last = max(i for i, packet in enumerate(whole.packet) if packet.track_event.type == TrackEvent.TYPE_SLICE_END)
+
+    def problems(change: Callable[[Any], None]) -> list[str]:
+        trace = Trace.FromString(whole.SerializeToString())
+        change(trace.packet)
+        return ReadTrace(trace.SerializeToString()).problems
+
+    def backwards(packets: Any) -> None:
+        packets[last].timestamp = 0
+
+    assert any("never ended" in text for text in problems(lambda packets: packets.pop(last)))
+    assert any("comes after a later event" in text for text in problems(backwards))
+    assert any("is not there" in text for text in problems(lambda packets: packets.pop(1)))
+    rank = next(i for i, packet in enumerate(whole.packet) if packet.track_descriptor.name == "rank 0")
+    assert any("not described" in text for text in problems(lambda packets: packets.pop(rank)))
+
+
+def test_a_trace_needs_a_file(stuck: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["report", str(stuck), "--perfetto"]) == 2
+    assert "a trace is binary: name the file" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("fixture", sorted(path.name for path in FIXTURES.glob("hung-*")))
-def test_snapshots_of_real_jobs_have_reports(fixture: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_snapshots_of_real_jobs_have_reports(fixture: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     page = harmless(run(capsys, FIXTURES / fixture))
     assert "Every rank" in page.words
-    trace = json.loads(run(capsys, FIXTURES / fixture, "--perfetto"))
-    assert list(perfetto.check(trace)) == []
+    assert traced(FIXTURES / fixture, folder=tmp_path).lines
 
 
 def test_large_jobs_are_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ import json
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -50,26 +50,28 @@ def report(
       ncclwatch report job.recording -o hang.html               of a recording
       ncclwatch report --all -o hang.html                       of the job as it is now
       ncclwatch report hang-*.ncclwatch -o hang.html            of snapshots of several nodes
-      ncclwatch report job.recording --perfetto -o trace.json   open it at ui.perfetto.dev
+      ncclwatch report job.recording --perfetto -o job.pftrace  open it at ui.perfetto.dev
     """
     if as_json and perfetto:
         raise UsageError("--json and --perfetto exclude each other", "give one of them")
+    if perfetto and output is None:
+        raise UsageError("a trace is binary", "name the file to write, for example -o job.pftrace")
     named, files = options.split_words(pid, words)
     options.require_files(files)
     if files and (named or every):
         raise UsageError("a report is of files or of processes, not of both", "leave out one of them")
-    write = _perfetto if perfetto else _json if as_json else _page
+    make = _perfetto if perfetto else _json if as_json else _page
     if files:
         from ncclwatch.cli.recorded import as_recordings
 
         with as_recordings(files) as paths:
-            _report(paths, write, output)
+            _report(paths, make, output)
         return ExitStatus.OK
     chosen = options.choose_pids(named, every)
     with tempfile.TemporaryDirectory(prefix="ncclwatch-") as folder:
         path = Path(folder) / "live"
         watch_into(path, chosen, every=every, duration=duration, probes=probes)
-        _report([path], write, output)
+        _report([path], make, output)
     return ExitStatus.OK
 
 
@@ -92,29 +94,26 @@ def watch_into(path: Path, pids: Sequence[int], *, every: bool, duration: float,
         recorder.close(reason)
 
 
-Write = Callable[["Replay", TextIO], None]
+Make = Callable[["Replay"], bytes]
 
 
-def _report(paths: Sequence[Path], write: Write, output: Path | None) -> None:
-    import io
-
+def _report(paths: Sequence[Path], make: Make, output: Path | None) -> None:
     from ncclwatch.store.replay import Recordings, Replay
 
-    text = io.StringIO()
     with Recordings(paths) as recordings:
-        write(Replay(recordings), text)
+        made = make(Replay(recordings))
         for problem in recordings.problems:
             note(problem)
     if output is None:
-        emit(text.getvalue().rstrip("\n"))
+        emit(made.decode().rstrip("\n"))
         return
     try:
-        output.write_text(text.getvalue(), "utf-8")
+        output.write_bytes(made)
     except OSError as error:
         raise UsageError(
             f"cannot write {clean(str(output))}: {error.strerror or error}", "choose another place with -o"
         ) from error
-    emit(f"{clean(str(output))}: {size(output.stat().st_size)}")
+    emit(f"{clean(str(output))}: {size(len(made))}")
 
 
 def _gather(replay: Replay) -> Report:
@@ -126,15 +125,14 @@ def _gather(replay: Replay) -> Report:
     return found
 
 
-def _page(replay: Replay, out: TextIO) -> None:
+def _page(replay: Replay) -> bytes:
     from ncclwatch.report.html import page
 
-    out.write(page(_gather(replay)))
+    return page(_gather(replay)).encode()
 
 
-def _json(replay: Replay, out: TextIO) -> None:
-    json.dump(as_json_data(_gather(replay)), out, indent=2, allow_nan=False)
-    out.write("\n")
+def _json(replay: Replay) -> bytes:
+    return (json.dumps(as_json_data(_gather(replay)), indent=2, allow_nan=False) + "\n").encode()
 
 
 def as_json_data(found: Report) -> dict[str, Any]:
@@ -165,13 +163,13 @@ def as_json_data(found: Report) -> dict[str, Any]:
     }
 
 
-def _perfetto(replay: Replay, out: TextIO) -> None:
+def _perfetto(replay: Replay) -> bytes:
     from ncclwatch.dashboard.builder import ViewBuilder
     from ncclwatch.report.history import incidents
     from ncclwatch.report.perfetto import TraceBuilder
 
     recordings = replay.recordings
-    trace = TraceBuilder(out, recordings.begin_ns / 1e9)
+    trace = TraceBuilder(recordings.begin_ns / 1e9)
     builder = ViewBuilder()
 
     def each(time_ns: int, update: Any) -> None:
@@ -180,4 +178,4 @@ def _perfetto(replay: Replay, out: TextIO) -> None:
             trace.add(view)
 
     found = incidents(replay, each)
-    trace.finish(found, recordings.end_ns / 1e9)
+    return trace.finish(found, recordings.end_ns / 1e9)

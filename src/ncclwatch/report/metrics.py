@@ -161,7 +161,9 @@ def _ranks(view: View) -> Iterator[str]:
 def _network(view: View) -> Iterator[str]:
     nics = [row.record for row in view.frame.nics or ()]
     labels: list[Labels] = [
-        {"host": clean(nic.host, 64), "nic": clean(nic.name, 64), "used": str(bool(nic.used_by)).lower()} for nic in nics
+        {"host": clean(nic.host, 64), "nic": clean(nic.name, 64), "used": str(bool(nic.used_by)).lower()}
+        | ({"netns": str(nic.namespace)} if nic.namespace else {})
+        for nic in nics
     ]
     columns: Sequence[tuple[str, str, list[float | None]]] = (
         ("ncclwatch_nic_up", "Whether a NIC can carry traffic.", [float(nic.up) for nic in nics]),

@@ -10,7 +10,7 @@ from ncclwatch.text import clean, ranges, size
 
 def nic_line(nic: NicRecord, *, host: bool = False) -> str:
     """``mlx5_0:1 (eth0)  up  200 Gb/s  in 11 GiB/s  out 10 GiB/s  ranks 0-3  packet_seq_err 12``; ``host`` names it too."""
-    parts = [f"{clean(nic.host, 64)} " * host + clean(nic.name, 40) + (f" ({clean(nic.netdev, 32)})" if nic.netdev else "")]
+    parts = [f"{clean(nic.host, 64)} " * host + clean(nic.label, 60) + (f" ({clean(nic.netdev, 32)})" if nic.netdev else "")]
     parts.append("up" if nic.up else f"DOWN ({clean(nic.state, 40)})")
     if nic.rate_gbps:
         parts.append(f"{nic.rate_gbps:g} Gb/s")
@@ -27,17 +27,17 @@ def nic_line(nic: NicRecord, *, host: bool = False) -> str:
 def worth_showing(nics: Iterable[NicRecord], most: int = 8) -> list[NicRecord]:
     """The NICs that the job uses, troubled ones first, and others only where they counted errors."""
     shown = [nic for nic in nics if nic.used_by or nic.errors]
-    return sorted(shown, key=lambda nic: (not (nic.used_by and nic.is_trouble), not nic.used_by, nic.name))[:most]
+    return sorted(shown, key=lambda nic: (not (nic.used_by and nic.is_trouble), not nic.used_by, nic.name, nic.namespace))[:most]
 
 
 def link_line(change: LinkChange, nics: Sequence[NicRecord] = ()) -> str:
     """``link eth0 is DOWN on node1 (switched off); ranks 0-1 use it``."""
-    users = next((nic.used_by for nic in nics if nic.host == change.host and nic.name == change.name and nic.used_by), ())
+    users = next((nic.used_by for nic in nics if nic.key == change.key and nic.used_by), ())
     used = (
         f"; {'rank' if len(users) == 1 else 'ranks'} {ranges(users)} {'uses' if len(users) == 1 else 'use'} it" if users else ""
     )
     detail = f" ({clean(change.detail, 60)})" if change.detail else ""
-    return f"link {clean(change.name, 40)} on {clean(change.host, 64)} is {'up' if change.up else 'DOWN'}{detail}{used}"
+    return f"link {clean(change.label, 60)} on {clean(change.host, 64)} is {'up' if change.up else 'DOWN'}{detail}{used}"
 
 
 def kernel_line(line: KernelLogLine) -> str:

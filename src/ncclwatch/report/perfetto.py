@@ -1,177 +1,217 @@
-"""A recording as a trace that ui.perfetto.dev and chrome://tracing open (the JSON trace event format).
+"""A recording as a trace that ui.perfetto.dev opens: Perfetto's protobuf, track events on tracks of our own.
 
-Processes are hosts, threads are ranks: what each was seen to do, by its state, with the operation inside it. One more process
-holds a thread for every communicator with the operations open in it, another the verdicts. Culprits are flagged in their names
-and by the category ``culprit``. Looks are a second apart: an edge lies between the two looks around it.
+Tracks are verdicts, hosts with their ranks (what each was seen to do, by its state, with the operation inside it, and a counter
+of bytes a second), and communicators with the operations open in them. Culprits are flagged in their names, by the category
+``culprit`` and by an instant where the verdict begins. Looks are a second apart: an edge lies between the two looks around it.
+
+Source: protos/perfetto/trace/track_event (Perfetto v59).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
-from typing import Any, TextIO
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
-from ncclwatch.dashboard.states import BY_LETTER
+from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
+    BuiltinClock,
+    Trace,
+    TrackDescriptor,
+    TrackEvent,
+)
+
+from ncclwatch.dashboard.states import BY_LETTER, CULPRIT
 from ncclwatch.dashboard.view import View, operation_title
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.report.history import Incident
 from ncclwatch.text import clean
 
-VERDICTS_PID, GROUPS_PID = 1, 2
-FIRST_HOST_PID = 10
+SEQUENCE = 1
+"""All packets are of one sequence: one writer, in the order of time on every track."""
 
-Event = dict[str, Any]
+VERDICTS, COMMUNICATORS, HOSTS = "Verdicts", "Communicators", "Hosts"
+MAX_INT = (1 << 63) - 1
+LAST = 1 << 30
+"""Order of a rank without a number among those of its host."""
+
+Values = Mapping[str, "str | int | float | Sequence[str]"]
+
+
+@dataclass(frozen=True, slots=True)
+class Slice:
+    """What a track is in: a name, a category, and values to look at. Slices of equal name follow each other as one."""
+
+    name: str
+    category: str
+    values: Values = field(default_factory=dict, compare=False)
+
+
+@dataclass(slots=True)
+class Track:
+    """A line of the trace: its number, its name, and the slices open on it, outermost first."""
+
+    uuid: int
+    name: str
+    parent: int = 0
+    order: int = 0
+    unit: str = ""
+    open: list[Slice] = field(default_factory=list)
 
 
 class TraceBuilder:
-    """Takes views in the order of time and writes events; memory is one open slice a track."""
+    """Takes views in the order of time; ``finish`` makes the trace. Times are seconds since the epoch."""
 
-    def __init__(self, out: TextIO, begin: float) -> None:
-        self._out = out
+    def __init__(self, begin: float) -> None:
         self._begin = begin
-        self._first = True
-        self._hosts: dict[str, int] = {}
-        self._threads: dict[ProcessKey, tuple[int, int]] = {}
-        self._groups: dict[int, int] = {}
-        self._open: dict[tuple[int, int, int], tuple[str, float, Event]] = {}
-        """By (pid, tid, depth): name, begin, what else."""
         self._time = begin
-        out.write('{"displayTimeUnit":"ms","traceEvents":[')
+        self._tracks: list[Track] = []
+        self._events: list[bytes] = []
+        """Packets of events: names of tracks are only known at the end, and come first."""
+        self._verdicts, self._hosts, self._groups = (self._track(name) for name in (VERDICTS, HOSTS, COMMUNICATORS))
+        self._by_host: dict[str, Track] = {}
+        self._ranks: dict[ProcessKey, tuple[str, Track, Track]] = {}
+        """Process → its host, its track, its counter of bytes a second."""
+        self._by_group: dict[int, Track] = {}
+
+    # --- looks ---------------------------------------------------------------------------------------------------------
 
     def add(self, view: View) -> None:
         """Take a look."""
         time = self._time = view.frame.time
         groups: dict[int, set[str]] = {}
         for window, letter in zip(view.frame.windows, view.letters, strict=True):
-            pid, tid = self._thread(view, window.process.key)
+            _, track, rate = self._rank(view, window.process.key)
             operation = window.operation
             state = BY_LETTER[letter]
-            category = "culprit" if letter == "X" else "state"
-            self._step(pid, tid, 0, state.word, time, {"cat": category, "cname": _COLOURS.get(letter)})
-            title = operation_title(operation) if operation is not None else ""
-            inside: Event = {"cat": "operation"}
+            stack = [Slice(state.word, "culprit" if state is CULPRIT else "state")]
             if operation is not None:
-                inside["args"] = {"communicator": f"{operation.comm_hash:016x}", "steps": operation.steps_total}
+                title = operation_title(operation)
+                values: Values = {"communicator": f"{operation.comm_hash:016x}", "steps": operation.steps_total or 0}
+                stack.append(Slice(title, "operation", values))
                 groups.setdefault(operation.comm_hash, set()).add(title)
-            # The outer slice ends with the state; what is open inside it is cut there, and goes on in the next one.
-            self._step(pid, tid, 1, title, time, inside, cut=state.word)
+            self._move(track, stack, time)
             if window.bytes_per_s is not None:
-                self._write({"ph": "C", "pid": pid, "tid": tid, "ts": self._us(time), "name": f"bytes/s of rank {window.rank}",
-                             "args": {"bytes": round(window.bytes_per_s)}})  # fmt: skip
-        for comm_hash in set(groups) | set(self._groups):
+                self._event(rate, TrackEvent.TYPE_COUNTER, time, double_counter_value=float(window.bytes_per_s))
+        for comm_hash in set(groups) | set(self._by_group):
             names = sorted(groups.get(comm_hash, ()))
-            self._step(GROUPS_PID, self._group(comm_hash, view), 0, ", ".join(names[:4]), time, {"cat": "operation"})
+            stack = [Slice(", ".join(names[:4]), "operation")] if names else []
+            self._move(self._group(comm_hash), stack, time)
 
-    def finish(self, incidents: list[Incident], end: float) -> None:
-        """Close what is open, name the tracks, and tell the verdicts."""
-        for slot in list(self._open):
-            self._end(slot, max(end, self._time))
-        if incidents:
-            self._write(_name("process_name", VERDICTS_PID, 0, "verdicts"))
-        for i, incident in enumerate(incidents):
-            verdict = incident.verdict
-            begin, over = max(incident.began, self._begin), incident.ended if incident.ended is not None else end
-            name = f"{verdict.verdict_class.value.upper()}: {clean(verdict.summary, 200)}"
-            args = {
-                "id": verdict.id,
-                "confidence": round(verdict.confidence, 3),
-                "evidence": [clean(line, 400) for line in verdict.evidence],
-            }
-            start = self._us(begin)
-            where = {"pid": VERDICTS_PID, "tid": i + 1, "ts": start, "dur": self._us(over) - start}
-            self._write({"ph": "X", **where, "name": name, "cat": "verdict", "args": args})
-            self._write(_name("thread_name", VERDICTS_PID, i + 1, verdict.verdict_class.value))
-            accused = {(c.host, c.pid) for c in verdict.culprits}
-            for key, (pid, tid) in self._threads.items():
-                if (self._host_of(pid), key.pid) in accused:
-                    flag = {"ph": "i", "s": "t", "pid": pid, "tid": tid, "ts": start, "cat": "culprit"}
-                    self._write({**flag, "name": "culprit from here on", "args": {"verdict": verdict.id}})
+    def finish(self, incidents: list[Incident], end: float) -> bytes:
+        """Close what is open, tell the verdicts; returns the whole trace."""
+        end = max(end, self._time)
+        for track in self._tracks:
+            self._move(track, [], end)
+        for incident in incidents:
+            self._tell(incident, end)
         accused = {(c.host, c.pid) for incident in incidents for c in incident.verdict.culprits}
-        for host, pid in self._hosts.items():
-            self._write(_name("process_name", pid, 0, host))
-        for key, (pid, tid) in self._threads.items():
-            mark = " ◀ culprit" if (self._host_of(pid), key.pid) in accused else ""
-            self._write(_name("thread_name", pid, tid, f"rank {tid - 1}{mark}" if tid <= 1 << 22 else f"pid {key.pid}{mark}"))
-        if self._groups:
-            self._write(_name("process_name", GROUPS_PID, 0, "communicators"))
-        for comm_hash, tid in self._groups.items():
-            self._write(_name("thread_name", GROUPS_PID, tid, f"{comm_hash:016x}"))
-        self._out.write("\n]}\n")
+        for key, (host, track, _) in self._ranks.items():
+            if (host, key.pid) in accused:
+                track.name += " ◀ culprit"
+        # Serialised traces one behind the other are one trace: repeated fields of protobuf add up.
+        return b"".join([self._clocks(), *map(self._descriptor, self._tracks), *self._events])
+
+    def _tell(self, incident: Incident, end: float) -> None:
+        verdict = incident.verdict
+        begin, over = max(incident.began, self._begin), end if incident.ended is None else incident.ended
+        values: Values = {
+            "id": verdict.id,
+            "confidence": round(verdict.confidence, 3),
+            "evidence": [clean(line, 400) for line in verdict.evidence],
+        }
+        # One track each: verdicts on several jobs overlap without nesting.
+        track = self._track(verdict.verdict_class.value, self._verdicts)
+        self._move(track, [Slice(f"{verdict.verdict_class.value.upper()}: {verdict.summary}", "verdict", values)], begin)
+        self._move(track, [], max(over, begin))
+        accused = {(c.host, c.pid) for c in verdict.culprits}
+        for key, (host, rank, _) in self._ranks.items():
+            if (host, key.pid) in accused:
+                flag = Slice("culprit from here on", "culprit", {"verdict": verdict.id})
+                self._event(rank, TrackEvent.TYPE_INSTANT, begin, flag)
 
     # --- tracks --------------------------------------------------------------------------------------------------------
 
-    def _host_of(self, pid: int) -> str:
-        return next((host for host, number in self._hosts.items() if number == pid), "")
+    def _track(self, name: str, parent: Track | None = None, order: int = 0, unit: str = "") -> Track:
+        track = Track(len(self._tracks) + 1, name, parent.uuid if parent else 0, order, unit)
+        self._tracks.append(track)
+        return track
 
-    def _thread(self, view: View, key: ProcessKey) -> tuple[int, int]:
-        found = self._threads.get(key)
+    def _rank(self, view: View, key: ProcessKey) -> tuple[str, Track, Track]:
+        found = self._ranks.get(key)
         if found is None:
             window = view.frame.windows[view.place_of[key]]
-            pid = self._hosts.setdefault(window.process.host, FIRST_HOST_PID + len(self._hosts))
-            # A rank's number, so that tracks come in order; a process without one, or a second of that rank, comes last.
-            tid = window.rank + 1 if window.rank is not None else (1 << 23) + key.pid
-            if (pid, tid) in self._threads.values():
-                tid = (1 << 23) + len(self._threads)
-            found = self._threads[key] = (pid, tid)
+            host = window.process.host
+            above = self._by_host.get(host) or self._by_host.setdefault(host, self._track(host, self._hosts))
+            name = f"pid {key.pid}" if window.rank is None else f"rank {window.rank}"
+            track = self._track(name, above, LAST if window.rank is None else window.rank)
+            found = self._ranks[key] = (host, track, self._track(f"bytes/s of {name}", track, unit="bytes/s"))
         return found
 
-    def _group(self, comm_hash: int, view: View) -> int:
-        return self._groups.setdefault(comm_hash, len(self._groups) + 1)
+    def _group(self, comm_hash: int) -> Track:
+        found = self._by_group.get(comm_hash)
+        if found is None:
+            found = self._by_group[comm_hash] = self._track(f"{comm_hash:016x}", self._groups)
+        return found
 
-    # --- slices --------------------------------------------------------------------------------------------------------
+    # --- packets -------------------------------------------------------------------------------------------------------
 
-    def _step(self, pid: int, tid: int, depth: int, name: str, time: float, more: Mapping[str, Any], cut: str = "") -> None:
-        """The track is in ``name`` now (nothing when empty). A slice inside another ends where that one ends."""
-        key = (pid, tid, depth)
-        known = self._open.get(key)
-        if known is not None and known[0] == name and known[2].get("_cut", "") == cut:
-            return
-        if known is not None:
-            self._end(key, time)
-        if name:
-            self._open[key] = (name, time, {**more, "_cut": cut})
+    def _move(self, track: Track, stack: Sequence[Slice], time: float) -> None:
+        """From now on a track is in these slices, outermost first: what differs ends from the inside out, then begins."""
+        same = 0
+        while same < min(len(stack), len(track.open)) and stack[same] == track.open[same]:
+            same += 1
+        for _ in range(len(track.open) - same):
+            self._event(track, TrackEvent.TYPE_SLICE_END, time)
+        for begun in stack[same:]:
+            self._event(track, TrackEvent.TYPE_SLICE_BEGIN, time, begun)
+        track.open[same:] = stack[same:]
 
-    def _end(self, key: tuple[int, int, int], time: float) -> None:
-        name, begin, more = self._open.pop(key)
-        event: Event = {"ph": "X", "pid": key[0], "tid": key[1], "ts": self._us(begin), "name": clean(name, 200)}
-        event["dur"] = self._us(time) - event["ts"]
-        event.update({k: v for k, v in more.items() if k != "_cut" and v is not None})
-        self._write(event)
+    def _event(self, track: Track, kind: int, time: float, told: Slice | None = None, **more: Any) -> None:
+        trace = Trace()
+        packet = trace.packet.add(timestamp=self._ns(time), trusted_packet_sequence_id=SEQUENCE)
+        event = packet.track_event
+        event.MergeFrom(TrackEvent(type=kind, track_uuid=track.uuid, **more))
+        if told is not None:
+            event.name = clean(told.name, 200)
+            event.categories.append(told.category)
+            for name, value in told.values.items():
+                note = event.debug_annotations.add(name=name)
+                if isinstance(value, str):
+                    note.string_value = value
+                elif isinstance(value, int):
+                    note.int_value = max(min(value, MAX_INT), -MAX_INT)
+                elif isinstance(value, float):
+                    note.double_value = value
+                else:
+                    for text in value:
+                        note.array_values.add(string_value=text)
+        self._events.append(_bytes(trace))
 
-    def _us(self, time: float) -> int:
-        """Microseconds since the beginning of the recording."""
-        return max(round((time - self._begin) * 1e6), 0)
+    def _descriptor(self, track: Track) -> bytes:
+        trace = Trace()
+        descriptor = trace.packet.add(trusted_packet_sequence_id=SEQUENCE).track_descriptor
+        descriptor.uuid, descriptor.name = track.uuid, clean(track.name, 120)
+        descriptor.sibling_order_rank = track.order
+        descriptor.child_ordering = TrackDescriptor.EXPLICIT
+        if track.parent:
+            descriptor.parent_uuid = track.parent
+        if track.unit:
+            descriptor.counter.unit_name = track.unit
+        return _bytes(trace)
 
-    def _write(self, event: Event) -> None:
-        self._out.write(("\n" if self._first else ",\n") + json.dumps(event, ensure_ascii=False, separators=(",", ":")))
-        self._first = False
+    def _clocks(self) -> bytes:
+        """The trace's clock begins with the recording; what time it was then, the viewer can show."""
+        trace = Trace()
+        clocks = trace.packet.add(trusted_packet_sequence_id=SEQUENCE).clock_snapshot.clocks
+        clocks.add(clock_id=BuiltinClock.BUILTIN_CLOCK_BOOTTIME, timestamp=0)
+        clocks.add(clock_id=BuiltinClock.BUILTIN_CLOCK_REALTIME, timestamp=max(round(self._begin * 1e9), 0))
+        return _bytes(trace)
+
+    def _ns(self, time: float) -> int:
+        """Nanoseconds since the beginning of the recording."""
+        return max(round((time - self._begin) * 1e9), 0)
 
 
-# Names of colours that the viewers know.
-_COLOURS = {"X": "terrible", "D": "black", "T": "terrible", "w": "bad", "s": "bad", "r": "good", "i": "grey"}
-
-
-def _name(kind: str, pid: int, tid: int, name: str) -> Event:
-    return {"ph": "M", "pid": pid, "tid": tid, "name": kind, "args": {"name": clean(name, 120)}}
-
-
-def check(trace: Mapping[str, Any]) -> Iterator[str]:
-    """What is wrong with a trace: slices of a track that overlap without nesting, tracks without a name."""
-    slices: dict[tuple[int, int], list[tuple[int, int, str]]] = {}
-    named = set()
-    for event in trace["traceEvents"]:
-        if event["ph"] == "X":
-            slices.setdefault((event["pid"], event["tid"]), []).append((event["ts"], -event["dur"], event["name"]))
-        elif event["ph"] == "M" and event["name"] == "thread_name":
-            named.add((event["pid"], event["tid"]))
-    for track, found in slices.items():
-        if track not in named:
-            yield f"track {track} has no name"
-        stack: list[int] = []
-        for begin, minus, name in sorted(found):
-            end = begin - minus
-            while stack and stack[-1] <= begin:
-                stack.pop()
-            if stack and end > stack[-1]:
-                yield f"{name} on {track} ends at {end}, after what it lies in ({stack[-1]})"
-            stack.append(end)
+def _bytes(trace: Trace) -> bytes:
+    data: bytes = trace.SerializeToString()
+    return data
