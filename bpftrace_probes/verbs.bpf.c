@@ -53,6 +53,8 @@ int on_post_send(struct pt_regs *ctx)
 			return 0;
 		}
 		count_request(qp, request.opcode, request_bytes(&request), request.flags);
+		if (thread)
+			thread->requests_seen++;
 		if ((request.flags & SEND_SIGNALED) || qp->sig_all)
 			remember(qp, request.wr_id, now);
 		next = request.next;
@@ -124,6 +126,8 @@ int on_post_recv(struct pt_regs *ctx)
 			return 0;
 		}
 		ADD(qp->receives_posted, 1);
+		if (thread)
+			thread->requests_seen++;
 		next = request.next;
 	}
 	if (next)
@@ -182,6 +186,7 @@ int on_completion(struct pt_regs *ctx)
 		return 0;
 	}
 	thread->index++;
+	thread->completions_seen++;
 	key.context = user_word(thread->cq + CQ_CONTEXT);
 	key.pid = bpf_get_current_pid_tgid() >> 32;
 	key.qp_num = wc.qp_num;

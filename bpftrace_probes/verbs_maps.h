@@ -82,6 +82,8 @@ struct nwv_thread {
 	__u64 extended_posts; /* of them those on functions of extended queue pairs */
 	__u64 extended_polls; /* of them those on functions of extended completion queues */
 	__u64 polls_empty;
+	__u64 requests_seen; /* requests of posts that were booked, and completions of polls: what each costs beyond the hit */
+	__u64 completions_seen;
 	__u64 cq;
 	__u64 completions; /* struct ibv_wc* that poll_cq fills */
 	__u64 qp;

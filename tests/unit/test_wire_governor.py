@@ -13,11 +13,8 @@ from ncclwatch.wire.governor import (
     MIN_BURST_S,
     PATIENCE_S,
     Governor,
-    HitCost,
-    Price,
-    Tally,
-    price_of,
 )
+from ncclwatch.wire.prices import HitCost, Price, Tally, price_of
 from ncclwatch.wire.sites import Site, cheapest_entry
 
 COSTS = {CostClass.EMULATED: HitCost(500.0, 800.0), CostClass.SINGLE_STEPPED: HitCost(10_000.0, 10_500.0)}

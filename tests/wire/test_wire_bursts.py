@@ -10,9 +10,10 @@ import pytest
 from ncclwatch.model.network import FlowState
 from ncclwatch.probes.sites import CostClass
 from ncclwatch.wire.bursts import Bursts
-from ncclwatch.wire.governor import Governor, Mode, hits_by_thread, measure_costs
+from ncclwatch.wire.governor import Governor, Mode
 from ncclwatch.wire.kernel import WireKernel
 from ncclwatch.wire.plane import WirePlane
+from ncclwatch.wire.prices import hits_by_thread, measure_costs
 from ncclwatch.wire.session import VerbsUser, WireSession
 from wire.standin import load, load_under
 

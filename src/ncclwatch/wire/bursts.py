@@ -6,9 +6,10 @@ import os
 import time
 
 from ncclwatch.wire.accounts import QueuePairAccount
-from ncclwatch.wire.governor import Governor, Price, Tally, price_of, tallies
+from ncclwatch.wire.governor import Governor
 from ncclwatch.wire.kernel import hurry
 from ncclwatch.wire.plane import WirePlane, monotonic_ns
+from ncclwatch.wire.prices import Price, Tally, price_of, tallies
 
 SLICE_S = 0.001
 """How often the account is looked at while probes are in place."""

@@ -8,16 +8,11 @@ is measured on this machine, on functions of our own process.
 
 from __future__ import annotations
 
-import ctypes
-import time
-from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
 from ncclwatch.probes.sites import CostClass
-from ncclwatch.wire.calibration import calibration_sites, own_functions
-from ncclwatch.wire.kernel import WireKernel
-from ncclwatch.wire.sites import DATA_PATH, POLLING, Site
+from ncclwatch.wire.prices import NOTHING, HitCost, Tallies, Tally
 
 DEFAULT_BUDGET = 0.001
 """Share of the wall time of any traced thread."""
@@ -31,8 +26,6 @@ MIN_REST_S = 0.5
 FIRST_OVERSHOOT_S = 0.005
 """What a burst is assumed to cost beyond its length, for the time in which probes come and go, before one was seen."""
 
-CALIBRATION_CALLS = 400
-
 
 class Mode(StrEnum):
     """How the data path is watched.
@@ -44,33 +37,6 @@ class Mode(StrEnum):
     STATE = "state"
     BURSTS = "bursts"
     EXACT = "exact"
-
-
-@dataclass(frozen=True, slots=True)
-class HitCost:
-    """Measured cost in ns of one hit: of an entry alone, and of an entry and the return of the same call together."""
-
-    entry_ns: float
-    entry_and_return_ns: float
-
-    @property
-    def return_ns(self) -> float:
-        """What the return adds."""
-        return max(self.entry_and_return_ns - self.entry_ns, 0.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Tally:
-    """Hits of one thread, and what they cost it in ns."""
-
-    hits: int
-    cost_ns: float
-
-
-Tallies = Mapping[tuple[int, int], Tally]
-"""Running totals by (pid, tid)."""
-
-NOTHING = Tally(0, 0.0)
 
 
 @dataclass
@@ -254,92 +220,3 @@ class Governor:
             f"(pid {worst.pid}, tid {worst.tid}) paid {worst.cost_ns / 1e6:.1f} ms for {worst.hits} hits, "
             f"{worst.share(now_ns):.3%} of its time (budget {self.budget:.3%})"
         )
-
-
-def hits_by_thread(kernel: WireKernel, pids: Container[int]) -> dict[tuple[int, int], int]:
-    """(pid, tid) → hits of data path probes so far, of the threads of these processes."""
-    threads = kernel.threads().items()
-    return {key: int(record["posts"]) + int(record["polls"]) for key, record in threads if key[0] in pids}
-
-
-def tallies(kernel: WireKernel, prices: Mapping[int, Price]) -> dict[tuple[int, int], Tally]:
-    """Hits and cost so far of the threads of the processes that have a price."""
-    found = {}
-    for key, record in kernel.threads().items():
-        price = prices.get(key[0])
-        if price is not None:
-            extended_posts, extended_polls = int(record["extended_posts"]), int(record["extended_polls"])
-            posts, polls = int(record["posts"]) - extended_posts, int(record["polls"]) - extended_polls
-            plain = posts * price.post_ns + polls * price.poll_ns
-            extended = extended_posts * price.extended_post_ns + extended_polls * price.extended_poll_ns
-            found[key] = Tally(posts + polls + extended_posts + extended_polls, plain + extended)
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class Price:
-    """What one hit costs in a process, in ns: on its posting functions and on its polling functions, plain and extended ones."""
-
-    post_ns: float = 0.0
-    poll_ns: float = 0.0
-    extended_post_ns: float = 0.0
-    extended_poll_ns: float = 0.0
-
-
-def price_of(costs: dict[CostClass, HitCost], sites: Iterable[Site]) -> Price:
-    """The price of a hit by the dearest function of each kind.
-
-    Of a call that is probed at entry and return each of the two hits is half; one that is probed at its return alone is trapped
-    twice and counts once.
-    """
-    found = list(sites)
-    entries = {(site.inode, site.offset) for site in found if not site.on_return}
-    returns = {(site.inode, site.offset) for site in found if site.on_return}
-    dearest: dict[tuple[bool, bool], float] = {}
-    for site in found:
-        place, cost = (site.inode, site.offset), costs[site.cost]
-        if place in entries and place in returns:
-            price = cost.entry_and_return_ns / 2
-        else:
-            price = cost.entry_and_return_ns if site.on_return else cost.entry_ns
-        kind = (site.role in POLLING, site.role not in DATA_PATH)
-        dearest[kind] = max(dearest.get(kind, 0.0), price)
-    kinds = ((False, False), (True, False), (False, True), (True, True))
-    return Price(*(dearest.get(kind, 0.0) for kind in kinds))
-
-
-# Two functions of glibc in our own process stand for all: one that begins with an instruction the kernel emulates, and one that
-# does not.
-def measure_costs(kernel: WireKernel, calls: int = CALIBRATION_CALLS) -> dict[CostClass, HitCost]:
-    """What a hit costs here and now, by class of instruction: the median of a few hundred calls with probes less without.
-
-    The programs measured are those of polling, on functions of our own; takes some 10 ms. Raises what attaching raises.
-    """
-    emulated, stepped = own_functions()
-    first, second = _measure(kernel, emulated, calls), _measure(kernel, stepped, calls)
-    return {CostClass.EMULATED: first, CostClass.OPTIMISED: first, CostClass.SINGLE_STEPPED: second}
-
-
-def _measure(kernel: WireKernel, address: int, calls: int) -> HitCost:
-    function = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long)(address)
-    entry, leave = calibration_sites(address)
-    bare = _median_call_ns(function, calls)
-    results = []
-    for sites in ([entry], [entry, leave]):
-        attached = kernel.attach(sites)
-        try:
-            results.append(max(_median_call_ns(function, calls) - bare, 0.0))
-        finally:
-            kernel.detach(attached)
-    return HitCost(results[0], max(results))
-
-
-def _median_call_ns(call: Callable[[int], int], calls: int) -> float:
-    """The median of batches: a neighbour on the CPU must not count."""
-    batches = []
-    for _ in range(max(calls // 20, 5)):
-        begin = time.perf_counter_ns()
-        for _ in range(20):
-            call(0)
-        batches.append((time.perf_counter_ns() - begin) / 20)
-    return sorted(batches)[len(batches) // 2]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import threading
 from collections.abc import Iterable
@@ -20,7 +19,7 @@ from ncclwatch.probes.bpf import Link, attach_uprobe, attach_uprobe_multi, raise
 from ncclwatch.probes.program import Compilation, Image, Kernel
 from ncclwatch.probes.ring import RingReader
 from ncclwatch.wire import layouts
-from ncclwatch.wire.calibration import calibration_sites, own_functions
+from ncclwatch.wire.calibration import calibration_sites, own_function, own_functions
 from ncclwatch.wire.sites import POLLING, Site
 
 SOURCE = "verbs.bpf.c"
@@ -162,14 +161,13 @@ class WireKernel:
         They come and go without a lock in between, but exist from 6.6 on only, and at first took "process" for "thread": so it is
         tried out, on a function of our own called from another thread.
         """
-        address = own_functions()[0]
-        function = ctypes.CFUNCTYPE(ctypes.c_long, ctypes.c_long)(address)
+        address, function = own_functions()[0], own_function(0)
         links: list[Link] = []
         try:
             self._set_steps()
             links = [self._attach_one(site) for site in calibration_sites(address)]
             with ThreadPoolExecutor(max_workers=1) as other_thread:
-                thread = other_thread.submit(lambda: (function(0), threading.get_native_id())[1]).result()
+                thread = other_thread.submit(lambda: (function(0, 0, 0, 0), threading.get_native_id())[1]).result()
         except (NcclwatchError, OSError):
             return False
         finally:

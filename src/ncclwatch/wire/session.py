@@ -18,11 +18,12 @@ from ncclwatch.wire.bursts import Bursts
 from ncclwatch.wire.contexts import VerbsFile, verbs_files
 from ncclwatch.wire.control import library_of
 from ncclwatch.wire.flows import Flow, FlowWatch
-from ncclwatch.wire.governor import DEFAULT_BUDGET, MIN_BURST_S, Governor, Mode, ThreadCost, measure_costs
+from ncclwatch.wire.governor import DEFAULT_BUDGET, MIN_BURST_S, Governor, Mode, ThreadCost
 from ncclwatch.wire.kernel import WireKernel
 from ncclwatch.wire.nccl_connections import BUILT_IN
 from ncclwatch.wire.nccl_queues import QueueOwner
 from ncclwatch.wire.plane import WirePlane, monotonic_ns
+from ncclwatch.wire.prices import measure_costs
 
 QpKey = tuple[int, int, int]
 """(pid, address of the context, number of the queue pair)."""
