@@ -50,6 +50,22 @@ class _Job:
     phase: tuple[int, float] | None = None
     """(time, iterations and part of one) of the reference's latest call"""
 
+    _exchange: NDArray[np.bool_] | None = None
+    _tracked: NDArray[np.bool_] | None = None
+
+    def exchange(self) -> NDArray[np.bool_]:
+        """Rows whose grouped sends and receives are one operation; the last stands for no row. Made once: batches are many."""
+        if self._exchange is None:
+            self._exchange = np.r_[self.encoding.all_to_all(), False]
+        return self._exchange
+
+    def tracked(self, processes: int) -> NDArray[np.bool_]:
+        """Which of that many processes have a pointer; one more for no process. Made once the pointers are there."""
+        if self._tracked is None or len(self._tracked) != processes + 1:
+            self._tracked = np.zeros(processes + 1, np.bool_)
+            self._tracked[list(self.tracks)] = True
+        return self._tracked
+
     def expected_phase(self, time: int) -> float:
         """Where the reference would be at a time by its own pace."""
         if self.phase is None:
@@ -75,6 +91,7 @@ class StageNamer:
         self._next = 0
         self._rows = _Lookup()
         self._last_row: NDArray[np.int64] = np.zeros(0, np.int64)
+        self._ranks: NDArray[np.int32] = np.zeros(0, np.int32)
         self._followed = self._strayed = 0
         self._early: list[tuple[NDArray[Any], str]] = []
         self.lost = 0
@@ -127,6 +144,7 @@ class StageNamer:
             self._recorder.inherit(old, processes, rows)
         self._rows = _Lookup(self._map)
         self._last_row = np.full(len(places), -1, np.int64)
+        self._ranks = np.array(self._map.rank, np.int32)
         self._jobs = []
         self._next = max(1, FIRST_LOOK * max(1, len(specimens)))
         early, self._early = self._early, []
@@ -242,9 +260,8 @@ class StageNamer:
     ) -> tuple[NDArray[Any], ...]:
         if self._map is None:
             raise RuntimeError("nothing is known of any process")
-        tracked = np.zeros(len(self._map.places) + 1, np.bool_)
-        tracked[list(job.tracks)] = True
-        all_to_all = np.r_[job.encoding.all_to_all(), False][row] & np.isin(part["function"], POINT_TO_POINT)
+        tracked = job.tracked(len(self._map.places))
+        all_to_all = job.exchange()[row] & np.isin(part["function"], POINT_TO_POINT)
         before = np.r_[-1, row[:-1]]
         first = np.r_[True, process[1:] != process[:-1]]
         before[first] = self._last_row[process[first]]
@@ -278,7 +295,7 @@ class StageNamer:
             patterns[piece] = track.pattern.id
         self._followed += len(positions)
         self._strayed += int(np.count_nonzero(positions < 0))
-        rank = np.array(self._map.rank, np.int32)[numbers]
+        rank = self._ranks[numbers]
         return at[operation], rank, patterns, positions, iterations, exact
 
     def _follow(

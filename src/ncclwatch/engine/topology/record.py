@@ -98,11 +98,11 @@ class Recorder:
         """Take calls (operations and group starts and ends, in order of time) with their process and row (−1: a group's)."""
         operation = row >= 0
         function = events["function"].astype(np.int64)
-        key = row[operation] * FUNCTIONS + function[operation]
-        size = self.calls.size
-        self.calls += np.bincount(key, minlength=size).reshape(self.calls.shape)
+        # Of all the rows a batch of one node touches a few.
+        touched, which = np.unique(row[operation] * FUNCTIONS + function[operation], return_inverse=True)
         weights = np.minimum(events["count"][operation], np.uint64(1 << 50)).astype(np.float64)
-        self.elements += np.bincount(key, weights=weights, minlength=size).reshape(self.calls.shape)
+        self.calls.reshape(-1)[touched] += np.bincount(which, minlength=len(touched))
+        self.elements.reshape(-1)[touched] += np.bincount(which, weights=weights, minlength=len(touched))
         self.taken += int(np.count_nonzero(operation))
         kept = np.zeros(int(process.max(initial=-1)) + 2, np.bool_)
         wanted = [p for p in self._rings if p < len(kept)]
