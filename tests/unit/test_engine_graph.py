@@ -5,24 +5,30 @@ from __future__ import annotations
 import random
 
 import networkx as nx
+import numpy as np
 import pytest
 
-from ncclwatch.engine.graph import components, reaching
+from ncclwatch.engine.graph import Graph, components
 
 
 @pytest.mark.parametrize("seed", range(20))
 def test_components_and_ancestors_agree_with_networkx(seed: int) -> None:
     chance = random.Random(seed)
     size = chance.randrange(2, 60)
-    graph = nx.gnp_random_graph(size, chance.choice([0.01, 0.05, 0.2]), seed=seed, directed=True)
-    following = {node: list(graph.successors(node)) for node in graph}
-    preceding = {node: list(graph.predecessors(node)) for node in graph}
-    expected = {frozenset(part) for part in nx.strongly_connected_components(graph)}
-    assert {frozenset(part) for part in components(list(graph), following)} == expected
+    reference = nx.gnp_random_graph(size, chance.choice([0.01, 0.05, 0.2]), seed=seed, directed=True)
+    following = {node: list(reference.successors(node)) for node in reference}
+    parts = {frozenset(part) for part in nx.strongly_connected_components(reference)}
+    assert {frozenset(part) for part in components(list(reference), following)} == parts
+    edges = np.array(list(reference.edges), np.int64).reshape(-1, 2)
+    graph = Graph(size, edges[:, 0], edges[:, 1])
     node = chance.randrange(size)
-    assert reaching([node], preceding) == nx.ancestors(graph, node) | {node}
+    assert graph.reaching([node]) == nx.ancestors(reference, node) | {node}
+    final = {part for part in parts if all(target in part for member in part for target in following[member])}
+    assert {frozenset(part) for part in graph.final_components()} == final
 
 
 def test_a_chain_of_100_000_ranks_needs_no_recursion() -> None:
     size = 100_000
     assert len(components(range(size), {node: [node + 1] for node in range(size - 1)})) == size
+    nodes = np.arange(size)
+    assert len(Graph(size, nodes, (nodes + 1) % size).final_components()) == 1

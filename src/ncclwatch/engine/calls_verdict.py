@@ -30,7 +30,7 @@ def judge_calls(
     for number, finding in findings.items():
         if finding.inconsistent:
             return _inconsistent(job, job.groups[number], finding, orders, still, time)
-    blocked = call_waits(job, findings, ledger) | {wait.waiter.index for wait in waits.edges if isinstance(wait.waiter, RankNode)}
+    blocked = call_waits(job, findings, ledger) | waits.waiting()
     culprits: list[Culprit] = []
     evidence: list[str] = []
     for number, finding in findings.items():
@@ -55,12 +55,12 @@ def add_call_waits(job: Job, findings: Mapping[int, CallsFinding], waits: Waits)
     collective another has not called waits for that one. A rank that memory shows at work may have called far ahead: for it the
     calls say nothing.
     """
-    seen = {wait.waiter for wait in waits.edges} | {RankNode(mark.member.index) for mark in waits.stalls}
+    seen = waits.waiting() | set(waits.standing().tolist())
     added = False
     for number, finding in findings.items():
         group = job.groups[number]
         behind = [member for rank in finding.behind if (member := group.holder(rank)) is not None]
-        waiting = [m for rank in finding.waiting if (m := group.holder(rank)) is not None and RankNode(m.index) not in seen]
+        waiting = [m for rank in finding.waiting if (m := group.holder(rank)) is not None and m.index not in seen]
         if not behind or not waiting:
             continue
         # One wait for each is enough to follow: everybody waits, and everybody behind is waited for.
@@ -69,7 +69,7 @@ def add_call_waits(job: Job, findings: Mapping[int, CallsFinding], waits: Waits)
         for waiter, other in pairs:
             key = ConnectionKey(number, 0, group.ranks[other.index], group.ranks[waiter.index], False)
             text = partial(_call_wait_text, waiter, other, finding)
-            waits.edges.append(
+            waits.added.append(
                 Wait(RankNode(waiter.index), RankNode(other.index), Why.NOT_CALLED, key, text, operation=operation)
             )
         added = True

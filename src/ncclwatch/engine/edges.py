@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from enum import StrEnum
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
+import numpy as np
+
+from ncclwatch.engine.columns import Column
 from ncclwatch.engine.connections import ConnectionKey, End
 from ncclwatch.engine.job import Member
 from ncclwatch.engine.mismatch import Mismatch
 from ncclwatch.model.verdict import OperationRef
+
+T = TypeVar("T")
 
 
 class RankNode(int):
@@ -127,15 +132,121 @@ class StallMark:
         return self.describe()
 
 
-@dataclass(slots=True)
-class Waits:
-    """The wait-for graph of one job."""
+class Nodes:
+    """Nodes as numbers: an observed process is its index, everything else is negative."""
 
-    edges: list[Wait] = field(default_factory=list)
-    stalls: list[StallMark] = field(default_factory=list)
-    mismatches: list[Mismatch] = field(default_factory=list)
+    def __init__(self) -> None:
+        self._others: list[Node] = []
+        self._numbers: dict[Node, int] = {}
+
+    def number(self, node: Node) -> int:
+        """The number of a node."""
+        if isinstance(node, RankNode):
+            return int(node)
+        number = self._numbers.setdefault(node, -1 - len(self._others))
+        if number == -1 - len(self._others):
+            self._others.append(node)
+        return number
+
+    def node(self, number: int) -> Node:
+        """The node with a number."""
+        return RankNode(number) if number >= 0 else self._others[-1 - number]
+
+
+@dataclass(slots=True)
+class Columns(Generic[T]):
+    """Waits or stalls of the network's transfers, in columns: who (waiter or stalled process), and for whom where it waits.
+
+    ``make`` turns a row into an object; ``collectives`` are the ids of the communicators that have a collective among the rows.
+    """
+
+    who: Column
+    target: Column
+    make: Callable[[int], T]
+    collectives: set[int]
+
+    def __len__(self) -> int:
+        return len(self.who)
+
+
+class Waits:
+    """The wait-for graph of one job: what the network's transfers show in columns, the rest as objects.
+
+    Waits have an order, and a number by it: those of the columns come first.
+    """
+
+    def __init__(
+        self, edges: Iterable[Wait] = (), stalls: Iterable[StallMark] = (), mismatches: Iterable[Mismatch] = (),
+        *, columns: Columns[Wait] | None = None, stall_columns: Columns[StallMark] | None = None, nodes: Nodes | None = None,
+    ) -> None:  # fmt: skip
+        self.nodes = nodes or Nodes()
+        self.mismatches = list(mismatches)
+        self.columns, self.stall_columns = columns, stall_columns
+        self.added, self.added_stalls = list(edges), list(stalls)
 
     @property
     def open(self) -> bool:
         """Whether any transfer is unfinished."""
-        return bool(self.edges or self.stalls)
+        return bool(self.added or self.added_stalls or self.columns or self.stall_columns)
+
+    def with_edges(self, edges: Iterable[Wait]) -> Waits:
+        """The same stalls, and these waits."""
+        return Waits(edges, self.added_stalls, self.mismatches, stall_columns=self.stall_columns, nodes=self.nodes)
+
+    def ends(self) -> tuple[Column, Column]:
+        """Numbers of the waiters and of those waited for, of every wait."""
+        waiters = np.array([self.nodes.number(wait.waiter) for wait in self.added], np.int64)
+        targets = np.array([self.nodes.number(wait.target) for wait in self.added], np.int64)
+        if self.columns is None:
+            return waiters, targets
+        return np.r_[self.columns.who, waiters], np.r_[self.columns.target, targets]
+
+    def wait(self, number: int) -> Wait:
+        """One wait."""
+        in_columns = len(self.columns) if self.columns is not None else 0
+        if self.columns is not None and number < in_columns:
+            return self.columns.make(number)
+        return self.added[number - in_columns]
+
+    def standing(self) -> Column:
+        """Indices of the processes that stand still, one for every stall."""
+        added = np.array([mark.member.index for mark in self.added_stalls], np.int64)
+        return added if self.stall_columns is None else np.r_[self.stall_columns.who, added]
+
+    def stall(self, number: int) -> StallMark:
+        """One stall."""
+        in_columns = len(self.stall_columns) if self.stall_columns is not None else 0
+        if self.stall_columns is not None and number < in_columns:
+            return self.stall_columns.make(number)
+        return self.added_stalls[number - in_columns]
+
+    def all(self) -> Iterator[Wait]:
+        """Every wait as an object."""
+        yield from map(self.wait, range(len(self.ends()[0])))
+
+    def of(self, node: Node) -> list[Wait]:
+        """The waits by a node, and for it."""
+        waiters, targets = self.ends()
+        number = self.nodes.number(node)
+        return [self.wait(place) for place in np.flatnonzero((waiters == number) | (targets == number)).tolist()]
+
+    def first(self, waiters: int) -> list[Wait]:
+        """All waits of the first so many nodes that wait."""
+        who, _ = self.ends()
+        _, place = np.unique(who, return_index=True)
+        chosen = who[np.sort(place)[:waiters]]
+        return [self.wait(number) for number in np.flatnonzero(np.isin(who, chosen)).tolist()]
+
+    def waiting(self) -> set[int]:
+        """Indices of the processes that wait."""
+        waiters, _ = self.ends()
+        return set(np.unique(waiters[waiters >= 0]).tolist())
+
+    def collectives(self) -> set[int]:
+        """Ids of the communicators in which a collective stands still."""
+        keys = (*(wait.key for wait in self.added), *(mark.key for mark in self.added_stalls))
+        found = {key.group for key in keys if not key.point_to_point}
+        for columns in (self.columns, self.stall_columns):
+            if columns is not None:
+                found |= columns.collectives
+        return found

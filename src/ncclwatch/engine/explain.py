@@ -136,7 +136,7 @@ def unseen(job: Job, sinks: Sequence[Sink], waits: Waits, still: float, time: fl
     absent = any(isinstance(sink.nodes[0], AbsentNode) for sink in sinks)
     what = "was not observed" if absent else "is joined by a transport the host cannot see into"
     text = f"{_count(job)}: nothing moves; the waits lead to {', '.join(dict.fromkeys(names)) or 'no rank'}, which {what}"
-    evidence = tuple(wait_lines([wait for sink in sinks for wait in sink.waits] or waits.edges))
+    evidence = tuple(wait_lines([wait for sink in sinks for wait in sink.waits] or waits.first(EVIDENCE_LINES)))
     steps = ("attach to the processes of the ranks named as well",) if absent else ()
     return Verdict(
         VerdictClass.UNKNOWN, text, time=time, evidence=(*evidence[:EVIDENCE_LINES], _stillness(job, still)),

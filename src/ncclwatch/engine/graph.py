@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import TypeVar
 
+import numpy as np
+from numpy.typing import NDArray
+
 NodeT = TypeVar("NodeT", bound=Hashable)
 
 
@@ -54,13 +57,46 @@ def _take(open_nodes: list[NodeT], is_open: set[NodeT], root: NodeT) -> list[Nod
             return component
 
 
-def reaching(targets: Iterable[NodeT], preceding: Mapping[NodeT, Sequence[NodeT]]) -> set[NodeT]:
-    """All nodes from which one of ``targets`` can be reached, themselves included. O(nodes + edges)."""
-    seen = set(targets)
-    todo = list(seen)
-    while todo:
-        for node in preceding.get(todo.pop(), ()):
-            if node not in seen:
-                seen.add(node)
-                todo.append(node)
-    return seen
+class Graph:
+    """A directed graph of nodes from 0 on."""
+
+    def __init__(self, size: int, sources: NDArray[np.int64], targets: NDArray[np.int64]) -> None:
+        """An edge from each of ``sources`` to that of ``targets``."""
+        self.size = size
+        self._following = _neighbours(size, sources, targets)
+        self._preceding = _neighbours(size, targets, sources)
+
+    def reaching(self, targets: Iterable[int]) -> set[int]:
+        """All nodes from which one of ``targets`` can be reached, themselves included. O(nodes + edges)."""
+        seen = set(targets)
+        todo = list(seen)
+        first, neighbours = self._preceding
+        while todo:
+            node = todo.pop()
+            for other in neighbours[first[node] : first[node + 1]]:
+                if other not in seen:
+                    seen.add(other)
+                    todo.append(other)
+        return seen
+
+    def final_components(self) -> list[list[int]]:
+        """Strongly connected components without an edge that leaves them. O(nodes + edges)."""
+        first, neighbours = self._following
+        ends = [node for node in range(self.size) if first[node] == first[node + 1]]
+        # Whatever reaches a node without edges is in no such component; few nodes are left to be searched for circles.
+        done = self.reaching(ends)
+        left = [node for node in range(self.size) if node not in done] if len(done) < self.size else []
+        following = {node: neighbours[first[node] : first[node + 1]] for node in left}
+        found = [[node] for node in ends]
+        for part in components(left, following):
+            own = set(part)
+            if all(other in own for node in part for other in following[node]):
+                found.append(part)
+        return found
+
+
+def _neighbours(size: int, nodes: NDArray[np.int64], others: NDArray[np.int64]) -> tuple[list[int], list[int]]:
+    """(where the neighbours of each node begin, all neighbours)"""
+    order = np.argsort(nodes, kind="stable")
+    first = np.cumsum(np.bincount(nodes, minlength=size))
+    return [0, *first.tolist()], others[order].tolist()

@@ -22,15 +22,9 @@ def missed(job: Job, waits: Waits, sinks: Sequence[Sink]) -> list[Member]:
     if any(explain.errors_of(member) for member in job.members if not member.gone):
         return gone
     needed = {node.index for sink in sinks if sink.waits for node in sink.nodes if isinstance(node, RankNode)}
-    for number in _standing_groups(waits):
+    for number in waits.collectives():
         needed |= {member.index for member, _ in job.groups[number].members.values()}
     return [member for member in gone if member.index in needed]
-
-
-def _standing_groups(waits: Waits) -> set[int]:
-    """Groups in which a collective stands still."""
-    keys = (*(wait.key for wait in waits.edges), *(mark.key for mark in waits.stalls))
-    return {key.group for key in keys if not key.point_to_point}
 
 
 def ended_ranks(
@@ -78,9 +72,9 @@ def judge_halted(
             victims |= victims_of([sink])
         if member.gone or sink is None or not sink.waits:
             # Its neighbours' transfers with it may be gone, or hidden inside the node.
-            evidence += explain.wait_lines(waits.edges)[:4]
+            evidence += explain.wait_lines(waits.first(4))[:4]
         # Whoever waits for whom: everybody in a collective that stands still with it waits for it in the end.
-        shared = [job.groups[number] for number in _standing_groups(waits) if member.index in job.groups[number].ranks]
+        shared = [job.groups[number] for number in waits.collectives() if member.index in job.groups[number].ranks]
         victims |= {other.index for group in shared for other, _ in group.members.values()}
     for sink in ended:
         culprits.append(absent_culprit(job, sink, "has ended: it is not among the processes of its host, or its peers lost it"))

@@ -28,11 +28,17 @@ class Member:
     index: int
     samples: Sequence[ProcessSample]
     rank: int | None = None
+    last: ProcessSample = field(init=False)
+    """The newest sample."""
+    stopped: bool = field(init=False)
+    """Whether the last two samples saw the process stopped."""
+    gone: bool = field(init=False)
+    """Whether the process has ended."""
 
-    @property
-    def last(self) -> ProcessSample:
-        """The newest sample."""
-        return self.samples[-1]
+    def __post_init__(self) -> None:
+        self.last = last = self.samples[-1]
+        self.gone = last.run_state in GONE_STATES
+        self.stopped = last.run_state in STOPPED_STATES and self.samples[-2:][0].run_state in STOPPED_STATES
 
     @property
     def info(self) -> ProcessInfo:
@@ -40,14 +46,9 @@ class Member:
         return self.last.process
 
     @property
-    def stopped(self) -> bool:
-        """Whether the last two samples saw the process stopped."""
-        return all(sample.run_state in STOPPED_STATES for sample in self.samples[-2:])
-
-    @property
-    def gone(self) -> bool:
-        """Whether the process has ended."""
-        return self.last.run_state in GONE_STATES
+    def halted(self) -> bool:
+        """Whether it is stopped or has ended: then it waits for nobody."""
+        return self.stopped or self.gone
 
     @property
     def label(self) -> str:

@@ -10,8 +10,12 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-from ncclwatch.engine.connections import Connections, End
+import numpy as np
+
+from ncclwatch.engine.columns import Column
+from ncclwatch.engine.connections import End
 from ncclwatch.engine.job import Job
+from ncclwatch.engine.transfers import Transfers
 from ncclwatch.model.state import Direction
 
 
@@ -73,34 +77,36 @@ class Mismatch:
         return lines
 
 
-def find_mismatches(job: Job, connections: Connections) -> list[Mismatch]:
+def find_mismatches(transfers: Transfers) -> list[Mismatch]:
     """Communicators in which two ends of a connection work on different operations. O(transfers)."""
     pairs: dict[int, list[tuple[End, End]]] = defaultdict(list)
-    for key, senders in connections.senders.items():
-        for sender in senders:
-            for receiver in connections.receivers.get(key, ()):
-                if sender.begun and receiver.begun and _disagree(sender, receiver):
-                    pairs[key.group].append((sender, receiver))
-    return [Mismatch(group_id, _open_calls(connections, group_id), found) for group_id, found in pairs.items()]
+    odd = [_disagreeing(transfers, senders, receivers) for senders, receivers in transfers.pairs()]
+    for sender, receiver in sorted(pair for pairs_of_turn in odd for pair in pairs_of_turn):
+        pairs[transfers.group_of(sender).id].append((transfers.end(sender), transfers.end(receiver)))
+    return [Mismatch(group_id, _open_calls(transfers, group_id), found) for group_id, found in pairs.items()]
 
 
-def _disagree(sender: End, receiver: End) -> bool:
-    overlap = sender.sub.base < receiver.last_step and receiver.sub.base < sender.last_step
-    if not overlap:
-        return False
-    same_steps = (sender.sub.base, sender.sub.nsteps) == (receiver.sub.base, receiver.sub.nsteps)
-    if sender.key.point_to_point:
-        return not same_steps
-    return not same_steps or sender.operation.collective != receiver.operation.collective
+def _disagreeing(transfers: Transfers, senders: Column, receivers: Column) -> list[tuple[int, int]]:
+    """Those of the pairs that overlap and are not the same."""
+    bases, other_bases = transfers.base[senders], transfers.base[receivers]
+    steps, other_steps = transfers.nsteps[senders], transfers.nsteps[receivers]
+    overlap = (bases < other_bases + other_steps) & (other_bases < bases + steps)
+    other_name = (transfers.collective[senders] != transfers.collective[receivers]) & ~transfers.point_to_point[senders]
+    odd = overlap & ((bases != other_bases) | (steps != other_steps) | other_name)
+    return list(zip(senders[odd].tolist(), receivers[odd].tolist(), strict=True))
 
 
-def _open_calls(connections: Connections, group_id: int) -> dict[int, OpenCall]:
+def _open_calls(transfers: Transfers, group_id: int) -> dict[int, OpenCall]:
     """The first collective each rank has open, by its sending side, else its receiving side."""
     calls: dict[int, OpenCall] = {}
     for direction in (Direction.SEND, Direction.RECV):
-        for end in sorted(connections.unfinished(direction), key=lambda e: (e.operation.op_count, e.key.channel)):
-            if end.key.group != group_id or end.key.point_to_point:
-                continue
-            rank = end.key.source if direction is Direction.SEND else end.key.destination
-            calls.setdefault(rank, OpenCall(end.operation.collective, end.operation.sequence, end.sub.nsteps))
+        rows = transfers.unfinished(direction)
+        place = transfers.members.places[group_id]
+        rows = rows[(transfers.group[rows] == place) & ~transfers.point_to_point[rows]]
+        rows = rows[np.lexsort((transfers.channel[rows], transfers.op_count[rows]))]
+        _, first = np.unique(transfers.rank[rows], return_index=True)
+        for row in rows[np.sort(first)].tolist():
+            operation = transfers.operation_of(row)
+            call = OpenCall(operation.collective, operation.sequence, int(transfers.nsteps[row]))
+            calls.setdefault(int(transfers.rank[row]), call)
     return calls

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
-from ncclwatch.model.network import FlowRecord, FlowState, KernelLogLine, LinkChange, NetworkLook, NicRecord
+from ncclwatch.model.network import FlowRecord, FlowState, KernelLogLine, LinkChange, NetworkLook, NicKey, NicRecord
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 
@@ -38,16 +38,17 @@ NETWORK_CLASSES = frozenset(
 class HostNetwork:
     """What is remembered of one host. ``wall`` of a kernel line is when it reached us, in ns since the epoch."""
 
-    nics: dict[str, NicRecord] = field(default_factory=dict)
+    nics: dict[NicKey, NicRecord] = field(default_factory=dict)
     flows: tuple[FlowRecord, ...] = ()
     flows_ns: int = 0
     """When ``flows`` were listed, in ns since the epoch."""
     changes: deque[LinkChange] = field(default_factory=lambda: deque(maxlen=MAX_KEPT))
     kernel: deque[tuple[int, KernelLogLine]] = field(default_factory=lambda: deque(maxlen=MAX_KEPT))
 
-    def down_since(self, name: str) -> LinkChange | None:
+    def down_since(self, nic: NicRecord) -> LinkChange | None:
         """The change that took a link down, if that is known and it was the last one."""
-        last = next((change for change in reversed(self.changes) if change.name == name), None)
+        keys = {nic.key, (nic.host, nic.namespace, nic.netdev)}
+        last = next((change for change in reversed(self.changes) if change.key in keys), None)
         return last if last is not None and not last.up else None
 
 
@@ -65,7 +66,7 @@ class NetworkMemory:
                 return
             known = self.hosts[host] = HostNetwork()
         if look.nics:
-            known.nics = {nic.name: _with_users(nic, known.nics.get(nic.name)) for nic in look.nics}
+            known.nics = {nic.key: _with_users(nic, known.nics.get(nic.key)) for nic in look.nics}
         if look.flows or wall_ns - known.flows_ns > FLOWS_STALE_NS:
             known.flows, known.flows_ns = look.flows[:MAX_FLOWS], wall_ns
         known.changes.extend(look.changes)
@@ -95,11 +96,14 @@ class NetworkMemory:
         """(evidence, next step) for every NIC in trouble that ranks of this verdict use."""
         ranks = {culprit.rank for culprit in verdict.culprits if culprit.rank is not None} | set(verdict.victims)
         device = verdict.link.device if verdict.link else ""
+        culprits = {culprit.host for culprit in verdict.culprits}
         for host, known in sorted(self.hosts.items()):
-            for nic in known.nics.values():
-                concerned = not ranks or bool(ranks & set(nic.used_by))
-                named = bool(device) and device in (nic.name, nic.name.partition(":")[0], nic.netdev)
-                if (named or (nic.used_by and concerned)) and (said := _trouble(host, nic, known, ranks)) is not None:
+            used = [nic for nic in known.nics.values() if nic.used_by and (not ranks or ranks & set(nic.used_by))]
+            # Every host has an eth0, and so may each of its containers: the name alone says little where users are known.
+            if not any(_is_called(nic, device) for nic in used) and (host in culprits or not culprits):
+                used += [nic for nic in known.nics.values() if not nic.used_by and _is_called(nic, device)]
+            for nic in used:
+                if (said := _trouble(host, nic, known, ranks)) is not None:
                     yield said
 
     def _flow_lines(self, verdict: Verdict) -> list[str]:
@@ -135,6 +139,10 @@ class NetworkMemory:
                     yield f"kernel log of {host}: {line.text}"
 
 
+def _is_called(nic: NicRecord, device: str) -> bool:
+    return bool(device) and device in (nic.name, nic.name.partition(":")[0], nic.netdev)
+
+
 def _with_users(nic: NicRecord, before: NicRecord | None) -> NicRecord:
     """A NIC keeps its users: between two operations nobody is seen to use it, and over a dead link nothing begins."""
     if before is None or not before.used_by:
@@ -149,18 +157,18 @@ def _trouble(host: str, nic: NicRecord, known: HostNetwork, ranks: Iterable[int]
     )
     used = used if users else ""
     if not nic.up:
-        change = known.down_since(nic.name) or (known.down_since(nic.netdev) if nic.netdev else None)
+        change = known.down_since(nic)
         what = change.detail if change is not None and change.detail else nic.state
         when = f", since {_clock(change.wall_ns)}" if change is not None else ""
-        step = f"bring {nic.name} on {host} up again, or look at its cable and switch port ('ip link', 'ibstat')"
-        return f"{nic.name} on {host} is down ({what}{when}){used}", step
+        step = f"bring {nic.label} on {host} up again, or look at its cable and switch port ('ip link', 'ibstat')"
+        return f"{nic.label} on {host} is down ({what}{when}){used}", step
     total = sum(nic.errors.values())
     if total < LIKELY_LOSS:
         return None
     worst = sorted(nic.errors.items(), key=lambda item: -item[1])[:3]
     counted = ", ".join(f"{name} {number}" for name, number in worst)
-    step = f"look at the path of {nic.name} on {host}: its cable, transceiver and switch port, and congestion"
-    return f"{nic.name} on {host} counted errors since watching began: {counted}{used}", step
+    step = f"look at the path of {nic.label} on {host}: its cable, transceiver and switch port, and congestion"
+    return f"{nic.label} on {host} counted errors since watching began: {counted}{used}", step
 
 
 def _names(line: KernelLogLine, culprits: Iterable[Culprit]) -> bool:

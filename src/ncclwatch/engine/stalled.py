@@ -69,7 +69,7 @@ def _inconsistent(job: Job, waits: Waits, orders: Orders | None, still: float, t
                 what = f"has called {call.text()}, unlike its peers" if call else "has called another operation than its peers"
                 suspects.setdefault(member.index, what)
     if not suspects:
-        return explain.ambiguous_cycle(job, waits.edges, still, time)
+        return explain.ambiguous_cycle(job, waits.first(explain.EVIDENCE_LINES), still, time)
     verdict_class, confidence = VerdictClass.INCONSISTENT, 0.5 if tie else 0.9
     deviations = find_deviations(job, set(suspects), orders) if tie else {}
     if deviations:
@@ -80,8 +80,7 @@ def _inconsistent(job: Job, waits: Waits, orders: Orders | None, still: float, t
             verdict_class, suspects = VerdictClass.NOT_ENTERED, dict.fromkeys(suspects, LEFT_OUT)
     culprits = []
     for index, reason in suspects.items():
-        own = [wait for wait in waits.edges if RankNode(index) in (wait.waiter, wait.target)]
-        culprits.append(observed_culprit(job, job.member(index), own, (), reason))
+        culprits.append(observed_culprit(job, job.member(index), waits.of(RankNode(index)), (), reason))
     victims = explain.other_fellows(job, culprits)
     return explain.build(job, verdict_class, culprits, victims, evidence, still=still, time=time, confidence=confidence)
 

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.engine.slow.contention import believed
 from ncclwatch.engine.slow.findings import (
     BUSIER,
     FLOOR,
@@ -32,7 +33,7 @@ def find(profile: Profile, context: Context) -> list[Finding]:
     if profile.looks < (START_TOTAL_LOOKS if context.lost is None else TOTAL_LOOKS):
         return []
     findings = network_findings(profile, context) + _ranks(profile, context)
-    findings = _same_ranks(findings)
+    findings = believed(_same_ranks(findings), profile, context)
     return sorted(findings, key=lambda finding: -finding.share)
 
 

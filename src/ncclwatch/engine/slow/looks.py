@@ -17,7 +17,6 @@ from functools import partial
 
 from ncclwatch.engine.connections import ConnectionKey
 from ncclwatch.engine.edges import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, Node, RankNode, Wait, Waits, Why
-from ncclwatch.engine.graph import reaching
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.locate import Sink, find_sinks
 from ncclwatch.engine.slow.kernels import Kernels, OrderOf
@@ -79,11 +78,12 @@ class Activity(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class CpuWait:
-    """For how long the threads of a process have been runnable without a CPU, seconds so far, and when that was read (s)."""
+class CpuTimes:
+    """How long the threads of a process have waited for a CPU and run so far, seconds; ``at``: when that was read."""
 
     at: float
-    seconds: float
+    waited: float
+    ran: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class Look:
     ranks: int
     holds: tuple[Hold, ...]
     activities: dict[ProcessKey, Activity]
-    cpu_waits: dict[ProcessKey, CpuWait] = field(default_factory=dict)
+    cpu_times: dict[ProcessKey, CpuTimes] = field(default_factory=dict)
     """Of the processes of which it is known at this look."""
 
 
@@ -105,12 +105,12 @@ def take_look(job: Job, order_of: OrderOf | None = None, near_s: float = math.in
     """
     everything = find_waits(job)
     kernels = Kernels(job, order_of)
-    seen = [wait for wait in everything.edges if kernels.waits(wait)] + list(laggards(job))
+    seen = [wait for wait in everything.all() if kernels.waits(wait)] + list(laggards(job))
     moments = Moments(job, near_s)
     edges = [wait for wait in seen if moments.prove(wait)]
     # Whoever may wait for another is no end of the waits.
     doubtful = {wait.waiter for wait in seen if not moments.prove(wait)} if len(edges) < len(seen) else set()
-    waits = Waits(edges, everything.stalls, everything.mismatches)
+    waits = everything.with_edges(edges)
     sinks = [sink for sink in find_sinks(job, waits) if sink.waits or sink.inside]
     blocked = [_blocked(sink) for sink in sinks]
     reached: dict[int, int] = defaultdict(int)
@@ -127,12 +127,12 @@ def take_look(job: Job, order_of: OrderOf | None = None, near_s: float = math.in
                 continue
             holds += _holds(job, sink, node, weight / len(nodes))
     time = max(member.last.wall_ns for member in job.members) / 1e9
-    waited = {
-        member.info.key: CpuWait(member.last.time_ns / 1e9, member.last.run_queue_wait_ns / 1e9)
+    cpu_times = {
+        member.info.key: CpuTimes(sample.time_ns / 1e9, sample.run_queue_wait_ns / 1e9, sample.cpu_time_ns / 1e9)
         for member in job.members
-        if member.last.run_queue_wait_ns is not None
+        if (sample := member.last).run_queue_wait_ns is not None and sample.cpu_time_ns is not None
     }
-    return Look(time, len(job.members), tuple(holds), _activities(job, waits, kernels, doubtful), waited)
+    return Look(time, len(job.members), tuple(holds), _activities(job, waits, kernels, doubtful), cpu_times)
 
 
 def laggards(job: Job) -> Iterator[Wait]:
@@ -169,7 +169,7 @@ def laggards(job: Job) -> Iterator[Wait]:
 
 def _activities(job: Job, waits: Waits, kernels: Kernels, doubtful: Collection[Node]) -> dict[ProcessKey, Activity]:
     waiting: dict[int, set[bool]] = defaultdict(set)
-    for wait in waits.edges:
+    for wait in waits.all():
         if isinstance(wait.waiter, RankNode):
             waiting[wait.waiter.index].add(isinstance(wait.target, LinkNode))
     found: dict[ProcessKey, Activity] = {}
@@ -192,8 +192,7 @@ def _activities(job: Job, waits: Waits, kernels: Kernels, doubtful: Collection[N
 
 
 def _blocked(sink: Sink) -> set[int]:
-    ends = set(sink.nodes)
-    found = {node.index for node in reaching(ends, sink.preceding) - ends if isinstance(node, RankNode)}
+    found = sink.behind()
     if sink.is_cycle:
         # Ranks in a circle hold each other up.
         found |= {node.index for node in sink.nodes if isinstance(node, RankNode)}

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.slow.looks import Activity, CpuWait, LinkPlace, Look, Part
+from ncclwatch.engine.slow.looks import Activity, CpuTimes, LinkPlace, Look, Part
 from ncclwatch.model.identity import ProcessKey
 
 Shares = NDArray[np.float64]
@@ -47,8 +47,20 @@ class Profile:
     busy: Shares = field(default_factory=lambda: np.zeros(0))
     host: Shares = field(default_factory=lambda: np.zeros(0))
     waits: Shares = field(default_factory=lambda: np.zeros(0))
-    cpu_wait: Shares = field(default_factory=lambda: np.zeros(0))
-    """Threads of each rank that were runnable and had no CPU, on average; nan where that is not known."""
+    cpu: Shares = field(default_factory=lambda: np.zeros((2, 0)))
+    """Threads that were runnable and had no CPU, and that ran, on average: shape (2, processes); nan where that is not known."""
+
+    @property
+    def cpu_wait(self) -> Shares:
+        """Threads of each rank that wait for a CPU, on average."""
+        wait: Shares = self.cpu[0]
+        return wait
+
+    @property
+    def cpu_use(self) -> Shares:
+        """CPUs that each rank uses, on average."""
+        use: Shares = self.cpu[1]
+        return use
 
     def own(self) -> Shares:
         """Share of the job's time spent waiting for each rank's own work."""
@@ -79,7 +91,7 @@ def link_key(place: LinkPlace) -> LinkKey:
 def add_up(looks: Sequence[Look], processes: Sequence[ProcessKey]) -> Profile:
     """Profile of some looks. O(holds)."""
     index = {key: at for at, key in enumerate(processes)}
-    profile = Profile(list(processes), len(looks), cpu_wait=_cpu_waits(looks, index))
+    profile = Profile(list(processes), len(looks), cpu=_cpu_times(looks, index))
     size = len(index)
     profile.hold = {part: np.zeros(size) for part in Part}
     profile.looks_held = {part: np.zeros(size) for part in Part}
@@ -137,18 +149,19 @@ def add_up(looks: Sequence[Look], processes: Sequence[ProcessKey]) -> Profile:
     return profile
 
 
-def _cpu_waits(looks: Sequence[Look], index: dict[ProcessKey, int]) -> Shares:
-    last: dict[int, CpuWait] = {}
-    total, time = np.zeros(len(index)), np.zeros(len(index))
+def _cpu_times(looks: Sequence[Look], index: dict[ProcessKey, int]) -> Shares:
+    """Seconds waited and run a second: shape (2, processes)."""
+    last: dict[int, CpuTimes] = {}
+    sums = np.zeros((3, len(index)))
     for look in looks:
-        for process, wait in look.cpu_waits.items():
+        for process, times in look.cpu_times.items():
             at = index.get(process)
             if at is None:
                 continue
             before = last.get(at)
-            # The sum is over threads that are alive: where one has ended it says nothing of this stretch.
-            if before is not None and wait.at > before.at and wait.seconds >= before.seconds:
-                total[at] += wait.seconds - before.seconds
-                time[at] += wait.at - before.at
-            last[at] = wait
-    return np.where(time > 0, total / np.where(time > 0, time, 1.0), np.nan)
+            # The wait is summed over threads that are alive: where one has ended it says nothing of this stretch.
+            if before is not None and times.at > before.at and times.waited >= before.waited:
+                sums[:, at] += (times.at - before.at, times.waited - before.waited, times.ran - before.ran)
+            last[at] = times
+    rates: Shares = sums[1:] / np.where(sums[0] > 0, sums[0], np.nan)
+    return rates

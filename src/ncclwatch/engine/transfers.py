@@ -1,0 +1,239 @@
+"""All unfinished network transfers of a job in columns, those of both ends of a connection under one number.
+
+A job of 100,000 ranks has hundreds of thousands of them, of which a handful is ever told: only that becomes an object (``End``).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from itertools import chain
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclwatch.engine.columns import UNKNOWN, Column, Flags, Places, column, numbered
+from ncclwatch.engine.connections import ConnectionKey, End
+from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.model.state import Direction, OpPhase, PendingOperation, ProxyOperation, ProxySub, Transport
+
+RANK_SHIFT = 32
+"""Ranks are 32 bits wide (``ncclComm.rank``): a group's number and a rank fit into one integer."""
+
+FIELDS = 17
+BEGUN, READY = 1, 2
+"""Phases that matter (``OpPhase``)."""
+
+
+class Members:
+    """Finds the process that is a rank of a communicator, for many at once. Groups are known by their place in ``job.groups``."""
+
+    def __init__(self, job: Job) -> None:
+        self.groups = list(job.groups.values())
+        self.places = {group.id: place for place, group in enumerate(self.groups)}
+        sizes = [len(group.members) for group in self.groups]
+        ranks = column(lambda: chain.from_iterable(group.members for group in self.groups), sum(sizes))
+        found = (member.index for group in self.groups for member, _ in group.members.values())
+        keys = _mixed(np.repeat(np.arange(len(sizes)), sizes), ranks)
+        order = np.argsort(keys, kind="stable")
+        self._keys, self._indices = keys[order], np.fromiter(found, np.int64, len(keys))[order]
+
+    def find(self, group: Column, rank: Column) -> Column:
+        """Indices of the processes; -1 where none was observed."""
+        if not len(self._keys):
+            return np.full(len(group), -1, np.int64)
+        keys = _mixed(group, rank)
+        place = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        known = (self._keys[place] == keys) & (rank >= 0) & (rank < 1 << (RANK_SHIFT - 1))
+        return np.where(known, self._indices[place], -1)
+
+
+def _mixed(group: Column, rank: Column) -> Column:
+    mixed: Column = (group << RANK_SHIFT) + (rank & ((1 << RANK_SHIFT) - 1))
+    return mixed
+
+
+class Transfers:
+    """One row a transfer, in the order in which the members' proxies hold them.
+
+    ``group`` is the place of the communicator in ``members.groups``; ``rank`` the rank on whose behalf the transfer runs,
+    ``owner`` the index of its process; ``peer_index`` that of the peer's, -1 where it was not observed. ``sends`` tells the side,
+    ``begun`` whether the proxy works on it: only then do its counters mean anything. Counters are relative to ``base``;
+    ``produced`` is ``UNKNOWN`` where the protocol does not show it. ``connection`` is one number for both ends,
+    ``collective`` one for operations of the same name.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.members = Members(job)
+        self.operations: list[ProxyOperation] = []
+        self.subs: list[ProxySub] = []
+        self._pending: list[tuple[int, int, PendingOperation]] = []
+        rows: list[tuple[int, ...]] = []
+        names: dict[str, int] = {}
+        for member in job.members:
+            if member.last.operations or member.last.pending:
+                self._gather(member, rows, names)
+        self._fill(column(lambda: chain.from_iterable(rows), FIELDS * len(rows)).reshape(-1, FIELDS))
+        self._join()
+
+    # --- reading ---------------------------------------------------------------------------------------------------
+
+    def _gather(self, member: Member, rows: list[tuple[int, ...]], names: dict[str, int]) -> None:
+        """A row of ``rows`` for each transfer of a process. This is what location of a large job spends most of its time on."""
+        owners: dict[tuple[int, int], tuple[int, int] | None] = {}
+        index, add, operations, subs = member.index, rows.append, self.operations, self.subs
+        for operation in member.last.operations:
+            if operation.transport is not Transport.NET:
+                continue
+            name = (operation.comm_address, operation.comm_hash)
+            owner = owners[name] if name in owners else self._owner(member, name, owners)
+            if owner is None:
+                continue
+            place, own = owner
+            phase, op_count, siblings = operation.phase, operation.op_count, len(operation.subs)
+            state = BEGUN if phase is OpPhase.PROGRESS else READY if phase is OpPhase.READY else 0
+            sends, collective = operation.direction is Direction.SEND, names.setdefault(operation.collective, len(names))
+            for sub in operation.subs:
+                rank = own if sub.rank is None else sub.rank
+                if rank == UNKNOWN:
+                    continue
+                ready = sub.gpu_ready
+                add((
+                    place, rank, index, sends, op_count, collective, state, siblings, sub.channel, sub.peer, sub.nsteps, sub.base,
+                    sub.posted, sub.received, sub.transmitted, sub.done, UNKNOWN if ready is None else ready,
+                ))  # fmt: skip
+                operations.append(operation)
+                subs.append(sub)
+        for pending in member.last.pending:
+            owner = self._owner(member, (pending.comm_address, pending.comm_hash), owners)
+            rank = pending.rank if pending.rank is not None else owner[1] if owner is not None else UNKNOWN
+            if owner is not None and rank != UNKNOWN:
+                self._pending.append((owner[0], rank, pending))
+
+    def _owner(
+        self, member: Member, name: tuple[int, int], owners: dict[tuple[int, int], tuple[int, int] | None]
+    ) -> tuple[int, int] | None:
+        """(group, rank in it or UNKNOWN) of an operation of a process; ``owners`` remembers those of one process."""
+        number = self.job.find_group(member, *name)
+        group = self.job.groups.get(number) if number is not None else None
+        owners[name] = (self.members.places[group.id], group.ranks.get(member.index, UNKNOWN)) if group is not None else None
+        return owners[name]
+
+    def _fill(self, table: NDArray[np.int64]) -> None:
+        """Turn what was gathered into columns."""
+        self.group, self.rank, holder, sends, self.op_count, self.collective, state, self.siblings = table.T[:8].copy()
+        self.channel, self.peer, self.nsteps, self.base = table.T[8:12].copy()
+        self.posted, self.received, self.transmitted, self.done, self.produced = table.T[12:].copy()
+        self.sends: Flags = sends != 0
+        self.begun: Flags = state == BEGUN
+        self.ready: Flags = state == READY
+        self.point_to_point: Flags = (self.op_count & 1) != 0
+        # With PXN the proxy of one process moves another rank's data: the wait is that rank's, if it is observed.
+        found = self.members.find(self.group, self.rank)
+        self.owner = np.where(found >= 0, found, holder)
+        self.peer_index = self.members.find(self.group, self.peer)
+
+    def _join(self) -> None:
+        """Number the connections, and find the rows of each side by them."""
+        known = [(g, p.channel, rank, p.peer, p.direction is Direction.SEND, p.op_count) for g, rank, p in self._pending]
+        waiting = column(lambda: chain.from_iterable(known), 6 * len(known)).reshape(-1, 6).T
+        group, channel, rank, peer = (
+            np.r_[own, more] for own, more in zip((self.group, self.channel, self.rank, self.peer), waiting[:4], strict=True)
+        )
+        sends = np.r_[self.sends, waiting[4] != 0]
+        point_to_point = np.r_[self.point_to_point, (waiting[5] & 1) != 0].astype(np.int64)
+        source, destination = np.where(sends, rank, peer), np.where(sends, peer, rank)
+        everything = numbered((group, channel, source, destination, point_to_point))
+        self.connection = everything[: len(self.subs)]
+        self.count = int(everything.max(initial=-1)) + 1
+        self._receiving: dict[tuple[int, int, int, int], set[int]] | None = None
+        self.queued: dict[Direction, Flags] = {}
+        """Connections with an operation that its proxy thread has not begun or not yet taken from the pool."""
+        self._begun: dict[Direction, Places] = {}
+        idle = np.r_[~self.begun, np.ones(len(known), np.bool_)]
+        for side, own in ((Direction.SEND, sends), (Direction.RECV, ~sends)):
+            self.queued[side] = np.bincount(everything[own & idle], minlength=self.count) > 0
+            rows = np.flatnonzero(self.begun & own[: len(self.subs)])
+            self._begun[side] = Places(self.connection[rows], rows, self.count)
+
+    # --- asking ----------------------------------------------------------------------------------------------------
+
+    def unfinished(self, side: Direction) -> Column:
+        """Rows whose proxy has begun and not ended its work."""
+        return np.flatnonzero(self.begun & (self.sends == (side is Direction.SEND)) & (self.done < self.nsteps))
+
+    def covering(self, side: Direction, rows: Column, steps: Column) -> Column:
+        """For each of ``rows`` the row on ``side`` of its connection that holds an absolute step, -1 where none is open."""
+        found = np.full(len(rows), -1, np.int64)
+        for place, row in self._begun[side].pairs(self.connection[rows]):
+            base = self.base[row]
+            holds = (found[place] < 0) & (base <= steps[place]) & (steps[place] < base + self.nsteps[row])
+            found[place[holds]] = row[holds]
+        return found
+
+    def pairs(self) -> Iterator[tuple[Column, Column]]:
+        """Rows of senders and receivers of the same connection, both begun."""
+        senders = np.flatnonzero(self.begun & self.sends)
+        for place, row in self._begun[Direction.RECV].pairs(self.connection[senders]):
+            yield senders[place], row
+
+    def beyond(self, side: Direction, row: int, step: int) -> bool:
+        """Whether ``side`` of a row's connection works on a later transfer only: it has left ``step`` behind."""
+        others = self._begun[side].rows(int(self.connection[row]))
+        return bool(others) and all(int(self.base[other]) > step for other in others)
+
+    def oldest_open(self) -> dict[tuple[int, int, int], int]:
+        """(group id, channel, rank) → ``op_count`` of the oldest collective it has unfinished in a network transfer."""
+        rows = np.flatnonzero(self.begun & (self.done < self.nsteps) & ~self.point_to_point)
+        rows = rows[np.argsort(-self.op_count[rows], kind="stable")]
+        groups = [self.members.groups[place].id for place in self.group[rows].tolist()]
+        places = zip(groups, self.channel[rows].tolist(), self.rank[rows].tolist(), strict=True)
+        return dict(zip(places, self.op_count[rows].tolist(), strict=True))
+
+    def has_receive(self, rows: Column) -> Flags:
+        """For each of ``rows`` whether its rank also has the operation open as a receiver, on the same channel."""
+        places = numbered((self.group, self.channel, self.rank, self.op_count))
+        with_receive = np.bincount(places[~self.sends], minlength=len(places)) > 0
+        found: Flags = with_receive[places[rows]]
+        return found
+
+    def is_receiving(self, group_id: int, channel: int, source: int, rank: int, op_count: int) -> bool:
+        """Whether a rank has the receive of a collective from ``source`` open or queued."""
+        if self._receiving is None:
+            self._receiving = self._index_receives()
+        found = self._receiving.get((self.members.places[group_id], channel, source, rank), ())
+        return op_count in found or UNKNOWN in found
+
+    def _index_receives(self) -> dict[tuple[int, int, int, int], set[int]]:
+        """(group, channel, source, rank) → ``op_count`` of the collectives being received; ``UNKNOWN`` for any that is queued."""
+        receives: dict[tuple[int, int, int, int], set[int]] = defaultdict(set)
+        rows = np.flatnonzero(~self.sends & ~self.point_to_point)
+        columns = (self.group, self.channel, self.peer, self.rank, self.op_count, self.begun)
+        for *place, op_count, begun in zip(*(one[rows].tolist() for one in columns), strict=True):
+            receives[place[0], place[1], place[2], place[3]] |= {op_count} if begun else {op_count, UNKNOWN}
+        for group, rank, pending in self._pending:
+            if pending.direction is Direction.RECV and not pending.op_count & 1:
+                receives[group, pending.channel, pending.peer, rank].add(UNKNOWN)
+        return dict(receives)
+
+    # --- objects ---------------------------------------------------------------------------------------------------
+
+    def key(self, row: int) -> ConnectionKey:
+        """The connection of a row."""
+        rank, peer = int(self.rank[row]), int(self.peer[row])
+        source, destination = (rank, peer) if self.sends[row] else (peer, rank)
+        group = self.members.groups[int(self.group[row])]
+        return ConnectionKey(group.id, int(self.channel[row]), source, destination, bool(self.point_to_point[row]))
+
+    def end(self, row: int) -> End:
+        """A row as an object."""
+        return End(self.key(row), self.job.member(int(self.owner[row])), self.operation_of(row), self.subs[row])
+
+    def operation_of(self, row: int) -> ProxyOperation:
+        """The operation of a row."""
+        return self.operations[row]
+
+    def group_of(self, row: int) -> Group:
+        """The communicator of a row."""
+        return self.members.groups[int(self.group[row])]
