@@ -1,0 +1,68 @@
+"""Whether ranks lack a CPU: how long their threads were runnable without one, against how long they ran.
+
+Polling threads (NCCL's proxies poll while anything is under way) use and wait for CPUs the more the longer they poll: neither sum
+tells anything by itself. What tells is the part of the runnable time in which a thread ran. It hardly depends on how much a job
+polls, and falls when others want the same CPUs. What is late then is late for want of a CPU: no proxy and no link is to blame.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclwatch.engine.slow.findings import Context, Finding
+from ncclwatch.engine.slow.profile import Profile, Shares
+
+FELL = 0.65
+"""A rank is short of CPUs when the part of its runnable time in which it runs falls to this part of what it was."""
+LEAST_WAIT = 0.3
+"""Threads waiting for a CPU on average: fewer delay nothing."""
+HEAVY_WAIT = 1.0
+"""Without a past: as many threads waiting are too many."""
+SLEEPS = 0.75
+"""Whose threads wait for CPUs this much less than those of its neighbours does not move for another reason."""
+MOST = 0.5
+"""On a host that is short of CPUs a rank must explain this much of what is lost to be blamed for its work."""
+
+
+def running_part(profile: Profile) -> Shares:
+    """The part of each rank's runnable time in which its threads ran, 0 to 1; nan where it is not known."""
+    runnable = profile.cpu_wait + profile.cpu_use
+    return np.where(runnable > 0, profile.cpu_use / np.where(runnable > 0, runnable, 1.0), np.nan)
+
+
+def short_of_cpu(profile: Profile, before: Profile | None) -> NDArray[np.bool_]:
+    """Ranks that lack CPUs now and did not before, or, without a past, that lack them badly."""
+    wait = np.nan_to_num(profile.cpu_wait)
+    part = running_part(profile)
+    heavy = wait >= HEAVY_WAIT
+    if before is None:
+        return heavy
+    known = dict(zip(before.processes, running_part(before).tolist(), strict=True))
+    past = np.array([known.get(process, np.nan) for process in profile.processes])
+    fell = (wait >= LEAST_WAIT) & (part < FELL * past)
+    return np.where(np.isnan(past), heavy, fell)
+
+
+def believed(findings: list[Finding], profile: Profile, context: Context) -> list[Finding]:
+    """Findings that a lack of CPUs does not explain."""
+    short = short_of_cpu(profile, context.before)
+    if not short.any():
+        return findings
+    return [finding for finding in findings if _is_believed(finding, profile, context, short)]
+
+
+def _is_believed(finding: Finding, profile: Profile, context: Context, short: NDArray[np.bool_]) -> bool:
+    members = list(finding.members)
+    here = np.isin(context.host, context.host[members])
+    others = here.copy()
+    others[members] = False
+    if not short[members].any() and not (others.any() and short[others].mean() > 0.5):
+        return True
+    if finding.kind.computes:
+        # Where its neighbours have as little, want of CPUs names nobody; a rank that has less than they do is named for it.
+        alike = others.any() and bool(short[others].mean() > 0.5)
+        return not alike or context.lost is None or finding.share >= MOST * context.lost
+    if not others.any():
+        return False
+    return float(profile.cpu_wait[members].max()) <= SLEEPS * float(np.median(profile.cpu_wait[others]))
