@@ -17,7 +17,6 @@ from functools import partial
 
 from ncclwatch.engine.connections import ConnectionKey
 from ncclwatch.engine.edges import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, Node, RankNode, Wait, Waits, Why
-from ncclwatch.engine.graph import reaching
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.locate import Sink, find_sinks
 from ncclwatch.engine.slow.kernels import Kernels, OrderOf
@@ -106,12 +105,12 @@ def take_look(job: Job, order_of: OrderOf | None = None, near_s: float = math.in
     """
     everything = find_waits(job)
     kernels = Kernels(job, order_of)
-    seen = [wait for wait in everything.edges if kernels.waits(wait)] + list(laggards(job))
+    seen = [wait for wait in everything.all() if kernels.waits(wait)] + list(laggards(job))
     moments = Moments(job, near_s)
     edges = [wait for wait in seen if moments.prove(wait)]
     # Whoever may wait for another is no end of the waits.
     doubtful = {wait.waiter for wait in seen if not moments.prove(wait)} if len(edges) < len(seen) else set()
-    waits = Waits(edges, everything.stalls, everything.mismatches)
+    waits = everything.with_edges(edges)
     sinks = [sink for sink in find_sinks(job, waits) if sink.waits or sink.inside]
     blocked = [_blocked(sink) for sink in sinks]
     reached: dict[int, int] = defaultdict(int)
@@ -170,7 +169,7 @@ def laggards(job: Job) -> Iterator[Wait]:
 
 def _activities(job: Job, waits: Waits, kernels: Kernels, doubtful: Collection[Node]) -> dict[ProcessKey, Activity]:
     waiting: dict[int, set[bool]] = defaultdict(set)
-    for wait in waits.edges:
+    for wait in waits.all():
         if isinstance(wait.waiter, RankNode):
             waiting[wait.waiter.index].add(isinstance(wait.target, LinkNode))
     found: dict[ProcessKey, Activity] = {}
@@ -193,8 +192,7 @@ def _activities(job: Job, waits: Waits, kernels: Kernels, doubtful: Collection[N
 
 
 def _blocked(sink: Sink) -> set[int]:
-    ends = set(sink.nodes)
-    found = {node.index for node in reaching(ends, sink.preceding) - ends if isinstance(node, RankNode)}
+    found = sink.behind()
     if sink.is_cycle:
         # Ranks in a circle hold each other up.
         found |= {node.index for node in sink.nodes if isinstance(node, RankNode)}
