@@ -7,14 +7,19 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from ncclwatch.collect.network import NetworkWatch
 from ncclwatch.model.network import LinkChange
+from ncclwatch.model.state import ProcessSample
 from ncclwatch.pathprobe.outcome import Answer
 from ncclwatch.pathprobe.tcp import probe_tcp
 from nic.cables import command
+from unit.synthetic import frozen_ring
 
 pytestmark = [pytest.mark.attach, pytest.mark.skipif(os.geteuid() != 0, reason="making links needs root")]
 
@@ -60,6 +65,69 @@ def test_rates_are_those_since_the_look_before(watch: NetworkWatch, cable: tuple
     rate = second[cable[0]].receive_rate
     assert rate is not None and rate >= 0
     assert second[cable[0]].errors == {}
+
+
+@contextmanager
+def pod() -> Iterator[int]:
+    """A process in a network namespace of its own, which has an ``eth0``; its pid."""
+    process = subprocess.Popen(
+        ["unshare", "--net", sys.executable, "-c", "print(flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        process.stdout.readline()
+        inside = f"nsenter -t {process.pid} -n"
+        made = subprocess.run(f"{inside} ip link add eth0 type veth peer name far".split(), capture_output=True, check=False)
+        if made.returncode != 0:
+            pytest.skip("this kernel has no veth devices")
+        for name in ("eth0", "far"):
+            command(f"{inside} ip link set {name} up")
+        yield process.pid
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def user_of(name: str, rank: int, pid: int) -> ProcessSample:
+    """A process whose connections use a NIC of this name."""
+    (sample,) = frozen_ring()[rank].looks(1)
+    subs = [
+        replace(operation, subs=tuple(replace(sub, net_device_name=name) for sub in operation.subs))
+        for operation in sample.operations
+    ]
+    info = replace(sample.process, key=replace(sample.process.key, pid=pid))
+    return replace(sample, process=info, operations=tuple(subs), run_state="S")
+
+
+def test_containers_of_one_host_may_each_have_an_eth0(watch: NetworkWatch) -> None:
+    """Each is a NIC of its own: with its users, its counters and its changes."""
+    with ExitStack() as stack:
+        pids = [stack.enter_context(pod()) for _ in range(2)]
+        namespaces = [Path(f"/proc/{pid}/ns/net").stat().st_ino for pid in pids]
+        samples = [user_of("eth0", rank, pid) for rank, pid in enumerate(pids)]
+        mine = [nic for nic in watch.look(samples).nics if nic.name == "eth0" and nic.namespace]
+        assert {(nic.namespace, nic.used_by) for nic in mine} == {(namespaces[0], (0,)), (namespaces[1], (1,))}
+        assert len({nic.key for nic in mine}) == 2
+        # Nobody uses the eth0 of the host itself, where it has one.
+        assert all(nic.used_by == () for nic in watch.look(samples).nics if nic.name == "eth0" and not nic.namespace)
+        command(f"nsenter -t {pids[1]} -n ip link set eth0 down")
+        heard: list[LinkChange] = []
+
+        def told() -> bool:
+            heard.extend(change for change in watch.news().changes if change.name == "eth0" and not change.up)
+            return bool(heard)
+
+        until(told)
+        assert {change.namespace for change in heard} == {namespaces[1]}
+        assert heard[0].label == f"eth0 (netns {namespaces[1]})"
+        up = {nic.namespace: nic.up for nic in watch.look(samples).nics if nic.name == "eth0"}
+        assert (up[namespaces[0]], up[namespaces[1]]) == (True, False)
+        # A container that is gone leaves nothing behind.
+        watch.follow(pids[:1])
+        assert {nic.namespace for nic in watch.look(samples[:1]).nics} <= {0, namespaces[0]}
 
 
 FAR_END = """

@@ -60,6 +60,23 @@ def test_a_nic_that_the_verdicts_link_names_is_told_although_nobody_was_seen_to_
     assert "eth0 on node1 is down" in remembering(NetworkLook((replace(DOWN, used_by=()),))).explain(named).evidence[-1]
 
 
+def test_of_two_containers_on_a_host_the_one_whose_nic_is_down_is_named() -> None:
+    pods = [replace(NIC, namespace=namespace, used_by=(rank,)) for rank, namespace in enumerate((71, 72))]
+    down = replace(pods[1], up=False, state="down")
+    change = replace(CHANGE, namespace=72)
+    said = remembering(NetworkLook((pods[0], down), (change,))).explain(HUNG).evidence
+    assert [line for line in said if "is down" in line] == [said[-1]]
+    assert said[-1].startswith("eth0 (netns 72) on node1 is down (no carrier, since ") and said[-1].endswith("; rank 1 uses it")
+
+
+def test_a_nic_of_the_same_name_that_others_use_or_on_another_host_is_not_the_one_of_the_link() -> None:
+    named = replace(HUNG, link=LinkRef(0, 1, "net", (0,), "eth0"))
+    other = replace(DOWN, namespace=73, used_by=())
+    assert remembering(NetworkLook((NIC, other))).explain(named) is named
+    elsewhere = replace(DOWN, host="node9", used_by=())
+    assert remembering(NetworkLook((elsewhere,)), host="node9").explain(named) is named
+
+
 def test_users_are_remembered_from_before_the_link_went_down() -> None:
     memory = remembering(NetworkLook((NIC,)), NetworkLook((replace(DOWN, used_by=()),)))
     assert "ranks 0, 1 use it" in memory.explain(HUNG).evidence[-1]

@@ -19,6 +19,7 @@ from ncclwatch.cli.output import emit_json, flush, plain
 from ncclwatch.collect.functions import function
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.model.events import Flag, Kind
+from ncclwatch.model.network import NicKey
 
 if TYPE_CHECKING:
     from ncclwatch.cli.live import Session
@@ -35,7 +36,7 @@ class JsonSurface:
         self._calls = calls
         self._records = 0
         self._next_overhead = 0.0
-        self._nics: dict[tuple[str, str], bool] = {}
+        self._nics: dict[NicKey, bool] = {}
 
     def attached(self, session: Session) -> None:
         """Say what is watched, by which planes, and what could not be."""
@@ -82,9 +83,9 @@ class JsonSurface:
         for line in update.kernel:
             self._write("kernel-log", **plain(line))
         for nic in update.nics:
-            if nic.used_by or nic.errors or self._nics.get((nic.host, nic.name)) != nic.up:
+            if nic.used_by or nic.errors or self._nics.get(nic.key) != nic.up:
                 self._write("nic", **plain(nic))
-            self._nics[nic.host, nic.name] = nic.up
+            self._nics[nic.key] = nic.up
         for flow in update.flows:
             if flow.state.is_trouble:
                 self._write("flow", **flow_json(flow))

@@ -12,7 +12,7 @@ from ncclwatch.cli.flows_text import name as flow_name
 from ncclwatch.cli.live import planes_line
 from ncclwatch.cli.output import emit, flush
 from ncclwatch.collect.batch import Change
-from ncclwatch.model.network import FlowRecord, FlowState, NicRecord
+from ncclwatch.model.network import FlowRecord, FlowState, NicKey, NicRecord
 from ncclwatch.report.network_text import kernel_line, link_line, nic_line, worth_showing
 from ncclwatch.report.verdict_text import verdict_lines
 from ncclwatch.text import Style, clean, duration, ranges, rate, size
@@ -33,8 +33,8 @@ class LogSurface:
     def __init__(self) -> None:
         self._style = Style()
         self._next_summary = 0.0
-        self._nics: dict[tuple[str, str], NicRecord] = {}
-        self._errors: dict[tuple[str, str], int] = {}
+        self._nics: dict[NicKey, NicRecord] = {}
+        self._errors: dict[NicKey, int] = {}
         self._flows: dict[str, FlowState] = {}
 
     def attached(self, session: Session) -> None:
@@ -57,7 +57,7 @@ class LogSurface:
             self._line(f"{word}: {rank}pid {change.pid}" + (f" ({clean(change.detail, 300)})" if change.detail else ""))
         for text in update.notes:
             self._line(clean(text, 300))
-        self._nics |= {(nic.host, nic.name): nic for nic in update.nics}
+        self._nics |= {nic.key: nic for nic in update.nics}
         known = list(self._nics.values())
         for link in update.links:
             self._line(link_line(link, known))
@@ -109,9 +109,9 @@ class LogSurface:
 
     def _tell_errors(self, nic: NicRecord) -> None:
         """Say that a NIC counts errors when it begins to, and again at every doubling."""
-        total, told = sum(nic.errors.values()), self._errors.get((nic.host, nic.name), 0)
+        total, told = sum(nic.errors.values()), self._errors.get(nic.key, 0)
         if total >= max(2 * told, 1):
-            self._errors[nic.host, nic.name] = total
+            self._errors[nic.key] = total
             self._line(f"nic {nic_line(nic)}")
 
     @staticmethod

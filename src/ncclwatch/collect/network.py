@@ -47,6 +47,13 @@ LOSS_STATISTICS = ("rx_errors", "tx_errors", "tx_carrier_errors", "rx_crc_errors
 PORT_ERRORS = tuple(name for name in PORT_COUNTERS if name not in ("port_xmit_data", "port_rcv_data", "port_xmit_wait"))
 
 
+NicPlace = tuple[int, str]
+"""(inode of a network namespace, name); 0 is our own."""
+
+Users = Mapping[NicPlace, tuple[int, ...]]
+"""Ranks of the job by the NIC that their connections name."""
+
+
 class NetworkWatch:
     """Watches the NICs of this node, and of the network namespaces the watched processes live in.
 
@@ -58,23 +65,27 @@ class NetworkWatch:
         self.reason = ""
         """Why links are not watched; empty while they are."""
         self._sys = sys
-        self._changes: deque[LinkEvent] = deque(maxlen=MAX_WAITING)
+        self._changes: deque[tuple[int, LinkEvent]] = deque(maxlen=MAX_WAITING)
         self._kernel: deque[KernelEvent] = deque(maxlen=MAX_WAITING)
         self._notes: deque[str] = deque(maxlen=MAX_NAMESPACES + 2)
-        self._first: dict[str, Mapping[str, int]] = {}
-        self._before: dict[str, tuple[int, int, int]] = {}
-        self._namespaces: dict[tuple[int, int], str | None] = {}
+        self._first: dict[tuple[int, str], Mapping[str, int]] = {}
+        self._before: dict[tuple[int, str], tuple[int, int, int]] = {}
+        self._own = 0
+        self._namespaces: dict[int, str | None] = {0: None}
+        self._places: dict[int, int] = {}
         self._flows = FlowCollector((), sys=sys)
         self._next_flows = self._rests_until = 0.0
-        self._users: dict[str, set[int]] = {}
-        self._foreign: dict[str, tuple[float, list[NetDevice]]] = {}
-        self._monitors: list[LinkMonitor] = []
+        self._users: dict[NicPlace, set[int]] = {}
+        self._foreign: dict[int, tuple[float, list[NetDevice]]] = {}
+        self._monitors: dict[int, LinkMonitor] = {}
         self._log: KernelLog | None = None
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._thread: threading.Thread | None = None
-        self._watch_namespace(None)
+        with contextlib.suppress(OSError):
+            self._own = Path("/proc/self/ns/net").stat().st_ino
+        self._watch_namespace(0)
         if kernel_log:
             try:
                 self._log = KernelLog(only_new=True)
@@ -94,7 +105,7 @@ class NetworkWatch:
         os.close(self._wake)
         self._flows.close()
         with self._lock:
-            for monitor in self._monitors:
+            for monitor in self._monitors.values():
                 monitor.close()
             self._monitors.clear()
             if self._log is not None:
@@ -107,34 +118,50 @@ class NetworkWatch:
         return not self.reason
 
     def follow(self, pids: Iterable[int]) -> None:
-        """Also watch the network namespaces of these processes, where they are not our own."""
+        """Watch the network namespaces of these processes, where they are not our own, and of no others."""
+        alive: dict[int, str] = {}
         for pid in pids:
             path = f"/proc/{pid}/ns/net"
             try:
-                status = Path(path).stat()
+                inode = Path(path).stat().st_ino
             except OSError:
                 continue
-            if (status.st_dev, status.st_ino) not in self._namespaces and len(self._namespaces) <= MAX_NAMESPACES:
-                self._watch_namespace(path)
+            self._places[pid] = 0 if inode == self._own else inode
+            alive.setdefault(self._places[pid], path)
+        for inode in [inode for inode in self._namespaces if inode and inode not in alive]:
+            self._leave_namespace(inode)
+        for inode, path in alive.items():
+            if inode in self._namespaces:
+                # By way of a process that still lives.
+                self._namespaces[inode] = path if inode else None
+            elif len(self._namespaces) <= MAX_NAMESPACES:
+                self._namespaces[inode] = path
+                self._watch_namespace(inode)
 
-    def _watch_namespace(self, path: str | None) -> None:
-        where = path or "/proc/self/ns/net"
+    def _watch_namespace(self, inode: int) -> None:
+        """Listen in a known namespace. One where that fails stays known: it is not tried again at every look."""
         try:
-            status = Path(where).stat()
-            identity = (status.st_dev, status.st_ino)
-            if identity in self._namespaces:
-                return
-            # Known also when it cannot be watched: it is not tried again at every look.
-            self._namespaces[identity] = path
-            monitor = LinkMonitor(path, self._sys)
+            monitor = LinkMonitor(self._namespaces[inode], self._sys)
         except (NcclwatchError, OSError) as error:
-            text = f"links not watched: {error}"
-            if path is None:
+            if not inode:
                 self.reason = str(error)
-            self._notes.append(text)
+            self._notes.append(f"links not watched: {error}")
             return
         with self._lock:
-            self._monitors.append(monitor)
+            self._monitors[inode] = monitor
+        os.eventfd_write(self._wake, 1)
+
+    def _leave_namespace(self, inode: int) -> None:
+        """All processes of a namespace are gone; others may need its place."""
+        del self._namespaces[inode]
+        self._foreign.pop(inode, None)
+        with self._lock:
+            monitor = self._monitors.pop(inode, None)
+            if monitor is not None:
+                monitor.close()
+        for known in (self._users, self._first, self._before):
+            for place in [place for place in known if place[0] == inode]:
+                del known[place]
         os.eventfd_write(self._wake, 1)
 
     # --- listening -----------------------------------------------------------------------------------------------------------
@@ -142,20 +169,20 @@ class NetworkWatch:
     def _listen(self) -> None:
         while not self._stop.is_set():
             with self._lock:
-                monitors, log = list(self._monitors), self._log
+                monitors, log = dict(self._monitors), self._log
             # Ports without a network device have to be asked: nothing tells of their changes.
-            polled = any(monitor.polls for monitor in monitors)
+            polled = any(monitor.polls for monitor in monitors.values())
             try:
-                watched: list[LinkMonitor | KernelLog | int] = [self._wake, *monitors, *([log] if log else [])]
+                watched: list[LinkMonitor | KernelLog | int] = [self._wake, *monitors.values(), *([log] if log else [])]
                 ready = select.select(watched, [], [], POLL_S if polled else None)[0]
             except (OSError, ValueError):
                 continue
             if self._wake in ready:
                 os.eventfd_read(self._wake)
-            for monitor in monitors:
+            for inode, monitor in monitors.items():
                 if monitor in ready or monitor.polls:
                     with contextlib.suppress(NcclwatchError, OSError, ValueError):
-                        self._changes.extend(monitor.events())
+                        self._changes.extend((inode, event) for event in monitor.events())
             if log is not None and log in ready:
                 try:
                     self._kernel.extend(log.events())
@@ -175,10 +202,11 @@ class NetworkWatch:
         """
         samples = list(samples)
         self.follow({sample.process.pid for sample in samples if sample.run_state != "X"})
-        users = self._remember(used_devices(samples))
-        nics = {nic.name: nic for nic in self._net_devices(users)}
-        nics.update((nic.name, nic) for nic in self._ports(users))
-        shown = sorted(nics.values(), key=lambda nic: (not nic.used_by, nic.kind != "rdma", nic.name))[:MAX_NICS]
+        users = self._remember(used_devices(samples, self._places))
+        self._places = {sample.process.pid: self._places.get(sample.process.pid, 0) for sample in samples}
+        nics = {nic.key: nic for nic in self._net_devices(users)}
+        nics.update((nic.key, nic) for nic in self._ports(users))
+        shown = sorted(nics.values(), key=lambda nic: (not nic.used_by, nic.kind != "rdma", nic.name, nic.namespace))[:MAX_NICS]
         return replace(self.news(), nics=tuple(shown), flows=self._list_flows(looks))
 
     def _list_flows(self, looks: Iterable[tuple[TargetProcess, ProcessSample]]) -> tuple[FlowRecord, ...]:
@@ -203,12 +231,12 @@ class NetworkWatch:
         found = sorted(self._flows.flows(), key=lambda flow: (not flow.state.is_trouble, flow.state is FlowState.IDLE))
         return tuple(found[:MAX_FLOWS])
 
-    def _remember(self, users: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    def _remember(self, users: Users) -> Users:
         """Between two operations nobody is seen to use a NIC, and over a dead link nothing begins: who once did still does."""
-        for name, ranks in users.items():
-            if name in self._users or len(self._users) < MAX_NICS:
-                self._users.setdefault(name, set()).update(ranks)
-        return {name: tuple(sorted(ranks)) for name, ranks in self._users.items()}
+        for place, ranks in users.items():
+            if place in self._users or len(self._users) < MAX_NICS:
+                self._users.setdefault(place, set()).update(ranks)
+        return {place: tuple(sorted(ranks)) for place, ranks in self._users.items()}
 
     @property
     def has_news(self) -> bool:
@@ -218,38 +246,37 @@ class NetworkWatch:
     def news(self) -> NetworkLook:
         """What was heard since the last look, without looking."""
         return NetworkLook(
-            changes=tuple(self._change(event) for event in _drain(self._changes)),
+            changes=tuple(self._change(inode, event) for inode, event in _drain(self._changes)),
             kernel=tuple(self._line(event) for event in _drain(self._kernel)),
             notes=tuple(_drain(self._notes)),
         )
 
-    def _net_devices(self, users: Mapping[str, tuple[int, ...]]) -> list[NicRecord]:
+    def _net_devices(self, users: Users) -> list[NicRecord]:
         found = []
-        for namespace in list(self._namespaces.values()):
-            devices = self._devices_of(namespace)
-            found += [self._net_device(device, users) for device in devices if _is_of_interest(device, users)]
+        for inode, path in self._namespaces.items():
+            devices = self._devices_of(inode, path)
+            found += [self._net_device(inode, device, users) for device in devices if _is_of_interest(inode, device, users)]
         return found
 
-    def _devices_of(self, namespace: str | None) -> list[NetDevice]:
+    def _devices_of(self, inode: int, path: str | None) -> list[NetDevice]:
         """The network devices of a namespace; of another than our own, which takes a child process, only now and then."""
         now = time.monotonic()
-        due, known = self._foreign.get(namespace or "", (0.0, []))
-        if namespace is None or now >= due:
+        due, known = self._foreign.get(inode, (0.0, []))
+        if not inode or now >= due:
             try:
-                known = read_devices(namespace, self._sys)
+                known = read_devices(path, self._sys)
             except (NcclwatchError, OSError):
                 known = []
-            if namespace is not None:
-                self._foreign[namespace] = (now + FOREIGN_EVERY_S, known)
+            if inode:
+                self._foreign[inode] = (now + FOREIGN_EVERY_S, known)
         with self._lock:
-            states = {
-                name: up for monitor in self._monitors if monitor.namespace == namespace for name, up in monitor.states.items()
-            }
+            monitor = self._monitors.get(inode)
+            states = monitor.states if monitor is not None else {}
         return [replace(device, up=states.get(device.name, device.up)) for device in known]
 
-    def _net_device(self, device: NetDevice, users: Mapping[str, tuple[int, ...]]) -> NicRecord:
-        totals = device.statistics
-        receive, send = self._rates(device.name, totals.get("rx_bytes"), totals.get("tx_bytes"))
+    def _net_device(self, inode: int, device: NetDevice, users: Users) -> NicRecord:
+        totals, place = device.statistics, (inode, device.name)
+        receive, send = self._rates(place, totals.get("rx_bytes"), totals.get("tx_bytes"))
         return NicRecord(
             host=self.host,
             name=device.name,
@@ -259,16 +286,21 @@ class NetworkWatch:
             rate_gbps=device.speed_mbps / 1000 if device.speed_mbps else None,
             receive_rate=receive,
             send_rate=send,
-            errors=self._rises(device.name, {name: totals[name] for name in LOSS_STATISTICS if name in totals}),
-            used_by=users.get(device.name, ()),
+            errors=self._rises(place, {name: totals[name] for name in LOSS_STATISTICS if name in totals}),
+            used_by=users.get(place, ()),
+            namespace=inode,
         )
 
-    def _ports(self, users: Mapping[str, tuple[int, ...]]) -> list[NicRecord]:
+    def _ports(self, users: Users) -> list[NicRecord]:
+        """RDMA ports, which are called the same in every namespace."""
         found = []
+        by_name: dict[str, set[int]] = {}
+        for (_, name), ranks in users.items():
+            by_name.setdefault(name, set()).update(ranks)
         for port in read_ports(self._sys):
             words = port.counters.get("port_rcv_data")
-            receive, send = self._rates(port.name, None if words is None else words * 4, port.sent_bytes)
-            congestion = self._rises(f"{port.name} congestion", {"notifications": port.congestion_notifications})
+            receive, send = self._rates((0, port.name), None if words is None else words * 4, port.sent_bytes)
+            congestion = self._rises((0, f"{port.name} congestion"), {"notifications": port.congestion_notifications})
             found.append(
                 NicRecord(
                     host=self.host,
@@ -281,34 +313,34 @@ class NetworkWatch:
                     link_layer=port.link_layer,
                     receive_rate=receive,
                     send_rate=send,
-                    errors=self._rises(port.name, _loss_counters(port)),
+                    errors=self._rises((0, port.name), _loss_counters(port)),
                     congestion=sum(congestion.values()),
-                    used_by=users.get(port.name, ()) or users.get(port.device, ()),
+                    used_by=tuple(sorted(by_name.get(port.name, ()) or by_name.get(port.device, ()))),
                 )
             )
         return found
 
-    def _rises(self, name: str, totals: Mapping[str, int]) -> dict[str, int]:
+    def _rises(self, place: NicPlace, totals: Mapping[str, int]) -> dict[str, int]:
         """Which of these counters rose since they were first seen, and by how much; one that was reset begins anew."""
-        first = self._first.setdefault(name, dict(totals))
+        first = self._first.setdefault(place, dict(totals))
         if any(total < first.get(counter, 0) for counter, total in totals.items()):
-            first = self._first[name] = dict(totals)
+            first = self._first[place] = dict(totals)
         return {counter: total - first.get(counter, 0) for counter, total in totals.items() if total > first.get(counter, 0)}
 
-    def _rates(self, name: str, received: int | None, sent: int | None) -> tuple[float | None, float | None]:
+    def _rates(self, place: NicPlace, received: int | None, sent: int | None) -> tuple[float | None, float | None]:
         if received is None or sent is None:
             return None, None
         now = time.monotonic_ns()
-        before = self._before.get(name)
-        self._before[name] = (now, received, sent)
+        before = self._before.get(place)
+        self._before[place] = (now, received, sent)
         if before is None or now <= before[0] or received < before[1] or sent < before[2]:
             return None, None
         elapsed = (now - before[0]) / 1e9
         return (received - before[1]) / elapsed, (sent - before[2]) / elapsed
 
-    def _change(self, event: LinkEvent) -> LinkChange:
+    def _change(self, inode: int, event: LinkEvent) -> LinkChange:
         since = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - event.time_ns
-        return LinkChange(self.host, event.name, event.up, event.detail, event.time_ns, time.time_ns() - since)
+        return LinkChange(self.host, event.name, event.up, event.detail, event.time_ns, time.time_ns() - since, inode)
 
     def _line(self, event: KernelEvent) -> KernelLogLine:
         return KernelLogLine(
@@ -316,22 +348,26 @@ class NetworkWatch:
         )
 
 
-def used_devices(samples: Iterable[ProcessSample]) -> dict[str, tuple[int, ...]]:
-    """NIC as NCCL names it → ranks of the job whose proxies were seen using it; several devices merged into one are split."""
-    users: dict[str, set[int]] = {}
+def used_devices(samples: Iterable[ProcessSample], namespaces: Mapping[int, int]) -> Users:
+    """NIC as NCCL names it → ranks of the job whose proxies were seen using it; several devices merged into one are split.
+
+    ``namespaces`` tells the network namespace of each pid.
+    """
+    users: dict[NicPlace, set[int]] = {}
     for sample in samples:
         rank = sample.process.rank
         for operation in sample.operations:
             for sub in operation.subs:
                 # NCCL names devices that it merges "mlx5_0+mlx5_1" (src/transport/net_ib.cc, v2.21.5-1).
                 for name in filter(None, sub.net_device_name.split("+")):
-                    users.setdefault(name, set()).update(() if rank is None else (rank,))
-    return {name: tuple(sorted(ranks)) for name, ranks in users.items()}
+                    place = namespaces.get(sample.process.pid, 0), name
+                    users.setdefault(place, set()).update(() if rank is None else (rank,))
+    return {place: tuple(sorted(ranks)) for place, ranks in users.items()}
 
 
-def _is_of_interest(device: NetDevice, users: Mapping[str, object]) -> bool:
+def _is_of_interest(inode: int, device: NetDevice, users: Users) -> bool:
     """Loopback only where the job uses it, and none of the virtual ends that a container host has by the hundred."""
-    if device.name in users:
+    if (inode, device.name) in users:
         return True
     return device.name != "lo" and not device.name.startswith(("veth", "docker", "cali", "lxc", "br-"))
 

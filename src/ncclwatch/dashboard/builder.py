@@ -10,6 +10,7 @@ from ncclwatch.collect.batch import Change, Overhead, PlaneState
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.dashboard.view import Cost, FlowRow, Frame, LogEntry, NicRow, Plane, View
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.network import NicKey
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.text import clean, duration
@@ -57,7 +58,7 @@ class ViewBuilder:
     def __init__(self) -> None:
         self.log: deque[LogEntry] = deque(maxlen=MAX_LOG)
         self._number = 0
-        self._nics: dict[tuple[str, str], NicRow] | None = None
+        self._nics: dict[NicKey, NicRow] | None = None
         self._flows: dict[object, FlowRow] | None = None
         self._time = 0.0
         self._shown_log: tuple[LogEntry, ...] = ()
@@ -94,16 +95,16 @@ class ViewBuilder:
 
     def _network(self, update: Update) -> None:
         for link in update.links:
-            self.tell(link.wall_ns / 1e9, "link", f"{link.host}: {link.name} is {'up' if link.up else 'DOWN'} ({link.detail})")
+            self.tell(link.wall_ns / 1e9, "link", f"{link.host}: {link.label} is {'up' if link.up else 'DOWN'} ({link.detail})")
         for line in update.kernel:
             self.tell(self._time, "kernel", f"{line.host}: {line.text}")
         if update.nics:
             self._nics = self._nics or {}
             for nic in update.nics:
-                known = self._nics.get((nic.host, nic.name))
+                known = self._nics.get(nic.key)
                 both = [rate for rate in (nic.receive_rate, nic.send_rate) if rate is not None]
                 rates = (*(known.rates if known else ()), sum(both) if both else None)[-SPARK:]
-                self._nics[nic.host, nic.name] = NicRow(nic, rates)
+                self._nics[nic.key] = NicRow(nic, rates)
         if update.flows:
             before, self._flows = self._flows or {}, {}
             for flow in sorted(update.flows, key=lambda flow: not flow.state.is_trouble)[:MAX_FLOWS]:

@@ -196,6 +196,7 @@ def _per_second(nbytes: float | None) -> str:
 NICS: list[Column[NicRow]] = [
     Column("NIC", 14, lambda r: r.record.name, lambda r: r.record.name),
     Column("HOST", 8, lambda r: r.record.host, lambda r: r.record.host, flexible=True),
+    Column("NETNS", 10, lambda r: str(r.record.namespace or "-"), lambda r: r.record.namespace, from_width=130),
     Column("STATE", 8, lambda r: r.record.state if r.record.up else "DOWN", lambda r: r.record.up),
     Column("GBIT/S", 6, lambda r: "-" if r.record.rate_gbps is None else f"{r.record.rate_gbps:g}", right=True),
     Column("RECEIVES", 10, lambda r: _per_second(r.record.receive_rate), lambda r: r.record.receive_rate, right=True),

@@ -135,6 +135,15 @@ class FlowRecord:
     shared_by: int = 1
 
 
+NicKey = tuple[str, int, str]
+"""(host, network namespace, name)."""
+
+
+def nic_label(name: str, namespace: int) -> str:
+    """``eth0``, or ``eth0 (netns 4026532281)`` in another network namespace than that of who looked."""
+    return f"{name} (netns {namespace})" if namespace else name
+
+
 @dataclass(frozen=True, slots=True)
 class NicRecord:
     """A NIC at one look. ``name`` is the network device, or ``device:port`` of an RDMA port; ``kind`` is ``netdev`` or ``rdma``.
@@ -142,7 +151,8 @@ class NicRecord:
     ``up`` is false where it can carry no traffic; ``state`` says it in the kernel's words. ``rate_gbps`` is the speed of the
     link, ``receive_rate`` and ``send_rate`` bytes a second since the look before. ``errors`` are counters of errors and of signs
     of loss that rose since watching began, by the kernel's names; ``congestion`` is the number of congestion notifications since
-    then. ``used_by`` are the ranks of the job whose connections name it, where that is known.
+    then. ``used_by`` are the ranks of the job whose connections name it, where that is known. ``namespace`` is the inode of its
+    network namespace (``lsns -t net``), 0 in the one of who looked: containers of one host may each have an ``eth0``.
     """
 
     host: str
@@ -158,16 +168,29 @@ class NicRecord:
     errors: dict[str, int] = field(default_factory=dict)
     congestion: int = 0
     used_by: tuple[int, ...] = ()
+    namespace: int = 0
 
     @property
     def is_trouble(self) -> bool:
         """Whether it is down or counted errors."""
         return not self.up or bool(self.errors)
 
+    @property
+    def key(self) -> NicKey:
+        """What no other NIC has."""
+        return self.host, self.namespace, self.name
+
+    @property
+    def label(self) -> str:
+        """Its name for people."""
+        return nic_label(self.name, self.namespace)
+
 
 @dataclass(frozen=True, slots=True)
 class LinkChange:
-    """A link went up or down; ``time_ns`` and ``wall_ns`` are of the moment the kernel's message was read."""
+    """A link went up or down; ``time_ns`` and ``wall_ns`` are of the moment the kernel's message was read. ``namespace`` as in
+    :class:`NicRecord`.
+    """
 
     host: str
     name: str
@@ -175,6 +198,17 @@ class LinkChange:
     detail: str
     time_ns: int
     wall_ns: int
+    namespace: int = 0
+
+    @property
+    def key(self) -> NicKey:
+        """That of its NIC."""
+        return self.host, self.namespace, self.name
+
+    @property
+    def label(self) -> str:
+        """Its name for people."""
+        return nic_label(self.name, self.namespace)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import select
 import socket
@@ -84,7 +85,9 @@ class LinkMonitor:
             raise NcclwatchError(f"cannot watch links: {error}", "run as root, in the network namespace of the job") from None
         self.lost = 0
         self.namespace = namespace
-        self._ports = {(port.device, port.port): port.is_up for port in read_ports(sys) if not port.netdev}
+        # Ports without a network device are of no namespace: who watches our own tells of them.
+        ports = read_ports(sys) if namespace is None else []
+        self._ports = {(port.device, port.port): port.is_up for port in ports if not port.netdev}
 
     def close(self) -> None:
         """Let go of the socket."""
@@ -170,16 +173,17 @@ def read_devices(
             messages = [message for message in route.get_links() if wanted(_name(message))]
     except OSError as error:
         raise NcclwatchError(f"cannot list network devices: {error}", "run as root") from None
-    return sorted((_device(message, sys) for message in messages), key=lambda device: device.name)
+    # Our sysfs shows our own namespace: another one's eth0 is not the eth0 found there.
+    return sorted((_device(message, None if namespace else sys) for message in messages), key=lambda device: device.name)
 
 
-def _device(message: Any, sys: Path) -> NetDevice:
+def _device(message: Any, sys: Path | None) -> NetDevice:
     name = _name(message)
     totals = message.get_attr("IFLA_STATS64") or {}
-    try:
-        speed = int((sys / "class/net" / name / "speed").read_text())
-    except (OSError, ValueError):
-        speed = -1
+    speed = -1
+    if sys is not None:
+        with contextlib.suppress(OSError, ValueError):
+            speed = int((sys / "class/net" / name / "speed").read_text())
     return NetDevice(
         name=name,
         index=int(message["index"]),
