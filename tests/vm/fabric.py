@@ -3,6 +3,9 @@
 Both ends live in one network namespace, because rdma_rxe of Linux 6.1 only serves the initial one. The kernel would then route
 from one to the other through loopback, where neither link state nor traffic control matters; policy routing moves the ``local``
 table behind a table that names the outgoing interface ("send to self").
+
+A virtual cable hands a packet over on whichever CPU sends it, so that packets may overtake each other, which RoCE takes for a
+loss: each end is received on one CPU alone.
 """
 
 from __future__ import annotations
@@ -60,6 +63,7 @@ class Fabric:
             command(f"sysctl -qw net.ipv4.conf.{port.netdev}.accept_local=1 net.ipv4.conf.{port.netdev}.rp_filter=0")
             command(f"ip addr add {port.address}/24 dev {port.netdev}")
             command(f"ip rule add pref 10 iif {port.netdev} lookup local")
+            Path("/sys/class/net", port.netdev, "queues/rx-0/rps_cpus").write_text("1\n")
         for near, far in ((a, b), (b, a)):
             cls._join(near, far)
         command("ip rule add pref 20 to 10.77.0.0/24 lookup 77")
