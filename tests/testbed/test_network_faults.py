@@ -121,7 +121,8 @@ def test_a_link_that_goes_down_hangs_the_job_and_is_named(layout: str) -> None:
         verdict = watcher.wait_for("verdict")["verdict"]
         before = [job.progress(rank) for rank in range(job.ranks)]
         check_link_verdict(job, verdict)
-        assert any(f"{network.link(CUT).nic} on" in line and "is down" in line for line in verdict["evidence"]), named(verdict)
+        down = f"{network.link(CUT).nic} (netns {event['namespace']}) on"
+        assert any(down in line and "is down" in line for line in verdict["evidence"]), named(verdict)
         assert [job.progress(rank) for rank in range(job.ranks)] == before, "the job was to hang"
         network.link(CUT).up()
         watcher.wait_for("recovery", id=hangs_told(watcher)[-1]["id"])
