@@ -1,0 +1,120 @@
+"""Machines with other work: samples taken one after the other, and ranks that wait for CPUs, accuse nobody."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import cast
+
+import numpy as np
+import pytest
+
+from ncclwatch.engine.connections import ConnectionKey
+from ncclwatch.engine.edges import LinkNode, RankNode, Wait, Why
+from ncclwatch.engine.job import Job
+from ncclwatch.engine.slow.blame import find
+from ncclwatch.engine.slow.contention import running_part, short_of_cpu
+from ncclwatch.engine.slow.findings import Context, Kind
+from ncclwatch.engine.slow.looks import Activity, CpuTimes, Hold, Look, Part
+from ncclwatch.engine.slow.moments import Moments, near
+from ncclwatch.engine.slow.profile import add_up
+from ncclwatch.model.identity import ProcessKey
+
+RANKS = 4
+KEYS = [ProcessKey("boot", 100 + rank, 1, "build") for rank in range(RANKS)]
+CULPRIT = 1
+
+
+def looks(part: Part, wait: list[float], run: float, begin: float = 0.0, held: float = 0.6) -> list[Look]:
+    """Ten looks a second apart in which one rank holds the others up; ``wait`` threads of each want a CPU, ``run`` run."""
+    found = []
+    for second in range(10):
+        at = begin + second
+        activities = {key: Activity.COMPUTES if rank == CULPRIT else Activity.WAITS for rank, key in enumerate(KEYS)}
+        times = {key: CpuTimes(at, at * wait[rank], at * run) for rank, key in enumerate(KEYS)}
+        # Not in every look: a share has a scatter.
+        holds = (Hold(part, held * (0.9 + 0.2 * (second % 2)), KEYS[CULPRIT], None, "AllReduce", 7),)
+        found.append(Look(at, RANKS, holds if held else (), activities, times))
+    return found
+
+
+def context(before: list[Look] | None, lost: float = 0.5, hosts: int = 1) -> Context:
+    past = add_up(before, KEYS) if before is not None else None
+    host = np.arange(RANKS) * hosts // RANKS
+    return Context(np.zeros(RANKS, np.int64), host, np.full(RANKS, np.nan), lost, 1 / (1 - lost), past, noise=0.2)
+
+
+QUIET = looks(Part.PROXY, [0.2] * RANKS, 0.2, held=0.0)
+
+
+def test_a_proxy_that_does_not_run_is_named_where_cpus_are_free_and_where_its_rank_does_not_want_them() -> None:
+    free = add_up(looks(Part.PROXY, [0.4] * RANKS, 0.4), KEYS)
+    assert [(f.kind, f.members) for f in find(free, context(QUIET))] == [(Kind.PROXY, (CULPRIT,))], "polling costs the same part"
+    asleep = add_up(looks(Part.PROXY, [3.0, 1.0, 3.0, 3.0], 0.2), KEYS)
+    assert [(f.kind, f.members) for f in find(asleep, context(QUIET))] == [(Kind.PROXY, (CULPRIT,))]
+
+
+def test_a_proxy_that_waits_for_a_cpu_like_its_neighbours_is_not_to_blame() -> None:
+    crowded = add_up(looks(Part.PROXY, [3.0] * RANKS, 0.2), KEYS)
+    assert short_of_cpu(crowded, add_up(QUIET, KEYS)).all()
+    assert find(crowded, context(QUIET)) == []
+
+
+def test_work_is_blamed_on_a_crowded_host_only_if_it_explains_most_of_what_is_lost() -> None:
+    little = add_up(looks(Part.GPU, [3.0] * RANKS, 0.2, held=0.2), KEYS)
+    assert find(little, context(QUIET, lost=0.6)) == []
+    much = add_up(looks(Part.GPU, [3.0] * RANKS, 0.2, held=0.7), KEYS)
+    assert [(f.kind, f.members) for f in find(much, context(QUIET, lost=0.6))] == [(Kind.COMPUTE, (CULPRIT,))]
+
+
+def test_a_rank_that_alone_lacks_a_cpu_is_named() -> None:
+    limited = add_up(looks(Part.GPU, [0.2, 3.0, 0.2, 0.2], 0.2, held=0.4), KEYS)
+    assert short_of_cpu(limited, add_up(QUIET, KEYS)).tolist() == [False, True, False, False]
+    assert [f.members for f in find(limited, context(QUIET, lost=0.6))] == [(CULPRIT,)]
+
+
+def test_cpu_times_that_are_not_known_change_nothing() -> None:
+    unknown = add_up(
+        [Look(look.time, look.ranks, look.holds, look.activities) for look in looks(Part.PROXY, [3.0] * 4, 0.2)], KEYS
+    )
+    assert np.isnan(running_part(unknown)).all() and not short_of_cpu(unknown, None).any()
+    assert [f.kind for f in find(unknown, context(QUIET))] == [Kind.PROXY]
+
+
+def test_a_sum_that_falls_because_a_thread_ended_is_left_out() -> None:
+    first = {KEYS[0]: CpuTimes(0.0, 10.0, 1.0)}
+    ended = {KEYS[0]: CpuTimes(1.0, 2.0, 1.5)}
+    later = {KEYS[0]: CpuTimes(3.0, 3.0, 2.5)}
+    profile = add_up([Look(t, 1, (), {}, times) for t, times in ((0.0, first), (1.0, ended), (3.0, later))], KEYS[:1])
+    assert profile.cpu_wait.tolist() == [0.5] and profile.cpu_use.tolist() == [0.5]
+
+
+# --- samples one after the other ------------------------------------------------------------------------------------------
+
+
+def job_read_at(*begun_ms: float, took_ms: float = 10.0) -> Job:
+    samples = [SimpleNamespace(wall_ns=int(ms * 1e6), duration_ns=int(took_ms * 1e6)) for ms in begun_ms]
+    members = [SimpleNamespace(index=index, last=sample) for index, sample in enumerate(samples)]
+    group = SimpleNamespace(members={index: (member, None) for index, member in enumerate(members)})
+    return cast(Job, SimpleNamespace(members=members, groups={7: group}))
+
+
+def wait(waiter: int, target: int | LinkNode) -> Wait:
+    key = ConnectionKey(7, 0, 0, 1, False)
+    return Wait(RankNode(waiter), target if isinstance(target, LinkNode) else RankNode(target), Why.EMPTY, key, str)
+
+
+@pytest.mark.parametrize(("first", "second", "proven"), [(0.0, 200.0, True), (200.0, 0.0, False), (12.0, 0.0, True)])
+def test_a_wait_is_proven_by_reading_who_is_waited_for_later(first: float, second: float, proven: bool) -> None:
+    moments = Moments(job_read_at(first, second), near_s=0.03)
+    assert moments.prove(wait(0, 1)) is proven
+    assert moments.prove(wait(1, 1)), "what one sample says of itself needs no second"
+
+
+def test_data_is_under_way_if_the_receiver_was_read_later() -> None:
+    link = LinkNode(7, 0, 1)
+    assert Moments(job_read_at(0.0, 200.0), 0.03).prove(wait(1, link))
+    assert not Moments(job_read_at(200.0, 0.0), 0.03).prove(wait(1, link))
+
+
+def test_how_near_is_near_goes_by_the_iteration() -> None:
+    assert near(10.0) > 0.1 > near(None) > near(0.1)
