@@ -63,7 +63,7 @@ def test_a_link_switched_off_or_on_is_told_within_a_tenth_of_a_second(watch: Net
     kernel itself tells up to a second late. A machine that is busy for a moment gets further tries; who is always late fails.
     """
     until(lambda: {nic.name for nic in watch.look().nics if nic.up} >= set(cable))
-    delays = []
+    delays: list[int] = []
     while sum(delay <= 100_000_000 for delay in delays) < 5:
         for up in (False, True):
             told: list[LinkChange] = []

@@ -13,7 +13,7 @@ from ncclwatch.cli.live_log import LogSurface
 from ncclwatch.engine.session import Update
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, KernelLogLine, LinkChange, NicRecord
 from ncclwatch.model.state import Direction
-from ncclwatch.report.network_text import nic_line, worth_showing
+from ncclwatch.report.network_text import link_line, nic_line, worth_showing
 
 NIC = NicRecord("node1", "mlx5_0:1", "rdma", True, "active", 200.0, "eth0", receive_rate=2.0**30, send_rate=0.0, used_by=(0, 1))
 FAILING = replace(NIC, errors={"packet_seq_err": 3})
@@ -51,6 +51,14 @@ def test_the_log_tells_news_once(capsys: pytest.CaptureFixture[str]) -> None:
         "nic mlx5_0:1 (eth0)  up  200 Gb/s  in 1 GiB/s  out 0 B/s  ranks 0-1  packet_seq_err 9",
         "flow rank 0 ch 2 → rank 1 over eth0 is well again",
     ]
+
+
+def test_a_link_below_an_rdma_port_takes_the_port_and_its_users_along() -> None:
+    below = replace(DOWN, name="eth0")
+    elsewhere = [replace(NIC, host="node2"), replace(NIC, namespace=71), replace(NIC, netdev="eth1", used_by=(5,))]
+    said = "link eth0 on node1 is DOWN (no carrier), and mlx5_0:1 with it; ranks 0-1 use it"
+    assert link_line(below, [*elsewhere, NIC]) == said
+    assert link_line(below, elsewhere) == "link eth0 on node1 is DOWN (no carrier)"
 
 
 def test_json_has_an_object_for_each(capsys: pytest.CaptureFixture[str]) -> None:

@@ -31,12 +31,14 @@ def worth_showing(nics: Iterable[NicRecord], most: int = 8) -> list[NicRecord]:
 
 
 def link_line(change: LinkChange, nics: Sequence[NicRecord] = ()) -> str:
-    """``link eth0 is DOWN on node1 (switched off); ranks 0-1 use it``."""
-    users = next((nic.used_by for nic in nics if nic.key == change.key and nic.used_by), ())
+    """``link eth0 on node1 is DOWN (switched off), and mlx5_0:1 with it; ranks 0-1 use it``."""
+    ports = [nic for nic in nics if nic.netdev and (nic.host, nic.namespace, nic.netdev) == change.key]
+    users = sorted({rank for nic in nics if nic.key == change.key or nic in ports for rank in nic.used_by})
     used = (
         f"; {'rank' if len(users) == 1 else 'ranks'} {ranges(users)} {'uses' if len(users) == 1 else 'use'} it" if users else ""
     )
     detail = f" ({clean(change.detail, 60)})" if change.detail else ""
+    detail += f", and {', '.join(clean(port.name, 40) for port in ports)} with it" if ports else ""
     return f"link {clean(change.label, 60)} on {clean(change.host, 64)} is {'up' if change.up else 'DOWN'}{detail}{used}"
 
 
