@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ncclwatch.engine.job import Group, Job
 from ncclwatch.engine.slow.classify import cause, classify, works_slower
+from ncclwatch.engine.slow.cost import costs
 from ncclwatch.engine.slow.findings import Finding, Kind
 from ncclwatch.engine.topology.model import Role, Topology
 from ncclwatch.model.verdict import CommunicatorRef, Culprit, LinkRef, OperationRef, Verdict, VerdictClass
@@ -165,15 +166,19 @@ def _stage(job: Job, judgement: Judgement, finding: Finding, topology: Topology 
 def _summary(kind: VerdictClass, judgement: Judgement, culprits: list[Culprit], findings: list[Finding]) -> str:
     slow = judgement.slow
     parts = []
-    for finding in findings[:3]:
+    every = costs(findings, slow, judgement.iteration_s)
+    for finding, cost in zip(findings[:3], every, strict=False):
         ranks = [c for c in culprits if any(judgement.profile.processes[m].pid == c.pid for m in finding.members)]
         names = ", ".join(f"rank {c.rank}" if c.rank is not None else f"pid {c.pid} on {c.host}" for c in ranks)
         if finding.link is not None and len(ranks) == 2:
             names = f"the link from {names.replace(', ', ' to ')}"
-        parts.append(f"{names} ({finding.kind})")
+        # With one culprit the loss says it all.
+        price = f", {cost.text()}" if cost is not None and (slow is None or len(findings) > 1) else ""
+        parts.append(f"{names} ({finding.kind}{price})")
     pace = "as long as the job has been watched"
     if slow is not None:
-        pace = f"iterations take {slow.mean_s:.2f} s instead of {slow.normal_s:.2f} s ({slow.ratio:+.0%})"
+        lost = f"{slow.lost_share:.0%} of the time is lost"
+        pace = f"iterations take {slow.mean_s:.2f} s instead of {slow.normal_s:.2f} s ({slow.ratio:+.0%}): {lost}"
     return f"{WORDS[kind]}: the others wait for {'; '.join(parts)}; {pace}"
 
 
@@ -185,16 +190,16 @@ def _evidence(job: Job, judgement: Judgement, topology: Topology | None) -> tupl
             f"iteration time {slow.mean_s:.3f} s over {slow.iterations} iterations, {slow.slow} of them slow; normally "
             f"{slow.normal_s:.3f} s: {slow.mean_s - slow.normal_s:.3f} s an iteration are lost"
         )
-    for finding in judgement.findings:
+    every = costs(judgement.findings, slow, judgement.iteration_s)
+    for finding, price in zip(judgement.findings, every, strict=True):
         names = ", ".join(job.members[at].label for at in finding.members)
         usual = "" if math.isnan(finding.reference) else f" (equal ranks: {finding.reference:.0%})"
-        cost = f", {finding.share * judgement.iteration_s:.3f} s an iteration" if judgement.iteration_s else ""
         what = (
             f"link {' → '.join(job.members[at].label for at in finding.members)}" if finding.link else f"{names}: {finding.kind}"
         )
         lines.append(
-            f"{what} holds the job up for {finding.share:.0%} of all ranks' time{usual}{cost}, in {finding.looks} of "
-            f"{profile.looks} looks"
+            f"{what} holds the job up for {finding.share:.0%} of all ranks' time{usual}, in {finding.looks} of "
+            f"{profile.looks} looks" + (f"; it {price.text()}" if price is not None else "")
         )
         if finding.kind.computes:
             for at in finding.members[:4]:

@@ -1,0 +1,42 @@
+"""What each culprit costs: how long an iteration would last if it were normal.
+
+Where there is a healthy past, the loss is measured (iterations now against normal ones), and several culprits have their parts of
+it as they hold the others up. Without one, the share of the time that others are seen to wait for a culprit is all there is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ncclwatch.engine.slow.findings import Finding
+from ncclwatch.engine.slow.windows import SlowDown
+
+WHOLE = 0.5
+"""Culprits seen to hold the job up for at least this part of what is lost explain all of it: looks see waits, not their ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """``share`` of the iteration's time, ``seconds`` of it, and how long an iteration would last without, seconds."""
+
+    share: float
+    seconds: float
+    without: float
+
+    def text(self) -> str:
+        """``costs 23 % of the iteration (0.12 s; without it: 0.40 s)``."""
+        return f"costs {self.share:.0%} of the iteration ({self.seconds:.2f} s; without it: {self.without:.2f} s)"
+
+
+def costs(findings: Sequence[Finding], slow: SlowDown | None, iteration_s: float | None) -> list[Cost | None]:
+    """What each finding costs; ``None`` where iterations are not known."""
+    duration = slow.mean_s if slow is not None else iteration_s
+    if not duration:
+        return [None] * len(findings)
+    total = sum(finding.share for finding in findings)
+    explained = total
+    if slow is not None:
+        explained = slow.lost_share if total >= WHOLE * slow.lost_share else min(total, slow.lost_share)
+    shares = [min(1.0, finding.share * explained / total) if total > 0 else 0.0 for finding in findings]
+    return [Cost(share, share * duration, duration - share * duration) for share in shares]
