@@ -30,9 +30,9 @@ from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.collect.cost import OwnCost
 from ncclwatch.collect.windows import CurrentOperation, RankWindow
 from ncclwatch.messaging import packing, protocol
-from ncclwatch.messaging.format import BatchWriter
 from ncclwatch.messaging.hub import _raise_file_limit
 from ncclwatch.messaging.protocol import Batch, Hello
+from ncclwatch.messaging.writer import BatchWriter
 from ncclwatch.model.state import PeerInfo, ProcessSample
 from unit.fake_node import calls
 from unit.synthetic import Rank, communicator, recv, send

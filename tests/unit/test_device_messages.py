@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ncclwatch.messaging.format import BatchReader, BatchWriter
+from ncclwatch.messaging.reader import BatchReader
+from ncclwatch.messaging.writer import BatchWriter
 from ncclwatch.model.device import DeviceChannel, DeviceSample, StepWait, UnfinishedTransfer
 from unit.batches import node_batches
 from unit.synthetic import SECOND, WORLD

@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from ncclwatch.engine.network import NETWORK_CLASSES, NetworkMemory
 from ncclwatch.engine.session import DiagnosisSession
-from ncclwatch.messaging.format import BatchReader, BatchWriter
+from ncclwatch.messaging.reader import BatchReader
+from ncclwatch.messaging.writer import BatchWriter
 from ncclwatch.model.network import (
     FlowKind,
     FlowRecord,

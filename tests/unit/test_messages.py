@@ -15,10 +15,12 @@ import pytest
 
 from ncclwatch.collect.batch import Change, NodeBatch, ProcessChange
 from ncclwatch.collect.windows import RankWindow
-from ncclwatch.messaging import format as messages
+from ncclwatch.messaging import body as messages
 from ncclwatch.messaging import packing
-from ncclwatch.messaging.format import BatchReader, BatchWriter
+from ncclwatch.messaging import writer as writing
 from ncclwatch.messaging.limits import MAX_FRAME, MAX_RAW, FormatError, VersionError
+from ncclwatch.messaging.reader import BatchReader
+from ncclwatch.messaging.writer import BatchWriter
 from ncclwatch.model.events import EVENT_DTYPE
 from ncclwatch.model.state import (
     Direction,
@@ -60,15 +62,15 @@ def near(ours: Any, theirs: Any) -> bool:
 
 
 def same(before: NodeBatch, after: NodeBatch, *, events: bool = True) -> None:
-    for field in dataclasses.fields(NodeBatch):
-        ours, theirs = getattr(before, field.name), getattr(after, field.name)
-        if field.name == "windows":
+    for name in NodeBatch.__struct_fields__:
+        ours, theirs = getattr(before, name), getattr(after, name)
+        if name == "windows":
             for window, other in zip(ours, theirs, strict=True):
                 assert near(dataclasses.asdict(window), dataclasses.asdict(other))
-        elif field.name == "events":
+        elif name == "events":
             assert not events or ours is None or bool((ours == theirs).all())
         else:
-            assert ours == theirs, field.name
+            assert ours == theirs, name
 
 
 def test_everything_comes_back() -> None:
@@ -88,13 +90,13 @@ def test_everything_comes_back() -> None:
 
 def test_every_field_of_the_model_travels() -> None:
     """A field that is added to a record is written without anybody thinking of it."""
-    window_fields = {field.name for field in messages._window_type().fields}
+    window_fields = {field.name for field in messages.window_type().fields}
     assert window_fields == {field.name for field in dataclasses.fields(RankWindow)}
-    head, content = messages._sample_types()
+    head, content = messages.sample_types()
     written = {field.name for part in (head, content) for field in part.fields}
     assert written == {field.name for field in dataclasses.fields(ProcessSample)}
-    handled = {*messages._SCALARS, *messages._IN_TABLES, *messages._more_fields()}
-    assert handled == {field.name for field in dataclasses.fields(NodeBatch)}
+    handled = {*messages.HEAD, *messages.IN_TABLES, *messages.more_fields()}
+    assert handled == set(NodeBatch.__struct_fields__)
 
 
 def test_a_job_that_stands_still_costs_a_few_hundred_bytes_a_look() -> None:
@@ -152,7 +154,7 @@ def test_a_new_writer_is_a_new_stream() -> None:
 
 
 def test_an_epoch_ends_before_its_values_grow_without_bound(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(messages, "EPOCH_VALUES", 30)
+    monkeypatch.setattr(writing, "EPOCH_VALUES", 30)
     node, writer, reader = FakeNode(rich_ranks(), looks=40), BatchWriter(), BatchReader()
     for i in range(40):
         series = node.series[0]
@@ -192,7 +194,7 @@ def relaid(content: dict[str, Any], table: str, layout: list[list[str]], records
 def test_records_with_fields_more_and_fields_less_are_read() -> None:
     batch = FakeNode(rich_ranks()).batch()
     data = BatchWriter().encode(batch)
-    kind = messages._window_type()
+    kind = messages.window_type()
 
     def change(content: dict[str, Any]) -> None:
         [table] = [t for t in content["tables"] if t[0] == kind.name]
@@ -220,7 +222,7 @@ def hostile() -> dict[str, Any]:
     def ranks(content: dict[str, Any]) -> None:
         name = "content.communicators"
         [table] = [t for t in content["tables"] if t[0] == name]
-        [kind] = [part for whole in messages._sample_types() for part in whole.every() if part.name == name]
+        [kind] = [part for whole in messages.sample_types() for part in whole.every() if part.name == name]
         records = packing.unpack(packing.Table(*table), kind.dtype)
         records["nranks"] = 1 << 60
         relaid(content, name, [list(pair) for pair in kind.layout], records)
@@ -228,7 +230,7 @@ def hostile() -> dict[str, Any]:
     def counts(content: dict[str, Any]) -> None:
         name = "content"
         [table] = [t for t in content["tables"] if t[0] == name]
-        kind = messages._sample_types()[1]
+        kind = messages.sample_types()[1]
         records = packing.unpack(packing.Table(*table), kind.dtype)
         records["operations"] = 1 << 31
         relaid(content, name, [list(pair) for pair in kind.layout], records)

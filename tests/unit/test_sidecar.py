@@ -363,7 +363,7 @@ def test_replayed_batches_are_dropped_and_counted() -> None:
         socket.send(protocol.encode(Hello("0.1.0", packing.VERSION, "agent", "a", lives=["L1"])))
         bench.until(lambda: socket.poll(0), "an answer")
         assert isinstance(protocol.decode(socket.recv()), Welcome)
-        from ncclwatch.messaging.format import BatchWriter
+        from ncclwatch.messaging.writer import BatchWriter
 
         data = BatchWriter().encode(rings("a", (0, 1)).batch())
         for _ in range(100):
@@ -394,7 +394,7 @@ def test_fuzzed_frames_for_as_long_as_one_wants() -> None:
 
 def fuzz(seed: int) -> None:
     """Frames that are noise, cut off, giant or well-formed nonsense; the engine goes on with those who speak sense."""
-    from ncclwatch.messaging.format import BatchWriter
+    from ncclwatch.messaging.writer import BatchWriter
 
     source = random.Random(seed)
     good = BatchWriter().encode(rings("a", (0, 1)).batch())

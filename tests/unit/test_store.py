@@ -9,10 +9,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.errors import TargetError, UsageError

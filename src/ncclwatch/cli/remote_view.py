@@ -9,8 +9,9 @@ import msgspec
 
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.engine.session import DiagnosisSession, Recovery, Update
-from ncclwatch.messaging.format import BatchReader, BatchWriter
 from ncclwatch.messaging.limits import UNDECODABLE, FormatError
+from ncclwatch.messaging.reader import BatchReader
+from ncclwatch.messaging.writer import BatchWriter
 from ncclwatch.model.verdict import Verdict
 
 MAX_SAMPLES = 512

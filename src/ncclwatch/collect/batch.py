@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+import msgspec
 from numpy.typing import NDArray
 
 from ncclwatch.collect.windows import RankWindow
@@ -56,9 +57,8 @@ class Overhead:
     rss_bytes: int
 
 
-@dataclass(slots=True, kw_only=True)
-class NodeBatch:
-    """Everything one node has to say since its last batch.
+class BatchHead(msgspec.Struct, kw_only=True):
+    """Whose batch it is, of when, and how much it says.
 
     ``sequence`` counts the batches of one life of a collector from 0, so that a missing one is noticed. ``time_ns`` is
     CLOCK_MONOTONIC of the node and ``wall_ns`` its CLOCK_REALTIME, both when the batch was closed. A batch with ``looked`` holds
@@ -76,13 +76,20 @@ class NodeBatch:
     looked: bool = False
     complete: bool = False
     """Every NCCL process of the host is watched, so that one that is not in ``samples`` does not exist."""
+    lost: int = 0
+    finished: str = ""
+    """Why this was the last batch; empty while the collector goes on."""
+
+
+class NodeBatch(BatchHead, kw_only=True):
+    """Everything one node has to say since its last batch."""
+
     samples: tuple[ProcessSample, ...] = ()
     windows: Sequence[RankWindow] = ()
     problems: tuple[tuple[ProcessKey, str], ...] = ()
     """Processes whose newest look failed, and why; their sample is the one before."""
     events: NDArray[Any] | None = None
     """Call records (``EVENT_DTYPE``) in the order of the ring; ``None`` or empty when there were none."""
-    lost: int = 0
     changes: tuple[ProcessChange, ...] = ()
     notes: tuple[str, ...] = ()
     planes: tuple[PlaneState, ...] = ()
@@ -94,5 +101,3 @@ class NodeBatch:
     """What has to be added to ``wall_ns`` to give the engine's CLOCK_REALTIME, measured by messages there and back."""
     clock_error_ns: int | None = None
     """By how much that is off at most."""
-    finished: str = ""
-    """Why this was the last batch; empty while the collector goes on."""

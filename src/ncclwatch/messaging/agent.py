@@ -6,17 +6,17 @@ import secrets
 import threading
 import time
 from collections import deque
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from msgspec.structs import replace
 
 from ncclwatch.collect.batch import NodeBatch
-from ncclwatch.messaging.format import BatchWriter, ledger_calls
 from ncclwatch.messaging.keys import Key
 from ncclwatch.messaging.link import AgentLink
 from ncclwatch.messaging.spool import Spool
+from ncclwatch.messaging.writer import BatchWriter, ledger_calls
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

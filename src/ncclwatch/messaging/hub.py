@@ -18,10 +18,10 @@ from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.errors import NcclwatchError, UsageError
 from ncclwatch.messaging import packing, protocol
 from ncclwatch.messaging.doorkeeper import DOMAIN, Doorkeeper
-from ncclwatch.messaging.format import BatchReader
 from ncclwatch.messaging.keys import Key, KnownKeys, job_of
 from ncclwatch.messaging.limits import APART, FormatError
 from ncclwatch.messaging.protocol import Ack, Batch, Farewell, Hello, History, NeedKey, Ping, Pong, Refused, View, Welcome
+from ncclwatch.messaging.reader import BatchReader
 from ncclwatch.messaging.values import Shared
 
 MAX_PEERS = 20_000

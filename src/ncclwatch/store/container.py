@@ -49,7 +49,7 @@ class Kind(IntEnum):
     META = 1
     """JSON: who recorded what, where. Begins every segment."""
     BATCH = 2
-    """One batch in the encoding of ``messaging.format``."""
+    """One batch in the encoding of ``messaging.writer``."""
     GAP = 3
     """JSON: batches that could not be written, and why."""
     END = 4

@@ -7,14 +7,16 @@ import platform
 import queue
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from ncclwatch import __version__
 from ncclwatch.collect.batch import NodeBatch
-from ncclwatch.messaging.format import BatchWriter, Calls
 from ncclwatch.messaging.packing import is_key
+from ncclwatch.messaging.writer import BatchWriter, Calls
 from ncclwatch.store.container import Kind
 from ncclwatch.store.writer import ContainerWriter, Full, TooLarge
 
@@ -107,7 +109,7 @@ class Recorder:
             self._lose(self._problem)
             return
         self._sequence += 1
-        batch = replace(batch, sequence=self._sequence)
+        batch = msgspec.structs.replace(batch, sequence=self._sequence)
         try:
             if not self._file.segment or self._unsaid:
                 self._begin(batch.wall_ns)

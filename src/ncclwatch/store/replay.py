@@ -15,8 +15,8 @@ from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.engine.judged import Judged
 from ncclwatch.engine.session import DiagnosisSession, Update
 from ncclwatch.errors import TargetError
-from ncclwatch.messaging.format import BatchReader
 from ncclwatch.messaging.limits import FormatError
+from ncclwatch.messaging.reader import BatchReader
 from ncclwatch.store.container import Container, FrameRef, Kind
 from ncclwatch.text import clean, duration, size
 

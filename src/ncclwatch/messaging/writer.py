@@ -1,0 +1,130 @@
+"""Encodes batches: names, processes and peer lists once in an epoch, what a process's memory showed only when it has changed."""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclwatch.collect.batch import NodeBatch
+from ncclwatch.messaging import packing
+from ncclwatch.messaging.body import HEAD, Body, layouts, more_fields, sample_types, window_type
+from ncclwatch.messaging.values import ValueWriter
+from ncclwatch.model.events import Flag, Function, Kind
+from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.state import ProcessSample
+
+EPOCH_VALUES = 20_000
+EPOCH_BYTES = 16 << 20
+"""An epoch ends when it has this many distinct values, or bytes of them."""
+
+Calls = Literal["all", "ledger", "none"]
+"""Which call records are written: all, those from which the ledger is built (without fields it does not keep), none."""
+
+_OPERATIONS = np.arange(Function.ALL_REDUCE, Function.WAIT_SIGNAL + 1, dtype=np.uint16)
+_NOT_KEPT = ("enter_time_ns", "tid", "unique_id", "sendbuff", "recvbuff", "caller", "cpu", "binary")
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class BatchWriter:
+    """Encodes the batches of one stream in their order."""
+
+    def __init__(self, *, calls: Calls = "ledger", key_every: int = 0) -> None:
+        self._calls = calls
+        self._key_every = key_every
+        self._since_key = 0
+        self.stream = secrets.randbits(63)
+        self._epoch = 0
+        self._values = ValueWriter()
+        self._content: dict[ProcessKey, tuple[int, ProcessSample]] = {}
+        self._want_key = True
+        self.changed = 0
+        """Processes that showed something new in the batch that was encoded last."""
+        self.was_key = False
+        """Whether that batch builds on nothing."""
+
+    def request_key(self) -> None:
+        """Let the next batch be one that builds on nothing."""
+        self._want_key = True
+
+    def encode(self, batch: NodeBatch) -> bytes:
+        """The batch as bytes."""
+        key = self._want_key or self._epoch_is_full()
+        self.was_key = key
+        if key:
+            self._begin_epoch()
+        self._since_key += 1
+        body = Body(stream=self.stream, epoch=self._epoch, **{name: getattr(batch, name) for name in HEAD})
+        tables: dict[str, NDArray[Any]] = {}
+        if batch.samples:
+            self._write_samples(batch, tables, body)
+        if len(batch.windows):
+            window_type().write(batch.windows, self._values, tables)
+        events = self._chosen(batch.events)
+        if events is not None and len(events):
+            tables["calls"] = events
+        body.tables = [packing.pack(name, records) for name, records in tables.items() if len(records)]
+        body.more = {
+            name: msgspec.Raw(_encoder.encode(value))
+            for name in more_fields()
+            if (value := getattr(batch, name)) not in (None, (), "", False)
+        }
+        new = self._values.take()
+        body.first_value, body.values = len(self._values) - len(new) + 1, new
+        if key:
+            body.layouts = layouts()
+        return packing.frame(_encoder.encode(body), key=key)
+
+    def _epoch_is_full(self) -> bool:
+        if self._key_every and self._since_key >= self._key_every:
+            return True
+        return len(self._values) > EPOCH_VALUES or self._values.nbytes > EPOCH_BYTES
+
+    def _begin_epoch(self) -> None:
+        self._want_key = False
+        self._since_key = 0
+        self._epoch += 1
+        self._values = ValueWriter()
+        self._content.clear()
+
+    def _write_samples(self, batch: NodeBatch, tables: dict[str, NDArray[Any]], body: Body) -> None:
+        head, content = sample_types()
+        changed, kept = [], {}
+        for sample in batch.samples:
+            key = sample.process.key
+            known = self._content.get(key)
+            if known is None or not _shows_the_same(known[1], sample):
+                known = (batch.sequence, sample)
+                changed.append(sample)
+            kept[key] = known
+            body.since.append(known[0])
+        self._content = kept
+        self.changed = len(changed)
+        head.write(batch.samples, self._values, tables)
+        content.write(changed, self._values, tables)
+
+    def _chosen(self, events: NDArray[Any] | None) -> NDArray[Any] | None:
+        if events is None or self._calls == "none" or not len(events):
+            return None
+        return events if self._calls == "all" else ledger_calls(events)
+
+
+def ledger_calls(events: NDArray[Any]) -> NDArray[Any]:
+    """Of call records those from which the ledger is built, without the fields it does not keep."""
+    read = (events["flags"] & np.uint8(Flag.COMM_READ)) != 0
+    foreign = ((events["flags"] & np.uint8(Flag.UNKNOWN_PROCESS)) != 0) & (events["pid_namespace"] != 0)
+    launched = (events["kind"] == Kind.ENTER) & np.isin(events["function"], _OPERATIONS) & read
+    others = (events["function"] > Function.GROUP_SIMULATE_END) | (events["function"] == Function.NONE)
+    chosen: NDArray[Any] = events[(launched | others) & ~foreign]
+    for name in _NOT_KEPT:
+        chosen[name] = 0
+    return chosen
+
+
+def _shows_the_same(before: ProcessSample, after: ProcessSample) -> bool:
+    _, content = sample_types()
+    return all(getattr(before, field.name) == getattr(after, field.name) for field in content.fields)
