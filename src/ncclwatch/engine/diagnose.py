@@ -114,13 +114,10 @@ def _collector_at_rest() -> Iterator[None]:
 def still_seconds(member: Member) -> float:
     """For how long NCCL has not moved in a process, as far as the samples tell; 0 when it moved in the last interval."""
     samples = member.samples
-    newest = samples[-1]
-    since = newest
-    for before, after in zip(reversed(samples[:-1]), reversed(samples[1:]), strict=True):
-        if progressed(before, after):
-            break
-        since = before
-    return (newest.time_ns - since.time_ns) / 1e9
+    since = len(samples) - 1
+    while since > 0 and not progressed(samples[since - 1], samples[since]):
+        since -= 1
+    return (samples[-1].time_ns - samples[since].time_ns) / 1e9
 
 
 def _diagnose_job(job: Job, outlook: Outlook, loners: Sequence[Member]) -> Verdict:

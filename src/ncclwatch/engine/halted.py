@@ -19,6 +19,8 @@ def missed(job: Job, waits: Waits, sinks: Sequence[Sink]) -> list[Member]:
     still in a communicator with an ended rank waits for that rank in the end.
     """
     gone = [member for member in job.members if member.gone]
+    if not gone:
+        return []
     if any(explain.errors_of(member) for member in job.members if not member.gone):
         return gone
     needed = {node.index for sink in sinks if sink.waits for node in sink.nodes if isinstance(node, RankNode)}

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from itertools import chain
+from itertools import chain, count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,7 +70,7 @@ class Transfers:
         self.subs: list[ProxySub] = []
         self._pending: list[tuple[int, int, PendingOperation]] = []
         rows: list[tuple[int, ...]] = []
-        names: dict[str, int] = {}
+        names: dict[str, int] = defaultdict(count().__next__)
         for member in job.members:
             if member.last.operations or member.last.pending:
                 self._gather(member, rows, names)
@@ -81,19 +81,19 @@ class Transfers:
 
     def _gather(self, member: Member, rows: list[tuple[int, ...]], names: dict[str, int]) -> None:
         """A row of ``rows`` for each transfer of a process. This is what location of a large job spends most of its time on."""
-        owners: dict[tuple[int, int], tuple[int, int] | None] = {}
+        owners: dict[int, tuple[int, int]] = {}
         index, add, operations, subs = member.index, rows.append, self.operations, self.subs
+        net, send, in_progress, ready_phase = Transport.NET, Direction.SEND, OpPhase.PROGRESS, OpPhase.READY
         for operation in member.last.operations:
-            if operation.transport is not Transport.NET:
+            if operation.transport is not net:
                 continue
-            name = (operation.comm_address, operation.comm_hash)
-            owner = owners[name] if name in owners else self._owner(member, name, owners)
+            owner = owners.get(operation.comm_address) or self._owner(member, operation, owners)
             if owner is None:
                 continue
             place, own = owner
             phase, op_count, siblings = operation.phase, operation.op_count, len(operation.subs)
-            state = BEGUN if phase is OpPhase.PROGRESS else READY if phase is OpPhase.READY else 0
-            sends, collective = operation.direction is Direction.SEND, names.setdefault(operation.collective, len(names))
+            state = BEGUN if phase is in_progress else READY if phase is ready_phase else 0
+            sends, collective = operation.direction is send, names[operation.collective]
             for sub in operation.subs:
                 rank = own if sub.rank is None else sub.rank
                 if rank == UNKNOWN:
@@ -106,19 +106,23 @@ class Transfers:
                 operations.append(operation)
                 subs.append(sub)
         for pending in member.last.pending:
-            owner = self._owner(member, (pending.comm_address, pending.comm_hash), owners)
+            owner = self._owner(member, pending, owners)
             rank = pending.rank if pending.rank is not None else owner[1] if owner is not None else UNKNOWN
             if owner is not None and rank != UNKNOWN:
                 self._pending.append((owner[0], rank, pending))
 
     def _owner(
-        self, member: Member, name: tuple[int, int], owners: dict[tuple[int, int], tuple[int, int] | None]
+        self, member: Member, operation: ProxyOperation | PendingOperation, owners: dict[int, tuple[int, int]]
     ) -> tuple[int, int] | None:
-        """(group, rank in it or UNKNOWN) of an operation of a process; ``owners`` remembers those of one process."""
-        number = self.job.find_group(member, *name)
+        """(group, rank in it or UNKNOWN) of an operation of a process; ``owners`` keeps those of its communicators by address."""
+        number = self.job.find_group(member, operation.comm_address, operation.comm_hash)
         group = self.job.groups.get(number) if number is not None else None
-        owners[name] = (self.members.places[group.id], group.ranks.get(member.index, UNKNOWN)) if group is not None else None
-        return owners[name]
+        if group is None:
+            return None
+        owner = self.members.places[group.id], group.ranks.get(member.index, UNKNOWN)
+        if (member.index, operation.comm_address) in self.job.group_of:
+            owners[operation.comm_address] = owner
+        return owner
 
     def _fill(self, table: NDArray[np.int64]) -> None:
         """Turn what was gathered into columns."""

@@ -30,7 +30,7 @@ def _hidden(job: Job) -> Iterator[str]:
     """What the transports and the ways of launching in play hide from the host (docs/engine.md has the table)."""
     communicators = [own for member in job.members for own in member.last.communicators]
     seen = {transport for own in communicators for _, _, _, transport in own.transports}
-    if sees_everything(job):
+    if Transport.P2P in seen and sees_everything(job):
         seen.discard(Transport.P2P)
     yield from (text for transport, text in BY_TRANSPORT.items() if transport in seen)
     if any(own.multi_node_nvlink for own in communicators):
@@ -43,7 +43,12 @@ def _hidden(job: Job) -> Iterator[str]:
 
 def not_read(job: Job) -> tuple[str, ...]:
     """Signals that could not be read, each once, and communicator ranks that were not observed."""
-    lines = [f"{name}: {reason}" for member in job.members for name, reason in member.last.unavailable.items()]
+    lines = [
+        f"{name}: {reason}"
+        for member in job.members
+        if member.last.unavailable
+        for name, reason in member.last.unavailable.items()
+    ]
     torn = sum(sample.torn for member in job.members for sample in member.samples)
     if torn:
         lines.append(f"{torn} structures changed while they were read and were dropped")
