@@ -15,6 +15,7 @@ from ncclwatch.cli import options
 from ncclwatch.cli.options import AllOption, ExitCodeOption, JsonOption, PidOption
 from ncclwatch.cli.output import emit, emit_json, note
 from ncclwatch.cli.sampling import Watch, load_files
+from ncclwatch.collect.ranks import series_of
 from ncclwatch.collect.watched import Problem, nothing_read, sees_every_process
 from ncclwatch.errors import ExitStatus
 from ncclwatch.model.state import ProcessSample
@@ -83,7 +84,8 @@ def judge(
 
     ``every`` says that ``pids`` are all NCCL processes of this node. Raises when nothing at all could be read.
     """
-    recorded, problems = load_files(files)
+    loaded, problems = load_files(files)
+    recorded = [series for samples in loaded for series in series_of(samples)]
     with Watch() as watch:
         watch.open(pids)
         watch.round()

@@ -91,7 +91,7 @@ def save_snapshot(session: Session) -> str:
     """Write a snapshot file of the watched processes into the current folder."""
     from ncclwatch.target.image import record_snapshot
 
-    pids = [info.pid for info in session.infos]
+    pids = list(dict.fromkeys(info.pid for info in session.infos))
     if not pids:
         raise NcclwatchError("no process is left to save")
     path = Path(time.strftime("ncclwatch-%Y%m%d-%H%M%S.snapshot"))

@@ -40,10 +40,11 @@ class LogSurface:
     def attached(self, session: Session) -> None:
         """Say what is watched."""
         infos = sorted(session.infos, key=labels.sort_key)
-        known = [info.rank for info in infos if info.rank is not None]
+        known = [window.rank for window in session.windows if window.rank is not None]
         ranks = f", ranks {ranges(known)}" if known else ""
         versions = sorted({labels.version(info) for info in infos})
-        count = f"{len(infos)} process{'es' if len(infos) != 1 else ''}"
+        number = len({(info.host, info.pid) for info in infos})
+        count = f"{number} process{'es' if number != 1 else ''}"
         self._line(f"attached to {count}{ranks}, NCCL {', '.join(versions)}; planes: {planes_line(session.planes)}")
         for problem in session.problems:
             self._line(f"not watched: {problem.line}")

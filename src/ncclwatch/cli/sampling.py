@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 
+from ncclwatch.collect.ranks import series_of
 from ncclwatch.collect.watched import Problem, Readable, Watched, nothing_read
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.state import ProcessSample
@@ -56,8 +57,8 @@ class Watch:
         return [watched.last for watched in self.watched if watched.last is not None]
 
     def series(self) -> list[Sequence[ProcessSample]]:
-        """Everything read: one sequence of samples, in time order, per process."""
-        return [watched.history for watched in self.watched if watched.history]
+        """Everything read: one sequence of samples, in time order, per rank."""
+        return [series for watched in self.watched for series in series_of(watched.history)]
 
     def require_one(self) -> None:
         """Raise when nothing at all could be read."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ncclwatch.collect.calls import Call, CallTracker
+from ncclwatch.collect.ranks import ranks_of
 from ncclwatch.collect.rates import BUCKET_NS
 from ncclwatch.collect.state import OpenOperation, StateTracker
 from ncclwatch.collect.windows import CurrentOperation, LastCall, RankWindow
@@ -29,6 +30,21 @@ class _Rank:
     begun_ns: int
     torn: int = 0
     problem: str = ""
+
+
+@dataclass(slots=True)
+class _Process:
+    """The ranks of one process: one, unless it drives several GPUs."""
+
+    ranks: dict[int, _Rank]
+    """By ``ProcessKey.part``; the first is always there."""
+    by_address: dict[int, _Rank] = field(default_factory=dict)
+    """Communicators of a process with several ranks, by their addresses."""
+
+    def taking(self, comm: int) -> Collection[_Rank]:
+        """Whom a call concerns: the rank whose communicator it names, else all."""
+        rank = self.by_address.get(comm)
+        return self.ranks.values() if rank is None else (rank,)
 
 
 @dataclass(slots=True)
@@ -57,7 +73,7 @@ class Aggregator:
         self.lost = 0
         """Call records lost so far, as last reported."""
         self._ranks: dict[ProcessKey, _Rank] = {}
-        self._by_pid: dict[int, _Rank] = {}
+        self._by_pid: dict[int, _Process] = {}
 
     def __len__(self) -> int:
         return len(self._ranks)
@@ -68,16 +84,20 @@ class Aggregator:
             return
         former = self._by_pid.get(info.pid)
         if former is not None:
-            self.remove_process(former.info.key)
-        rank = _Rank(info, CallTracker(now_ns), StateTracker(now_ns), now_ns)
-        self._ranks[info.key] = rank
-        self._by_pid[info.pid] = rank
+            self.remove_process(former.ranks[0].info.key)
+        self._by_pid[info.pid] = _Process({0: self._add(info, now_ns)})
+
+    def _add(self, info: ProcessInfo, now_ns: int) -> _Rank:
+        rank = self._ranks[info.key] = _Rank(info, CallTracker(now_ns), StateTracker(now_ns), now_ns)
+        return rank
 
     def remove_process(self, key: ProcessKey) -> None:
         """Forget a process and everything held for it."""
-        rank = self._ranks.pop(key, None)
-        if rank is not None and self._by_pid.get(rank.info.pid) is rank:
-            del self._by_pid[rank.info.pid]
+        process = self._by_pid.get(key.pid)
+        if process is not None and process.ranks[0].info.key == key:
+            del self._by_pid[key.pid]
+            for rank in process.ranks.values():
+                self._ranks.pop(rank.info.key, None)
 
     def feed_events(self, events: NDArray[Any]) -> None:
         """Take call records, a structured array in the layout of ``struct nw_event``, in the order of the ring."""
@@ -89,27 +109,44 @@ class Aggregator:
         """Take one call record."""
         # A process that is not on the tracer's list comes with its number in its own pid namespace, which may not be ours.
         foreign = bool(record["flags"] & Flag.UNKNOWN_PROCESS) and record["pid_namespace"] != 0
-        rank = None if foreign else self._by_pid.get(record["pid"])
-        if rank is None:
+        process = None if foreign else self._by_pid.get(record["pid"])
+        if process is None:
             self.strangers.records += 1
             if not foreign and len(self.strangers.pids) < MAX_PROCESSES:
                 self.strangers.pids.add(record["pid"])
             return
-        rank.calls.feed(record)
+        for rank in process.taking(record["comm"]):
+            rank.calls.feed(record)
 
     def feed_sample(self, sample: ProcessSample) -> None:
         """Take a look at a process that was added."""
-        rank = self._ranks.get(sample.process.key)
-        if rank is None:
+        process = self._by_pid.get(sample.process.pid)
+        if process is None or process.ranks[0].info.key != sample.process.key:
             return
-        rank.problem = ""
-        rank.torn += sample.torn
-        rank.state.feed(sample)
+        parts = ranks_of(sample)
+        for gone in process.ranks.keys() - {part.process.key.part for part in parts}:
+            del self._ranks[process.ranks.pop(gone).info.key]
+        for part in parts:
+            number = part.process.key.part
+            rank = process.ranks.get(number)
+            if rank is None:
+                rank = process.ranks[number] = self._add(part.process, sample.time_ns)
+            rank.info = part.process
+            rank.problem = ""
+            rank.torn += part.torn
+            rank.state.feed(part)
+        process.by_address = (
+            {c.address: process.ranks[part.process.key.part] for part in parts for c in part.communicators}
+            if len(parts) > 1
+            else {}
+        )
 
     def feed_problem(self, key: ProcessKey, problem: str) -> None:
         """The newest look at a process failed."""
-        if key in self._ranks:
-            self._ranks[key].problem = problem
+        process = self._by_pid.get(key.pid)
+        if process is not None and process.ranks[0].info.key == key:
+            for rank in process.ranks.values():
+                rank.problem = problem
 
     def feed_losses(self, lost: int) -> None:
         """The number of call records lost since the beginning. When it rises, half-seen groups are closed."""
@@ -119,13 +156,13 @@ class Aggregator:
         self.lost = lost
 
     def windows(self, now_ns: int) -> list[RankWindow]:
-        """One window a process, by rank, then host and pid."""
+        """One window a rank, by rank, then host and pid."""
         found = [self._window(rank, now_ns) for rank in self._ranks.values()]
         return sorted(found, key=lambda w: (w.rank is None, w.rank or 0, w.process.host, w.process.pid))
 
     def _window(self, rank: _Rank, now_ns: int) -> RankWindow:
         sample = rank.state.sample
-        largest = max(sample.communicators, key=lambda c: (c.nranks, -c.address), default=None) if sample else None
+        largest = sample.largest if sample else None
         launches, steps = rank.state.per_second(now_ns)
         operations, nbytes = rank.calls.per_second(now_ns)
         moved = rank.state.moved_ns
@@ -135,7 +172,7 @@ class Aggregator:
         return RankWindow(
             time_ns=now_ns,
             process=rank.info,
-            rank=rank.info.rank if rank.info.rank is not None else largest.rank if largest else None,
+            rank=sample.rank if sample else rank.info.rank,
             gpu=largest.device if largest else None,
             run_state=sample.run_state if sample else "?",
             operation=_current(rank, now_ns),

@@ -70,9 +70,11 @@ FUNCTIONS: dict[int, Function] = {
     events.Function.DEV_COMM_DESTROY: Function("DevCommDestroy"),
 }
 
-_ELEMENT_BYTES = (1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1)
-"""Sizes by ``ncclDataType_t`` (``nccl.h``): int8, uint8, int32, uint32, int64, uint64, float16, float32, float64, bfloat16, and
-the two kinds of float8."""
+_TYPES = (
+    ("int8", 1), ("uint8", 1), ("int32", 4), ("uint32", 4), ("int64", 8), ("uint64", 8),
+    ("float16", 2), ("float32", 4), ("float64", 8), ("bfloat16", 2), ("float8e4m3", 1), ("float8e5m2", 1),
+)  # fmt: skip
+"""Names and sizes in bytes by ``ncclDataType_t`` (``nccl.h``)."""
 
 
 def function(number: int) -> Function:
@@ -80,14 +82,19 @@ def function(number: int) -> Function:
     return FUNCTIONS.get(number) or Function(f"function {number}")
 
 
+def type_name(datatype: int) -> str:
+    """``float32``; one that a newer NCCL knows and we do not keeps its number as name."""
+    return _TYPES[datatype][0] if 0 <= datatype < len(_TYPES) else f"type {datatype}"
+
+
 def algorithm_bytes(number: int, count: int, datatype: int, nranks: int) -> int | None:
     """Bytes the operation is about, as nccl-tests counts them; ``None`` where type or number of ranks is not known."""
     meaning = function(number).data
     if meaning is Bytes.NONE:
         return 0
-    if not 0 <= datatype < len(_ELEMENT_BYTES):
+    if not 0 <= datatype < len(_TYPES):
         return None
-    total = count * _ELEMENT_BYTES[datatype]
+    total = count * _TYPES[datatype][1]
     if meaning is Bytes.COUNT:
         return total
     return total * nranks if nranks > 0 else None

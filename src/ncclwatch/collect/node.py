@@ -14,6 +14,7 @@ from ncclwatch.collect.batch import Change, NodeBatch, Overhead, PlaneState, Pro
 from ncclwatch.collect.calls_plane import CallsPlane
 from ncclwatch.collect.cost import OwnCost
 from ncclwatch.collect.network import NetworkWatch
+from ncclwatch.collect.ranks import ranks_of
 from ncclwatch.collect.sampling import Sampling
 from ncclwatch.collect.watched import Problem, Readable, Watched, nothing_read, sees_every_process
 from ncclwatch.errors import NcclwatchError, TargetGoneError
@@ -34,7 +35,7 @@ RETRY_S = 30.0
 # Reading the hit counters of every probe costs a few system calls.
 OVERHEAD_EVERY_S = 5.0
 # A link that goes up or down is told within this time.
-NEWS_S = 0.1
+NEWS_S = 0.05
 
 Choice = Callable[[ProcessInfo], bool]
 
@@ -217,7 +218,8 @@ class NodeCollector:
         )
         self._sequence += 1
         if draft.looked:
-            batch.samples = tuple(watched.last for watched in self.watched.values() if watched.last is not None)
+            looks = (watched.last for watched in self.watched.values() if watched.last is not None)
+            batch.samples = tuple(part for look in looks for part in ranks_of(look))
             batch.windows = self.aggregator.windows(time_ns)
             batch.problems = tuple(
                 (w.target.info.key, self._unreadable[p]) for p, w in self.watched.items() if p in self._unreadable

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from ncclwatch.collect.aggregate import Aggregator
 from ncclwatch.collect.batch import NodeBatch, PlaneState
+from ncclwatch.collect.ranks import ranks_of
 from ncclwatch.model.state import ProcessSample
 
 
@@ -32,7 +33,7 @@ def batches_of(series: Sequence[Sequence[ProcessSample]]) -> Iterator[tuple[str,
                     time_ns=now_ns,
                     wall_ns=max(sample.wall_ns for sample in looks),
                     looked=True,
-                    samples=looks,
+                    samples=tuple(part for look in looks for part in ranks_of(look)),
                     windows=aggregator.windows(now_ns),
                     planes=(PlaneState("state", True), PlaneState("calls", False, "a snapshot holds memory only")),
                 )

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 from ncclwatch.collect.windows import RankWindow
-from ncclwatch.model.verdict import Verdict
+from ncclwatch.model.verdict import Place, Verdict, places, stands_in
 
 STILL_S = 2.0
 """A rank whose counters have not moved for this long while an operation is open stands still."""
@@ -47,9 +47,9 @@ _STOPPED = frozenset("Tt")
 
 @dataclass(frozen=True, slots=True)
 class Accused:
-    """Whom the standing verdicts name: processes as (host, pid), ranks (for those nobody observes), and the ranks that wait."""
+    """Whom the standing verdicts name: places, ranks (for those nobody observes), and the ranks that wait."""
 
-    processes: frozenset[tuple[str, int]] = frozenset()
+    places: frozenset[Place] = frozenset()
     ranks: frozenset[int] = frozenset()
     victims: frozenset[int] = frozenset()
 
@@ -59,16 +59,20 @@ class Accused:
         standing = [verdict for verdict in verdicts if verdict.verdict_class.accuses]
         culprits = [culprit for verdict in standing for culprit in verdict.culprits]
         return cls(
-            frozenset((c.host, c.pid) for c in culprits if c.pid is not None),
+            places(culprits),
             frozenset(c.rank for c in culprits if c.rank is not None),
             frozenset(rank for verdict in standing for rank in verdict.victims),
         )
 
 
+def is_accused(window: RankWindow, accused: Accused) -> bool:
+    """Whether a standing verdict names the rank."""
+    return bool(accused.places) and stands_in(accused.places, window.process.host, window.process.key.pid, window.rank)
+
+
 def letter(window: RankWindow, accused: Accused) -> str:
     """The letter of a rank's state."""
-    process = window.process
-    if accused.processes and (process.host, process.key.pid) in accused.processes:
+    if is_accused(window, accused):
         return "X"
     run_state = window.run_state
     if run_state in _ENDED:

@@ -114,12 +114,11 @@ def call_waits(job: Job, findings: Mapping[int, CallsFinding], ledger: Ledger) -
 
 def add_calls_evidence(job: Job, verdict: Verdict, findings: Mapping[int, CallsFinding]) -> Verdict:
     """Put what the calls plane knows of the accused ranks beside the evidence of the state plane."""
-    accused = {culprit.pid for culprit in verdict.culprits}
     lines: list[str] = []
     for number, finding in findings.items():
         group = job.groups[number]
         members = (group.holder(rank) for rank in finding.behind)
-        if any(member is not None and member.info.pid in accused for member in members):
+        if any(member is not None and explain.names(verdict.culprits, member) for member in members):
             lines += behind_lines(job, group, finding)
     if not lines:
         return verdict

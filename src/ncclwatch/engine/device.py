@@ -13,7 +13,7 @@ from dataclasses import replace
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.model.device import DeviceOperation, DeviceSample, KernelState
 from ncclwatch.model.state import Communicator, Direction, HostConnection, Transport
-from ncclwatch.model.verdict import Verdict
+from ncclwatch.model.verdict import Verdict, places, stands_in
 
 LINES = 4
 """Lines of evidence from the device plane for one rank."""
@@ -106,10 +106,10 @@ def add_device_evidence(job: Job, verdict: Verdict) -> Verdict:
     """The verdict with what the GPUs of its culprits say of themselves, where their processes have the shim."""
     if not any(member.last.device is not None for member in job.members):
         return verdict
-    named = {(culprit.host, culprit.pid) for culprit in verdict.culprits}
+    named = places(verdict.culprits)
     lines: list[str] = []
     for member in job.members:
-        if (member.info.host, member.info.pid) in named:
+        if stands_in(named, member.info.host, member.info.pid, member.rank):
             lines += list(_lines(member))[:LINES]
     silent = [f"{m.label}: {line}" for m in job.members if m.last.device and (line := silent_copy_engine(m.last.device))]
     evidence = (*verdict.evidence, *lines, *silent) if verdict.verdict_class.accuses else verdict.evidence

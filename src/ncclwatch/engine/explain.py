@@ -10,7 +10,7 @@ from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.locate import Sink
 from ncclwatch.engine.unobserved import not_observed, not_read
 from ncclwatch.model.state import Communicator
-from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
+from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass, places, stands_in
 
 EVIDENCE_LINES = 12
 HEALTHY_RESULTS = frozenset({"ncclSuccess", "ncclInProgress"})
@@ -241,21 +241,21 @@ def fellows(job: Job, culprits: Sequence[Culprit]) -> set[int]:
             continue
         for group in job.groups.values():
             holder = group.members.get(culprit.comm_rank) if culprit.comm_rank is not None else None
-            is_his = culprit.pid is None or (holder is not None and holder[0].info.pid == culprit.pid)
+            is_his = culprit.pid is None or (holder is not None and names([culprit], holder[0]))
             if f"{group.hash:016x}" == culprit.communicator.hash and is_his:
                 found |= {member.index for member, _ in group.members.values()}
     return found
 
 
 def names(culprits: Iterable[Culprit], member: Member) -> bool:
-    """Whether a process is among the culprits; pids of different hosts may be equal."""
-    return any(culprit.pid == member.info.pid and culprit.host == member.info.host for culprit in culprits)
+    """Whether a member is among the culprits."""
+    return any(culprit.is_at(member.info.host, member.info.pid, member.rank) for culprit in culprits)
 
 
 def accused(job: Job, culprits: Iterable[Culprit]) -> set[int]:
     """Members that are among the culprits."""
-    processes = {(culprit.host, culprit.pid) for culprit in culprits}
-    return {member.index for member in job.members if (member.info.host, member.info.pid) in processes}
+    found = places(culprits)
+    return {member.index for member in job.members if stands_in(found, member.info.host, member.info.pid, member.rank)}
 
 
 def other_fellows(job: Job, culprits: Sequence[Culprit]) -> set[int]:
@@ -268,12 +268,11 @@ def _collective(name: str) -> bool:
 
 
 def _ranks(job: Job, indices: Iterable[int]) -> tuple[int, ...]:
-    by_index = {member.index: member.rank for member in job.members}
-    return tuple(sorted({rank for index in indices if (rank := by_index.get(index)) is not None}))
+    return tuple(sorted({rank for index in indices if (rank := job.member(index).rank) is not None}))
 
 
 def _count(job: Job) -> str:
-    number = len(job.members)
+    number = len({(member.info.host, member.info.pid) for member in job.members})
     return f"{number} process{'es' if number != 1 else ''}"
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.collect.functions import type_name
 from ncclwatch.model.events import Flag, Function, Kind
 
 COLLECTIVES = (
@@ -70,11 +71,11 @@ class Signature:
     peer: int
 
     def text(self) -> str:
-        """``AllReduce of 1048576 x datatype 7``."""
+        """``AllReduce of 1048576 x float32``."""
         known = self.function in Function._value2member_map_
         name = Function(self.function).name.title().replace("_", "") if known else f"function {self.function}"
         root = f", root {self.peer}" if self.peer >= 0 else ""
-        return f"{name} of {self.count} elements of type {self.datatype}{root}"
+        return f"{name} of {self.count} x {type_name(self.datatype)}{root}"
 
 
 class Ledger:

@@ -10,13 +10,15 @@ class ProcessKey:
     """One life of one process: a reused pid, or the same pid after exec of another NCCL, is a different process.
 
     ``pid`` is the pid in the agent's own pid namespace; ``start_time`` is in clock ticks since boot
-    (``/proc/PID/stat`` field 22); ``build_id`` is the hexadecimal GNU build id of the binary that carries NCCL.
+    (``/proc/PID/stat`` field 22); ``build_id`` is the hexadecimal GNU build id of the binary that carries NCCL. ``part`` tells
+    the ranks of a process apart that drives several GPUs: 0 for the first of them, else the CUDA device.
     """
 
     boot_id: str
     pid: int
     start_time: int
     build_id: str
+    part: int = 0
 
 
 @dataclass(frozen=True, slots=True, order=True)

@@ -318,3 +318,16 @@ class ProcessSample:
     """Calls of NCCL functions that the calls plane has seen in this process, where it is attached."""
     device: DeviceSample | None = None
     """What the counter shim in the process says about its GPU, where the process has it."""
+
+    @property
+    def largest(self) -> Communicator | None:
+        """The largest communicator, of several the first made (by address)."""
+        return max(self.communicators, key=lambda c: (c.nranks, -c.address), default=None)
+
+    @property
+    def rank(self) -> int | None:
+        """The job's rank: as the environment says or, without, the rank in the largest communicator."""
+        if self.process.rank is not None:
+            return self.process.rank
+        largest = self.largest
+        return largest.rank if largest is not None else None

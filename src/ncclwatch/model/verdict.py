@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib import resources
@@ -90,6 +91,24 @@ class Culprit:
     link: LinkRef | None = None
     reason: str = ""
     observed: bool = True
+
+    def is_at(self, host: str, pid: int, rank: int | None) -> bool:
+        """Whether this is that rank: pids of two hosts may be equal, and a process that drives several GPUs is several ranks."""
+        return self.pid == pid and self.host == host and (self.rank == rank or self.rank is None)
+
+
+Place = tuple[str, int | None, int | None]
+"""(host, pid, rank in the job)"""
+
+
+def places(culprits: Iterable[Culprit]) -> frozenset[Place]:
+    """Where culprits are, for looking up many ranks."""
+    return frozenset((culprit.host, culprit.pid, culprit.rank) for culprit in culprits if culprit.pid is not None)
+
+
+def stands_in(found: Collection[Place], host: str, pid: int, rank: int | None) -> bool:
+    """Whether a rank is among the places of culprits."""
+    return (host, pid, rank) in found or (host, pid, None) in found
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ncclwatch import __version__
-from ncclwatch.dashboard.states import STATES, Accused
+from ncclwatch.dashboard.states import STATES, Accused, is_accused
 from ncclwatch.dashboard.view import View
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.report.verdict_text import culprit_name
@@ -151,7 +151,7 @@ def _ranks(view: View) -> Iterator[str]:
         (
             "ncclwatch_rank_culprit",
             "1 where a standing verdict names the rank.",
-            [float((w.process.host, w.process.pid) in accused.processes) for w in windows],
+            [float(is_accused(w, accused)) for w in windows],
         ),
     )
     for name, text, values in columns:

@@ -23,6 +23,7 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
 from ncclwatch.dashboard.states import BY_LETTER, CULPRIT
 from ncclwatch.dashboard.view import View, operation_title
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.verdict import places, stands_in
 from ncclwatch.report.history import Incident
 from ncclwatch.text import clean
 
@@ -58,6 +59,15 @@ class Track:
     open: list[Slice] = field(default_factory=list)
 
 
+@dataclass(frozen=True, slots=True)
+class _Rank:
+    """A rank: host, pid and number, its track, and its counter of bytes a second."""
+
+    place: tuple[str, int, int | None]
+    track: Track
+    rate: Track
+
+
 class TraceBuilder:
     """Takes views in the order of time; ``finish`` makes the trace. Times are seconds since the epoch."""
 
@@ -69,8 +79,7 @@ class TraceBuilder:
         """Packets of events: names of tracks are only known at the end, and come first."""
         self._verdicts, self._hosts, self._groups = (self._track(name) for name in (VERDICTS, HOSTS, COMMUNICATORS))
         self._by_host: dict[str, Track] = {}
-        self._ranks: dict[ProcessKey, tuple[str, Track, Track]] = {}
-        """Process → its host, its track, its counter of bytes a second."""
+        self._ranks: dict[ProcessKey, _Rank] = {}
         self._by_group: dict[int, Track] = {}
 
     # --- looks ---------------------------------------------------------------------------------------------------------
@@ -80,7 +89,7 @@ class TraceBuilder:
         time = self._time = view.frame.time
         groups: dict[int, set[str]] = {}
         for window, letter in zip(view.frame.windows, view.letters, strict=True):
-            _, track, rate = self._rank(view, window.process.key)
+            rank = self._rank(view, window.process.key)
             operation = window.operation
             state = BY_LETTER[letter]
             stack = [Slice(state.word, "culprit" if state is CULPRIT else "state")]
@@ -89,9 +98,9 @@ class TraceBuilder:
                 values: Values = {"communicator": f"{operation.comm_hash:016x}", "steps": operation.steps_total or 0}
                 stack.append(Slice(title, "operation", values))
                 groups.setdefault(operation.comm_hash, set()).add(title)
-            self._move(track, stack, time)
+            self._move(rank.track, stack, time)
             if window.bytes_per_s is not None:
-                self._event(rate, TrackEvent.TYPE_COUNTER, time, double_counter_value=float(window.bytes_per_s))
+                self._event(rank.rate, TrackEvent.TYPE_COUNTER, time, double_counter_value=float(window.bytes_per_s))
         for comm_hash in set(groups) | set(self._by_group):
             names = sorted(groups.get(comm_hash, ()))
             stack = [Slice(", ".join(names[:4]), "operation")] if names else []
@@ -104,10 +113,10 @@ class TraceBuilder:
             self._move(track, [], end)
         for incident in incidents:
             self._tell(incident, end)
-        accused = {(c.host, c.pid) for incident in incidents for c in incident.verdict.culprits}
-        for key, (host, track, _) in self._ranks.items():
-            if (host, key.pid) in accused:
-                track.name += " ◀ culprit"
+        accused = places(c for incident in incidents for c in incident.verdict.culprits)
+        for rank in self._ranks.values():
+            if stands_in(accused, *rank.place):
+                rank.track.name += " ◀ culprit"
         # Serialised traces one behind the other are one trace: repeated fields of protobuf add up.
         return b"".join([self._clocks(), *map(self._descriptor, self._tracks), *self._events])
 
@@ -123,11 +132,11 @@ class TraceBuilder:
         track = self._track(verdict.verdict_class.value, self._verdicts)
         self._move(track, [Slice(f"{verdict.verdict_class.value.upper()}: {verdict.summary}", "verdict", values)], begin)
         self._move(track, [], max(over, begin))
-        accused = {(c.host, c.pid) for c in verdict.culprits}
-        for key, (host, rank, _) in self._ranks.items():
-            if (host, key.pid) in accused:
+        accused = places(verdict.culprits)
+        for rank in self._ranks.values():
+            if stands_in(accused, *rank.place):
                 flag = Slice("culprit from here on", "culprit", {"verdict": verdict.id})
-                self._event(rank, TrackEvent.TYPE_INSTANT, begin, flag)
+                self._event(rank.track, TrackEvent.TYPE_INSTANT, begin, flag)
 
     # --- tracks --------------------------------------------------------------------------------------------------------
 
@@ -136,7 +145,7 @@ class TraceBuilder:
         self._tracks.append(track)
         return track
 
-    def _rank(self, view: View, key: ProcessKey) -> tuple[str, Track, Track]:
+    def _rank(self, view: View, key: ProcessKey) -> _Rank:
         found = self._ranks.get(key)
         if found is None:
             window = view.frame.windows[view.place_of[key]]
@@ -144,7 +153,8 @@ class TraceBuilder:
             above = self._by_host.get(host) or self._by_host.setdefault(host, self._track(host, self._hosts))
             name = f"pid {key.pid}" if window.rank is None else f"rank {window.rank}"
             track = self._track(name, above, LAST if window.rank is None else window.rank)
-            found = self._ranks[key] = (host, track, self._track(f"bytes/s of {name}", track, unit="bytes/s"))
+            rate = self._track(f"bytes/s of {name}", track, unit="bytes/s")
+            found = self._ranks[key] = _Rank((host, key.pid, window.rank), track, rate)
         return found
 
     def _group(self, comm_hash: int) -> Track:

@@ -11,7 +11,7 @@ from ncclwatch.engine.slow.classify import cause, classify, works_slower
 from ncclwatch.engine.slow.cost import costs
 from ncclwatch.engine.slow.findings import Finding, Kind
 from ncclwatch.engine.topology.model import Role, Topology
-from ncclwatch.model.verdict import CommunicatorRef, Culprit, LinkRef, OperationRef, Verdict, VerdictClass
+from ncclwatch.model.verdict import CommunicatorRef, Culprit, LinkRef, OperationRef, Verdict, VerdictClass, places, stands_in
 
 if TYPE_CHECKING:
     from ncclwatch.engine.slow.watch import Judgement
@@ -38,14 +38,16 @@ def verdict(job: Job, judgement: Judgement, topology: Topology | None = None) ->
     culprits: list[Culprit] = []
     for finding in findings:
         for culprit in _culprits(job, judgement, finding, topology):
-            if all(culprit.pid != other.pid or culprit.host != other.host for other in culprits):
+            if culprit.pid is None or not any(other.is_at(culprit.host, culprit.pid, culprit.rank) for other in culprits):
                 culprits.append(culprit)
     link = next((f for f in findings if f.kind is Kind.LINK), None)
     group = _group(job, judgement, link or findings[0])
-    named = {(culprit.host, culprit.pid) for culprit in culprits}
+    named = places(culprits)
     victims = sorted(
         member.rank for at, member in enumerate(job.members)
-        if member.rank is not None and (member.info.host, member.info.pid) not in named and judgement.profile.waits[at] > 0.1
+        if member.rank is not None
+        and not stands_in(named, member.info.host, member.info.pid, member.rank)
+        and judgement.profile.waits[at] > 0.1
     )  # fmt: skip
     return Verdict(
         verdict_class=kind,

@@ -7,13 +7,14 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from ncclwatch.engine.explain import names
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.ledger import Ledger
 from ncclwatch.engine.topology.model import Role, Stage
 from ncclwatch.engine.topology.namer import StageNamer
 from ncclwatch.engine.topology.words import compressed
 from ncclwatch.model.state import Communicator
-from ncclwatch.model.verdict import CommunicatorRef, Culprit, OperationRef, Verdict, VerdictClass
+from ncclwatch.model.verdict import CommunicatorRef, Culprit, OperationRef, Verdict, VerdictClass, places, stands_in
 
 SHOWN = 3
 """Lines on where victims stand."""
@@ -81,7 +82,7 @@ def _holders(job: Job, reference: CommunicatorRef, culprit: Culprit) -> list[tup
         if f"{group.hash:016x}" != reference.hash or group.nranks != reference.nranks:
             continue
         held = group.members.get(culprit.comm_rank) if culprit.comm_rank is not None else None
-        own = held is not None and held[0].info.pid == culprit.pid and held[0].info.host == culprit.host
+        own = held is not None and names([culprit], held[0])
         if own or culprit.pid is None:
             others = [pair for rank, pair in group.members.items() if rank != culprit.comm_rank]
             return [held, *others] if held is not None else others
@@ -95,7 +96,7 @@ def _stage(
     if not holders:
         return None
     namer = context.namer
-    own = holders[0] if holders[0][0].info.pid == culprit.pid else None
+    own = holders[0] if names([culprit], holders[0][0]) else None
     if own is not None:
         host, pid = own[0].info.host, own[0].info.pid
         if verdict_class in NOT_CALLED:
@@ -173,11 +174,11 @@ def _calls_since(ledger: Ledger, member: Member, communicator: Communicator, ope
 
 def _victim_lines(context: _Context, verdict: Verdict) -> list[str]:
     """Where the ranks that wait stand: those in one place together."""
-    accused = {(c.host, c.pid) for c in verdict.culprits}
+    accused = places(verdict.culprits)
     wanted = set(verdict.victims)
     texts: dict[str, list[int]] = defaultdict(list)
     for member in context.job.members:
-        if member.rank is None or member.rank not in wanted or (member.info.host, member.info.pid) in accused:
+        if member.rank is None or member.rank not in wanted or stands_in(accused, member.info.host, member.info.pid, member.rank):
             continue
         stage = context.namer.stage_of(member.info.host, member.info.pid)
         if stage is not None:
