@@ -1,12 +1,14 @@
 """How many ranks one engine holds: simulated agents of eight ranks each, over real sockets, ten windows a second a rank.
 
-    python tests/benchmarks/bench_engine_ingest.py [--ranks 1024 4096 16384] [--windows 10] [--seconds 6] [--calls 5]
+    python tests/benchmarks/bench_engine_ingest.py [--ranks 4096] [--windows 10] [--seconds 6] [--calls 5] [--keep FOLDER]
 
 Every agent sends, ten times a second, a window and ``--calls`` call records of each rank, and once a second what the memory of
 each rank shows (which has changed: the job runs); the lists of peers are those of one communicator of all ranks. The batches are
-made beforehand, so that the engine's share of this machine is not the agents'. Prints, a line a size: windows taken a second
-against those sent, the engine's share of a core for hearing and for judging, records (windows, calls, looks) a second a core of
-hearing, how long one judgement takes and how often it comes, bytes an agent a second, and the engine's memory.
+made beforehand, so that the engine's share of this machine is not the agents' (with ``--keep`` they are kept for the next time).
+
+Prints, a line a size: windows taken a second against those sent, the engine's share of a core for hearing and for judging, records
+(windows, calls, looks) a second a core of hearing, how long one judgement takes and how often it comes, bytes an agent a second,
+and the engine's memory.
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+import msgspec
 import numpy as np
 import zmq
 
@@ -99,14 +102,25 @@ def encoded(agent: int, world: int, peers: tuple[PeerInfo, ...], windows_per_s: 
     return said
 
 
-def speak(address: str, agents: int, args: argparse.Namespace, ready: Any, begin: Event, done: Event) -> None:
-    """All agents, in a process of their own: makes what they say, then says it in time."""
-    _raise_file_limit()
+def prepared(agents: int, args: argparse.Namespace) -> list[list[bytes]]:
+    """What all agents say, made now or before."""
+    kept = args.keep / f"said-{agents}-{args.windows}-{args.seconds}-{args.calls}.msgpack" if args.keep else None
+    if kept is not None and kept.exists():
+        return msgspec.msgpack.decode(kept.read_bytes(), type=list[list[bytes]])
     world = agents * EACH
     peers = tuple(
         PeerInfo(rank, host_hash=rank // EACH, pid_hash=rank * 7919, comm_address=0x1000 + rank) for rank in range(world)
     )
     said = [encoded(agent, world, peers, args.windows, args.seconds, args.calls) for agent in range(agents)]
+    if kept is not None:
+        kept.write_bytes(msgspec.msgpack.encode(said))
+    return said
+
+
+def speak(address: str, agents: int, args: argparse.Namespace, ready: Any, begin: Event, done: Event) -> None:
+    """All agents, in a process of their own: makes what they say, then says it in time."""
+    _raise_file_limit()
+    said = prepared(agents, args)
     context = zmq.Context(io_threads=1)
     context.set(zmq.MAX_SOCKETS, 65000)
     sockets = []
@@ -186,6 +200,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, default=10)
     parser.add_argument("--seconds", type=int, default=6)
     parser.add_argument("--calls", type=int, default=5)
+    parser.add_argument("--keep", type=Path, help="keep what the agents say in this folder, and use what is there")
     args = parser.parse_args()
     for ranks in args.ranks:
         measure(ranks, args)
