@@ -6,9 +6,9 @@ Every agent sends, ten times a second, a window and ``--calls`` call records of 
 each rank shows (which has changed: the job runs); the lists of peers are those of one communicator of all ranks. The batches are
 made beforehand, so that the engine's share of this machine is not the agents' (with ``--keep`` they are kept for the next time).
 
-Prints, a line a size: windows taken a second against those sent, the engine's share of a core for hearing and for judging, records
-(windows, calls, looks) a second a core of hearing, how long one judgement takes and how often it comes, bytes an agent a second,
-and the engine's memory.
+Prints, a line a size: windows taken a second against those sent, the engine's share of a core for hearing and for judging,
+records (windows, calls, looks) a second a core of hearing, how long one judgement takes and how often it comes, bytes an agent
+a second, and the engine's memory.
 """
 
 from __future__ import annotations

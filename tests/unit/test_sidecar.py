@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import zmq
 
+from ncclwatch.cli.engine_log import EngineLog
 from ncclwatch.cli.engine_service import EngineService, Job
 from ncclwatch.cli.remote import EngineUnreachableError, RemoteSession, client_keys
 from ncclwatch.collect.cost import OwnCost
@@ -209,6 +210,45 @@ def test_a_silent_agent_is_said_and_its_ranks_are_not_accused(monkeypatch: pytes
         assert verdict is not None
         assert not verdict.verdict_class.accuses
         assert any("b: its agent has been silent" in line for line in verdict.unobserved)
+
+
+def test_an_engine_that_cannot_hear_everything_says_so_and_calls_nobody_silent(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ncclwatch.engine.session.STALE_FLOOR_S", 1.0)
+    monkeypatch.setattr("ncclwatch.engine.session.STALE_LOOKS", 0.1)
+    with engine() as bench, agent(bench.address) as left, agent(bench.address) as right:
+        nodes, log = [(left, rings("a", (0, 1))), (right, rings("b", (2, 3)))], EngineLog(as_json=False)
+
+        def both() -> bool:
+            for sender, node in nodes:
+                sender.take(node.batch())
+            jobs = bench.service.jobs
+            return len(jobs) == 1 and len(jobs["default"].session.nodes) == 2
+
+        bench.until(both, "both nodes")
+        job = bench.service.jobs["default"]
+        # The left one says more than is heard, one message at a time; then the right one falls silent.
+        monkeypatch.setattr("ncclwatch.messaging.hub.PER_POLL", 1)
+
+        def is_overloaded() -> bool:
+            for _ in range(5):
+                left.take(nodes[0][1].batch())
+            if job.unheard_s < 0.1:
+                right.take(nodes[1][1].batch())
+            return job.unheard_s > 2.0
+
+        bench.shown.clear()
+        bench.until(is_overloaded, "the overload")
+        log.update(job, Update(0))
+        assert "agents have sent more than it can hear" in capsys.readouterr().out
+        assert not job.session.nodes["b"].silent, "it may be waiting to be heard"
+        monkeypatch.undo()
+        monkeypatch.setattr("ncclwatch.engine.session.STALE_FLOOR_S", 1.0)
+        monkeypatch.setattr("ncclwatch.engine.session.STALE_LOOKS", 0.1)
+        bench.until(lambda: job.session.nodes["b"].silent and not job.unheard_s, "silence")
+        log.update(job, Update(0))
+        assert "keeps up again" in capsys.readouterr().out
 
 
 def test_a_job_that_breaks_our_judgement_ends_no_other(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,10 +65,13 @@ class EngineLog:
         flush()
 
     def _tell_behind(self, job: Job) -> None:
-        late = job.behind_s > BEHIND_S
+        late = job.late_s > BEHIND_S
         if late and job.name not in self._behind:
-            text = f"this engine is overloaded: it judges {job.behind_s:.1f} s late; run another one for part of the jobs"
-            self._say("overload", text, job=job, behind_s=round(job.behind_s, 1))
+            what = f"it judges {job.behind_s:.1f} s late"
+            if job.unheard_s > job.behind_s:
+                what = f"for {job.unheard_s:.1f} s agents have sent more than it can hear"
+            text = f"this engine is overloaded: {what}; run another one for part of the jobs"
+            self._say("overload", text, job=job, behind_s=round(job.late_s, 1))
         elif not late and job.name in self._behind:
             self._say("overload", "this engine keeps up again", job=job, behind_s=0.0)
         (self._behind.add if late else self._behind.discard)(job.name)

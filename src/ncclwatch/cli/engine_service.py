@@ -35,8 +35,16 @@ class Job:
     heard: float
     next_judge: float = 0.0
     behind_s: float = 0.0
+    """By how much later than asked for it is judged: judging takes as long."""
+    unheard_s: float = 0.0
+    """For how long messages have been waiting to be heard."""
     lives: dict[str, str] = field(default_factory=dict)
     """Host → the life of the agent that was heard there last."""
+
+    @property
+    def late_s(self) -> float:
+        """By how much what is said of it is behind what happens, for want of time."""
+        return max(self.behind_s, self.unheard_s)
 
 
 Shown = Callable[[Job, Update], None]
@@ -114,15 +122,16 @@ class EngineService:
             del self.jobs[job.name]
             return
         try:
-            update = job.session.judge(time.monotonic_ns())
+            # Whoever waits to be heard is not silent: silence counts up to when everything had been heard.
+            update = job.session.judge(time.monotonic_ns() - int(self.hub.unheard_s * 1e9))
         except Exception as error:
             self._failed(f"job {job.name}", error)
             job.next_judge = self._judgement_after(begun + self.interval_s / 2)
             return
         viewers = self.hub.viewers(job.name)
-        interval = self.interval_s + job.behind_s
+        interval, job.unheard_s = self.interval_s + job.behind_s, self.hub.unheard_s
         if viewers:
-            payload = job.views.encode(job.session, update, viewers, interval_s=interval, behind_s=job.behind_s)
+            payload = job.views.encode(job.session, update, viewers, interval_s=interval, behind_s=job.late_s)
             for route in viewers:
                 self.hub.show(route, payload)
         show(job, update)

@@ -125,6 +125,7 @@ class Hub:
         self._shared = Shared()
         self._next_sweep = 0.0
         self._next_acks = 0.0
+        self._heard = self._emptied = time.monotonic()
         self._context = zmq.Context()
         self._context.set(zmq.MAX_SOCKETS, 1023)
         self.door = Doorkeeper(self._context, keys[1] if keys else None)
@@ -164,6 +165,7 @@ class Hub:
     def poll(self, timeout_s: float) -> int:
         """Hear what there is, waiting at most ``timeout_s`` for the first; returns how many messages were taken."""
         self._poller.poll(max(0, int(timeout_s * 1000)))
+        self._heard = time.monotonic()
         self.door.answer()
         self._count_failures()
         taken = 0
@@ -176,8 +178,15 @@ class Hub:
             self._hear(frames)
             if taken % 64 == 0:
                 self.door.answer()
+        if taken < PER_POLL:
+            self._emptied = time.monotonic()
         self._tidy()
         return taken
+
+    @property
+    def unheard_s(self) -> float:
+        """For how long there has always been more to hear than was heard; 0 while everything is."""
+        return max(0.0, self._heard - self._emptied)
 
     def take_news(self) -> list[str]:
         """Lines about what was turned away, each kind at most once a minute."""
