@@ -94,6 +94,7 @@ def operation(
         subs=(sub,),
         queued_behind=queued_behind,
         net_name="Socket",
+        comm_address=address_of(comm_hash),
     )
 
 

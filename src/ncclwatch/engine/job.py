@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from ncclwatch.model.state import Communicator, ProcessInfo, ProcessSample
@@ -101,10 +101,21 @@ class Job:
     group_of: dict[tuple[int, int], int]
     """(index of the member, address of the communicator in its process) → group"""
     _by_identity: dict[Identity, int | None] | None = None
-    _by_index: dict[int, Member] = field(init=False)
+    _by_index: dict[int, Member] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        self._by_index = {member.index: member for member in self.members}
+    def add(self, member: Member) -> None:
+        """Take a process in."""
+        self.members.append(member)
+        self._by_index[member.index] = member
+
+    def add_group(self, number: int, held: Sequence[tuple[Member, Communicator]]) -> None:
+        """Take a communicator in: its processes, each with its view. Of two that claim one rank the first has it."""
+        _, own = held[0]
+        group = self.groups[number] = Group(number, own.hash, own.nranks)
+        for member, communicator in held:
+            self.group_of[member.index, communicator.address] = number
+            if group.members.setdefault(communicator.rank, (member, communicator))[0] is member:
+                group.ranks[member.index] = communicator.rank
 
     def member(self, index: int) -> Member:
         """The process with this index, which counts the processes of all jobs."""
@@ -150,29 +161,32 @@ def assemble(samples: Iterable[Sequence[ProcessSample]]) -> list[Job]:
     of its own. O(processes × communicators).
     """
     members = [Member(index, list(series)) for index, series in enumerate(samples) if len(series)]
-    group_of = _number_groups(members)
-    by_group: dict[int, list[Member]] = defaultdict(list)
-    for member in members:
-        for communicator in member.last.communicators:
-            by_group[group_of[member.index, communicator.address]].append(member)
-    jobs = [_make_job(part, group_of) for part in _connected(members, by_group)]
-    return sorted(jobs, key=lambda job: job.members[0].index)
-
-
-def _number_groups(members: Sequence[Member]) -> dict[tuple[int, int], int]:
-    """Give every communicator of every process its group: the hash, or a fingerprint where the hash names more than one."""
     holders: dict[int, list[tuple[Member, Communicator]]] = defaultdict(list)
     for member in members:
         for communicator in member.last.communicators:
             holders[communicator.hash].append((member, communicator))
-    group_of: dict[tuple[int, int], int] = {}
-    for comm_hash, found in holders.items():
-        ranks = {communicator.rank for _, communicator in found}
-        sizes = {communicator.nranks for _, communicator in found}
-        collides = len(ranks) < len(found) or len(sizes) > 1
-        for member, communicator in found:
-            group_of[member.index, communicator.address] = _fingerprint(communicator) if collides else comm_hash
-    return group_of
+    sharing = {number: held for comm_hash, found in holders.items() for number, held in _split(comm_hash, found).items()}
+    part_of = _connected(members, sharing.values())
+    jobs = {part: Job([], {}, {}) for part in dict.fromkeys(part_of)}
+    for member, part in zip(members, part_of, strict=True):
+        member.rank = member.last.rank
+        jobs[part].add(member)
+    by_index = dict(zip((member.index for member in members), part_of, strict=True))
+    for number, held in sharing.items():
+        jobs[by_index[held[0][0].index]].add_group(number, held)
+    return list(jobs.values())
+
+
+def _split(comm_hash: int, found: list[tuple[Member, Communicator]]) -> dict[int, list[tuple[Member, Communicator]]]:
+    """The groups among the holders of one hash: the hash itself, or fingerprints where it names more than one."""
+    ranks = {communicator.rank for _, communicator in found}
+    sizes = {communicator.nranks for _, communicator in found}
+    if len(ranks) == len(found) and len(sizes) == 1:
+        return {comm_hash: found}
+    groups: dict[int, list[tuple[Member, Communicator]]] = defaultdict(list)
+    for member, communicator in found:
+        groups[_fingerprint(communicator)].append((member, communicator))
+    return groups
 
 
 def _fingerprint(communicator: Communicator) -> int:
@@ -184,7 +198,8 @@ def _fingerprint(communicator: Communicator) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def _connected(members: list[Member], by_group: dict[int, list[Member]]) -> Iterator[list[Member]]:
+def _connected(members: Sequence[Member], sharing: Iterable[Sequence[tuple[Member, Communicator]]]) -> list[int]:
+    """For each process a number that it has in common with all that it shares communicators with, directly or through others."""
     parent = {member.index: member.index for member in members}
 
     def root(index: int) -> int:
@@ -193,26 +208,11 @@ def _connected(members: list[Member], by_group: dict[int, list[Member]]) -> Iter
             index = parent[index]
         return index
 
-    for sharing in by_group.values():
-        for other in sharing[1:]:
-            parent[root(other.index)] = root(sharing[0].index)
-    parts: dict[int, list[Member]] = defaultdict(list)
-    for member in members:
-        parts[root(member.index)].append(member)
-    yield from parts.values()
-
-
-def _make_job(members: list[Member], group_of: dict[tuple[int, int], int]) -> Job:
-    groups: dict[int, Group] = {}
-    for member in members:
-        for communicator in member.last.communicators:
-            number = group_of[member.index, communicator.address]
-            group = groups.setdefault(number, Group(number, communicator.hash, communicator.nranks))
-            if group.members.setdefault(communicator.rank, (member, communicator))[0] is member:
-                group.ranks[member.index] = communicator.rank
-    for member in members:
-        member.rank = member.info.rank if member.info.rank is not None else _rank_in_largest(member)
-    return Job(members=members, groups=groups, group_of=group_of)
+    for held in sharing:
+        first = root(held[0][0].index)
+        for other, _ in held:
+            parent[root(other.index)] = first
+    return [root(member.index) for member in members]
 
 
 def _identity(communicator: Communicator, comm_rank: int) -> Identity | None:
@@ -244,9 +244,3 @@ def _ranks_by_identity(job: Job) -> dict[Identity, int | None]:
             if identity is not None:
                 ranks[identity] = rank if ranks.get(identity, rank) == rank else None
     return ranks
-
-
-def _rank_in_largest(member: Member) -> int | None:
-    """Without an environment to say so, the rank in the largest communicator is the best name for a process."""
-    communicators = member.last.communicators
-    return max(communicators, key=lambda c: c.nranks).rank if communicators else None

@@ -80,10 +80,9 @@ class _Joiner:
         _, first, which = np.unique(
             numbered((transfers.group[rows], transfers.rank[rows])), return_index=True, return_inverse=True
         )
-        inside = np.zeros(len(first), np.bool_)
-        for place, row in enumerate(rows[first].tolist()):
-            found = transfers.group_of(row).members.get(int(transfers.rank[row]))
-            inside[place] = found is not None and _has_neighbours_inside(found[1])
+        owners = zip(transfers.group[rows[first]].tolist(), transfers.rank[rows[first]].tolist(), strict=True)
+        holders = [transfers.members.groups[place].members.get(rank) for place, rank in owners]
+        inside = np.array([held is not None and _has_neighbours_inside(held[1]) for held in holders], np.bool_)
         worth: Column = chosen[inside[which.reshape(-1)] | (producing[chosen] & ~transfers.has_receive(rows))]
         return worth
 
