@@ -89,8 +89,10 @@ class Cadence:
         self._kinds += kinds.tolist()
         if not self._settled:
             self._since_search += len(times)
+            # The more there is to search, the rarer: of a job that was just taken up every rank is searched at once.
+            enough = max(SEARCH_EVERY, self.usual, len(self._tokens) // 8)
             # With less than three iterations at hand an inner loop would be taken for one.
-            if self._since_search >= max(SEARCH_EVERY, self.usual) and len(self._tokens) >= 3 * self.usual:
+            if self._since_search >= enough and len(self._tokens) >= 3 * self.usual:
                 self._since_search = 0
                 self._search()
         if self.marker:
