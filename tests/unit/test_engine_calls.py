@@ -98,7 +98,7 @@ def test_an_odd_call_is_outvoted() -> None:
     verdict = final(live)
     assert verdict.verdict_class is VerdictClass.INCONSISTENT
     assert [culprit.rank for culprit in verdict.culprits] == [1]
-    assert "128 elements" in verdict.culprits[0].reason
+    assert "128 x" in verdict.culprits[0].reason
 
 
 def test_of_two_ranks_the_one_that_called_what_nobody_ever_calls_here_is_named() -> None:
