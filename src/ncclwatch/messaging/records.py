@@ -61,6 +61,7 @@ class RecordType:
             for field in dataclasses.fields(cls)
             if field.init and (only is None or field.name in only)
         ]
+        self._make = _maker(cls, tuple(field.name for field in self.fields))
         self.layout: Layout = [(field.name, _FORMAT[field.kind]) for field in self.fields]
         self.dtype = padded(self.layout)
 
@@ -93,7 +94,7 @@ class RecordType:
 
     def read(self, tables: dict[str, NDArray[Any]], values: ValueReader) -> list[Any]:
         """The objects of the records in ``tables``; raises ``FormatError`` where they do not fit together."""
-        make = _maker(self.cls, tuple(field.name for field in self.fields))
+        make = self._make
         return [make(*row) for row in self._rows(tables, values)]
 
     def read_fields(self, tables: dict[str, NDArray[Any]], values: ValueReader) -> list[dict[str, Any]]:
