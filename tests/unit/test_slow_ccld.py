@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from ncclwatch.cli import main, options
+from ncclwatch.cli.recorded import write_series
 from ncclwatch.engine.job import assemble
+from ncclwatch.engine.slow.baselines import Ccld
 from ncclwatch.engine.slow.cadence import Cadence, Iteration
 from ncclwatch.engine.slow.ccld import CcldWatch
+from ncclwatch.engine.slow.modes import SlowMode, SlowRule
 from ncclwatch.engine.slow.rounds import HOST, Rounds
 from ncclwatch.model.device import ConnectionCounter, DeviceCommunicator, DeviceOperation, DeviceSample
 from ncclwatch.model.state import ProcessSample
@@ -118,3 +123,33 @@ def test_without_the_shim_the_wait_at_the_end_of_an_iteration_stands_for_it() ->
     by_rank = {member.rank: found[0].durations[member.index] for member in job.members}
     assert by_rank[2] == pytest.approx(0.1) and by_rank[0] == pytest.approx(0.6)
     assert rounds.take(job, cadences) == []
+
+
+# --- the command line -----------------------------------------------------------------------------------------------------
+
+
+def test_a_recording_is_judged_by_the_rule_that_was_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    moments = [at(float(s), [[operation(s, s - 0.9, t)] for t in (0.8, 0.1, 0.8, 0.8)]) for s in range(1, 140, 2)]
+    series = [
+        [
+            replace(moment[rank], communicators=tuple(replace(c, op_count=number) for c in moment[rank].communicators))
+            for number, moment in enumerate(moments)
+        ]
+        for rank in range(WORLD_SIZE)
+    ]
+    paths = [str(path) for path in write_series(series, tmp_path)]
+    assert main.run(["diagnose", *paths, "--exit-code"]) == 0, (
+        "by our own rule there is neither a past nor a look that shows a wait"
+    )
+    capsys.readouterr()
+    assert main.run(["diagnose", *paths, "--exit-code", "--slow-mode", "ccl-d", "--t-base", "0.1"]) == 10
+    said = capsys.readouterr().out
+    assert "CCL-D: S1" in said and "rank 1" in said and "T_base 0.1000 s (the administrator's)" in said
+
+
+def test_what_the_command_line_says_of_the_modes_is_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    assert tuple(SlowMode) == options.SLOW_MODES
+    assert SlowRule().theta == Ccld(1.0).theta
+    for wrong in (["--slow-mode", "other"], ["--t-base", "1.0"]):
+        assert main.run(["attach", "--pid", "1", *wrong]) == 2
+        assert "--slow-mode" in capsys.readouterr().err

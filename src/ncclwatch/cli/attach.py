@@ -22,6 +22,10 @@ from ncclwatch.cli.options import (
     JsonOption,
     MetricsOption,
     PidOption,
+    SlowModeOption,
+    TBaseOption,
+    ThetaOption,
+    slow_rule,
 )
 from ncclwatch.errors import ExitStatus, UsageError
 from ncclwatch.stopping import stop_on_signals
@@ -70,6 +74,9 @@ def attach(
     ] = None,
     ask_file: AskFileOption = None,
     metrics: MetricsOption = None,
+    slow_mode: SlowModeOption = "ncclwatch",
+    t_base: TBaseOption = None,
+    theta: ThetaOption = 3.0,
 ) -> int:
     """Watch NCCL processes live: operation, rate and steps of every rank, and a verdict when one holds the others up.
 
@@ -90,6 +97,7 @@ def attach(
         raise UsageError(f"'{clean(str(stray[0]), 80)}' is not a pid", "snapshot files are for 'ncclwatch diagnose'")
     if calls and not as_json:
         raise UsageError("--calls needs --json", "add --json")
+    rule = slow_rule(slow_mode, t_base, theta)
     chosen = options.choose_pids(named, every)
     from ncclwatch.cli.live import LiveSession, verdict_stands
     from ncclwatch.collect.sampling import Sampling
@@ -103,6 +111,7 @@ def attach(
         patience=Patience(hang_after, adaptive=not fixed),
         sampling=None if sample is None else Sampling(sample),
         asked=Bell(ask_file).rung,
+        slow=rule,
     )
     try:
         session.start(chosen, calls=probes)

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from ncclwatch.cli import options
-from ncclwatch.cli.options import AllOption, ExitCodeOption, JsonOption, PidOption
+from ncclwatch.cli.options import AllOption, ExitCodeOption, JsonOption, PidOption, SlowModeOption, TBaseOption, ThetaOption
 from ncclwatch.cli.output import emit, emit_json, note
 from ncclwatch.cli.sampling import Watch, load_files
 from ncclwatch.collect.ranks import series_of
@@ -46,15 +46,19 @@ def diagnose(
         float, typer.Option("--wait", min=0.0, max=3600.0, help="Seconds without progress before waiting alone accuses a rank.")
     ] = 5.0,
     interval: Annotated[float, typer.Option("--interval", min=0.1, max=60.0, help="Seconds between two looks.")] = 1.0,
+    slow_mode: SlowModeOption = "ncclwatch",
+    t_base: TBaseOption = None,
+    theta: ThetaOption = 3.0,
 ) -> int:
     """Say which rank holds the job up. Looks at least twice: a job that makes progress accuses nobody."""
     named, files = options.split_words(pid, words)
     options.require_files(files)
+    rule = options.slow_rule(slow_mode, t_base, theta)
     from ncclwatch.cli.recorded import judge_recordings, recordings_among
 
     recordings = recordings_among(files, alone=not named and not every)
     if recordings:
-        return judge_recordings(recordings, as_json=as_json, exit_code=exit_code)
+        return judge_recordings(recordings, as_json=as_json, exit_code=exit_code, slow=rule)
     live = options.choose_pids(named, every) if named or every or not files else []
     verdicts, problems = judge(live, files, every=every, wait=wait, interval=interval)
     if as_json:

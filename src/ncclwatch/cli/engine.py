@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclwatch.cli.asking import AskFileOption, Bell
-from ncclwatch.cli.options import HANG_FLOOR_S, FixedOption, HangAfterOption, JsonOption, KeysOption, MetricsOption
+from ncclwatch.cli.options import (
+    HANG_FLOOR_S,
+    FixedOption,
+    HangAfterOption,
+    JsonOption,
+    KeysOption,
+    MetricsOption,
+    SlowModeOption,
+    TBaseOption,
+    ThetaOption,
+    slow_rule,
+)
 from ncclwatch.errors import UsageError
 from ncclwatch.stopping import stop_on_signals
 
@@ -36,6 +47,9 @@ def engine(
     hang_after: HangAfterOption = HANG_FLOOR_S,
     fixed: FixedOption = False,
     ask_file: AskFileOption = None,
+    slow_mode: SlowModeOption = "ncclwatch",
+    t_base: TBaseOption = None,
+    theta: ThetaOption = 3.0,
 ) -> None:
     """Take what agents send, and say which rank, stage and link holds each job up. Watch it with 'ncclwatch top'."""
     from ncclwatch.cli.attach import serving
@@ -53,6 +67,7 @@ def engine(
         interval_s=interval,
         patience=lambda: Patience(hang_after, adaptive=not fixed),
         asked=Bell(ask_file).rung,
+        slow=slow_rule(slow_mode, t_base, theta),
     )
     log = EngineLog(as_json=as_json, traffic_every_s=traffic_every)
     try:

@@ -13,6 +13,7 @@ from ncclwatch.engine.judged import Judged
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.session import DiagnosisSession, Update
+from ncclwatch.engine.slow.modes import SlowRule
 from ncclwatch.messaging.hub import Hub
 from ncclwatch.messaging.keys import Key, KnownKeys
 
@@ -61,7 +62,9 @@ class EngineService:
         interval_s: float = 1.0,
         patience: Callable[[], Patience] = Patience,
         asked: Callable[[], bool] = lambda: False,
+        slow: SlowRule | None = None,
     ) -> None:
+        self._slow = slow or SlowRule()
         self.jobs: dict[str, Job] = {}
         self._patience = patience
         self._asked = asked
@@ -82,7 +85,10 @@ class EngineService:
                 self.refused_jobs += 1
                 return
             job = self.jobs[name] = Job(
-                name, DiagnosisSession(LiveDiagnosis(patience=self._patience())), ViewWriter(self.hub.engine), time.monotonic()
+                name,
+                DiagnosisSession(LiveDiagnosis(patience=self._patience(), slow=self._slow.watch())),
+                ViewWriter(self.hub.engine),
+                time.monotonic(),
             )
         job.heard = time.monotonic()
         before = job.lives.get(batch.host)

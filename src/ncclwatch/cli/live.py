@@ -18,6 +18,7 @@ from ncclwatch.engine.judged import Judged
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.session import DiagnosisSession, Update
+from ncclwatch.engine.slow.modes import SlowRule
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.verdict import Verdict
@@ -86,9 +87,10 @@ class LiveSession(Judged):
         patience: Patience | None = None,
         sampling: Sampling | None = None,
         asked: Callable[[], bool] | None = None,
+        slow: SlowRule | None = None,
     ) -> None:
         self.collector = NodeCollector(every=every, interval_s=interval_s, stop=stop, sampling=sampling)
-        super().__init__(DiagnosisSession(LiveDiagnosis(patience=patience or Patience())))
+        super().__init__(DiagnosisSession(LiveDiagnosis(patience=patience or Patience(), slow=(slow or SlowRule()).watch())))
         self._asked = asked
         self.taps: list[Callable[[NodeBatch], None]] = []
         """Who else takes every batch: a recording."""

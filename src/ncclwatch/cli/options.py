@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ncclwatch.errors import TargetError, UsageError
 from ncclwatch.text import clean
+
+if TYPE_CHECKING:
+    from ncclwatch.engine.slow.modes import SlowRule
 
 # 2^22 is the kernel's PID_MAX_LIMIT on 64-bit machines (include/linux/threads.h).
 PID_MAX = 1 << 22
@@ -111,4 +114,41 @@ HangAfterOption = Annotated[
         help="Nothing must move for so long before waits accuse a rank; longer where a like standstill ended by itself.",
     ),
 ]
+SLOW_MODES = ("ncclwatch", "ccl-d")
+"""``engine.slow.modes.SlowMode``, and T_base and theta as there; repeated for the same reason."""
+
+SlowModeOption = Annotated[
+    str,
+    typer.Option(
+        "--slow-mode",
+        metavar="|".join(SLOW_MODES),
+        help="By which rule a job that runs is slow: ours, or CCL-D's equations 1-4 (one-minute windows).",
+    ),
+]
+TBaseOption = Annotated[
+    float | None,
+    typer.Option(
+        "--t-base",
+        metavar="SECONDS",
+        min=1e-6,
+        max=86400.0,
+        help="With --slow-mode ccl-d: T_base(init), how long an operation lasts at most in a healthy job, until that is learned.",
+    ),
+]
+ThetaOption = Annotated[
+    float, typer.Option("--theta", min=0.01, max=1000.0, help="With --slow-mode ccl-d: the threshold of R; theirs is close to 3.")
+]
+
+
+def slow_rule(mode: str, t_base_s: float | None, theta: float) -> SlowRule:
+    """The rule that was asked for."""
+    from ncclwatch.engine.slow.modes import SlowMode, SlowRule
+
+    if mode not in SLOW_MODES:
+        raise UsageError(f"--slow-mode {clean(mode, 40)} is not known", f"it is {' or '.join(SLOW_MODES)}")
+    if t_base_s is not None and mode != SlowMode.CCL_D:
+        raise UsageError("--t-base belongs to --slow-mode ccl-d", "add it, or leave --t-base out")
+    return SlowRule(SlowMode(mode), t_base_s, theta)
+
+
 FixedOption = Annotated[bool, typer.Option("--fixed", help="Keep to --hang-after, whatever was learned (CCL-D: 300).")]

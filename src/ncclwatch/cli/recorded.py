@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ncclwatch.cli.output import emit, emit_json, note
+from ncclwatch.engine.slow.modes import SlowRule
 from ncclwatch.errors import ExitStatus, TargetError, UsageError
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict
@@ -60,12 +61,12 @@ def write_series(series: Sequence[Sequence[ProcessSample]], folder: Path) -> lis
     return paths
 
 
-def judge_recordings(paths: Sequence[Path], *, as_json: bool, exit_code: bool) -> int:
+def judge_recordings(paths: Sequence[Path], *, as_json: bool, exit_code: bool, slow: SlowRule | None = None) -> int:
     """Print what stands at the end of the recordings, and what stood before; returns the exit status."""
     from ncclwatch.cli.diagnose import print_verdicts
 
     with Recordings(paths) as recordings:
-        replay = Replay(recordings)
+        replay = Replay(recordings, slow)
         found = incidents(replay)
         for problem in recordings.problems:
             note(problem)

@@ -13,7 +13,9 @@ from typing import Any
 
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.engine.judged import Judged
+from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.session import DiagnosisSession, Update
+from ncclwatch.engine.slow.modes import SlowRule
 from ncclwatch.errors import TargetError
 from ncclwatch.messaging.limits import FormatError
 from ncclwatch.messaging.reader import BatchReader
@@ -142,14 +144,15 @@ class Recordings:
 class Replay(Judged):
     """The judging session over recordings; what surfaces ask of a live session can be asked of it too."""
 
-    def __init__(self, recordings: Recordings) -> None:
-        super().__init__(DiagnosisSession())
+    def __init__(self, recordings: Recordings, slow: SlowRule | None = None) -> None:
+        self._slow = slow or SlowRule()
+        super().__init__(self._new())
         self.recordings = recordings
         self.looks = 0
 
     def updates(self, from_ns: int = 0) -> Iterator[tuple[int, Update]]:
         """(time in ns since the epoch, update) after every look; the session shows the state of that moment."""
-        self.judge = DiagnosisSession()
+        self.judge = self._new()
         self.looks = 0
         due: int | None = None
         time_ns = from_ns
@@ -164,6 +167,9 @@ class Replay(Judged):
                 self.looks += 1
         if due is not None:
             yield self._judge(max(due, time_ns))
+
+    def _new(self) -> DiagnosisSession:
+        return DiagnosisSession(LiveDiagnosis(slow=self._slow.watch()))
 
     def _judge(self, time_ns: int) -> tuple[int, Update]:
         return time_ns, self.judge.judge(time_ns)
