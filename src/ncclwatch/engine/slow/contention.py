@@ -21,7 +21,7 @@ HEAVY_WAIT = 1.0
 """Without a past: as many threads waiting are too many."""
 SLEEPS = 0.75
 """Whose threads wait for CPUs this much less than those of its neighbours does not move for another reason."""
-MOST = 0.5
+MOST = 0.3
 """On a host that is short of CPUs a rank must explain this much of what is lost to be blamed for its work."""
 
 

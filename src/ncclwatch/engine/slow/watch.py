@@ -73,6 +73,8 @@ class _JobWatch:
     repeated: int = 0
     missing: int = 0
     was_slow: bool = False
+    slow_since: float = 0.0
+    """Wall time."""
     standing: Judgement | None = None
 
 
@@ -170,8 +172,10 @@ class SlowWatch:
 
     def _judge(self, job: Job, watch: _JobWatch, slow: SlowDown | None, topology: Topology | None) -> None:
         if slow is None and watch.was_slow:
-            # What was seen while the job was slow is no picture of it now.
+            # What was seen while the job was slow is no picture of it now; what was seen before is.
+            kept = [look for look in watch.looks if look.time < watch.slow_since]
             watch.looks.clear()
+            watch.looks.extend(kept)
             watch.pending.clear()
             watch.standing, watch.repeated, watch.missing = None, 0, 0
             watch.was_slow = False
@@ -182,7 +186,7 @@ class SlowWatch:
         since = looks[0].time
         before = None
         if slow is not None:
-            since = slow.since + watch.offset_s
+            since = watch.slow_since = slow.since + watch.offset_s
             began = watch.iterations.recent[0][0].begin + watch.offset_s
             earlier = [look for look in looks if began <= look.time < since]
             looks = [look for look in looks if look.time >= since]
