@@ -7,6 +7,7 @@ import math
 import random
 import struct
 import zlib
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -15,13 +16,14 @@ import pytest
 
 from ncclwatch.collect.batch import Change, NodeBatch, ProcessChange
 from ncclwatch.collect.windows import RankWindow
+from ncclwatch.engine.slow.order import CallOrders
 from ncclwatch.messaging import body as messages
 from ncclwatch.messaging import packing
 from ncclwatch.messaging import writer as writing
 from ncclwatch.messaging.limits import MAX_FRAME, MAX_RAW, FormatError, VersionError
 from ncclwatch.messaging.reader import BatchReader
-from ncclwatch.messaging.writer import BatchWriter
-from ncclwatch.model.events import EVENT_DTYPE
+from ncclwatch.messaging.writer import BatchWriter, ledger_calls
+from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 from ncclwatch.model.state import (
     Direction,
     HostConnection,
@@ -29,6 +31,9 @@ from ncclwatch.model.state import (
     ProcessSample,
     Transport,
 )
+from ncclwatch.simulate.records import Observer
+from ncclwatch.simulate.run import simulate
+from ncclwatch.simulate.scenario import load
 from unit.fake_node import FakeNode, calls
 from unit.synthetic import Rank, frozen_ring, moved
 
@@ -288,3 +293,40 @@ def test_damaged_bytes_never_do_more_than_raise(seed: int) -> None:
                 continue
             assert batch.events is None or batch.events.dtype == EVENT_DTYPE
             list(batch.windows)
+
+
+def test_groups_are_kept_where_they_hold_sends_or_receives() -> None:
+    one, two = (1, 1), (1, 2)
+    said = [
+        (Function.GROUP_START, one),
+        (Function.GROUP_START, two),
+        (Function.ALL_REDUCE, two),
+        (Function.SEND, one),
+        (Function.GROUP_END, two),
+        (Function.RECV, one),
+        (Function.GROUP_END, one),
+        (Function.ALL_REDUCE, one),
+        (Function.GROUP_START, two),
+    ]
+    events = np.zeros(len(said), EVENT_DTYPE)
+    for record, (function, (pid, tid)) in zip(events, said, strict=True):
+        record["function"], record["pid"], record["tid"], record["kind"] = function, pid, tid, Kind.ENTER
+        record["flags"] = Flag.COMM_READ if function < Function.GROUP_START else 0
+    kept = ledger_calls(events)
+    found = [(record["function"], (record["pid"], record["tid"])) for record in kept]
+    assert found == said[:1] + said[2:4] + said[5:], "what the end of the batch cuts off may be a send"
+    assert len(ledger_calls(events[:0])) == 0
+
+
+def test_the_order_of_calls_is_the_same_through_an_agent_as_beside_the_job() -> None:
+    scenario = load(Path(__file__).resolve().parent.parent / "scenarios" / "quick-never-enters-pipeline.toml")
+    records = Observer(simulate(scenario), [1.0]).until(3.0)
+    for host, events in records.calls.items():
+        beside, through = CallOrders(), CallOrders()
+        beside.add_calls(events, host)
+        for part in np.array_split(events, 7):
+            through.add_calls(ledger_calls(part), host)
+        assert beside.of and beside.of.keys() == through.of.keys()
+        for place, order in beside.of.items():
+            assert any(len(call.ways) > 1 for call in order.calls) or not any(call.ways[0] for call in order.calls)
+            assert [(c.comm, c.what, c.ways) for c in order.calls] == [(c.comm, c.what, c.ways) for c in through.of[place].calls]

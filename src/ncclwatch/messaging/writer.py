@@ -25,7 +25,8 @@ Calls = Literal["all", "ledger", "none"]
 """Which call records are written: all, those from which the ledger is built (without fields it does not keep), none."""
 
 _OPERATIONS = np.arange(Function.ALL_REDUCE, Function.WAIT_SIGNAL + 1, dtype=np.uint16)
-_NOT_KEPT = ("enter_time_ns", "tid", "unique_id", "sendbuff", "recvbuff", "caller", "cpu", "binary")
+_POINT_TO_POINT = np.array([Function.SEND, Function.RECV], np.uint16)
+_NOT_KEPT = ("enter_time_ns", "unique_id", "sendbuff", "recvbuff", "caller", "cpu", "binary")
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -114,15 +115,42 @@ class BatchWriter:
 
 
 def ledger_calls(events: NDArray[Any]) -> NDArray[Any]:
-    """Of call records those from which the ledger is built, without the fields it does not keep."""
+    """Of call records those from which the ledger is built, without the fields it does not keep.
+
+    Groups are kept where they hold sends or receives, which are one operation then; around collectives they tell nothing.
+    """
+    function, entered = events["function"], events["kind"] == Kind.ENTER
     read = (events["flags"] & np.uint8(Flag.COMM_READ)) != 0
     foreign = ((events["flags"] & np.uint8(Flag.UNKNOWN_PROCESS)) != 0) & (events["pid_namespace"] != 0)
-    launched = (events["kind"] == Kind.ENTER) & np.isin(events["function"], _OPERATIONS) & read
-    others = (events["function"] > Function.GROUP_SIMULATE_END) | (events["function"] == Function.NONE)
-    chosen: NDArray[Any] = events[(launched | others) & ~foreign]
+    launched = entered & np.isin(function, _OPERATIONS) & read
+    others = (function > Function.GROUP_SIMULATE_END) | (function == Function.NONE)
+    marks = entered & ((function == Function.GROUP_START) | (function == Function.GROUP_END))
+    if marks.any():
+        marks[marks] = _of_point_to_point(events[entered], launched[entered])
+    chosen: NDArray[Any] = events[(launched | others | marks) & ~foreign]
     for name in _NOT_KEPT:
         chosen[name] = 0
     return chosen
+
+
+def _of_point_to_point(events: NDArray[Any], launched: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Of the group starts and ends among ``events`` those next to a send or receive of their thread, or to a batch's edge."""
+    threads = (events["pid"].astype(np.uint64) << np.uint64(32)) | events["tid"].astype(np.uint64)
+    order = np.argsort(threads, kind="stable")
+    function, threads = events["function"][order], threads[order]
+    operations = np.flatnonzero(launched[order])
+    start = function == Function.GROUP_START
+    marks = np.flatnonzero(start | (function == Function.GROUP_END))
+    # A group's start looks at the operation after it, its end at the one before.
+    place = np.searchsorted(operations, marks) - ~start[marks]
+    inside = (place >= 0) & (place < len(operations))
+    beside = operations[np.clip(place, 0, len(operations) - 1)] if len(operations) else np.zeros(len(marks), np.int64)
+    inside &= threads[beside] == threads[marks]
+    wanted = ~inside | np.isin(function[beside], _POINT_TO_POINT)
+    kept = np.zeros(len(events), np.bool_)
+    kept[order[marks]] = wanted
+    result: NDArray[np.bool_] = kept[(events["function"] == Function.GROUP_START) | (events["function"] == Function.GROUP_END)]
+    return result
 
 
 def _shows_the_same(before: ProcessSample, after: ProcessSample) -> bool:
