@@ -44,6 +44,19 @@ def short_of_cpu(profile: Profile, before: Profile | None) -> NDArray[np.bool_]:
     return np.where(np.isnan(past), heavy, fell)
 
 
+def sleeps(profile: Profile, context: Context, members: list[int]) -> bool:
+    """Whether ranks want CPUs clearly less than their neighbours on the host, who poll: something in them does not run.
+
+    False where that is not known, and where hardly anybody waits for a CPU.
+    """
+    others = np.isin(context.host, context.host[members])
+    others[members] = False
+    if not others.any():
+        return False
+    usual = float(np.median(profile.cpu_wait[others]))
+    return usual >= LEAST_WAIT and float(profile.cpu_wait[members].max()) <= SLEEPS * usual
+
+
 def believed(findings: list[Finding], profile: Profile, context: Context) -> list[Finding]:
     """Findings that a lack of CPUs does not explain."""
     short = short_of_cpu(profile, context.before)
@@ -63,6 +76,4 @@ def _is_believed(finding: Finding, profile: Profile, context: Context, short: ND
         # Where its neighbours have as little, want of CPUs names nobody; a rank that has less than they do is named for it.
         alike = others.any() and bool(short[others].mean() > 0.5)
         return not alike or context.lost is None or finding.share >= MOST * context.lost
-    if not others.any():
-        return False
-    return float(profile.cpu_wait[members].max()) <= SLEEPS * float(np.median(profile.cpu_wait[others]))
+    return sleeps(profile, context, members)

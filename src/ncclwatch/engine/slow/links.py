@@ -7,7 +7,8 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from ncclwatch.engine.slow.findings import FLOOR, Context, Finding, Kind, sigmas_needed, stands_out
+from ncclwatch.engine.slow.contention import sleeps
+from ncclwatch.engine.slow.findings import FLOOR, QUIET_SIGMAS, Context, Finding, Kind, sigmas_needed, stands_out
 from ncclwatch.engine.slow.looks import Part
 from ncclwatch.engine.slow.profile import LinkKey, Profile
 from ncclwatch.model.identity import ProcessKey
@@ -74,7 +75,8 @@ def _proxies(
         incident = sum(share for key, share in shares.items() if at in _ends(key, index))
         share = float(proxies[at] + incident)
         others = float(np.delete(proxies, at).mean()) if len(proxies) > 1 else 0.0
-        certain = proxies[at] - others >= sigmas_needed(context) * profile.proxy_scatter[at]
+        sigmas = QUIET_SIGMAS if sleeps(profile, context, [at]) else sigmas_needed(context)
+        certain = proxies[at] - others >= sigmas * profile.proxy_scatter[at]
         if certain and stands_out(share, looks, usual, context) and proxies[at] >= 0.3 * incident:
             findings.append(Finding(Kind.PROXY, (at,), share, looks, usual, keys=(profile.processes[at],)))
     return findings
