@@ -5,10 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from ncclwatch.engine.alignment import AlignedBy, align
-from ncclwatch.engine.ledger import Ledger
+from ncclwatch.engine.ledger import NEWEST, Ledger
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 
 COMM = 0x1234
@@ -184,3 +185,16 @@ def test_rows_of_a_process_that_ended_are_used_again() -> None:
     ledger.add_calls(calls(2, [7]))
     assert ledger.history(ledger.rows[1002, COMM])[1]["count"].tolist() == [7]
     assert len(ledger.called) == 64
+
+
+@pytest.mark.parametrize("called", [0, 1, 5, NEWEST, NEWEST + 1, 300])
+def test_newer_operations_are_counted_from_the_newest_back(called: int) -> None:
+    ledger = Ledger(depth=256)
+    ledger.add_calls(calls(0, [1] * max(called, 1)))
+    row = rows_of(ledger)[0]
+    if not called:
+        ledger.lose("")
+    _, kept = ledger.history(row)
+    for time_ns in (0, *(int(t) + shift for t in kept["time_ns"] for shift in (-1, 0, 1))):
+        newer = int(np.count_nonzero(kept["time_ns"] > time_ns))
+        assert ledger.newer_than(row, time_ns) == (newer if newer < len(kept) else None)

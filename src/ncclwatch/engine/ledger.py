@@ -54,6 +54,9 @@ SHALLOWEST, DEEPEST = 32, 1024
 HISTORY_BYTES = 48 << 20
 """Rows of a small job keep more operations: the depth is halved as rows come, so that the rings stay within this."""
 
+NEWEST = 64
+"""So many operations are looked at first by those who ask for the newest."""
+
 NO_SOURCE = 0xFFFFFFF
 
 Place = tuple[int, int]
@@ -286,6 +289,17 @@ class Ledger:
         """The ordinal of the oldest operation that rows with so many calls still keep."""
         oldest: NDArray[np.int64] = np.maximum(called - self.depth, 0)
         return oldest
+
+    def newer_than(self, row: int, time_ns: int) -> int | None:
+        """How many of a row's operations were called after a time; ``None`` when all that are kept were. O(that many)."""
+        called, times = int(self.called[row]), self.operations["time_ns"][row]
+        kept = min(called, self.depth)
+        for back in range(0, kept, NEWEST):
+            ordinals = np.arange(called - back - min(NEWEST, kept - back), called - back)
+            older = int(np.count_nonzero(times[ordinals % self.depth] <= time_ns))
+            if older:
+                return back + len(ordinals) - older
+        return None
 
     def signature(self, row: int, ordinal: int) -> Signature | None:
         """What a rank called as its ``ordinal``-th collective since attach; ``None`` when not called or no longer kept."""
