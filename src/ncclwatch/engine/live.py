@@ -16,6 +16,7 @@ from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.severity import severity
 from ncclwatch.engine.slow.watch import SlowWatch
+from ncclwatch.engine.topology.model import Stage
 from ncclwatch.engine.topology.namer import StageNamer
 from ncclwatch.engine.topology.naming import name_stages
 from ncclwatch.model.identity import ProcessKey
@@ -113,7 +114,8 @@ class LiveDiagnosis:
             self.answers += sorted((self._named(job, verdict) for job, verdict in at_once), key=severity)
         self.slow.forget(present)
         known = [learned.topology for learned in self.namer.jobs]
-        self.verdicts = sorted((self._named(job, self.slow.judge(job, verdict, known)) for job, verdict in judged), key=severity)
+        slow = [(job, self.slow.judge(job, verdict, known, self._stage_of)) for job, verdict in judged]
+        self.verdicts = sorted((self._named(job, verdict) for job, verdict in slow), key=severity)
         self.patience.end_round()
         return self._stand(self.verdicts[0] if self.verdicts else NOTHING_OBSERVED)
 
@@ -126,6 +128,9 @@ class LiveDiagnosis:
 
     def _named(self, job: Job, verdict: Verdict) -> Verdict:
         return name_stages(verdict, job, self.namer, self.ledger)
+
+    def _stage_of(self, host: str, pid: int, comm: int, ago: int) -> Stage | None:
+        return self.namer.stage_of(host, pid, comm, calls_ago=ago)
 
     def _place(self, sample: ProcessSample, address: int) -> Place:
         return self.ledger.place(sample.process.host, sample.process.pid, address)
@@ -151,9 +156,8 @@ class LiveDiagnosis:
             row = self.ledger.rows.get(place)
             if row is None or not communicator.sequence_numbers:
                 continue
-            _, operations = self.ledger.history(row)
-            newer = int(np.count_nonzero(operations["time_ns"] > end_ns))
-            if newer == len(operations):
+            newer = self.ledger.newer_than(row, end_ns)
+            if newer is None:
                 continue
             counted, ordinal = sum(communicator.sequence_numbers.values()), int(self.ledger.called[row]) - newer
             known = self._totals.get(place)

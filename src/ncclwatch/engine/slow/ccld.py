@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.slow.baselines import Ccld, CcldResult
+from ncclwatch.engine.slow.looks import StageOf
 from ncclwatch.engine.slow.rounds import HOST, Round, Rounds
 from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.engine.topology.model import Topology
@@ -57,9 +58,11 @@ class CcldWatch(SlowWatch):
         self._theta, self._window_s = theta, window_s
         self._rounds: dict[ProcessKey, _JobRounds] = {}
 
-    def judge(self, job: Job, verdict: Verdict, topologies: Sequence[Topology] = ()) -> Verdict:
+    def judge(
+        self, job: Job, verdict: Verdict, topologies: Sequence[Topology] = (), stage_of: StageOf | None = None
+    ) -> Verdict:  # fmt: skip
         """Take the newest samples of a job; what stands of it is the last window's."""
-        del topologies
+        del topologies, stage_of
         keys = [member.info.key for member in job.members]
         known = next((self._rounds[key] for key in keys if key in self._rounds), None)
         if known is None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ncclwatch.engine.job import Group, Job
 from ncclwatch.engine.slow.classify import cause, classify, works_slower
 from ncclwatch.engine.slow.cost import costs
-from ncclwatch.engine.slow.findings import Finding, Kind
+from ncclwatch.engine.slow.findings import LOOKS, Finding, Kind
 from ncclwatch.engine.topology.model import Role, Topology
 from ncclwatch.model.verdict import CommunicatorRef, Culprit, LinkRef, OperationRef, Verdict, VerdictClass, places, stands_in
 
@@ -158,11 +158,34 @@ def _stage(job: Job, judgement: Judgement, finding: Finding, topology: Topology 
             where += f", pipeline stage {int(topology.stage[rank])}"
         if topology.tensor_index[rank] >= 0 and (topology.layout.tp or 1) > 1:
             where += f", TP rank {int(topology.tensor_index[rank])}"
+    held = _pass(judgement, finding)
     if finding.kind is Kind.COMPUTE:
-        return f"compute{where}" + (f" (others wait in {', '.join(names)})" if names else "")
+        return f"compute{held}{where}" + (f" (others wait in {', '.join(names)})" if names else "")
     if finding.kind is Kind.HOST:
-        return f"host, between calls{where}" + (f" (others wait in {', '.join(names)})" if names else "")
+        return f"host, between calls{held}{where}" + (f" (others wait in {', '.join(names)})" if names else "")
     return ", ".join(names) + where
+
+
+MOSTLY = 0.75
+"""Part of the looks at a culprit in which it was in one pass, for that pass to be named."""
+
+
+def _pass(judgement: Judgement, finding: Finding) -> str:
+    """`` in backward of micro-batch 5`` where a culprit holds others up in one pass, or one kind of pass, and not throughout."""
+    seen: Counter[str] = Counter()
+    for key in finding.keys:
+        seen.update(judgement.profile.passes.get(key, Counter()))
+    total = sum(seen.values())
+    if total < LOOKS:
+        return ""
+    kinds: Counter[str] = Counter()
+    for text, times in seen.items():
+        kinds[text.partition(" of ")[0]] += times
+    for counted, share in ((seen, MOSTLY), (kinds, 0.9)):
+        text, times = counted.most_common(1)[0]
+        if times >= share * total:
+            return f" in {text}"
+    return ""
 
 
 def _summary(kind: VerdictClass, judgement: Judgement, culprits: list[Culprit], findings: list[Finding]) -> str:

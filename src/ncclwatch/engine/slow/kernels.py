@@ -28,6 +28,8 @@ class Kernels:
         """(index, kernel) → whether it has begun, where that is known"""
         self._first: dict[int, Hashable] = {}
         """Index of the member → the kernel that comes first, where the order is known"""
+        self._place: dict[int, tuple[int, int]] = {}
+        """Index → communicator of that kernel, if it is a collective, and how many calls were made on it since"""
         for member in job.members:
             if member.last.operations or member.last.pending:
                 self._read(job, member, order_of(member.info.host, member.info.pid) if order_of is not None else None)
@@ -53,6 +55,15 @@ class Kernels:
             return True
         return False if known else None
 
+    def place(self, member: Member) -> tuple[int, int] | None:
+        """The operation a rank is in or before: address of its communicator, and how many calls were made on it since.
+
+        (0, −1) where nothing is open: the call it has yet to make. ``None`` where that is not known.
+        """
+        if not member.last.operations and not member.last.pending:
+            return (0, -1)
+        return self._place.get(member.index)
+
     def _read(self, job: Job, member: Member, order: CallOrder | None) -> None:
         index = member.index
         everything: list[ProxyOperation | PendingOperation] = [*member.last.operations, *member.last.pending]
@@ -71,7 +82,12 @@ class Kernels:
             if begun is not None:
                 self._begun[index, kernel] = self._begun.get((index, kernel), False) or begun
         if positions:
-            self._first[index] = min(positions)
+            self._first[index] = first = min(positions)
+            places = next(found for (_, found), position in zip(operations, positions, strict=True) if position == first)
+            # Of one communicator all that was called since is unfinished too.
+            since = {o.op_count for o, found in operations if set(found) & set(places)}
+            if len(places) == 1 and places[0][1] is None:
+                self._place[index] = (places[0][0], len(since) - 1)
 
 
 def _has_begun(operation: ProxyOperation) -> bool | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -21,6 +21,8 @@ from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.locate import Sink, find_sinks
 from ncclwatch.engine.slow.kernels import Kernels, OrderOf
 from ncclwatch.engine.slow.moments import Moments
+from ncclwatch.engine.topology.model import Stage
+from ncclwatch.engine.topology.words import pass_text
 from ncclwatch.engine.waits import find_waits
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import Direction, OpPhase, Transport
@@ -96,9 +98,17 @@ class Look:
     activities: dict[ProcessKey, Activity]
     cpu_times: dict[ProcessKey, CpuTimes] = field(default_factory=dict)
     """Of the processes of which it is known at this look."""
+    passes: dict[ProcessKey, str] = field(default_factory=dict)
+    """Where it is known, in which pass of the iteration those are who hold others up (``backward of micro-batch 5``)."""
 
 
-def take_look(job: Job, order_of: OrderOf | None = None, near_s: float = math.inf) -> Look:
+StageOf = Callable[[str, int, int, int], Stage | None]
+"""(host, pid, communicator's address or 0, calls made since) → where in the iteration that call stands."""
+
+
+def take_look(
+    job: Job, order_of: OrderOf | None = None, near_s: float = math.inf, stage_of: StageOf | None = None
+) -> Look:  # fmt: skip
     """Read off the newest samples who holds whom up. O(operations); the same cost as one diagnosis of a hang.
 
     ``near_s``: samples of two processes less than that apart are of one moment.
@@ -132,7 +142,14 @@ def take_look(job: Job, order_of: OrderOf | None = None, near_s: float = math.in
         for member in job.members
         if (sample := member.last).run_queue_wait_ns is not None and sample.cpu_time_ns is not None
     }
-    return Look(time, len(job.members), tuple(holds), _activities(job, waits, kernels, doubtful), cpu_times)
+    return Look(
+        time,
+        len(job.members),
+        tuple(holds),
+        _activities(job, waits, kernels, doubtful),
+        cpu_times,
+        _passes(job, kernels, holds, stage_of),
+    )
 
 
 def laggards(job: Job) -> Iterator[Wait]:
@@ -196,6 +213,20 @@ def _blocked(sink: Sink) -> set[int]:
     if sink.is_cycle:
         # Ranks in a circle hold each other up.
         found |= {node.index for node in sink.nodes if isinstance(node, RankNode)}
+    return found
+
+
+def _passes(job: Job, kernels: Kernels, holds: Iterable[Hold], stage_of: StageOf | None) -> dict[ProcessKey, str]:
+    """The passes that those are in who hold others up by their own work: of the operation that their GPU is at or before."""
+    if stage_of is None:
+        return {}
+    held = {hold.process for hold in holds if hold.process is not None and hold.link is None}
+    found: dict[ProcessKey, str] = {}
+    for member in job.members if held else ():
+        place = kernels.place(member) if member.info.key in held else None
+        stage = stage_of(member.info.host, member.info.pid, *place) if place is not None else None
+        if stage is not None and (text := pass_text(stage)):
+            found[member.info.key] = text
     return found
 
 

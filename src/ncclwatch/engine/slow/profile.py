@@ -39,6 +39,8 @@ class Profile:
     places: dict[LinkKey, LinkPlace] = field(default_factory=dict)
     operations: dict[object, Counter[tuple[int, str]]] = field(default_factory=lambda: defaultdict(Counter))
     """What was waited in, by process or link: (group, operation) → looks"""
+    passes: dict[object, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    """In which pass a process was while it held others up, where that is known: pass → looks"""
     scatter: Shares = field(default_factory=lambda: np.zeros(0))
     """Standard error of ``own()``: how much the share may be chance."""
     proxy_scatter: Shares = field(default_factory=lambda: np.zeros(0))
@@ -91,7 +93,7 @@ def link_key(place: LinkPlace) -> LinkKey:
 def add_up(looks: Sequence[Look], processes: Sequence[ProcessKey]) -> Profile:
     """Profile of some looks. O(holds)."""
     index = {key: at for at, key in enumerate(processes)}
-    profile = Profile(list(processes), len(looks), cpu=_cpu_times(looks, index))
+    profile = Profile(list(processes), len(looks), cpu=_cpu_times(looks, index), passes=_passes(looks))
     size = len(index)
     profile.hold = {part: np.zeros(size) for part in Part}
     profile.looks_held = {part: np.zeros(size) for part in Part}
@@ -147,6 +149,14 @@ def add_up(looks: Sequence[Look], processes: Sequence[ProcessKey]) -> Profile:
     seen = np.maximum(seen, 1)
     profile.busy, profile.host, profile.waits = busy / seen, host / seen, waits / seen
     return profile
+
+
+def _passes(looks: Sequence[Look]) -> dict[object, Counter[str]]:
+    found: dict[object, Counter[str]] = defaultdict(Counter)
+    for look in looks:
+        for process, text in look.passes.items():
+            found[process][text] += 1
+    return found
 
 
 def _cpu_times(looks: Sequence[Look], index: dict[ProcessKey, int]) -> Shares:

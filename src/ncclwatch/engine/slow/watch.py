@@ -18,7 +18,7 @@ from ncclwatch.engine.slow.blame import find
 from ncclwatch.engine.slow.cadence import Cadence, Cadences, mean_profile
 from ncclwatch.engine.slow.findings import Context, Finding
 from ncclwatch.engine.slow.lateness import Lateness, measure
-from ncclwatch.engine.slow.looks import Look, take_look
+from ncclwatch.engine.slow.looks import Look, StageOf, take_look
 from ncclwatch.engine.slow.moments import near
 from ncclwatch.engine.slow.profile import Profile, Shares, add_up
 from ncclwatch.engine.slow.windows import IterationWatch, SlowDown
@@ -89,11 +89,14 @@ class SlowWatch:
         """Take a batch of call records of one node."""
         self.cadences.add_calls(events, lost, source)
 
-    def judge(self, job: Job, verdict: Verdict, topologies: Sequence[Topology] = ()) -> Verdict:
+    def judge(
+        self, job: Job, verdict: Verdict, topologies: Sequence[Topology] = (), stage_of: StageOf | None = None
+    ) -> Verdict:  # fmt: skip
         """Take the newest samples of a job and the verdict on whether it hangs; a job that runs may be slow instead.
 
         A look between two steps of progress counts once the job goes on; what is seen of a hang teaches nothing. ``topologies``
-        are what was learned of the jobs there are: they name stages, and say who does equal work.
+        are what was learned of the jobs there are: they name stages, and say who does equal work. ``stage_of`` says of a call in
+        which pass it is.
         """
         topology = max(topologies, key=lambda known: len(known.by_id.keys() & job.groups.keys()), default=None)
         if topology is not None and not topology.by_id.keys() & job.groups.keys():
@@ -109,7 +112,7 @@ class SlowWatch:
         due = watch.rounds % every == 0 or (slow is not None and watch.rounds % max(1, every // 4) == 0)
         due = due and self._shows_one_moment(job, watch)
         if due:
-            watch.pending.append(take_look(job, self.cadences.orders.find, near(watch.iterations.duration)))
+            watch.pending.append(take_look(job, self.cadences.orders.find, near(watch.iterations.duration), stage_of))
         if verdict.verdict_class is not VerdictClass.RUNNING:
             return verdict
         if due:

@@ -10,18 +10,22 @@ _PASSES = (Phase.FORWARD, Phase.BACKWARD, Phase.EITHER)
 _DATA_WORDS = {"ReduceScatter": "gradients", "AllReduce": "gradients", "Reduce": "gradients", "AllGather": "parameters"}
 
 
-def stage_text(stage: Stage) -> str:
-    """One line for people: what is known and nothing else."""
-    where = []
+def pass_text(stage: Stage) -> str:
+    """``backward of micro-batch 5``; empty where the pass is not known."""
     if stage.phase in _PASSES and (stage.phase is not Phase.EITHER or stage.micro_batch >= 0):
         part = f"{stage.phase}"
         if stage.micro_batch >= 0:
             part += f" of micro-batch {stage.micro_batch}"
         if stage.chunk >= 0:
             part += f", model chunk {stage.chunk}"
-        where.append(part)
-    elif stage.phase is Phase.OPTIMIZER:
-        where.append("optimizer step")
+        return part
+    return "optimizer step" if stage.phase is Phase.OPTIMIZER else ""
+
+
+def stage_text(stage: Stage) -> str:
+    """One line for people: what is known and nothing else."""
+    known = pass_text(stage)
+    where = [known] if known else []
     if stage.pipeline_stage >= 0:
         where.append(f"pipeline stage {stage.pipeline_stage}")
     if stage.tensor_index >= 0:
