@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from ncclwatch.engine.slow.flow_delays import delay_lines
 from ncclwatch.model.network import FlowRecord, FlowState, KernelLogLine, LinkChange, NetworkLook, NicKey, NicRecord
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
@@ -32,6 +33,8 @@ NETWORK_CLASSES = frozenset(
     {VerdictClass.HARDWARE, VerdictClass.SLOW_COMMUNICATION, VerdictClass.SLOW_MIXED, VerdictClass.UNKNOWN, VerdictClass.ERROR}
 )
 """Verdicts that a NIC in trouble can explain; a stopped process is stopped whatever the network does."""
+
+SLOW_ON_THE_WIRE = frozenset({VerdictClass.SLOW_COMMUNICATION, VerdictClass.SLOW_MIXED})
 
 
 @dataclass(slots=True)
@@ -85,6 +88,8 @@ class NetworkMemory:
                 evidence.append(line)
                 steps.append(step)
             evidence += self._flow_lines(verdict)
+        if verdict.verdict_class in SLOW_ON_THE_WIRE:
+            evidence += delay_lines((flow for _, known in sorted(self.hosts.items()) for flow in known.flows), verdict)
         evidence = [line for line in dict.fromkeys(evidence) if line not in verdict.evidence][:MAX_LINES]
         if not evidence:
             return verdict
