@@ -100,7 +100,6 @@ def make_keys(folder: Path) -> Path:
 
 
 def verdicts(engine: Daemon) -> list[tuple[str, list[int | None]]]:
-    """Class and culprits' ranks of every verdict of a standstill an engine told; a machine under test may well be slow."""
+    """Class and culprits' ranks of every verdict an engine told."""
     found = [data["verdict"] for data in engine.objects("verdict")]
-    hangs = [verdict for verdict in found if not verdict["class"].startswith("slow-")]
-    return [(verdict["class"], [culprit["rank"] for culprit in verdict["culprits"]]) for verdict in hangs]
+    return [(verdict["class"], [culprit["rank"] for culprit in verdict["culprits"]]) for verdict in found]

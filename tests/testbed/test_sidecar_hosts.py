@@ -19,6 +19,8 @@ from testbed.sidecar import Daemon, daemon, make_keys, verdicts
 pytestmark = pytest.mark.attach
 
 PORT = 17400
+SLOW_RATE = 1.5e6
+"""Bytes a second: an iteration of 0.06 s takes about a second."""
 
 
 class Cluster:
@@ -30,7 +32,8 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
+def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """The parameter is the number of elements of each AllReduce."""
     keys = make_keys(tmp_path / "keys")
     with ExitStack() as stack:
         network = stack.enter_context(Network(hosts=3, rails=2, containers=True))
@@ -39,7 +42,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         engine = stack.enter_context(daemon("engine", *options, enter=network.switch.enter))
         engine.wait_line("listening")
         job = network.job(
-            ranks=12, hosts=(4, 4, 4), count=1 << 14, extra=("--pause-us", "50000"), env={"NCCL_SOCKET_IFNAME": "nic0"}
+            ranks=12, hosts=(4, 4, 4), count=request.param, extra=("--pause-us", "50000"), env={"NCCL_SOCKET_IFNAME": "nic0"}
         )
         stack.enter_context(job)
         agents = [
@@ -57,6 +60,7 @@ def cluster(tmp_path: Path) -> Iterator[Cluster]:
         yield made
 
 
+@pytest.mark.parametrize("cluster", [1 << 14], indirect=True)
 def test_a_frozen_rank_a_pulled_cable_and_a_silent_agent(cluster: Cluster) -> None:
     engine, network, job = cluster.engine, cluster.network, cluster.job
     # Only an agent is cut off: nothing is wrong with the job, and nothing is said but that one host is not seen.
@@ -96,3 +100,22 @@ def test_a_frozen_rank_a_pulled_cable_and_a_silent_agent(cluster: Cluster) -> No
         network.link(2, rail=rail).up()
     engine.wait(lambda: engine.text.count("is heard again") > 1, "the host again")
     cluster.agents[2].wait_line("batches are kept")
+
+
+@pytest.mark.parametrize("cluster", [1 << 18], indirect=True)
+def test_a_slow_link_between_hosts(cluster: Cluster) -> None:
+    """The looks of three agents at a job that runs, put together: only links of the slowed host are named, and no rank."""
+    engine, network, job = cluster.engine, cluster.network, cluster.job
+    job.wait_progress(60)
+    assert verdicts(engine) == [], engine.text[-3000:]
+    network.link(1, rail=0).limit(SLOW_RATE)
+    engine.wait(lambda: verdicts(engine), "the slow link", timeout=180)
+    network.link(1, rail=0).limit(None)
+    engine.wait(lambda: engine.objects("recovery"), "the recovery", timeout=180)
+    for verdict in [data["verdict"] for data in engine.objects("verdict")]:
+        said = f"{verdict['summary']} {verdict['evidence']}"
+        assert verdict["class"] == "slow-communication", said
+        ranks = {culprit["rank"] for culprit in verdict["culprits"]}
+        # Its own ranks, and those at the other ends of its links: the ring of all ranks goes from 3 to 4 and from 7 to 8.
+        assert ranks and ranks <= ({3, 4, 5, 6, 7, 8} if verdict["link"] is not None else {4, 5, 6, 7}), said
+        assert ranks & {4, 5, 6, 7}, said
