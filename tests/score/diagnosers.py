@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from bisect import bisect_right
 from collections import defaultdict
 from typing import Protocol
 
@@ -53,7 +54,7 @@ class Ncclwatch:
 
 
 def rounds(records: RecordSet) -> list[list[ProcessSample]]:
-    """The samples as an agent hands them over: one round a period, each with every process seen in it; at most one of each."""
+    """The samples as a session hands them over: one round a period, each with the last one of every process by then."""
     series = [s for s in records.samples if s]
     if not series:
         return []
@@ -63,8 +64,9 @@ def rounds(records: RecordSet) -> list[list[ProcessSample]]:
     tolerance = max(1, min(gaps) // 2)
     result: list[list[ProcessSample]] = [[] for _ in marks]
     for one in series:
-        for sample in one:
-            at = min(range(len(marks)), key=lambda i: abs(marks[i] - sample.time_ns))
-            if abs(marks[at] - sample.time_ns) <= tolerance:
-                result[at].append(sample)
+        times = [sample.time_ns for sample in one]
+        for at, mark in enumerate(marks):
+            by_then = bisect_right(times, mark + tolerance)
+            if by_then:
+                result[at].append(one[by_then - 1])
     return [r for r in result if r]

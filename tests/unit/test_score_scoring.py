@@ -158,10 +158,14 @@ def test_a_diagnoser_can_reach_no_scenario_from_its_records() -> None:
 def test_rounds_hold_each_process_once() -> None:
     case = Case(make(observe={"planes": ["state"], "loss": 0.2}))
     records = list(case.moments())[-1].records
-    for one in rounds(records):
+    shown = rounds(records)
+    for one in shown:
         pids = [s.process.pid for s in one]
         assert len(pids) == len(set(pids))
-    assert sum(len(r) for r in rounds(records)) == sum(len(s) for s in records.samples)
+    # A look that was lost leaves the one before in its place, as in a session.
+    assert [len(one) for one in shown] == sorted(len(one) for one in shown)
+    assert sorted(id(s) for s in shown[-1]) == sorted(id(series[-1]) for series in records.samples)
+    assert sum(len(one) for one in shown) > sum(len(series) for series in records.samples)
 
 
 def test_baselines_see_what_they_are_made_for_and_leave_a_clean_job_alone() -> None:

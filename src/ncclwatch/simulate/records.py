@@ -14,11 +14,12 @@ import json
 import math
 import typing
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
-from typing import Any
+from itertools import islice
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,6 +32,10 @@ from ncclwatch.simulate.state_plane import StateReader
 from ncclwatch.simulate.timeline import Block, Calling, Timeline
 
 Events = NDArray[np.void]
+Kept = TypeVar("Kept")
+
+BATCH = 1024
+"""Samples that are sent through bytes at once."""
 
 TIMING_DTYPE = np.dtype(
     [
@@ -169,7 +174,6 @@ class Observer:
         self._samples: dict[int, list[tuple[float, ProcessSample]]] = defaultdict(list)
         if "state" in self._planes:
             self._take_samples(sample_times)
-            self._seal()
         self._calls: dict[str, tuple[NDArray[np.float64], Events]] = {}
         self._lost: dict[str, NDArray[np.float64]] = {}
         if "calls" in self._planes:
@@ -179,22 +183,21 @@ class Observer:
             self._take_timings()
 
     def _take_samples(self, times: Sequence[float]) -> None:
+        """Every sample goes through bytes: what is handed out was rebuilt from the model's fields alone."""
         reader = StateReader(self.timeline, self.cast)
-        observe = self.timeline.scenario.observe
+        observe, wire = self.timeline.scenario.observe, _Wire()
         for time in sorted(times):
-            for sample in reader.sample(time):
-                if observe.loss and self._rng.random() < observe.loss:
-                    continue
-                late = observe.late_ms / 1e3 if self._rng.random() < observe.late_fraction else 0.0
-                self._samples[sample.process.rank or 0].append((time + late, sample))
-
-    def _seal(self) -> None:
-        """Send every sample through bytes once: what is handed out from now on was rebuilt from the model's fields alone."""
-        order = sorted(self._samples)
-        passed = decode(encode(RecordSet([[s for _, s in self._samples[rank]] for rank in order])))
-        for rank, series in zip(order, passed.samples, strict=True):
-            arrived = [time for time, _ in self._samples[rank]]
-            self._samples[rank] = list(zip(arrived, series, strict=True))
+            looks = reader.looks(time)
+            while batch := list(islice(looks, BATCH)):
+                taken: list[tuple[float, ProcessSample]] = []
+                for sample in batch:
+                    if observe.loss and self._rng.random() < observe.loss:
+                        continue
+                    late = observe.late_ms / 1e3 if self._rng.random() < observe.late_fraction else 0.0
+                    taken.append((time + late, sample))
+                for (arrived, _), sample in zip(taken, wire.send([sample for _, sample in taken]), strict=True):
+                    series = self._samples[sample.process.rank or 0]
+                    series.append((arrived, _sharing(series[-1][1], sample) if series else sample))
 
     def _take_calls(self) -> None:
         observe = self.timeline.scenario.observe
@@ -267,15 +270,17 @@ class Observer:
 # -- through bytes and back -------------------------------------------------------------------------------------------------
 
 
-def encode(records: RecordSet) -> bytes:
+def encode(records: RecordSet, peers: _Peers | None = None) -> bytes:
     """The records as bytes: a length, a JSON document of the samples, and the arrays as NumPy writes them (no pickle).
 
-    Lists of peers, which all ranks of a communicator have alike, are written once and named by number.
+    Lists of peers, which all ranks of a communicator have alike, are written once and named by number; ``peers`` remembers those
+    that the reader has from earlier records.
     """
-    peers = _Peers()
+    peers = peers or _Peers()
+    samples = [[_plain(s, peers) for s in series] for series in records.samples]
     document = {
-        "samples": [[_plain(s, peers) for s in series] for series in records.samples],
-        "peers": peers.lists,
+        "samples": samples,
+        "peers": peers.take_new(),
         "hosts": [sorted(records.calls), sorted(records.timings)],
         "lost": records.lost,
         "planes": list(records.planes),
@@ -290,70 +295,147 @@ def encode(records: RecordSet) -> bytes:
     return out.getvalue()
 
 
-def decode(data: bytes) -> RecordSet:
-    """Inverse of :func:`encode`; raises ``ValueError`` or ``KeyError`` for anything else."""
+def decode(data: bytes, peers: list[tuple[PeerInfo, ...]] | None = None) -> RecordSet:
+    """Inverse of :func:`encode`; raises ``ValueError`` or ``KeyError`` for anything else. ``peers`` are the lists read so far."""
     size = int.from_bytes(data[:8], "little")
     document = json.loads(data[8 : 8 + size])
     rest = io.BytesIO(data[8 + size :])
     calls = {host: np.load(rest, allow_pickle=False) for host in document["hosts"][0]}
     timings = {host: np.load(rest, allow_pickle=False) for host in document["hosts"][1]}
-    peers = [_typed(tuple[PeerInfo, ...], values, ()) for values in document["peers"]]
+    peers = peers if peers is not None else []
+    peers += [_typed(tuple[PeerInfo, ...], values, ()) for values in document["peers"]]
     samples = [[_typed(ProcessSample, s, peers) for s in series] for series in document["samples"]]
     return RecordSet(samples, calls, timings, document["lost"], tuple(document["planes"]))
+
+
+class _Wire:
+    """Sends samples through bytes; both ends remember the lists of peers that were sent."""
+
+    def __init__(self) -> None:
+        self._written, self._read = _Peers(), list[tuple[PeerInfo, ...]]()
+
+    def send(self, samples: Sequence[ProcessSample]) -> list[ProcessSample]:
+        """The samples as they come out."""
+        arrived = decode(encode(RecordSet([[sample] for sample in samples]), self._written), self._read)
+        return [series[0] for series in arrived.samples]
+
+
+def _sharing(before: ProcessSample, after: ProcessSample) -> ProcessSample:
+    """``after``, of which what has not changed since ``before`` is kept once: so the looks at thousands of ranks fit."""
+    known = {own.address: own for own in before.communicators}
+    communicators = tuple(_unless_equal(known.get(own.address), own) for own in after.communicators)
+    return dataclasses.replace(
+        after,
+        process=_unless_equal(before.process, after.process),
+        communicators=_unless_equal(before.communicators, communicators),
+        operations=_unless_equal(before.operations, after.operations),
+        pending=_unless_equal(before.pending, after.pending),
+        unavailable=_unless_equal(before.unavailable, after.unavailable),
+    )
+
+
+def _unless_equal(before: Kept | None, after: Kept) -> Kept:
+    return before if before is not None and before == after else after
 
 
 class _Peers:
     """Lists of peers met so far, each once."""
 
     def __init__(self) -> None:
-        self.lists: list[list[Any]] = []
+        self._new: list[list[Any]] = []
         self._numbers: dict[int, tuple[int, tuple[Any, ...]]] = {}
 
     def number(self, peers: tuple[Any, ...]) -> int:
         """The list's number; the tuple itself is kept, so that its identity stays its own."""
         if id(peers) not in self._numbers:
-            self._numbers[id(peers)] = (len(self.lists), peers)
-            self.lists.append([_plain(peer, self) for peer in peers])
+            self._numbers[id(peers)] = (len(self._numbers), peers)
+            self._new.append([_plain(peer, self) for peer in peers])
         return self._numbers[id(peers)][0]
+
+    def take_new(self) -> list[list[Any]]:
+        """The lists met since this was asked last."""
+        new, self._new = self._new, []
+        return new
+
+
+_ATOMS = frozenset({int, float, str, bool, type(None)})
+
+
+_NAMES: dict[type, tuple[str, ...]] = {}
+
+
+def _names(kind: type) -> tuple[str, ...]:
+    """Fields of a record type; none for anything else."""
+    if kind not in _NAMES:
+        _NAMES[kind] = tuple(f.name for f in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
+    return _NAMES[kind]
 
 
 def _plain(value: Any, peers: _Peers) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return [_plain(getattr(value, f.name), peers) for f in dataclasses.fields(value)]
-    if isinstance(value, tuple):
-        if value and isinstance(value[0], PeerInfo):
+    kind = type(value)
+    if kind in _ATOMS:
+        return value
+    if kind is tuple:
+        if value and type(value[0]) is PeerInfo:
             return peers.number(value)
-        return [_plain(v, peers) for v in value]
-    if isinstance(value, dict):
+        return [v if type(v) in _ATOMS else _plain(v, peers) for v in value]
+    if names := _names(kind):
+        return [v if type(v := getattr(value, name)) in _ATOMS else _plain(v, peers) for name in names]
+    if kind is dict:
         return {k: _plain(v, peers) for k, v in value.items()}
-    if isinstance(value, Enum):
-        return value.value
-    return value
+    return value.value if isinstance(value, Enum) else value
 
 
-@lru_cache(maxsize=64)
-def _hints(cls: type) -> tuple[Any, ...]:
-    hints = typing.get_type_hints(cls)
-    return tuple(hints[f.name] for f in dataclasses.fields(cls))
+Reader = Callable[[Any, Sequence[tuple[PeerInfo, ...]]], Any]
 
 
 def _typed(hint: Any, value: Any, peers: Sequence[tuple[PeerInfo, ...]]) -> Any:
-    origin = typing.get_origin(hint)
-    if value is None:
-        return None
+    read = _reader(hint)
+    return value if read is None or value is None else read(value, peers)
+
+
+@lru_cache(maxsize=256)
+def _reader(hint: Any) -> Reader | None:
+    """What turns plain values into those of a type; ``None`` where they are the same."""
+    origin, kinds = typing.get_origin(hint), typing.get_args(hint)
     if origin is tuple:
-        kinds = typing.get_args(hint)
-        if isinstance(value, int):
-            return peers[value]
-        if len(kinds) == 2 and kinds[1] is Ellipsis:
-            return tuple(_typed(kinds[0], v, peers) for v in value)
-        return tuple(_typed(k, v, peers) for k, v in zip(kinds, value, strict=True))
+        return _tuple_reader(kinds)
     if origin is dict:
-        return dict(value)
+        return lambda value, peers: dict(value)
     if origin is not None:  # X | None
-        return _typed(next(a for a in typing.get_args(hint) if a is not type(None)), value, peers)
-    if dataclasses.is_dataclass(hint) and isinstance(hint, type):
-        return hint(*(_typed(h, v, peers) for h, v in zip(_hints(hint), value, strict=True)))
+        return _reader(next(a for a in kinds if a is not type(None)))
     if isinstance(hint, type) and issubclass(hint, Enum):
-        return hint(value)
-    return value
+        known = {member.value: member for member in hint}
+        return lambda value, peers: known[value]
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return _record_reader(hint)
+    return None
+
+
+def _tuple_reader(kinds: tuple[Any, ...]) -> Reader:
+    if len(kinds) == 2 and kinds[1] is Ellipsis:
+        one = _reader(kinds[0])
+        listed = kinds[0] is PeerInfo
+
+        def read_all(value: Any, peers: Sequence[tuple[PeerInfo, ...]]) -> Any:
+            if listed and type(value) is int:
+                return peers[value]
+            return tuple(value) if one is None else tuple([one(v, peers) for v in value])
+
+        return read_all
+    parts = [_reader(kind) for kind in kinds]
+
+    def read(value: Any, peers: Sequence[tuple[PeerInfo, ...]]) -> Any:
+        return tuple([v if p is None or v is None else p(v, peers) for p, v in zip(parts, value, strict=True)])
+
+    return read
+
+
+def _record_reader(kind: type) -> Reader:
+    hints = typing.get_type_hints(kind)
+    parts = [_reader(hints[name]) for name in _names(kind)]
+
+    def read(value: Any, peers: Sequence[tuple[PeerInfo, ...]]) -> Any:
+        return kind(*[v if p is None or v is None else p(v, peers) for p, v in zip(parts, value, strict=True)])
+
+    return read

@@ -94,6 +94,10 @@ class StateReader:
 
     def sample(self, time: float, ranks: Iterable[int] | None = None) -> list[ProcessSample]:
         """What would be read at ``time`` (true seconds); times must not fall from one call to the next (``ValueError``)."""
+        return list(self.looks(time, ranks))
+
+    def looks(self, time: float, ranks: Iterable[int] | None = None) -> Iterator[ProcessSample]:
+        """As :meth:`sample`, one after the other; all are to be taken before the next time."""
         if time < self._last_time:
             raise ValueError("samples must be taken in order of time")
         self._last_time = time
@@ -102,7 +106,8 @@ class StateReader:
         wanted = [r for r in (range(self.scenario.layout.world) if ranks is None else ranks) if self.cast.observed(r)]
         sides = self._open_sides(time, set(wanted))
         shared = _in_shared_memory(sides)
-        return [self._process(rank, time, totals, sides.get(rank, []), shared) for rank in wanted]
+        for rank in wanted:
+            yield self._process(rank, time, totals, sides.get(rank, []), shared)
 
     # -- counters of communicators ------------------------------------------------------------------------------------------
 
