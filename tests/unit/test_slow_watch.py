@@ -20,8 +20,13 @@ from score.diagnosers import rounds
 SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
 
 
-def judged(scenario: Scenario, seconds: float, planes: tuple[str, ...] = ("calls", "state")) -> list[tuple[float, Verdict]]:
-    """What stood after each round, with the time since the fault began (of a healthy job: since its first iteration)."""
+def judged(
+    scenario: Scenario, seconds: float, planes: tuple[str, ...] = ("calls", "state"), *, apart_s: float = 0.0
+) -> list[tuple[float, Verdict]]:
+    """What stood after each round, with the time since the fault began (of a healthy job: since its first iteration).
+
+    With ``apart_s`` every second host seems to have been looked at so much later.
+    """
     scenario = replace(scenario, observe=replace(scenario.observe, planes=planes))
     timeline = simulate(scenario)
     since = effect(timeline)
@@ -32,16 +37,26 @@ def judged(scenario: Scenario, seconds: float, planes: tuple[str, ...] = ("calls
     said = []
     for round_ in rounds(records):
         latest = max(sample.time_ns for sample in round_)
+        late_ns = int(apart_s * 1e9)
+        hosts = sorted({sample.process.host for sample in round_})
+        moved = [replace(s, wall_ns=s.wall_ns + late_ns * (hosts.index(s.process.host) % 2)) for s in round_]
         for host, events in records.calls.items():
             upto = int(np.searchsorted(events["time_ns"], latest, "right"))
             live.add_calls(events[done[host] : upto])
             done[host] = upto
-        said.append((latest / 1e9 - 1000.0 - since, live.update(round_)))
+        said.append((latest / 1e9 - 1000.0 - since, live.update(moved)))
     return said
 
 
 def accusations(said: list[tuple[float, Verdict]]) -> list[tuple[float, Verdict]]:
     return [(time, verdict) for time, verdict in said if verdict.verdict_class.accuses]
+
+
+def test_looks_of_several_moments_name_nobody() -> None:
+    """Who waits for whom in a job that runs cannot be told from hosts looked at half a second apart."""
+    scenario = load(SCENARIOS / "s2-slow-link.toml")
+    assert accusations(judged(scenario, 10.0))
+    assert accusations(judged(scenario, 10.0, apart_s=0.6)) == []
 
 
 @pytest.mark.parametrize("name", ["s1-slow-gpu", "s2-slow-link"])
