@@ -14,6 +14,7 @@ from ncclwatch.engine.job import assemble
 from ncclwatch.engine.slow.baselines import Ccld
 from ncclwatch.engine.slow.cadence import Cadence, Iteration
 from ncclwatch.engine.slow.ccld import CcldWatch
+from ncclwatch.engine.slow.gpu_times import GpuTimes
 from ncclwatch.engine.slow.modes import SlowMode, SlowRule
 from ncclwatch.engine.slow.rounds import HOST, Rounds
 from ncclwatch.model.device import ConnectionCounter, DeviceCommunicator, DeviceOperation, DeviceSample
@@ -123,6 +124,41 @@ def test_without_the_shim_the_wait_at_the_end_of_an_iteration_stands_for_it() ->
     by_rank = {member.rank: found[0].durations[member.index] for member in job.members}
     assert by_rank[2] == pytest.approx(0.1) and by_rank[0] == pytest.approx(0.6)
     assert rounds.take(job, cadences) == []
+
+
+# --- beside our own rule ----------------------------------------------------------------------------------------------------
+
+
+def test_whose_gpu_comes_late_is_told_across_clocks_that_are_wrong() -> None:
+    wrong_s = (0.0, 0.03, -0.05, 0.04)
+    times = GpuTimes()
+    job = None
+    for second in range(1, 20):
+        # Everybody ends when the last has come; rank 2 comes 200 ms after the others.
+        begins = [second + (0.2 if rank == 2 else 0.0002 * rank) for rank in range(WORLD_SIZE)]
+        ended = [[operation(second, begins[r], second + 0.21 - begins[r])] for r in range(WORLD_SIZE)]
+        samples = at(second + 0.5, ended)
+        shifted = [replace(s, wall_ns=s.wall_ns + int(wrong_s[rank] * SECOND)) for rank, s in enumerate(samples)]
+        (job,) = assemble([[sample] for sample in shifted])
+        times.take(job)
+    assert job is not None
+    starts = times.starts(0.0)
+    rank_of = {member.index: member.rank for member in job.members}
+    assert [rank_of[index] for index in starts] == [2]
+    assert starts.popitem()[1].late_s == pytest.approx(0.2, abs=0.005), "durations need no clock"
+    assert times.starts(since=1e9) == {}
+    model = times.clocks(job)
+    for rank, clock in model.clocks.items():
+        assert abs(clock.offset_s - (wrong_s[rank] - wrong_s[0])) <= clock.error_s
+    assert "clocks of 4 hosts differ by up to" in times.clocks_text(job)
+
+
+def test_gpus_that_come_together_are_not_told() -> None:
+    times = GpuTimes()
+    for second in range(1, 10):
+        (job,) = assemble([[s] for s in at(second + 0.5, [[operation(second, second + 0.0002 * r, 0.1)] for r in range(4)])])
+        times.take(job)
+    assert times.starts(0.0) == {} and len(times.kept) == 9
 
 
 # --- the command line -----------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ def verdict(job: Job, judgement: Judgement, topology: Topology | None = None) ->
         evidence=_evidence(job, judgement, topology),
         unobserved=_unobserved(job, judgement),
         next_steps=_next_steps(culprits, findings),
-        planes=("state", "calls") if judgement.iteration_s is not None else ("state",),
+        planes=("state", *(("calls",) if judgement.iteration_s is not None else ()), *(("device",) if judgement.timed else ())),
     )
 
 
@@ -230,6 +230,8 @@ def _evidence(job: Job, judgement: Judgement, topology: Topology | None) -> tupl
             for at in finding.members[:4]:
                 name, busy, waits = job.members[at].label, profile.busy[at], profile.waits[at]
                 lines.append(f"{name} works in {busy:.0%} of the looks and waits for others in {waits:.0%}")
+                if (start := judgement.starts.get(job.members[at].index)) is not None:
+                    lines.append(f"{name}: {start.text()}")
                 factor, extra = judgement.factors[at], judgement.extras[at]
                 if not math.isnan(factor):
                     grew = f"{factor:.2f} times what it was, plus {extra * 1e3:.1f} ms a call"
@@ -243,7 +245,11 @@ def _evidence(job: Job, judgement: Judgement, topology: Topology | None) -> tupl
 
 
 def _unobserved(job: Job, judgement: Judgement) -> tuple[str, ...]:
-    lines = ["when GPUs begin and end is inferred from NCCL's counters; kernels themselves are not timed"]
+    lines = []
+    if not judgement.timed:
+        lines.append("when GPUs begin and end is inferred from NCCL's counters; kernels themselves are not timed")
+    if judgement.clocks:
+        lines.append(judgement.clocks)
     missing = sum(len(group.missing) for group in job.groups.values())
     if missing:
         lines.append(f"{missing} ranks of communicators were not observed")

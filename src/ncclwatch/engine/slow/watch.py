@@ -17,6 +17,7 @@ from ncclwatch.engine.slow.baselines import slope
 from ncclwatch.engine.slow.blame import find
 from ncclwatch.engine.slow.cadence import Cadence, Cadences, mean_profile
 from ncclwatch.engine.slow.findings import Context, Finding
+from ncclwatch.engine.slow.gpu_times import GpuTimes, Start
 from ncclwatch.engine.slow.lateness import Lateness, measure
 from ncclwatch.engine.slow.looks import Look, StageOf, take_look
 from ncclwatch.engine.slow.moments import near
@@ -52,6 +53,12 @@ class Judgement:
     iteration_s: float | None
     factors: Shares
     extras: Shares
+    starts: dict[int, Start] = field(default_factory=dict)
+    """By index of the member: whose GPU comes to collectives late."""
+    timed: bool = False
+    """Whether GPUs tell when they begin and end operations."""
+    clocks: str = ""
+    """How well the hosts' clocks can be compared, in words."""
 
 
 @dataclass(slots=True)
@@ -76,6 +83,7 @@ class _JobWatch:
     slow_since: float = 0.0
     """Wall time."""
     standing: Judgement | None = None
+    gpus: GpuTimes = field(default_factory=GpuTimes)
 
 
 class SlowWatch:
@@ -107,6 +115,7 @@ class SlowWatch:
             return verdict
         watch.rounds += 1
         self._follow_iterations(job, watch)
+        watch.gpus.take(job)
         every = -(-len(job.members) // CHEAP_RANKS)
         slow = watch.iterations.slow_down()
         due = watch.rounds % every == 0 or (slow is not None and watch.rounds % max(1, every // 4) == 0)
@@ -215,7 +224,11 @@ class SlowWatch:
         if watch.repeated >= CONFIRMED:
             watch.missing = 0
             stands_since = watch.standing.since if watch.standing is not None else since
-            watch.standing = Judgement(findings, profile, context, slow, stands_since, duration, factors, extras)
+            gpus = watch.gpus
+            watch.standing = Judgement(
+                findings, profile, context, slow, stands_since, duration, factors, extras,
+                gpus.starts(since), bool(gpus.kept), gpus.clocks_text(job),
+            )  # fmt: skip
         elif watch.standing is not None:
             watch.missing += 1
             if watch.missing >= FORGIVEN:
