@@ -89,7 +89,8 @@ class LiveSession(Judged):
         asked: Callable[[], bool] | None = None,
         slow: SlowRule | None = None,
     ) -> None:
-        self.collector = NodeCollector(every=every, interval_s=interval_s, stop=stop, sampling=sampling)
+        # By the wall clock, so that recordings of several nodes hold looks at the same moments.
+        self.collector = NodeCollector(every=every, interval_s=interval_s, stop=stop, sampling=sampling, common_ns=time.time_ns)
         super().__init__(DiagnosisSession(LiveDiagnosis(patience=patience or Patience(), slow=(slow or SlowRule()).watch())))
         self._asked = asked
         self.taps: list[Callable[[NodeBatch], None]] = []
