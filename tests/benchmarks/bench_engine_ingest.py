@@ -180,12 +180,12 @@ def measure(ranks: int, args: argparse.Namespace) -> None:
     counts = service.hub.counts
     hearing = spent - judge_s
     records = counts.batches * EACH * (1 + args.calls) + agents * args.seconds * EACH
-    behind = max((job.behind_s for job in service.jobs.values()), default=0.0)
+    late = max((job.late_s for job in service.jobs.values()), default=0.0)
     print(
         f"{ranks:6d} ranks: {counts.batches * EACH / wall:7.0f} windows/s taken of {ranks * args.windows} sent"
         f"; hearing {hearing / wall:5.1%} of a core ({records / max(hearing, 1e-9):.0f} records/s a core)"
         f"; judging {judge_s / wall:5.1%}"
-        f"; a judgement {judge_s / max(judged, 1):6.3f} s, one every {wall / max(judged, 1):4.1f} s (told as {behind:.1f} s late)"
+        f"; a judgement {judge_s / max(judged, 1):6.3f} s, one every {wall / max(judged, 1):4.1f} s (told as {late:.1f} s late)"
         f"; {bytes_per_s:6.0f} B/s an agent; bad {counts.bad}, {OwnCost.resident_bytes() >> 20} MiB",
         flush=True,
     )
