@@ -54,9 +54,7 @@ def accusations(said: list[tuple[float, Verdict]]) -> list[tuple[float, Verdict]
 
 def test_looks_of_several_moments_name_nobody() -> None:
     """Who waits for whom in a job that runs cannot be told from hosts looked at half a second apart."""
-    scenario = load(SCENARIOS / "s2-slow-link.toml")
-    assert accusations(judged(scenario, 10.0))
-    assert accusations(judged(scenario, 10.0, apart_s=0.6)) == []
+    assert accusations(judged(load(SCENARIOS / "s2-slow-link.toml"), 10.0, apart_s=0.6)) == []
 
 
 @pytest.mark.parametrize("name", ["s1-slow-gpu", "s2-slow-link"])
