@@ -1,15 +1,23 @@
-"""How long the engine takes: one diagnosis by number of ranks, and call records into the ledger.
+"""What the engine takes by the number of ranks, in one table: locating a hang, call records into the ledger, and memory.
 
-Made-up records (a ring AllReduce with one rank that has not entered, 2 channels): the engine's time, not the reading.
-CCL-D quotes 108 ms to locate at 16 ranks and less than a minute at 4,000 (section 6).
+    python tests/benchmarks/bench_engine.py [--ranks 16 512 4096 100000]
+
+Made-up records: two looks at a ring AllReduce over two channels in which rank 1 has not entered, nothing shared between the looks
+but the process; and a million call records of four communicators a rank. Each line is measured in processes of its own: the
+engine's time, not the reading, median and spread of some runs. Memory is the peak of the process, the records that it is given
+included. Beside it what CCL-D quotes for location (section 6): 108 ms at 16 ranks, less than a minute at 4,000.
 """
 
 from __future__ import annotations
 
+import argparse
 import resource
+import statistics
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 
 import numpy as np
@@ -19,56 +27,96 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.engine.ledger import Ledger
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
-from ncclwatch.model.state import ChannelRing, ProcessSample
+from ncclwatch.model.state import ChannelRing, Communicator, ProcessSample, ProxyOperation
 from unit.synthetic import Rank, communicator, recv, send
+
+QUOTED = {16: "108 ms", 4096: "< 1 min (4,000)"}
+RECORDS, BATCH = 1_000_000, 50_000
+COMMUNICATORS = 4
+LATE = 1
+"""The rank that has not entered."""
 
 
 def hung_ring(world: int) -> list[list[ProcessSample]]:
-    """Two looks at a ring in which rank 1 has not entered."""
+    """Two looks at a ring in which one rank has not entered."""
     series = []
     for rank in range(world):
-        following, previous = (rank + 1) % world, (rank - 1) % world
-        operations = []
-        for channel in (0, 1):
-            if rank == 1:
-                continue
-            done = 0 if following == 1 else 4
-            got = 0 if previous == 1 else 4
-            operations += [
-                send(following, sent=8 if following == 1 else 4, done=done, produced=8 if following == 1 else 4, channel=channel),
-                recv(previous, posted=got + 8, received=got, delivered=got, consumed=got, channel=channel),
-            ]
-        # Peers are left out: at 4,096 ranks they would be 16 million records.
-        own = replace(communicator(rank, 1), nranks=world, rings=(ChannelRing(0, previous, following),), peers=())
-        series.append(Rank(rank, world, (own,), tuple(operations)).looks(2))
+        first, second = (Rank(rank, world, *_seen(rank, world)) for _ in range(2))
+        series.append([first.looks(1)[0], replace(second.looks(2)[1], process=first.looks(1)[0].process)])
     return series
 
 
-def main() -> int:
-    print("one diagnosis of a hung ring (simulated records)")
-    print(f"{'ranks':>8} {'ms':>10} {'us a rank':>10}  named")
-    for world in (16, 64, 512, 4096):
-        samples = hung_ring(world)
+def _seen(rank: int, world: int) -> tuple[tuple[Communicator], tuple[ProxyOperation, ...]]:
+    following, previous = (rank + 1) % world, (rank - 1) % world
+    operations = []
+    for channel in (0, 1) if rank != LATE else ():
+        done = 0 if following == LATE else 4
+        got = 0 if previous == LATE else 4
+        sent = 8 if following == LATE else 4
+        operations += [
+            send(following, sent=sent, done=done, produced=sent, channel=channel),
+            recv(previous, posted=got + 8, received=got, delivered=got, consumed=got, channel=channel),
+        ]
+    # Peers are left out: all ranks have them alike, and at 4,096 ranks they would be 16 million records.
+    own = replace(communicator(rank, 1), nranks=world, rings=(ChannelRing(0, previous, following),), peers=())
+    return (own,), tuple(operations)
+
+
+def measure_location(world: int) -> tuple[list[float], float, str]:
+    """Seconds of some diagnoses, peak memory of the process in MiB, and what was found."""
+    samples = hung_ring(world)
+    verdict, spent = diagnose(samples), []
+    for _ in range(21 if world < 10_000 else 5):
         begin = time.perf_counter()
         verdict = diagnose(samples)
-        spent = time.perf_counter() - begin
-        named = [culprit.rank for culprit in verdict.culprits]
-        print(f"{world:>8} {spent * 1e3:>10.1f} {spent / world * 1e6:>10.1f}  {verdict.verdict_class} {named}")
-    events = np.zeros(1_000_000, EVENT_DTYPE)
+        spent.append(time.perf_counter() - begin)
+    return spent, _peak_mib(), f"{verdict.verdict_class} {[culprit.rank for culprit in verdict.culprits]}"
+
+
+def measure_ledger(world: int) -> tuple[float, float]:
+    """Call records taken a second, and peak memory of the process in MiB; every rank has called before."""
     chance = np.random.default_rng(1)
-    events["kind"], events["flags"], events["function"] = Kind.ENTER, Flag.COMM_READ, Function.ALL_REDUCE
-    events["pid"], events["comm"] = chance.integers(0, 4096, len(events)), chance.integers(0, 4, len(events)) * 4096
-    events["time_ns"] = np.arange(len(events))
     ledger = Ledger()
-    ledger.add_calls(events[:100_000])
+    everybody = _calls(np.repeat(np.arange(world), COMMUNICATORS), np.tile(np.arange(COMMUNICATORS), world))
+    for start in range(0, len(everybody), BATCH):
+        ledger.add_calls(everybody[start : start + BATCH])
+    events = _calls(chance.integers(0, world, RECORDS), chance.integers(0, COMMUNICATORS, RECORDS))
     begin = time.perf_counter()
-    for start in range(0, len(events), 50_000):
-        ledger.add_calls(events[start : start + 50_000])
-    rate = len(events) / (time.perf_counter() - begin)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(
-        f"ledger: {rate / 1e6:.2f} M call records a second, {len(ledger.rows)} rows; peak memory of this process {peak:.0f} MiB"
-    )
+    for start in range(0, RECORDS, BATCH):
+        ledger.add_calls(events[start : start + BATCH])
+    rate = RECORDS / (time.perf_counter() - begin)
+    if len(ledger.rows) != world * COMMUNICATORS or ledger.refused:
+        raise RuntimeError(f"{len(ledger.rows)} rows for {world} ranks, {ledger.refused} records refused")
+    return rate, _peak_mib()
+
+
+def _calls(ranks: np.ndarray, communicators: np.ndarray) -> np.ndarray:
+    events = np.zeros(len(ranks), EVENT_DTYPE)
+    events["kind"], events["flags"], events["function"] = Kind.ENTER, Flag.COMM_READ, Function.ALL_REDUCE
+    events["pid"], events["comm"], events["time_ns"] = ranks, communicators * 4096, np.arange(len(events))
+    return events
+
+
+def _peak_mib() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description="What the engine takes by the number of ranks.")
+    parser.add_argument("--ranks", type=int, nargs="+", default=[16, 512, 4096, 100_000])
+    columns = ("ranks", "location", "spread", "a rank", "memory", "ledger", "memory", "CCL-D: location")
+    print("".join(f"{name:>16}" for name in columns))
+    for world in parser.parse_args().ranks:
+        with ProcessPoolExecutor(1, mp_context=get_context("spawn"), max_tasks_per_child=1) as alone:
+            spent, location_mib, found = alone.submit(measure_location, world).result()
+            rate, ledger_mib = alone.submit(measure_ledger, world).result()
+        middle = statistics.median(spent)
+        cells = (
+            f"{world:,}", f"{middle * 1e3:.1f} ms", f"{min(spent) * 1e3:.1f} to {max(spent) * 1e3:.1f}",
+            f"{middle / world * 1e6:.0f} us", f"{location_mib:,.0f} MiB", f"{rate / 1e6:.2f} M/s", f"{ledger_mib:,.0f} MiB",
+            QUOTED.get(world, "-"),
+        )  # fmt: skip
+        print("".join(f"{cell:>16}" for cell in cells), f"  {found}", flush=True)
     return 0
 
 

@@ -272,7 +272,8 @@ def _ranks(job: Job, indices: Iterable[int]) -> tuple[int, ...]:
 
 
 def _count(job: Job) -> str:
-    number = len({(member.info.host, member.info.pid) for member in job.members})
+    infos = (member.last.process for member in job.members)
+    number = len({(info.host, info.key.pid) for info in infos})
     return f"{number} process{'es' if number != 1 else ''}"
 
 

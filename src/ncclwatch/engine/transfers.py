@@ -69,20 +69,20 @@ class Transfers:
         self.operations: list[ProxyOperation] = []
         self.subs: list[ProxySub] = []
         self._pending: list[tuple[int, int, PendingOperation]] = []
-        rows: list[tuple[int, ...]] = []
+        values: list[int] = []
         names: dict[str, int] = defaultdict(count().__next__)
         for member in job.members:
             if member.last.operations or member.last.pending:
-                self._gather(member, rows, names)
-        self._fill(column(lambda: chain.from_iterable(rows), FIELDS * len(rows)).reshape(-1, FIELDS))
+                self._gather(member, values, names)
+        self._fill(column(lambda: values, len(values)).reshape(-1, FIELDS))
         self._join()
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
-    def _gather(self, member: Member, rows: list[tuple[int, ...]], names: dict[str, int]) -> None:
-        """A row of ``rows`` for each transfer of a process. This is what location of a large job spends most of its time on."""
+    def _gather(self, member: Member, values: list[int], names: dict[str, int]) -> None:
+        """Append ``FIELDS`` values for each transfer of a process: what location of a large job spends most of its time on."""
         owners: dict[int, tuple[int, int]] = {}
-        index, add, operations, subs = member.index, rows.append, self.operations, self.subs
+        index, operations, subs = member.index, self.operations, self.subs
         net, send, in_progress, ready_phase = Transport.NET, Direction.SEND, OpPhase.PROGRESS, OpPhase.READY
         for operation in member.last.operations:
             if operation.transport is not net:
@@ -99,10 +99,10 @@ class Transfers:
                 if rank == UNKNOWN:
                     continue
                 ready = sub.gpu_ready
-                add((
+                values += (
                     place, rank, index, sends, op_count, collective, state, siblings, sub.channel, sub.peer, sub.nsteps, sub.base,
                     sub.posted, sub.received, sub.transmitted, sub.done, UNKNOWN if ready is None else ready,
-                ))  # fmt: skip
+                )  # fmt: skip
                 operations.append(operation)
                 subs.append(sub)
         for pending in member.last.pending:

@@ -49,7 +49,7 @@ def not_read(job: Job) -> tuple[str, ...]:
         if member.last.unavailable
         for name, reason in member.last.unavailable.items()
     ]
-    torn = sum(sample.torn for member in job.members for sample in member.samples)
+    torn = sum([sample.torn for member in job.members for sample in member.samples])
     if torn:
         lines.append(f"{torn} structures changed while they were read and were dropped")
     incomplete = [group for group in job.groups.values() if len(group.members) < group.nranks]

@@ -197,6 +197,7 @@ class _Joiner:
 
 def _has_neighbours_inside(communicator: Communicator) -> bool:
     """Whether anything joins a rank to others inside its node that is, or should be, looked at."""
-    return bool(communicator.host_connections) or any(
-        transport not in (Transport.NET, Transport.SHM) for _, _, _, transport in communicator.transports
-    )
+    if communicator.host_connections:
+        return True
+    net, shared = Transport.NET, Transport.SHM
+    return any(transport is not net and transport is not shared for _, _, _, transport in communicator.transports)
