@@ -12,7 +12,7 @@ from ncclwatch.engine.connections import ConnectionKey
 from ncclwatch.engine.edges import LinkNode, RankNode, Wait, Why
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.slow.blame import find
-from ncclwatch.engine.slow.contention import running_part, short_of_cpu
+from ncclwatch.engine.slow.contention import lacks_cpu, running_part, short_of_cpu
 from ncclwatch.engine.slow.findings import Context, Kind
 from ncclwatch.engine.slow.looks import Activity, CpuTimes, Hold, Look, Part
 from ncclwatch.engine.slow.moments import Moments, near
@@ -70,6 +70,11 @@ def test_a_rank_that_alone_lacks_a_cpu_is_named() -> None:
     limited = add_up(looks(Part.GPU, [0.2, 3.0, 0.2, 0.2], 0.2, held=0.4), KEYS)
     assert short_of_cpu(limited, add_up(QUIET, KEYS)).tolist() == [False, True, False, False]
     assert [f.members for f in find(limited, context(QUIET, lost=0.6))] == [(CULPRIT,)]
+    said = lacks_cpu(limited, context(QUIET), [CULPRIT])
+    assert said.startswith("CPU contention: on average 3.0 of its threads") and "others' 0.2" in said
+    crowded = add_up(looks(Part.GPU, [3.0] * RANKS, 0.2), KEYS)
+    assert lacks_cpu(crowded, context(QUIET), [CULPRIT]) == "", "all lack them alike"
+    assert lacks_cpu(add_up(QUIET, KEYS), context(QUIET), [CULPRIT]) == ""
 
 
 def test_cpu_times_that_are_not_known_change_nothing() -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ncclwatch.engine.slow.contention import lacks_cpu
 from ncclwatch.engine.slow.findings import Finding, Kind
 from ncclwatch.model.verdict import VerdictClass
 
@@ -39,6 +40,8 @@ def works_slower(judgement: Judgement, finding: Finding) -> bool:
 
 def cause(judgement: Judgement, finding: Finding) -> str:
     """A sub-cause in words; empty where nothing singles one out."""
+    if finding.kind.computes and (lack := lacks_cpu(judgement.profile, judgement.context, list(finding.members))):
+        return lack
     if finding.kind is Kind.COMPUTE:
         return _compute_cause(judgement, finding)
     if finding.kind is Kind.HOST:

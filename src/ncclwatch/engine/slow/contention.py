@@ -21,6 +21,8 @@ HEAVY_WAIT = 1.0
 """Without a past: as many threads waiting are too many."""
 SLEEPS = 0.75
 """Whose threads wait for CPUs this much less than those of its neighbours does not move for another reason."""
+MORE = 2.0
+"""A rank is said to lack CPUs if so many times as many of its threads wait for one."""
 MOST = 0.3
 """On a host that is short of CPUs a rank must explain this much of what is lost to be blamed for its work."""
 
@@ -55,6 +57,19 @@ def sleeps(profile: Profile, context: Context, members: list[int]) -> bool:
         return False
     usual = float(np.median(profile.cpu_wait[others]))
     return usual >= LEAST_WAIT and float(profile.cpu_wait[members].max()) <= SLEEPS * usual
+
+
+def lacks_cpu(profile: Profile, context: Context, members: list[int]) -> str:
+    """What to say of ranks that wait for CPUs much more than all the others do; empty where they do not."""
+    if not short_of_cpu(profile, context.before)[members].all():
+        return ""
+    others = np.ones(len(profile.processes), np.bool_)
+    others[members] = False
+    known = profile.cpu_wait[others & np.isfinite(profile.cpu_wait)]
+    own, usual = float(profile.cpu_wait[members].mean()), float(np.median(known)) if len(known) else 0.0
+    if own < MORE * usual + LEAST_WAIT:
+        return ""
+    return f"CPU contention: on average {own:.1f} of its threads want a CPU and have none (of the others' {usual:.1f})"
 
 
 def believed(findings: list[Finding], profile: Profile, context: Context) -> list[Finding]:
