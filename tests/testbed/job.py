@@ -182,8 +182,11 @@ class Job:
         return _place(self.hosts, rank)[0]
 
     def freeze(self, rank: int) -> None:
-        """SIGSTOP a rank."""
+        """SIGSTOP a rank; returns when all its threads stand: one that waits for a processor stops only when it gets it."""
         self._signal(rank, signal.SIGSTOP)
+        deadline = time.monotonic() + 10
+        while not _stands(self._pids[rank]) and time.monotonic() < deadline:
+            time.sleep(0.001)
 
     def thaw(self, rank: int) -> None:
         """SIGCONT a rank."""
@@ -355,6 +358,15 @@ def _place(hosts: Sequence[int], rank: int) -> tuple[int, int]:
             return host, rank
         rank -= size
     raise IndexError(rank)
+
+
+def _stands(pid: int) -> bool:
+    """Whether every thread of a process is stopped, or the process is gone."""
+    try:
+        stats = [(task / "stat").read_text() for task in Path(f"/proc/{pid}/task").iterdir()]
+    except OSError:
+        return not Path(f"/proc/{pid}").exists()
+    return all(stat.rpartition(")")[2].split()[0] in "TtZX" for stat in stats)
 
 
 def _shared_memory(pid: int) -> set[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 
@@ -20,6 +21,8 @@ pytestmark = pytest.mark.attach
 VERSIONS = ("2.21.5", "2.27.5", "2.32.3")
 ROUNDS = 20
 SAMPLES = 100
+APART = 10
+"""Samples, a tenth of a second each, between the two looks that are compared."""
 
 
 @contextmanager
@@ -104,14 +107,18 @@ def test_the_frozen_rank_is_named_in_every_shape(version: str, shape: str) -> No
 def test_healthy_jobs_of_every_shape_accuse_nobody(version: str, shape: str) -> None:
     rounds = SAMPLES if shape == "socket" else SAMPLES // 5
     with Job(nccl=version, ranks=4, count=1 << 14, **SHAPES[shape]) as job, opened(job) as targets:  # type: ignore[arg-type]
-        previous = [target.sample() for target in targets]
+        # Looks a second apart, as a diagnosis wants them: a thread that got no processor for a tenth of one is no hang.
+        earlier: deque[list[ProcessSample]] = deque(maxlen=APART)
         seen_running = 0
-        for number in range(rounds):
+        for number in range(rounds + APART):
             time.sleep(0.1)
             current = [target.sample() for target in targets]
-            verdict = diagnose([[before, after] for before, after in zip(previous, current, strict=True)])
+            if number < APART:
+                earlier.append(current)
+                continue
+            verdict = diagnose([[before, after] for before, after in zip(earlier[0], current, strict=True)])
             assert not verdict.verdict_class.accuses, f"{number}: {verdict.summary} {verdict.evidence}"
             assert verdict.culprits == ()
             seen_running += verdict.verdict_class is VerdictClass.RUNNING
-            previous = current
+            earlier.append(current)
         assert seen_running > rounds // 2, "progress must be seen for silence to mean anything"
