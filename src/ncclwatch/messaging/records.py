@@ -117,10 +117,9 @@ class RecordType:
         if field.child is not None:
             return _dealt(field, numbers, field.child.read(tables, values))
         if field.kind == "value":
-            get, hint, decoder = values.get, (self.name, field.name), field.decoder
             if not field.optional and 0 in numbers:
                 raise FormatError(f"{field.name} of a record is missing")
-            return [get(number, hint, decoder) for number in numbers]
+            return values.column(numbers, (self.name, field.name), field.decoder)
         return _restored(field, numbers)
 
 

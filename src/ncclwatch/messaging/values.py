@@ -79,7 +79,8 @@ class ValueReader:
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._data: list[bytes] = []
-        self._decoded: dict[tuple[object, int], Any] = {}
+        self._decoded: dict[object, dict[int, Any]] = {}
+        """By the kind of value, then by number."""
         self._nbytes = 0
 
     def add(self, first: int, data: list[bytes]) -> None:
@@ -91,18 +92,22 @@ class ValueReader:
             raise FormatError("a stream has more distinct values than allowed")
         self._data += data
 
-    def get(self, number: int, kind: object, decoder: msgspec.msgpack.Decoder[Any]) -> Any:
-        """The value of a number, as the type ``decoder`` decodes; ``kind`` names that type."""
-        if number == 0:
-            return None
-        key = (kind, number)
-        if key in self._decoded:
-            return self._decoded[key]
+    def column(self, numbers: list[int], kind: object, decoder: msgspec.msgpack.Decoder[Any]) -> list[Any]:
+        """The values of numbers, as the type ``decoder`` decodes; ``kind`` names that type."""
+        known = self._decoded.get(kind)
+        if known is None:
+            known = self._decoded[kind] = {0: None}
+        try:
+            return [known[number] for number in numbers]
+        except KeyError:
+            return [known[number] if number in known else self._decode(number, kind, decoder, known) for number in numbers]
+
+    def _decode(self, number: int, kind: object, decoder: msgspec.msgpack.Decoder[Any], known: dict[int, Any]) -> Any:
         if not 0 < number <= len(self._data):
             raise MissingBaseError("a value of this stream is missing", "a key batch brings it")
         try:
             value = self._shared.decode(self._data[number - 1], decoder, kind)
         except UNDECODABLE as error:
             raise FormatError(f"a value of this stream is not what it should be: {error}") from error
-        self._decoded[key] = value
+        known[number] = value
         return value
