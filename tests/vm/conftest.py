@@ -31,8 +31,8 @@ LAYER_TIMEOUT_S = 540.0
 """For the whole layer: boot, every test, power off. It takes a minute on an idle machine; emulation suffers from every
 neighbour."""
 
-FULL_TIMEOUT_S = 1800.0
-"""The same with every release of NCCL."""
+FULL_TIMEOUT_S = 5400.0
+"""The same with every release of NCCL, every kind of hang and the training job: half an hour on an idle machine."""
 
 REPORTS = "reports.jsonl"
 

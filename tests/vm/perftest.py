@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ncclwatch.wire.plane import WirePlane
 from vm.fabric import Fabric, Port
 from vm.gate import Gate
 
@@ -107,6 +108,16 @@ def endless_writes(
             process.communicate()
         if gate is not None:
             gate.close()
+
+
+def wait_for_posts(plane: WirePlane, pid: int, timeout: float = 60) -> None:
+    """Wait until a process that the plane follows has posted something."""
+    deadline = time.monotonic() + timeout
+    while not any(account.pid == pid and account.posted for account in plane.accounts()):
+        plane.handle_events()
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"process {pid} posted nothing for {timeout:g} s")
+        time.sleep(0.05)
 
 
 def _pids(pair: list[subprocess.Popen[str]]) -> list[int]:

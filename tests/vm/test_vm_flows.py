@@ -1,30 +1,35 @@
-"""``flows`` on real NCCL over its InfiniBand transport: state, bursts of probes and ports put together, a line a flow."""
+"""``flows`` on real NCCL over its InfiniBand transport: state, bursts of probes and ports put together, a line a flow; and a
+port that goes down below an AllReduce is told."""
 
 from __future__ import annotations
 
+import os
 import time
 
 import pytest
 
 from ncclwatch.collect.flows import FlowCollector
-from ncclwatch.model.network import FlowKind, FlowRecord, FlowState
+from ncclwatch.collect.network import NetworkWatch
+from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, LinkChange, NetworkLook
+from ncclwatch.report.network_text import link_line
 from ncclwatch.target.session import TargetProcess
 from ncclwatch.wire.governor import Mode
 from ncclwatch.wire.kernel import WireKernel
 from ncclwatch.wire.session import WireSession
-from testbed.job import available
+from testbed.job import VERSIONS, available
 from vm.fabric import Fabric
+from vm.guest import FULL_VARIABLE
 
 pytestmark = pytest.mark.vm
 
-NCCL = "2.27.5"
 BUDGET = 0.2
 
 
-def test_a_line_for_every_connection_with_its_queue_pair(verbs_kernel: WireKernel, soft_roce: Fabric) -> None:
-    if not available(NCCL):
-        pytest.skip(f"NCCL {NCCL} is not in the cache")
-    with soft_roce.job(NCCL, 2, count=1 << 16) as job:
+@pytest.mark.parametrize("version", VERSIONS if FULL_VARIABLE in os.environ else ["2.32.3"])
+def test_a_line_for_every_connection_with_its_queue_pair(version: str, verbs_kernel: WireKernel, soft_roce: Fabric) -> None:
+    if not available(version):
+        pytest.skip(f"NCCL {version} is not in the cache")
+    with soft_roce.job(version, 2, count=1 << 16) as job:
         pids = list(job.pids)
         targets = [TargetProcess.open(pid) for pid in pids]
         wire = WireSession(Mode.BURSTS, BUDGET, kernel=verbs_kernel)
@@ -42,6 +47,7 @@ def test_a_line_for_every_connection_with_its_queue_pair(verbs_kernel: WireKerne
                 time.sleep(0.02)
             worst = wire.worst()
             now = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+            pull_a_port(targets, soft_roce)
         finally:
             wire.close()
             for target in targets:
@@ -55,6 +61,36 @@ def test_a_line_for_every_connection_with_its_queue_pair(verbs_kernel: WireKerne
         assert flow.rdma is not None and not flow.rdma.exact and not flow.rdma.errors
     # No thread has paid more than it was told, in an emulated machine too.
     assert worst is not None and worst.share(now) <= BUDGET
+
+
+def pull_a_port(targets: list[TargetProcess], fabric: Fabric) -> None:
+    """A port is switched off while ranks AllReduce over it: what ``attach`` watches the network with says so within a second,
+    with the port and who uses it."""
+    network = NetworkWatch("guest", kernel_log=False)
+    try:
+        deadline = time.monotonic() + 60
+        while used_by(looked := network.look([target.sample() for target in targets]), fabric.b.device) != (1,):
+            assert time.monotonic() < deadline, looked.nics
+        fabric.set_down(fabric.b)
+        down_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+        told: list[LinkChange] = []
+        while not told:
+            told = [change for change in network.news().changes if change.name == fabric.b.netdev and not change.up]
+            assert time.monotonic() < deadline + 10
+        assert told[0].time_ns < down_ns + 1_000_000_000
+        after = network.look([target.sample() for target in targets])
+    finally:
+        network.close()
+        fabric.set_up()
+    line = link_line(told[0], looked.nics)
+    name = f"{fabric.b.device}:1"
+    assert line == f"link {fabric.b.netdev} on guest is DOWN (switched off), and {name} with it; rank 1 uses it"
+    (port,) = [nic for nic in after.nics if nic.name == name]
+    assert (port.up, port.state.split()[0], port.used_by) == (False, "down", (1,))
+
+
+def used_by(look: NetworkLook, device: str) -> tuple[int, ...]:
+    return next((nic.used_by for nic in look.nics if nic.name == f"{device}:1"), ())
 
 
 def complete(flows: list[FlowRecord]) -> bool:
