@@ -21,7 +21,7 @@ LARGEST_GRADIENT_BYTES = 1 << 24
 """Of all ranks together; each may have a mebibyte in any case."""
 INPUT_BYTES = 1 << 18
 """What a micro-batch copies to the device where a copy is slow."""
-LIMITED_SHARE = 0.05
+LIMITED_SHARE = 0.02
 """Share of one CPU that limited ranks have together: little enough to show beside ranks that mostly sleep."""
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.slow.contention import believed
+from ncclwatch.engine.slow.contention import alone_without_cpu, believed
 from ncclwatch.engine.slow.findings import (
     BUSIER,
     FLOOR,
@@ -126,7 +126,11 @@ def _ranks(profile: Profile, context: Context) -> list[Finding]:
     if context.before is not None:
         # In seconds of an iteration: waits that were always there are a smaller share of a longer one.
         own = np.maximum(own - _past(profile, context.before) / context.stretch, 0.0)
-    busier = _busier(profile, context)
+    busier, alone = _busier(profile, context), alone_without_cpu(profile, context)
+    # Who has no CPU does not move its data either.
+    own = np.where(alone, own + profile.hold[Part.PROXY], own)
+    held = np.where(alone, held + profile.looks_held[Part.PROXY], held)
+    busier = busier | alone
     if context.late is not None:
         # A rank also begins late when the collective before ended late for it; only one that is busier is late by itself.
         late = np.where(busier, context.late.share, 0.0)
@@ -144,7 +148,7 @@ def _ranks(profile: Profile, context: Context) -> list[Finding]:
     for at in np.argsort(-own, kind="stable").tolist():
         if own[at] < FLOOR:
             break
-        certain = own[at] - _others(own, at, context) >= sigmas * profile.scatter[at] or _measured(at, own, context)
+        certain = own[at] - _others(own, at, context) >= sigmas * profile.scatter[at] or alone[at] or _measured(at, own, context)
         if at not in taken and busier[at] and certain and stands_out(own[at], held[at], usual[at], context):
             findings.append(_of_ranks(profile, np.array([at]), float(own[at]), int(held[at]), float(usual[at]), context))
     return [f for f in findings if _beside(f, findings[0], context)] if findings else []
@@ -179,6 +183,8 @@ def _of_ranks(
     # A host that calls late shows as the GPU's work as long as something is queued.
     kind = {Part.GPU: Kind.COMPUTE, Part.HOST: Kind.HOST, Part.KERNEL: Kind.KERNEL}[most]
     if kind is not Kind.HOST and parts[Part.HOST] >= 0.3 * sum(parts.values()):
+        kind = Kind.HOST
+    if alone_without_cpu(profile, context)[members].all():
         kind = Kind.HOST
     if context.late is not None and float(context.late.share[members].sum()) >= 0.5 * share:
         kind = Kind.HOST

@@ -21,7 +21,7 @@ HEAVY_WAIT = 1.0
 """Without a past: as many threads waiting are too many."""
 SLEEPS = 0.75
 """Whose threads wait for CPUs this much less than those of its neighbours does not move for another reason."""
-MORE = 2.0
+ALONE = 1.4
 """A rank is said to lack CPUs if so many times as many of its threads wait for one."""
 MOST = 0.3
 """On a host that is short of CPUs a rank must explain this much of what is lost to be blamed for its work."""
@@ -59,6 +59,20 @@ def sleeps(profile: Profile, context: Context, members: list[int]) -> bool:
     return usual >= LEAST_WAIT and float(profile.cpu_wait[members].max()) <= SLEEPS * usual
 
 
+def alone_without_cpu(profile: Profile, context: Context) -> NDArray[np.bool_]:
+    """Ranks that lack CPUs while the others of their host, or where they are all of it those of other hosts, have them."""
+    short, part = short_of_cpu(profile, context.before), running_part(profile)
+    result = np.zeros(len(short), np.bool_)
+    for at in np.flatnonzero(short).tolist():
+        others = np.arange(len(short)) != at
+        near = others & (context.host == context.host[at])
+        others = near if near.any() else others
+        if np.isfinite(part[others]).any():
+            wait, usual = float(np.nanmedian(profile.cpu_wait[others])), float(np.nanmedian(part[others]))
+            result[at] = profile.cpu_wait[at] >= ALONE * wait and part[at] <= FELL * usual
+    return result
+
+
 def lacks_cpu(profile: Profile, context: Context, members: list[int]) -> str:
     """What to say of ranks that wait for CPUs much more than all the others do; empty where they do not."""
     if not short_of_cpu(profile, context.before)[members].all():
@@ -67,7 +81,7 @@ def lacks_cpu(profile: Profile, context: Context, members: list[int]) -> str:
     others[members] = False
     known = profile.cpu_wait[others & np.isfinite(profile.cpu_wait)]
     own, usual = float(profile.cpu_wait[members].mean()), float(np.median(known)) if len(known) else 0.0
-    if own < MORE * usual + LEAST_WAIT:
+    if own < ALONE * usual + LEAST_WAIT:
         return ""
     return f"CPU contention: on average {own:.1f} of its threads want a CPU and have none (of the others' {usual:.1f})"
 
@@ -88,6 +102,8 @@ def _is_believed(finding: Finding, profile: Profile, context: Context, short: ND
     if not short[members].any() and not (others.any() and short[others].mean() > 0.5):
         return True
     if finding.kind.computes:
+        if alone_without_cpu(profile, context)[members].all():
+            return True
         # Where its neighbours have as little, want of CPUs names nobody; a rank that has less than they do is named for it.
         alike = others.any() and bool(short[others].mean() > 0.5)
         return not alike or context.lost is None or finding.share >= MOST * context.lost
