@@ -55,6 +55,8 @@ def add_call_waits(job: Job, findings: Mapping[int, CallsFinding], waits: Waits)
     collective another has not called waits for that one. A rank that memory shows at work may have called far ahead: for it the
     calls say nothing.
     """
+    if not any(finding.behind for finding in findings.values()):
+        return False
     seen = waits.waiting() | set(waits.standing().tolist())
     added = False
     for number, finding in findings.items():

@@ -33,11 +33,16 @@ def _hidden(job: Job) -> Iterator[str]:
     if Transport.P2P in seen and sees_everything(job):
         seen.discard(Transport.P2P)
     yield from (text for transport, text in BY_TRANSPORT.items() if transport in seen)
-    if any(own.multi_node_nvlink for own in communicators):
+    multi_node = captured = by_device = False
+    for own in communicators:
+        multi_node = multi_node or bool(own.multi_node_nvlink)
+        captured = captured or bool(own.captured_plans)
+        by_device = by_device or bool(own.device_initiated)
+    if multi_node:
         yield "NVLink between nodes (MNNVL): connections to other nodes are P2P as well; only launches are seen"
-    if any(own.captured_plans for own in communicators):
+    if captured:
         yield "operations captured in CUDA graphs: their replays make no calls; only proxy steps are seen"
-    if any(own.device_initiated for own in communicators):
+    if by_device:
         yield "operations that kernels start themselves (device API, GIN): neither calls nor proxy steps show them"
 
 

@@ -24,18 +24,19 @@ def _equal(before: ProcessSample, after: ProcessSample) -> bool:
         return False
     if before.operations is not after.operations and not _same_steps(before.operations, after.operations):
         return False
-    return len(before.communicators) == len(after.communicators) and all(
-        one is other
-        or (
-            one.hash == other.hash
-            and one.rank == other.rank
-            and one.op_count == other.op_count
-            and one.init_state == other.init_state
-            and one.sequence_numbers == other.sequence_numbers
-            and one.host_connections == other.host_connections
-        )
-        for one, other in zip(before.communicators, after.communicators, strict=True)
-    )
+    if len(before.communicators) != len(after.communicators):
+        return False
+    for one, other in zip(before.communicators, after.communicators, strict=True):
+        if one is not other and (
+            one.hash != other.hash
+            or one.rank != other.rank
+            or one.op_count != other.op_count
+            or one.init_state != other.init_state
+            or one.sequence_numbers != other.sequence_numbers
+            or one.host_connections != other.host_connections
+        ):
+            return False
+    return True
 
 
 def _same_steps(before: tuple[ProxyOperation, ...], after: tuple[ProxyOperation, ...]) -> bool:
