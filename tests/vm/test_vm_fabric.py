@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from vm.fabric import Fabric
@@ -31,6 +32,15 @@ def test_root_is_the_hosts_under_an_overlay() -> None:
     mounts = [line.split() for line in Path("/proc/mounts").read_text().splitlines()]
     assert [kind for _, point, kind, *_ in mounts if point == "/"][-1] == "overlay"
     assert [options for source, _, kind, options, *_ in mounts if kind == "9p" and source == "root"] in ([], ["ro"])
+
+
+def test_the_emulated_machine_sorts_like_a_real_one() -> None:
+    """What the engine's columns stand on; see ``guest.CPU``."""
+    generator = np.random.default_rng(7)
+    for size in range(1, 200):
+        numbers = generator.integers(-5, 6, size)
+        assert numbers[np.argsort(numbers)].tolist() == sorted(numbers.tolist())
+        assert np.unique(numbers).tolist() == sorted(set(numbers.tolist()))
 
 
 def _sent_packets(fabric: Fabric) -> int:
