@@ -55,10 +55,12 @@ def absent_culprit(job: Job, sink: Sink, reason: str) -> Culprit:
 def one_of_each(culprits: Sequence[Culprit]) -> list[Culprit]:
     """Each rank once: one that nobody observed may be missing in several communicators."""
     kept: list[Culprit] = []
+    unobserved: set[int] = set()
     for culprit in culprits:
-        known = [c for c in kept if not c.observed and c.rank == culprit.rank is not None]
-        if culprit.observed or not known:
+        if culprit.observed or culprit.rank not in unobserved:
             kept.append(culprit)
+        if not culprit.observed and culprit.rank is not None:
+            unobserved.add(culprit.rank)
     return kept
 
 

@@ -224,11 +224,16 @@ class Waits:
         """Every wait as an object."""
         yield from map(self.wait, range(len(self.ends()[0])))
 
-    def of(self, node: Node) -> list[Wait]:
-        """The waits by a node, and for it."""
+    def of(self, indices: Iterable[int]) -> dict[int, list[Wait]]:
+        """For each of these processes its waits and those for it."""
+        found: dict[int, list[Wait]] = {index: [] for index in indices}
+        wanted = np.array(list(found), np.int64)
         waiters, targets = self.ends()
-        number = self.nodes.number(node)
-        return [self.wait(place) for place in np.flatnonzero((waiters == number) | (targets == number)).tolist()]
+        for place in np.flatnonzero(np.isin(waiters, wanted) | np.isin(targets, wanted)).tolist():
+            wait = self.wait(place)
+            for number in {int(waiters[place]), int(targets[place])} & found.keys():
+                found[number].append(wait)
+        return found
 
     def first(self, waiters: int) -> list[Wait]:
         """All waits of the first so many nodes that wait."""

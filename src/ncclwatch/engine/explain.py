@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ncclwatch.engine.culprits import one_of_each
 from ncclwatch.engine.edges import AbsentNode, HiddenNode, Wait, Waits
@@ -214,37 +215,48 @@ def error_lines(member: Member) -> list[str]:
     return [f"{member.label} reports {result} on communicator {own.hash:016x}" for own, result in errors_of(member)]
 
 
-def count_lines(job: Job, member: Member) -> list[str]:
+class Counts:
     """Where NCCL's own per-rank sequence numbers exist (2.26 and later), how a rank's compare with its group's.
 
     They count calls of each collective from the communicator's creation on, so a rank that stands lower has called less.
     """
-    lines = []
-    for group in job.groups.values():
-        own = next((c for m, c in group.members.values() if m is member), None)
-        if own is None:
-            continue
-        for name, count in own.sequence_numbers.items():
-            highest = max((c.sequence_numbers.get(name, 0) for _, c in group.members.values()), default=0)
-            if count < highest:
-                lines.append(
-                    f"{member.label} has called {name} {count} times on communicator {group.hash:016x}, others {highest}"
-                )
-    return lines
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._highest: dict[int, Counter[str]] = {}
+
+    def lines(self, member: Member) -> Iterator[str]:
+        """What a rank has called less often than another."""
+        for own in member.last.communicators:
+            group = self._job.groups[self._job.group_of[member.index, own.address]]
+            for name, count in own.sequence_numbers.items():
+                highest = self._most(group)[name]
+                if count < highest:
+                    yield f"{member.label} has called {name} {count} times on communicator {group.hash:016x}, others {highest}"
+
+    def _most(self, group: Group) -> Counter[str]:
+        if group.id not in self._highest:
+            highest = self._highest[group.id] = Counter()
+            for _, own in group.members.values():
+                highest |= Counter(own.sequence_numbers)
+            self._highest[group.id] = highest
+        return self._highest[group.id]
 
 
 def fellows(job: Job, culprits: Sequence[Culprit]) -> set[int]:
     """Members that share a culprit's communicator: a collective that one rank does not finish, no rank finishes."""
-    found: set[int] = set()
+    groups: dict[str, list[Group]] = defaultdict(list)
+    for group in job.groups.values():
+        groups[f"{group.hash:016x}"].append(group)
+    hit: dict[int, Group] = {}
     for culprit in culprits:
         if culprit.communicator is None or culprit.operation is None or not _collective(culprit.operation.name):
             continue
-        for group in job.groups.values():
-            holder = group.members.get(culprit.comm_rank) if culprit.comm_rank is not None else None
-            is_his = culprit.pid is None or (holder is not None and names([culprit], holder[0]))
-            if f"{group.hash:016x}" == culprit.communicator.hash and is_his:
-                found |= {member.index for member, _ in group.members.values()}
-    return found
+        for group in groups.get(culprit.communicator.hash, ()):
+            holder = group.holder(culprit.comm_rank) if culprit.comm_rank is not None else None
+            if culprit.pid is None or (holder is not None and names([culprit], holder)):
+                hit[group.id] = group
+    return {member.index for group in hit.values() for member, _ in group.members.values()}
 
 
 def names(culprits: Iterable[Culprit], member: Member) -> bool:

@@ -65,23 +65,25 @@ def judge_halted(
     culprits: list[Culprit] = []
     evidence: list[str] = []
     victims: set[int] = set()
+    first = explain.wait_lines(waits.first(4))[:4]
     for member in halted:
         sink = by_member.get(member.index)
         culprits.append(observed_culprit(job, member, sink.waits if sink else (), (), explain.halted_reason(member)))
         evidence.append(explain.halted_evidence(member))
         if sink is not None:
             evidence += explain.wait_lines(sink.waits)
-            victims |= victims_of([sink])
         if member.gone or sink is None or not sink.waits:
             # Its neighbours' transfers with it may be gone, or hidden inside the node.
-            evidence += explain.wait_lines(waits.first(4))[:4]
-        # Whoever waits for whom: everybody in a collective that stands still with it waits for it in the end.
-        shared = [job.groups[number] for number in waits.collectives() if member.index in job.groups[number].ranks]
-        victims |= {other.index for group in shared for other, _ in group.members.values()}
+            evidence += first
+    # Whoever waits for whom: everybody in a collective that stands still with one of them waits for it in the end.
+    indices = {member.index for member in halted}
+    for number in waits.collectives():
+        if not indices.isdisjoint(job.groups[number].ranks):
+            victims |= job.groups[number].ranks.keys()
     for sink in ended:
         culprits.append(absent_culprit(job, sink, "has ended: it is not among the processes of its host, or its peers lost it"))
         evidence += explain.wait_lines(sink.waits)
-    victims |= victims_of(ended)
+    victims |= victims_of([*(by_member[index] for index in indices if index in by_member), *ended])
     evidence += [line for member in job.members for line in explain.error_lines(member)]
     any_gone = bool(ended) or any(member.gone for member in halted)
     verdict_class = VerdictClass.DEAD if any_gone else VerdictClass.STOPPED

@@ -8,7 +8,7 @@ from ncclwatch.engine import explain
 from ncclwatch.engine.culprits import observed_culprit
 from ncclwatch.engine.deadlock import LEFT_OUT, Orders, deviation_line, find_deviations, judge_deadlock
 from ncclwatch.engine.device import gpu_state
-from ncclwatch.engine.edges import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, RankNode, Stall, Waits, Why
+from ncclwatch.engine.edges import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, Stall, Waits, Why
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.locate import Sink, victims_of
 from ncclwatch.engine.severity import SEVERITY
@@ -78,9 +78,8 @@ def _inconsistent(job: Job, waits: Waits, orders: Orders | None, still: float, t
         suspects, confidence = {index: suspects[index] for index in deviations}, 0.8
         if all(deviation.left_out for deviation in deviations.values()):
             verdict_class, suspects = VerdictClass.NOT_ENTERED, dict.fromkeys(suspects, LEFT_OUT)
-    culprits = []
-    for index, reason in suspects.items():
-        culprits.append(observed_culprit(job, job.member(index), waits.of(RankNode(index)), (), reason))
+    own = waits.of(suspects)
+    culprits = [observed_culprit(job, job.member(index), own[index], (), reason) for index, reason in suspects.items()]
     victims = explain.other_fellows(job, culprits)
     return explain.build(job, verdict_class, culprits, victims, evidence, still=still, time=time, confidence=confidence)
 
@@ -92,6 +91,7 @@ def _ranks_behind(
     classes: list[VerdictClass] = []
     evidence: list[str] = []
     victims: set[int] = set()
+    counts = explain.Counts(job)
     for sink in sinks:
         member = sink.member(job)
         if member is None:
@@ -100,7 +100,7 @@ def _ranks_behind(
         classes.append(verdict_class)
         culprits.append(observed_culprit(job, member, sink.waits, sink.stalls, reason))
         evidence += explain.wait_lines(sink.waits) + [mark.text for mark in sink.stalls]
-        evidence += explain.count_lines(job, member)
+        evidence += counts.lines(member)
     victims |= victims_of(sinks) | explain.fellows(job, culprits)
     victims -= {member.index for sink in sinks if (member := sink.member(job)) is not None}
     worst = max(classes, key=SEVERITY.index)
@@ -140,6 +140,7 @@ def _links(job: Job, sinks: Sequence[Sink], unseen: Sequence[Sink], still: float
     evidence: list[str] = []
     victims = victims_of(sinks)
     common = _common_end(job, sinks)
+    named: set[int] = set()
     for sink in sinks:
         node = sink.nodes[0]
         assert isinstance(node, LinkNode)  # noqa: S101 - by construction of the caller's list
@@ -149,7 +150,8 @@ def _links(job: Job, sinks: Sequence[Sink], unseen: Sequence[Sink], still: float
         link = LinkRef(node.source, node.destination, "net", channels, device)
         for comm_rank in (node.source, node.destination):
             member = job.groups[node.group_id].holder(comm_rank)
-            if common is None and member is not None and not explain.names(culprits, member):
+            if common is None and member is not None and member.index not in named:
+                named.add(member.index)
                 reason = "one end of the link on which data does not arrive"
                 culprits.append(observed_culprit(job, member, sink.waits, (), reason, link=link))
         evidence += explain.wait_lines(sink.waits)
