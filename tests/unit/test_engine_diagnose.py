@@ -513,6 +513,15 @@ def test_a_rank_missing_from_creation_that_nobody_looked_at_is_not_accused() -> 
     assert any("rank 2" in line and "not observed" in line for line in verdict.evidence)
 
 
+def test_a_process_of_unknown_rank_is_mentioned_where_a_creation_waits_and_not_accused() -> None:
+    series = looks(creation({0, 1, 3}), count=20)
+    series[2] = [replace(s, process=replace(s.process, rank=None, world_size=None)) for s in series[2]]
+    verdict = next(v for v in diagnose_jobs(series, Outlook(creation_patience_s=15)) if "creation" in v.summary)
+    assert verdict.verdict_class is VerdictClass.UNKNOWN
+    assert named(verdict) == []
+    assert any("perhaps among those" in line and "pid 1002 on node2" in line for line in verdict.evidence)
+
+
 def test_the_wait_is_followed_through_ranks_that_have_no_proxy_at_all() -> None:
     """As read from a real job of hosts 3 + 1: rank 0 was stopped; rank 1 has only shared memory, all of it read."""
 

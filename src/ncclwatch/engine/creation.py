@@ -34,7 +34,12 @@ def judge_creation(job: Job, loners: Sequence[Member], still: float, patience: f
     unseen = [rank for rank in missing if rank not in found]
     if unseen:
         names = ", ".join(f"rank {rank}" for rank in unseen[:16])
-        evidence.append(f"{names} of this communicator were not observed")
+        evidence.append(f"{names} of this communicator {'was' if len(unseen) == 1 else 'were'} not observed")
+        # Who says nothing of its rank may belong to any job: it is worth a look, and no more.
+        nameless = [member.label for member in loners if member.info.rank is None and not member.gone]
+        if nameless:
+            some = ", ".join(nameless[:8])
+            evidence.append(f"without any communicator, and of unknown rank, so perhaps among those: {some}")
     if not missing:
         evidence.append("all ranks have come")
     if still < patience or not found:
