@@ -17,6 +17,8 @@ from ncclwatch.engine.slow.clocks import ClockModel, estimate
 from ncclwatch.engine.slow.rounds import Round, Rounds
 
 KEPT_ROUNDS = 512
+LOOKED_AT = 20_000
+"""Times of ranks in the newest rounds that are compared."""
 LEAST_ROUNDS = 3
 LEAST_S = 0.001
 
@@ -46,10 +48,14 @@ class GpuTimes:
         if any(member.last.device is not None for member in job.members):
             self.kept.extend(self.rounds.take(job, [None] * len(job.members)))
 
+    def _newest(self) -> list[Round]:
+        largest = max((len(done.durations) for done in self.kept), default=1)
+        return list(self.kept)[-max(LEAST_ROUNDS, LOOKED_AT // largest) :]
+
     def starts(self, since: float) -> dict[int, Start]:
         """By index of the member: whose GPU has come late to collectives since a moment (wall time)."""
         late: dict[int, list[float]] = {}
-        for done in self.kept:
+        for done in self._newest():
             if done.time >= since and len(done.durations) > 1:
                 usual = float(np.median(list(done.durations.values())))
                 for at, lasted in done.durations.items():
@@ -63,7 +69,7 @@ class GpuTimes:
         node = {member.index: hosts.setdefault(member.info.host, len(hosts)) for member in job.members}
         rows = [
             (node[at], number, begin, begin + done.durations[at])
-            for number, done in enumerate(self.kept)
+            for number, done in enumerate(self._newest())
             for at, begin in done.begins.items()
             if at in node
         ]

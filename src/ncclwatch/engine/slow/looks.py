@@ -117,9 +117,10 @@ def take_look(
     kernels = Kernels(job, order_of)
     seen = [wait for wait in everything.all() if kernels.waits(wait)] + list(laggards(job))
     moments = Moments(job, near_s)
-    edges = [wait for wait in seen if moments.prove(wait)]
+    proven = [moments.prove(wait) for wait in seen]
+    edges = [wait for wait, certain in zip(seen, proven, strict=True) if certain]
     # Whoever may wait for another is no end of the waits.
-    doubtful = {wait.waiter for wait in seen if not moments.prove(wait)} if len(edges) < len(seen) else set()
+    doubtful = {wait.waiter for wait, certain in zip(seen, proven, strict=True) if not certain}
     waits = everything.with_edges(edges)
     sinks = [sink for sink in find_sinks(job, waits) if sink.waits or sink.inside]
     blocked = [_blocked(sink) for sink in sinks]

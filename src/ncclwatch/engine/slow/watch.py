@@ -115,7 +115,8 @@ class SlowWatch:
             return verdict
         watch.rounds += 1
         self._follow_iterations(job, watch)
-        watch.gpus.take(job)
+        if len(job.members) <= CHEAP_RANKS:
+            watch.gpus.take(job)
         every = -(-len(job.members) // CHEAP_RANKS)
         slow = watch.iterations.slow_down()
         due = watch.rounds % every == 0 or (slow is not None and watch.rounds % max(1, every // 4) == 0)
