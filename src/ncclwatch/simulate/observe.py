@@ -85,6 +85,8 @@ class Cast:
         self._peers: dict[tuple[str, int], tuple[PeerInfo, ...]] = {}
         self._columns: dict[str, Columns] = {}
         self._members: dict[tuple[str, int], tuple[tuple[int, ...], tuple[int, ...]]] = {}
+        self._rings: dict[tuple[ChannelRing, ...], tuple[ChannelRing, ...]] = {}
+        self._transports: dict[tuple[tuple[int, int, str, Transport], ...], tuple[tuple[int, int, str, Transport], ...]] = {}
 
     @cached_property
     def roles(self) -> list[str]:
@@ -203,8 +205,8 @@ class Cast:
             hash=self.communicator_hash(role, group),
             rank=own,
             members=members,
-            rings=rings,
-            transports=transports,
+            rings=self._rings.setdefault(rings, rings),
+            transports=self._transports.setdefault(transports, transports),
             peers=self._peer_infos(role, group, members),
             nodes=nodes,
             has_proxy_work=any(t is Transport.NET for _, _, _, t in transports),

@@ -313,11 +313,27 @@ class _Wire:
 
     def __init__(self) -> None:
         self._written, self._read = _Peers(), list[tuple[PeerInfo, ...]]()
+        self._known: dict[Any, Any] = {}
+        """Parts that many ranks have alike, each once."""
 
     def send(self, samples: Sequence[ProcessSample]) -> list[ProcessSample]:
         """The samples as they come out."""
         arrived = decode(encode(RecordSet([[sample] for sample in samples]), self._written), self._read)
-        return [series[0] for series in arrived.samples]
+        return [self._sparing(series[0]) for series in arrived.samples]
+
+    def _sparing(self, sample: ProcessSample) -> ProcessSample:
+        once = self._known.setdefault
+        communicators = tuple(
+            dataclasses.replace(
+                own,
+                rings=once(own.rings, own.rings),
+                transports=once(own.transports, own.transports),
+                net_steps=once(own.net_steps, own.net_steps),
+                host_connections=once(own.host_connections, own.host_connections),
+            )
+            for own in sample.communicators
+        )
+        return dataclasses.replace(sample, communicators=communicators)
 
 
 def _sharing(before: ProcessSample, after: ProcessSample) -> ProcessSample:
