@@ -20,6 +20,7 @@ from pathlib import Path
 from ncclwatch.cli.live import LiveSession
 from ncclwatch.model.verdict import Verdict
 from testbed.job import ROOT, VERSIONS, Job, available
+from vm.errors import GuestError
 from vm.fabric import Fabric
 from vm.guest import run
 
@@ -82,13 +83,23 @@ def is_right(hang: Hang, verdict: Verdict) -> bool:
 
 
 def watch(pids: Sequence[int], timeout: float, began: float) -> tuple[Verdict | None, float]:
-    """Attach now and look until somebody is accused; the verdict, and the seconds since ``began`` that took."""
-    session = LiveSession(every=False)
+    """Attach now, with ``--all``, and look until somebody is accused; the verdict, and the seconds since ``began`` it took."""
+    session = LiveSession(every=True)
     try:
         session.start(pids, calls=False)
         return until_accused(session, timeout, began)
     finally:
         session.close()
+
+
+def until_still(session: LiveSession, job: Job, still_s: float = 1.0, timeout: float = 120) -> None:
+    """Look on until no rank of the job gets any further: a fault of the program begins when the program has come to it."""
+    deadline = time.monotonic() + timeout
+    reached, since = [-1], time.monotonic()
+    while time.monotonic() < min(deadline, since + still_s):
+        session.step(until=time.monotonic() + still_s / 2)
+        if (now := [job.progress(rank) for rank in range(RANKS)]) != reached:
+            reached, since = now, time.monotonic()
 
 
 def until_accused(session: LiveSession, timeout: float, began: float) -> tuple[Verdict | None, float]:
@@ -114,7 +125,7 @@ def row(hang: Hang, nccl: str, attach: str, seed: int, found: tuple[Verdict | No
 
 def strike(hang: Hang, job: Job, fabric: Fabric, nccl: str, seed: int) -> Iterator[Row]:
     """Watch a running job, let the fault happen, and judge live and then anew, as who comes afterwards."""
-    session = LiveSession(every=False)
+    session = LiveSession(every=True)
     try:
         session.start(job.pids, calls=False)
         quiet_until = time.monotonic() + 2.0 + random.Random(seed).random()
@@ -125,6 +136,8 @@ def strike(hang: Hang, job: Job, fabric: Fabric, nccl: str, seed: int) -> Iterat
                 return
         if hang.act is not None:
             hang.act(job, fabric)
+        else:
+            until_still(session, job)
         began = time.monotonic()
         yield row(hang, nccl, "live", seed, until_accused(session, JUDGED_S, began))
     finally:
@@ -156,7 +169,7 @@ def play(fabric: Fabric, nccl: str, hangs: Sequence[Hang], seed: int) -> Iterato
                 fabric.set_up()
 
 
-def column(versions: Sequence[str], names: Sequence[str], *, seed: int = 1, timeout: float = 3000) -> list[Row]:
+def column(versions: Sequence[str], names: Sequence[str], *, seed: int = 1, timeout: float = 5400) -> list[Row]:
     """Boot the guest, play in it, and return its rows; what ``python -m score --real`` and ``make eval-full`` may call.
 
     Raises GuestUnavailableError where the guest cannot run and GuestError where it failed.
@@ -192,7 +205,11 @@ def main() -> int:
                 rows.append(one)
                 print("row " + json.dumps(asdict(one)), flush=True)
     else:
-        rows = column(options.versions, options.hangs, seed=options.seed)
+        try:
+            rows = column(options.versions, options.hangs, seed=options.seed)
+        except GuestError as error:
+            print(f"vm.hangs: {error}", file=sys.stderr)
+            return 1
         for one in rows:
             when = "" if one.latency_s is None else f" after {one.latency_s:.1f} s"
             judged = "right" if one.right else "WRONG"
