@@ -97,7 +97,7 @@ def until_still(session: LiveSession, job: Job, still_s: float = 1.0, timeout: f
     deadline = time.monotonic() + timeout
     reached, since = [-1], time.monotonic()
     while time.monotonic() < min(deadline, since + still_s):
-        session.step(until=time.monotonic() + still_s / 2)
+        session.step()
         if (now := [job.progress(rank) for rank in range(RANKS)]) != reached:
             reached, since = now, time.monotonic()
 
