@@ -28,6 +28,11 @@ def totals(viewer: Daemon) -> dict[int, int]:
     return {data["rank"]: data["operations"] for data in viewer.objects("rank")}
 
 
+def standstills(engine: Daemon) -> list[tuple[str, list[int | None]]]:
+    """Verdicts told of standstills: this machine may well be slow while programs start and end on it."""
+    return [(what, ranks) for what, ranks in verdicts(engine) if not what.startswith("slow-")]
+
+
 def knows(engine: Daemon) -> bool:
     """Whether an engine has heard of all four ranks."""
     summaries = engine.objects("summary")
@@ -83,8 +88,8 @@ def test_whoever_is_killed_the_job_never_notices_and_nothing_is_lost_in_silence(
             )
             # After all of it a frozen rank is still named, and no verdict was told before that.
             job.freeze(1)
-            engine.wait(lambda: verdicts(engine), "the verdict")
-            assert verdicts(engine) == [("stopped", [1])]
+            engine.wait(lambda: standstills(engine), "the verdict")
+            assert standstills(engine) == [("stopped", [1])]
             job.thaw(1)
             job.wait_progress(3)
             for rank in range(4):
