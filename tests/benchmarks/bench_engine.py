@@ -4,8 +4,8 @@
 
 Made-up records: two looks at a ring AllReduce over two channels in which rank 1 has not entered, nothing shared between the looks
 but the process; and a million call records of four communicators a rank. Each line is measured in processes of its own: CPU time
-of the engine's one thread, not of the reading; median and spread of some runs. Memory is the peak of the process, the
-records that it is given included. Beside it what CCL-D quotes for location (section 6): 108 ms at 16 ranks, less than a minute at 4,000.
+of the engine's one thread, not of the reading; median and spread of some runs. Memory is the peak of the process, the records it
+is given included. Beside it what CCL-D quotes for location (section 6): 108 ms at 16 ranks, less than a minute at 4,000.
 """
 
 from __future__ import annotations
