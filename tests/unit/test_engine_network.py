@@ -95,6 +95,13 @@ def test_a_stopped_process_is_not_excused_by_a_nic() -> None:
     assert remembering(NetworkLook((DOWN,), (CHANGE,))).explain(stopped) is stopped
 
 
+def test_of_a_rank_that_is_missing_a_port_that_is_down_is_told_and_errors_are_not() -> None:
+    missing = replace(HUNG, verdict_class=VerdictClass.NOT_ENTERED)
+    assert "eth0 on node1 is down" in remembering(NetworkLook((DOWN,), (CHANGE,))).explain(missing).evidence[-1]
+    many = replace(NIC, errors={"packet_seq_err": 40})
+    assert remembering(NetworkLook((many,))).explain(missing) is missing
+
+
 def test_a_running_job_gets_no_evidence() -> None:
     running = Verdict(VerdictClass.RUNNING, "running")
     xid = KernelLogLine("node1", "xid", "0000:3b:00", "NVRM: Xid (PCI:0000:3b:00): 79", 0, 3, 79)

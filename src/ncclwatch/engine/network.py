@@ -83,10 +83,11 @@ class NetworkMemory:
         """The verdict with what the NICs have to say about it, itself when that is nothing. Its id stays the same."""
         evidence = [*self._kernel_lines(verdict)]
         steps: list[str] = []
-        if verdict.verdict_class in NETWORK_CLASSES:
+        if verdict.verdict_class in NETWORK_CLASSES or verdict.verdict_class is VerdictClass.NOT_ENTERED:
             for line, step in self._nic_lines(verdict):
                 evidence.append(line)
                 steps.append(step)
+        if verdict.verdict_class in NETWORK_CLASSES:
             evidence += self._flow_lines(verdict)
         if verdict.verdict_class in SLOW_ON_THE_WIRE:
             evidence += delay_lines((flow for _, known in sorted(self.hosts.items()) for flow in known.flows), verdict)
@@ -107,6 +108,9 @@ class NetworkMemory:
             # Every host has an eth0, and so may each of its containers: the name alone says little where users are known.
             if not any(_is_called(nic, device) for nic in used) and (host in culprits or not culprits):
                 used += [nic for nic in known.nics.values() if not nic.used_by and _is_called(nic, device)]
+            if verdict.verdict_class is VerdictClass.NOT_ENTERED:
+                # Whose port is down may have lost its operations to the error: of a rank that came late a few errors say nothing.
+                used = [nic for nic in used if not nic.up]
             for nic in used:
                 if (said := _trouble(host, nic, known, ranks)) is not None:
                     yield said
