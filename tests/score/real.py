@@ -39,6 +39,9 @@ from testbed.play import Play
 
 HISTORY_S = 30.0
 BASELINES_EVERY_S = 2.0
+STANDSTILL_S = 7.5
+"""For how long a hang is looked at in any case: patience lasts five seconds, and what an operation usually takes."""
+BUSY_S = 40.0
 POST_HANG_AFTER_S = 5.0
 """Who comes afterwards comes this long after the job came to stand."""
 START_S = 150.0
@@ -230,6 +233,11 @@ class Watcher:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
+    def watched_s(self, since: float) -> float:
+        """For how long looks have come since then (seconds of CLOCK_MONOTONIC): on a busy machine the first comes late."""
+        looks = [batch.time_ns / 1e9 for batch in list(self.recording.batches) if batch.looked and batch.time_ns / 1e9 >= since]
+        return looks[-1] - looks[0] if looks else 0.0
+
     def stop(self) -> Recording:
         """Let go of the processes and hand over what was recorded."""
         self._stop.set()
@@ -284,6 +292,8 @@ def _play(run: Run, scenario: Scenario, outcome: Outcome, baselines: Sequence[Di
             effect, late = _run_clean(run, played, pids)
         else:
             effect, late = _run_fault(run, scenario, played, pids, outcome)
+            if scenario.expect.score_class in HANG_CLASSES:
+                _watch_long_enough([(live, effect)] if live else [], late)
         recordings = [(Attach.LIVE, live.stop(), effect)] if live else []
         if late is not None:
             came, watcher = late
@@ -363,6 +373,14 @@ def _run_fault(
             after = max(after, came - effect + 8.0)
     time.sleep(max(0.0, effect + after - time.monotonic()))
     return effect, late
+
+
+def _watch_long_enough(live: list[tuple[Watcher, float]], late: tuple[float, Watcher] | None) -> None:
+    """Wait until whoever watches has looked at the standstill for longer than patience lasts; on a quiet machine they have."""
+    watching = live + ([(late[1], late[0])] if late is not None else [])
+    deadline = time.monotonic() + BUSY_S
+    while any(watcher.watched_s(since) < STANDSTILL_S for watcher, since in watching) and time.monotonic() < deadline:
+        time.sleep(0.2)
 
 
 def _score(scenario: Scenario, recording: Recording, since: float, setting: str, baselines: Sequence[Diagnoser]) -> list[Result]:
