@@ -43,7 +43,7 @@ SLOW = {
     "garbage collection": Slow("pause:us=120000,every=3", 0.2),
     "slow copy to the device": Slow("slow_copy:rate=4e6"),
     "slow communication kernels": Slow("slow_link:us=4000"),
-    # At random: a third of the iterations, of 30 ms each, may go by without one. Fewer than a quarter hit is one run in a thousand.
+    # At random: a third of the iterations, of 30 ms each, go by without one; fewer than a quarter hit is one run in a thousand.
     "proxy that sleeps at random": Slow("slow_proxy:us=100000,every_us=25000", 0.25),
 }
 JOB = ("--tp", "2", "--micro-batches", "2", "--layers", "1", "--forward-us", "4000", "--gradients", "65536", "--input", "262144")
