@@ -21,6 +21,8 @@ __all__ = ["Flow", "FlowState", "FlowWatch", "owners_by_key"]
 STALL_NS = 500_000_000
 STALL_FACTOR = 20
 """A stall is also this many times the usual longest gap between completions, where that is more than 500 ms."""
+STALL_MOST_NS = 10_000_000_000
+"""Whatever was usual: after gaps of seconds (retransmissions) a wire that is dead would pass for a slow one for minutes."""
 SLOW_SHARE = 0.2
 LEARNING = 8
 """Loaded looks at a flow before its throughput is judged."""
@@ -154,7 +156,7 @@ class FlowWatch:
         oldest = account.oldest_pending_ns if exact else None
         if oldest is not None:
             waited = now_ns - max(oldest, account.last_completion_ns)
-            limit = max(STALL_NS, STALL_FACTOR * past.longest_gap_ns)
+            limit = min(max(STALL_NS, STALL_FACTOR * past.longest_gap_ns), STALL_MOST_NS)
             if waited > limit:
                 return (
                     FlowState.STALLED,
