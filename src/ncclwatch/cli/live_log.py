@@ -39,7 +39,7 @@ class LogSurface:
 
     def attached(self, session: Session) -> None:
         """Say what is watched."""
-        infos = sorted(session.infos, key=labels.sort_key)
+        infos = session.infos
         known = [window.rank for window in session.windows if window.rank is not None]
         ranks = f", ranks {ranges(known)}" if known else ""
         versions = sorted({labels.version(info) for info in infos})

@@ -70,7 +70,7 @@ FUNCTIONS: dict[int, Function] = {
     events.Function.DEV_COMM_DESTROY: Function("DevCommDestroy"),
 }
 
-_TYPES = (
+TYPES = (
     ("int8", 1), ("uint8", 1), ("int32", 4), ("uint32", 4), ("int64", 8), ("uint64", 8),
     ("float16", 2), ("float32", 4), ("float64", 8), ("bfloat16", 2), ("float8e4m3", 1), ("float8e5m2", 1),
 )  # fmt: skip
@@ -84,7 +84,7 @@ def function(number: int) -> Function:
 
 def type_name(datatype: int) -> str:
     """``float32``; one that a newer NCCL knows and we do not keeps its number as name."""
-    return _TYPES[datatype][0] if 0 <= datatype < len(_TYPES) else f"type {datatype}"
+    return TYPES[datatype][0] if 0 <= datatype < len(TYPES) else f"type {datatype}"
 
 
 def algorithm_bytes(number: int, count: int, datatype: int, nranks: int) -> int | None:
@@ -92,9 +92,9 @@ def algorithm_bytes(number: int, count: int, datatype: int, nranks: int) -> int 
     meaning = function(number).data
     if meaning is Bytes.NONE:
         return 0
-    if not 0 <= datatype < len(_TYPES):
+    if not 0 <= datatype < len(TYPES):
         return None
-    total = count * _TYPES[datatype][1]
+    total = count * TYPES[datatype][1]
     if meaning is Bytes.COUNT:
         return total
     return total * nranks if nranks > 0 else None

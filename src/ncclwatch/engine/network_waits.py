@@ -124,6 +124,13 @@ class NetworkReader:
             lost = why is Why.LEFT_BEHIND
             self._wait(chosen[~sends], Why.IN_NETWORK if lost else why, link=lost)
 
+    def _with_other_end(self, direction: Direction, rows: Column, steps: Column) -> tuple[Column, Column, Column]:
+        """Rows whose other end is open at a step, that end, and the step; what the others wait for is said."""
+        other, seen = self.transfers.covering(direction, rows, steps), self.transfers.peer_index[rows] >= 0
+        self._without(rows, steps, other, seen)
+        found = seen & (other >= 0)
+        return rows[found], other[found], steps[found]
+
     # --- network, sending side -------------------------------------------------------------------------------------
 
     def _look_at_senders(self, rows: Column) -> None:
@@ -189,10 +196,7 @@ class NetworkReader:
     def _produced_not_sent(self, rows: Column) -> None:
         t = self.transfers
         steps = t.base[rows] + t.transmitted[rows]
-        other, seen = t.covering(Direction.RECV, rows, steps), t.peer_index[rows] >= 0
-        self._without(rows, steps, other, seen)
-        found = seen & (other >= 0)
-        rows, other, steps = rows[found], other[found], steps[found]
+        rows, other, steps = self._with_other_end(Direction.RECV, rows, steps)
         no_buffer = t.base[other] + t.posted[other] <= steps
         self._wait(rows[no_buffer], Why.NO_BUFFER, other[no_buffer])
         self._wait(rows[~no_buffer], Why.NO_CREDIT, other[~no_buffer], link=True)
@@ -226,10 +230,7 @@ class NetworkReader:
     def _starving(self, rows: Column) -> None:
         t = self.transfers
         steps = t.base[rows] + t.received[rows]
-        other, seen = t.covering(Direction.SEND, rows, steps), t.peer_index[rows] >= 0
-        self._without(rows, steps, other, seen)
-        found = seen & (other >= 0)
-        rows, other, steps = rows[found], other[found], steps[found]
+        rows, other, steps = self._with_other_end(Direction.SEND, rows, steps)
         sent = t.base[other] + t.transmitted[other] > steps
         self._wait(rows[sent], Why.IN_NETWORK, other[sent], link=True)
         ready = ~sent & (t.produced[other] != UNKNOWN) & (t.base[other] + t.produced[other] > steps)

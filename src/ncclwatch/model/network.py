@@ -144,8 +144,27 @@ def nic_label(name: str, namespace: int) -> str:
     return f"{name} (netns {namespace})" if namespace else name
 
 
+class _OfNic:
+    """What is said of one NIC: by host, network namespace and name it is told from all others."""
+
+    __slots__ = ()
+    host: str
+    name: str
+    namespace: int
+
+    @property
+    def key(self) -> NicKey:
+        """What no other NIC has."""
+        return self.host, self.namespace, self.name
+
+    @property
+    def label(self) -> str:
+        """Its name for people."""
+        return nic_label(self.name, self.namespace)
+
+
 @dataclass(frozen=True, slots=True)
-class NicRecord:
+class NicRecord(_OfNic):
     """A NIC at one look. ``name`` is the network device, or ``device:port`` of an RDMA port; ``kind`` is ``netdev`` or ``rdma``.
 
     ``up`` is false where it can carry no traffic; ``state`` says it in the kernel's words. ``rate_gbps`` is the speed of the
@@ -175,19 +194,9 @@ class NicRecord:
         """Whether it is down or counted errors."""
         return not self.up or bool(self.errors)
 
-    @property
-    def key(self) -> NicKey:
-        """What no other NIC has."""
-        return self.host, self.namespace, self.name
-
-    @property
-    def label(self) -> str:
-        """Its name for people."""
-        return nic_label(self.name, self.namespace)
-
 
 @dataclass(frozen=True, slots=True)
-class LinkChange:
+class LinkChange(_OfNic):
     """A link went up or down; ``time_ns`` and ``wall_ns`` are of the moment the kernel's message was read. ``namespace`` as in
     :class:`NicRecord`.
     """
@@ -199,16 +208,6 @@ class LinkChange:
     time_ns: int
     wall_ns: int
     namespace: int = 0
-
-    @property
-    def key(self) -> NicKey:
-        """That of its NIC."""
-        return self.host, self.namespace, self.name
-
-    @property
-    def label(self) -> str:
-        """Its name for people."""
-        return nic_label(self.name, self.namespace)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.collect.functions import TYPES
 from ncclwatch.model.events import Function
 
 SPECIMENS = 128
@@ -44,8 +45,8 @@ THREADS = 1024
 STUCK_GROUP = 4096
 """A group call with that many operations has lost its GroupEnd."""
 
-ELEMENT_BYTES = np.array([1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1], np.int64)
-"""By ``ncclDataType_t`` (nccl.h): int8, uint8, int32, uint32, int64, uint64, half, float, double, bfloat16, float8 twice."""
+ELEMENT_BYTES = np.array([size for _, size in TYPES], np.int64)
+"""By ``ncclDataType_t``."""
 
 
 def chosen_specimens(ranks: Sequence[int]) -> list[int]:
