@@ -28,7 +28,7 @@ from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.simulate.layout import groups, node_of
 from ncclwatch.simulate.records import RecordSet
-from ncclwatch.simulate.scenario import PROGRAM_FAULTS, ROLES, Expectation, FaultKind, Scenario, ScoreClass
+from ncclwatch.simulate.scenario import PROGRAM_FAULTS, ROLES, Expectation, Fault, FaultKind, Scenario, ScoreClass
 from ncclwatch.simulate.testbed import ON_A_LINK, as_testbed_runs, fitted, plan
 from ncclwatch.store.recorder import Recorder
 from ncclwatch.store.replay import Recordings
@@ -47,6 +47,10 @@ POST_HANG_AFTER_S = 5.0
 START_S = 150.0
 """Longest time until a fault begins: sixteen ranks on two cores that others load take long to create their communicators."""
 CLEAN_S = 30.0
+SLOW_BY_THEMSELVES = frozenset(
+    {FaultKind.SLOW_GPU, FaultKind.CPU_LIMIT, FaultKind.SLOW_LOADER, FaultKind.GC_PAUSE, FaultKind.PROXY_SLEEP}
+)
+"""Faults of one rank that could be any rank's."""
 
 
 class Transport(StrEnum):
@@ -129,7 +133,7 @@ def obstacle(scenario: Scenario, nccl: str, transport: Transport) -> str:
 
 def vary(scenario: Scenario, seed: int, number: int) -> Scenario:
     """The scenario of a try: the first as the file has it, later ones at another moment, and a rank that is stopped from outside
-    is another one.
+    or slow by itself is another one.
     """
     if number == 0:
         return scenario
@@ -145,9 +149,17 @@ def vary(scenario: Scenario, seed: int, number: int) -> Scenario:
                 ranks[fault.rank] = chance.choice(free)
         elif iteration is not None and scenario.workload.iterations > iteration + 5:
             iteration += chance.randrange(4)
+        if fault.kind in SLOW_BY_THEMSELVES and _says_rank_alone(scenario, fault):
+            ranks[fault.rank] = chance.randrange(scenario.layout.world)
         faults.append(replace(fault, start_s=start_s, iteration=iteration, rank=ranks.get(fault.rank, fault.rank)))
     expect = replace(scenario.expect, ranks=tuple(ranks.get(r, r) for r in scenario.expect.ranks))
     return replace(scenario, faults=tuple(faults), expect=expect)
+
+
+def _says_rank_alone(scenario: Scenario, fault: Fault) -> bool:
+    """Whether the one fault is expected at its rank and nothing else depends on which rank that is."""
+    expect = scenario.expect
+    return scenario.faults == (fault,) and expect.ranks == (fault.rank,) and not (expect.also or expect.stage or expect.link)
 
 
 # --- what is recorded ----------------------------------------------------------------------------------------------------

@@ -77,6 +77,15 @@ def test_tries_vary_by_their_number_and_the_seed_and_the_first_is_the_file() -> 
     assert len({other.faults[0].start_s for other in later}) == len(later)
 
 
+def test_a_slow_rank_is_another_one_in_each_try() -> None:
+    for name in ("gpu", "cpu-limit", "loader", "proxy-sleeps", "garbage-collection"):
+        tries = [vary(CATALOGUE[f"quick-slow-{name}"], 1, number) for number in range(20)]
+        assert {other.faults[0].rank for other in tries} == {0, 1, 2, 3}
+        assert all(other.expect.ranks == (other.faults[0].rank,) for other in tries)
+    part_of_a_host = CATALOGUE["s3-one-bad-host"]
+    assert vary(part_of_a_host, 1, 3).expect == part_of_a_host.expect
+
+
 def test_two_ranks_that_are_stopped_stay_two() -> None:
     for number in range(1, 20):
         other = vary(CATALOGUE["quick-two-stopped"], 3, number)
