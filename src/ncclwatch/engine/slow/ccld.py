@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.slow.baselines import Ccld, CcldResult
 from ncclwatch.engine.slow.looks import StageOf
-from ncclwatch.engine.slow.rounds import HOST, Round, Rounds
+from ncclwatch.engine.slow.rounds import HOST, Round, Rounds, numbering
 from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.engine.topology.model import Topology
 from ncclwatch.model.identity import ProcessKey
@@ -47,6 +47,16 @@ class _GroupWatch:
 class _JobRounds:
     rounds: Rounds = field(default_factory=Rounds)
     groups: dict[int, _GroupWatch] = field(default_factory=dict)
+    numbered: tuple[tuple[int, ProcessKey], ...] = ()
+
+    def number(self, job: Job) -> None:
+        """Forget rounds that number the processes in another way; what was learned stays."""
+        numbered = numbering(job)
+        if numbered != self.numbered:
+            self.numbered, self.rounds = numbered, Rounds()
+            for watch in self.groups.values():
+                watch.window.clear()
+                watch.found = None
 
 
 class CcldWatch(SlowWatch):
@@ -67,6 +77,7 @@ class CcldWatch(SlowWatch):
         known = next((self._rounds[key] for key in keys if key in self._rounds), None)
         if known is None:
             known = self._rounds.setdefault(keys[0], _JobRounds())
+        known.number(job)
         cadences = [self.cadences.find(member.info.host, member.info.pid) for member in job.members]
         for done in known.rounds.take(job, cadences):
             self._take(known, done)

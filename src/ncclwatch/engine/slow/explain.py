@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ncclwatch.engine.job import Group, Job
+from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.slow.classify import cause, classify, works_slower
 from ncclwatch.engine.slow.cost import costs
 from ncclwatch.engine.slow.findings import LOOKS, Finding, Kind
@@ -31,27 +32,36 @@ NEXT_STEPS = {
 }
 
 
+def holds(job: Job, judgement: Judgement) -> bool:
+    """Whether all who are blamed are still there."""
+    present = {member.info.key for member in job.members}
+    return all(judgement.profile.processes[at] in present for finding in judgement.findings for at in finding.members)
+
+
 def verdict(job: Job, judgement: Judgement, topology: Topology | None = None) -> Verdict:
-    """The verdict of a judgement with at least one finding."""
+    """The verdict of a judgement with at least one finding, which ``holds``."""
     findings = judgement.findings
+    # Processes come and go: a judgement knows them by what they are, not by where they stand in a list.
+    by_key = {member.info.key: member for member in job.members}
+    members = {at: by_key[key] for at, key in enumerate(judgement.profile.processes) if key in by_key}
     kind = classify(judgement)
     culprits: list[Culprit] = []
     for finding in findings:
-        for culprit in _culprits(job, judgement, finding, topology):
+        for culprit in _culprits(job, members, judgement, finding, topology):
             if culprit.pid is None or not any(other.is_at(culprit.host, culprit.pid, culprit.rank) for other in culprits):
                 culprits.append(culprit)
     link = next((f for f in findings if f.kind is Kind.LINK), None)
     group = _group(job, judgement, link or findings[0])
     named = places(culprits)
     victims = sorted(
-        member.rank for at, member in enumerate(job.members)
+        member.rank for at, member in members.items()
         if member.rank is not None
         and not stands_in(named, member.info.host, member.info.pid, member.rank)
         and judgement.profile.waits[at] > 0.1
     )  # fmt: skip
     return Verdict(
         verdict_class=kind,
-        summary=_summary(kind, judgement, culprits, findings),
+        summary=_summary(kind, members, judgement),
         culprits=tuple(culprits),
         victims=tuple(victims),
         # Where others happen to wait most changes from look to look; only a link belongs to one communicator.
@@ -61,19 +71,21 @@ def verdict(job: Job, judgement: Judgement, topology: Topology | None = None) ->
         since=judgement.since,
         time=max(member.last.wall_ns for member in job.members) / 1e9,
         confidence=_confidence(judgement),
-        evidence=_evidence(job, judgement, topology),
+        evidence=_evidence(members, judgement),
         unobserved=_unobserved(job, judgement),
-        next_steps=_next_steps(culprits, findings),
+        next_steps=_next_steps(members, findings),
         planes=("state", *(("calls",) if judgement.iteration_s is not None else ()), *(("device",) if judgement.timed else ())),
     )
 
 
-def _culprits(job: Job, judgement: Judgement, finding: Finding, topology: Topology | None) -> list[Culprit]:
+def _culprits(
+    job: Job, members: Mapping[int, Member], judgement: Judgement, finding: Finding, topology: Topology | None
+) -> list[Culprit]:  # fmt: skip
     group = _group(job, judgement, finding)
     reason = str(finding.kind) + (f": {why}" if (why := cause(judgement, finding)) else "")
     result = []
     for at in finding.members:
-        member = job.members[at]
+        member = members[at]
         own = next(
             (c for c in member.last.communicators if group and group.rank_of(member) == c.rank and c.hash == group.hash), None
         )
@@ -188,14 +200,14 @@ def _pass(judgement: Judgement, finding: Finding) -> str:
     return ""
 
 
-def _summary(kind: VerdictClass, judgement: Judgement, culprits: list[Culprit], findings: list[Finding]) -> str:
-    slow = judgement.slow
+def _summary(kind: VerdictClass, members: Mapping[int, Member], judgement: Judgement) -> str:
+    slow, findings = judgement.slow, judgement.findings
     parts = []
     every = costs(findings, slow, judgement.iteration_s)
     for finding, cost in zip(findings[:3], every, strict=False):
-        ranks = [c for c in culprits if any(judgement.profile.processes[m].pid == c.pid for m in finding.members)]
-        names = ", ".join(f"rank {c.rank}" if c.rank is not None else f"pid {c.pid} on {c.host}" for c in ranks)
-        if finding.link is not None and len(ranks) == 2:
+        blamed = [members[at] for at in finding.members]
+        names = ", ".join(f"rank {m.rank}" if m.rank is not None else f"pid {m.info.pid} on {m.info.host}" for m in blamed)
+        if finding.link is not None and len(blamed) == 2:
             names = f"the link from {names.replace(', ', ' to ')}"
         # With one culprit the loss says it all.
         price = f", {cost.text()}" if cost is not None and (slow is None or len(findings) > 1) else ""
@@ -207,7 +219,7 @@ def _summary(kind: VerdictClass, judgement: Judgement, culprits: list[Culprit], 
     return f"{WORDS[kind]}: the others wait for {'; '.join(parts)}; {pace}"
 
 
-def _evidence(job: Job, judgement: Judgement, topology: Topology | None) -> tuple[str, ...]:
+def _evidence(members: Mapping[int, Member], judgement: Judgement) -> tuple[str, ...]:
     profile, slow = judgement.profile, judgement.slow
     lines: list[str] = []
     if slow is not None:
@@ -217,20 +229,18 @@ def _evidence(job: Job, judgement: Judgement, topology: Topology | None) -> tupl
         )
     every = costs(judgement.findings, slow, judgement.iteration_s)
     for finding, price in zip(judgement.findings, every, strict=True):
-        names = ", ".join(job.members[at].label for at in finding.members)
+        names = ", ".join(members[at].label for at in finding.members)
         usual = "" if math.isnan(finding.reference) else f" (equal ranks: {finding.reference:.0%})"
-        what = (
-            f"link {' → '.join(job.members[at].label for at in finding.members)}" if finding.link else f"{names}: {finding.kind}"
-        )
+        what = f"link {' → '.join(members[at].label for at in finding.members)}" if finding.link else f"{names}: {finding.kind}"
         lines.append(
             f"{what} holds the job up for {finding.share:.0%} of all ranks' time{usual}, in {finding.looks} of "
             f"{profile.looks} looks" + (f"; it {price.text()}" if price is not None else "")
         )
         if finding.kind.computes:
             for at in finding.members[:4]:
-                name, busy, waits = job.members[at].label, profile.busy[at], profile.waits[at]
+                name, busy, waits = members[at].label, profile.busy[at], profile.waits[at]
                 lines.append(f"{name} works in {busy:.0%} of the looks and waits for others in {waits:.0%}")
-                if (start := judgement.starts.get(job.members[at].index)) is not None:
+                if (start := judgement.starts.get(members[at].info.key)) is not None:
                     lines.append(f"{name}: {start.text()}")
                 factor, extra = judgement.factors[at], judgement.extras[at]
                 if not math.isnan(factor):
@@ -264,10 +274,10 @@ def _confidence(judgement: Judgement) -> float:
     return round(min(0.95, base + 0.03 * looks), 2)
 
 
-def _next_steps(culprits: list[Culprit], findings: list[Finding]) -> tuple[str, ...]:
-    steps = []
+def _next_steps(members: Mapping[int, Member], findings: Sequence[Finding]) -> tuple[str, ...]:
+    steps: list[str] = []
     for finding in findings:
-        first = culprits[0] if culprits else None
+        first = members[finding.members[0]].info if finding.members else None
         text = NEXT_STEPS[finding.kind].format(host=first.host if first else "its host", pid=first.pid if first else "PID")
         if text not in steps:
             steps.append(text)

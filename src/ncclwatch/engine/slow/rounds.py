@@ -16,6 +16,7 @@ import numpy as np
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.slow.cadence import Cadence
 from ncclwatch.model.device import DeviceCommunicator, DeviceOperation, KernelState
+from ncclwatch.model.identity import ProcessKey
 
 KEPT_ROUNDS = 512
 """Rounds a communicator that are kept while not all ranks have told."""
@@ -35,6 +36,11 @@ class Round:
     time: float
     durations: dict[int, float]
     begins: dict[int, float]
+
+
+def numbering(job: Job) -> tuple[tuple[int, ProcessKey], ...]:
+    """The numbers by which rounds know the processes of a job: where it changes, rounds before and after are not comparable."""
+    return tuple((member.index, member.info.key) for member in job.members)
 
 
 @dataclass(slots=True)

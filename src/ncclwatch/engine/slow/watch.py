@@ -22,6 +22,7 @@ from ncclwatch.engine.slow.lateness import Lateness, measure
 from ncclwatch.engine.slow.looks import Look, StageOf, take_look
 from ncclwatch.engine.slow.moments import near
 from ncclwatch.engine.slow.profile import Profile, Shares, add_up
+from ncclwatch.engine.slow.rounds import numbering
 from ncclwatch.engine.slow.windows import IterationWatch, SlowDown
 from ncclwatch.engine.topology.model import Topology
 from ncclwatch.model.identity import ProcessKey
@@ -53,8 +54,8 @@ class Judgement:
     iteration_s: float | None
     factors: Shares
     extras: Shares
-    starts: dict[int, Start] = field(default_factory=dict)
-    """By index of the member: whose GPU comes to collectives late."""
+    starts: dict[ProcessKey, Start] = field(default_factory=dict)
+    """Whose GPU comes to collectives late."""
     timed: bool = False
     """Whether GPUs tell when they begin and end operations."""
     clocks: str = ""
@@ -84,6 +85,8 @@ class _JobWatch:
     """Wall time."""
     standing: Judgement | None = None
     gpus: GpuTimes = field(default_factory=GpuTimes)
+    numbered: tuple[tuple[int, ProcessKey], ...] = ()
+    """The members, as the rounds of ``gpus`` number them."""
 
 
 class SlowWatch:
@@ -116,6 +119,9 @@ class SlowWatch:
         watch.rounds += 1
         self._follow_iterations(job, watch)
         if len(job.members) <= CHEAP_RANKS:
+            numbered = numbering(job)
+            if numbered != watch.numbered:
+                watch.gpus, watch.numbered = GpuTimes(), numbered
             watch.gpus.take(job)
         every = -(-len(job.members) // CHEAP_RANKS)
         slow = watch.iterations.slow_down()
@@ -129,6 +135,8 @@ class SlowWatch:
             watch.looks.extend(watch.pending)
             watch.pending.clear()
             self._judge(job, watch, slow, topology)
+        if watch.standing is not None and not explain.holds(job, watch.standing):
+            watch.standing = None
         return verdict if watch.standing is None else explain.verdict(job, watch.standing, topology)
 
     def forget(self, present: Collection[ProcessKey]) -> None:
@@ -226,9 +234,11 @@ class SlowWatch:
             watch.missing = 0
             stands_since = watch.standing.since if watch.standing is not None else since
             gpus = watch.gpus
+            starts = gpus.starts(since)
+            late = {member.info.key: starts[member.index] for member in job.members if member.index in starts}
             watch.standing = Judgement(
                 findings, profile, context, slow, stands_since, duration, factors, extras,
-                gpus.starts(since), bool(gpus.kept), gpus.clocks_text(job),
+                late, bool(gpus.kept), gpus.clocks_text(job),
             )  # fmt: skip
         elif watch.standing is not None:
             watch.missing += 1

@@ -1,0 +1,72 @@
+"""Verdicts of slowness name ranks by what they are: equal pids on two hosts, several ranks of a process, processes that end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from ncclwatch.engine.job import Job, assemble
+from ncclwatch.engine.slow.explain import holds, verdict
+from ncclwatch.engine.slow.findings import Context, Finding, Kind
+from ncclwatch.engine.slow.looks import LinkPlace
+from ncclwatch.engine.slow.profile import add_up
+from ncclwatch.engine.slow.watch import Judgement
+from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.state import ProcessSample
+from unit.synthetic import WORLD, Rank, communicator
+
+HOSTS = ("red", "red", "blue", "blue")
+
+
+def samples() -> list[list[ProcessSample]]:
+    """Two hosts with the same pid, and on each a process that drives two GPUs."""
+    ranks = len(HOSTS)
+    return [
+        [
+            replace(s, process=replace(s.process, key=ProcessKey("boot-" + HOSTS[rank], 700, 5, "ab" * 20, part=rank % 2)))
+            for s in Rank(rank, ranks, (communicator(rank, ranks),), host=HOSTS[rank]).looks()
+        ]
+        for rank in range(ranks)
+    ]
+
+
+def job_of(processes: list[list[ProcessSample]]) -> Job:
+    (job,) = assemble(processes)
+    return job
+
+
+def judgement(job: Job, *findings: Finding) -> Judgement:
+    size = len(job.members)
+    unknown = np.full(size, np.nan)
+    context = Context(np.zeros(size, np.int64), np.zeros(size, np.int64), unknown, None)
+    profile = add_up([], [member.info.key for member in job.members])
+    return Judgement(list(findings), profile, context, None, 0.0, 1.0, unknown, unknown)
+
+
+def test_equal_pids_of_two_hosts_and_ranks_of_one_process_are_told_apart() -> None:
+    job = job_of(samples())
+    slow = (Finding(Kind.COMPUTE, (1,), 0.4, 9, 0.0), Finding(Kind.PROXY, (2,), 0.3, 9, 0.0))
+    said = verdict(job, judgement(job, *slow))
+    assert [(c.rank, c.host, c.pid) for c in said.culprits] == [(1, "red", 700), (2, "blue", 700)]
+    assert "rank 1 (computation" in said.summary and "rank 2 (proxy" in said.summary
+    assert "rank 0" not in said.summary and "rank 3" not in said.summary
+    assert [step.partition(":")[0] for step in said.next_steps] == ["on red", "on blue"]
+
+
+def test_a_link_is_told_in_its_direction_whoever_was_named_before() -> None:
+    job = job_of(samples())
+    place = LinkPlace(WORLD, WORLD, 4, 3, 1, job.members[3].info.key, job.members[1].info.key)
+    slow = (Finding(Kind.COMPUTE, (1,), 0.4, 9, 0.0), Finding(Kind.LINK, (3, 1), 0.3, 9, 0.0, place))
+    assert "the link from rank 3 to rank 1" in verdict(job, judgement(job, *slow)).summary
+
+
+def test_what_was_judged_of_a_process_stays_with_it_when_others_end() -> None:
+    everybody = samples()
+    judged = judgement(job_of(everybody), Finding(Kind.COMPUTE, (2,), 0.4, 9, 0.0))
+    later = job_of([everybody[0], everybody[3], everybody[2]])
+    assert holds(later, judged)
+    said = verdict(later, judged)
+    assert [c.rank for c in said.culprits] == [2] and "rank 2" in said.summary
+    assert any("rank 2" in line for line in said.evidence) and not any("rank 3" in line for line in said.evidence)
+    assert not holds(job_of(everybody[:2]), judged), "who has ended holds nobody up"
