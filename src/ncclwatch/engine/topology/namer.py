@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.engine.topology.answers import as_stage, by_role
+from ncclwatch.engine.topology.followed import Followed
 from ncclwatch.engine.topology.infer import infer
 from ncclwatch.engine.topology.jobmap import JobFacts, JobMap, from_samples
-from ncclwatch.engine.topology.model import Learned, Phase, Placed, Role, Stage, Step, Topology
-from ncclwatch.engine.topology.patterns import Encoding, encode, learn_patterns, pattern_of_ranks, tokens_of
+from ncclwatch.engine.topology.lookup import Lookup
+from ncclwatch.engine.topology.model import Learned, Placed, Role, Stage, Step
+from ncclwatch.engine.topology.patterns import encode, learn_patterns, pattern_of_ranks, tokens_of
 from ncclwatch.engine.topology.record import FUNCTIONS, Recorder, chosen_specimens
 from ncclwatch.engine.topology.specimen import POINT_TO_POINT, collapse
 from ncclwatch.engine.topology.tracker import Track, unique_tokens
-from ncclwatch.model.events import Flag, Function, Kind
+from ncclwatch.model.events import Function, Kind
 from ncclwatch.model.state import ProcessSample
 
 FIRST_LOOK = 24
@@ -27,54 +28,10 @@ GROWTH = 1.35
 SETTLED_GROWTH = 4.0
 STRAY = 0.3
 """Share of calls out of the pattern above which the pattern is learned anew."""
-BOUNDARIES = 256
 EARLY = 1_000_000
 """Records kept until the first samples say whose they are."""
 
 _GROUPS = (int(Function.GROUP_START), int(Function.GROUP_END))
-
-
-@dataclass(slots=True)
-class _Job:
-    """What is kept of one job besides its recorder."""
-
-    facts: JobFacts
-    learned: Learned
-    encoding: Encoding
-    tracks: dict[int, Track] = field(default_factory=dict)
-    """process → pointer"""
-    reference: int = -1
-    """The process whose iterations the others are counted by."""
-    boundaries: deque[int] = field(default_factory=lambda: deque(maxlen=BOUNDARIES))
-    """Times at which the reference began its latest iterations."""
-    phase: tuple[int, float] | None = None
-    """(time, iterations and part of one) of the reference's latest call"""
-
-    _exchange: NDArray[np.bool_] | None = None
-    _tracked: NDArray[np.bool_] | None = None
-
-    def exchange(self) -> NDArray[np.bool_]:
-        """Rows whose grouped sends and receives are one operation; the last stands for no row. Made once: batches are many."""
-        if self._exchange is None:
-            self._exchange = np.r_[self.encoding.all_to_all(), False]
-        return self._exchange
-
-    def tracked(self, processes: int) -> NDArray[np.bool_]:
-        """Which of that many processes have a pointer; one more for no process. Made once the pointers are there."""
-        if self._tracked is None or len(self._tracked) != processes + 1:
-            self._tracked = np.zeros(processes + 1, np.bool_)
-            self._tracked[list(self.tracks)] = True
-        return self._tracked
-
-    def expected_phase(self, time: int) -> float:
-        """Where the reference would be at a time by its own pace."""
-        if self.phase is None:
-            return 0.0
-        at, phase = self.phase
-        if len(self.boundaries) < 2:
-            return phase
-        span = (self.boundaries[-1] - self.boundaries[0]) / (len(self.boundaries) - 1)
-        return phase + (time - at) / max(span, 1.0)
 
 
 class StageNamer:
@@ -87,9 +44,9 @@ class StageNamer:
         self._map: JobMap | None = None
         self._known: set[tuple[str, int, int]] = set()
         self._recorder: Recorder | None = None
-        self._jobs: list[_Job] = []
+        self._jobs: list[Followed] = []
         self._next = 0
-        self._rows = _Lookup()
+        self._rows = Lookup()
         self._last_row: NDArray[np.int64] = np.zeros(0, np.int64)
         self._ranks: NDArray[np.int32] = np.zeros(0, np.int32)
         self._followed = self._strayed = 0
@@ -142,7 +99,7 @@ class StageNamer:
                 if process in processes:
                     rows[row] = self._map.rows.get((processes[process], address), -1)
             self._recorder.inherit(old, processes, rows)
-        self._rows = _Lookup(self._map)
+        self._rows = Lookup(self._map)
         self._last_row = np.full(len(places), -1, np.int64)
         self._ranks = np.array(self._map.rank, np.int32)
         self._jobs = []
@@ -198,7 +155,7 @@ class StageNamer:
         before = dict(enumerate(self._jobs))
         self._jobs = [self._learn_job(facts, before.get(number), newest) for number, facts in enumerate(self._map.jobs)]
 
-    def _learn_job(self, facts: JobFacts, before: _Job | None, newest: NDArray[np.int64]) -> _Job:
+    def _learn_job(self, facts: JobFacts, before: Followed | None, newest: NDArray[np.int64]) -> Followed:
         if self._map is None or self._recorder is None:
             raise RuntimeError("nothing is known of any process")
         inference = infer(self._map, facts, self._recorder)
@@ -213,7 +170,7 @@ class StageNamer:
             for track in before.tracks.values():
                 track.pattern = patterns[track.pattern.id]
             return before
-        job = _Job(facts, learned, encoding)
+        job = Followed(facts, learned, encoding)
         if not learned.confirmed:
             return job
         shared = {number: unique_tokens(pattern) for number, pattern in patterns.items()}
@@ -224,7 +181,7 @@ class StageNamer:
         self._replay(job, newest)
         return job
 
-    def _replay(self, job: _Job, newest: NDArray[np.int64]) -> None:
+    def _replay(self, job: Followed, newest: NDArray[np.int64]) -> None:
         """Let the pointers of the specimens run over what was recorded before the latest batch."""
         if self._recorder is None or self._map is None:
             return
@@ -237,7 +194,7 @@ class StageNamer:
             row = history["row"].astype(np.int64)
             columns = (history[name] for name in ("function", "count", "datatype", "peer"))
             tokens, _ = tokens_of(job.encoding, self._map, job.learned.topology, row, *columns)
-            self._follow(job, process, job.tracks[process], tokens, history["time_ns"])
+            job.follow(process, job.tracks[process], tokens, history["time_ns"])
 
     # --- places ------------------------------------------------------------------------------------------------------------
 
@@ -256,7 +213,7 @@ class StageNamer:
         self._last_row[process[last]] = row[last]
 
     def _place_job(
-        self, job: _Job, part: NDArray[Any], at: NDArray[np.int64], process: NDArray[np.int64], row: NDArray[np.int64]
+        self, job: Followed, part: NDArray[Any], at: NDArray[np.int64], process: NDArray[np.int64], row: NDArray[np.int64]
     ) -> tuple[NDArray[Any], ...]:
         if self._map is None:
             raise RuntimeError("nothing is known of any process")
@@ -290,33 +247,13 @@ class StageNamer:
         pieces.sort(key=lambda piece: piece[0] != job.reference)
         for number, piece in pieces:
             track = job.tracks[number]
-            results = self._follow(job, number, track, tokens[piece], own["time_ns"][piece])
+            results = job.follow(number, track, tokens[piece], own["time_ns"][piece])
             positions[piece], iterations[piece], exact[piece] = results
             patterns[piece] = track.pattern.id
         self._followed += len(positions)
         self._strayed += int(np.count_nonzero(positions < 0))
         rank = self._ranks[numbers]
         return at[operation], rank, patterns, positions, iterations, exact
-
-    def _follow(
-        self, job: _Job, process: int, track: Track, tokens: NDArray[np.uint64], times: NDArray[np.uint64]
-    ) -> tuple[NDArray[np.int32], NDArray[np.int64], NDArray[np.bool_]]:
-        positions, iterations, exact = track.follow(tokens)
-        if job.reference < 0 and track.placed:
-            job.reference = process
-        placed = np.flatnonzero(positions >= 0)
-        if not len(placed):
-            return positions, iterations, exact
-        latest = int(times[placed[-1]])
-        if process == job.reference:
-            for i in placed[positions[placed] == 0].tolist():
-                job.boundaries.append(int(times[i]))
-            job.phase = (latest, track.iteration + (track.position + 1) / len(track.pattern))
-        elif track.found_at >= 0 and job.phase is not None:
-            shift = round(job.expected_phase(latest) - track.iteration - (track.position + 1) / len(track.pattern))
-            track.iteration += shift
-            iterations[track.found_at :] += shift
-        return positions, iterations, exact
 
     # --- asking ------------------------------------------------------------------------------------------------------------
 
@@ -346,12 +283,12 @@ class StageNamer:
         role = list(Role)[int(job.encoding.role[row])] if row >= 0 else Role.UNSURE
         at = self._step(track, row, role, calls_ago) if track is not None and track.position >= 0 else None
         if at is None or track is None:
-            return (0, _by_role(role, topology, rank)) if row >= 0 and role not in (Role.UNSURE, Role.UNUSED) else None
+            return (0, by_role(role, topology, rank)) if row >= 0 and role not in (Role.UNSURE, Role.UNUSED) else None
         step = track.pattern.steps[at % len(track.pattern)]
         confidence = step.confidence * track.pattern.confidence * (1.0 if track.exact else 0.6)
-        return track.position - at, _as_stage(step, topology, rank, round(confidence, 3), certain=track.exact)
+        return track.position - at, as_stage(step, topology, rank, round(confidence, 3), certain=track.exact)
 
-    def _find(self, host: str, pid: int, comm: int) -> tuple[int, _Job, int] | None:
+    def _find(self, host: str, pid: int, comm: int) -> tuple[int, Followed, int] | None:
         if self._map is None:
             return None
         process = self._map.find(host, pid)
@@ -386,39 +323,6 @@ class StageNamer:
         return None
 
 
-class _Lookup:
-    """(pid, communicator) of call records → process and row, vectorised."""
-
-    def __init__(self, jobmap: JobMap | None = None) -> None:
-        self._map = jobmap
-        rows = list(jobmap.rows.items()) if jobmap is not None else []
-        keys = np.array([process for (process, _), _ in rows], np.uint64), np.array([a for (_, a), _ in rows], np.uint64)
-        hashed = _hash(*keys)
-        order = np.argsort(hashed)
-        self._keys, self._rows = hashed[order], np.array([row for _, row in rows], np.int64)[order]
-
-    def find(self, events: NDArray[Any], host: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Process and row of each record, −1 where unknown."""
-        if self._map is None:
-            nothing = np.full(len(events), -1, np.int64)
-            return nothing, nothing
-        pids, inverse = np.unique(events["pid"], return_inverse=True)
-        process = np.array([self._map.find(host, pid) for pid in pids.tolist()], np.int64)[inverse]
-        row = np.full(len(events), -1, np.int64)
-        if len(self._keys):
-            wanted = _hash(process.astype(np.uint64), events["comm"].astype(np.uint64))
-            place = np.minimum(np.searchsorted(self._keys, wanted), len(self._keys) - 1)
-            hit = (self._keys[place] == wanted) & (process >= 0) & ((events["flags"] & np.uint16(Flag.COMM_READ)) != 0)
-            row[hit] = self._rows[place[hit]]
-        return process, row
-
-
-def _hash(process: NDArray[np.uint64], address: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    with np.errstate(over="ignore"):
-        mixed: NDArray[np.uint64] = (address ^ (process * np.uint64(0x9E3779B97F4A7C15))) * np.uint64(0xBF58476D1CE4E5B9)
-    return mixed
-
-
 def _nothing_columns() -> tuple[NDArray[Any], ...]:
     wide, narrow = np.zeros(0, np.int64), np.zeros(0, np.int32)
     return wide, narrow, narrow, narrow, wide, np.zeros(0, np.bool_)
@@ -434,36 +338,4 @@ def _same(one: Learned, other: Learned) -> bool:
         one.pattern_of == other.pattern_of
         and one.topology.groups == other.topology.groups
         and all(np.array_equal(one.patterns[n].tokens, p.tokens) for n, p in other.patterns.items())
-    )
-
-
-def _where(topology: Topology, rank: int) -> tuple[int, int]:
-    if not 0 <= rank < topology.world:
-        return -1, -1
-    stages, width = int(topology.stage.max(initial=-1)) + 1, int(topology.tensor_index.max(initial=-1)) + 1
-    return (int(topology.stage[rank]) if stages > 1 else -1), (int(topology.tensor_index[rank]) if width > 1 else -1)
-
-
-def _by_role(role: Role, topology: Topology, rank: int) -> Stage:
-    stage, tensor = _where(topology, rank)
-    phase = Phase.OPTIMIZER if role in (Role.DATA, Role.MODEL, Role.EXPERT_DATA, Role.EMBEDDING) else Phase.EITHER
-    return Stage(phase=phase, pipeline_stage=stage, tensor_index=tensor, role=role, confidence=0.4)
-
-
-def _as_stage(step: Step, topology: Topology, rank: int, confidence: float, *, certain: bool) -> Stage:
-    stage, tensor = _where(topology, rank)
-    known = step.function in Function._value2member_map_
-    name = Function(step.function).name.title().replace("_", "") if known else ""
-    return Stage(
-        # After a gap the place may be some calls off: then only what the operation itself shows is said.
-        phase=step.phase if certain or step.phase is Phase.OPTIMIZER or step.towards else Phase.EITHER,
-        micro_batch=step.micro_batch if certain else -1,
-        chunk=step.chunk if certain else -1,
-        pipeline_stage=stage,
-        tensor_index=tensor,
-        role=step.role,
-        function="AllToAll" if step.function == Function.ALL_TO_ALL else name,
-        layer=step.layer if certain else -1,
-        towards=step.towards,
-        confidence=confidence,
     )
