@@ -159,6 +159,24 @@ def test_a_session_attaches_what_its_nodes_say() -> None:
             assert accuses
 
 
+def test_a_session_blames_the_port_that_went_down_with_the_job() -> None:
+    """Nothing of the cut link is left in memory: the waits end at rank 2, the host says that rank 3's port is down."""
+    ranks = frozen_ring(2, run_state="S")
+    ranks[2].operations = ()
+    for rank in ranks:
+        rank.host = "node0"
+    series = [rank.looks(10) for rank in ranks]
+    session = DiagnosisSession()
+    for batch in node_batches([list(looks) for looks in zip(*series, strict=True)]):
+        batch.network = NetworkLook((replace(NIC, host="node0", up=False, state="no carrier", used_by=(3,)),))
+        session.feed(batch)
+        told = session.judge(batch.time_ns).told
+    assert session.verdict is not None and session.verdict.verdict_class is VerdictClass.HARDWARE
+    assert [culprit.rank for culprit in session.verdict.culprits] == [3]
+    assert sum("eth0 on node0 is down" in line for line in session.verdict.evidence) == 1
+    assert not told, "it was told when it began to stand"
+
+
 def test_what_is_seen_of_the_network_travels_with_a_batch() -> None:
     nic = replace(NIC, kind="rdma", errors={"packet_seq_err": 3}, rate_gbps=200.0, send_rate=1.5, receive_rate=2.5)
     flow = FlowRecord(

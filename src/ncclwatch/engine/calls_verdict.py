@@ -16,6 +16,9 @@ from ncclwatch.engine.ledger import Ledger, Signature
 from ncclwatch.model.events import Function
 from ncclwatch.model.verdict import Culprit, OperationRef, Verdict, VerdictClass
 
+ASKED_OF_THE_BEHIND = 64
+"""So many of the ranks that have not called an operation are asked whether they wait in an earlier one: one is enough."""
+
 
 def judge_calls(
     job: Job,
@@ -35,6 +38,8 @@ def judge_calls(
     evidence: list[str] = []
     for number, finding in findings.items():
         group = job.groups[number]
+        if before_is_open(group, finding, waits):
+            continue
         for rank in finding.behind:
             member = group.holder(rank)
             if member is None or member.index in blocked or explain.names(culprits, member):
@@ -63,7 +68,7 @@ def add_call_waits(job: Job, findings: Mapping[int, CallsFinding], waits: Waits)
         group = job.groups[number]
         behind = [member for rank in finding.behind if (member := group.holder(rank)) is not None]
         waiting = [m for rank in finding.waiting if (m := group.holder(rank)) is not None and m.index not in seen]
-        if not behind or not waiting:
+        if not behind or not waiting or before_is_open(group, finding, waits):
             continue
         # One wait for each is enough to follow: everybody waits, and everybody behind is waited for.
         pairs = [(waiter, behind[0]) for waiter in waiting] + [(waiting[0], other) for other in behind[1:]]
@@ -76,6 +81,21 @@ def add_call_waits(job: Job, findings: Mapping[int, CallsFinding], waits: Waits)
             )
         added = True
     return added
+
+
+def before_is_open(group: Group, finding: CallsFinding, waits: Waits) -> bool:
+    """Whether ranks that have not called the operation are still seen waiting in an earlier one of the same communicator.
+
+    Then it is that one which holds the group up, and the others that have not called may stand in it unseen: not having called
+    says nothing against them. (A link cut below an operation that a few ranks had already finished looks like this.)
+    """
+    behind = {member.index for rank in finding.behind if (member := group.holder(rank)) is not None}
+    some = sorted(behind & waits.waiting())[:ASKED_OF_THE_BEHIND]
+    return any(
+        wait.waiter == RankNode(index) and wait.key.group == group.id and not wait.key.point_to_point
+        for index, own in waits.of(some).items()
+        for wait in own
+    )
 
 
 def _call_wait_text(waiter: Member, other: Member, finding: CallsFinding) -> str:

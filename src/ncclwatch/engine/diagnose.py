@@ -17,11 +17,14 @@ from ncclwatch.engine.calls_verdict import add_call_waits, add_calls_evidence, j
 from ncclwatch.engine.creation import judge_creation
 from ncclwatch.engine.deadlock import Orders
 from ncclwatch.engine.device import add_device_evidence, observe_hidden
+from ncclwatch.engine.dropped import follow_dropped
+from ncclwatch.engine.edges import Waits
 from ncclwatch.engine.halted import ended_ranks, judge_halted, missed
 from ncclwatch.engine.job import Job, Member, assemble
 from ncclwatch.engine.ledger import Ledger, Place
-from ncclwatch.engine.locate import find_sinks
+from ncclwatch.engine.locate import Sink, find_sinks
 from ncclwatch.engine.patience import Patience
+from ncclwatch.engine.ports import PortDown, blame_ports
 from ncclwatch.engine.severity import severity
 from ncclwatch.engine.stalled import judge_stalled
 from ncclwatch.engine.waits import find_waits
@@ -48,6 +51,8 @@ class Outlook:
     """What the calls plane recorded."""
     orders: Orders | None = None
     """In which order each process called what."""
+    ports_down: Sequence[PortDown] = ()
+    """NICs that ranks use and that can carry no traffic."""
     totals: dict[Place, tuple[int, int]] = field(default_factory=dict)
     """Communicator of a process → (NCCL's own count of collectives, calls in the ledger at that moment)"""
 
@@ -149,12 +154,25 @@ def _diagnose_job(job: Job, outlook: Outlook, loners: Sequence[Member]) -> Verdi
     patience_s = outlook.patience.needed(job, sinks, findings, still, outlook.ledger) if outlook.patience is not None else 0.0
     if still < patience_s:
         return explain.too_early(job, sinks, still, patience_s, time) if waits.open else explain.nothing_open(job, still, time)
-    by_calls = (
-        judge_calls(job, findings, outlook.ledger, outlook.orders, waits, still, time) if outlook.ledger is not None else None
-    )
+    if waits.open:
+        if follow_dropped(job, waits, sinks, outlook.complete_hosts):
+            sinks = find_sinks(job, waits)
+        halted, gone_ranks = missed(job, waits, sinks), ended_ranks(job, sinks, outlook.silent, outlook.complete_hosts)
+        if halted or gone_ranks:
+            return judge_halted(job, halted, gone_ranks, waits, sinks, still, time, confidence=0.85)
+    verdict = _judge_waits(job, outlook, waits, sinks, findings, still, time)
+    return blame_ports(job, verdict, waits, outlook.ports_down, still, time)
+
+
+def _judge_waits(
+    job: Job, outlook: Outlook, waits: Waits, sinks: Sequence[Sink], findings: dict[int, CallsFinding], still: float, time: float
+) -> Verdict:
+    """What waits and calls say once patience is over."""
+    ledger, orders = outlook.ledger, outlook.orders
+    by_calls = judge_calls(job, findings, ledger, orders, waits, still, time) if ledger is not None else None
     if not waits.open:
         return by_calls or explain.nothing_open(job, still, time)
-    verdict = judge_stalled(job, waits, sinks, outlook.orders, still, time)
+    verdict = judge_stalled(job, waits, sinks, orders, still, time)
     inconsistent = any(finding.inconsistent for finding in findings.values())
     if by_calls is not None and (inconsistent or not verdict.verdict_class.accuses):
         return by_calls

@@ -14,6 +14,7 @@ from ncclwatch.engine.diagnose import Outlook, judge_jobs
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.patience import Patience
+from ncclwatch.engine.ports import PortDown
 from ncclwatch.engine.severity import severity
 from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.engine.topology.model import Stage
@@ -55,6 +56,8 @@ class LiveDiagnosis:
     complete_hosts: Collection[str] = field(default_factory=frozenset)
     silent: Collection[tuple[int, int]] = field(default_factory=frozenset)
     """(communicator's hash, rank in it) of ranks whose node has fallen silent."""
+    ports_down: Sequence[PortDown] = ()
+    """NICs that ranks use and that can carry no traffic, as their hosts last said."""
     ledger: Ledger = field(default_factory=Ledger)
     slow: SlowWatch = field(default_factory=SlowWatch)
     """Judges the jobs that run: whether they run as fast as they should."""
@@ -103,7 +106,7 @@ class LiveDiagnosis:
         for sample in self._previous:
             self._note_totals(sample)
         self._previous = list(samples)
-        outlook = Outlook(patience=self.patience, complete_hosts=self.complete_hosts, silent=self.silent)
+        outlook = Outlook(self.patience, complete_hosts=self.complete_hosts, silent=self.silent, ports_down=self.ports_down)
         if self.ledger.rows:
             outlook.ledger, outlook.totals, outlook.orders = self.ledger, self._totals, self.slow.cadences.orders
         looks = [series.samples for series in self._series.values()]

@@ -1,8 +1,8 @@
 """What the NICs of the nodes say, beside a verdict: a link that is down, a port that counts errors, what the kernel logged.
 
-NICs never make a verdict by themselves: they are attached to one that stands as evidence and next steps, and name the NIC. Only
-what concerns the ranks of the verdict is: a NIC that its connections use, or a line of the kernel's log that names a culprit's
-process or came from a culprit's host.
+They are attached to a verdict that stands as evidence and next steps, and name the NIC (a port that is down below a standstill
+makes the verdict itself: see :mod:`ncclwatch.engine.ports`). Only what concerns the ranks of the verdict is: a NIC that its
+connections use, or a line of the kernel's log that names a culprit's process or came from a culprit's host.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from ncclwatch.engine.ports import PortDown
 from ncclwatch.engine.slow.flow_delays import delay_lines
 from ncclwatch.model.network import FlowRecord, FlowState, KernelLogLine, LinkChange, NetworkLook, NicKey, NicRecord
 from ncclwatch.model.state import Direction
@@ -78,6 +79,16 @@ class NetworkMemory:
             known.changes.popleft()
         while known.kernel and known.kernel[0][0] < wall_ns - MEMORY_NS:
             known.kernel.popleft()
+
+    def ports_down(self) -> list[PortDown]:
+        """NICs that ranks use and that are down, each with when it went down where that was seen."""
+        found = []
+        for _, known in sorted(self.hosts.items()):
+            for nic in known.nics.values():
+                if not nic.up and nic.used_by:
+                    change = known.down_since(nic)
+                    found.append(PortDown(nic, change.wall_ns / 1e9 if change is not None else None))
+        return found
 
     def explain(self, verdict: Verdict) -> Verdict:
         """The verdict with what the NICs have to say about it, itself when that is nothing. Its id stays the same."""

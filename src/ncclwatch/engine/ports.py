@@ -1,0 +1,118 @@
+"""A network port that is down below a standstill is its cause, whoever the waits lead to.
+
+A link that is cut while nothing is under way on it leaves no trace in anybody's memory, and newer proxies drop what their
+transport reports as failed: then the waits end at a rank that merely waits unseen. That a port which ranks of the job use went
+down when the job came to stand says more than where such a chain ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ncclwatch.engine import explain
+from ncclwatch.engine.culprits import observed_culprit
+from ncclwatch.engine.edges import Waits
+from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.model.network import NicRecord
+from ncclwatch.model.state import Communicator, Direction, Transport
+from ncclwatch.model.verdict import LinkRef, Verdict, VerdictClass
+
+BEFORE_S = 120.0
+"""What lies inside the nodes may go on for a while after a port went down: not longer than this."""
+AFTER_S = 5.0
+"""A port that went down later than this after the job came to stand is not why it stands."""
+
+OPEN_TO_DOUBT = frozenset({VerdictClass.NOT_ENTERED, VerdictClass.DEADLOCK, VerdictClass.UNKNOWN})
+"""Verdicts on where waits end; what the operating system states, and calls that disagree, stand by themselves."""
+
+
+@dataclass(frozen=True, slots=True)
+class PortDown:
+    """A NIC that is down and that ranks use; ``since`` in seconds since the epoch, ``None`` where nobody saw it go down."""
+
+    nic: NicRecord
+    since: float | None = None
+
+
+def blame_ports(job: Job, verdict: Verdict, waits: Waits, ports: Sequence[PortDown], still: float, time: float) -> Verdict:
+    """The verdict, or one on the ports that are down below the standstill, where that explains it better.
+
+    ``still`` is how many seconds nothing has moved, ``time`` the newest look, in seconds since the epoch.
+    """
+    if not ports or not _is_open_to_doubt(job, verdict, ports):
+        return verdict
+    standing = [job.groups[number] for number in sorted(_standing(job, verdict, waits))]
+    down = [port for port in ports if port.since is None or -BEFORE_S <= port.since - (time - still) <= AFTER_S]
+    found = [(port, users) for port in down if (users := _users(job, port.nic, standing))]
+    if not found:
+        return verdict
+    culprits = []
+    for port, users in found:
+        for member, link in users:
+            culprit = observed_culprit(job, member, (), (), f"its network port {port.nic.label} is down", link=link)
+            culprits.append(
+                replace(culprit, communicator=verdict.communicator or culprit.communicator, operation=verdict.operation)
+            )
+    evidence = list(verdict.evidence)
+    if verdict.culprits:
+        evidence.insert(0, f"the waits that can be seen end at {_names(verdict)}, which may itself wait for such a port")
+    victims = set().union(*(group.ranks for group in standing)) - explain.accused(job, culprits)
+    blamed = explain.build(
+        job, VerdictClass.HARDWARE, culprits, victims, evidence, still=still, time=time, confidence=0.8,
+        unobserved=verdict.unobserved,
+    )  # fmt: skip
+    summary = "; ".join(_summary(port, users) for port, users in found[:3])
+    where = f" in {blamed.operation.name} #{blamed.operation.sequence}" if blamed.operation and blamed.operation.name else ""
+    return replace(blamed, summary=f"{summary}: the job stands still{where}", planes=(*verdict.planes, "nic"))
+
+
+def _is_open_to_doubt(job: Job, verdict: Verdict, ports: Sequence[PortDown]) -> bool:
+    if verdict.verdict_class in OPEN_TO_DOUBT:
+        return True
+    if verdict.verdict_class is not VerdictClass.HARDWARE or verdict.link is not None:
+        return False
+    # A GPU or proxy that "does not go on" may wait, unseen, for the port; of a rank that uses the port, that is told already.
+    return not any(c.host == port.nic.host and c.rank in port.nic.used_by for c in verdict.culprits for port in ports)
+
+
+def _standing(job: Job, verdict: Verdict, waits: Waits) -> set[int]:
+    """Communicators in which something stands still."""
+    found = {number for number in waits.collectives() if number in job.groups}
+    if verdict.communicator is not None:
+        found |= {group.id for group in job.groups.values() if f"{group.hash:016x}" == verdict.communicator.hash}
+    return found or {wait.key.group for wait in waits.first(64) if wait.key.group in job.groups}
+
+
+def _users(job: Job, nic: NicRecord, standing: Sequence[Group]) -> list[tuple[Member, LinkRef | None]]:
+    """Ranks that use a NIC and have a connection over the network in a communicator that stands still, with one such link."""
+    found: dict[int, tuple[Member, LinkRef | None]] = {}
+    for group in standing:
+        for member, own in group.members.values():
+            if member.index not in found and member.info.host == nic.host and member.rank in nic.used_by:
+                link = _link(own, nic)
+                if link is not None:
+                    found[member.index] = (member, link)
+    return [found[index] for index in sorted(found)]
+
+
+def _link(own: Communicator, nic: NicRecord) -> LinkRef | None:
+    over = sorted((channel, peer, direction) for channel, peer, direction, kind in own.transports if kind is Transport.NET)
+    if not over:
+        return None
+    _, peer, direction = over[0]
+    channels = tuple(sorted({channel for channel, other, way in over if (other, way) == (peer, direction)}))
+    source, destination = (own.rank, peer) if direction is Direction.SEND else (peer, own.rank)
+    return LinkRef(source, destination, "net", channels, nic.name)
+
+
+def _summary(port: PortDown, users: Sequence[tuple[Member, LinkRef | None]]) -> str:
+    names = sorted(member.rank for member, _ in users if member.rank is not None)
+    shown = ", ".join(map(str, names[:8])) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    one = len(names) == 1
+    return f"{port.nic.label} on {port.nic.host} is down, and {'rank' if one else 'ranks'} {shown} {'uses' if one else 'use'} it"
+
+
+def _names(verdict: Verdict) -> str:
+    shown = ", ".join(f"rank {c.rank}" if c.rank is not None else f"rank {c.comm_rank}" for c in verdict.culprits[:4])
+    return shown + (f" and {len(verdict.culprits) - 4} more" if len(verdict.culprits) > 4 else "")

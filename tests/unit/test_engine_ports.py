@@ -1,0 +1,92 @@
+"""A port that is down below a standstill: it is the cause, not the rank where the visible waits end; and where it is not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ncclwatch.engine.diagnose import Outlook, diagnose
+from ncclwatch.engine.live import LiveDiagnosis
+from ncclwatch.engine.ports import PortDown
+from ncclwatch.model.network import NicRecord
+from ncclwatch.model.state import Transport
+from ncclwatch.model.verdict import Verdict, VerdictClass
+from unit.synthetic import Rank, communicator, frozen_ring, looks, recv, send
+from unit.test_engine_calls import calls
+
+CAME_TO_STAND = 1_700_000_000.0
+LOOKS = 12
+DOWN = NicRecord("node1", "eth0", "netdev", up=False, state="down", used_by=(1,))
+
+
+def idle_ring() -> list[Rank]:
+    """Rank 2 has nothing open and all others wait for it in the end: it has not entered, or its transfers were dropped."""
+    ranks = frozen_ring(2, 4, run_state="S")
+    ranks[2].operations = ()
+    return ranks
+
+
+def said(*ports: PortDown, ranks: list[Rank] | None = None) -> Verdict:
+    return diagnose(looks(ranks or idle_ring(), LOOKS), Outlook(ports_down=ports))
+
+
+def test_without_a_port_that_is_down_the_rank_is_named() -> None:
+    verdict = said()
+    assert verdict.verdict_class is VerdictClass.NOT_ENTERED and [c.rank for c in verdict.culprits] == [2]
+
+
+@pytest.mark.parametrize("since", [None, CAME_TO_STAND - 20, CAME_TO_STAND + 1])
+def test_a_port_that_went_down_when_the_job_came_to_stand_is_the_cause(since: float | None) -> None:
+    verdict = said(PortDown(DOWN, since))
+    assert verdict.verdict_class is VerdictClass.HARDWARE, verdict.summary
+    assert [c.rank for c in verdict.culprits] == [1] and set(verdict.victims) == {0, 2, 3}
+    assert verdict.summary.startswith("eth0 on node1 is down, and rank 1 uses it: the job stands still in AllReduce")
+    assert verdict.link is not None and verdict.link.device == "eth0" and 1 in (verdict.link.source, verdict.link.destination)
+    assert any("end at rank 2, which may itself wait" in line for line in verdict.evidence)
+    assert "nic" in verdict.planes
+
+
+@pytest.mark.parametrize(
+    "port",
+    [
+        PortDown(DOWN, CAME_TO_STAND + 8),
+        PortDown(DOWN, CAME_TO_STAND - 1000),
+        PortDown(replace(DOWN, used_by=(3,))),
+        PortDown(replace(DOWN, host="node9")),
+    ],
+    ids=["later", "the job ran for long without it", "nobody of this host uses it", "another host"],
+)
+def test_a_port_that_has_nothing_to_do_with_it_changes_nothing(port: PortDown) -> None:
+    assert said(port) == said()
+
+
+def test_what_the_operating_system_states_stands() -> None:
+    verdict = said(PortDown(DOWN), ranks=frozen_ring(2, 4, run_state="T"))
+    assert verdict.verdict_class is VerdictClass.STOPPED and [c.rank for c in verdict.culprits] == [2]
+
+
+def test_a_pause_is_still_a_pause_while_a_port_is_down() -> None:
+    live = LiveDiagnosis(ports_down=(PortDown(DOWN),))
+    for number in range(4):
+        verdict = live.update([rank.looks(4)[number] for rank in idle_ring()])
+        assert not verdict.verdict_class.accuses
+    verdict = live.update([rank.looks(LOOKS)[LOOKS - 1] for rank in idle_ring()])
+    assert verdict.verdict_class is VerdictClass.HARDWARE
+
+
+def test_a_rank_that_has_not_called_the_next_operation_may_stand_in_the_one_before() -> None:
+    """Rank 0 has finished an operation and called the next; 1 and 3 wait in the one before, and 2 stands there unseen."""
+    shared = communicator(2, 4, transport=Transport.P2P)
+    ranks = [
+        Rank(0, 4, (communicator(0, 4, transport=Transport.P2P),)),
+        Rank(1, 4, (communicator(1, 4),), (recv(0, posted=8, received=0, delivered=0, consumed=0),)),
+        Rank(2, 4, (shared,)),
+        Rank(3, 4, (communicator(3, 4),), (send(0, sent=92, done=92, produced=92),)),
+    ]
+    live = LiveDiagnosis()
+    for rank in range(4):
+        live.add_calls(calls(rank, [64, 64, 64] if rank == 0 else [64, 64]))
+    for number in range(LOOKS):
+        verdict = live.update([rank.looks(LOOKS)[number] for rank in ranks])
+        assert 2 not in {culprit.rank for culprit in verdict.culprits}, verdict.summary
