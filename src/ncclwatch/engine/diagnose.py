@@ -149,14 +149,14 @@ def _diagnose_job(job: Job, outlook: Outlook, loners: Sequence[Member]) -> Verdi
         if creation is not None:
             return creation
     findings = outlook.findings(job)
-    if waits.open and add_call_waits(job, findings, waits):
+    by_calls = waits.open and add_call_waits(job, findings, waits)
+    if by_calls:
         sinks = find_sinks(job, waits)
     patience_s = outlook.patience.needed(job, sinks, findings, still, outlook.ledger) if outlook.patience is not None else 0.0
     if still < patience_s:
         return explain.too_early(job, sinks, still, patience_s, time) if waits.open else explain.nothing_open(job, still, time)
-    if waits.open:
-        if follow_dropped(job, waits, sinks, outlook.complete_hosts):
-            sinks = find_sinks(job, waits)
+    if waits.open and (follow_dropped(job, waits, sinks, outlook.complete_hosts) or by_calls):
+        sinks = find_sinks(job, waits)
         halted, gone_ranks = missed(job, waits, sinks), ended_ranks(job, sinks, outlook.silent, outlook.complete_hosts)
         if halted or gone_ranks:
             return judge_halted(job, halted, gone_ranks, waits, sinks, still, time, confidence=0.85)

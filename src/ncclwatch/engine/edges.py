@@ -75,6 +75,7 @@ class Why(StrEnum):
     FULL = "which does not consume what lies in shared memory"
     NOT_CALLED = "which has not called it"
     BROKEN = "whose connection is broken: NCCL has dropped the receive"
+    DROPPED = "in an operation that shows no more: NCCL drops the transfers with a rank that has ended"
     UNOBSERVED = "which was not observed"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Collection, Sequence
 from ncclwatch.engine import explain
 from ncclwatch.engine.culprits import absent_culprit, observed_culprit
 from ncclwatch.engine.edges import AbsentNode, RankNode, Waits, Why
-from ncclwatch.engine.job import Job, Member
+from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.locate import Sink, victims_of
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 
@@ -46,20 +46,29 @@ def _has_ended(job: Job, sink: Sink, silent: Collection[tuple[int, int]], comple
     group = job.groups[node.group_id]
     if (group.hash, node.comm_rank) in silent:
         return False
-    for member, communicator in group.members.values():
-        hashes = {peer.rank: peer.host_hash for peer in communicator.peers}
-        same_host = hashes.get(node.comm_rank) is not None and hashes.get(node.comm_rank) == hashes.get(communicator.rank)
-        if same_host and member.info.host in complete_hosts:
-            return True
+    if not may_live(group, node.comm_rank, complete_hosts):
+        return True
     if any(wait.why is Why.BROKEN for wait in sink.waits):
         return True
     waiting = {wait.waiter for wait in sink.waits}
     return any(RankNode(member.index) in waiting and explain.errors_of(member) for member in job.members)
 
 
+def may_live(group: Group, comm_rank: int, complete_hosts: Collection[str]) -> bool:
+    """Whether a rank that was not observed may still run: not so on a host of which every process was looked at."""
+    for member, communicator in group.members.values():
+        if member.info.host not in complete_hosts:
+            continue
+        hashes = {peer.rank: peer.host_hash for peer in communicator.peers}
+        if hashes.get(comm_rank) is not None and hashes.get(comm_rank) == hashes.get(communicator.rank):
+            return False
+    return True
+
+
 def judge_halted(
-    job: Job, halted: Sequence[Member], ended: Sequence[Sink], waits: Waits, sinks: Sequence[Sink], still: float, time: float
-) -> Verdict:
+    job: Job, halted: Sequence[Member], ended: Sequence[Sink], waits: Waits, sinks: Sequence[Sink], still: float, time: float,
+    *, confidence: float = 0.99,
+) -> Verdict:  # fmt: skip
     """A verdict on stopped and ended processes (``halted``), and on ranks nobody observed that have ended."""
     by_member = {sink.nodes[0].index: sink for sink in sinks if isinstance(sink.nodes[0], RankNode) and not sink.is_cycle}
     culprits: list[Culprit] = []
@@ -90,5 +99,5 @@ def judge_halted(
     victims |= explain.fellows(job, culprits)
     victims -= {member.index for member in halted}
     return explain.build(
-        job, verdict_class, culprits, victims, evidence, still=still, time=time, confidence=0.99 if victims else 0.8
+        job, verdict_class, culprits, victims, evidence, still=still, time=time, confidence=confidence if victims else 0.8
     )

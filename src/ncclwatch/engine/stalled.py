@@ -19,7 +19,8 @@ from ncclwatch.model.verdict import Culprit, LinkRef, Verdict, VerdictClass
 def judge_stalled(job: Job, waits: Waits, sinks: Sequence[Sink], orders: Orders | None, still: float, time: float) -> Verdict:
     """A verdict on what the chains of waits end at, the surest kind of end first."""
     cycles = [sink for sink in sinks if sink.is_cycle]
-    ranks = [sink for sink in sinks if sink.member(job) is not None]
+    # One that has ended is a sink even where nobody waits for it: its work was done.
+    ranks = [sink for sink in sinks if sink.member(job) is not None and (sink.waits or sink.stalls)]
     links = [sink for sink in sinks if not sink.is_cycle and isinstance(sink.nodes[0], LinkNode)]
     unseen = [sink for sink in sinks if not sink.is_cycle and isinstance(sink.nodes[0], AbsentNode | HiddenNode)]
     confidence = 0.6 if still < 3 else 0.85
