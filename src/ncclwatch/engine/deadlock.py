@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ncclwatch.engine import explain
+from ncclwatch.engine.counted import Lack, lacks
 from ncclwatch.engine.culprits import observed_culprit
-from ncclwatch.engine.edges import RankNode, Wait
+from ncclwatch.engine.edges import RankNode, Wait, Why
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.locate import Sink, victims_of
 from ncclwatch.engine.slow.order import CallOrder, Place
@@ -100,6 +101,10 @@ def judge_deadlock(
     entered = _entered_first(inside)
     evidence = explain.order_lines(job, entered)
     deviations = find_deviations(job, members, orders)
+    if not deviations:
+        alone = _only_one_that_lacks_a_call(job, inside)
+        if alone is not None:
+            return _lacks_a_call(job, cycles, alone, inside, still, time)
     verdict_class = VerdictClass.DEADLOCK
     if deviations:
         odd = set(deviations)
@@ -131,6 +136,34 @@ def judge_deadlock(
     return explain.build(
         job, verdict_class, culprits, victims, evidence, still=still, time=time, confidence=confidence, unobserved=unobserved
     )
+
+
+def _only_one_that_lacks_a_call(job: Job, inside: Sequence[Wait]) -> int | None:
+    """The one member of a circle that has not called what it is waited for in, where all others have called all they are.
+
+    Hosts that run ahead of their GPUs have called everything although their GPUs wait in a circle; hosts that do not have each
+    left a call to make. Where only one has, it is the one that the others are ahead of.
+    """
+    nothing_open = [wait for wait in inside if wait.why is Why.NO_OPERATION]
+    missing = {wait.target for wait in nothing_open}
+    if len(missing) != 1 or not isinstance(found := missing.pop(), RankNode):
+        return None
+    return found.index if all(lacks(job, wait) for wait in nothing_open) else None
+
+
+def _lacks_a_call(job: Job, cycles: Sequence[Sink], index: int, inside: Sequence[Wait], still: float, time: float) -> Verdict:
+    """A verdict on the one rank of a circle that has not called what the others have."""
+    lacking = [wait for wait in inside if wait.why is Why.NO_OPERATION]
+    why = Lack.LESS if any(lacks(job, wait) is Lack.LESS for wait in lacking) else Lack.OTHER
+    verdict_class = VerdictClass.NOT_ENTERED if why is Lack.LESS else VerdictClass.INCONSISTENT
+    culprit = observed_culprit(job, job.member(index), lacking, (), str(why))
+    unobserved = ("whether it left the call out or makes it in another order: memory does not keep the order of finished calls",)
+    inside_too = {node.index for sink in cycles for node in sink.nodes if isinstance(node, RankNode)}
+    evidence = explain.wait_lines([*lacking, *(wait for wait in inside if wait not in lacking)])
+    return explain.build(
+        job, verdict_class, [culprit], (victims_of(cycles) | inside_too) - {index}, evidence, still=still, time=time,
+        confidence=0.7, unobserved=unobserved if why is Lack.LESS else (),
+    )  # fmt: skip
 
 
 def find_deviations(job: Job, members: set[int], orders: Orders | None, *, proper: bool = True) -> dict[int, Deviation]:

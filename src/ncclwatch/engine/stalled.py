@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from ncclwatch.engine import explain
+from ncclwatch.engine.counted import Disagreement, find_disagreements
 from ncclwatch.engine.culprits import observed_culprit
 from ncclwatch.engine.deadlock import LEFT_OUT, Orders, deviation_line, find_deviations, judge_deadlock
 from ncclwatch.engine.device import gpu_state
-from ncclwatch.engine.edges import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, Stall, Waits, Why
+from ncclwatch.engine.edges import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, RankNode, Stall, Waits, Why
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.locate import Sink, victims_of
 from ncclwatch.engine.severity import SEVERITY
@@ -26,6 +28,9 @@ def judge_stalled(job: Job, waits: Waits, sinks: Sequence[Sink], orders: Orders 
     confidence = 0.6 if still < 3 else 0.85
     if waits.mismatches:
         return _inconsistent(job, waits, orders, still, time)
+    disagreements = find_disagreements(job, _standing(job, cycles, ranks))
+    if disagreements:
+        return _counts_disagree(job, disagreements, waits, orders, still, time)
     if cycles:
         return judge_deadlock(job, cycles, orders, still, time, confidence)
     doubtful = [sink for sink in ranks if _may_wait_for_absent(job, sink)]
@@ -37,6 +42,12 @@ def judge_stalled(job: Job, waits: Waits, sinks: Sequence[Sink], orders: Orders 
     if links:
         return _links(job, links, unseen, still, time, confidence)
     return explain.unseen(job, unseen, waits, still, time)
+
+
+def _standing(job: Job, cycles: Sequence[Sink], ranks: Sequence[Sink]) -> list[Member]:
+    """The observed processes at which the waits end."""
+    found = {node.index for sink in (*cycles, *ranks) for node in sink.nodes if isinstance(node, RankNode)}
+    return [job.member(index) for index in sorted(found)]
 
 
 def _may_wait_for_absent(job: Job, sink: Sink) -> bool:
@@ -83,6 +94,36 @@ def _inconsistent(job: Job, waits: Waits, orders: Orders | None, still: float, t
     culprits = [observed_culprit(job, job.member(index), own[index], (), reason) for index, reason in suspects.items()]
     victims = explain.other_fellows(job, culprits)
     return explain.build(job, verdict_class, culprits, victims, evidence, still=still, time=time, confidence=confidence)
+
+
+def _counts_disagree(
+    job: Job, disagreements: Sequence[Disagreement], waits: Waits, orders: Orders | None, still: float, time: float
+) -> Verdict:
+    """What finished has left no trace but its count: ranks that called different things, though nothing of it is open."""
+    suspects: dict[int, tuple[Member, str, Disagreement]] = {}
+    evidence: list[str] = []
+    for disagreement in disagreements:
+        evidence += [*disagreement.lines(job), disagreement.how]
+        for rank, name in disagreement.odd.items():
+            member = disagreement.group.members[rank][0]
+            suspects.setdefault(member.index, (member, f"has called {name} where its peers called something else", disagreement))
+    tie = any(disagreement.tie for disagreement in disagreements)
+    deviations = find_deviations(job, set(suspects), orders) if tie else {}
+    if deviations:
+        evidence += [deviation_line(job, job.member(index), deviation) for index, deviation in deviations.items()]
+        suspects, tie = {index: suspects[index] for index in deviations}, False
+    culprits = []
+    for member, reason, disagreement in suspects.values():
+        culprit = observed_culprit(job, member, (), (), reason)
+        place = disagreement.group
+        culprits.append(replace(culprit, communicator=place.reference(), comm_rank=place.rank_of(member), operation=None))
+    own = waits.of(suspects)
+    evidence += explain.wait_lines(wait for index in suspects for wait in own[index])
+    victims = {index for d in disagreements for index in d.group.ranks} - suspects.keys()
+    return explain.build(
+        job, VerdictClass.INCONSISTENT, culprits, victims, evidence, still=still, time=time, confidence=0.5 if tie else 0.85,
+        unobserved=("which call it was: memory does not keep the order of finished calls",),
+    )  # fmt: skip
 
 
 def _ranks_behind(

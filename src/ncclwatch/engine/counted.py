@@ -1,0 +1,125 @@
+"""What NCCL's own counts of calls prove: ranks of one communicator that called different things, and ranks that called less.
+
+From 2.26 on NCCL counts the calls of each collective on each rank (``ncclComm.seqNumber``, kept for its RAS subsystem). Of ranks
+that call the same things in the same order one is nowhere behind the other, however far its host has run ahead. Two ranks each
+ahead of the other in something have called different things: sizes and order stay unseen, that much does not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ncclwatch.engine.edges import Wait
+from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.model.state import Communicator
+
+FAMILIAR = 3
+"""A collective that a rank has called so often on a communicator, before it was ahead in it, is nothing unheard of there."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """Ranks of one communicator whose counts contradict each other: those to name, and what they called that others did not."""
+
+    group: Group
+    odd: Mapping[int, str]
+    """rank in the communicator → the collective it has called more often than others"""
+    how: str
+
+    @property
+    def tie(self) -> bool:
+        """Whether nothing tells who of them is wrong."""
+        return len(self.odd) == len(self.group.members)
+
+    def lines(self, job: Job) -> list[str]:
+        """The counts as evidence: one line for all ranks with the same."""
+        alike: dict[str, list[int]] = {}
+        for rank, (_, own) in sorted(self.group.members.items()):
+            text = ", ".join(f"{name} {count} times" for name, count in sorted(own.sequence_numbers.items()))
+            alike.setdefault(text, []).append(rank)
+        return [
+            f"{', '.join(job.rank_name(self.group.id, rank) for rank in ranks[:8])} has called on communicator "
+            f"{self.group.hash:016x}: {text}"
+            for text, ranks in sorted(alike.items(), key=lambda item: -len(item[1]))
+        ]
+
+
+def find_disagreements(job: Job, members: Iterable[Member]) -> list[Disagreement]:
+    """Communicators of these processes in which the counts of two ranks contradict each other. O(their ranks)."""
+    numbers = {job.group_of[member.index, own.address] for member in members for own in member.last.communicators}
+    found = (_disagreement(job.groups[number]) for number in sorted(numbers))
+    return [disagreement for disagreement in found if disagreement is not None]
+
+
+def _disagreement(group: Group) -> Disagreement | None:
+    # Calls captured in a graph are counted on some ranks only (``ncclProfilerStartTaskEvents``, src/plugin/profiler.cc).
+    counts = {rank: own.sequence_numbers for rank, (_, own) in group.members.items() if _counted(own)}
+    if len(counts) < 2:
+        return None
+    first = next(iter(counts.values()))
+    if all(own == first for own in counts.values()):
+        return None
+    ahead: dict[int, str] = {}
+    alike = Counter(tuple(sorted(own.items())) for own in counts.values())
+    for kept in alike:
+        for other in alike:
+            name = _contradiction(dict(kept), dict(other))
+            if name:
+                ahead.update({rank: name for rank, own in counts.items() if tuple(sorted(own.items())) == kept})
+    if not ahead:
+        return None
+    # The one among many first; else who called what nobody, itself included, used to call there.
+    most, times = alike.most_common(1)[0]
+    minority = {rank: name for rank, name in ahead.items() if tuple(sorted(counts[rank].items())) != most}
+    if times > sum(alike.values()) - times and minority:
+        return Disagreement(group, minority, f"{times} ranks agree")
+    unheard = {rank: name for rank, name in ahead.items() if counts[rank][name] < FAMILIAR}
+    if unheard and len(unheard) < len(ahead):
+        return Disagreement(group, unheard, "what it called more often was hardly ever called on this communicator before")
+    return Disagreement(group, ahead, "nothing tells which of them is wrong: a tie")
+
+
+def _counted(own: Communicator) -> bool:
+    return bool(own.sequence_numbers) and not own.captured_plans
+
+
+def _contradiction(mine: Mapping[str, int], other: Mapping[str, int]) -> str:
+    """The collective in which the first is ahead of the second, where the second is ahead in another; empty where not so."""
+    more = [name for name, count in mine.items() if count > other.get(name, 0)]
+    less = any(count > mine.get(name, 0) for name, count in other.items())
+    return more[0] if more and less else ""
+
+
+class Lack(StrEnum):
+    """What the counts say of a rank that has nothing open for those who wait for it."""
+
+    LESS = "has not called an operation that the others have called, and waits elsewhere"
+    OTHER = "has made as many calls as its peers, but not the one they wait in"
+
+
+def lacks(job: Job, wait: Wait) -> Lack | None:
+    """Why who is waited for in a collective has it not open; ``None``: the counts do not tell, or it has called it.
+
+    Releases without counts of each collective count all launches alike (``ncclComm.opCount``).
+    """
+    group, end = job.groups.get(wait.key.group), wait.end
+    if group is None or end is None or wait.key.point_to_point:
+        return None
+    own_rank = group.rank_of(end.member)
+    other_rank = wait.key.destination if own_rank == wait.key.source else wait.key.source
+    if own_rank is None or other_rank not in group.members:
+        return None
+    own, other = group.members[own_rank][1], group.members[other_rank][1]
+    if own.captured_plans or other.captured_plans:
+        return None
+    name, mine, theirs = end.operation.collective, own.sequence_numbers, other.sequence_numbers
+    if mine:
+        if theirs.get(name, 0) >= mine.get(name, 0):
+            return None
+        return Lack.OTHER if sum(theirs.values()) >= sum(mine.values()) else Lack.LESS
+    if own.op_count is None or other.op_count is None or own.op_count <= end.operation.sequence:
+        return None
+    return Lack.OTHER if other.op_count > end.operation.sequence else Lack.LESS
