@@ -187,9 +187,12 @@ def laggards(job: Job) -> Iterator[Wait]:
 
 def _activities(job: Job, waits: Waits, kernels: Kernels, doubtful: Collection[Node]) -> dict[ProcessKey, Activity]:
     waiting: dict[int, set[bool]] = defaultdict(set)
+    awaited: set[int] = set()
     for wait in waits.all():
         if isinstance(wait.waiter, RankNode):
             waiting[wait.waiter.index].add(isinstance(wait.target, LinkNode))
+        if isinstance(wait.target, RankNode):
+            awaited.add(wait.target.index)
     found: dict[ProcessKey, Activity] = {}
     for member in job.members:
         targets = waiting.get(member.index, set())
@@ -198,9 +201,15 @@ def _activities(job: Job, waits: Waits, kernels: Kernels, doubtful: Collection[N
             continue
         within = kernels.current(member)
         if within is None:
-            activity = Activity.CALLS_NOTHING
-            if member.last.operations or member.last.pending:
-                activity = Activity.WAITS if targets else Activity.UNKNOWN
+            if not member.last.operations and not member.last.pending and _only_network(member):
+                activity = Activity.CALLS_NOTHING
+            elif targets:
+                activity = Activity.WAITS
+            elif member.last.operations or member.last.pending:
+                activity = Activity.UNKNOWN
+            else:
+                # What is queued for shared memory does not show: who holds others up is at work, of the rest nothing is known.
+                activity = Activity.COMPUTES if member.index in awaited else Activity.UNKNOWN
         elif within:
             activity = Activity.WAITS if False in targets else Activity.TRANSFERS
         else:

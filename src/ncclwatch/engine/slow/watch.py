@@ -276,8 +276,9 @@ class SlowWatch:
         """Sets of ranks that do equal work and are seen by equal means; −1 for a rank without a known equal."""
         keys: list[object] = []
         for member in job.members:
+            # Which kinds of connections there are, not how many: at the ends of a ring some are not made that others have.
             seen = tuple(
-                sorted((c.nranks, str(way), str(kind)) for c in member.last.communicators for _, _, way, kind in c.transports)
+                sorted({(c.nranks, str(way), str(kind)) for c in member.last.communicators for _, _, way, kind in c.transports})
             )
             stage = int(topology.stage[member.rank]) if _knows(topology, member.rank) and topology is not None else -1
             cadence = self.cadences.find(member.info.host, member.info.pid)
