@@ -88,6 +88,15 @@ def test_every_pass_is_told_with_its_micro_batch_on_every_stage_of_every_schedul
                 assert place.chunk == (true.chunk if chunks > 1 else -1)
 
 
+@pytest.mark.parametrize("schedule", [Schedule.INTERLEAVED, Schedule.ONE_F_ONE_B])
+def test_an_inner_stage_alone_does_not_tell_chunks_from_micro_batches(schedule: Schedule) -> None:
+    calls, truth = calls_of(schedule, 1, 4, 8, 2 if schedule is Schedule.INTERLEAVED else 1)
+    found = find_passes(calls, 4, 1, Hints())
+    assert found.micro_batches == 0 and {place.micro_batch for place in found.places} == {-1}
+    for place, true in zip(found.places, truth, strict=True):
+        assert true is None or place.phase is (Phase.FORWARD if true.forward else Phase.BACKWARD)
+
+
 def test_two_stages_with_chunks_are_not_guessed_at() -> None:
     calls, _ = calls_of(Schedule.INTERLEAVED, 0, 2, 4, 2)
     found = find_passes(calls, 2, 0, Hints())

@@ -151,9 +151,8 @@ def _numbers(forward: _Ends, stages: int, stage: int, hints: Hints) -> tuple[int
         return missing, total // missing
     if hints.micro_batches and hints.chunks > 1 and total == hints.micro_batches * hints.chunks:
         return hints.micro_batches, hints.chunks
-    if missing:
-        return 0, 0
-    return (total, 1) if hints.chunks in (0, 1) else (0, 0)
+    # An inner stage has an input and a result for each chunk: only the ends of the pipeline tell chunks from micro-batches.
+    return (total, 1) if not missing and hints.chunks == 1 else (0, 0)
 
 
 def _order(total: int, stages: int, m: int, v: int) -> list[tuple[int, int]]:
