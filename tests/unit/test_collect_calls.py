@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ncclwatch.collect.aggregate import Aggregator
-from ncclwatch.collect.calls import MAX_THREADS, CallTracker
+from ncclwatch.collect.calls import MAX_THREADS, CallTracker, creating
 from ncclwatch.collect.functions import algorithm_bytes
 from ncclwatch.collect.rates import BUCKET_NS, WINDOW_NS, RateWindow
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
@@ -235,3 +235,19 @@ def test_without_the_calls_plane_rates_come_from_nccls_own_counters() -> None:
     assert window.rate_plane == "state"
     assert window.operations_per_s == pytest.approx(50)
     assert window.bytes_per_s is None
+
+
+def test_who_makes_a_communicator_is_told_by_its_calls() -> None:
+    rows = [
+        (11, Function.COMM_INIT_RANK_CONFIG, Kind.ENTER, -1),
+        (12, Function.COMM_SPLIT, Kind.ENTER, 0),
+        (13, Function.COMM_SPLIT, Kind.ENTER, -1),
+        (14, Function.COMM_INIT_RANK, Kind.LEAVE, -1),
+        (15, Function.ALL_REDUCE, Kind.ENTER, -1),
+    ]
+    events = np.zeros(len(rows), EVENT_DTYPE)
+    for place, (pid, function, kind, color) in enumerate(rows):
+        events[place]["pid"], events[place]["function"] = pid, function
+        events[place]["kind"], events[place]["color"] = kind, color
+    assert creating(events) == {11, 12}
+    assert creating(events[:0]) == set()

@@ -418,3 +418,48 @@ def test_memory_mapped_later_is_readable_whoever_noticed_it(newest: Layout) -> N
     reader.refresh_mappings()
     reader.refresh_mappings = lambda: False  # type: ignore[method-assign]
     assert sampler.decoder.is_readable(job.comm)
+
+
+def with_a_communicator_to_come(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> tuple[FakeJob, Sampler]:
+    """A sampler that has looked through a process before its communicator was there."""
+    job = FakeJob(layout)
+    sampler = Sampler(job.process.reader(), layout, None)
+    with monkeypatch.context() as before:
+        before.setattr(sampler.finder, "_is_live", lambda _: False)
+        assert not sampler.search()
+    return job, sampler
+
+
+def found_by_samples(sampler: Sampler, monkeypatch: pytest.MonkeyPatch, looks: int = 3) -> list[int]:
+    monkeypatch.setattr("ncclwatch.target.sampler.CHECK_INTERVAL_S", 0.0)
+    sampler._next_check = 0.0
+    for _ in range(looks):
+        found = sampler.sample(INFO, ProcessFacts(1, 2, "S", threads=3)).communicators
+    return [communicator.address for communicator in found]
+
+
+def test_the_first_communicator_is_found_although_nothing_outside_tells_of_it(
+    newest: Layout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank that waits in the creation of its first communicator starts no thread for it: it must not seem to be missing."""
+    job, sampler = with_a_communicator_to_come(newest, monkeypatch)
+    sampler._signs = (3, 0)
+    monkeypatch.setattr("ncclwatch.target.sampler.RETRY_INTERVAL_S", 1e9)
+    assert found_by_samples(sampler, monkeypatch) == [job.comm]
+
+
+def test_a_communicator_is_looked_for_while_a_call_makes_it(newest: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, sampler = with_a_communicator_to_come(newest, monkeypatch)
+    sampler._signs, sampler._next_retry = (3, 0), time.monotonic() + 1e9
+    assert found_by_samples(sampler, monkeypatch) == []
+    sampler.creation_begun()
+    assert found_by_samples(sampler, monkeypatch, looks=1) == [job.comm]
+
+
+def test_a_search_that_ran_out_of_time_goes_on_in_the_next_samples(newest: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    job, sampler = with_a_communicator_to_come(newest, monkeypatch)
+    sampler._signs = (2, 0)
+    monkeypatch.setattr("ncclwatch.target.sampler.RESTART_S", -1.0)
+    sampler._next_retry = time.monotonic() + 1e9
+    monkeypatch.setattr("ncclwatch.target.sampler.SEARCH_S", 60.0)
+    assert found_by_samples(sampler, monkeypatch, looks=8) == [job.comm]

@@ -9,15 +9,38 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from ncclwatch.collect.functions import algorithm_bytes, function
 from ncclwatch.collect.rates import RateWindow
 from ncclwatch.model.events import Function, Kind
 from ncclwatch.probes.functions import BLOCKING
 
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+MAKES_COMMUNICATORS = (
+    Function.COMM_INIT_RANK,
+    Function.COMM_INIT_RANK_CONFIG,
+    Function.COMM_INIT_RANK_SCALABLE,
+    Function.COMM_INIT_ALL,
+    Function.COMM_SPLIT,
+    Function.COMM_SHRINK,
+    Function.COMM_GROW,
+)
+
 # Bounds on what one process can make us hold.
 MAX_THREADS = 1024
 MAX_COMMUNICATORS = 1024
+
+
+def creating(events: NDArray[Any]) -> set[int]:
+    """Processes that have begun to make a communicator, by records of the calls plane (``EVENT_DTYPE``)."""
+    entered = events[events["kind"] == int(Kind.ENTER)]
+    # A split without a colour makes none for this process.
+    made = [(entered["function"] == int(one)) & ((entered["color"] >= 0) | (one is not Function.COMM_SPLIT))
+            for one in MAKES_COMMUNICATORS]  # fmt: skip
+    return {pid for begun in made for pid in entered["pid"][begun].tolist()}
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ncclwatch.collect import watched as watching
 from ncclwatch.collect.aggregate import Aggregator
 from ncclwatch.collect.batch import Change, NodeBatch, Overhead, PlaneState, ProcessChange
+from ncclwatch.collect.calls import creating
 from ncclwatch.collect.calls_plane import CallsPlane
 from ncclwatch.collect.cost import OwnCost
 from ncclwatch.collect.network import NetworkWatch
@@ -272,6 +273,8 @@ class NodeCollector:
         if events is not None and len(events):
             self.aggregator.feed_events(events)
             draft.events = events
+            for pid in creating(events) & self.watched.keys():
+                self.watched[pid].creation_begun()
         lost = self.calls.lost()
         draft.notes, self.calls.problems = self.calls.problems, []
         self.aggregator.calls_plane = self.calls.running

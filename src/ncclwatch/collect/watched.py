@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from ncclwatch.errors import ExitStatus, NcclwatchError, TargetError, TargetGoneError
 from ncclwatch.model.state import ProcessInfo, ProcessSample
@@ -51,6 +51,14 @@ class Readable(Protocol):
 
     def close(self) -> None:
         """Let go of everything held for the process."""
+
+
+@runtime_checkable
+class Creating(Protocol):
+    """A target that can be told to look for a communicator which is being made."""
+
+    def creation_begun(self) -> None:
+        """One has begun to be made."""
 
 
 class Watched:
@@ -100,6 +108,11 @@ class Watched:
         # The frame outlives the process that wrote it, as long as we hold it.
         self._add(self.device.look(as_gone(self.last)) if self.device.present else as_gone(self.last), keep)
         return None
+
+    def creation_begun(self) -> None:
+        """The process has begun to make a communicator: the next looks search for it."""
+        if self.gone is None and isinstance(self.target, Creating):
+            self.target.creation_begun()
 
     def close(self) -> None:
         """Let go of the process and its frame."""

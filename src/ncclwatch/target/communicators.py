@@ -112,15 +112,16 @@ class Finder:
         }
         return sum(self._proxies.values())
 
-    def search(self, byte_budget: int, deadline: float, *, stop_when_consistent: bool = False) -> bool:
+    def search(self, byte_budget: int, deadline: float, *, stop_when_consistent: bool = False, kept_is_all: bool = True) -> bool:
         """Go on searching until done, ``byte_budget`` bytes were looked at, or ``time.monotonic()`` passes ``deadline``.
 
-        ``stop_when_consistent`` ends the call as soon as :meth:`is_consistent`. Returns whether the search came to its end.
+        ``stop_when_consistent`` ends the call as soon as :meth:`is_consistent`. With ``kept_is_all`` what NCCL lists is taken for
+        all there is: it is, but for communicators in creation. Returns whether the search came to its end.
         """
         begin = time.monotonic()
         if self._pending is None:
             self.report = SearchReport()
-            self._pending = self._stages()
+            self._pending = self._stages(kept_is_all)
         limit = self.report.bytes_scanned + byte_budget
         finished = True
         known = -1
@@ -209,9 +210,9 @@ class Finder:
 
     # -- searching ---------------------------------------------------------------------------------------------------------------
 
-    def _stages(self) -> Iterator[None]:
+    def _stages(self, kept_is_all: bool) -> Iterator[None]:
         """The search as a sequence of small steps."""
-        if self.kept_by_nccl():
+        if self.kept_by_nccl() and kept_is_all:
             self.report.stages.append("kept by NCCL")
             return
         yield from self._follow_roots()

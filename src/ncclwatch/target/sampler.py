@@ -39,6 +39,9 @@ RETRY_INTERVAL_S = 5.0
 CHECK_INTERVAL_S = 1.0
 """Samples nearer together than this look for new communicators once."""
 
+CREATION_S = 20.0
+"""For how long a communicator that is being made is looked for: NCCL sets it up some time after the call (devices, plugins)."""
+
 RESEARCH_INTERVAL_S = 30.0
 """How long after one complete search the next begins, where NCCL keeps no list of its own."""
 
@@ -83,6 +86,7 @@ class Sampler:
         self._next_step = 0.0
         self._next_retry = 0.0
         self._signs: tuple[int | None, int] | None = None
+        self._creation: tuple[float, int] | None = None
 
     states: tuple[CommState, ...] = ()
     """The communicators of the last sample with their connectors."""
@@ -104,6 +108,10 @@ class Sampler:
     def expect(self, addresses: Mapping[int, str]) -> bool:
         """Take addresses that are known from elsewhere (an API call, a recording); whether communicators are at all of them."""
         return sum(not self.finder.hint(address, how) for address, how in addresses.items()) == 0
+
+    def creation_begun(self) -> None:
+        """An API call has begun to make a communicator: the next samples look for it until there is one more."""
+        self._creation = (time.monotonic() + CREATION_S, len(self.finder.found))
 
     def sample(self, info: ProcessInfo, facts: ProcessFacts) -> ProcessSample:
         """One sample; raises :class:`ncclwatch.errors.TargetGoneError` when the process went away, also in the middle."""
@@ -146,17 +154,21 @@ class Sampler:
         """
         finder = self.finder
         finder.revalidate()
-        if finder.kept_by_nccl():
-            return
         now = time.monotonic()
+        creating = self._is_creating(now)
+        # NCCL's own list holds a communicator only once its ranks have met.
+        if finder.kept_by_nccl() and not creating:
+            return
         if self._keep and now >= self._next_check:
             self._next_check = now + CHECK_INTERVAL_S
             signs = (facts.threads, finder.expected())
-            unmatched = len(finder.found) < signs[1] and now >= self._next_retry
-            if unmatched or (self._signs is not None and signs != self._signs):
+            # A process without any may be making its first, of which nothing outside its memory tells.
+            unmatched = (len(finder.found) < signs[1] or not finder.found) and now >= self._next_retry
+            if creating or unmatched or (self._signs is not None and signs != self._signs):
                 self._next_retry = now + RETRY_INTERVAL_S
                 finder.restart()
-                finder.search(RESTART_BYTES, now + RESTART_S, stop_when_consistent=True)
+                if not finder.search(RESTART_BYTES, now + RESTART_S, stop_when_consistent=True, kept_is_all=not creating):
+                    self._next_step = now
                 signs = (facts.threads, finder.expected())
             elif now >= self._next_step and finder.search(SEARCH_BYTES, now + SEARCH_S):
                 self._next_step = now + RESEARCH_INTERVAL_S
@@ -164,6 +176,11 @@ class Sampler:
         if finder.is_partial:
             scanned = finder.report.bytes_scanned >> 20
             self.decoder.truncated[f"communicators: {scanned} MiB of memory searched so far"] = None
+
+    def _is_creating(self, now: float) -> bool:
+        if self._creation is not None and (now > self._creation[0] or len(self.finder.found) > self._creation[1]):
+            self._creation = None
+        return self._creation is not None
 
     def _with_connections(self, state: CommState) -> Communicator:
         return replace(

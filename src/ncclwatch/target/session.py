@@ -110,6 +110,10 @@ class TargetProcess:
         """Take the address of a communicator that an API call showed; whether one is there (it may still be initialising)."""
         return self._sampler.expect({address: "hint"})
 
+    def creation_begun(self) -> None:
+        """An API call of the process has begun to make a communicator: it is looked for in the next samples."""
+        self._sampler.creation_begun()
+
     def mappings(self) -> Sequence[Mapping]:
         """The memory map as last read."""
         return self._reader.mappings()
