@@ -18,8 +18,8 @@ from ncclwatch.model.events import Flag, Function, Kind
 from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import ProcessInfo
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
-from ncclwatch.simulate.records import Events, RecordSet
 from ncclwatch.simulate.scenario import ScoreClass
+from ncclwatch.simulate.wire import Events, RecordSet
 
 PATIENCE_S = 5.0
 _COLLECTIVES = [Function.ALL_REDUCE, Function.ALL_GATHER, Function.REDUCE_SCATTER]

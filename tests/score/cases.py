@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from ncclwatch.simulate.observe import Cast
-from ncclwatch.simulate.records import Observer, RecordSet
+from ncclwatch.simulate.records import Observer
 from ncclwatch.simulate.run import simulate
 from ncclwatch.simulate.scenario import PROGRAM_FAULTS, Scenario, ScoreClass
 from ncclwatch.simulate.timeline import Timeline
+from ncclwatch.simulate.wire import RecordSet
 
 AFTER_HANG_S = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0)
 AFTER_SLOW_S = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 15.0, 18.0)

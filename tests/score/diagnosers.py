@@ -12,8 +12,8 @@ import numpy as np
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict
-from ncclwatch.simulate.records import RecordSet
 from ncclwatch.simulate.scenario import ScoreClass
+from ncclwatch.simulate.wire import RecordSet
 
 HANG_CLASSES = frozenset({ScoreClass.H1, ScoreClass.H2, ScoreClass.H3, ScoreClass.INIT_HANG, ScoreClass.DEADLOCK})
 

@@ -20,7 +20,7 @@ from ncclwatch.engine.topology.model import Learned, Phase, Placed, Role, Topolo
 from ncclwatch.engine.topology.namer import StageNamer
 from ncclwatch.simulate.layout import groups, stage_of
 from ncclwatch.simulate.observe import Cast
-from ncclwatch.simulate.records import Observer, RecordSet, call_events
+from ncclwatch.simulate.records import Observer, call_events
 from ncclwatch.simulate.run import simulate
 from ncclwatch.simulate.scenario import (
     Expectation,
@@ -34,6 +34,7 @@ from ncclwatch.simulate.scenario import (
     Workload,
 )
 from ncclwatch.simulate.timeline import Timeline
+from ncclwatch.simulate.wire import RecordSet
 
 NAMES = {Role.TENSOR: "tp", Role.PIPELINE: "pp", Role.DATA: "dp", Role.CONTEXT: "cp", Role.EXPERT: "ep"}
 BATCHES = 12

@@ -9,7 +9,7 @@ import pytest
 
 from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.model.state import ProcessSample
-from ncclwatch.simulate.records import RecordSet
+from ncclwatch.simulate.wire import RecordSet
 from ncclwatch.target.session import TargetProcess
 from score.baselines import LaunchCounts
 from testbed.job import Job

@@ -11,8 +11,8 @@ import pytest
 
 from ncclwatch.model.verdict import CommunicatorRef, Culprit, LinkRef, Verdict, VerdictClass
 from ncclwatch.simulate.observe import Cast
-from ncclwatch.simulate.records import RecordSet
 from ncclwatch.simulate.scenario import Scenario, ScoreClass, parse
+from ncclwatch.simulate.wire import RecordSet
 from score.__main__ import main
 from score.baselines import all_baselines
 from score.cases import Case

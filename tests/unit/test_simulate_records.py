@@ -10,10 +10,11 @@ import pytest
 from ncclwatch.model.events import Function, Kind
 from ncclwatch.model.state import Communicator, Direction, OpPhase, ProcessSample
 from ncclwatch.simulate.observe import HOST_PREFIX, SIMULATED_LIBRARY, Cast
-from ncclwatch.simulate.records import Observer, RecordSet, call_events, decode, encode
+from ncclwatch.simulate.records import Observer, call_events
 from ncclwatch.simulate.run import simulate
 from ncclwatch.simulate.scenario import Scenario, parse
 from ncclwatch.simulate.state_plane import StateReader
+from ncclwatch.simulate.wire import RecordSet, decode, encode
 
 
 def make(faults: list[dict[str, Any]] | None = None, **tables: Any) -> Scenario:

@@ -6,9 +6,7 @@ waits are followed to their end (``waits``, ``locate``); what stands there is na
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 from ncclwatch.engine import explain
@@ -28,6 +26,7 @@ from ncclwatch.engine.ports import PortDown, blame_ports
 from ncclwatch.engine.severity import severity
 from ncclwatch.engine.stalled import judge_stalled
 from ncclwatch.engine.waits import find_waits
+from ncclwatch.garbage import collector_at_rest
 from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
@@ -85,7 +84,7 @@ def diagnose_jobs(samples: Sequence[Sequence[ProcessSample]], outlook: Outlook |
 def judge_jobs(samples: Sequence[Sequence[ProcessSample]], outlook: Outlook | None = None) -> list[tuple[Job, Verdict]]:
     """As :func:`diagnose_jobs`, each verdict with its job."""
     outlook = outlook or Outlook()
-    with _collector_at_rest():
+    with collector_at_rest():
         jobs = assemble(samples)
         for job in jobs:
             observe_hidden(job)
@@ -100,20 +99,6 @@ def diagnose(samples: Sequence[Sequence[ProcessSample]], outlook: Outlook | None
     if not verdicts:
         return Verdict(VerdictClass.UNKNOWN, "no NCCL process was observed", next_steps=("run `ncclwatch ps` on the job's node",))
     return verdicts[0]
-
-
-@contextmanager
-def _collector_at_rest() -> Iterator[None]:
-    """Garbage waits until a diagnosis is done: with thousands of ranks the collector would walk all their samples over and over,
-    for longer than the diagnosis takes.
-    """
-    was_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
 
 
 def still_seconds(member: Member) -> float:

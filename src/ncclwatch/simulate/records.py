@@ -1,51 +1,32 @@
 """What the collectors of a simulated job would have handed over: samples, call events, timings; with wrong clocks, losses and
 late arrivals.
 
-A :class:`RecordSet` has the model's types and nothing else. :func:`encode` and :func:`decode` pass it through bytes that are
-built field by field from those types, so nothing of the scenario (its faults, its expectations, true time) can reach a
-diagnosis by accident.
+A :class:`~ncclwatch.simulate.wire.RecordSet` has the model's types and nothing else. Samples pass through bytes that are built
+field by field from those types, so nothing of the scenario (its faults, its expectations, true time) can reach a diagnosis by
+accident.
 """
 
 from __future__ import annotations
 
-import dataclasses
-import io
-import json
 import math
-import typing
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from enum import Enum
-from functools import lru_cache
+from collections.abc import Iterator, Sequence
 from itertools import islice
-from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.garbage import collector_at_rest
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
-from ncclwatch.model.state import PeerInfo, ProcessSample
+from ncclwatch.model.state import ProcessSample
 from ncclwatch.simulate.layout import groups, node_of
 from ncclwatch.simulate.observe import HOST_PREFIX, Cast
 from ncclwatch.simulate.state_plane import StateReader
 from ncclwatch.simulate.timeline import Block, Calling, Timeline
-
-Events = NDArray[np.void]
-Kept = TypeVar("Kept")
+from ncclwatch.simulate.wire import TIMING_DTYPE, Events, RecordSet, Wire, sharing
 
 BATCH = 1024
 """Samples that are sent through bytes at once."""
-
-TIMING_DTYPE = np.dtype(
-    [
-        ("pid", "<u4"), ("rank", "<i4"), ("nranks", "<i4"), ("function", "<u2"), ("comm_hash", "<u8"), ("sequence", "<u8"),
-        ("bytes", "<u8"), ("peer", "<i4"), ("called_ns", "<u8"), ("started_ns", "<u8"), ("finished_ns", "<u8"),
-    ]
-)  # fmt: skip
-"""One operation of one rank as a profiler or the ledger knows it: ``rank`` and ``peer`` (−1: none) of the communicator, times
-of the node's CLOCK_REALTIME, 0 for not yet. ``function`` is that of the call events.
-"""
 
 _FUNCTIONS = {
     "AllReduce": Function.ALL_REDUCE,
@@ -54,21 +35,6 @@ _FUNCTIONS = {
 }
 _DATATYPES = {1: 0, 2: 6, 4: 7, 8: 8}
 """Element bytes to ``ncclDataType_t``: int8, float16, float32, float64."""
-
-
-@dataclass(slots=True)
-class RecordSet:
-    """Everything an engine would have at one moment. ``samples`` holds one sequence per observed process, in time order.
-
-    ``calls`` and ``timings`` are by host, in order of arrival; ``lost`` counts records known to be lost, by host. A plane that
-    is not in ``planes`` was not collected anywhere; a host that is missing has no agent.
-    """
-
-    samples: list[list[ProcessSample]] = field(default_factory=list)
-    calls: dict[str, Events] = field(default_factory=dict)
-    timings: dict[str, Events] = field(default_factory=dict)
-    lost: dict[str, int] = field(default_factory=dict)
-    planes: tuple[str, ...] = ()
 
 
 def call_events(timeline: Timeline, cast: Cast) -> Iterator[tuple[Block, Events]]:
@@ -173,7 +139,8 @@ class Observer:
         self._rng = np.random.default_rng([timeline.scenario.seed, 99])
         self._samples: dict[int, list[tuple[float, ProcessSample]]] = defaultdict(list)
         if "state" in self._planes:
-            self._take_samples(sample_times)
+            with collector_at_rest():
+                self._take_samples(sample_times)
         self._calls: dict[str, tuple[NDArray[np.float64], Events]] = {}
         self._lost: dict[str, NDArray[np.float64]] = {}
         if "calls" in self._planes:
@@ -185,7 +152,7 @@ class Observer:
     def _take_samples(self, times: Sequence[float]) -> None:
         """Every sample goes through bytes: what is handed out was rebuilt from the model's fields alone."""
         reader = StateReader(self.timeline, self.cast)
-        observe, wire = self.timeline.scenario.observe, _Wire()
+        observe, wire = self.timeline.scenario.observe, Wire()
         for time in sorted(times):
             looks = reader.looks(time)
             while batch := list(islice(looks, BATCH)):
@@ -197,7 +164,7 @@ class Observer:
                     taken.append((time + late, sample))
                 for (arrived, _), sample in zip(taken, wire.send([sample for _, sample in taken]), strict=True):
                     series = self._samples[sample.process.rank or 0]
-                    series.append((arrived, _sharing(series[-1][1], sample) if series else sample))
+                    series.append((arrived, sharing(series[-1][1], sample) if series else sample))
 
     def _take_calls(self) -> None:
         observe = self.timeline.scenario.observe
@@ -265,193 +232,3 @@ class Observer:
             timings[host] = part
         lost = {host: int(np.searchsorted(times, time, "right")) for host, times in self._lost.items()}
         return RecordSet([s for s in samples if s], calls, timings, lost, self._planes)
-
-
-# -- through bytes and back -------------------------------------------------------------------------------------------------
-
-
-def encode(records: RecordSet, peers: _Peers | None = None) -> bytes:
-    """The records as bytes: a length, a JSON document of the samples, and the arrays as NumPy writes them (no pickle).
-
-    Lists of peers, which all ranks of a communicator have alike, are written once and named by number; ``peers`` remembers those
-    that the reader has from earlier records.
-    """
-    peers = peers or _Peers()
-    samples = [[_plain(s, peers) for s in series] for series in records.samples]
-    document = {
-        "samples": samples,
-        "peers": peers.take_new(),
-        "hosts": [sorted(records.calls), sorted(records.timings)],
-        "lost": records.lost,
-        "planes": list(records.planes),
-    }
-    text = json.dumps(document).encode()
-    out = io.BytesIO()
-    out.write(len(text).to_bytes(8, "little") + text)
-    for host in sorted(records.calls):
-        np.save(out, records.calls[host].astype(EVENT_DTYPE), allow_pickle=False)
-    for host in sorted(records.timings):
-        np.save(out, records.timings[host].astype(TIMING_DTYPE), allow_pickle=False)
-    return out.getvalue()
-
-
-def decode(data: bytes, peers: list[tuple[PeerInfo, ...]] | None = None) -> RecordSet:
-    """Inverse of :func:`encode`; raises ``ValueError`` or ``KeyError`` for anything else. ``peers`` are the lists read so far."""
-    size = int.from_bytes(data[:8], "little")
-    document = json.loads(data[8 : 8 + size])
-    rest = io.BytesIO(data[8 + size :])
-    calls = {host: np.load(rest, allow_pickle=False) for host in document["hosts"][0]}
-    timings = {host: np.load(rest, allow_pickle=False) for host in document["hosts"][1]}
-    peers = peers if peers is not None else []
-    peers += [_typed(tuple[PeerInfo, ...], values, ()) for values in document["peers"]]
-    samples = [[_typed(ProcessSample, s, peers) for s in series] for series in document["samples"]]
-    return RecordSet(samples, calls, timings, document["lost"], tuple(document["planes"]))
-
-
-class _Wire:
-    """Sends samples through bytes; both ends remember the lists of peers that were sent."""
-
-    def __init__(self) -> None:
-        self._written, self._read = _Peers(), list[tuple[PeerInfo, ...]]()
-        self._known: dict[Any, Any] = {}
-        """Parts that many ranks have alike, each once."""
-
-    def send(self, samples: Sequence[ProcessSample]) -> list[ProcessSample]:
-        """The samples as they come out."""
-        arrived = decode(encode(RecordSet([[sample] for sample in samples]), self._written), self._read)
-        return [self._sparing(series[0]) for series in arrived.samples]
-
-    def _sparing(self, sample: ProcessSample) -> ProcessSample:
-        once = self._known.setdefault
-        communicators = tuple(
-            dataclasses.replace(
-                own,
-                rings=once(own.rings, own.rings),
-                transports=once(own.transports, own.transports),
-                net_steps=once(own.net_steps, own.net_steps),
-                host_connections=once(own.host_connections, own.host_connections),
-            )
-            for own in sample.communicators
-        )
-        return dataclasses.replace(sample, communicators=communicators)
-
-
-def _sharing(before: ProcessSample, after: ProcessSample) -> ProcessSample:
-    """``after``, of which what has not changed since ``before`` is kept once: so the looks at thousands of ranks fit."""
-    known = {own.address: own for own in before.communicators}
-    communicators = tuple(_unless_equal(known.get(own.address), own) for own in after.communicators)
-    return dataclasses.replace(
-        after,
-        process=_unless_equal(before.process, after.process),
-        communicators=_unless_equal(before.communicators, communicators),
-        operations=_unless_equal(before.operations, after.operations),
-        pending=_unless_equal(before.pending, after.pending),
-        unavailable=_unless_equal(before.unavailable, after.unavailable),
-    )
-
-
-def _unless_equal(before: Kept | None, after: Kept) -> Kept:
-    return before if before is not None and before == after else after
-
-
-class _Peers:
-    """Lists of peers met so far, each once."""
-
-    def __init__(self) -> None:
-        self._new: list[list[Any]] = []
-        self._numbers: dict[int, tuple[int, tuple[Any, ...]]] = {}
-
-    def number(self, peers: tuple[Any, ...]) -> int:
-        """The list's number; the tuple itself is kept, so that its identity stays its own."""
-        if id(peers) not in self._numbers:
-            self._numbers[id(peers)] = (len(self._numbers), peers)
-            self._new.append([_plain(peer, self) for peer in peers])
-        return self._numbers[id(peers)][0]
-
-    def take_new(self) -> list[list[Any]]:
-        """The lists met since this was asked last."""
-        new, self._new = self._new, []
-        return new
-
-
-_ATOMS = frozenset({int, float, str, bool, type(None)})
-
-
-_NAMES: dict[type, tuple[str, ...]] = {}
-
-
-def _names(kind: type) -> tuple[str, ...]:
-    """Fields of a record type; none for anything else."""
-    if kind not in _NAMES:
-        _NAMES[kind] = tuple(f.name for f in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else ()
-    return _NAMES[kind]
-
-
-def _plain(value: Any, peers: _Peers) -> Any:
-    kind = type(value)
-    if kind in _ATOMS:
-        return value
-    if kind is tuple:
-        if value and type(value[0]) is PeerInfo:
-            return peers.number(value)
-        return [v if type(v) in _ATOMS else _plain(v, peers) for v in value]
-    if names := _names(kind):
-        return [v if type(v := getattr(value, name)) in _ATOMS else _plain(v, peers) for name in names]
-    if kind is dict:
-        return {k: _plain(v, peers) for k, v in value.items()}
-    return value.value if isinstance(value, Enum) else value
-
-
-Reader = Callable[[Any, Sequence[tuple[PeerInfo, ...]]], Any]
-
-
-def _typed(hint: Any, value: Any, peers: Sequence[tuple[PeerInfo, ...]]) -> Any:
-    read = _reader(hint)
-    return value if read is None or value is None else read(value, peers)
-
-
-@lru_cache(maxsize=256)
-def _reader(hint: Any) -> Reader | None:
-    """What turns plain values into those of a type; ``None`` where they are the same."""
-    origin, kinds = typing.get_origin(hint), typing.get_args(hint)
-    if origin is tuple:
-        return _tuple_reader(kinds)
-    if origin is dict:
-        return lambda value, peers: dict(value)
-    if origin is not None:  # X | None
-        return _reader(next(a for a in kinds if a is not type(None)))
-    if isinstance(hint, type) and issubclass(hint, Enum):
-        known = {member.value: member for member in hint}
-        return lambda value, peers: known[value]
-    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
-        return _record_reader(hint)
-    return None
-
-
-def _tuple_reader(kinds: tuple[Any, ...]) -> Reader:
-    if len(kinds) == 2 and kinds[1] is Ellipsis:
-        one = _reader(kinds[0])
-        listed = kinds[0] is PeerInfo
-
-        def read_all(value: Any, peers: Sequence[tuple[PeerInfo, ...]]) -> Any:
-            if listed and type(value) is int:
-                return peers[value]
-            return tuple(value) if one is None else tuple([one(v, peers) for v in value])
-
-        return read_all
-    parts = [_reader(kind) for kind in kinds]
-
-    def read(value: Any, peers: Sequence[tuple[PeerInfo, ...]]) -> Any:
-        return tuple([v if p is None or v is None else p(v, peers) for p, v in zip(parts, value, strict=True)])
-
-    return read
-
-
-def _record_reader(kind: type) -> Reader:
-    hints = typing.get_type_hints(kind)
-    parts = [_reader(hints[name]) for name in _names(kind)]
-
-    def read(value: Any, peers: Sequence[tuple[PeerInfo, ...]]) -> Any:
-        return kind(*[v if p is None or v is None else p(v, peers) for p, v in zip(parts, value, strict=True)])
-
-    return read
