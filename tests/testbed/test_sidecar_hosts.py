@@ -80,18 +80,14 @@ def test_a_frozen_rank_a_pulled_cable_and_a_silent_agent(cluster: Cluster) -> No
     engine.wait(lambda: engine.objects("recovery"), "the recovery")
     assert {tuple(ranks) for _, ranks in verdicts(engine)} == {(6,)}
 
-    # NCCL's link of a host fails; its agent is still heard: nobody else's ranks are named. Cut at a moment when nothing is under
-    # way on it, the link leaves no trace in anybody's memory; then only the NIC that is down tells it, and it is cut once more.
-    for attempt in range(3):
-        before, over = len(verdicts(engine)), len(engine.objects("recovery"))
-        network.link(1, rail=0).down()
-        engine.wait(lambda before=before: len(verdicts(engine)) > before, "the broken link")  # type: ignore[misc]
-        told = verdicts(engine)[before:]
-        network.link(1, rail=0).up()
-        engine.wait(lambda over=over: len(engine.objects("recovery")) > over, "the recovery")  # type: ignore[misc]
-        if {what for what, _ in told} == {"hardware"}:
-            break
-        assert "is down (no carrier" in engine.text, f"attempt {attempt}: {engine.text[-3000:]}"
+    # NCCL's link of a host fails; its agent is still heard: nobody else's ranks are named, whether anything was under way on the
+    # link when it was cut or not.
+    before = len(verdicts(engine))
+    network.link(1, rail=0).down()
+    engine.wait(lambda: len(verdicts(engine)) > before, "the broken link")
+    told = verdicts(engine)[before:]
+    network.link(1, rail=0).up()
+    engine.wait(lambda: len(engine.objects("recovery")) > 1, "the recovery")
     assert {what for what, _ in told} == {"hardware"}, engine.text[-3000:]
     assert {rank for _, ranks in told for rank in ranks} & {4, 5, 6, 7, 3, 8}, "an end of the link is named"
 
