@@ -27,9 +27,9 @@ from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.simulate.layout import groups, node_of
-from ncclwatch.simulate.records import RecordSet
 from ncclwatch.simulate.scenario import PROGRAM_FAULTS, ROLES, Expectation, Fault, FaultKind, Scenario, ScoreClass
 from ncclwatch.simulate.testbed import ON_A_LINK, as_testbed_runs, fitted, plan
+from ncclwatch.simulate.wire import RecordSet
 from ncclwatch.store.recorder import Recorder
 from ncclwatch.store.replay import Recordings
 from score.diagnosers import HANG_CLASSES, Diagnoser
