@@ -93,3 +93,16 @@ def test_a_rank_that_ended_and_has_nothing_in_common_with_who_stands_still_is_no
     ranks = left_by_the_killed(called=False)
     ranks[1] = replace(ranks[1], communicators=(*ranks[1].communicators, pair(OTHER, 0, (2, 3))))
     assert said([*ranks, elsewhere]) == (VerdictClass.NOT_ENTERED, [0])
+
+
+def test_whose_host_was_seen_whole_by_others_has_ended_too() -> None:
+    """Rank 0 is on another host than rank 1, of which rank 3 was seen, in another communicator."""
+    ranks = left_by_the_killed()
+    peers = (PeerInfo(0, host_hash=100, pid_hash=0), PeerInfo(1, host_hash=9, pid_hash=1))
+    ranks[0] = replace(ranks[0], communicators=(replace(ranks[0].communicators[0], peers=peers), ranks[0].communicators[1]))
+    ranks[1] = replace(ranks[1], communicators=(*ranks[1].communicators, pair(OTHER, 0, (2, 3))))
+    neighbour = pair(OTHER, 1, (2, 3))
+    neighbour = replace(neighbour, peers=(neighbour.peers[0], PeerInfo(1, host_hash=9, pid_hash=3)))
+    ranks.append(Rank(3, 4, (neighbour,), host="node1"))
+    assert said(ranks)[0] is VerdictClass.UNKNOWN
+    assert said(ranks, Outlook(complete_hosts=frozenset({"node1"})))[0] is VerdictClass.DEAD

@@ -36,17 +36,18 @@ def ended_ranks(
     :class:`diagnose.Outlook`.
     """
     absent = [sink for sink in sinks if not sink.is_cycle and isinstance(sink.nodes[0], AbsentNode)]
-    return [sink for sink in absent if _has_ended(job, sink, silent, complete_hosts)]
+    whole = whole_hosts(job, complete_hosts) if absent else frozenset()
+    return [sink for sink in absent if _has_ended(job, sink, silent, whole)]
 
 
-def _has_ended(job: Job, sink: Sink, silent: Collection[tuple[int, int]], complete_hosts: Collection[str]) -> bool:
+def _has_ended(job: Job, sink: Sink, silent: Collection[tuple[int, int]], whole: Collection[int]) -> bool:
     node = sink.nodes[0]
     if not isinstance(node, AbsentNode) or node.group_id not in job.groups:
         return False
     group = job.groups[node.group_id]
     if (group.hash, node.comm_rank) in silent:
         return False
-    if not may_live(group, node.comm_rank, complete_hosts):
+    if not may_live(group, node.comm_rank, whole):
         return True
     if any(wait.why is Why.BROKEN for wait in sink.waits):
         return True
@@ -54,15 +55,21 @@ def _has_ended(job: Job, sink: Sink, silent: Collection[tuple[int, int]], comple
     return any(RankNode(member.index) in waiting and explain.errors_of(member) for member in job.members)
 
 
-def may_live(group: Group, comm_rank: int, complete_hosts: Collection[str]) -> bool:
-    """Whether a rank that was not observed may still run: not so on a host of which every process was looked at."""
-    for member, communicator in group.members.values():
-        if member.info.host not in complete_hosts:
-            continue
-        hashes = {peer.rank: peer.host_hash for peer in communicator.peers}
-        if hashes.get(comm_rank) is not None and hashes.get(comm_rank) == hashes.get(communicator.rank):
-            return False
-    return True
+def whole_hosts(job: Job, complete_hosts: Collection[str]) -> frozenset[int]:
+    """What NCCL calls the hosts (``ncclPeerInfo.hostHash``) of which every process was looked at. O(processes)."""
+    found: set[int] = set()
+    for member in job.members if complete_hosts else ():
+        if member.info.host in complete_hosts:
+            own = (c.peers[c.rank].host_hash for c in member.last.communicators if c.rank < len(c.peers))
+            found.update(one for one in own if one is not None)
+    return frozenset(found)
+
+
+def may_live(group: Group, comm_rank: int, whole: Collection[int]) -> bool:
+    """Whether a rank that was not observed may still run: not so on a host of which every process was looked at (``whole``)."""
+    views = (own.peers[comm_rank] for _, own in group.members.values() if comm_rank < len(own.peers))
+    known = next((peer.host_hash for peer in views if peer.rank == comm_rank and peer.host_hash is not None), None)
+    return known is None or known not in whole
 
 
 def judge_halted(
