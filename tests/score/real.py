@@ -26,7 +26,7 @@ from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict
-from ncclwatch.simulate.layout import groups, node_of
+from ncclwatch.simulate.layout import groups, node_of, ranks_of_node
 from ncclwatch.simulate.scenario import PROGRAM_FAULTS, ROLES, Expectation, Fault, FaultKind, Scenario, ScoreClass
 from ncclwatch.simulate.testbed import ON_A_LINK, as_testbed_runs, fitted, plan
 from ncclwatch.simulate.wire import RecordSet
@@ -100,15 +100,18 @@ class Outcome:
 def as_played(scenario: Scenario, nccl: str, transport: Transport) -> Scenario:
     """The scenario as the testbed plays it: that release, that transport, messages that two cores can move."""
     network = replace(scenario.network, nccl=nccl, intra_node="shm" if transport is Transport.SHM else "net", net="socket")
-    return as_testbed_runs(fitted(replace(scenario, network=network, expect=_expectation(scenario))))
+    played = replace(scenario, network=network)
+    return as_testbed_runs(fitted(replace(played, expect=_expectation(played))))
 
 
 def _expectation(scenario: Scenario) -> Expectation:
-    """Faults of a link or a NIC are played on the link of the rank's host: its ends may be named."""
+    """Faults of a link or a NIC are played on the link of the rank's host, which all its ranks share: their ends may be named."""
+    layout = scenario.layout
     struck = {fault.rank for fault in scenario.faults if fault.kind in ON_A_LINK}
     if not struck:
         return scenario.expect
-    layout = scenario.layout
+    if scenario.network.intra_node == "shm":
+        struck = {int(r) for rank in struck for r in ranks_of_node(layout, node_of(layout, rank))}
     near = {int(r) for role in ROLES if role != "world" for g in groups(layout, role) if struck & set(g.tolist()) for r in g}
     others = tuple(r for r in scenario.expect.ranks if r not in near)
     link = tuple(struck) if scenario.expect.link else ()

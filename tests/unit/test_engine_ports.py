@@ -14,6 +14,7 @@ from ncclwatch.model.state import Transport
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from unit.synthetic import Rank, communicator, frozen_ring, looks, recv, send
 from unit.test_engine_calls import calls
+from unit.test_engine_net_steps import BEGIN, STEPS, tail_of_a_ring
 
 CAME_TO_STAND = 1_700_000_000.0
 LOOKS = 12
@@ -90,3 +91,15 @@ def test_a_rank_that_has_not_called_the_next_operation_may_stand_in_the_one_befo
     for number in range(LOOKS):
         verdict = live.update([rank.looks(LOOKS)[number] for rank in ranks])
         assert 2 not in {culprit.rank for culprit in verdict.culprits}, verdict.summary
+
+
+def test_of_a_link_that_carries_nothing_the_end_whose_port_is_down_is_kept() -> None:
+    ranks = tail_of_a_ring(BEGIN + STEPS)
+    both = said(ranks=ranks)
+    assert both.verdict_class is VerdictClass.HARDWARE and both.link is not None
+    assert {c.rank for c in both.culprits} == {0, 1}
+    verdict = said(PortDown(DOWN), ranks=ranks)
+    assert [c.rank for c in verdict.culprits] == [1] and 0 in verdict.victims
+    assert verdict.link == both.link
+    assert "eth0, which rank 1 uses, is down" in verdict.summary
+    assert said(PortDown(replace(DOWN, host="node2", used_by=(2,))), ranks=ranks) == both, "another rank's port"

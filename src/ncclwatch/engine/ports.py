@@ -16,7 +16,7 @@ from ncclwatch.engine.edges import Waits
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.model.network import NicRecord
 from ncclwatch.model.state import Communicator, Direction, Transport
-from ncclwatch.model.verdict import LinkRef, Verdict, VerdictClass
+from ncclwatch.model.verdict import CommunicatorRef, Culprit, LinkRef, Verdict, VerdictClass
 
 BEFORE_S = 120.0
 """What lies inside the nodes may go on for a while after a port went down: not longer than this."""
@@ -40,10 +40,12 @@ def blame_ports(job: Job, verdict: Verdict, waits: Waits, ports: Sequence[PortDo
 
     ``still`` is how many seconds nothing has moved, ``time`` the newest look, in seconds since the epoch.
     """
+    down = [port for port in ports if port.since is None or -BEFORE_S <= port.since - (time - still) <= AFTER_S]
+    if verdict.verdict_class is VerdictClass.HARDWARE and verdict.link is not None:
+        return _with_ends_that_are_down(verdict, down)
     if not ports or not _is_open_to_doubt(job, verdict, ports):
         return verdict
     standing = [job.groups[number] for number in sorted(_standing(job, verdict, waits))]
-    down = [port for port in ports if port.since is None or -BEFORE_S <= port.since - (time - still) <= AFTER_S]
     found = [(port, users) for port in down if (users := _users(job, port.nic, standing))]
     if not found:
         return verdict
@@ -67,10 +69,42 @@ def blame_ports(job: Job, verdict: Verdict, waits: Waits, ports: Sequence[PortDo
     return replace(blamed, summary=f"{summary}: the job stands still{where}", planes=(*verdict.planes, "nic"))
 
 
+def _with_ends_that_are_down(verdict: Verdict, ports: Sequence[PortDown]) -> Verdict:
+    """Of links that carry no data, the ends whose port is down, where both ends were named for want of anything better.
+
+    An end is let go only where the other end of its own link is known to be down: another link may have another trouble.
+    """
+    down = [c for c in verdict.culprits if any(c.host == p.nic.host and c.rank in p.nic.used_by for p in ports)]
+    ends = {(c.communicator, c.link, c.comm_rank) for c in down}
+    kept = [c for c in verdict.culprits if c in down or not _other_end(c) & ends]
+    if not down or len(kept) == len(verdict.culprits):
+        return verdict
+    freed = {c.rank for c in verdict.culprits if c not in kept and c.rank is not None}
+    names = ", ".join(f"rank {rank}" for rank in sorted(c.rank for c in down if c.rank is not None))
+    labels = ", ".join(
+        sorted({p.nic.label for p in ports if any(c.host == p.nic.host and c.rank in p.nic.used_by for c in down)})
+    )
+    return replace(
+        verdict,
+        culprits=tuple(kept),
+        victims=tuple(sorted({*verdict.victims, *freed})),
+        summary=f"{verdict.summary}; {labels}, which {names} {'use' if len(down) > 1 else 'uses'}, is down",
+        planes=(*verdict.planes, "nic"),
+    )
+
+
+def _other_end(culprit: Culprit) -> set[tuple[CommunicatorRef | None, LinkRef | None, int | None]]:
+    link = culprit.link
+    if link is None or culprit.comm_rank not in (link.source, link.destination):
+        return set()
+    other = link.destination if culprit.comm_rank == link.source else link.source
+    return {(culprit.communicator, link, other)}
+
+
 def _is_open_to_doubt(job: Job, verdict: Verdict, ports: Sequence[PortDown]) -> bool:
     if verdict.verdict_class in OPEN_TO_DOUBT:
         return True
-    if verdict.verdict_class is not VerdictClass.HARDWARE or verdict.link is not None:
+    if verdict.verdict_class is not VerdictClass.HARDWARE:
         return False
     # A GPU or proxy that "does not go on" may wait, unseen, for the port; of a rank that uses the port, that is told already.
     return not any(c.host == port.nic.host and c.rank in port.nic.used_by for c in verdict.culprits for port in ports)
