@@ -106,3 +106,17 @@ def test_whose_host_was_seen_whole_by_others_has_ended_too() -> None:
     ranks.append(Rank(3, 4, (neighbour,), host="node1"))
     assert said(ranks)[0] is VerdictClass.UNKNOWN
     assert said(ranks, Outlook(complete_hosts=frozenset({"node1"})))[0] is VerdictClass.DEAD
+
+
+def test_a_process_that_runs_has_not_ended_although_one_of_its_communicators_was_not_found() -> None:
+    """Communicators made while a job runs are found a little later in one process than in another."""
+    seen_whole = Outlook(complete_hosts=frozenset({"node"}))
+    world = tuple(PeerInfo(rank, host_hash=7, pid_hash=rank) for rank in range(2))
+    everywhere = [replace(communicator(rank, 2), peers=world) for rank in range(2)]
+    starving = recv(1, posted=4, received=0, delivered=0, consumed=0, nsteps=4, comm_hash=TENSOR)
+    waiting = Rank(0, 2, (everywhere[0], pair(TENSOR, 0, (0, 1), one_host=True)), (starving,), host="node")
+    found_in_part = Rank(1, 2, (everywhere[1],), host="node")
+    assert said([waiting, found_in_part], seen_whole)[0] is VerdictClass.UNKNOWN
+    assert said([waiting, replace(found_in_part, run_state="X")], seen_whole) == (VerdictClass.DEAD, [1])
+    broken = replace(waiting, communicators=tuple(replace(c, async_result="ncclRemoteError") for c in waiting.communicators))
+    assert said([broken, found_in_part], seen_whole)[0] is not VerdictClass.DEAD

@@ -14,7 +14,7 @@ from ncclwatch.engine import explain
 from ncclwatch.engine.connections import ConnectionKey
 from ncclwatch.engine.device import gpu_state
 from ncclwatch.engine.edges import AbsentNode, Node, RankNode, Stall, StallMark, Wait, Waits, Why
-from ncclwatch.engine.halted import may_live, whole_hosts
+from ncclwatch.engine.halted import Census
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.locate import Sink
 from ncclwatch.model.device import KernelState
@@ -29,14 +29,14 @@ def follow_dropped(job: Job, waits: Waits, sinks: Sequence[Sink], complete_hosts
     have ended. O(ranks that are waited for x their communicators).
     """
     gone = [member for member in job.members if member.gone]
-    whole: frozenset[int] | None = None
+    census: Census | None = None
     added = False
     for sink in sinks:
         member = sink.member(job)
         if member is None or member.halted or not all(_not_begun(job, member, mark) for mark in sink.stalls):
             continue
-        whole = whole_hosts(job, complete_hosts) if whole is None else whole
-        for group, rank, target in _fellows(job, member, gone, whole, unseen_too=bool(sink.stalls)):
+        census = Census.of(job, complete_hosts) if census is None else census
+        for group, rank, target in _fellows(job, member, gone, census, unseen_too=bool(sink.stalls)):
             key = ConnectionKey(group.id, 0, rank, group.ranks[member.index], False)
             text = partial(_text, job, member, group, rank)
             waits.added.append(Wait(RankNode(member.index), target, Why.DROPPED, key, text))
@@ -54,7 +54,7 @@ def _not_begun(job: Job, member: Member, mark: StallMark) -> bool:
 
 
 def _fellows(
-    job: Job, member: Member, gone: Sequence[Member], whole: Collection[int], *, unseen_too: bool
+    job: Job, member: Member, gone: Sequence[Member], census: Census, *, unseen_too: bool
 ) -> Iterator[tuple[Group, int, Node]]:
     """Whom a rank may wait for without a trace: (communicator, rank in it, node)."""
     failed = {own.address for own, _ in explain.errors_of(member)}
@@ -66,7 +66,8 @@ def _fellows(
             if (rank := group.rank_of(other)) is not None:
                 yield group, rank, RankNode(other.index)
         for rank in sorted(_neighbours(own) - group.members.keys()):
-            if unseen_too or own.address in failed or not may_live(group, rank, whole):
+            runs = census.runs(group, rank)
+            if runs is False or (runs is None and (unseen_too or own.address in failed)):
                 yield group, rank, AbsentNode(group.id, rank)
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
 from ncclwatch.engine import explain
 from ncclwatch.engine.culprits import absent_culprit, observed_culprit
 from ncclwatch.engine.edges import AbsentNode, RankNode, Waits, Why
-from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.engine.job import Group, Identity, Job, Member, identity_of
 from ncclwatch.engine.locate import Sink, victims_of
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 
@@ -36,40 +37,65 @@ def ended_ranks(
     :class:`diagnose.Outlook`.
     """
     absent = [sink for sink in sinks if not sink.is_cycle and isinstance(sink.nodes[0], AbsentNode)]
-    whole = whole_hosts(job, complete_hosts) if absent else frozenset()
-    return [sink for sink in absent if _has_ended(job, sink, silent, whole)]
+    if not absent:
+        return []
+    census = Census.of(job, complete_hosts)
+    return [sink for sink in absent if _has_ended(job, sink, silent, census)]
 
 
-def _has_ended(job: Job, sink: Sink, silent: Collection[tuple[int, int]], whole: Collection[int]) -> bool:
+def _has_ended(job: Job, sink: Sink, silent: Collection[tuple[int, int]], census: Census) -> bool:
     node = sink.nodes[0]
     if not isinstance(node, AbsentNode) or node.group_id not in job.groups:
         return False
     group = job.groups[node.group_id]
     if (group.hash, node.comm_rank) in silent:
         return False
-    if not may_live(group, node.comm_rank, whole):
-        return True
+    runs = census.runs(group, node.comm_rank)
+    if runs is not None:
+        return not runs
     if any(wait.why is Why.BROKEN for wait in sink.waits):
         return True
     waiting = {wait.waiter for wait in sink.waits}
     return any(RankNode(member.index) in waiting and explain.errors_of(member) for member in job.members)
 
 
-def whole_hosts(job: Job, complete_hosts: Collection[str]) -> frozenset[int]:
-    """What NCCL calls the hosts (``ncclPeerInfo.hostHash``) of which every process was looked at. O(processes)."""
-    found: set[int] = set()
-    for member in job.members if complete_hosts else ():
-        if member.info.host in complete_hosts:
-            own = (c.peers[c.rank].host_hash for c in member.last.communicators if c.rank < len(c.peers))
-            found.update(one for one in own if one is not None)
-    return frozenset(found)
+@dataclass(frozen=True, slots=True)
+class Census:
+    """Who runs, as NCCL knows processes (``ncclPeerInfo``: ``hostHash``, ``pidHash``)."""
 
+    whole: frozenset[int]
+    """Hosts of which every process was looked at."""
+    alive: frozenset[Identity]
+    """Observed processes that run."""
 
-def may_live(group: Group, comm_rank: int, whole: Collection[int]) -> bool:
-    """Whether a rank that was not observed may still run: not so on a host of which every process was looked at (``whole``)."""
-    views = (own.peers[comm_rank] for _, own in group.members.values() if comm_rank < len(own.peers))
-    known = next((peer.host_hash for peer in views if peer.rank == comm_rank and peer.host_hash is not None), None)
-    return known is None or known not in whole
+    @classmethod
+    def of(cls, job: Job, complete_hosts: Collection[str]) -> Census:
+        """Of the processes of a job. O(their communicators)."""
+        whole: set[int] = set()
+        alive: set[Identity] = set()
+        for member in job.members:
+            for own in member.last.communicators:
+                identity = identity_of(own, own.rank)
+                if identity is None:
+                    continue
+                if member.info.host in complete_hosts:
+                    whole.add(identity[0])
+                if not member.gone:
+                    alive.add(identity)
+        return cls(frozenset(whole), frozenset(alive))
+
+    def runs(self, group: Group, comm_rank: int) -> bool | None:
+        """Whether a rank that no observed process seems to hold runs; ``None``: it may.
+
+        A process may well be observed, and its communicator not yet found.
+        """
+        found = (identity_of(own, comm_rank) for _, own in group.members.values())
+        identity = next((one for one in found if one is not None), None)
+        if identity is None:
+            return None
+        if identity in self.alive:
+            return True
+        return False if identity[0] in self.whole else None
 
 
 def judge_halted(

@@ -141,8 +141,8 @@ class Job:
         if _numbers_as_the_job(group):
             return comm_rank
         if self._by_identity is None:
-            self._by_identity = _ranks_by_identity(self)
-        identity = next((i for _, c in group.members.values() if (i := _identity(c, comm_rank)) is not None), None)
+            self._by_identity = _ranks_byidentity_of(self)
+        identity = next((i for _, c in group.members.values() if (i := identity_of(c, comm_rank)) is not None), None)
         return self._by_identity.get(identity) if identity is not None else None
 
     def rank_name(self, group_id: int, comm_rank: int) -> str:
@@ -215,7 +215,7 @@ def _connected(members: Sequence[Member], sharing: Iterable[Sequence[tuple[Membe
     return [root(member.index) for member in members]
 
 
-def _identity(communicator: Communicator, comm_rank: int) -> Identity | None:
+def identity_of(communicator: Communicator, comm_rank: int) -> Identity | None:
     """Who a rank of the communicator is, where its peers could be read."""
     if comm_rank >= len(communicator.peers):
         return None
@@ -232,7 +232,7 @@ def _numbers_as_the_job(group: Group) -> bool:
     return {member.info.world_size for member, _ in group.members.values()} <= {group.nranks, None}
 
 
-def _ranks_by_identity(job: Job) -> dict[Identity, int | None]:
+def _ranks_byidentity_of(job: Job) -> dict[Identity, int | None]:
     """The job's rank of every process that a communicator numbered like the job knows; ``None`` where two claim one process."""
     ranks: dict[Identity, int | None] = {}
     for group in job.groups.values():
@@ -240,7 +240,7 @@ def _ranks_by_identity(job: Job) -> dict[Identity, int | None]:
             continue
         _, view = next(iter(group.members.values()))
         for rank in range(group.nranks):
-            identity = _identity(view, rank)
+            identity = identity_of(view, rank)
             if identity is not None:
                 ranks[identity] = rank if ranks.get(identity, rank) == rank else None
     return ranks
