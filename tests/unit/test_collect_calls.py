@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ncclwatch.collect.aggregate import Aggregator
-from ncclwatch.collect.calls import MAX_THREADS, CallTracker, creating
+from ncclwatch.collect.calls import MAX_THREADS, CallTracker, communicators_named, creating
 from ncclwatch.collect.functions import algorithm_bytes
 from ncclwatch.collect.rates import BUCKET_NS, WINDOW_NS, RateWindow
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
@@ -251,3 +251,19 @@ def test_who_makes_a_communicator_is_told_by_its_calls() -> None:
         events[place]["kind"], events[place]["color"] = kind, color
     assert creating(events) == {11, 12}
     assert creating(events[:0]) == set()
+
+
+def test_communicators_are_known_from_the_calls_that_name_them() -> None:
+    rows = [
+        (11, Function.COMM_INIT_RANK, Kind.ENTER, 0),
+        (11, Function.COMM_INIT_RANK, Kind.LEAVE, 0x1000),
+        (12, Function.ALL_REDUCE, Kind.ENTER, 0x2000),
+        (12, Function.ALL_REDUCE, Kind.ENTER, 0x2000),
+        (13, Function.COMM_DESTROY, Kind.LEAVE, 0x3000),
+    ]
+    events = np.zeros(len(rows), EVENT_DTYPE)
+    for place, (pid, function, kind, comm) in enumerate(rows):
+        events[place]["pid"], events[place]["function"] = pid, function
+        events[place]["kind"], events[place]["comm"] = kind, comm
+    assert communicators_named(events) == {(11, 0x1000), (12, 0x2000)}
+    assert communicators_named(events[:0]) == set()

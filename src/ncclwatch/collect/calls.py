@@ -7,13 +7,13 @@ that end (``src/group.cc``). A call's time is host time: it says nothing about w
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ncclwatch.collect.functions import algorithm_bytes, function
 from ncclwatch.collect.rates import RateWindow
-from ncclwatch.model.events import Function, Kind
+from ncclwatch.model.events import Flag, Function, Kind
 from ncclwatch.probes.functions import BLOCKING
 
 if TYPE_CHECKING:
@@ -28,6 +28,7 @@ MAKES_COMMUNICATORS = (
     Function.COMM_SHRINK,
     Function.COMM_GROW,
 )
+ENDS_COMMUNICATORS = (Function.COMM_FINALIZE, Function.COMM_DESTROY, Function.COMM_ABORT)
 
 # Bounds on what one process can make us hold.
 MAX_THREADS = 1024
@@ -36,11 +37,22 @@ MAX_COMMUNICATORS = 1024
 
 def creating(events: NDArray[Any]) -> set[int]:
     """Processes that have begun to make a communicator, by records of the calls plane (``EVENT_DTYPE``)."""
-    entered = events[events["kind"] == int(Kind.ENTER)]
+    entered = events[(events["kind"] == int(Kind.ENTER)) & (events["flags"] & int(Flag.UNKNOWN_PROCESS) == 0)]
     # A split without a colour makes none for this process.
-    made = [(entered["function"] == int(one)) & ((entered["color"] >= 0) | (one is not Function.COMM_SPLIT))
-            for one in MAKES_COMMUNICATORS]  # fmt: skip
-    return {pid for begun in made for pid in entered["pid"][begun].tolist()}
+    none = (entered["function"] == int(Function.COMM_SPLIT)) & (entered["color"] < 0)
+    return set(entered["pid"][_is_any(entered["function"], MAKES_COMMUNICATORS) & ~none].tolist())
+
+
+def _is_any(functions: NDArray[Any], wanted: Iterable[Function]) -> NDArray[Any]:
+    found: NDArray[Any] = sum(functions == int(one) for one in wanted) > 0
+    return found
+
+
+def communicators_named(events: NDArray[Any]) -> set[tuple[int, int]]:
+    """(process, address of a communicator) that records of the calls plane name: what was made, and what was worked with."""
+    named = events[(events["comm"] != 0) & (events["flags"] & int(Flag.UNKNOWN_PROCESS) == 0)]
+    alive = ~_is_any(named["function"], ENDS_COMMUNICATORS)
+    return set(zip(named["pid"][alive].tolist(), named["comm"][alive].tolist(), strict=True))
 
 
 @dataclass(frozen=True, slots=True)

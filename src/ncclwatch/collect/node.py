@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ncclwatch.collect import watched as watching
 from ncclwatch.collect.aggregate import Aggregator
 from ncclwatch.collect.batch import Change, NodeBatch, Overhead, PlaneState, ProcessChange
-from ncclwatch.collect.calls import creating
+from ncclwatch.collect.calls import communicators_named, creating
 from ncclwatch.collect.calls_plane import CallsPlane
 from ncclwatch.collect.cost import OwnCost
 from ncclwatch.collect.network import NetworkWatch
@@ -275,6 +275,9 @@ class NodeCollector:
             draft.events = events
             for pid in creating(events) & self.watched.keys():
                 self.watched[pid].creation_begun()
+            for pid, address in communicators_named(events):
+                if pid in self.watched:
+                    self.watched[pid].communicator_named(address)
         lost = self.calls.lost()
         draft.notes, self.calls.problems = self.calls.problems, []
         self.aggregator.calls_plane = self.calls.running

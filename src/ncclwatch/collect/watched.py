@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Sequence
@@ -55,10 +56,13 @@ class Readable(Protocol):
 
 @runtime_checkable
 class Creating(Protocol):
-    """A target that can be told to look for a communicator which is being made."""
+    """A target that can be told of communicators that calls show."""
 
     def creation_begun(self) -> None:
         """One has begun to be made."""
+
+    def hint_communicator(self, address: int) -> bool:
+        """One is at this address; whether a live one is found there."""
 
 
 class Watched:
@@ -113,6 +117,15 @@ class Watched:
         """The process has begun to make a communicator: the next looks search for it."""
         if self.gone is None and isinstance(self.target, Creating):
             self.target.creation_begun()
+
+    def communicator_named(self, address: int) -> None:
+        """A call has named a communicator: it is read from the next look on."""
+        known = {own.address for own in self.last.communicators} if self.last is not None else set()
+        if address in known or self.gone is not None or not isinstance(self.target, Creating):
+            return
+        # What goes wrong shows in the next look.
+        with contextlib.suppress(NcclwatchError):
+            self.target.hint_communicator(address)
 
     def close(self) -> None:
         """Let go of the process and its frame."""
