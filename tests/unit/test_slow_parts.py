@@ -184,6 +184,13 @@ class TestWindows:
         assert slow is not None and slow.slow == 4
         assert self.watch(rhythm + [1.0] * 12).slow_down() is None
 
+    def test_a_slow_down_begins_where_it_goes_on_without_a_break(self) -> None:
+        disturbed = [1.0] * 12 + [3.0, 1.0, 1.0, 1.0, 3.0, 1.0, 1.0, 3.0, 1.0, 1.0, 1.0]
+        slow = self.watch([*disturbed, *[2.0] * 8]).slow_down()
+        assert slow is not None and slow.mean_s == pytest.approx(2.0) and (slow.iterations, slow.slow) == (8, 8)
+        pauses = self.watch([*disturbed, *[2.0, 1.0, 1.0] * 4]).slow_down()
+        assert pauses is not None and pauses.iterations > 12 and pauses.slow == 7
+
     def test_warm_up_is_no_slow_down_and_noise_widens_the_limit(self) -> None:
         assert self.watch([5.0, 4.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]).slow_down() is None
         noisy = [1.0, 1.4, 0.8, 1.2, 0.9, 1.3, 0.7, 1.1] * 3

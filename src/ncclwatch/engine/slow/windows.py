@@ -16,6 +16,8 @@ REPEATED = 3
 """Slow iterations before a slow-down is one; a checkpoint or a pause is slow once."""
 ENDED_AFTER = 4
 """Normal iterations in a row that end a slow-down; where it had longer gaps before, half as many again as the longest."""
+STEADY = 6
+"""So many more slow iterations than normal ones at the end are no pauses among others: what was before them is left out."""
 LONGEST_GAP = 12
 """Normal iterations that pauses of their own rhythm (garbage collection) may leave between slow ones."""
 
@@ -66,6 +68,7 @@ class IterationWatch:
             return None
         stretch: list[Iteration] = []
         upto = normal_run = slow = trailing = longest = 0
+        more = best = steady = steady_slow = 0
         for iteration, was_slow in reversed(self.recent):
             if was_slow:
                 if not slow:
@@ -76,11 +79,16 @@ class IterationWatch:
             if normal_run > LONGEST_GAP:
                 break
             stretch.append(iteration)
+            more += 1 if was_slow else -1
             if was_slow:
                 slow += 1
                 upto = len(stretch)
+                if more >= best:
+                    best, steady, steady_slow = more, upto, slow
         if slow < REPEATED or trailing >= max(ENDED_AFTER, 1 + longest * 3 // 2):
             return None
+        if best >= STEADY:
+            upto, slow = steady, steady_slow
         del stretch[upto:]
         mean = sum(i.duration for i in stretch) / len(stretch)
         normal = self.baseline.normal
