@@ -16,16 +16,12 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ncclwatch.engine.slow.baselines import MEGATRACE_GATE
-from ncclwatch.engine.slow.clocks import ClockModel, estimate
-from ncclwatch.engine.slow.critical_path import BETA, Anomaly, PathResult, analyse
-from ncclwatch.engine.slow.graph import Structure, Weights, build, weigh
-from ncclwatch.engine.slow.whatif import duration_without
+from ncclwatch.engine.slow.critical_path import BETA, Anomaly, PathResult
+from ncclwatch.engine.slow.iteration_path import IterationAnalysis
 from ncclwatch.engine.topology.model import Learned, Phase
 from ncclwatch.engine.topology.namer import StageNamer
 from ncclwatch.simulate.layout import groups
@@ -40,62 +36,6 @@ KINDS = ("forward", "backward", "transmission")
 LEARNED = 6
 """Healthy iterations before the first delay."""
 QUOTED = (("VenusTrace", 0.95), ("Holmes", 0.93), ("Minder", 0.89), ("MegaScale", 0.84))
-
-
-class Analyser:
-    """Learns an iteration and judges each one: the engine's graph, critical path and baselines on what was observed."""
-
-    def __init__(self, learned: Learned | None, *, gate: float = MEGATRACE_GATE, beta: float = BETA) -> None:
-        self.learned = learned
-        self.gate, self.beta = gate, beta
-        self.structure: Structure | None = None
-        self.clocks: ClockModel | None = None
-        self.works: list[NDArray[np.float64]] = []
-        self.transfers: list[NDArray[np.float64]] = []
-        self.durations: list[float] = []
-        self.previous_end: float | None = None
-        self._sample: list[tuple[NDArray[Any], ...]] = []
-        self._last: tuple[Weights, float] | None = None
-
-    def without(self, anomalies: list[Anomaly]) -> float:
-        """What the last iteration would have taken without some anomalies, seconds."""
-        assert self.structure is not None and self._last is not None
-        weights, start = self._last
-        return duration_without(self.structure, weights, anomalies, start)
-
-    def look(self, observed: Observed) -> PathResult | None:
-        """Take an iteration: a result if it is slow enough to be analysed."""
-        if self.structure is None:
-            self.structure = build(observed.rank, observed.joint, observed.needs)
-        begin, end = self._corrected(observed)
-        start = self.previous_end if self.previous_end is not None else float(begin.min())
-        self.previous_end = float(end.max())
-        weights = weigh(self.structure, begin, end, start)
-        self._last = (weights, start)
-        duration = float(end.max()) - start
-        usual = float(np.median(self.durations)) if self.durations else duration
-        slow = len(self.durations) >= 3 and usual / duration < self.gate
-        if not slow:
-            self._learn(weights, duration)
-            return None
-        return self._judge(weights, usual, start)
-
-    def _corrected(self, observed: Observed) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        if self.clocks is None or len(self._sample) < LEARNED:
-            joint = observed.joint >= 0
-            self._sample.append((observed.node[joint], observed.joint[joint], observed.begin[joint], observed.end[joint]))
-            self.clocks = estimate(*(np.concatenate(parts) for parts in zip(*self._sample, strict=True)))
-        return self.clocks.correct(observed.node, observed.begin), self.clocks.correct(observed.node, observed.end)
-
-    def _learn(self, weights: Weights, duration: float) -> None:
-        self.works = [*self.works[-7:], weights.work]
-        self.transfers = [*self.transfers[-7:], weights.transfer]
-        self.durations = [*self.durations[-30:], duration]
-
-    def _judge(self, weights: Weights, usual: float, start: float) -> PathResult:
-        assert self.structure is not None
-        work, transfer = np.median(self.works, axis=0), np.median(self.transfers, axis=0)
-        return analyse(self.structure, weights, work, transfer, usual, start, beta=self.beta)
 
 
 @dataclass(slots=True)
@@ -214,21 +154,19 @@ def experiment(cases: int, *, gate: float = MEGATRACE_GATE, beta: float = BETA, 
             stages = {rank: stages_of(learned, rank) for rank in range(base.layout.world)}
         rng = np.random.default_rng([seed, number])
         delays = draw(base, rng, [LEARNED + 2 * i for i in range(count)])
-        for delay, said, effect, duration in _runs(base, delays, learned, gate, beta):
+        for delay, said, effect, duration in _runs(base, delays, gate, beta):
             _count(outcome, delay, said, (effect, duration, gate), stages)
     return outcome
 
 
-Said = tuple[PathResult | None, Observed, "Analyser"]
+Said = tuple[PathResult | None, Observed, IterationAnalysis]
 
 
-def _runs(
-    base: Scenario, delays: list[Delay], learned: Learned | None, gate: float, beta: float
-) -> Iterator[tuple[Delay | None, Said, float, float]]:
+def _runs(base: Scenario, delays: list[Delay], gate: float, beta: float) -> Iterator[tuple[Delay | None, Said, float, float]]:
     """Each iteration with what was said, its true effect in seconds, and its duration without the delay."""
     cast = Cast(base)
     with_delays, without = Run(DelayedExecutor(base, delays), cast), Run(DelayedExecutor(base, []), cast)
-    analyser = Analyser(learned, gate=gate, beta=beta)
+    analyser = IterationAnalysis(gate=gate, beta=beta)
     by_iteration = {delay.iteration: delay for delay in delays}
     for iteration in range(base.workload.iterations):
         observed = observe(with_delays.next(iteration), cast)
@@ -275,7 +213,7 @@ def clean(iterations: int, seed: int = 7) -> tuple[int, int]:
     """(iterations judged, alarms) of a healthy run."""
     base = scenario(seed, iterations)
     alarms = judged = 0
-    for _, said, _, _ in _runs(base, [], None, MEGATRACE_GATE, BETA):
+    for _, said, _, _ in _runs(base, [], MEGATRACE_GATE, BETA):
         judged += 1
         alarms += said[0] is not None and bool(said[0].culprits)
     return judged, alarms

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 KEPT_FINISHED = 8
 """Finished operations of a communicator that a sample holds, the newest."""
+SMALL_JOB = 64
+"""Ranks of a job of which samples hold all the operations that frames do: then whole iterations can be put together."""
 
 LOOK_AGAIN_S = 10.0
 """How often a process without a frame is looked at for one."""
@@ -73,10 +75,13 @@ _WORD_PROBLEMS: dict[int, str] = {
 }
 
 
-def decode(image: FrameImage, asked: Sequence[CounterPlace] = (), answered: bool = False) -> DeviceSample:
+def decode(
+    image: FrameImage, asked: Sequence[CounterPlace] = (), answered: bool = False, *, kept: int = KEPT_FINISHED
+) -> DeviceSample:
     """The records of a frame.
 
-    ``asked`` are the places of the words that were requested, ``answered`` whether the shim took the request.
+    ``asked`` are the places of the words that were requested, ``answered`` whether the shim took the request; ``kept`` is how
+    many finished operations of a communicator are wanted.
     """
     frame = image.frame
     header = frame["header"]
@@ -86,7 +91,7 @@ def decode(image: FrameImage, asked: Sequence[CounterPlace] = (), answered: bool
         interface=int(header["interface"]),
         sampler=_name(layout.Sampler, header["sampler"]),
         time_ns=image.time_ns,
-        communicators=tuple(_communicators(frame)),
+        communicators=tuple(_communicators(frame, kept)),
         transfers=tuple(_transfers(frame)),
         counters=tuple(_counters(frame, image.time_ns, asked)) if answered else (),
         heartbeat_ns=int(header["heartbeat_ns"]) or None,
@@ -112,7 +117,7 @@ def _count(number: Any) -> int:
     return min(int(number), (1 << 62))
 
 
-def _communicators(frame: NDArray[Any]) -> Iterable[DeviceCommunicator]:
+def _communicators(frame: NDArray[Any], kept: int) -> Iterable[DeviceCommunicator]:
     for comm in frame["communicators"][frame["communicators"]["state"] != layout.CommState.FREE]:
         nranks, rank = int(comm["nranks"]), int(comm["rank"])
         yield DeviceCommunicator(
@@ -129,13 +134,13 @@ def _communicators(frame: NDArray[Any]) -> Iterable[DeviceCommunicator]:
                 for index, channel in enumerate(comm["channels"])
                 if channel["started"]
             ),
-            recent=_operations(comm["recent"], _count(comm["operations"]), bool(comm["channels"]["started"].any())),
+            recent=_operations(comm["recent"], _count(comm["operations"]), bool(comm["channels"]["started"].any()), kept),
             name=clean(bytes(comm["name"]).partition(b"\0")[0].decode("utf-8", "replace"), layout.FRAME_NAME),
         )
 
 
-def _operations(records: NDArray[Any], newest: int, reported: bool) -> tuple[DeviceOperation, ...]:
-    """``reported``: NCCL has told of a kernel of this communicator at all."""
+def _operations(records: NDArray[Any], newest: int, reported: bool, wanted: int) -> tuple[DeviceOperation, ...]:
+    """``reported``: NCCL has told of a kernel of this communicator at all. ``wanted``: how many that are finished."""
     found = sorted(
         (_operation(record) for record in records if newest - layout.FRAME_OPERATIONS < int(record["ordinal"]) <= newest),
         key=lambda operation: operation.ordinal,
@@ -147,7 +152,7 @@ def _operations(records: NDArray[Any], newest: int, reported: bool) -> tuple[Dev
     reported = reported or begun > 0
     found = [replace(o, observed=False) if not o.started and (not reported or o.ordinal < begun) else o for o in found]
     done = [operation.ordinal for operation in found if operation.state in ("finished", "unobserved")]
-    kept = set(done[-KEPT_FINISHED:])
+    kept = set(done[-wanted:])
     return tuple(o for o in found if o.state in ("running", "not started") or o.ordinal in kept)
 
 
@@ -279,7 +284,9 @@ class DeviceWatch:
         try:
             image = frame.read()
             answered = int(image.frame["header"]["request_seen"]) == self._asked.number
-            device = self._with_rates(decode(image, self._asked.places, answered))
+            world = sample.process.world_size
+            kept = layout.FRAME_OPERATIONS if world is not None and world <= SMALL_JOB else KEPT_FINISHED
+            device = self._with_rates(decode(image, self._asked.places, answered, kept=kept))
             if target is not None and frame.writable:
                 self._ask(frame, image, target, device)
         except NcclwatchError as error:

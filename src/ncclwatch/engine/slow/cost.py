@@ -1,12 +1,13 @@
 """What each culprit costs: how long an iteration would last if it were normal.
 
 Where there is a healthy past, the loss is measured (iterations now against normal ones), and several culprits have their parts of
-it as they hold the others up. Without one, the share of the time that others are seen to wait for a culprit is all there is.
+it as they hold the others up. Without one, the share of the time that others are seen to wait for a culprit is all there is. What
+the critical path of whole iterations says of a rank's work counts before both.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from ncclwatch.engine.slow.findings import Finding
@@ -29,8 +30,10 @@ class Cost:
         return f"costs {self.share:.0%} of the iteration ({self.seconds:.2f} s; without it: {self.without:.2f} s)"
 
 
-def costs(findings: Sequence[Finding], slow: SlowDown | None, iteration_s: float | None) -> list[Cost | None]:
-    """What each finding costs; ``None`` where iterations are not known."""
+def costs(
+    findings: Sequence[Finding], slow: SlowDown | None, iteration_s: float | None, paths: Mapping[int, float] | None = None
+) -> list[Cost | None]:
+    """What each finding costs; ``None`` where iterations are not known. ``paths``: of a process, seconds by the critical path."""
     duration = slow.mean_s if slow is not None else iteration_s
     if not duration:
         return [None] * len(findings)
@@ -39,4 +42,7 @@ def costs(findings: Sequence[Finding], slow: SlowDown | None, iteration_s: float
     if slow is not None:
         explained = slow.lost_share if total >= WHOLE * slow.lost_share else min(total, slow.lost_share)
     shares = [min(1.0, finding.share * explained / total) if total > 0 else 0.0 for finding in findings]
+    for at, finding in enumerate(findings):
+        if paths and finding.kind.computes and len(finding.members) == 1 and finding.members[0] in paths:
+            shares[at] = min(1.0, paths[finding.members[0]] / duration)
     return [Cost(share, share * duration, duration - share * duration) for share in shares]

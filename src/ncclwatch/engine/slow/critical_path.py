@@ -109,10 +109,16 @@ def analyse(
     start: float,
     *,
     beta: float = BETA,
+    least_share: float = LEAST_SHARE,
     least_s: float = 0.0,
+    clock_error_s: float = 0.0,
     with_slack: bool = False,
 ) -> PathResult:
-    """Blame what on the critical path took longer than expected; ``normal`` is the iteration's usual duration, seconds."""
+    """Blame what on the critical path took longer than expected; ``normal`` is the iteration's usual duration, seconds.
+
+    A culprit costs ``least_share`` of what is lost; 0 where the caller adds many small ones up. Work is a difference of times of
+    one rank; a transfer's may be wrong by ``clock_error_s``.
+    """
     duration = float(weights.end.max()) - start
     path = critical_path(structure, weights)
     lost = max(duration - normal, 0.0)
@@ -122,7 +128,8 @@ def analyse(
         on_path.add((element.operation, element.work))
         expected = float((expected_work if element.work else expected_transfer)[element.operation])
         excess = element.seconds - expected
-        if excess > max(beta * max(expected, 0.0), least_s) and excess >= LEAST_SHARE * lost:
+        least = least_s if element.work else max(least_s, clock_error_s)
+        if excess > max(beta * max(expected, 0.0), least) and excess >= least_share * lost:
             result.culprits.append(Anomaly(element.operation, element.work, element.seconds, expected))
     result.culprits.sort(key=lambda anomaly: -anomaly.excess)
     if with_slack:

@@ -203,7 +203,7 @@ def _pass(judgement: Judgement, finding: Finding) -> str:
 def _summary(kind: VerdictClass, members: Mapping[int, Member], judgement: Judgement) -> str:
     slow, findings = judgement.slow, judgement.findings
     parts = []
-    every = costs(findings, slow, judgement.iteration_s)
+    every = costs(findings, slow, judgement.iteration_s, judgement.path_costs)
     for finding, cost in zip(findings[:3], every, strict=False):
         blamed = [members[at] for at in finding.members]
         names = ", ".join(f"rank {m.rank}" if m.rank is not None else f"pid {m.info.pid} on {m.info.host}" for m in blamed)
@@ -227,7 +227,7 @@ def _evidence(members: Mapping[int, Member], judgement: Judgement) -> tuple[str,
             f"iteration time {slow.mean_s:.3f} s over {slow.iterations} iterations, {slow.slow} of them slow; normally "
             f"{slow.normal_s:.3f} s: {slow.mean_s - slow.normal_s:.3f} s an iteration are lost"
         )
-    every = costs(judgement.findings, slow, judgement.iteration_s)
+    every = costs(judgement.findings, slow, judgement.iteration_s, judgement.path_costs)
     for finding, price in zip(judgement.findings, every, strict=True):
         names = ", ".join(members[at].label for at in finding.members)
         usual = "" if math.isnan(finding.reference) else f" (equal ranks: {finding.reference:.0%})"
@@ -251,13 +251,15 @@ def _evidence(members: Mapping[int, Member], judgement: Judgement) -> tuple[str,
             lines.append(f"{names}: work between calls takes {factor:.2f} times as long as well")
         if why := cause(judgement, finding):
             lines.append(f"{names}: {why}")
-    return tuple(lines[:16])
+    return (*lines[: 16 - len(judgement.paths)], *judgement.paths)
 
 
 def _unobserved(job: Job, judgement: Judgement) -> tuple[str, ...]:
     lines = []
     if not judgement.timed:
         lines.append("when GPUs begin and end is inferred from NCCL's counters; kernels themselves are not timed")
+    elif judgement.no_path:
+        lines.append(f"the critical path of an iteration: {judgement.no_path}")
     if judgement.clocks:
         lines.append(judgement.clocks)
     missing = sum(len(group.missing) for group in job.groups.values())

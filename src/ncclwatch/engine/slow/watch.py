@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.slow import explain
-from ncclwatch.engine.slow.baselines import slope
+from ncclwatch.engine.slow.baselines import MEGATRACE_GATE, slope
 from ncclwatch.engine.slow.blame import find
 from ncclwatch.engine.slow.cadence import Cadence, Cadences, mean_profile
 from ncclwatch.engine.slow.findings import Context, Finding
@@ -21,9 +21,10 @@ from ncclwatch.engine.slow.gpu_times import GpuTimes, Start
 from ncclwatch.engine.slow.lateness import Lateness, measure
 from ncclwatch.engine.slow.looks import Look, StageOf, take_look
 from ncclwatch.engine.slow.moments import near
+from ncclwatch.engine.slow.paths import Paths
 from ncclwatch.engine.slow.profile import Profile, Shares, add_up
 from ncclwatch.engine.slow.rounds import numbering
-from ncclwatch.engine.slow.windows import IterationWatch, SlowDown
+from ncclwatch.engine.slow.windows import NOISE_SIGMAS, SLOW_SHARE, IterationWatch, SlowDown
 from ncclwatch.engine.topology.model import Topology
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.verdict import Verdict, VerdictClass
@@ -60,6 +61,12 @@ class Judgement:
     """Whether GPUs tell when they begin and end operations."""
     clocks: str = ""
     """How well the hosts' clocks can be compared, in words."""
+    paths: tuple[str, ...] = ()
+    """What the critical paths of iterations say, where GPUs have timed whole ones."""
+    path_costs: dict[int, float] = field(default_factory=dict)
+    """By place in ``profile.processes``: what a rank's work costs an iteration by them, seconds."""
+    no_path: str = ""
+    """Why there are none, where GPUs tell their times."""
 
 
 @dataclass(slots=True)
@@ -85,8 +92,9 @@ class _JobWatch:
     """Wall time."""
     standing: Judgement | None = None
     gpus: GpuTimes = field(default_factory=GpuTimes)
+    paths: Paths = field(default_factory=Paths)
     numbered: tuple[tuple[int, ProcessKey], ...] = ()
-    """The members, as the rounds of ``gpus`` number them."""
+    """The members, as ``gpus`` and ``paths`` number them."""
 
 
 class SlowWatch:
@@ -121,8 +129,13 @@ class SlowWatch:
         if len(job.members) <= CHEAP_RANKS:
             numbered = numbering(job)
             if numbered != watch.numbered:
-                watch.gpus, watch.numbered = GpuTimes(), numbered
+                watch.gpus, watch.paths, watch.numbered = GpuTimes(), Paths(), numbered
             watch.gpus.take(job)
+            baseline = watch.iterations.baseline
+            limit = math.inf
+            if baseline.known:
+                limit = max(baseline.limit(SLOW_SHARE, NOISE_SIGMAS), baseline.normal / MEGATRACE_GATE)
+            watch.paths.take(job, [self.cadences.find(member.info.host, member.info.pid) for member in job.members], limit)
         every = -(-len(job.members) // CHEAP_RANKS)
         slow = watch.iterations.slow_down()
         due = watch.rounds % every == 0 or (slow is not None and watch.rounds % max(1, every // 4) == 0)
@@ -238,7 +251,8 @@ class SlowWatch:
             late = {member.info.key: starts[member.index] for member in job.members if member.index in starts}
             watch.standing = Judgement(
                 findings, profile, context, slow, stands_since, duration, factors, extras,
-                late, bool(gpus.kept), gpus.clocks_text(job),
+                late, bool(gpus.kept), gpus.clocks_text(job), tuple(watch.paths.lines(job, since)),
+                watch.paths.costs(since), watch.paths.problem,
             )  # fmt: skip
         elif watch.standing is not None:
             watch.missing += 1
