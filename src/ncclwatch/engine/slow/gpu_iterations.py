@@ -21,6 +21,8 @@ from ncclwatch.model.device import DeviceOperation, KernelState
 from ncclwatch.model.identity import ProcessKey
 
 LARGEST_JOB = 64
+RANKS_A_LOOK = 128
+"""Times of ranks in one iteration that are put together at a look: of small jobs every iteration, of larger ones the newest."""
 SEND = "Send"
 KEPT_OPERATIONS = 512
 """Of a communicator of one rank."""
@@ -112,7 +114,7 @@ class GpuIterations:
     def __init__(self) -> None:
         self.problem = ""
         """Why the newest iteration is not known whole; empty where it is, and where no process has the shim."""
-        self._runs: dict[tuple[ProcessKey, int], _Run] = defaultdict(_Run)
+        self._runs: dict[ProcessKey, dict[int, _Run]] = defaultdict(lambda: defaultdict(_Run))
         self._until = 0.0
 
     def take(self, job: Job, cadences: Sequence[Cadence | None]) -> list[TimedIteration]:
@@ -148,12 +150,12 @@ class GpuIterations:
             )
             group = job.group_of.get((member.index, own.address)) if own is not None else None
             if group is not None and not told.finished:
-                self._runs[member.info.key, group].take(told.recent, told.operations)
+                self._runs[member.info.key][group].take(told.recent, told.operations)
 
     def _whole(self, job: Job, cadences: list[Cadence]) -> list[TimedIteration]:
         offsets = [(member.last.wall_ns - member.last.time_ns) / 1e9 for member in job.members]
         found: list[TimedIteration] = []
-        for iteration in list(cadences[0].iterations):
+        for iteration in list(cadences[0].iterations)[-max(2, RANKS_A_LOOK // len(job.members)) :]:
             if iteration.begin <= self._until:
                 continue
             first = self._part(job, job.members[0], iteration)
@@ -203,8 +205,8 @@ class GpuIterations:
             return None
         chosen: list[tuple[int, DeviceOperation]] = []
         before = 0
-        for (key, group), run in self._runs.items():
-            if key != member.info.key or not run.newest:
+        for group, run in self._runs[member.info.key].items():
+            if not run.newest:
                 continue
             if not run.operations:
                 return None if run.last < run.newest else "the GPU's times of some operations are not reported"
