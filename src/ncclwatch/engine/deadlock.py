@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ncclwatch.engine import explain
+from ncclwatch.engine.circles import is_begun
 from ncclwatch.engine.counted import Lack, lacks
 from ncclwatch.engine.culprits import observed_culprit
 from ncclwatch.engine.edges import RankNode, Wait, Why
@@ -95,7 +96,7 @@ def judge_deadlock(
     """A verdict on ranks that wait for each other in a circle."""
     inside = [wait for sink in cycles for wait in sink.inside]
     ordered = len({wait.key.group for wait in inside}) > 1 or any(wait.key.point_to_point for wait in inside)
-    if not ordered:
+    if not ordered or not any(is_begun(job, wait) for wait in inside):
         return explain.ambiguous_cycle(job, inside, still, time)
     members = {node.index for sink in cycles for node in sink.nodes if isinstance(node, RankNode)}
     entered = _entered_first(inside)

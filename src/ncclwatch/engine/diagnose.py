@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from ncclwatch.engine import explain
 from ncclwatch.engine.calls import CallsFinding, compare_groups
 from ncclwatch.engine.calls_verdict import add_call_waits, add_calls_evidence, judge_calls
+from ncclwatch.engine.circles import break_false_circles
 from ncclwatch.engine.creation import judge_creation
 from ncclwatch.engine.deadlock import Orders
 from ncclwatch.engine.device import add_device_evidence, observe_hidden
@@ -140,8 +141,9 @@ def _diagnose_job(job: Job, outlook: Outlook, loners: Sequence[Member]) -> Verdi
     patience_s = outlook.patience.needed(job, sinks, findings, still, outlook.ledger) if outlook.patience is not None else 0.0
     if still < patience_s:
         return explain.too_early(job, sinks, still, patience_s, time) if waits.open else explain.nothing_open(job, still, time)
+    sinks = break_false_circles(job, sinks)
     if waits.open and (follow_dropped(job, waits, sinks, outlook.complete_hosts) or by_calls):
-        sinks = find_sinks(job, waits)
+        sinks = break_false_circles(job, find_sinks(job, waits))
         halted, gone_ranks = missed(job, waits, sinks), ended_ranks(job, sinks, outlook.silent, outlook.complete_hosts)
         if halted or gone_ranks:
             return judge_halted(job, halted, gone_ranks, waits, sinks, still, time, confidence=0.85)

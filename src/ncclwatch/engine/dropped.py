@@ -13,12 +13,14 @@ from functools import partial
 from ncclwatch.engine import explain
 from ncclwatch.engine.connections import ConnectionKey
 from ncclwatch.engine.device import gpu_state
-from ncclwatch.engine.edges import AbsentNode, Node, RankNode, Stall, StallMark, Wait, Waits, Why
+from ncclwatch.engine.edges import AbsentNode, HiddenNode, Node, RankNode, Stall, StallMark, Wait, Waits, Why
 from ncclwatch.engine.halted import Census
+from ncclwatch.engine.inside_waits import node_of
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.locate import Sink
+from ncclwatch.engine.waits import RING_ENDS_RECEIVING
 from ncclwatch.model.device import KernelState
-from ncclwatch.model.state import Communicator, Transport
+from ncclwatch.model.state import Communicator, Direction, Transport
 
 
 def follow_dropped(job: Job, waits: Waits, sinks: Sequence[Sink], complete_hosts: Collection[str]) -> bool:
@@ -35,6 +37,8 @@ def follow_dropped(job: Job, waits: Waits, sinks: Sequence[Sink], complete_hosts
         member = sink.member(job)
         if member is None or member.halted or not all(_not_begun(job, member, mark) for mark in sink.stalls):
             continue
+        if sink.stalls:
+            added |= _add_inside(job, waits, member)
         census = Census.of(job, complete_hosts) if census is None else census
         for group, rank, target in _fellows(job, member, gone, census, unseen_too=bool(sink.stalls)):
             key = ConnectionKey(group.id, 0, rank, group.ranks[member.index], False)
@@ -69,6 +73,41 @@ def _fellows(
             runs = census.runs(group, rank)
             if runs is False or (runs is None and (unseen_too or own.address in failed)):
                 yield group, rank, AbsentNode(group.id, rank)
+
+
+def _add_inside(job: Job, waits: Waits, member: Member) -> bool:
+    """Draw the waits of a rank for predecessors in rings through shared memory from which it has read less than it has written.
+
+    AllReduce, AllGather and ReduceScatter write and read as much on each ring: who is between is in such an operation. Broadcasts
+    and the like do not, and older releases do not tell whether there were any: then it is no more than a possibility.
+    """
+    added = False
+    for own in member.last.communicators:
+        group = job.groups[job.group_of[member.index, own.address]]
+        names = set(own.sequence_numbers)
+        if group.rank_of(member) is None or not names <= RING_ENDS_RECEIVING:
+            continue
+        ends = {(c.channel, c.peer, c.direction): c for c in own.host_connections if c.connection_index == 0}
+        for ring in own.rings:
+            source, sink = (
+                ends.get((ring.channel, ring.prev, Direction.RECV)),
+                ends.get((ring.channel, ring.next, Direction.SEND)),
+            )
+            if source is None or sink is None or source.head is None or sink.tail is None or source.tail != source.head:
+                continue
+            if sink.tail <= source.head:
+                continue
+            target: Node = node_of(job, group.id, ring.prev) if names else HiddenNode(group.id, ring.prev)
+            key = ConnectionKey(group.id, ring.channel, ring.prev, own.rank, False)
+            text = partial(_inside_text, job, member, group, ring.prev, sink.tail, source.head)
+            waits.added.append(Wait(RankNode(member.index), target, Why.EMPTY, key, text))
+            added = True
+    return added
+
+
+def _inside_text(job: Job, member: Member, group: Group, rank: int, written: int, read: int) -> str:
+    peer = job.rank_name(group.id, rank)
+    return f"{member.label} waits for {peer}, {Why.EMPTY}: it has written {written} steps of the ring itself, and read {read}"
 
 
 def _neighbours(own: Communicator) -> set[int]:

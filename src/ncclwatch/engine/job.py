@@ -217,7 +217,7 @@ def _connected(members: Sequence[Member], sharing: Iterable[Sequence[tuple[Membe
 
 def identity_of(communicator: Communicator, comm_rank: int) -> Identity | None:
     """Who a rank of the communicator is, where its peers could be read."""
-    if comm_rank >= len(communicator.peers):
+    if not 0 <= comm_rank < len(communicator.peers):
         return None
     peer = communicator.peers[comm_rank]
     if peer.rank != comm_rank or peer.host_hash is None or peer.pid_hash is None:

@@ -1,0 +1,64 @@
+"""Circles of waits that are none: a rank does not wait in an operation that its GPU has not begun.
+
+A proxy opens the receives of all that the host has called, so each of them seems to wait for its sender. A ring collective begins
+with a send: while nothing of it is produced, although buffers are free, the GPU stands before the operation and not in it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+from ncclwatch.engine.edges import Node, RankNode, Wait
+from ncclwatch.engine.graph import components
+from ncclwatch.engine.job import Job
+from ncclwatch.engine.locate import Sink
+from ncclwatch.engine.waits import RING_ENDS_RECEIVING
+from ncclwatch.model.state import Direction
+
+
+def break_false_circles(job: Job, sinks: Sequence[Sink]) -> list[Sink]:
+    """The sinks, circles among them replaced by where the waits in them end that are begun; circles of which no wait is begun
+    stay as they are. O(waits inside circles).
+    """
+    return [part for sink in sinks for part in (_parts(job, sink) if sink.is_cycle else [sink])]
+
+
+def is_begun(job: Job, wait: Wait) -> bool:
+    """Whether the GPU of who waits may have begun the operation it waits in: what cannot be told counts as begun."""
+    end, waiter = wait.end, wait.waiter
+    if end is None or not isinstance(waiter, RankNode) or wait.key.point_to_point:
+        return True
+    operation = end.operation
+    if operation.algorithm != "Ring" or operation.collective not in RING_ENDS_RECEIVING:
+        return True
+    own = [
+        sub
+        for other in job.member(waiter.index).last.operations
+        if (other.comm_address, other.comm_hash, other.op_count)
+        == (operation.comm_address, operation.comm_hash, operation.op_count)
+        and other.direction is Direction.SEND
+        for sub in other.subs
+    ]
+    return not own or any(sub.done > 0 or sub.gpu_ready is None or sub.gpu_ready > 0 or sub.posted == 0 for sub in own)
+
+
+def _parts(job: Job, sink: Sink) -> list[Sink]:
+    begun = [wait for wait in sink.inside if is_begun(job, wait)]
+    if not begun or len(begun) == len(sink.inside):
+        return [sink]
+    following: dict[Node, list[Node]] = defaultdict(list)
+    for wait in begun:
+        following[wait.waiter].append(wait.target)
+    found = []
+    for nodes in components(sink.nodes, following):
+        own = set(nodes)
+        inside = [wait for wait in begun if wait.waiter in own]
+        if any(wait.target not in own for wait in inside):
+            continue
+        into = [wait for wait in (*begun, *sink.waits) if wait.target in own and wait.waiter not in own]
+        if not into and not inside:
+            continue
+        stalls = [mark for mark in sink.stalls if RankNode(mark.member.index) in own]
+        found.append(Sink(tuple(sorted(own, key=repr)), sink.graph, into, inside, stalls))
+    return found
