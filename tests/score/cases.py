@@ -16,6 +16,8 @@ from ncclwatch.simulate.wire import RecordSet
 
 AFTER_HANG_S = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0)
 AFTER_SLOW_S = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 15.0, 18.0)
+AFTER_HANG_AT_SCALE_S = (3.0, 12.0)
+"""A pipeline of 64 stages takes some seconds to come to stand."""
 BEFORE_S = (2.0, 1.0, 0.3)
 HISTORY_S = 30.0
 
@@ -41,14 +43,19 @@ class Case:
         period = scenario.observe.state_period_s
         first = max(0.5 * scenario.network.init_s, self._clocks[0] - HISTORY_S)
         times = [float(t) for t in np.arange(first, self._clocks[-1] + 1e-9, period)]
-        if "scale" in scenario.tags:  # each sample of thousands of ranks is costly: a few looks around each clock
-            times = sorted({max(0.1, c - back) for c in self._clocks for back in (0.0, 1.0)})
+        if "scale" in scenario.tags:  # each look at thousands of ranks is costly: a few around each clock
+            times = sorted({max(0.1, c - back) for c in self._clocks for back in (0.0, 1.0)} | _last_looks(self._clocks[-1]))
         self._observer = Observer(self.timeline, times)
 
     def moments(self) -> Iterator[Moment]:
         """What was recorded at each clock of the case; the observer has sent it through bytes, so only records pass."""
         for clock in self._clocks:
             yield Moment(self._observer.until(clock, history_s=HISTORY_S), clock, clock - self.effect_s)
+
+
+def _last_looks(clock: float) -> set[float]:
+    """Where looks may be lost, two of a hundred thousand ranks are not enough to see every one of them stand still."""
+    return {max(0.1, clock - back) for back in (2.0, 3.0)}
 
 
 def effect(timeline: Timeline) -> float:
@@ -76,6 +83,6 @@ def clocks(timeline: Timeline, effect_s: float) -> list[float]:
     before = [effect_s - b for b in BEFORE_S if effect_s - b > begin]
     after: tuple[float, ...] = AFTER_HANG_S if timeline.hung else AFTER_SLOW_S
     if "scale" in scenario.tags:
-        before, after = before[-1:], (3.0, 8.0)
+        before, after = before[-1:], AFTER_HANG_AT_SCALE_S
     ends = timeline.end if not timeline.hung else float("inf")
     return before + [effect_s + a for a in after if effect_s + a < ends]

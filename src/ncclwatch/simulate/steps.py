@@ -29,6 +29,10 @@ Primitive = tuple[tuple["Connection", ...], tuple["Connection", ...]]
 """(connections read, connections written) of one slice of work."""
 
 
+_NO_CHANCE = np.random.default_rng(0)
+"""For connections on which nothing happens by chance: a generator is costly to make."""
+
+
 class Connection:
     """One direction of one channel between two ranks; lists are indexed by the connection's absolute slice, times never fall."""
 
@@ -53,7 +57,7 @@ class Connection:
         self.effects: list[LinkEffect] = [] if self.direct else disturbance.link_effects(source, destination)
         self.proxy_out: list[Window] | None = None if self.direct else disturbance.proxy.get(source)
         self.proxy_in: list[Window] | None = None if self.direct else disturbance.proxy.get(destination)
-        self.rng = np.random.default_rng([seed, source, destination] if self.effects else 0)
+        self.rng = np.random.default_rng([seed, source, destination]) if self.effects else _NO_CHANCE
         self.writer: Task | None = None
         self.reader: Task | None = None
 
@@ -246,11 +250,12 @@ class StepNetwork:
 def ring_primitives(function: str, nranks: int, pieces: Cut, before: Connection, after: Connection) -> list[Primitive]:
     """A rank's primitives in a ring: send, then receive-and-send, then receive; AllReduce goes round twice less one."""
     turns = 2 * nranks - 1 if function == "AllReduce" else nranks
-    chunk: list[Primitive] = []
-    for turn in range(turns):
-        reads = (before,) if turn else ()
-        writes = (after,) if turn < turns - 1 else ()
-        chunk += [(reads, writes)] * pieces.chunk_slices
+    first: Primitive = ((), (after,))
+    middle: Primitive = ((before,), (after,))
+    last: Primitive = ((before,), ())
+    # Each is made once: at a hundred thousand ranks a tuple for every turn would be gigabytes.
+    slices = pieces.chunk_slices
+    chunk = [first] * slices + [middle] * ((turns - 2) * slices) + [last] * slices
     return chunk * pieces.loops
 
 
