@@ -104,7 +104,8 @@ class Track:
             self.recent = [*self.recent[-(CONTEXT - 1) :], token]
             self.astray += 1
             if self.position < 0 and len(self.recent) == CONTEXT and self.astray % EVERY == 0:
-                found, certain = self._by_context(), True
+                # Passes of an evaluation look like those of an iteration: certain is what is unique, where anything is.
+                found, certain = self._by_context(), not self.unique
         if found < 0:
             if self.position >= 0 and self._is_stranger(tokens, at):
                 calls.iterations[at] = self.iteration
