@@ -22,7 +22,9 @@ from ncclwatch.messaging import packing, protocol
 from ncclwatch.messaging.agent import Agent
 from ncclwatch.messaging.hub import Hub
 from ncclwatch.messaging.keys import Key, KeyFileError, KnownKeys, make_key, own_key, read_key, write_key
+from ncclwatch.messaging.link import AgentLink
 from ncclwatch.messaging.protocol import Batch, Hello, Refused, Welcome
+from ncclwatch.messaging.spool import Spool
 from ncclwatch.model.verdict import VerdictClass
 from unit.fake_node import FakeNode, calls
 from unit.synthetic import frozen_ring
@@ -130,6 +132,32 @@ def test_acknowledged_batches_leave_the_spool() -> None:
         assert bench.service.hub.counts.duplicates == 0
         assert sender.link.status.clock_offset_ns is not None
         assert abs(sender.link.status.clock_offset_ns) < 1_000_000_000
+
+
+class Heard:
+    """A socket on which these messages lie, and that takes what is said."""
+
+    def __init__(self, *messages: protocol.Message) -> None:
+        self.waiting = [protocol.encode(message) for message in messages]
+
+    def recv_multipart(self) -> list[bytes]:
+        return [self.waiting.pop(0)]
+
+    def send_multipart(self, frames: list[bytes], flags: int) -> None:
+        """Anything."""
+
+
+def test_a_second_welcome_of_the_same_engine_sends_nothing_again(tmp_path: Path) -> None:
+    """The handshake may be told of after the first hello is out: then there are two."""
+    link = AgentLink("tcp://127.0.0.1:1", Spool(tmp_path / "spool"))
+    welcome = Welcome("engine-1", "1", packing.VERSION, {})
+    dealer = Heard(welcome, welcome, Welcome("engine-2", "1", packing.VERSION, {}))
+    link._hear(dealer)  # type: ignore[arg-type]
+    link._sent = 3
+    link._hear(dealer)  # type: ignore[arg-type]
+    assert link._sent == 3
+    link._hear(dealer)  # type: ignore[arg-type]
+    assert link._sent == 0, "another engine has none of it"
 
 
 def test_an_engine_that_begins_anew_is_told_everything(tmp_path: Path) -> None:

@@ -273,7 +273,9 @@ class AgentLink:
         elif isinstance(message, NeedKey):
             self._request_key()
         elif isinstance(message, Welcome):
-            self._begin(dealer, message)
+            # A hello that went out just before the handshake was told of is said twice: what is under way would be sent again.
+            if not self._welcomed or message.engine != self.status.engine:
+                self._begin(dealer, message)
         elif isinstance(message, Refused):
             self._refused_until = time.monotonic() + REFUSED_AGAIN_S
             self._lose(f"it refuses this agent: {message.reason}" + (f": {message.hint}" if message.hint else ""))
