@@ -97,7 +97,7 @@ demo: setup-demo
 test: setup
 	@echo "==> tests on real jobs and in the guest; beside them lint, types and unit tests, whose output follows"
 	@{ $(MAKE) -s lint && $(PYTHON) -m pytest tests/unit; } >$(CACHE)/beside.log 2>&1 & beside=$$!; \
-	main=0; NCCLWATCH_REQUIRE_VM=$${NCCLWATCH_REQUIRE_VM-$(if $(CI),1)} $(PYTHON) -m pytest tests --ignore=tests/unit || main=$$?; \
+	main=0; NCCLWATCH_REQUIRE_VM=$${NCCLWATCH_REQUIRE_VM-$(if $(CI),1)} $(PYTHON) -m pytest tests --ignore=tests/unit --durations=30 --durations-min=5 || main=$$?; \
 	other=0; wait $$beside || other=$$?; \
 	echo "==> lint, types and unit tests"; cat $(CACHE)/beside.log; \
 	[ $$main -eq 0 ] && [ $$other -eq 0 ]
