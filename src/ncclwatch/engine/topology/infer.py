@@ -7,7 +7,7 @@ follows one rule (equal distance and size), as in every rank order in use; for M
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -340,10 +340,17 @@ def _layout(world: int, dimensions: Mapping[Role, _Dimension], judged: Mapping[i
     for one, other in ((tp, pp), (tp, data), (pp, data)):
         if not _crossing(one, other):
             return Layout(), ["groups of different roles share more than one rank"]
-    if any(j.role is Role.UNSURE for j in judged.values()):
+    if not _in_holes(judged, dimensions):
         # The product is right, so what is not understood lies within the data group: context, experts, or both.
         return Layout(tp.size, pp.size, None if cp.size == 1 else data.size // cp.size, None if cp.size == 1 else cp.size), []
     return Layout(tp.size, pp.size, data.size // cp.size, cp.size, ep.size), []
+
+
+def _in_holes(judged: Mapping[int, Judged], dimensions: Mapping[Role, _Dimension]) -> bool:
+    """Whether every group of which it is not known what it is for lies where a group of a known role was not observed."""
+    holes = Counter(group.ranks for dimension in dimensions.values() for group in dimension.groups)
+    unsure = Counter(tuple(one.facts.ranks.tolist()) for one in judged.values() if one.role is Role.UNSURE)
+    return unsure <= holes
 
 
 def _crossing(one: _Dimension, other: _Dimension) -> bool:
