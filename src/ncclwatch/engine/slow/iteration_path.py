@@ -121,6 +121,8 @@ class IterationAnalysis:
         self.previous_end = float(end.max())
         weights = self._weights = weigh(self.structure, begin, end, start)
         self._start, self.duration = start, float(end.max()) - start
+        if not self.duration > 0:
+            return None
         self.usual = float(np.median(self._durations)) if self._durations else self.duration
         self._idle = None
         if launched is not None:

@@ -37,8 +37,10 @@ class SlowIteration:
     operations: int
     blames: list[Blame]
     harmless: list[Anomaly]
-    names: list[tuple[int, str, int]]
-    rank: list[int]
+    names: dict[int, tuple[int, str, int]]
+    """Group, function, and how many were before it, of the operations that are named."""
+    rank: dict[int, int]
+    """Of those operations, the place among the job's members."""
 
 
 @dataclass(slots=True)
@@ -77,11 +79,12 @@ class Paths:
         if result is None:
             return
         groups = [group for group, _, _ in iteration.names]
-        blames = self.analysis.blame(result, groups)
+        blames, harmless = self.analysis.blame(result, groups), result.harmless[:TOLD]
+        named = {blame.worst for blame in blames} | {anomaly.operation for anomaly in harmless}
         self.kept.append(
             SlowIteration(
                 float(iteration.end.max()), self.analysis.duration, self.analysis.usual, len(groups), blames,
-                result.harmless[:TOLD], iteration.names, iteration.rank.tolist(),
+                harmless, {at: iteration.names[at] for at in named}, {at: int(iteration.rank[at]) for at in named},
             )
         )  # fmt: skip
 
