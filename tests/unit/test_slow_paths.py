@@ -163,7 +163,10 @@ def test_a_slow_rank_is_found_with_what_it_costs_and_what_a_bubble_absorbs_costs
     assert len(paths.kept) >= 10 and paths.problem == ""
     lines = paths.lines(job, 0.0)
     assert len(lines) == 2, lines
-    assert "rank 3" in lines[0] and "takes 0.30 s longer than usual before its AllReduce 1 on the communicator of 2" in lines[0]
+    assert (
+        "rank 3" in lines[0]
+        and "takes 0.30 s longer than usual before AllReduce 1 of the iteration on the communicator" in lines[0]
+    )
     assert "18 operations on 4 GPUs" in lines[0] and "host had not called" not in lines[0]
     assert lines[1].startswith("off the critical path: rank 0") and "took 0.03 s longer and cost nothing" in lines[1]
     assert paths.costs(0.0) == {3: pytest.approx(0.3, abs=0.005)}

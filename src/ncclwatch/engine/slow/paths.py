@@ -16,6 +16,7 @@ from ncclwatch.engine.slow.cadence import Cadence
 from ncclwatch.engine.slow.critical_path import LEAST_SHARE, Anomaly
 from ncclwatch.engine.slow.gpu_iterations import GpuIterations, TimedIteration
 from ncclwatch.engine.slow.iteration_path import Blame, IterationAnalysis
+from ncclwatch.engine.topology.model import Role, Topology
 
 KEPT = 32
 TOLD = 3
@@ -96,8 +97,8 @@ class Paths:
             return 0.0
         return max(clocks.error(nodes[0], node) for node in nodes[1:])
 
-    def lines(self, job: Job, since: float) -> list[str]:
-        """What the slow iterations since a moment (wall time) have in common, costliest first."""
+    def lines(self, job: Job, since: float, topology: Topology | None = None) -> list[str]:
+        """What the slow iterations since a moment (wall time) have in common, costliest first; ``topology`` names groups."""
         slow = [one for one in self.kept if one.time >= since]
         if not slow:
             return []
@@ -116,9 +117,9 @@ class Paths:
             one, blame = parts[key][-1]
             without = f"without it: {max(0.0, average - cost[key]):.2f} s instead of {average:.2f} s"
             often = f"in {len(parts[key])} of {len(slow)} slow iterations"
-            lines.append(f"critical path of an iteration ({seen}): {self._what(job, one, blame)}, {often}; {without}")
+            lines.append(f"critical path of an iteration ({seen}): {self._what(job, one, blame, topology)}, {often}; {without}")
         for anomaly in slow[-1].harmless[:1]:
-            place = _operation(job, slow[-1].names[anomaly.operation])
+            place = _operation(job, slow[-1].names[anomaly.operation], topology)
             label = job.members[slow[-1].rank[anomaly.operation]].label
             took = f"took {anomaly.excess:.2f} s longer and cost nothing: {anomaly.slack:.2f} s of slack"
             lines.append(f"off the critical path: {label}'s work before {place} {took}")
@@ -135,8 +136,8 @@ class Paths:
         return dict(total)
 
     @staticmethod
-    def _what(job: Job, one: SlowIteration, blame: Blame) -> str:
-        place = _operation(job, one.names[blame.worst])
+    def _what(job: Job, one: SlowIteration, blame: Blame, topology: Topology | None) -> str:
+        place = _operation(job, one.names[blame.worst], topology)
         longer = f"{blame.excess:.2f} s longer than usual" + (f" in {blame.segments} places" if blame.segments > 1 else "")
         most = ", most" if blame.segments > 1 else ""
         if not blame.work:
@@ -146,7 +147,10 @@ class Paths:
         return f"{label} takes {longer}{most} before {place}{host}"
 
 
-def _operation(job: Job, name: tuple[int, str, int]) -> str:
+def _operation(job: Job, name: tuple[int, str, int], topology: Topology | None) -> str:
     number, function, before = name
-    group = job.groups.get(number)
-    return f"its {function} {before + 1}" + (f" on the communicator of {group.nranks} ranks {group.hash:016x}" if group else "")
+    group, known = job.groups.get(number), topology.by_id.get(number) if topology is not None else None
+    if group is None:
+        return f"{function} {before + 1}"
+    role = f"{known.role} " if known is not None and known.role is not Role.UNSURE else ""
+    return f"{function} {before + 1} of the iteration on the {role}communicator {group.hash:016x} ({group.nranks} ranks)"

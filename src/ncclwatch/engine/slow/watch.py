@@ -251,7 +251,7 @@ class SlowWatch:
             late = {member.info.key: starts[member.index] for member in job.members if member.index in starts}
             watch.standing = Judgement(
                 findings, profile, context, slow, stands_since, duration, factors, extras,
-                late, bool(gpus.kept), gpus.clocks_text(job), tuple(watch.paths.lines(job, since)),
+                late, bool(gpus.kept), gpus.clocks_text(job), tuple(watch.paths.lines(job, since, topology)),
                 watch.paths.costs(since), watch.paths.problem,
             )  # fmt: skip
         elif watch.standing is not None:
