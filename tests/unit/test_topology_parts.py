@@ -145,6 +145,21 @@ def test_a_barrier_is_passed_over_and_lost_records_make_places_uncertain_until_t
     assert exact[-2:].all()
 
 
+def test_passes_of_an_evaluation_are_not_taken_for_those_of_an_iteration() -> None:
+    """Forward passes begin with a message, backward passes with the same operation as these go on with; 9 is unique."""
+    message, work, last = 5, 6, 9
+    word = [message, work, work] * 3 + [work, work] * 3 + [last]
+    steps = tuple(Step(Role.PIPELINE, 11, 1, 7, towards=-1) if t == message else Step(Role.TENSOR, 1, 1, 7) for t in word)
+    follower = Track(pattern := Pattern(0, 0, steps, np.array(word, np.uint64)), unique_tokens(pattern))
+    follower.follow(np.array(word, np.uint64))
+    evaluation, after = [message, work, work] * 3, np.array(word, np.uint64)
+    follower.follow(np.array(evaluation, np.uint64))
+    told = [follower.follow(after[i : i + 1]) for i in range(len(after))]
+    said = [(int(positions[0]), bool(exact[0])) for positions, _, exact in told]
+    assert all(at == i for i, (at, exact) in enumerate(said) if exact), "a forward pass where a backward pass was to come"
+    assert said[-1] == (len(word) - 1, True)
+
+
 def topology(*groups: Group, layout: Layout | None = None) -> Topology:
     unknown = np.full(8, -1, np.int32)
     return Topology(8, groups, layout or Layout(), unknown, unknown, unknown)

@@ -121,10 +121,20 @@ class Track:
         return 1
 
     def _is_stranger(self, tokens: NDArray[np.uint64], at: int) -> bool:
-        """Whether the pattern goes on right after this call: then it was put in between (a barrier), and nothing is lost."""
+        """Whether the pattern goes on right after this call: then it was put in between (a barrier), and nothing is lost.
+
+        What goes from stage to stage is never put in between: there another pass begins than the pattern has next.
+        """
+        if int(tokens[at]) in self._exchanges:
+            return False
         if at + 1 >= len(tokens):
             return int(tokens[at]) not in self._known
         return bool(tokens[at + 1] == self.pattern.tokens[(self.position + 1) % len(self.pattern)])
+
+    @property
+    def _exchanges(self) -> set[int]:
+        steps = zip(self.pattern.tokens.tolist(), self.pattern.steps, strict=True)
+        return {token for token, step in steps if step.towards}
 
     @property
     def _known(self) -> set[int]:
