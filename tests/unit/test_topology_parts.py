@@ -154,8 +154,8 @@ def test_passes_of_an_evaluation_are_not_taken_for_those_of_an_iteration() -> No
     follower.follow(np.array(word, np.uint64))
     evaluation, after = [message, work, work] * 3, np.array(word, np.uint64)
     follower.follow(np.array(evaluation, np.uint64))
-    told = [follower.follow(after[i : i + 1]) for i in range(len(after))]
-    said = [(int(positions[0]), bool(exact[0])) for positions, _, exact in told]
+    told = [follower.follow(part) for part in np.split(after, range(3, len(after), 3))]
+    said = [pair for positions, _, exact in told for pair in zip(positions.tolist(), exact.tolist(), strict=True)]
     assert all(at == i for i, (at, exact) in enumerate(said) if exact), "a forward pass where a backward pass was to come"
     assert said[-1] == (len(word) - 1, True)
 
