@@ -163,6 +163,8 @@ class Play:
             self.problem = error
 
     def _do(self, action: HarnessAction) -> None:
+        # Before it is done: on a busy machine a killed process is gone, and seen to be, before we hear of it.
+        began = time.monotonic()
         if action.what == "limit":
             self._stack.enter_context(CpuShare([self.job.pid(rank) for rank in action.ranks], action.share))
         for rank in action.ranks:
@@ -174,7 +176,7 @@ class Play:
                 self.job.kill(rank)
             elif action.what in ON_LINKS and self._network is not None:
                 self._do_to_link(self._network, self.job.host(rank), action)
-        self.actions_done.append((time.monotonic(), action))
+        self.actions_done.append((began, action))
 
     def _do_to_link(self, network: Network, host: int, action: HarnessAction) -> None:
         link = network.link(host)
