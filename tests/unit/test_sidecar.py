@@ -149,7 +149,7 @@ class Heard:
 
 def test_a_second_welcome_of_the_same_engine_sends_nothing_again(tmp_path: Path) -> None:
     """The handshake may be told of after the first hello is out: then there are two."""
-    link = AgentLink("tcp://127.0.0.1:1", Spool(tmp_path / "spool"))
+    link = AgentLink("tcp://127.0.0.1:1", Spool("L1", tmp_path / "spool"))
     welcome = Welcome("engine-1", "1", packing.VERSION, {})
     dealer = Heard(welcome, welcome, Welcome("engine-2", "1", packing.VERSION, {}))
     link._hear(dealer)  # type: ignore[arg-type]
