@@ -10,9 +10,9 @@ from ncclwatch.engine.diagnose import Outlook, diagnose
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.ports import PortDown
 from ncclwatch.model.network import NicRecord
-from ncclwatch.model.state import Transport
+from ncclwatch.model.state import Direction, NetStep, Transport
 from ncclwatch.model.verdict import Verdict, VerdictClass
-from unit.synthetic import Rank, communicator, frozen_ring, looks, recv, send
+from unit.synthetic import Rank, communicator, frozen_ring, looks, recv
 from unit.test_engine_calls import calls
 from unit.test_engine_net_steps import BEGIN, STEPS, tail_of_a_ring
 
@@ -77,20 +77,22 @@ def test_a_pause_is_still_a_pause_while_a_port_is_down() -> None:
 
 
 def test_a_rank_that_has_not_called_the_next_operation_may_stand_in_the_one_before() -> None:
-    """Rank 0 has finished an operation and called the next; 1 and 3 wait in the one before, and 2 stands there unseen."""
-    shared = communicator(2, 4, transport=Transport.P2P)
+    """Rank 0 has sent all of an operation and called the next; what it sent does not reach 1, and 2 and 3 stand unseen."""
+    inside = [communicator(rank, 4, transport=Transport.SHM) for rank in range(4)]
+    sent = replace(communicator(0, 4), net_steps=(NetStep(0, 1, Direction.SEND, 0, 960 + 96),))
     ranks = [
-        Rank(0, 4, (communicator(0, 4, transport=Transport.P2P),)),
-        Rank(1, 4, (communicator(1, 4),), (recv(0, posted=8, received=0, delivered=0, consumed=0),)),
-        Rank(2, 4, (shared,)),
-        Rank(3, 4, (communicator(3, 4),), (send(0, sent=92, done=92, produced=92),)),
+        Rank(0, 4, (sent,)),
+        Rank(1, 4, (communicator(1, 4),), (recv(0, posted=96, received=90, delivered=90, consumed=90),)),
+        Rank(2, 4, (inside[2],)),
+        Rank(3, 4, (inside[3],)),
     ]
     live = LiveDiagnosis()
     for rank in range(4):
         live.add_calls(calls(rank, [64, 64, 64] if rank == 0 else [64, 64]))
     for number in range(LOOKS):
         verdict = live.update([rank.looks(LOOKS)[number] for rank in ranks])
-        assert 2 not in {culprit.rank for culprit in verdict.culprits}, verdict.summary
+        assert not {2, 3} & {culprit.rank for culprit in verdict.culprits}, verdict.summary
+    assert verdict.verdict_class is VerdictClass.HARDWARE and verdict.link is not None
 
 
 def test_of_a_link_that_carries_nothing_the_end_whose_port_is_down_is_kept() -> None:

@@ -41,7 +41,10 @@ class End:
         return self.sub.base + self.sub.nsteps
 
 
+INVISIBLE = frozenset({Transport.P2P, Transport.NVLS, Transport.COLLNET, Transport.UNKNOWN})
+"""Transports whose progress the host cannot see (NVLink and the like)."""
+
+
 def hidden_peers(communicator: Communicator, channel: int) -> list[int]:
-    """Peers joined to this rank on a channel by a transport whose progress the host cannot see (NVLink and the like)."""
-    invisible = (Transport.P2P, Transport.NVLS, Transport.COLLNET, Transport.UNKNOWN)
-    return sorted({peer for c, peer, _, transport in communicator.transports if c == channel and transport in invisible})
+    """Peers joined to this rank on a channel by a transport whose progress the host cannot see."""
+    return sorted({peer for c, peer, _, transport in communicator.transports if c == channel and transport in INVISIBLE})

@@ -19,6 +19,9 @@ from ncclwatch.model.state import Communicator
 FAMILIAR = 3
 """A collective that a rank has called so often on a communicator, before it was ahead in it, is nothing unheard of there."""
 
+COUNTS_PROXY_WORK_FROM = (2, 27, 3)
+"""From here on ``opCount`` is no count of launches (``src/enqueue.cc``); no member of the structure tells it."""
+
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
@@ -91,6 +94,20 @@ def _contradiction(mine: Mapping[str, int], other: Mapping[str, int]) -> str:
     more = [name for name, count in mine.items() if count > other.get(name, 0)]
     less = any(count > mine.get(name, 0) for name, count in other.items())
     return more[0] if more and less else ""
+
+
+def launched(member: Member, own: Communicator) -> int | None:
+    """How many collectives NCCL has counted on a communicator of a process; comparable among its ranks, ``None`` where it is not.
+
+    Releases without counts of each collective count all launches alike (``ncclComm.opCount``) up to 2.27.2; from 2.27.3 on, and
+    up to 2.30.7, only those in which the rank has proxy work: then no count of collectives means that there were none.
+    """
+    if own.captured_plans:
+        return None
+    if own.sequence_numbers:
+        return sum(own.sequence_numbers.values())
+    version = member.info.version
+    return own.op_count if version is not None and version < COUNTS_PROXY_WORK_FROM else None
 
 
 class Lack(StrEnum):

@@ -19,6 +19,7 @@ from ncclwatch.engine.device import add_device_evidence, observe_hidden
 from ncclwatch.engine.dropped import follow_dropped
 from ncclwatch.engine.edges import Waits
 from ncclwatch.engine.halted import ended_ranks, judge_halted, missed
+from ncclwatch.engine.hidden import follow_counts, follow_hidden
 from ncclwatch.engine.job import Job, Member, assemble
 from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.locate import Sink, find_sinks
@@ -141,7 +142,7 @@ def _diagnose_job(job: Job, outlook: Outlook, loners: Sequence[Member]) -> Verdi
     patience_s = outlook.patience.needed(job, sinks, findings, still, outlook.ledger) if outlook.patience is not None else 0.0
     if still < patience_s:
         return explain.too_early(job, sinks, still, patience_s, time) if waits.open else explain.nothing_open(job, still, time)
-    sinks = break_false_circles(job, sinks)
+    sinks = _follow_further(job, waits, sinks)
     if waits.open and (follow_dropped(job, waits, sinks, outlook.complete_hosts) or by_calls):
         sinks = break_false_circles(job, find_sinks(job, waits))
         halted, gone_ranks = missed(job, waits, sinks), ended_ranks(job, sinks, outlook.silent, outlook.complete_hosts)
@@ -149,6 +150,15 @@ def _diagnose_job(job: Job, outlook: Outlook, loners: Sequence[Member]) -> Verdi
             return judge_halted(job, halted, gone_ranks, waits, sinks, still, time, confidence=0.85)
     verdict = _judge_waits(job, outlook, waits, sinks, findings, still, time)
     return blame_ports(job, verdict, waits, outlook.ports_down, still, time)
+
+
+def _follow_further(job: Job, waits: Waits, sinks: Sequence[Sink]) -> list[Sink]:
+    """The sinks once false circles are broken, and idle ranks are followed to whom they wait for unseen."""
+    found = break_false_circles(job, sinks)
+    for follow in (follow_counts, follow_hidden) if waits.open else ():
+        if follow(job, waits, found):
+            found = break_false_circles(job, find_sinks(job, waits))
+    return found
 
 
 def _judge_waits(
