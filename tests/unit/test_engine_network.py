@@ -177,6 +177,21 @@ def test_a_session_blames_the_port_that_went_down_with_the_job() -> None:
     assert not told, "it was told when it began to stand"
 
 
+def test_when_a_port_was_down_is_remembered() -> None:
+    def change(second: int, *, up: bool) -> LinkChange:
+        return replace(CHANGE, up=up, wall_ns=CHANGE.wall_ns + second * SECOND)
+
+    wall = CHANGE.wall_ns / 1e9
+    # Up for a moment while the carrier is found; a minute of work before.
+    seen = (change(-90, up=False), change(-60, up=True), change(0, up=False), change(20, up=True), change(21, up=False))
+    [port] = remembering(NetworkLook((DOWN,), seen)).ports_down()
+    assert (port.since, port.until) == (wall, None)
+    [port] = remembering(NetworkLook((NIC,), (*seen, change(22, up=True), change(23, up=True)))).ports_down()
+    assert (port.since, port.until) == (wall, wall + 22)
+    assert remembering(NetworkLook((replace(NIC, used_by=()),), seen)).ports_down() == []
+    assert remembering(NetworkLook((NIC,))).ports_down() == []
+
+
 def test_what_is_seen_of_the_network_travels_with_a_batch() -> None:
     nic = replace(NIC, kind="rdma", errors={"packet_seq_err": 3}, rate_gbps=200.0, send_rate=1.5, receive_rate=2.5)
     flow = FlowRecord(

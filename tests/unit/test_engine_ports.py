@@ -53,13 +53,21 @@ def test_a_port_that_went_down_when_the_job_came_to_stand_is_the_cause(since: fl
     [
         PortDown(DOWN, CAME_TO_STAND + 8),
         PortDown(DOWN, CAME_TO_STAND - 1000),
+        PortDown(DOWN, CAME_TO_STAND - 60, CAME_TO_STAND - 30),
         PortDown(replace(DOWN, used_by=(3,))),
         PortDown(replace(DOWN, host="node9")),
     ],
-    ids=["later", "the job ran for long without it", "nobody of this host uses it", "another host"],
+    ids=["later", "the job ran for long without it", "up again before", "nobody of this host uses it", "another host"],
 )
 def test_a_port_that_has_nothing_to_do_with_it_changes_nothing(port: PortDown) -> None:
     assert said(port) == said()
+
+
+def test_a_port_that_is_up_again_is_still_why_the_job_came_to_stand() -> None:
+    """The verdict keeps its culprits, and with them its id, until the job goes on."""
+    down, again = said(PortDown(DOWN, CAME_TO_STAND)), said(PortDown(replace(DOWN, up=True), CAME_TO_STAND, CAME_TO_STAND + 9))
+    assert again.id == down.id
+    assert again.summary.startswith("eth0 on node1 was down, and rank 1 uses it")
 
 
 def test_what_the_operating_system_states_stands() -> None:

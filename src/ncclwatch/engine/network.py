@@ -25,6 +25,8 @@ MAX_FLOWS = 4096
 MAX_FLOW_LINES = 3
 FLOWS_STALE_NS = 10_000_000_000
 """A host that has listed no flow for this long has none."""
+SETTLED_NS = 3_000_000_000
+"""A NIC that was up for less between two outages was not up."""
 MAX_LINES = 6
 """Evidence lines that one verdict gets from here."""
 LIKELY_LOSS = 10
@@ -55,6 +57,24 @@ class HostNetwork:
         last = next((change for change in reversed(self.changes) if change.key in keys), None)
         return last if last is not None and not last.up else None
 
+    def last_outage(self, nic: NicRecord) -> tuple[float, float | None] | None:
+        """From when to when a NIC was down last, in seconds since the epoch, as far as that was seen; ``None`` for the end: it
+        still is. Up for a moment only, as while a carrier is found, is not up.
+        """
+        keys = {nic.key, (nic.host, nic.namespace, nic.netdev)}
+        began: int | None = None
+        ended: int | None = None
+        for change in reversed(self.changes):
+            if change.key not in keys:
+                continue
+            if not change.up:
+                began = change.wall_ns
+            elif began is None:
+                ended = change.wall_ns
+            elif began - change.wall_ns > SETTLED_NS:
+                break
+        return (began / 1e9, ended / 1e9 if ended is not None else None) if began is not None else None
+
 
 @dataclass(slots=True)
 class NetworkMemory:
@@ -81,13 +101,15 @@ class NetworkMemory:
             known.kernel.popleft()
 
     def ports_down(self) -> list[PortDown]:
-        """NICs that ranks use and that are down, each with when it went down where that was seen."""
+        """NICs that ranks use and that are, or were, down, each with when that was, where it was seen."""
         found = []
         for _, known in sorted(self.hosts.items()):
             for nic in known.nics.values():
-                if not nic.up and nic.used_by:
-                    change = known.down_since(nic)
-                    found.append(PortDown(nic, change.wall_ns / 1e9 if change is not None else None))
+                outage = known.last_outage(nic) if nic.used_by else None
+                if outage is not None and (outage[1] is None) is not nic.up:
+                    found.append(PortDown(nic, *outage))
+                elif nic.used_by and not nic.up:
+                    found.append(PortDown(nic))
         return found
 
     def explain(self, verdict: Verdict) -> Verdict:

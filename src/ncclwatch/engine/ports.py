@@ -23,16 +23,33 @@ BEFORE_S = 120.0
 AFTER_S = 5.0
 """A port that went down later than this after the job came to stand is not why it stands."""
 
+BETWEEN_LOOKS_S = 2.0
+"""When a job came to stand is known no better."""
+
 OPEN_TO_DOUBT = frozenset({VerdictClass.NOT_ENTERED, VerdictClass.DEADLOCK, VerdictClass.UNKNOWN})
 """Verdicts on where waits end; what the operating system states, and calls that disagree, stand by themselves."""
 
 
 @dataclass(frozen=True, slots=True)
 class PortDown:
-    """A NIC that is down and that ranks use; ``since`` in seconds since the epoch, ``None`` where nobody saw it go down."""
+    """A NIC that ranks use and that is or was down, from ``since`` to ``until`` in seconds since the epoch; ``None`` where nobody
+    saw it go down, and for one that still is.
+    """
 
     nic: NicRecord
     since: float | None = None
+    until: float | None = None
+
+    def explains(self, began: float) -> bool:
+        """Whether a standstill that began then may be its doing, also once it is up again: what was lost comes later."""
+        if self.until is not None and self.until < began - BETWEEN_LOOKS_S:
+            return False
+        return self.since is None or -BEFORE_S <= self.since - began <= AFTER_S
+
+    @property
+    def state(self) -> str:
+        """``is down``, or ``was down``."""
+        return "is down" if self.until is None else "was down"
 
 
 def blame_ports(job: Job, verdict: Verdict, waits: Waits, ports: Sequence[PortDown], still: float, time: float) -> Verdict:
@@ -40,7 +57,7 @@ def blame_ports(job: Job, verdict: Verdict, waits: Waits, ports: Sequence[PortDo
 
     ``still`` is how many seconds nothing has moved, ``time`` the newest look, in seconds since the epoch.
     """
-    down = [port for port in ports if port.since is None or -BEFORE_S <= port.since - (time - still) <= AFTER_S]
+    down = [port for port in ports if port.explains(time - still)]
     if verdict.verdict_class is VerdictClass.HARDWARE and verdict.link is not None:
         return _with_ends_that_are_down(verdict, down)
     if not ports or not _is_open_to_doubt(job, verdict, ports):
@@ -52,7 +69,7 @@ def blame_ports(job: Job, verdict: Verdict, waits: Waits, ports: Sequence[PortDo
     culprits = []
     for port, users in found:
         for member, link in users:
-            culprit = observed_culprit(job, member, (), (), f"its network port {port.nic.label} is down", link=link)
+            culprit = observed_culprit(job, member, (), (), f"its network port {port.nic.label} {port.state}", link=link)
             culprits.append(
                 replace(culprit, communicator=verdict.communicator or culprit.communicator, operation=verdict.operation)
             )
@@ -81,14 +98,13 @@ def _with_ends_that_are_down(verdict: Verdict, ports: Sequence[PortDown]) -> Ver
         return verdict
     freed = {c.rank for c in verdict.culprits if c not in kept and c.rank is not None}
     names = ", ".join(f"rank {rank}" for rank in sorted(c.rank for c in down if c.rank is not None))
-    labels = ", ".join(
-        sorted({p.nic.label for p in ports if any(c.host == p.nic.host and c.rank in p.nic.used_by for c in down)})
-    )
+    named = [p for p in ports if any(c.host == p.nic.host and c.rank in p.nic.used_by for c in down)]
+    labels, state = ", ".join(sorted({p.nic.label for p in named})), named[0].state
     return replace(
         verdict,
         culprits=tuple(kept),
         victims=tuple(sorted({*verdict.victims, *freed})),
-        summary=f"{verdict.summary}; {labels}, which {names} {'use' if len(down) > 1 else 'uses'}, is down",
+        summary=f"{verdict.summary}; {labels}, which {names} {'use' if len(down) > 1 else 'uses'}, {state}",
         planes=(*verdict.planes, "nic"),
     )
 
@@ -143,8 +159,8 @@ def _link(own: Communicator, nic: NicRecord) -> LinkRef | None:
 def _summary(port: PortDown, users: Sequence[tuple[Member, LinkRef | None]]) -> str:
     names = sorted(member.rank for member, _ in users if member.rank is not None)
     shown = ", ".join(map(str, names[:8])) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-    one = len(names) == 1
-    return f"{port.nic.label} on {port.nic.host} is down, and {'rank' if one else 'ranks'} {shown} {'uses' if one else 'use'} it"
+    who, verb = ("rank", "uses") if len(names) == 1 else ("ranks", "use")
+    return f"{port.nic.label} on {port.nic.host} {port.state}, and {who} {shown} {verb} it"
 
 
 def _names(verdict: Verdict) -> str:
