@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +12,7 @@ import pytest
 
 from ncclwatch.collect.device import DeviceWatch, decode
 from ncclwatch.model import frame_layout as layout
+from ncclwatch.model.device import ConnectionCounter
 from ncclwatch.model.frame_layout import WordStatus
 from ncclwatch.model.state import Direction
 from ncclwatch.target.devconn import CounterPlace
@@ -250,27 +251,33 @@ def test_a_watch_asks_now_and_then_and_often_once_nothing_moves(nccl: FakeNccl) 
 
     sample = frozen_ring()[0].looks(1)[0]
     watch, target = DeviceWatch(nccl.pid), Target()
+
+    def counted(holds: Callable[[Sequence[ConnectionCounter]], bool]) -> Sequence[ConnectionCounter]:
+        """The counters of the first look at which the shim has answered, and of which this holds."""
+        deadline = time.monotonic() + 20
+        while True:
+            looked = watch.look(sample, target).device
+            if looked is not None and looked.counters and holds(looked.counters):
+                return looked.counters
+            assert time.monotonic() < deadline, looked
+            time.sleep(0.02)
+
     try:
         nccl.do("w.write(0, 41)")
         assert watch.look(sample, target).device is not None and watch.present
         nccl.until(lambda h: h["rounds"] >= 1, "a first round")
         assert nccl.header()["period_us"] == 1_000_000
-        looked = watch.look(sample, target).device
-        assert looked is not None and [c.value for c in looked.counters] == [41, 0, 0, 0]
-        assert not any(c.stale or c.problem for c in looked.counters)
+        counters = counted(lambda found: [c.value for c in found] == [41, 0, 0, 0])
+        assert not any(c.stale or c.problem for c in counters)
         nccl.do("w.write(0, 42)")
         watch.look(sample, target)
-        nccl.until(lambda h: h["period_us"] == 10_000, "the quicker period", timeout=5)
-        seen = nccl.header()["rounds"]
-        nccl.until(lambda h: h["rounds"] >= seen + 2, "rounds")
-        looked = watch.look(sample, target).device
-        assert looked is not None and looked.counters[0].value == 42 and looked.counters[0].changes >= 1
+        # Where a round takes long the shim keeps to its budget, and the period is a little longer than asked.
+        nccl.until(lambda h: h["period_us"] < 100_000, "the quicker period")
+        counters = counted(lambda found: found[0].value == 42)
+        assert counters[0].changes >= 1
         nccl.do("w.write(0, 142)")
-        seen = nccl.header()["rounds"]
-        nccl.until(lambda h: h["rounds"] >= seen + 2, "rounds")
-        looked = watch.look(sample, target).device
-        assert looked is not None
-        rates = [counter.steps_per_s for counter in looked.counters]
+        counters = counted(lambda found: found[0].value == 142)
+        rates = [counter.steps_per_s for counter in counters]
         assert rates[0] is not None and rates[0] > 10 and rates[1:] == [0.0, 0.0, 0.0]
     finally:
         watch.close()

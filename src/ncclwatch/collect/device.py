@@ -296,7 +296,10 @@ class DeviceWatch:
         return replace(sample, device=device)
 
     def _with_rates(self, device: DeviceSample) -> DeviceSample:
-        """Rates of the counters since the look before, by the times at which they were read."""
+        """Rates of the counters since they were read before, by the times at which that was."""
+        if not device.counters:
+            # The shim has not answered what was asked last: the next answer is compared with the one before.
+            return device
         before, self._read = self._read, {}
         counters = []
         for counter in device.counters:
@@ -307,7 +310,7 @@ class DeviceWatch:
                 if time_ns and counter.time_ns > time_ns and counter.value >= value:
                     counter = replace(counter, steps_per_s=(counter.value - value) * 1e9 / (counter.time_ns - time_ns))  # noqa: PLW2901
             counters.append(counter)
-        return replace(device, counters=tuple(counters)) if counters else device
+        return replace(device, counters=tuple(counters))
 
     def _open(self) -> FrameFile | None:
         if self._frame is None and time.monotonic() >= self._next_try:
