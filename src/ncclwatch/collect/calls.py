@@ -7,9 +7,11 @@ that end (``src/group.cc``). A call's time is host time: it says nothing about w
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+
+import numpy as np
 
 from ncclwatch.collect.functions import algorithm_bytes, function
 from ncclwatch.collect.rates import RateWindow
@@ -40,18 +42,13 @@ def creating(events: NDArray[Any]) -> set[int]:
     entered = events[(events["kind"] == int(Kind.ENTER)) & (events["flags"] & int(Flag.UNKNOWN_PROCESS) == 0)]
     # A split without a colour makes none for this process.
     none = (entered["function"] == int(Function.COMM_SPLIT)) & (entered["color"] < 0)
-    return set(entered["pid"][_is_any(entered["function"], MAKES_COMMUNICATORS) & ~none].tolist())
-
-
-def _is_any(functions: NDArray[Any], wanted: Iterable[Function]) -> NDArray[Any]:
-    found: NDArray[Any] = sum(functions == int(one) for one in wanted) > 0
-    return found
+    return set(entered["pid"][np.isin(entered["function"], MAKES_COMMUNICATORS) & ~none].tolist())
 
 
 def communicators_named(events: NDArray[Any]) -> set[tuple[int, int]]:
     """(process, address of a communicator) that records of the calls plane name: what was made, and what was worked with."""
     named = events[(events["comm"] != 0) & (events["flags"] & int(Flag.UNKNOWN_PROCESS) == 0)]
-    alive = ~_is_any(named["function"], ENDS_COMMUNICATORS)
+    alive = ~np.isin(named["function"], ENDS_COMMUNICATORS)
     return set(zip(named["pid"][alive].tolist(), named["comm"][alive].tolist(), strict=True))
 
 

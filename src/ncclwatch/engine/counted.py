@@ -65,18 +65,20 @@ def _disagreement(group: Group) -> Disagreement | None:
     first = next(iter(counts.values()))
     if all(own == first for own in counts.values()):
         return None
-    ahead: dict[int, str] = {}
-    alike = Counter(tuple(sorted(own.items())) for own in counts.values())
+    kinds = {rank: tuple(sorted(own.items())) for rank, own in counts.items()}
+    alike = Counter(kinds.values())
+    called: dict[tuple[tuple[str, int], ...], str] = {}
     for kept in alike:
         for other in alike:
             name = _contradiction(dict(kept), dict(other))
             if name:
-                ahead.update({rank: name for rank, own in counts.items() if tuple(sorted(own.items())) == kept})
+                called[kept] = name
+    ahead = {rank: name for kept, name in called.items() for rank, kind in kinds.items() if kind == kept}
     if not ahead:
         return None
     # The one among many first; else who called what nobody, itself included, used to call there.
     most, times = alike.most_common(1)[0]
-    minority = {rank: name for rank, name in ahead.items() if tuple(sorted(counts[rank].items())) != most}
+    minority = {rank: name for rank, name in ahead.items() if kinds[rank] != most}
     if times > sum(alike.values()) - times and minority:
         return Disagreement(group, minority, f"{times} ranks agree")
     unheard = {rank: name for rank, name in ahead.items() if counts[rank][name] < FAMILIAR}

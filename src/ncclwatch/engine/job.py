@@ -141,7 +141,7 @@ class Job:
         if _numbers_as_the_job(group):
             return comm_rank
         if self._by_identity is None:
-            self._by_identity = _ranks_byidentity_of(self)
+            self._by_identity = _ranks_by_identity(self)
         identity = next((i for _, c in group.members.values() if (i := identity_of(c, comm_rank)) is not None), None)
         return self._by_identity.get(identity) if identity is not None else None
 
@@ -232,7 +232,7 @@ def _numbers_as_the_job(group: Group) -> bool:
     return {member.info.world_size for member, _ in group.members.values()} <= {group.nranks, None}
 
 
-def _ranks_byidentity_of(job: Job) -> dict[Identity, int | None]:
+def _ranks_by_identity(job: Job) -> dict[Identity, int | None]:
     """The job's rank of every process that a communicator numbered like the job knows; ``None`` where two claim one process."""
     ranks: dict[Identity, int | None] = {}
     for group in job.groups.values():

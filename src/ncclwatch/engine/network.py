@@ -53,20 +53,21 @@ class HostNetwork:
 
     def down_since(self, nic: NicRecord) -> LinkChange | None:
         """The change that took a link down, if that is known and it was the last one."""
-        keys = {nic.key, (nic.host, nic.namespace, nic.netdev)}
-        last = next((change for change in reversed(self.changes) if change.key in keys), None)
+        last = next(self._newest_changes(nic), None)
         return last if last is not None and not last.up else None
+
+    def _newest_changes(self, nic: NicRecord) -> Iterator[LinkChange]:
+        """What is remembered of a NIC's link, the newest first."""
+        keys = {nic.key, (nic.host, nic.namespace, nic.netdev)}
+        return (change for change in reversed(self.changes) if change.key in keys)
 
     def last_outage(self, nic: NicRecord) -> tuple[float, float | None] | None:
         """From when to when a NIC was down last, in seconds since the epoch, as far as that was seen; ``None`` for the end: it
         still is. Up for a moment only, as while a carrier is found, is not up.
         """
-        keys = {nic.key, (nic.host, nic.namespace, nic.netdev)}
         began: int | None = None
         ended: int | None = None
-        for change in reversed(self.changes):
-            if change.key not in keys:
-                continue
+        for change in self._newest_changes(nic):
             if not change.up:
                 began = change.wall_ns
             elif began is None:

@@ -46,6 +46,10 @@ class PortDown:
             return False
         return self.since is None or -BEFORE_S <= self.since - began <= AFTER_S
 
+    def is_used_by(self, host: str, rank: int | None) -> bool:
+        """Whether a rank of the job uses it."""
+        return host == self.nic.host and rank in self.nic.used_by
+
     @property
     def state(self) -> str:
         """``is down``, or ``was down``."""
@@ -63,7 +67,7 @@ def blame_ports(job: Job, verdict: Verdict, waits: Waits, ports: Sequence[PortDo
     if not ports or not _is_open_to_doubt(job, verdict, ports):
         return verdict
     standing = [job.groups[number] for number in sorted(_standing(job, verdict, waits))]
-    found = [(port, users) for port in down if (users := _users(job, port.nic, standing))]
+    found = [(port, users) for port in down if (users := _users(port, standing))]
     if not found:
         return verdict
     culprits = []
@@ -91,14 +95,14 @@ def _with_ends_that_are_down(verdict: Verdict, ports: Sequence[PortDown]) -> Ver
 
     An end is let go only where the other end of its own link is known to be down: another link may have another trouble.
     """
-    down = [c for c in verdict.culprits if any(c.host == p.nic.host and c.rank in p.nic.used_by for p in ports)]
+    down = [c for c in verdict.culprits if any(p.is_used_by(c.host, c.rank) for p in ports)]
     ends = {(c.communicator, c.link, c.comm_rank) for c in down}
     kept = [c for c in verdict.culprits if c in down or not _other_end(c) & ends]
     if not down or len(kept) == len(verdict.culprits):
         return verdict
     freed = {c.rank for c in verdict.culprits if c not in kept and c.rank is not None}
     names = ", ".join(f"rank {rank}" for rank in sorted(c.rank for c in down if c.rank is not None))
-    named = [p for p in ports if any(c.host == p.nic.host and c.rank in p.nic.used_by for c in down)]
+    named = [p for p in ports if any(p.is_used_by(c.host, c.rank) for c in down)]
     labels, state = ", ".join(sorted({p.nic.label for p in named})), named[0].state
     return replace(
         verdict,
@@ -123,7 +127,7 @@ def _is_open_to_doubt(job: Job, verdict: Verdict, ports: Sequence[PortDown]) -> 
     if verdict.verdict_class is not VerdictClass.HARDWARE:
         return False
     # A GPU or proxy that "does not go on" may wait, unseen, for the port; of a rank that uses the port, that is told already.
-    return not any(c.host == port.nic.host and c.rank in port.nic.used_by for c in verdict.culprits for port in ports)
+    return not any(port.is_used_by(c.host, c.rank) for c in verdict.culprits for port in ports)
 
 
 def _standing(job: Job, verdict: Verdict, waits: Waits) -> set[int]:
@@ -134,13 +138,13 @@ def _standing(job: Job, verdict: Verdict, waits: Waits) -> set[int]:
     return found or {wait.key.group for wait in waits.first(64) if wait.key.group in job.groups}
 
 
-def _users(job: Job, nic: NicRecord, standing: Sequence[Group]) -> list[tuple[Member, LinkRef | None]]:
+def _users(port: PortDown, standing: Sequence[Group]) -> list[tuple[Member, LinkRef | None]]:
     """Ranks that use a NIC and have a connection over the network in a communicator that stands still, with one such link."""
     found: dict[int, tuple[Member, LinkRef | None]] = {}
     for group in standing:
         for member, own in group.members.values():
-            if member.index not in found and member.info.host == nic.host and member.rank in nic.used_by:
-                link = _link(own, nic)
+            if member.index not in found and port.is_used_by(member.info.host, member.rank):
+                link = _link(own, port.nic)
                 if link is not None:
                     found[member.index] = (member, link)
     return [found[index] for index in sorted(found)]
