@@ -16,20 +16,11 @@ import numpy as np
 from ncclwatch.collect.functions import algorithm_bytes, function
 from ncclwatch.collect.rates import RateWindow
 from ncclwatch.model.events import Flag, Function, Kind
-from ncclwatch.probes.functions import BLOCKING
+from ncclwatch.probes.functions import BLOCKING, MAKES_COMMUNICATORS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-MAKES_COMMUNICATORS = (
-    Function.COMM_INIT_RANK,
-    Function.COMM_INIT_RANK_CONFIG,
-    Function.COMM_INIT_RANK_SCALABLE,
-    Function.COMM_INIT_ALL,
-    Function.COMM_SPLIT,
-    Function.COMM_SHRINK,
-    Function.COMM_GROW,
-)
 ENDS_COMMUNICATORS = (Function.COMM_FINALIZE, Function.COMM_DESTROY, Function.COMM_ABORT)
 
 # Bounds on what one process can make us hold.

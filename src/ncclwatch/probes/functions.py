@@ -61,17 +61,21 @@ because it is a structure (it takes no register)."""
 
 _FREES = frozenset({Function.COMM_DESTROY, Function.COMM_ABORT})
 
+MAKES_COMMUNICATORS = (
+    Function.COMM_INIT_RANK,
+    Function.COMM_INIT_RANK_CONFIG,
+    Function.COMM_INIT_RANK_SCALABLE,
+    Function.COMM_INIT_ALL,
+    Function.COMM_SPLIT,
+    Function.COMM_SHRINK,
+    Function.COMM_GROW,
+)
+
 BLOCKING = frozenset(
     {
         Function.GROUP_END,
         Function.GET_UNIQUE_ID,
-        Function.COMM_INIT_RANK,
-        Function.COMM_INIT_RANK_CONFIG,
-        Function.COMM_INIT_RANK_SCALABLE,
-        Function.COMM_INIT_ALL,
-        Function.COMM_SPLIT,
-        Function.COMM_SHRINK,
-        Function.COMM_GROW,
+        *MAKES_COMMUNICATORS,
         Function.COMM_GET_UNIQUE_ID,
         Function.COMM_FINALIZE,
         Function.COMM_DESTROY,
