@@ -80,7 +80,8 @@ def diagnose_jobs(samples: Sequence[Sequence[ProcessSample]], outlook: Outlook |
 
     ``samples`` holds, for each process, its samples in time order, at least two of them a second apart.
     """
-    return [verdict for _, verdict in judge_jobs(samples, outlook)]
+    with collector_at_rest():  # The jobs are gone when it is left, and the collector need not walk them.
+        return [verdict for _, verdict in judge_jobs(samples, outlook)]
 
 
 def judge_jobs(samples: Sequence[Sequence[ProcessSample]], outlook: Outlook | None = None) -> list[tuple[Job, Verdict]]:

@@ -7,8 +7,8 @@ and what was called after it lies there as if its GPU did not begin it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cache, partial
 
 from ncclwatch.engine import explain
 from ncclwatch.engine.connections import ConnectionKey
@@ -31,7 +31,8 @@ def follow_dropped(job: Job, waits: Waits, sinks: Sequence[Sink], complete_hosts
     have ended. O(ranks that are waited for x their communicators).
     """
     gone = [member for member in job.members if member.gone]
-    census: Census | None = None
+    # Made once, and only where somebody is missing: it goes through all communicators of the job.
+    census = cache(lambda: Census.of(job, complete_hosts))
     added = False
     for sink in sinks:
         member = sink.member(job)
@@ -39,7 +40,6 @@ def follow_dropped(job: Job, waits: Waits, sinks: Sequence[Sink], complete_hosts
             continue
         if sink.stalls:
             added |= _add_inside(job, waits, member)
-        census = Census.of(job, complete_hosts) if census is None else census
         for group, rank, target in _fellows(job, member, gone, census, unseen_too=bool(sink.stalls)):
             key = ConnectionKey(group.id, 0, rank, group.ranks[member.index], False)
             text = partial(_text, job, member, group, rank)
@@ -58,7 +58,7 @@ def _not_begun(job: Job, member: Member, mark: StallMark) -> bool:
 
 
 def _fellows(
-    job: Job, member: Member, gone: Sequence[Member], census: Census, *, unseen_too: bool
+    job: Job, member: Member, gone: Sequence[Member], census: Callable[[], Census], *, unseen_too: bool
 ) -> Iterator[tuple[Group, int, Node]]:
     """Whom a rank may wait for without a trace: (communicator, rank in it, node)."""
     failed = {own.address for own, _ in explain.errors_of(member)}
@@ -70,7 +70,7 @@ def _fellows(
             if (rank := group.rank_of(other)) is not None:
                 yield group, rank, RankNode(other.index)
         for rank in sorted(_neighbours(own) - group.members.keys()):
-            runs = census.runs(group, rank)
+            runs = census().runs(group, rank)
             if runs is False or (runs is None and (unseen_too or own.address in failed)):
                 yield group, rank, AbsentNode(group.id, rank)
 

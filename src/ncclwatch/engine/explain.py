@@ -284,8 +284,10 @@ def _ranks(job: Job, indices: Iterable[int]) -> tuple[int, ...]:
 
 
 def _count(job: Job) -> str:
-    infos = (member.last.process for member in job.members)
-    number = len({(info.host, info.key.pid) for info in infos})
+    number = len(job.members)
+    if any(member.last.process.key.part for member in job.members):
+        # A process that drives several GPUs is a member for each of them.
+        number = len({(member.info.host, member.info.pid) for member in job.members})
     return f"{number} process{'es' if number != 1 else ''}"
 
 
