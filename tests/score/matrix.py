@@ -101,7 +101,7 @@ def tell_progress(outcome: Outcome) -> None:
             said = f"{result.said} {result.named}{when}" if result.said else "silent"
             parts.append(f"{'right' if result.right else 'WRONG'} ({said})")
     run = outcome.run
-    what = "; ".join([*parts, *([outcome.note] if outcome.note else [])])
+    what = "; ".join([*parts, *filter(None, (outcome.pace, outcome.note))])
     setting = f"{run.nccl} {run.transport} try {run.number}"
     print(f"{run.scenario.name} [{setting}] {outcome.wall_s:.0f} s: {what}", file=sys.stderr, flush=True)
 

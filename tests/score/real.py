@@ -95,6 +95,8 @@ class Outcome:
     results: list[Result] = field(default_factory=list)
     note: str = ""
     wall_s: float = 0.0
+    pace: str = ""
+    """Of a slow job, what its own iterations took before and since."""
 
 
 def as_played(scenario: Scenario, nccl: str, transport: Transport) -> Scenario:
@@ -313,12 +315,15 @@ def _play(run: Run, scenario: Scenario, outcome: Outcome, baselines: Sequence[Di
         if late is not None:
             came, watcher = late
             recordings.append((Attach.POST_HANG, watcher.stop(), came))
+        own = played.iterations(0)
     for attach, recording, since in recordings:
         if run.save_to:
             name = f"{scenario.name}-{run.nccl}-{run.transport}-{attach}-{run.number}.ncclwatch"
             recording.save(Path(run.save_to) / name)
-            note = Saved(scenario.name, run.nccl, run.transport, attach, run.seed, run.number, since)
+            pace = [(round(took, 4), round(ended, 4)) for took, ended in own.tolist()]
+            note = Saved(scenario.name, run.nccl, run.transport, attach, run.seed, run.number, since, pace)
             (Path(run.save_to) / name).with_suffix(".json").write_text(json.dumps(asdict(note)) + "\n", "utf-8")
+            outcome.pace = note.pace
         outcome.results += _score(scenario, recording, since, run.setting(attach), baselines)
 
 
@@ -335,6 +340,18 @@ class Saved:
     seed: int
     number: int
     since: float
+    iterations: list[tuple[float, float]] = field(default_factory=list)
+    """What rank 0 itself said of each iteration: the seconds it took and when it ended (CLOCK_MONOTONIC)."""
+
+    @property
+    def pace(self) -> str:
+        """The job's own iteration times before and since the fault, in words: whether there was anything to be seen."""
+        before = [took for took, ended in self.iterations if ended <= self.since]
+        since = [took for took, ended in self.iterations if ended - took >= self.since]
+        if not before or not since:
+            return ""
+        low, normal, high = np.percentile(before, (10, 50, 90)).tolist()
+        return f"iterations of {normal:.2f} s ({low:.2f} to {high:.2f}) and then {float(np.median(since)):.2f} s"
 
 
 def score_saved(path: Path, scenarios: Mapping[str, Scenario], baselines: Sequence[Diagnoser] = ()) -> Outcome:
@@ -346,7 +363,8 @@ def score_saved(path: Path, scenarios: Mapping[str, Scenario], baselines: Sequen
     scenario = as_played(vary(run.scenario, run.seed, run.number), run.nccl, run.transport)
     with Recordings([path]) as recordings:
         recording = Recording([batch for _, _, batch in recordings.batches()])
-    return Outcome(run, _score(scenario, recording, saved.since, run.setting(run.attaches[0]), baselines))
+    results = _score(scenario, recording, saved.since, run.setting(run.attaches[0]), baselines)
+    return Outcome(run, results, pace=saved.pace)
 
 
 def _run_clean(run: Run, played: Play, pids: Sequence[int]) -> tuple[float, tuple[float, Watcher] | None]:

@@ -147,7 +147,8 @@ class Play:
                         self.first_iteration = time.monotonic()
                     continue
                 now = time.monotonic()
-                for action in [a for a in pending if now >= self.first_iteration + a.after_s]:
+                due = [a for a in pending if now >= self.first_iteration + a.after_s]
+                for action in [a for a in due if not a.iterations or self.job.progress(0) >= a.iterations]:
                     pending.remove(action)
                     self._do(action)
                 for action in list(thaws):

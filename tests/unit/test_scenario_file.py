@@ -135,4 +135,4 @@ def test_where_in_an_operation_a_fault_strikes() -> None:
     made = plan(fitted(scenario))
     assert made.unsupported == ()
     assert "--fault stall_gpu:rank=3,at=5,group=dp,nth=1,delay_us=8000" in " ".join(made.options)
-    assert made.actions == (HarnessAction("kill", (1,), 2.5), HarnessAction("limit", (4, 5, 6, 7), 1.0, 0.08))
+    assert made.actions == (HarnessAction("kill", (1,), 2.5), HarnessAction("limit", (4, 5, 6, 7), 1.0, 0.08, iterations=3))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import itertools
+from collections import deque
+from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from ncclwatch.engine.slow.blame import find
 from ncclwatch.engine.slow.cadence import Cadence, Iteration
@@ -89,7 +92,26 @@ def cadence(begins: list[float]) -> Cadence:
     made = Cadence()
     for number, (begin, end) in enumerate(itertools.pairwise(begins)):
         made.iterations.append(Iteration(begin, end, number))
+    made.first = list(made.iterations)[:8]
     return made
+
+
+def test_a_host_that_is_late_by_more_than_half_an_iteration_is_measured_by_the_iterations_numbers() -> None:
+    durations = [0.5] * 10 + [0.9] * 12
+    begins = [0.0, *np.cumsum(durations).tolist()]
+    # The others begin when the last has ended; rank 0 only 0.55 s later, which is nearer to the others' next iteration.
+    late = cadence([b + (0.55 if n >= 10 else 0.0) for n, b in enumerate(begins)])
+    others = [cadence(begins) for _ in range(3)]
+    for made in others[1:]:
+        # They were counted from another iteration on, which the numbers' difference while all was well tells.
+        made.iterations = deque(replace(i, number=i.number + 7) for i in made.iterations)
+        made.first = list(made.iterations)[:8]
+    measured = measure([late, *others], [5.0] * 4, 0.5, np.zeros(4, np.int64))
+    assert measured.late[0] >= 10 and measured.seconds[0] == pytest.approx(0.55) and measured.share[0] > 0.3
+    assert not measured.share[1:].any()
+    others[2].first.clear()
+    unknown = measure([late, *others], [5.0] * 4, 0.5, np.zeros(4, np.int64))
+    assert unknown.share[3] == 0 and unknown.share[0] > 0.3, "its numbers cannot be compared"
 
 
 def test_a_late_host_is_measured_and_believed_only_if_it_costs() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import cast
 
@@ -14,9 +15,9 @@ from ncclwatch.engine.job import Job
 from ncclwatch.engine.slow.blame import find
 from ncclwatch.engine.slow.contention import lacks_cpu, running_part, short_of_cpu
 from ncclwatch.engine.slow.findings import Context, Kind
-from ncclwatch.engine.slow.looks import Activity, CpuTimes, Hold, Look, Part
+from ncclwatch.engine.slow.looks import Activity, CpuTimes, Hold, LinkPlace, Look, Part
 from ncclwatch.engine.slow.moments import Moments, near
-from ncclwatch.engine.slow.profile import add_up
+from ncclwatch.engine.slow.profile import Profile, add_up
 from ncclwatch.model.identity import ProcessKey
 
 RANKS = 4
@@ -57,6 +58,24 @@ def test_a_proxy_that_waits_for_a_cpu_like_its_neighbours_is_not_to_blame() -> N
     crowded = add_up(looks(Part.PROXY, [3.0] * RANKS, 0.2), KEYS)
     assert short_of_cpu(crowded, add_up(QUIET, KEYS)).all()
     assert find(crowded, context(QUIET)) == []
+
+
+def test_a_nic_that_outweighs_all_other_links_is_named_though_all_lack_cpus_alike() -> None:
+    def with_links(shares: dict[tuple[int, int], float], wait: list[float]) -> Profile:
+        made = looks(Part.PROXY, wait, 0.2, held=0.0)
+        holds = [
+            Hold(Part.LINK, share, None, LinkPlace(7, 1, RANKS, a, b, KEYS[a], KEYS[b]), "AllReduce", 7)
+            for (a, b), share in shares.items()
+        ]
+        return add_up([replace(look, holds=tuple(holds)) for look in made], KEYS)
+
+    slow = {(1, 2): 0.3, (0, 1): 0.25, (2, 3): 0.03}
+    named = find(with_links(slow, [3.0] * RANKS), context(QUIET, hosts=4))
+    assert [(f.kind, f.members) for f in named] == [(Kind.NIC, (CULPRIT,))]
+    assert find(with_links(slow | {(2, 3): 0.25}, [3.0] * RANKS), context(QUIET, hosts=4)) == [], "others are late as well"
+    assert find(with_links(slow, [3.0, 5.0, 3.0, 3.0]), context(QUIET, hosts=4)) == [], "it lacks CPUs more than they do"
+    assert find(with_links(slow, [3.0] * RANKS), context(QUIET, lost=0.9, hosts=4)) != []
+    assert find(with_links({(1, 2): 0.2, (0, 1): 0.15}, [3.0] * RANKS), context(QUIET, lost=0.9, hosts=4)) == [], "too little"
 
 
 def test_work_is_blamed_on_a_crowded_host_only_if_it_explains_most_of_what_is_lost() -> None:

@@ -191,6 +191,26 @@ class TestWindows:
         pauses = self.watch([*disturbed, *[2.0, 1.0, 1.0] * 4]).slow_down()
         assert pauses is not None and pauses.iterations > 12 and pauses.slow == 7
 
+    def test_an_iteration_at_hand_is_slow_as_soon_as_it_takes_too_long(self) -> None:
+        for before, upto, slow in (([9.0, 9.0], 1.5, True), ([9.0, 9.0], 0.9, False), ([1.0, 9.0], 7.0, False)):
+            watch = self.watch([1.0, 1.01, 0.99, 1.0, *before])
+            end = watch.recent[-1][0].end
+            watch.feed([], Iteration(end, end + upto, 99))
+            found = watch.slow_down()
+            assert (found is not None) == slow, "the third slow one, or a single long one so far"
+            assert found is None or (found.iterations, found.slow, found.mean_s) == (3, 3, 9.0)
+            watch.feed([], Iteration(end, end + 0.1, 100))
+            assert watch.slow_down() is None, "only the one at hand counts"
+
+    def test_many_raised_in_a_row_are_slow_though_the_noise_could_explain_each(self) -> None:
+        noisy = [1.0, 1.2, 0.8, 1.1, 0.9, 1.15, 0.85, 1.05, 0.95, 1.0] * 2
+        assert self.watch([*noisy, *[1.7, 1.75, 1.8] * 2, 1.7]).slow_down() is None
+        raised = self.watch([*noisy, *[1.7, 1.75, 1.8] * 4])
+        slow = raised.slow_down()
+        assert slow is not None and slow.normal_s == pytest.approx(1.0, abs=0.05) and slow.slow == 12
+        assert slow.since == pytest.approx(10.0 + sum(noisy))
+        assert self.watch([*noisy, *[1.5, 1.0] * 8]).slow_down() is None, "not in a row"
+
     def test_warm_up_is_no_slow_down_and_noise_widens_the_limit(self) -> None:
         assert self.watch([5.0, 4.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]).slow_down() is None
         noisy = [1.0, 1.4, 0.8, 1.2, 0.9, 1.3, 0.7, 1.1] * 3

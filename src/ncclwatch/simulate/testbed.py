@@ -21,6 +21,8 @@ LARGEST_GRADIENT_BYTES = 1 << 24
 """Of all ranks together; each may have a mebibyte in any case."""
 INPUT_BYTES = 1 << 18
 """What a micro-batch copies to the device where a copy is slow."""
+LONGEST_PAST = 12
+"""Healthy iterations that a job has behind it at most when it is made slow from outside: two cores may take seconds for each."""
 LIMITED_SHARE = 0.02
 """Share of one CPU that limited ranks have together: little enough to show beside ranks that mostly sleep."""
 
@@ -31,7 +33,8 @@ class HarnessAction:
 
     Where hosts have links of their own, to the link of the ranks' host: ``link-down``, ``link-limit`` (to a ``share`` of its
     rate), ``link-impair`` (``delay_s`` each way, ``loss`` of frames), ``traffic`` (somebody else's, through it).
-    ``after_s`` seconds after the job's first iteration began; of ``thaw`` after the rank was stopped.
+    ``after_s`` seconds after the job's first iteration began, and after so many ``iterations``; of ``thaw`` after the rank was
+    stopped.
     """
 
     what: str
@@ -40,6 +43,7 @@ class HarnessAction:
     share: float = 1.0
     delay_s: float = 0.0
     loss: float = 0.0
+    iterations: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +189,8 @@ def _fault(fault: Fault, scenario: Scenario, actions: list[HarnessAction], unsup
         return []
     if kind in (FaultKind.CPU_LIMIT, FaultKind.FEW_CPUS):
         limited = (rank,) if kind is FaultKind.CPU_LIMIT else tuple(node)
-        actions.append(HarnessAction("limit", limited, start_s, LIMITED_SHARE * len(limited)))
+        past = _past(scenario, start_s)
+        actions.append(HarnessAction("limit", limited, start_s, LIMITED_SHARE * len(limited), iterations=past))
         return []
     if kind is FaultKind.SWAP and scenario.layout.dp * scenario.layout.cp == 1:
         unsupported.append("swap: the testbed swaps operations of the data-parallel group, of which there is none")
@@ -233,13 +238,19 @@ def _on_link(fault: Fault, scenario: Scenario) -> HarnessAction:
     delay_s = fault.delay_ms / 1e3
     if fault.kind is FaultKind.LINK_DOWN:
         return HarnessAction("link-down", (fault.rank,), start_s)
+    past = _past(scenario, start_s)
     if fault.kind is FaultKind.LOSSY_LINK:
-        return HarnessAction("link-impair", (fault.rank,), start_s, loss=fault.strength)
+        return HarnessAction("link-impair", (fault.rank,), start_s, loss=fault.strength, iterations=past)
     if fault.kind is FaultKind.BACKGROUND_TRAFFIC:
-        return HarnessAction("traffic", (fault.rank,), start_s)
+        return HarnessAction("traffic", (fault.rank,), start_s, iterations=past)
     if fault.kind is FaultKind.SLOW_LINK and fault.strength <= 1:
-        return HarnessAction("link-impair", (fault.rank,), start_s, delay_s=delay_s)
-    return HarnessAction("link-limit", (fault.rank,), start_s, share=1 / max(fault.strength, 1.0))
+        return HarnessAction("link-impair", (fault.rank,), start_s, delay_s=delay_s, iterations=past)
+    return HarnessAction("link-limit", (fault.rank,), start_s, share=1 / max(fault.strength, 1.0), iterations=past)
+
+
+def _past(scenario: Scenario, start_s: float) -> int:
+    """Iterations that lie before a fault in the scenario's own time: a slow job has them behind it however long they take."""
+    return min(LONGEST_PAST, _iteration_at(scenario, start_s))
 
 
 _ENDLESS = frozenset({FaultKind.CRASH, FaultKind.KILL, FaultKind.STOP})

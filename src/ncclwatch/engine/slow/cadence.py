@@ -58,6 +58,8 @@ class Cadence:
     """For the newest of them the call times, seconds since the first call, shape (calls,)."""
     baseline: list[Times] = field(default_factory=list)
     """The same of the first iterations, warm-up left out."""
+    first: list[Iteration] = field(default_factory=list)
+    """The first iterations since records were last lost: from there on their numbers count what was called."""
     generation: int = 0
     """Rises when another pattern was found: durations before and after must not be compared."""
     calls: int = 0
@@ -109,8 +111,24 @@ class Cadence:
         self._times.clear()
         self._tokens.clear()
         self._kinds.clear()
+        self.first.clear()
         self._done = 0
         self._cut = False
+
+    @property
+    def begins(self) -> dict[int, float]:
+        """When iterations began, by their numbers, as far back as those can be compared with other processes' numbers."""
+        return (
+            {i.number: i.begin for i in (*self.first, *self.iterations) if i.number >= self.first[0].number} if self.first else {}
+        )
+
+    @property
+    def open_since(self) -> float | None:
+        """When the iteration at hand began, seconds; ``None`` where that is not known, or it has more calls than an iteration."""
+        calls = len(self._times) - self._done
+        if not self.marker or not self._cut or not 0 < calls <= self.usual:
+            return None
+        return self._times[self._done]
 
     @property
     def _settled(self) -> bool:
@@ -196,6 +214,8 @@ class Cadence:
         self.iterations.append(Iteration(float(times[0]), float(times[-1]), self._number))
         profile = times - times[0]
         self.profiles.append(profile)
+        if len(self.first) < KEPT_TIMES:
+            self.first.append(self.iterations[-1])
         if self._number > 1 and len(self.baseline) < KEPT_TIMES:
             self.baseline.append(profile)
 
@@ -205,6 +225,7 @@ class Cadence:
         self._cut = False
         self.profiles.clear()
         self.baseline.clear()
+        self.first.clear()
         self.iterations.clear()
 
 

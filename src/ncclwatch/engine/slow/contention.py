@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.slow.findings import Context, Finding
+from ncclwatch.engine.slow.findings import Context, Finding, Kind
 from ncclwatch.engine.slow.profile import Profile, Shares
 
 FELL = 0.65
@@ -25,6 +25,13 @@ ALONE = 1.4
 """A rank is said to lack CPUs if so many times as many of its threads wait for one."""
 MOST = 0.3
 """On a host that is short of CPUs a rank must explain this much of what is lost to be blamed for its work."""
+
+ALIKE = 1.4
+"""Ranks lack CPUs alike if none waits so many times as long as is usual, or runs so much less."""
+EXPLAINS_MOST = 0.5
+OUTWEIGHS = 3.0
+"""A NIC or link is blamed though all ranks lack CPUs if it explains this much of what is lost, and so many times what all other
+links hold up together."""
 
 
 def running_part(profile: Profile) -> Shares:
@@ -107,4 +114,21 @@ def _is_believed(finding: Finding, profile: Profile, context: Context, short: ND
         # Where its neighbours have as little, want of CPUs names nobody; a rank that has less than they do is named for it.
         alike = others.any() and bool(short[others].mean() > 0.5)
         return not alike or context.lost is None or finding.share >= MOST * context.lost
-    return sleeps(profile, context, members)
+    return sleeps(profile, context, members) or _outweighs(finding, profile, context)
+
+
+def _outweighs(finding: Finding, profile: Profile, context: Context) -> bool:
+    """Whether a NIC or link explains most of what is lost and outweighs the rest, while its ranks lack CPUs no more than all do.
+
+    Where everybody lacks CPUs alike, everybody's data is late alike.
+    """
+    members = list(finding.members)
+    others = np.setdiff1d(np.arange(len(profile.processes)), members)
+    if finding.kind not in (Kind.NIC, Kind.LINK) or context.lost is None or len(others) < 2:
+        return False
+    part = running_part(profile)
+    wait, usual = float(np.nanmedian(profile.cpu_wait[others])), float(np.nanmedian(part[others]))
+    if not (profile.cpu_wait[members].max() <= ALIKE * wait and part[members].min() * ALIKE >= usual):
+        return False
+    rest = sum(share for key, share in profile.links.items() if key not in finding.keys)
+    return finding.share >= EXPLAINS_MOST * context.lost and finding.share >= OUTWEIGHS * rest

@@ -9,7 +9,7 @@ was late in were longer by it. A collective that ends late for a rank makes it b
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +20,9 @@ from ncclwatch.engine.slow.cadence import Cadence
 LEAST_S = 0.01
 LEAST_SHARE = 0.05
 """Of the normal iteration: less is no lateness."""
+CLOSE = 0.5
+"""Of the normal iteration: so far apart at most do processes begin the same one while nothing is wrong."""
+ENOUGH = 3
 BELIEVED = 0.5
 """Part of a rank's lateness by which its iterations must be longer than the others."""
 
@@ -44,28 +47,30 @@ def measure(cadences: Sequence[Cadence | None], since: Sequence[float], normal_s
     """
     size = len(cadences)
     nothing = Lateness(np.zeros(size), np.zeros(size, np.int64), 0, np.zeros(size))
-    begins = [np.array([i.begin for i in c.iterations]) if c is not None else np.zeros(0) for c in cadences]
     ends = [np.array([i.end for i in c.iterations]) if c is not None else np.zeros(0) for c in cadences]
-    known = [at for at in range(size) if len(begins[at]) >= 3]
+    known = [at for at in range(size) if len(ends[at]) >= 3]
     if len(known) < 2:
         return nothing
-    reference = max(known, key=lambda at: len(begins[at]))
+    reference = max(known, key=lambda at: len(ends[at]))
     shifts = np.array(since) - since[reference]
-    table = np.full((size, len(begins[reference])), np.nan)
+    numbered = [{n: b - shifts[at] for n, b in c.begins.items()} if c is not None else {} for at, c in enumerate(cadences)]
+    iterations = list(cadences[reference].iterations)  # type: ignore[union-attr]  # it is known
+    begins = np.array([i.begin for i in iterations])
+    table = np.full((size, len(begins)), np.nan)
     for at in known:
-        own = begins[at] - shifts[at]
-        nearest = np.searchsorted(own, begins[reference])
-        for side in (nearest - 1, nearest):
-            inside = (side >= 0) & (side < len(own))
-            gap = np.where(inside, own[np.clip(side, 0, len(own) - 1)] - begins[reference], np.inf)
-            better = np.abs(gap) < np.where(np.isnan(table[at]), normal_s * 0.75, np.abs(table[at]))
-            table[at] = np.where(better, gap, table[at])
-    now = begins[reference] >= since[reference] - 1e-9
+        ahead = _ahead(numbered[reference], numbered[at], since[reference], normal_s)
+        if ahead is not None:
+            table[at] = [numbered[at].get(i.number + ahead, np.nan) - i.begin for i in iterations]
+    now = begins >= since[reference] - 1e-9
     complete = np.isfinite(table[known]).mean(axis=0) >= 0.75
     now &= complete
     if np.count_nonzero(now) < 3:
         return nothing
-    usual = np.nanmedian(table[:, ~now & complete], axis=1) if np.count_nonzero(~now & complete) >= 3 else np.zeros(size)
+    usual = np.zeros(size)
+    if np.count_nonzero(~now & complete) >= ENOUGH:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            usual = np.nanmedian(table[:, ~now & complete], axis=1)
     relative = table - np.where(np.isnan(usual), 0.0, usual)[:, None]
     for number in np.unique(equal):
         members = equal == number
@@ -76,7 +81,7 @@ def measure(cadences: Sequence[Cadence | None], since: Sequence[float], normal_s
                 warnings.simplefilter("ignore", RuntimeWarning)
                 relative[members] -= np.nanmedian(relative[members], axis=0)
     late = np.where(np.isnan(relative), 0.0, relative)[:, now]
-    durations = (ends[reference] - begins[reference])[now]
+    durations = (ends[reference] - begins)[now]
     counts = late > max(LEAST_S, LEAST_SHARE * normal_s)
     result = Lateness(np.zeros(size), counts.sum(axis=1), int(np.count_nonzero(now)), np.zeros(size))
     for at in known:
@@ -90,3 +95,23 @@ def measure(cadences: Sequence[Cadence | None], since: Sequence[float], normal_s
         if float(length[own].mean()) - rest >= BELIEVED * result.seconds[at]:
             result.share[at] = float(late[at][own].sum() / length.sum())
     return result
+
+
+def _ahead(reference: Mapping[int, float], own: Mapping[int, float], since: float, normal_s: float) -> int | None:
+    """By how much a process numbers its iterations higher than the reference does; ``None`` where that is not plain.
+
+    Nobody can begin an iteration before all have ended the one before but for a moment, so the beginnings of one iteration lay
+    close together while the job was healthy; since it is slow they may lie more than half an iteration apart.
+    """
+    before = {number: begin for number, begin in reference.items() if begin < since}
+    compared = before if len(before) >= ENOUGH else reference
+    if not own or not compared:
+        return None
+    numbers, begins = np.array(list(own)), np.array(list(own.values()))
+    candidates = {int(numbers[np.argmin(np.abs(begins - begin))]) - number for number, begin in compared.items()}
+    best: tuple[float, int] | None = None
+    for ahead in sorted(candidates):
+        gaps = [abs(own[number + ahead] - begin) for number, begin in compared.items() if number + ahead in own]
+        if len(gaps) >= min(ENOUGH, len(compared)):
+            best = min(best or (np.inf, 0), (float(np.median(gaps)), ahead))
+    return best[1] if best is not None and best[0] < CLOSE * normal_s else None

@@ -15,7 +15,7 @@ from ncclwatch.engine.job import Job
 from ncclwatch.engine.slow import explain
 from ncclwatch.engine.slow.baselines import MEGATRACE_GATE, slope
 from ncclwatch.engine.slow.blame import find
-from ncclwatch.engine.slow.cadence import Cadence, Cadences, mean_profile
+from ncclwatch.engine.slow.cadence import Cadence, Cadences, Iteration, mean_profile
 from ncclwatch.engine.slow.findings import Context, Finding
 from ncclwatch.engine.slow.gpu_times import GpuTimes, Start
 from ncclwatch.engine.slow.lateness import Lateness, measure
@@ -202,7 +202,7 @@ class SlowWatch:
             watch.iterations, watch.generation = IterationWatch(), cadence.generation
         sample = members[watch.reference].last
         watch.offset_s = (sample.wall_ns - sample.time_ns) / 1e9
-        watch.iterations.feed(list(cadence.iterations))
+        watch.iterations.feed(list(cadence.iterations), _at_hand(cadence, job, watch.reference[0]))
 
     def _judge(self, job: Job, watch: _JobWatch, slow: SlowDown | None, topology: Topology | None) -> None:
         if slow is None and watch.was_slow:
@@ -309,6 +309,13 @@ class SlowWatch:
         alone = np.array([n < 0 or sizes[n] < 2 for n in result])
         result[alone] = -1
         return result
+
+
+def _at_hand(cadence: Cadence, job: Job, host: str) -> Iteration | None:
+    """The iteration that a process is in. Calls are known until the first sample of a look: they are taken just before it."""
+    since = cadence.open_since
+    until = min(m.last.time_ns for m in job.members if m.info.host == host) / 1e9
+    return None if since is None or until <= since else Iteration(since, until, 0)
 
 
 def _program(cadence: Cadence | None) -> int:

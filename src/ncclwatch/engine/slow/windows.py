@@ -16,6 +16,8 @@ REPEATED = 3
 """Slow iterations before a slow-down is one; a checkpoint or a pause is slow once."""
 ENDED_AFTER = 4
 """Normal iterations in a row that end a slow-down; where it had longer gaps before, half as many again as the longest."""
+RAISED_SIGMAS, RAISED_RUN = 2.5, 8
+"""So many iterations in a row that are all so far above normal are slow, though the noise could explain each of them."""
 STEADY = 6
 """So many more slow iterations than normal ones at the end are no pauses among others: what was before them is left out."""
 LONGEST_GAP = 12
@@ -51,16 +53,42 @@ class IterationWatch:
     recent: deque[tuple[Iteration, bool]] = field(default_factory=lambda: deque(maxlen=400))
     """(iteration, whether it was slow when it was seen)"""
     _last_end: float = 0.0
+    _open: Iteration | None = None
+    """The iteration at hand as far as it has come, once that is longer than a normal one may take."""
+    _raised: list[float] = field(default_factory=list)
+    """Durations of the last iterations, all of them raised, that were not learned yet."""
 
-    def feed(self, iterations: Sequence[Iteration]) -> None:
-        """Take iterations in the order of their times; those seen before are left out."""
+    def feed(self, iterations: Sequence[Iteration], at_hand: Iteration | None = None) -> None:
+        """Take iterations in the order of their times; those seen before are left out.
+
+        ``at_hand`` is the one that has not ended, up to the moment until which calls are known: it is slow as soon as it has
+        taken longer than is normal, not only when it ends.
+        """
         for iteration in iterations:
             if iteration.end <= self._last_end:
                 continue
             self._last_end = iteration.end
             slow = self.baseline.known and iteration.duration > self.baseline.limit(SLOW_SHARE, NOISE_SIGMAS)
             self.recent.append((iteration, slow))
-            self.baseline.learn(iteration.duration)
+            self._learn(iteration.duration)
+        slow = at_hand is not None and self.baseline.known and at_hand.duration > self.baseline.limit(SLOW_SHARE, NOISE_SIGMAS)
+        self._open = at_hand if slow else None
+
+    def _learn(self, duration: float) -> None:
+        """Learn an iteration's time unless it is one of many in a row that are raised: the job's pace has changed."""
+        if self.baseline.known and duration > self.baseline.limit(SLOW_SHARE, RAISED_SIGMAS):
+            self._raised.append(duration)
+            if len(self._raised) >= RAISED_RUN:
+                for back in range(1, min(len(self._raised), RAISED_RUN, len(self.recent)) + 1):
+                    self.recent[-back] = (self.recent[-back][0], True)
+                del self._raised[:-RAISED_RUN]
+            return
+        # A run that ended before it was long enough was noise.
+        if len(self._raised) < RAISED_RUN:
+            for value in self._raised:
+                self.baseline.learn(value)
+        self._raised.clear()
+        self.baseline.learn(duration)
 
     def slow_down(self) -> SlowDown | None:
         """The slow-down that goes on now, if there is one and it has repeated."""
@@ -69,6 +97,8 @@ class IterationWatch:
         stretch: list[Iteration] = []
         upto = normal_run = slow = trailing = longest = 0
         more = best = steady = steady_slow = 0
+        if self._open is not None:
+            slow = more = 1
         for iteration, was_slow in reversed(self.recent):
             if was_slow:
                 if not slow:
@@ -94,7 +124,7 @@ class IterationWatch:
         normal = self.baseline.normal
         if mean <= normal * (1 + SLOW_SHARE):
             return None
-        return SlowDown(min(i.begin for i in stretch), normal, mean, len(stretch), slow)
+        return SlowDown(min(i.begin for i in stretch), normal, mean, len(stretch) + (self._open is not None), slow)
 
     @property
     def duration(self) -> float | None:
