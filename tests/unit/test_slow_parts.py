@@ -211,6 +211,14 @@ class TestWindows:
         assert slow.since == pytest.approx(10.0 + sum(noisy))
         assert self.watch([*noisy, *[1.5, 1.0] * 8]).slow_down() is None, "not in a row"
 
+    def test_a_slow_job_that_becomes_slower_is_looked_at_as_it_is_now(self) -> None:
+        disturbed = [1.0] * 8 + [1.2, 1.3, 1.4, 1.25, 1.5] * 4
+        slow = self.watch([*disturbed, 4.0, 5.0, 1.3, 4.5, 5.5]).slow_down()
+        assert slow is not None and (slow.iterations, slow.slow) == (5, 5) and slow.normal_s == 1.0
+        assert slow.since == pytest.approx(10.0 + sum(disturbed))
+        pauses = self.watch([1.0] * 8 + [1.0, 1.0, 3.0] * 6).slow_down()
+        assert pauses is not None and pauses.slow == 6, "pauses are no second slow-down"
+
     def test_warm_up_is_no_slow_down_and_noise_widens_the_limit(self) -> None:
         assert self.watch([5.0, 4.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]).slow_down() is None
         noisy = [1.0, 1.4, 0.8, 1.2, 0.9, 1.3, 0.7, 1.1] * 3

@@ -249,8 +249,11 @@ def _on_link(fault: Fault, scenario: Scenario) -> HarnessAction:
 
 
 def _past(scenario: Scenario, start_s: float) -> int:
-    """Iterations that lie before a fault in the scenario's own time: a slow job has them behind it however long they take."""
-    return min(LONGEST_PAST, _iteration_at(scenario, start_s))
+    """Iterations that lie before a fault in the scenario's own time: a slow job has them behind it however long they take.
+
+    One in any case: connections are made in the first, and a host without CPUs would be minutes about that.
+    """
+    return max(1, min(LONGEST_PAST, _iteration_at(scenario, start_s)))
 
 
 _ENDLESS = frozenset({FaultKind.CRASH, FaultKind.KILL, FaultKind.STOP})

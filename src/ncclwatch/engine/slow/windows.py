@@ -6,6 +6,8 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from ncclwatch.engine.slow.baselines import Baseline
 from ncclwatch.engine.slow.cadence import Iteration
 
@@ -20,6 +22,9 @@ RAISED_SIGMAS, RAISED_RUN = 2.5, 8
 """So many iterations in a row that are all so far above normal are slow, though the noise could explain each of them."""
 STEADY = 6
 """So many more slow iterations than normal ones at the end are no pauses among others: what was before them is left out."""
+WORSE = 1.5
+LONGEST_WORSE = 60
+"""The last iterations, up to so many, count alone where three of four took so many times as long as nearly all before them."""
 LONGEST_GAP = 12
 """Normal iterations that pauses of their own rhythm (garbage collection) may leave between slow ones."""
 
@@ -94,6 +99,23 @@ class IterationWatch:
         """The slow-down that goes on now, if there is one and it has repeated."""
         if not self.baseline.known:
             return None
+        stretch, slow = self._stretch()
+        if not stretch:
+            return None
+        worse = _became_worse([i.duration for i in stretch])
+        if worse:
+            del stretch[worse:]
+            slow = worse + (self._open is not None)
+        mean = sum(i.duration for i in stretch) / len(stretch)
+        normal = self.baseline.normal
+        if mean <= normal * (1 + SLOW_SHARE):
+            return None
+        return SlowDown(min(i.begin for i in stretch), normal, mean, len(stretch) + (self._open is not None), slow)
+
+    def _stretch(self) -> tuple[list[Iteration], int]:
+        """The iterations since the job is slow, newest first, and how many of them and of the one at hand are; none where it is
+        not.
+        """
         stretch: list[Iteration] = []
         upto = normal_run = slow = trailing = longest = 0
         more = best = steady = steady_slow = 0
@@ -116,18 +138,26 @@ class IterationWatch:
                 if more >= best:
                     best, steady, steady_slow = more, upto, slow
         if slow < REPEATED or trailing >= max(ENDED_AFTER, 1 + longest * 3 // 2):
-            return None
+            return [], 0
         if best >= STEADY:
             upto, slow = steady, steady_slow
-        del stretch[upto:]
-        mean = sum(i.duration for i in stretch) / len(stretch)
-        normal = self.baseline.normal
-        if mean <= normal * (1 + SLOW_SHARE):
-            return None
-        return SlowDown(min(i.begin for i in stretch), normal, mean, len(stretch) + (self._open is not None), slow)
+        return stretch[:upto], slow
 
     @property
     def duration(self) -> float | None:
         """The mean of the last iterations, in seconds."""
         last = [iteration.duration for iteration, _ in self.recent][-8:]
         return sum(last) / len(last) if last else None
+
+
+def _became_worse(durations: Sequence[float]) -> int:
+    """Of a slow-down, newest iteration first: how many of the last ones are much slower than those before; 0 where none are.
+
+    A job that was disturbed and has become really slow is looked at as it is now.
+    """
+    values = np.array(durations)
+    for number in range(min(LONGEST_WORSE, len(values) - REPEATED), REPEATED - 1, -1):
+        now, past = values[:number], values[number:]
+        if now[-1] > WORSE * np.quantile(past, 0.9) and np.quantile(now, 0.25) > WORSE * np.quantile(past, 0.9):
+            return number
+    return 0
