@@ -62,6 +62,19 @@ def test_a_single_look_accuses_nobody() -> None:
     assert named(verdict) == []
 
 
+def test_who_was_looked_at_once_hides_nobody_else_and_is_not_accused() -> None:
+    """An agent that has just come tells of its ranks once: the others' standstill is judged, its own ranks' is not yet."""
+    samples = looks(frozen_ring(2))
+    samples[0] = samples[0][1:]
+    verdict = diagnose(samples)
+    assert verdict.verdict_class is VerdictClass.STOPPED and named(verdict) == [2]
+    assert any("1 process was looked at only once" in line for line in verdict.unobserved)
+    samples = looks(frozen_ring(2))
+    samples[2] = samples[2][1:]
+    verdict = diagnose(samples)
+    assert verdict.verdict_class is VerdictClass.UNKNOWN and named(verdict) == []
+
+
 def test_nothing_observed_is_unknown() -> None:
     assert diagnose([]).verdict_class is VerdictClass.UNKNOWN
 

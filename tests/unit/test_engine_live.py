@@ -39,6 +39,21 @@ def test_recovery_closes_the_verdict_with_its_duration() -> None:
     assert duration == 3.0
 
 
+def test_a_verdict_stands_while_the_agent_of_its_rank_comes_back() -> None:
+    """Forgotten and seen anew: one look says nothing, least of all that the job went on."""
+    live = LiveDiagnosis()
+    rounds_ = rounds(6)
+    for samples in rounds_[:2]:
+        before = live.update(samples)
+    live.update([sample for sample in rounds_[2] if sample.rank != 2])
+    again = live.update(rounds_[3])
+    assert (again.id, again.verdict_class, again.since) == (before.id, VerdictClass.STOPPED, before.since)
+    assert live.update(rounds_[4]).id == before.id
+    assert live.closed == []
+    live.update([replace(moved(sample), run_state="S") for sample in rounds_[5]])
+    assert [closed.id for closed, _ in live.closed] == [before.id]
+
+
 def test_waits_alone_need_the_floor() -> None:
     live = LiveDiagnosis(patience=Patience(5))
     classes = [live.update(samples).verdict_class for samples in rounds(8, run_state="S")]

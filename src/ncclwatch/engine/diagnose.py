@@ -7,7 +7,7 @@ waits are followed to their end (``waits``, ``locate``); what stands there is na
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ncclwatch.engine import explain
 from ncclwatch.engine.calls import CallsFinding, compare_groups
@@ -115,15 +115,27 @@ def still_seconds(member: Member) -> float:
 
 def _diagnose_job(job: Job, outlook: Outlook, loners: Sequence[Member]) -> Verdict:
     time = max(member.last.wall_ns for member in job.members) / 1e9
-    looks = min(len(member.samples) for member in job.members)
     alive = [member for member in job.members if not member.gone]
     if not alive:
         return explain.ended(job, time)
-    if looks < 2:
+    newcomers = {member.index for member in alive if len(member.samples) < 2}
+    if len(newcomers) == len(alive):
         return explain.single_look(job, time)
-    still = min(still_seconds(member) for member in alive)
+    still = min(still_seconds(member) for member in alive if member.index not in newcomers)
     if still == 0.0:
         return explain.running(job, time)
+    verdict = _judge_standstill(job, outlook, loners, still, time)
+    if not newcomers:
+        return verdict
+    # Where those stand who were looked at once is known, and others may wait for them; whether they move is not.
+    if verdict.verdict_class.accuses and not newcomers.isdisjoint(explain.accused(job, verdict.culprits)):
+        return explain.single_look(job, time)
+    return replace(verdict, unobserved=(*verdict.unobserved, explain.newcomers(len(newcomers))))
+
+
+def _judge_standstill(job: Job, outlook: Outlook, loners: Sequence[Member], still: float, time: float) -> Verdict:
+    """A verdict on a job of which nothing moved between the last two looks."""
+    alive = [member for member in job.members if not member.gone]
     waits = find_waits(job)
     sinks = find_sinks(job, waits)
     halted = [member for member in alive if member.stopped] + missed(job, waits, sinks)

@@ -91,6 +91,12 @@ def single_look(job: Job, time: float) -> Verdict:
     return Verdict(VerdictClass.UNKNOWN, text, time=time, next_steps=("take at least two samples, a second apart",))
 
 
+def newcomers(number: int) -> str:
+    """That some processes of the job have been looked at only once."""
+    what = "1 process was" if number == 1 else f"{number} processes were"
+    return f"{what} looked at only once so far: whether anything moves there is not known yet"
+
+
 def nothing_open(job: Job, still: float, time: float) -> Verdict:
     """No transfer is open: the job computes, waits outside NCCL, or has failed."""
     errors = [line for member in job.members for line in error_lines(member)]

@@ -175,10 +175,19 @@ class LiveDiagnosis:
             verdict = replace(verdict, since=since)
             self._standing = verdict
         elif standing is not None:
+            if verdict.verdict_class is VerdictClass.UNKNOWN and self._nothing_moves():
+                # Not a recovery: those it names are out of sight, or have come back into it and were looked at once.
+                newcomers = any(len(series.samples) < 2 for series in self._series.values())
+                return replace(standing, time=verdict.time) if newcomers else verdict
             if standing.since is not None and verdict.time is not None:
                 self.closed.append((standing, max(0.0, verdict.time - standing.since)))
             self._standing = None
         return verdict
+
+    def _nothing_moves(self) -> bool:
+        """Whether there are processes that were looked at more than once, and none of them has moved."""
+        settled = [series.samples for series in self._series.values() if len(series.samples) > 1]
+        return bool(settled) and not any(progressed(*samples[-2:]) for samples in settled)
 
     def _since(self) -> float | None:
         """When NCCL last moved anywhere: the newest of the first samples of each standstill."""
