@@ -93,13 +93,15 @@ gpu: setup
 demo: setup-demo
 	@$(PYTHON) scripts/demo.py --nccl $(DEMO_NCCL) $(if $(PID),--pid $(PID))
 
-# Tests on real jobs mostly wait: lint, types and unit tests run beside them, and tell what they found at the end.
+# Tests on real jobs mostly wait: lint, types, unit tests and the tests of the testbed itself, which measure no time, run beside
+# them, and tell what they found at the end.
+BESIDE := tests/unit $(wildcard tests/testbed/test_testbed_*.py)
 test: setup
-	@echo "==> tests on real jobs and in the guest; beside them lint, types and unit tests, whose output follows"
-	@{ $(MAKE) -s lint && $(PYTHON) -m pytest tests/unit; } >$(CACHE)/beside.log 2>&1 & beside=$$!; \
-	main=0; NCCLWATCH_REQUIRE_VM=$${NCCLWATCH_REQUIRE_VM-$(if $(CI),1)} $(PYTHON) -m pytest tests --ignore=tests/unit --durations=30 --durations-min=5 || main=$$?; \
+	@echo "==> tests on real jobs and in the guest; beside them lint, types, unit tests and those of the testbed, whose output follows"
+	@{ $(MAKE) -s lint && $(PYTHON) -m pytest $(BESIDE); } >$(CACHE)/beside.log 2>&1 & beside=$$!; \
+	main=0; NCCLWATCH_REQUIRE_VM=$${NCCLWATCH_REQUIRE_VM-$(if $(CI),1)} $(PYTHON) -m pytest tests $(BESIDE:%=--ignore=%) --durations=30 --durations-min=5 || main=$$?; \
 	other=0; wait $$beside || other=$$?; \
-	echo "==> lint, types and unit tests"; cat $(CACHE)/beside.log; \
+	echo "==> lint, types, unit tests and those of the testbed"; cat $(CACHE)/beside.log; \
 	[ $$main -eq 0 ] && [ $$other -eq 0 ]
 
 lint:
