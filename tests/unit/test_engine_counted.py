@@ -46,8 +46,9 @@ def circle(*, scattered: tuple[Counts, Counts], launched: tuple[int | None, int 
     ]
 
 
-def said(ranks: Sequence[Rank]) -> Verdict:
-    return diagnose(looks(ranks, count=8))
+def said(ranks: Sequence[Rank], version: tuple[int, int, int] = (2, 27, 5)) -> Verdict:
+    series = looks(ranks, count=8)
+    return diagnose([[replace(s, process=replace(s.process, version=version)) for s in samples] for samples in series])
 
 
 def named(verdict: Verdict) -> list[int | None]:
@@ -64,11 +65,16 @@ def test_the_only_rank_of_a_circle_that_has_not_called_is_named() -> None:
 
 
 def test_the_same_by_the_launches_where_a_release_counts_no_more() -> None:
-    verdict = said(circle(scattered=({}, {}), launched=(40, 41)))
+    verdict = said(circle(scattered=({}, {}), launched=(40, 41)), (2, 21, 5))
     assert (verdict.verdict_class, named(verdict)) == (VerdictClass.NOT_ENTERED, [0])
     # As many launches, but not this one: another went in its place.
-    verdict = said(circle(scattered=({}, {}), launched=(41, 41)))
+    verdict = said(circle(scattered=({}, {}), launched=(41, 41)), (2, 21, 5))
     assert (verdict.verdict_class, named(verdict)) == (VerdictClass.INCONSISTENT, [0])
+
+
+def test_what_counts_proxy_work_alone_proves_nothing() -> None:
+    verdict = said(circle(scattered=({}, {}), launched=(40, 41)), (2, 27, 5))
+    assert verdict.verdict_class is VerdictClass.DEADLOCK
 
 
 @pytest.mark.parametrize("counts", (({}, {}), ({"ReduceScatter": 41}, {"ReduceScatter": 41})))

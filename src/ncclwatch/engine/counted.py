@@ -120,10 +120,7 @@ class Lack(StrEnum):
 
 
 def lacks(job: Job, wait: Wait) -> Lack | None:
-    """Why who is waited for in a collective has it not open; ``None``: the counts do not tell, or it has called it.
-
-    Releases without counts of each collective count all launches alike (``ncclComm.opCount``).
-    """
+    """Why who is waited for in a collective has it not open; ``None``: the counts do not tell, or it has called it."""
     group, end = job.groups.get(wait.key.group), wait.end
     if group is None or end is None or wait.key.point_to_point:
         return None
@@ -131,7 +128,7 @@ def lacks(job: Job, wait: Wait) -> Lack | None:
     other_rank = wait.key.destination if own_rank == wait.key.source else wait.key.source
     if own_rank is None or other_rank not in group.members:
         return None
-    own, other = group.members[own_rank][1], group.members[other_rank][1]
+    (member, own), (peer, other) = group.members[own_rank], group.members[other_rank]
     if own.captured_plans or other.captured_plans:
         return None
     name, mine, theirs = end.operation.collective, own.sequence_numbers, other.sequence_numbers
@@ -139,6 +136,7 @@ def lacks(job: Job, wait: Wait) -> Lack | None:
         if theirs.get(name, 0) >= mine.get(name, 0):
             return None
         return Lack.OTHER if sum(theirs.values()) >= sum(mine.values()) else Lack.LESS
-    if own.op_count is None or other.op_count is None or own.op_count <= end.operation.sequence:
+    called, by_peer = launched(member, own), launched(peer, other)
+    if called is None or by_peer is None or called <= end.operation.sequence:
         return None
-    return Lack.OTHER if other.op_count > end.operation.sequence else Lack.LESS
+    return Lack.OTHER if by_peer > end.operation.sequence else Lack.LESS
