@@ -84,6 +84,9 @@ def test_a_gpu_that_has_not_begun_what_was_launched_is_said_so() -> None:
     verdict = diagnose(looks(with_operations(nvlink_ring(), 2, operation(6, 2, 2), operation(7, 0, 0))))
     assert verdict.verdict_class is VerdictClass.NOT_ENTERED and named(verdict) == [2]
     assert "its GPU has not begun it" in verdict.culprits[0].reason
+    assert any("nvidia-smi" in step for step in verdict.next_steps) and not any(
+        "data loading" in step for step in verdict.next_steps
+    )
 
 
 def test_a_gpu_that_is_done_with_all_it_was_given_has_not_been_given_this_one() -> None:

@@ -39,6 +39,24 @@ NEXT_STEPS: dict[VerdictClass, tuple[str, ...]] = {
     VerdictClass.DEADLOCK: ("make every rank call the operations of these communicators in one order",),
 }
 
+GPU_NOT_BEGUN = "has called the operation, but its GPU has not begun it"
+PROXY_STALLED = "its proxy thread does not move transfers that could go on"
+PROXY_NOT_BEGUN = "its proxy thread has not begun an operation that is queued"
+_PROXY_STEPS = (
+    "see whether its threads get a CPU and where they stand: `top -H -p {pid}`, `grep . /proc/{pid}/task/*/wchan` on {host}",
+    "a CPU limit, a debugger on that thread and a network plugin that blocks are the usual causes",
+)
+NEXT_STEPS_BY_REASON = {
+    GPU_NOT_BEGUN: (
+        "its host code has called the operation; see what its GPU does: `nvidia-smi -q`, `dmesg -T | grep -i xid` on {host}",
+        "a kernel before it that does not end, and a stream that waits for an event nobody records, are the usual causes: "
+        "`py-spy dump --nonblocking --native --pid {pid}`",
+    ),
+    PROXY_STALLED: _PROXY_STEPS,
+    PROXY_NOT_BEGUN: _PROXY_STEPS,
+}
+"""Where the class alone would send people to look in the wrong place."""
+
 
 def build(
     job: Job,
@@ -345,7 +363,8 @@ def _links_summary(culprits: Sequence[Culprit], where: str) -> str:
 def _next_steps(verdict_class: VerdictClass, culprits: Sequence[Culprit]) -> tuple[str, ...]:
     first = culprits[0]
     pid = "PID" if first.pid is None else str(first.pid)
-    return tuple(step.format(pid=pid, host=first.host or "its host") for step in NEXT_STEPS.get(verdict_class, ()))
+    steps = NEXT_STEPS_BY_REASON.get(first.reason) or NEXT_STEPS.get(verdict_class, ())
+    return tuple(step.format(pid=pid, host=first.host or "its host") for step in steps)
 
 
 def _error_culprits(job: Job) -> tuple[Culprit, ...]:

@@ -153,23 +153,23 @@ def _ranks_behind(
 def _classify_rank(job: Job, member: Member, sink: Sink) -> tuple[VerdictClass, str]:
     stalls = {mark.stall for mark in sink.stalls}
     if stalls & PROXY_STALLS:
-        return VerdictClass.HARDWARE, "its proxy thread does not move transfers that could go on"
+        return VerdictClass.HARDWARE, explain.PROXY_STALLED
     if Stall.FLUSH in stalls:
         return VerdictClass.HARDWARE, "data arrived, but the flush to its GPU's memory does not complete"
     gpu = gpu_state(job, member, sink.stalls[0].key.group) if stalls else None
     if gpu is KernelState.RUNNING:
         return VerdictClass.HARDWARE, "its GPU is in the operation and does not go on, although nothing it needs is missing"
     if gpu is KernelState.NOT_STARTED:
-        return VerdictClass.NOT_ENTERED, "has called the operation, but its GPU has not begun it"
+        return VerdictClass.NOT_ENTERED, explain.GPU_NOT_BEGUN
     if stalls and all(mark.end is None for mark in sink.stalls):
         return VerdictClass.NOT_ENTERED, "does not take part: data for it lies unread and it waits for nobody"
     if stalls:
         moved = any(_has_moved(mark.end.sub.done, mark.end.sub.gpu_ready) for mark in sink.stalls if mark.end is not None)
         if moved:
             return VerdictClass.HARDWARE, "its GPU has stopped in the middle of the operation"
-        return VerdictClass.NOT_ENTERED, "has called the operation, but its GPU has not begun it"
+        return VerdictClass.NOT_ENTERED, explain.GPU_NOT_BEGUN
     if all(wait.why is Why.NOT_BEGUN for wait in sink.waits):
-        return VerdictClass.HARDWARE, "its proxy thread has not begun an operation that is queued"
+        return VerdictClass.HARDWARE, explain.PROXY_NOT_BEGUN
     return VerdictClass.NOT_ENTERED, "has not entered the operation the others wait in"
 
 
