@@ -107,17 +107,26 @@ def as_played(scenario: Scenario, nccl: str, transport: Transport) -> Scenario:
 
 
 def _expectation(scenario: Scenario) -> Expectation:
-    """Faults of a link or a NIC are played on the link of the rank's host, which all its ranks share: their ends may be named."""
-    layout = scenario.layout
+    """Faults of a link or a NIC are played on the link of the rank's host, which all its ranks share: their ends may be named.
+
+    A link that is slow is so with everybody: its rank must be named, by its NIC or one of its links.
+    """
+    layout, expect = scenario.layout, scenario.expect
     struck = {fault.rank for fault in scenario.faults if fault.kind in ON_A_LINK}
     if not struck:
-        return scenario.expect
-    if scenario.network.intra_node == "shm":
+        return expect
+    shared = scenario.network.intra_node == "shm"
+    if shared:
         struck = {int(r) for rank in struck for r in ranks_of_node(layout, node_of(layout, rank))}
     near = {int(r) for role in ROLES if role != "world" for g in groups(layout, role) if struck & set(g.tolist()) for r in g}
-    others = tuple(r for r in scenario.expect.ranks if r not in near)
-    link = tuple(struck) if scenario.expect.link else ()
-    return replace(scenario.expect, ranks=others, also=tuple(sorted(near)), link=link)
+    if not shared and all(fault.kind is not FaultKind.LINK_DOWN for fault in scenario.faults):
+        only = all(fault.kind in ON_A_LINK for fault in scenario.faults)
+        wanted = struck if only else set(expect.ranks)
+        also = (near | set(expect.also)) - wanted
+        return replace(expect, ranks=tuple(sorted(wanted)), also=tuple(sorted(also)), link=())
+    others = tuple(r for r in expect.ranks if r not in near)
+    link = tuple(struck) if expect.link else ()
+    return replace(expect, ranks=others, also=tuple(sorted(near)), link=link)
 
 
 def obstacle(scenario: Scenario, nccl: str, transport: Transport) -> str:

@@ -60,9 +60,14 @@ def test_a_link_fault_is_played_on_the_link_of_the_ranks_host_and_its_ends_may_b
     made = plan(played, links=True)
     assert made.unsupported == ()
     assert [(action.what, action.ranks, action.share) for action in made.actions] == [("link-limit", (0,), 0.05)]
-    assert played.expect.link == (0,)
-    assert {0, 1, 2, 6, 8} <= set(played.expect.also) and 15 not in played.expect.also
-    assert played.expect.ranks == ()
+    # It is slow with everybody, so its rank must be named.
+    assert played.expect.ranks == (0,) and played.expect.link == ()
+    assert {1, 2, 6, 8} <= set(played.expect.also) and 15 not in played.expect.also
+    assert as_played(CATALOGUE["s2-background-traffic"], "2.27.5", Transport.SOCKET).expect.ranks == (8,)
+    both = as_played(CATALOGUE["s3-one-bad-host"], "2.27.5", Transport.SOCKET).expect
+    assert both.ranks == (4, 5, 6, 7) and not set(both.ranks) & set(both.also)
+    down = as_played(CATALOGUE["quick-link-down"], "2.27.5", Transport.SOCKET).expect
+    assert down.ranks == () and down.also
 
 
 def test_tries_vary_by_their_number_and_the_seed_and_the_first_is_the_file() -> None:

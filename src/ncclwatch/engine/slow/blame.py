@@ -121,6 +121,29 @@ def _waits_less(profile: Profile, context: Context) -> NDArray[np.bool_]:
     return result
 
 
+PLAIN_SIGMAS, PLAIN_LOOKS, PLAIN_TIMES = 3.0, 8, 2.0
+
+
+def _plainly_at_work(profile: Profile, context: Context) -> NDArray[np.bool_]:
+    """A rank seen at work so much more often than its equals, the busiest of whom it is, and waiting so much less, that it is no
+    chance, while nobody else holds up half as much: then it matters little how many of the others' waits could be followed to it.
+    """
+    result, own = np.zeros(len(profile.busy), np.bool_), profile.own()
+    for at in range(len(result)):
+        others = np.flatnonzero((context.equal == context.equal[at]) & (np.arange(len(result)) != at))
+        if context.equal[at] < 0 or len(others) < 3 or profile.busy[at] <= profile.busy[others].max():
+            continue
+        if profile.seen[at] < PLAIN_LOOKS or own[at] < PLAIN_TIMES * np.delete(own, at).max():
+            continue
+        differences = (
+            profile.busy[at] - np.median(profile.busy[others]), np.median(profile.waits[others]) - profile.waits[at]
+        )  # fmt: skip
+        usual = np.clip((np.median(profile.busy[others]), np.median(profile.waits[others])), 0.1, 0.9)
+        chance = np.sqrt(usual * (1 - usual) / max(1.0, float(profile.seen[at])))
+        result[at] = bool(np.all(np.array(differences) >= PLAIN_SIGMAS * chance))
+    return result
+
+
 def _ranks(profile: Profile, context: Context) -> list[Finding]:
     own, held = profile.own(), profile.own_looks()
     if context.before is not None:
@@ -135,21 +158,26 @@ def _ranks(profile: Profile, context: Context) -> list[Finding]:
         # A rank also begins late when the collective before ended late for it; only one that is busier is late by itself.
         late = np.where(busier, context.late.share, 0.0)
         own, held = np.maximum(own, late), np.maximum(held, np.where(late > 0, context.late.late, 0))
-    usual = _reference(own, context)
+    usual, shown, plain = _reference(own, context), profile.shown(), _plainly_at_work(profile, context)
     findings: list[Finding] = []
     whole = _whole_hosts(own, held, busier, context)
     for members in whole:
         share, looks = float(own[members].sum()), int(held[members].max())
         elsewhere = _outside(own, members, context)
-        if stands_out(share, looks, elsewhere, context):
+        if stands_out(share, looks, elsewhere, context, shown):
             findings.append(_of_ranks(profile, members, share, looks, elsewhere, context))
     taken = {at for members in whole for at in members.tolist()}
-    sigmas = float(np.interp(context.noise, (0.0, NOISY), SHARE_SIGMAS))
+    sigmas = float(np.interp(context.doubt, (0.0, NOISY), SHARE_SIGMAS))
     for at in np.argsort(-own, kind="stable").tolist():
         if own[at] < FLOOR:
             break
-        certain = own[at] - _others(own, at, context) >= sigmas * profile.scatter[at] or alone[at] or _measured(at, own, context)
-        if at not in taken and busier[at] and certain and stands_out(own[at], held[at], usual[at], context):
+        certain = (
+            own[at] - _others(own, at, context) >= sigmas * profile.scatter[at]
+            or alone[at]
+            or _measured(at, own, context)
+            or plain[at]
+        )
+        if at not in taken and busier[at] and certain and stands_out(own[at], held[at], usual[at], context, shown):
             findings.append(_of_ranks(profile, np.array([at]), float(own[at]), int(held[at]), float(usual[at]), context))
     return [f for f in findings if _beside(f, findings[0], context)] if findings else []
 

@@ -30,8 +30,8 @@ ALIKE = 1.4
 """Ranks lack CPUs alike if none waits so many times as long as is usual, or runs so much less."""
 EXPLAINS_MOST = 0.5
 OUTWEIGHS = 3.0
-"""A NIC or link is blamed though all ranks lack CPUs if it explains this much of what is lost, and so many times what all other
-links hold up together."""
+"""A NIC or link is blamed though all ranks lack CPUs if it explains this much of what is lost (of which waits are seen), and so
+many times what all other links of any one rank do."""
 
 
 def running_part(profile: Profile) -> Shares:
@@ -130,5 +130,5 @@ def _outweighs(finding: Finding, profile: Profile, context: Context) -> bool:
     wait, usual = float(np.nanmedian(profile.cpu_wait[others])), float(np.nanmedian(part[others]))
     if not (profile.cpu_wait[members].max() <= ALIKE * wait and part[members].min() * ALIKE >= usual):
         return False
-    rest = sum(share for key, share in profile.links.items() if key not in finding.keys)
-    return finding.share >= EXPLAINS_MOST * context.lost and finding.share >= OUTWEIGHS * rest
+    rest = float(profile.incident(without=finding.keys).max())
+    return finding.share >= EXPLAINS_MOST * context.lost * profile.shown() and finding.share >= OUTWEIGHS * rest

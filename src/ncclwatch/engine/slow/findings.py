@@ -82,6 +82,11 @@ class Context:
     late: Lateness | None = None
     """Hosts that begin iterations late."""
 
+    @property
+    def doubt(self) -> float:
+        """How much of a slow-down may be noise: a job that takes several times as long is slow however noisy it was."""
+        return self.noise / max(1.0, self.stretch - 1.0)
+
 
 QUIET_SIGMAS = 1.5
 NOISY_SIGMAS = 3.5
@@ -90,14 +95,14 @@ NOISY = 0.1
 
 def sigmas_needed(context: Context) -> float:
     """By how many standard errors a share of the network must be larger than others: the noisier the job the more."""
-    return QUIET_SIGMAS + (NOISY_SIGMAS - QUIET_SIGMAS) * min(1.0, context.noise / NOISY)
+    return QUIET_SIGMAS + (NOISY_SIGMAS - QUIET_SIGMAS) * min(1.0, context.doubt / NOISY)
 
 
-def stands_out(share: float, looks: float, reference: float, context: Context) -> bool:
-    """Whether a share of holding others up stands out."""
+def stands_out(share: float, looks: float, reference: float, context: Context, shown: float = 1.0) -> bool:
+    """Whether a share of holding others up stands out. ``shown``: the part of all waits of which it is seen where they end."""
     excess = share - (0.0 if np.isnan(reference) else reference)
     if context.lost is not None:
-        return bool(looks >= LOOKS and excess >= max(FLOOR, EXPLAINS * context.lost))
+        return bool(looks >= LOOKS and excess >= max(FLOOR, EXPLAINS * context.lost * shown))
     return bool(
         not np.isnan(reference)
         and looks >= START_LOOKS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -49,6 +49,8 @@ class Profile:
     busy: Shares = field(default_factory=lambda: np.zeros(0))
     host: Shares = field(default_factory=lambda: np.zeros(0))
     waits: Shares = field(default_factory=lambda: np.zeros(0))
+    seen: Shares = field(default_factory=lambda: np.zeros(0))
+    """Looks that tell what a rank does."""
     cpu: Shares = field(default_factory=lambda: np.zeros((2, 0)))
     """Threads that were runnable and had no CPU, and that ran, on average: shape (2, processes); nan where that is not known."""
 
@@ -68,15 +70,23 @@ class Profile:
         """Share of the job's time spent waiting for each rank's own work."""
         return sum((self.hold[part] for part in OWN), np.zeros(len(self.processes)))
 
+    def shown(self) -> float:
+        """The part of all waits of which the looks show where they end, 0 to 1: samples that lie far apart prove few."""
+        ends = sum(float(shares.sum()) for shares in self.hold.values()) + sum(self.links.values())
+        waiting = float(np.mean(self.waits)) if len(self.waits) else 0.0
+        return min(1.0, ends / waiting) if waiting > 0 else 1.0
+
     def own_looks(self) -> Shares:
         """Looks in which each rank's own work held others up."""
         return sum((self.looks_held[part] for part in OWN), np.zeros(len(self.processes)))
 
-    def incident(self) -> Shares:
-        """Share of the job's time spent waiting for links that a rank is an end of."""
+    def incident(self, without: Collection[object] = ()) -> Shares:
+        """Share of the job's time spent waiting for links that a rank is an end of, some links left out."""
         index = {key: at for at, key in enumerate(self.processes)}
         total = np.zeros(len(self.processes))
         for key, share in self.links.items():
+            if key in without:
+                continue
             for end in {key[0], key[1]}:
                 if end in index:
                     total[index[end]] += share
@@ -147,7 +157,7 @@ def add_up(looks: Sequence[Look], processes: Sequence[ProcessKey]) -> Profile:
         key: float(np.sqrt(max(square / number - profile.links[key] ** 2, 0.0) / number)) for key, square in link_squares.items()
     }
     seen = np.maximum(seen, 1)
-    profile.busy, profile.host, profile.waits = busy / seen, host / seen, waits / seen
+    profile.busy, profile.host, profile.waits, profile.seen = busy / seen, host / seen, waits / seen, seen
     return profile
 
 
