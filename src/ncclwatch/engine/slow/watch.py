@@ -314,7 +314,7 @@ class SlowWatch:
 def _at_hand(cadence: Cadence, job: Job, host: str) -> Iteration | None:
     """The iteration that a process is in. Calls are known until the first sample of a look: they are taken just before it."""
     since = cadence.open_since
-    until = min(m.last.time_ns for m in job.members if m.info.host == host) / 1e9
+    until = min((m.last.time_ns for m in job.members if m.info.host == host and not m.gone), default=0) / 1e9
     return None if since is None or until <= since else Iteration(since, until, 0)
 
 
