@@ -49,6 +49,31 @@ def test_a_slow_rank_is_named() -> None:
     assert [(f.kind, f.members) for f in found] == [(Kind.COMPUTE, (3,))]
 
 
+def rarely_proven(times: int, rank: int = 3, other: float = 0.0) -> list[Look]:
+    """Looks in which a rank is at work and the others wait, of whom only one look in three tells for whom."""
+    proven = [Hold(Part.GPU, 0.3, KEYS[rank], None, "AllReduce", 7)]
+    beside = [Hold(Part.GPU, other, KEYS[5], None, "AllReduce", 7)] if other else []
+    rest = look([], {rank}, OTHERS)
+    return [look([*proven, *beside], {rank}, OTHERS) if number % 3 == 0 else rest for number in range(times)]
+
+
+def test_who_is_plainly_at_work_is_named_though_few_waits_could_be_followed_to_it() -> None:
+    working = FAST + rarely_proven(15)
+    made = context(0.6, noise=0.2)
+    profile = add_up(working, KEYS)
+    assert profile.shown() < 0.2 and profile.own()[3] < 0.2 * 0.6 and profile.own()[3] < 3 * profile.scatter[3]
+    assert [(f.kind, f.members) for f in find(profile, made)] == [(Kind.COMPUTE, (3,))]
+    assert find(add_up(FAST + rarely_proven(15, other=0.2), KEYS), made) == [], "another holds up as much"
+    assert find(add_up(FAST[:1] + rarely_proven(6), KEYS), made) == [], "too few looks"
+    everybody = [replace(one, activities=dict.fromkeys(KEYS, Activity.COMPUTES)) for one in working]
+    assert find(add_up(everybody, KEYS), made) == [], "all work as much"
+
+
+def test_noise_is_measured_by_the_slow_down() -> None:
+    assert context(0.3, noise=0.1).doubt == 0.1, "less than twice as slow"
+    assert context(0.8, noise=0.1).doubt == pytest.approx(0.025), "five times as slow"
+
+
 def test_noise_accuses_nobody() -> None:
     rng = np.random.default_rng(5)
     for _ in range(40):
