@@ -12,7 +12,7 @@ import pytest
 from ncclwatch.engine.slow.blame import find
 from ncclwatch.engine.slow.cadence import Cadence, Iteration
 from ncclwatch.engine.slow.findings import Context, Kind
-from ncclwatch.engine.slow.lateness import measure
+from ncclwatch.engine.slow.lateness import Lateness, measure
 from ncclwatch.engine.slow.looks import Activity, Hold, LinkPlace, Look, Part
 from ncclwatch.engine.slow.profile import add_up
 from ncclwatch.model.identity import ProcessKey
@@ -67,6 +67,19 @@ def test_who_is_plainly_at_work_is_named_though_few_waits_could_be_followed_to_i
     assert find(add_up(FAST[:1] + rarely_proven(6), KEYS), made) == [], "too few looks"
     everybody = [replace(one, activities=dict.fromkeys(KEYS, Activity.COMPUTES)) for one in working]
     assert find(add_up(everybody, KEYS), made) == [], "all work as much"
+
+
+def test_a_host_that_begins_late_like_its_equals_elsewhere_is_not_late_by_itself() -> None:
+    working = [look([], {0}, set(range(1, RANKS)))] * 12
+
+    def late(ranks: set[int], hosts: int) -> list[tuple[Kind, tuple[int, ...]]]:
+        share = np.where(np.isin(np.arange(RANKS), list(ranks)), 0.3, 0.0)
+        lateness = Lateness(share, np.where(share > 0, 10, 0), 12, 2 * share)
+        return [(f.kind, f.members) for f in find(add_up(working, KEYS), context(0.5, hosts=hosts, late=lateness))]
+
+    assert late({0}, RANKS) == [(Kind.HOST, (0,))]
+    assert late({0, 2, 4, 6}, RANKS) == [], "the gradients ended late for all of them"
+    assert late({0, 1}, 4) == [(Kind.HOST, (0,))], "only its own host is late"
 
 
 def test_noise_is_measured_by_the_slow_down() -> None:

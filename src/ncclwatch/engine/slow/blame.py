@@ -156,7 +156,7 @@ def _ranks(profile: Profile, context: Context) -> list[Finding]:
     busier = busier | alone
     if context.late is not None:
         # A rank also begins late when the collective before ended late for it; only one that is busier is late by itself.
-        late = np.where(busier, context.late.share, 0.0)
+        late = np.where(busier & ~_late_together(context), context.late.share, 0.0)
         own, held = np.maximum(own, late), np.maximum(held, np.where(late > 0, context.late.late, 0))
     usual, shown, plain = _reference(own, context), profile.shown(), _plainly_at_work(profile, context)
     findings: list[Finding] = []
@@ -191,9 +191,27 @@ SECOND_SLOWER = 0.25
 SLOWER = 1.25
 
 
+LATE_TOGETHER = 0.25
+
+
+def _late_together(context: Context) -> NDArray[np.bool_]:
+    """Ranks that begin late like many of their equals on other hosts: the collective before has ended late for all of them."""
+    result = np.zeros(len(context.equal), np.bool_)
+    late = context.late
+    if late is None:
+        return result
+    for at in np.flatnonzero(late.share > 0).tolist():
+        equals = context.equal == context.equal[at]
+        equals[at] = False
+        others = equals & (context.host != context.host[at])
+        others = others if others.any() else equals
+        result[at] = others.any() and float((late.share[others] >= 0.5 * late.share[at]).mean()) > LATE_TOGETHER
+    return result
+
+
 def _measured(at: int, own: Shares, context: Context) -> bool:
     """Whether times of calls say as well that a rank is slow: its work takes longer, or its host begins late."""
-    late = context.late is not None and bool(context.late.share[at] >= 0.5 * own[at])
+    late = context.late is not None and bool(context.late.share[at] >= 0.5 * own[at]) and not _late_together(context)[at]
     return late or bool(context.factor[at] >= SLOWER)
 
 
@@ -214,7 +232,8 @@ def _of_ranks(
         kind = Kind.HOST
     if alone_without_cpu(profile, context)[members].all():
         kind = Kind.HOST
-    if context.late is not None and float(context.late.share[members].sum()) >= 0.5 * share:
+    alone = ~_late_together(context)[members]
+    if context.late is not None and float(context.late.share[members][alone].sum()) >= 0.5 * share:
         kind = Kind.HOST
     return Finding(kind, tuple(members.tolist()), share, looks, reference, keys=tuple(profile.processes[m] for m in members))
 
