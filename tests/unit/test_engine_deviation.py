@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from ncclwatch.engine.deadlock import Deviation, find_deviation
+from ncclwatch.engine.habits import Deviation, find_deviation
 from ncclwatch.engine.slow.order import CallOrder, _Call
 
 TENSOR, DATA = 0x10, 0x20
@@ -16,13 +16,14 @@ KINDS = {
     "r": (DATA, (6, 256, 7)),
     "g": (DATA, (5, 256, 7)),
     "x": (TENSOR, (5, 9, 7)),
+    "p": (0x30, (1, 16, 7)),
 }
 
 
 def order(calls: str) -> CallOrder:
     """A process's calls, a letter each."""
     made = [_Call(1000 + n, KINDS[letter][0], [None], KINDS[letter][1]) for n, letter in enumerate(calls)]
-    return CallOrder(deque(made, maxlen=96))
+    return CallOrder(deque(made))
 
 
 ITERATION = "ttttttrg"
@@ -40,6 +41,8 @@ ITERATION = "ttttttrg"
         (ITERATION * 4 + "ttttttg", Deviation(DATA, DATA, 0, left_out=True)),
         # Two are swapped: what was due comes next.
         (ITERATION * 4 + "ttttttgr", Deviation(DATA, DATA, 1, left_out=False)),
+        # One of many alike is left out, and the host runs on: what follows is as after the last of them.
+        (ITERATION * 4 + "tttttrg" + ITERATION * 2, Deviation(TENSOR, DATA, 17, left_out=True)),
         # Something that never comes is called in its place.
         (ITERATION * 4 + "tttx", Deviation(TENSOR, TENSOR, 0, left_out=False)),
         # Too little is known of a job that has just begun.
@@ -55,3 +58,13 @@ def test_a_habit_with_two_kinds_of_iterations_is_no_deviation() -> None:
     """Every fourth iteration reports its loss."""
     pattern = (ITERATION * 3 + "ttttttrgu") * 3
     assert find_deviation(order(pattern)) is None
+
+
+LAYERS = "tttpttxp"
+LONG = LAYERS * 6 + "rg"
+
+
+def test_an_iteration_of_many_layers_ends_without_breaking_a_habit() -> None:
+    """Inside it the layers are a pattern of their own: only what is longer than an iteration tells that they end."""
+    assert find_deviation(order(LONG * 5)) is None
+    assert find_deviation(order(LONG * 5 + LAYERS * 3 + "tttpt" + "xp" + LAYERS)) == Deviation(TENSOR, TENSOR, 9, left_out=True)

@@ -18,7 +18,7 @@ from ncclwatch.engine.slow.baselines import (
 from ncclwatch.engine.slow.cadence import Cadences, Iteration
 from ncclwatch.engine.slow.clocks import estimate
 from ncclwatch.engine.slow.delay_matrix import Where, matrix_of, origin_in_ring, slow_parts
-from ncclwatch.engine.slow.order import KEPT_CALLS, UNMADE_RECORDS, CallOrders
+from ncclwatch.engine.slow.order import FEWEST_CALLS, MOST_CALLS, UNMADE_RECORDS, CallOrders
 from ncclwatch.engine.slow.windows import IterationWatch
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 
@@ -155,13 +155,26 @@ class TestCadence:
 
     def test_calls_of_which_nobody_asks_are_bounded(self) -> None:
         orders = CallOrders()
-        for turn in range(40):
+        for turn in range(80):
             program = [(Function.ALL_REDUCE, TENSOR, -1), (Function.SEND, PIPE, turn)] * 20
             orders.add_calls(calls(program, [turn + 0.01 * k for k in range(len(program))]))
         order = orders.find("", 7)
         assert order is not None and order._waiting <= UNMADE_RECORDS
-        assert len(order.calls) == KEPT_CALLS
-        assert [call.ways for call in order.calls][-2:] == [[None], [(True, 39)]]
+        assert len(order.calls) == MOST_CALLS
+        assert [call.ways for call in order.calls][-2:] == [[None], [(True, 79)]]
+
+    def test_the_more_processes_the_fewer_calls_of_each(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("ncclwatch.engine.slow.order.ALL_CALLS", 1000)
+        orders = CallOrders()
+        for turn in range(30):
+            for host in "abcde" if turn else "a":
+                orders.add_calls(calls([(Function.ALL_REDUCE, TENSOR, -1)] * 40, [turn + 0.01 * k for k in range(40)]), host)
+        assert {len(order.calls) for order in orders.of.values()} == {200}
+        monkeypatch.setattr("ncclwatch.engine.slow.order.ALL_CALLS", 10)
+        orders.add_calls(calls([(Function.ALL_REDUCE, TENSOR, -1)] * 40, [90 + 0.01 * k for k in range(40)]), "f")
+        assert len(orders.of["f", 7].calls) == 40 and len(orders.of["a", 7].calls) == 200, "it shrinks when there are new ones"
+        orders.add_calls(calls([(Function.ALL_REDUCE, TENSOR, -1)], [99.0]), "a")
+        assert len(orders.of["a", 7].calls) == FEWEST_CALLS
 
 
 class TestWindows:

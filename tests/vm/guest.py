@@ -147,7 +147,7 @@ class Guest:
             *("-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"),
             *("-kernel", str(self._kernel.image), "-initrd", str(self._folder / "initramfs")),
             *(word for filesystem in filesystems for word in ("-virtfs", filesystem)),
-            *("-append", "console=ttyS0 quiet panic=-1 mitigations=off random.trust_cpu=on"),
+            *("-append", "console=ttyS0 quiet panic=-1 no_timer_check mitigations=off random.trust_cpu=on"),
         ]
 
 

@@ -9,8 +9,8 @@ from functools import partial
 from ncclwatch.engine import explain
 from ncclwatch.engine.calls import CallsFinding
 from ncclwatch.engine.connections import ConnectionKey
-from ncclwatch.engine.deadlock import LEFT_OUT, Orders, deviation_line, find_deviations
 from ncclwatch.engine.edges import RankNode, Wait, Waits, Why
+from ncclwatch.engine.habits import LEFT_OUT, Orders, deviation_line, find_deviations
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.ledger import Ledger, Signature
 from ncclwatch.model.events import Function

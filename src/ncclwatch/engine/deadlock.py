@@ -8,86 +8,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
 from ncclwatch.engine import explain
 from ncclwatch.engine.circles import is_begun
 from ncclwatch.engine.counted import Lack, lacks
 from ncclwatch.engine.culprits import observed_culprit
 from ncclwatch.engine.edges import RankNode, Wait, Why
-from ncclwatch.engine.job import Job, Member
+from ncclwatch.engine.habits import LEFT_OUT, Orders, deviation_line, find_deviations
+from ncclwatch.engine.job import Job
 from ncclwatch.engine.locate import Sink, victims_of
-from ncclwatch.engine.slow.order import CallOrder, Place
 from ncclwatch.model.verdict import Verdict, VerdictClass
-
-RECENT = 48
-"""Calls back from the newest in which a broken habit is looked for: a host can run so far ahead of its GPU."""
-
-SHORTEST_CONTEXT = 3
-LONGEST_CONTEXT = 48
-"""Calls before a call that are compared with earlier ones to say what used to follow."""
-
-LEFT_OUT = "has left out an operation that its calls always had here"
-
-Token = tuple[int, tuple[int, int, int], tuple[Place, ...]]
-
-
-class Orders(Protocol):
-    """Where the order of a process's calls is kept."""
-
-    def find(self, host: str, pid: int) -> CallOrder | None:
-        """The order of a process's last calls, where they were recorded."""
-
-
-@dataclass(frozen=True, slots=True)
-class Deviation:
-    """A call that is not what used to follow: ``due`` was (address of its communicator), ``called`` was made ``ago`` calls back.
-
-    ``left_out``: the call is what used to come after the one that was due, which did not follow: it was left out, rather than
-    another made in its place or the two swapped.
-    """
-
-    due: int
-    called: int
-    ago: int
-    left_out: bool
-
-
-def find_deviation(order: CallOrder) -> Deviation | None:
-    """The last call that broke the habit of a process. O(recent calls x kept calls x context)."""
-    tokens: list[Token] = [
-        (call.comm, call.what, tuple((call.comm, way) for way in sorted(call.ways, key=repr))) for call in order.calls
-    ]
-    # What follows a broken habit was never seen before, so it breaks none.
-    for position in range(len(tokens) - 1, max(SHORTEST_CONTEXT, len(tokens) - RECENT) - 1, -1):
-        earlier = _same_before(tokens, position)
-        if earlier is not None and tokens[earlier] != tokens[position]:
-            due, called = tokens[earlier], tokens[position]
-            left_out = called == tokens[earlier + 1] and due not in tokens[position + 1 : position + 2]
-            return Deviation(due[0], called[0], len(tokens) - 1 - position, left_out)
-    return None
-
-
-def _same_before(tokens: Sequence[Token], position: int) -> int | None:
-    """The last place where the calls before ``position`` were made earlier, if the same call followed every time.
-
-    The longest context counts that was met twice at least, and holds more than one kind of call: in a run of equal calls nothing
-    tells how many are still to come.
-    """
-    lengths: list[tuple[int, int]] = []
-    for earlier in range(position - 1, SHORTEST_CONTEXT - 1, -1):
-        length = 0
-        while length < min(LONGEST_CONTEXT, earlier) and tokens[earlier - 1 - length] == tokens[position - 1 - length]:
-            length += 1
-        lengths.append((length, earlier))
-    if len(lengths) < 2:
-        return None
-    context = sorted(lengths, reverse=True)[1][0]
-    if context < SHORTEST_CONTEXT or len(set(tokens[position - context : position])) < 2:
-        return None
-    met = [earlier for length, earlier in lengths if length >= context]
-    return met[0] if len({tokens[earlier] for earlier in met}) == 1 else None
 
 
 def judge_deadlock(
@@ -165,35 +95,6 @@ def _lacks_a_call(job: Job, cycles: Sequence[Sink], index: int, inside: Sequence
         job, verdict_class, [culprit], (victims_of(cycles) | inside_too) - {index}, evidence, still=still, time=time,
         confidence=0.7, unobserved=unobserved if why is Lack.LESS else (),
     )  # fmt: skip
-
-
-def find_deviations(job: Job, members: set[int], orders: Orders | None, *, proper: bool = True) -> dict[int, Deviation]:
-    """The members of a circle, or of a disagreement, that broke their habit; with ``proper`` none when all of them did."""
-    if orders is None:
-        return {}
-    found: dict[int, Deviation] = {}
-    for index in sorted(members):
-        info = job.member(index).info
-        order = orders.find(info.host, info.pid)
-        deviation = find_deviation(order) if order is not None else None
-        if deviation is not None:
-            found[index] = deviation
-    return {} if proper and len(found) == len(members) else found
-
-
-def deviation_line(job: Job, member: Member, deviation: Deviation) -> str:
-    """A broken habit as evidence."""
-
-    def name(address: int) -> str:
-        number = job.group_of.get((member.index, address))
-        return f"communicator {job.groups[number].hash:016x}" if number is not None else "another communicator"
-
-    since = f", {deviation.ago} calls ago" if deviation.ago else ""
-    then = ", which it has left out" if deviation.left_out else ""
-    return (
-        f"{member.label} called an operation on {name(deviation.called)}{since}, where its calls always had another on "
-        f"{name(deviation.due)}{then}"
-    )
 
 
 def _entered_first(inside: Sequence[Wait]) -> dict[int, set[int]]:

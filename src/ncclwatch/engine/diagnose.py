@@ -14,10 +14,10 @@ from ncclwatch.engine.calls import CallsFinding, compare_groups
 from ncclwatch.engine.calls_verdict import add_call_waits, add_calls_evidence, judge_calls
 from ncclwatch.engine.circles import break_false_circles
 from ncclwatch.engine.creation import judge_creation
-from ncclwatch.engine.deadlock import Orders
 from ncclwatch.engine.device import add_device_evidence, observe_hidden
 from ncclwatch.engine.dropped import follow_dropped
 from ncclwatch.engine.edges import Waits
+from ncclwatch.engine.habits import Orders
 from ncclwatch.engine.halted import ended_ranks, judge_halted, missed
 from ncclwatch.engine.hidden import follow_counts, follow_hidden
 from ncclwatch.engine.job import Job, Member, assemble

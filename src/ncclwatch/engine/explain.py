@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from ncclwatch.engine.culprits import one_of_each
 from ncclwatch.engine.edges import AbsentNode, HiddenNode, Wait, Waits
+from ncclwatch.engine.habits import LEFT_OUT
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.locate import Sink
 from ncclwatch.engine.unobserved import not_observed, not_read
@@ -51,6 +52,10 @@ NEXT_STEPS_BY_REASON = {
         "its host code has called the operation; see what its GPU does: `nvidia-smi -q`, `dmesg -T | grep -i xid` on {host}",
         "a kernel before it that does not end, and a stream that waits for an event nobody records, are the usual causes: "
         "`py-spy dump --nonblocking --native --pid {pid}`",
+    ),
+    LEFT_OUT: (
+        "look for a condition in its code that this rank alone evaluates otherwise: uneven data, an exception that was caught",
+        "see where it stands: `py-spy dump --nonblocking --pid {pid}` on {host}",
     ),
     PROXY_STALLED: _PROXY_STEPS,
     PROXY_NOT_BEGUN: _PROXY_STEPS,

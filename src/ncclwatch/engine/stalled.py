@@ -8,9 +8,10 @@ from dataclasses import replace
 from ncclwatch.engine import explain
 from ncclwatch.engine.counted import Disagreement, find_disagreements
 from ncclwatch.engine.culprits import observed_culprit
-from ncclwatch.engine.deadlock import LEFT_OUT, Orders, deviation_line, find_deviations, judge_deadlock
+from ncclwatch.engine.deadlock import judge_deadlock
 from ncclwatch.engine.device import gpu_state
 from ncclwatch.engine.edges import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, RankNode, Stall, Waits, Why
+from ncclwatch.engine.habits import LEFT_OUT, Orders, deviation_line, find_deviations
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.locate import Sink, victims_of
 from ncclwatch.engine.severity import SEVERITY

@@ -13,7 +13,9 @@ from numpy.typing import NDArray
 
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 
-KEPT_CALLS = 96
+ALL_CALLS = 400_000
+FEWEST_CALLS, MOST_CALLS = 96, 2048
+"""Calls that are kept of all processes together, and of one: a habit shows where there are two iterations and more."""
 UNMADE_RECORDS = 512
 """Records a process that wait to be made into calls: of a job that goes on hardly anybody asks."""
 
@@ -39,10 +41,18 @@ class _Call:
 
 
 @dataclass(slots=True)
+class Room:
+    """How many calls may be kept of each process."""
+
+    calls: int = MOST_CALLS
+
+
+@dataclass(slots=True)
 class CallOrder:
     """The newest operations of one process; sends and receives of one group call are one operation."""
 
-    _made: deque[_Call] = field(default_factory=lambda: deque(maxlen=KEPT_CALLS))
+    _made: deque[_Call] = field(default_factory=deque)
+    _room: Room = field(default_factory=Room)
     _unmade: list[NDArray[Any]] = field(default_factory=list)
     _waiting: int = 0
     _depth: int = 0
@@ -87,7 +97,7 @@ class CallOrder:
         open_still = bool(grouped[-1]) and self._depth > 0 and groups[-1] == group[-1]
         self._joinable = int(kept["comm"][-1]) if open_still else None
         number = np.cumsum(~joins)
-        newest = number > number[-1] - KEPT_CALLS
+        newest = number > number[-1] - self._room.calls
         kept, paired, joins = kept[newest], paired[newest], joins[newest]
         for (time, comm, count, peer, called, datatype), is_paired, joined in zip(
             kept.tolist(), paired.tolist(), joins.tolist(), strict=True
@@ -97,6 +107,8 @@ class CallOrder:
                 self._made[-1].ways.append(way)
             else:
                 self._made.append(_Call(time, comm, [way], (0, 0, 0) if is_paired else (called, count, datatype)))
+        while len(self._made) > self._room.calls:
+            self._made.popleft()
 
     def locate(self, unfinished: Mapping[Place, int], until_ns: int) -> dict[Place, list[int]] | None:
         """Where in the order unfinished operations (their number by place) stand: positions, smallest first; ``None`` when calls
@@ -126,6 +138,7 @@ class CallOrders:
 
     def __init__(self) -> None:
         self.of: dict[tuple[str, int], CallOrder] = {}
+        self._room = Room()
 
     def find(self, host: str, pid: int) -> CallOrder | None:
         """The order of a process's last calls; records without a source belong to the only host there is."""
@@ -151,6 +164,7 @@ class CallOrders:
         for start, end in pairwise(bounds):
             order = self.of.get((source, int(pids[start])))
             if order is None:
-                order = self.of.setdefault((source, int(pids[start])), CallOrder())
+                order = self.of.setdefault((source, int(pids[start])), CallOrder(_room=self._room))
+                self._room.calls = min(MOST_CALLS, max(FEWEST_CALLS, ALL_CALLS // len(self.of)))
             # A copy: what is kept of one process must not keep the batch.
             order.add(records[start:end].copy())
