@@ -109,7 +109,7 @@ def as_played(scenario: Scenario, nccl: str, transport: Transport) -> Scenario:
 def _expectation(scenario: Scenario) -> Expectation:
     """Faults of a link or a NIC are played on the link of the rank's host, which all its ranks share: their ends may be named.
 
-    A link that is slow is so with everybody: its rank must be named, by its NIC or one of its links.
+    A link that is down or slow is so with everybody: its rank must be named, by its NIC or one of its links.
     """
     layout, expect = scenario.layout, scenario.expect
     struck = {fault.rank for fault in scenario.faults if fault.kind in ON_A_LINK}
@@ -119,7 +119,7 @@ def _expectation(scenario: Scenario) -> Expectation:
     if shared:
         struck = {int(r) for rank in struck for r in ranks_of_node(layout, node_of(layout, rank))}
     near = {int(r) for role in ROLES if role != "world" for g in groups(layout, role) if struck & set(g.tolist()) for r in g}
-    if not shared and all(fault.kind is not FaultKind.LINK_DOWN for fault in scenario.faults):
+    if not shared:
         only = all(fault.kind in ON_A_LINK for fault in scenario.faults)
         wanted = struck if only else set(expect.ranks)
         also = (near | set(expect.also)) - wanted
