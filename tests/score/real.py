@@ -389,6 +389,11 @@ def _run_clean(run: Run, played: Play, pids: Sequence[int]) -> tuple[float, tupl
     return came, (came, late) if late else None
 
 
+NO_STANDSTILL = "the job did not come to stand"
+OTHER_CALL = frozenset({FaultKind.OTHER_OPERATION, FaultKind.OTHER_SIZE, FaultKind.OTHER_TYPE})
+"""The calls show these as soon as they are made; another size or type need not stop the job at all (NCCL compares nothing)."""
+
+
 def _run_fault(
     run: Run, scenario: Scenario, played: Play, pids: Sequence[int], outcome: Outcome
 ) -> tuple[float, tuple[float, Watcher] | None]:
@@ -403,9 +408,10 @@ def _run_fault(
     late: tuple[float, Watcher] | None = None
     if hangs:
         stood = played.wait_standstill(onset, timeout=20.0)
+        other_call = any(f.kind in OTHER_CALL for f in scenario.faults)
         if stood is None:
-            outcome.note = "the job did not come to stand"
-        elif any(f.kind in PROGRAM_FAULTS for f in scenario.faults):
+            outcome.note = NO_STANDSTILL
+        elif any(f.kind in PROGRAM_FAULTS for f in scenario.faults) and not other_call:
             effect = stood  # until then NCCL took the data of one call for those of another
         if stood is not None and Attach.POST_HANG in run.attaches:
             time.sleep(max(0.0, effect + POST_HANG_AFTER_S - time.monotonic()))

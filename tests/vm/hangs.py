@@ -75,6 +75,8 @@ class Row:
     latency_s: float | None
     summary: str
     seed: int
+    evidence: tuple[str, ...] = ()
+    """What a verdict that is not right was built on."""
 
 
 def is_right(hang: Hang, verdict: Verdict, attach: str = "live") -> bool:
@@ -127,7 +129,8 @@ def row(hang: Hang, nccl: str, attach: str, seed: int, found: tuple[Verdict | No
         return Row(hang.name, nccl, attach, False, "", (), None, "nothing was said", seed)
     named = tuple(culprit.rank for culprit in verdict.culprits)
     right = is_right(hang, verdict, attach)
-    return Row(hang.name, nccl, attach, right, str(verdict.verdict_class), named, round(latency, 1), verdict.summary, seed)
+    why = () if right else (*verdict.evidence, *verdict.unobserved)
+    return Row(hang.name, nccl, attach, right, str(verdict.verdict_class), named, round(latency, 1), verdict.summary, seed, why)
 
 
 def strike(hang: Hang, job: Job, fabric: Fabric, nccl: str, seed: int) -> Iterator[Row]:

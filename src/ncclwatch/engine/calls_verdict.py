@@ -72,7 +72,7 @@ def add_call_waits(job: Job, findings: Mapping[int, CallsFinding], waits: Waits)
             continue
         # One wait for each is enough to follow: everybody waits, and everybody behind is waited for.
         pairs = [(waiter, behind[0]) for waiter in waiting] + [(waiting[0], other) for other in behind[1:]]
-        operation = _operation(finding.called, finding.sequence)
+        operation = operation_of(finding.called, finding.sequence)
         for waiter, other in pairs:
             key = ConnectionKey(number, 0, group.ranks[other.index], group.ranks[waiter.index], False)
             text = partial(_call_wait_text, waiter, other, finding)
@@ -197,7 +197,7 @@ def _culprit(
     group: Group, rank: int, member: Member, finding: CallsFinding, reason: str, signature: Signature | None = None
 ) -> Culprit:
     own = group.members[rank][1]
-    operation = _operation(signature, finding.odd_sequence) if signature else _operation(finding.called, finding.sequence)
+    operation = operation_of(signature, finding.odd_sequence) if signature else operation_of(finding.called, finding.sequence)
     return Culprit(
         rank=member.rank,
         comm_rank=rank,
@@ -210,7 +210,8 @@ def _culprit(
     )
 
 
-def _operation(called: Signature | None, sequence: int | None) -> OperationRef:
+def operation_of(called: Signature | None, sequence: int | None) -> OperationRef:
+    """A collective that was called, as a verdict names it."""
     known = called is not None and called.function in Function._value2member_map_
     name = Function(called.function).name.title().replace("_", "") if called is not None and known else ""
     return OperationRef(name, sequence)

@@ -84,7 +84,7 @@ def build(
         verdict_class=verdict_class,
         summary=_summary(verdict_class, culprits, first),
         culprits=tuple(culprits),
-        victims=_ranks(job, victims),
+        victims=ranks_of(job, victims),
         communicator=first.communicator,
         operation=first.operation,
         link=next((c.link for c in culprits if c.link), None),
@@ -92,7 +92,7 @@ def build(
         confidence=confidence,
         evidence=tuple(shown),
         unobserved=(*unobserved, *not_observed(job)),
-        next_steps=_next_steps(verdict_class, culprits),
+        next_steps=next_steps(verdict_class, culprits),
     )
 
 
@@ -308,7 +308,8 @@ def _collective(name: str) -> bool:
     return name not in ("", "Send", "Recv", "SendRecv")
 
 
-def _ranks(job: Job, indices: Iterable[int]) -> tuple[int, ...]:
+def ranks_of(job: Job, indices: Iterable[int]) -> tuple[int, ...]:
+    """The job's ranks of members."""
     return tuple(sorted({rank for index in indices if (rank := job.member(index).rank) is not None}))
 
 
@@ -365,7 +366,8 @@ def _links_summary(culprits: Sequence[Culprit], where: str) -> str:
     return f"the links {subject} carry no data and hold up the job{where}"
 
 
-def _next_steps(verdict_class: VerdictClass, culprits: Sequence[Culprit]) -> tuple[str, ...]:
+def next_steps(verdict_class: VerdictClass, culprits: Sequence[Culprit]) -> tuple[str, ...]:
+    """What to do about the first culprit."""
     first = culprits[0]
     pid = "PID" if first.pid is None else str(first.pid)
     steps = NEXT_STEPS_BY_REASON.get(first.reason) or NEXT_STEPS.get(verdict_class, ())

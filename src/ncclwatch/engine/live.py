@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.engine.conflicts import ConflictWatch
 from ncclwatch.engine.diagnose import Outlook, judge_jobs
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.ledger import Ledger, Place
@@ -61,6 +62,8 @@ class LiveDiagnosis:
     ledger: Ledger = field(default_factory=Ledger)
     slow: SlowWatch = field(default_factory=SlowWatch)
     """Judges the jobs that run: whether they run as fast as they should."""
+    conflicts: ConflictWatch = field(default_factory=ConflictWatch)
+    """Compares what the ranks of running jobs call."""
     namer: StageNamer = field(default_factory=StageNamer)
     """Learns roles of groups and the pattern of an iteration from the calls; names stages."""
     closed: list[tuple[Verdict, float]] = field(default_factory=list)
@@ -116,9 +119,11 @@ class LiveDiagnosis:
             at_once = judge_jobs(looks, replace(outlook, patience=None, creation_patience_s=0.0))
             self.answers += sorted((self._named(job, verdict) for job, verdict in at_once), key=severity)
         self.slow.forget(present)
+        self.conflicts.forget({number for job, _ in judged for number in job.groups})
         known = [learned.topology for learned in self.namer.jobs]
         slow = [(job, self.slow.judge(job, verdict, known, self._stage_of)) for job, verdict in judged]
-        self.verdicts = sorted((self._named(job, verdict) for job, verdict in slow), key=severity)
+        found = [(job, self.conflicts.judge(job, verdict, self.ledger, self._totals)) for job, verdict in slow]
+        self.verdicts = sorted((self._named(job, verdict) for job, verdict in found), key=severity)
         self.patience.end_round()
         return self._stand(self.verdicts[0] if self.verdicts else NOTHING_OBSERVED)
 

@@ -1,0 +1,214 @@
+"""Ranks of a job that runs which called something else than their peers: NCCL compares nothing, and the results are wrong.
+
+Another size or type of one rank need not stop the job: as long as as many messages go as are waited for, NCCL goes on with
+what it got. Here nothing stands still that would vouch for a finding, so the calls must prove it by themselves: the ranks are
+lined up by counts that need no guess, agree again afterwards, and agree nowhere better when one of them is moved on or back.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclwatch.engine import explain
+from ncclwatch.engine.alignment import KEYS, AlignedBy, Entries, align_entries, make_entries
+from ncclwatch.engine.calls_verdict import operation_of
+from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.engine.ledger import Ledger, Place, Signature
+from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
+
+AGREEING = 3
+"""So many operations since the first conflict must be the same on all ranks."""
+MOVED = 4
+"""Operations by which a rank is moved either way to see whether it agrees better there."""
+COMPARED = 2048
+"""Newest operations of a communicator that are compared."""
+KEPT_S = 60.0
+"""So long a conflict is told at the least, however soon its calls are kept no longer."""
+PAUSE, LEAST_PAUSE_S = 20, 1.0
+"""The calls are looked at again after so many times as long as the last look took, and after so many seconds at the least."""
+
+PROVEN = [number for number, key in enumerate(KEYS) if key in (AlignedBy.BIRTH, AlignedBy.SEQUENCE_NUMBER)]
+
+
+@dataclass(frozen=True, slots=True)
+class Conflict:
+    """The newest operation of a communicator in which ranks called something else than the others."""
+
+    group: int
+    sequence: int
+    called: dict[int, Signature]
+    """rank → what it called, of the odd ones"""
+    others: Signature
+    times: int
+    """In how many of the operations that are kept they did."""
+    ago: int
+
+
+@dataclass(slots=True)
+class ConflictWatch:
+    """Looks at the calls of running jobs from time to time and remembers what it found until it looks again."""
+
+    _next: dict[int, float] = field(default_factory=dict)
+    _found: dict[int, dict[int, tuple[float, Conflict]]] = field(default_factory=dict)
+    """Job → communicator → (until when it is told, what was found last)"""
+
+    def judge(self, job: Job, verdict: Verdict, ledger: Ledger, totals: dict[Place, tuple[int, int]]) -> Verdict:
+        """The verdict, or ``INCONSISTENT`` where the job runs and ranks of it called something else than their peers.
+
+        O(ranks x COMPARED) at most once a second, and for at most a twentieth of the time.
+        """
+        if verdict.verdict_class is not VerdictClass.RUNNING or not ledger.rows or not job.groups:
+            return verdict
+        which, now = min(job.groups), time.monotonic()
+        if now >= self._next.get(which, 0.0):
+            known = {number: kept for number, kept in self._found.get(which, {}).items() if kept[0] > now}
+            fresh = {conflict.group: (now + KEPT_S, conflict) for conflict in find_conflicts(job, ledger, totals)}
+            self._found[which] = known | fresh
+            self._next[which] = now + max(LEAST_PAUSE_S, PAUSE * (time.monotonic() - now))
+        conflicts = [conflict for _, conflict in self._found.get(which, {}).values() if conflict.group in job.groups]
+        return _explain(job, conflicts, verdict) if conflicts else verdict
+
+    def forget(self, groups: set[int]) -> None:
+        """Drop what is known of jobs none of whose communicators is among these."""
+        for which in self._next.keys() - groups:
+            del self._next[which]
+            self._found.pop(which, None)
+
+
+def find_conflicts(job: Job, ledger: Ledger, totals: dict[Place, tuple[int, int]]) -> list[Conflict]:
+    """Communicators of a job in which a minority of ranks provably called something else than the others."""
+    numbers, known = [], []
+    for number, group in job.groups.items():
+        rows: dict[int, int] = {}
+        counted: dict[int, tuple[int, int]] = {}
+        for rank, (member, own) in group.members.items():
+            place = ledger.place(member.info.host, member.info.pid, own.address)
+            row = ledger.rows.get(place)
+            if row is not None:
+                rows[rank] = row
+                if place in totals:
+                    counted[rank] = totals[place]
+        if len(rows) > 1:
+            numbers.append(number)
+            known.append((rows, counted))
+    if not known:
+        return []
+    entries = make_entries(known)
+    align_entries(ledger, entries)
+    bounds = np.r_[entries.starts, len(entries.rows)].tolist()
+    found = (_conflict(ledger, entries, slice(bounds[place], bounds[place + 1]), number) for place, number in enumerate(numbers))
+    return [conflict for conflict in found if conflict is not None]
+
+
+def _conflict(ledger: Ledger, entries: Entries, part: slice, group: int) -> Conflict | None:
+    proven = np.flatnonzero(entries.aligned[part] & np.isin(entries.how[part], PROVEN)) + part.start
+    if len(proven) < 2:
+        return None
+    rows, offsets = entries.rows[proven], entries.offsets[proven]
+    called = ledger.called[rows].astype(np.int64)
+    newest = int((offsets + called).min())
+    oldest = max(int((offsets + ledger.oldest_kept(called)).max()), newest - COMPARED)
+    if newest - oldest <= AGREEING:
+        return None
+    sequences = np.arange(oldest, newest)
+    signatures = ledger.operations["signature"][rows[:, None], (sequences - offsets[:, None]) % ledger.depth]
+    if (signatures == signatures[0]).all():
+        return None
+    usual = _usual(signatures)
+    odd = signatures != usual
+    at = np.flatnonzero(odd.any(axis=0))
+    culprits = np.flatnonzero(odd.any(axis=1))
+    first = int(at[0])
+    alike = len(sequences) - first - len(at) >= AGREEING
+    if not alike or any(_is_moved(signatures[number, first:], usual[first:]) for number in culprits.tolist()):
+        return None
+    last = int(at[-1])
+    ranks, sequence = entries.ranks[proven].tolist(), int(sequences[last])
+    what = {
+        ranks[number]: ledger.signature(int(rows[number]), sequence - int(offsets[number]))
+        for number in np.flatnonzero(odd[:, last]).tolist()
+    }
+    if odd[:, last].all():
+        return None
+    like_others = int(np.flatnonzero(~odd[:, last])[0])
+    others = ledger.signature(int(rows[like_others]), sequence - int(offsets[like_others]))
+    if others is None or any(signature is None for signature in what.values()):
+        return None
+    made = {rank: signature for rank, signature in what.items() if signature is not None}
+    return Conflict(group, sequence, made, others, len(at), len(sequences) - 1 - last)
+
+
+def _usual(signatures: NDArray[np.uint64]) -> NDArray[np.uint64]:
+    """What most ranks called, operation by operation; of as many what is called more often otherwise; 0 where that is a tie."""
+    usual: NDArray[np.uint64] = signatures[0].copy()
+    values, numbers = np.unique(signatures, return_counts=True)
+    for column in np.flatnonzero((signatures != signatures[0]).any(axis=0)).tolist():
+        called, times = np.unique(signatures[:, column], return_counts=True)
+        often = numbers[np.searchsorted(values, called)]
+        order = np.lexsort((often, times))
+        best, second = order[-1], order[-2]
+        tie = (times[best], often[best]) == (times[second], often[second])
+        usual[column] = 0 if tie else called[best]
+    return usual
+
+
+def _is_moved(own: NDArray[np.uint64], usual: NDArray[np.uint64]) -> bool:
+    """Whether a rank agrees better with what the others called some operations earlier or later: it left a call out, made one too
+    many, or was lined up wrongly.
+    """
+    differs = own != usual
+    for by in range(1, min(MOVED, len(own) - 1) + 1):
+        if np.count_nonzero(own[by:] != usual[:-by]) < np.count_nonzero(differs[by:]):
+            return True
+        if np.count_nonzero(own[:-by] != usual[by:]) < np.count_nonzero(differs[:-by]):
+            return True
+    return False
+
+
+def _explain(job: Job, conflicts: Sequence[Conflict], running: Verdict) -> Verdict:
+    culprits: list[Culprit] = []
+    evidence: list[str] = []
+    names: list[str] = []
+    victims: set[int] = set()
+    for conflict in conflicts:
+        group = job.groups[conflict.group]
+        victims |= group.ranks.keys()
+        for rank, signature in sorted(conflict.called.items()):
+            member = group.holder(rank)
+            if member is None:
+                continue
+            culprits.append(_culprit(group, rank, member, conflict, signature))
+            names.append(f"{member.label} called {signature.text()}")
+        seen = f"; so in {conflict.times} of the last operations" if conflict.times > 1 else ""
+        evidence.append(
+            f"communicator {group.hash:016x} #{conflict.sequence}: {', '.join(names[-len(conflict.called) :])}; all others "
+            f"{conflict.others.text()}; {conflict.ago} operations have been called since{seen}"
+        )
+    if not culprits:
+        return running
+    first = culprits[0]
+    summary = (
+        f"{names[0]}, its peers {conflicts[0].others.text()}: the job runs on with wrong results"
+        if len(culprits) == 1
+        else f"{len(culprits)} ranks called something else than their peers: the job runs on with wrong results"
+    )
+    victims -= explain.accused(job, culprits)
+    return replace(
+        running, verdict_class=VerdictClass.INCONSISTENT, summary=summary, culprits=tuple(culprits),
+        victims=explain.ranks_of(job, victims),
+        communicator=first.communicator, operation=first.operation, confidence=0.9, evidence=tuple(evidence),
+        next_steps=explain.next_steps(VerdictClass.INCONSISTENT, culprits), planes=("state", "calls"),
+    )  # fmt: skip
+
+
+def _culprit(group: Group, rank: int, member: Member, conflict: Conflict, signature: Signature) -> Culprit:
+    return Culprit(
+        rank=member.rank, comm_rank=rank, host=member.info.host, pid=member.info.pid, gpu=group.members[rank][1].device,
+        communicator=group.reference(), operation=operation_of(signature, conflict.sequence),
+        reason=f"called {signature.text()} where its peers called {conflict.others.text()}",
+    )  # fmt: skip
