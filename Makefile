@@ -93,15 +93,16 @@ gpu: setup
 demo: setup-demo
 	@$(PYTHON) scripts/demo.py --nccl $(DEMO_NCCL) $(if $(PID),--pid $(PID))
 
-# Tests on real jobs mostly wait: lint, types, unit tests and the tests of the testbed itself, which measure no time, run beside
-# them, and tell what they found at the end.
-BESIDE := tests/unit $(wildcard tests/testbed/test_testbed_*.py)
+# Tests on real jobs mostly wait: lint, types, unit tests, the tests of the testbed itself and those that only read memory, none of
+# which measures time, run beside them, and tell what they found at the end.
+BESIDE := tests/unit $(wildcard tests/testbed/test_testbed_*.py) \
+  $(addprefix tests/testbed/,test_state_live.py test_simulated_state.py test_attach_layout.py test_calls_stub.py test_conflicts_live.py)
 test: setup
-	@echo "==> tests on real jobs and in the guest; beside them lint, types, unit tests and those of the testbed, whose output follows"
+	@echo "==> tests on real jobs and in the guest; beside them lint, types, unit tests and others that measure no time, whose output follows"
 	@{ $(MAKE) -s lint && $(PYTHON) -m pytest $(BESIDE); } >$(CACHE)/beside.log 2>&1 & beside=$$!; \
 	main=0; NCCLWATCH_REQUIRE_VM=$${NCCLWATCH_REQUIRE_VM-$(if $(CI),1)} $(PYTHON) -m pytest tests $(BESIDE:%=--ignore=%) --durations=30 --durations-min=5 || main=$$?; \
 	other=0; wait $$beside || other=$$?; \
-	echo "==> lint, types, unit tests and those of the testbed"; cat $(CACHE)/beside.log; \
+	echo "==> lint, types, unit tests and others that measure no time"; cat $(CACHE)/beside.log; \
 	[ $$main -eq 0 ] && [ $$other -eq 0 ]
 
 lint:
