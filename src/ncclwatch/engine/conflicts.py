@@ -100,13 +100,14 @@ def find_conflicts(job: Job, ledger: Ledger, totals: dict[Place, tuple[int, int]
         return []
     entries = make_entries(known)
     align_entries(ledger, entries)
-    bounds = np.r_[entries.starts, len(entries.rows)].tolist()
-    found = (_conflict(ledger, entries, slice(bounds[place], bounds[place + 1]), number) for place, number in enumerate(numbers))
+    proven = np.flatnonzero(entries.aligned & np.isin(entries.how, PROVEN))
+    parts = np.split(proven, np.searchsorted(proven, entries.starts[1:]))
+    found = (_conflict(ledger, entries, part, number) for part, number in zip(parts, numbers, strict=True))
     return [conflict for conflict in found if conflict is not None]
 
 
-def _conflict(ledger: Ledger, entries: Entries, part: slice, group: int) -> Conflict | None:
-    proven = np.flatnonzero(entries.aligned[part] & np.isin(entries.how[part], PROVEN)) + part.start
+def _conflict(ledger: Ledger, entries: Entries, proven: NDArray[np.int64], group: int) -> Conflict | None:
+    """What the ranks of one communicator whose places are proven (indices of their entries) contradict each other in."""
     if len(proven) < 2:
         return None
     rows, offsets = entries.rows[proven], entries.offsets[proven]
