@@ -60,16 +60,17 @@ class ConflictWatch:
     def judge(self, job: Job, verdict: Verdict, ledger: Ledger, totals: dict[Place, tuple[int, int]]) -> Verdict:
         """The verdict, or ``INCONSISTENT`` where the job runs and ranks of it called something else than their peers.
 
-        O(ranks x COMPARED) at most once a second, and for at most a twentieth of the time.
+        O(ranks x COMPARED) at most once a second of the job's time, and for at most a twentieth of it.
         """
         if verdict.verdict_class is not VerdictClass.RUNNING or not ledger.rows or not job.groups:
             return verdict
-        which, now = min(job.groups), time.monotonic()
+        which, now = min(job.groups), verdict.time or 0.0
         if now >= self._next.get(which, 0.0):
+            begin = time.process_time()
             known = {number: kept for number, kept in self._found.get(which, {}).items() if kept[0] > now}
             fresh = {conflict.group: (now + KEPT_S, conflict) for conflict in find_conflicts(job, ledger, totals)}
             self._found[which] = known | fresh
-            self._next[which] = now + max(LEAST_PAUSE_S, PAUSE * (time.monotonic() - now))
+            self._next[which] = now + max(LEAST_PAUSE_S, PAUSE * (time.process_time() - begin))
         conflicts = [conflict for _, conflict in self._found.get(which, {}).values() if conflict.group in job.groups]
         return _explain(job, conflicts, verdict) if conflicts else verdict
 
