@@ -94,6 +94,8 @@ def test_every_iteration_anew() -> None:
         (["aarg" * 20, "aarg" * 20, "aarg" * 10 + "barg" + "aarg" * 9, "aarg" * 20], False),
         # The newest calls of all: nobody has agreed on anything since.
         (["aarg" * 20, "aarg" * 20, "aarg" * 19 + "aarb", "aarg" * 20], True),
+        # A gap nobody knows of yet: from there on nearly everything differs.
+        (["aarg" * 20, "aarg" * 10 + "aarga" * 8, "aarg" * 20, "aarg" * 20], True),
         # Equal sides of which neither is unheard of.
         (["ab" * 40, "ab" * 20 + "ba" + "ab" * 19], True),
     ],
@@ -104,7 +106,7 @@ def test_what_proves_nothing_is_not_told(called: list[str], born: bool) -> None:
 
 
 def test_it_is_told_for_a_while_and_then_no_longer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conflicts, "COMPARED", 30)
+    monkeypatch.setattr(conflicts, "COMPARED", 50)
     usual = "aarg" * 30
     called = [usual, usual[:20] + "b" + usual[21:], usual, usual]
     _, told = run(called, rounds=6)
@@ -113,3 +115,13 @@ def test_it_is_told_for_a_while_and_then_no_longer(monkeypatch: pytest.MonkeyPat
     live, told = run(called, rounds=6)
     assert not told[-1].verdict_class.accuses and any(verdict.verdict_class.accuses for verdict in told)
     assert len(live.closed) == 1
+
+
+def test_after_a_loss_the_calls_of_a_node_prove_nothing() -> None:
+    usual = "aarg" * 20
+    called = [usual, usual[:40] + "b" + usual[41:], usual, usual]
+    live, told = run(called)
+    assert told[-1].verdict_class is VerdictClass.INCONSISTENT
+    live.add_calls(records(0, "a", 9000, born=False), lost=3)
+    series = [Rank(r, 4, (communicator(r, 4, transport=Transport.P2P),)).looks(6) for r in range(4)]
+    assert not live.update([samples[5] for samples in series]).verdict_class.accuses

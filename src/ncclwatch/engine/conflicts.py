@@ -8,7 +8,7 @@ lined up by counts that need no guess, agree again afterwards, and agree nowhere
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -22,7 +22,8 @@ from ncclwatch.engine.ledger import Ledger, Place, Signature
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 
 AGREEING = 3
-"""So many operations since the first conflict must be the same on all ranks."""
+"""So many operations since the first conflict must be the same on all ranks, and more than half of them: what is a call apart
+from some point on differs nearly everywhere."""
 MOVED = 4
 """Operations by which a rank is moved either way to see whether it agrees better there."""
 COMPARED = 2048
@@ -56,6 +57,10 @@ class ConflictWatch:
     _next: dict[int, float] = field(default_factory=dict)
     _found: dict[int, dict[int, tuple[float, Conflict]]] = field(default_factory=dict)
     """Job → communicator → (until when it is told, what was found last)"""
+    _seen: dict[int, set[tuple[int, frozenset[int]]]] = field(default_factory=dict)
+    """Job → (communicator, ranks) of the last look: it takes two, since a loss of records may be known later than its gap."""
+    _lossy: set[str] = field(default_factory=set)
+    """Hosts of which records were lost."""
 
     def judge(self, job: Job, verdict: Verdict, ledger: Ledger, totals: dict[Place, tuple[int, int]]) -> Verdict:
         """The verdict, or ``INCONSISTENT`` where the job runs and ranks of it called something else than their peers.
@@ -68,26 +73,42 @@ class ConflictWatch:
         if now >= self._next.get(which, 0.0):
             begin = time.process_time()
             known = {number: kept for number, kept in self._found.get(which, {}).items() if kept[0] > now}
-            fresh = {conflict.group: (now + KEPT_S, conflict) for conflict in find_conflicts(job, ledger, totals)}
-            self._found[which] = known | fresh
+            looked = {(c.group, frozenset(c.called)): c for c in find_conflicts(job, ledger, totals, self._lossy)}
+            again = looked.keys() & self._seen.get(which, set())
+            self._seen[which] = set(looked)
+            self._found[which] = known | {looked[key].group: (now + KEPT_S, looked[key]) for key in again}
             self._next[which] = now + max(LEAST_PAUSE_S, PAUSE * (time.process_time() - begin))
-        conflicts = [conflict for _, conflict in self._found.get(which, {}).values() if conflict.group in job.groups]
+        found = [conflict for _, conflict in self._found.get(which, {}).values() if conflict.group in job.groups]
+        conflicts = [conflict for conflict in found if not self._is_lossy(job, conflict.group)]
         return _explain(job, conflicts, verdict) if conflicts else verdict
+
+    def lose(self, source: str) -> None:
+        """Records of a node were lost: its calls prove nothing any more. An empty source is all there is."""
+        self._lossy.add(source)
+
+    def _is_lossy(self, job: Job, number: int) -> bool:
+        return bool(self._lossy) and any(_has_lost(member, self._lossy) for member, _ in job.groups[number].members.values())
 
     def forget(self, groups: set[int]) -> None:
         """Drop what is known of jobs none of whose communicators is among these."""
         for which in self._next.keys() - groups:
             del self._next[which]
             self._found.pop(which, None)
+            self._seen.pop(which, None)
 
 
-def find_conflicts(job: Job, ledger: Ledger, totals: dict[Place, tuple[int, int]]) -> list[Conflict]:
-    """Communicators of a job in which a minority of ranks provably called something else than the others."""
+def find_conflicts(job: Job, ledger: Ledger, totals: dict[Place, tuple[int, int]], lossy: Collection[str] = ()) -> list[Conflict]:
+    """Communicators of a job in which a minority of ranks provably called something else than the others.
+
+    ``lossy``: hosts of which records were lost.
+    """
     numbers, known = [], []
     for number, group in job.groups.items():
         rows: dict[int, int] = {}
         counted: dict[int, tuple[int, int]] = {}
         for rank, (member, own) in group.members.items():
+            if lossy and _has_lost(member, lossy):
+                continue
             place = ledger.place(member.info.host, member.info.pid, own.address)
             row = ledger.rows.get(place)
             if row is not None:
@@ -105,6 +126,10 @@ def find_conflicts(job: Job, ledger: Ledger, totals: dict[Place, tuple[int, int]
     parts = np.split(proven, np.searchsorted(proven, entries.starts[1:]))
     found = (_conflict(ledger, entries, part, number) for part, number in zip(parts, numbers, strict=True))
     return [conflict for conflict in found if conflict is not None]
+
+
+def _has_lost(member: Member, lossy: Collection[str]) -> bool:
+    return member.info.host in lossy or "" in lossy
 
 
 def _conflict(ledger: Ledger, entries: Entries, proven: NDArray[np.int64], group: int) -> Conflict | None:
@@ -126,7 +151,8 @@ def _conflict(ledger: Ledger, entries: Entries, proven: NDArray[np.int64], group
     at = np.flatnonzero(odd.any(axis=0))
     culprits = np.flatnonzero(odd.any(axis=1))
     first = int(at[0])
-    alike = len(sequences) - first - len(at) >= AGREEING
+    since = len(sequences) - first
+    alike = since - len(at) >= AGREEING and 2 * len(at) < since
     if not alike or any(_is_moved(signatures[number, first:], usual[first:]) for number in culprits.tolist()):
         return None
     last = int(at[-1])

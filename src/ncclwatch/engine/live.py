@@ -88,6 +88,7 @@ class LiveDiagnosis:
         self.namer.observe(events, lost, host=source)
         self.slow.add_calls(events, lost, source)
         if lost:
+            self.conflicts.lose(source)
             self._totals = {place: known for place, known in self._totals.items() if not self.ledger.is_from(place, source)}
         pids, numbers = np.unique(events["pid"], return_counts=True)
         processes = [self.ledger.place(source, pid, 0)[0] for pid in pids.tolist()]
