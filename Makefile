@@ -93,10 +93,9 @@ gpu: setup
 demo: setup-demo
 	@$(PYTHON) scripts/demo.py --nccl $(DEMO_NCCL) $(if $(PID),--pid $(PID))
 
-# Tests on real jobs mostly wait: lint, types, unit tests, the tests of the testbed itself and those that only read memory, none of
-# which measures time, run beside them, and tell what they found at the end.
-BESIDE := tests/unit $(wildcard tests/testbed/test_testbed_*.py) \
-  $(addprefix tests/testbed/,test_state_live.py test_simulated_state.py test_attach_layout.py test_calls_stub.py test_conflicts_live.py)
+# Tests on real jobs mostly wait: lint, types, unit tests, the tests of the testbed itself and a few more that measure no time run
+# beside them, and tell what they found at the end.
+BESIDE := tests/unit $(wildcard tests/testbed/test_testbed_*.py) tests/testbed/test_conflicts_live.py
 test: setup
 	@echo "==> tests on real jobs and in the guest; beside them lint, types, unit tests and others that measure no time, whose output follows"
 	@{ $(MAKE) -s lint && $(PYTHON) -m pytest $(BESIDE); } >$(CACHE)/beside.log 2>&1 & beside=$$!; \
