@@ -29,7 +29,7 @@ ENOUGH = 15
 
 @contextmanager
 def limited(network: Network) -> Iterator[None]:
-    network.link(1).limit(RATE / 10)
+    network.link(1).limit(RATE / 20)
     yield
     network.link(1).limit(RATE)
 
