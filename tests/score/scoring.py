@@ -132,12 +132,15 @@ class Tally:
             if unknown and self._detection is None and self.scenario.faults:
                 self._detection = since_effect_s
             return
-        if quiet or since_effect_s < 0:
-            self._false_alarm = True
-            if quiet:
-                self._last = (accusing[0], judge(self.scenario, self.cast, accusing[0]))
-            return
         judged = [(v, judge(self.scenario, self.cast, v)) for v in accusing]
+        if quiet:
+            self._false_alarm, self._last = True, judged[0]
+            return
+        if since_effect_s < 0:
+            # Calls that contradict each other are seen before the job comes to stand over them: early, and right, is no alarm.
+            inconsistent = ScoreClass.H2 is self.scenario.expect.score_class
+            self._false_alarm |= not (inconsistent and all(one.right_class and one.right_rank for _, one in judged))
+            return
         best = max(judged, key=lambda item: (item[1].right_class, item[1].right_rank is not False))
         self._last = best
         if self._detection is None:
