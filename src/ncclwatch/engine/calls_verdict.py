@@ -44,7 +44,8 @@ def judge_calls(
             member = group.holder(rank)
             if member is None or member.index in blocked or explain.names(culprits, member):
                 continue
-            culprits.append(_culprit(group, rank, member, finding, "has not called the operation the others have called"))
+            operation = operation_of(finding.called, finding.sequence)
+            culprits.append(culprit_of(group, rank, member, operation, "has not called the operation the others have called"))
             evidence += behind_lines(job, group, finding)
     if not culprits:
         return None
@@ -187,23 +188,20 @@ def _inconsistent(job: Job, group: Group, finding: CallsFinding, orders: Orders 
             reason = f"called {signature.text()} as #{finding.odd_sequence}, unlike its peers"
             if verdict_class is VerdictClass.NOT_ENTERED:
                 reason = LEFT_OUT
-            culprits.append(_culprit(group, rank, member, finding, reason, signature))
+            culprits.append(culprit_of(group, rank, member, operation_of(signature, finding.odd_sequence), reason))
     victims = {member.index for rank, (member, _) in group.members.items() if rank not in odd}
     verdict = explain.build(job, verdict_class, culprits, victims, evidence, still=still, time=time, confidence=confidence)
     return replace(verdict, planes=("state", "calls"))
 
 
-def _culprit(
-    group: Group, rank: int, member: Member, finding: CallsFinding, reason: str, signature: Signature | None = None
-) -> Culprit:
-    own = group.members[rank][1]
-    operation = operation_of(signature, finding.odd_sequence) if signature else operation_of(finding.called, finding.sequence)
+def culprit_of(group: Group, rank: int, member: Member, operation: OperationRef, reason: str) -> Culprit:
+    """A rank of a communicator that is named for what it called, or has not called."""
     return Culprit(
         rank=member.rank,
         comm_rank=rank,
         host=member.info.host,
         pid=member.info.pid,
-        gpu=own.device,
+        gpu=group.members[rank][1].device,
         communicator=group.reference(),
         operation=operation,
         reason=reason,

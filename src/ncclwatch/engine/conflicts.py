@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from ncclwatch.engine import explain
 from ncclwatch.engine.alignment import KEYS, AlignedBy, Entries, align_entries, make_entries
-from ncclwatch.engine.calls_verdict import operation_of
-from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.engine.calls_verdict import culprit_of, operation_of
+from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.ledger import Ledger, Place, Signature
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 
@@ -210,7 +210,8 @@ def _explain(job: Job, conflicts: Sequence[Conflict], running: Verdict) -> Verdi
             member = group.holder(rank)
             if member is None:
                 continue
-            culprits.append(_culprit(group, rank, member, conflict, signature))
+            reason = f"called {signature.text()} where its peers called {conflict.others.text()}"
+            culprits.append(culprit_of(group, rank, member, operation_of(signature, conflict.sequence), reason))
             names.append(f"{member.label} called {signature.text()}")
         seen = f"; so in {conflict.times} of the last operations" if conflict.times > 1 else ""
         evidence.append(
@@ -231,12 +232,4 @@ def _explain(job: Job, conflicts: Sequence[Conflict], running: Verdict) -> Verdi
         victims=explain.ranks_of(job, victims),
         communicator=first.communicator, operation=first.operation, confidence=0.9, evidence=tuple(evidence),
         next_steps=explain.next_steps(VerdictClass.INCONSISTENT, culprits), planes=("state", "calls"),
-    )  # fmt: skip
-
-
-def _culprit(group: Group, rank: int, member: Member, conflict: Conflict, signature: Signature) -> Culprit:
-    return Culprit(
-        rank=member.rank, comm_rank=rank, host=member.info.host, pid=member.info.pid, gpu=group.members[rank][1].device,
-        communicator=group.reference(), operation=operation_of(signature, conflict.sequence),
-        reason=f"called {signature.text()} where its peers called {conflict.others.text()}",
     )  # fmt: skip

@@ -7,6 +7,7 @@ ranks that do equal work and are seen by equal means; where there are none, only
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,7 @@ from ncclwatch.engine.slow.findings import (
     Kind,
     stands_out,
 )
+from ncclwatch.engine.slow.lateness import Lateness
 from ncclwatch.engine.slow.links import network_findings
 from ncclwatch.engine.slow.looks import Part
 from ncclwatch.engine.slow.profile import OWN, Profile, Shares
@@ -145,6 +147,9 @@ def _plainly_at_work(profile: Profile, context: Context) -> NDArray[np.bool_]:
 
 
 def _ranks(profile: Profile, context: Context) -> list[Finding]:
+    if context.late is not None:
+        by_itself = np.where(_late_together(context, context.late), 0.0, context.late.share)
+        context = replace(context, late=replace(context.late, share=by_itself))
     own, held = profile.own(), profile.own_looks()
     if context.before is not None:
         # In seconds of an iteration: waits that were always there are a smaller share of a longer one.
@@ -156,7 +161,7 @@ def _ranks(profile: Profile, context: Context) -> list[Finding]:
     busier = busier | alone
     if context.late is not None:
         # A rank also begins late when the collective before ended late for it; only one that is busier is late by itself.
-        late = np.where(busier & ~_late_together(context), context.late.share, 0.0)
+        late = np.where(busier, context.late.share, 0.0)
         own, held = np.maximum(own, late), np.maximum(held, np.where(late > 0, context.late.late, 0))
     usual, shown, plain = _reference(own, context), profile.shown(), _plainly_at_work(profile, context)
     findings: list[Finding] = []
@@ -194,12 +199,9 @@ SLOWER = 1.25
 LATE_TOGETHER = 0.25
 
 
-def _late_together(context: Context) -> NDArray[np.bool_]:
+def _late_together(context: Context, late: Lateness) -> NDArray[np.bool_]:
     """Ranks that begin late like many of their equals on other hosts: the collective before has ended late for all of them."""
     result = np.zeros(len(context.equal), np.bool_)
-    late = context.late
-    if late is None:
-        return result
     for at in np.flatnonzero(late.share > 0).tolist():
         equals = context.equal == context.equal[at]
         equals[at] = False
@@ -211,7 +213,7 @@ def _late_together(context: Context) -> NDArray[np.bool_]:
 
 def _measured(at: int, own: Shares, context: Context) -> bool:
     """Whether times of calls say as well that a rank is slow: its work takes longer, or its host begins late."""
-    late = context.late is not None and bool(context.late.share[at] >= 0.5 * own[at]) and not _late_together(context)[at]
+    late = context.late is not None and bool(context.late.share[at] >= 0.5 * own[at])
     return late or bool(context.factor[at] >= SLOWER)
 
 
@@ -232,8 +234,7 @@ def _of_ranks(
         kind = Kind.HOST
     if alone_without_cpu(profile, context)[members].all():
         kind = Kind.HOST
-    alone = ~_late_together(context)[members]
-    if context.late is not None and float(context.late.share[members][alone].sum()) >= 0.5 * share:
+    if context.late is not None and float(context.late.share[members].sum()) >= 0.5 * share:
         kind = Kind.HOST
     return Finding(kind, tuple(members.tolist()), share, looks, reference, keys=tuple(profile.processes[m] for m in members))
 
