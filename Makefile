@@ -94,8 +94,8 @@ demo: setup-demo
 	@$(PYTHON) scripts/demo.py --nccl $(DEMO_NCCL) $(if $(PID),--pid $(PID))
 
 # Tests on real jobs mostly wait: lint, types, unit tests, the tests of the testbed itself and a few more that measure no time run
-# beside them, and tell what they found at the end.
-BESIDE := tests/unit $(wildcard tests/testbed/test_testbed_*.py) tests/testbed/test_conflicts_live.py
+# beside them, and tell what they found at the end. What needs a quiet machine comes last (marked so), when they are done.
+BESIDE := tests/unit $(wildcard tests/testbed/test_testbed_*.py) tests/testbed/test_conflicts_live.py tests/testbed/test_diagnose_job.py
 test: setup
 	@echo "==> tests on real jobs and in the guest; beside them lint, types, unit tests and others that measure no time, whose output follows"
 	@{ $(MAKE) -s lint && $(PYTHON) -m pytest $(BESIDE); } >$(CACHE)/beside.log 2>&1 & beside=$$!; \

@@ -17,6 +17,7 @@ from ncclwatch.simulate.scenario import Scenario, load_all
 from score import matrix
 from score.baselines import all_baselines
 from score.diagnosers import Diagnoser, Ncclwatch
+from score.drawn import draw
 from score.real import Attach, Outcome, Transport
 from score.scoring import Result, summarise, to_json
 from score.simulated import score_all
@@ -35,6 +36,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--markdown", type=Path, help="write the tables here as Markdown")
     parser.add_argument("--verbose", action="store_true", help="print what ours said of each case that it got wrong")
     parser.add_argument("--without-baselines", action="store_true")
+    parser.add_argument("--drawn", type=int, default=0, metavar="N", help="instead of files, N scenarios drawn from --seed")
     parser.add_argument("--jobs", type=int, default=0, help="scenarios at a time; default: as many as cores, of real runs one")
     real = parser.add_argument_group("real runs")
     real.add_argument("--real", action="store_true", help="play the scenarios with real NCCL on the CPU testbed (root)")
@@ -51,7 +53,9 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        chosen = load_all(options.scenarios, ("quick" if options.real else "ci") if options.set == "ci" else "")
+        tag = ("quick" if options.real else "ci") if options.set == "ci" else ""
+        drawn = [draw(options.seed, number) for number in range(options.drawn)]
+        chosen = drawn or load_all(options.scenarios, tag)
     except NcclwatchError as error:
         print(error, file=sys.stderr)
         return int(error.status)

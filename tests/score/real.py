@@ -28,14 +28,14 @@ from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.simulate.layout import groups, node_of, ranks_of_node
 from ncclwatch.simulate.scenario import PROGRAM_FAULTS, ROLES, Expectation, Fault, FaultKind, Scenario, ScoreClass
-from ncclwatch.simulate.testbed import ON_A_LINK, as_testbed_runs, fitted, plan
+from ncclwatch.simulate.testbed import ON_A_LINK, TestbedPlan, as_testbed_runs, fitted, plan
 from ncclwatch.simulate.wire import RecordSet
 from ncclwatch.store.recorder import Recorder
 from ncclwatch.store.replay import Recordings
 from score.diagnosers import HANG_CLASSES, Diagnoser
 from score.scoring import Result, Tally
 from testbed.job import JobError
-from testbed.play import Play
+from testbed.play import Hosts, Play
 
 HISTORY_S = 30.0
 BASELINES_EVERY_S = 2.0
@@ -44,8 +44,10 @@ STANDSTILL_S = 7.5
 BUSY_S = 40.0
 POST_HANG_AFTER_S = 5.0
 """Who comes afterwards comes this long after the job came to stand."""
-START_S = 150.0
-"""Longest time until a fault begins: sixteen ranks on two cores that others load take long to create their communicators."""
+START_S = 300.0
+"""Longest time until a fault begins: sixteen ranks on two cores that others load take long to create their communicators, four
+in the emulated guest no less.
+"""
 CLEAN_S = 30.0
 SLOW_BY_THEMSELVES = frozenset(
     {FaultKind.SLOW_GPU, FaultKind.CPU_LIMIT, FaultKind.SLOW_LOADER, FaultKind.GC_PAUSE, FaultKind.PROXY_SLEEP}
@@ -54,10 +56,13 @@ SLOW_BY_THEMSELVES = frozenset(
 
 
 class Transport(StrEnum):
-    """Between the ranks of one host; hosts are always joined by sockets."""
+    """Between the ranks of one host, while hosts are joined by sockets; ``verbs`` is InfiniBand between all ranks, which only the
+    guest has (vm/slow.py).
+    """
 
     SOCKET = "socket"
     SHM = "shm"
+    VERBS = "verbs"
 
 
 class Attach(StrEnum):
@@ -78,7 +83,7 @@ class Run:
     seed: int = 1
     number: int = 0
     after_s: float = 16.0
-    """How long a hang is watched; slow jobs are watched half as long again."""
+    """How long a hang is watched; slow jobs are watched half as long again, healthy ones for at most twice as long."""
     save_to: str = ""
     """Folder for the recordings, which `ncclwatch diagnose` and `replay` read; empty for none."""
 
@@ -132,6 +137,8 @@ def _expectation(scenario: Scenario) -> Expectation:
 def obstacle(scenario: Scenario, nccl: str, transport: Transport) -> str:
     """Why the testbed cannot play the scenario so; empty when it can."""
     seen = scenario.observe
+    if transport is Transport.VERBS:
+        return "InfiniBand: in the guest only (python -m vm.slow)"
     if scenario.layout.world > 16:
         return f"{scenario.layout.world} ranks: simulation only"
     if seen.loss or seen.late_fraction:
@@ -299,17 +306,24 @@ def play(run: Run, baselines: Sequence[Diagnoser] = ()) -> Outcome:
     scenario = vary(run.scenario, run.seed, run.number)
     outcome = Outcome(run)
     try:
-        _play(run, scenario, outcome, baselines)
+        scenario = as_played(scenario, run.nccl, run.transport)
+        for attach, recording, since in record(run, scenario, plan(scenario, links=True), outcome):
+            outcome.results += _score(scenario, recording, since, run.setting(attach), baselines)
     except (JobError, NcclwatchError, OSError) as error:
         outcome.note = f"not played: {str(error).splitlines()[0]}"
     outcome.wall_s = time.monotonic() - began
     return outcome
 
 
-def _play(run: Run, scenario: Scenario, outcome: Outcome, baselines: Sequence[Diagnoser]) -> None:
-    scenario = as_played(scenario, run.nccl, run.transport)
-    made = plan(scenario, links=True)
-    with Play(made) as played:
+def record(
+    run: Run, scenario: Scenario, made: TestbedPlan, outcome: Outcome, network: Hosts | None = None
+) -> list[tuple[Attach, Recording, float]]:
+    """Play a scenario as planned and watch it: each collector's recording, and when the fault began to show to it.
+
+    They are saved where the run says so; what a reader should know goes into the outcome. Raises JobError, NcclwatchError and
+    OSError.
+    """
+    with Play(made, network=network, gate_s=START_S) as played:
         missing = scenario.observe.missing_nodes
         pids = [played.job.pid(r) for r in range(made.ranks) if node_of(scenario.layout, r) not in missing]
         live = Watcher(pids) if Attach.LIVE in run.attaches else None
@@ -333,7 +347,7 @@ def _play(run: Run, scenario: Scenario, outcome: Outcome, baselines: Sequence[Di
             note = Saved(scenario.name, run.nccl, run.transport, attach, run.seed, run.number, since, pace)
             (Path(run.save_to) / name).with_suffix(".json").write_text(json.dumps(asdict(note)) + "\n", "utf-8")
             outcome.pace = note.pace
-        outcome.results += _score(scenario, recording, since, run.setting(attach), baselines)
+    return recordings
 
 
 @dataclass(frozen=True, slots=True)
@@ -384,7 +398,7 @@ def _run_clean(run: Run, played: Play, pids: Sequence[int]) -> tuple[float, tupl
     if played.job.progress(0) < 4:
         raise JobError(f"the clean job did not run\n{played.job.logs()}")
     came, late = time.monotonic(), Watcher(pids) if Attach.POST_HANG in run.attaches else None
-    while not played.finished() and time.monotonic() < came + CLEAN_S:
+    while not played.finished() and time.monotonic() < came + min(CLEAN_S, 2 * run.after_s):
         time.sleep(0.1)
     return came, (came, late) if late else None
 

@@ -8,7 +8,9 @@ input (``delay_s`` one way, ``loss`` as a share, for both directions alike) and 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import random
 import select
 import socket
@@ -25,6 +27,7 @@ SO_RCVBUFFORCE = 33
 BUFFER_BYTES = 32 << 20
 FRAME_BYTES = (1 << 16) + 256
 SEED = 4
+PRIORITY = -20
 
 
 def open_interface(name: str) -> socket.socket:
@@ -82,6 +85,8 @@ class Direction:
 
 def main() -> int:
     """Run until standard input ends."""
+    with contextlib.suppress(PermissionError):  # it stands for hardware, which waits for no processor
+        os.setpriority(os.PRIO_PROCESS, 0, PRIORITY)
     one, other = open_interface(sys.argv[1]), open_interface(sys.argv[2])
     directions = {one: Direction(one, other), other: Direction(other, one)}
     settings: dict[str, Any] = {"delay_s": 0.0, "loss": 0.0}

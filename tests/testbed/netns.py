@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -239,6 +240,7 @@ class Network:
             raise NetworkError(f"not installed: {', '.join(missing)} (Debian: iproute2, util-linux)")
         self._stack = contextlib.ExitStack()
         self._traffic_port = 18000
+        self.rate = math.inf if rate is None else rate
         try:
             self.switch = Namespace("switch")
             self._stack.callback(self.switch.close)

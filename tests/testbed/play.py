@@ -14,10 +14,10 @@ import re
 import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,14 +34,50 @@ LINK_RATE = 25e6
 ON_LINKS = frozenset({"link-down", "link-limit", "link-impair", "traffic"})
 
 
+class HostLink(Protocol):
+    """What faults of a link are played on: ``netns.Link``, or the guest's cable."""
+
+    def down(self) -> None:
+        """Take the carrier away."""
+
+    def limit(self, bytes_per_s: float | None) -> None:
+        """Limit the rate both ways."""
+
+    def impair(self, *, delay_s: float = 0.0, loss: float = 0.0) -> None:
+        """Delay every frame each way and lose a share of them."""
+
+
+class Hosts(Protocol):
+    """Hosts with links of their own: ``netns.Network``, or the guest's fabric."""
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second that a healthy link carries."""
+
+    def job(self, nccl: str, ranks: int, **options: Any) -> Job:
+        """A job across them, not started."""
+
+    def link(self, host: int) -> HostLink:
+        """The link of a host."""
+
+    def background(self, source: int, destination: int) -> AbstractContextManager[None]:
+        """Traffic of others meanwhile."""
+
+
 class Play:
     """A job that plays a plan; times are CLOCK_MONOTONIC in seconds."""
 
-    def __init__(self, made: TestbedPlan, *, extra: Sequence[str] = ()) -> None:
+    def __init__(
+        self, made: TestbedPlan, *, extra: Sequence[str] = (), network: Hosts | None = None, gate_s: float = 60.0
+    ) -> None:
+        """``network`` are hosts that exist already; without it they are made where a fault needs them. ``gate_s`` is for how long
+        the ranks may take to load NCCL.
+        """
         self.made = made
+        self._gate_s = gate_s
         self._stack = ExitStack()
-        self._network: Network | None = None
-        if any(action.what in ON_LINKS for action in made.actions):
+        self._network = network
+        if network is None and any(action.what in ON_LINKS for action in made.actions):
             self._network = self._stack.enter_context(Network(hosts=len(made.hosts), rate=LINK_RATE))
         self.job = (self._network.job if self._network else Job)(
             made.nccl,
@@ -65,7 +101,7 @@ class Play:
             started.callback(self.job.close)
             self.job.start()
             for rank in range(self.made.ranks):
-                self.job.wait_line(rank, "waits at the gate")
+                self.job.wait_line(rank, "waits at the gate", self._gate_s)
             self._stack = started.pop_all()
         return self
 
@@ -179,12 +215,12 @@ class Play:
                 self._do_to_link(self._network, self.job.host(rank), action)
         self.actions_done.append((began, action))
 
-    def _do_to_link(self, network: Network, host: int, action: HarnessAction) -> None:
+    def _do_to_link(self, network: Hosts, host: int, action: HarnessAction) -> None:
         link = network.link(host)
         if action.what == "link-down":
             link.down()
         elif action.what == "link-limit":
-            link.limit(LINK_RATE * action.share)
+            link.limit(network.rate * action.share)
         elif action.what == "link-impair":
             link.impair(delay_s=action.delay_s, loss=action.loss)
         else:

@@ -16,11 +16,11 @@ from score.__main__ import SCENARIOS
 from score.diagnosers import HANG_CLASSES
 from score.real import Attach, Outcome
 
-pytestmark = pytest.mark.attach
+pytestmark = [pytest.mark.attach, pytest.mark.quiet]
 
 QUICK = {scenario.name: scenario for scenario in load_all(SCENARIOS, "quick")}
 SEED = 1
-JOBS = (os.cpu_count() or 2) + 2
+JOBS = (os.cpu_count() or 2) + 4
 """The ranks mostly sleep, and most of a run is waiting for patience to end."""
 
 

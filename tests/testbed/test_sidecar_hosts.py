@@ -16,7 +16,7 @@ from testbed.job import Job
 from testbed.netns import Network
 from testbed.sidecar import Daemon, daemon, make_keys, verdicts
 
-pytestmark = pytest.mark.attach
+pytestmark = [pytest.mark.attach, pytest.mark.quiet]
 
 PORT = 17400
 SLOW_RATE = 1.5e6

@@ -21,7 +21,7 @@ from testbed.cpu_share import CpuShare, can_limit
 from testbed.job import Job
 from testbed.play import Play
 
-pytestmark = pytest.mark.attach
+pytestmark = [pytest.mark.attach, pytest.mark.quiet]
 
 LENGTH = 8
 """Iterations that a fault lasts, and at least that many clean ones between two faults."""

@@ -15,7 +15,7 @@ from ncclwatch.simulate.testbed import as_testbed_runs, plan
 from score.real import Recording, Watcher
 from testbed.play import Play
 
-pytestmark = pytest.mark.attach
+pytestmark = [pytest.mark.attach, pytest.mark.quiet]
 
 OPERATIONS = np.arange(Function.ALL_REDUCE, Function.RECV + 1)
 ITERATIONS = 6

@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import os
 import subprocess
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from testbed.job import Job
 from vm.guest import GUEST_VARIABLE
@@ -97,14 +98,22 @@ class Fabric:
         else:
             command(f"tc qdisc replace dev {port.netdev} root tbf rate {int(bytes_per_s * 8)}bit burst 64k limit 64m")
 
-    def job(self, nccl: str, ranks: int = 2, **options: Any) -> Job:
-        """A job (not started) over NCCL's InfiniBand transport; even ranks use port ``a``, odd ones port ``b``.
+    def unlimited(self) -> None:
+        """Take every limit away, and bring both ends up."""
+        for port in (self.a, self.b):
+            if "tbf" in command(f"tc qdisc show dev {port.netdev}"):
+                self.limit(port, None)
+        self.set_up()
 
-        Options are those of :class:`testbed.job.Job`.
+    def job(self, nccl: str, ranks: int = 2, *, port_of: Callable[[int], Port] | None = None, **options: Any) -> Job:
+        """A job (not started) over NCCL's InfiniBand transport; hosts of even number use port ``a``, others port ``b``, unless
+        ``port_of`` says otherwise.
+
+        Further options are those of :class:`testbed.job.Job`.
         """
 
         def enter(host: int) -> list[str]:
-            port = (self.a, self.b)[host % 2]
+            port = port_of(host) if port_of is not None else (self.a, self.b)[host % 2]
             return ["env", f"NCCL_IB_HCA=={port.device}", f"NCCL_IB_GID_INDEX={port.gid_index}"]
 
         environment = {"NCCL_NET": "IB", **options.pop("env", {})}
@@ -118,6 +127,56 @@ class Fabric:
         for port in PORTS:
             command(f"rdma link delete {port.device}")
         command(f"ip link del {self.a.netdev}")
+
+
+class TwoSides:
+    """The fabric as hosts that a scenario is played on: one host behind port ``b``, all others behind port ``a``.
+
+    ``rate`` stands for what a healthy link carries: the cable itself is as fast as the emulated machine. Ranks run ``nice``.
+    """
+
+    def __init__(self, fabric: Fabric, *, alone: int, rate: float, nice: int = 0) -> None:
+        self.rate = rate
+        self._nice = nice
+        self._fabric = fabric
+        self._alone = alone
+
+    def job(self, nccl: str, ranks: int, **options: Any) -> Job:
+        """A job (not started) across both ports."""
+        return self._fabric.job(nccl, ranks, port_of=self._port_of, wrap=("nice", "-n", str(self._nice)), **options)
+
+    def link(self, host: int) -> Cable:
+        """The cable between the ports, which is the link of the host that is alone."""
+        if host != self._alone:
+            raise ValueError(f"host {host} shares its port with others")
+        return Cable(self._fabric)
+
+    def background(self, source: int, destination: int) -> NoReturn:
+        """Not here: perftest.endless_writes."""
+        raise NotImplementedError(f"traffic of others from host {source} to {destination}")
+
+    def _port_of(self, host: int) -> Port:
+        return self._fabric.b if host == self._alone else self._fabric.a
+
+
+class Cable:
+    """The cable between the two ports as a host's link."""
+
+    def __init__(self, fabric: Fabric) -> None:
+        self._fabric = fabric
+
+    def down(self) -> None:
+        """Take the port of the host that is alone down."""
+        self._fabric.set_down(self._fabric.b)
+
+    def limit(self, bytes_per_s: float | None) -> None:
+        """Limit what either end sends."""
+        for port in (self._fabric.a, self._fabric.b):
+            self._fabric.limit(port, bytes_per_s)
+
+    def impair(self, *, delay_s: float = 0.0, loss: float = 0.0) -> NoReturn:
+        """Not here: RoCE recovers from a loss in seconds."""
+        raise NotImplementedError(f"delay {delay_s} s, loss {loss}")
 
 
 def command(line: str) -> str:
