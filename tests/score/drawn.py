@@ -27,11 +27,11 @@ from ncclwatch.simulate.scenario import (
     Workload,
 )
 
-LARGEST = 64
+LARGEST = 32
 """Ranks of a drawn job at most: each takes a second or two."""
 BEFORE = 12
 """Healthy iterations before a fault."""
-LASTS_S = 40.0
+LASTS_S = 30.0
 """For how long a job runs, about."""
 LATENESS_S = 4.0
 """A fault of a job that goes on begins that long after the job did."""

@@ -22,13 +22,13 @@ from ncclwatch.errors import NcclwatchError
 from ncclwatch.probes.image_cache import cache_folder
 from ncclwatch.probes.program import Compilation
 from ncclwatch.simulate.scenario import Fault, FaultKind, Scenario, load_all
-from ncclwatch.simulate.testbed import plan
+from ncclwatch.simulate.testbed import TestbedPlan, plan
 from score.__main__ import SCENARIOS
 from score.matrix import score_again, tell_progress
 from score.real import Attach, Outcome, Run, Transport, as_played, record, vary
 from testbed.job import ROOT, JobError
 from vm.errors import GuestError
-from vm.fabric import Fabric, TwoSides
+from vm.fabric import Fabric, TwoSides, command
 from vm.guest import Guest
 from vm.initramfs import SHARE
 
@@ -37,6 +37,7 @@ CLEAN = "quick-clean"
 SLOWER = 4.0
 """By which the scenarios' own times are stretched: the emulated machine takes about a tenth of a second for what costs a real one
 milliseconds."""
+LARGER_SHARE = 8.0
 LATEST = 20
 """Iterations before the fault at most."""
 ACTIVATIONS, GRADIENTS = 1 << 14, 1 << 17
@@ -92,7 +93,7 @@ def play(fabric: Fabric, scenario: Scenario, nccl: str, seed: int, number: int, 
     struck = [fault.rank for fault in played.faults]
     try:
         network = TwoSides(fabric, alone=struck[0] if struck else 1, rate=RATE, nice=PRIORITY)
-        record(run, played, plan(played, links=True), outcome, network)
+        record(run, played, _planned(played), outcome, network)
     except (JobError, NcclwatchError, OSError, RuntimeError) as error:
         outcome.note = f"not played: {error}"
     finally:
@@ -100,9 +101,19 @@ def play(fabric: Fabric, scenario: Scenario, nccl: str, seed: int, number: int, 
     return outcome
 
 
+def _planned(scenario: Scenario) -> TestbedPlan:
+    """The plan, with larger shares of a processor that calculates so much more slowly."""
+    made = plan(scenario, links=True)
+    limited = [
+        replace(action, share=action.share * LARGER_SHARE) if action.what == "limit" else action for action in made.actions
+    ]
+    return replace(made, actions=tuple(limited))
+
+
 def inside(names: Sequence[str], nccl: str, tries: int, seed: int, folder: Path) -> int:
     """Play everything; exit status 0 when all of it could be played."""
     os.nice(-PRIORITY)  # the collector would get no processor beside ranks that poll
+    command("mount -t cgroup2 none /sys/fs/cgroup")
     fabric = Fabric.create()
     missing = 0
     for name in names:
@@ -116,11 +127,11 @@ def inside(names: Sequence[str], nccl: str, tries: int, seed: int, folder: Path)
 def recordings(names: Sequence[str], nccl: str, tries: int, seed: int, folder: Path, timeout: float) -> int:
     """Boot the guest, play in it, and bring its recordings to a folder; its exit status. Raises GuestError."""
     Compilation().result()  # emulated, clang takes ten times as long: the guest finds it in this machine's cache
-    command = [sys.executable, "-m", "vm.slow", "--inside", SHARE, "--nccl", nccl, "--tries", str(tries), "--seed", str(seed)]
+    words = [sys.executable, "-m", "vm.slow", "--inside", SHARE, "--nccl", nccl, "--tries", str(tries), "--seed", str(seed)]
     environment = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", "XDG_CACHE_HOME": str(cache_folder().parent.parent)}
-    command += ["--scenarios", *names]
+    words += ["--scenarios", *names]
     tell = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
-    with Guest(command, cwd=ROOT, environment=environment, on_line=tell) as guest:
+    with Guest(words, cwd=ROOT, environment=environment, on_line=tell) as guest:
         try:
             return guest.wait(timeout)
         finally:

@@ -13,7 +13,7 @@ from ncclwatch.engine.edges import Node, RankNode, Wait
 from ncclwatch.engine.graph import components
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.locate import Sink
-from ncclwatch.engine.waits import RING_ENDS_RECEIVING
+from ncclwatch.engine.waits import RING_ENDS_RECEIVING, has_produced
 from ncclwatch.model.state import Direction
 
 
@@ -40,7 +40,7 @@ def is_begun(job: Job, wait: Wait) -> bool:
         and other.direction is Direction.SEND
         for sub in other.subs
     ]
-    return not own or any(sub.done > 0 or sub.gpu_ready is None or sub.gpu_ready > 0 or sub.posted == 0 for sub in own)
+    return not own or any(map(has_produced, own))
 
 
 def _parts(job: Job, sink: Sink) -> list[Sink]:

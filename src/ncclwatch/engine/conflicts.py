@@ -19,6 +19,8 @@ from ncclwatch.engine.alignment import KEYS, AlignedBy, Entries, align_entries, 
 from ncclwatch.engine.calls_verdict import culprit_of, operation_of
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.ledger import Ledger, Place, Signature
+from ncclwatch.engine.slow.looks import StageOf
+from ncclwatch.engine.topology.model import Stage
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 
 AGREEING = 3
@@ -26,6 +28,11 @@ AGREEING = 3
 from some point on differs nearly everywhere."""
 MOVED = 4
 """Operations by which a rank is moved either way to see whether it agrees better there."""
+CONTEXTS = (64, 32, 16, 8, 4)
+ALIKE = 2
+"""Where as many called one thing as another, what precedes tells the place in the job's pattern: so many operations at the most,
+found so often elsewhere.
+"""
 COMPARED = 2048
 """Newest operations of a communicator that are compared."""
 KEPT_S = 60.0
@@ -44,10 +51,15 @@ class Conflict:
     sequence: int
     called: dict[int, Signature]
     """rank → what it called, of the odd ones"""
-    others: Signature
+    others: Signature | None
+    """``None`` when as many called one thing as another, and what they call otherwise says nothing either."""
     times: int
     """In how many of the operations that are kept they did."""
     ago: int
+    calls_ago: dict[int, int] = field(default_factory=dict)
+    """rank → how many operations it has called on the communicator since, of the odd ones and one of the others"""
+    stages: dict[int, str] = field(default_factory=dict)
+    """rank → where in the iteration that call was, as far as that is known"""
 
 
 @dataclass(slots=True)
@@ -62,7 +74,14 @@ class ConflictWatch:
     _lossy: set[str] = field(default_factory=set)
     """Hosts of which records were lost."""
 
-    def judge(self, job: Job, verdict: Verdict, ledger: Ledger, totals: dict[Place, tuple[int, int]]) -> Verdict:
+    def judge(
+        self,
+        job: Job,
+        verdict: Verdict,
+        ledger: Ledger,
+        totals: dict[Place, tuple[int, int]],
+        stage_of: StageOf | None = None,
+    ) -> Verdict:
         """The verdict, or ``INCONSISTENT`` where the job runs and ranks of it called something else than their peers.
 
         O(ranks x COMPARED) at most once a second of the job's time, and for at most a twentieth of it.
@@ -76,7 +95,8 @@ class ConflictWatch:
             looked = {(c.group, frozenset(c.called)): c for c in find_conflicts(job, ledger, totals, self._lossy)}
             again = looked.keys() & self._seen.get(which, set())
             self._seen[which] = set(looked)
-            self._found[which] = known | {looked[key].group: (now + KEPT_S, looked[key]) for key in again}
+            told = [_staged(job, looked[key], stage_of) for key in again]
+            self._found[which] = known | {conflict.group: (now + KEPT_S, conflict) for conflict in told}
             self._next[which] = now + max(LEAST_PAUSE_S, PAUSE * (time.process_time() - begin))
         found = [conflict for _, conflict in self._found.get(which, {}).values() if conflict.group in job.groups]
         conflicts = [conflict for conflict in found if not self._is_lossy(job, conflict.group)]
@@ -157,32 +177,74 @@ def _conflict(ledger: Ledger, entries: Entries, proven: NDArray[np.int64], group
         return None
     last = int(at[-1])
     ranks, sequence = entries.ranks[proven].tolist(), int(sequences[last])
-    what = {
-        ranks[number]: ledger.signature(int(rows[number]), sequence - int(offsets[number]))
-        for number in np.flatnonzero(odd[:, last]).tolist()
-    }
-    if odd[:, last].all():
-        return None
-    like_others = int(np.flatnonzero(~odd[:, last])[0])
-    others = ledger.signature(int(rows[like_others]), sequence - int(offsets[like_others]))
-    if others is None or any(signature is None for signature in what.values()):
+
+    def called_by(number: int) -> Signature | None:
+        return ledger.signature(int(rows[number]), sequence - int(offsets[number]))
+
+    what = {ranks[number]: called_by(number) for number in np.flatnonzero(odd[:, last]).tolist()}
+    like_others = np.flatnonzero(~odd[:, last]).tolist()
+    others = called_by(like_others[0]) if like_others else None
+    if (like_others and others is None) or any(signature is None for signature in what.values()):
         return None
     made = {rank: signature for rank, signature in what.items() if signature is not None}
-    return Conflict(group, sequence, made, others, len(at), len(sequences) - 1 - last)
+    since_then = dict(zip(ranks, (called + offsets - sequence - 1).tolist(), strict=True))
+    calls_ago = {rank: since_then[rank] for rank in [*made, *(ranks[number] for number in like_others[:1])]}
+    return Conflict(group, sequence, made, others, len(at), len(sequences) - 1 - last, calls_ago)
+
+
+def _staged(job: Job, conflict: Conflict, stage_of: StageOf | None) -> Conflict:
+    """The conflict with the place in the iteration of what was called, told while the calls since can be counted.
+
+    An odd call has no place in the pattern: it is that of what the others called.
+    """
+    found: dict[int, Stage] = {}
+    group = job.groups[conflict.group]
+    for rank, ago in conflict.calls_ago.items():
+        if stage_of is not None and rank in group.members:
+            member, own = group.members[rank]
+            stage = stage_of(member.info.host, member.info.pid, own.address, ago)
+            if stage is not None:
+                found[rank] = stage
+    usual = next((stage for rank, stage in found.items() if rank not in conflict.called), None)
+    stages = {rank: (usual or stage).at_home_of(stage).text() for rank, stage in found.items() if rank in conflict.called}
+    return replace(conflict, stages=stages)
 
 
 def _usual(signatures: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """What most ranks called, operation by operation; of as many what is called more often otherwise; 0 where that is a tie."""
-    usual: NDArray[np.uint64] = signatures[0].copy()
+    """What most ranks called, operation by operation; of as many what all call in that place of the job's pattern, or more often
+    otherwise; 0 where that is a tie, too.
+    """
+    differ = (signatures != signatures[0]).any(axis=0)
+    usual: NDArray[np.uint64] = np.where(differ, np.uint64(0), signatures[0])
+    agreed = usual.copy()
     values, numbers = np.unique(signatures, return_counts=True)
-    for column in np.flatnonzero((signatures != signatures[0]).any(axis=0)).tolist():
+    for column in np.flatnonzero(differ).tolist():
         called, times = np.unique(signatures[:, column], return_counts=True)
-        often = numbers[np.searchsorted(values, called)]
-        order = np.lexsort((often, times))
-        best, second = order[-1], order[-2]
-        tie = (times[best], often[best]) == (times[second], often[second])
-        usual[column] = 0 if tie else called[best]
+        most = called[times == times.max()]
+        if len(most) > 1:
+            expected = _in_that_place(agreed, column)
+            most = most[most == expected] if expected in most else most
+        often = numbers[np.searchsorted(values, most)]
+        most = most[often == often.max()]
+        usual[column] = most[0] if len(most) == 1 else 0
     return usual
+
+
+def _in_that_place(agreed: NDArray[np.uint64], column: int) -> np.uint64:
+    """What all ranks called after the operations that precede a place, by the longest such context; 0 if that is not one thing.
+
+    ``agreed``: what all called, shape (operations,), 0 where they differ.
+    """
+    for length in CONTEXTS:
+        context = agreed[max(0, column - length) : column]
+        if len(context) < length or not context.all():
+            continue
+        windows = np.lib.stride_tricks.sliding_window_view(agreed[:-1], length)
+        after = agreed[length:][(windows == context).all(axis=1)]
+        after = after[after != 0]
+        if len(after) >= ALIKE:
+            return after[0] if (after == after[0]).all() else np.uint64(0)
+    return np.uint64(0)
 
 
 def _is_moved(own: NDArray[np.uint64], usual: NDArray[np.uint64]) -> bool:
@@ -210,20 +272,23 @@ def _explain(job: Job, conflicts: Sequence[Conflict], running: Verdict) -> Verdi
             member = group.holder(rank)
             if member is None:
                 continue
-            reason = f"called {signature.text()} where its peers called {conflict.others.text()}"
-            culprits.append(culprit_of(group, rank, member, operation_of(signature, conflict.sequence), reason))
+            peers = conflict.others.text() if conflict.others is not None else "something else"
+            reason = f"called {signature.text()} where its peers called {peers}"
+            culprit = culprit_of(group, rank, member, operation_of(signature, conflict.sequence), reason)
+            culprits.append(replace(culprit, stage=conflict.stages.get(rank, "")))
             names.append(f"{member.label} called {signature.text()}")
         seen = f"; so in {conflict.times} of the last operations" if conflict.times > 1 else ""
+        others = f"all others {conflict.others.text()}" if conflict.others is not None else "which of them is wrong does not show"
         evidence.append(
-            f"communicator {group.hash:016x} #{conflict.sequence}: {', '.join(names[-len(conflict.called) :])}; all others "
-            f"{conflict.others.text()}; {conflict.ago} operations have been called since{seen}"
+            f"communicator {group.hash:016x} #{conflict.sequence}: {', '.join(names[-len(conflict.called) :])}; {others}; "
+            f"{conflict.ago} operations have been called since{seen}"
         )
     if not culprits:
         return running
     first = culprits[0]
     summary = (
         f"{names[0]}, its peers {conflicts[0].others.text()}: the job runs on with wrong results"
-        if len(culprits) == 1
+        if len(culprits) == 1 and conflicts[0].others is not None
         else f"{len(culprits)} ranks called something else than their peers: the job runs on with wrong results"
     )
     victims -= explain.accused(job, culprits)

@@ -123,7 +123,7 @@ class LiveDiagnosis:
         self.conflicts.forget({number for job, _ in judged for number in job.groups})
         known = [learned.topology for learned in self.namer.jobs]
         slow = [(job, self.slow.judge(job, verdict, known, self._stage_of)) for job, verdict in judged]
-        found = [(job, self.conflicts.judge(job, verdict, self.ledger, self._totals)) for job, verdict in slow]
+        found = [(job, self.conflicts.judge(job, verdict, self.ledger, self._totals, self._stage_of)) for job, verdict in slow]
         self.verdicts = sorted((self._named(job, verdict) for job, verdict in found), key=severity)
         self.patience.end_round()
         return self._stand(self.verdicts[0] if self.verdicts else NOTHING_OBSERVED)

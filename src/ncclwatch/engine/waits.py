@@ -21,7 +21,7 @@ from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.mismatch import find_mismatches
 from ncclwatch.engine.network_waits import NetworkReader
 from ncclwatch.engine.transfers import Transfers
-from ncclwatch.model.state import Communicator, Direction, Transport
+from ncclwatch.model.state import Communicator, Direction, ProxySub, Transport
 
 RING_ENDS_RECEIVING = frozenset({"AllReduce", "AllGather", "ReduceScatter"})
 """Collectives whose ring ends with a receive on every rank (``src/device/all_reduce.h`` and its like)."""
@@ -90,8 +90,11 @@ class _Joiner:
         """Follow a ring backward through shared memory as long as nothing lies there to be read.
 
         In a ring that begins with a send, a rank that has entered has written: so who finds nothing waits for its predecessor.
+        Who has not even made that first send has not entered, and waits for nobody in it: its GPU is at something else.
         """
         begins_sending = mark.end is not None and mark.end.operation.collective in RING_ENDS_RECEIVING
+        if begins_sending and mark.end is not None and mark.end.operation.algorithm == "Ring" and not has_produced(mark.end.sub):
+            return
         group = self.job.groups[mark.key.group]
         for hop in empty_hops(group, mark.key.channel, communicator.rank):
             for conn in hop.empty:
@@ -193,6 +196,11 @@ class _Joiner:
             return None
         holders = [self.job.groups[node.group_id].holder(rank) for rank in (node.source, node.destination)]
         return next((RankNode(one.index) for one in holders if one is not None and one.index in idle), None)
+
+
+def has_produced(sub: ProxySub) -> bool:
+    """Whether the GPU has produced anything of a send; what cannot be told counts as produced."""
+    return sub.done > 0 or sub.gpu_ready is None or sub.gpu_ready > 0 or sub.posted == 0
 
 
 def _has_neighbours_inside(communicator: Communicator) -> bool:

@@ -5,7 +5,7 @@ health.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
@@ -189,6 +189,10 @@ class Stage:
     towards: int = 0
     confidence: float = 0.0
     detail: str = ""
+
+    def at_home_of(self, own: Stage) -> Stage:
+        """The same place in the iteration, read off a peer, with the pipeline stage and tensor rank of ``own``."""
+        return replace(self, pipeline_stage=own.pipeline_stage, tensor_index=own.tensor_index)
 
     def text(self) -> str:
         """``backward of micro-batch 5, pipeline stage 2, TP rank 1: tensor AllReduce (layer call 3)``."""

@@ -43,6 +43,8 @@ def name_stages(verdict: Verdict, job: Job, namer: StageNamer, ledger: Ledger) -
     if not verdict.culprits or namer.learned is None:
         return verdict
     context = _Context(job, namer, ledger)
+    # Where all places are known already, what was found lies back or goes on: where the others are now says nothing of it.
+    past = verdict.verdict_class in RUNNING or all(culprit.stage for culprit in verdict.culprits)
     culprits = tuple(_named(context, culprit, verdict.verdict_class) for culprit in verdict.culprits)
     first = next((c for c in culprits if c.stage), culprits[0])
     communicator = verdict.communicator
@@ -54,13 +56,13 @@ def name_stages(verdict: Verdict, job: Job, namer: StageNamer, ledger: Ledger) -
         culprits=culprits,
         communicator=same or communicator,
         stage=verdict.stage or first.stage,
-        evidence=(*verdict.evidence, *(_victim_lines(context, verdict) if verdict.verdict_class not in RUNNING else ())),
+        evidence=(*verdict.evidence, *(() if past else _victim_lines(context, verdict))),
     )
 
 
 def _named(context: _Context, culprit: Culprit, verdict_class: VerdictClass) -> Culprit:
     reference = culprit.communicator
-    if reference is None or culprit.stage:
+    if reference is None or (culprit.stage and reference.role):
         return culprit
     holders = _holders(context.job, reference, culprit)
     role = next(
@@ -68,11 +70,12 @@ def _named(context: _Context, culprit: Culprit, verdict_class: VerdictClass) -> 
     )
     if role is None:
         return culprit
-    stage = _stage(context, culprit, holders, verdict_class) if verdict_class not in RUNNING else None
+    known = bool(culprit.stage) or verdict_class in RUNNING
+    stage = None if known else _stage(context, culprit, holders, verdict_class)
     return replace(
         culprit,
         communicator=replace(reference, role=str(role)) if role is not Role.UNUSED else reference,
-        stage=stage.text() if stage is not None else "",
+        stage=stage.text() if stage is not None else culprit.stage,
     )
 
 
@@ -156,7 +159,7 @@ def _at_home(context: _Context, stage: Stage | None, own: tuple[Member, Communic
     if stage is None or own is None:
         return stage
     mine = context.namer.stage_of(own[0].info.host, own[0].info.pid, own[1].address)
-    return replace(stage, pipeline_stage=mine.pipeline_stage, tensor_index=mine.tensor_index) if mine is not None else stage
+    return stage.at_home_of(mine) if mine is not None else stage
 
 
 def _calls_since(ledger: Ledger, member: Member, communicator: Communicator, operation: OperationRef | None) -> int | None:
