@@ -235,7 +235,10 @@ def _slow(kind: FaultKind, verdict: VerdictClass, low: float, high: float) -> Ca
         period_s = 0.5 if kind is FaultKind.PROXY_SLEEP else 1.0
         fault = Fault(kind, rank, start_s=_moment(job) + LATENESS_S, strength=strength, period_s=period_s)
         score = ScoreClass.S1 if verdict is VerdictClass.SLOW_COMPUTATION else ScoreClass.S2
-        return work, (fault,), (), _expect(score, [verdict], [rank])
+        # Which of those that NVLink joins computes longer lies in GPU memory: they may be named together.
+        hidden = job.network.intra_node == "p2p" and kind is not FaultKind.SLOW_LOADER
+        unseen = [r for r in range(job.layout.world) if hidden and not job.crosses_network(rank, r)]
+        return work, (fault,), (), _expect(score, [verdict], [rank], unseen)
 
     return make
 

@@ -122,6 +122,8 @@ class LiveDiagnosis:
         self.slow.forget(present)
         self.conflicts.forget({number for job, _ in judged for number in job.groups})
         known = [learned.topology for learned in self.namer.jobs]
+        if self.ledger.rows:
+            self.slow.ledger, self.slow.totals = self.ledger, self._totals
         slow = [(job, self.slow.judge(job, verdict, known, self._stage_of)) for job, verdict in judged]
         found = [(job, self.conflicts.judge(job, verdict, self.ledger, self._totals, self._stage_of)) for job, verdict in slow]
         self.verdicts = sorted((self._named(job, verdict) for job, verdict in found), key=severity)

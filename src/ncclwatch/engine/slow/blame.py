@@ -159,6 +159,10 @@ def _ranks(profile: Profile, context: Context) -> list[Finding]:
     own = np.where(alone, own + profile.hold[Part.PROXY], own)
     held = np.where(alone, held + profile.looks_held[Part.PROXY], held)
     busier = busier | alone
+    if context.unseen is not None:
+        # They seem to be at work; only times of their own that say so count against them.
+        waiting = context.unseen & ~(context.factor >= SLOWER)
+        own, held = np.where(waiting, 0.0, own), np.where(waiting, 0, held)
     if context.late is not None:
         # A rank also begins late when the collective before ended late for it; only one that is busier is late by itself.
         late = np.where(busier, context.late.share, 0.0)

@@ -80,7 +80,9 @@ class Context:
     noise: float = 1.0
     """How much iterations of the healthy past differ, relative; 1 where that is not known."""
     late: Lateness | None = None
-    """Hosts that begin iterations late."""
+    """Hosts that begin iterations late, or call later than their fellows on the node."""
+    unseen: NDArray[np.bool_] | None = None
+    """Who waits, where looks do not show it, for a fellow on the node that calls late."""
 
     @property
     def doubt(self) -> float:

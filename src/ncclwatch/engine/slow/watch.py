@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.job import Job
+from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.slow import explain
 from ncclwatch.engine.slow.baselines import MEGATRACE_GATE, slope
 from ncclwatch.engine.slow.blame import find
@@ -24,6 +25,7 @@ from ncclwatch.engine.slow.moments import near
 from ncclwatch.engine.slow.paths import Paths
 from ncclwatch.engine.slow.profile import Profile, Shares, add_up
 from ncclwatch.engine.slow.rounds import numbering
+from ncclwatch.engine.slow.skew import Skew, measure_skew
 from ncclwatch.engine.slow.windows import NOISE_SIGMAS, SLOW_SHARE, IterationWatch, SlowDown
 from ncclwatch.engine.topology.model import Topology
 from ncclwatch.model.identity import ProcessKey
@@ -102,6 +104,9 @@ class SlowWatch:
 
     def __init__(self) -> None:
         self.cadences = Cadences()
+        self.ledger: Ledger | None = None
+        """What was called, lined up across ranks; without it nothing is told of what NVLink joins."""
+        self.totals: Mapping[Place, tuple[int, int]] = {}
         self._jobs: dict[ProcessKey, _JobWatch] = {}
 
     def add_calls(self, events: NDArray[Any], lost: int = 0, source: str = "") -> None:
@@ -228,6 +233,8 @@ class SlowWatch:
         profile = add_up(looks[-WINDOW_LOOKS:], processes)
         factors, extras = self._factors(job, slow)
         equal = self._equals(job, topology)
+        lateness = self._lateness(job, watch, slow, equal) if slow is not None else None
+        skew = self._skew(job, watch, slow) if slow is not None else None
         context = Context(
             equal=equal,
             host=_hosts(job),
@@ -236,7 +243,8 @@ class SlowWatch:
             stretch=1.0 + slow.ratio if slow is not None else 1.0,
             before=before,
             noise=watch.iterations.baseline.spread / watch.iterations.baseline.normal if slow is not None else 1.0,
-            late=self._lateness(job, watch, slow, equal) if slow is not None else None,
+            late=skew.joined(lateness) if lateness is not None and skew is not None else lateness,
+            unseen=skew.waits if skew is not None else None,
         )
         findings = find(profile, context) if profile.looks else []
         named = frozenset((finding.kind.computes, finding.members) for finding in findings)
@@ -263,10 +271,14 @@ class SlowWatch:
     def _lateness(self, job: Job, watch: _JobWatch, slow: SlowDown, equal: NDArray[np.int64]) -> Lateness:
         """Hosts that begin iterations late since the job is slow."""
         cadences = [self.cadences.find(member.info.host, member.info.pid) for member in job.members]
-        since = [
-            slow.since + watch.offset_s - (member.last.wall_ns - member.last.time_ns) / 1e9 for member in job.members
-        ]  # fmt: skip
-        return measure(cadences, since, slow.normal_s, equal)
+        return measure(cadences, _on_own_clocks(job, slow.since + watch.offset_s), slow.normal_s, equal)
+
+    def _skew(self, job: Job, watch: _JobWatch, slow: SlowDown) -> Skew | None:
+        """Hosts that call later than their fellows on the node since the job is slow."""
+        if self.ledger is None:
+            return None
+        since = _on_own_clocks(job, slow.since + watch.offset_s)
+        return measure_skew(job, self.ledger, self.totals, since, slow.normal_s, slow.mean_s, slow.lost_share)
 
     def _factors(self, job: Job, slow: SlowDown | None) -> tuple[Shares, Shares]:
         """How much longer each rank's stretches of work last than in its first iterations, and what is added to each call (s)."""
@@ -309,6 +321,11 @@ class SlowWatch:
         alone = np.array([n < 0 or sizes[n] < 2 for n in result])
         result[alone] = -1
         return result
+
+
+def _on_own_clocks(job: Job, wall_s: float) -> list[float]:
+    """A moment of the wall clock as seconds on the clock of each process's records."""
+    return [wall_s - (member.last.wall_ns - member.last.time_ns) / 1e9 for member in job.members]
 
 
 def _at_hand(cadence: Cadence, job: Job, host: str) -> Iteration | None:

@@ -1,0 +1,150 @@
+"""Hosts that call later than their fellows on the same node, where the GPUs' waits for each other do not show.
+
+What NVLink joins waits in GPU memory: in the looks all members of such a communicator are at work while one of them is late.
+Their hosts have one clock, and the calls are lined up: who calls an operation last keeps the others waiting from the last but one
+on. Hosts run ahead of their GPUs, each by a little more or less, so within the length of an iteration only the longest such wait
+counts, and only what is longer than it was while the job was healthy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclwatch.engine.alignment import Entries, align_entries, make_entries
+from ncclwatch.engine.connections import INVISIBLE
+from ncclwatch.engine.job import Group, Job
+from ncclwatch.engine.ledger import Ledger, Place
+from ncclwatch.engine.slow.lateness import LEAST_S, LEAST_SHARE, Lateness
+
+FEWEST = 3
+"""Iterations since the job is slow, and late ones among them, that it takes."""
+EXPLAINS = 0.5
+"""Part of the lost time for which a rank must keep its fellows waiting: then they wait, and do not work."""
+
+
+@dataclass(slots=True)
+class Skew:
+    """By process: ``share`` of the time since the job is slow for which it kept all its fellows on the node waiting, in how many
+    iterations (``late``), for how many ``seconds`` each; ``waits`` says who waited for such a one.
+    """
+
+    share: NDArray[np.float64]
+    late: NDArray[np.int64]
+    seconds: NDArray[np.float64]
+    waits: NDArray[np.bool_]
+
+    def joined(self, late: Lateness) -> Lateness:
+        """Lateness, with what is late by this."""
+        more = self.share > late.share
+        return Lateness(
+            np.where(more, self.share, late.share),
+            np.where(more, self.late, late.late),
+            late.seen,
+            np.where(more, self.seconds, late.seconds),
+        )
+
+
+def measure_skew(
+    job: Job, ledger: Ledger, totals: Mapping[Place, tuple[int, int]], since: Sequence[float], normal_s: float, now_s: float,
+    lost: float,
+) -> Skew:  # fmt: skip
+    """Skew since a moment (seconds on each process's own clock); zeros where it cannot be told.
+
+    ``normal_s`` and ``now_s``: length of an iteration before and since, ``lost``: the share of the time that is lost.
+    O(operations the ledger keeps of communicators inside nodes).
+    """
+    size = len(job.members)
+    result = Skew(np.zeros(size), np.zeros(size, np.int64), np.zeros(size), np.zeros(size, np.bool_))
+    groups = [group for group in job.groups.values() if _is_hidden(group)]
+    known = [_rows(group, ledger, totals) for group in groups]
+    chosen = [(group, pair) for group, pair in zip(groups, known, strict=True) if len(pair[0]) == group.nranks]
+    if not chosen:
+        return result
+    entries = make_entries([pair for _, pair in chosen])
+    align_entries(ledger, entries)
+    for number, (group, _) in enumerate(chosen):
+        part = np.flatnonzero(entries.group == number)
+        times = _times(ledger, entries, part)
+        if times is None:
+            continue
+        members = np.array([group.members[rank][0].index for rank in entries.ranks[part].tolist()])
+        begin = since[int(members[0])]
+        share, late, seconds = _latest(times[:, times.max(axis=0) >= begin], now_s, normal_s)
+        usual, _, _ = _latest(times[:, times.max(axis=0) < begin], normal_s, normal_s)
+        share = np.maximum(share - usual, 0.0)
+        worst = int(np.argmax(share))
+        if share[worst] >= EXPLAINS * lost and late[worst] >= FEWEST and share[worst] > result.share[members[worst]]:
+            at = members[worst]
+            result.share[at], result.late[at], result.seconds[at] = share[worst], late[worst], seconds[worst]
+            result.waits[np.delete(members, worst)] = True
+    result.waits &= result.share == 0
+    return result
+
+
+def _is_hidden(group: Group) -> bool:
+    """Whether all ranks of a communicator are on one node, and joined by what the host cannot see."""
+    if group.nranks < 2 or len(group.members) < group.nranks:
+        return False
+    hosts = {member.info.host for member, _ in group.members.values()}
+    return len(hosts) == 1 and any(
+        transport in INVISIBLE for _, own in group.members.values() for _, _, _, transport in own.transports
+    )
+
+
+def _rows(
+    group: Group, ledger: Ledger, totals: Mapping[Place, tuple[int, int]]
+) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
+    rows: dict[int, int] = {}
+    counted: dict[int, tuple[int, int]] = {}
+    for rank, (member, own) in group.members.items():
+        place = ledger.place(member.info.host, member.info.pid, own.address)
+        if place in ledger.rows:
+            rows[rank] = ledger.rows[place]
+            if place in totals:
+                counted[rank] = totals[place]
+    return rows, counted
+
+
+def _times(ledger: Ledger, entries: Entries, part: NDArray[np.int64]) -> NDArray[np.float64] | None:
+    """When each rank of a communicator called what all have called, seconds, shape (ranks, operations); ``None`` if unaligned."""
+    if not entries.aligned[part].all():
+        return None
+    rows, offsets = entries.rows[part], entries.offsets[part]
+    called = ledger.called[rows].astype(np.int64)
+    sequences = np.arange(int((offsets + ledger.oldest_kept(called)).max()), int((offsets + called).min()))
+    if not len(sequences):
+        return None
+    stamps = ledger.operations["time_ns"][rows[:, None], (sequences - offsets[:, None]) % ledger.depth]
+    times: NDArray[np.float64] = stamps / 1e9
+    return times
+
+
+def _latest(
+    times: NDArray[np.float64], iteration_s: float, normal_s: float
+) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:
+    """For each rank: the share of the time that all others waited for its calls, in how many stretches of the length of an
+    iteration, and the mean of such a wait (s).
+    """
+    size = len(times)
+    share, late, seconds = np.zeros(size), np.zeros(size, np.int64), np.zeros(size)
+    if not times.size or iteration_s <= 0:
+        return share, late, seconds
+    order = np.sort(times, axis=0)
+    waits, last = order[-1] - order[-2], np.argmax(times, axis=0)
+    begin, end = float(order[-1].min()), float(order[-1].max())
+    stretches = int((end - begin) / iteration_s)
+    if stretches < FEWEST:
+        return share, late, seconds
+    stretch = np.minimum(((order[-1] - begin) / iteration_s).astype(np.int64), stretches - 1)
+    longest = np.zeros((size, stretches))
+    np.maximum.at(longest, (last, stretch), waits)
+    counts = longest > max(LEAST_S, LEAST_SHARE * normal_s)
+    late = counts.sum(axis=1)
+    total = np.where(counts, longest, 0.0).sum(axis=1)
+    share = np.minimum(total / (stretches * iteration_s), 1.0)
+    seconds = np.divide(total, late, out=seconds, where=late > 0)
+    return share, late, seconds
