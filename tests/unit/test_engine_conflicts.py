@@ -76,6 +76,19 @@ def test_of_two_ranks_the_one_that_calls_what_is_called_nowhere_else_here() -> N
     assert [culprit.rank for culprit in told[-1].culprits] == [1]
 
 
+def test_of_two_ranks_the_one_that_calls_what_is_not_due_in_that_place_of_the_pattern() -> None:
+    usual = "rgaa" * 20
+    _, told = run([usual, usual[:40] + "g" + usual[41:]])
+    assert usual[40] == "r" and [culprit.rank for culprit in told[-1].culprits] == [1]
+
+
+def test_of_two_ranks_of_which_no_pattern_tells_both_are_named() -> None:
+    before, after = "ab" * 18 + "tbta", "ba" * 20
+    _, told = run([before + "r" + after, before + "g" + after])
+    assert [culprit.rank for culprit in told[-1].culprits] == [0, 1]
+    assert any("which of them is wrong does not show" in line for line in told[-1].evidence)
+
+
 def test_every_iteration_anew() -> None:
     usual = "aarg" * 20
     _, told = run([usual, usual.replace("r", "b"), usual, usual])

@@ -1,0 +1,70 @@
+"""Scenarios that are drawn, and what some of them have found (SIMULATED)."""
+
+from __future__ import annotations
+
+import pytest
+
+from ncclwatch.model.verdict import VerdictClass
+from ncclwatch.simulate.scenario import (
+    Expectation,
+    Fault,
+    FaultKind,
+    Layout,
+    Network,
+    Observation,
+    Scenario,
+    ScoreClass,
+    Workload,
+    _check,
+)
+from score.drawn import draw
+from score.simulated import score_one
+
+
+def test_what_is_drawn_is_valid_varied_and_the_same_again() -> None:
+    drawn = [draw(3, number) for number in range(120)]
+    for scenario in drawn:
+        _check(scenario, scenario.name)
+    assert drawn == [draw(3, number) for number in range(120)] and drawn != [draw(4, number) for number in range(120)]
+    assert {scenario.expect.score_class for scenario in drawn} == set(ScoreClass) - {
+        ScoreClass.S3, ScoreClass.DEADLOCK, ScoreClass.UNSEEN,
+    }  # fmt: skip
+
+
+def scenario(layout: Layout, workload: Workload, network: Network, fault: Fault, expect: Expectation) -> Scenario:
+    return Scenario("found", "found", 7, expect, layout, workload, network, Observation(), (fault,))
+
+
+FOUND = {
+    # Called ahead: a ring that no GPU has begun seemed to close a circle with the one before, and eight ranks were accused.
+    "gpu stall below an operation that was called ahead": scenario(
+        Layout(dp=4, ranks_per_node=2),
+        Workload(micro_batches=2, iterations=40, gather_communicator=True, dp_bytes=32 << 20),
+        Network(net="ib", intra_node="shm", nic_rate=10.0),
+        Fault(FaultKind.GPU_STALL, 3, iteration=12, role="dp", offset_ms=1.0),
+        Expectation(ScoreClass.H3, (VerdictClass.HARDWARE,), (3,)),
+    ),
+    # Its fellow seemed to be at work: what NVLink joins waits in GPU memory.
+    "slow loader of a rank that NVLink joins to another": scenario(
+        Layout(tp=2, pp=2, cp=2, ranks_per_node=2),
+        Workload(micro_batches=2, layers=1, iterations=60, grad_norm=True),
+        Network(net="ib", intra_node="p2p", nic_rate=10.0),
+        Fault(FaultKind.SLOW_LOADER, 6, start_s=6.0, strength=0.6),
+        Expectation(ScoreClass.S1, (VerdictClass.SLOW_COMPUTATION,), (6,)),
+    ),
+    # Of two ranks that call AllGather and ReduceScatter by turns neither call is unheard of.
+    "another operation of one of a pair": scenario(
+        Layout(tp=2, dp=2, ranks_per_node=4),
+        Workload(micro_batches=2, iterations=80, sequence_parallel=True),
+        Network(net="ib", intra_node="net", nic_rate=40.0),
+        Fault(FaultKind.OTHER_OPERATION, 2, iteration=12, role="tp"),
+        Expectation(ScoreClass.H2, (VerdictClass.INCONSISTENT,), (2,)),
+    ),
+}
+
+
+@pytest.mark.parametrize("found", FOUND.values(), ids=list(FOUND))
+def test_what_was_found_by_drawing_is_right(found: Scenario) -> None:
+    _check(found, found.name)
+    (result,) = score_one(found, with_baselines=False)
+    assert result.right and not result.false_alarm, f"{result.said} {result.named} {result.summary}"
