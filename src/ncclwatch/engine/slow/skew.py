@@ -1,9 +1,10 @@
-"""Hosts that call later than their fellows on the same node, where the GPUs' waits for each other do not show.
+"""Hosts that call later than their fellows, where the GPUs' waits for each other do not show.
 
 What NVLink joins waits in GPU memory: in the looks all members of such a communicator are at work while one of them is late.
-Their hosts have one clock, and the calls are lined up: who calls an operation last keeps the others waiting from the last but one
-on. Hosts run ahead of their GPUs, each by a little more or less, so within the length of an iteration only the longest such wait
-counts, and only what is longer than it was while the job was healthy.
+Their calls are lined up: who calls an operation last keeps the others waiting from the last but one on. Hosts of one node have
+one clock; clocks of several are compared with what they differed by while the job was healthy. Hosts run ahead of their GPUs,
+each by a little more or less, so within the length of an iteration only the longest such wait counts, and only what is longer
+than it was. Who is late because it waits for another that is late is not late by itself.
 """
 
 from __future__ import annotations
@@ -57,42 +58,92 @@ def measure_skew(
     ``normal_s`` and ``now_s``: length of an iteration before and since, ``lost``: the share of the time that is lost.
     O(operations the ledger keeps of communicators inside nodes).
     """
-    size = len(job.members)
-    result = Skew(np.zeros(size), np.zeros(size, np.int64), np.zeros(size), np.zeros(size, np.bool_))
-    groups = [group for group in job.groups.values() if _is_hidden(group)]
+    found: dict[int, _Late] = {}
+    groups = [group for group in job.groups.values() if _has_hidden(group)]
     known = [_rows(group, ledger, totals) for group in groups]
     chosen = [(group, pair) for group, pair in zip(groups, known, strict=True) if len(pair[0]) == group.nranks]
-    if not chosen:
-        return result
-    entries = make_entries([pair for _, pair in chosen])
-    align_entries(ledger, entries)
+    if chosen:
+        entries = make_entries([pair for _, pair in chosen])
+        align_entries(ledger, entries)
     for number, (group, _) in enumerate(chosen):
         part = np.flatnonzero(entries.group == number)
-        times = _times(ledger, entries, part)
-        if times is None:
-            continue
         members = np.array([group.members[rank][0].index for rank in entries.ranks[part].tolist()])
-        begin = since[int(members[0])]
-        share, late, seconds = _latest(times[:, times.max(axis=0) >= begin], now_s, normal_s)
-        usual, _, _ = _latest(times[:, times.max(axis=0) < begin], normal_s, normal_s)
-        share = np.maximum(share - usual, 0.0)
-        worst = int(np.argmax(share))
-        if share[worst] >= EXPLAINS * lost and late[worst] >= FEWEST and share[worst] > result.share[members[worst]]:
-            at = members[worst]
-            result.share[at], result.late[at], result.seconds[at] = share[worst], late[worst], seconds[worst]
-            result.waits[np.delete(members, worst)] = True
+        times = _times(ledger, entries, part)
+        hosts = [job.member(index).info.host for index in members.tolist()]
+        if times is not None and _on_one_clock(times, hosts, np.array(since)[members]):
+            late = _latest_of(members, times, since[int(members[0])], normal_s, now_s)
+            if late is not None and late.share >= max(EXPLAINS * lost, found[late.at].share if late.at in found else 0.0):
+                found[late.at] = late
+    return _by_itself(job, found)
+
+
+@dataclass(frozen=True, slots=True)
+class _Late:
+    """A process that is late in a communicator, and the others of it."""
+
+    at: int
+    share: float
+    times: int
+    seconds: float
+    others: frozenset[int]
+
+
+def _latest_of(
+    members: NDArray[np.int64], times: NDArray[np.float64], since: float, normal_s: float, now_s: float
+) -> _Late | None:
+    """Who of a communicator is late since a moment more than it was before."""
+    began = times.max(axis=0) >= since
+    share, late, seconds = _latest(times[:, began], now_s, normal_s)
+    usual, _, _ = _latest(times[:, ~began], normal_s, normal_s)
+    share = np.maximum(share - usual, 0.0)
+    worst = int(np.argmax(share))
+    if late[worst] < FEWEST:
+        return None
+    others = frozenset(np.delete(members, worst).tolist())
+    return _Late(int(members[worst]), float(share[worst]), int(late[worst]), float(seconds[worst]), others)
+
+
+def _by_itself(job: Job, found: Mapping[int, _Late]) -> Skew:
+    """Those that do not wait for another late one, and who on their nodes waits for them."""
+    size = len(job.members)
+    result = Skew(np.zeros(size), np.zeros(size, np.int64), np.zeros(size), np.zeros(size, np.bool_))
+    own = [
+        late
+        for at, late in found.items()
+        if not any(at in other.others and other.at not in late.others for other in found.values() if other.at != at)
+    ]
+    for late in own:
+        result.share[late.at], result.late[late.at], result.seconds[late.at] = late.share, late.times, late.seconds
+        host = job.member(late.at).info.host
+        result.waits[[at for at in late.others if job.member(at).info.host == host]] = True
     result.waits &= result.share == 0
     return result
 
 
-def _is_hidden(group: Group) -> bool:
-    """Whether all ranks of a communicator are on one node, and joined by what the host cannot see."""
+def _has_hidden(group: Group) -> bool:
+    """Whether all ranks of a communicator are seen, and some of them are joined by what the host cannot see."""
     if group.nranks < 2 or len(group.members) < group.nranks:
         return False
-    hosts = {member.info.host for member, _ in group.members.values()}
-    return len(hosts) == 1 and any(
-        transport in INVISIBLE for _, own in group.members.values() for _, _, _, transport in own.transports
-    )
+    return any(transport in INVISIBLE for _, own in group.members.values() for _, _, _, transport in own.transports)
+
+
+def _on_one_clock(times: NDArray[np.float64], hosts: Sequence[str], since: NDArray[np.float64]) -> bool:
+    """Put the times of all nodes on the clock of the first rank's, by what they differed by before; in place.
+
+    ``since``: the moment on each rank's own clock. False where nothing is known of the past.
+    """
+    names = np.array(hosts)
+    home = names == names[0]
+    for host in dict.fromkeys(hosts[1:]):
+        there = names == host
+        if host == hosts[0]:
+            continue
+        first = int(np.argmax(there))
+        past = (times[0] < since[0]) & (times[first] < since[first])
+        if not past.any():
+            return False
+        times[there] -= float(np.median(times[there][:, past].mean(axis=0) - times[home][:, past].mean(axis=0)))
+    return True
 
 
 def _rows(
