@@ -128,6 +128,7 @@ eval-full: setup
 	@PYTHONPATH=tests $(PYTHON) -m score --set full --json build/score-full.json --markdown build/score-full.md
 	@$(MAKE) -s eval-real SET=full NCCL=2.21.5,2.27.5,2.32.3 TRANSPORT=socket,shm
 	@PYTHONPATH=tests $(PYTHON) -m vm.hangs --json build/score-guest.json
+	@PYTHONPATH=tests $(PYTHON) -m vm.slow
 
 # Scenarios played by real NCCL on the CPU testbed (root). Hours with SET=full and all settings; TRIES and SEED vary their moments.
 SET := ci

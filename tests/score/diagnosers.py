@@ -41,13 +41,16 @@ class Ncclwatch:
         live = LiveDiagnosis(complete_hosts=frozenset(s[-1].process.host for s in records.samples))
         verdict: Verdict | None = None
         done: dict[str, int] = defaultdict(int)
+        told: dict[str, int] = defaultdict(int)
         for round_ in rounds(records):
             latest = max(sample.time_ns for sample in round_)
             for host, events in records.calls.items():
                 upto = int(np.searchsorted(np.maximum.accumulate(events["time_ns"]), latest, "right"))
                 if upto > done[host]:
-                    lost = records.lost.get(host, 0) if done[host] == 0 else 0
-                    live.add_calls(events[done[host] : upto], lost)
+                    # In which batch they were lost is not in the records: they are told evenly.
+                    known = -(-records.lost.get(host, 0) * upto // len(events))
+                    live.add_calls(events[done[host] : upto], known - told[host])
+                    told[host] = known
                     done[host] = upto
             verdict = live.update(round_)
         return [verdict] if verdict is not None else []

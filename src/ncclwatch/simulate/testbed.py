@@ -23,7 +23,7 @@ INPUT_BYTES = 1 << 18
 """What a micro-batch copies to the device where a copy is slow."""
 LONGEST_PAST = 12
 """Healthy iterations that a job has behind it at most when it is made slow from outside: two cores may take seconds for each."""
-LIMITED_SHARE = {FaultKind.CPU_LIMIT: 0.02, FaultKind.FEW_CPUS: 0.06}
+LIMITED_SHARE = {FaultKind.CPU_LIMIT: 0.02, FaultKind.FEW_CPUS: 0.15}
 """Share of one CPU for each limited rank: little enough to show beside ranks that mostly sleep. The ranks of a host that is short
 of CPUs wait for each other besides: with less no iteration would end.
 """
