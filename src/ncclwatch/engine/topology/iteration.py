@@ -98,12 +98,12 @@ def _stretch(word: NDArray[np.int64], length: int, regular: NDArray[np.bool_]) -
         return None
     breaks = np.flatnonzero(~same)
     bounds = np.r_[-1, breaks, len(same)]
-    for i in range(len(bounds) - 1, 0, -1):
-        run = bounds[i] - bounds[i - 1] - 1
-        if run >= length:
-            start = int(bounds[i]) - length
-            if np.all(np.isin(np.flatnonzero(regular), word[start : start + length])):
-                return start
+    for i in np.flatnonzero(np.diff(bounds) > length)[::-1].tolist():
+        start = int(bounds[i + 1]) - length
+        present = np.zeros(len(regular), np.bool_)
+        present[word[start : start + length]] = True
+        if present[regular].all():
+            return start
     return None
 
 
