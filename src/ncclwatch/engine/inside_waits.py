@@ -26,11 +26,17 @@ class InsideReader:
     def __init__(self, job: Job, waits: Waits) -> None:
         self.job = job
         self.waits = waits
+        self.groups: set[int] = set()
+        """Communicators of which some connection inside a node is seen."""
+        self._empty: set[tuple[int, int, int, int]] = set()
+        """(communicator, reader, writer, channel) of what is known to wait for more."""
 
     def look(self) -> None:
         """Waits and stalls that a connection shows by itself. O(connections)."""
         for group in self.job.groups.values():
             for rank, (member, communicator) in group.members.items():
+                if communicator.host_connections:
+                    self.groups.add(group.id)
                 for conn in communicator.host_connections:
                     if conn.tail != conn.head:
                         self._look_at(group, rank, member, conn)
@@ -63,6 +69,10 @@ class InsideReader:
 
     def nothing_written(self, group: Group, member: Member, communicator: Communicator, conn: HostConnection) -> None:
         """A rank that has read all of a connection waits for its writer."""
+        place = (group.id, communicator.rank, conn.peer, conn.channel if conn.connection_index == 0 else ~conn.channel)
+        if place in self._empty:
+            return
+        self._empty.add(place)
         key = ConnectionKey(group.id, conn.channel, conn.peer, communicator.rank, conn.connection_index > 0)
         target = node_of(self.job, group.id, conn.peer)
         why = Why.UNOBSERVED if isinstance(target, AbsentNode) else Why.EMPTY
@@ -78,19 +88,22 @@ class InsideReader:
         for mark in list(self.waits.added_stalls):
             if mark.end is not None or mark.key.point_to_point:
                 continue
-            group = self.job.groups[mark.key.group]
-            rank = mark.key.destination
-            for _ in range(group.nranks - 1):
-                own = group.members.get(rank)
-                following = {ring.channel: ring.next for ring in own[1].rings}.get(mark.key.channel) if own else None
-                found = group.members.get(following) if following is not None else None
-                if found is None or following == mark.key.destination:
-                    break
-                inputs = [c for c in _ring_inputs(found[1], mark.key.channel) if c.peer == rank and _all_read(c)]
-                if not inputs:
-                    break
-                self.nothing_written(group, found[0], found[1], inputs[0])
-                rank = found[1].rank
+            self.follow(self.job.groups[mark.key.group], mark.key.channel, mark.key.destination)
+
+    def follow(self, group: Group, channel: int, first: int) -> None:
+        """Everybody after a rank in its ring who finds nothing to read waits for the one before."""
+        rank = first
+        for _ in range(group.nranks - 1):
+            own = group.members.get(rank)
+            following = {ring.channel: ring.next for ring in own[1].rings}.get(channel) if own else None
+            found = group.members.get(following) if following is not None else None
+            if found is None or following == first:
+                break
+            inputs = [c for c in _ring_inputs(found[1], channel) if c.peer == rank and _all_read(c)]
+            if not inputs:
+                break
+            self.nothing_written(group, found[0], found[1], inputs[0])
+            rank = found[1].rank
 
     def look_after_unread_messages(self) -> None:
         """Who has sent another a message that lies unread there, and has none from it, waits for that one's.

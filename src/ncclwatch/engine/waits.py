@@ -36,6 +36,7 @@ def find_waits(job: Job) -> Waits:
     inside.look()
     joiner = _Joiner(job, transfers, network, inside, waits)
     joiner.look_behind_stalls()
+    joiner.look_after_begun()
     inside.look_after_unread()
     inside.look_after_unread_messages()
     joiner.look_before_idle()
@@ -137,6 +138,24 @@ class _Joiner:
             text = f"{member.label} may wait for {peer} inside the node, which the host cannot see"
             hidden = HiddenNode(key.group, peer_rank)
             self.waits.added.append(Wait(RankNode(member.index), hidden, Why.UNOBSERVED, key, partial(str, text)))
+
+    def look_after_begun(self) -> None:
+        """Who comes after a rank in the middle of a ring operation, and has read all that it wrote, is in it and waits for more.
+
+        Its own proxy may show nothing of that operation any more, or never have: a ring's last receive goes nowhere.
+        """
+        transfers = self.transfers
+        groups = transfers.members.groups
+        inside = np.array([group.id in self.inside.groups for group in groups], np.bool_)
+        if not inside.any():
+            return
+        # What a rank has received it has sent on, and one part of its own: so much is still to come from it.
+        part = -(-transfers.nsteps // np.maximum(np.array([group.nranks for group in groups])[transfers.group] - 1, 1))
+        receiving = ~transfers.sends & transfers.begun & ~transfers.point_to_point & (transfers.done > 0)
+        for row in np.flatnonzero(receiving & (transfers.done + part < transfers.nsteps) & inside[transfers.group]).tolist():
+            operation = transfers.operations[row]
+            if operation.algorithm == "Ring" and operation.collective in RING_ENDS_RECEIVING:
+                self.inside.follow(groups[int(transfers.group[row])], int(transfers.channel[row]), int(transfers.rank[row]))
 
     def look_before_idle(self) -> None:
         """A rank with nothing open that is waited for in one operation may still be in the one before, inside its node.
