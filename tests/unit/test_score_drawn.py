@@ -31,8 +31,11 @@ def test_what_is_drawn_is_valid_varied_and_the_same_again() -> None:
     }  # fmt: skip
 
 
-def scenario(layout: Layout, workload: Workload, network: Network, fault: Fault, expect: Expectation) -> Scenario:
-    return Scenario("found", "found", 7, expect, layout, workload, network, Observation(), (fault,))
+def scenario(
+    layout: Layout, workload: Workload, network: Network, fault: Fault, expect: Expectation, *planes: str
+) -> Scenario:  # fmt: skip
+    observe = Observation(planes=planes or ("calls", "state"))
+    return Scenario("found", "found", 7, expect, layout, workload, network, observe, (fault,))
 
 
 FOUND = {
@@ -43,6 +46,15 @@ FOUND = {
         Network(net="ib", intra_node="shm", nic_rate=10.0),
         Fault(FaultKind.GPU_STALL, 3, iteration=12, role="dp", offset_ms=1.0),
         Expectation(ScoreClass.H3, (VerdictClass.HARDWARE,), (3,)),
+    ),
+    # Who waits inside the node in the one before was named: its GPU has not begun what was called ahead.
+    "left out of a ring through shared memory": scenario(
+        Layout(dp=4, ranks_per_node=2),
+        Workload(micro_batches=2, iterations=14, gather_communicator=True, dp_bytes=32 << 20),
+        Network(nccl="2.32.3", net="socket", intra_node="shm", nic_rate=10.0),
+        Fault(FaultKind.SKIP, 2, iteration=12, role="dp"),
+        Expectation(ScoreClass.H1, (VerdictClass.NOT_ENTERED,), (2,)),
+        "state",
     ),
     # Its fellow seemed to be at work: what NVLink joins waits in GPU memory.
     "slow loader of a rank that NVLink joins to another": scenario(

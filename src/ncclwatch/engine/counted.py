@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
-from ncclwatch.engine.edges import Wait
+from ncclwatch.engine.edges import Wait, Why
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.model.state import Communicator
 
@@ -122,6 +122,8 @@ class Lack(StrEnum):
 def lacks(job: Job, wait: Wait) -> Lack | None:
     """Why who is waited for in a collective has it not open; ``None``: the counts do not tell, or it has called it."""
     group, end = job.groups.get(wait.key.group), wait.end
+    if group is not None and end is None and wait.why is Why.EMPTY and not wait.key.point_to_point:
+        return _lacks_inside(group, wait)
     if group is None or end is None or wait.key.point_to_point:
         return None
     own_rank = group.rank_of(end.member)
@@ -140,3 +142,12 @@ def lacks(job: Job, wait: Wait) -> Lack | None:
     if called is None or by_peer is None or called <= end.operation.sequence:
         return None
     return Lack.OTHER if by_peer > end.operation.sequence else Lack.LESS
+
+
+def _lacks_inside(group: Group, wait: Wait) -> Lack | None:
+    """The same where shared memory does not tell the operation: whether who is to write has called less than who is to read."""
+    if wait.key.source not in group.members or wait.key.destination not in group.members:
+        return None
+    (writer, its), (reader, own) = group.members[wait.key.source], group.members[wait.key.destination]
+    called, by_writer = launched(reader, own), launched(writer, its)
+    return Lack.LESS if called is not None and by_writer is not None and by_writer < called else None

@@ -75,16 +75,21 @@ def _only_one_that_lacks_a_call(job: Job, inside: Sequence[Wait]) -> int | None:
     Hosts that run ahead of their GPUs have called everything although their GPUs wait in a circle; hosts that do not have each
     left a call to make. Where only one has, it is the one that the others are ahead of.
     """
-    nothing_open = [wait for wait in inside if wait.why is Why.NO_OPERATION]
-    missing = {wait.target for wait in nothing_open}
+    lacking = _lacking(job, inside)
+    missing = {wait.target for wait in lacking}
     if len(missing) != 1 or not isinstance(found := missing.pop(), RankNode):
         return None
-    return found.index if all(lacks(job, wait) for wait in nothing_open) else None
+    return found.index if all(lacks(job, wait) for wait in lacking) else None
+
+
+def _lacking(job: Job, inside: Sequence[Wait]) -> list[Wait]:
+    """The waits of a circle for somebody who has nothing open, or in shared memory nothing written, for want of a call."""
+    return [wait for wait in inside if wait.why is Why.NO_OPERATION or (wait.why is Why.EMPTY and lacks(job, wait))]
 
 
 def _lacks_a_call(job: Job, cycles: Sequence[Sink], index: int, inside: Sequence[Wait], still: float, time: float) -> Verdict:
     """A verdict on the one rank of a circle that has not called what the others have."""
-    lacking = [wait for wait in inside if wait.why is Why.NO_OPERATION]
+    lacking = _lacking(job, inside)
     why = Lack.LESS if any(lacks(job, wait) is Lack.LESS for wait in lacking) else Lack.OTHER
     verdict_class = VerdictClass.NOT_ENTERED if why is Lack.LESS else VerdictClass.INCONSISTENT
     culprit = observed_culprit(job, job.member(index), lacking, (), str(why))
