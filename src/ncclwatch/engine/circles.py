@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 
-from ncclwatch.engine.edges import Node, RankNode, Wait
+from ncclwatch.engine.edges import Node, RankNode, Wait, Why
 from ncclwatch.engine.graph import components
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.locate import Sink
@@ -44,7 +44,9 @@ def is_begun(job: Job, wait: Wait) -> bool:
 
 
 def _parts(job: Job, sink: Sink) -> list[Sink]:
-    begun = [wait for wait in sink.inside if is_begun(job, wait)]
+    # Whose data lies unread in the one operation is not held up in the other, of which nothing shows that it has begun it.
+    at_hand = {wait.target for wait in sink.inside if wait.why is Why.FULL and not wait.key.point_to_point}
+    begun = [wait for wait in sink.inside if is_begun(job, wait) and not (wait.weak and wait.waiter in at_hand)]
     if not begun or len(begun) == len(sink.inside):
         return [sink]
     following: dict[Node, list[Node]] = defaultdict(list)

@@ -105,7 +105,8 @@ def _lacks_a_call(job: Job, cycles: Sequence[Sink], index: int, inside: Sequence
 def _entered_first(inside: Sequence[Wait]) -> dict[int, set[int]]:
     """Group → members that wait in it: whoever waits in one has entered it before the other."""
     orders: dict[int, set[int]] = defaultdict(set)
+    known = {wait.waiter for wait in inside if not wait.weak}
     for wait in inside:
-        if isinstance(wait.waiter, RankNode):
+        if isinstance(wait.waiter, RankNode) and not (wait.weak and wait.waiter in known):
             orders[wait.key.group].add(wait.waiter.index)
     return dict(orders)

@@ -100,7 +100,7 @@ class Wait:
     """One proven need: ``waiter`` cannot go on before ``target`` does something.
 
     ``describe`` makes its text: of the thousands of waits of a large job a few are ever shown. ``operation`` is set where no end
-    of a transfer tells it.
+    of a transfer tells it. ``weak``: nothing shows that the waiter has begun the operation; it may wait in one before.
     """
 
     waiter: Node
@@ -110,6 +110,7 @@ class Wait:
     describe: Callable[[], str]
     end: End | None = None
     operation: OperationRef | None = None
+    weak: bool = False
 
     @property
     def text(self) -> str:

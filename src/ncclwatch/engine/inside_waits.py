@@ -67,7 +67,9 @@ class InsideReader:
 
             self.waits.added_stalls.append(StallMark(member, Stall.GPU_NOT_CONSUMING, key, describe_unread))
 
-    def nothing_written(self, group: Group, member: Member, communicator: Communicator, conn: HostConnection) -> None:
+    def nothing_written(
+        self, group: Group, member: Member, communicator: Communicator, conn: HostConnection, *, weak: bool = False
+    ) -> None:
         """A rank that has read all of a connection waits for its writer."""
         place = (group.id, communicator.rank, conn.peer, conn.channel if conn.connection_index == 0 else ~conn.channel)
         if place in self._empty:
@@ -81,7 +83,7 @@ class InsideReader:
             peer = self.job.rank_name(group.id, conn.peer)
             return f"{member.label} waits for {peer}, {_why(why, conn)}, channel {conn.channel}, all {conn.tail} steps read"
 
-        self.waits.added.append(Wait(RankNode(member.index), target, why, key, describe))
+        self.waits.added.append(Wait(RankNode(member.index), target, why, key, describe, weak=weak))
 
     def look_after_unread(self) -> None:
         """Who comes after a rank that leaves its ring input unread, and finds nothing itself, waits for it."""

@@ -35,8 +35,8 @@ def find_waits(job: Job) -> Waits:
     inside = InsideReader(job, waits)
     inside.look()
     joiner = _Joiner(job, transfers, network, inside, waits)
-    joiner.look_behind_stalls()
     joiner.look_after_begun()
+    joiner.look_behind_stalls()
     inside.look_after_unread()
     inside.look_after_unread_messages()
     joiner.look_before_idle()
@@ -91,15 +91,15 @@ class _Joiner:
         """Follow a ring backward through shared memory as long as nothing lies there to be read.
 
         In a ring that begins with a send, a rank that has entered has written: so who finds nothing waits for its predecessor.
-        Who has not even made that first send has not entered, and waits for nobody in it: its GPU is at something else.
+        Who has not even made that first send has not entered: it waits in something before, inside the node most likely, and
+        there for the same ranks more often than not. So these are weak waits.
         """
         begins_sending = mark.end is not None and mark.end.operation.collective in RING_ENDS_RECEIVING
-        if begins_sending and mark.end is not None and mark.end.operation.algorithm == "Ring" and not has_produced(mark.end.sub):
-            return
+        weak = mark.end is not None and mark.end.operation.algorithm == "Ring" and not has_produced(mark.end.sub)
         group = self.job.groups[mark.key.group]
         for hop in empty_hops(group, mark.key.channel, communicator.rank):
             for conn in hop.empty:
-                self.inside.nothing_written(group, hop.member, hop.communicator, conn)
+                self.inside.nothing_written(group, hop.member, hop.communicator, conn, weak=begins_sending and weak)
             if not begins_sending:
                 break
 
