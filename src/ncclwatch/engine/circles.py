@@ -12,16 +12,59 @@ from collections.abc import Sequence
 from ncclwatch.engine.edges import Node, RankNode, Wait, Why
 from ncclwatch.engine.graph import components
 from ncclwatch.engine.job import Job
+from ncclwatch.engine.laggards import laggards
 from ncclwatch.engine.locate import Sink
 from ncclwatch.engine.waits import RING_ENDS_RECEIVING, has_produced
 from ncclwatch.model.state import Direction
+
+ONE_SIDED = ("Broadcast", "Reduce")
 
 
 def break_false_circles(job: Job, sinks: Sequence[Sink]) -> list[Sink]:
     """The sinks, circles among them replaced by where the waits in them end that are begun; circles of which no wait is begun
     stay as they are. O(waits inside circles).
     """
-    return [part for sink in sinks for part in (_parts(job, sink) if sink.is_cycle else [sink])]
+    parts = [part for sink in sinks for part in (_parts(job, sink) if sink.is_cycle else [sink])]
+    return [end for part in parts for end in (_behind_in_a_ring(job, part) if part.is_cycle else [part])]
+
+
+def _behind_in_a_ring(job: Job, sink: Sink) -> list[Sink]:
+    """The ranks of a circle that are behind in a ring of shared memory, where it closes only by waits that are not proven to be
+    begun; else the circle.
+
+    Hosts that ran ahead have everything open. Where all else waits, the operation of which one rank has written less than its
+    fellows is the one that is under way. Ranks that are behind each other make a circle still.
+    """
+    if not any(wait.weak for wait in sink.inside):
+        return [sink]
+    nodes = set(sink.nodes)
+    lag = [w for w in laggards(job) if w.waiter in nodes and w.target in nodes and not _is_one_sided(job, w)]
+    proven = [wait for wait in sink.inside if _is_proven(job, wait)] + lag
+    following: dict[Node, list[Node]] = defaultdict(list)
+    for wait in proven:
+        following[wait.waiter].append(wait.target)
+    if any(len(found) > 1 for found in components(sink.nodes, following)):
+        return [sink]
+    ends = []
+    for node in sorted({wait.target for wait in lag} - following.keys(), key=repr):
+        into = [wait for wait in (*proven, *sink.waits) if wait.target == node]
+        stalls = [mark for mark in sink.stalls if RankNode(mark.member.index) == node]
+        ends.append(Sink((node,), sink.graph, into, [], stalls))
+    return ends or [sink]
+
+
+def _is_proven(job: Job, wait: Wait) -> bool:
+    """Whether something shows that the waiter has begun the operation: it has consumed or sent some of it."""
+    if wait.weak or not is_begun(job, wait):
+        return False
+    end = wait.end
+    return end is None or end.sub.done > 0 or (end.operation.direction is Direction.SEND and has_produced(end.sub))
+
+
+def _is_one_sided(job: Job, wait: Wait) -> bool:
+    """Whether ranks of a communicator may have written more than others by right: a broadcast goes one way."""
+    members = job.groups[wait.key.group].members.values()
+    return any(own.sequence_numbers.get(name, 0) for _, own in members for name in ONE_SIDED)
 
 
 def is_begun(job: Job, wait: Wait) -> bool:

@@ -10,14 +10,13 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import partial
 
-from ncclwatch.engine.connections import ConnectionKey
 from ncclwatch.engine.edges import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, Node, RankNode, Wait, Waits, Why
 from ncclwatch.engine.job import Job, Member
+from ncclwatch.engine.laggards import laggards
 from ncclwatch.engine.locate import Sink, find_sinks
 from ncclwatch.engine.slow.kernels import Kernels, OrderOf
 from ncclwatch.engine.slow.moments import Moments
@@ -151,38 +150,6 @@ def take_look(
         cpu_times,
         _passes(job, kernels, holds, stage_of),
     )
-
-
-def laggards(job: Job) -> Iterator[Wait]:
-    """Waits for ranks that lag in a ring of shared memory.
-
-    All ranks of a ring write the same number of steps an operation, so one that has written less than the others has not come
-    as far; and nobody ends a collective before the last has contributed.
-    """
-    for group in job.groups.values():
-        if len(group.members) < group.nranks or group.nranks < 2:
-            continue
-        written: dict[int, dict[int, int]] = defaultdict(dict)
-        for rank, (_, own) in group.members.items():
-            following = {ring.channel: ring.next for ring in own.rings}
-            for conn in own.host_connections:
-                sends = (
-                    conn.direction is Direction.SEND and conn.connection_index == 0 and following.get(conn.channel) == conn.peer
-                )
-                if sends and conn.tail is not None:
-                    written[conn.channel][rank] = conn.tail
-        for channel, tails in written.items():
-            least = min(tails.values())
-            if len(tails) < group.nranks or least == max(tails.values()):
-                continue
-            behind = [rank for rank, tail in tails.items() if tail == least]
-            for rank, tail in tails.items():
-                for other in behind if tail > least else ():
-                    waiter, target = RankNode(group.members[rank][0].index), RankNode(group.members[other][0].index)
-                    key = ConnectionKey(group.id, channel, other, rank, False)
-                    name, peer = group.members[rank][0].label, job.rank_name(group.id, other)
-                    text = f"{name} waits for {peer}, {Why.EMPTY}: shared memory, channel {channel}, {tail - least} steps behind"
-                    yield Wait(waiter, target, Why.EMPTY, key, partial(str, text))
 
 
 def _activities(job: Job, waits: Waits, kernels: Kernels, doubtful: Collection[Node]) -> dict[ProcessKey, Activity]:
