@@ -56,6 +56,15 @@ FOUND = {
         Expectation(ScoreClass.H1, (VerdictClass.NOT_ENTERED,), (2,)),
         "state",
     ),
+    # Everything that hosts had called ahead seemed to wait in one circle of all ranks.
+    "gpu stall in a ring of shared memory, with all else called ahead": scenario(
+        Layout(tp=2, pp=2, dp=4, ranks_per_node=4),
+        Workload(micro_batches=2, layers=1, iterations=14, gather_communicator=True, grad_norm=True, host_ahead=64),
+        Network(nccl="2.32.3", net="socket", intra_node="shm", nic_rate=2.0),
+        Fault(FaultKind.GPU_STALL, 1, iteration=12, role="tp", offset_ms=1.0),
+        Expectation(ScoreClass.H3, (VerdictClass.HARDWARE, VerdictClass.NOT_ENTERED), (1,)),
+        "state",
+    ),
     # Its fellow seemed to be at work: what NVLink joins waits in GPU memory.
     "slow loader of a rank that NVLink joins to another": scenario(
         Layout(tp=2, pp=2, cp=2, ranks_per_node=2),
