@@ -10,14 +10,15 @@ side by side.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.ledger import Ledger
+from ncclwatch.engine.job import Group
+from ncclwatch.engine.ledger import Ledger, Place
 
 AGREEMENT = 0.9
 """Share of common operations whose signatures must agree; one inconsistent operation must not unalign a rank, chance must."""
@@ -82,6 +83,27 @@ class Entries:
         self.how = np.full(number, -1, np.int8)
         sizes = np.diff(np.r_[self.starts, number])
         self.group = np.repeat(np.arange(len(self.starts)), sizes)
+
+
+def rows_of(
+    group: Group, ledger: Ledger, totals: Mapping[Place, tuple[int, int]], left_out: Collection[str] = ()
+) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
+    """What is known of the calls of a communicator's ranks, as :func:`make_entries` takes it; not of hosts that are left out.
+
+    ``totals``: communicator of a process → (NCCL's own count of collectives, calls in the ledger at that moment).
+    """
+    rows: dict[int, int] = {}
+    counted: dict[int, tuple[int, int]] = {}
+    for rank, (member, own) in group.members.items():
+        if left_out and (member.info.host in left_out or "" in left_out):
+            continue
+        place = ledger.place(member.info.host, member.info.pid, own.address)
+        row = ledger.rows.get(place)
+        if row is not None:
+            rows[rank] = row
+            if place in totals:
+                counted[rank] = totals[place]
+    return rows, counted
 
 
 def make_entries(groups: Sequence[tuple[dict[int, int], dict[int, tuple[int, int]]]]) -> Entries:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine import explain
-from ncclwatch.engine.alignment import KEYS, AlignedBy, Entries, align_entries, make_entries
+from ncclwatch.engine.alignment import KEYS, AlignedBy, Entries, align_entries, make_entries, rows_of
 from ncclwatch.engine.calls_verdict import culprit_of, operation_of
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.ledger import Ledger, Place, Signature
@@ -122,29 +122,15 @@ def find_conflicts(job: Job, ledger: Ledger, totals: dict[Place, tuple[int, int]
 
     ``lossy``: hosts of which records were lost.
     """
-    numbers, known = [], []
-    for number, group in job.groups.items():
-        rows: dict[int, int] = {}
-        counted: dict[int, tuple[int, int]] = {}
-        for rank, (member, own) in group.members.items():
-            if lossy and _has_lost(member, lossy):
-                continue
-            place = ledger.place(member.info.host, member.info.pid, own.address)
-            row = ledger.rows.get(place)
-            if row is not None:
-                rows[rank] = row
-                if place in totals:
-                    counted[rank] = totals[place]
-        if len(rows) > 1:
-            numbers.append(number)
-            known.append((rows, counted))
-    if not known:
+    gathered = {number: rows_of(group, ledger, totals, lossy) for number, group in job.groups.items()}
+    chosen = {number: pair for number, pair in gathered.items() if len(pair[0]) > 1}
+    if not chosen:
         return []
-    entries = make_entries(known)
+    entries = make_entries(list(chosen.values()))
     align_entries(ledger, entries)
     proven = np.flatnonzero(entries.aligned & np.isin(entries.how, PROVEN))
     parts = np.split(proven, np.searchsorted(proven, entries.starts[1:]))
-    found = (_conflict(ledger, entries, part, number) for part, number in zip(parts, numbers, strict=True))
+    found = (_conflict(ledger, entries, part, number) for part, number in zip(parts, chosen, strict=True))
     return [conflict for conflict in found if conflict is not None]
 
 

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 
 from ncclwatch.engine import explain
+from ncclwatch.engine.alignment import rows_of
 from ncclwatch.engine.calls import CallsFinding, compare_groups
 from ncclwatch.engine.calls_verdict import add_call_waits, add_calls_evidence, judge_calls
 from ncclwatch.engine.circles import break_false_circles
@@ -61,18 +62,8 @@ class Outlook:
         """What the calls plane says of each communicator of a job; empty without one."""
         if self.ledger is None:
             return {}
-        numbers, known = list(job.groups), []
-        for group in job.groups.values():
-            rows, totals = {}, {}
-            for rank, (member, own) in group.members.items():
-                place = self.ledger.place(member.info.host, member.info.pid, own.address)
-                row = self.ledger.rows.get(place)
-                if row is not None:
-                    rows[rank] = row
-                    if place in self.totals:
-                        totals[rank] = self.totals[place]
-            known.append((rows, totals))
-        return dict(zip(numbers, compare_groups(self.ledger, known), strict=True))
+        known = [rows_of(group, self.ledger, self.totals) for group in job.groups.values()]
+        return dict(zip(job.groups, compare_groups(self.ledger, known), strict=True))
 
 
 def diagnose_jobs(samples: Sequence[Sequence[ProcessSample]], outlook: Outlook | None = None) -> list[Verdict]:

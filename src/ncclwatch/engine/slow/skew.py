@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.alignment import Entries, align_entries, make_entries
+from ncclwatch.engine.alignment import Entries, align_entries, make_entries, rows_of
 from ncclwatch.engine.connections import INVISIBLE
 from ncclwatch.engine.job import Group, Job
 from ncclwatch.engine.ledger import Ledger, Place
@@ -60,7 +60,7 @@ def measure_skew(
     """
     found: dict[int, _Late] = {}
     groups = [group for group in job.groups.values() if _has_hidden(group)]
-    known = [_rows(group, ledger, totals) for group in groups]
+    known = [rows_of(group, ledger, totals) for group in groups]
     chosen = [(group, pair) for group, pair in zip(groups, known, strict=True) if len(pair[0]) == group.nranks]
     if chosen:
         entries = make_entries([pair for _, pair in chosen])
@@ -144,20 +144,6 @@ def _on_one_clock(times: NDArray[np.float64], hosts: Sequence[str], since: NDArr
             return False
         times[there] -= float(np.median(times[there][:, past].mean(axis=0) - times[home][:, past].mean(axis=0)))
     return True
-
-
-def _rows(
-    group: Group, ledger: Ledger, totals: Mapping[Place, tuple[int, int]]
-) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
-    rows: dict[int, int] = {}
-    counted: dict[int, tuple[int, int]] = {}
-    for rank, (member, own) in group.members.items():
-        place = ledger.place(member.info.host, member.info.pid, own.address)
-        if place in ledger.rows:
-            rows[rank] = ledger.rows[place]
-            if place in totals:
-                counted[rank] = totals[place]
-    return rows, counted
 
 
 def _times(ledger: Ledger, entries: Entries, part: NDArray[np.int64]) -> NDArray[np.float64] | None:
