@@ -23,10 +23,8 @@ INPUT_BYTES = 1 << 18
 """What a micro-batch copies to the device where a copy is slow."""
 LONGEST_PAST = 12
 """Healthy iterations that a job has behind it at most when it is made slow from outside: two cores may take seconds for each."""
-LIMITED_SHARE = {FaultKind.CPU_LIMIT: 0.02, FaultKind.FEW_CPUS: 0.15}
-"""Share of one CPU for each limited rank: little enough to show beside ranks that mostly sleep. The ranks of a host that is short
-of CPUs wait for each other besides: with less no iteration would end.
-"""
+LIMITED_SHARE = 0.02
+"""Share of one CPU that limited ranks have together: little enough to show beside ranks that mostly sleep."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +190,7 @@ def _fault(fault: Fault, scenario: Scenario, actions: list[HarnessAction], unsup
     if kind in (FaultKind.CPU_LIMIT, FaultKind.FEW_CPUS):
         limited = (rank,) if kind is FaultKind.CPU_LIMIT else tuple(node)
         past = _past(scenario, start_s)
-        actions.append(HarnessAction("limit", limited, start_s, LIMITED_SHARE[kind] * len(limited), iterations=past))
+        actions.append(HarnessAction("limit", limited, start_s, LIMITED_SHARE * len(limited), iterations=past))
         return []
     if kind is FaultKind.SWAP and scenario.layout.dp * scenario.layout.cp == 1:
         unsupported.append("swap: the testbed swaps operations of the data-parallel group, of which there is none")
