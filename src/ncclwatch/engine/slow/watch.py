@@ -274,8 +274,11 @@ class SlowWatch:
         return measure(cadences, _on_own_clocks(job, slow.since + watch.offset_s), slow.normal_s, equal)
 
     def _skew(self, job: Job, watch: _JobWatch, slow: SlowDown) -> Skew | None:
-        """Hosts that call later than their fellows on the node since the job is slow."""
-        if self.ledger is None:
+        """Hosts that call later than their fellows on the node since the job is slow.
+
+        Not in large jobs: of each rank the ledger then keeps less than three iterations.
+        """
+        if self.ledger is None or len(job.members) > CHEAP_RANKS:
             return None
         since = _on_own_clocks(job, slow.since + watch.offset_s)
         return measure_skew(job, self.ledger, self.totals, since, slow.normal_s, slow.mean_s, slow.lost_share)
