@@ -115,10 +115,10 @@ def inside(names: Sequence[str], nccl: str, tries: int, seed: int, folder: Path)
     os.nice(-PRIORITY)  # the collector would get no processor beside ranks that poll
     command("mount -t cgroup2 none /sys/fs/cgroup")
     fabric = Fabric.create()
-    missing = 0
+    missing, known = 0, scenarios()
     for name in names:
         for number in range(tries):
-            outcome = play(fabric, scenarios()[name], nccl, seed, number, folder)
+            outcome = play(fabric, known[name], nccl, seed, number, folder)
             missing += bool(outcome.note)
             print(f"played {name} try {number}: {outcome.pace} {outcome.note}", flush=True)
     return 1 if missing else 0

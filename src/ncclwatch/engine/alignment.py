@@ -17,7 +17,7 @@ from enum import StrEnum
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.job import Group
+from ncclwatch.engine.job import Group, Member
 from ncclwatch.engine.ledger import Ledger, Place
 
 AGREEMENT = 0.9
@@ -85,6 +85,11 @@ class Entries:
         self.group = np.repeat(np.arange(len(self.starts)), sizes)
 
 
+def has_lost(member: Member, hosts: Collection[str]) -> bool:
+    """Whether a process is on one of the hosts of which records were lost; an empty name is all hosts there are."""
+    return member.info.host in hosts or "" in hosts
+
+
 def rows_of(
     group: Group, ledger: Ledger, totals: Mapping[Place, tuple[int, int]], left_out: Collection[str] = ()
 ) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
@@ -95,7 +100,7 @@ def rows_of(
     rows: dict[int, int] = {}
     counted: dict[int, tuple[int, int]] = {}
     for rank, (member, own) in group.members.items():
-        if left_out and (member.info.host in left_out or "" in left_out):
+        if left_out and has_lost(member, left_out):
             continue
         place = ledger.place(member.info.host, member.info.pid, own.address)
         row = ledger.rows.get(place)

@@ -25,20 +25,22 @@ def break_false_circles(job: Job, sinks: Sequence[Sink]) -> list[Sink]:
     stay as they are. O(waits inside circles).
     """
     parts = [part for sink in sinks for part in (_parts(job, sink) if sink.is_cycle else [sink])]
-    return [end for part in parts for end in (_behind_in_a_ring(job, part) if part.is_cycle else [part])]
+    weak = [part.is_cycle and any(wait.weak for wait in part.inside) for part in parts]
+    lagging = [wait for wait in laggards(job) if not _is_one_sided(job, wait)] if any(weak) else []
+    return [
+        end for part, doubtful in zip(parts, weak, strict=True) for end in (_behind(job, part, lagging) if doubtful else [part])
+    ]
 
 
-def _behind_in_a_ring(job: Job, sink: Sink) -> list[Sink]:
+def _behind(job: Job, sink: Sink, lagging: Sequence[Wait]) -> list[Sink]:
     """The ranks of a circle that are behind in a ring of shared memory, where it closes only by waits that are not proven to be
     begun; else the circle.
 
     Hosts that ran ahead have everything open. Where all else waits, the operation of which one rank has written less than its
     fellows is the one that is under way. Ranks that are behind each other make a circle still.
     """
-    if not any(wait.weak for wait in sink.inside):
-        return [sink]
     nodes = set(sink.nodes)
-    lag = [w for w in laggards(job) if w.waiter in nodes and w.target in nodes and not _is_one_sided(job, w)]
+    lag = [wait for wait in lagging if wait.waiter in nodes and wait.target in nodes]
     proven = [wait for wait in sink.inside if _is_proven(job, wait)] + lag
     following: dict[Node, list[Node]] = defaultdict(list)
     for wait in proven:

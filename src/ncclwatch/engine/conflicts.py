@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine import explain
-from ncclwatch.engine.alignment import KEYS, AlignedBy, Entries, align_entries, make_entries, rows_of
+from ncclwatch.engine.alignment import KEYS, AlignedBy, Entries, align_entries, has_lost, make_entries, rows_of
 from ncclwatch.engine.calls_verdict import culprit_of, operation_of
-from ncclwatch.engine.job import Job, Member
+from ncclwatch.engine.job import Job
 from ncclwatch.engine.ledger import Ledger, Place, Signature
 from ncclwatch.engine.slow.looks import StageOf
 from ncclwatch.engine.topology.model import Stage
@@ -107,7 +107,7 @@ class ConflictWatch:
         self._lossy.add(source)
 
     def _is_lossy(self, job: Job, number: int) -> bool:
-        return bool(self._lossy) and any(_has_lost(member, self._lossy) for member, _ in job.groups[number].members.values())
+        return bool(self._lossy) and any(has_lost(member, self._lossy) for member, _ in job.groups[number].members.values())
 
     def forget(self, groups: set[int]) -> None:
         """Drop what is known of jobs none of whose communicators is among these."""
@@ -132,10 +132,6 @@ def find_conflicts(job: Job, ledger: Ledger, totals: dict[Place, tuple[int, int]
     parts = np.split(proven, np.searchsorted(proven, entries.starts[1:]))
     found = (_conflict(ledger, entries, part, number) for part, number in zip(parts, chosen, strict=True))
     return [conflict for conflict in found if conflict is not None]
-
-
-def _has_lost(member: Member, lossy: Collection[str]) -> bool:
-    return member.info.host in lossy or "" in lossy
 
 
 def _conflict(ledger: Ledger, entries: Entries, proven: NDArray[np.int64], group: int) -> Conflict | None:

@@ -62,15 +62,16 @@ def measure_skew(
     groups = [group for group in job.groups.values() if _has_hidden(group)]
     known = [rows_of(group, ledger, totals) for group in groups]
     chosen = [(group, pair) for group, pair in zip(groups, known, strict=True) if len(pair[0]) == group.nranks]
+    entries = make_entries([pair for _, pair in chosen])
     if chosen:
-        entries = make_entries([pair for _, pair in chosen])
         align_entries(ledger, entries)
+    moments = np.array(since)
     for number, (group, _) in enumerate(chosen):
         part = np.flatnonzero(entries.group == number)
         members = np.array([group.members[rank][0].index for rank in entries.ranks[part].tolist()])
         times = _times(ledger, entries, part)
         hosts = [job.member(index).info.host for index in members.tolist()]
-        if times is not None and _on_one_clock(times, hosts, np.array(since)[members]):
+        if times is not None and _on_one_clock(times, hosts, moments[members]):
             late = _latest_of(members, times, since[int(members[0])], normal_s, now_s)
             if late is not None and late.share >= max(EXPLAINS * lost, found[late.at].share if late.at in found else 0.0):
                 found[late.at] = late
