@@ -12,7 +12,8 @@ from ncclwatch.engine.connections import ConnectionKey
 from ncclwatch.engine.edges import RankNode, Wait, Waits, Why
 from ncclwatch.engine.habits import LEFT_OUT, Orders, deviation_line, find_deviations
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.ledger import Ledger, Signature
+from ncclwatch.engine.ledger import Signature
+from ncclwatch.engine.messages import Messages, beside_unobserved
 from ncclwatch.model.events import Function
 from ncclwatch.model.verdict import Culprit, OperationRef, Verdict, VerdictClass
 
@@ -23,7 +24,7 @@ ASKED_OF_THE_BEHIND = 64
 def judge_calls(
     job: Job,
     findings: Mapping[int, CallsFinding],
-    ledger: Ledger,
+    messages: Messages,
     orders: Orders | None,
     waits: Waits,
     still: float,
@@ -33,7 +34,7 @@ def judge_calls(
     for number, finding in findings.items():
         if finding.inconsistent:
             return _inconsistent(job, job.groups[number], finding, orders, still, time)
-    blocked = call_waits(job, findings, ledger) | waits.waiting()
+    blocked = call_waits(job, findings, messages) | waits.waiting()
     culprits: list[Culprit] = []
     evidence: list[str] = []
     for number, finding in findings.items():
@@ -42,7 +43,7 @@ def judge_calls(
             continue
         for rank in finding.behind:
             member = group.holder(rank)
-            if member is None or member.index in blocked or explain.names(culprits, member):
+            if member is None or member.gone or member.index in blocked or explain.names(culprits, member):
                 continue
             operation = operation_of(finding.called, finding.sequence)
             culprits.append(culprit_of(group, rank, member, operation, "has not called the operation the others have called"))
@@ -63,7 +64,7 @@ def add_call_waits(job: Job, findings: Mapping[int, CallsFinding], waits: Waits)
     """
     if not any(finding.behind for finding in findings.values()):
         return False
-    seen = waits.waiting() | set(waits.standing().tolist())
+    seen = waits.busy()
     added = False
     for number, finding in findings.items():
         group = job.groups[number]
@@ -104,11 +105,11 @@ def _call_wait_text(waiter: Member, other: Member, finding: CallsFinding) -> str
     return f"{waiter.label} has called #{finding.sequence} ({what}) and waits for {other.label}, {Why.NOT_CALLED}"
 
 
-def call_waits(job: Job, findings: Mapping[int, CallsFinding], ledger: Ledger) -> set[int]:
+def call_waits(job: Job, findings: Mapping[int, CallsFinding], messages: Messages) -> set[int]:
     """Members that wait for somebody by what was called: they may be behind elsewhere for that very reason.
 
-    A rank waits in a collective that another has not called, and in a Send or Recv whose peer made fewer of the matching calls.
-    Where the making of a communicator was not seen, its point-to-point counts are incomplete: a rank that uses it may be waiting.
+    A rank waits in a collective that another has not called, and in a Send or Recv that its peer has not matched; it may wait
+    where the calls do not tell, or beside a rank that nobody observed.
     """
     blocked = {
         member.index
@@ -116,22 +117,10 @@ def call_waits(job: Job, findings: Mapping[int, CallsFinding], ledger: Ledger) -
         for rank in finding.waiting
         if (member := job.groups[number].holder(rank)) is not None
     }
-    matching = {int(Function.SEND): int(Function.RECV), int(Function.RECV): int(Function.SEND)}
-    for group in job.groups.values():
-        places = {
-            rank: ledger.place(member.info.host, member.info.pid, own.address) for rank, (member, own) in group.members.items()
-        }
-        for rank, (member, _) in group.members.items():
-            calls = ledger.point_to_point.get(places[rank], {})
-            if not calls:
-                continue
-            known = ledger.seen_from_birth(places[rank])
-            for (function, peer), number_made in calls.items():
-                other = places.get(peer)
-                complete = known and other is not None and ledger.seen_from_birth(other)
-                answered = ledger.point_to_point.get(other, {}).get((matching[function], rank), 0) if other is not None else 0
-                if not complete or number_made > answered:
-                    blocked.add(member.index)
+    behind = (m for number, finding in findings.items() for rank in finding.behind if (m := job.groups[number].holder(rank)))
+    for member in behind:
+        if member.index not in blocked and (messages.may_wait(member) or beside_unobserved(job, member)):
+            blocked.add(member.index)
     return blocked
 
 

@@ -45,6 +45,16 @@ INVISIBLE = frozenset({Transport.P2P, Transport.NVLS, Transport.COLLNET, Transpo
 """Transports whose progress the host cannot see (NVLink and the like)."""
 
 
+def is_hidden(communicator: Communicator) -> bool:
+    """Whether a transport whose progress the host cannot see joins this rank to any other."""
+    return any(transport in INVISIBLE for _, _, _, transport in communicator.transports)
+
+
+def unseen_peers(communicator: Communicator) -> set[int]:
+    """Peers joined to this rank by such a transport on any channel."""
+    return {peer for _, peer, _, transport in communicator.transports if transport in INVISIBLE}
+
+
 def hidden_peers(communicator: Communicator, channel: int) -> list[int]:
     """Peers joined to this rank on a channel by a transport whose progress the host cannot see."""
     return sorted({peer for c, peer, _, transport in communicator.transports if c == channel and transport in INVISIBLE})

@@ -25,13 +25,15 @@ def judge_deadlock(
 ) -> Verdict:
     """A verdict on ranks that wait for each other in a circle."""
     inside = [wait for sink in cycles for wait in sink.inside]
-    ordered = len({wait.key.group for wait in inside}) > 1 or any(wait.key.point_to_point for wait in inside)
-    if not ordered or not any(is_begun(job, wait) for wait in inside):
+    if not any(is_of_orders(job, sink) for sink in cycles):
         return explain.ambiguous_cycle(job, inside, still, time)
     members = {node.index for sink in cycles for node in sink.nodes if isinstance(node, RankNode)}
     entered = _entered_first(inside)
     evidence = explain.order_lines(job, entered)
     deviations = find_deviations(job, members, orders)
+    if not deviations and any(wait.why is Why.NO_MESSAGE for wait in inside):
+        # A host may have run ahead of a message that its GPU does not wait for yet: then the circle is none.
+        return explain.ambiguous_cycle(job, inside, still, time, "in a circle of calls")
     if not deviations:
         alone = _only_one_that_lacks_a_call(job, inside)
         if alone is not None:
@@ -67,6 +69,12 @@ def judge_deadlock(
     return explain.build(
         job, verdict_class, culprits, victims, evidence, still=still, time=time, confidence=confidence, unobserved=unobserved
     )
+
+
+def is_of_orders(job: Job, sink: Sink) -> bool:
+    """Whether ranks in a circle wait in more than one thing, and some of it is begun: inside one operation there is no order."""
+    several = len({wait.key.group for wait in sink.inside}) > 1 or any(wait.key.point_to_point for wait in sink.inside)
+    return several and any(is_begun(job, wait) for wait in sink.inside)
 
 
 def _only_one_that_lacks_a_call(job: Job, inside: Sequence[Wait]) -> int | None:

@@ -20,19 +20,23 @@ from ncclwatch.engine.dropped import follow_dropped
 from ncclwatch.engine.edges import Waits
 from ncclwatch.engine.habits import Orders
 from ncclwatch.engine.halted import ended_ranks, judge_halted, missed
-from ncclwatch.engine.hidden import follow_counts, follow_hidden
+from ncclwatch.engine.hidden import add_counted_waits, follow_counts, follow_hidden
 from ncclwatch.engine.job import Job, Member, assemble
 from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.locate import Sink, find_sinks
+from ncclwatch.engine.messages import Messages, follow_messages
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.ports import PortDown, blame_ports
 from ncclwatch.engine.severity import severity
-from ncclwatch.engine.stalled import judge_stalled
+from ncclwatch.engine.stalled import judge_habits, judge_stalled
 from ncclwatch.engine.waits import find_waits
 from ncclwatch.garbage import collector_at_rest
 from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
+
+MESSAGE_ROUNDS = 64
+"""Waits for messages are followed from rank to rank so often: a pipeline's stages."""
 
 
 @dataclass(slots=True)
@@ -64,6 +68,10 @@ class Outlook:
             return {}
         known = [rows_of(group, self.ledger, self.totals) for group in job.groups.values()]
         return dict(zip(job.groups, compare_groups(self.ledger, known), strict=True))
+
+    def messages(self, job: Job) -> Messages | None:
+        """Who waits for whom in sends and receives of a job; ``None`` without a calls plane."""
+        return Messages(job, self.ledger, self.totals, self.orders) if self.ledger is not None else None
 
 
 def diagnose_jobs(samples: Sequence[Sequence[ProcessSample]], outlook: Outlook | None = None) -> list[Verdict]:
@@ -130,7 +138,7 @@ def _judge_standstill(job: Job, outlook: Outlook, loners: Sequence[Member], stil
     waits = find_waits(job)
     sinks = find_sinks(job, waits)
     halted = [member for member in alive if member.stopped] + missed(job, waits, sinks)
-    gone_ranks = ended_ranks(job, sinks, outlook.silent, outlook.complete_hosts)
+    gone_ranks = ended_ranks(job, waits, sinks, outlook.silent, outlook.complete_hosts)
     if halted or gone_ranks:
         if outlook.patience is not None:
             outlook.patience.halted(job)
@@ -139,42 +147,61 @@ def _judge_standstill(job: Job, outlook: Outlook, loners: Sequence[Member], stil
         creation = judge_creation(job, loners, still, outlook.creation_patience_s, time)
         if creation is not None:
             return creation
-    findings = outlook.findings(job)
-    by_calls = waits.open and add_call_waits(job, findings, waits)
+    findings, messages = outlook.findings(job), outlook.messages(job)
+    unseen = not waits.open
+    by_calls = add_call_waits(job, findings, waits)
+    if unseen:
+        # Nobody can look at anything that is open: whatever counts and calls show is all there is.
+        told = {number for number, finding in findings.items() if finding.behind}
+        by_calls |= add_counted_waits(job, waits, told)
+        by_calls |= messages is not None and messages.draw(waits, job.members)
     if by_calls:
         sinks = find_sinks(job, waits)
     patience_s = outlook.patience.needed(job, sinks, findings, still, outlook.ledger) if outlook.patience is not None else 0.0
     if still < patience_s:
         return explain.too_early(job, sinks, still, patience_s, time) if waits.open else explain.nothing_open(job, still, time)
-    sinks = _follow_further(job, waits, sinks)
+    sinks = _follow_further(job, waits, sinks, messages)
     if waits.open and (follow_dropped(job, waits, sinks, outlook.complete_hosts) or by_calls):
         sinks = break_false_circles(job, find_sinks(job, waits))
-        halted, gone_ranks = missed(job, waits, sinks), ended_ranks(job, sinks, outlook.silent, outlook.complete_hosts)
+        halted, gone_ranks = missed(job, waits, sinks), ended_ranks(job, waits, sinks, outlook.silent, outlook.complete_hosts)
         if halted or gone_ranks:
             return judge_halted(job, halted, gone_ranks, waits, sinks, still, time, confidence=0.85)
-    verdict = _judge_waits(job, outlook, waits, sinks, findings, still, time)
+    verdict = _judge_waits(job, outlook, waits, sinks, findings, messages, still, time)
     return blame_ports(job, verdict, waits, outlook.ports_down, still, time)
 
 
-def _follow_further(job: Job, waits: Waits, sinks: Sequence[Sink]) -> list[Sink]:
+def _follow_further(job: Job, waits: Waits, sinks: Sequence[Sink], messages: Messages | None) -> list[Sink]:
     """The sinks once false circles are broken, and idle ranks are followed to whom they wait for unseen."""
     found = break_false_circles(job, sinks)
     for follow in (follow_counts, follow_hidden) if waits.open else ():
         if follow(job, waits, found):
             found = break_false_circles(job, find_sinks(job, waits))
+    for _ in range(MESSAGE_ROUNDS if waits.open else 0):
+        if not follow_messages(job, waits, found, messages):
+            break
+        found = break_false_circles(job, find_sinks(job, waits))
     return found
 
 
 def _judge_waits(
-    job: Job, outlook: Outlook, waits: Waits, sinks: Sequence[Sink], findings: dict[int, CallsFinding], still: float, time: float
+    job: Job,
+    outlook: Outlook,
+    waits: Waits,
+    sinks: Sequence[Sink],
+    findings: dict[int, CallsFinding],
+    messages: Messages | None,
+    still: float,
+    time: float,
 ) -> Verdict:
     """What waits and calls say once patience is over."""
-    ledger, orders = outlook.ledger, outlook.orders
-    by_calls = judge_calls(job, findings, ledger, orders, waits, still, time) if ledger is not None else None
+    orders = outlook.orders
+    by_calls = judge_calls(job, findings, messages, orders, waits, still, time) if messages is not None else None
     if not waits.open:
-        return by_calls or explain.nothing_open(job, still, time)
+        return by_calls or explain.nothing_open(job, still, time, patience=0.0)
     verdict = judge_stalled(job, waits, sinks, orders, still, time)
     inconsistent = any(finding.inconsistent for finding in findings.values())
     if by_calls is not None and (inconsistent or not verdict.verdict_class.accuses):
         return by_calls
+    if not verdict.verdict_class.accuses and (by_habit := judge_habits(job, waits, orders, still, time)) is not None:
+        return by_habit
     return add_calls_evidence(job, verdict, findings)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache, partial
 
 from ncclwatch.engine import explain
-from ncclwatch.engine.connections import ConnectionKey
+from ncclwatch.engine.connections import ConnectionKey, unseen_peers
 from ncclwatch.engine.device import gpu_state
 from ncclwatch.engine.edges import AbsentNode, HiddenNode, Node, RankNode, Stall, StallMark, Wait, Waits, Why
 from ncclwatch.engine.halted import Census
@@ -36,7 +36,7 @@ def follow_dropped(job: Job, waits: Waits, sinks: Sequence[Sink], complete_hosts
     added = False
     for sink in sinks:
         member = sink.member(job)
-        if member is None or member.halted or not all(_not_begun(job, member, mark) for mark in sink.stalls):
+        if member is None or member.halted or not all(not_begun(job, member, mark) for mark in sink.stalls):
             continue
         if sink.stalls:
             added |= _add_inside(job, waits, member)
@@ -48,7 +48,7 @@ def follow_dropped(job: Job, waits: Waits, sinks: Sequence[Sink], complete_hosts
     return added
 
 
-def _not_begun(job: Job, member: Member, mark: StallMark) -> bool:
+def not_begun(job: Job, member: Member, mark: StallMark) -> bool:
     """Whether a stall is that of a GPU that may not have come to the operation yet."""
     if mark.stall not in (Stall.GPU_NOT_PRODUCING, Stall.GPU_NOT_CONSUMING):
         return False
@@ -72,6 +72,9 @@ def _fellows(
         for rank in sorted(_neighbours(own) - group.members.keys()):
             runs = census().runs(group, rank)
             if runs is False or (runs is None and (unseen_too or own.address in failed)):
+                yield group, rank, AbsentNode(group.id, rank)
+        for rank in sorted(unseen_peers(own) - group.members.keys()):
+            if census().runs(group, rank) is False:
                 yield group, rank, AbsentNode(group.id, rank)
 
 

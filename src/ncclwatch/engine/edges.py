@@ -74,6 +74,7 @@ class Why(StrEnum):
     EMPTY = "which has written nothing more into shared memory"
     FULL = "which does not consume what lies in shared memory"
     NOT_CALLED = "which has not called it"
+    NO_MESSAGE = "which has not called the other half of it"
     BROKEN = "whose connection is broken: NCCL has dropped the receive"
     DROPPED = "in an operation that shows no more: NCCL drops the transfers with a rank that has ended"
     UNOBSERVED = "which was not observed"
@@ -248,6 +249,10 @@ class Waits:
         """Indices of the processes that wait."""
         waiters, _ = self.ends()
         return set(np.unique(waiters[waiters >= 0]).tolist())
+
+    def busy(self) -> set[int]:
+        """Indices of the processes that wait or stand still in something that shows."""
+        return self.waiting() | set(np.unique(self.standing()).tolist())
 
     def collectives(self) -> set[int]:
         """Ids of the communicators in which a collective stands still."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.culprits import one_of_each
 from ncclwatch.engine.edges import AbsentNode, HiddenNode, Wait, Waits
 from ncclwatch.engine.habits import LEFT_OUT
@@ -82,7 +83,7 @@ def build(
     shown = lines if len(lines) <= EVIDENCE_LINES else [*lines[: EVIDENCE_LINES - 2], _left_out(lines), lines[-1]]
     return Verdict(
         verdict_class=verdict_class,
-        summary=_summary(verdict_class, culprits, first),
+        summary=_summary(job, verdict_class, culprits, first),
         culprits=tuple(culprits),
         victims=ranks_of(job, victims),
         communicator=first.communicator,
@@ -120,8 +121,11 @@ def newcomers(number: int) -> str:
     return f"{what} looked at only once so far: whether anything moves there is not known yet"
 
 
-def nothing_open(job: Job, still: float, time: float) -> Verdict:
-    """No transfer is open: the job computes, waits outside NCCL, or has failed."""
+def nothing_open(job: Job, still: float, time: float, patience: float = float("inf")) -> Verdict:
+    """No transfer is open: the job computes, waits outside NCCL, or has failed.
+
+    Where transports hide what is open, that is no rest: for longer than ``patience`` seconds it is said that nobody can tell.
+    """
     errors = [line for member in job.members for line in error_lines(member)]
     unobserved = not_observed(job)
     if errors:
@@ -130,6 +134,17 @@ def nothing_open(job: Job, still: float, time: float) -> Verdict:
         return Verdict(
             VerdictClass.ERROR, text, _error_culprits(job), time=time, confidence=0.9, evidence=(*errors, _stillness(job, still)),
             unobserved=unobserved, next_steps=steps,
+        )  # fmt: skip
+    if still >= patience and any(is_hidden(own) for member in job.members for own in member.last.communicators):
+        text = f"{_count(job)}: NCCL has not moved for {still:.0f} s; what joins the ranks hides whether an operation is open"
+        gone = tuple(halted_evidence(member) for member in job.members if member.gone)
+        look = (
+            "see where the ranks stand: `py-spy dump --nonblocking --pid PID` for each; a healthy job computes or loads data",
+            "start the job with the counter shim to see inside a node (docs/device-plane.md)",
+        )
+        return Verdict(
+            VerdictClass.UNKNOWN, text, time=time, evidence=(*gone[:EVIDENCE_LINES], _stillness(job, still)),
+            unobserved=unobserved, next_steps=look,
         )  # fmt: skip
     text = f"{_count(job)}: no NCCL operation is open"
     return Verdict(VerdictClass.IDLE, text, time=time, confidence=0.7, evidence=(_stillness(job, still),), unobserved=unobserved)
@@ -149,9 +164,9 @@ def too_early(job: Job, sinks: Sequence[Sink], still: float, patience: float, ti
     return Verdict(VerdictClass.UNKNOWN, text, time=time, evidence=(*wait_lines(waits), _stillness(job, still)))
 
 
-def ambiguous_cycle(job: Job, inside: Sequence[Wait], still: float, time: float) -> Verdict:
+def ambiguous_cycle(job: Job, inside: Sequence[Wait], still: float, time: float, where: str = "inside one operation") -> Verdict:
     """Ranks wait for each other inside one operation, which by itself names nobody."""
-    text = f"{_count(job)}: ranks wait for each other inside one operation; what was read does not single one out"
+    text = f"{_count(job)}: ranks wait for each other {where}; what was read does not single one out"
     evidence = tuple(wait_lines(inside))[:EVIDENCE_LINES]
     return Verdict(VerdictClass.UNKNOWN, text, time=time, evidence=(*evidence, _stillness(job, still)))
 
@@ -293,6 +308,18 @@ def names(culprits: Iterable[Culprit], member: Member) -> bool:
     return any(culprit.is_at(member.info.host, member.info.pid, member.rank) for culprit in culprits)
 
 
+def group_of(job: Job, culprit: Culprit) -> Group | None:
+    """The communicator a culprit is accused in."""
+    if culprit.communicator is None or culprit.comm_rank is None:
+        return None
+    for group in job.groups.values():
+        if group.reference() == culprit.communicator:
+            holder = group.holder(culprit.comm_rank)
+            if holder is None or names([culprit], holder):
+                return group
+    return None
+
+
 def accused(job: Job, culprits: Iterable[Culprit]) -> set[int]:
     """Members that are among the culprits."""
     found = places(culprits)
@@ -339,7 +366,7 @@ def _name(culprit: Culprit) -> str:
     return f"{name} ({culprit.host}, pid {culprit.pid}{gpu})"
 
 
-def _summary(verdict_class: VerdictClass, culprits: Sequence[Culprit], first: Culprit) -> str:
+def _summary(job: Job, verdict_class: VerdictClass, culprits: Sequence[Culprit], first: Culprit) -> str:
     names = ", ".join(_name(culprit) for culprit in culprits[:4])
     if len(culprits) > 4:
         names += f" and {len(culprits) - 4} more"
@@ -348,20 +375,24 @@ def _summary(verdict_class: VerdictClass, culprits: Sequence[Culprit], first: Cu
         return f"{names} {verb} in a circle: operations of several communicators in different orders"
     where = f" in {first.operation.name} #{first.operation.sequence}" if first.operation and first.operation.name else ""
     if all(culprit.link for culprit in culprits):
-        return _links_summary(culprits, where)
+        return _links_summary(job, culprits, where)
     reason = culprits[0].reason if len({c.reason for c in culprits}) == 1 else "do not go on"
     return f"{names} hold{'s' if len(culprits) == 1 else ''} up the job{where}: {reason}"
 
 
-def _links_summary(culprits: Sequence[Culprit], where: str) -> str:
+def _links_summary(job: Job, culprits: Sequence[Culprit], where: str) -> str:
     """Links that carry nothing, each by both ends: no rank is to blame for its link."""
-    names = {(c.communicator, c.comm_rank): _name(c) for c in culprits}
-    links = list(dict.fromkeys((c.communicator, c.link) for c in culprits if c.link))
-    ends = [(names.get((at, rank), f"rank {rank}") for rank in (link.source, link.destination)) for at, link in links]
-    texts = [" → ".join(pair) for pair in ends[:4]]
-    more = f" and {len(links) - 4} more" if len(links) > 4 else ""
-    subject = f"{', '.join(texts)}{more}"
-    if len(links) == 1:
+    names = {f"rank {c.rank}": _name(c) for c in culprits if c.rank is not None}
+    texts: dict[str, None] = {}
+    for culprit in culprits:
+        group = group_of(job, culprit)
+        if culprit.link is not None:
+            ends = (culprit.link.source, culprit.link.destination)
+            known = [job.rank_name(group.id, end) if group is not None else f"rank {end}" for end in ends]
+            texts[" → ".join(names.get(name, name) for name in known)] = None
+    more = f" and {len(texts) - 4} more" if len(texts) > 4 else ""
+    subject = f"{', '.join([*texts][:4])}{more}"
+    if len(texts) == 1:
         return f"the link {subject} carries no data and holds up the job{where}"
     return f"the links {subject} carry no data and hold up the job{where}"
 

@@ -30,6 +30,9 @@ FEW = 0.1
 """Share of these that may seem to have broken theirs. Where more do, the job does something new (it evaluates, say), or an
 iteration is longer than the calls that are kept."""
 
+MOST = 64
+"""Processes of a job of which all are asked."""
+
 LEFT_OUT = "has left out an operation that its calls always had here"
 
 Token = tuple[int, tuple[int, int, int], tuple[Place, ...]]
@@ -143,6 +146,15 @@ def find_deviations(job: Job, members: set[int], orders: Orders | None, *, prope
     others = [member.index for member in job.members if member.index not in members]
     asked = others[:: max(1, len(others) // ASKED)]
     return found if len(_deviations(job, asked, orders)) <= FEW * len(asked) else {}
+
+
+def find_alone_in_deviating(job: Job, orders: Orders | None) -> dict[int, Deviation]:
+    """The few processes of a job that broke their habit, where nobody else did; empty for large jobs (:data:`MOST`)."""
+    alive = [member.index for member in job.members if not member.gone]
+    if orders is None or not 1 < len(alive) <= MOST:
+        return {}
+    found = _deviations(job, alive, orders)
+    return found if len(found) <= max(1, FEW * len(alive)) else {}
 
 
 def _deviations(job: Job, indices: Sequence[int], orders: Orders) -> dict[int, Deviation]:

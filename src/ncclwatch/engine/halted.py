@@ -31,16 +31,24 @@ def missed(job: Job, waits: Waits, sinks: Sequence[Sink]) -> list[Member]:
 
 
 def ended_ranks(
-    job: Job, sinks: Sequence[Sink], silent: Collection[tuple[int, int]], complete_hosts: Collection[str]
+    job: Job, waits: Waits, sinks: Sequence[Sink], silent: Collection[tuple[int, int]], complete_hosts: Collection[str]
 ) -> list[Sink]:
     """Ranks that were not observed, that others wait for, and that are known to have ended; the last two arguments as of
     :class:`diagnose.Outlook`.
+
+    Where nobody is seen to wait for one, a collective that stands still in its communicator waits for it in the end.
     """
     absent = [sink for sink in sinks if not sink.is_cycle and isinstance(sink.nodes[0], AbsentNode)]
-    if not absent:
+    standing = [group for number in sorted(waits.collectives()) if len((group := job.groups[number]).members) < group.nranks]
+    if not absent and not standing:
         return []
     census = Census.of(job, complete_hosts)
-    return [sink for sink in absent if _has_ended(job, sink, silent, census)]
+    found = [sink for sink in absent if _has_ended(job, sink, silent, census)]
+    if found or not sinks or not census.whole:
+        return found
+    graph = sinks[0].graph
+    missing = (AbsentNode(group.id, rank) for group in standing for rank in group.missing if (group.hash, rank) not in silent)
+    return [Sink((node,), graph) for node in missing if census.runs(job.groups[node.group_id], node.comm_rank) is False]
 
 
 def _has_ended(job: Job, sink: Sink, silent: Collection[tuple[int, int]], census: Census) -> bool:

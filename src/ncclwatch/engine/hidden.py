@@ -6,11 +6,12 @@ called what a fellow has not; where they do not, it is not accused of standing i
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
-from ncclwatch.engine.connections import INVISIBLE, ConnectionKey
+from ncclwatch.engine.connections import ConnectionKey, is_hidden
 from ncclwatch.engine.counted import launched
+from ncclwatch.engine.dropped import not_begun
 from ncclwatch.engine.edges import HiddenNode, Node, RankNode, Wait, Waits, Why
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.locate import Sink
@@ -23,9 +24,13 @@ MOST = 8
 def follow_counts(job: Job, waits: Waits, sinks: Sequence[Sink]) -> bool:
     """Draw the waits of idle ranks for fellows that have called less on a communicator nobody can look into; whether there were
     any. O(idle ranks x their fellows).
+
+    What a rank shows may come after what it stands in, where nothing of it is begun: then it waits for a fellow that shows
+    nothing.
     """
     added = False
-    for member, _ in _idle(job, sinks):
+    busy: set[int] | None = None
+    for member, idle in _may_wait_inside(job, sinks):
         for group, own in _hidden_groups(job, member):
             mine = launched(member, own)
             counts = {rank: launched(other, view) for rank, (other, view) in group.members.items()}
@@ -35,9 +40,36 @@ def follow_counts(job: Job, waits: Waits, sinks: Sequence[Sink]) -> bool:
                 continue
             for rank in [rank for rank, count in known.items() if count == least][:MOST]:
                 other = group.members[rank][0]
+                if not idle and other.index in (busy := waits.busy() if busy is None else busy):
+                    continue
                 text = partial(_count_text, member, other, group, mine, least)
                 _draw(waits, group, member, rank, RankNode(other.index), Why.NOT_CALLED, text)
                 added = True
+    return added
+
+
+def add_counted_waits(job: Job, waits: Waits, told: Collection[int]) -> bool:
+    """Where nothing is open that one can look at, draw the waits of ranks for those that have called less on a communicator
+    nobody can look into, by NCCL's counts; whether there were any. Not on communicators of which the calls tell (``told``).
+    O(ranks x their communicators).
+    """
+    added = False
+    for group in job.groups.values():
+        if group.id in told:
+            continue
+        counts = {rank: launched(member, own) for rank, (member, own) in group.members.items() if is_hidden(own)}
+        known = {rank: count for rank, count in counts.items() if count is not None}
+        if not known or min(known.values()) == (most := max(known.values())):
+            continue
+        behind = [rank for rank, count in known.items() if count < most]
+        ahead = [rank for rank, count in known.items() if count == most]
+        # One wait for each is enough to follow: everybody waits, and everybody behind is waited for.
+        pairs = [(rank, behind[0]) for rank in ahead] + [(ahead[0], rank) for rank in behind[1:]]
+        for waiter, rank in pairs:
+            member, other = group.members[waiter][0], group.members[rank][0]
+            text = partial(_count_text, member, other, group, most, known[rank])
+            _draw(waits, group, member, rank, RankNode(other.index), Why.NOT_CALLED, text)
+            added = True
     return added
 
 
@@ -70,10 +102,18 @@ def _idle(job: Job, sinks: Sequence[Sink]) -> Iterator[tuple[Member, Sink]]:
             yield member, sink
 
 
+def _may_wait_inside(job: Job, sinks: Sequence[Sink]) -> Iterator[tuple[Member, bool]]:
+    """The idle ones, and those that have begun nothing of what they show; which of the two."""
+    for sink in sinks:
+        member = sink.member(job)
+        if member is not None and not member.halted and all(not_begun(job, member, mark) for mark in sink.stalls):
+            yield member, not sink.stalls
+
+
 def _hidden_groups(job: Job, member: Member) -> Iterator[tuple[Group, Communicator]]:
     for own in member.last.communicators:
         group = job.groups[job.group_of[member.index, own.address]]
-        if group.rank_of(member) is not None and any(transport in INVISIBLE for _, _, _, transport in own.transports):
+        if group.rank_of(member) is not None and is_hidden(own):
             yield group, own
 
 

@@ -16,7 +16,7 @@ from ncclwatch.engine.edges import Waits
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.model.network import NicRecord
 from ncclwatch.model.state import Communicator, Direction, Transport
-from ncclwatch.model.verdict import CommunicatorRef, Culprit, LinkRef, Verdict, VerdictClass
+from ncclwatch.model.verdict import Culprit, LinkRef, Verdict, VerdictClass
 
 BEFORE_S = 120.0
 """What lies inside the nodes may go on for a while after a port went down: not longer than this."""
@@ -63,7 +63,7 @@ def blame_ports(job: Job, verdict: Verdict, waits: Waits, ports: Sequence[PortDo
     """
     down = [port for port in ports if port.explains(time - still)]
     if verdict.verdict_class is VerdictClass.HARDWARE and verdict.link is not None:
-        return _with_ends_that_are_down(verdict, down)
+        return _with_ends_that_are_down(job, verdict, down)
     if not ports or not _is_open_to_doubt(job, verdict, ports):
         return verdict
     standing = [job.groups[number] for number in sorted(_standing(job, verdict, waits))]
@@ -90,14 +90,18 @@ def blame_ports(job: Job, verdict: Verdict, waits: Waits, ports: Sequence[PortDo
     return replace(blamed, summary=f"{summary}: the job stands still{where}", planes=(*verdict.planes, "nic"))
 
 
-def _with_ends_that_are_down(verdict: Verdict, ports: Sequence[PortDown]) -> Verdict:
+def _with_ends_that_are_down(job: Job, verdict: Verdict, ports: Sequence[PortDown]) -> Verdict:
     """Of links that carry no data, the ends whose port is down, where both ends were named for want of anything better.
 
     An end is let go only where the other end of its own link is known to be down: another link may have another trouble.
     """
-    down = [c for c in verdict.culprits if any(p.is_used_by(c.host, c.rank) for p in ports)]
-    ends = {(c.communicator, c.link, c.comm_rank) for c in down}
-    kept = [c for c in verdict.culprits if c in down or not _other_end(c) & ends]
+
+    def is_down(host: str, rank: int | None) -> bool:
+        return any(port.is_used_by(host, rank) for port in ports)
+
+    down = [c for c in verdict.culprits if is_down(c.host, c.rank)]
+    others = {id(c): _other_end(job, c) for c in verdict.culprits if c not in down}
+    kept = [c for c in verdict.culprits if c in down or (o := others[id(c)]) is None or not is_down(o.info.host, o.rank)]
     if not down or len(kept) == len(verdict.culprits):
         return verdict
     freed = {c.rank for c in verdict.culprits if c not in kept and c.rank is not None}
@@ -108,17 +112,17 @@ def _with_ends_that_are_down(verdict: Verdict, ports: Sequence[PortDown]) -> Ver
         verdict,
         culprits=tuple(kept),
         victims=tuple(sorted({*verdict.victims, *freed})),
-        summary=f"{verdict.summary}; {labels}, which {names} {'use' if len(down) > 1 else 'uses'}, {state}",
+        summary=f"{labels}, which {names} {'use' if len(down) > 1 else 'uses'}, {state}: {verdict.summary}",
         planes=(*verdict.planes, "nic"),
     )
 
 
-def _other_end(culprit: Culprit) -> set[tuple[CommunicatorRef | None, LinkRef | None, int | None]]:
-    link = culprit.link
-    if link is None or culprit.comm_rank not in (link.source, link.destination):
-        return set()
-    other = link.destination if culprit.comm_rank == link.source else link.source
-    return {(culprit.communicator, link, other)}
+def _other_end(job: Job, culprit: Culprit) -> Member | None:
+    """The observed process at the other end of a culprit's link."""
+    link, group = culprit.link, explain.group_of(job, culprit)
+    if link is None or group is None or culprit.comm_rank not in (link.source, link.destination):
+        return None
+    return group.holder(link.destination if culprit.comm_rank == link.source else link.source)
 
 
 def _is_open_to_doubt(job: Job, verdict: Verdict, ports: Sequence[PortDown]) -> bool:

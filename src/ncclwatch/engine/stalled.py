@@ -8,12 +8,13 @@ from dataclasses import replace
 from ncclwatch.engine import explain
 from ncclwatch.engine.counted import Disagreement, find_disagreements
 from ncclwatch.engine.culprits import observed_culprit
-from ncclwatch.engine.deadlock import judge_deadlock
+from ncclwatch.engine.deadlock import is_of_orders, judge_deadlock
 from ncclwatch.engine.device import gpu_state
 from ncclwatch.engine.edges import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, RankNode, Stall, Waits, Why
-from ncclwatch.engine.habits import LEFT_OUT, Orders, deviation_line, find_deviations
+from ncclwatch.engine.habits import LEFT_OUT, Orders, deviation_line, find_alone_in_deviating, find_deviations
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.locate import Sink, victims_of
+from ncclwatch.engine.messages import beside_unobserved
 from ncclwatch.engine.severity import SEVERITY
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.verdict import Culprit, LinkRef, Verdict, VerdictClass
@@ -32,8 +33,11 @@ def judge_stalled(job: Job, waits: Waits, sinks: Sequence[Sink], orders: Orders 
     disagreements = find_disagreements(job, _standing(job, cycles, ranks))
     if disagreements:
         return _counts_disagree(job, disagreements, waits, orders, still, time)
-    if cycles:
-        return judge_deadlock(job, cycles, orders, still, time, confidence)
+    ordered = [sink for sink in cycles if is_of_orders(job, sink)]
+    # Beside a rank that has nothing open, a circle inside one operation is where those wait of whom nothing is seen.
+    if ordered or (cycles and not any(not sink.stalls for sink in ranks)):
+        return judge_deadlock(job, ordered or cycles, orders, still, time, confidence)
+    unseen += cycles
     doubtful = [sink for sink in ranks if _may_wait_for_absent(job, sink)]
     ranks = [sink for sink in ranks if sink not in doubtful]
     if ranks:
@@ -45,6 +49,18 @@ def judge_stalled(job: Job, waits: Waits, sinks: Sequence[Sink], orders: Orders 
     return explain.unseen(job, unseen, waits, still, time)
 
 
+def judge_habits(job: Job, waits: Waits, orders: Orders | None, still: float, time: float) -> Verdict | None:
+    """A verdict on the few ranks of a job that stands which alone have left out what they always called; ``None`` without any."""
+    deviations = {index: found for index, found in find_alone_in_deviating(job, orders).items() if found.left_out}
+    if not deviations:
+        return None
+    culprits = [observed_culprit(job, job.member(index), (), (), LEFT_OUT) for index in deviations]
+    evidence = [deviation_line(job, job.member(index), deviation) for index, deviation in deviations.items()]
+    evidence += explain.wait_lines(waits.first(4))
+    victims = {member.index for member in job.members} - deviations.keys()
+    return explain.build(job, VerdictClass.NOT_ENTERED, culprits, victims, evidence, still=still, time=time, confidence=0.6)
+
+
 def _standing(job: Job, cycles: Sequence[Sink], ranks: Sequence[Sink]) -> list[Member]:
     """The observed processes at which the waits end."""
     found = {node.index for sink in (*cycles, *ranks) for node in sink.nodes if isinstance(node, RankNode)}
@@ -52,10 +68,12 @@ def _standing(job: Job, cycles: Sequence[Sink], ranks: Sequence[Sink]) -> list[M
 
 
 def _may_wait_for_absent(job: Job, sink: Sink) -> bool:
-    """Whether a rank with nothing open has a neighbour that was not observed: their transfer may have been dropped."""
+    """Whether a rank with nothing open has a neighbour nobody observed: their transfer may have been dropped, or be hidden."""
     member = sink.member(job)
     if member is None or sink.stalls:
         return False
+    if beside_unobserved(job, member):
+        return True
     for wait in sink.waits:
         group = job.groups[wait.key.group]
         rank = group.rank_of(member)

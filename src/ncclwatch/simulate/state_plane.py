@@ -91,6 +91,8 @@ class StateReader:
         self._settled = _Totals()
         self._messages: dict[tuple[int, int, int], Trace] = {}
         self._last_time = -math.inf
+        self._last_seen: dict[int, tuple[Communicator, ...]] = {}
+        """Communicators of each rank that can end, at the last look."""
 
     def sample(self, time: float, ranks: Iterable[int] | None = None) -> list[ProcessSample]:
         """What would be read at ``time`` (true seconds); times must not fall from one call to the next (``ValueError``)."""
@@ -261,12 +263,14 @@ class StateReader:
         dead = d.died.get(rank, math.inf) <= time
         stopped = any(start <= time < end for start, end in d.stopped.get(rank, ()))
         rested = sum(max(0.0, min(time, end) - start) for start, end in d.stopped.get(rank, ()) if start < time)
-        communicators: tuple[Communicator, ...] = ()
+        communicators = self._last_seen.get(rank, ())
         operations: tuple[ProxyOperation, ...] = ()
         pending: tuple[PendingOperation, ...] = ()
         if not dead:
             net = [s for s in sides if s.transport is Transport.NET and s.counts.done < s.end.count * s.pieces.slice_steps]
             communicators = tuple(self._communicators(rank, time, totals, shared))
+            if rank in d.died:
+                self._last_seen[rank] = communicators
             operations = tuple(self._operations(rank, [s for s in net if not self._in_pool(rank, s, time)]))
             pending = tuple(self._pending(rank, [s for s in net if self._in_pool(rank, s, time)]))
         return ProcessSample(

@@ -1,0 +1,246 @@
+"""Sends and receives that the peer has not matched, told from the calls where nobody can look at the connection (NVLink).
+
+A rank that has not called a collective may wait for a message instead. How many messages two processes have called since
+somebody watches differs by what was under way when watching began, so numbers are compared only where they mean the same:
+since the making of the communicator, or since the newest collective that both have called on a communicator they share (what
+a program sends before it is received before it). Else only that much is said: a rank that stands as far behind its peer as
+it ever did waits for nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import partial
+
+import numpy as np
+
+from ncclwatch.engine.alignment import Alignment, align, rows_of
+from ncclwatch.engine.connections import ConnectionKey, unseen_peers
+from ncclwatch.engine.counted import launched
+from ncclwatch.engine.edges import AbsentNode, HiddenNode, Node, RankNode, Wait, Waits, Why
+from ncclwatch.engine.habits import Orders
+from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.engine.ledger import Ledger, Place
+from ncclwatch.engine.locate import Sink
+from ncclwatch.model.events import Function
+from ncclwatch.model.state import Communicator, Transport
+
+MOST = 512
+"""Processes of which the messages are looked at."""
+
+FEWEST = 16
+"""Messages between two ranks that must be kept to say how far one ever was behind the other."""
+
+MATCHING = {Function.SEND: Function.RECV, Function.RECV: Function.SEND}
+
+
+class Owed(Enum):
+    """Whether a peer has yet to match a call."""
+
+    YES = "it has called more than its peer has matched"
+    NO = "all it has called is matched"
+    UNKNOWN = "the calls do not tell"
+
+
+@dataclass(slots=True)
+class Messages:
+    """Who waits for whom in sends and receives that only the calls show. ``totals`` as of :class:`diagnose.Outlook`."""
+
+    job: Job
+    ledger: Ledger
+    totals: Mapping[Place, tuple[int, int]]
+    orders: Orders | None
+    _alignments: dict[int, Alignment] = field(default_factory=dict)
+
+    def of(self, member: Member) -> Iterator[tuple[Group, int, Owed]]:
+        """What a process has called of sends and receives over connections nobody can look into: (communicator, peer, answer)."""
+        for own in member.last.communicators:
+            group = self.job.groups[self.job.group_of[member.index, own.address]]
+            if group.rank_of(member) is None:
+                continue
+            made = self.ledger.point_to_point.get(self._place(member, own), {})
+            seen = _visible_peers(own)
+            for peer in sorted({peer for _, peer in made} - seen):
+                answers = {self._owed(group, member, peer, Function(called)) for called, to in made if to == peer}
+                yield group, peer, Owed.YES if Owed.YES in answers else Owed.UNKNOWN if Owed.UNKNOWN in answers else Owed.NO
+
+    def draw(self, waits: Waits, members: Sequence[Member]) -> bool:
+        """Draw the waits of processes for peers that have not matched what they have called; whether there were any."""
+        added = False
+        if len(members) > MOST:
+            return False
+        for member in members:
+            for group, peer, owed in self.of(member):
+                if owed is Owed.YES and (other := group.holder(peer)) is not None:
+                    text = partial(_owed_text, self.job, member, group, peer)
+                    added |= _add(waits, group, member, peer, RankNode(other.index), text)
+        return added
+
+    def doubtful(self, job: Job, member: Member) -> Iterator[tuple[Group, int]]:
+        """Peers a process may wait for; none of them where it is known to wait for one."""
+        found = list(self.of(member))
+        if not any(owed is Owed.YES and peer in group.members for group, peer, owed in found):
+            yield from ((group, peer) for group, peer, owed in found if owed is not Owed.NO)
+
+    def may_wait(self, member: Member) -> bool:
+        """Whether a process waits for a message, or may."""
+        return any(owed is not Owed.NO for _, _, owed in self.of(member))
+
+    def _place(self, member: Member, own: Communicator) -> Place:
+        return self.ledger.place(member.info.host, member.info.pid, own.address)
+
+    def _owed(self, group: Group, member: Member, peer: int, called: Function) -> Owed:
+        other = group.members.get(peer)
+        if other is None:
+            return Owed.UNKNOWN
+        own = group.members[group.ranks[member.index]][1]
+        mine, theirs = self._place(member, own), self._place(*other)
+        if self.ledger.seen_from_birth(mine) and self.ledger.seen_from_birth(theirs):
+            made = self.ledger.point_to_point.get(mine, {}).get((called, peer), 0)
+            matched = self.ledger.point_to_point.get(theirs, {}).get((MATCHING[called], own.rank), 0)
+            return Owed.YES if made > matched else Owed.NO
+        since = self._since_common(member, other[0])
+        makes, matches = (own.address, (called is Function.SEND, peer)), (other[1].address, (called is Function.RECV, own.rank))
+        if since is not None:
+            made, matched = _number(since[0], makes), _number(since[1], matches)
+            return Owed.YES if made > matched else Owed.NO
+        return self._by_habit(member, other[0], makes, matches)
+
+    def _since_common(self, member: Member, other: Member) -> tuple[_Calls, _Calls] | None:
+        """The calls of two processes since the newest collective both have called; ``None`` where there is none that is kept."""
+        mine, theirs = self._calls(member), self._calls(other)
+        if mine is None or theirs is None:
+            return None
+        shared = [g for g in self.job.groups.values() if member.index in g.ranks and other.index in g.ranks]
+        for group in shared:
+            alignment = self._align(group)
+            numbers = [self._called(group, alignment, one) for one in (member, other)]
+            if numbers[0] is None or numbers[1] is None:
+                continue
+            newest = min(numbers[0], numbers[1])
+            cut = [
+                _after(calls, group.members[group.ranks[one.index]][1].address, number - newest)
+                for calls, one, number in ((mine, member, numbers[0]), (theirs, other, numbers[1]))
+            ]
+            if cut[0] is not None and cut[1] is not None:
+                return cut[0], cut[1]
+        return None
+
+    def _called(self, group: Group, alignment: Alignment, member: Member) -> int | None:
+        """How many collectives a process has called on a communicator, by the number its ranks have in common."""
+        rank = group.ranks[member.index]
+        row = self.ledger.rows.get(self._place(member, group.members[rank][1]))
+        return alignment.sequence(rank, int(self.ledger.called[row])) if row is not None else None
+
+    def _align(self, group: Group) -> Alignment:
+        if group.id not in self._alignments:
+            self._alignments[group.id] = align(self.ledger, *rows_of(group, self.ledger, self.totals))
+        return self._alignments[group.id]
+
+    def _calls(self, member: Member) -> _Calls | None:
+        order = self.orders.find(member.info.host, member.info.pid) if self.orders is not None else None
+        return [(call.time_ns, call.comm, call.ways) for call in order.calls] if order is not None else None
+
+    def _by_habit(self, member: Member, other: Member, makes: _Way, matches: _Way) -> Owed:
+        mine, theirs = self._calls(member), self._calls(other)
+        if not mine or not theirs or member.info.host != other.info.host:
+            return Owed.UNKNOWN
+        begin = max(mine[0][0], theirs[0][0])
+        made, matched = _times(mine, makes, begin), _times(theirs, matches, begin)
+        if min(len(made), len(matched)) < FEWEST:
+            return Owed.UNKNOWN
+        order = np.argsort(np.r_[made, matched], kind="stable")
+        ahead = np.cumsum(np.r_[np.ones(len(made), np.int64), -np.ones(len(matched), np.int64)][order])
+        return Owed.NO if int(ahead[-1]) <= min(0, int(ahead.min())) else Owed.UNKNOWN
+
+
+_Way = tuple[int, tuple[bool, int]]
+"""Address of the communicator in its process; whether it sends, and the peer."""
+_Calls = list[tuple[int, int, list[tuple[bool, int] | None]]]
+"""Time, address of the communicator and ways of each call, oldest first (:class:`slow.order.CallOrder`)."""
+
+
+def follow_messages(job: Job, waits: Waits, sinks: Sequence[Sink], messages: Messages | None) -> bool:
+    """Draw the waits for messages of ranks that others wait for and that have nothing open where one can look; whether there
+    were any. A peer that was not observed, or of which the calls do not tell, is where the waits end unseen.
+    """
+    standing = [member for sink in sinks if (member := sink.member(job)) and not member.halted and not sink.stalls]
+    if messages is None:
+        return _draw_possible(job, waits, standing, _by_memory)
+    return messages.draw(waits, standing) or _draw_possible(job, waits, standing, messages.doubtful)
+
+
+def _draw_possible(
+    job: Job, waits: Waits, members: Sequence[Member], peers: Callable[[Job, Member], Iterator[tuple[Group, int]]]
+) -> bool:
+    added = False
+    for member in members:
+        for group, peer in peers(job, member):
+            target: Node = HiddenNode(group.id, peer) if peer in group.members else AbsentNode(group.id, peer)
+            added |= _add(waits, group, member, peer, target, partial(_possible_text, job, member, group, peer))
+    return added
+
+
+def _add(waits: Waits, group: Group, member: Member, peer: int, target: Node, text: Callable[[], str]) -> bool:
+    """Draw a wait for a message once."""
+    key = ConnectionKey(group.id, 0, peer, group.ranks[member.index], True)
+    why = Why.NO_MESSAGE if isinstance(target, RankNode) else Why.UNOBSERVED
+    waiter = RankNode(member.index)
+    if any(wait.waiter == waiter and wait.key == key and wait.why in (Why.NO_MESSAGE, Why.UNOBSERVED) for wait in waits.added):
+        return False
+    waits.added.append(Wait(waiter, target, why, key, text))
+    return True
+
+
+def _by_memory(job: Job, member: Member) -> Iterator[tuple[Group, int]]:
+    """Whom a process may wait for in messages, by what memory shows: peers that it is connected with on a communicator on which
+    no collective was ever called.
+    """
+    for own in member.last.communicators:
+        group = job.groups[job.group_of[member.index, own.address]]
+        if group.rank_of(member) is not None and launched(member, own) == 0:
+            yield from ((group, peer) for peer in sorted(unseen_peers(own)))
+
+
+def beside_unobserved(job: Job, member: Member) -> bool:
+    """Whether a transport nobody can look into joins a process to a rank that was not observed: it may wait for that one."""
+    return any(
+        unseen_peers(own) - job.groups[job.group_of[member.index, own.address]].members.keys()
+        for own in member.last.communicators
+    )
+
+
+def _owed_text(job: Job, member: Member, group: Group, peer: int) -> str:
+    where = f"on communicator {group.hash:016x}"
+    return f"{member.label} has called a Send or Recv {where} and waits for {job.rank_name(group.id, peer)}, {Why.NO_MESSAGE}"
+
+
+def _possible_text(job: Job, member: Member, group: Group, peer: int) -> str:
+    where = f"on communicator {group.hash:016x}"
+    return f"{member.label} may wait for {job.rank_name(group.id, peer)} in a Send or Recv {where}: what was read does not tell"
+
+
+def _visible_peers(own: Communicator) -> set[int]:
+    """Peers of which memory shows how far transfers have come."""
+    return {peer for _, peer, _, transport in own.transports if transport in (Transport.NET, Transport.SHM)} - unseen_peers(own)
+
+
+def _after(calls: _Calls, comm: int, newer: int) -> _Calls | None:
+    """The calls after the collective on a communicator that has so many newer ones there; ``None`` where it is not kept."""
+    for at in range(len(calls) - 1, -1, -1):
+        _, where, ways = calls[at]
+        if where == comm and ways == [None]:
+            if newer == 0:
+                return calls[at + 1 :]
+            newer -= 1
+    return None
+
+
+def _number(calls: _Calls, way: _Way) -> int:
+    return sum(ways.count(way[1]) for _, comm, ways in calls if comm == way[0])
+
+
+def _times(calls: _Calls, way: _Way, begin: int) -> list[int]:
+    return [time for time, comm, ways in calls if comm == way[0] and time >= begin for one in ways if one == way[1]]
