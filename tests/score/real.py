@@ -129,6 +129,9 @@ def _expectation(scenario: Scenario) -> Expectation:
         wanted = struck if only else set(expect.ranks)
         also = (near | set(expect.also)) - wanted
         return replace(expect, ranks=tuple(sorted(wanted)), also=tuple(sorted(also)), link=())
+    if len(struck) > 2:
+        # No link has so many ends: all who use the port are to be named.
+        return replace(expect, ranks=tuple(sorted(struck)), also=tuple(sorted(near - struck)), link=())
     others = tuple(r for r in expect.ranks if r not in near)
     link = tuple(struck) if expect.link else ()
     return replace(expect, ranks=others, also=tuple(sorted(near)), link=link)

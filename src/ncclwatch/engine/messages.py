@@ -101,15 +101,45 @@ class Messages:
             made = self.ledger.point_to_point.get(mine, {}).get((called, peer), 0)
             matched = self.ledger.point_to_point.get(theirs, {}).get((MATCHING[called], own.rank), 0)
             return Owed.YES if made > matched else Owed.NO
-        since = self._since_common(member, other[0])
         makes, matches = (own.address, (called is Function.SEND, peer)), (other[1].address, (called is Function.RECV, own.rank))
+        since = self._since_common(member, other[0])
         if since is not None:
-            made, matched = _number(since[0], makes), _number(since[1], matches)
-            return Owed.YES if made > matched else Owed.NO
+            return Owed.YES if _number(since[0], makes) > _number(since[1], matches) else Owed.NO
+        if self._stands_as_a_fellow_that_went_on(group, member, other[0], makes, matches):
+            return Owed.NO
         return self._by_habit(member, other[0], makes, matches)
 
-    def _since_common(self, member: Member, other: Member) -> tuple[_Calls, _Calls] | None:
-        """The calls of two processes since the newest collective both have called; ``None`` where there is none that is kept."""
+    def _stands_as_a_fellow_that_went_on(self, group: Group, member: Member, other: Member, makes: _Way, matches: _Way) -> bool:
+        """Whether a process has no more to wait for than a fellow that has the same place in a pipeline beside it, and has called
+        what this one has not: messages that hold up one of them would hold up both.
+        """
+        place, peer = group.ranks[member.index], makes[1][1]
+        for fellow, beside in self._fellows(group, member):
+            its_peer, view = beside.members[peer][0], beside.members[peer][1]
+            mine, theirs = self._since_common(member, fellow, ahead=True), self._since_common(other, its_peer)
+            if mine is None or theirs is None:
+                continue
+            called = (beside.members[place][1].address, makes[1])
+            more = _number(mine[0], makes) - _number(mine[1], called)
+            matched = _number(theirs[0], matches) - _number(theirs[1], (view.address, matches[1]))
+            if more <= matched:
+                return True
+        return False
+
+    def _fellows(self, group: Group, member: Member) -> Iterator[tuple[Member, Group]]:
+        """Processes that share a communicator with this one and have its place in one like ``group``, each with that."""
+        place = group.ranks[member.index]
+        alike = [g for g in self.job.groups.values() if g.nranks == group.nranks and g.id != group.id and not g.missing]
+        for beside in alike:
+            fellow = beside.holder(place)
+            if fellow is not None and fellow.index != member.index and not fellow.halted and member.index not in beside.ranks:
+                yield fellow, beside
+
+    def _since_common(self, member: Member, other: Member, *, ahead: bool = False) -> tuple[_Calls, _Calls] | None:
+        """The calls of two processes since the newest collective both have called; ``None`` where there is none that is kept.
+
+        ``ahead``: only on a communicator on which the other has called more.
+        """
         mine, theirs = self._calls(member), self._calls(other)
         if mine is None or theirs is None:
             return None
@@ -117,7 +147,7 @@ class Messages:
         for group in shared:
             alignment = self._align(group)
             numbers = [self._called(group, alignment, one) for one in (member, other)]
-            if numbers[0] is None or numbers[1] is None:
+            if numbers[0] is None or numbers[1] is None or (ahead and numbers[1] <= numbers[0]):
                 continue
             newest = min(numbers[0], numbers[1])
             cut = [
