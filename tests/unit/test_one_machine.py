@@ -73,7 +73,7 @@ def test_who_has_not_called_is_named_by_calls_or_by_counts(planes: tuple[str, ..
 
 
 def test_a_pipelines_messages_are_followed() -> None:
-    """Stage 1 waits for a message of stage 0, in which rank 0 alone has not called: by then stage 1 is behind elsewhere as well."""
+    """Stage 1 waits for a message of stage 0, in which rank 0 alone has not called: by then stage 1 is behind as well."""
     never = Fault(FaultKind.NEVER_ENTERS, 0, iteration=12, role="tp")
     verdict, _ = said(machine(Layout(tp=2, pp=2), never))
     assert (verdict.verdict_class, ranks(verdict)) == (VerdictClass.NOT_ENTERED, [0])

@@ -100,6 +100,19 @@ class TestBaselines:
 
 
 class TestCadence:
+    def test_layers_that_call_for_long_before_the_gradients_are_no_iterations(self) -> None:
+        """72 tensor-parallel calls come before the first call on the gradients: their beat is found first, and given up."""
+        cadences, time = Cadences(), 100.0
+        for _ in range(6):
+            program, times = iteration(time, 0.003, micro_batches=18)
+            time = times[-1] + 0.1
+            for start in range(0, len(program), 20):
+                cadences.add_calls(calls(program[start : start + 20], times[start : start + 20]))
+        found = cadences.of["", 7]
+        assert found.usual == 74
+        assert [i.duration for i in found.iterations] == pytest.approx([0.1 + 73 * 0.003] * len(found.iterations))
+        assert len(found.iterations) >= 3
+
     def test_iterations_are_found_and_look_alikes_left_out(self) -> None:
         cadences = Cadences()
         plan = (

@@ -29,6 +29,8 @@ KEPT_TIMES = 8
 SEARCH_EVERY = 16
 SETTLED = 12
 """Iterations after which the pattern is no longer searched for."""
+INNER_S, INNER_CALLS = 0.1, KEPT_CALLS // 2
+"""What comes back sooner may be an inner loop (the layers' tensor-parallel calls): it is searched on for so many calls."""
 
 Times = NDArray[np.float64]
 
@@ -79,6 +81,8 @@ class Cadence:
     _number: int = 0
     _unusual: int = 0
     _steady: int = 0
+    _found_at: int = 0
+    """Calls that had been made when the pattern was found."""
 
     def add(self, times: Times, tokens: NDArray[np.uint64], kinds: NDArray[np.uint64]) -> None:
         """Take calls in the order of their times; ``kinds`` are tokens that leave out the communicator and the peer."""
@@ -133,7 +137,11 @@ class Cadence:
     @property
     def _settled(self) -> bool:
         """Whether the pattern has held for so long that nothing rarer will be found in it."""
-        return bool(self.marker) and self._steady >= SETTLED
+        if not self.marker or self._steady < SETTLED:
+            return False
+        return self.calls - self._found_at >= INNER_CALLS or self.iterations[-1].begin - self.iterations[-SETTLED].begin >= (
+            INNER_S * (SETTLED - 1)
+        )
 
     def _search(self) -> None:
         """Find the rarest operation that comes at a constant number of calls; what was cut by a commoner one is cut anew."""
@@ -161,6 +169,7 @@ class Cadence:
         self._forget_pattern()
         self.marker = best[0]
         self.generation += 1
+        self._found_at = self.calls
 
     def _split(self) -> None:
         """Cut what is kept at the markers; while the pattern is not settled the calls stay, to be searched again."""

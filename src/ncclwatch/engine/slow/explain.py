@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.slow.classify import cause, classify, works_slower
 from ncclwatch.engine.slow.cost import costs
@@ -16,6 +18,10 @@ from ncclwatch.model.verdict import CommunicatorRef, Culprit, LinkRef, Operation
 
 if TYPE_CHECKING:
     from ncclwatch.engine.slow.watch import Judgement
+    from ncclwatch.engine.slow.windows import SlowDown
+
+WORTH_SAYING, FEWEST_ITERATIONS = 0.15, 8
+"""A job that is so much slower than it was, for so many iterations, is said to be, also where nobody is named."""
 
 WORDS = {
     VerdictClass.SLOW_COMPUTATION: "slow computation",
@@ -76,6 +82,28 @@ def verdict(job: Job, judgement: Judgement, topology: Topology | None = None) ->
         next_steps=_next_steps(members, findings),
         planes=("state", *(("calls",) if judgement.iteration_s is not None else ()), *(("device",) if judgement.timed else ())),
     )
+
+
+def unlocated(job: Job, running: Verdict, slow: SlowDown) -> Verdict:
+    """The verdict on a job that runs, with the word that it is slow though nobody stands out: nobody is accused."""
+    if slow.ratio < WORTH_SAYING or slow.iterations < FEWEST_ITERATIONS:
+        return running
+    hidden = any(is_hidden(own) for member in job.members for own in member.last.communicators)
+    why = "what NVLink and the like join waits unseen" if hidden else "no rank holds the others up more than its equals do"
+    steps = ["compare clocks, power and temperature of all GPUs: `nvidia-smi -q -d CLOCK,PERFORMANCE`"]
+    if hidden:
+        steps.append("start the job with the counter shim to see inside the nodes (docs/device-plane.md)")
+    return replace(
+        running,
+        summary=f"{running.summary}, but slower than it did: {_pace(slow)}; who holds it up does not show",
+        unobserved=(*running.unobserved, f"who makes the job slow: {why}"),
+        next_steps=(*running.next_steps, *steps),
+        planes=(*running.planes, "calls") if "calls" not in running.planes else running.planes,
+    )
+
+
+def _pace(slow: SlowDown) -> str:
+    return f"iterations take {slow.mean_s:.2f} s instead of {slow.normal_s:.2f} s ({slow.ratio:+.0%})"
 
 
 def _culprits(
@@ -215,7 +243,7 @@ def _summary(kind: VerdictClass, members: Mapping[int, Member], judgement: Judge
     pace = "as long as the job has been watched"
     if slow is not None:
         lost = f"{slow.lost_share:.0%} of the time is lost"
-        pace = f"iterations take {slow.mean_s:.2f} s instead of {slow.normal_s:.2f} s ({slow.ratio:+.0%}): {lost}"
+        pace = f"{_pace(slow)}: {lost}"
     return f"{WORDS[kind]}: the others wait for {'; '.join(parts)}; {pace}"
 
 

@@ -10,7 +10,7 @@ than it was. Who is late because it waits for another that is late is not late b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,6 +76,31 @@ def measure_skew(
             if late is not None and late.share >= max(EXPLAINS * lost, found[late.at].share if late.at in found else 0.0):
                 found[late.at] = late
     return _by_itself(job, found)
+
+
+def without_partners(job: Job, ledger: Ledger, skew: Skew, late: Lateness, lost: float) -> Skew:
+    """The skew without those whose partner in a pipeline begins its iterations late, for long enough to explain what is lost.
+
+    Stages are late together at their gradients; who is late from the first call on is who makes the other so.
+    """
+    first = [int(at) for at in np.flatnonzero(late.share >= max(EXPLAINS * lost, np.finfo(float).tiny))]
+    share = skew.share.copy()
+    for at in np.flatnonzero((skew.share > 0) & (late.share == 0)).tolist():
+        if any(_exchange(job, ledger, at, other) for other in first):
+            share[at] = 0.0
+    return replace(skew, share=share)
+
+
+def _exchange(job: Job, ledger: Ledger, one: int, other: int) -> bool:
+    """Whether a process has called sends or receives to or from another."""
+    info = job.member(one).info
+    for group in job.groups.values():
+        if one in group.ranks and other in group.ranks:
+            own = group.members[group.ranks[one]][1]
+            made = ledger.point_to_point.get(ledger.place(info.host, info.pid, own.address), {})
+            if any(peer == group.ranks[other] for _, peer in made):
+                return True
+    return False
 
 
 @dataclass(frozen=True, slots=True)

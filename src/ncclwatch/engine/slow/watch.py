@@ -25,7 +25,7 @@ from ncclwatch.engine.slow.moments import near
 from ncclwatch.engine.slow.paths import Paths
 from ncclwatch.engine.slow.profile import Profile, Shares, add_up
 from ncclwatch.engine.slow.rounds import numbering
-from ncclwatch.engine.slow.skew import Skew, measure_skew
+from ncclwatch.engine.slow.skew import Skew, measure_skew, without_partners
 from ncclwatch.engine.slow.windows import NOISE_SIGMAS, SLOW_SHARE, IterationWatch, SlowDown
 from ncclwatch.engine.topology.model import Topology
 from ncclwatch.model.identity import ProcessKey
@@ -155,7 +155,9 @@ class SlowWatch:
             self._judge(job, watch, slow, topology)
         if watch.standing is not None and not explain.holds(job, watch.standing):
             watch.standing = None
-        return verdict if watch.standing is None else explain.verdict(job, watch.standing, topology)
+        if watch.standing is None:
+            return verdict if slow is None else explain.unlocated(job, verdict, slow)
+        return explain.verdict(job, watch.standing, topology)
 
     def forget(self, present: Collection[ProcessKey]) -> None:
         """Forget jobs and processes that are watched no longer."""
@@ -235,6 +237,8 @@ class SlowWatch:
         equal = self._equals(job, topology)
         lateness = self._lateness(job, watch, slow, equal) if slow is not None else None
         skew = self._skew(job, watch, slow) if slow is not None else None
+        if slow is not None and skew is not None and lateness is not None and self.ledger is not None:
+            skew = without_partners(job, self.ledger, skew, lateness, slow.lost_share)
         context = Context(
             equal=equal,
             host=_hosts(job),
