@@ -90,21 +90,9 @@ FOUND = {
         Expectation(ScoreClass.H1, (VerdictClass.NOT_ENTERED,), (9,)),
     ),
     # The fellow that waits for it over NVLink, with a receive called ahead, was named as well.
-    "never enters beside a fellow that NVLink joins to it": scenario(
-        Layout(pp=2, dp=3, cp=2, ranks_per_node=2),
-        Workload(micro_batches=3, layers=2, iterations=20, grad_norm=True, gather_communicator=True, dp_bytes=32 << 20),
-        Network(net="socket", intra_node="p2p", nic_rate=10.0),
-        Fault(FaultKind.NEVER_ENTERS, 8, iteration=12, role="pp"),
-        Expectation(ScoreClass.H1, (VerdictClass.NOT_ENTERED,), (8,)),
-    ),
+    "never enters beside a fellow that NVLink joins to it": draw(77, 0),
     # The stage before it is as late at its gradients, since it waits for messages nobody sees.
-    "slow loader of a stage behind NVLink": scenario(
-        Layout(pp=2, dp=4, ranks_per_node=8),
-        Workload(micro_batches=3, layers=1, iterations=80, forward_ms=10.0, backward_ms=20.0),
-        Network(net="socket", intra_node="p2p"),
-        Fault(FaultKind.SLOW_LOADER, 5, start_s=6.0, strength=0.3),
-        Expectation(ScoreClass.S1, (VerdictClass.SLOW_COMPUTATION,), (5,)),
-    ),
+    "slow loader of a stage behind NVLink": draw(228, 24),
 }
 
 
