@@ -125,6 +125,14 @@ class TestCadence:
         assert np.median(durations) == pytest.approx(0.18, rel=0.01)
         assert sum(d > 1 for d in durations) <= 1, "a pause is one long iteration, an evaluation is none"
 
+    def test_calls_one_like_another_in_quick_succession_are_a_beat(self) -> None:
+        """Tensor parallelism alone: nothing tells where an iteration ends, and a backward pass is no slow forward pass."""
+        cadences = Cadences()
+        for step, begin in ((0.01, 100.0), (0.02, 101.0), (0.2, 103.0)):
+            times = [begin + step * k for k in range(60)]
+            cadences.add_calls(calls([(Function.ALL_REDUCE, TENSOR, -1)] * 60, times))
+            assert cadences.of["", 7].is_beat == (step < 0.1)
+
     def test_an_inner_loop_is_not_taken_for_an_iteration(self) -> None:
         cadences = Cadences()
         feed(cadences, [("train", 0.01)] * 12)

@@ -9,10 +9,11 @@ from functools import partial
 from ncclwatch.engine import explain
 from ncclwatch.engine.calls import CallsFinding
 from ncclwatch.engine.connections import ConnectionKey
+from ncclwatch.engine.counted import launched
 from ncclwatch.engine.edges import RankNode, Wait, Waits, Why
 from ncclwatch.engine.habits import LEFT_OUT, Orders, deviation_line, find_deviations
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.ledger import Signature
+from ncclwatch.engine.ledger import Ledger, Signature
 from ncclwatch.engine.messages import Messages, beside_unobserved
 from ncclwatch.model.events import Function
 from ncclwatch.model.verdict import Culprit, OperationRef, Verdict, VerdictClass
@@ -53,6 +54,31 @@ def judge_calls(
     victims = explain.other_fellows(job, culprits)
     verdict = explain.build(job, VerdictClass.NOT_ENTERED, culprits, victims, evidence, still=still, time=time, confidence=0.9)
     return replace(verdict, planes=("state", "calls"))
+
+
+def leave_out_contradicted(job: Job, findings: Mapping[int, CallsFinding], ledger: Ledger) -> None:
+    """Take back that ranks have not called what others have, where NCCL's own counts say that they have called as often.
+
+    A record may be lost, or late, at the very end of what was called; what was called is counted in the process itself.
+    """
+    for number, finding in findings.items():
+        group = job.groups[number]
+        if not finding.behind or not (_counts_collectives(group) or not _has_messages(group, ledger)):
+            continue
+        counts = {rank: launched(*group.members[rank]) for rank in (*finding.behind, *finding.waiting) if rank in group.members}
+        most = max((count for rank in finding.waiting if (count := counts.get(rank)) is not None), default=None)
+        if most is not None:
+            finding.behind = [rank for rank in finding.behind if (count := counts.get(rank)) is None or count < most]
+
+
+def _counts_collectives(group: Group) -> bool:
+    """Whether NCCL counts collectives alone on all ranks: else launches count, and those of messages among them."""
+    return all(own.sequence_numbers for _, own in group.members.values())
+
+
+def _has_messages(group: Group, ledger: Ledger) -> bool:
+    places = (ledger.place(member.info.host, member.info.pid, own.address) for member, own in group.members.values())
+    return any(place in ledger.point_to_point for place in places)
 
 
 def add_call_waits(job: Job, findings: Mapping[int, CallsFinding], waits: Waits) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from ncclwatch.engine import explain
 from ncclwatch.engine.alignment import rows_of
 from ncclwatch.engine.calls import CallsFinding, compare_groups
-from ncclwatch.engine.calls_verdict import add_call_waits, add_calls_evidence, judge_calls
+from ncclwatch.engine.calls_verdict import add_call_waits, add_calls_evidence, judge_calls, leave_out_contradicted
 from ncclwatch.engine.circles import break_false_circles
 from ncclwatch.engine.creation import judge_creation
 from ncclwatch.engine.device import add_device_evidence, observe_hidden
@@ -67,7 +67,9 @@ class Outlook:
         if self.ledger is None:
             return {}
         known = [rows_of(group, self.ledger, self.totals) for group in job.groups.values()]
-        return dict(zip(job.groups, compare_groups(self.ledger, known), strict=True))
+        found = dict(zip(job.groups, compare_groups(self.ledger, known), strict=True))
+        leave_out_contradicted(job, found, self.ledger)
+        return found
 
     def messages(self, job: Job) -> Messages | None:
         """Who waits for whom in sends and receives of a job; ``None`` without a calls plane."""

@@ -52,12 +52,16 @@ def add_counted_waits(job: Job, waits: Waits, told: Collection[int]) -> bool:
     """Where nothing is open that one can look at, draw the waits of ranks for those that have called less on a communicator
     nobody can look into, by NCCL's counts; whether there were any. Not on communicators of which the calls tell (``told``).
     O(ranks x their communicators).
+
+    Only by counts of each collective: launches (``opCount``) count messages as well, of which the ranks of a pipeline make more
+    or less by right.
     """
     added = False
     for group in job.groups.values():
         if group.id in told:
             continue
-        counts = {rank: launched(member, own) for rank, (member, own) in group.members.items() if is_hidden(own)}
+        seen = ((rank, *pair) for rank, pair in group.members.items())
+        counts = {rank: launched(member, own) for rank, member, own in seen if own.sequence_numbers and is_hidden(own)}
         known = {rank: count for rank, count in counts.items() if count is not None}
         if not known or min(known.values()) == (most := max(known.values())):
             continue

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from itertools import islice
 
 import numpy as np
 
@@ -27,8 +28,11 @@ from ncclwatch.engine.locate import Sink
 from ncclwatch.model.events import Function
 from ncclwatch.model.state import Communicator, Transport
 
-MOST = 512
+MOST = 128
 """Processes of which the messages are looked at."""
+
+FELLOWS = 4
+"""Fellows a process is compared with."""
 
 FEWEST = 16
 """Messages between two ranks that must be kept to say how far one ever was behind the other."""
@@ -53,6 +57,7 @@ class Messages:
     totals: Mapping[Place, tuple[int, int]]
     orders: Orders | None
     _alignments: dict[int, Alignment] = field(default_factory=dict)
+    _orders: dict[int, _Calls | None] = field(default_factory=dict)
 
     def of(self, member: Member) -> Iterator[tuple[Group, int, Owed]]:
         """What a process has called of sends and receives over connections nobody can look into: (communicator, peer, answer)."""
@@ -114,7 +119,7 @@ class Messages:
         what this one has not: messages that hold up one of them would hold up both.
         """
         place, peer = group.ranks[member.index], makes[1][1]
-        for fellow, beside in self._fellows(group, member):
+        for fellow, beside in islice(self._fellows(group, member, makes[1]), FELLOWS):
             its_peer, view = beside.members[peer][0], beside.members[peer][1]
             mine, theirs = self._since_common(member, fellow, ahead=True), self._since_common(other, its_peer)
             if mine is None or theirs is None:
@@ -126,13 +131,15 @@ class Messages:
                 return True
         return False
 
-    def _fellows(self, group: Group, member: Member) -> Iterator[tuple[Member, Group]]:
-        """Processes that share a communicator with this one and have its place in one like ``group``, each with that."""
-        place = group.ranks[member.index]
+    def _fellows(self, group: Group, member: Member, way: tuple[bool, int]) -> Iterator[tuple[Member, Group]]:
+        """Processes that have this one's place in a communicator like ``group``, and call the same there, each with that."""
+        place, called = group.ranks[member.index], (Function.SEND if way[0] else Function.RECV, way[1])
         alike = [g for g in self.job.groups.values() if g.nranks == group.nranks and g.id != group.id and not g.missing]
         for beside in alike:
             fellow = beside.holder(place)
-            if fellow is not None and fellow.index != member.index and not fellow.halted and member.index not in beside.ranks:
+            if fellow is None or fellow.halted or member.index in beside.ranks:
+                continue
+            if called in self.ledger.point_to_point.get(self._place(fellow, beside.members[place][1]), {}):
                 yield fellow, beside
 
     def _since_common(self, member: Member, other: Member, *, ahead: bool = False) -> tuple[_Calls, _Calls] | None:
@@ -143,8 +150,10 @@ class Messages:
         mine, theirs = self._calls(member), self._calls(other)
         if mine is None or theirs is None:
             return None
-        shared = [g for g in self.job.groups.values() if member.index in g.ranks and other.index in g.ranks]
-        for group in shared:
+        held = (self.job.groups[self.job.group_of[member.index, own.address]] for own in member.last.communicators)
+        for group in held:
+            if member.index not in group.ranks or other.index not in group.ranks:
+                continue
             alignment = self._align(group)
             numbers = [self._called(group, alignment, one) for one in (member, other)]
             if numbers[0] is None or numbers[1] is None or (ahead and numbers[1] <= numbers[0]):
@@ -170,8 +179,11 @@ class Messages:
         return self._alignments[group.id]
 
     def _calls(self, member: Member) -> _Calls | None:
-        order = self.orders.find(member.info.host, member.info.pid) if self.orders is not None else None
-        return [(call.time_ns, call.comm, call.ways) for call in order.calls] if order is not None else None
+        if member.index not in self._orders:
+            order = self.orders.find(member.info.host, member.info.pid) if self.orders is not None else None
+            calls = [(call.time_ns, call.comm, call.ways) for call in order.calls] if order is not None else None
+            self._orders[member.index] = calls
+        return self._orders[member.index]
 
     def _by_habit(self, member: Member, other: Member, makes: _Way, matches: _Way) -> Owed:
         mine, theirs = self._calls(member), self._calls(other)

@@ -120,6 +120,17 @@ class Cadence:
         self._cut = False
 
     @property
+    def is_beat(self) -> bool:
+        """Whether single calls, one like another, come within a tenth of a second: layers rather than iterations. Forward and
+        backward have beats of their own, and neither is slow.
+        """
+        return (
+            self.usual == 1
+            and bool(self.iterations)
+            and self.iterations[-1].end - self.iterations[0].begin < (INNER_S * len(self.iterations))
+        )
+
+    @property
     def begins(self) -> dict[int, float]:
         """When iterations began, by their numbers, as far back as those can be compared with other processes' numbers."""
         return (

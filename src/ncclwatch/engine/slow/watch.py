@@ -203,7 +203,7 @@ class SlowWatch:
                 if found is not None and len(found.iterations) >= 2:
                     cadence, watch.reference = found, place
                     break
-        if cadence is None or watch.reference not in members:
+        if cadence is None or cadence.is_beat or watch.reference not in members:
             return
         if cadence.generation != watch.generation:
             watch.iterations, watch.generation = IterationWatch(), cadence.generation
