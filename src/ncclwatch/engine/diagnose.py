@@ -35,6 +35,9 @@ from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
 
+OF_CALLS = frozenset({VerdictClass.NOT_ENTERED, VerdictClass.DEADLOCK, VerdictClass.UNKNOWN})
+"""What follows where a rank has left a call out."""
+
 MESSAGE_ROUNDS = 64
 """Waits for messages are followed from rank to rank so often: a pipeline's stages."""
 
@@ -169,6 +172,9 @@ def _judge_standstill(job: Job, outlook: Outlook, loners: Sequence[Member], stil
         if halted or gone_ranks:
             return judge_halted(job, halted, gone_ranks, waits, sinks, still, time, confidence=0.85)
     verdict = _judge_waits(job, outlook, waits, sinks, findings, messages, still, time)
+    if waits.open and verdict.verdict_class in OF_CALLS:
+        # Who has left a call out is one behind in all that follows: the waits may well end at somebody else.
+        verdict = judge_habits(job, waits, outlook.orders, still, time) or verdict
     return blame_ports(job, verdict, waits, outlook.ports_down, still, time)
 
 
@@ -204,6 +210,4 @@ def _judge_waits(
     inconsistent = any(finding.inconsistent for finding in findings.values())
     if by_calls is not None and (inconsistent or not verdict.verdict_class.accuses):
         return by_calls
-    if not verdict.verdict_class.accuses and (by_habit := judge_habits(job, waits, orders, still, time)) is not None:
-        return by_habit
     return add_calls_evidence(job, verdict, findings)

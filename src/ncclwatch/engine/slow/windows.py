@@ -28,6 +28,11 @@ LONGEST_WORSE = 60
 LONGEST_GAP = 12
 """Normal iterations that pauses of their own rhythm (garbage collection) may leave between slow ones."""
 
+SHORT_S, MOSTLY = 0.1, 0.8
+"""What is taken for an iteration and lasts no longer may be a part of one (a schedule that interleaves has parts of several
+lengths): it is slow where nearly all are, and not where long ones come and go.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class SlowDown:
@@ -109,6 +114,8 @@ class IterationWatch:
         mean = sum(i.duration for i in stretch) / len(stretch)
         normal = self.baseline.normal
         if mean <= normal * (1 + SLOW_SHARE):
+            return None
+        if normal < SHORT_S and slow < MOSTLY * len(stretch):
             return None
         return SlowDown(min(i.begin for i in stretch), normal, mean, len(stretch) + (self._open is not None), slow)
 
