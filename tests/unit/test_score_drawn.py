@@ -93,6 +93,10 @@ FOUND = {
     "never enters beside a fellow that NVLink joins to it": draw(77, 0),
     # The stage before it is as late at its gradients, since it waits for messages nobody sees.
     "slow loader of a stage behind NVLink": draw(228, 24),
+    # One call short in all that follows, 82 calls back: a rank two stages away was named.
+    "left out of tensor parallelism behind NVLink, long ago": draw(310, 18),
+    # Parts of an interleaved schedule of several lengths were iterations, and the long ones slow.
+    "a checkpoint of an interleaved pipeline": draw(502, 36),
 }
 
 

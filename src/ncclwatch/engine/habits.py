@@ -20,6 +20,9 @@ from ncclwatch.engine.slow.order import CallOrder, Place
 RECENT = 48
 """Calls back from the newest in which a broken habit is looked for: a host can run so far ahead of its GPU."""
 
+RECENT_ALONE = 256
+"""The same where all processes of a job are asked: who stands alone in it stands out further back as well."""
+
 SHORTEST_CONTEXT = 3
 DOUBLINGS = 9
 """The longest context that is compared is two to this power, twice, less one: 1,023 calls."""
@@ -30,7 +33,7 @@ FEW = 0.1
 """Share of these that may seem to have broken theirs. Where more do, the job does something new (it evaluates, say), or an
 iteration is longer than the calls that are kept."""
 
-MOST = 64
+MOST = 32
 """Processes of a job of which all are asked."""
 
 LEFT_OUT = "has left out an operation that its calls always had here"
@@ -59,8 +62,12 @@ class Deviation:
     left_out: bool
 
 
-def find_deviation(order: CallOrder) -> Deviation | None:
-    """The last call that broke the habit of a process. O(kept calls x (recent calls + log context))."""
+def find_deviation(order: CallOrder, recent: int = RECENT) -> Deviation | None:
+    """The last call that broke the habit of a process. O(kept calls x (recent calls + log context)), once for the same calls."""
+    return order.remember(f"deviation in {recent}", lambda: _find_deviation(order, recent))
+
+
+def _find_deviation(order: CallOrder, recent: int) -> Deviation | None:
     tokens: list[Token] = [
         (call.comm, call.what, tuple((call.comm, way) for way in sorted(call.ways, key=repr))) for call in order.calls
     ]
@@ -70,7 +77,7 @@ def find_deviation(order: CallOrder) -> Deviation | None:
     kinds = np.array([numbers.setdefault(token, len(numbers)) for token in tokens])
     stretches = _stretches(kinds)
     # What follows a broken habit was never seen before, so it breaks none.
-    for position in range(len(tokens) - 1, max(SHORTEST_CONTEXT, len(tokens) - RECENT) - 1, -1):
+    for position in range(len(tokens) - 1, max(SHORTEST_CONTEXT, len(tokens) - recent) - 1, -1):
         earlier = _same_before(kinds, stretches, position)
         if earlier is not None and kinds[earlier] != kinds[position]:
             ago = len(tokens) - 1 - position
@@ -153,16 +160,16 @@ def find_alone_in_deviating(job: Job, orders: Orders | None) -> dict[int, Deviat
     alive = [member.index for member in job.members if not member.gone]
     if orders is None or not 1 < len(alive) <= MOST:
         return {}
-    found = _deviations(job, alive, orders)
+    found = _deviations(job, alive, orders, RECENT_ALONE)
     return found if len(found) <= max(1, FEW * len(alive)) else {}
 
 
-def _deviations(job: Job, indices: Sequence[int], orders: Orders) -> dict[int, Deviation]:
+def _deviations(job: Job, indices: Sequence[int], orders: Orders, recent: int = RECENT) -> dict[int, Deviation]:
     found: dict[int, Deviation] = {}
     for index in indices:
         info = job.member(index).info
         order = orders.find(info.host, info.pid)
-        deviation = find_deviation(order) if order is not None else None
+        deviation = find_deviation(order, recent) if order is not None else None
         if deviation is not None:
             found[index] = deviation
     return found

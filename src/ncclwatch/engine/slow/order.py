@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
+
+T = TypeVar("T")
 
 ALL_CALLS = 400_000
 FEWEST_CALLS, MOST_CALLS = 96, 2048
@@ -59,6 +61,17 @@ class CallOrder:
     """Groups that are open after the last call that was made."""
     _joinable: int | None = None
     """The communicator of that call, if it is a send or receive of a group that is still open."""
+
+    _memo: dict[str, tuple[tuple[int, int], Any]] = field(default_factory=dict)
+
+    def remember(self, name: str, make: Callable[[], T]) -> T:
+        """What was worked out of the calls under a name, made anew only when there are newer calls."""
+        state = len(self.calls), self.calls[-1].time_ns if self.calls else 0
+        known = self._memo.get(name)
+        if known is None or known[0] != state:
+            known = self._memo[name] = state, make()
+        made: T = known[1]
+        return made
 
     @property
     def calls(self) -> deque[_Call]:
