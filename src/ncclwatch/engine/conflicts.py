@@ -19,6 +19,7 @@ from ncclwatch.engine.alignment import KEYS, AlignedBy, Entries, align_entries, 
 from ncclwatch.engine.calls_verdict import culprit_of, operation_of
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.ledger import Ledger, Place, Signature
+from ncclwatch.engine.next_steps import next_steps
 from ncclwatch.engine.slow.looks import StageOf
 from ncclwatch.engine.topology.model import Stage
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
@@ -278,5 +279,5 @@ def _explain(job: Job, conflicts: Sequence[Conflict], running: Verdict) -> Verdi
         running, verdict_class=VerdictClass.INCONSISTENT, summary=summary, culprits=tuple(culprits),
         victims=explain.ranks_of(job, victims),
         communicator=first.communicator, operation=first.operation, confidence=0.9, evidence=tuple(evidence),
-        next_steps=explain.next_steps(VerdictClass.INCONSISTENT, culprits), planes=("state", "calls"),
+        next_steps=next_steps(VerdictClass.INCONSISTENT, culprits), planes=("state", "calls"),
     )  # fmt: skip

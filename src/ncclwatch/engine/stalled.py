@@ -15,6 +15,7 @@ from ncclwatch.engine.habits import LEFT_OUT, Orders, deviation_line, find_alone
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.locate import Sink, victims_of
 from ncclwatch.engine.messages import beside_unobserved
+from ncclwatch.engine.next_steps import GPU_NOT_BEGUN, PROXY_NOT_BEGUN, PROXY_STALLED
 from ncclwatch.engine.severity import SEVERITY
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.verdict import Culprit, LinkRef, Verdict, VerdictClass
@@ -172,23 +173,23 @@ def _ranks_behind(
 def _classify_rank(job: Job, member: Member, sink: Sink) -> tuple[VerdictClass, str]:
     stalls = {mark.stall for mark in sink.stalls}
     if stalls & PROXY_STALLS:
-        return VerdictClass.HARDWARE, explain.PROXY_STALLED
+        return VerdictClass.HARDWARE, PROXY_STALLED
     if Stall.FLUSH in stalls:
         return VerdictClass.HARDWARE, "data arrived, but the flush to its GPU's memory does not complete"
     gpu = gpu_state(job, member, sink.stalls[0].key.group) if stalls else None
     if gpu is KernelState.RUNNING:
         return VerdictClass.HARDWARE, "its GPU is in the operation and does not go on, although nothing it needs is missing"
     if gpu is KernelState.NOT_STARTED:
-        return VerdictClass.NOT_ENTERED, explain.GPU_NOT_BEGUN
+        return VerdictClass.NOT_ENTERED, GPU_NOT_BEGUN
     if stalls and all(mark.end is None for mark in sink.stalls):
         return VerdictClass.NOT_ENTERED, "does not take part: data for it lies unread and it waits for nobody"
     if stalls:
         moved = any(_has_moved(mark.end.sub.done, mark.end.sub.gpu_ready) for mark in sink.stalls if mark.end is not None)
         if moved:
             return VerdictClass.HARDWARE, "its GPU has stopped in the middle of the operation"
-        return VerdictClass.NOT_ENTERED, explain.GPU_NOT_BEGUN
+        return VerdictClass.NOT_ENTERED, GPU_NOT_BEGUN
     if all(wait.why is Why.NOT_BEGUN for wait in sink.waits):
-        return VerdictClass.HARDWARE, explain.PROXY_NOT_BEGUN
+        return VerdictClass.HARDWARE, PROXY_NOT_BEGUN
     return VerdictClass.NOT_ENTERED, "has not entered the operation the others wait in"
 
 
