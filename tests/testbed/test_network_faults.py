@@ -76,7 +76,7 @@ def test_each_fault_shows_in_the_training_job_and_no_slow_network_is_called_a_ha
         job = stack.enter_context(network.job("2.27.5", 4, hosts=(2, 1, 1), shape="training", count=4096, extra=TRAINING))
         watcher = stack.enter_context(live("--no-probes", *pids(job)))
         watcher.wait_for("rank", count=8)
-        clean = measure(job, 2 * ENOUGH)
+        clean = measure_quiet(job)
         for name, begin in FAULTS.items():
             with begin(network):
                 faulty = measure(job, ENOUGH)
@@ -130,6 +130,14 @@ def test_a_link_that_goes_down_hangs_the_job_and_is_named(layout: str) -> None:
         assert watcher.end() == 0
     for told in hangs_told(watcher):
         check_link_verdict(job, told)
+
+
+def measure_quiet(job: Job) -> list[float]:
+    """Clean iterations. Other work on the machine widens their spread: then they are measured again, at most three times."""
+    found: list[list[float]] = []
+    while len(found) < 3 and not (found and spread(found[-1]) < statistics.median(found[-1])):
+        found.append(measure(job, 2 * ENOUGH))
+    return min(found, key=spread)
 
 
 def hangs_told(watcher: Live) -> list[dict[str, Any]]:
