@@ -10,7 +10,7 @@ from ncclwatch.engine import explain
 from ncclwatch.engine.calls import CallsFinding
 from ncclwatch.engine.connections import ConnectionKey
 from ncclwatch.engine.counted import launched
-from ncclwatch.engine.edges import RankNode, Wait, Waits, Why
+from ncclwatch.engine.edges import RankNode, Wait, Waits, Why, enough_pairs
 from ncclwatch.engine.habits import LEFT_OUT, Orders, deviation_line, find_deviations
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.ledger import Ledger, Signature
@@ -98,10 +98,8 @@ def add_call_waits(job: Job, findings: Mapping[int, CallsFinding], waits: Waits)
         waiting = [m for rank in finding.waiting if (m := group.holder(rank)) is not None and m.index not in seen]
         if not behind or not waiting or before_is_open(group, finding, waits):
             continue
-        # One wait for each is enough to follow: everybody waits, and everybody behind is waited for.
-        pairs = [(waiter, behind[0]) for waiter in waiting] + [(waiting[0], other) for other in behind[1:]]
         operation = operation_of(finding.called, finding.sequence)
-        for waiter, other in pairs:
+        for waiter, other in enough_pairs(waiting, behind):
             key = ConnectionKey(number, 0, group.ranks[other.index], group.ranks[waiter.index], False)
             text = partial(_call_wait_text, waiter, other, finding)
             waits.added.append(

@@ -208,7 +208,7 @@ def _judge_waits(
     orders = outlook.orders
     by_calls = judge_calls(job, findings, messages, orders, waits, still, time) if messages is not None else None
     if not waits.open:
-        return by_calls or explain.nothing_open(job, still, time, patience=0.0)
+        return by_calls or explain.nothing_open(job, still, time, overdue=True)
     verdict = judge_stalled(job, waits, sinks, orders, still, time)
     inconsistent = any(finding.inconsistent for finding in findings.values())
     if by_calls is not None and (inconsistent or not verdict.verdict_class.accuses):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Generic, NamedTuple, TypeVar
@@ -117,6 +117,11 @@ class Wait:
     def text(self) -> str:
         """The wait as a line of evidence."""
         return self.describe()
+
+
+def enough_pairs(waiting: Sequence[T], behind: Sequence[T]) -> list[tuple[T, T]]:
+    """Who waits for whom where everybody waits and everybody behind is waited for: one wait for each is enough to follow."""
+    return [(waiter, behind[0]) for waiter in waiting] + [(waiting[0], other) for other in behind[1:]]
 
 
 @dataclass(slots=True)

@@ -76,10 +76,10 @@ def newcomers(number: int) -> str:
     return f"{what} looked at only once so far: whether anything moves there is not known yet"
 
 
-def nothing_open(job: Job, still: float, time: float, patience: float = float("inf")) -> Verdict:
+def nothing_open(job: Job, still: float, time: float, *, overdue: bool = False) -> Verdict:
     """No transfer is open: the job computes, waits outside NCCL, or has failed.
 
-    Where transports hide what is open, that is no rest: for longer than ``patience`` seconds it is said that nobody can tell.
+    Where transports hide what is open, that is no rest: once patience is over (``overdue``) it is said that nobody can tell.
     """
     errors = [line for member in job.members for line in error_lines(member)]
     unobserved = not_observed(job)
@@ -90,7 +90,7 @@ def nothing_open(job: Job, still: float, time: float, patience: float = float("i
             VerdictClass.ERROR, text, _error_culprits(job), time=time, confidence=0.9, evidence=(*errors, _stillness(job, still)),
             unobserved=unobserved, next_steps=steps,
         )  # fmt: skip
-    if still >= patience and any(is_hidden(own) for member in job.members for own in member.last.communicators):
+    if overdue and any(is_hidden(own) for member in job.members for own in member.last.communicators):
         text = f"{_count(job)}: NCCL has not moved for {still:.0f} s; what joins the ranks hides whether an operation is open"
         gone = tuple(halted_evidence(member) for member in job.members if member.gone)
         look = (

@@ -12,7 +12,7 @@ from functools import partial
 from ncclwatch.engine.connections import ConnectionKey, is_hidden
 from ncclwatch.engine.counted import launched
 from ncclwatch.engine.dropped import not_begun
-from ncclwatch.engine.edges import HiddenNode, Node, RankNode, Wait, Waits, Why
+from ncclwatch.engine.edges import HiddenNode, Node, RankNode, Wait, Waits, Why, enough_pairs
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.locate import Sink
 from ncclwatch.model.state import Communicator
@@ -67,9 +67,7 @@ def add_counted_waits(job: Job, waits: Waits, told: Collection[int]) -> bool:
             continue
         behind = [rank for rank, count in known.items() if count < most]
         ahead = [rank for rank, count in known.items() if count == most]
-        # One wait for each is enough to follow: everybody waits, and everybody behind is waited for.
-        pairs = [(rank, behind[0]) for rank in ahead] + [(ahead[0], rank) for rank in behind[1:]]
-        for waiter, rank in pairs:
+        for waiter, rank in enough_pairs(ahead, behind):
             member, other = group.members[waiter][0], group.members[rank][0]
             text = partial(_count_text, member, other, group, most, known[rank])
             _draw(waits, group, member, rank, RankNode(other.index), Why.NOT_CALLED, text)

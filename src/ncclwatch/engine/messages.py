@@ -83,7 +83,7 @@ class Messages:
                     added |= _add(waits, group, member, peer, RankNode(other.index), text)
         return added
 
-    def doubtful(self, job: Job, member: Member) -> Iterator[tuple[Group, int]]:
+    def doubtful(self, member: Member) -> Iterator[tuple[Group, int]]:
         """Peers a process may wait for; none of them where it is known to wait for one."""
         found = list(self.of(member))
         if not any(owed is Owed.YES and peer in group.members for group, peer, owed in found):
@@ -210,16 +210,16 @@ def follow_messages(job: Job, waits: Waits, sinks: Sequence[Sink], messages: Mes
     """
     standing = [member for sink in sinks if (member := sink.member(job)) and not member.halted and not sink.stalls]
     if messages is None:
-        return _draw_possible(job, waits, standing, _by_memory)
+        return _draw_possible(job, waits, standing, partial(_by_memory, job))
     return messages.draw(waits, standing) or _draw_possible(job, waits, standing, messages.doubtful)
 
 
 def _draw_possible(
-    job: Job, waits: Waits, members: Sequence[Member], peers: Callable[[Job, Member], Iterator[tuple[Group, int]]]
+    job: Job, waits: Waits, members: Sequence[Member], peers: Callable[[Member], Iterator[tuple[Group, int]]]
 ) -> bool:
     added = False
     for member in members:
-        for group, peer in peers(job, member):
+        for group, peer in peers(member):
             target: Node = HiddenNode(group.id, peer) if peer in group.members else AbsentNode(group.id, peer)
             added |= _add(waits, group, member, peer, target, partial(_possible_text, job, member, group, peer))
     return added

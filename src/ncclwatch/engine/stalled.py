@@ -36,7 +36,7 @@ def judge_stalled(job: Job, waits: Waits, sinks: Sequence[Sink], orders: Orders 
         return _counts_disagree(job, disagreements, waits, orders, still, time)
     ordered = [sink for sink in cycles if is_of_orders(job, sink)]
     # Beside a rank that has nothing open, a circle inside one operation is where those wait of whom nothing is seen.
-    if ordered or (cycles and not any(not sink.stalls for sink in ranks)):
+    if ordered or (cycles and all(sink.stalls for sink in ranks)):
         return judge_deadlock(job, ordered or cycles, orders, still, time, confidence)
     unseen += cycles
     doubtful = [sink for sink in ranks if _may_wait_for_absent(job, sink)]

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.alignment import Entries, align_entries, make_entries, rows_of
-from ncclwatch.engine.connections import INVISIBLE
+from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.job import Group, Job
 from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.slow.lateness import LEAST_S, LEAST_SHARE, Lateness
@@ -150,7 +150,7 @@ def _has_hidden(group: Group) -> bool:
     """Whether all ranks of a communicator are seen, and some of them are joined by what the host cannot see."""
     if group.nranks < 2 or len(group.members) < group.nranks:
         return False
-    return any(transport in INVISIBLE for _, own in group.members.values() for _, _, _, transport in own.transports)
+    return any(is_hidden(own) for _, own in group.members.values())
 
 
 def _on_one_clock(times: NDArray[np.float64], hosts: Sequence[str], since: NDArray[np.float64]) -> bool:
