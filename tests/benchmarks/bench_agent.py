@@ -19,7 +19,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from testbed.job import Job
-from testbed.sidecar import Daemon, daemon
+from testbed.sidecar import Daemon, daemon, free_port
 
 MYCROFT_BYTES = 46_800
 
@@ -51,7 +51,7 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--ranks", type=int, default=8)
     args = parser.parse_args()
-    address = f"tcp://127.0.0.1:{20000 + os.getpid() % 10000}"
+    address = f"tcp://127.0.0.1:{free_port()}"
     extra = ("--pp", "2", "--micro-batches", "4", "--layers", "2", "--forward-us", "2000", "--gradients", "32768", "--time")
     with (
         tempfile.TemporaryDirectory() as folder,

@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -81,6 +83,17 @@ class Daemon:
             except subprocess.TimeoutExpired:
                 self.child.kill()
                 self.child.wait()
+
+
+def free_port() -> int:
+    """A port of loopback nobody has, below those the kernel hands out: a job's own sockets, or an agent that reaches itself while
+    it waits for an engine, take one of those before the engine listens."""
+    first_handed_out = int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    for port in random.sample(range(15000, min(30000, first_handed_out)), 100):
+        with socket.socket() as trial, contextlib.suppress(OSError):
+            trial.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port of loopback is free")
 
 
 @contextlib.contextmanager

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from testbed.job import Job
-from testbed.sidecar import Daemon, daemon, make_keys, verdicts
+from testbed.sidecar import Daemon, daemon, free_port, make_keys, verdicts
 
 pytestmark = pytest.mark.attach
 
@@ -41,8 +41,7 @@ def knows(engine: Daemon) -> bool:
 
 def test_whoever_is_killed_the_job_never_notices_and_nothing_is_lost_in_silence(tmp_path: Path) -> None:
     source = random.Random(SEED)
-    keys, port = make_keys(tmp_path / "keys"), source.randrange(20000, 30000)
-    address = f"tcp://127.0.0.1:{port}"
+    keys, address = make_keys(tmp_path / "keys"), f"tcp://127.0.0.1:{free_port()}"
     secret = ("--keys", str(keys))
     rebuilt, began = [], time.monotonic()
     engine_words = ("engine", "--bind", address, *secret, "--json")
@@ -100,8 +99,7 @@ def test_whoever_is_killed_the_job_never_notices_and_nothing_is_lost_in_silence(
 
 
 def test_without_an_engine_an_agent_waits_and_sends_all_of_it_later(tmp_path: Path) -> None:
-    port = 30000 + os.getpid() % 5000
-    address = f"tcp://127.0.0.1:{port}"
+    address = f"tcp://127.0.0.1:{free_port()}"
     with Job(ranks=2, count=1 << 12, hold=True, iterations=200, extra=("--pause-us", "20000")) as job:
         words = ("--pid", ",".join(map(str, job.pids)), "--spool", str(tmp_path / "s"))
         with daemon("agent", "--engine", address, *words) as agent:
