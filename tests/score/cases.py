@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import count, takewhile
 
 import numpy as np
 
+from ncclwatch.collect.look_times import look_time
 from ncclwatch.simulate.observe import Cast
 from ncclwatch.simulate.records import Observer
 from ncclwatch.simulate.run import simulate
@@ -42,7 +44,8 @@ class Case:
         self._clocks = clocks(self.timeline, self.effect_s)
         period = scenario.observe.state_period_s
         first = max(0.5 * scenario.network.init_s, self._clocks[0] - HISTORY_S)
-        times = [float(t) for t in np.arange(first, self._clocks[-1] + 1e-9, period)]
+        looks = (first + look_time(number, period) for number in count())
+        times = list(takewhile(lambda time: time <= self._clocks[-1] + 1e-9, looks))
         if "scale" in scenario.tags:  # each look at thousands of ranks is costly: a few around each clock
             times = sorted({max(0.1, c - back) for c in self._clocks for back in (0.0, 1.0)} | _last_looks(self._clocks[-1]))
         self._observer = Observer(self.timeline, times)
@@ -78,8 +81,8 @@ def clocks(timeline: Timeline, effect_s: float) -> list[float]:
     begin = scenario.network.init_s
     if scenario.expect.score_class is ScoreClass.CLEAN:
         last = timeline.end - 0.1
-        count = 3 if "scale" in scenario.tags else 14
-        return [float(t) for t in np.linspace(begin + 1.0, last, count)]
+        moments = 3 if "scale" in scenario.tags else 14
+        return [float(t) for t in np.linspace(begin + 1.0, last, moments)]
     before = [effect_s - b for b in BEFORE_S if effect_s - b > begin]
     after: tuple[float, ...] = AFTER_HANG_S if timeline.hung else AFTER_SLOW_S
     if "scale" in scenario.tags:

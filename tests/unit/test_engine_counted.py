@@ -89,7 +89,7 @@ def test_what_was_called_in_the_place_of_another_is_named_by_its_count() -> None
     verdict = said(circle(scattered=({"ReduceScatter": 40, "Broadcast": 1}, {"ReduceScatter": 41})))
     assert verdict.verdict_class is VerdictClass.INCONSISTENT
     assert named(verdict) == [0]
-    assert any("Broadcast 1 times" in line for line in verdict.evidence)
+    assert any("Broadcast once" in line for line in verdict.evidence)
     assert "Broadcast" in verdict.summary
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ncclwatch.cli.remote_view import ViewWriter
 from ncclwatch.collect.batch import NodeBatch
+from ncclwatch.collect.look_times import next_time
 from ncclwatch.engine.judged import Judged
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
@@ -20,8 +21,7 @@ from ncclwatch.messaging.keys import Key, KnownKeys
 MAX_JOBS = 1024
 FORGET_JOB_S = 3600.0
 PHASE = 0.35
-"""Agents look when a multiple of their interval has come (by the engine's clock); judged is this part of an interval later, when
-what they saw has arrived."""
+"""Judged is this part of an interval after the agents' looks, when what they saw has arrived."""
 BUSY_SHARE = 0.4
 """Judging takes at most this share of an engine's time: the rest hears the agents."""
 
@@ -150,7 +150,7 @@ class EngineService:
     def _judgement_after(self, earliest: float) -> float:
         """The first time to judge from ``earliest`` (of ``time.monotonic``) on."""
         wall = time.time() + earliest - time.monotonic()
-        return earliest + (PHASE * self.interval_s - wall) % self.interval_s
+        return earliest + next_time(wall, self.interval_s, after_s=PHASE * self.interval_s) - wall
 
 
 class JobSession(Judged):

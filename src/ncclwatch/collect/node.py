@@ -14,6 +14,7 @@ from ncclwatch.collect.batch import Change, NodeBatch, Overhead, PlaneState, Pro
 from ncclwatch.collect.calls import communicators_named, creating
 from ncclwatch.collect.calls_plane import CallsPlane
 from ncclwatch.collect.cost import OwnCost
+from ncclwatch.collect.look_times import next_time
 from ncclwatch.collect.network import NetworkWatch
 from ncclwatch.collect.ranks import ranks_of
 from ncclwatch.collect.sampling import Sampling
@@ -55,8 +56,8 @@ class NodeCollector:
     """Watches the processes of this node until they end, the duration is over, or ``stop`` is set.
 
     ``every`` takes up processes that come later as well; of these ``choose`` decides which. With ``sampling`` only a few are
-    looked at while they move. ``common_ns`` is a clock that several nodes have in common: looks are taken at multiples of the
-    interval on it, so that those of all nodes show one moment (who waits for whom in a running job can be told from no other).
+    looked at while they move. ``common_ns`` is a clock that several nodes have in common: looks are taken at the same
+    times of it, so that those of all nodes show one moment (who waits for whom in a running job can be told from no other).
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class NodeCollector:
         choose: Choice | None = None,
         wake_s: float = WAKE_S,
         sampling: Sampling | None = None,
-        common_ns: Callable[[], int] | None = None,
+        common_ns: Callable[[], int] = time.monotonic_ns,
     ) -> None:
         self.every = every
         self.sampling = sampling
@@ -185,12 +186,9 @@ class NodeCollector:
 
     def _look_after(self, now: float) -> float:
         """When to look next: looks that were missed (the agent was stopped, the node is overloaded) are not made up for."""
-        if self._common_ns is None:
-            on_time = self._next_look + self.interval_s
-            return on_time if on_time > now else now + self.interval_s
-        wait_s = self.interval_s - self._common_ns() / 1e9 % self.interval_s
+        clock = self._common_ns() / 1e9
         # A look that came a moment early, or a clock that was set, must not bring two at once.
-        return now + (wait_s if wait_s > self.interval_s / 4 else wait_s + self.interval_s)
+        return now + next_time(clock + self.interval_s / 4, self.interval_s) - clock
 
     def _sleep(self, seconds: float) -> None:
         """Sleep, but not through news of the network, and not past ``stop``."""

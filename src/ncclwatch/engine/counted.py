@@ -41,7 +41,8 @@ class Disagreement:
         """The counts as evidence: one line for all ranks with the same."""
         alike: dict[str, list[int]] = {}
         for rank, (_, own) in sorted(self.group.members.items()):
-            text = ", ".join(f"{name} {count} times" for name, count in sorted(own.sequence_numbers.items()))
+            counts = sorted((name, count) for name, count in own.sequence_numbers.items() if count)
+            text = ", ".join(f"{name} once" if count == 1 else f"{name} {count} times" for name, count in counts) or "nothing"
             alike.setdefault(text, []).append(rank)
         return [
             f"{', '.join(job.rank_name(self.group.id, rank) for rank in ranks[:8])} has called on communicator "

@@ -147,7 +147,10 @@ class StateReader:
             return
         if block.function != "AlltoAll":
             add(totals.collectives, block.role, called)  # type: ignore[arg-type]
-            add(totals.functions, (block.role, block.function), called)  # type: ignore[arg-type]
+            as_planned = called & ~np.isin(block.ranks, list(block.callings)) if block.callings else called
+            add(totals.functions, (block.role, block.function), as_planned)  # type: ignore[arg-type]
+            for rank, own in block.callings.items():
+                add(totals.functions, (block.role, own.function), called & (block.ranks == rank))  # type: ignore[arg-type]
         nranks = groups(self.scenario.layout, block.role).shape[1]
         steps = cut(self.scenario.network, block.function, nranks, block.nbytes).steps
         done = called & np.isfinite(block.finished) & (block.finished <= self._last_time)
