@@ -229,8 +229,8 @@ def summarise(results: Sequence[Result], diagnoser: Diagnoser) -> list[Line]:
     lines = []
     for score_class in ScoreClass:
         part = [r for r in own if r.score_class == score_class]
-        said = [r for r in own if r.said and SCORE_OF.get(VerdictClass(r.said)) is score_class]
-        line = _line(str(score_class), part, sum(r.right for r in part), len(said))
+        said = sum(_said_class(r) == score_class for r in own)
+        line = _line(str(score_class), part, sum(r.right for r in part), said)
         line.not_yet = score_class in diagnoser.not_yet
         lines.append(line)
     faulty = [r for r in own if not ScoreClass(r.score_class).quiet]
@@ -238,6 +238,13 @@ def summarise(results: Sequence[Result], diagnoser: Diagnoser) -> list[Line]:
     everything.false_alarms = sum(r.false_alarm for r in own)
     lines.append(everything)
     return lines
+
+
+def _said_class(result: Result) -> str | None:
+    """The class that a case was said to be of: its own where the verdict is one of those the case takes (one fault can be several)."""
+    if result.right_class:
+        return result.score_class
+    return SCORE_OF.get(VerdictClass(result.said)) if result.said else None
 
 
 def _line(name: str, part: Sequence[Result], right: int, said: int) -> Line:

@@ -26,6 +26,8 @@ EXPECTATION_FACTOR = 2.0
 LONGEST_PATIENCE_S = 600.0
 CAREFUL_FACTOR = 2.0
 """The first operations of a communicator and barriers are given this many floors: never immunity."""
+UNTOUCHED_FACTOR = 3.0
+"""Where nothing has ever come through, ranks still make their connections, which takes as long as making communicators."""
 
 YOUNG_OPERATIONS = 3
 """A communicator that has launched fewer has just begun: kernels load, buffers are made, caches are cold."""
@@ -77,8 +79,10 @@ class Patience:
         # A barrier beside an ordinary operation (the norm of the gradients) is no reason to wait longer for that.
         careful = bool(groups) and all(_young(job.groups[number]) or _barrier(job.groups[number], ledger) for number in groups)
         expected = max((max(self._learned[kind]) for kind in kinds if kind in self._learned), default=0.0)
-        floor = self.floor_s * CAREFUL_FACTOR if careful else self.floor_s
-        return max(floor, min(LONGEST_PATIENCE_S, EXPECTATION_FACTOR * expected))
+        factor = CAREFUL_FACTOR if careful else 1.0
+        if groups and all(_untouched(job.groups[number]) for number in groups):
+            factor = UNTOUCHED_FACTOR
+        return max(factor * self.floor_s, min(LONGEST_PATIENCE_S, EXPECTATION_FACTOR * expected))
 
     def halted(self, job: Job) -> None:
         """A stopped or ended process holds the job up: this standstill teaches nothing."""
@@ -120,6 +124,18 @@ def _young(group: Group) -> bool:
     """Whether nobody has launched more than a few operations on it; releases that do not count every rank count some."""
     counts = [own.op_count for _, own in group.members.values() if own.op_count is not None]
     return bool(counts) and max(counts) < YOUNG_OPERATIONS
+
+
+def _untouched(group: Group) -> bool:
+    """Whether nothing was ever received on any of its connections that can be seen, however much was launched."""
+    seen = False
+    for member, own in group.members.values():
+        counts = [conn.head for conn in own.host_connections if conn.head is not None]
+        counts += [sub.base + sub.done for op in member.last.operations if op.comm_hash == own.hash for sub in op.subs]
+        if any(counts):
+            return False
+        seen = seen or bool(counts)
+    return seen
 
 
 def _barrier(group: Group, ledger: Ledger | None) -> bool:

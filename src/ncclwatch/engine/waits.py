@@ -149,13 +149,16 @@ class _Joiner:
         inside = np.array([group.id in self.inside.groups for group in groups], np.bool_)
         if not inside.any():
             return
-        # What a rank has received it has sent on, and one part of its own: so much is still to come from it.
-        part = -(-transfers.nsteps // np.maximum(np.array([group.nranks for group in groups])[transfers.group] - 1, 1))
         receiving = ~transfers.sends & transfers.begun & ~transfers.point_to_point & (transfers.done > 0)
-        for row in np.flatnonzero(receiving & (transfers.done + part < transfers.nsteps) & inside[transfers.group]).tolist():
-            operation = transfers.operations[row]
-            if operation.algorithm == "Ring" and operation.collective in RING_ENDS_RECEIVING:
-                self.inside.follow(groups[int(transfers.group[row])], int(transfers.channel[row]), int(transfers.rank[row]))
+        for row in np.flatnonzero(receiving & (transfers.done < transfers.nsteps) & inside[transfers.group]).tolist():
+            operation, group = transfers.operations[row], groups[int(transfers.group[row])]
+            if operation.algorithm != "Ring" or operation.collective not in RING_ENDS_RECEIVING:
+                continue
+            # What a rank has received it has sent on, and one part of its own: so much is still to come from it.
+            rounds = max(group.nranks - 1, 1) * (2 if operation.collective == "AllReduce" else 1)
+            nsteps = int(transfers.nsteps[row])
+            if int(transfers.done[row]) - (-nsteps // rounds) < nsteps:
+                self.inside.follow(group, int(transfers.channel[row]), int(transfers.rank[row]))
 
     def look_before_idle(self) -> None:
         """A rank with nothing open that is waited for in one operation may still be in the one before, inside its node.

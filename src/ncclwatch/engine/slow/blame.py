@@ -173,7 +173,7 @@ def _ranks(profile: Profile, context: Context) -> list[Finding]:
     for members in whole:
         share, looks = float(own[members].sum()), int(held[members].max())
         elsewhere = _outside(own, members, context)
-        if stands_out(share, looks, elsewhere, context, shown):
+        if stands_out(share, looks, elsewhere, context, shown, measured=_slower_than_equals(members, context)):
             findings.append(_of_ranks(profile, members, share, looks, elsewhere, context))
     taken = {at for members in whole for at in members.tolist()}
     sigmas = float(np.interp(context.doubt, (0.0, NOISY), SHARE_SIGMAS))
@@ -186,7 +186,10 @@ def _ranks(profile: Profile, context: Context) -> list[Finding]:
             or _measured(at, own, context)
             or plain[at]
         )
-        if at not in taken and busier[at] and certain and stands_out(own[at], held[at], usual[at], context, shown):
+        alone_slower = _slower_than_equals(np.array([at]), context)
+        if at in taken or not busier[at] or not certain or _paced_by_another(at, own, context):
+            continue
+        if stands_out(own[at], held[at], usual[at], context, shown, measured=alone_slower):
             findings.append(_of_ranks(profile, np.array([at]), float(own[at]), int(held[at]), float(usual[at]), context))
     return [f for f in findings if _beside(f, findings[0], context)] if findings else []
 
@@ -219,6 +222,30 @@ def _measured(at: int, own: Shares, context: Context) -> bool:
     """Whether times of calls say as well that a rank is slow: its work takes longer, or its host begins late."""
     late = context.late is not None and bool(context.late.share[at] >= 0.5 * own[at])
     return late or bool(context.factor[at] >= SLOWER)
+
+
+def _slower_than_equals(members: NDArray[np.int64], context: Context) -> bool:
+    """Whether the times between the calls of all these ranks have grown, and much more than those of their equals elsewhere."""
+    inside = np.zeros(len(context.equal), np.bool_)
+    inside[members] = True
+    for at in members.tolist():
+        others = context.factor[(context.equal == context.equal[at]) & ~inside]
+        others = others[np.isfinite(others)]
+        if context.equal[at] < 0 or not len(others) or not context.factor[at] >= SLOWER * max(1.0, float(np.median(others))):
+            return False
+    return True
+
+
+def _paced_by_another(at: int, own: Shares, context: Context) -> bool:
+    """Whether a rank seems to have become slower as an equal on its host did, who holds others up much more: it waits for it in
+    the calls of a tensor group, and both seem to compute for as long as the quicker one does.
+    """
+    factor = context.factor[at]
+    alike = (context.equal == context.equal[at]) & (context.host == context.host[at]) & (context.factor >= PACED_ALIKE * factor)
+    return bool(context.equal[at] >= 0 and factor >= SLOWER and np.any(own[alike] * PACED_SHARE > own[at]))
+
+
+PACED_ALIKE, PACED_SHARE = 0.8, 0.6
 
 
 def _beside(finding: Finding, worst: Finding, context: Context) -> bool:

@@ -16,6 +16,8 @@ FLOOR = 0.035
 """Below this share of the job's time nothing is blamed."""
 EXPLAINS = 0.2
 """A culprit must explain at least this share of the time that was lost."""
+EXPLAINS_MEASURED = 0.1
+"""The same of one whose own calls say that its work takes longer than that of its equals: few looks then only say who waits."""
 LOOKS = 3
 """Looks in which a culprit must have held others up."""
 
@@ -100,11 +102,16 @@ def sigmas_needed(context: Context) -> float:
     return QUIET_SIGMAS + (NOISY_SIGMAS - QUIET_SIGMAS) * min(1.0, context.doubt / NOISY)
 
 
-def stands_out(share: float, looks: float, reference: float, context: Context, shown: float = 1.0) -> bool:
-    """Whether a share of holding others up stands out. ``shown``: the part of all waits of which it is seen where they end."""
+def stands_out(
+    share: float, looks: float, reference: float, context: Context, shown: float = 1.0, *, measured: bool = False
+) -> bool:
+    """Whether a share of holding others up stands out. ``shown``: the part of all waits of which it is seen where they end;
+    ``measured``: the calls say so as well.
+    """
     excess = share - (0.0 if np.isnan(reference) else reference)
     if context.lost is not None:
-        return bool(looks >= LOOKS and excess >= max(FLOOR, EXPLAINS * context.lost * shown))
+        explains = EXPLAINS_MEASURED if measured else EXPLAINS
+        return bool(looks >= LOOKS and excess >= max(FLOOR, explains * context.lost * shown))
     return bool(
         not np.isnan(reference)
         and looks >= START_LOOKS
