@@ -17,7 +17,7 @@ from ncclwatch.simulate.timeline import Timeline
 from ncclwatch.simulate.wire import RecordSet
 
 AFTER_HANG_S = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0)
-AFTER_SLOW_S = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 15.0, 18.0)
+AFTER_SLOW_S = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 15.0, 18.0, 24.0, 30.0)
 AFTER_HANG_AT_SCALE_S = (3.0, 12.0)
 """A pipeline of 64 stages takes some seconds to come to stand."""
 BEFORE_S = (2.0, 1.0, 0.3)

@@ -241,7 +241,7 @@ def summarise(results: Sequence[Result], diagnoser: Diagnoser) -> list[Line]:
 
 
 def _said_class(result: Result) -> str | None:
-    """The class that a case was said to be of: its own where the verdict is one of those the case takes (one fault can be several)."""
+    """The class that a case was said to be of: its own where the verdict is one of those that the case takes."""
     if result.right_class:
         return result.score_class
     return SCORE_OF.get(VerdictClass(result.said)) if result.said else None

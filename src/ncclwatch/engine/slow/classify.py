@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 MIXED_SHARE = 0.25
 """A second kind of slowness counts from this share of the first."""
+MIXED_SHARE_MEASURED = 0.1
+"""The same for work of which the calls say as well that it is slower."""
 SLOWER = 1.25
 """From this factor on a rank's work is slower, whatever its communication does."""
 
@@ -27,7 +29,9 @@ def classify(judgement: Judgement) -> VerdictClass:
     communicates = max((f.share for f in findings if not f.kind.computes), default=0.0)
     if not computes and communicates and any(works_slower(judgement, f) for f in findings):
         return VerdictClass.SLOW_MIXED
-    if min(computes, communicates) >= MIXED_SHARE * max(computes, communicates):
+    measured = any(f.kind.computes and np.all(judgement.factors[list(f.members)] >= SLOWER) for f in findings)
+    least = MIXED_SHARE_MEASURED if measured and communicates > computes else MIXED_SHARE
+    if min(computes, communicates) >= least * max(computes, communicates):
         return VerdictClass.SLOW_MIXED
     return VerdictClass.SLOW_COMPUTATION if computes > communicates else VerdictClass.SLOW_COMMUNICATION
 

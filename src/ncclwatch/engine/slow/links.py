@@ -121,7 +121,7 @@ def _interfaces(
             neighbours = {end for key in keys for end in _ends(key, index)} - {at}
             part = sum(elevated[key] for key in keys)
             largest = max(elevated[key] for key in keys)
-            if len(neighbours) >= 2 and part >= 0.6 * total and largest <= 0.85 * part:
+            if len(neighbours) >= 2 and part >= 0.6 * total and largest <= 0.7 * part:
                 found.append((part, (at,)))
     # Neighbours share links; what has most of them is what they have in common.
     return [max(found)[1]] if found else []

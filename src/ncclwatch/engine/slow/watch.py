@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,7 +41,7 @@ SPREAD_S, SPREAD_SHARE = 0.1, 0.1
 CONFIRMED = 2
 """Judgements in a row that must name the same before it is reported."""
 FORGIVEN = 5
-"""Judgements without a finding after which what stood is withdrawn, while the job is still slow."""
+"""Judgements without a finding after which what stood is withdrawn (or that part of it), while the job is still slow."""
 OUTLIER_FACTOR = 1.25
 
 
@@ -251,11 +251,13 @@ class SlowWatch:
             unseen=skew.waits if skew is not None else None,
         )
         findings = find(profile, context) if profile.looks else []
-        named = frozenset((finding.kind.computes, finding.members) for finding in findings)
+        named = _named(findings)
+        stood = _named(watch.standing.findings) if watch.standing is not None else frozenset()
         watch.repeated = watch.repeated + 1 if findings and named == watch.named else 1 if findings else 0
         watch.named = named
         duration = slow.mean_s if slow is not None else watch.iterations.duration
-        if watch.repeated >= CONFIRMED:
+        # A culprit beside another may be missed by a few looks.
+        if watch.repeated >= CONFIRMED and not (named < stood and watch.missing < FORGIVEN - 1):
             watch.missing = 0
             stands_since = watch.standing.since if watch.standing is not None else since
             gpus = watch.gpus
@@ -267,7 +269,7 @@ class SlowWatch:
                 watch.paths.costs(since), watch.paths.problem,
             )  # fmt: skip
         elif watch.standing is not None:
-            watch.missing += 1
+            watch.missing = 0 if stood <= named else watch.missing + 1
             if watch.missing >= FORGIVEN:
                 watch.standing = None
                 watch.missing = 0
@@ -328,6 +330,11 @@ class SlowWatch:
         alone = np.array([n < 0 or sizes[n] < 2 for n in result])
         result[alone] = -1
         return result
+
+
+def _named(findings: Iterable[Finding]) -> frozenset[object]:
+    """Whom findings name, and for which side of the work."""
+    return frozenset((finding.kind.computes, finding.members) for finding in findings)
 
 
 def _on_own_clocks(job: Job, wall_s: float) -> list[float]:
