@@ -645,3 +645,45 @@ def test_a_rank_inside_a_node_may_still_be_in_the_operation_before() -> None:
     assert verdict.victims == (1, 2, 3)
     stopped = diagnose(looks([replace(ranks[0], run_state="T"), *ranks[1:]]))
     assert stopped.verdict_class is VerdictClass.STOPPED and stopped.victims == (1, 2, 3)
+
+
+def test_a_rank_that_lacks_only_the_last_part_of_a_ring_waits_for_it() -> None:
+    """As read from a real job on 2.32.3: the GPU of rank 0 stopped in an AllReduce 0 → 1 → 2 → 3 → 0 over hosts (0, 1), (2, 3).
+
+    Rank 3 has sent all that it had to, and has all of it but the last part, which comes through shared memory; on the network it
+    shows only the next operation, of another communicator, which its GPU has not begun.
+    """
+    inside = {
+        0: (shared(Direction.SEND, 1, 302, 302),),
+        1: (shared(Direction.RECV, 0, 302, 302),),
+        2: (shared(Direction.SEND, 3, 310, 310),),
+        3: (shared(Direction.RECV, 2, 310, 310),),
+    }
+    own = {rank: replace(communicator(rank, 4), host_connections=inside[rank]) for rank in range(4)}
+    unread = {2: shared(Direction.SEND, 1, 144, 152), 3: shared(Direction.RECV, 0, 144, 152)}
+    following = {
+        rank: replace(communicator(rank - 2, 3, comm_hash=0xB2), host_connections=(unread[rank],) if rank in unread else ())
+        for rank in (2, 3, 4)
+    }
+    begun = {"nsteps": 24, "base": 288}
+    called = {"nsteps": 12, "comm_hash": 0xB2, "collective": "AllGather", "base": 144}
+    operations = {
+        0: (recv(3, posted=18, received=18, delivered=18, consumed=10, **begun),),
+        1: (send(2, sent=18, done=18, produced=18, **begun),),
+        2: (recv(1, posted=24, received=18, delivered=18, consumed=18, **begun),),
+        3: (send(2, sent=0, done=0, produced=0, **called),),
+        4: (recv(1, posted=8, received=0, delivered=0, consumed=0, **called),),
+    }
+    ranks = [
+        Rank(
+            rank,
+            5,
+            tuple(c for c in (own.get(rank), following.get(rank)) if c is not None),
+            operations[rank],
+            host="abc"[rank // 2],
+        )
+        for rank in range(5)
+    ]
+    verdict = diagnose(looks(ranks))
+    assert named(verdict) == [0], verdict.evidence
+    assert verdict.victims == (1, 2, 3, 4)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
 from ncclwatch.model.state import ProcessSample
@@ -132,6 +134,19 @@ def test_first_operations_get_a_longer_floor_but_no_immunity() -> None:
             accused = number
             break
     assert accused is not None and 10 <= accused <= 12
+
+
+@pytest.mark.parametrize("base", [0, 960])
+def test_connections_through_which_nothing_has_come_are_still_being_made(base: int) -> None:
+    live = LiveDiagnosis(patience=Patience(5))
+    old = replace(communicator(0, 2), op_count=500)
+    ranks = [
+        Rank(0, 2, (old,), (recv(1, posted=8, received=0, delivered=0, consumed=0, base=base),)),
+        Rank(1, 2, (replace(old, rank=1),)),
+    ]
+    rounds_ = zip(*(rank.looks(30) for rank in ranks), strict=True)
+    accused = next((n for n, samples in enumerate(rounds_) if live.update(samples).verdict_class.accuses), None)
+    assert accused is not None and (5 <= accused <= 7 if base else 15 <= accused <= 17)
 
 
 def test_a_young_communicator_beside_an_old_one_is_no_reason_to_wait_longer() -> None:

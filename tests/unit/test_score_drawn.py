@@ -95,6 +95,8 @@ FOUND = {
     "slow loader of a stage behind NVLink": draw(228, 24),
     # One call short in all that follows, 82 calls back: a rank two stages away was named.
     "left out of tensor parallelism behind NVLink, long ago": draw(310, 18),
+    # Who waits for it inside the node was named: its GPU has not begun what was called ahead.
+    "another operation, below which all else is called ahead": draw(702, 20),
     # Parts of an interleaved schedule of several lengths were iterations, and the long ones slow.
     "a checkpoint of an interleaved pipeline": draw(502, 36),
 }

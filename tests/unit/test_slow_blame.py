@@ -82,6 +82,28 @@ def test_a_host_that_begins_late_like_its_equals_elsewhere_is_not_late_by_itself
     assert late({0, 1}, 4) == [(Kind.HOST, (0,))], "only its own host is late"
 
 
+def with_factors(lost: float, factors: dict[int, float], hosts: int = 4) -> Context:
+    made = context(lost, hosts=hosts)
+    return replace(made, factor=np.array([factors.get(rank, 1.0) for rank in range(RANKS)]))
+
+
+def test_a_rank_whose_calls_say_that_it_is_slow_needs_fewer_looks_to_agree() -> None:
+    seldom = add_up([look([Hold(Part.GPU, 0.8, KEYS[3], None, "AllReduce", 7)], {3}, OTHERS)] * 3 + FAST[:1] * 26, KEYS)
+    assert 0.1 * 0.6 < seldom.own()[3] < 0.2 * 0.6
+    assert find(seldom, context(0.6, hosts=4)) == [], "looks alone"
+    assert [f.members for f in find(seldom, with_factors(0.6, {3: 2.5}))] == [(3,)]
+    assert find(seldom, with_factors(0.6, dict.fromkeys(range(RANKS), 2.5))) == [], "all have become slower alike"
+
+
+def test_a_fellow_of_a_tensor_group_is_paced_by_the_slow_rank() -> None:
+    """Both call in step, and for a third of the time both compute."""
+    both = look([Hold(Part.GPU, 0.4, KEYS[rank], None, "AllReduce", 7) for rank in (2, 3)], {2, 3}, OTHERS - {2})
+    only = look([Hold(Part.GPU, 0.8, KEYS[3], None, "AllReduce", 7)], {3}, OTHERS)
+    paced = with_factors(0.6, {2: 2.4, 3: 2.5})
+    assert [f.members for f in find(add_up([both, only, only] * 5 + FAST, KEYS), paced)] == [(3,)]
+    assert [f.members for f in find(add_up([both] * 12 + FAST, KEYS), paced)] == [(2, 3)], "equally slow"
+
+
 def test_noise_is_measured_by_the_slow_down() -> None:
     assert context(0.3, noise=0.1).doubt == 0.1, "less than twice as slow"
     assert context(0.8, noise=0.1).doubt == pytest.approx(0.025), "five times as slow"
@@ -114,6 +136,8 @@ def test_a_link_an_interface_and_a_host() -> None:
     assert [(f.kind, f.members) for f in find(add_up(one, KEYS), context(0.6))] == [(Kind.LINK, (2, 3))]
     both = [look([link(2, 3, 0.4), link(3, 4, 0.4)], set(), OTHERS)] * 8
     assert [(f.kind, f.members) for f in find(add_up(both, KEYS), context(0.6))] == [(Kind.NIC, (3,))]
+    uneven = [look([link(2, 3, 0.6), link(3, 4, 0.2)], set(), OTHERS)] * 8
+    assert [(f.kind, f.members) for f in find(add_up(uneven, KEYS), context(0.6))] == [(Kind.LINK, (2, 3))]
     pairs = ((1, 2), (2, 5), (3, 6), (7, 3), (3, 4))
     many = [look([link(a, b, 0.15) for a, b in pairs], set(), OTHERS)] * 8
     assert [(f.kind, f.members) for f in find(add_up(many, KEYS), context(0.6, hosts=4))] == [(Kind.NIC, (2, 3))]
