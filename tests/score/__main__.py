@@ -37,6 +37,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--verbose", action="store_true", help="print what ours said of each case that it got wrong")
     parser.add_argument("--without-baselines", action="store_true")
     parser.add_argument("--drawn", type=int, default=0, metavar="N", help="instead of files, N scenarios drawn from --seed")
+    parser.add_argument(
+        "--shift", type=int, default=0, metavar="N", help="look at other moments: the looks' schedule from its Nth on"
+    )
     parser.add_argument("--jobs", type=int, default=0, help="scenarios at a time; default: as many as cores, of real runs one")
     real = parser.add_argument_group("real runs")
     real.add_argument("--real", action="store_true", help="play the scenarios with real NCCL on the CPU testbed (root)")
@@ -69,7 +72,7 @@ def main(arguments: list[str] | None = None) -> int:
     diagnosers: list[Diagnoser] = [Ncclwatch(), *([] if options.without_baselines else all_baselines())]
     results: list[Result] = []
     began = time.monotonic()
-    scored = score_all(chosen, jobs=options.jobs, with_baselines=not options.without_baselines)
+    scored = score_all(chosen, jobs=options.jobs, with_baselines=not options.without_baselines, shift=options.shift)
     for scenario, case_results in zip(chosen, scored, strict=True):
         results += case_results
         ours = case_results[0]

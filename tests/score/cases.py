@@ -34,9 +34,9 @@ class Moment:
 
 
 class Case:
-    """A simulated run of one scenario."""
+    """A simulated run of one scenario. ``shift`` moves the looks by so many of their schedule: when they fall is chance."""
 
-    def __init__(self, scenario: Scenario) -> None:
+    def __init__(self, scenario: Scenario, shift: int = 0) -> None:
         self.scenario = scenario
         self.timeline: Timeline = simulate(scenario)
         self.cast = Cast(scenario)
@@ -44,7 +44,7 @@ class Case:
         self._clocks = clocks(self.timeline, self.effect_s)
         period = scenario.observe.state_period_s
         first = max(0.5 * scenario.network.init_s, self._clocks[0] - HISTORY_S)
-        looks = (first + look_time(number, period) for number in count())
+        looks = (first + look_time(number, period) - shift * period for number in count(shift))
         times = list(takewhile(lambda time: time <= self._clocks[-1] + 1e-9, looks))
         if "scale" in scenario.tags:  # each look at thousands of ranks is costly: a few around each clock
             times = sorted({max(0.1, c - back) for c in self._clocks for back in (0.0, 1.0)} | _last_looks(self._clocks[-1]))
