@@ -183,7 +183,7 @@ def _inconsistent(job: Job, group: Group, finding: CallsFinding, orders: Orders 
         evidence.append(f"the ranks have called up to {finding.ago} operations since: NCCL does not compare what ranks call")
     evidence += [how] if how else []
     tie = len(wrong) == len(groups)
-    confidence = 0.5 if tie else 0.75 if how else 0.95
+    confidence = explain.TIE if tie else 0.75 if how else 0.95
     verdict_class = VerdictClass.INCONSISTENT
     holders = {group.members[rank][0].index: rank for rank in odd if rank in group.members}
     deviations = find_deviations(job, set(holders), orders, proper=tie)

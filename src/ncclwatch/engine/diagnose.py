@@ -37,8 +37,6 @@ from ncclwatch.model.verdict import Verdict, VerdictClass
 
 OF_CALLS = frozenset({VerdictClass.NOT_ENTERED, VerdictClass.DEADLOCK, VerdictClass.UNKNOWN})
 """What follows where a rank has left a call out."""
-TIE = 0.5
-"""Confidence of a verdict that names all sides of a disagreement."""
 
 MESSAGE_ROUNDS = 64
 """Waits for messages are followed from rank to rank so often: a pipeline's stages."""
@@ -174,7 +172,7 @@ def _judge_standstill(job: Job, outlook: Outlook, loners: Sequence[Member], stil
         if halted or gone_ranks:
             return judge_halted(job, halted, gone_ranks, waits, sinks, still, time, confidence=0.85)
     verdict = _judge_waits(job, outlook, waits, sinks, findings, messages, still, time)
-    tie = verdict.verdict_class is VerdictClass.INCONSISTENT and verdict.confidence <= TIE
+    tie = verdict.verdict_class is VerdictClass.INCONSISTENT and verdict.confidence == explain.TIE
     if waits.open and (tie or verdict.verdict_class in OF_CALLS):
         # Who has left a call out is one behind in all that follows: the waits may well end at somebody else.
         verdict = judge_habits(job, waits, outlook.orders, still, time) or verdict

@@ -16,6 +16,8 @@ from ncclwatch.model.state import Communicator
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass, places, stands_in
 
 EVIDENCE_LINES = 12
+TIE = 0.5
+"""Confidence of a verdict that names all sides of a disagreement; no other has it."""
 HEALTHY_RESULTS = frozenset({"ncclSuccess", "ncclInProgress"})
 
 

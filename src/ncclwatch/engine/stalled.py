@@ -103,7 +103,7 @@ def _inconsistent(job: Job, waits: Waits, orders: Orders | None, still: float, t
                 suspects.setdefault(member.index, what)
     if not suspects:
         return explain.ambiguous_cycle(job, waits.first(explain.EVIDENCE_LINES), still, time)
-    verdict_class, confidence = VerdictClass.INCONSISTENT, 0.5 if tie else 0.9
+    verdict_class, confidence = VerdictClass.INCONSISTENT, explain.TIE if tie else 0.9
     deviations = find_deviations(job, set(suspects), orders) if tie else {}
     if deviations:
         # The side that broke its own habit breaks the tie.
@@ -141,9 +141,11 @@ def _counts_disagree(
     own = waits.of(suspects)
     evidence += explain.wait_lines(wait for index in suspects for wait in own[index])
     victims = {index for d in disagreements for index in d.group.ranks} - suspects.keys()
+    confidence = explain.TIE if tie else 0.85
+    unobserved = ("which call it was: memory does not keep the order of finished calls",)
     return explain.build(
-        job, VerdictClass.INCONSISTENT, culprits, victims, evidence, still=still, time=time, confidence=0.5 if tie else 0.85,
-        unobserved=("which call it was: memory does not keep the order of finished calls",),
+        job, VerdictClass.INCONSISTENT, culprits, victims, evidence, still=still, time=time, confidence=confidence,
+        unobserved=unobserved,
     )  # fmt: skip
 
 
