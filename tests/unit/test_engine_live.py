@@ -10,7 +10,7 @@ from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import VerdictClass
-from unit.synthetic import SECOND, Rank, communicator, frozen_ring, looks, moved, recv
+from unit.synthetic import SECOND, Rank, communicator, frozen_ring, looks, moved, recv, send
 
 
 def rounds(count: int, *, run_state: str = "T") -> list[list[ProcessSample]]:
@@ -134,6 +134,22 @@ def test_first_operations_get_a_longer_floor_but_no_immunity() -> None:
             accused = number
             break
     assert accused is not None and 10 <= accused <= 12
+
+
+@pytest.mark.parametrize("retrying", [(1, 2), (2, 1), (0, 1), None])
+def test_a_link_whose_sockets_try_again_is_given_their_time(retrying: tuple[int, int] | None) -> None:
+    """TCP waits twice as long each time: a link that only loses much stands still for more than five seconds."""
+    live, done = LiveDiagnosis(patience=Patience(5)), {0: 4, 1: 8, 2: 4, 3: 4}
+    ranks = []
+    for rank in range(4):
+        arrived = 0 if rank == 2 else 4
+        got = recv((rank - 1) % 4, posted=arrived + 8, received=arrived, delivered=arrived, consumed=arrived, base=960)
+        sent = send((rank + 1) % 4, sent=done[rank], done=0 if rank == 1 else 4, produced=done[rank], base=960)
+        ranks.append(Rank(rank, 4, (replace(communicator(rank, 4), op_count=500),), (sent, got)))
+    live.retrying = frozenset({(ranks[0].communicators[0].hash, *retrying)} if retrying else ())
+    rounds_ = zip(*(rank.looks(30) for rank in ranks), strict=True)
+    accused = next((n for n, samples in enumerate(rounds_) if live.update(samples).verdict_class.accuses), None)
+    assert accused is not None and (13 <= accused <= 15 if retrying in ((1, 2), (2, 1)) else 5 <= accused <= 7)
 
 
 @pytest.mark.parametrize("base", [0, 960])

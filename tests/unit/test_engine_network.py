@@ -202,3 +202,14 @@ def test_what_is_seen_of_the_network_travels_with_a_batch() -> None:
     batch = next(node_batches([[rank.looks(1)[0] for rank in frozen_ring(2)]]))
     batch.network = NetworkLook((nic,), (CHANGE,), (line,), (flow,), ("note",))
     assert BatchReader().decode(BatchWriter().encode(batch)).batch.network == batch.network
+
+
+def test_sockets_that_try_again_are_told_until_they_have_tried_often() -> None:
+    def flow(timeouts: int | None, unacknowledged: int = 3, peer: int = 2) -> FlowRecord:
+        return FlowRecord(
+            1, FlowKind.SOCKET, "Socket", "eth0", 0, FlowState.ACTIVE, "", 0, 0xA, 1, 0, peer, Direction.SEND,
+            socket=SocketFacts(1, "a", "b", timeouts=timeouts, unacknowledged=unacknowledged),
+        )  # fmt: skip
+
+    assert remembering(NetworkLook(flows=(flow(1), flow(5, peer=3), flow(None, peer=4)))).retrying() == {(0xA, 1, 2), (0xA, 1, 3)}
+    assert remembering(NetworkLook(flows=(flow(0), flow(6), flow(2, unacknowledged=0)))).retrying() == set()

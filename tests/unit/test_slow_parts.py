@@ -139,6 +139,23 @@ class TestCadence:
         found = cadences.find("", 7)
         assert found is not None and found.usual == 18 and len(found.iterations) >= 8
 
+    @pytest.mark.parametrize("micro_batches", [2, 4, 8])
+    @pytest.mark.parametrize("batch", [5, 64])
+    def test_an_iteration_that_ends_by_nothing_but_a_change_of_direction(self, micro_batches: int, batch: int) -> None:
+        """GPipe without data parallelism: no operation comes once an iteration, and sends come regularly for a while."""
+        tensor = (Function.ALL_REDUCE, TENSOR, -1)
+        forward, backward = [tensor, tensor, (Function.SEND, PIPE, 1)], [(Function.RECV, PIPE, 1), tensor, tensor]
+        program = (forward * micro_batches + backward * micro_batches) * 40
+        cadences, usual = Cadences(), 6 * micro_batches
+        times = [100.0 + 0.01 * k for k in range(len(program))]
+        for start in range(0, len(program), batch):
+            cadences.add_calls(calls(program[start : start + batch], times[start : start + batch]))
+        found = cadences.of["", 7]
+        assert found.usual == usual and found.generation <= 3
+        assert len(found.iterations) >= 12
+        assert [i.duration for i in found.iterations] == pytest.approx([0.01 * usual] * len(found.iterations))
+        assert {len(profile) for profile in found.profiles} == {usual + 1} and found.open_since is not None
+
     def test_lost_records_cut_the_iteration(self) -> None:
         cadences = Cadences()
         end = feed(cadences, [("train", 0.01)] * 8)

@@ -25,7 +25,7 @@ from ncclwatch.engine.job import Job, Member, assemble
 from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.locate import Sink, find_sinks
 from ncclwatch.engine.messages import Messages, follow_messages
-from ncclwatch.engine.patience import Patience
+from ncclwatch.engine.patience import Patience, retry_patience
 from ncclwatch.engine.ports import PortDown, blame_ports
 from ncclwatch.engine.severity import severity
 from ncclwatch.engine.stalled import judge_habits, judge_stalled
@@ -62,6 +62,8 @@ class Outlook:
     """In which order each process called what."""
     ports_down: Sequence[PortDown] = ()
     """NICs that ranks use and that can carry no traffic."""
+    retrying: Collection[tuple[int, int, int]] = frozenset()
+    """Connections whose sockets try again to send, as of :meth:`NetworkMemory.retrying`."""
     totals: dict[Place, tuple[int, int]] = field(default_factory=dict)
     """Communicator of a process → (NCCL's own count of collectives, calls in the ledger at that moment)"""
 
@@ -163,6 +165,8 @@ def _judge_standstill(job: Job, outlook: Outlook, loners: Sequence[Member], stil
     if by_calls:
         sinks = find_sinks(job, waits)
     patience_s = outlook.patience.needed(job, sinks, findings, still, outlook.ledger) if outlook.patience is not None else 0.0
+    if outlook.patience is not None and not outlook.ports_down:
+        patience_s = max(patience_s, retry_patience(job, sinks, outlook.retrying))
     if still < patience_s:
         return explain.too_early(job, sinks, still, patience_s, time) if waits.open else explain.nothing_open(job, still, time)
     sinks = _follow_further(job, waits, sinks, messages)

@@ -59,6 +59,8 @@ class LiveDiagnosis:
     """(communicator's hash, rank in it) of ranks whose node has fallen silent."""
     ports_down: Sequence[PortDown] = ()
     """NICs that ranks use and that can carry no traffic, as their hosts last said."""
+    retrying: Collection[tuple[int, int, int]] = frozenset()
+    """Connections whose sockets try again to send, as of :meth:`NetworkMemory.retrying`."""
     ledger: Ledger = field(default_factory=Ledger)
     slow: SlowWatch = field(default_factory=SlowWatch)
     """Judges the jobs that run: whether they run as fast as they should."""
@@ -111,6 +113,7 @@ class LiveDiagnosis:
             self._note_totals(sample)
         self._previous = list(samples)
         outlook = Outlook(self.patience, complete_hosts=self.complete_hosts, silent=self.silent, ports_down=self.ports_down)
+        outlook.retrying = self.retrying
         if self.ledger.rows:
             outlook.ledger, outlook.totals, outlook.orders = self.ledger, self._totals, self.slow.cadences.orders
         looks = [series.samples for series in self._series.values()]

@@ -23,6 +23,8 @@ MAX_KEPT = 200
 MAX_HOSTS = 65536
 MAX_FLOWS = 4096
 MAX_FLOW_LINES = 3
+LAST_TIMEOUT = 6
+"""Retransmission timeouts in a row after which TCP's next try is not waited for: 12.6 s where the first comes after 0.2 s."""
 FLOWS_STALE_NS = 10_000_000_000
 """A host that has listed no flow for this long has none."""
 SETTLED_NS = 3_000_000_000
@@ -112,6 +114,18 @@ class NetworkMemory:
                 elif nic.used_by and not nic.up:
                     found.append(PortDown(nic))
         return found
+
+    def retrying(self) -> frozenset[tuple[int, int, int]]:
+        """Connections (communicator's hash, rank and peer in it) whose sockets wait to send again what was lost, and may come
+        through: each time they wait twice as long, so a link that only loses much can stand still for seconds.
+        """
+        return frozenset(
+            (flow.comm_hash, flow.rank, flow.peer)
+            for known in self.hosts.values()
+            for flow in known.flows
+            if flow.comm_hash is not None and flow.rank is not None and flow.peer is not None and flow.socket is not None
+            if flow.socket.unacknowledged and 0 < (flow.socket.timeouts or 0) < LAST_TIMEOUT
+        )
 
     def explain(self, verdict: Verdict) -> Verdict:
         """The verdict with what the NICs have to say about it, itself when that is nothing. Its id stays the same."""

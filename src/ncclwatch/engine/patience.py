@@ -8,11 +8,12 @@ has stood still and gone on is what is to be expected of it. Another operation's
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ncclwatch.engine.calls import CallsFinding
+from ncclwatch.engine.edges import LinkNode
 from ncclwatch.engine.job import Group, Job
 from ncclwatch.engine.ledger import Ledger
 from ncclwatch.engine.locate import Sink
@@ -34,6 +35,9 @@ YOUNG_OPERATIONS = 3
 
 BARRIER_ELEMENTS = 4
 """A collective of so few elements carries no data worth waiting for: it is there for the waiting."""
+
+RETRY_S = 13.0
+"""TCP sends again 0.2, 0.6, 1.4, 3.0, 6.2 and 12.6 s after what was lost (Linux, ``TCP_RTO_MIN``, doubled each time)."""
 
 REMEMBERED = 16
 MAX_KINDS = 4096
@@ -97,6 +101,19 @@ class Patience:
             if len(self._learned) < MAX_KINDS or kind in self._learned:
                 self._learned.setdefault(kind, deque(maxlen=REMEMBERED)).append(lasted)
         self._seen.clear()
+
+
+def retry_patience(job: Job, sinks: Sequence[Sink], retrying: Collection[tuple[int, int, int]]) -> float:
+    """Seconds a standstill must last that waits for links alone, of which one's sockets (``retrying``, see
+    :class:`diagnose.Outlook`) try again and may come through.
+    """
+    ends = [sink.nodes[0] for sink in sinks if retrying]
+    links = [end for end in ends if isinstance(end, LinkNode)]
+    if len(links) < len(ends):
+        return 0.0
+    ways = {(job.groups[link.group_id].hash, link.source, link.destination) for link in links}
+    ways |= {(number, there, here) for number, here, there in ways}
+    return 0.0 if ways.isdisjoint(retrying) else RETRY_S
 
 
 def wait_kinds(sinks: Iterable[Sink]) -> set[WaitKind]:

@@ -29,6 +29,12 @@ KEPT_TIMES = 8
 SEARCH_EVERY = 16
 SETTLED = 12
 """Iterations after which the pattern is no longer searched for."""
+BREAKS, LONGEST_CONTEXT = 6, 16
+"""Iterations of an unusual length after which a pattern that never held was that of an inner loop: then a call counts together
+with twice as many of those before it, up to so many.
+"""
+PATTERNLESS_CALLS = 256
+"""The same after so many calls without any pattern, and after twice as many each time."""
 INNER_S, INNER_CALLS = 0.1, KEPT_CALLS // 2
 """What comes back sooner may be an inner loop (the layers' tensor-parallel calls): it is searched on for so many calls."""
 
@@ -81,6 +87,13 @@ class Cadence:
     _number: int = 0
     _unusual: int = 0
     _steady: int = 0
+    _breaks: int = 0
+    _longest: int = 0
+    """Iterations of other lengths since the pattern was found, and the most in a row of the usual one."""
+    _context: int = 1
+    """A call is told by so many tokens, its own and those before: where an iteration ends by nothing but a change of what is
+    called (GPipe without data parallelism), no operation comes once in it.
+    """
     _found_at: int = 0
     """Calls that had been made when the pattern was found."""
 
@@ -156,14 +169,15 @@ class Cadence:
 
     def _search(self) -> None:
         """Find the rarest operation that comes at a constant number of calls; what was cut by a commoner one is cut anew."""
-        tokens = np.array(self._tokens, np.uint64)
+        tokens = self._in_context(0)
         distinct, kind, numbers = np.unique(tokens, return_inverse=True, return_counts=True)
         often = numbers[kind]
         best: tuple[int, int, int] | None = None
         # Rarest first: an operation of the inner loop has constant distances too, but occurs more often.
-        for at in np.argsort(numbers, kind="stable")[:16].tolist():
-            if numbers[at] < 3 or (best is not None and numbers[at] > best[1]):
-                continue
+        rarest = np.argsort(numbers, kind="stable")
+        for at in rarest[numbers[rarest] >= 3][:16].tolist():
+            if best is not None and numbers[at] > best[1]:
+                break
             places = np.flatnonzero(kind == at)
             gaps = places[-2] - places[-3], places[-1] - places[-2]
             if gaps[0] != gaps[1] or len(tokens) - places[-1] > 2 * gaps[0]:
@@ -173,6 +187,12 @@ class Cadence:
             distance = int(following[0]) + 1 if len(following) else 0
             if best is None or distance > best[2]:
                 best = (int(distinct[at]), int(numbers[at]), distance)
+        if (
+            best is None
+            and not self.marker
+            and len(tokens) >= PATTERNLESS_CALLS * self._context < PATTERNLESS_CALLS * LONGEST_CONTEXT
+        ):
+            self._context *= 2
         if best is None or best[0] == self.marker:
             return
         if self.marker and np.count_nonzero(tokens == np.uint64(self.marker)) <= best[1]:
@@ -184,7 +204,7 @@ class Cadence:
 
     def _split(self) -> None:
         """Cut what is kept at the markers; while the pattern is not settled the calls stay, to be searched again."""
-        tokens = np.array(self._tokens[self._done :], np.uint64)
+        tokens = self._in_context(self._done)
         ends = np.flatnonzero(tokens == np.uint64(self.marker))
         ends = ends[ends + 1 < len(tokens)]
         if len(ends):
@@ -202,9 +222,19 @@ class Cadence:
                 self._cut = True
                 start = end + 1
             self._done += start
-        if self._settled and self._done:
-            del self._times[: self._done], self._tokens[: self._done], self._kinds[: self._done]
-            self._done = 0
+        past = self._done - (self._context - 1)
+        if self._settled and past > 0:
+            del self._times[:past], self._tokens[:past], self._kinds[:past]
+            self._done -= past
+
+    def _in_context(self, begin: int) -> NDArray[np.uint64]:
+        """The calls from ``begin`` on, each by its token and those before it."""
+        before = max(0, begin - (self._context - 1))
+        tokens = np.array(self._tokens[before:], np.uint64)
+        found = tokens.copy()
+        for back in range(1, min(self._context, len(tokens))):
+            found[back:] += tokens[:-back] * np.uint64(pow(_CONTEXT_FACTOR, back, 1 << 64))
+        return found[begin - before :]
 
     def _skip(self, ends: NDArray[np.int64]) -> tuple[int, list[int]]:
         """Of a great many iterations alike only the newest are kept: where those begin, and their ends."""
@@ -225,12 +255,17 @@ class Cadence:
             self.usual, self.program = calls, hash(tuple(kinds))
         if calls != self.usual:
             self._unusual += 1
+            self._breaks += 1
             self._steady = 0
-            if self._unusual > KEPT_TIMES:
+            inner = self._breaks >= BREAKS and self._longest < SETTLED and self._context < LONGEST_CONTEXT
+            if inner:
+                self._context *= 2
+            if inner or self._unusual > KEPT_TIMES:
                 self._forget_pattern()
             return
         self._unusual = 0
         self._steady += 1
+        self._longest = max(self._longest, self._steady)
         self.iterations.append(Iteration(float(times[0]), float(times[-1]), self._number))
         profile = times - times[0]
         self.profiles.append(profile)
@@ -241,7 +276,7 @@ class Cadence:
 
     def _forget_pattern(self) -> None:
         """The job does something else now, or the pattern was taken for a part of it."""
-        self.marker = self.usual = self._unusual = self._done = self._number = self._steady = 0
+        self.marker = self.usual = self._unusual = self._done = self._number = self._steady = self._breaks = self._longest = 0
         self._cut = False
         self.profiles.clear()
         self.baseline.clear()
@@ -303,6 +338,7 @@ def _tokens(events: NDArray[Any]) -> tuple[NDArray[np.uint64], NDArray[np.uint64
     return (kinds ^ (places ^ (places >> np.uint64(32)))) | np.uint64(1), kinds
 
 
+_CONTEXT_FACTOR = 0x9E3779B97F4A7C15
 _FACTORS = {
     "function": 0xC2B2AE3D27D4EB4F,
     "count": 0x165667B19E3779F9,
