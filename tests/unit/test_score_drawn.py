@@ -97,6 +97,8 @@ FOUND = {
     "left out of tensor parallelism behind NVLink, long ago": draw(310, 18),
     # Who waits for it inside the node was named: its GPU has not begun what was called ahead.
     "another operation, below which all else is called ahead": draw(702, 20),
+    # Three iterations of a quarter of a minute, in which nobody called anything for most of the time: a rank was blamed for them.
+    "a job that pauses three times": draw(713, 16),
     # Parts of an interleaved schedule of several lengths were iterations, and the long ones slow.
     "a checkpoint of an interleaved pipeline": draw(502, 36),
 }

@@ -191,7 +191,7 @@ def _ranks(profile: Profile, context: Context) -> list[Finding]:
             continue
         if stands_out(own[at], held[at], usual[at], context, shown, measured=alone_slower):
             findings.append(_of_ranks(profile, np.array([at]), float(own[at]), int(held[at]), float(usual[at]), context))
-    return [f for f in findings if _beside(f, findings[0], context)] if findings else []
+    return [f for n, f in enumerate(findings) if n == 0 or _beside(f, findings[0], context)]
 
 
 SHARE_SIGMAS = (2.0, 3.0)
@@ -200,6 +200,7 @@ SHARE_SIGMAS = (2.0, 3.0)
 SECOND = 0.5
 """Beside a worse culprit a rank counts from this share of its, or where the times between its calls say that it is slow."""
 SECOND_SLOWER = 0.25
+AS_EVER = 1.1
 SLOWER = 1.25
 
 
@@ -250,7 +251,10 @@ PACED_ALIKE, PACED_SHARE = 0.8, 0.6
 
 def _beside(finding: Finding, worst: Finding, context: Context) -> bool:
     """Whether a culprit beside a worse one is one: who is held up in ways the looks do not show seems to hold others up."""
-    slower = bool(np.all(context.factor[list(finding.members)] >= SLOWER))
+    factors = context.factor[list(finding.members)]
+    slower = bool(np.all(factors >= SLOWER))
+    if finding.kind is Kind.COMPUTE and np.all(factors < AS_EVER):
+        return False  # the times between its calls say that it works as fast as ever
     return finding.share >= (SECOND_SLOWER if slower else SECOND) * worst.share
 
 

@@ -43,6 +43,8 @@ CONFIRMED = 2
 FORGIVEN = 5
 """Judgements without a finding after which what stood is withdrawn (or that part of it), while the job is still slow."""
 OUTLIER_FACTOR = 1.25
+IDLE_EXPLAINS = 0.5
+"""A job that pauses as a whole, nothing open on any rank, for this share of what iterations lose is held up by nobody in it."""
 
 
 @dataclass(slots=True)
@@ -83,6 +85,11 @@ class _JobWatch:
     looks: deque[Look] = field(default_factory=lambda: deque(maxlen=KEPT_LOOKS))
     pending: deque[Look] = field(default_factory=lambda: deque(maxlen=PENDING_LOOKS))
     """Looks since the job last made progress."""
+    idle: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=KEPT_LOOKS))
+    """From when to when nothing was open on any rank, between two looks each; wall time."""
+    judged_s: float = 0.0
+    """Wall time of the newest sample of the judgement before; ``begun_s``: of the first."""
+    begun_s: float = 0.0
     looked_ns: int = 0
     """Time of the oldest sample of the last look."""
     rounds: int = 0
@@ -126,6 +133,10 @@ class SlowWatch:
         if topology is not None and not topology.by_id.keys() & job.groups.keys():
             topology = None
         watch = self._watch_of(job)
+        before_s, watch.judged_s = watch.judged_s, max(member.last.wall_ns for member in job.members) / 1e9
+        watch.begun_s = watch.begun_s or watch.judged_s
+        if verdict.verdict_class is VerdictClass.IDLE and before_s:
+            watch.idle.append((before_s, watch.judged_s))
         if verdict.verdict_class.accuses or verdict.verdict_class is VerdictClass.IDLE:
             watch.pending.clear()
             return verdict
@@ -250,7 +261,7 @@ class SlowWatch:
             late=skew.joined(lateness) if lateness is not None and skew is not None else lateness,
             unseen=skew.waits if skew is not None else None,
         )
-        findings = find(profile, context) if profile.looks else []
+        findings = find(profile, context) if profile.looks and not _pauses(watch, slow) else []
         named = _named(findings)
         stood = _named(watch.standing.findings) if watch.standing is not None else frozenset()
         watch.repeated = watch.repeated + 1 if findings and named == watch.named else 1 if findings else 0
@@ -330,6 +341,15 @@ class SlowWatch:
         alone = np.array([n < 0 or sizes[n] < 2 for n in result])
         result[alone] = -1
         return result
+
+
+def _pauses(watch: _JobWatch, slow: SlowDown | None) -> bool:
+    """Whether iterations are long because the whole job does nothing for a while in each: who is seen beside that is not why."""
+    if slow is None:
+        return False
+    since = max(slow.since + watch.offset_s, watch.begun_s)
+    idle_s = sum(end - begin for begin, end in watch.idle if begin >= since)
+    return idle_s >= IDLE_EXPLAINS * slow.lost_share * max(0.0, watch.judged_s - since) > 0
 
 
 def _named(findings: Iterable[Finding]) -> frozenset[object]:
