@@ -23,8 +23,8 @@ MAX_KEPT = 200
 MAX_HOSTS = 65536
 MAX_FLOWS = 4096
 MAX_FLOW_LINES = 3
-LAST_TIMEOUT = 6
-"""Retransmission timeouts in a row after which TCP's next try is not waited for: 12.6 s where the first comes after 0.2 s."""
+LAST_TIMEOUT = 5
+"""Retransmission timeouts in a row after which TCP's next try is not waited for: 6.2 s where the first comes after 0.2 s."""
 FLOWS_STALE_NS = 10_000_000_000
 """A host that has listed no flow for this long has none."""
 SETTLED_NS = 3_000_000_000

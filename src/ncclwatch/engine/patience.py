@@ -36,8 +36,8 @@ YOUNG_OPERATIONS = 3
 BARRIER_ELEMENTS = 4
 """A collective of so few elements carries no data worth waiting for: it is there for the waiting."""
 
-RETRY_S = 13.0
-"""TCP sends again 0.2, 0.6, 1.4, 3.0, 6.2 and 12.6 s after what was lost (Linux, ``TCP_RTO_MIN``, doubled each time)."""
+RETRY_S = 7.0
+"""TCP sends again 0.2, 0.6, 1.4, 3.0 and 6.2 s after what was lost (Linux, ``TCP_RTO_MIN``, doubled each time), then 12.6."""
 
 REMEMBERED = 16
 MAX_KINDS = 4096
