@@ -112,8 +112,13 @@ class LiveDiagnosis:
         for sample in self._previous:
             self._note_totals(sample)
         self._previous = list(samples)
-        outlook = Outlook(self.patience, complete_hosts=self.complete_hosts, silent=self.silent, ports_down=self.ports_down)
-        outlook.retrying = self.retrying
+        outlook = Outlook(
+            self.patience,
+            complete_hosts=self.complete_hosts,
+            silent=self.silent,
+            ports_down=self.ports_down,
+            retrying=self.retrying,
+        )
         if self.ledger.rows:
             outlook.ledger, outlook.totals, outlook.orders = self.ledger, self._totals, self.slow.cadences.orders
         looks = [series.samples for series in self._series.values()]

@@ -200,7 +200,10 @@ SHARE_SIGMAS = (2.0, 3.0)
 SECOND = 0.5
 """Beside a worse culprit a rank counts from this share of its, or where the times between its calls say that it is slow."""
 SECOND_SLOWER = 0.25
+PACED_ALIKE, PACED_SHARE = 0.8, 0.6
+"""Who has slowed down by at least this part of another's factor, and holds others up by less than this part, is paced by it."""
 AS_EVER = 1.1
+"""Below this factor on the times between calls a rank works as fast as ever."""
 SLOWER = 1.25
 
 
@@ -244,9 +247,6 @@ def _paced_by_another(at: int, own: Shares, context: Context) -> bool:
     factor = context.factor[at]
     alike = (context.equal == context.equal[at]) & (context.host == context.host[at]) & (context.factor >= PACED_ALIKE * factor)
     return bool(context.equal[at] >= 0 and factor >= SLOWER and np.any(own[alike] * PACED_SHARE > own[at]))
-
-
-PACED_ALIKE, PACED_SHARE = 0.8, 0.6
 
 
 def _beside(finding: Finding, worst: Finding, context: Context) -> bool:
