@@ -164,9 +164,11 @@ def _judge_standstill(job: Job, outlook: Outlook, loners: Sequence[Member], stil
         by_calls |= messages is not None and messages.draw(waits, job.members)
     if by_calls:
         sinks = find_sinks(job, waits)
-    patience_s = outlook.patience.needed(job, sinks, findings, still, outlook.ledger) if outlook.patience is not None else 0.0
-    if outlook.patience is not None and not outlook.ports_down:
-        patience_s = max(patience_s, retry_patience(job, sinks, outlook.retrying))
+    patience_s = 0.0
+    if outlook.patience is not None:
+        patience_s = outlook.patience.needed(job, sinks, findings, still, outlook.ledger)
+        if not outlook.ports_down:
+            patience_s = max(patience_s, retry_patience(job, sinks, outlook.retrying))
     if still < patience_s:
         return explain.too_early(job, sinks, still, patience_s, time) if waits.open else explain.nothing_open(job, still, time)
     sinks = _follow_further(job, waits, sinks, messages)

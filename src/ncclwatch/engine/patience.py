@@ -107,9 +107,8 @@ def retry_patience(job: Job, sinks: Sequence[Sink], retrying: Collection[tuple[i
     """Seconds a standstill must last that waits for links alone, of which one's sockets (``retrying``, see
     :class:`diagnose.Outlook`) try again and may come through.
     """
-    ends = [sink.nodes[0] for sink in sinks if retrying]
-    links = [end for end in ends if isinstance(end, LinkNode)]
-    if len(links) < len(ends):
+    links = [end for sink in sinks if isinstance(end := sink.nodes[0], LinkNode)]
+    if not retrying or len(links) < len(sinks):
         return 0.0
     ways = {(job.groups[link.group_id].hash, link.source, link.destination) for link in links}
     ways |= {(number, there, here) for number, here, there in ways}

@@ -186,11 +186,11 @@ def _ranks(profile: Profile, context: Context) -> list[Finding]:
             or _measured(at, own, context)
             or plain[at]
         )
-        alone_slower = _slower_than_equals(np.array([at]), context)
         if at in taken or not busier[at] or not certain or _paced_by_another(at, own, context):
             continue
-        if stands_out(own[at], held[at], usual[at], context, shown, measured=alone_slower):
-            findings.append(_of_ranks(profile, np.array([at]), float(own[at]), int(held[at]), float(usual[at]), context))
+        members = np.array([at])
+        if stands_out(own[at], held[at], usual[at], context, shown, measured=_slower_than_equals(members, context)):
+            findings.append(_of_ranks(profile, members, float(own[at]), int(held[at]), float(usual[at]), context))
     return [f for n, f in enumerate(findings) if n == 0 or _beside(f, findings[0], context)]
 
 
@@ -296,7 +296,7 @@ def _whole_hosts(own: Shares, held: Shares, busier: NDArray[np.bool_], context: 
         others = [total for n, total in totals.items() if n != number]
         spread = share.max() <= 0.7 and bool(np.all(own[members] >= max(0.01, 0.3 * totals[number] / len(members))))
         # Where the times between calls tell, they must not say that some of the ranks work as fast as ever.
-        if np.any(context.factor[members] < 1.1) and not np.all(context.factor[members] < 1.1):
+        if np.any(context.factor[members] < AS_EVER) and not np.all(context.factor[members] < AS_EVER):
             continue
         if (
             spread

@@ -187,11 +187,8 @@ class Cadence:
             distance = int(following[0]) + 1 if len(following) else 0
             if best is None or distance > best[2]:
                 best = (int(distinct[at]), int(numbers[at]), distance)
-        if (
-            best is None
-            and not self.marker
-            and len(tokens) >= PATTERNLESS_CALLS * self._context < PATTERNLESS_CALLS * LONGEST_CONTEXT
-        ):
+        patternless = best is None and not self.marker and len(tokens) >= PATTERNLESS_CALLS * self._context
+        if patternless and self._context < LONGEST_CONTEXT:
             self._context *= 2
         if best is None or best[0] == self.marker:
             return

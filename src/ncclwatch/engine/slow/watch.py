@@ -88,7 +88,7 @@ class _JobWatch:
     idle: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=KEPT_LOOKS))
     """From when to when nothing was open on any rank, between two looks each; wall time."""
     judged_s: float = 0.0
-    """Wall time of the newest sample of the judgement before; ``begun_s``: of the first."""
+    """Wall time of the verdict before; ``begun_s``: of the first."""
     begun_s: float = 0.0
     looked_ns: int = 0
     """Time of the oldest sample of the last look."""
@@ -133,7 +133,7 @@ class SlowWatch:
         if topology is not None and not topology.by_id.keys() & job.groups.keys():
             topology = None
         watch = self._watch_of(job)
-        before_s, watch.judged_s = watch.judged_s, max(member.last.wall_ns for member in job.members) / 1e9
+        before_s, watch.judged_s = watch.judged_s, verdict.time or 0.0
         watch.begun_s = watch.begun_s or watch.judged_s
         if verdict.verdict_class is VerdictClass.IDLE and before_s:
             watch.idle.append((before_s, watch.judged_s))
