@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from datetime import datetime
 
 from ncclwatch.engine.network import NETWORK_CLASSES, NetworkMemory
 from ncclwatch.engine.session import DiagnosisSession
@@ -115,6 +116,17 @@ def test_an_xid_on_the_culprits_host_is_evidence() -> None:
     assert remembering(NetworkLook(kernel=(replace(xid, pid=99),))).explain(HUNG) is HUNG
     assert remembering(NetworkLook(kernel=(xid,)), host="node2").explain(HUNG) is HUNG
     assert remembering(NetworkLook(kernel=(replace(xid, pid=4711),))).explain(HUNG) is not HUNG
+
+
+def test_whoever_was_killed_for_want_of_memory_on_the_culprits_host_is_told() -> None:
+    text, wall_ns = "Out of memory: Killed process 4711 (python)", 1_800_000_000 * SECOND
+    killed = KernelLogLine("node1", "memory", "", text, 0, 3, None, 4711, wall_ns)
+    said = remembering(NetworkLook(kernel=(killed,))).explain(HUNG)
+    assert said.evidence[-1] == f"kernel log of node1, {datetime.fromtimestamp(1_800_000_000):%Y-%m-%d %H:%M:%S}: {killed.text}"
+    assert said.next_steps[0].startswith("it was killed for want of memory")
+    # One of its helpers, perhaps: evidence, and no reason to say what became of the culprit.
+    helper = remembering(NetworkLook(kernel=(replace(killed, pid=99, wall_ns=1 << 63),))).explain(HUNG)
+    assert (helper.evidence[-1], helper.next_steps) == (f"kernel log of node1: {killed.text}", HUNG.next_steps)
 
 
 def test_what_lies_long_back_is_forgotten() -> None:

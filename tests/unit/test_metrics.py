@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shutil
-import socket
 import subprocess
 import urllib.error
 import urllib.request
@@ -18,6 +17,7 @@ from ncclwatch.dashboard.view import View
 from ncclwatch.errors import UsageError
 from ncclwatch.model.verdict import VerdictClass
 from ncclwatch.report.metrics import Counts, metrics
+from testbed.sidecar import free_port
 from unit.test_dashboard_goldens import with_network
 from unit.views import verdict_of, view
 
@@ -113,13 +113,6 @@ def test_addresses(text: str, expected: tuple[str, int]) -> None:
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="is no address"):
         parse_address(text)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_a_scrape_answers_on_the_loopback_interface_only(capsys: pytest.CaptureFixture[str]) -> None:

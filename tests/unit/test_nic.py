@@ -89,6 +89,11 @@ def test_a_host_without_rdma_has_no_ports(tmp_path: Path) -> None:
             None,
             None,
         ),
+        ("Out of memory: Killed process 71 (python) total-vm:3717540kB, anon-rss:789356kB, UID:0", "memory", "", None, 71),
+        ("Memory cgroup out of memory: Killed process 72 (pt_data_worker) total-vm:145044kB", "memory", "", None, 72),
+        ("python[73]: segfault at 8 ip 00007f8040c52ad8 sp 00007f80407f2678 error 4 in libc.so.6[167ad8]", "crash", "", None, 73),
+        ("traps: python3.11[74] general protection fault ip:7f sp:7e error:0 in libtorch.so", "crash", "", None, 74),
+        ("traps: pt_main_thread[75] trap invalid opcode ip:7f sp:7e error:0 in libtorch.so", "crash", "", None, 75),
         ("pcieport 0000:5d:00.0: AER: Corrected error received: 0000:5e:00.0", "pcie", "0000:5d:00.0", None, None),
     ],
 )

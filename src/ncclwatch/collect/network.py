@@ -19,10 +19,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from ncclwatch.collect.flows import FlowCollector
+from ncclwatch.collect.kernel_log import KernelNews
 from ncclwatch.errors import NcclwatchError
-from ncclwatch.model.network import FlowRecord, FlowState, KernelLogLine, LinkChange, NetworkLook, NicRecord
+from ncclwatch.model.network import FlowRecord, FlowState, LinkChange, NetworkLook, NicRecord
 from ncclwatch.model.state import ProcessSample
-from ncclwatch.nic.kmsg import KernelEvent, KernelLog
 from ncclwatch.nic.links import POLL_S, LinkEvent, LinkMonitor, NetDevice, read_devices
 from ncclwatch.nic.rdma import PORT_COUNTERS, RETRY_COUNTERS, SYS, RdmaPort, read_ports
 from ncclwatch.target.session import TargetProcess
@@ -31,7 +31,7 @@ _Item = TypeVar("_Item")
 
 MAX_NICS = 128
 MAX_WAITING = 1000
-"""Changes and log lines kept between two looks."""
+"""Changes kept between two looks."""
 MAX_NAMESPACES = 8
 """Network namespaces other than our own that are watched: one for each container of a job, normally one or none."""
 FLOWS_EVERY_S = 2.0
@@ -66,7 +66,6 @@ class NetworkWatch:
         """Why links are not watched; empty while they are."""
         self._sys = sys
         self._changes: deque[tuple[int, LinkEvent]] = deque(maxlen=MAX_WAITING)
-        self._kernel: deque[KernelEvent] = deque(maxlen=MAX_WAITING)
         self._notes: deque[str] = deque(maxlen=MAX_NAMESPACES + 2)
         self._first: dict[tuple[int, str], Mapping[str, int]] = {}
         self._before: dict[tuple[int, str], tuple[int, int, int]] = {}
@@ -78,7 +77,7 @@ class NetworkWatch:
         self._users: dict[NicPlace, set[int]] = {}
         self._foreign: dict[int, tuple[float, list[NetDevice]]] = {}
         self._monitors: dict[int, LinkMonitor] = {}
-        self._log: KernelLog | None = None
+        self._log: KernelNews | None = None
         self._lock = threading.Lock()
         self._stop = threading.Event()
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -88,7 +87,7 @@ class NetworkWatch:
         self._watch_namespace(0)
         if kernel_log:
             try:
-                self._log = KernelLog(only_new=True)
+                self._log = KernelNews(self.host)
             except NcclwatchError as error:
                 self._notes.append(f"kernel log not watched: {error}")
         self._thread = threading.Thread(target=self._listen, name="ncclwatch-links", daemon=True)
@@ -173,7 +172,7 @@ class NetworkWatch:
             # Ports without a network device have to be asked: nothing tells of their changes.
             polled = any(monitor.polls for monitor in monitors.values())
             try:
-                watched: list[LinkMonitor | KernelLog | int] = [self._wake, *monitors.values(), *([log] if log else [])]
+                watched: list[LinkMonitor | KernelNews | int] = [self._wake, *monitors.values(), *([log] if log else [])]
                 ready = select.select(watched, [], [], POLL_S if polled else None)[0]
             except (OSError, ValueError):
                 continue
@@ -185,7 +184,7 @@ class NetworkWatch:
                         self._changes.extend((inode, event) for event in monitor.events())
             if log is not None and log in ready:
                 try:
-                    self._kernel.extend(log.events())
+                    log.listen()
                 except (NcclwatchError, OSError, ValueError) as error:
                     self._notes.append(f"kernel log no longer watched: {error}")
                     with self._lock:
@@ -204,6 +203,8 @@ class NetworkWatch:
         self.follow({sample.process.pid for sample in samples if sample.run_state != "X"})
         users = self._remember(used_devices(samples, self._places))
         self._places = {sample.process.pid: self._places.get(sample.process.pid, 0) for sample in samples}
+        if (log := self._log) is not None:
+            log.watch(samples)
         nics = {nic.key: nic for nic in self._net_devices(users)}
         nics.update((nic.key, nic) for nic in self._ports(users))
         shown = sorted(nics.values(), key=lambda nic: (not nic.used_by, nic.kind != "rdma", nic.name, nic.namespace))[:MAX_NICS]
@@ -241,13 +242,14 @@ class NetworkWatch:
     @property
     def has_news(self) -> bool:
         """Whether a link changed or the kernel logged something since the last look."""
-        return bool(self._changes or self._kernel)
+        return bool(self._changes or (self._log is not None and self._log.waiting))
 
     def news(self) -> NetworkLook:
         """What was heard since the last look, without looking."""
+        log = self._log
         return NetworkLook(
             changes=tuple(self._change(inode, event) for inode, event in _drain(self._changes)),
-            kernel=tuple(self._line(event) for event in _drain(self._kernel)),
+            kernel=log.lines() if log is not None else (),
             notes=tuple(_drain(self._notes)),
         )
 
@@ -341,11 +343,6 @@ class NetworkWatch:
     def _change(self, inode: int, event: LinkEvent) -> LinkChange:
         since = time.clock_gettime_ns(time.CLOCK_MONOTONIC) - event.time_ns
         return LinkChange(self.host, event.name, event.up, event.detail, event.time_ns, time.time_ns() - since, inode)
-
-    def _line(self, event: KernelEvent) -> KernelLogLine:
-        return KernelLogLine(
-            self.host, event.kind, event.device, event.text, event.time_ns, event.severity, event.code, event.pid
-        )
 
 
 def used_devices(samples: Iterable[ProcessSample], namespaces: Mapping[int, int]) -> Users:

@@ -29,6 +29,9 @@ FLOWS_STALE_NS = 10_000_000_000
 """A host that has listed no flow for this long has none."""
 SETTLED_NS = 3_000_000_000
 """A NIC that was up for less between two outages was not up."""
+OUT_OF_MEMORY = (
+    "it was killed for want of memory: raise the limit of its cgroup, or find what grew (data loaders, pinned buffers, /dev/shm)"
+)
 MAX_LINES = 6
 """Evidence lines that one verdict gets from here."""
 LIKELY_LOSS = 10
@@ -129,8 +132,9 @@ class NetworkMemory:
 
     def explain(self, verdict: Verdict) -> Verdict:
         """The verdict with what the NICs have to say about it, itself when that is nothing. Its id stays the same."""
-        evidence = [*self._kernel_lines(verdict)]
-        steps: list[str] = []
+        logged = list(self._kernel_lines(verdict))
+        evidence = [f"kernel log of {line.origin}: {line.text}" for line in logged]
+        steps = [OUT_OF_MEMORY] if any(line.kind == "memory" and _names(line, verdict.culprits) for line in logged) else []
         if verdict.verdict_class in NETWORK_CLASSES or verdict.verdict_class is VerdictClass.NOT_ENTERED:
             for line, step in self._nic_lines(verdict):
                 evidence.append(line)
@@ -185,15 +189,16 @@ class NetworkMemory:
             )
         return lines
 
-    def _kernel_lines(self, verdict: Verdict) -> Iterator[str]:
-        """Lines of the kernel's log on hosts of culprits: Xids and NIC errors."""
+    def _kernel_lines(self, verdict: Verdict) -> Iterator[KernelLogLine]:
+        """Lines of the kernel's log on hosts of culprits: Xids, NIC errors, processes that it ended."""
         if not verdict.verdict_class.accuses and verdict.verdict_class is not VerdictClass.UNKNOWN:
             return
         hosts = {culprit.host for culprit in verdict.culprits} or set(self.hosts)
         for host in sorted(hosts & set(self.hosts)):
             for _, line in list(self.hosts[host].kernel)[-MAX_LINES:]:
-                if line.pid is None or not verdict.culprits or _names(line, verdict.culprits):
-                    yield f"kernel log of {host}: {line.text}"
+                # Whoever else was killed for want of memory may be a helper of the culprit: a data loader's worker.
+                if line.pid is None or line.kind == "memory" or not verdict.culprits or _names(line, verdict.culprits):
+                    yield line
 
 
 def _is_called(nic: NicRecord, device: str) -> bool:

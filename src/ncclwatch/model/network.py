@@ -6,6 +6,7 @@ Plain data that can be encoded: rates are a second's, times CLOCK_MONOTONIC ns u
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 
 from ncclwatch.model.state import Direction
@@ -213,7 +214,7 @@ class LinkChange(_OfNic):
 @dataclass(frozen=True, slots=True)
 class KernelLogLine:
     """A line of the kernel's log that matters to a job (see :mod:`ncclwatch.nic.kmsg` for ``kind``); ``time_ns`` is since
-    boot.
+    boot, ``wall_ns`` by the host's clock (0: not known).
     """
 
     host: str
@@ -224,6 +225,14 @@ class KernelLogLine:
     severity: int
     code: int | None = None
     pid: int | None = None
+    wall_ns: int = 0
+
+    @property
+    def origin(self) -> str:
+        """Where and when it was logged: ``node1, 2026-11-22 03:12:44``, the time as of where this is read."""
+        if not 0 < self.wall_ns < 1 << 62:  # from a socket it may be anything
+            return self.host
+        return f"{self.host}, {datetime.fromtimestamp(self.wall_ns / 1e9):%Y-%m-%d %H:%M:%S}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The kernel's log, as far as it tells of GPUs and NICs in trouble.
+"""The kernel's log, as far as it tells of GPUs and NICs in trouble, and of processes that it ended.
 
 Format of a record of /dev/kmsg: ``priority,sequence,µs since boot,flags;text`` (Documentation/ABI/testing/dev-kmsg).
 """
@@ -22,9 +22,10 @@ class KernelEvent:
     """One line of the kernel's log that matters to a job.
 
     ``kind`` is ``xid`` (NVIDIA driver), ``nvlink``, ``nic`` (mlx5 and other NIC drivers), ``link`` (a NIC driver's word on its
-    link) or ``pcie`` (AER). ``device`` is the PCI address or network device named in it, ``code`` the Xid, ``pid`` the process
-    it names. ``time_ns`` is ns since boot on the log's clock (local_clock, within milliseconds of CLOCK_MONOTONIC). ``severity``
-    is syslog's (0-7).
+    link), ``pcie`` (AER), ``memory`` (a process was killed for want of memory) or ``crash`` (a thread did what the processor
+    refuses). ``device`` is the PCI address or network device named in it, ``code`` the Xid, ``pid`` the process it names, of a
+    crash the thread. ``time_ns`` is ns since boot on the log's clock (local_clock, which starts with CLOCK_MONOTONIC).
+    ``severity`` is syslog's (0-7).
     """
 
     kind: str
@@ -50,6 +51,9 @@ _NIC = re.compile(
     re.IGNORECASE,
 )
 _PCIE = re.compile(rf"(?P<device>{_PCI}).*(?:AER:|PCIe Bus Error)|AER:.*(?P<other>{_PCI})")
+# mm/oom_kill.c (__oom_kill_process); arch/x86/mm/fault.c (show_signal_msg) and arch/x86/kernel/traps.c.
+_MEMORY = re.compile(r"^(?:Memory cgroup o|O)ut of memory\b.*?: Kill(?:ed)? process (?P<pid>\d+)")
+_CRASH = re.compile(r"^(?:traps: )?[^\[\]:]{1,16}\[(?P<pid>\d+)\]:? (?:segfault at|general protection|trap \w|bad frame)")
 _HEADER = re.compile(rb"(\d+),(\d+),(\d+),[^;]*;")
 
 
@@ -68,6 +72,8 @@ def parse(record: bytes) -> KernelEvent | None:
 
     if found := _XID.search(text):
         return event("xid", found["device"], found["code"], found["pid"])
+    if found := _MEMORY.search(text) or _CRASH.search(text):
+        return event("memory" if found.re is _MEMORY else "crash", None, pid=found["pid"])
     if found := _LINK.search(text):
         return event("link", found["netdev"] or found["pci"])
     if found := _NVLINK.search(text):

@@ -43,5 +43,5 @@ def link_line(change: LinkChange, nics: Sequence[NicRecord] = ()) -> str:
 
 
 def kernel_line(line: KernelLogLine) -> str:
-    """``kernel log of node1: NVRM: Xid …``."""
-    return f"kernel log of {clean(line.host, 64)}: {clean(line.text, 300)}"
+    """``kernel log of node1, 2026-11-22 03:12:44: NVRM: Xid …``."""
+    return f"kernel log of {clean(line.origin, 86)}: {clean(line.text, 300)}"
