@@ -15,6 +15,7 @@ from ncclwatch.engine.calls import CallsFinding, compare_groups
 from ncclwatch.engine.calls_verdict import add_call_waits, add_calls_evidence, judge_calls, leave_out_contradicted
 from ncclwatch.engine.circles import break_false_circles
 from ncclwatch.engine.creation import judge_creation
+from ncclwatch.engine.dead_paths import DeadPath, blame_dead_paths
 from ncclwatch.engine.device import add_device_evidence, observe_hidden
 from ncclwatch.engine.dropped import follow_dropped
 from ncclwatch.engine.edges import Waits
@@ -62,6 +63,8 @@ class Outlook:
     """In which order each process called what."""
     ports_down: Sequence[PortDown] = ()
     """NICs that ranks use and that can carry no traffic."""
+    dead_paths: Collection[DeadPath] = ()
+    """Connections between ranks on which nothing is acknowledged."""
     retrying: Collection[tuple[int, int, int]] = frozenset()
     """Connections whose sockets try again to send, as of :meth:`NetworkMemory.retrying`."""
     totals: dict[Place, tuple[int, int]] = field(default_factory=dict)
@@ -182,7 +185,8 @@ def _judge_standstill(job: Job, outlook: Outlook, loners: Sequence[Member], stil
     if waits.open and (tie or verdict.verdict_class in OF_CALLS):
         # Who has left a call out is one behind in all that follows: the waits may well end at somebody else.
         verdict = judge_habits(job, waits, outlook.orders, still, time) or verdict
-    return blame_ports(job, verdict, waits, outlook.ports_down, still, time)
+    verdict = blame_ports(job, verdict, waits, outlook.ports_down, still, time)
+    return blame_dead_paths(job, verdict, outlook.dead_paths, still, time)
 
 
 def _follow_further(job: Job, waits: Waits, sinks: Sequence[Sink], messages: Messages | None) -> list[Sink]:

@@ -36,7 +36,8 @@ def build(
     """A verdict that accuses; ``victims`` are member indices, ``still`` seconds without progress."""
     culprits = one_of_each(culprits)
     first = next((c for c in culprits if c.operation), culprits[0])
-    lines = [*dict.fromkeys(evidence), _stillness(job, still)]
+    stillness = _stillness(job, still)
+    lines = [*(line for line in dict.fromkeys(evidence) if line != stillness), stillness]
     shown = lines if len(lines) <= EVIDENCE_LINES else [*lines[: EVIDENCE_LINES - 2], _left_out(lines), lines[-1]]
     return Verdict(
         verdict_class=verdict_class,

@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.conflicts import ConflictWatch
+from ncclwatch.engine.dead_paths import DeadPath
 from ncclwatch.engine.diagnose import Outlook, judge_jobs
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.ledger import Ledger, Place
@@ -59,6 +60,8 @@ class LiveDiagnosis:
     """(communicator's hash, rank in it) of ranks whose node has fallen silent."""
     ports_down: Sequence[PortDown] = ()
     """NICs that ranks use and that can carry no traffic, as their hosts last said."""
+    dead_paths: Collection[DeadPath] = ()
+    """Connections between ranks on which nothing is acknowledged, as their hosts last said."""
     retrying: Collection[tuple[int, int, int]] = frozenset()
     """Connections whose sockets try again to send, as of :meth:`NetworkMemory.retrying`."""
     ledger: Ledger = field(default_factory=Ledger)
@@ -117,6 +120,7 @@ class LiveDiagnosis:
             complete_hosts=self.complete_hosts,
             silent=self.silent,
             ports_down=self.ports_down,
+            dead_paths=self.dead_paths,
             retrying=self.retrying,
         )
         if self.ledger.rows:

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
+from ncclwatch.engine.dead_paths import DeadPath
 from ncclwatch.engine.ports import PortDown
 from ncclwatch.engine.slow.flow_delays import delay_lines
 from ncclwatch.model.network import FlowRecord, FlowState, KernelLogLine, LinkChange, NetworkLook, NicKey, NicRecord
@@ -130,6 +131,17 @@ class NetworkMemory:
             if flow.socket.unacknowledged and 0 < (flow.socket.timeouts or 0) < LAST_TIMEOUT
         )
 
+    def dead_paths(self) -> list[DeadPath]:
+        """Connections whose sockets have sent the same again and again, and longer than TCP is given, without an answer."""
+        return [
+            DeadPath(flow.comm_hash, flow.rank, flow.peer, _address(flow.socket.local), _address(flow.socket.remote))
+            for known in self.hosts.values()
+            for flow in known.flows
+            if flow.state is FlowState.STALLED and flow.socket is not None
+            if flow.comm_hash is not None and flow.rank is not None and flow.peer is not None
+            if flow.socket.unacknowledged and (flow.socket.timeouts or 0) >= LAST_TIMEOUT
+        ]
+
     def explain(self, verdict: Verdict) -> Verdict:
         """The verdict with what the NICs have to say about it, itself when that is nothing. Its id stays the same."""
         logged = list(self._kernel_lines(verdict))
@@ -199,6 +211,11 @@ class NetworkMemory:
                 # Whoever else was killed for want of memory may be a helper of the culprit: a data loader's worker.
                 if line.pid is None or line.kind == "memory" or not verdict.culprits or _names(line, verdict.culprits):
                     yield line
+
+
+def _address(end: str) -> str:
+    """``10.0.0.1`` of ``10.0.0.1:4711``."""
+    return end.rpartition(":")[0]
 
 
 def _is_called(nic: NicRecord, device: str) -> bool:

@@ -79,7 +79,7 @@ def blame_ports(job: Job, verdict: Verdict, waits: Waits, ports: Sequence[PortDo
             )
     evidence = list(verdict.evidence)
     if verdict.culprits:
-        evidence.insert(0, f"the waits that can be seen end at {_names(verdict)}, which may itself wait for such a port")
+        evidence.insert(0, f"the waits that can be seen end at {named_in(verdict)}, which may itself wait for such a port")
     victims = set().union(*(group.ranks for group in standing)) - explain.accused(job, culprits)
     blamed = explain.build(
         job, VerdictClass.HARDWARE, culprits, victims, evidence, still=still, time=time, confidence=0.8,
@@ -171,6 +171,7 @@ def _summary(port: PortDown, users: Sequence[tuple[Member, LinkRef | None]]) -> 
     return f"{port.nic.label} on {port.nic.host} {port.state}, and {who} {shown} {verb} it"
 
 
-def _names(verdict: Verdict) -> str:
+def named_in(verdict: Verdict) -> str:
+    """The culprits of a verdict, the first few of many."""
     shown = ", ".join(f"rank {c.rank}" if c.rank is not None else f"rank {c.comm_rank}" for c in verdict.culprits[:4])
     return shown + (f" and {len(verdict.culprits) - 4} more" if len(verdict.culprits) > 4 else "")

@@ -1,0 +1,91 @@
+"""A path over which nothing is acknowledged any more is the cause of a standstill, whoever the waits lead to.
+
+Where a job creates connections while a path dies, or sends over it what nobody is waiting for yet, the waits end at a rank inside
+NCCL that shows nothing. TCP knows better: segments that are sent again and again without an answer are a fact of the network, and
+who has only stopped reading still acknowledges.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from ncclwatch.engine import explain
+from ncclwatch.engine.culprits import observed_culprit
+from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.engine.ports import OPEN_TO_DOUBT, named_in
+from ncclwatch.model.verdict import Culprit, LinkRef, Verdict, VerdictClass
+
+AT_ITS_ADDRESS = "nothing that is sent to or from its address is acknowledged: its network port, or the path to it, is dead"
+ONE_END = "one end of a path over which nothing is acknowledged"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadPath:
+    """A connection of a communicator on which sockets get no answer: from ``rank`` to ``peer`` in it, by IP address."""
+
+    comm_hash: int
+    rank: int
+    peer: int
+    local: str
+    remote: str
+
+
+@dataclass(frozen=True, slots=True)
+class _Link:
+    path: DeadPath
+    group: Group
+    ends: dict[str, int]
+    """Address → rank in the communicator."""
+
+
+def blame_dead_paths(job: Job, verdict: Verdict, dead: Collection[DeadPath], still: float, time: float) -> Verdict:
+    """The verdict, or one on the ends of dead paths, where it only says where the waits that can be seen end.
+
+    Of several paths the address they share is named, of a single one both ends. ``still`` is how many seconds nothing has moved,
+    ``time`` the newest look, in seconds since the epoch. O(paths x communicators of a hash).
+    """
+    if verdict.verdict_class not in OPEN_TO_DOUBT or not dead:
+        return verdict
+    links = [link for path in sorted(dead, key=lambda p: (p.comm_hash, p.rank, p.peer)) for link in _links(job, path)]
+    culprits = _culprits(job, links)
+    if not culprits:
+        return verdict
+    evidence = list(verdict.evidence)
+    victims = {index for link in links for index in link.group.ranks} - explain.accused(job, culprits)
+    if verdict.culprits:
+        evidence.insert(0, f"the waits that can be seen end at {named_in(verdict)}, which may itself wait for such a path")
+    found = explain.build(
+        job, VerdictClass.HARDWARE, culprits, victims, evidence, still=still, time=time, confidence=0.8,
+        unobserved=verdict.unobserved,
+    )  # fmt: skip
+    fellows = tuple(sorted({*found.victims, *verdict.victims} - {culprit.rank for culprit in culprits}))
+    return replace(found, victims=fellows, planes=(*verdict.planes, "nic"))
+
+
+def _links(job: Job, path: DeadPath) -> list[_Link]:
+    groups = [g for g in job.groups.values() if g.hash == path.comm_hash and path.rank in g.members and path.peer < g.nranks]
+    return [_Link(path, group, {path.local: path.rank, path.remote: path.peer}) for group in groups[:1]]
+
+
+def _culprits(job: Job, links: Sequence[_Link]) -> list[Culprit]:
+    """Greedily the address that most of the remaining paths share; where none is shared, both ends, if both were observed."""
+    left, named = list(links), dict[int, Culprit]()
+    while left:
+        common = Counter(address for link in left for address in link.ends).most_common(2)
+        alone = len(common) < 2 or common[0][1] > common[1][1]
+        addresses = {common[0][0]} if alone else set(left[0].ends)
+        for link in [link for link in left if addresses <= link.ends.keys()]:
+            left.remove(link)
+            members = [link.group.holder(link.ends[address]) for address in addresses]
+            for member in members if None not in members else ():
+                assert member is not None  # noqa: S101 - none of them is
+                named.setdefault(member.index, _culprit(job, member, link, alone=alone))
+    return list(named.values())
+
+
+def _culprit(job: Job, member: Member, link: _Link, *, alone: bool) -> Culprit:
+    reference = None if alone else LinkRef(link.path.rank, link.path.peer, "net")
+    found = observed_culprit(job, member, (), (), AT_ITS_ADDRESS if alone else ONE_END, link=reference)
+    return replace(found, communicator=link.group.reference(), comm_rank=link.group.rank_of(member))
