@@ -88,10 +88,58 @@ def is_begun(job: Job, wait: Wait) -> bool:
     return not own or any(map(has_produced, own))
 
 
+def _called_later(job: Job, sink: Sink) -> set[int]:
+    """Receives of a circle (by ``id``) that do not keep their rank from what it is waited for in, as a fellow's equal ones show.
+
+    A fellow in a collective that the rank has not begun has the same receive open, and began the collective nevertheless: the
+    program has that one first. Not where whoever the receive is from waits in that collective as well: the rank's own order may
+    be another.
+    """
+    receives: dict[Node, list[Wait]] = defaultdict(list)
+    for wait in sink.inside:
+        if wait.key.point_to_point and wait.end is not None:
+            receives[wait.waiter].append(wait)
+    owed: dict[Node, set[Node]] = defaultdict(set)
+    for wait in sink.inside:
+        owing = not wait.key.point_to_point and wait.waiter in receives and wait.target in receives
+        if owing and wait.waiter not in owed[wait.target] and is_begun(job, wait) and _stands_before(job, wait):
+            owed[wait.target].add(wait.waiter)
+    found = set()
+    for node, waiting in owed.items():
+        as_fellows = {_transfer(wait) for fellow in waiting for wait in receives[fellow]}
+        found |= {id(w) for w in receives[node] if w.target not in waiting and _transfer(w) in as_fellows}
+    return found
+
+
+def _transfer(wait: Wait) -> tuple[int, int, str] | None:
+    """What ranks with the same part in a program have in common of a receive."""
+    end = wait.end
+    return (end.operation.op_count, end.sub.nsteps, end.operation.collective) if end is not None else None
+
+
+def _stands_before(job: Job, wait: Wait) -> bool:
+    """Whether a rank that is waited for in a collective shows its own part of it, and has not begun that."""
+    end, target = wait.end, wait.target
+    if end is None or not isinstance(target, RankNode):
+        return False
+    own = [
+        sub
+        for operation in job.member(target.index).last.operations
+        if (operation.comm_hash, operation.op_count) == (end.operation.comm_hash, end.operation.op_count)
+        and operation.direction is Direction.SEND
+        for sub in operation.subs
+    ]
+    return bool(own) and not any(map(has_produced, own))
+
+
 def _parts(job: Job, sink: Sink) -> list[Sink]:
     # Whose data lies unread in the one operation is not held up in the other, of which nothing shows that it has begun it.
     at_hand = {wait.target for wait in sink.inside if wait.why is Why.FULL and not wait.key.point_to_point}
-    begun = [wait for wait in sink.inside if is_begun(job, wait) and not (wait.weak and wait.waiter in at_hand)]
+    later = _called_later(job, sink)
+    begun = [
+        wait for wait in sink.inside
+        if is_begun(job, wait) and not (wait.weak and wait.waiter in at_hand) and id(wait) not in later
+    ]  # fmt: skip
     if not begun or len(begun) == len(sink.inside):
         return [sink]
     following: dict[Node, list[Node]] = defaultdict(list)

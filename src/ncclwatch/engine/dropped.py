@@ -18,9 +18,10 @@ from ncclwatch.engine.halted import Census
 from ncclwatch.engine.inside_waits import node_of
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.locate import Sink
+from ncclwatch.engine.ring_positions import ring_positions
 from ncclwatch.engine.waits import RING_ENDS_RECEIVING
 from ncclwatch.model.device import KernelState
-from ncclwatch.model.state import Communicator, Direction, Transport
+from ncclwatch.model.state import Communicator, Transport
 
 
 def follow_dropped(job: Job, waits: Waits, sinks: Sequence[Sink], complete_hosts: Collection[str]) -> bool:
@@ -90,19 +91,12 @@ def _add_inside(job: Job, waits: Waits, member: Member) -> bool:
         names = set(own.sequence_numbers)
         if group.rank_of(member) is None or not names <= RING_ENDS_RECEIVING:
             continue
-        ends = {(c.channel, c.peer, c.direction): c for c in own.host_connections if c.connection_index == 0}
-        for ring in own.rings:
-            source, sink = (
-                ends.get((ring.channel, ring.prev, Direction.RECV)),
-                ends.get((ring.channel, ring.next, Direction.SEND)),
-            )
-            if source is None or sink is None or source.head is None or sink.tail is None or source.tail != source.head:
+        for position in ring_positions(own):
+            if position.unread or not position.between:
                 continue
-            if sink.tail <= source.head:
-                continue
-            target: Node = node_of(job, group.id, ring.prev) if names else HiddenNode(group.id, ring.prev)
-            key = ConnectionKey(group.id, ring.channel, ring.prev, own.rank, False)
-            text = partial(_inside_text, job, member, group, ring.prev, sink.tail, source.head)
+            target: Node = node_of(job, group.id, position.prev) if names else HiddenNode(group.id, position.prev)
+            key = ConnectionKey(group.id, position.channel, position.prev, own.rank, False)
+            text = partial(_inside_text, job, member, group, position.prev, position.written, position.read)
             waits.added.append(Wait(RankNode(member.index), target, Why.EMPTY, key, text))
             added = True
     return added

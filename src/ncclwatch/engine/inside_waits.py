@@ -9,6 +9,7 @@ from typing import NamedTuple
 from ncclwatch.engine.connections import CONNECTION_SLOTS, ConnectionKey
 from ncclwatch.engine.edges import AbsentNode, RankNode, Stall, StallMark, Wait, Waits, Why
 from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.engine.ring_positions import is_between
 from ncclwatch.model.state import Communicator, Direction, HostConnection, Transport
 
 
@@ -93,7 +94,10 @@ class InsideReader:
             self.follow(self.job.groups[mark.key.group], mark.key.channel, mark.key.destination)
 
     def follow(self, group: Group, channel: int, first: int) -> None:
-        """Everybody after a rank in its ring who finds nothing to read waits for the one before."""
+        """Everybody after a rank in its ring who finds nothing to read waits for the one before.
+
+        Of one that is in the middle of another ring, and shows nothing of this one, that is not proven.
+        """
         rank = first
         for _ in range(group.nranks - 1):
             own = group.members.get(rank)
@@ -104,7 +108,7 @@ class InsideReader:
             inputs = [c for c in _ring_inputs(found[1], channel) if c.peer == rank and _all_read(c)]
             if not inputs:
                 break
-            self.nothing_written(group, found[0], found[1], inputs[0])
+            self.nothing_written(group, found[0], found[1], inputs[0], weak=_is_elsewhere(*found))
             rank = found[1].rank
 
     def look_after_unread_messages(self) -> None:
@@ -170,6 +174,11 @@ def _ring_inputs(communicator: Communicator, channel: int) -> Iterator[HostConne
             continue
         if conn.transport in (Transport.SHM, Transport.P2P) and previous in (None, conn.peer):
             yield conn
+
+
+def _is_elsewhere(member: Member, own: Communicator) -> bool:
+    """Whether a rank shows itself in the middle of a ring of another communicator, and in none of this one."""
+    return not is_between(own) and any(is_between(other) for other in member.last.communicators if other.address != own.address)
 
 
 def _all_read(conn: HostConnection) -> bool:
