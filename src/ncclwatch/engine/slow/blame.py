@@ -163,6 +163,7 @@ def _ranks(profile: Profile, context: Context) -> list[Finding]:
         # They seem to be at work; only times of their own that say so count against them.
         waiting = context.unseen & ~(context.factor >= SLOWER)
         own, held = np.where(waiting, 0.0, own), np.where(waiting, 0, held)
+    busier = busier | _late_for_what_is_lost(profile, context)
     if context.late is not None:
         # A rank also begins late when the collective before ended late for it; only one that is busier is late by itself.
         late = np.where(busier, context.late.share, 0.0)
@@ -208,6 +209,7 @@ SLOWER = 1.25
 
 
 LATE_TOGETHER = 0.25
+LATE_EXPLAINS, LATE_TIMES, LATE_CARRIED = 0.5, 2.0, 0.3
 
 
 def _late_together(context: Context, late: Lateness) -> NDArray[np.bool_]:
@@ -219,6 +221,26 @@ def _late_together(context: Context, late: Lateness) -> NDArray[np.bool_]:
         others = equals & (context.host != context.host[at])
         others = others if others.any() else equals
         result[at] = others.any() and float((late.share[others] >= 0.5 * late.share[at]).mean()) > LATE_TOGETHER
+    return result
+
+
+def _late_for_what_is_lost(profile: Profile, context: Context) -> NDArray[np.bool_]:
+    """Ranks that begin so late that it explains most of what is lost, alone among their equals, and that are seen to hold others
+    up more than these usually do, and not by their links: for whom a collective ends late, that one waits more than others.
+
+    In shared memory all seem to wait most of the time, so who holds them up need not be seen to wait much less.
+    """
+    result = np.zeros(len(context.equal), np.bool_)
+    if context.late is None or context.lost is None:
+        return result
+    share, own = context.late.share, profile.own()
+    for at in np.flatnonzero((share > 0) & (share >= LATE_EXPLAINS * context.lost)).tolist():
+        others = np.flatnonzero((context.equal == context.equal[at]) & (np.arange(len(result)) != at))
+        if context.equal[at] < 0 or len(others) < 2 or share[others].max() >= LATE_TOGETHER * share[at]:
+            continue
+        key = profile.processes[at]
+        carried = sum(part for link, part in profile.links.items() if key in link[:2]) + profile.hold[Part.PROXY][at]
+        result[at] = own[at] > LATE_TIMES * float(np.median(own[others])) and carried <= LATE_CARRIED * share[at]
     return result
 
 

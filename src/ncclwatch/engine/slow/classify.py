@@ -59,6 +59,8 @@ def cause(judgement: Judgement, finding: Finding) -> str:
         return "its proxy thread does not run for stretches: CPU contention or an overloaded proxy core"
     if finding.kind is Kind.NIC:
         many = len(finding.members) > 1
+        if len(set(judgement.context.nodes[list(finding.members)].tolist())) > 1:
+            return "all links between their hosts are slow: a NIC at either end, the switch, or congestion; which does not show"
         return "all links of the host are slow: congestion or its NICs" if many else "all its links are slow: its NIC or port"
     return ""
 

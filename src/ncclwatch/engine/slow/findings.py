@@ -85,6 +85,13 @@ class Context:
     """Hosts that begin iterations late, or call later than their fellows on the node."""
     unseen: NDArray[np.bool_] | None = None
     """Who waits, where looks do not show it, for a fellow on the node that calls late."""
+    node: NDArray[np.int64] | None = None
+    """Nodes as NCCL tells them apart (``hostHash``), of which a host of containers may be several."""
+
+    @property
+    def nodes(self) -> NDArray[np.int64]:
+        """``node``, or the hosts where that is not known."""
+        return self.host if self.node is None else self.node
 
     @property
     def doubt(self) -> float:

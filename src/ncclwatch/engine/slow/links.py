@@ -50,7 +50,9 @@ def network_findings(profile: Profile, context: Context) -> list[Finding]:
         members = tuple(index[end] for end in (key[0], key[1]) if end in index)
         chance = profile.link_scatter.get(key, 0.0)
         certain = share - _mean_other(shares, {key}, size) >= sigmas_needed(context) * chance
-        if not certain or touched.intersection(members) or not stands_out(share, profile.link_looks[key], usual, context):
+        # Without a healthy past a job may well wait for its links, but hardly for one alone.
+        compared = usual if context.lost is not None else max([usual, *(s for other, s in shares.items() if other != key)])
+        if not certain or touched.intersection(members) or not stands_out(share, profile.link_looks[key], compared, context):
             continue
         findings.append(Finding(Kind.LINK, members, share, profile.link_looks[key], usual, profile.places[key], (key,)))
         touched.update(members)
@@ -103,19 +105,21 @@ def _interfaces(
     index: Mapping[ProcessKey, int],
     context: Context,
 ) -> list[tuple[int, ...]]:
-    """Ranks (or all ranks of a host) whose links to several neighbours are slow: what they have in common is theirs."""
+    """Ranks (or all ranks of a host) whose links to several neighbours are slow: what they have in common is theirs.
+
+    Where all slow links lie between the same hosts nothing tells at which end they are slow: then the ranks of all of these.
+    """
     found: list[tuple[float, tuple[int, ...]]] = []
     total = sum(elevated.values())
-    for number in np.unique(context.host).tolist():
-        inside = set(np.flatnonzero(context.host == number).tolist())
-        if len(inside) < 2 or len(inside) == len(context.host):
-            continue
+    for inside in _places(context):
         keys = [key for key in elevated if _ends(key, index) & inside]
         covered = {at for key in keys for at in _ends(key, index) & inside}
         largest = max((elevated[key] for key in keys), default=0.0)
         part = sum(elevated[key] for key in keys)
         if covered == inside and part >= 0.7 * total and largest <= 0.5 * part and len(keys) >= len(inside) and part >= ALL_LINKS:
             found.append((part, tuple(sorted(inside))))
+    if len(found) > 1 and len({part for part, _ in found}) == 1 and found[0][0] == total:
+        return [tuple(sorted({at for _, inside in found for at in inside}))]
     if not found:
         for at, keys in ends.items():
             neighbours = {end for key in keys for end in _ends(key, index)} - {at}
@@ -125,3 +129,20 @@ def _interfaces(
                 found.append((part, (at,)))
     # Neighbours share links; what has most of them is what they have in common.
     return [max(found)[1]] if found else []
+
+
+def _places(context: Context) -> list[set[int]]:
+    """Hosts, and nodes of a host, with two ranks and more, but not all: sets of places in the profile.
+
+    None of two where nothing is known of a healthy past: their links are all that there are, and a job may well spend half of its
+    time on them.
+    """
+    if context.lost is None and len(np.unique(context.nodes)) < 3:
+        return []
+    found: dict[frozenset[int], None] = {}
+    for numbers in (context.host, context.nodes):
+        for number in np.unique(numbers).tolist():
+            inside = np.flatnonzero(numbers == number).tolist()
+            if 2 <= len(inside) < len(numbers):
+                found[frozenset(inside)] = None
+    return [set(inside) for inside in found]

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.job import Job
+from ncclwatch.engine.job import Job, identity_of
 from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.slow import explain
 from ncclwatch.engine.slow.baselines import MEGATRACE_GATE, slope
@@ -260,6 +260,7 @@ class SlowWatch:
             noise=watch.iterations.baseline.spread / watch.iterations.baseline.normal if slow is not None else 1.0,
             late=skew.joined(lateness) if lateness is not None and skew is not None else lateness,
             unseen=skew.waits if skew is not None else None,
+            node=_nodes(job),
         )
         findings = find(profile, context) if profile.looks and not _pauses(watch, slow) else []
         named = _named(findings)
@@ -380,3 +381,13 @@ def _knows(topology: Topology | None, rank: int | None) -> bool:
 def _hosts(job: Job) -> NDArray[np.int64]:
     numbers: dict[str, int] = {}
     return np.array([numbers.setdefault(member.info.host, len(numbers)) for member in job.members], np.int64)
+
+
+def _nodes(job: Job) -> NDArray[np.int64]:
+    """A number for each node as NCCL tells them apart, by member; hosts where it was not read."""
+    numbers: dict[object, int] = {}
+    keys = [
+        (member.info.host, next((known[0] for c in member.last.communicators if (known := identity_of(c, c.rank))), None))
+        for member in job.members
+    ]
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
