@@ -9,7 +9,7 @@ from typing import NamedTuple
 from ncclwatch.engine.connections import CONNECTION_SLOTS, ConnectionKey
 from ncclwatch.engine.edges import AbsentNode, RankNode, Stall, StallMark, Wait, Waits, Why
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.ring_positions import is_between
+from ncclwatch.engine.ring_positions import is_between, ring_written
 from ncclwatch.model.state import Communicator, Direction, HostConnection, Transport
 
 
@@ -31,6 +31,8 @@ class InsideReader:
         """Communicators of which some connection inside a node is seen."""
         self._empty: set[tuple[int, int, int, int]] = set()
         """(communicator, reader, writer, channel) of what is known to wait for more."""
+        self._written: dict[int, dict[int, dict[int, int]]] = {}
+        """Of communicators that were asked about, how far each rank has come in the ring of a channel."""
 
     def look(self) -> None:
         """Waits and stalls that a connection shows by itself. O(connections)."""
@@ -96,8 +98,14 @@ class InsideReader:
     def follow(self, group: Group, channel: int, first: int) -> None:
         """Everybody after a rank in its ring who finds nothing to read waits for the one before.
 
-        Of one that is in the middle of another ring, and shows nothing of this one, that is not proven.
+        A ring collective begins with a send: of one that has written less than others of the ring that is not proven, nor of one
+        that is in the middle of another ring, and shows nothing of this one.
         """
+        if group.id not in self._written:
+            self._written[group.id] = ring_written(group)
+        written = self._written[group.id].get(channel, {})
+        least = min(written.values(), default=0)
+        some_began = max(written.values(), default=0) > least
         rank = first
         for _ in range(group.nranks - 1):
             own = group.members.get(rank)
@@ -108,7 +116,8 @@ class InsideReader:
             inputs = [c for c in _ring_inputs(found[1], channel) if c.peer == rank and _all_read(c)]
             if not inputs:
                 break
-            self.nothing_written(group, found[0], found[1], inputs[0], weak=_is_elsewhere(*found))
+            weak = (some_began and written.get(found[1].rank) == least) or _is_elsewhere(*found)
+            self.nothing_written(group, found[0], found[1], inputs[0], weak=weak)
             rank = found[1].rank
 
     def look_after_unread_messages(self) -> None:

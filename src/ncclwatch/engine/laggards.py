@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterator
 from functools import partial
 
 from ncclwatch.engine.connections import ConnectionKey
 from ncclwatch.engine.edges import RankNode, Wait, Why
 from ncclwatch.engine.job import Job
-from ncclwatch.model.state import Direction
+from ncclwatch.engine.ring_positions import ring_written
 
 
 def laggards(job: Job) -> Iterator[Wait]:
@@ -21,16 +20,7 @@ def laggards(job: Job) -> Iterator[Wait]:
     for group in job.groups.values():
         if len(group.members) < group.nranks or group.nranks < 2:
             continue
-        written: dict[int, dict[int, int]] = defaultdict(dict)
-        for rank, (_, own) in group.members.items():
-            following = {ring.channel: ring.next for ring in own.rings}
-            for conn in own.host_connections:
-                sends = (
-                    conn.direction is Direction.SEND and conn.connection_index == 0 and following.get(conn.channel) == conn.peer
-                )
-                if sends and conn.tail is not None:
-                    written[conn.channel][rank] = conn.tail
-        for channel, tails in written.items():
+        for channel, tails in ring_written(group).items():
             least = min(tails.values())
             if len(tails) < group.nranks or least == max(tails.values()):
                 continue

@@ -6,9 +6,11 @@ A rank that has written more than it has read is in the middle of one of them.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from ncclwatch.engine.job import Group
 from ncclwatch.model.state import Communicator, Direction
 
 
@@ -44,3 +46,20 @@ def ring_positions(own: Communicator) -> Iterator[RingPosition]:
 def is_between(own: Communicator) -> bool:
     """Whether a rank is in the middle of an operation of a communicator, as far as its rings show."""
     return any(position.between for position in ring_positions(own))
+
+
+def ring_written(group: Group) -> dict[int, dict[int, int]]:
+    """Channel → rank in a communicator → steps it has written to the next in the ring, of those joined to it by shared memory.
+
+    O(connections of the communicator).
+    """
+    found: dict[int, dict[int, int]] = defaultdict(dict)
+    for rank, (_, own) in group.members.items():
+        if not own.host_connections:
+            continue
+        following = {ring.channel: ring.next for ring in own.rings}
+        for conn in own.host_connections:
+            sends = conn.direction is Direction.SEND and conn.connection_index == 0 and following.get(conn.channel) == conn.peer
+            if sends and conn.tail is not None:
+                found[conn.channel][rank] = conn.tail
+    return found
