@@ -15,9 +15,13 @@ from ncclwatch.engine.counted import Lack, lacks
 from ncclwatch.engine.culprits import observed_culprit
 from ncclwatch.engine.edges import RankNode, Wait, Why
 from ncclwatch.engine.habits import LEFT_OUT, Orders, deviation_line, find_deviations
-from ncclwatch.engine.job import Job
+from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.locate import Sink, victims_of
 from ncclwatch.model.verdict import Verdict, VerdictClass
+
+WHICH_ORDER = ("whether it left the call out or makes it in another order: memory does not keep the order of finished calls",)
+WHICH_OTHER = ("what it has called instead, and so whether it or who waits for it is wrong: memory does not keep finished calls",)
+ALONE_IN_IT = "is in an operation that its peers are not in: they have ended what they called in its place, and gone on"
 
 
 def judge_deadlock(
@@ -96,18 +100,37 @@ def _lacking(job: Job, inside: Sequence[Wait]) -> list[Wait]:
 
 
 def _lacks_a_call(job: Job, cycles: Sequence[Sink], index: int, inside: Sequence[Wait], still: float, time: float) -> Verdict:
-    """A verdict on the one rank of a circle that has not called what the others have."""
+    """A verdict on the one rank of a circle that has not called what the others have, or on who is alone in what it called."""
     lacking = _lacking(job, inside)
     why = Lack.LESS if any(lacks(job, wait) is Lack.LESS for wait in lacking) else Lack.OTHER
     verdict_class = VerdictClass.NOT_ENTERED if why is Lack.LESS else VerdictClass.INCONSISTENT
-    culprit = observed_culprit(job, job.member(index), lacking, (), str(why))
-    unobserved = ("whether it left the call out or makes it in another order: memory does not keep the order of finished calls",)
+    alone = _alone_in_it(job, lacking[0]) if why is Lack.OTHER else []
+    culprits = [observed_culprit(job, member, lacking, (), ALONE_IN_IT) for member in alone]
+    culprits = culprits or [observed_culprit(job, job.member(index), lacking, (), str(why))]
+    unobserved = WHICH_ORDER if why is Lack.LESS else () if alone else WHICH_OTHER
     inside_too = {node.index for sink in cycles for node in sink.nodes if isinstance(node, RankNode)}
     evidence = explain.wait_lines([*lacking, *(wait for wait in inside if wait not in lacking)])
+    victims = (victims_of(cycles) | inside_too) - explain.accused(job, culprits)
     return explain.build(
-        job, verdict_class, [culprit], (victims_of(cycles) | inside_too) - {index}, evidence, still=still, time=time,
-        confidence=0.7, unobserved=unobserved if why is Lack.LESS else (),
+        job, verdict_class, culprits, victims, evidence, still=still, time=time, confidence=0.7,
+        unobserved=unobserved,
     )  # fmt: skip
+
+
+def _alone_in_it(job: Job, wait: Wait) -> list[Member]:
+    """Of a collective that a rank is waited for in and has ended as another: those who are in it, where more have ended it.
+
+    Everybody has called as much, and some have ended theirs while others are in it: they called different things, and the fewer
+    are at fault.
+    """
+    if wait.end is None:
+        return []
+    group, operation = job.groups[wait.key.group], wait.end.operation
+    inside = [
+        member for member, _ in group.members.values()
+        if any((o.comm_hash, o.op_count) == (operation.comm_hash, operation.op_count) for o in member.last.operations)
+    ]  # fmt: skip
+    return inside if 2 * len(inside) < len(group.members) else []
 
 
 def _entered_first(inside: Sequence[Wait]) -> dict[int, set[int]]:

@@ -31,7 +31,7 @@ def judge_stalled(job: Job, waits: Waits, sinks: Sequence[Sink], orders: Orders 
     confidence = 0.6 if still < 3 else 0.85
     if waits.mismatches:
         return _inconsistent(job, waits, orders, still, time)
-    disagreements = find_disagreements(job, _standing(job, [*cycles, *ranks], unseen))
+    disagreements = find_disagreements(job, _standing(job, [*cycles, *ranks], [*unseen, *links]))
     if disagreements:
         return _counts_disagree(job, disagreements, waits, orders, still, time)
     ordered = [sink for sink in cycles if is_of_orders(job, sink)]
@@ -62,10 +62,10 @@ def judge_habits(job: Job, waits: Waits, orders: Orders | None, still: float, ti
     return explain.build(job, VerdictClass.NOT_ENTERED, culprits, victims, evidence, still=still, time=time, confidence=0.6)
 
 
-def _standing(job: Job, ends: Sequence[Sink], unseen: Sequence[Sink]) -> list[Member]:
-    """The observed processes at which the waits end, and those that wait for what nobody sees."""
+def _standing(job: Job, ends: Sequence[Sink], beyond: Sequence[Sink]) -> list[Member]:
+    """The observed processes at which the waits end, and those that wait for links or for what nobody sees."""
     found = {node.index for sink in ends for node in sink.nodes if isinstance(node, RankNode)}
-    found |= {wait.waiter.index for sink in unseen for wait in sink.waits if isinstance(wait.waiter, RankNode)}
+    found |= {wait.waiter.index for sink in beyond for wait in sink.waits if isinstance(wait.waiter, RankNode)}
     return [job.member(index) for index in sorted(found)]
 
 
