@@ -34,8 +34,9 @@ def find(profile: Profile, context: Context) -> list[Finding]:
     """Culprits, the costliest first."""
     if profile.looks < (START_TOTAL_LOOKS if context.lost is None else TOTAL_LOOKS):
         return []
-    findings = network_findings(profile, context) + _ranks(profile, context)
-    findings = believed(_same_ranks(findings), profile, context)
+    plain = _plainly_at_work(profile, context)
+    findings = network_findings(profile, context) + _ranks(profile, context, plain)
+    findings = believed(_same_ranks(findings, plain), profile, context)
     return sorted(findings, key=lambda finding: -finding.share)
 
 
@@ -146,7 +147,7 @@ def _plainly_at_work(profile: Profile, context: Context) -> NDArray[np.bool_]:
     return result
 
 
-def _ranks(profile: Profile, context: Context) -> list[Finding]:
+def _ranks(profile: Profile, context: Context, plain: NDArray[np.bool_]) -> list[Finding]:
     if context.late is not None:
         by_itself = np.where(_late_together(context, context.late), 0.0, context.late.share)
         context = replace(context, late=replace(context.late, share=by_itself))
@@ -168,7 +169,7 @@ def _ranks(profile: Profile, context: Context) -> list[Finding]:
         # A rank also begins late when the collective before ended late for it; only one that is busier is late by itself.
         late = np.where(busier, context.late.share, 0.0)
         own, held = np.maximum(own, late), np.maximum(held, np.where(late > 0, context.late.late, 0))
-    usual, shown, plain = _reference(own, context), profile.shown(), _plainly_at_work(profile, context)
+    usual, shown = _reference(own, context), profile.shown()
     findings: list[Finding] = []
     whole = _whole_hosts(own, held, busier, context)
     for members in whole:
@@ -330,14 +331,20 @@ def _whole_hosts(own: Shares, held: Shares, busier: NDArray[np.bool_], context: 
     return found
 
 
-def _same_ranks(findings: Sequence[Finding]) -> list[Finding]:
-    """A rank that is held up by its own slow link or proxy is not blamed for its work as well, unless that is the larger part."""
-    network = [f for f in findings if not f.kind.computes]
+def _same_ranks(findings: Sequence[Finding], plain: NDArray[np.bool_]) -> list[Finding]:
+    """A rank that is held up by its own slow link or proxy is not blamed for its work as well, unless that is the larger part.
+
+    Nor is one whose GPU is plainly at work for a proxy that seems late now and then: while that sleeps the GPU does not work.
+    """
+    working = {at for f in findings if f.kind is Kind.COMPUTE for at in f.members if plain[at]}
+    network = [f for f in findings if not f.kind.computes and not (f.kind is Kind.PROXY and working.issuperset(f.members))]
     kept: list[Finding] = []
     for finding in findings:
         if finding.kind.computes:
             same = [f for f in network if set(f.members) & set(finding.members)]
             if any(f.share > 2 * finding.share for f in same):
                 continue
+        elif finding not in network:
+            continue
         kept.append(finding)
     return kept
