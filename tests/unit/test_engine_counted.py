@@ -13,6 +13,8 @@ from ncclwatch.engine.job import assemble
 from ncclwatch.model.state import Communicator, ProxyOperation
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from unit.synthetic import Rank, communicator, looks, recv, send
+from unit.test_engine_net_steps import BEGIN, tail_of_a_ring
+from unit.test_engine_net_steps import STEPS as RING_STEPS
 
 FIRST, SECOND = 0xC1, 0xC2
 STEPS = 4
@@ -69,6 +71,44 @@ def test_the_same_by_the_launches_where_a_release_counts_no_more() -> None:
     assert (verdict.verdict_class, named(verdict)) == (VerdictClass.NOT_ENTERED, [0])
     # As many launches, but not this one: another went in its place.
     verdict = said(circle(scattered=({}, {}), launched=(41, 41)), (2, 21, 5))
+    assert (verdict.verdict_class, named(verdict)) == (VerdictClass.INCONSISTENT, [0])
+
+
+def test_who_is_alone_in_what_the_others_ended_as_something_else_is_named() -> None:
+    """As read from a real job (2.21.5): rank 1 called AllReduce, the others ReduceScatter, and went on to the AllGather."""
+
+    def comms(rank: int) -> tuple[Communicator, ...]:
+        return tuple(replace(communicator(rank, 3, comm_hash=one), op_count=41) for one in (FIRST, SECOND))
+
+    def gather(source: int, arrived: int = 0) -> ProxyOperation:
+        more = {"nsteps": STEPS, "op_count": 80, "collective": "AllGather", "comm_hash": FIRST}
+        return recv(source, posted=STEPS, received=arrived, delivered=arrived, consumed=arrived % STEPS, **more)
+
+    part = {"nsteps": STEPS, "op_count": 80, "comm_hash": SECOND, "collective": "AllReduce"}
+    own = recv(0, posted=STEPS, received=0, delivered=0, consumed=0, **part)
+
+    def gathers(peer: int, produced: int) -> ProxyOperation:
+        more = {"nsteps": STEPS, "op_count": 80, "collective": "AllGather", "comm_hash": FIRST}
+        return send(peer, sent=produced, done=produced, produced=produced, **more)
+
+    ranks = [
+        Rank(0, 3, comms(0), (gather(2, 1),)),
+        Rank(1, 3, comms(1), (own, gathers(2, 0), gather(0, STEPS))),
+        Rank(2, 3, comms(2), (gather(1), gathers(0, 1))),
+    ]
+    verdict = said(ranks, (2, 21, 5))
+    assert (verdict.verdict_class, named(verdict)) == (VerdictClass.INCONSISTENT, [1])
+    assert "gone on" in verdict.summary
+
+
+def test_counts_are_compared_behind_a_link_that_seems_to_carry_nothing() -> None:
+    counts: list[Counts] = [{"AllReduce": 12, "Broadcast": 1}, {"AllReduce": 13}, {"AllReduce": 13}]
+    ranks = tail_of_a_ring(BEGIN + RING_STEPS)
+    ranks = [
+        replace(rank, communicators=(replace(rank.communicators[0], sequence_numbers=own),))
+        for rank, own in zip(ranks, counts, strict=True)
+    ]
+    verdict = said(ranks)
     assert (verdict.verdict_class, named(verdict)) == (VerdictClass.INCONSISTENT, [0])
 
 

@@ -187,3 +187,51 @@ def test_a_late_host_is_measured_and_believed_only_if_it_costs() -> None:
         measured = measure([usual[0], usual[1], late, usual[2]], [1.2] * 4, 0.2, equal)
         assert measured.late[2] >= 3 and (measured.share[2] > 0.1) == believed
         assert not measured.share[[0, 1, 3]].any()
+
+
+def between_two_hosts(share: float) -> list[Look]:
+    """All links between ranks 0-3 and 4-7 are as slow as each other."""
+    pairs = ((0, 4), (1, 5), (6, 2), (7, 3))
+    return [look([link(a, b, share) for a, b in pairs], set(), OTHERS)] * 14
+
+
+def test_slow_links_between_two_hosts_are_both_ends() -> None:
+    found = find(add_up(between_two_hosts(0.2), KEYS), context(0.9, hosts=2))
+    assert [(f.kind, f.members) for f in found] == [(Kind.NIC, tuple(range(RANKS)))]
+    of_one_machine = replace(context(0.9, hosts=1), node=np.arange(RANKS) // 4)
+    found = find(add_up(between_two_hosts(0.2), KEYS), of_one_machine)
+    assert [f.members for f in found] == [tuple(range(RANKS))], "nodes as NCCL tells them apart"
+
+
+def test_a_job_of_two_hosts_may_always_have_waited_for_its_links() -> None:
+    assert find(add_up(between_two_hosts(0.2), KEYS), context(None, hosts=2)) == []
+    two = [look([link(3, 4, 0.4), link(7, 0, 0.4)], set(), OTHERS)] * 14
+    assert find(add_up(two, KEYS), context(None, hosts=2)) == [], "one as much as the other"
+    one = [look([link(3, 4, 0.7), link(7, 0, 0.05)], set(), OTHERS)] * 14
+    assert [f.members for f in find(add_up(one, KEYS), context(None, hosts=2))] == [(3, 4)], "one alone"
+
+
+def test_who_begins_late_by_all_that_is_lost_need_not_wait_much_less() -> None:
+    """In shared memory all seem to wait most of the time."""
+    seldom = [look([Hold(Part.GPU, 0.5, KEYS[3], None, "AllReduce", 7)], {3}, OTHERS)] * 3
+    looks = seldom + [look([], set(), set(range(RANKS)))] * 12
+    share = np.where(np.arange(RANKS) == 3, 0.5, 0.0)
+    late = Lateness(share, np.where(share > 0, 12, 0), 12, share)
+
+    def named(looks: list[Look], late: Lateness) -> list[tuple[Kind, tuple[int, ...]]]:
+        return [(f.kind, f.members) for f in find(add_up(looks, KEYS), context(0.5, hosts=1, late=late))]
+
+    assert named(looks, late) == [(Kind.HOST, (3,))]
+    assert named(looks, replace(late, share=0.3 * share)) == [], "it does not explain what is lost"
+    together = Lateness(share + share[::-1], late.late + late.late[::-1], 12, share + share[::-1])
+    assert named(looks, together) == [], "another is as late"
+    carried = [replace(one, holds=(*one.holds, link(2, 3, 0.3))) for one in looks]
+    assert (Kind.HOST, (3,)) not in named(carried, late), "a collective ends late for it"
+
+
+def test_whose_gpu_is_plainly_at_work_is_not_blamed_for_its_proxy_as_well() -> None:
+    holds = [Hold(Part.GPU, 0.3, KEYS[3], None, "AllReduce", 7), Hold(Part.PROXY, 0.3, KEYS[3], None, "AllReduce", 7)]
+    both = [look(holds, {3}, OTHERS)] * 12 + FAST
+    assert [(f.kind, f.members) for f in find(add_up(both, KEYS), context(0.6))] == [(Kind.COMPUTE, (3,))]
+    sleeping = [look(holds[1:], set(), OTHERS)] * 12 + FAST
+    assert [(f.kind, f.members) for f in find(add_up(sleeping, KEYS), context(0.6))] == [(Kind.PROXY, (3,))]

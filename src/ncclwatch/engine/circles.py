@@ -15,7 +15,7 @@ from ncclwatch.engine.job import Job
 from ncclwatch.engine.laggards import laggards
 from ncclwatch.engine.locate import Sink
 from ncclwatch.engine.waits import RING_ENDS_RECEIVING, has_produced
-from ncclwatch.model.state import Direction
+from ncclwatch.model.state import Direction, ProxyOperation, ProxySub
 
 ONE_SIDED = ("Broadcast", "Reduce")
 
@@ -100,21 +100,30 @@ def _called_later(job: Job, sink: Sink) -> set[int]:
         if wait.key.point_to_point and wait.end is not None:
             receives[wait.waiter].append(wait)
     owed: dict[Node, set[Node]] = defaultdict(set)
-    for wait in sink.inside:
-        owing = not wait.key.point_to_point and wait.waiter in receives and wait.target in receives
-        if owing and wait.waiter not in owed[wait.target] and is_begun(job, wait) and _stands_before(job, wait):
+    for wait in (*sink.inside, *sink.waits):
+        owing = not wait.key.point_to_point and wait.target in receives and wait.waiter not in owed[wait.target]
+        if owing and is_begun(job, wait) and _stands_before(job, wait):
             owed[wait.target].add(wait.waiter)
     found = set()
     for node, waiting in owed.items():
-        as_fellows = {_transfer(wait) for fellow in waiting for wait in receives[fellow]}
-        found |= {id(w) for w in receives[node] if w.target not in waiting and _transfer(w) in as_fellows}
+        as_fellows = {transfer for fellow in waiting for transfer in _open_receives(job, fellow)}
+        for wait in receives[node]:
+            end = wait.end
+            if end is not None and wait.target not in waiting and _transfer(end.operation, end.sub) in as_fellows:
+                found.add(id(wait))
     return found
 
 
-def _transfer(wait: Wait) -> tuple[int, int, str] | None:
+def _open_receives(job: Job, node: Node) -> list[tuple[int, int, str]]:
+    if not isinstance(node, RankNode):
+        return []
+    operations = [o for o in job.member(node.index).last.operations if o.is_point_to_point and o.direction is Direction.RECV]
+    return [_transfer(operation, sub) for operation in operations for sub in operation.subs if sub.done < sub.nsteps]
+
+
+def _transfer(operation: ProxyOperation, sub: ProxySub) -> tuple[int, int, str]:
     """What ranks with the same part in a program have in common of a receive."""
-    end = wait.end
-    return (end.operation.op_count, end.sub.nsteps, end.operation.collective) if end is not None else None
+    return operation.op_count, sub.nsteps, operation.collective
 
 
 def _stands_before(job: Job, wait: Wait) -> bool:

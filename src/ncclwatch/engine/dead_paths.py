@@ -75,8 +75,8 @@ def _culprits(job: Job, links: Sequence[_Link]) -> list[Culprit]:
     while left:
         common = Counter(address for link in left for address in link.ends).most_common(2)
         alone = len(common) < 2 or common[0][1] > common[1][1]
-        addresses = {common[0][0]} if alone else set(left[0].ends)
-        for link in [link for link in left if addresses <= link.ends.keys()]:
+        addresses = (common[0][0],) if alone else tuple(left[0].ends)
+        for link in [link for link in left if set(addresses) <= link.ends.keys()]:
             left.remove(link)
             members = [link.group.holder(link.ends[address]) for address in addresses]
             for member in members if None not in members else ():
