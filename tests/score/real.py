@@ -148,6 +148,8 @@ def obstacle(scenario: Scenario, nccl: str, transport: Transport) -> str:
         return "lost and late records: simulation only"
     if scenario.network.intra_node == "p2p":
         return "NVLink: the testbed has network and shared memory only"
+    if any(f.kind is FaultKind.INIT_MISSING and f.rank == 0 for f in scenario.faults):
+        return "rank 0 makes the id that all others wait for outside NCCL: without it nobody enters NCCL at all"
     played = as_played(scenario, nccl, transport)
     on_the_network = any(f.kind in (FaultKind.PROXY_STALL, FaultKind.PROXY_SLEEP) for f in scenario.faults)
     if transport is Transport.SHM and on_the_network and len(plan(played).hosts) == 1:
