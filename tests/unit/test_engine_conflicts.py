@@ -70,6 +70,16 @@ def test_another_size_type_or_operation_is_named_while_the_job_runs(odd: str) ->
     assert not any(verdict.verdict_class.accuses for verdict in told[:2]), "it has not been called yet"
 
 
+def test_what_is_kept_no_longer_at_the_second_look_is_told_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job that calls so often that a look finds nothing of what the one before has seen."""
+    monkeypatch.setattr(conflicts, "COMPARED", 24)
+    usual = "aarg" * 20
+    live, told = run([usual, usual, usual[:45] + "b" + usual[46:], usual])
+    assert [culprit.rank for culprit in told[-1].culprits] == [2]
+    assert not told[-2].verdict_class.accuses, "it takes two looks"
+    assert live.ledger.depth > 24
+
+
 def test_of_two_ranks_the_one_that_calls_what_is_called_nowhere_else_here() -> None:
     usual = "aa" * 40
     _, told = run([usual, usual[:40] + "b" + usual[41:]])

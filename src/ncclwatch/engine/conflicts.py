@@ -63,6 +63,23 @@ class Conflict:
     """rank → where in the iteration that call was, as far as that is known"""
 
 
+_Kind = tuple[int, frozenset[int]]
+"""Communicator, and ranks that called something else."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """A conflict that one look has found; ``ordinals``: row of the ledger → the operation's number in it."""
+
+    conflict: Conflict
+    ordinals: dict[int, int]
+
+    def is_gone(self, ledger: Ledger) -> bool:
+        """Whether the operation is no longer among those that are compared."""
+        kept = min(ledger.depth, COMPARED)
+        return any(ordinal < int(ledger.called[row]) - kept for row, ordinal in self.ordinals.items())
+
+
 @dataclass(slots=True)
 class ConflictWatch:
     """Looks at the calls of running jobs from time to time and remembers what it found until it looks again."""
@@ -70,8 +87,8 @@ class ConflictWatch:
     _next: dict[int, float] = field(default_factory=dict)
     _found: dict[int, dict[int, tuple[float, Conflict]]] = field(default_factory=dict)
     """Job → communicator → (until when it is told, what was found last)"""
-    _seen: dict[int, set[tuple[int, frozenset[int]]]] = field(default_factory=dict)
-    """Job → (communicator, ranks) of the last look: it takes two, since a loss of records may be known later than its gap."""
+    _seen: dict[int, dict[_Kind, _Seen]] = field(default_factory=dict)
+    """What the last look at a job found: it takes two, since a loss of records may be known later than its gap."""
     _lossy: set[str] = field(default_factory=set)
     """Hosts of which records were lost."""
 
@@ -93,10 +110,13 @@ class ConflictWatch:
         if now >= self._next.get(which, 0.0):
             begin = time.process_time()
             known = {number: kept for number, kept in self._found.get(which, {}).items() if kept[0] > now}
-            looked = {(c.group, frozenset(c.called)): c for c in find_conflicts(job, ledger, totals, self._lossy)}
-            again = looked.keys() & self._seen.get(which, set())
-            self._seen[which] = set(looked)
-            told = [_staged(job, looked[key], stage_of) for key in again]
+            found_now = [_staged(job, conflict, stage_of) for conflict in find_conflicts(job, ledger, totals, self._lossy)]
+            looked = {(c.group, frozenset(c.called)): _Seen(c, _ordinals(job, ledger, c)) for c in found_now}
+            before = self._seen.get(which, {})
+            told = [looked[kind].conflict for kind in looked.keys() & before.keys()]
+            # What is kept no longer cannot be found again.
+            told += [seen.conflict for kind, seen in before.items() if kind not in looked and seen.is_gone(ledger)]
+            self._seen[which] = looked
             self._found[which] = known | {conflict.group: (now + KEPT_S, conflict) for conflict in told}
             self._next[which] = now + max(LEAST_PAUSE_S, PAUSE * (time.process_time() - begin))
         found = [conflict for _, conflict in self._found.get(which, {}).values() if conflict.group in job.groups]
@@ -173,6 +193,18 @@ def _conflict(ledger: Ledger, entries: Entries, proven: NDArray[np.int64], group
     since_then = dict(zip(ranks, (called + offsets - sequence - 1).tolist(), strict=True))
     calls_ago = {rank: since_then[rank] for rank in [*made, *(ranks[number] for number in like_others[:1])]}
     return Conflict(group, sequence, made, others, len(at), len(sequences) - 1 - last, calls_ago)
+
+
+def _ordinals(job: Job, ledger: Ledger, conflict: Conflict) -> dict[int, int]:
+    found: dict[int, int] = {}
+    group = job.groups[conflict.group]
+    for rank, ago in conflict.calls_ago.items():
+        if rank in group.members:
+            member, own = group.members[rank]
+            row = ledger.rows.get(ledger.place(member.info.host, member.info.pid, own.address))
+            if row is not None:
+                found[row] = int(ledger.called[row]) - 1 - ago
+    return found
 
 
 def _staged(job: Job, conflict: Conflict, stage_of: StageOf | None) -> Conflict:
