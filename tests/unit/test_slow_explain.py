@@ -7,13 +7,15 @@ from dataclasses import replace
 import numpy as np
 
 from ncclwatch.engine.job import Job, assemble
-from ncclwatch.engine.slow.explain import holds, verdict
+from ncclwatch.engine.slow.explain import holds, unlocated, verdict
 from ncclwatch.engine.slow.findings import Context, Finding, Kind
 from ncclwatch.engine.slow.looks import LinkPlace
 from ncclwatch.engine.slow.profile import add_up
 from ncclwatch.engine.slow.watch import Judgement
+from ncclwatch.engine.slow.windows import SlowDown
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessSample
+from ncclwatch.model.verdict import Verdict, VerdictClass
 from unit.synthetic import WORLD, Rank, communicator
 
 HOSTS = ("red", "red", "blue", "blue")
@@ -70,3 +72,14 @@ def test_what_was_judged_of_a_process_stays_with_it_when_others_end() -> None:
     assert [c.rank for c in said.culprits] == [2] and "rank 2" in said.summary
     assert any("rank 2" in line for line in said.evidence) and not any("rank 3" in line for line in said.evidence)
     assert not holds(job_of(everybody[:2]), judged), "who has ended holds nobody up"
+
+
+def test_a_job_that_takes_twice_as_long_is_said_to_as_soon_as_that_has_repeated() -> None:
+    job, running = job_of(samples()), Verdict(VerdictClass.RUNNING, "4 processes: NCCL makes progress")
+
+    def said(ratio: float, iterations: int) -> str:
+        return unlocated(job, running, SlowDown(0.0, 1.0, 1.0 + ratio, iterations, iterations)).summary
+
+    assert "iterations take 12.00 s instead of 1.00 s" in said(11.0, 3)
+    assert said(0.5, 3) == running.summary and "who holds it up does not show" in said(0.5, 8)
+    assert said(0.1, 8) == running.summary

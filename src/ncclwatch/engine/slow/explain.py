@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 WORTH_SAYING, FEWEST_ITERATIONS = 0.15, 8
 """A job that is so much slower than it was, for so many iterations, is said to be, also where nobody is named."""
+PLAIN_RATIO = 1.0
+"""One that takes twice as long is from the first moment on that counts as a slow-down: its iterations may take minutes."""
 
 WORDS = {
     VerdictClass.SLOW_COMPUTATION: "slow computation",
@@ -86,7 +88,7 @@ def verdict(job: Job, judgement: Judgement, topology: Topology | None = None) ->
 
 def unlocated(job: Job, running: Verdict, slow: SlowDown) -> Verdict:
     """The verdict on a job that runs, with the word that it is slow though nobody stands out: nobody is accused."""
-    if slow.ratio < WORTH_SAYING or slow.iterations < FEWEST_ITERATIONS:
+    if slow.ratio < WORTH_SAYING or (slow.ratio < PLAIN_RATIO and slow.iterations < FEWEST_ITERATIONS):
         return running
     hidden = any(is_hidden(own) for member in job.members for own in member.last.communicators)
     why = "what NVLink and the like join waits unseen" if hidden else "no rank holds the others up more than its equals do"
