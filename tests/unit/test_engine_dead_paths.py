@@ -45,6 +45,8 @@ def test_two_paths_with_nothing_in_common_are_two_links() -> None:
 def test_paths_that_prove_nothing_here_change_nothing() -> None:
     assert said(path(0, 1, 0xDEAD)) == said(), "of another job"
     assert said(path(0, 9)) == said(), "no such rank"
+    assert said(replace(path(0, 1), global_rank=7)) == said(), "another communicator of the same hash"
+    assert said(replace(path(0, 1), remote="10.0.0.0")) == said(), "a machine does not lose itself"
     verdict = said(path(0, 1), ranks=frozen_ring(2, 4, run_state="T"))
     assert verdict.verdict_class is VerdictClass.STOPPED, "what the operating system states stands"
     assert said(path(0, 2), ranks=idle_ring()[:2]).verdict_class is VerdictClass.UNKNOWN, "one end was not observed"
@@ -60,7 +62,7 @@ def test_which_flows_are_dead_paths() -> None:
         memory.feed("node1", NetworkLook(flows=(flow,)), 1)
         return memory.dead_paths()
 
-    assert dead(flow) == [DeadPath(WORLD, 1, 2, "10.0.0.1", "10.0.0.2")]
+    assert dead(flow) == [DeadPath(WORLD, 1, 2, "10.0.0.1", "10.0.0.2", 1)]
     assert dead(replace(flow, socket=replace(facts, timeouts=4))) == [], "TCP tries again"
     assert dead(replace(flow, socket=replace(facts, unacknowledged=0))) == [], "nothing is under way"
     assert dead(replace(flow, state=FlowState.ACTIVE)) == []

@@ -23,13 +23,17 @@ ONE_END = "one end of a path over which nothing is acknowledged"
 
 @dataclass(frozen=True, slots=True)
 class DeadPath:
-    """A connection of a communicator on which sockets get no answer: from ``rank`` to ``peer`` in it, by IP address."""
+    """A connection of a communicator on which sockets get no answer: from ``rank`` to ``peer`` in it, by IP address.
+
+    ``global_rank`` of who sends tells communicators of one hash apart; ``None`` where it is not known.
+    """
 
     comm_hash: int
     rank: int
     peer: int
     local: str
     remote: str
+    global_rank: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,8 +69,13 @@ def blame_dead_paths(job: Job, verdict: Verdict, dead: Collection[DeadPath], sti
 
 
 def _links(job: Job, path: DeadPath) -> list[_Link]:
-    groups = [g for g in job.groups.values() if g.hash == path.comm_hash and path.rank in g.members and path.peer < g.nranks]
-    return [_Link(path, group, {path.local: path.rank, path.remote: path.peer}) for group in groups[:1]]
+    if path.local == path.remote:
+        return []
+    for group in job.groups.values():
+        sender = group.holder(path.rank) if group.hash == path.comm_hash and path.peer < group.nranks else None
+        if sender is not None and path.global_rank in (None, sender.rank):
+            return [_Link(path, group, {path.local: path.rank, path.remote: path.peer})]
+    return []
 
 
 def _culprits(job: Job, links: Sequence[_Link]) -> list[Culprit]:
@@ -78,9 +87,8 @@ def _culprits(job: Job, links: Sequence[_Link]) -> list[Culprit]:
         addresses = (common[0][0],) if alone else tuple(left[0].ends)
         for link in [link for link in left if set(addresses) <= link.ends.keys()]:
             left.remove(link)
-            members = [link.group.holder(link.ends[address]) for address in addresses]
-            for member in members if None not in members else ():
-                assert member is not None  # noqa: S101 - none of them is
+            members = [held for address in addresses if (held := link.group.holder(link.ends[address])) is not None]
+            for member in members if len(members) == len(addresses) else ():
                 named.setdefault(member.index, _culprit(job, member, link, alone=alone))
     return list(named.values())
 

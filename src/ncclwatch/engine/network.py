@@ -134,7 +134,9 @@ class NetworkMemory:
     def dead_paths(self) -> list[DeadPath]:
         """Connections whose sockets have sent the same again and again, and longer than TCP is given, without an answer."""
         return [
-            DeadPath(flow.comm_hash, flow.rank, flow.peer, _address(flow.socket.local), _address(flow.socket.remote))
+            DeadPath(
+                flow.comm_hash, flow.rank, flow.peer, _address(flow.socket.local), _address(flow.socket.remote), flow.global_rank
+            )
             for known in self.hosts.values()
             for flow in known.flows
             if flow.state is FlowState.STALLED and flow.socket is not None
@@ -251,7 +253,7 @@ def _trouble(host: str, nic: NicRecord, known: HostNetwork, ranks: Iterable[int]
 
 
 def _names(line: KernelLogLine, culprits: Iterable[Culprit]) -> bool:
-    return any(culprit.pid == line.pid for culprit in culprits)
+    return any((culprit.host, culprit.pid) == (line.host, line.pid) for culprit in culprits)
 
 
 def _clock(wall_ns: int) -> str:
