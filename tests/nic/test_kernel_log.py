@@ -16,6 +16,7 @@ from ncclwatch.collect.kernel_log import KernelNews
 from ncclwatch.collect.network import NetworkWatch
 from ncclwatch.model.network import KernelLogLine
 from ncclwatch.model.state import ProcessSample
+from testbed.memory_limit import memory_cgroup
 from unit.synthetic import frozen_ring
 
 pytestmark = [pytest.mark.attach, pytest.mark.skipif(os.geteuid() != 0, reason="the kernel's log is root's")]
@@ -27,18 +28,12 @@ CRASH = "import ctypes, sys, threading; threading.Thread(target=lambda: ctypes.s
 
 @pytest.fixture
 def small_cgroup() -> Iterator[Path]:
-    """A cgroup with little memory; whoever is in it moves back by ending."""
-    root, name = Path("/sys/fs/cgroup"), "memory.max"
-    if not (root / "cgroup.controllers").exists():
-        root, name = root / "memory", "memory.limit_in_bytes"
-    folder = root / f"ncclwatch-test-{os.getpid()}"
+    """A cgroup with little memory; whoever is in it leaves it by ending."""
     try:
-        folder.mkdir()
-        (folder / name).write_text(str(LIMIT))
+        with memory_cgroup(LIMIT) as folder:
+            yield folder
     except OSError as error:
         pytest.skip(f"no cgroup with a limit on memory can be made here: {error}")
-    yield folder
-    folder.rmdir()
 
 
 def started(program: str) -> subprocess.Popen[str]:
