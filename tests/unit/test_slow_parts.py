@@ -253,6 +253,28 @@ class TestWindows:
             watch.feed([], Iteration(end, end + 0.1, 100))
             assert watch.slow_down() is None, "only the one at hand counts"
 
+    def test_noisy_iterations_that_are_longer_as_a_whole_are_slow(self) -> None:
+        """Healthy ones differ by a factor of two: none of the slow ones stands out by itself, nor do many in a row."""
+        chance = np.random.default_rng(7)
+
+        def drawn(number: int, times: float) -> list[float]:
+            durations: list[float] = (times * chance.uniform(0.4, 0.9, number)).tolist()
+            return durations
+
+        for _ in range(10):
+            healthy = drawn(40, 1.0)
+            assert self.watch(healthy).slow_down() is None
+            watch = self.watch([*healthy, *drawn(20, 1.7)])
+            slow = watch.slow_down()
+            assert slow is not None and slow.slow >= 6
+            assert slow.normal_s == pytest.approx(0.65, abs=0.12) and slow.since >= 10.0 + sum(healthy[:24])
+            time = watch.recent[-1][0].end
+            for number, duration in enumerate(drawn(16, 1.0)):
+                watch.feed([Iteration(time, time + duration, 60 + number)])
+                time += duration
+            assert watch.slow_down() is None, "as fast as it was"
+        assert all(self.watch(drawn(400, 1.0)).slow_down() is None for _ in range(10)), "noise alone"
+
     def test_many_raised_in_a_row_are_slow_though_the_noise_could_explain_each(self) -> None:
         noisy = [1.0, 1.2, 0.8, 1.1, 0.9, 1.15, 0.85, 1.05, 0.95, 1.0] * 2
         assert self.watch([*noisy, *[1.7, 1.75, 1.8] * 2, 1.7]).slow_down() is None

@@ -20,6 +20,10 @@ ENDED_AFTER = 4
 """Normal iterations in a row that end a slow-down; where it had longer gaps before, half as many again as the longest."""
 RAISED_SIGMAS, RAISED_RUN = 2.5, 8
 """So many iterations in a row that are all so far above normal are slow, though the noise could explain each of them."""
+SHIFT_RUN, SHIFT_PAST, SHIFT_RATIO = 12, 40, 1.2
+"""Of noisy iterations: the last so many are slow where three of four of them took longer than three of four of up to so many
+before them, and their median is so many times that of those.
+"""
 STEADY = 6
 """So many more slow iterations than normal ones at the end are no pauses among others: what was before them is left out."""
 WORSE = 1.5
@@ -67,6 +71,8 @@ class IterationWatch:
     """The iteration at hand as far as it has come, once that is longer than a normal one may take."""
     _raised: list[float] = field(default_factory=list)
     """Durations of the last iterations, all of them raised, that were not learned yet."""
+    _shifted: float | None = None
+    """While noisy iterations as a whole take longer than they did: from which duration on one is slow."""
 
     def feed(self, iterations: Sequence[Iteration], at_hand: Iteration | None = None) -> None:
         """Take iterations in the order of their times; those seen before are left out.
@@ -78,11 +84,45 @@ class IterationWatch:
             if iteration.end <= self._last_end:
                 continue
             self._last_end = iteration.end
-            slow = self.baseline.known and iteration.duration > self.baseline.limit(SLOW_SHARE, NOISE_SIGMAS)
+            slow = self.baseline.known and iteration.duration > self._limit
             self.recent.append((iteration, slow))
-            self._learn(iteration.duration)
-        slow = at_hand is not None and self.baseline.known and at_hand.duration > self.baseline.limit(SLOW_SHARE, NOISE_SIGMAS)
+            self._follow_shift()
+            if self._shifted is None:
+                self._learn(iteration.duration)
+        slow = at_hand is not None and self.baseline.known and at_hand.duration > self._limit
         self._open = at_hand if slow else None
+
+    @property
+    def _limit(self) -> float:
+        limit = self.baseline.limit(SLOW_SHARE, NOISE_SIGMAS)
+        return limit if self._shifted is None else min(limit, self._shifted)
+
+    def _mark(self, number: int, limit: float | None) -> None:
+        """Say anew of the last iterations which of them were slow: those longer than the limit, or none."""
+        for back in range(1, min(number, len(self.recent)) + 1):
+            iteration, _ = self.recent[-back]
+            self.recent[-back] = (iteration, limit is not None and iteration.duration > limit)
+
+    def _follow_shift(self) -> None:
+        """Notice that iterations whose noise could explain each of them are longer as a whole, and when that ends."""
+        if self._shifted is not None:
+            # The mean: of pauses in every third iteration the median would say nothing.
+            if np.mean([iteration.duration for iteration, _ in list(self.recent)[-SHIFT_RUN:]]) <= self._shifted:
+                self._shifted = None
+                self._mark(SHIFT_RUN, None)
+            return
+        before = list(self.recent)[-SHIFT_RUN - SHIFT_PAST :]
+        if len(before) < 2 * SHIFT_RUN or not self.baseline.known:
+            return
+        values = np.array([iteration.duration for iteration, _ in before])
+        past, now = values[:-SHIFT_RUN], values[-SHIFT_RUN:]
+        middle, usual = float(np.median(now)), float(np.median(past))
+        if np.quantile(now, 0.25) <= np.quantile(past, 0.75) or middle < SHIFT_RATIO * usual:
+            return
+        self._shifted = float(np.sqrt(middle * usual))
+        self._mark(SHIFT_RUN, self._shifted)
+        # What was learned of these is no part of what is normal.
+        self.baseline.values = deque(past[-self.baseline.keep :].tolist())
 
     def _learn(self, duration: float) -> None:
         """Learn an iteration's time unless it is one of many in a row that are raised: the job's pace has changed."""
