@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from datetime import datetime
 
+import jsonschema
+
 from ncclwatch.engine.network import NETWORK_CLASSES, NetworkMemory
 from ncclwatch.engine.session import DiagnosisSession
 from ncclwatch.messaging.reader import BatchReader
@@ -22,7 +24,7 @@ from ncclwatch.model.network import (
     StepRate,
 )
 from ncclwatch.model.state import Direction
-from ncclwatch.model.verdict import Culprit, LinkRef, Verdict, VerdictClass
+from ncclwatch.model.verdict import Culprit, LinkRef, Verdict, VerdictClass, schema
 from unit.batches import node_batches
 from unit.synthetic import frozen_ring
 
@@ -124,9 +126,16 @@ def test_whoever_was_killed_for_want_of_memory_on_the_culprits_host_is_told() ->
     said = remembering(NetworkLook(kernel=(killed,))).explain(HUNG)
     assert said.evidence[-1] == f"kernel log of node1, {datetime.fromtimestamp(1_800_000_000):%Y-%m-%d %H:%M:%S}: {killed.text}"
     assert said.next_steps[0].startswith("it was killed for want of memory")
-    # One of its helpers, perhaps: evidence, and no reason to say what became of the culprit.
-    helper = remembering(NetworkLook(kernel=(replace(killed, pid=99, wall_ns=1 << 63),))).explain(HUNG)
-    assert (helper.evidence[-1], helper.next_steps) == (f"kernel log of node1: {killed.text}", HUNG.next_steps)
+    jsonschema.validate(said.to_json(), schema())
+    # One of its helpers, perhaps: evidence where that can be why, and no reason to say what became of the culprit.
+    other = remembering(NetworkLook(kernel=(replace(killed, pid=99),)))
+    assert other.explain(HUNG) is HUNG
+    missing = replace(HUNG, verdict_class=VerdictClass.NOT_ENTERED, since=1_800_000_060.0)
+    helped = other.explain(missing)
+    assert helped.evidence[-1].endswith(text) and helped.next_steps == missing.next_steps
+    assert other.explain(replace(missing, since=1_800_000_600.0)).evidence == missing.evidence, "ten minutes before"
+    strange = remembering(NetworkLook(kernel=(replace(killed, wall_ns=1 << 63),))).explain(HUNG)
+    assert strange.evidence[-1] == f"kernel log of node1: {text}"
 
 
 def test_what_lies_long_back_is_forgotten() -> None:

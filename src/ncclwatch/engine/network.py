@@ -43,6 +43,10 @@ NETWORK_CLASSES = frozenset(
 )
 """Verdicts that a NIC in trouble can explain; a stopped process is stopped whatever the network does."""
 
+MISSING_SOMETHING = frozenset({VerdictClass.DEAD, VerdictClass.NOT_ENTERED, VerdictClass.INIT_HANG})
+"""Verdicts that a helper process which was killed can explain."""
+HELPER_S = 120.0
+
 SLOW_ON_THE_WIRE = frozenset({VerdictClass.SLOW_COMMUNICATION, VerdictClass.SLOW_MIXED})
 
 
@@ -210,8 +214,7 @@ class NetworkMemory:
         hosts = {culprit.host for culprit in verdict.culprits} or set(self.hosts)
         for host in sorted(hosts & set(self.hosts)):
             for _, line in list(self.hosts[host].kernel)[-MAX_LINES:]:
-                # Whoever else was killed for want of memory may be a helper of the culprit: a data loader's worker.
-                if line.pid is None or line.kind == "memory" or not verdict.culprits or _names(line, verdict.culprits):
+                if line.pid is None or not verdict.culprits or _names(line, verdict.culprits) or _is_a_helpers(line, verdict):
                     yield line
 
 
@@ -250,6 +253,14 @@ def _trouble(host: str, nic: NicRecord, known: HostNetwork, ranks: Iterable[int]
     counted = ", ".join(f"{name} {number}" for name, number in worst)
     step = f"look at the path of {nic.label} on {host}: its cable, transceiver and switch port, and congestion"
     return f"{nic.label} on {host} counted errors since watching began: {counted}{used}", step
+
+
+def _is_a_helpers(line: KernelLogLine, verdict: Verdict) -> bool:
+    """Whether another process was killed for want of memory shortly before, or since: a data loader's worker, perhaps."""
+    began = verdict.since if verdict.since is not None else verdict.time
+    if line.kind != "memory" or verdict.verdict_class not in MISSING_SOMETHING or began is None:
+        return False
+    return began - HELPER_S <= line.wall_ns / 1e9
 
 
 def _names(line: KernelLogLine, culprits: Iterable[Culprit]) -> bool:
