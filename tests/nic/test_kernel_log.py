@@ -97,6 +97,10 @@ def test_a_process_that_is_killed_for_want_of_memory(small_cgroup: Path) -> None
         newer.close()
 
 
+@pytest.mark.skipif(
+    Path("/proc/sys/debug/exception-trace").exists() and Path("/proc/sys/debug/exception-trace").read_text().strip() == "0",
+    reason="this kernel was told to log no crashes (debug.exception-trace)",
+)
 def test_a_thread_that_crashes_is_told_of_watched_processes_alone() -> None:
     watched, other = started(CRASH), started(CRASH)
     network = NetworkWatch("node1")
