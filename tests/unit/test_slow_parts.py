@@ -274,6 +274,8 @@ class TestWindows:
                 time += duration
             assert watch.slow_down() is None, "as fast as it was"
         assert all(self.watch(drawn(400, 1.0)).slow_down() is None for _ in range(10)), "noise alone"
+        worse = self.watch([*[1.0, 1.01, 0.99] * 10, *[2.0] * 60, *[3.0] * 20]).slow_down()
+        assert worse is not None and worse.normal_s == pytest.approx(1.0), "what was slow before is not normal"
 
     def test_many_raised_in_a_row_are_slow_though_the_noise_could_explain_each(self) -> None:
         noisy = [1.0, 1.2, 0.8, 1.1, 0.9, 1.15, 0.85, 1.05, 0.95, 1.0] * 2

@@ -20,9 +20,9 @@ ENDED_AFTER = 4
 """Normal iterations in a row that end a slow-down; where it had longer gaps before, half as many again as the longest."""
 RAISED_SIGMAS, RAISED_RUN = 2.5, 8
 """So many iterations in a row that are all so far above normal are slow, though the noise could explain each of them."""
-SHIFT_RUN, SHIFT_PAST, SHIFT_RATIO = 12, 40, 1.2
+SHIFT_RUN, SHIFT_PAST, SHIFT_RATIO, SHIFT_BACK = 12, 40, 1.2, 1.15
 """Of noisy iterations: the last so many are slow where three of four of them took longer than three of four of up to so many
-before them, and their median is so many times that of those.
+before them, and their median is so many times that of those; until the last ones take on average at most so many times as long.
 """
 STEADY = 6
 """So many more slow iterations than normal ones at the end are no pauses among others: what was before them is left out."""
@@ -73,6 +73,8 @@ class IterationWatch:
     """Durations of the last iterations, all of them raised, that were not learned yet."""
     _shifted: float | None = None
     """While noisy iterations as a whole take longer than they did: from which duration on one is slow."""
+    _back_below: float = 0.0
+    """And below which mean they are as they were."""
 
     def feed(self, iterations: Sequence[Iteration], at_hand: Iteration | None = None) -> None:
         """Take iterations in the order of their times; those seen before are left out.
@@ -107,19 +109,21 @@ class IterationWatch:
         """Notice that iterations whose noise could explain each of them are longer as a whole, and when that ends."""
         if self._shifted is not None:
             # The mean: of pauses in every third iteration the median would say nothing.
-            if np.mean([iteration.duration for iteration, _ in list(self.recent)[-SHIFT_RUN:]]) <= self._shifted:
+            if np.mean([iteration.duration for iteration, _ in list(self.recent)[-SHIFT_RUN:]]) <= self._back_below:
                 self._shifted = None
-                self._mark(SHIFT_RUN, None)
+                self._mark(len(self.recent), None)
             return
-        before = list(self.recent)[-SHIFT_RUN - SHIFT_PAST :]
-        if len(before) < 2 * SHIFT_RUN or not self.baseline.known:
+        kept = list(self.recent)[-SHIFT_RUN - SHIFT_PAST :]
+        now = np.array([iteration.duration for iteration, _ in kept[-SHIFT_RUN:]])
+        past = np.array([iteration.duration for iteration, slow in kept[:-SHIFT_RUN] if not slow])
+        # Where most of them are slow by themselves it is a slow-down without this.
+        if len(past) < SHIFT_RUN or not self.baseline.known or 2 * sum(slow for _, slow in kept[-SHIFT_RUN:]) > SHIFT_RUN:
             return
-        values = np.array([iteration.duration for iteration, _ in before])
-        past, now = values[:-SHIFT_RUN], values[-SHIFT_RUN:]
         middle, usual = float(np.median(now)), float(np.median(past))
         if np.quantile(now, 0.25) <= np.quantile(past, 0.75) or middle < SHIFT_RATIO * usual:
             return
         self._shifted = float(np.sqrt(middle * usual))
+        self._back_below = max(self._shifted, SHIFT_BACK * float(past.mean()))
         self._mark(SHIFT_RUN, self._shifted)
         # What was learned of these is no part of what is normal.
         self.baseline.values = deque(past[-self.baseline.keep :].tolist())
