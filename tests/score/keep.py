@@ -25,6 +25,8 @@ from score.drawn import draw
 from score.real import Recording, Saved, Transport, as_played, vary
 
 PROGRAM, LIBRARY = "train", "libnccl.so.2"
+LONGEST_S = 12.0
+"""A hang is told after that, and the recording may end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +78,6 @@ def keep(path: Path, scenario: Scenario, about: str, folder: Path) -> Path:
     Recording(batches).save(target)
     target.with_suffix(".json").write_text(json.dumps(asdict(kept), indent=1) + "\n", "utf-8")
     return target
-
-
-LONGEST_S = 12.0
-"""A hang is told after that, and the recording may end."""
 
 
 def main() -> int:

@@ -71,8 +71,9 @@ class KernelNews:
         if time.monotonic() >= self._next_threads:
             self._next_threads = time.monotonic() + THREADS_EVERY_S
             # Who is gone by now may have crashed: its line may still come.
-            kept = {tid: pid for tid, pid in self._threads.items() if pid in {key.pid for key in keys}}
-            self._threads = kept | {tid: key.pid for key in keys for tid in self._threads_of(key.pid)}
+            pids = {key.pid for key in keys}
+            kept = {tid: pid for tid, pid in self._threads.items() if pid in pids}
+            self._threads = kept | {tid: pid for pid in pids for tid in self._threads_of(pid)}
 
     def lines(self) -> tuple[KernelLogLine, ...]:
         """What came since the last call, and once processes are watched, what the log held since their start.

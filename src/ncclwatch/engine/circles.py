@@ -77,15 +77,18 @@ def is_begun(job: Job, wait: Wait) -> bool:
     operation = end.operation
     if operation.algorithm != "Ring" or operation.collective not in RING_ENDS_RECEIVING:
         return True
-    own = [
-        sub
-        for other in job.member(waiter.index).last.operations
-        if (other.comm_address, other.comm_hash, other.op_count)
-        == (operation.comm_address, operation.comm_hash, operation.op_count)
-        and other.direction is Direction.SEND
-        for sub in other.subs
-    ]
+    sends = _sends(job, waiter, operation)
+    own = [sub for other in sends if other.comm_address == operation.comm_address for sub in other.subs]
     return not own or any(map(has_produced, own))
+
+
+def _sends(job: Job, node: RankNode, operation: ProxyOperation) -> list[ProxyOperation]:
+    """A rank's own sends of an operation, on whatever communicators of its hash."""
+    return [
+        own
+        for own in job.member(node.index).last.operations
+        if (own.comm_hash, own.op_count) == (operation.comm_hash, operation.op_count) and own.direction is Direction.SEND
+    ]
 
 
 def _called_later(job: Job, sink: Sink) -> set[int]:
@@ -131,13 +134,7 @@ def _stands_before(job: Job, wait: Wait) -> bool:
     end, target = wait.end, wait.target
     if end is None or not isinstance(target, RankNode):
         return False
-    own = [
-        sub
-        for operation in job.member(target.index).last.operations
-        if (operation.comm_hash, operation.op_count) == (end.operation.comm_hash, end.operation.op_count)
-        and operation.direction is Direction.SEND
-        for sub in operation.subs
-    ]
+    own = [sub for operation in _sends(job, target, end.operation) for sub in operation.subs]
     return bool(own) and not any(map(has_produced, own))
 
 

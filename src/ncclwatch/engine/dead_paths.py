@@ -52,7 +52,8 @@ def blame_dead_paths(job: Job, verdict: Verdict, dead: Collection[DeadPath], sti
     """
     if verdict.verdict_class not in OPEN_TO_DOUBT or not dead:
         return verdict
-    links = [link for path in sorted(dead, key=lambda p: (p.comm_hash, p.rank, p.peer)) for link in _links(job, path)]
+    paths = sorted(dead, key=lambda p: (p.comm_hash, p.rank, p.peer))
+    links = [link for path in paths if (link := _link_of(job, path)) is not None]
     culprits = _culprits(job, links)
     if not culprits:
         return verdict
@@ -68,14 +69,12 @@ def blame_dead_paths(job: Job, verdict: Verdict, dead: Collection[DeadPath], sti
     return replace(found, victims=fellows, planes=(*verdict.planes, "nic"))
 
 
-def _links(job: Job, path: DeadPath) -> list[_Link]:
-    if path.local == path.remote:
-        return []
-    for group in job.groups.values():
+def _link_of(job: Job, path: DeadPath) -> _Link | None:
+    for group in job.groups.values() if path.local != path.remote else ():
         sender = group.holder(path.rank) if group.hash == path.comm_hash and path.peer < group.nranks else None
         if sender is not None and path.global_rank in (None, sender.rank):
-            return [_Link(path, group, {path.local: path.rank, path.remote: path.peer})]
-    return []
+            return _Link(path, group, {path.local: path.rank, path.remote: path.peer})
+    return None
 
 
 def _culprits(job: Job, links: Sequence[_Link]) -> list[Culprit]:

@@ -88,10 +88,10 @@ def parse(record: bytes) -> KernelEvent | None:
 class KernelLog:
     """A reader of /dev/kmsg; ``lost`` counts records that were overwritten before they were read.
 
-    It begins with what the kernel still remembers, or with ``only_new`` at the end. Raises :class:`PrivilegeError`.
+    It begins with what the kernel still remembers. Raises :class:`PrivilegeError`.
     """
 
-    def __init__(self, path: str = "/dev/kmsg", *, only_new: bool = False) -> None:
+    def __init__(self, path: str = "/dev/kmsg") -> None:
         self.lost = 0
         self._next: int | None = None
         try:
@@ -100,8 +100,6 @@ class KernelLog:
             raise PrivilegeError("not allowed to read the kernel's log", "run as root, or with CAP_SYSLOG") from None
         except OSError as error:
             raise NcclwatchError(f"cannot read {path}: {error.strerror}", "in a container, give it /dev/kmsg") from None
-        if only_new:
-            os.lseek(self._fd, 0, os.SEEK_END)
 
     def close(self) -> None:
         """Close the file."""
