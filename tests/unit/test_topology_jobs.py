@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from ncclwatch.engine.topology.model import Role
+from ncclwatch.engine.topology.namer import StageNamer
 from ncclwatch.model.events import Function, Kind
 from score.topology import Trial, feed, play, run, trials
 
@@ -64,15 +65,24 @@ def test_calls_of_processes_that_are_not_known_and_records_without_meaning_teach
     assert namer.learned is before
 
 
-def test_without_calls_groups_are_listed_and_nothing_is_claimed() -> None:
-    trial = next(t for t in trials() if t.scenario.name == "layout-48" and t.condition == "clean")
-    _, records = play(trial.scenario)
-    records.calls = {}
-    from ncclwatch.engine.topology.namer import StageNamer
+@pytest.mark.parametrize("trial", chosen(), ids=lambda trial: f"{trial.scenario.name}-{trial.condition.replace(' ', '-')}")
+def test_counts_alone_are_never_wrong(trial: Trial) -> None:
+    outcome = run(trial, calls=False)
+    assert outcome.said != "wrong", outcome.why
 
+
+def test_counts_alone_tell_a_pipeline_of_tensor_groups() -> None:
+    trial = next(t for t in trials() if t.scenario.name == "layout-108" and t.condition == "clean")
+    outcome = run(trial, calls=False)
+    assert outcome.said == "right", outcome.why
+
+
+def test_where_no_call_is_seen_groups_of_one_kind_alone_are_listed_and_nothing_is_claimed() -> None:
+    trial = next(t for t in trials() if t.scenario.name == "layout-80" and t.condition == "clean")
+    _, records = play(trial.scenario)
     namer = StageNamer()
     ((learned, members),) = namer.everything([series[-1] for series in records.samples if series])
     assert len(members) == trial.scenario.layout.world
-    assert set(learned.topology.by_role) == {Role.UNSURE}
+    assert set(learned.topology.by_role) <= {Role.UNSURE, Role.UNUSED}
     assert not learned.topology.layout.known
     assert learned.topology.unsure

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 LEAST_S = 3.0
 """A layout that is clear is shown after this long, whatever the duration; one that is not is given all of it."""
 
+BY_COUNTS = "roles are those that NCCL's own counts tell"
+
 
 def topology(
     words: Annotated[list[str] | None, typer.Argument(metavar="[PID|FILE]...", help="More pids, or recordings.")] = None,
@@ -72,7 +74,7 @@ def _from_files(namer: StageNamer, files: Sequence[Path]) -> tuple[list[ProcessS
                 namer.observe(batch.events, host=batch.host)
         for problem in recordings.problems:
             note(problem)
-    return list(latest.values()), [] if calls else ["no calls are recorded: only what memory alone shows"]
+    return list(latest.values()), [] if calls else [f"no calls are recorded: {BY_COUNTS}"]
 
 
 def _from_processes(
@@ -106,9 +108,9 @@ def _from_processes(
     finally:
         collector.close()
     if reason:
-        return list(latest.values()), [f"calls are not seen: {reason}; only what memory alone shows"]
+        return list(latest.values()), [f"calls are not seen: {reason}; {BY_COUNTS}"]
     quiet = namer.learned is None
-    remark = f"no call was seen in {time.monotonic() - begun:.0f} s: the job stands, or computes; only what memory alone shows"
+    remark = f"no call was seen in {time.monotonic() - begun:.0f} s: the job stands, or computes; {BY_COUNTS}"
     return list(latest.values()), [remark] if quiet else []
 
 

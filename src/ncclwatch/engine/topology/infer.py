@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.engine.topology.counted import roles_by_counts
 from ncclwatch.engine.topology.jobmap import Facts, JobFacts, JobMap
 from ncclwatch.engine.topology.model import Group, Layout, Role, Topology
 from ncclwatch.engine.topology.record import Recorder
@@ -61,7 +62,7 @@ def infer(jobmap: JobMap, job: JobFacts, recorder: Recorder) -> Inference:
                 if (period := specimens[-1].period) is not None:
                     periods.add(period.length)
     opinions = {specimen.process: judge(specimen, job.world) for specimen in specimens}
-    judged = _give_roles(jobmap, job, recorder, specimens, opinions)
+    judged = _give_roles(jobmap, job, recorder, specimens, opinions) if specimens else _by_counts(jobmap, job)
     order = order_stages(job.world, [j.facts for j in judged.values() if j.role is Role.PIPELINE], specimens, opinions)
     return Inference(_assemble(job, judged, order, specimens), specimens, judged)
 
@@ -72,6 +73,13 @@ def _rows_by_process(jobmap: JobMap, job: JobFacts) -> dict[int, dict[int, tuple
         for row in group.rows:
             result[jobmap.row_process[row]][row] = (group, jobmap.row_rank[row])
     return result
+
+
+def _by_counts(jobmap: JobMap, job: JobFacts) -> dict[int, Judged]:
+    """Without calls: what NCCL's own counts tell."""
+    opinions = roles_by_counts(jobmap, job, jobmap.communicators)
+    groups = {group.id: group for group in job.groups}
+    return {number: Judged(groups[number], one.role, one.confidence, (one.why,)) for number, one in opinions.items()}
 
 
 # --- roles of groups -----------------------------------------------------------------------------------------------------
@@ -211,8 +219,8 @@ def _assemble(job: JobFacts, judged: Mapping[int, Judged], order: StageOrder, sp
             unsure.append(dimensions[role].trouble)
     layout, trouble = _layout(job.world, dimensions, judged)
     unsure += trouble
-    if not specimens:
-        unsure.append("no calls were seen: memory alone shows groups and their ranks, not what they are for")
+    if not specimens and not any(j.role in PARTITIONING for j in judged.values()):
+        unsure.append("no calls were seen, and NCCL's counts alone do not tell what the groups are for")
     groups = [_as_group(j) for j in judged.values()]
     groups += [_as_group(Judged(g, Role.UNSURE, 0.0, ("no calls were seen",))) for g in job.groups if g.id not in judged]
     groups += [group for dimension in dimensions.values() for group in dimension.groups]
@@ -220,7 +228,8 @@ def _assemble(job: JobFacts, judged: Mapping[int, Judged], order: StageOrder, sp
         doubtful = {role for role in PARTITIONING if dimensions[role].size > 1}
         groups = [_doubted(group) if group.role in doubtful else group for group in groups]
     stage = dimensions[Role.PIPELINE].index
-    if not dimensions[Role.PIPELINE].known:
+    # Without calls a group of which nothing is known may be a pipeline.
+    if not dimensions[Role.PIPELINE].known or (not specimens and layout.pp is None):
         stage = np.full(job.world, -1, np.int32)
     confidence = min((g.confidence for g in groups if g.role in PARTITIONING), default=0.0) if not trouble else 0.0
     return Topology(

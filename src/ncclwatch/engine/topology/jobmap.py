@@ -6,7 +6,7 @@ hashes (``ncclPeerInfo``), equal on all communicators of a job, so the one over 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from ncclwatch.engine.job import Group as JobGroup
 from ncclwatch.engine.job import Job, assemble
-from ncclwatch.model.state import ProcessSample
+from ncclwatch.model.state import Communicator, ProcessSample
 
 LARGEST_WORLD = 1 << 20
 """Sizes and ranks beyond this, which a target may claim, are not believed."""
@@ -60,6 +60,16 @@ class JobMap:
     row_process: list[int] = field(default_factory=list)
     row_group: list[Facts] = field(default_factory=list)
     row_rank: list[int] = field(default_factory=list)
+    communicators: dict[int, Communicator] = field(default_factory=dict)
+    """row → the communicator as it was last read (see ``note_counts``)"""
+
+    def note_counts(self, samples: Iterable[ProcessSample]) -> None:
+        """Take what NCCL has counted by now."""
+        for sample in samples:
+            process = self.process.get((sample.process.host, sample.process.pid), -1)
+            for own in sample.communicators:
+                if (row := self.rows.get((process, own.address))) is not None:
+                    self.communicators[row] = own
 
     def find(self, host: str, pid: int) -> int:
         """The process, or −1; without a host by its pid alone."""

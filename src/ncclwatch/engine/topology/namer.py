@@ -64,16 +64,26 @@ class StageNamer:
         return max(self.jobs, key=lambda one: one.topology.world, default=None)
 
     def everything(self, samples: Sequence[ProcessSample]) -> list[tuple[Learned, list[ProcessSample]]]:
-        """Every job with the newest samples of its processes, inferred from all that was recorded: without calls, by memory."""
+        """Every job with the newest samples of its processes, from all that was recorded; without calls, by NCCL's counts."""
         self.note_samples(samples)
         if self._map is None:
             return []
+        self._map.note_counts(samples)
         self._learn(np.zeros(0, np.int64))
         by_place = {(sample.process.host, sample.process.pid): sample for sample in samples}
         return [
             (job.learned, [by_place[place] for p in job.facts.processes if (place := self._map.places[p]) in by_place])
             for job in self._jobs
         ]
+
+    def fall_back(self, samples: Sequence[ProcessSample]) -> None:
+        """Where no call has told anything of any job, learn what NCCL's counts tell; once for the communicators there are."""
+        if self._map is None or self._jobs or (self._recorder is not None and self._recorder.taken):
+            return
+        due = self._next
+        self._map.note_counts(samples)
+        self._learn(np.zeros(0, np.int64))
+        self._next = due
 
     # --- taking in -------------------------------------------------------------------------------------------------------
 
@@ -261,6 +271,19 @@ class StageNamer:
         """The role of a communicator (by its address in the process)."""
         found = self._find(host, pid, comm)
         return Role.UNSURE if found is None else list(Role)[int(found[1].encoding.role[found[2]])]
+
+    @property
+    def by_counts(self) -> bool:
+        """Whether what is known follows from NCCL's counts alone: roles and places, but not the order of calls."""
+        return bool(self._jobs) and self._recorder is not None and not self._recorder.taken
+
+    def place_of(self, host: str, pid: int) -> Stage | None:
+        """A process's place in pipeline and tensor group alone; ``None`` where neither is known."""
+        found = self._find(host, pid, 0)
+        if found is None or self._map is None:
+            return None
+        stage = by_role(Role.UNSURE, found[1].learned.topology, self._map.rank[found[0]])
+        return stage if max(stage.pipeline_stage, stage.tensor_index) >= 0 else None
 
     def stage_of(self, host: str, pid: int, comm: int = 0, *, calls_ago: int = 0) -> Stage | None:
         """Where a call of a process stands, counted back on the communicator at address ``comm`` (0: over all of them).

@@ -10,7 +10,7 @@ import numpy as np
 from ncclwatch.engine.explain import names
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.ledger import Ledger
-from ncclwatch.engine.topology.model import Role, Stage
+from ncclwatch.engine.topology.model import Phase, Role, Stage
 from ncclwatch.engine.topology.namer import StageNamer
 from ncclwatch.engine.topology.words import compressed
 from ncclwatch.model.state import Communicator
@@ -71,7 +71,9 @@ def _named(context: _Context, culprit: Culprit, verdict_class: VerdictClass) -> 
     if role is None:
         return culprit
     known = bool(culprit.stage) or verdict_class in RUNNING
-    stage = None if known else _stage(context, culprit, holders, verdict_class)
+    stage = None if known or context.namer.by_counts else _stage(context, culprit, holders, verdict_class)
+    if stage is None and not known:
+        stage = _place(context, culprit, role, verdict_class)
     return replace(
         culprit,
         communicator=replace(reference, role=str(role)) if role is not Role.UNUSED else reference,
@@ -122,6 +124,16 @@ def _stage(
         if found is not None:
             return _at_home(context, found, own)
     return None
+
+
+def _place(context: _Context, culprit: Culprit, role: Role, verdict_class: VerdictClass) -> Stage | None:
+    """Without calls: the culprit's place in the layout, and the operation where memory shows that it is in it."""
+    if culprit.pid is None:
+        return None
+    place = context.namer.place_of(culprit.host, culprit.pid)
+    if culprit.operation is None or verdict_class in (*NOT_CALLED, *HALTED):
+        return place
+    return replace(place or Stage(Phase.EITHER), role=role, function=culprit.operation.name)
 
 
 def _latest(context: _Context, member: Member, communicator: Communicator, operation: OperationRef | None) -> Stage | None:
