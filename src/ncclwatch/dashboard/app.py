@@ -138,8 +138,8 @@ class Dashboard(App[str]):
                 self.say(self.source.finished)
 
     def _show(self) -> None:
-        main = self.screen_stack[0]
-        if not main.query(TabLine) or not main.query(ContentSwitcher):
+        main = next(iter(self.screen_stack), None)
+        if main is None or not main.query(TabLine) or not main.query(ContentSwitcher):
             # The timer may strike while the screen is being built, or taken down.
             return
         for lines in main.query(TextLines):

@@ -14,9 +14,12 @@ from ncclwatch.model.verdict import Culprit, LinkRef, OperationRef
 def observed_culprit(
     job: Job, member: Member, waits: Sequence[Wait], stalls: Sequence[StallMark], reason: str, *, link: LinkRef | None = None
 ) -> Culprit:
-    """An observed process, placed by the first of the waits that lead to it or of its own stalls."""
-    keys = [wait.key for wait in waits] + [mark.key for mark in stalls]
-    ends = [wait.end for wait in waits] + [mark.end for mark in stalls]
+    """An observed process, placed by the first of the waits that lead to it or of its own stalls: of those in an operation that
+    has begun, where there are any. What is called ahead waits as well.
+    """
+    places = [(wait.key, wait.end) for wait in waits] + [(mark.key, mark.end) for mark in stalls]
+    places.sort(key=lambda place: not _under_way(place[1]))
+    keys, ends = [key for key, _ in places], [end for _, end in places]
     communicators = member.last.communicators
     largest = max(communicators, key=lambda c: c.nranks, default=None)
     group_id = keys[0].group if keys else job.group_of[member.index, largest.address] if largest else None
@@ -32,6 +35,11 @@ def observed_culprit(
         link=link,
         reason=reason,
     )
+
+
+def _under_way(end: End | None) -> bool:
+    """Whether some of a transfer has been done already."""
+    return end is not None and max(end.sub.done, end.sub.received, end.sub.transmitted) > 0
 
 
 def absent_culprit(job: Job, sink: Sink, reason: str) -> Culprit:

@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from ncclwatch.engine import explain
 from ncclwatch.engine.culprits import observed_culprit
 from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.engine.next_steps import NOT_ACKNOWLEDGED
 from ncclwatch.engine.ports import OPEN_TO_DOUBT, named_in
 from ncclwatch.model.verdict import Culprit, LinkRef, Verdict, VerdictClass
 
-AT_ITS_ADDRESS = "nothing that is sent to or from its address is acknowledged: its network port, or the path to it, is dead"
 ONE_END = "one end of a path over which nothing is acknowledged"
 
 
@@ -94,5 +94,5 @@ def _culprits(job: Job, links: Sequence[_Link]) -> list[Culprit]:
 
 def _culprit(job: Job, member: Member, link: _Link, *, alone: bool) -> Culprit:
     reference = None if alone else LinkRef(link.path.rank, link.path.peer, "net")
-    found = observed_culprit(job, member, (), (), AT_ITS_ADDRESS if alone else ONE_END, link=reference)
+    found = observed_culprit(job, member, (), (), NOT_ACKNOWLEDGED if alone else ONE_END, link=reference)
     return replace(found, communicator=link.group.reference(), comm_rank=link.group.rank_of(member))

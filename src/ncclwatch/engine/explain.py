@@ -169,7 +169,8 @@ def order_lines(job: Job, orders: Mapping[int, set[int]]) -> list[str]:
     for number, indices in sorted(orders.items(), key=lambda item: -len(item[1])):
         group = job.groups[number]
         who = ", ".join(names[index] for index in sorted(indices))
-        lines.append(f"{who} entered communicator {group.hash:016x} ({group.nranks} ranks) first and wait there")
+        does = "wait" if len(indices) > 1 else "waits"
+        lines.append(f"{who} entered communicator {group.hash:016x} ({group.nranks} ranks) first and {does} there")
     return lines
 
 

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from ncclwatch.engine.dead_paths import DeadPath
+from ncclwatch.engine.far_ends import FarEnds
 from ncclwatch.engine.ports import PortDown
 from ncclwatch.engine.slow.flow_delays import delay_lines
 from ncclwatch.model.network import FlowRecord, FlowState, KernelLogLine, LinkChange, NetworkLook, NicKey, NicRecord
@@ -195,14 +196,17 @@ class NetworkMemory:
                 blocked = flow.state is FlowState.BLOCKED and flow.global_rank in culprits
                 if flow.reason and (blocked or (flow.state.is_trouble and (not ranks or flow.global_rank in ranks))):
                     said.setdefault(f"{flow.global_rank} {flow.direction} {flow.peer} {flow.state}", []).append(flow)
-        lines = []
+        lines: list[str] = []
+        others = FarEnds((flow for known in self.hosts.values() for flow in known.flows), verdict.culprits) if said else None
         for flows in list(said.values())[:MAX_FLOW_LINES]:
             first = flows[0]
+            other = others.rank_of(first) if others is not None else None
+            peer = f"rank {other}" if other is not None else f"rank {first.peer} of its communicator"
             way = "to" if first.direction is Direction.SEND else "from"
             channels = sorted({flow.channel for flow in flows if flow.channel is not None})
             where = f" over {first.device}" if first.device else ""
             lines.append(
-                f"rank {first.global_rank} {way} rank {first.peer} of its communicator{where}, "
+                f"rank {first.global_rank} {way} {peer}{where}, "
                 f"channel{'s' if len(channels) != 1 else ''} {', '.join(map(str, channels))}: {first.reason}"
             )
         return lines

@@ -31,6 +31,7 @@ NEXT_STEPS: dict[VerdictClass, tuple[str, ...]] = {
 }
 
 GPU_NOT_BEGUN = "has called the operation, but its GPU has not begun it"
+NOT_ACKNOWLEDGED = "nothing that is sent to or from its address is acknowledged: its network port, or the path to it, is dead"
 PROXY_STALLED = "its proxy thread does not move transfers that could go on"
 PROXY_NOT_BEGUN = "its proxy thread has not begun an operation that is queued"
 _PROXY_STEPS = (
@@ -49,6 +50,10 @@ NEXT_STEPS_BY_REASON = {
     ),
     PROXY_STALLED: _PROXY_STEPS,
     PROXY_NOT_BEGUN: _PROXY_STEPS,
+    NOT_ACKNOWLEDGED: (
+        "look at the port, its cable and its switch: `ip -s link`, `ethtool`, `dmesg -T | grep -i link` on {host}",
+        "from another host, `ncclwatch probe {host}` tells whether the path is dead",
+    ),
 }
 """Where the class alone would send people to look in the wrong place."""
 

@@ -17,6 +17,7 @@ from ncclwatch.engine.slow.findings import (
     BUSIER,
     FLOOR,
     NOISY,
+    SLOWER,
     START_TOTAL_LOOKS,
     TOTAL_LOOKS,
     Context,
@@ -206,7 +207,6 @@ PACED_ALIKE, PACED_SHARE = 0.8, 0.6
 """Who has slowed down by at least this part of another's factor, and holds others up by less than this part, is paced by it."""
 AS_EVER = 1.1
 """Below this factor on the times between calls a rank works as fast as ever."""
-SLOWER = 1.25
 
 
 LATE_TOGETHER = 0.25

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ncclwatch.engine.slow.contention import lacks_cpu
-from ncclwatch.engine.slow.findings import Finding, Kind
+from ncclwatch.engine.slow.findings import SLOWER, Finding, Kind
 from ncclwatch.model.verdict import VerdictClass
 
 if TYPE_CHECKING:
@@ -18,8 +18,6 @@ MIXED_SHARE = 0.25
 """A second kind of slowness counts from this share of the first."""
 MIXED_SHARE_MEASURED = 0.1
 """The same for work of which the calls say as well that it is slower."""
-SLOWER = 1.25
-"""From this factor on a rank's work is slower, whatever its communication does."""
 
 
 def classify(judgement: Judgement) -> VerdictClass:
@@ -65,10 +63,16 @@ def cause(judgement: Judgement, finding: Finding) -> str:
     return ""
 
 
+def starts_late(judgement: Judgement, finding: Finding) -> bool:
+    """Whether the hosts of a finding's ranks are seen to begin iterations later than the others."""
+    late = judgement.context.late
+    return finding.kind is Kind.HOST and late is not None and bool(np.all(late.share[list(finding.members)] > 0))
+
+
 def _host_cause(judgement: Judgement, finding: Finding) -> str:
     late = judgement.context.late
     members = list(finding.members)
-    if late is None or not np.all(late.share[members] > 0):
+    if late is None or not starts_late(judgement, finding):
         return "its host calls late while its GPU has nothing queued: data loader, Python, or CPU"
     times, seconds = int(late.late[members].max()), float(late.seconds[members].mean())
     seen = f"its host begins {times} of {late.seen} iterations {seconds:.2f} s later than the others"

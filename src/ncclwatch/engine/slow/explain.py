@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.slow.classify import cause, classify, works_slower
+from ncclwatch.engine.slow.classify import cause, classify, starts_late, works_slower
 from ncclwatch.engine.slow.cost import costs
 from ncclwatch.engine.slow.findings import LOOKS, Finding, Kind
 from ncclwatch.engine.topology.model import Role, Topology
+from ncclwatch.engine.topology.words import compressed
 from ncclwatch.model.verdict import CommunicatorRef, Culprit, LinkRef, OperationRef, Verdict, VerdictClass, places, stands_in
 
 if TYPE_CHECKING:
@@ -178,10 +179,20 @@ def _link(finding: Finding | None) -> LinkRef | None:
 _DOES = {
     Role.TENSOR: "tensor-parallel {op}",
     Role.PIPELINE: "pipeline transfer",
-    Role.DATA: "data-parallel {op} ({what})",
+    Role.DATA: "data-parallel {op}",
     Role.CONTEXT: "context-parallel {op}",
     Role.EXPERT: "expert-parallel {op}",
 }
+
+
+def _operation_name(op: str, group: Group | None, role: Role | None) -> str:
+    """What others wait in; shared memory and NVLink show which group it is, and not which operation."""
+    if role not in _DOES:
+        return f"{op or 'an operation'} of {group.nranks} ranks" if group else op
+    name = _DOES[role].format(op=op or "operation")
+    if role is Role.DATA and op:
+        name += " (gradients)" if op in ("ReduceScatter", "AllReduce", "Reduce") else " (parameters)"
+    return name
 
 
 def _stage(job: Job, judgement: Judgement, finding: Finding, topology: Topology | None, rank: int | None) -> str:
@@ -189,10 +200,8 @@ def _stage(job: Job, judgement: Judgement, finding: Finding, topology: Topology 
     names = []
     for (number, op), _ in _waited_in(judgement, finding).most_common(2):
         group = job.groups.get(number)
-        role = _role(group, topology)
-        what = "gradients" if op in ("ReduceScatter", "AllReduce", "Reduce") else "parameters"
-        name = _DOES[role].format(op=op, what=what) if role in _DOES else (f"{op} of {group.nranks} ranks" if group else op)
-        if name not in names:
+        name = _operation_name(op, group, _role(group, topology))
+        if name and name not in names:
             names.append(name)
     where = ""
     if topology is not None and rank is not None and 0 <= rank < topology.world:
@@ -230,13 +239,23 @@ def _pass(judgement: Judgement, finding: Finding) -> str:
     return ""
 
 
+MANY = 3
+"""From so many ranks on they are named together."""
+
+
+def _names(blamed: Sequence[Member], each: Sequence[str]) -> str:
+    """``each`` in a row, or ``ranks 0-7`` where they are many."""
+    ranks = [member.rank for member in blamed if member.rank is not None]
+    return f"ranks {compressed(ranks)}" if len(ranks) == len(blamed) >= MANY else ", ".join(each)
+
+
 def _summary(kind: VerdictClass, members: Mapping[int, Member], judgement: Judgement) -> str:
     slow, findings = judgement.slow, judgement.findings
     parts = []
     every = costs(findings, slow, judgement.iteration_s, judgement.path_costs)
     for finding, cost in zip(findings[:3], every, strict=False):
         blamed = [members[at] for at in finding.members]
-        names = ", ".join(f"rank {m.rank}" if m.rank is not None else f"pid {m.info.pid} on {m.info.host}" for m in blamed)
+        names = _names(blamed, [f"rank {m.rank}" if m.rank is not None else f"pid {m.info.pid} on {m.info.host}" for m in blamed])
         if finding.link is not None and len(blamed) == 2:
             names = f"the link from {names.replace(', ', ' to ')}"
         # With one culprit the loss says it all.
@@ -259,12 +278,14 @@ def _evidence(members: Mapping[int, Member], judgement: Judgement) -> tuple[str,
         )
     every = costs(judgement.findings, slow, judgement.iteration_s, judgement.path_costs)
     for finding, price in zip(judgement.findings, every, strict=True):
-        names = ", ".join(members[at].label for at in finding.members)
+        names = _names([members[at] for at in finding.members], [members[at].label for at in finding.members])
         usual = "" if math.isnan(finding.reference) else f" (equal ranks: {finding.reference:.0%})"
         what = f"link {' → '.join(members[at].label for at in finding.members)}" if finding.link else f"{names}: {finding.kind}"
+        # Who is judged by its late starts is not by looks: how many of them were late is said below.
+        seen = "" if starts_late(judgement, finding) else f", in {min(finding.looks, profile.looks)} of {profile.looks} looks"
         lines.append(
-            f"{what} holds the job up for {finding.share:.0%} of all ranks' time{usual}, in {finding.looks} of "
-            f"{profile.looks} looks" + (f"; it {price.text()}" if price is not None else "")
+            f"{what} holds the job up for {finding.share:.0%} of all ranks' time{usual}{seen}"
+            + (f"; it {price.text()}" if price is not None else "")
         )
         if finding.kind.computes:
             for at in finding.members[:4]:

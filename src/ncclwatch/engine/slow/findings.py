@@ -33,6 +33,9 @@ START_TIMES = 4.0
 BUSIER = 1.12
 """A rank that is blamed for its own work must be this much busier than its equals or its past."""
 
+SLOWER = 1.25
+"""From this factor on of the times between a rank's calls its work is slower, whatever its communication does."""
+
 
 class Kind(StrEnum):
     """What a finding is about."""
