@@ -110,6 +110,12 @@ def test_a_click_in_the_grid_opens_the_rank_and_on_one_nobody_observes_says_so()
     play([view(16, STOPPED, world=32)], (120, 40), act)
 
 
+def test_a_tick_after_the_last_screen_has_gone_does_no_harm() -> None:
+    app = Dashboard(StillSource([view(8)]))
+    assert not app.screen_stack
+    app.redraw()
+
+
 def test_the_picture_can_be_stopped_and_the_past_looked_at_while_views_come() -> None:
     feed = Feed()
 

@@ -38,6 +38,36 @@ def test_a_kept_job_is_judged_as_it_must_be(path: Path) -> None:
     assert set(kept["ranks"]) <= named <= {*kept["ranks"], *kept["also"]}, said[-1].summary
 
 
+PLACES = {
+    "h1-skip-gradients-2.32.3-shm-post-hang-0": "pipeline stage 0, TP rank 1",
+    "drawn-802-72-skip-2.27.5-socket-post-hang-0": "pipeline stage 1, TP rank 2",
+    "drawn-802-69-gpu-stall-2.21.5-socket-post-hang-0": (
+        "pipeline stage 0, TP rank 0: ReduceScatter of the data-parallel group (gradients)"
+    ),
+    "drawn-801-64-gpu-stall-2.21.5-shm-post-hang-0": "",  # groups of one kind alone: nothing tells tensor from data
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_who_comes_afterwards_is_told_the_place_in_the_layout(name: str) -> None:
+    (path,) = (job for job in JOBS if job.stem == name)
+    assert accusing(path)[-1].stage == PLACES[name]
+
+
+def test_many_ranks_are_named_as_a_range() -> None:
+    (path,) = (job for job in JOBS if job.stem == "drawn-801-63-slow-link-2.21.5-shm-live-0")
+    verdict = accusing(path)[-1]
+    assert "ranks 0-7 (network interface)" in verdict.summary
+    assert not any("of its communicator" in line for line in verdict.evidence)
+
+
+def test_a_late_loader_is_not_said_to_be_seen_in_more_looks_than_there_were() -> None:
+    (path,) = (job for job in JOBS if job.stem == "drawn-801-28-slow-loader-2.32.3-shm-live-0")
+    verdict = accusing(path)[-1]
+    assert not any(" of 24 looks" in line for line in verdict.evidence)
+    assert "others wait in an operation of 8 ranks" in verdict.stage
+
+
 def test_there_are_jobs_of_every_release_and_of_both_kinds() -> None:
     known = [json.loads(path.with_suffix(".json").read_text("utf-8")) for path in JOBS]
     assert {"2.21.5", "2.27.5", "2.32.3"} <= {kept["nccl"] for kept in known}
