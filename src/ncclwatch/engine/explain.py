@@ -335,8 +335,10 @@ def _summary(job: Job, verdict_class: VerdictClass, culprits: Sequence[Culprit],
     where = f" in {first.operation.name} #{first.operation.sequence}" if first.operation and first.operation.name else ""
     if all(culprit.link for culprit in culprits):
         return _links_summary(job, culprits, where)
-    reason = culprits[0].reason if len({c.reason for c in culprits}) == 1 else "do not go on"
-    return f"{names} hold{'s' if len(culprits) == 1 else ''} up the job{where}: {reason}"
+    if len(culprits) == 1:
+        return f"{names} holds up the job{where}: {culprits[0].reason}"
+    reason = culprits[0].reason if len({c.reason for c in culprits}) == 1 else ""
+    return f"{names} hold up the job{where}, each: {reason}" if reason else f"{names} hold up the job{where}: do not go on"
 
 
 def _links_summary(job: Job, culprits: Sequence[Culprit], where: str) -> str:

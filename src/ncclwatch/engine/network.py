@@ -191,10 +191,13 @@ class NetworkMemory:
         culprits = {culprit.rank for culprit in verdict.culprits if culprit.rank is not None}
         ranks = culprits | set(verdict.victims)
         said: dict[str, list[FlowRecord]] = {}
+        slow = verdict.verdict_class in SLOW_ON_THE_WIRE
         for _, known in sorted(self.hosts.items()):
             for flow in known.flows:
                 blocked = flow.state is FlowState.BLOCKED and flow.global_rank in culprits
-                if flow.reason and (blocked or (flow.state.is_trouble and (not ranks or flow.global_rank in ranks))):
+                # Of a job that stands still it says nothing that a connection was slow before.
+                trouble = flow.state.is_trouble and (slow or flow.state is not FlowState.SLOW)
+                if flow.reason and (blocked or (trouble and (not ranks or flow.global_rank in ranks))):
                     said.setdefault(f"{flow.global_rank} {flow.direction} {flow.peer} {flow.state}", []).append(flow)
         lines: list[str] = []
         others = FarEnds((flow for known in self.hosts.values() for flow in known.flows), verdict.culprits) if said else None

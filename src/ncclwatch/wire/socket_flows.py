@@ -109,7 +109,9 @@ class SocketWatch:
             stalled = _stalled(sockets)
             if stalled:
                 return FlowState.STALLED, stalled
-        lossy = f"{retransmitted} segments retransmitted during the look" if retransmitted else ""
+        lossy = (
+            f"{retransmitted} segment{'s' if retransmitted != 1 else ''} retransmitted during the look" if retransmitted else ""
+        )
         if progressed:
             return self._throughput(facts, lossy)
         still = f"{(now_ns - (self._moved_ns or self._since_ns)) / 1e9:.1f} s"

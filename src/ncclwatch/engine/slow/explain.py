@@ -40,6 +40,11 @@ NEXT_STEPS = {
     Kind.LINK: "look at the path between the two hosts: port errors, retransmissions, congestion",
 }
 
+BEFORE_ALL = " in forward of micro-batch 0"
+LOADER_TOO = (
+    "on {host}: look at its data loader as well (py-spy dump --pid {pid}): the time goes before the iteration's first pass ends"
+)
+
 
 def holds(job: Job, judgement: Judgement) -> bool:
     """Whether all who are blamed are still there."""
@@ -82,7 +87,7 @@ def verdict(job: Job, judgement: Judgement, topology: Topology | None = None) ->
         confidence=_confidence(judgement),
         evidence=_evidence(members, judgement),
         unobserved=_unobserved(job, judgement),
-        next_steps=_next_steps(members, findings),
+        next_steps=_next_steps(members, judgement),
         planes=("state", *(("calls",) if judgement.iteration_s is not None else ()), *(("device",) if judgement.timed else ())),
     )
 
@@ -327,11 +332,12 @@ def _confidence(judgement: Judgement) -> float:
     return round(min(0.95, base + 0.03 * looks), 2)
 
 
-def _next_steps(members: Mapping[int, Member], findings: Sequence[Finding]) -> tuple[str, ...]:
+def _next_steps(members: Mapping[int, Member], judgement: Judgement) -> tuple[str, ...]:
     steps: list[str] = []
-    for finding in findings:
+    for finding in judgement.findings:
         first = members[finding.members[0]].info if finding.members else None
-        text = NEXT_STEPS[finding.kind].format(host=first.host if first else "its host", pid=first.pid if first else "PID")
-        if text not in steps:
-            steps.append(text)
-    return tuple(steps)
+        texts = [NEXT_STEPS[finding.kind]]
+        if finding.kind is Kind.COMPUTE and _pass(judgement, finding) == BEFORE_ALL:
+            texts.append(LOADER_TOO)
+        steps += [text.format(host=first.host if first else "its host", pid=first.pid if first else "PID") for text in texts]
+    return tuple(dict.fromkeys(steps))

@@ -161,7 +161,8 @@ def _oldest_open(context: _Context, member: Member) -> Stage | None:
         if ago is None:
             continue
         found = context.namer.call_of(member.info.host, member.info.pid, communicator.address, calls_ago=ago)
-        if found is not None and (best is None or found[0] > best[0]):
+        # Where no pattern is known (the function is not, then) nothing tells which of them is the oldest.
+        if found is not None and found[1].function and (best is None or found[0] > best[0]):
             best = found
     return best[1] if best is not None else None
 
@@ -201,5 +202,6 @@ def _victim_lines(context: _Context, verdict: Verdict) -> list[str]:
     lines = sorted(texts.items(), key=lambda item: (-len(item[1]), item[1]))
     shown = [f"latest call of rank{'s' if len(ranks) > 1 else ''} {compressed(ranks)}: {text}" for text, ranks in lines[:SHOWN]]
     if len(lines) > SHOWN:
-        shown.append(f"… and {sum(len(ranks) for _, ranks in lines[SHOWN:])} more ranks in {len(lines) - SHOWN} other places")
+        more, elsewhere = sum(len(ranks) for _, ranks in lines[SHOWN:]), len(lines) - SHOWN
+        shown.append(f"… and {more} more rank{'s' if more > 1 else ''} in {elsewhere} other place{'s' if elsewhere > 1 else ''}")
     return shown
