@@ -113,12 +113,13 @@ def _hosts(watch: Watch) -> Sequence[str]:
 
 
 def _engine(complete_hosts: Sequence[str]) -> Engine:
-    from ncclwatch.engine.diagnose import Outlook, diagnose, diagnose_jobs
+    from ncclwatch.engine.diagnose import Outlook, diagnose, judge_jobs
     from ncclwatch.engine.patience import Patience
+    from ncclwatch.engine.topology.naming import name_places
 
     def engine(series: Series, patience_s: float) -> list[Verdict]:
         outlook = Outlook(patience=Patience(patience_s, adaptive=False), complete_hosts=frozenset(complete_hosts))
-        return diagnose_jobs(series, outlook) or [diagnose(series, outlook)]
+        return name_places(judge_jobs(series, outlook)) or [diagnose(series, outlook)]
 
     return engine
 

@@ -237,7 +237,7 @@ def _late_for_what_is_lost(profile: Profile, context: Context) -> NDArray[np.boo
     share, own = context.late.share, profile.own()
     for at in np.flatnonzero((share > 0) & (share >= LATE_EXPLAINS * context.lost)).tolist():
         others = np.flatnonzero((context.equal == context.equal[at]) & (np.arange(len(result)) != at))
-        if context.equal[at] < 0 or len(others) < 2 or share[others].max() >= LATE_TOGETHER * share[at]:
+        if context.equal[at] < 0 or not len(others) or share[others].max() >= LATE_TOGETHER * share[at]:
             continue
         key = profile.processes[at]
         carried = sum(part for link, part in profile.links.items() if key in link[:2]) + profile.hold[Part.PROXY][at]

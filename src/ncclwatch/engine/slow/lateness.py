@@ -66,20 +66,22 @@ def measure(cadences: Sequence[Cadence | None], since: Sequence[float], normal_s
     now &= complete
     if np.count_nonzero(now) < 3:
         return nothing
-    usual = np.zeros(size)
-    if np.count_nonzero(~now & complete) >= ENOUGH:
+    usual, past = np.zeros(size), np.count_nonzero(~now & complete) >= ENOUGH
+    if past:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             usual = np.nanmedian(table[:, ~now & complete], axis=1)
     relative = table - np.where(np.isnan(usual), 0.0, usual)[:, None]
     for number in np.unique(equal):
         members = equal == number
-        if number < 0 or np.count_nonzero(members) < 3:
-            relative[members] = 0.0  # of two that differ nobody knows which is late
-        else:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore", RuntimeWarning)
-                relative[members] -= np.nanmedian(relative[members], axis=0)
+        fellows = np.count_nonzero(members)
+        if number < 0 or fellows < 2 or (fellows == 2 and not past):
+            relative[members] = 0.0  # of two that differ nobody knows which is late, without a past of theirs
+            continue
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            common = np.nanmedian(relative[members], axis=0) if fellows > 2 else np.nanmin(relative[members], axis=0)
+        relative[members] -= common
     late = np.where(np.isnan(relative), 0.0, relative)[:, now]
     durations = (ends[reference] - begins)[now]
     counts = late > max(LEAST_S, LEAST_SHARE * normal_s)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -58,6 +59,16 @@ def name_stages(verdict: Verdict, job: Job, namer: StageNamer, ledger: Ledger) -
         stage=verdict.stage or first.stage,
         evidence=(*verdict.evidence, *(() if past else _victim_lines(context, verdict))),
     )
+
+
+def name_places(judged: Sequence[tuple[Job, Verdict]]) -> list[Verdict]:
+    """Verdicts from memory alone, with the roles and places in the layout that NCCL's counts tell."""
+    if not any(verdict.culprits for _, verdict in judged):
+        return [verdict for _, verdict in judged]
+    namer, samples = StageNamer(), [member.last for job, _ in judged for member in job.members]
+    namer.note_samples(samples)
+    namer.fall_back(samples)
+    return [name_stages(verdict, job, namer, Ledger()) for job, verdict in judged]
 
 
 def _named(context: _Context, culprit: Culprit, verdict_class: VerdictClass) -> Culprit:
