@@ -166,6 +166,8 @@ class Play:
         while not (found := self.onsets()):
             if time.monotonic() > deadline or self.problem is not None:
                 raise JobError(f"no fault began within {timeout:g} s: {self.problem}\n{self.job.logs()}")
+            if self.finished():
+                raise JobError(f"the job ended before any fault began\n{self.job.logs()}")
             time.sleep(0.05)
         return found[0]
 

@@ -87,6 +87,8 @@ def plan(scenario: Scenario, *, links: bool = False) -> TestbedPlan:
         unsupported.append("InfiniBand: over sockets on the testbed, over SoftRoCE only in the guest")
     if net.algorithm != "Ring" or net.protocol != "Simple":
         unsupported.append(f"{net.algorithm}/{net.protocol}: the testbed plays Ring/Simple")
+    if scenario.layout.dp % scenario.layout.ep:
+        unsupported.append("expert groups that hold context-parallel ranks: simulation only")
     if work.tp_bytes != work.pp_bytes or (layout.cp > 1 and work.cp_bytes != work.pp_bytes):
         unsupported.append("activations of tensor, context and pipeline parallelism have one size on the testbed")
     count = work.pp_bytes // ELEMENT_BYTES

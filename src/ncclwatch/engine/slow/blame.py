@@ -165,12 +165,14 @@ def _ranks(profile: Profile, context: Context, plain: NDArray[np.bool_]) -> list
         # They seem to be at work; only times of their own that say so count against them.
         waiting = context.unseen & ~(context.factor >= SLOWER)
         own, held = np.where(waiting, 0.0, own), np.where(waiting, 0, held)
-    busier = busier | _late_for_what_is_lost(profile, context)
+    explains = _late_for_what_is_lost(profile, context)
+    busier = busier | explains
     if context.late is not None:
         # A rank also begins late when the collective before ended late for it; only one that is busier is late by itself.
         late = np.where(busier, context.late.share, 0.0)
         own, held = np.maximum(own, late), np.maximum(held, np.where(late > 0, context.late.late, 0))
-    usual, shown = _reference(own, context), profile.shown()
+    # Whose late starts explain it is compared by those: what looks see of his equals may be their waiting for him.
+    usual, shown = np.where(explains, 0.0, _reference(own, context)), profile.shown()
     findings: list[Finding] = []
     whole = _whole_hosts(own, held, busier, context)
     for members in whole:
@@ -194,6 +196,7 @@ def _ranks(profile: Profile, context: Context, plain: NDArray[np.bool_]) -> list
         members = np.array([at])
         if stands_out(own[at], held[at], usual[at], context, shown, measured=_slower_than_equals(members, context)):
             findings.append(_of_ranks(profile, members, float(own[at]), int(held[at]), float(usual[at]), context))
+    findings = _without_onlookers(findings, context)
     return [f for n, f in enumerate(findings) if n == 0 or _beside(f, findings[0], context)]
 
 
@@ -210,7 +213,9 @@ AS_EVER = 1.1
 
 
 LATE_TOGETHER = 0.25
-LATE_EXPLAINS, LATE_TIMES, LATE_CARRIED = 0.5, 2.0, 0.3
+LATE_EXPLAINS, LATE_TIMES, LATE_CARRIED, LATE_WAITS = 0.5, 2.0, 0.3, 0.1
+LATE_ALL = 0.6
+"""From this part of what is lost on, late starts explain it."""
 
 
 def _late_together(context: Context, late: Lateness) -> NDArray[np.bool_]:
@@ -234,15 +239,25 @@ def _late_for_what_is_lost(profile: Profile, context: Context) -> NDArray[np.boo
     result = np.zeros(len(context.equal), np.bool_)
     if context.late is None or context.lost is None:
         return result
+    alike = context.equal if context.alike is None else context.alike
     share, own = context.late.share, profile.own()
     for at in np.flatnonzero((share > 0) & (share >= LATE_EXPLAINS * context.lost)).tolist():
-        others = np.flatnonzero((context.equal == context.equal[at]) & (np.arange(len(result)) != at))
-        if context.equal[at] < 0 or not len(others) or share[others].max() >= LATE_TOGETHER * share[at]:
+        others = np.flatnonzero((alike == alike[at]) & (np.arange(len(result)) != at))
+        if alike[at] < 0 or not len(others) or share[others].max() >= LATE_TOGETHER * share[at]:
             continue
         key = profile.processes[at]
         carried = sum(part for link, part in profile.links.items() if key in link[:2]) + profile.hold[Part.PROXY][at]
-        result[at] = own[at] > LATE_TIMES * float(np.median(own[others])) and carried <= LATE_CARRIED * share[at]
+        result[at] = _holds_more(at, others, own, profile, context) and carried <= LATE_CARRIED * share[at]
     return result
+
+
+def _holds_more(at: int, others: NDArray[np.int64], own: Shares, profile: Profile, context: Context) -> bool:
+    """Whether a rank holds others up more than its equals do. Beside a single one, which may be an onlooker inside the node, or
+    such as are seen by other means: whether it waits no more than they do.
+    """
+    if len(others) > 1 and np.all(context.equal[others] == context.equal[at]) and context.equal[at] >= 0:
+        return bool(own[at] > LATE_TIMES * float(np.median(own[others])))
+    return bool(own[at] > 0 and profile.waits[at] <= profile.waits[others].max() + LATE_WAITS)
 
 
 def _measured(at: int, own: Shares, context: Context) -> bool:
@@ -279,6 +294,18 @@ def _beside(finding: Finding, worst: Finding, context: Context) -> bool:
     if finding.kind is Kind.COMPUTE and np.all(factors < AS_EVER):
         return False  # the times between its calls say that it works as fast as ever
     return finding.share >= (SECOND_SLOWER if slower else SECOND) * worst.share
+
+
+def _without_onlookers(findings: list[Finding], context: Context) -> list[Finding]:
+    """Where the late starts of one host explain nearly all that is lost, only times of their own count against the others: who
+    waits inside a node for a host that calls late seems to be at work.
+    """
+    late, lost = context.late, context.lost
+    if late is None or lost is None or lost <= 0:
+        return findings
+    if not any(f.kind is Kind.HOST and float(late.share[list(f.members)].sum()) >= LATE_ALL * lost for f in findings):
+        return findings
+    return [f for f in findings if f.kind is not Kind.COMPUTE or np.all(context.factor[list(f.members)] >= SLOWER)]
 
 
 def _of_ranks(

@@ -91,6 +91,9 @@ class Context:
     node: NDArray[np.int64] | None = None
     """Nodes as NCCL tells them apart (``hostHash``), of which a host of containers may be several."""
 
+    alike: NDArray[np.int64] | None = None
+    """Sets of ranks that do equal work, whatever shows of them: calls can be compared where looks cannot; as ``equal``."""
+
     @property
     def nodes(self) -> NDArray[np.int64]:
         """``node``, or the hosts where that is not known."""

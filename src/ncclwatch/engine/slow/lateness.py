@@ -37,13 +37,21 @@ class Lateness:
     late: NDArray[np.int64]
     seen: int
     seconds: NDArray[np.float64]
+    usual: NDArray[np.float64] | None = None
+    """By how much each usually begins after one of them, in seconds; ``None`` where no healthy past was at hand."""
 
 
-def measure(cadences: Sequence[Cadence | None], since: Sequence[float], normal_s: float, equal: NDArray[np.int64]) -> Lateness:
+def measure(
+    cadences: Sequence[Cadence | None],
+    since: Sequence[float],
+    normal_s: float,
+    equal: NDArray[np.int64],
+    known_usual: NDArray[np.float64] | None = None,
+) -> Lateness:
     """Lateness since a moment (seconds on each process's own clock); zeros where it cannot be told.
 
     Ranks are compared with their equals (``equal`` numbers sets of them, −1: none): stages of a pipeline end iterations at times
-    of their own. O(processes × iterations).
+    of their own. ``known_usual`` is what was usual when the healthy past was still at hand. O(processes × iterations).
     """
     size = len(cadences)
     nothing = Lateness(np.zeros(size), np.zeros(size, np.int64), 0, np.zeros(size))
@@ -66,16 +74,16 @@ def measure(cadences: Sequence[Cadence | None], since: Sequence[float], normal_s
     now &= complete
     if np.count_nonzero(now) < 3:
         return nothing
-    usual, past = np.zeros(size), np.count_nonzero(~now & complete) >= ENOUGH
-    if past:
+    usual = known_usual
+    if np.count_nonzero(~now & complete) >= ENOUGH:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             usual = np.nanmedian(table[:, ~now & complete], axis=1)
-    relative = table - np.where(np.isnan(usual), 0.0, usual)[:, None]
+    relative = table if usual is None else table - np.where(np.isnan(usual), 0.0, usual)[:, None]
     for number in np.unique(equal):
         members = equal == number
         fellows = np.count_nonzero(members)
-        if number < 0 or fellows < 2 or (fellows == 2 and not past):
+        if number < 0 or fellows < 2 or (fellows == 2 and (usual is None or np.isnan(usual[members]).any())):
             relative[members] = 0.0  # of two that differ nobody knows which is late, without a past of theirs
             continue
         with warnings.catch_warnings():
@@ -85,7 +93,7 @@ def measure(cadences: Sequence[Cadence | None], since: Sequence[float], normal_s
     late = np.where(np.isnan(relative), 0.0, relative)[:, now]
     durations = (ends[reference] - begins)[now]
     counts = late > max(LEAST_S, LEAST_SHARE * normal_s)
-    result = Lateness(np.zeros(size), counts.sum(axis=1), int(np.count_nonzero(now)), np.zeros(size))
+    result = Lateness(np.zeros(size), counts.sum(axis=1), int(np.count_nonzero(now)), np.zeros(size), usual)
     for at in known:
         if result.late[at] < 3:
             continue

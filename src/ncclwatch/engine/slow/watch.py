@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.job import Job, identity_of
+from ncclwatch.engine.job import Job
 from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.slow import explain
 from ncclwatch.engine.slow.baselines import MEGATRACE_GATE, slope
 from ncclwatch.engine.slow.blame import find
 from ncclwatch.engine.slow.cadence import Cadence, Cadences, Iteration, mean_profile
+from ncclwatch.engine.slow.equals import equals, hosts, nodes
 from ncclwatch.engine.slow.findings import Context, Finding
 from ncclwatch.engine.slow.gpu_times import GpuTimes, Start
 from ncclwatch.engine.slow.lateness import Lateness, measure
@@ -99,6 +100,8 @@ class _JobWatch:
     was_slow: bool = False
     slow_since: float = 0.0
     """Wall time."""
+    usual: dict[ProcessKey, float] = field(default_factory=dict)
+    """When each process usually begins an iteration, as of :class:`Lateness`, from before the job was slow."""
     standing: Judgement | None = None
     gpus: GpuTimes = field(default_factory=GpuTimes)
     paths: Paths = field(default_factory=Paths)
@@ -231,6 +234,7 @@ class SlowWatch:
             watch.pending.clear()
             watch.standing, watch.repeated, watch.missing = None, 0, 0
             watch.was_slow = False
+            watch.usual.clear()
             return
         watch.was_slow = slow is not None
         processes = [member.info.key for member in job.members]
@@ -245,14 +249,15 @@ class SlowWatch:
             before = add_up(earlier, processes) if len(earlier) >= 4 else None
         profile = add_up(looks[-WINDOW_LOOKS:], processes)
         factors, extras = self._factors(job, slow)
-        equal = self._equals(job, topology)
-        lateness = self._lateness(job, watch, slow, equal) if slow is not None else None
+        equal = equals(job, topology, self.cadences)
+        alike = equals(job, topology, self.cadences, by_means=False)
+        lateness = self._lateness(job, watch, slow, alike) if slow is not None else None
         skew = self._skew(job, watch, slow) if slow is not None else None
         if slow is not None and skew is not None and lateness is not None and self.ledger is not None:
             skew = without_partners(job, self.ledger, skew, lateness, slow.lost_share)
         context = Context(
             equal=equal,
-            host=_hosts(job),
+            host=hosts(job),
             factor=factors,
             lost=slow.lost_share if slow is not None else None,
             stretch=1.0 + slow.ratio if slow is not None else 1.0,
@@ -260,7 +265,8 @@ class SlowWatch:
             noise=watch.iterations.baseline.spread / watch.iterations.baseline.normal if slow is not None else 1.0,
             late=skew.joined(lateness) if lateness is not None and skew is not None else lateness,
             unseen=skew.waits if skew is not None else None,
-            node=_nodes(job),
+            node=nodes(job),
+            alike=alike,
         )
         findings = find(profile, context) if profile.looks and not _pauses(watch, slow) else []
         named = _named(findings)
@@ -289,7 +295,12 @@ class SlowWatch:
     def _lateness(self, job: Job, watch: _JobWatch, slow: SlowDown, equal: NDArray[np.int64]) -> Lateness:
         """Hosts that begin iterations late since the job is slow."""
         cadences = [self.cadences.find(member.info.host, member.info.pid) for member in job.members]
-        return measure(cadences, _on_own_clocks(job, slow.since + watch.offset_s), slow.normal_s, equal)
+        keys = [member.info.key for member in job.members]
+        usual = np.array([watch.usual.get(key, math.nan) for key in keys]) if watch.usual else None
+        found = measure(cadences, _on_own_clocks(job, slow.since + watch.offset_s), slow.normal_s, equal, usual)
+        if found.usual is not None:
+            watch.usual = dict(zip(keys, found.usual.tolist(), strict=True))
+        return found
 
     def _skew(self, job: Job, watch: _JobWatch, slow: SlowDown) -> Skew | None:
         """Hosts that call later than their fellows on the node since the job is slow.
@@ -319,30 +330,6 @@ class SlowWatch:
                 factors[at], extras[at] = slope(np.diff(mean_profile(past)), np.diff(mean_profile(now)))
         return factors, extras
 
-    def _equals(self, job: Job, topology: Topology | None) -> NDArray[np.int64]:
-        """Sets of ranks that do equal work and are seen by equal means; −1 for a rank without a known equal."""
-        keys: list[object] = []
-        for member in job.members:
-            # Which kinds of connections there are, not how many: at the ends of a ring some are not made that others have.
-            seen = tuple(
-                sorted({(c.nranks, str(way), str(kind)) for c in member.last.communicators for _, _, way, kind in c.transports})
-            )
-            stage = int(topology.stage[member.rank]) if _knows(topology, member.rank) and topology is not None else -1
-            cadence = self.cadences.find(member.info.host, member.info.pid)
-            program = _program(cadence)
-            if stage >= 0:
-                keys.append((seen, "stage", stage))
-            elif program:
-                keys.append((seen, "program", program))
-            else:
-                keys.append(None)
-        numbers: dict[object, int] = {}
-        result = np.array([-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
-        sizes = np.bincount(result[result >= 0], minlength=len(numbers) + 1)
-        alone = np.array([n < 0 or sizes[n] < 2 for n in result])
-        result[alone] = -1
-        return result
-
 
 def _pauses(watch: _JobWatch, slow: SlowDown | None) -> bool:
     """Whether iterations are long because the whole job does nothing for a while in each: who is seen beside that is not why."""
@@ -368,26 +355,3 @@ def _at_hand(cadence: Cadence, job: Job, host: str) -> Iteration | None:
     since = cadence.open_since
     until = min((m.last.time_ns for m in job.members if m.info.host == host and not m.gone), default=0) / 1e9
     return None if since is None or until <= since else Iteration(since, until, 0)
-
-
-def _program(cadence: Cadence | None) -> int:
-    return cadence.program if cadence is not None and cadence.marker else 0
-
-
-def _knows(topology: Topology | None, rank: int | None) -> bool:
-    return topology is not None and rank is not None and 0 <= rank < topology.world and int(topology.stage[rank]) >= 0
-
-
-def _hosts(job: Job) -> NDArray[np.int64]:
-    numbers: dict[str, int] = {}
-    return np.array([numbers.setdefault(member.info.host, len(numbers)) for member in job.members], np.int64)
-
-
-def _nodes(job: Job) -> NDArray[np.int64]:
-    """A number for each node as NCCL tells them apart, by member; hosts where it was not read."""
-    numbers: dict[object, int] = {}
-    keys = [
-        (member.info.host, next((known[0] for c in member.last.communicators if (known := identity_of(c, c.rank))), None))
-        for member in job.members
-    ]
-    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)

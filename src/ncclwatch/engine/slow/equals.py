@@ -1,0 +1,67 @@
+"""Which ranks can be compared: those that do equal work and are seen by equal means, and which are on one host or node."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclwatch.engine.connections import is_hidden
+from ncclwatch.engine.job import Job, identity_of
+from ncclwatch.engine.slow.cadence import Cadence, Cadences
+from ncclwatch.engine.topology.model import Topology
+from ncclwatch.model.state import Communicator
+
+
+def equals(job: Job, topology: Topology | None, cadences: Cadences, *, by_means: bool = True) -> NDArray[np.int64]:
+    """Sets of ranks that do equal work and (``by_means``) are seen by equal means; −1 for a rank without a known equal."""
+    keys: list[object] = []
+    for member in job.members:
+        # Which kinds of connections there are, not how many: at the ends of a ring some are not made that others have.
+        used = [c for c in member.last.communicators if _is_used(c)]
+        kinds = {(c.nranks, str(way), str(kind)) for c in used for _, _, way, kind in c.transports}
+        seen = tuple(sorted(kinds)) if by_means else ()
+        stage = int(topology.stage[member.rank]) if _knows(topology, member.rank) and topology is not None else -1
+        cadence = cadences.find(member.info.host, member.info.pid)
+        program = _program(cadence)
+        if stage >= 0:
+            keys.append((seen, "stage", stage))
+        elif program:
+            keys.append((seen, "program", program))
+        else:
+            keys.append(None)
+    numbers: dict[object, int] = {}
+    result = np.array([-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
+    sizes = np.bincount(result[result >= 0], minlength=len(numbers) + 1)
+    alone = np.array([n < 0 or sizes[n] < 2 for n in result])
+    result[alone] = -1
+    return result
+
+
+def hosts(job: Job) -> NDArray[np.int64]:
+    """A number for each host, by member."""
+    numbers: dict[str, int] = {}
+    return np.array([numbers.setdefault(member.info.host, len(numbers)) for member in job.members], np.int64)
+
+
+def nodes(job: Job) -> NDArray[np.int64]:
+    """A number for each node as NCCL tells them apart, by member; hosts where it was not read."""
+    numbers: dict[object, int] = {}
+    keys = [
+        (member.info.host, next((known[0] for c in member.last.communicators if (known := identity_of(c, c.rank))), None))
+        for member in job.members
+    ]
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
+
+
+def _is_used(communicator: Communicator) -> bool:
+    """Whether anything was ever called on it, as far as NCCL counts: of what is not, no look shows anything."""
+    steps = any(s.step for s in communicator.net_steps) or any(h.tail for h in communicator.host_connections)
+    return bool(steps or communicator.op_count or communicator.sequence_numbers) or is_hidden(communicator)
+
+
+def _program(cadence: Cadence | None) -> int:
+    return cadence.program if cadence is not None and cadence.marker else 0
+
+
+def _knows(topology: Topology | None, rank: int | None) -> bool:
+    return topology is not None and rank is not None and 0 <= rank < topology.world and int(topology.stage[rank]) >= 0
