@@ -33,6 +33,11 @@ PER_EXCHANGE = 2.0
 """With a pipeline and nothing else to compare with: at least so many operations for each exchange are inside the passes, and
 gradients are at most the inverse of it."""
 
+MEMBERS, MEMBERS_OF_LARGE, LARGE = 16, 2, 8192
+"""Of each group at least so many members are asked, of jobs of more than ``LARGE`` processes fewer: they count alike."""
+MAX_FAMILIES = 16
+"""A job with more kinds of groups than that is not understood: the assignments grow with the third power."""
+
 SUM, GATHER, SCATTER = "AllReduce", "AllGather", "ReduceScatter"
 REDUCES = {SUM, GATHER, SCATTER, "Reduce", "Broadcast"}
 
@@ -106,7 +111,7 @@ def roles_by_counts(jobmap: JobMap, job: JobFacts, communicators: Mapping[int, C
     uses = _uses(jobmap, job, communicators)
     opinions = {use.group.id: opinion for use in uses if (opinion := _idle(use)) is not None}
     families = list(_families(job, [use for use in uses if use.group.id not in opinions]))
-    fitting = list(_assignments(job.world, families))
+    fitting = list(_assignments(job.world, families)) if len(families) <= MAX_FAMILIES else []
     unexplained = [sum(r is Role.UNSURE and not f.uncounted for r, f in zip(one, families, strict=True)) for one in fitting]
     fitting = [_claimed(one) for one, number in zip(fitting, unexplained, strict=True) if number == min(unexplained)]
     for at, family in enumerate(families):
@@ -141,12 +146,12 @@ def _idle(use: Use) -> Opinion | None:
 
 def _uses(jobmap: JobMap, job: JobFacts, communicators: Mapping[int, Communicator]) -> list[Use]:
     """One for each group that has an observed member and whose ranks are all known."""
-    found = []
+    found, members = [], MEMBERS if len(job.processes) <= LARGE else MEMBERS_OF_LARGE
     for group in job.groups:
         if not group.rows or (group.ranks < 0).any() or (group.ranks >= job.world).any():
             continue
         use = Use(group)
-        for row in group.rows:
+        for row in group.rows[:: max(1, len(group.rows) // members)]:
             own = communicators.get(row)
             if own is not None:
                 _count(use, jobmap.row_rank[row], own)
@@ -301,8 +306,12 @@ def _within_data(family: Family) -> Role:
     """Send and Recv inside a data group: round a ring one way is context, with everybody experts; of two ranks it is either."""
     if family.size < 3:
         return Role.UNSURE
-    sends = {(use.group.id, rank, peer) for use in family.uses for rank, peer, way in use.ways if way is Direction.SEND}
-    if any((number, peer, rank) in sends for number, rank, peer in sends):
+    peers: dict[tuple[int, int], set[int]] = defaultdict(set)
+    for use in family.uses:
+        for rank, peer, way in use.ways:
+            if way is Direction.SEND:
+                peers[use.group.id, rank].add(peer)
+    if any(len(own) > 1 for own in peers.values()):
         return Role.EXPERT if family.size == 3 or not _neighbours(family) else Role.UNSURE
     return Role.CONTEXT if _neighbours(family) else Role.EXPERT
 
