@@ -86,3 +86,27 @@ def test_where_no_call_is_seen_groups_of_one_kind_alone_are_listed_and_nothing_i
     assert set(learned.topology.by_role) <= {Role.UNSURE, Role.UNUSED}
     assert not learned.topology.layout.known
     assert learned.topology.unsure
+
+
+def test_what_counts_told_gives_way_to_what_calls_tell() -> None:
+    trial = next(t for t in trials() if t.scenario.name == "layout-108" and t.condition == "clean")
+    _, records = play(trial.scenario)
+    samples = [series[-1] for series in records.samples if series]
+    events = np.concatenate([*records.calls.values()])
+    events = events[np.argsort(events["time_ns"], kind="stable")]
+    namer = StageNamer()
+    namer.note_samples(samples)
+    few = len(samples)
+    namer.observe(events[:few])
+    assert namer.learned is None, "too few calls tell nothing"
+    namer.fall_back(samples)
+    assert namer.by_counts
+    assert namer.learned is not None
+    assert namer.learned.topology.layout.tp == trial.scenario.layout.tp
+    process = samples[0].process
+    place = namer.place_of(process.host, process.pid)
+    assert place is not None
+    assert place.pipeline_stage == 0
+    namer.observe(events[few:])
+    assert not namer.by_counts
+    assert namer.learned.confirmed

@@ -49,12 +49,15 @@ class Inference:
     """group id → role"""
 
 
-def infer(jobmap: JobMap, job: JobFacts, recorder: Recorder) -> Inference:
-    """Infer one job's topology from what was recorded so far. O(specimens x operations + communicators)."""
+def infer(jobmap: JobMap, job: JobFacts, recorder: Recorder, *, by_counts: bool = False) -> Inference:
+    """Infer one job's topology from what was recorded so far, or (``by_counts``, and where no call was) from NCCL's own counts.
+
+    O(specimens x operations + communicators).
+    """
     rows_of = _rows_by_process(jobmap, job)
     specimens: list[Specimen] = []
     periods: set[int] = set()
-    for process in recorder.specimens:
+    for process in recorder.specimens if not by_counts else ():
         if process in rows_of:
             history = recorder.history(process)
             if len(history):

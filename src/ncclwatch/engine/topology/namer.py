@@ -52,6 +52,8 @@ class StageNamer:
         self._followed = self._strayed = 0
         self._early: list[tuple[NDArray[Any], str]] = []
         self.lost = 0
+        self.by_counts = False
+        """Whether what is known follows from NCCL's counts alone: roles and places, but not the order of calls."""
 
     @property
     def jobs(self) -> list[Learned]:
@@ -77,13 +79,13 @@ class StageNamer:
         ]
 
     def fall_back(self, samples: Sequence[ProcessSample]) -> None:
-        """Where no call has told anything of any job, learn what NCCL's counts tell; once for the communicators there are."""
-        if self._map is None or self._jobs or (self._recorder is not None and self._recorder.taken):
+        """Where calls have told nothing of any job yet, learn what NCCL's counts tell; once for the communicators there are."""
+        if self._map is None or self._jobs:
             return
-        due = self._next
         self._map.note_counts(samples)
-        self._learn(np.zeros(0, np.int64))
-        self._next = due
+        nothing = np.zeros(0, np.int64)
+        self._jobs = [self._learn_job(facts, None, nothing, by_counts=True) for facts in self._map.jobs]
+        self.by_counts = True
 
     # --- taking in -------------------------------------------------------------------------------------------------------
 
@@ -112,7 +114,7 @@ class StageNamer:
         self._rows = Lookup(self._map)
         self._last_row = np.full(len(places), -1, np.int64)
         self._ranks = np.array(self._map.rank, np.int32)
-        self._jobs = []
+        self._jobs, self.by_counts = [], False
         self._next = max(1, FIRST_LOOK * max(1, len(specimens)))
         early, self._early = self._early, []
         for events, host in early:
@@ -162,13 +164,16 @@ class StageNamer:
             return
         settled = bool(self._jobs) and all(job.learned.confirmed for job in self._jobs)
         self._next = int(max(self._next, 1) * (SETTLED_GROWTH if settled else GROWTH)) + 1
-        before = dict(enumerate(self._jobs))
+        before = dict(enumerate(self._jobs)) if not self.by_counts else {}
+        self.by_counts = not self._recorder.taken
         self._jobs = [self._learn_job(facts, before.get(number), newest) for number, facts in enumerate(self._map.jobs)]
 
-    def _learn_job(self, facts: JobFacts, before: Followed | None, newest: NDArray[np.int64]) -> Followed:
+    def _learn_job(
+        self, facts: JobFacts, before: Followed | None, newest: NDArray[np.int64], *, by_counts: bool = False
+    ) -> Followed:
         if self._map is None or self._recorder is None:
             raise RuntimeError("nothing is known of any process")
-        inference = infer(self._map, facts, self._recorder)
+        inference = infer(self._map, facts, self._recorder, by_counts=by_counts)
         encoding = encode(self._map, inference)
         patterns = learn_patterns(self._map, inference, encoding)
         learned = Learned(inference.topology, patterns, pattern_of_ranks(inference.topology, patterns))
@@ -271,11 +276,6 @@ class StageNamer:
         """The role of a communicator (by its address in the process)."""
         found = self._find(host, pid, comm)
         return Role.UNSURE if found is None else list(Role)[int(found[1].encoding.role[found[2]])]
-
-    @property
-    def by_counts(self) -> bool:
-        """Whether what is known follows from NCCL's counts alone: roles and places, but not the order of calls."""
-        return bool(self._jobs) and self._recorder is not None and not self._recorder.taken
 
     def place_of(self, host: str, pid: int) -> Stage | None:
         """A process's place in pipeline and tensor group alone; ``None`` where neither is known."""
