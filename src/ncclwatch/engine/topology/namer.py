@@ -13,7 +13,7 @@ from ncclwatch.engine.topology.followed import Followed
 from ncclwatch.engine.topology.infer import infer
 from ncclwatch.engine.topology.jobmap import JobFacts, JobMap, from_samples
 from ncclwatch.engine.topology.lookup import Lookup
-from ncclwatch.engine.topology.model import Learned, Placed, Role, Stage, Step
+from ncclwatch.engine.topology.model import Learned, Placed, Role, Stage, Step, Topology
 from ncclwatch.engine.topology.patterns import encode, learn_patterns, pattern_of_ranks, tokens_of
 from ncclwatch.engine.topology.record import FUNCTIONS, Recorder, chosen_specimens
 from ncclwatch.engine.topology.specimen import POINT_TO_POINT, collapse
@@ -280,10 +280,11 @@ class StageNamer:
     def place_of(self, host: str, pid: int) -> Stage | None:
         """A process's place in pipeline and tensor group alone; ``None`` where neither is known."""
         found = self._find(host, pid, 0)
-        if found is None or self._map is None:
-            return None
-        stage = by_role(Role.UNSURE, found[1].learned.topology, self._map.rank[found[0]])
-        return stage if max(stage.pipeline_stage, stage.tensor_index) >= 0 else None
+        return _place_in(found[1].learned.topology, self._map.rank[found[0]]) if found is not None and self._map else None
+
+    def place_of_rank(self, rank: int | None) -> Stage | None:
+        """The same of a rank that nobody observes, where there is one job."""
+        return _place_in(self._jobs[0].learned.topology, rank) if rank is not None and len(self._jobs) == 1 else None
 
     def stage_of(self, host: str, pid: int, comm: int = 0, *, calls_ago: int = 0) -> Stage | None:
         """Where a call of a process stands, counted back on the communicator at address ``comm`` (0: over all of them).
@@ -344,6 +345,11 @@ class StageNamer:
                 left -= 1
             at += direction
         return None
+
+
+def _place_in(topology: Topology, rank: int) -> Stage | None:
+    stage = by_role(Role.UNSURE, topology, rank)
+    return stage if max(stage.pipeline_stage, stage.tensor_index) >= 0 else None
 
 
 def _nothing_columns() -> tuple[NDArray[Any], ...]:

@@ -45,7 +45,7 @@ def name_stages(verdict: Verdict, job: Job, namer: StageNamer, ledger: Ledger) -
         return verdict
     context = _Context(job, namer, ledger)
     # Where all places are known already, what was found lies back or goes on: where the others are now says nothing of it.
-    past = verdict.verdict_class in RUNNING or all(culprit.stage for culprit in verdict.culprits)
+    past = verdict.verdict_class in RUNNING or namer.by_counts or all(culprit.stage for culprit in verdict.culprits)
     culprits = tuple(_named(context, culprit, verdict.verdict_class) for culprit in verdict.culprits)
     first = next((c for c in culprits if c.stage), culprits[0])
     communicator = verdict.communicator
@@ -79,15 +79,15 @@ def _named(context: _Context, culprit: Culprit, verdict_class: VerdictClass) -> 
     role = next(
         (r for m, c in holders if (r := context.namer.role_of(m.info.host, m.info.pid, c.address)) is not Role.UNSURE), None
     )
-    if role is None:
+    if role is None and not context.namer.by_counts:
         return culprit
     known = bool(culprit.stage) or verdict_class in RUNNING
     stage = None if known or context.namer.by_counts else _stage(context, culprit, holders, verdict_class)
     if stage is None and not known:
-        stage = _place(context, culprit, role, verdict_class)
+        stage = _place(context, culprit, role or Role.UNSURE, verdict_class)
     return replace(
         culprit,
-        communicator=replace(reference, role=str(role)) if role is not Role.UNUSED else reference,
+        communicator=reference if role in (None, Role.UNUSED) else replace(reference, role=str(role)),
         stage=stage.text() if stage is not None else culprit.stage,
     )
 
@@ -139,9 +139,8 @@ def _stage(
 
 def _place(context: _Context, culprit: Culprit, role: Role, verdict_class: VerdictClass) -> Stage | None:
     """Without calls: the culprit's place in the layout, and the operation where memory shows that it is in it."""
-    if culprit.pid is None:
-        return None
-    place = context.namer.place_of(culprit.host, culprit.pid)
+    namer = context.namer
+    place = namer.place_of(culprit.host, culprit.pid) if culprit.pid is not None else namer.place_of_rank(culprit.rank)
     if culprit.operation is None or verdict_class in (*NOT_CALLED, *HALTED):
         return place
     return replace(place or Stage(Phase.EITHER), role=role, function=culprit.operation.name)
