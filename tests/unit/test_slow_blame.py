@@ -189,6 +189,42 @@ def test_a_late_host_is_measured_and_believed_only_if_it_costs() -> None:
         assert not measured.share[[0, 1, 3]].any()
 
 
+def test_of_two_equals_the_past_tells_which_is_late_also_when_it_is_forgotten() -> None:
+    begins = [0.0, *np.cumsum([0.2] * 6 + [0.5, 0.2] * 6).tolist()]
+    usual = cadence(begins)
+    late = cadence([b + (0.3 if n >= 6 and n % 2 == 0 else 0.0) for n, b in enumerate(begins)])
+    pair = np.zeros(2, np.int64)
+    measured = measure([usual, late], [1.2] * 2, 0.2, pair)
+    assert measured.late.tolist() == [0, 6] and measured.share[1] > 0.3
+    for made in (usual, late):
+        made.iterations = deque(i for i in made.iterations if i.number >= 6)
+    assert not measure([usual, late], [1.2] * 2, 0.2, pair).share.any(), "of two that differ nobody knows which is late"
+    kept = measure([usual, late], [1.2] * 2, 0.2, pair, measured.usual)
+    assert kept.late.tolist() == [0, 6] and kept.share[1] > 0.3
+
+
+def test_who_waits_inside_a_node_for_a_host_that_calls_late_is_not_blamed() -> None:
+    """Rank 3 calls late, and rank 2, its only equal, seems to compute while it waits through shared memory."""
+    holds = [Hold(Part.GPU, 0.2, KEYS[2], None, "AllGather", 7), Hold(Part.GPU, 0.05, KEYS[3], None, "AllGather", 7)]
+    looks = [look(holds, {2, 3}, OTHERS - {2})] * 12 + FAST
+    share = np.where(np.arange(RANKS) == 3, 0.3, 0.0)
+    late = Lateness(share, np.where(share > 0, 12, 0), 12, share)
+    pairs = context(0.3, late=late, alike=np.arange(RANKS) // 2)
+    for equal in (np.arange(RANKS) // 2, np.full(RANKS, -1)):
+        found = find(add_up(looks, KEYS), replace(pairs, equal=equal))
+        assert [(f.kind, f.members) for f in found] == [(Kind.HOST, (3,))]
+    slower = replace(pairs, factor=np.where(np.arange(RANKS) == 2, 2.0, 1.0))
+    assert {f.members for f in find(add_up(looks, KEYS), slower)} == {(2,), (3,)}, "its calls say that it is slow as well"
+
+
+def test_an_adapter_whose_links_are_half_of_all_is_told_from_them() -> None:
+    keys, seen = KEYS[:4], {(2, 3): 6, (3, 2): 6, (0, 2): 3, (2, 0): 3, (1, 0): 1}
+    four = Context(np.zeros(4, np.int64), np.zeros(4, np.int64), np.full(4, np.nan), 0.7, 3.3)
+    looks = [look([link(*ends, 0.5)], set(), {0, 1, 2, 3}) for ends, times in seen.items() for _ in range(times)]
+    looks += [look([], set(), {0, 1, 2, 3})] * 21
+    assert [(f.kind, f.members) for f in find(add_up(looks, keys), four)] == [(Kind.NIC, (2,))]
+
+
 def between_two_hosts(share: float) -> list[Look]:
     """All links between ranks 0-3 and 4-7 are as slow as each other."""
     pairs = ((0, 4), (1, 5), (6, 2), (7, 3))

@@ -16,6 +16,8 @@ from ncclwatch.model.identity import ProcessKey
 ELEVATED = 0.02
 """A link that holds the job up for less of the time is as good as any."""
 ELEVATED_TIMES = 2.5
+SMALL = 16
+"""In jobs of so many ranks one rank's links are many of all."""
 ALL_LINKS = 0.25
 """A whole host is blamed for its links only if they hold the job up for this share of the time: many small shares are noise."""
 
@@ -30,7 +32,7 @@ def network_findings(profile: Profile, context: Context) -> list[Finding]:
     findings = _proxies(profile, context, shares, index)
     touched = {at for finding in findings for at in finding.members}
     size = len(profile.processes)
-    usual = _usual_link(shares, size)
+    usual = _usual_link(shares, index)
     least = max(ELEVATED, ELEVATED_TIMES * usual)
     elevated = {key: share for key, share in shares.items() if share >= least and profile.link_looks[key] >= 2}
     ends: dict[int, list[LinkKey]] = defaultdict(list)
@@ -84,12 +86,21 @@ def _proxies(
     return findings
 
 
-def _usual_link(shares: Mapping[LinkKey, float], processes: int) -> float:
+def _usual_link(shares: Mapping[LinkKey, float], index: Mapping[ProcessKey, int]) -> float:
     """What a link usually holds up: the median over links, of which there are twice as many as ranks at least (a ring of the
     gradients and something else); those that nobody waited for count as nothing.
+
+    In small jobs the links of one rank are half of all: the least that is left without any one rank's counts.
     """
-    values = sorted(shares.values())
-    values = [0.0] * max(0, 2 * processes - len(values)) + values
+    least = [_median(list(shares.values()), len(index))]
+    for at in range(len(index)) if len(index) <= SMALL else ():
+        others = [share for key, share in shares.items() if at not in _ends(key, index)]
+        least.append(_median(others, len(index) - 1))
+    return min(least)
+
+
+def _median(shares: list[float], processes: int) -> float:
+    values = [0.0] * max(0, 2 * processes - len(shares)) + shares
     return float(np.median(values)) if values else 0.0
 
 
