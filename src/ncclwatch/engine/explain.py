@@ -337,8 +337,8 @@ def _summary(job: Job, verdict_class: VerdictClass, culprits: Sequence[Culprit],
         return _links_summary(job, culprits, where)
     if len(culprits) == 1:
         return f"{names} holds up the job{where}: {culprits[0].reason}"
-    reason = culprits[0].reason if len({c.reason for c in culprits}) == 1 else ""
-    return f"{names} hold up the job{where}, each: {reason}" if reason else f"{names} hold up the job{where}: do not go on"
+    reasons = {culprit.reason for culprit in culprits}
+    return f"{names} hold up the job{where}" + (f", each: {reasons.pop()}" if len(reasons) == 1 else ": do not go on")
 
 
 def _links_summary(job: Job, culprits: Sequence[Culprit], where: str) -> str:

@@ -151,7 +151,7 @@ class LiveDiagnosis:
 
     def _named(self, job: Job, verdict: Verdict) -> Verdict:
         if verdict.culprits:
-            self.namer.fall_back([series.samples[-1] for series in self._series.values()])
+            self.namer.fall_back(series.samples[-1] for series in self._series.values())
         return name_stages(verdict, job, self.namer, self.ledger)
 
     def _stage_of(self, host: str, pid: int, comm: int, ago: int) -> Stage | None:

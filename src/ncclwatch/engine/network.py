@@ -199,11 +199,13 @@ class NetworkMemory:
                 trouble = flow.state.is_trouble and (slow or flow.state is not FlowState.SLOW)
                 if flow.reason and (blocked or (trouble and (not ranks or flow.global_rank in ranks))):
                     said.setdefault(f"{flow.global_rank} {flow.direction} {flow.peer} {flow.state}", []).append(flow)
-        lines: list[str] = []
-        others = FarEnds((flow for known in self.hosts.values() for flow in known.flows), verdict.culprits) if said else None
+        if not said:
+            return []
+        lines = []
+        others = FarEnds((flow for known in self.hosts.values() for flow in known.flows), verdict.culprits)
         for flows in list(said.values())[:MAX_FLOW_LINES]:
             first = flows[0]
-            other = others.rank_of(first) if others is not None else None
+            other = others.rank_of(first)
             peer = f"rank {other}" if other is not None else f"rank {first.peer} of its communicator"
             way = "to" if first.direction is Direction.SEND else "from"
             channels = sorted({flow.channel for flow in flows if flow.channel is not None})

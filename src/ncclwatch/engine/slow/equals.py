@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.connections import is_hidden
-from ncclwatch.engine.job import Job, identity_of
+from ncclwatch.engine.job import Job, Member, identity_of
 from ncclwatch.engine.slow.cadence import Cadence, Cadences
 from ncclwatch.engine.topology.model import Topology
 from ncclwatch.model.state import Communicator
@@ -16,10 +16,7 @@ def equals(job: Job, topology: Topology | None, cadences: Cadences, *, by_means:
     """Sets of ranks that do equal work and (``by_means``) are seen by equal means; −1 for a rank without a known equal."""
     keys: list[object] = []
     for member in job.members:
-        # Which kinds of connections there are, not how many: at the ends of a ring some are not made that others have.
-        used = [c for c in member.last.communicators if _is_used(c)]
-        kinds = {(c.nranks, str(way), str(kind)) for c in used for _, _, way, kind in c.transports}
-        seen = tuple(sorted(kinds)) if by_means else ()
+        seen = _means(member) if by_means else ()
         stage = int(topology.stage[member.rank]) if _knows(topology, member.rank) and topology is not None else -1
         cadence = cadences.find(member.info.host, member.info.pid)
         program = _program(cadence)
@@ -53,10 +50,18 @@ def nodes(job: Job) -> NDArray[np.int64]:
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
+def _means(member: Member) -> tuple[object, ...]:
+    """Which kinds of connections there are, not how many: at the ends of a ring some are not made that others have."""
+    used = [c for c in member.last.communicators if _is_used(c)]
+    return tuple(sorted({(c.nranks, str(way), str(kind)) for c in used for _, _, way, kind in c.transports}))
+
+
 def _is_used(communicator: Communicator) -> bool:
     """Whether anything was ever called on it, as far as NCCL counts: of what is not, no look shows anything."""
-    steps = any(s.step for s in communicator.net_steps) or any(h.tail for h in communicator.host_connections)
-    return bool(steps or communicator.op_count or communicator.sequence_numbers) or is_hidden(communicator)
+    if communicator.op_count or communicator.sequence_numbers:
+        return True
+    moved = any(s.step for s in communicator.net_steps) or any(h.tail for h in communicator.host_connections)
+    return moved or is_hidden(communicator)
 
 
 def _program(cadence: Cadence | None) -> int:

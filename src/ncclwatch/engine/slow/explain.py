@@ -14,7 +14,7 @@ from ncclwatch.engine.slow.classify import cause, classify, starts_late, works_s
 from ncclwatch.engine.slow.cost import costs
 from ncclwatch.engine.slow.findings import LOOKS, Finding, Kind
 from ncclwatch.engine.topology.model import Role, Topology
-from ncclwatch.engine.topology.words import compressed
+from ncclwatch.engine.topology.words import DATA_WORDS, compressed
 from ncclwatch.model.verdict import CommunicatorRef, Culprit, LinkRef, OperationRef, Verdict, VerdictClass, places, stands_in
 
 if TYPE_CHECKING:
@@ -196,7 +196,7 @@ def _operation_name(op: str, group: Group | None, role: Role | None) -> str:
         return f"{op or 'an operation'} of {group.nranks} ranks" if group else op
     name = _DOES[role].format(op=op or "operation")
     if role is Role.DATA and op:
-        name += " (gradients)" if op in ("ReduceScatter", "AllReduce", "Reduce") else " (parameters)"
+        name += f" ({DATA_WORDS.get(op, 'parameters')})"
     return name
 
 

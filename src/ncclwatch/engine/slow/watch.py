@@ -250,8 +250,8 @@ class SlowWatch:
         profile = add_up(looks[-WINDOW_LOOKS:], processes)
         factors, extras = self._factors(job, slow)
         equal = equals(job, topology, self.cadences)
-        alike = equals(job, topology, self.cadences, by_means=False)
-        lateness = self._lateness(job, watch, slow, alike) if slow is not None else None
+        alike = equals(job, topology, self.cadences, by_means=False) if slow is not None else None
+        lateness = self._lateness(job, watch, slow, alike) if slow is not None and alike is not None else None
         skew = self._skew(job, watch, slow) if slow is not None else None
         if slow is not None and skew is not None and lateness is not None and self.ledger is not None:
             skew = without_partners(job, self.ledger, skew, lateness, slow.lost_share)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -78,7 +78,7 @@ class StageNamer:
             for job in self._jobs
         ]
 
-    def fall_back(self, samples: Sequence[ProcessSample]) -> None:
+    def fall_back(self, samples: Iterable[ProcessSample]) -> None:
         """Where calls have told nothing of any job yet, learn what NCCL's counts tell; once for the communicators there are."""
         if self._map is None or self._jobs:
             return

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from ncclwatch.engine.topology.model import Phase, Role, Stage
 
 _PASSES = (Phase.FORWARD, Phase.BACKWARD, Phase.EITHER)
-_DATA_WORDS = {"ReduceScatter": "gradients", "AllReduce": "gradients", "Reduce": "gradients", "AllGather": "parameters"}
+DATA_WORDS = {"ReduceScatter": "gradients", "AllReduce": "gradients", "Reduce": "gradients", "AllGather": "parameters"}
+"""What an operation of a data-parallel group moves."""
 
 
 def pass_text(stage: Stage) -> str:
@@ -45,8 +46,8 @@ def _operation(stage: Stage) -> str:
         side = f" {way} {ways[stage.towards]} stage" if way and stage.towards in ways else " between pipeline stages"
         return f"{stage.function or 'exchange'}{side}"
     text = f"{stage.function or 'collective'} of the {stage.role}-parallel group" if stage.role in _PARALLEL else ""
-    if stage.role is Role.DATA and stage.function in _DATA_WORDS:
-        text += f" ({_DATA_WORDS[stage.function]})"
+    if stage.role is Role.DATA and stage.function in DATA_WORDS:
+        text += f" ({DATA_WORDS[stage.function]})"
     if stage.role is Role.MODEL:
         text = f"{stage.function or 'collective'} over one copy of the model (gradient norm)"
     elif not text:
