@@ -110,24 +110,25 @@ def _planned(scenario: Scenario) -> TestbedPlan:
     return replace(made, actions=tuple(limited))
 
 
-def inside(names: Sequence[str], nccl: str, tries: int, seed: int, folder: Path) -> int:
-    """Play everything; exit status 0 when all of it could be played."""
+def inside(names: Sequence[str], nccl: str, tries: range, seed: int, folder: Path) -> int:
+    """Play everything, one try of each after another; exit status 0 when all of it could be played."""
     os.nice(-PRIORITY)  # the collector would get no processor beside ranks that poll
     command("mount -t cgroup2 none /sys/fs/cgroup")
     fabric = Fabric.create()
     missing, known = 0, scenarios()
-    for name in names:
-        for number in range(tries):
+    for number in tries:
+        for name in names:
             outcome = play(fabric, known[name], nccl, seed, number, folder)
             missing += bool(outcome.note)
             print(f"played {name} try {number}: {outcome.pace} {outcome.note}", flush=True)
     return 1 if missing else 0
 
 
-def recordings(names: Sequence[str], nccl: str, tries: int, seed: int, folder: Path, timeout: float) -> int:
+def recordings(names: Sequence[str], nccl: str, tries: range, seed: int, folder: Path, timeout: float) -> int:
     """Boot the guest, play in it, and bring its recordings to a folder; its exit status. Raises GuestError."""
     Compilation().result()  # emulated, clang takes ten times as long: the guest finds it in this machine's cache
-    words = [sys.executable, "-m", "vm.slow", "--inside", SHARE, "--nccl", nccl, "--tries", str(tries), "--seed", str(seed)]
+    words = [sys.executable, "-m", "vm.slow", "--inside", SHARE, "--nccl", nccl, "--seed", str(seed)]
+    words += ["--first-try", str(tries.start), "--tries", str(len(tries))]
     environment = {"PYTHONPATH": f"{ROOT / 'src'}:{ROOT / 'tests'}", "XDG_CACHE_HOME": str(cache_folder().parent.parent)}
     words += ["--scenarios", *names]
     tell = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
@@ -147,15 +148,17 @@ def main() -> int:
     parser.add_argument("--scenarios", nargs="*", default=list(known), choices=list(known))
     parser.add_argument("--nccl", default="2.27.5")
     parser.add_argument("--tries", type=int, default=1)
+    parser.add_argument("--first-try", type=int, default=0, help="number of the first of them: many tries can be made in parts")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--timeout", type=float, default=7200.0, help="seconds, boot included")
     parser.add_argument("--save", type=Path, default=Path("build/guest-slow"), help="folder for the recordings")
     options = parser.parse_args()
+    tries = range(options.first_try, options.first_try + options.tries)
     if options.inside:
-        return inside(options.scenarios, options.nccl, options.tries, options.seed, options.inside)
+        return inside(options.scenarios, options.nccl, tries, options.seed, options.inside)
     options.save.mkdir(parents=True, exist_ok=True)
     try:
-        status = recordings(options.scenarios, options.nccl, options.tries, options.seed, options.save, options.timeout)
+        status = recordings(options.scenarios, options.nccl, tries, options.seed, options.save, options.timeout)
     except GuestError as error:
         print(f"vm.slow: {error}", file=sys.stderr)
         status = 1
