@@ -11,14 +11,16 @@ import pytest
 
 from ncclwatch.engine.connections import ConnectionKey
 from ncclwatch.engine.edges import LinkNode, RankNode, Wait, Why
-from ncclwatch.engine.job import Job
+from ncclwatch.engine.job import Job, assemble
 from ncclwatch.engine.slow.blame import find
 from ncclwatch.engine.slow.contention import lacks_cpu, running_part, short_of_cpu
 from ncclwatch.engine.slow.findings import Context, Kind
 from ncclwatch.engine.slow.looks import Activity, CpuTimes, Hold, LinkPlace, Look, Part
 from ncclwatch.engine.slow.moments import Moments, near
 from ncclwatch.engine.slow.profile import Profile, add_up
+from ncclwatch.engine.waits import find_waits
 from ncclwatch.model.identity import ProcessKey
+from unit.synthetic import SECOND, Rank, communicator, recv, send
 
 RANKS = 4
 KEYS = [ProcessKey("boot", 100 + rank, 1, "build") for rank in range(RANKS)]
@@ -138,6 +140,21 @@ def test_data_is_under_way_if_the_receiver_was_read_later() -> None:
     link = LinkNode(7, 0, 1)
     assert Moments(job_read_at(0.0, 200.0), 0.03).prove(wait(1, link))
     assert not Moments(job_read_at(200.0, 0.0), 0.03).prove(wait(1, link))
+
+
+def test_who_already_waited_at_the_look_before_waits_though_read_later() -> None:
+    """Rank 1 starves and was read after rank 0, which it waits for; it had starved before rank 0 was read."""
+    idle = {"received": 4, "delivered": 4, "consumed": 4}
+    target = Rank(0, 2, (communicator(0, 2),), (send(1, sent=4, done=4, produced=4),))
+    waiter = Rank(1, 2, (communicator(1, 2),), (recv(0, posted=12, **idle),))
+    later = [replace(one, wall_ns=one.wall_ns + SECOND // 2) for one in waiter.looks()]
+    (job,) = assemble([target.looks(), later])
+    (starves,) = [one for one in find_waits(job).all() if one.waiter == RankNode(job.members[1].index)]
+    assert Moments(job, near_s=0.02).prove(starves)
+    came = [replace(later[0], operations=()), later[1]]
+    (job,) = assemble([target.looks(), came])
+    (starves,) = [one for one in find_waits(job).all() if one.waiter == RankNode(job.members[1].index)]
+    assert not Moments(job, near_s=0.02).prove(starves), "it may have come since"
 
 
 def test_how_near_is_near_goes_by_the_iteration() -> None:

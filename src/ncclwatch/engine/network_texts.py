@@ -64,6 +64,9 @@ def _standing(end: End, other: End | None, what: Stall) -> str:
     if what is Stall.PROXY_NOT_SENDING:
         there = f"; receiver posted {other.sub.posted}" if other is not None else ""
         return f"produced {sub.gpu_ready}, sent {sub.transmitted}, completed {sub.done} of {sub.nsteps} steps{there}"
+    if what is Stall.PROXY_NOT_TAKING:
+        there = f"the network has confirmed {other.sub.done} to the sender" if other is not None else "the sender has finished"
+        return f"received {sub.received} of {sub.nsteps} steps; {there}"
     if what is Stall.PROXY_NOT_OPENING:
         return f"opened {sub.posted}, completed {sub.done} of {sub.nsteps} steps"
     if what is Stall.GPU_NOT_PRODUCING and other is not None:

@@ -15,6 +15,7 @@ import numpy as np
 from ncclwatch.engine import network_texts
 from ncclwatch.engine.columns import UNKNOWN, Column, Flags
 from ncclwatch.engine.connections import CONNECTION_SLOTS, End
+from ncclwatch.engine.delivered import acknowledges, was_before
 from ncclwatch.engine.edges import AbsentNode, Columns, LinkNode, Nodes, RankNode, Stall, StallMark, Wait, Why
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.transfers import Transfers
@@ -120,9 +121,10 @@ class NetworkReader:
             chosen = rows[[one is why for one in whys]]
             sends = self.transfers.sends[chosen]
             self._wait(chosen[sends], why)
-            # What the sender has finished and the receiver has not got is under way.
-            lost = why is Why.LEFT_BEHIND
-            self._wait(chosen[~sends], Why.IN_NETWORK if lost else why, link=lost)
+            if why is Why.LEFT_BEHIND:
+                self._not_received(chosen[~sends])
+            else:
+                self._wait(chosen[~sends], why)
 
     def _with_other_end(self, direction: Direction, rows: Column, steps: Column) -> tuple[Column, Column, Column]:
         """Rows whose other end is open at a step, that end, and the step; what the others wait for is said."""
@@ -232,11 +234,26 @@ class NetworkReader:
         steps = t.base[rows] + t.received[rows]
         rows, other, steps = self._with_other_end(Direction.SEND, rows, steps)
         sent = t.base[other] + t.transmitted[other] > steps
-        self._wait(rows[sent], Why.IN_NETWORK, other[sent], link=True)
+        completed = t.base[other] + t.done[other] > steps
+        self._wait(rows[sent & ~completed], Why.IN_NETWORK, other[sent & ~completed], link=True)
+        self._not_received(rows[completed], other[completed])
         ready = ~sent & (t.produced[other] != UNKNOWN) & (t.base[other] + t.produced[other] > steps)
         self._wait(rows[ready], Why.NOT_TRANSMITTED, other[ready])
         idle = ~sent & ~ready
         self._wait(rows[idle], Why.GPU_NOT_READY, other[idle])
+
+    def _not_received(self, rows: Column, other: Column | None = None) -> None:
+        """What the sender has completed and the receiver has not got: it is under way, or there and its proxy does not look."""
+        ends = np.full(len(rows), -1, np.int64) if other is None else other
+        there = np.array([self._is_delivered(row) for row in rows.tolist()], np.bool_)
+        self._stall(rows[there], Stall.PROXY_NOT_TAKING, ends[there])
+        self._wait(rows[~there], Why.IN_NETWORK, ends[~there], link=True)
+
+    def _is_delivered(self, row: int) -> bool:
+        t, peer = self.transfers, int(self.transfers.peer_index[row])
+        if peer < 0 or not acknowledges(t.operation_of(row)):
+            return False
+        return was_before(t.group_of(row), self.job.member(peer), self.job.member(int(t.owner[row])))
 
     # --- no other end ----------------------------------------------------------------------------------------------
 

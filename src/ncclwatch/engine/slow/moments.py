@@ -2,7 +2,8 @@
 
 Counters only rise. Who waits for a rank that was read later really waited: until then it had not come. A rank that was read
 earlier may have come in between, and data that was "sent and not received" may have been received: that proves nothing, unless
-hardly any time lay between. On a machine with much to do, reading all ranks can take longer than an iteration.
+hardly any time lay between, or who waits had already waited at the look before. On a machine with much to do, reading all ranks
+can take longer than an iteration.
 """
 
 from __future__ import annotations
@@ -39,7 +40,20 @@ class Moments:
         else:
             first = self._last.get(wait.waiter.index) if isinstance(wait.waiter, RankNode) else None
             then = self._last.get(wait.target.index) if isinstance(wait.target, RankNode) else None
+            if first is not None and then is not None and not self._follows(first, then):
+                return self._waited_before(wait, then)
         return first is None or then is None or self._follows(first, then)
+
+    def _waited_before(self, wait: Wait, then: ProcessSample) -> bool:
+        """Whether the look before showed the waiter's end as it stands now: it waited before the other was read."""
+        if wait.end is None or len(wait.end.member.samples) < 2:
+            return False
+        before, operation, sub = wait.end.member.samples[-2], wait.end.operation, wait.end.sub
+        stood = any(
+            one.address == operation.address and one.op_count == operation.op_count and sub in one.subs
+            for one in before.operations
+        )
+        return stood and self._follows(before, then)
 
     def _follows(self, first: ProcessSample, then: ProcessSample) -> bool:
         if first is then:
