@@ -14,6 +14,7 @@ from ncclwatch.engine.alignment import rows_of
 from ncclwatch.engine.calls import CallsFinding, compare_groups
 from ncclwatch.engine.calls_verdict import add_call_waits, add_calls_evidence, judge_calls, leave_out_contradicted
 from ncclwatch.engine.circles import break_false_circles
+from ncclwatch.engine.cpu_limits import add_cpu_limits
 from ncclwatch.engine.creation import judge_creation
 from ncclwatch.engine.dead_paths import DeadPath, blame_dead_paths
 from ncclwatch.engine.device import add_device_evidence, observe_hidden
@@ -101,7 +102,8 @@ def judge_jobs(samples: Sequence[Sequence[ProcessSample]], outlook: Outlook | No
         for job in jobs:
             observe_hidden(job)
         loners = [member for job in jobs if not job.groups for member in job.members]
-        verdicts = [(job, add_device_evidence(job, _diagnose_job(job, outlook, loners))) for job in jobs]
+        verdicts = [(job, _diagnose_job(job, outlook, loners)) for job in jobs]
+        verdicts = [(job, add_cpu_limits(job, add_device_evidence(job, verdict))) for job, verdict in verdicts]
     return sorted(verdicts, key=lambda judged: severity(judged[1]))
 
 

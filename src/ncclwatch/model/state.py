@@ -286,6 +286,16 @@ class Communicator:
 
 
 @dataclass(frozen=True, slots=True)
+class CpuLimit:
+    """What a control group's CPU limit has done so far: its periods (``nr_periods`` of ``cpu.stat``), and those in which it held
+    its processes back (``nr_throttled``).
+    """
+
+    periods: int
+    throttled: int
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessSample:
     """One look at one process.
 
@@ -314,6 +324,8 @@ class ProcessSample:
     """How long the threads alive now were runnable without a CPU (``schedstat``). ``None`` where the kernel does not keep it,
     and in most samples of a process with very many threads.
     """
+    cpu_limit: CpuLimit | None = None
+    """Of the control group that the process is in; zeros where nothing limits it, ``None`` where that could not be read."""
     calls_seen: int | None = None
     """Calls of NCCL functions that the calls plane has seen in this process, where it is attached."""
     device: DeviceSample | None = None

@@ -122,7 +122,7 @@ def _record(target: Any) -> RecordedSample:
         return RecordedSample(ProcessFacts(time.monotonic_ns(), time.time_ns(), "X"), 0, {}, {})
     facts = ProcessFacts(
         sample.time_ns, sample.wall_ns, sample.run_state, sample.cpu_time_ns, sample.context_switches,
-        run_queue_wait_ns=sample.run_queue_wait_ns,
+        run_queue_wait_ns=sample.run_queue_wait_ns, cpu_limit=sample.cpu_limit,
     )  # fmt: skip
     return RecordedSample(facts, sample.duration_ns, found, pages, sample.torn, sample.truncated)
 

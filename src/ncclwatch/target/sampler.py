@@ -9,7 +9,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from ncclwatch.model.state import Communicator, ProcessInfo, ProcessSample
+from ncclwatch.model.state import Communicator, CpuLimit, ProcessInfo, ProcessSample
 from ncclwatch.target.commstate import CommReader, CommState
 from ncclwatch.target.communicators import Finder
 from ncclwatch.target.decode import Decoder
@@ -57,6 +57,7 @@ class ProcessFacts:
     context_switches: int | None = None
     threads: int | None = None
     run_queue_wait_ns: int | None = None
+    cpu_limit: CpuLimit | None = None
 
 
 class Sampler:
@@ -144,6 +145,7 @@ class Sampler:
             cpu_time_ns=facts.cpu_time_ns,
             context_switches=facts.context_switches,
             run_queue_wait_ns=facts.run_queue_wait_ns,
+            cpu_limit=facts.cpu_limit,
         )
 
     def _refresh_finder(self, facts: ProcessFacts) -> None:

@@ -9,6 +9,7 @@ from typing import Self
 
 from ncclwatch.errors import NcclwatchError, TargetError, TargetGoneError
 from ncclwatch.model.state import ProcessInfo, ProcessSample
+from ncclwatch.target.cgroup import cpu_limit
 from ncclwatch.target.commstate import CommState
 from ncclwatch.target.communicators import SearchReport
 from ncclwatch.target.decode import Decoder
@@ -155,7 +156,8 @@ class TargetProcess:
         every = -(-stat.threads // MAX_COUNTED_THREADS)
         waited = run_queue_wait_ns(self.pid) if self._looks % every == 0 else None
         self._looks += 1
-        return ProcessFacts(now, wall, stat.state, stat.cpu_time_ns, switches, stat.threads, waited)
+        limit = cpu_limit(self.pid)
+        return ProcessFacts(now, wall, stat.state, stat.cpu_time_ns, switches, stat.threads, waited, limit)
 
     def _prove(self, found: FoundProcess) -> None:
         """One sane read: the library's first bytes are an ELF header, and if communicators are there one can be decoded."""

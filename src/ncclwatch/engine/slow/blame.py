@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.slow.contention import alone_without_cpu, believed
+from ncclwatch.engine.slow.contention import alone_without_cpu, believed, carried_by_links, held_back_alone
 from ncclwatch.engine.slow.findings import (
     BUSIER,
     FLOOR,
@@ -35,9 +35,9 @@ def find(profile: Profile, context: Context) -> list[Finding]:
     """Culprits, the costliest first."""
     if profile.looks < (START_TOTAL_LOOKS if context.lost is None else TOTAL_LOOKS):
         return []
-    plain = _plainly_at_work(profile, context)
-    findings = network_findings(profile, context) + _ranks(profile, context, plain)
-    findings = believed(_same_ranks(findings, plain), profile, context)
+    plain, limited = _plainly_at_work(profile, context), held_back_alone(profile, context)
+    findings = network_findings(profile, context) + _ranks(profile, context, plain | limited, limited)
+    findings = believed(_same_ranks(findings, plain, limited), profile, context)
     return sorted(findings, key=lambda finding: -finding.share)
 
 
@@ -148,7 +148,7 @@ def _plainly_at_work(profile: Profile, context: Context) -> NDArray[np.bool_]:
     return result
 
 
-def _ranks(profile: Profile, context: Context, plain: NDArray[np.bool_]) -> list[Finding]:
+def _ranks(profile: Profile, context: Context, plain: NDArray[np.bool_], limited: NDArray[np.bool_]) -> list[Finding]:
     if context.late is not None:
         by_itself = np.where(_late_together(context, context.late), 0.0, context.late.share)
         context = replace(context, late=replace(context.late, share=by_itself))
@@ -156,10 +156,13 @@ def _ranks(profile: Profile, context: Context, plain: NDArray[np.bool_]) -> list
     if context.before is not None:
         # In seconds of an iteration: waits that were always there are a smaller share of a longer one.
         own = np.maximum(own - _past(profile, context.before) / context.stretch, 0.0)
-    busier, alone = _busier(profile, context), alone_without_cpu(profile, context)
+    busier, alone = _busier(profile, context), alone_without_cpu(profile, context) | limited
     # Who has no CPU does not move its data either.
     own = np.where(alone, own + profile.hold[Part.PROXY], own)
     held = np.where(alone, held + profile.looks_held[Part.PROXY], held)
+    if limited.any():
+        carried, carrying = carried_by_links(profile, context)
+        own, held = np.where(limited, own + carried, own), np.where(limited, held + carrying, held)
     busier = busier | alone
     if context.unseen is not None:
         # They seem to be at work; only times of their own that say so count against them.
@@ -317,7 +320,7 @@ def _of_ranks(
     kind = {Part.GPU: Kind.COMPUTE, Part.HOST: Kind.HOST, Part.KERNEL: Kind.KERNEL}[most]
     if kind is not Kind.HOST and parts[Part.HOST] >= 0.3 * sum(parts.values()):
         kind = Kind.HOST
-    if alone_without_cpu(profile, context)[members].all():
+    if (alone_without_cpu(profile, context) | held_back_alone(profile, context))[members].all():
         kind = Kind.HOST
     if context.late is not None and float(context.late.share[members].sum()) >= 0.5 * share:
         kind = Kind.HOST
@@ -358,13 +361,18 @@ def _whole_hosts(own: Shares, held: Shares, busier: NDArray[np.bool_], context: 
     return found
 
 
-def _same_ranks(findings: Sequence[Finding], plain: NDArray[np.bool_]) -> list[Finding]:
+def _same_ranks(findings: Sequence[Finding], plain: NDArray[np.bool_], limited: NDArray[np.bool_]) -> list[Finding]:
     """A rank that is held up by its own slow link or proxy is not blamed for its work as well, unless that is the larger part.
 
-    Nor is one whose GPU is plainly at work for a proxy that seems late now and then: while that sleeps the GPU does not work.
+    Nor is one whose GPU is plainly at work for a proxy that seems late now and then: while that sleeps the GPU does not work. Who
+    is held back by a CPU limit does not move its data: then its proxy and its links are slow for that.
     """
     working = {at for f in findings if f.kind is Kind.COMPUTE for at in f.members if plain[at]}
-    network = [f for f in findings if not f.kind.computes and not (f.kind is Kind.PROXY and working.issuperset(f.members))]
+    starved = {at for f in findings if f.kind.computes for at in f.members if limited[at]}
+    network = [
+        f for f in findings
+        if not f.kind.computes and not (f.kind is Kind.PROXY and working.issuperset(f.members)) and not starved & set(f.members)
+    ]  # fmt: skip
     kept: list[Finding] = []
     for finding in findings:
         if finding.kind.computes:

@@ -3,6 +3,8 @@
 Polling threads (NCCL's proxies poll while anything is under way) use and wait for CPUs the more the longer they poll: neither sum
 tells anything by itself. What tells is the part of the runnable time in which a thread ran. It hardly depends on how much a job
 polls, and falls when others want the same CPUs. What is late then is late for want of a CPU: no proxy and no link is to blame.
+
+A CPU limit of a control group says itself in which part of its periods it held a rank back.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.engine.cpu_limits import HELD_BACK
 from ncclwatch.engine.slow.findings import Context, Finding, Kind
 from ncclwatch.engine.slow.profile import Profile, Shares
 
@@ -25,6 +28,10 @@ ALONE = 1.4
 """A rank is said to lack CPUs if so many times as many of its threads wait for one."""
 MOST = 0.3
 """On a host that is short of CPUs a rank must explain this much of what is lost to be blamed for its work."""
+
+HELD_TIMES = 2.0
+"""A rank that a CPU limit holds back is blamed for it if it was held back so many times less before; and it alone, if most others
+are held back so many times less."""
 
 ALIKE = 1.4
 """Ranks lack CPUs alike if none waits so many times as long as is usual, or runs so much less."""
@@ -80,8 +87,35 @@ def alone_without_cpu(profile: Profile, context: Context) -> NDArray[np.bool_]:
     return result
 
 
+def held_back_alone(profile: Profile, context: Context) -> NDArray[np.bool_]:
+    """Ranks that a CPU limit holds back now, did not before, and does not hold most others back."""
+    held = np.nan_to_num(profile.held_back)
+    if not (held >= HELD_BACK).any():
+        return np.zeros(len(profile.processes), np.bool_)
+    known = {} if context.before is None else dict(zip(context.before.processes, context.before.held_back, strict=True))
+    past = np.nan_to_num(np.array([float(known.get(process, 0.0)) for process in profile.processes]))
+    result = (held >= HELD_BACK) & (held >= HELD_TIMES * past)
+    return np.asarray(result & (held >= HELD_TIMES * float(np.median(held))), np.bool_)
+
+
+def carried_by_links(profile: Profile, context: Context) -> tuple[Shares, Shares]:
+    """What the links that a rank is an end of hold up more than they did, and in how many looks."""
+    looks, index = np.zeros(len(profile.processes)), {key: at for at, key in enumerate(profile.processes)}
+    for key, times in profile.link_looks.items():
+        for at in {index[end] for end in key[:2] if end in index}:
+            looks[at] += times
+    share = profile.incident()
+    if context.before is not None:
+        known = dict(zip(context.before.processes, context.before.incident().tolist(), strict=True))
+        share = np.maximum(share - np.array([known.get(key, 0.0) for key in profile.processes]) / context.stretch, 0.0)
+    return share, looks
+
+
 def lacks_cpu(profile: Profile, context: Context, members: list[int]) -> str:
-    """What to say of ranks that wait for CPUs much more than all the others do; empty where they do not."""
+    """What to say of ranks that a CPU limit holds back, or that wait for CPUs much more than all the others do; else empty."""
+    if held_back_alone(profile, context)[members].all():
+        held, usual = float(profile.held_back[members].mean()), float(np.nanmedian(profile.held_back))
+        return f"CPU throttling: a CPU limit holds it back in {held:.0%} of the limit's periods (most others in {usual:.0%})"
     if not short_of_cpu(profile, context.before)[members].all():
         return ""
     others = np.ones(len(profile.processes), np.bool_)
@@ -109,7 +143,7 @@ def _is_believed(finding: Finding, profile: Profile, context: Context, short: ND
     if not short[members].any() and not (others.any() and short[others].mean() > 0.5):
         return True
     if finding.kind.computes:
-        if alone_without_cpu(profile, context)[members].all():
+        if (alone_without_cpu(profile, context) | held_back_alone(profile, context))[members].all():
             return True
         # Where its neighbours have as little, want of CPUs names nobody; a rank that has less than they do is named for it.
         alike = others.any() and bool(short[others].mean() > 0.5)

@@ -9,8 +9,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ncclwatch.engine.connections import is_hidden
+from ncclwatch.engine.cpu_limits import RAISE_LIMIT, RAISE_LIMITS, all_held_back
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.slow.classify import cause, classify, starts_late, works_slower
+from ncclwatch.engine.slow.contention import held_back_alone
 from ncclwatch.engine.slow.cost import costs
 from ncclwatch.engine.slow.findings import LOOKS, Finding, Kind
 from ncclwatch.engine.topology.model import Role, Topology
@@ -101,8 +103,11 @@ def unlocated(job: Job, running: Verdict, slow: SlowDown) -> Verdict:
     steps = ["compare clocks, power and temperature of all GPUs: `nvidia-smi -q -d CLOCK,PERFORMANCE`"]
     if hidden:
         steps.append("start the job with the counter shim to see inside the nodes (docs/device-plane.md)")
+    if limits := all_held_back(job):
+        steps.insert(0, RAISE_LIMITS)
     return replace(
         running,
+        evidence=(*running.evidence, limits) if limits else running.evidence,
         summary=f"{running.summary}, but slower than it did: {_pace(slow)}; who holds it up does not show",
         unobserved=(*running.unobserved, f"who makes the job slow: {why}"),
         next_steps=(*running.next_steps, *steps),
@@ -339,5 +344,7 @@ def _next_steps(members: Mapping[int, Member], judgement: Judgement) -> tuple[st
         texts = [NEXT_STEPS[finding.kind]]
         if finding.kind is Kind.COMPUTE and _pass(judgement, finding) == BEFORE_ALL:
             texts.append(LOADER_TOO)
+        if finding.kind.computes and held_back_alone(judgement.profile, judgement.context)[list(finding.members)].all():
+            texts.insert(0, RAISE_LIMIT)
         steps += [text.format(host=first.host if first else "its host", pid=first.pid if first else "PID") for text in texts]
     return tuple(dict.fromkeys(steps))

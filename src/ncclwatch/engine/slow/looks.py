@@ -24,7 +24,7 @@ from ncclwatch.engine.topology.model import Stage
 from ncclwatch.engine.topology.words import pass_text
 from ncclwatch.engine.waits import find_waits
 from ncclwatch.model.identity import ProcessKey
-from ncclwatch.model.state import Direction, OpPhase, Transport
+from ncclwatch.model.state import CpuLimit, Direction, OpPhase, Transport
 
 
 class Part(StrEnum):
@@ -80,11 +80,14 @@ class Activity(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CpuTimes:
-    """How long the threads of a process have waited for a CPU and run so far, seconds; ``at``: when that was read."""
+    """How long the threads of a process have waited for a CPU and run so far, seconds, and what a CPU limit has done to them;
+    ``at``: when that was read.
+    """
 
     at: float
     waited: float
     ran: float
+    limit: CpuLimit | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,9 @@ def take_look(
             holds += _holds(job, sink, node, weight / len(nodes))
     time = max(member.last.wall_ns for member in job.members) / 1e9
     cpu_times = {
-        member.info.key: CpuTimes(sample.time_ns / 1e9, sample.run_queue_wait_ns / 1e9, sample.cpu_time_ns / 1e9)
+        member.info.key: CpuTimes(
+            sample.time_ns / 1e9, sample.run_queue_wait_ns / 1e9, sample.cpu_time_ns / 1e9, sample.cpu_limit
+        )
         for member in job.members
         if (sample := member.last).run_queue_wait_ns is not None and sample.cpu_time_ns is not None
     }

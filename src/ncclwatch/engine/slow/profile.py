@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from ncclwatch.engine.slow.looks import Activity, CpuTimes, LinkPlace, Look, Part
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.state import CpuLimit
 
 Shares = NDArray[np.float64]
 
@@ -53,6 +54,9 @@ class Profile:
     """Looks that tell what a rank does."""
     cpu: Shares = field(default_factory=lambda: np.zeros((2, 0)))
     """Threads that were runnable and had no CPU, and that ran, on average: shape (2, processes); nan where that is not known."""
+
+    held_back: Shares = field(default_factory=lambda: np.zeros(0))
+    """The part of the periods of its CPU limit in which each rank was held back; nan where that is not known."""
 
     @property
     def cpu_wait(self) -> Shares:
@@ -103,7 +107,9 @@ def link_key(place: LinkPlace) -> LinkKey:
 def add_up(looks: Sequence[Look], processes: Sequence[ProcessKey]) -> Profile:
     """Profile of some looks. O(holds)."""
     index = {key: at for at, key in enumerate(processes)}
-    profile = Profile(list(processes), len(looks), cpu=_cpu_times(looks, index), passes=_passes(looks))
+    profile = Profile(
+        list(processes), len(looks), cpu=_cpu_times(looks, index), held_back=_held_back(looks, index), passes=_passes(looks)
+    )
     size = len(index)
     profile.hold = {part: np.zeros(size) for part in Part}
     profile.looks_held = {part: np.zeros(size) for part in Part}
@@ -185,3 +191,23 @@ def _cpu_times(looks: Sequence[Look], index: dict[ProcessKey, int]) -> Shares:
             last[at] = times
     rates: Shares = sums[1:] / np.where(sums[0] > 0, sums[0], np.nan)
     return rates
+
+
+def _held_back(looks: Sequence[Look], index: dict[ProcessKey, int]) -> Shares:
+    """The part of its periods in which a CPU limit held each process back: shape (processes,); 0 where nothing limits it."""
+    last: dict[int, CpuLimit] = {}
+    sums = np.full((2, len(index)), np.nan)
+    for look in looks:
+        for process, times in look.cpu_times.items():
+            at = index.get(process)
+            if at is None or times.limit is None:
+                continue
+            now, before = times.limit, last.get(at)
+            # Of a group that a process has only now been put into the past is not its own.
+            rose = before is not None and now.throttled >= before.throttled and now.periods >= before.periods
+            if before is not None and rose and (before.periods or not now.periods):
+                rise = np.array((now.throttled - before.throttled, now.periods - before.periods))
+                sums[:, at] = np.nan_to_num(sums[:, at]) + rise
+            last[at] = now
+    held: Shares = np.minimum(1.0, sums[0] / np.maximum(1.0, sums[1]))
+    return held

@@ -1,0 +1,51 @@
+"""What CPU limits of control groups add to a verdict: who has used up the share of a period stands still for the rest of it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ncclwatch.engine.job import Job, Member
+from ncclwatch.model.verdict import Verdict, places, stands_in
+
+HELD_BACK = 0.25
+"""From this part of a limit's periods on a rank is held back."""
+RAISE_LIMIT = "on {host}: raise the CPU limit of process {pid} (of its container or pod; `cat /proc/{pid}/cgroup`, cpu.max there)"
+RAISE_LIMITS = "raise the CPU limits of the job's containers or pods, or take them away"
+
+
+def held_back(member: Member) -> float | None:
+    """The part of the periods between its samples in which a limit held a process back; ``None`` where that is not known."""
+    known = [sample.cpu_limit for sample in member.samples if sample.cpu_limit is not None]
+    if len(known) < 2:
+        return None
+    throttled, periods = known[-1].throttled - known[0].throttled, known[-1].periods - known[0].periods
+    if not known[0].periods and known[-1].periods:
+        return None  # put into the group only now
+    return min(1.0, throttled / periods) if throttled >= 0 and periods > 0 else 0.0
+
+
+def add_cpu_limits(job: Job, verdict: Verdict) -> Verdict:
+    """A verdict that names ranks, with the limits that hold these back: what looks like standing still may be that."""
+    named = places(verdict.culprits)
+    lines: list[str] = []
+    steps: list[str] = []
+    for member in job.members if named and verdict.verdict_class.accuses else ():
+        if not stands_in(named, member.info.host, member.info.pid, member.rank):
+            continue
+        part = held_back(member)
+        if part is not None and part >= HELD_BACK:
+            lines.append(f"{member.label}: a CPU limit holds it back in {part:.0%} of the limit's periods")
+            steps.append(RAISE_LIMIT.format(host=member.info.host, pid=member.info.pid))
+    if not lines:
+        return verdict
+    return replace(verdict, evidence=(*verdict.evidence, *lines), next_steps=tuple(dict.fromkeys((*steps, *verdict.next_steps))))
+
+
+def all_held_back(job: Job) -> str:
+    """What to say where CPU limits hold at least half of all ranks back; empty where they do not."""
+    parts = [part for member in job.members if (part := held_back(member)) is not None and part >= HELD_BACK]
+    if 2 * len(parts) < len(job.members) or not parts:
+        return ""
+    return (
+        f"CPU limits hold {len(parts)} of {len(job.members)} ranks back, in {min(parts):.0%} to {max(parts):.0%} of their periods"
+    )

@@ -1,0 +1,155 @@
+"""CPU limits of control groups: what the kernel's files say, and what it adds to a verdict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ncclwatch.engine.diagnose import diagnose
+from ncclwatch.engine.slow.blame import find
+from ncclwatch.engine.slow.contention import held_back_alone, lacks_cpu
+from ncclwatch.engine.slow.findings import Context, Kind
+from ncclwatch.engine.slow.looks import Activity, CpuTimes, Hold, LinkPlace, Look, Part
+from ncclwatch.engine.slow.profile import add_up
+from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.state import CpuLimit, ProcessSample
+from ncclwatch.target.cgroup import cpu_limit
+from unit.fake_proc import FakeProcess, write_proc
+from unit.synthetic import frozen_ring, looks
+
+STAT_2 = "usage_usec 900\nuser_usec 500\nsystem_usec 400\nnr_periods {}\nnr_throttled {}\nthrottled_usec 12345\n"
+STAT_1 = "nr_periods {}\nnr_throttled {}\nthrottled_time 12345\n"
+
+
+def tree(tmp_path: Path, groups: str, mounts: str, stats: dict[str, str]) -> Path:
+    """A /proc with one process in these groups, and the control groups' files."""
+    for path, text in stats.items():
+        (tmp_path / "cg" / path).mkdir(parents=True, exist_ok=True)
+        (tmp_path / "cg" / path / "cpu.stat").write_text(text)
+    proc = write_proc(tmp_path / "proc", [FakeProcess(7, cgroup=groups)])
+    (proc / "self").mkdir()
+    (proc / "self" / "mountinfo").write_text(mounts.replace("CG", str(tmp_path / "cg")))
+    return proc
+
+
+UNIFIED = "30 1 0:26 / CG rw,nosuid - cgroup2 cgroup2 rw\n"
+
+
+def test_the_limit_of_the_pod_above_the_container_counts(tmp_path: Path) -> None:
+    stats = {"": "usage_usec 5\n", "pod": STAT_2.format(50, 40), "pod/ctr": STAT_2.format(0, 0)}
+    assert cpu_limit(7, tree(tmp_path, "0::/pod/ctr\n", UNIFIED, stats)) == CpuLimit(50, 40)
+
+
+def test_the_older_interface_is_read_where_it_holds_the_controller(tmp_path: Path) -> None:
+    mounts = (
+        "31 1 0:27 / /sys/fs/cgroup/memory rw - cgroup cgroup rw,memory\n"
+        "32 1 0:28 /docker CG rw - cgroup cgroup rw,cpu,cpuacct\n"
+        "33 1 0:29 / /sys/fs/cgroup/unified rw - cgroup2 cgroup2 rw\n"
+    )
+    stats = {"abc": STAT_1.format(9, 3)}
+    proc = tree(tmp_path, "5:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n0::/elsewhere\n", mounts, stats)
+    assert cpu_limit(7, proc) == CpuLimit(9, 3), "the mount shows the hierarchy from /docker on"
+
+
+def test_without_a_limit_nothing_was_held_back(tmp_path: Path) -> None:
+    assert cpu_limit(7, tree(tmp_path, "0::/\n", UNIFIED, {"": "usage_usec 5\n"})) == CpuLimit(0, 0)
+
+
+@pytest.mark.parametrize(
+    ("groups", "mounts"),
+    [
+        ("0::/../../other\n", UNIFIED),  # outside of what this control group namespace shows
+        ("0::/pod\n", ""),
+        ("0::/pod\n", "30 1 0:26 / /nowhere rw - cgroup2 cgroup2 rw\n"),
+        ("0::/pod\n", "no words - and\nmore - cgroup2\n"),
+        ("", UNIFIED),
+        ("not:a line\n::\n", UNIFIED),
+        ("0::/pod\n", "30 1 0:26 /only/this CG rw - cgroup2 cgroup2 rw\n"),
+    ],
+)
+def test_what_cannot_be_read_is_not_known(tmp_path: Path, groups: str, mounts: str) -> None:
+    assert cpu_limit(7, tree(tmp_path, groups, mounts, {})) is None
+
+
+def test_a_process_that_is_gone_or_files_that_are_damaged_are_not_known(tmp_path: Path) -> None:
+    proc = tree(tmp_path, "0::/pod\n", UNIFIED, {"pod": "\0\0 nr_periods nr_periods 5 6\n"})
+    assert cpu_limit(7, proc) is None
+    assert cpu_limit(8, proc) is None
+
+
+def limited(samples: list[list[ProcessSample]], ranks: dict[int, tuple[int, int]]) -> list[list[ProcessSample]]:
+    """The second sample of these ranks says (periods, throttled) more than the first."""
+    done = []
+    for rank, own in enumerate(samples):
+        more = ranks.get(rank, (0, 0))
+        base = CpuLimit(100, 10) if rank in ranks else CpuLimit(0, 0)
+        later = CpuLimit(base.periods + more[0], base.throttled + more[1])
+        done.append([replace(own[0], cpu_limit=base), *(replace(one, cpu_limit=later) for one in own[1:])])
+    return done
+
+
+def test_who_is_named_for_standing_still_and_is_held_back_is_shown_so() -> None:
+    samples = limited(looks(frozen_ring(2)), {2: (50, 49)})
+    verdict = diagnose(samples)
+    assert [culprit.rank for culprit in verdict.culprits] == [2]
+    assert any("a CPU limit holds it back in 98% of the limit's periods" in line for line in verdict.evidence)
+    assert verdict.next_steps[0].startswith("on node2: raise the CPU limit of process 1002")
+
+
+def test_limits_of_others_or_that_hold_nobody_back_are_not_told() -> None:
+    for ranks in ({1: (50, 50)}, {2: (50, 2)}, {}):
+        verdict = diagnose(limited(looks(frozen_ring(2)), ranks))
+        assert not any("CPU limit" in line for line in (*verdict.evidence, *verdict.next_steps))
+
+
+# --- in a job that is slow -----------------------------------------------------------------------------------------------
+
+RANKS = 4
+KEYS = [ProcessKey("boot", 100 + rank, 1, "build") for rank in range(RANKS)]
+
+
+def slow_looks(held_back: float, begin: float = 0.0, *, slow: bool = True) -> list[Look]:
+    """Thirty looks a second apart; rank 1 computes a little more than the others and its links are a little slower."""
+    found = []
+    for second in range(30):
+        at = begin + second
+        limits = [CpuLimit(int(10 * at), int(10 * at * held_back)) if rank == 1 else CpuLimit(0, 0) for rank in range(RANKS)]
+        times = {key: CpuTimes(at, at * 3.0, at * 0.4, limits[rank]) for rank, key in enumerate(KEYS)}
+        link = LinkPlace(7, 7, RANKS, 1, 2, KEYS[1], KEYS[2])
+        holds: tuple[Hold, ...] = ()
+        if slow and second % 10 == 0:
+            holds = (Hold(Part.GPU, 0.3, KEYS[1], None, "AllReduce", 7),)
+        elif slow and second % 10 == 5:
+            holds = (Hold(Part.LINK, 0.5, None, link, "AllReduce", 7),)
+        activities = dict.fromkeys(KEYS, Activity.WAITS if second % 2 else Activity.COMPUTES)
+        found.append(Look(at, RANKS, holds, activities, times))
+    return found
+
+
+def slow_context() -> Context:
+    return Context(
+        np.zeros(RANKS, np.int64), np.arange(RANKS), np.full(RANKS, np.nan), lost=0.25, stretch=1.33,
+        before=add_up(slow_looks(0.0, begin=1.0, slow=False), KEYS), noise=0.05,
+    )  # fmt: skip
+
+
+def test_a_rank_that_a_limit_holds_back_is_blamed_for_its_links_as_well() -> None:
+    found = find(add_up(slow_looks(0.9, begin=100.0), KEYS), slow_context())
+    assert [(one.kind, one.members) for one in found] == [(Kind.HOST, (1,))]
+    profile = add_up(slow_looks(0.9, begin=100.0), KEYS)
+    assert "CPU throttling" in lacks_cpu(profile, slow_context(), [1]) and "90%" in lacks_cpu(profile, slow_context(), [1])
+
+
+def test_the_same_without_a_limit_is_not_its_cpu() -> None:
+    profile = add_up(slow_looks(0.05, begin=100.0), KEYS)
+    assert not held_back_alone(profile, slow_context()).any()
+    assert (Kind.HOST, (1,)) not in [(one.kind, one.members) for one in find(profile, slow_context())]
+
+
+def test_a_limit_that_held_back_before_as_well_explains_nothing_new() -> None:
+    profile = add_up(slow_looks(0.9, begin=100.0), KEYS)
+    known = replace(slow_context(), before=add_up(slow_looks(0.8, begin=1.0, slow=False), KEYS))
+    assert not held_back_alone(profile, known).any()
