@@ -153,3 +153,10 @@ def test_a_limit_that_held_back_before_as_well_explains_nothing_new() -> None:
     profile = add_up(slow_looks(0.9, begin=100.0), KEYS)
     known = replace(slow_context(), before=add_up(slow_looks(0.8, begin=1.0, slow=False), KEYS))
     assert not held_back_alone(profile, known).any()
+
+
+def test_from_the_start_a_limit_needs_no_past() -> None:
+    start = replace(slow_context(), lost=None, before=None, stretch=1.0, noise=1.0)
+    found = find(add_up(slow_looks(0.9, begin=100.0), KEYS), start)
+    assert [(one.kind, one.members) for one in found] == [(Kind.HOST, (1,))]
+    assert not find(add_up(slow_looks(0.0, begin=100.0), KEYS), start)

@@ -181,7 +181,8 @@ def _ranks(profile: Profile, context: Context, plain: NDArray[np.bool_], limited
     for members in whole:
         share, looks = float(own[members].sum()), int(held[members].max())
         elsewhere = _outside(own, members, context)
-        if stands_out(share, looks, elsewhere, context, shown, measured=_slower_than_equals(members, context)):
+        measured = _slower_than_equals(members, context)
+        if stands_out(share, looks, elsewhere, context, shown, measured=measured, limited=bool(limited[members].all())):
             findings.append(_of_ranks(profile, members, share, looks, elsewhere, context))
     taken = {at for members in whole for at in members.tolist()}
     sigmas = float(np.interp(context.doubt, (0.0, NOISY), SHARE_SIGMAS))
@@ -197,7 +198,8 @@ def _ranks(profile: Profile, context: Context, plain: NDArray[np.bool_], limited
         if at in taken or not busier[at] or not certain or _paced_by_another(at, own, context):
             continue
         members = np.array([at])
-        if stands_out(own[at], held[at], usual[at], context, shown, measured=_slower_than_equals(members, context)):
+        measured = _slower_than_equals(members, context)
+        if stands_out(own[at], held[at], usual[at], context, shown, measured=measured, limited=bool(limited[at])):
             findings.append(_of_ranks(profile, members, float(own[at]), int(held[at]), float(usual[at]), context))
     findings = _without_onlookers(findings, context)
     return [f for n, f in enumerate(findings) if n == 0 or _beside(f, findings[0], context)]

@@ -30,6 +30,9 @@ START_TOTAL_LOOKS = 12
 START_TIMES = 4.0
 """Without a healthy past: the share, the looks, and how many times what its equals have."""
 
+START_SHARE_LIMITED = 0.08
+"""The share of one whom a CPU limit holds back: that needs no comparison."""
+
 BUSIER = 1.12
 """A rank that is blamed for its own work must be this much busier than its equals or its past."""
 
@@ -116,14 +119,17 @@ def sigmas_needed(context: Context) -> float:
 
 
 def stands_out(
-    share: float, looks: float, reference: float, context: Context, shown: float = 1.0, *, measured: bool = False
-) -> bool:
+    share: float, looks: float, reference: float, context: Context, shown: float = 1.0, *,
+    measured: bool = False, limited: bool = False,
+) -> bool:  # fmt: skip
     """Whether a share of holding others up stands out. ``shown``: the part of all waits of which it is seen where they end;
-    ``measured``: the calls say so as well.
+    ``measured``: the calls say so as well; ``limited``: the kernel says that a CPU limit holds the rank back, and not the others.
     """
     excess = share - (0.0 if np.isnan(reference) else reference)
+    if limited and context.lost is None:
+        return bool(looks >= LOOKS and excess >= START_SHARE_LIMITED)
     if context.lost is not None:
-        explains = EXPLAINS_MEASURED if measured else EXPLAINS
+        explains = EXPLAINS_MEASURED if measured or limited else EXPLAINS
         return bool(looks >= LOOKS and excess >= max(FLOOR, explains * context.lost * shown))
     return bool(
         not np.isnan(reference)
