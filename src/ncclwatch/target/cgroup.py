@@ -6,7 +6,9 @@ A limit (``cpu.max``, ``cpu.cfs_quota_us``; of a container or a pod) gives a gro
 
 from __future__ import annotations
 
+from functools import lru_cache
 from pathlib import Path, PurePosixPath
+from typing import NamedTuple
 
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.state import CpuLimit
@@ -45,27 +47,42 @@ def _folder(pid: int, proc: Path) -> tuple[Path, PurePosixPath] | None:
     """Where the hierarchy with the processor controller is mounted, and the group of a process below it."""
     try:
         groups = read_bounded(proc / str(pid) / "cgroup", pid, _MAX_TEXT).decode("utf-8", "surrogateescape")
-        mounts = read_bounded(proc / "self" / "mountinfo", pid, _MAX_MOUNTS).decode("utf-8", "surrogateescape")
     except NcclwatchError:
         return None
-    paths = {name: path for _, controllers, path in _fields(groups) for name in controllers.split(",")}
-    old = "cpu" in paths
-    path = PurePosixPath(paths.get("cpu") or paths.get("") or "")
+    fields = (line.split(":", 2) for line in groups.splitlines())
+    paths = {name: found[2] for found in fields if len(found) == 3 for name in found[1].split(",")}
+    controller = "cpu" if "cpu" in paths else ""
+    path = PurePosixPath(paths.get(controller, ""))
     if not path.is_absolute() or ".." in path.parts:
         return None
-    for line in mounts.splitlines():
+    # A mount may show a part of the hierarchy only.
+    shown = (mount for mount in _mounts(proc) if mount.controller == controller and path.is_relative_to(mount.root))
+    mount = next(shown, None)
+    return (mount.at, PurePosixPath("/") / path.relative_to(mount.root)) if mount else None
+
+
+class _Mount(NamedTuple):
+    controller: str
+    """``cpu``; empty for the newer interface, which has all."""
+    root: str
+    at: Path
+
+
+@lru_cache(maxsize=4)
+def _mounts(proc: Path) -> tuple[_Mount, ...]:
+    """The control groups' mounts that this process sees. They are read once: a node may have thousands of mounts."""
+    try:
+        text = read_bounded(proc / "self" / "mountinfo", 0, _MAX_MOUNTS).decode("utf-8", "surrogateescape")
+    except NcclwatchError:
+        return ()
+    found = []
+    for line in text.splitlines():
         own, _, system = line.partition(" - ")
         words, kind = own.split(), system.split()
-        if len(words) < 5 or len(kind) < 3 or kind[0] != ("cgroup" if old else "cgroup2"):
+        if len(words) < 5 or len(kind) < 3:
             continue
-        if old and "cpu" not in kind[2].split(","):
-            continue
-        # A mount may show a part of the hierarchy only.
-        if path.is_relative_to(words[3]):
-            return Path(words[4]), PurePosixPath("/") / path.relative_to(words[3])
-    return None
-
-
-def _fields(groups: str) -> list[list[str]]:
-    """``hierarchy:controllers:path`` of each line."""
-    return [fields for line in groups.splitlines() if len(fields := line.split(":", 2)) == 3]
+        if kind[0] == "cgroup2":
+            found.append(_Mount("", words[3], Path(words[4])))
+        elif kind[0] == "cgroup" and "cpu" in kind[2].split(","):
+            found.append(_Mount("cpu", words[3], Path(words[4])))
+    return tuple(found)
