@@ -40,7 +40,8 @@ UNIFIED = "30 1 0:26 / CG rw,nosuid - cgroup2 cgroup2 rw\n"
 
 def test_the_limit_of_the_pod_above_the_container_counts(tmp_path: Path) -> None:
     stats = {"": "usage_usec 5\n", "pod": STAT_2.format(50, 40), "pod/ctr": STAT_2.format(0, 0)}
-    assert cpu_limit(7, tree(tmp_path, "0::/pod/ctr\n", UNIFIED, stats)) == CpuLimit(50, 40)
+    found = cpu_limit(7, tree(tmp_path, "0::/pod/ctr\n", UNIFIED, stats))
+    assert found == CpuLimit(50, 40, (tmp_path / "cg" / "pod").stat().st_ino)
 
 
 def test_the_older_interface_is_read_where_it_holds_the_controller(tmp_path: Path) -> None:
@@ -51,7 +52,8 @@ def test_the_older_interface_is_read_where_it_holds_the_controller(tmp_path: Pat
     )
     stats = {"abc": STAT_1.format(9, 3)}
     proc = tree(tmp_path, "5:memory:/docker/abc\n4:cpu,cpuacct:/docker/abc\n0::/elsewhere\n", mounts, stats)
-    assert cpu_limit(7, proc) == CpuLimit(9, 3), "the mount shows the hierarchy from /docker on"
+    found = cpu_limit(7, proc)
+    assert found is not None and (found.periods, found.throttled) == (9, 3), "the mount shows the hierarchy from /docker on"
 
 
 def test_without_a_limit_nothing_was_held_back(tmp_path: Path) -> None:
@@ -116,7 +118,7 @@ def slow_looks(held_back: float, begin: float = 0.0, *, slow: bool = True) -> li
     found = []
     for second in range(30):
         at = begin + second
-        limits = [CpuLimit(int(10 * at), int(10 * at * held_back)) if rank == 1 else CpuLimit(0, 0) for rank in range(RANKS)]
+        limits = [CpuLimit(int(10 * at), int(10 * at * held_back), 77) if rank == 1 else CpuLimit(0, 0) for rank in range(RANKS)]
         times = {key: CpuTimes(at, at * 3.0, at * 0.4, limits[rank]) for rank, key in enumerate(KEYS)}
         link = LinkPlace(7, 7, RANKS, 1, 2, KEYS[1], KEYS[2])
         holds: tuple[Hold, ...] = ()
@@ -160,3 +162,19 @@ def test_from_the_start_a_limit_needs_no_past() -> None:
     found = find(add_up(slow_looks(0.9, begin=100.0), KEYS), start)
     assert [(one.kind, one.members) for one in found] == [(Kind.HOST, (1,))]
     assert not find(add_up(slow_looks(0.0, begin=100.0), KEYS), start)
+
+
+def test_ranks_under_one_limit_are_blamed_together() -> None:
+    """Ranks 1 and 2 are in one container; only rank 1 is seen to hold the others up."""
+
+    def shared(looks: list[Look]) -> list[Look]:
+        done = []
+        for look in looks:
+            times = {k: replace(t, limit=look.cpu_times[KEYS[1]].limit) if k == KEYS[2] else t for k, t in look.cpu_times.items()}
+            done.append(replace(look, cpu_times=times))
+        return done
+
+    profile = add_up(shared(slow_looks(0.9, begin=100.0)), KEYS)
+    context = replace(slow_context(), equal=np.array([0, 0, 0, 0]))
+    assert held_back_alone(profile, context).tolist() == [False, True, True, False]
+    assert [(one.kind, one.members) for one in find(profile, context)] == [(Kind.HOST, (1, 2))]

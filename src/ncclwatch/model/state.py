@@ -288,11 +288,12 @@ class Communicator:
 @dataclass(frozen=True, slots=True)
 class CpuLimit:
     """What a control group's CPU limit has done so far: its periods (``nr_periods`` of ``cpu.stat``), and those in which it held
-    its processes back (``nr_throttled``).
+    its processes back (``nr_throttled``). ``group`` is the control group as a number of its machine (the inode of its folder).
     """
 
     periods: int
     throttled: int
+    group: int = 0
 
 
 @dataclass(frozen=True, slots=True)

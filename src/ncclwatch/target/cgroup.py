@@ -25,19 +25,20 @@ def cpu_limit(pid: int, proc: Path = PROC) -> CpuLimit | None:
 
     ``None`` where that cannot be read: no processor controller, or a group outside what this process's own mounts show.
     """
-    folder = _folder(pid, proc)
-    if folder is None:
+    place = _folder(pid, proc)
+    if place is None:
         return None
-    mount, path = folder
+    mount, path = place
     found: list[CpuLimit] = []
     for group in [path, *path.parents][:_MAX_DEPTH]:
+        folder = mount / group.relative_to("/")
         try:
-            text = read_bounded(mount / group.relative_to("/") / "cpu.stat", pid, _MAX_TEXT)
-        except NcclwatchError:
+            text, number = read_bounded(folder / "cpu.stat", pid, _MAX_TEXT), folder.stat().st_ino
+        except (NcclwatchError, OSError):
             continue
         numbers = dict(words for line in text.splitlines() if len(words := line.split()) == 2 and words[1].isdigit())
         if b"nr_periods" in numbers and b"nr_throttled" in numbers:
-            found.append(CpuLimit(int(numbers[b"nr_periods"]), int(numbers[b"nr_throttled"])))
+            found.append(CpuLimit(int(numbers[b"nr_periods"]), int(numbers[b"nr_throttled"]), number))
         elif numbers:
             found.append(_NONE)  # the root of the newer interface, or a group without the controller
     return max(found, key=lambda limit: (limit.throttled, limit.periods), default=None)

@@ -177,7 +177,8 @@ def _ranks(profile: Profile, context: Context, plain: NDArray[np.bool_], limited
     # Whose late starts explain it is compared by those: what looks see of his equals may be their waiting for him.
     usual, shown = np.where(explains, 0.0, _reference(own, context)), profile.shown()
     findings: list[Finding] = []
-    whole = _whole_hosts(own, held, busier, context)
+    together = _limited_together(limited, profile)
+    whole = [*together, *(members for members in _whole_hosts(own, held, busier, context) if not limited[members].all())]
     for members in whole:
         share, looks = float(own[members].sum()), int(held[members].max())
         elsewhere = _outside(own, members, context)
@@ -361,6 +362,13 @@ def _whole_hosts(own: Shares, held: Shares, busier: NDArray[np.bool_], context: 
         ):
             found.append(members)
     return found
+
+
+def _limited_together(limited: NDArray[np.bool_], profile: Profile) -> list[NDArray[np.int64]]:
+    """Ranks that the same CPU limit holds back, several of each: a container, or a pod."""
+    numbers = np.unique(profile.limits[limited & (profile.limits >= 0)])
+    found = [np.flatnonzero(limited & (profile.limits == number)) for number in numbers]
+    return [members for members in found if len(members) > 1]
 
 
 def _same_ranks(findings: Sequence[Finding], plain: NDArray[np.bool_], limited: NDArray[np.bool_]) -> list[Finding]:

@@ -95,7 +95,7 @@ def held_back_alone(profile: Profile, context: Context) -> NDArray[np.bool_]:
     known = {} if context.before is None else dict(zip(context.before.processes, context.before.held_back, strict=True))
     past = np.nan_to_num(np.array([float(known.get(process, 0.0)) for process in profile.processes]))
     result = (held >= HELD_BACK) & (held >= HELD_TIMES * past)
-    return np.asarray(result & (held >= HELD_TIMES * float(np.median(held))), np.bool_)
+    return np.asarray(result & (held >= HELD_TIMES * float(np.quantile(held, 0.5, method="lower"))), np.bool_)
 
 
 def carried_by_links(profile: Profile, context: Context) -> tuple[Shares, Shares]:

@@ -57,6 +57,8 @@ class Profile:
 
     held_back: Shares = field(default_factory=lambda: np.zeros(0))
     """The part of the periods of its CPU limit in which each rank was held back; nan where that is not known."""
+    limits: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    """Numbers the control groups that hold ranks back (−1: none)."""
 
     @property
     def cpu_wait(self) -> Shares:
@@ -108,8 +110,9 @@ def add_up(looks: Sequence[Look], processes: Sequence[ProcessKey]) -> Profile:
     """Profile of some looks. O(holds)."""
     index = {key: at for at, key in enumerate(processes)}
     profile = Profile(
-        list(processes), len(looks), cpu=_cpu_times(looks, index), held_back=_held_back(looks, index), passes=_passes(looks)
-    )
+        list(processes), len(looks), cpu=_cpu_times(looks, index), held_back=_held_back(looks, index),
+        limits=_limits(looks, index), passes=_passes(looks),
+    )  # fmt: skip
     size = len(index)
     profile.hold = {part: np.zeros(size) for part in Part}
     profile.looks_held = {part: np.zeros(size) for part in Part}
@@ -211,3 +214,15 @@ def _held_back(looks: Sequence[Look], index: dict[ProcessKey, int]) -> Shares:
             last[at] = now
     held: Shares = np.minimum(1.0, sums[0] / np.maximum(1.0, sums[1]))
     return held
+
+
+def _limits(looks: Sequence[Look], index: dict[ProcessKey, int]) -> NDArray[np.int64]:
+    """The control group whose limit each process is under in the last look that knows it, as a number: shape (processes,)."""
+    numbers: dict[tuple[str, int], int] = {}
+    found = np.full(len(index), -1, np.int64)
+    for look in looks:
+        for process, times in look.cpu_times.items():
+            if process in index and times.limit is not None:
+                place = (process.boot_id, times.limit.group)
+                found[index[process]] = numbers.setdefault(place, len(numbers)) if times.limit.periods else -1
+    return found
