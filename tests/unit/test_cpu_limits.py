@@ -97,7 +97,8 @@ def test_who_is_named_for_standing_still_and_is_held_back_is_shown_so() -> None:
     samples = limited(looks(frozen_ring(2)), {2: (50, 49)})
     verdict = diagnose(samples)
     assert [culprit.rank for culprit in verdict.culprits] == [2]
-    assert any("a CPU limit holds it back in 98% of the limit's periods" in line for line in verdict.evidence)
+    assert "a CPU limit holds it back in 98% of the limit's periods" in verdict.evidence[0]
+    assert verdict.summary.endswith("a CPU limit holds it back in 98% of its periods")
     assert verdict.next_steps[0].startswith("on node2: raise the CPU limit of process 1002")
 
 

@@ -27,18 +27,21 @@ def held_back(member: Member) -> float | None:
 def add_cpu_limits(job: Job, verdict: Verdict) -> Verdict:
     """A verdict that names ranks, with the limits that hold these back: what looks like standing still may be that."""
     named = places(verdict.culprits)
-    lines: list[str] = []
-    steps: list[str] = []
+    held: list[tuple[Member, float]] = []
     for member in job.members if named and verdict.verdict_class.accuses else ():
-        if not stands_in(named, member.info.host, member.info.pid, member.rank):
-            continue
-        part = held_back(member)
+        part = held_back(member) if stands_in(named, member.info.host, member.info.pid, member.rank) else None
         if part is not None and part >= HELD_BACK:
-            lines.append(f"{member.label}: a CPU limit holds it back in {part:.0%} of the limit's periods")
-            steps.append(RAISE_LIMIT.format(host=member.info.host, pid=member.info.pid))
-    if not lines:
+            held.append((member, part))
+    if not held:
         return verdict
-    return replace(verdict, evidence=(*verdict.evidence, *lines), next_steps=tuple(dict.fromkeys((*steps, *verdict.next_steps))))
+    lines = [f"{member.label}: a CPU limit holds it back in {part:.0%} of the limit's periods" for member, part in held]
+    steps = [RAISE_LIMIT.format(host=member.info.host, pid=member.info.pid) for member, _ in held]
+    if len(held) == len(verdict.culprits):
+        who, least = "it" if len(held) == 1 else "them", min(part for _, part in held)
+        verdict = replace(verdict, summary=f"{verdict.summary}; a CPU limit holds {who} back in {least:.0%} of its periods")
+    return replace(
+        verdict, evidence=(*lines, *verdict.evidence), next_steps=tuple(dict.fromkeys((*steps, *verdict.next_steps)))
+    )  # fmt: skip
 
 
 def all_held_back(job: Job) -> str:

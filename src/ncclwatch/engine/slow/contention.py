@@ -115,7 +115,8 @@ def lacks_cpu(profile: Profile, context: Context, members: list[int]) -> str:
     """What to say of ranks that a CPU limit holds back, or that wait for CPUs much more than all the others do; else empty."""
     if held_back_alone(profile, context)[members].all():
         held, usual = float(profile.held_back[members].mean()), float(np.nanmedian(profile.held_back))
-        return f"CPU throttling: a CPU limit holds it back in {held:.0%} of the limit's periods (most others in {usual:.0%})"
+        who = "it" if len(members) == 1 else "them"
+        return f"CPU throttling: a CPU limit holds {who} back in {held:.0%} of the limit's periods (most others in {usual:.0%})"
     if not short_of_cpu(profile, context.before)[members].all():
         return ""
     others = np.ones(len(profile.processes), np.bool_)
