@@ -47,6 +47,8 @@ class Hang:
     right to say that the waits lead to a rank that was not observed."""
     last: bool = False
     """Played after all others: a port that goes down below SoftRoCE may leave the guest's kernel spinning."""
+    by_link: bool = False
+    """A link with one end at the victim is right as well."""
 
 
 HANGS = {
@@ -54,7 +56,7 @@ HANGS = {
     for hang in (
         Hang("stopped", ("stopped",), act=lambda job, _: job.freeze(VICTIM), undo=lambda job, _: job.thaw(VICTIM)),
         # SoftRoCE gives a queue pair up as soon as its own port is down: the job does not go on when it is up again.
-        Hang("link-down", ("hardware", "error"), act=lambda _, fabric: fabric.set_down(fabric.b), last=True),
+        Hang("link-down", ("hardware", "error"), act=lambda _, fabric: fabric.set_down(fabric.b), last=True, by_link=True),
         Hang("killed", ("dead",), act=lambda job, _: job.kill(VICTIM), unseen_after=True),
         Hang("never-enters", ("not-entered",), fault="stuck"),
         Hang("stalled-proxy", ("hardware",), fault="stall_proxy"),
@@ -80,7 +82,7 @@ class Row:
 
 
 def is_right(hang: Hang, verdict: Verdict, attach: str = "live") -> bool:
-    """Right class, and the victim or a link with one end at it: nobody else."""
+    """Right class, and the victim or, where that may be, a link with one end at it: nobody else."""
     if hang.unseen_after and attach == "post-hang" and verdict.verdict_class is VerdictClass.UNKNOWN:
         return f"rank {VICTIM}" in verdict.summary and "not observed" in verdict.summary
     if verdict.verdict_class not in hang.classes:
@@ -88,7 +90,7 @@ def is_right(hang: Hang, verdict: Verdict, attach: str = "live") -> bool:
     links = [culprit.link or verdict.link for culprit in verdict.culprits]
     if any(link is None for link in links):
         return {culprit.rank for culprit in verdict.culprits} == {VICTIM}
-    return bool(links) and all(link is not None and VICTIM in (link.source, link.destination) for link in links)
+    return hang.by_link and bool(links) and all(link is not None and VICTIM in (link.source, link.destination) for link in links)
 
 
 def watch(pids: Sequence[int], timeout: float, began: float) -> tuple[Verdict | None, float]:
