@@ -184,7 +184,7 @@ def _ranks(profile: Profile, context: Context, plain: NDArray[np.bool_], limited
         elsewhere = _outside(own, members, context)
         measured = _slower_than_equals(members, context)
         if stands_out(share, looks, elsewhere, context, shown, measured=measured, limited=bool(limited[members].all())):
-            findings.append(_of_ranks(profile, members, share, looks, elsewhere, context))
+            findings.append(_of_ranks(profile, members, share, looks, elsewhere, context, alone))
     taken = {at for members in whole for at in members.tolist()}
     sigmas = float(np.interp(context.doubt, (0.0, NOISY), SHARE_SIGMAS))
     for at in np.argsort(-own, kind="stable").tolist():
@@ -201,7 +201,7 @@ def _ranks(profile: Profile, context: Context, plain: NDArray[np.bool_], limited
         members = np.array([at])
         measured = _slower_than_equals(members, context)
         if stands_out(own[at], held[at], usual[at], context, shown, measured=measured, limited=bool(limited[at])):
-            findings.append(_of_ranks(profile, members, float(own[at]), int(held[at]), float(usual[at]), context))
+            findings.append(_of_ranks(profile, members, float(own[at]), int(held[at]), float(usual[at]), context, alone))
     findings = _without_onlookers(findings, context)
     return [f for n, f in enumerate(findings) if n == 0 or _beside(f, findings[0], context)]
 
@@ -315,15 +315,17 @@ def _without_onlookers(findings: list[Finding], context: Context) -> list[Findin
 
 
 def _of_ranks(
-    profile: Profile, members: NDArray[np.int64], share: float, looks: int, reference: float, context: Context
-) -> Finding:
+    profile: Profile, members: NDArray[np.int64], share: float, looks: int, reference: float, context: Context,
+    alone: NDArray[np.bool_],
+) -> Finding:  # fmt: skip
+    """A finding about ranks; ``alone``: who has no CPU while others have."""
     parts = {part: float(profile.hold[part][members].sum()) for part in OWN}
     most = max(parts, key=lambda part: parts[part])
     # A host that calls late shows as the GPU's work as long as something is queued.
     kind = {Part.GPU: Kind.COMPUTE, Part.HOST: Kind.HOST, Part.KERNEL: Kind.KERNEL}[most]
     if kind is not Kind.HOST and parts[Part.HOST] >= 0.3 * sum(parts.values()):
         kind = Kind.HOST
-    if (alone_without_cpu(profile, context) | held_back_alone(profile, context))[members].all():
+    if alone[members].all():
         kind = Kind.HOST
     if context.late is not None and float(context.late.share[members].sum()) >= 0.5 * share:
         kind = Kind.HOST
