@@ -29,6 +29,15 @@ from ncclwatch.engine.slow.lateness import Lateness
 from ncclwatch.engine.slow.links import network_findings
 from ncclwatch.engine.slow.looks import Part
 from ncclwatch.engine.slow.profile import OWN, Profile, Shares
+from ncclwatch.engine.slow.together import (
+    AS_EVER,
+    explained_by_work,
+    explained_hosts,
+    limited_together,
+    outside,
+    slower_than_equals,
+    whole_hosts,
+)
 
 
 def find(profile: Profile, context: Context) -> list[Finding]:
@@ -37,7 +46,9 @@ def find(profile: Profile, context: Context) -> list[Finding]:
         return []
     plain, limited = _plainly_at_work(profile, context), held_back_alone(profile, context)
     findings = network_findings(profile, context) + _ranks(profile, context, plain | limited, limited)
-    findings = believed(_same_ranks(findings, plain, limited), profile, context)
+    told = limited & np.isin(np.arange(len(limited)), [at for f in findings if f.kind.computes for at in f.members])
+    told |= explained_hosts(profile, context)
+    findings = believed(_same_ranks(findings, plain, told), profile, context)
     return sorted(findings, key=lambda finding: -finding.share)
 
 
@@ -59,19 +70,6 @@ def _others(values: Shares, at: int, context: Context) -> float:
     equals = context.equal == context.equal[at]
     equals[at] = False
     return float(values[equals].mean()) if context.equal[at] >= 0 and equals.any() else 0.0
-
-
-def _outside(values: Shares, members: NDArray[np.int64], context: Context) -> float:
-    """What is usual among the equals of a host's ranks on other hosts, summed over the ranks; nan where one has none."""
-    inside = np.zeros(len(values), np.bool_)
-    inside[members] = True
-    total = 0.0
-    for at in members.tolist():
-        equals = values[(context.equal == context.equal[at]) & ~inside]
-        if context.equal[at] < 0 or not len(equals):
-            return float("nan")
-        total += float(np.median(equals))
-    return total
 
 
 MUCH_BUSIER = 1.3
@@ -177,12 +175,13 @@ def _ranks(profile: Profile, context: Context, plain: NDArray[np.bool_], limited
     # Whose late starts explain it is compared by those: what looks see of his equals may be their waiting for him.
     usual, shown = np.where(explains, 0.0, _reference(own, context)), profile.shown()
     findings: list[Finding] = []
-    together = _limited_together(limited, profile)
-    whole = [*together, *(members for members in _whole_hosts(own, held, busier, context) if not limited[members].all())]
+    together = limited_together(limited, profile)
+    whole = [*together, *(members for members in whole_hosts(own, held, busier, profile, context) if not limited[members].all())]
     for members in whole:
-        share, looks = float(own[members].sum()), int(held[members].max())
-        elsewhere = _outside(own, members, context)
-        measured = _slower_than_equals(members, context)
+        share = max(float(own[members].sum()), explained_by_work(members, profile, context))
+        looks = int(held[members].max())
+        elsewhere = outside(own, members, context)
+        measured = slower_than_equals(members, context)
         if stands_out(share, looks, elsewhere, context, shown, measured=measured, limited=bool(limited[members].all())):
             findings.append(_of_ranks(profile, members, share, looks, elsewhere, context, alone))
     taken = {at for members in whole for at in members.tolist()}
@@ -199,7 +198,7 @@ def _ranks(profile: Profile, context: Context, plain: NDArray[np.bool_], limited
         if at in taken or not busier[at] or not certain or _paced_by_another(at, own, context):
             continue
         members = np.array([at])
-        measured = _slower_than_equals(members, context)
+        measured = slower_than_equals(members, context)
         if stands_out(own[at], held[at], usual[at], context, shown, measured=measured, limited=bool(limited[at])):
             findings.append(_of_ranks(profile, members, float(own[at]), int(held[at]), float(usual[at]), context, alone))
     findings = _without_onlookers(findings, context)
@@ -214,8 +213,6 @@ SECOND = 0.5
 SECOND_SLOWER = 0.25
 PACED_ALIKE, PACED_SHARE = 0.8, 0.6
 """Who has slowed down by at least this part of another's factor, and holds others up by less than this part, is paced by it."""
-AS_EVER = 1.1
-"""Below this factor on the times between calls a rank works as fast as ever."""
 
 
 LATE_TOGETHER = 0.25
@@ -270,18 +267,6 @@ def _measured(at: int, own: Shares, context: Context) -> bool:
     """Whether times of calls say as well that a rank is slow: its work takes longer, or its host begins late."""
     late = context.late is not None and bool(context.late.share[at] >= 0.5 * own[at])
     return late or bool(context.factor[at] >= SLOWER)
-
-
-def _slower_than_equals(members: NDArray[np.int64], context: Context) -> bool:
-    """Whether the times between the calls of all these ranks have grown, and much more than those of their equals elsewhere."""
-    inside = np.zeros(len(context.equal), np.bool_)
-    inside[members] = True
-    for at in members.tolist():
-        others = context.factor[(context.equal == context.equal[at]) & ~inside]
-        others = others[np.isfinite(others)]
-        if context.equal[at] < 0 or not len(others) or not context.factor[at] >= SLOWER * max(1.0, float(np.median(others))):
-            return False
-    return True
 
 
 def _paced_by_another(at: int, own: Shares, context: Context) -> bool:
@@ -339,52 +324,15 @@ def _past(profile: Profile, before: Profile) -> Shares:
     return np.array([known.get(key, 0.0) for key in profile.processes])
 
 
-def _whole_hosts(own: Shares, held: Shares, busier: NDArray[np.bool_], context: Context) -> list[NDArray[np.int64]]:
-    """Hosts of which every rank holds others up alike, while no other host's do."""
-    numbers = np.unique(context.host)
-    if len(numbers) < 2:
-        return []
-    found: list[NDArray[np.int64]] = []
-    totals = {int(n): float(own[context.host == n].sum()) for n in numbers}
-    for number in numbers.tolist():
-        members = np.flatnonzero(context.host == number)
-        if len(members) < 2 or totals[number] < FLOOR:
-            continue
-        share = own[members] / totals[number]
-        others = [total for n, total in totals.items() if n != number]
-        spread = share.max() <= 0.7 and bool(np.all(own[members] >= max(0.01, 0.3 * totals[number] / len(members))))
-        # Where the times between calls tell, they must not say that some of the ranks work as fast as ever.
-        if np.any(context.factor[members] < AS_EVER) and not np.all(context.factor[members] < AS_EVER):
-            continue
-        if (
-            spread
-            and bool(busier[members].mean() >= 0.75)
-            and totals[number] >= 2.0 * float(np.median(others))
-            and held[members].max() >= 2
-        ):
-            found.append(members)
-    return found
-
-
-def _limited_together(limited: NDArray[np.bool_], profile: Profile) -> list[NDArray[np.int64]]:
-    """Ranks that the same CPU limit holds back, several of each: a container, or a pod."""
-    numbers = np.unique(profile.limits[limited & (profile.limits >= 0)])
-    found = [np.flatnonzero(limited & (profile.limits == number)) for number in numbers]
-    return [members for members in found if len(members) > 1]
-
-
-def _same_ranks(findings: Sequence[Finding], plain: NDArray[np.bool_], limited: NDArray[np.bool_]) -> list[Finding]:
+def _same_ranks(findings: Sequence[Finding], plain: NDArray[np.bool_], told: NDArray[np.bool_]) -> list[Finding]:
     """A rank that is held up by its own slow link or proxy is not blamed for its work as well, unless that is the larger part.
 
-    Nor is one whose GPU is plainly at work for a proxy that seems late now and then: while that sleeps the GPU does not work. Who
-    is held back by a CPU limit does not move its data: then its proxy and its links are slow for that.
+    Nor is one whose GPU is plainly at work for a proxy that seems late now and then: while that sleeps the GPU does not work. Nor
+    are the links and proxies of those of whom the kernel (a CPU limit) or the calls (a host's work) have told why they are slow.
     """
     working = {at for f in findings if f.kind is Kind.COMPUTE for at in f.members if plain[at]}
-    starved = {at for f in findings if f.kind.computes for at in f.members if limited[at]}
-    network = [
-        f for f in findings
-        if not f.kind.computes and not (f.kind is Kind.PROXY and working.issuperset(f.members)) and not starved & set(f.members)
-    ]  # fmt: skip
+    network = [f for f in findings if not f.kind.computes and not told[list(f.members)].any()]
+    network = [f for f in network if not (f.kind is Kind.PROXY and working.issuperset(f.members))]
     kept: list[Finding] = []
     for finding in findings:
         if finding.kind.computes:
