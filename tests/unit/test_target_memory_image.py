@@ -16,7 +16,7 @@ import pytest
 
 from ncclwatch.errors import TargetError, UsageError
 from ncclwatch.model.identity import ProcessKey
-from ncclwatch.model.state import ProcessInfo, ProcessSample, VersionSource
+from ncclwatch.model.state import CpuLimit, ProcessInfo, ProcessSample, VersionSource
 from ncclwatch.target import image
 from ncclwatch.target.image import HEADER, MAGIC, RecordedProcess, RecordedSample
 from ncclwatch.target.recorded import RecordingReader
@@ -50,7 +50,8 @@ def recorded() -> tuple[list[RecordedProcess], list[ProcessSample]]:
         reader = RecordingReader(job.process.reader())
         sampler = Sampler(reader, layout, None, keep=False)
         sampler.expect({job.comm: "magic"})
-        facts = ProcessFacts(moment * 10**9, 5 + moment, "T", 1234, 99, 7)
+        limit = CpuLimit(100, 7, 42) if moment else None
+        facts = ProcessFacts(moment * 10**9, 5 + moment, "T", 1234, 99, 7, 88, limit)
         sample = sampler.sample(INFO, facts)
         live.append(sample)
         samples.append(RecordedSample(facts, sample.duration_ns, dict(sampler.finder.found), reader.pages, 3, ("cut",)))
@@ -79,7 +80,9 @@ def test_what_was_recorded_decodes_to_the_same(tmp_path: Path) -> None:
         assert sample.operations == was.operations
         assert (sample.time_ns, sample.wall_ns, sample.run_state) == (was.time_ns, was.wall_ns, was.run_state)
         assert (sample.cpu_time_ns, sample.context_switches, sample.duration_ns) == (1234, 99, was.duration_ns)
+        assert (sample.run_queue_wait_ns, sample.cpu_limit) == (88, was.cpu_limit)
         assert (sample.torn, sample.truncated) == (3, ("cut",))
+    assert [sample.cpu_limit for sample in samples] == [None, CpuLimit(100, 7, 42)]
     assert [sample.operations[0].subs[0].done for sample in samples] == [2, 4]
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from ncclwatch import __version__
 from ncclwatch.errors import TargetError, TargetGoneError, UsageError
 from ncclwatch.model.identity import ProcessKey
-from ncclwatch.model.state import ProcessInfo, ProcessSample, VersionSource
+from ncclwatch.model.state import CpuLimit, ProcessInfo, ProcessSample, VersionSource
 from ncclwatch.target.layout import Layout, LayoutError
 from ncclwatch.target.maps import Mapping
 from ncclwatch.target.memory import PAGE_SIZE
@@ -248,7 +248,7 @@ def _processes(description: Any, pages: bytes) -> list[RecordedProcess]:
 def _sample(data: Any, pages: bytes) -> RecordedSample:
     count = len(pages) // PAGE_SIZE
     return RecordedSample(
-        facts=ProcessFacts(**{name: _number_or_text(value) for name, value in data["facts"].items()}),
+        facts=_facts(dict(data["facts"])),
         duration_ns=int(data["duration_ns"]),
         found={int(address): str(how) for address, how in data["found"]},
         torn=int(data["torn"]),
@@ -263,6 +263,12 @@ def _index(value: Any, count: int) -> int:
     if not isinstance(value, int) or not 0 <= value < count:
         raise ValueError("index")
     return value
+
+
+def _facts(data: dict[str, Any]) -> ProcessFacts:
+    limit = data.pop("cpu_limit", None)  # files written before it was read have none
+    known = None if limit is None else CpuLimit(int(limit["periods"]), int(limit["throttled"]), int(limit["group"]))
+    return ProcessFacts(cpu_limit=known, **{name: _number_or_text(value) for name, value in data.items()})
 
 
 def _number_or_text(value: Any) -> Any:
