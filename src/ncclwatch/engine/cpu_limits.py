@@ -16,12 +16,8 @@ RAISE_LIMITS = "raise the CPU limits of the job's containers or pods, or take th
 def held_back(member: Member) -> float | None:
     """The part of the periods between its samples in which a limit held a process back; ``None`` where that is not known."""
     known = [sample.cpu_limit for sample in member.samples if sample.cpu_limit is not None]
-    if len(known) < 2:
-        return None
-    throttled, periods = known[-1].throttled - known[0].throttled, known[-1].periods - known[0].periods
-    if not known[0].periods and known[-1].periods:
-        return None  # put into the group only now
-    return min(1.0, throttled / periods) if throttled >= 0 and periods > 0 else 0.0
+    rise = known[-1].since(known[0]) if len(known) > 1 else None
+    return None if rise is None else min(1.0, rise[1] / max(1, rise[0]))
 
 
 def add_cpu_limits(job: Job, verdict: Verdict) -> Verdict:

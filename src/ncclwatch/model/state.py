@@ -295,6 +295,14 @@ class CpuLimit:
     throttled: int
     group: int = 0
 
+    def since(self, before: CpuLimit) -> tuple[int, int] | None:
+        """Periods and throttled ones since another reading; ``None`` where the process was put into a group only in between,
+        whose past is not its own.
+        """
+        periods, throttled = self.periods - before.periods, self.throttled - before.throttled
+        moved = periods < 0 or throttled < 0 or (self.periods > 0 and before.periods == 0)
+        return None if moved else (periods, throttled)
+
 
 @dataclass(frozen=True, slots=True)
 class ProcessSample:

@@ -45,9 +45,9 @@ def find(profile: Profile, context: Context) -> list[Finding]:
     if profile.looks < (START_TOTAL_LOOKS if context.lost is None else TOTAL_LOOKS):
         return []
     plain, limited = _plainly_at_work(profile, context), held_back_alone(profile, context)
-    findings = network_findings(profile, context) + _ranks(profile, context, plain | limited, limited)
-    told = limited & np.isin(np.arange(len(limited)), [at for f in findings if f.kind.computes for at in f.members])
-    told |= explained_hosts(profile, context)
+    findings = network_findings(profile, context) + _ranks(profile, context, plain, limited)
+    told = explained_hosts(profile, context)
+    told[[at for f in findings if f.kind.computes for at in f.members if limited[at]]] = True
     findings = believed(_same_ranks(findings, plain, told), profile, context)
     return sorted(findings, key=lambda finding: -finding.share)
 

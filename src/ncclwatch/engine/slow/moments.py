@@ -40,9 +40,9 @@ class Moments:
         else:
             first = self._last.get(wait.waiter.index) if isinstance(wait.waiter, RankNode) else None
             then = self._last.get(wait.target.index) if isinstance(wait.target, RankNode) else None
-            if first is not None and then is not None and not self._follows(first, then):
-                return self._waited_before(wait, then)
-        return first is None or then is None or self._follows(first, then)
+        if first is None or then is None or self._follows(first, then):
+            return True
+        return not isinstance(wait.target, LinkNode) and self._waited_before(wait, then)
 
     def _waited_before(self, wait: Wait, then: ProcessSample) -> bool:
         """Whether the look before showed the waiter's end as it stands now: it waited before the other was read."""

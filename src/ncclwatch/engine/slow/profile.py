@@ -109,13 +109,12 @@ def link_key(place: LinkPlace) -> LinkKey:
 def add_up(looks: Sequence[Look], processes: Sequence[ProcessKey]) -> Profile:
     """Profile of some looks. O(holds)."""
     index = {key: at for at, key in enumerate(processes)}
-    profile = Profile(
-        list(processes), len(looks), cpu=_cpu_times(looks, index), held_back=_held_back(looks, index),
-        limits=_limits(looks, index), passes=_passes(looks),
-    )  # fmt: skip
     size = len(index)
-    profile.hold = {part: np.zeros(size) for part in Part}
-    profile.looks_held = {part: np.zeros(size) for part in Part}
+    held_back, limits = _cpu_limits(looks, index)
+    profile = Profile(
+        list(processes), len(looks), {part: np.zeros(size) for part in Part}, {part: np.zeros(size) for part in Part},
+        cpu=_cpu_times(looks, index), held_back=held_back, limits=limits, passes=_passes(looks),
+    )  # fmt: skip
     busy, host, waits, seen = np.zeros(size), np.zeros(size), np.zeros(size), np.zeros(size)
     squares, proxy_squares = np.zeros(size), np.zeros(size)
     link_squares: dict[LinkKey, float] = defaultdict(float)
@@ -196,33 +195,27 @@ def _cpu_times(looks: Sequence[Look], index: dict[ProcessKey, int]) -> Shares:
     return rates
 
 
-def _held_back(looks: Sequence[Look], index: dict[ProcessKey, int]) -> Shares:
-    """The part of its periods in which a CPU limit held each process back: shape (processes,); 0 where nothing limits it."""
-    last: dict[int, CpuLimit] = {}
-    sums = np.full((2, len(index)), np.nan)
+def _cpu_limits(looks: Sequence[Look], index: dict[ProcessKey, int]) -> tuple[Shares, NDArray[np.int64]]:
+    """The part of its periods in which a CPU limit held each process back (0 where nothing limits it), and the control group
+    with that limit as a number: both of shape (processes,).
+    """
+    last: dict[ProcessKey, CpuLimit] = {}
+    rises: dict[ProcessKey, tuple[int, int]] = {}
     for look in looks:
         for process, times in look.cpu_times.items():
-            at = index.get(process)
-            if at is None or times.limit is None:
+            if process not in index or times.limit is None:
                 continue
-            now, before = times.limit, last.get(at)
-            # Of a group that a process has only now been put into the past is not its own.
-            rose = before is not None and now.throttled >= before.throttled and now.periods >= before.periods
-            if before is not None and rose and (before.periods or not now.periods):
-                rise = np.array((now.throttled - before.throttled, now.periods - before.periods))
-                sums[:, at] = np.nan_to_num(sums[:, at]) + rise
-            last[at] = now
-    held: Shares = np.minimum(1.0, sums[0] / np.maximum(1.0, sums[1]))
-    return held
-
-
-def _limits(looks: Sequence[Look], index: dict[ProcessKey, int]) -> NDArray[np.int64]:
-    """The control group whose limit each process is under in the last look that knows it, as a number: shape (processes,)."""
+            before = last.get(process)
+            rise = times.limit.since(before) if before is not None else None
+            if rise is not None:
+                periods, throttled = rises.get(process, (0, 0))
+                rises[process] = (periods + rise[0], throttled + rise[1])
+            last[process] = times.limit
+    held, groups = np.full(len(index), np.nan), np.full(len(index), -1, np.int64)
+    for process, (periods, throttled) in rises.items():
+        held[index[process]] = min(1.0, throttled / max(1, periods))
     numbers: dict[tuple[str, int], int] = {}
-    found = np.full(len(index), -1, np.int64)
-    for look in looks:
-        for process, times in look.cpu_times.items():
-            if process in index and times.limit is not None:
-                place = (process.boot_id, times.limit.group)
-                found[index[process]] = numbers.setdefault(place, len(numbers)) if times.limit.periods else -1
-    return found
+    for process, limit in last.items():
+        if limit.periods:
+            groups[index[process]] = numbers.setdefault((process.boot_id, limit.group), len(numbers))
+    return held, groups

@@ -65,6 +65,8 @@ def outside(values: Shares, members: NDArray[np.int64], context: Context) -> flo
 
 def slower_than_equals(members: NDArray[np.int64], context: Context) -> bool:
     """Whether the times between the calls of all these ranks have grown, and much more than those of their equals elsewhere."""
+    if not np.all(context.factor[members] >= SLOWER):
+        return False
     inside = np.zeros(len(context.equal), np.bool_)
     inside[members] = True
     for at in members.tolist():
