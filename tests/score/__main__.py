@@ -37,6 +37,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--verbose", action="store_true", help="print what ours said of each case that it got wrong")
     parser.add_argument("--without-baselines", action="store_true")
     parser.add_argument("--drawn", type=int, default=0, metavar="N", help="instead of files, N scenarios drawn from --seed")
+    parser.add_argument("--slow", action="store_true", help="with --drawn: slow jobs only, of more kinds")
     parser.add_argument(
         "--shift", type=int, default=0, metavar="N", help="look at other moments: the looks' schedule from its Nth on"
     )
@@ -57,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         tag = ("quick" if options.real else "ci") if options.set == "ci" else ""
-        drawn = [draw(options.seed, number) for number in range(options.drawn)]
+        drawn = [draw(options.seed, number, slow=options.slow) for number in range(options.drawn)]
         chosen = drawn or load_all(options.scenarios, tag)
     except NcclwatchError as error:
         print(error, file=sys.stderr)

@@ -62,12 +62,13 @@ class _Job:
         return self.network.intra_node == "net" or node_of(self.layout, one) != node_of(self.layout, other)
 
 
-def draw(seed: int, number: int) -> Scenario:
-    """The scenario of that number; the same for the same seed."""
-    chance = random.Random(f"drawn/{seed}/{number}")
+def draw(seed: int, number: int, *, slow: bool = False) -> Scenario:
+    """The scenario of that number; the same for the same seed. With ``slow`` always a slow job, of more kinds."""
+    drawn = "drawn-slow" if slow else "drawn"
+    chance = random.Random(f"{drawn}/{seed}/{number}")
     while True:
         job = _job(chance)
-        name, make = chance.choice(list(_KINDS.items()))
+        name, make = chance.choice(list((_SLOW_KINDS if slow else _KINDS).items()))
         if (made := make(job)) is not None:
             break
     workload, faults, lookalikes, expect = made
@@ -77,7 +78,7 @@ def draw(seed: int, number: int) -> Scenario:
         observe = replace(observe, missing_nodes=())
     tags = ("partial",) if observe.missing_nodes else ()
     return Scenario(
-        f"drawn-{seed}-{number}-{name}", f"drawn: {name}", chance.randrange(1 << 30), expect, job.layout, workload,
+        f"{drawn}-{seed}-{number}-{name}", f"drawn: {name}", chance.randrange(1 << 30), expect, job.layout, workload,
         job.network, observe, faults, lookalikes, tags,
     )  # fmt: skip
 
@@ -200,7 +201,14 @@ def _gpu_stall(job: _Job) -> _Made | None:
     return job.workload, (fault,), (), expect
 
 
-def _link(kind: FaultKind, score: ScoreClass, verdict: VerdictClass, strength: float) -> Callable[[_Job], _Made | None]:
+def _large_gradients(work: Workload) -> Workload:
+    """Enough bytes for a fault of the network to show."""
+    return replace(work, dp_bytes=max(work.dp_bytes, 128 << 20))
+
+
+def _link(
+    kind: FaultKind, score: ScoreClass, verdict: VerdictClass, strength: float, delay_ms: float = 0.0
+) -> Callable[[_Job], _Made | None]:
     """A fault of the link from a rank to the next in its ring of gradients."""
 
     def make(job: _Job) -> _Made | None:
@@ -211,8 +219,8 @@ def _link(kind: FaultKind, score: ScoreClass, verdict: VerdictClass, strength: f
         peer = ring[(ring.index(rank) + 1) % len(ring)]
         if not job.crosses_network(rank, peer):
             return None
-        work = replace(job.workload, dp_bytes=max(job.workload.dp_bytes, 128 << 20))
-        fault = Fault(kind, rank, peer=peer, start_s=_moment(job), strength=strength)
+        work = _large_gradients(job.workload)
+        fault = Fault(kind, rank, peer=peer, start_s=_moment(job), strength=strength, delay_ms=delay_ms)
         return work, (fault,), (), _expect(score, [verdict], [], [rank, peer])
 
     return make
@@ -230,7 +238,9 @@ def _slow(kind: FaultKind, verdict: VerdictClass, low: float, high: float) -> Ca
     def make(job: _Job) -> _Made:
         rank, work = job.chance.randrange(job.layout.world), job.workload
         computing_s = work.micro_batches * work.virtual_stages * (work.forward_ms + work.backward_ms) / 1e3
-        scale = 1.0 if kind is FaultKind.SLOW_GPU else max(0.2, computing_s)
+        scale = 1.0 if kind in (FaultKind.SLOW_GPU, FaultKind.CPU_LIMIT) else max(0.2, computing_s)
+        if kind is FaultKind.SLOW_COPY:  # once a micro-batch
+            scale /= work.micro_batches * work.virtual_stages
         strength = job.chance.uniform(low, high) * scale
         period_s = 0.5 if kind is FaultKind.PROXY_SLEEP else 1.0
         fault = Fault(kind, rank, start_s=_moment(job) + LATENESS_S, strength=strength, period_s=period_s)
@@ -241,6 +251,55 @@ def _slow(kind: FaultKind, verdict: VerdictClass, low: float, high: float) -> Ca
         return work, (fault,), (), _expect(score, [verdict], [rank], unseen)
 
     return make
+
+
+def _uses_network(job: _Job) -> bool:
+    return job.network.intra_node == "net" or job.layout.world > job.layout.ranks_per_node
+
+
+def _on_host(kind: FaultKind, strength: float, *, score: ScoreClass = ScoreClass.S1) -> Callable[[_Job], _Made | None]:
+    """All ranks of a host, or its links."""
+
+    def make(job: _Job) -> _Made | None:
+        if job.layout.world <= job.layout.ranks_per_node:
+            return None
+        rank, work = job.chance.randrange(job.layout.world), job.workload
+        ranks = [r for r in range(job.layout.world) if node_of(job.layout, r) == node_of(job.layout, rank)]
+        if score is ScoreClass.S2:
+            work = _large_gradients(work)
+        verdict = VerdictClass.SLOW_COMPUTATION if score is ScoreClass.S1 else VerdictClass.SLOW_COMMUNICATION
+        fault = Fault(kind, ranks[0], start_s=_moment(job) + LATENESS_S, strength=strength, delay_ms=2.0)
+        return work, (fault,), (), _expect(score, [verdict], ranks)
+
+    return make
+
+
+def _one_nic(job: _Job) -> _Made | None:
+    if not _uses_network(job) or not job.roles("dp"):
+        return None
+    rank = job.chance.randrange(job.layout.world)
+    fault = Fault(FaultKind.NIC_LIMIT, rank, start_s=_moment(job), strength=30.0)
+    work = _large_gradients(job.workload)
+    return work, (fault,), (), _expect(ScoreClass.S2, [VerdictClass.SLOW_COMMUNICATION], [rank])
+
+
+def _two_slow(job: _Job) -> _Made | None:
+    """Two slow GPUs, alike."""
+    if job.network.intra_node == "p2p":
+        return None
+    ranks = job.chance.sample(range(job.layout.world), 2)
+    at, strength = _moment(job) + LATENESS_S, job.chance.uniform(3.0, 6.0)
+    faults = tuple(Fault(FaultKind.SLOW_GPU, rank, start_s=at, strength=strength) for rank in ranks)
+    return job.workload, faults, (), _expect(ScoreClass.S1, [VerdictClass.SLOW_COMPUTATION], ranks)
+
+
+def _from_the_start(job: _Job) -> _Made | None:
+    """A GPU that was slow before anybody looked; only equals tell."""
+    if job.network.intra_node == "p2p" or job.layout.dp * job.layout.cp < 4:
+        return None
+    rank = job.chance.randrange(job.layout.world)
+    fault = Fault(FaultKind.SLOW_GPU, rank, start_s=0.0, strength=job.chance.uniform(3.0, 6.0))
+    return job.workload, (fault,), (), _expect(ScoreClass.S1, [VerdictClass.SLOW_COMPUTATION], [rank])
 
 
 def _clean(job: _Job) -> _Made:
@@ -281,3 +340,19 @@ _KINDS: dict[str, Callable[[_Job], _Made | None]] = {
     "clean": _clean,
     "look-alike": _lookalike,
 }
+
+_SLOW_KINDS: dict[str, Callable[[_Job], _Made | None]] = {
+    **{name: _KINDS[name] for name in ("slow-gpu", "slow-loader", "gc-pause", "slow-link")},
+    "late-link": _link(FaultKind.SLOW_LINK, ScoreClass.S2, VerdictClass.SLOW_COMMUNICATION, 1.0, 30.0),
+    "lossy-link": _link(FaultKind.LOSSY_LINK, ScoreClass.S2, VerdictClass.SLOW_COMMUNICATION, 0.1, 200.0),
+    "nic-limit": _one_nic,
+    "background-traffic": _on_host(FaultKind.BACKGROUND_TRAFFIC, 20.0, score=ScoreClass.S2),
+    "proxy-sleeps": _slow(FaultKind.PROXY_SLEEP, VerdictClass.SLOW_COMMUNICATION, 1.0, 3.0),
+    "slow-copy": _slow(FaultKind.SLOW_COPY, VerdictClass.SLOW_COMPUTATION, 0.5, 1.5),
+    "cpu-limit": _slow(FaultKind.CPU_LIMIT, VerdictClass.SLOW_COMPUTATION, 3000.0, 6000.0),
+    "few-cpus": _on_host(FaultKind.FEW_CPUS, 3000.0),
+    "host-load": _on_host(FaultKind.HOST_LOAD, 3.0),
+    "two-slow-gpus": _two_slow,
+    "slow-gpu-from-start": _from_the_start,
+}
+"""Kinds of slow jobs; those of both tables are drawn alike."""

@@ -27,7 +27,7 @@ from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.simulate.layout import groups, node_of, ranks_of_node
-from ncclwatch.simulate.scenario import PROGRAM_FAULTS, ROLES, Expectation, Fault, FaultKind, Scenario, ScoreClass
+from ncclwatch.simulate.scenario import PROGRAM_FAULTS, ROLES, Expectation, Fault, FaultKind, Layout, Scenario, ScoreClass
 from ncclwatch.simulate.testbed import ON_A_LINK, TestbedPlan, as_testbed_runs, fitted, plan
 from ncclwatch.simulate.wire import RecordSet
 from ncclwatch.store.recorder import Recorder
@@ -130,11 +130,26 @@ def _expectation(scenario: Scenario) -> Expectation:
         also = (near | set(expect.also)) - wanted
         return replace(expect, ranks=tuple(sorted(wanted)), also=tuple(sorted(also)), link=())
     if len(struck) > 2:
-        # No link has so many ends: all who use the port are to be named.
+        # No link has so many ends: all who use the port are to be named, or its link where rings leave the host at one rank.
+        crossing = _crossing(layout, struck)
+        if len(struck & crossing) <= 2:
+            return replace(expect, ranks=(), also=tuple(sorted(struck | crossing)), link=())
         return replace(expect, ranks=tuple(sorted(struck)), also=tuple(sorted(near - struck)), link=())
     others = tuple(r for r in expect.ranks if r not in near)
     link = tuple(struck) if expect.link else ()
     return replace(expect, ranks=others, also=tuple(sorted(near)), link=link)
+
+
+def _crossing(layout: Layout, inside: set[int]) -> set[int]:
+    """Ranks at both ends of the rings' links that leave a host, or come to it; ``inside`` are its ranks."""
+    found: set[int] = set()
+    for role in (role for role in ROLES if role != "world"):
+        for group in groups(layout, role):
+            ring = group.tolist()
+            for one, other in zip(ring, ring[1:] + ring[:1], strict=True):
+                if (one in inside) != (other in inside):
+                    found |= {one, other}
+    return found
 
 
 def obstacle(scenario: Scenario, nccl: str, transport: Transport) -> str:

@@ -393,7 +393,7 @@ def only_child(pid: int, timeout: float = 10) -> int:
 
 
 def die_with_parent() -> None:
-    """Between fork and exec: be killed when the parent ends, whatever ends it."""
+    """Between fork and exec: be killed when the thread that starts this ends, whatever ends it."""
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -227,7 +227,10 @@ class Link:
         assert self._cable is not None and self._cable.stdin is not None and self._cable.stdout is not None
         self._cable.stdin.write(json.dumps(settings) + "\n")
         self._cable.stdin.flush()
-        answer: list[dict[str, int]] = json.loads(self._cable.stdout.readline())
+        said = self._cable.stdout.readline()
+        if not said:
+            raise NetworkError(f"the cable of {self.host.name} ended: nothing goes through its link")
+        answer: list[dict[str, int]] = json.loads(said)
         return answer
 
 

@@ -15,8 +15,8 @@ def iteration_times(job: Job, since: float, until: float) -> list[float]:
     return [took for ended, took in finished if since + took <= ended <= until]
 
 
-def measure(job: Job, iterations: int, timeout: float = 40) -> list[float]:
-    """Seconds of that many iterations, or more, that begin now."""
+def measure(job: Job, iterations: int, timeout: float = 90) -> list[float]:
+    """Seconds of that many iterations, or more, that begin now. (Over a lossy link a single one may take 15 s.)"""
     began = time.monotonic()
     while time.monotonic() < began + timeout:
         times = iteration_times(job, began, time.monotonic())

@@ -174,6 +174,9 @@ class Play:
     # --- what is done from outside -------------------------------------------------------------------------------------
 
     def _act(self) -> None:
+        """Do what is due; stay until the play ends: cables and traffic started here die with this thread, not with the process
+        (PR_SET_PDEATHSIG, prctl(2)).
+        """
         pending = [a for a in self.made.actions if a.what != "thaw"]
         thaws = [a for a in self.made.actions if a.what == "thaw"]
         stopped: dict[int, float] = {}
@@ -197,7 +200,7 @@ class Play:
                         thaws.remove(action)
                         self._do(action)
                 if not pending and not thaws:
-                    return
+                    self._stop.wait()
         except Exception as error:  # told by whoever waits for the fault
             self.problem = error
 

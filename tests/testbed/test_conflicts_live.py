@@ -7,33 +7,53 @@ import time
 import pytest
 
 from ncclwatch.cli.live import LiveSession
-from ncclwatch.model.verdict import VerdictClass
+from ncclwatch.model.verdict import Verdict, VerdictClass
 from testbed.job import Job
 
 pytestmark = pytest.mark.attach
 
 VICTIM = 1
 AT = 100
-LOOKED_S = 90.0
+LOOKED_S = 75.0
+
+
+TRIES, STARVED_S = 2, 3.0
+"""Where the machine does not let the session run for seconds, more is called meanwhile than is kept to be compared, or records
+are lost: what is not seen then proves nothing, and the next job is watched. (A session that is stopped for 12 s finds nothing,
+one that is for 4 s does.)
+"""
+
+
+def watched(version: str, fault: str) -> tuple[list[Verdict], bool, str]:
+    """The first verdict on the fault, whether the session was starved, and all that in words with how far the job came."""
+    extra = ("--fault", f"{fault}:rank={VICTIM},at={AT}", "--compute-us", "10000")
+    with Job(version, 3, "mix", "socket", count=4096, extra=extra) as job:
+        session = LiveSession(every=False)
+        said: list[Verdict] = []
+        longest = 0.0
+        try:
+            session.start(job.pids)
+            assert job.progress(0) < AT - 5, "the machine was too slow to be there before the fault"
+            stepped = time.monotonic()
+            deadline = stepped + LOOKED_S
+            while not said and not session.lost and stepped < deadline:
+                session.step(until=deadline)
+                longest, stepped = max(longest, time.monotonic() - stepped), time.monotonic()
+                if session.verdict is not None and session.verdict.verdict_class.accuses:
+                    said.append(session.verdict)
+        finally:
+            session.close()
+        came = [job.progress(rank) for rank in range(3)]
+        starved = session.lost > 0 or longest > STARVED_S
+        return said, starved, f"{said} at {came}, {session.lost} records lost, a step of {longest:.1f} s"
 
 
 @pytest.mark.parametrize(("version", "fault"), [("2.27.5", "other_size"), ("2.32.3", "other_type")])
 def test_a_rank_that_calls_something_else_is_named(version: str, fault: str) -> None:
     """Attached to the running job: from 2.26 on NCCL's own counts line the ranks up."""
-    extra = ("--fault", f"{fault}:rank={VICTIM},at={AT}", "--compute-us", "10000")
-    with Job(version, 3, "mix", "socket", count=4096, extra=extra) as job:
-        session = LiveSession(every=False)
-        try:
-            session.start(job.pids)
-            assert job.progress(0) < AT - 5, "the machine was too slow to be there before the fault"
-            deadline, said = time.monotonic() + LOOKED_S, []
-            while time.monotonic() < deadline:
-                session.step(until=deadline)
-                if session.verdict is not None and session.verdict.verdict_class.accuses:
-                    said.append(session.verdict)
-                    break
-        finally:
-            session.close()
-        told = f"{said} at {[job.progress(rank) for rank in range(3)]}"
+    for _ in range(TRIES):
+        said, starved, told = watched(version, fault)
+        if said or not starved:
+            break
     assert [verdict.verdict_class for verdict in said] == [VerdictClass.INCONSISTENT], told
     assert [culprit.rank for culprit in said[0].culprits] == [VICTIM], told

@@ -185,3 +185,33 @@ def moved(sample: ProcessSample) -> ProcessSample:
     first, *rest = sample.operations
     sub = replace(first.subs[0], done=first.subs[0].done + 2)
     return replace(sample, operations=(replace(first, subs=(sub,)), *rest))
+
+
+def absent_from_ring(world: int = 4, late: int = 2) -> list[Rank]:
+    """One rank has not called the collective: it has no operation; its neighbours' operations stand at the beginning."""
+    ranks = []
+    for rank in range(world):
+        following, previous = (rank + 1) % world, (rank - 1) % world
+        operations: tuple[ProxyOperation, ...] = ()
+        if rank != late:
+            steps = 8 if following == late else 4
+            operations = (
+                send(following, sent=steps, done=0 if following == late else steps, produced=steps),
+                recv(previous, posted=8, received=0, delivered=0, consumed=0)
+                if previous == late
+                else recv(previous, posted=12, received=4, delivered=4, consumed=4),
+            )
+        ranks.append(Rank(rank, world, (communicator(rank, world),), operations))
+    return ranks
+
+
+def silent_link(*also: int) -> list[Rank]:
+    """A ring in which rank 1 has sent, and rank 2 has not received; nor have those who follow on the ranks ``also``."""
+    ranks = []
+    for rank in range(4):
+        lost = rank in (1, *also)
+        arrived = 0 if (rank - 1) % 4 in (1, *also) else 4
+        got = recv((rank - 1) % 4, posted=arrived + 8, received=arrived, delivered=arrived, consumed=arrived, base=960)
+        sent = send((rank + 1) % 4, sent=8 if lost else 4, done=0 if lost else 4, produced=8 if lost else 4, base=960)
+        ranks.append(Rank(rank, 4, (replace(communicator(rank, 4), op_count=500),), (sent, got)))
+    return ranks

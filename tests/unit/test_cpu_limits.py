@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ncclwatch.engine.diagnose import diagnose
+from ncclwatch.engine.diagnose import Outlook, diagnose
+from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.slow.blame import find
 from ncclwatch.engine.slow.contention import held_back_alone, lacks_cpu
 from ncclwatch.engine.slow.findings import Context, Kind
@@ -16,9 +17,10 @@ from ncclwatch.engine.slow.looks import Activity, CpuTimes, Hold, LinkPlace, Loo
 from ncclwatch.engine.slow.profile import add_up
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import CpuLimit, ProcessSample
+from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.target.cgroup import cpu_limit
 from unit.fake_proc import FakeProcess, write_proc
-from unit.synthetic import frozen_ring, looks
+from unit.synthetic import absent_from_ring, frozen_ring, looks, silent_link
 
 STAT_2 = "usage_usec 900\nuser_usec 500\nsystem_usec 400\nnr_periods {}\nnr_throttled {}\nthrottled_usec 12345\n"
 STAT_1 = "nr_periods {}\nnr_throttled {}\nthrottled_time 12345\n"
@@ -108,6 +110,39 @@ def test_limits_of_others_or_that_hold_nobody_back_are_not_told() -> None:
         assert not any("CPU limit" in line for line in (*verdict.evidence, *verdict.next_steps))
 
 
+def test_who_is_held_back_alone_is_given_longer_before_that_is_a_hang() -> None:
+    """A rank with a fiftieth of a CPU needs ten seconds for what takes others a fifth of one; for good it is not excused."""
+
+    def said(limits: dict[int, tuple[int, int]], seconds: int) -> Verdict:
+        return diagnose(limited(looks(absent_from_ring(), count=seconds), limits), Outlook(patience=Patience(5)))
+
+    throttled = {2: (50, 49)}
+    early = said(throttled, 7)
+    assert early.verdict_class is VerdictClass.UNKNOWN and early.culprits == ()
+    assert early.summary.endswith("a CPU limit holds rank 2 back in 98% of its periods")
+    assert early.next_steps[0].startswith("on node2: raise the CPU limit")
+    for limits, seconds in ((throttled, 33), ({}, 7), ({1: (50, 49)}, 7), ({2: (50, 5)}, 7)):
+        assert [culprit.rank for culprit in said(limits, seconds).culprits] == [2], (limits, seconds)
+    # Where a limit holds everybody back it tells nothing of one of them.
+    assert [culprit.rank for culprit in said(dict.fromkeys(range(4), (50, 49)), 7).culprits] == [2]
+
+
+def test_a_link_with_an_end_that_is_held_back_is_given_longer_too() -> None:
+    def said(limits: dict[int, tuple[int, int]], seconds: int, before: CpuLimit | None = None) -> Verdict:
+        samples = limited(looks(silent_link(), count=seconds), limits)
+        if before is not None:
+            samples[2] = [replace(one, cpu_limit=before) for one in samples[2]]
+        return diagnose(samples, Outlook(patience=Patience(5)))
+
+    assert [culprit.rank for culprit in said({}, 7).culprits] == [1, 2]
+    for limits, before in (({1: (50, 49)}, None), ({2: (50, 49)}, None), ({}, CpuLimit(139, 125, 7))):
+        verdict = said(limits, 7, before)
+        assert verdict.verdict_class is VerdictClass.UNKNOWN, (limits, before)
+        assert f"a CPU limit holds rank {next(iter(limits), 2)} back in 9" in verdict.summary
+    assert [culprit.rank for culprit in said({2: (50, 49)}, 33).culprits] == [1, 2], "for good it is not excused"
+    assert said({0: (50, 49)}, 7).culprits and said({}, 7, CpuLimit(139, 12, 7)).culprits, "of others, or hardly at all"
+
+
 # --- in a job that is slow -----------------------------------------------------------------------------------------------
 
 RANKS = 4
@@ -179,3 +214,23 @@ def test_ranks_under_one_limit_are_blamed_together() -> None:
     context = replace(slow_context(), equal=np.array([0, 0, 0, 0]))
     assert held_back_alone(profile, context).tolist() == [False, True, True, False]
     assert [(one.kind, one.members) for one in find(profile, context)] == [(Kind.HOST, (1, 2))]
+
+
+def test_who_a_limit_alone_has_begun_to_hold_back_need_only_be_waited_for_most_often() -> None:
+    """Where few waits can be followed, what looks see it hold up is next to nothing; the kernel says the rest."""
+
+    def rarely(held_back: float, *, other: int = 0) -> list[Look]:
+        looks = [
+            replace(one, holds=one.holds if one.holds and one.holds[0].link is None else ())
+            for one in slow_looks(held_back, 100.0)
+        ]
+        beside = (Hold(Part.GPU, 0.25, KEYS[2], None, "AllReduce", 7),)
+        return [replace(one, holds=beside) if at % 5 == 2 and at < 5 * other else one for at, one in enumerate(looks)]
+
+    context = replace(slow_context(), lost=0.6, stretch=2.5)
+    assert add_up(rarely(0.9), KEYS).own()[1] < 0.035
+    assert [(one.kind, one.members) for one in find(add_up(rarely(0.9), KEYS), context)] == [(Kind.HOST, (1,))]
+    assert not find(add_up(rarely(0.05), KEYS), context), "nothing holds it back"
+    assert (1,) not in [one.members for one in find(add_up(rarely(0.9, other=4), KEYS), context)], (
+        "another is waited for more often"
+    )

@@ -7,10 +7,11 @@ from dataclasses import replace
 from ncclwatch.engine.dead_paths import DeadPath
 from ncclwatch.engine.diagnose import Outlook, diagnose
 from ncclwatch.engine.network import NetworkMemory
+from ncclwatch.engine.next_steps import NEITHER_WAY, NOT_ACKNOWLEDGED
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, SocketFacts
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Verdict, VerdictClass
-from unit.synthetic import WORLD, Rank, frozen_ring, looks
+from unit.synthetic import WORLD, Rank, frozen_ring, looks, silent_link
 from unit.test_engine_ports import LOOKS, idle_ring
 
 
@@ -52,6 +53,16 @@ def test_paths_that_prove_nothing_here_change_nothing() -> None:
     assert said(path(0, 2), ranks=idle_ring()[:2]).verdict_class is VerdictClass.UNKNOWN, "one end was not observed"
 
 
+def test_of_who_is_cut_off_it_is_said_that_the_network_is_why() -> None:
+    ranks = silent_link(2)
+    alone, dead = said(ranks=ranks), said(path(2, 3), ranks=ranks)
+    assert [c.rank for c in alone.culprits] == [c.rank for c in dead.culprits] == [2]
+    assert alone.culprits[0].reason == NEITHER_WAY and dead.culprits[0].reason == NOT_ACKNOWLEDGED
+    assert dead.summary.endswith(NOT_ACKNOWLEDGED) and dead.victims == alone.victims
+    assert "ncclwatch probe" in "".join(dead.next_steps) and "nic" in dead.planes
+    assert said(path(0, 1), ranks=ranks) == alone, "of other ranks"
+
+
 def test_which_flows_are_dead_paths() -> None:
     facts = SocketFacts(1, "10.0.0.1:4711", "10.0.0.2:4712", unacknowledged=13, timeouts=6)
     send, state = Direction.SEND, FlowState.STALLED
@@ -64,6 +75,10 @@ def test_which_flows_are_dead_paths() -> None:
 
     assert dead(flow) == [DeadPath(WORLD, 1, 2, "10.0.0.1", "10.0.0.2", 1)]
     assert dead(replace(flow, socket=replace(facts, timeouts=4))) == [], "TCP tries again"
+    lossy = replace(flow, retries=90)
+    assert dead(lossy) == [], "what loses much may still come through"
+    assert dead(replace(lossy, socket=replace(facts, timeouts=7))) != []
+    memory = NetworkMemory()
     assert dead(replace(flow, socket=replace(facts, unacknowledged=0))) == [], "nothing is under way"
     assert dead(replace(flow, state=FlowState.ACTIVE)) == []
     assert dead(replace(flow, comm_hash=None)) == [], "nobody knows whose it is"

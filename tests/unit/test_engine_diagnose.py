@@ -14,6 +14,7 @@ from ncclwatch.model.verdict import Verdict, VerdictClass, schema
 from unit.synthetic import (
     WORLD,
     Rank,
+    absent_from_ring,
     communicator,
     frozen_ring,
     looks,
@@ -77,24 +78,6 @@ def test_who_was_looked_at_once_hides_nobody_else_and_is_not_accused() -> None:
 
 def test_nothing_observed_is_unknown() -> None:
     assert diagnose([]).verdict_class is VerdictClass.UNKNOWN
-
-
-def absent_from_ring(world: int = 4, late: int = 2) -> list[Rank]:
-    """One rank has not called the collective: it has no operation; its neighbours' operations stand at the beginning."""
-    ranks = []
-    for rank in range(world):
-        following, previous = (rank + 1) % world, (rank - 1) % world
-        operations: tuple[ProxyOperation, ...] = ()
-        if rank != late:
-            steps = 8 if following == late else 4
-            operations = (
-                send(following, sent=steps, done=0 if following == late else steps, produced=steps),
-                recv(previous, posted=8, received=0, delivered=0, consumed=0)
-                if previous == late
-                else recv(previous, posted=12, received=4, delivered=4, consumed=4),
-            )
-        ranks.append(Rank(rank, world, (communicator(rank, world),), operations))
-    return ranks
 
 
 def test_a_rank_that_has_not_entered_is_where_the_waits_end() -> None:

@@ -10,7 +10,7 @@ from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import VerdictClass
-from unit.synthetic import SECOND, Rank, communicator, frozen_ring, looks, moved, recv, send
+from unit.synthetic import SECOND, Rank, communicator, frozen_ring, looks, moved, recv, silent_link
 
 
 def rounds(count: int, *, run_state: str = "T") -> list[list[ProcessSample]]:
@@ -104,6 +104,18 @@ def test_an_operation_that_stood_still_and_went_on_is_given_twice_that_time() ->
     assert waited is not None and 16 <= waited <= 22
 
 
+def test_a_standstill_of_a_lossy_link_teaches_no_patience() -> None:
+    live, ranks = LiveDiagnosis(patience=Patience(5)), silent_link()
+    seen = list(zip(*(rank.looks(60) for rank in ranks), strict=True))
+    for number, lossy in enumerate((True, False)):
+        live.retrying = {(ranks[0].communicators[0].hash, 1, 2): 13.5} if lossy else {}
+        here = seen[30 * number : 30 * number + 12]
+        classes = [str(live.update(samples).verdict_class) for samples in here]
+        assert classes[3:5] == ["unknown"] * 2
+        assert set(classes[7:]) == {"slow-communication" if lossy else "hardware"}
+        live.update([replace(moved(s), time_ns=s.time_ns + SECOND, wall_ns=s.wall_ns + SECOND) for s in here[-1]])
+
+
 def test_another_kind_of_operation_is_not_given_more_time() -> None:
     live = LiveDiagnosis(patience=Patience(5))
     looks_ = rounds(9, run_state="S")
@@ -139,17 +151,33 @@ def test_first_operations_get_a_longer_floor_but_no_immunity() -> None:
 @pytest.mark.parametrize("retrying", [(1, 2), (2, 1), (0, 1), None])
 def test_a_link_whose_sockets_try_again_is_given_their_time(retrying: tuple[int, int] | None) -> None:
     """TCP waits twice as long each time: a link that only loses much stands still for more than five seconds."""
-    live, done = LiveDiagnosis(patience=Patience(5)), {0: 4, 1: 8, 2: 4, 3: 4}
-    ranks = []
-    for rank in range(4):
-        arrived = 0 if rank == 2 else 4
-        got = recv((rank - 1) % 4, posted=arrived + 8, received=arrived, delivered=arrived, consumed=arrived, base=960)
-        sent = send((rank + 1) % 4, sent=done[rank], done=0 if rank == 1 else 4, produced=done[rank], base=960)
-        ranks.append(Rank(rank, 4, (replace(communicator(rank, 4), op_count=500),), (sent, got)))
-    live.retrying = frozenset({(ranks[0].communicators[0].hash, *retrying)} if retrying else ())
+    live, ranks = LiveDiagnosis(patience=Patience(5)), silent_link()
+    live.retrying = {(ranks[0].communicators[0].hash, *retrying): 7.0} if retrying else {}
     rounds_ = zip(*(rank.looks(30) for rank in ranks), strict=True)
     accused = next((n for n, samples in enumerate(rounds_) if live.update(samples).verdict_class.accuses), None)
     assert accused is not None and (7 <= accused <= 8 if retrying in ((1, 2), (2, 1)) else 5 <= accused <= 6)
+
+
+def test_a_link_that_loses_much_is_slow_until_tcp_has_tried_once_more() -> None:
+    live, ranks = LiveDiagnosis(patience=Patience(5)), silent_link()
+    live.retrying = {(ranks[0].communicators[0].hash, 1, 2): 13.5}
+    said = [live.update(samples) for samples in zip(*(rank.looks(20) for rank in ranks), strict=True)]
+    classes = [str(verdict.verdict_class) for verdict in said]
+    assert set(classes[:5]) == {"unknown"} and set(classes[6:13]) == {"slow-communication"}, classes
+    assert set(classes[15:]) == {"hardware"}, classes
+    assert "is slow and holds up the job" in said[8].summary and "no transfer has ended for 8 s" in said[8].summary
+    assert said[8].link == said[-1].link is not None
+
+
+def test_a_port_whose_links_both_lose_much_is_slow_until_tcp_has_tried() -> None:
+    live, ranks = LiveDiagnosis(patience=Patience(5)), silent_link(2)
+    live.retrying = {(ranks[0].communicators[0].hash, 2, 3): 13.5}
+    said = [live.update(samples) for samples in zip(*(rank.looks(20) for rank in ranks), strict=True)]
+    assert {str(verdict.verdict_class) for verdict in said[6:13]} == {"slow-communication"}
+    assert {str(verdict.verdict_class) for verdict in said[15:]} == {"hardware"}
+    for verdict in (said[8], said[-1]):
+        assert [culprit.rank for culprit in verdict.culprits] == [2] and verdict.link is None
+    assert "its network port, or the path to it, is slow" in said[8].summary
 
 
 @pytest.mark.parametrize("base", [0, 960])

@@ -225,12 +225,35 @@ def test_what_is_seen_of_the_network_travels_with_a_batch() -> None:
     assert BatchReader().decode(BatchWriter().encode(batch)).batch.network == batch.network
 
 
-def test_sockets_that_try_again_are_told_until_they_have_tried_often() -> None:
-    def flow(timeouts: int | None, unacknowledged: int = 3, peer: int = 2) -> FlowRecord:
-        return FlowRecord(
-            1, FlowKind.SOCKET, "Socket", "eth0", 0, FlowState.ACTIVE, "", 0, 0xA, 1, 0, peer, Direction.SEND,
-            socket=SocketFacts(1, "a", "b", timeouts=timeouts, unacknowledged=unacknowledged),
-        )  # fmt: skip
+def trying(timeouts: int | None, unacknowledged: int = 3, peer: int = 2, retries: int = 0) -> FlowRecord:
+    """A connection whose sockets have not been answered ``timeouts`` times in a row."""
+    return FlowRecord(
+        1, FlowKind.SOCKET, "Socket", "eth0", 0, FlowState.ACTIVE, "", 0, 0xA, 1, 0, peer, Direction.SEND, retries=retries,
+        socket=SocketFacts(1, "a", "b", timeouts=timeouts, unacknowledged=unacknowledged),
+    )  # fmt: skip
 
-    assert remembering(NetworkLook(flows=(flow(1), flow(4, peer=3), flow(None, peer=4)))).retrying() == {(0xA, 1, 2), (0xA, 1, 3)}
-    assert remembering(NetworkLook(flows=(flow(0), flow(5), flow(2, unacknowledged=0)))).retrying() == set()
+
+def test_sockets_that_try_again_are_told_until_they_have_tried_often() -> None:
+    def told(*flows: FlowRecord) -> dict[int, float]:
+        return {peer: worth for (_, _, peer), worth in remembering(NetworkLook(flows=flows)).retrying().items()}
+
+    assert told(trying(1), trying(4, peer=3), trying(None, peer=4)) == {2: 7, 3: 7}
+    assert told(trying(5), trying(2, peer=3, unacknowledged=0), trying(0, peer=4, unacknowledged=0)) == {}
+    assert told(trying(0)) == {2: 30}, "something has come through since it was lost"
+    assert told(trying(4, retries=14), trying(6, peer=3, retries=16), trying(7, peer=4, retries=90)) == {2: 60, 3: 60}
+    assert told(trying(4, retries=13)) == {2: 7}, "of these it waits for four now"
+    assert told(trying(1), trying(0), trying(5)) == {2: 30}, "two connections on one way"
+
+
+def test_a_connection_that_lost_much_is_known_for_it_while_it_stands_still() -> None:
+    """What its sockets sent again is counted over 30 s: of a standstill's second half no loss before it can be seen."""
+
+    def told(seconds: int, timeouts: int, retries: int) -> list[float]:
+        memory.feed("node1", NetworkLook(flows=(trying(timeouts, retries=retries),)), seconds * 1_000_000_000)
+        return list(memory.retrying().values())
+
+    memory = NetworkMemory()
+    assert told(1000, 0, 12) == [60]
+    assert told(1035, 2, 2) == [60]
+    assert told(1119, 3, 3) == [60]
+    assert told(1121, 3, 3) == [7], "long ago"

@@ -31,6 +31,19 @@ def test_what_is_drawn_is_valid_varied_and_the_same_again() -> None:
     }  # fmt: skip
 
 
+def test_slow_jobs_are_drawn_of_every_kind_and_are_others() -> None:
+    drawn = [draw(3, number, slow=True) for number in range(120)]
+    for one in drawn:
+        _check(one, one.name)
+    assert {one.expect.score_class for one in drawn} == {ScoreClass.S1, ScoreClass.S2}
+    kinds = {fault.kind for one in drawn for fault in one.faults}
+    assert kinds >= {
+        FaultKind.LOSSY_LINK, FaultKind.NIC_LIMIT, FaultKind.BACKGROUND_TRAFFIC, FaultKind.FEW_CPUS, FaultKind.HOST_LOAD,
+        FaultKind.CPU_LIMIT, FaultKind.SLOW_COPY, FaultKind.PROXY_SLEEP,
+    }  # fmt: skip
+    assert not {one.name for one in drawn} & {draw(3, number).name for number in range(120)}
+
+
 def scenario(
     layout: Layout, workload: Workload, network: Network, fault: Fault, expect: Expectation, *planes: str
 ) -> Scenario:  # fmt: skip

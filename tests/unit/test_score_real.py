@@ -9,7 +9,7 @@ import pytest
 
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.model.verdict import VerdictClass
-from ncclwatch.simulate.scenario import Scenario, ScoreClass, load_all
+from ncclwatch.simulate.scenario import Layout, Scenario, ScoreClass, load_all
 from ncclwatch.simulate.testbed import plan
 from score import matrix
 from score.__main__ import SCENARIOS
@@ -66,6 +66,12 @@ def test_a_link_fault_is_played_on_the_link_of_the_ranks_host_and_its_ends_may_b
     assert as_played(CATALOGUE["s2-background-traffic"], "2.27.5", Transport.SOCKET).expect.ranks == (8,)
     both = as_played(CATALOGUE["s3-one-bad-host"], "2.27.5", Transport.SOCKET).expect
     assert both.ranks == (4, 5, 6, 7) and not set(both.ranks) & set(both.also)
+    # Over shared memory all of a host share its port; where one ring leaves it at one rank, that link says it.
+    shared = as_played(CATALOGUE["s2-background-traffic"], "2.27.5", Transport.SHM).expect
+    assert shared.ranks == (8, 9, 10, 11)
+    ring = replace(CATALOGUE["s2-background-traffic"], layout=Layout(dp=16, ranks_per_node=4))
+    alone = as_played(ring, "2.27.5", Transport.SHM).expect
+    assert alone.ranks == () and set(alone.also) == {7, 8, 9, 10, 11, 12}
     down = as_played(CATALOGUE["quick-link-down"], "2.27.5", Transport.SOCKET).expect
     assert down.ranks == (CATALOGUE["quick-link-down"].faults[0].rank,) and down.also and down.link == ()
 

@@ -57,6 +57,18 @@ def rarely_proven(times: int, rank: int = 3, other: float = 0.0) -> list[Look]:
     return [look([*proven, *beside], {rank}, OTHERS) if number % 3 == 0 else rest for number in range(times)]
 
 
+def test_from_the_start_who_is_far_from_all_equals_is_named_for_a_smaller_share() -> None:
+    """Three times what any equal holds up, in twice as many looks, working most and waiting least: in healthy jobs nobody is."""
+    far = rarely_proven(27)
+    assert [f.members for f in find(add_up(far, KEYS), context(None))] == [(3,)]
+    assert find(add_up(rarely_proven(27, other=0.15), KEYS), context(None)) == [], "an equal holds up half as much"
+    assert find(add_up(rarely_proven(12), KEYS), context(None)) == [], "in four looks only"
+    asleep = [replace(one, activities=dict.fromkeys(one.activities, Activity.TRANSFERS)) for one in far]
+    assert find(add_up(asleep, KEYS), context(None)) == [], "nobody is seen to wait"
+    apart = replace(context(None), equal=np.arange(RANKS) // 2)
+    assert find(add_up(far, KEYS), apart) == [], "one equal is no comparison"
+
+
 def test_who_is_plainly_at_work_is_named_though_few_waits_could_be_followed_to_it() -> None:
     working = FAST + rarely_proven(15)
     made = context(0.6, noise=0.2)
@@ -80,6 +92,80 @@ def test_a_host_that_begins_late_like_its_equals_elsewhere_is_not_late_by_itself
     assert late({0}, RANKS) == [(Kind.HOST, (0,))]
     assert late({0, 2, 4, 6}, RANKS) == [], "the gradients ended late for all of them"
     assert late({0, 1}, 4) == [(Kind.HOST, (0,))], "only its own host is late"
+
+
+def test_where_a_ring_ends_late_its_last_rank_begins_late_and_is_not_late_by_itself() -> None:
+    """The others begin late as well, each a little less, though nobody waits for them. Who never works is no busier than they."""
+    working = [look([], {0}, set(range(1, RANKS)))] * 12
+    idle = [look([], set(), set(range(1, RANKS)))] * 12
+    share, times = np.where(np.arange(RANKS) == 0, 0.3, 0.0), np.array([10, 10, 9, 9, 8, 0, 0, 0])
+
+    def named(looks: list[Look], seconds: list[float]) -> list[tuple[Kind, tuple[int, ...]]]:
+        lateness = Lateness(share, times, 12, np.array(seconds))
+        return [(f.kind, f.members) for f in find(add_up(looks, KEYS), context(0.7, late=lateness))]
+
+    assert named(working, [0.3, 0.01, 0.01, 0.01, 0.01, 0.0, 0.0, 0.0]) == [(Kind.HOST, (0,))], "others by next to nothing"
+    assert named(working, [0.3, 0.25, 0.2, 0.15, 0.1, 0.0, 0.0, 0.0]) == []
+    assert named(idle, [0.3, 0.01, 0.01, 0.01, 0.01, 0.0, 0.0, 0.0]) == []
+    hidden = [look([], set(), set())] * 12
+    assert named(hidden, [0.3, 0.01, 0.01, 0.01, 0.01, 0.0, 0.0, 0.0]) == [(Kind.HOST, (0,))], "nothing shows of anybody"
+
+
+def test_who_gets_its_data_late_or_is_late_beside_an_idle_rank_that_is_later_is_not_late_by_itself() -> None:
+    def named(holds: list[Hold], share: dict[int, float]) -> list[tuple[Kind, tuple[int, ...]]]:
+        late = np.array([share.get(rank, 0.0) for rank in range(RANKS)])
+        lateness = Lateness(late, np.where(late > 0, 10, 0), 12, 2 * late)
+        looks = [look(holds, {0}, set(range(1, RANKS)))] * 12
+        found = find(add_up(looks, KEYS), context(0.7, late=lateness))
+        return [(f.kind, f.members) for f in found if f.kind is Kind.HOST]
+
+    assert named([], {0: 0.2}) == [(Kind.HOST, (0,))]
+    assert named([link(7, 0, 0.15)], {0: 0.2}) == []
+    assert named([link(4, 5, 0.15)], {0: 0.2}) == [(Kind.HOST, (0,))]
+    assert named([], {0: 0.2, 5: 0.3}) == []
+    assert named([], {0: 0.2, 5: 0.1}) == [(Kind.HOST, (0,))]
+
+
+def test_of_a_late_pipeline_who_works_less_beside_its_equals_than_another_stage_is_not_named() -> None:
+    """All of the pipeline is waited for at the gradients; in many looks it is not known what the first stage does."""
+    stage, pipeline = np.arange(RANKS) // 4, np.arange(RANKS) % 4
+    first = [look([Hold(Part.GPU, 0.3, KEYS[0], None, "AllReduce", 7)], {0, 4}, set(range(1, RANKS)) - {4})] * 6
+    then = [look([Hold(Part.GPU, 0.15, KEYS[4], None, "AllReduce", 7)], {4}, set(range(1, RANKS)) - {4})] * 8
+    unknown = [replace(one, activities={k: a for k, a in one.activities.items() if k != KEYS[0]}) for one in then]
+    known = context(0.6, replica=pipeline)
+    known = replace(known, equal=stage)
+    profile = add_up(first + unknown, KEYS)
+    assert (0,) in [f.members for f in find(profile, replace(known, replica=None))]
+    assert (0,) not in [f.members for f in find(profile, known)]
+    assert (0,) in [f.members for f in find(profile, replace(known, replica=np.arange(RANKS)))], "other pipelines are no fellows"
+    measured = replace(known, factor=np.where(np.arange(RANKS) == 0, 2.0, np.nan))
+    assert (0,) in [f.members for f in find(profile, measured)], "its calls say that it is slow"
+    found = [f for f in find(profile, known) if f.kind is Kind.COMPUTE]
+    assert [f.members for f in found] == [(4,)]
+    assert found[0].share == pytest.approx(float(profile.own()[[0, 4]].sum())), "what the first stage seemed to hold up is its"
+
+
+def test_two_alike_each_explain_less_than_one_does() -> None:
+    def found(second: float) -> list[tuple[int, ...]]:
+        holds = [Hold(Part.GPU, weight, KEYS[rank], None, "AllReduce", 7) for rank, weight in ((3, 0.16), (5, second))]
+        profile = add_up([look(holds, {3, 5}, {0, 1})] * 12, KEYS)
+        assert profile.shown() > 0.85 and second < 0.2 * 0.7 * profile.shown(), "too little by itself"
+        return [f.members for f in find(profile, context(0.7))]
+
+    assert found(0.12) == [(3,), (5,)]
+    assert found(0.06) == [(3,)]
+
+
+def test_a_link_that_outweighs_all_others_explains_its_part_of_the_waits_that_show() -> None:
+    """Half of the waits show where they end; of two links alike neither has to be why."""
+
+    def found(others: float) -> list[tuple[Kind, tuple[int, ...]]]:
+        shown = look([link(1, 2, 0.2), link(5, 6, others)], set(), set(range(RANKS)))
+        looks = [shown, look([], set(), set(range(RANKS)))] * 8
+        return [(f.kind, f.members) for f in find(add_up(looks, KEYS), context(0.6))]
+
+    assert found(0.02) == [(Kind.LINK, (1, 2))]
+    assert found(0.15) == []
 
 
 def with_factors(lost: float, factors: dict[int, float], hosts: int = 4) -> Context:

@@ -62,6 +62,22 @@ def test_a_proxy_that_waits_for_a_cpu_like_its_neighbours_is_not_to_blame() -> N
     assert find(crowded, context(QUIET)) == []
 
 
+def test_a_proxy_that_alone_is_late_explains_its_part_of_the_waits_that_show() -> None:
+    """Of most waits the looks do not show where they end; of those that they do, they end at one proxy."""
+
+    def named(beside: float) -> list[tuple[Kind, tuple[int, ...]]]:
+        seen = []
+        for second in range(40):
+            holds = [Hold(Part.PROXY, 0.3, KEYS[CULPRIT], None, "AllReduce", 7)] if second % 4 == 0 else []
+            if beside and second % 4 == 1:
+                holds = [Hold(Part.PROXY, beside, KEYS[3], None, "AllReduce", 7)]
+            seen.append(Look(float(second), RANKS, tuple(holds), dict.fromkeys(KEYS, Activity.WAITS)))
+        return [(f.kind, f.members) for f in find(add_up(seen, KEYS), context(None))]
+
+    assert named(0.0) == [(Kind.PROXY, (CULPRIT,))]
+    assert named(0.2) == [], "another proxy is late as well"
+
+
 def test_a_nic_that_outweighs_all_other_links_is_named_though_all_lack_cpus_alike() -> None:
     def with_links(shares: dict[tuple[int, int], float], wait: list[float]) -> Profile:
         made = looks(Part.PROXY, wait, 0.2, held=0.0)

@@ -36,4 +36,5 @@ def test_several_culprits_share_the_loss() -> None:
 def test_without_a_past_the_looks_say_it_and_without_iterations_nobody_does() -> None:
     (cost,) = costs([finding(0.25)], None, 2.0)
     assert cost is not None and cost.seconds == pytest.approx(0.5) and cost.without == pytest.approx(1.5)
+    assert cost.least, "of who waits the looks show some"
     assert costs([finding(0.25)], None, None) == [None]

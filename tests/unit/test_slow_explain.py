@@ -9,6 +9,7 @@ import numpy as np
 from ncclwatch.engine.job import Job, assemble
 from ncclwatch.engine.slow.explain import holds, unlocated, verdict
 from ncclwatch.engine.slow.findings import Context, Finding, Kind
+from ncclwatch.engine.slow.lateness import Lateness
 from ncclwatch.engine.slow.looks import LinkPlace
 from ncclwatch.engine.slow.profile import add_up
 from ncclwatch.engine.slow.watch import Judgement
@@ -61,6 +62,27 @@ def test_a_link_is_told_in_its_direction_whoever_was_named_before() -> None:
     place = LinkPlace(WORLD, WORLD, 4, 3, 1, job.members[3].info.key, job.members[1].info.key)
     slow = (Finding(Kind.COMPUTE, (1,), 0.4, 9, 0.0), Finding(Kind.LINK, (3, 1), 0.3, 9, 0.0, place))
     assert "the link from rank 3 to rank 1" in verdict(job, judgement(job, *slow)).summary
+
+
+def test_the_summary_says_why_in_a_word_where_something_shows_it() -> None:
+    """The on-call reads one line: a CPU limit, pauses or a late beginning belong there."""
+    job = job_of(samples())
+
+    def summary(finding: Finding, late_times: int = 0, held_back: float = 0.0) -> str:
+        made = judgement(job, finding)
+        size = len(job.members)
+        at = np.arange(size) == finding.members[0]
+        made.profile.held_back = np.where(at, held_back, 0.0)
+        late = Lateness(np.where(at, 0.4, 0.0), np.where(at, late_times, 0), 10, np.where(at, 0.5, 0.0))
+        made.context = replace(made.context, late=late if late_times else None)
+        return verdict(job, made).summary
+
+    host, gpu = Finding(Kind.HOST, (1,), 0.4, 9, 0.0), Finding(Kind.COMPUTE, (1,), 0.4, 9, 0.0)
+    assert "rank 1 (host: CPU throttling, costs" in summary(host, held_back=0.9)
+    assert "rank 1 (host: pauses, costs" in summary(host, late_times=4)
+    assert "rank 1 (host: begins iterations late, costs" in summary(host, late_times=9)
+    assert "rank 1 (host, costs" in summary(host)
+    assert "rank 1 (computation, costs" in summary(gpu)
 
 
 def test_what_was_judged_of_a_process_stays_with_it_when_others_end() -> None:

@@ -229,6 +229,18 @@ class TestWindows:
         assert slow is not None and slow.since == pytest.approx(15.0) and slow.ratio == pytest.approx(1.0, abs=0.02)
         assert self.watch([1.0] * 6 + [9.0] + [1.0] * 2).slow_down() is None, "a checkpoint is slow once"
 
+    def test_two_iterations_in_a_row_that_take_many_times_as_long_are_enough(self) -> None:
+        """A third may be minutes away; one is a checkpoint, and two apart are two checkpoints."""
+        usual = [1.0, 1.01, 0.99, 1.0, 1.0, 1.0]
+        slow = self.watch([*usual, 9.0, 9.0]).slow_down()
+        assert slow is not None and slow.slow == 2 and slow.since == pytest.approx(16.0)
+        assert self.watch([*usual, 9.0, 3.0]).slow_down() is None
+        assert self.watch([*usual, 9.0, 1.0, 9.0]).slow_down() is None
+        for at_hand, found in ((4.0, False), (7.0, True)):
+            watch = self.watch([*usual, 9.0])
+            watch.feed([], Iteration(25.0, 25.0 + at_hand, 7))
+            assert (watch.slow_down() is not None) is found, at_hand
+
     def test_pauses_of_a_rhythm_count_and_recovery_ends_it(self) -> None:
         rhythm = [1.0] * 6 + [1.0, 1.0, 1.0, 1.0, 1.0, 2.5] * 4
         slow = self.watch(rhythm).slow_down()
@@ -243,13 +255,13 @@ class TestWindows:
         assert pauses is not None and pauses.iterations > 12 and pauses.slow == 7
 
     def test_an_iteration_at_hand_is_slow_as_soon_as_it_takes_too_long(self) -> None:
-        for before, upto, slow in (([9.0, 9.0], 1.5, True), ([9.0, 9.0], 0.9, False), ([1.0, 9.0], 7.0, False)):
+        for before, upto, slow in (([4.0, 4.0], 1.5, True), ([4.0, 4.0], 0.9, False), ([1.0, 4.0], 7.0, False)):
             watch = self.watch([1.0, 1.01, 0.99, 1.0, *before])
             end = watch.recent[-1][0].end
             watch.feed([], Iteration(end, end + upto, 99))
             found = watch.slow_down()
             assert (found is not None) == slow, "the third slow one, or a single long one so far"
-            assert found is None or (found.iterations, found.slow, found.mean_s) == (3, 3, 9.0)
+            assert found is None or (found.iterations, found.slow, found.mean_s) == (3, 3, 4.0)
             watch.feed([], Iteration(end, end + 0.1, 100))
             assert watch.slow_down() is None, "only the one at hand counts"
 

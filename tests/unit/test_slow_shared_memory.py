@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
+from ncclwatch.engine.edges import RankNode, Wait
 from ncclwatch.engine.job import Job, assemble
+from ncclwatch.engine.laggards import exchanges, laggards
+from ncclwatch.engine.ring_positions import all_under_way, under_way
 from ncclwatch.engine.slow.cadence import Cadence
 from ncclwatch.engine.slow.equals import equals
 from ncclwatch.engine.slow.looks import Activity, take_look
 from ncclwatch.engine.slow.watch import SlowWatch
-from ncclwatch.model.state import Communicator, Direction, Transport
-from unit.synthetic import Rank, communicator, shared
+from ncclwatch.model.state import Communicator, Direction, OpPhase, ProxyOperation, Transport
+from unit.synthetic import Rank, communicator, recv, send, shared
 
 WORLD = 4
 
 
-def job_of(written: list[int], communicators: list[Communicator] | None = None) -> Job:
-    """A ring in one host; each rank has written so many steps to the next and consumed all there was."""
+OVER_NETWORK = 0xB2
+
+
+def job_of(
+    written: list[int], communicators: list[Communicator] | None = None, queued: dict[int, ProxyOperation] | None = None
+) -> Job:
+    """A ring in one host; each rank has written so many steps to the next and consumed all there was.
+
+    ``queued`` are operations of another communicator of the same ranks, over the network, by rank.
+    """
     ranks = []
     for rank, tail in enumerate(written):
         own = communicators[rank] if communicators else communicator(rank, WORLD, transport=Transport.SHM)
@@ -25,9 +37,35 @@ def job_of(written: list[int], communicators: list[Communicator] | None = None) 
             shared(Direction.SEND, (rank + 1) % WORLD, tail, tail),
             shared(Direction.RECV, (rank - 1) % WORLD, came, came),
         )
-        ranks.append(Rank(rank, WORLD, (replace(own, host_connections=ends),), host="node"))
+        both = (replace(own, host_connections=ends), *([communicator(rank, WORLD, comm_hash=OVER_NETWORK)] if queued else []))
+        operations = (queued[rank],) if queued and rank in queued else ()
+        ranks.append(Rank(rank, WORLD, both, operations, host="node"))
     (job,) = assemble([rank.looks(1) for rank in ranks])
     return job
+
+
+def ring(*written: tuple[int, int]) -> Job:
+    """A ring in one host; of each rank's connection to the next (steps that one has read, steps it has written)."""
+    ranks = []
+    for rank, ends in enumerate(written):
+        own = communicator(rank, WORLD, transport=Transport.SHM)
+        both = (shared(Direction.SEND, (rank + 1) % WORLD, *ends), shared(Direction.RECV, (rank - 1) % WORLD, *written[rank - 1]))
+        ranks.append(Rank(rank, WORLD, (replace(own, host_connections=both),), host="node"))
+    (job,) = assemble([rank.looks(1) for rank in ranks])
+    return job
+
+
+def lagging(job: Job) -> Iterable[Wait]:
+    return laggards(job, all_under_way(job))
+
+
+def ends_of_waits(waits: Iterable[Wait]) -> set[tuple[int, int]]:
+    """(who waits, for whom), by rank."""
+    return {
+        (wait.waiter.index, wait.target.index)
+        for wait in waits
+        if isinstance(wait.waiter, RankNode) and isinstance(wait.target, RankNode)
+    }
 
 
 def activities(job: Job) -> list[Activity]:
@@ -37,6 +75,19 @@ def activities(job: Job) -> list[Activity]:
 
 def test_who_is_behind_in_a_ring_works_and_the_others_wait() -> None:
     assert activities(job_of([8, 8, 4, 8])) == [Activity.WAITS, Activity.WAITS, Activity.COMPUTES, Activity.WAITS]
+
+
+def test_who_waits_in_the_ring_waits_though_something_is_queued_for_the_network() -> None:
+    """Called ahead and not begun: the GPU is in the ring before that, and not at work."""
+    ahead = {rank: send((rank + 1) % WORLD, sent=0, done=0, produced=0, comm_hash=OVER_NETWORK) for rank in range(WORLD)}
+    found = activities(job_of([8, 8, 4, 8], queued=ahead))
+    assert found == [Activity.WAITS, Activity.WAITS, Activity.COMPUTES, Activity.WAITS]
+
+
+def test_who_is_waited_for_and_waits_for_nobody_works_though_its_receive_says_nothing() -> None:
+    silent = recv(1, posted=8, received=0, delivered=0, consumed=0, comm_hash=OVER_NETWORK, phase=OpPhase.READY)
+    assert activities(job_of([8, 8, 4, 8], queued={2: silent}))[2] is Activity.COMPUTES
+    assert set(activities(job_of([8, 8, 8, 8], queued={2: silent}))) == {Activity.UNKNOWN}
 
 
 def test_where_nobody_waits_nothing_is_known_of_anybody() -> None:
@@ -53,3 +104,77 @@ def test_ends_of_a_ring_with_fewer_connections_do_equal_work() -> None:
     assert equals(job, None, watch.cadences).tolist() == [0, 0, 0, 0]
     over_the_network = [communicator(rank, WORLD, transport=Transport.NET if rank else Transport.SHM) for rank in range(WORLD)]
     assert equals(job_of([8] * WORLD, over_the_network), None, watch.cadences).tolist() == [-1, 1, 1, 1], "seen by other means"
+
+
+def test_who_has_written_its_part_and_finds_nothing_to_read_waits_for_the_one_before() -> None:
+    """Rank 2 has not begun: it has written nothing, 1 finds its buffer full, and 3 and 0 have passed on what they had."""
+    job = ring((12, 16), (8, 16), (8, 8), (12, 12))
+    assert activities(job) == [Activity.WAITS, Activity.WAITS, Activity.COMPUTES, Activity.WAITS]
+    assert {(3, 2), (0, 3)} <= ends_of_waits(lagging(job)), "as their own counters say"
+
+
+def test_who_is_amid_an_operation_and_has_something_to_read_moves_data() -> None:
+    assert activities(ring((12, 12), (8, 12), (12, 12), (12, 12)))[2] is Activity.TRANSFERS
+
+
+def test_a_ring_in_which_somebody_has_read_more_than_it_wrote_says_nothing() -> None:
+    """A Broadcast leaves its root having written more, and the last one less."""
+    job = ring((12, 12), (12, 12), (12, 12), (8, 8))
+    (group,) = job.groups.values()
+    assert under_way(group) == {} and Activity.TRANSFERS not in activities(job)
+    (group,) = ring((12, 12), (12, 12), (12, 12), (12, 12)).groups.values()
+    assert under_way(group) == {}
+    (group,) = ring((8, 12), (8, 8), (8, 8), (8, 8)).groups.values()
+    assert {channel: set(ranks) for channel, ranks in under_way(group).items()} == {0: {0}}
+
+
+def test_nobody_waits_for_one_without_whom_it_could_not_have_come_so_far() -> None:
+    """A rank is ahead of the one before by one chunk at most: more than that was read at another moment."""
+    found = ends_of_waits(lagging(job_of([20, 8, 8, 8])))
+    assert (0, 1) in found and (0, 2) not in found and (0, 3) not in found
+    assert (0, 3) in ends_of_waits(lagging(job_of([12, 8, 8, 8])))
+
+
+def experts(counts: dict[tuple[int, int], int]) -> Job:
+    """All send to all in one host; of each connection how many steps were written, all of them read where one more was."""
+    ranks = []
+    for rank in range(WORLD):
+        ends = []
+        for peer in set(range(WORLD)) - {rank}:
+            for direction, way in ((Direction.SEND, (rank, peer)), (Direction.RECV, (peer, rank))):
+                written = counts.get(way, 10)
+                read = 10 if written > 10 and counts.get((way[1], way[0]), 10) == 10 else written
+                ends.append(replace(shared(direction, peer, read, written), connection_index=1, channel=peer))
+        own = communicator(rank, WORLD, transport=Transport.SHM)
+        ranks.append(Rank(rank, WORLD, (replace(own, host_connections=tuple(ends)),), host="node"))
+    (job,) = assemble([rank.looks(1) for rank in ranks])
+    return job
+
+
+def test_who_has_sent_to_all_and_has_nothing_from_one_waits_for_it() -> None:
+    """Ranks 0, 1 and 3 have sent; 2 has not begun, and reads nothing."""
+    sent = {(rank, peer): 11 for rank in (0, 1, 3) for peer in range(WORLD) if peer != rank}
+    job = experts(sent)
+    assert ends_of_waits(exchanges(job)) == {(0, 2), (1, 2), (3, 2)}
+    assert activities(job) == [Activity.WAITS, Activity.WAITS, Activity.COMPUTES, Activity.WAITS]
+    assert ends_of_waits(exchanges(experts({}))) == set()
+    assert ends_of_waits(exchanges(experts(sent | {(2, 0): 9}))) == set(), "they do not send alike"
+
+
+def test_who_leaves_what_a_ring_has_delivered_unread_has_not_begun() -> None:
+    """Received over the network, passed on through shared memory, as at the edge of a node."""
+    transports = ((0, WORLD - 1, Direction.RECV, Transport.NET), (0, 1, Direction.SEND, Transport.SHM))
+
+    def edge(delivered: int, unread: int, consumed: int = 0) -> Activity:
+        own = replace(
+            communicator(0, WORLD), host_connections=(shared(Direction.SEND, 1, 960 - unread, 960),), transports=transports
+        )
+        got = recv(WORLD - 1, posted=8, received=delivered, delivered=delivered, consumed=consumed, base=960)
+        rest = [Rank(rank, WORLD, (communicator(rank, WORLD),)) for rank in range(1, WORLD)]
+        (job,) = assemble([rank.looks(1) for rank in (Rank(0, WORLD, (own,), (got,)), *rest)])
+        return take_look(job).activities[job.members[0].info.key]
+
+    assert edge(delivered=8, unread=0) is Activity.COMPUTES
+    assert edge(delivered=8, unread=8) is not Activity.COMPUTES, "it may wait for room"
+    assert edge(delivered=0, unread=0) is not Activity.COMPUTES
+    assert edge(delivered=8, unread=0, consumed=4) is not Activity.COMPUTES

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -58,3 +59,81 @@ def test_work_explains_nothing_where_it_has_grown_too_little_or_everywhere_or_fo
     )
     assert explained_by_work(members, profile(), context(factor=np.full(RANKS, 2.4))) == 0.0
     assert explained_by_work(members, profile(), context(factor=np.where(np.arange(RANKS) < 3, 2.4, 1.0))) == 0.0
+
+
+def at_work(waiting: tuple[int, ...] = ()) -> Profile:
+    """Twenty looks at a job whose first node works while the others wait, mostly for its rank 3; the GPU of rank 0 is seen to
+    be waited for now and then only. Ranks in ``waiting`` wait as those of the other node do.
+    """
+    looks = []
+    for second in range(20):
+        weights = {3: 0.3, 2: 0.2, 1: 0.12, 0: 0.02 if second % 8 else 0.2}
+        holds = tuple(Hold(Part.GPU, weight, KEYS[rank], None, "AllReduce", 7) for rank, weight in weights.items())
+        working = [rank < INSIDE and rank not in waiting for rank in range(RANKS)]
+        did = [Activity.COMPUTES if works or second % 5 == 0 else Activity.WAITS for works in working]
+        looks.append(Look(float(second), RANKS, holds, dict(zip(KEYS, did, strict=True))))
+    return add_up(looks, KEYS)
+
+
+def named(profile: Profile, context: Context) -> list[tuple[int, ...]]:
+    return [finding.members for finding in find(profile, context)]
+
+
+def test_a_node_that_works_while_all_others_wait_is_named_whole_whoever_is_waited_for_most() -> None:
+    """Of its ranks those of a later pipeline stage are waited for first."""
+    unknown = np.full(RANKS, np.nan)
+    assert named(at_work(), context(factor=unknown)) == [(0, 1, 2, 3)]
+    assert named(at_work(), context(factor=unknown, host=np.zeros(RANKS, np.int64), node=HOST)) == [(0, 1, 2, 3)]
+    assert (0, 1, 2, 3) not in named(at_work(waiting=(0,)), context(factor=unknown))
+    assert (0, 1, 2, 3) not in named(at_work(), context(factor=unknown, host=np.zeros(RANKS, np.int64)))
+
+
+def test_work_that_has_grown_explains_a_node_of_a_host_too() -> None:
+    one_host = context(host=np.zeros(RANKS, np.int64), node=HOST)
+    assert explained_hosts(profile(), one_host).tolist() == [True] * INSIDE + [False] * INSIDE
+
+
+BUSY = dict.fromkeys(KEYS, Activity.COMPUTES)
+HEALTHY = [Look(float(n), RANKS, (), BUSY if n % 5 < 3 else dict.fromkeys(KEYS, Activity.WAITS)) for n in range(20)]
+
+
+def second_half_works(weights: Sequence[float]) -> list[Look]:
+    """Looks in which the last ranks are at work while the others wait, every other one of them known to hold up so much each."""
+    looks = []
+    for second in range(20):
+        held = zip(KEYS[INSIDE:], weights, strict=True)
+        holds = tuple(Hold(Part.GPU, weight, key, None, "AllReduce", 7) for key, weight in held) if second % 2 else ()
+        did = [Activity.COMPUTES if rank >= INSIDE or second % 5 == 0 else Activity.WAITS for rank in range(RANKS)]
+        looks.append(Look(30.0 + second, RANKS, holds, dict(zip(KEYS, did, strict=True))))
+    return looks
+
+
+def test_half_of_a_stage_that_alone_works_longer_than_it_did_is_named_whoever_of_it_is_waited_for() -> None:
+    """Each rank is on a host of its own; of what is usual among equals nothing is left where half of them are slow."""
+    apart = context(
+        factor=np.full(RANKS, np.nan), equal=np.zeros(RANKS, np.int64), host=np.arange(RANKS), before=add_up(HEALTHY, KEYS),
+        lost=0.6, stretch=2.5, exposed=np.ones(RANKS, np.bool_),
+    )  # fmt: skip
+    uneven = add_up(second_half_works((0.3, 0.13, 0.13, 0.13)), KEYS)
+    assert named(uneven, apart) == [(4, 5, 6, 7)]
+    assert (4, 5, 6, 7) not in named(uneven, replace(apart, exposed=HOST == 0)), "some of its waits may be unseen"
+    assert (4, 5, 6, 7) not in named(uneven, replace(apart, lost=None, before=None)), "from the start nothing says that it grew"
+    rarely = add_up(second_half_works((0.3, 0.02, 0.02, 0.02)), KEYS)
+    assert (4, 5, 6, 7) not in named(rarely, apart), "only one of them holds anybody up"
+
+
+def test_a_stage_that_works_longer_than_it_did_while_the_others_wait_is_named_whole() -> None:
+    """Each of its ranks is on a host of its own, and has no equal that would tell."""
+    stage = np.arange(RANKS) // INSIDE
+    looks = second_half_works([0.12] * INSIDE)
+    apart = context(
+        factor=np.full(RANKS, np.nan), equal=stage, host=np.arange(RANKS), before=add_up(HEALTHY, KEYS), lost=0.6, stretch=2.5,
+        exposed=np.ones(RANKS, np.bool_),
+    )  # fmt: skip
+    assert named(add_up(looks, KEYS), replace(apart, exposed=HOST == 0)) == [], "some of its waits may be unseen"
+    assert named(add_up(looks, KEYS), apart) == [(4, 5, 6, 7)]
+    assert named(add_up(looks, KEYS), replace(apart, before=None)) == [], "whether it works longer is not known"
+    working = [replace(one, activities=BUSY) for one in HEALTHY]
+    assert named(add_up(looks, KEYS), replace(apart, before=add_up(working, KEYS), stretch=1.2)) == [], "as long as ever"
+    one = [replace(at, holds=tuple(replace(h, weight=0.3 if h.process == KEYS[5] else 0.03) for h in at.holds)) for at in looks]
+    assert (4, 5, 6, 7) not in named(add_up(one, KEYS), apart), "one of them is waited for"

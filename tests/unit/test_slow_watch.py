@@ -21,11 +21,12 @@ SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
 
 
 def judged(
-    scenario: Scenario, seconds: float, planes: tuple[str, ...] = ("calls", "state"), *, apart_s: float = 0.0
+    scenario: Scenario, seconds: float, planes: tuple[str, ...] = ("calls", "state"), *, apart_s: float = 0.0, stands_s: int = 0
 ) -> list[tuple[float, Verdict]]:
     """What stood after each round, with the time since the fault began (of a healthy job: since its first iteration).
 
-    With ``apart_s`` every second host seems to have been looked at so much later.
+    With ``apart_s`` every second host seems to have been looked at so much later, with ``stands_s`` nothing moves for so long
+    at the end.
     """
     scenario = replace(scenario, observe=replace(scenario.observe, planes=planes))
     timeline = simulate(scenario)
@@ -45,6 +46,9 @@ def judged(
             live.add_calls(events[done[host] : upto])
             done[host] = upto
         said.append((latest / 1e9 - 1000.0 - since, live.update(moved)))
+    for more in range(1, stands_s + 1):
+        later = [replace(s, time_ns=s.time_ns + more * 1_000_000_000, wall_ns=s.wall_ns + more * 1_000_000_000) for s in moved]
+        said.append((said[-1][0] + 1.0, live.update(later)))
     return said
 
 
@@ -77,6 +81,15 @@ def test_a_slow_job_that_recovers_is_slow_no_longer() -> None:
     said = judged(brief, 40.0)
     assert accusations(said)
     assert not said[-1][1].verdict_class.accuses
+
+
+def test_a_slow_job_that_does_not_move_for_a_moment_stays_slow_until_it_hangs() -> None:
+    scenario = load(SCENARIOS / "s1-slow-gpu.toml")
+    said = judged(scenario, 18.0, stands_s=8)
+    before, pause, hang = said[-9][1], [verdict for _, verdict in said[-8:-4]], said[-1][1]
+    assert before.verdict_class is VerdictClass.SLOW_COMPUTATION
+    assert [verdict.id for verdict in pause] == [before.id] * 4
+    assert not hang.verdict_class.slow
 
 
 def test_a_healthy_job_with_uneven_stages_is_silent() -> None:

@@ -87,6 +87,22 @@ def test_a_slow_wire_needs_a_second_witness() -> None:
             assert "300.0 MB/s where 1000.0 is usual" in judged.reason
 
 
+def test_what_was_sent_again_long_ago_is_no_witness_of_now() -> None:
+    watch = SocketWatch(Direction.SEND)
+    usual = sending([1e9] * (LEARNING + 1))
+    run(watch, usual)
+    slow = sending([3e8] * 200, retransmits=40, after=usual[-1])
+    assert run(watch, slow[:JUDGED], start=len(usual)).retransmitted == 37
+    late = run(watch, slow[JUDGED:], start=len(usual) + JUDGED)
+    assert (late.retransmitted, late.state) == (0, FlowState.ACTIVE)
+
+
+def test_counts_of_other_sockets_begin_anew() -> None:
+    watch = SocketWatch(Direction.SEND)
+    run(watch, [replace(BASE, retransmits=90), replace(BASE, retransmits=95)])
+    assert run(watch, [replace(BASE, retransmits=2), replace(BASE, retransmits=4)], start=2).retransmitted == 2
+
+
 def test_a_job_that_computes_for_a_while_is_not_slow() -> None:
     usual = sending([1e9] * (LEARNING + 1))
     watch = SocketWatch(Direction.SEND)

@@ -21,7 +21,6 @@ MORE = Style.parse("dim")
 
 SUMMARY_LINES = 3
 NEXT_LINES = 2
-_SLOW = frozenset({VerdictClass.SLOW_COMPUTATION, VerdictClass.SLOW_COMMUNICATION, VerdictClass.SLOW_MIXED})
 
 
 def banner(verdicts: Sequence[Verdict], cells: int, room: int) -> list[Line]:
@@ -31,7 +30,7 @@ def banner(verdicts: Sequence[Verdict], cells: int, room: int) -> list[Line]:
     verdict = verdicts[0]
     accuses = verdict.verdict_class.accuses
     unknown = verdict.verdict_class is VerdictClass.UNKNOWN
-    style = SLOW if verdict.verdict_class in _SLOW else ACCUSES if accuses else UNKNOWN if unknown else CALM
+    style = SLOW if verdict.verdict_class.slow else ACCUSES if accuses else UNKNOWN if unknown else CALM
     word = str(verdict.verdict_class).upper().replace("-", " ")
     sure = f"  ({verdict.confidence:.0%} sure)" if accuses else ""
     more = [v for v in verdicts[1:] if v.verdict_class.accuses]

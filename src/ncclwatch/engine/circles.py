@@ -14,6 +14,7 @@ from ncclwatch.engine.graph import components
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.laggards import laggards
 from ncclwatch.engine.locate import Sink
+from ncclwatch.engine.ring_positions import all_under_way
 from ncclwatch.engine.waits import RING_ENDS_RECEIVING, has_produced
 from ncclwatch.model.state import Direction, ProxyOperation, ProxySub
 
@@ -26,7 +27,7 @@ def break_false_circles(job: Job, sinks: Sequence[Sink]) -> list[Sink]:
     """
     parts = [part for sink in sinks for part in (_parts(job, sink) if sink.is_cycle else [sink])]
     weak = [part.is_cycle and any(wait.weak for wait in part.inside) for part in parts]
-    lagging = [wait for wait in laggards(job) if not _is_one_sided(job, wait)] if any(weak) else []
+    lagging = [wait for wait in laggards(job, all_under_way(job)) if not _is_one_sided(job, wait)] if any(weak) else []
     return [
         end for part, doubtful in zip(parts, weak, strict=True) for end in (_behind(job, part, lagging) if doubtful else [part])
     ]

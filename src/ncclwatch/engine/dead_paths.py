@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from ncclwatch.engine import explain
 from ncclwatch.engine.culprits import observed_culprit
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.next_steps import NOT_ACKNOWLEDGED
+from ncclwatch.engine.next_steps import NEITHER_WAY, NOT_ACKNOWLEDGED, next_steps
 from ncclwatch.engine.ports import OPEN_TO_DOUBT, named_in
 from ncclwatch.model.verdict import Culprit, LinkRef, Verdict, VerdictClass
 
@@ -45,15 +45,19 @@ class _Link:
 
 
 def blame_dead_paths(job: Job, verdict: Verdict, dead: Collection[DeadPath], still: float, time: float) -> Verdict:
-    """The verdict, or one on the ends of dead paths, where it only says where the waits that can be seen end.
+    """The verdict, or one on the ends of dead paths, where it only says where the waits that can be seen end. Of a rank that data
+    neither reaches nor leaves it is said that the network is why.
 
     Of several paths the address they share is named, of a single one both ends. ``still`` is how many seconds nothing has moved,
     ``time`` the newest look, in seconds since the epoch. O(paths x communicators of a hash).
     """
-    if verdict.verdict_class not in OPEN_TO_DOUBT or not dead:
+    cut_off = any(culprit.reason == NEITHER_WAY for culprit in verdict.culprits)
+    if not dead or not (cut_off or verdict.verdict_class in OPEN_TO_DOUBT):
         return verdict
     paths = sorted(dead, key=lambda p: (p.comm_hash, p.rank, p.peer))
     links = [link for path in paths if (link := _link_of(job, path)) is not None]
+    if cut_off:
+        return _not_acknowledged(verdict, links)
     culprits = _culprits(job, links)
     if not culprits:
         return verdict
@@ -67,6 +71,17 @@ def blame_dead_paths(job: Job, verdict: Verdict, dead: Collection[DeadPath], sti
     )  # fmt: skip
     fellows = tuple(sorted({*found.victims, *verdict.victims} - {culprit.rank for culprit in culprits}))
     return replace(found, victims=fellows, planes=(*verdict.planes, "nic"))
+
+
+def _not_acknowledged(verdict: Verdict, links: Sequence[_Link]) -> Verdict:
+    """A verdict on who is cut off with the reason TCP knows, where a dead path ends at it."""
+    ends = {member.rank for link in links for end in link.ends.values() if (member := link.group.holder(end)) is not None}
+    if not all(culprit.rank in ends for culprit in verdict.culprits):
+        return verdict
+    culprits = tuple(replace(culprit, reason=NOT_ACKNOWLEDGED) for culprit in verdict.culprits)
+    summary = verdict.summary.replace(NEITHER_WAY, NOT_ACKNOWLEDGED)
+    steps = next_steps(verdict.verdict_class, culprits)
+    return replace(verdict, culprits=culprits, summary=summary, next_steps=steps, planes=(*verdict.planes, "nic"))
 
 
 def _link_of(job: Job, path: DeadPath) -> _Link | None:

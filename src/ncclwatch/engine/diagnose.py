@@ -6,7 +6,7 @@ waits are followed to their end (``waits``, ``locate``); what stands there is na
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ncclwatch.engine import explain
@@ -14,7 +14,7 @@ from ncclwatch.engine.alignment import rows_of
 from ncclwatch.engine.calls import CallsFinding, compare_groups
 from ncclwatch.engine.calls_verdict import add_call_waits, add_calls_evidence, judge_calls, leave_out_contradicted
 from ncclwatch.engine.circles import break_false_circles
-from ncclwatch.engine.cpu_limits import add_cpu_limits
+from ncclwatch.engine.cpu_limits import add_cpu_limits, crawl_patience, merely_crawls
 from ncclwatch.engine.creation import judge_creation
 from ncclwatch.engine.dead_paths import DeadPath, blame_dead_paths
 from ncclwatch.engine.device import add_device_evidence, observe_hidden
@@ -27,7 +27,8 @@ from ncclwatch.engine.job import Job, Member, assemble
 from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.locate import Sink, find_sinks
 from ncclwatch.engine.messages import Messages, follow_messages
-from ncclwatch.engine.patience import Patience, retry_patience
+from ncclwatch.engine.next_steps import NEITHER_WAY
+from ncclwatch.engine.patience import RETRY_S, TCP_TRIES, Patience, retry_patience
 from ncclwatch.engine.ports import PortDown, blame_ports
 from ncclwatch.engine.severity import severity
 from ncclwatch.engine.stalled import judge_habits, judge_stalled
@@ -66,7 +67,7 @@ class Outlook:
     """NICs that ranks use and that can carry no traffic."""
     dead_paths: Collection[DeadPath] = ()
     """Connections between ranks on which nothing is acknowledged."""
-    retrying: Collection[tuple[int, int, int]] = frozenset()
+    retrying: Mapping[tuple[int, int, int], float] = field(default_factory=dict)
     """Connections whose sockets try again to send, as of :meth:`NetworkMemory.retrying`."""
     totals: dict[Place, tuple[int, int]] = field(default_factory=dict)
     """Communicator of a process → (NCCL's own count of collectives, calls in the ledger at that moment)"""
@@ -169,13 +170,12 @@ def _judge_standstill(job: Job, outlook: Outlook, loners: Sequence[Member], stil
         by_calls |= messages is not None and messages.draw(waits, job.members)
     if by_calls:
         sinks = find_sinks(job, waits)
-    patience_s = 0.0
-    if outlook.patience is not None:
-        patience_s = outlook.patience.needed(job, sinks, findings, still, outlook.ledger)
-        if not outlook.ports_down:
-            patience_s = max(patience_s, retry_patience(job, sinks, outlook.retrying))
+    patience_s, retries_s = _how_long(job, outlook, sinks, findings, still)
     if still < patience_s:
-        return explain.too_early(job, sinks, still, patience_s, time) if waits.open else explain.nothing_open(job, still, time)
+        why = TCP_TRIES if patience_s == retries_s else ""
+        return (
+            explain.too_early(job, sinks, still, patience_s, time, why) if waits.open else explain.nothing_open(job, still, time)
+        )
     sinks = _follow_further(job, waits, sinks, messages)
     if waits.open and (follow_dropped(job, waits, sinks, outlook.complete_hosts) or by_calls):
         sinks = break_false_circles(job, find_sinks(job, waits))
@@ -188,7 +188,30 @@ def _judge_standstill(job: Job, outlook: Outlook, loners: Sequence[Member], stil
         # Who has left a call out is one behind in all that follows: the waits may well end at somebody else.
         verdict = judge_habits(job, waits, outlook.orders, still, time) or verdict
     verdict = blame_ports(job, verdict, waits, outlook.ports_down, still, time)
-    return blame_dead_paths(job, verdict, outlook.dead_paths, still, time)
+    if still < retries_s:
+        link = verdict.verdict_class is VerdictClass.HARDWARE and all(c.link or c.reason == NEITHER_WAY for c in verdict.culprits)
+        verdict = (
+            explain.slow_links(job, verdict, still) if link else explain.too_early(job, sinks, still, retries_s, time, TCP_TRIES)
+        )
+    verdict = blame_dead_paths(job, verdict, outlook.dead_paths, still, time)
+    longer = crawl_patience(patience_s)
+    crawls = merely_crawls(job, verdict, explain.too_early(job, sinks, still, longer, time)) if still < longer else None
+    return crawls or verdict
+
+
+def _how_long(
+    job: Job, outlook: Outlook, sinks: Sequence[Sink], findings: dict[int, CallsFinding], still: float
+) -> tuple[float, float]:
+    """For how many seconds nothing must move before anybody is accused, and before a link that may be about to carry is dead."""
+    if outlook.patience is None:
+        return 0.0, 0.0
+    patience_s = outlook.patience.needed(job, sinks, findings, still, outlook.ledger)
+    retries_s = retry_patience(job, sinks, outlook.retrying) if not outlook.ports_down else 0.0
+    if retries_s <= RETRY_S:
+        return max(patience_s, retries_s), retries_s
+    # Something comes through, so that link is slow, which is said at once and teaches nothing.
+    outlook.patience.halted(job)
+    return min(patience_s, outlook.patience.floor_s), max(patience_s, retries_s)
 
 
 def _follow_further(job: Job, waits: Waits, sinks: Sequence[Sink], messages: Messages | None) -> list[Sink]:

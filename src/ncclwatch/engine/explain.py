@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.culprits import one_of_each
 from ncclwatch.engine.edges import AbsentNode, HiddenNode, Wait, Waits
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.locate import Sink
-from ncclwatch.engine.next_steps import next_steps
+from ncclwatch.engine.next_steps import NEITHER_WAY, PORT_RETRIES, next_steps
 from ncclwatch.engine.unobserved import not_observed, not_read
 from ncclwatch.model.state import Communicator
-from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass, places, stands_in
+from ncclwatch.model.verdict import Culprit, OperationRef, Verdict, VerdictClass, places, stands_in
 
 EVIDENCE_LINES = 12
 TIE = 0.5
@@ -41,7 +42,7 @@ def build(
     shown = lines if len(lines) <= EVIDENCE_LINES else [*lines[: EVIDENCE_LINES - 2], _left_out(lines), lines[-1]]
     return Verdict(
         verdict_class=verdict_class,
-        summary=_summary(job, verdict_class, culprits, first),
+        summary=_summary(job, verdict_class, culprits, first.operation),
         culprits=tuple(culprits),
         victims=ranks_of(job, victims),
         communicator=first.communicator,
@@ -115,9 +116,10 @@ def in_creation(job: Job, group: Group, evidence: Sequence[str], still: float, t
     return Verdict(VerdictClass.UNKNOWN, text, time=time, evidence=(*evidence, _stillness(job, still)), unobserved=unobserved)
 
 
-def too_early(job: Job, sinks: Sequence[Sink], still: float, patience: float, time: float) -> Verdict:
-    """Nothing moves, but not for long enough to accuse a rank that merely computes."""
+def too_early(job: Job, sinks: Sequence[Sink], still: float, patience: float, time: float, why: str = "") -> Verdict:
+    """Nothing moves, but not for long enough to accuse a rank that merely computes. ``why``: a reason to wait for longer."""
     text = f"{_count(job)}: no NCCL counter has moved for {still:.1f} s; a pause of up to {patience:.0f} s is not yet a hang"
+    text = f"{text}; {why}" if why else text
     waits = [wait for sink in sinks[:4] for wait in sink.waits[:4]]
     return Verdict(VerdictClass.UNKNOWN, text, time=time, evidence=(*wait_lines(waits), _stillness(job, still)))
 
@@ -325,24 +327,35 @@ def _name(culprit: Culprit) -> str:
     return f"{name} ({culprit.host}, pid {culprit.pid}{gpu})"
 
 
-def _summary(job: Job, verdict_class: VerdictClass, culprits: Sequence[Culprit], first: Culprit) -> str:
+def slow_links(job: Job, verdict: Verdict, still: float) -> Verdict:
+    """A verdict on links, or on a port, that carry no data as one on such that carry little: what was lost is sent again."""
+    culprits = tuple(replace(c, reason=PORT_RETRIES) if c.reason == NEITHER_WAY else c for c in verdict.culprits)
+    summary = _summary(job, VerdictClass.SLOW_COMMUNICATION, culprits, verdict.operation, still)
+    return replace(verdict, verdict_class=VerdictClass.SLOW_COMMUNICATION, culprits=culprits, summary=summary)
+
+
+def _summary(
+    job: Job, verdict_class: VerdictClass, culprits: Sequence[Culprit], operation: OperationRef | None, still: float | None = None
+) -> str:
     names = ", ".join(_name(culprit) for culprit in culprits[:4])
     if len(culprits) > 4:
         names += f" and {len(culprits) - 4} more"
     if verdict_class is VerdictClass.DEADLOCK:
         verb = "waits" if len(culprits) == 1 else "wait"
         return f"{names} {verb} in a circle: operations of several communicators in different orders"
-    where = f" in {first.operation.name} #{first.operation.sequence}" if first.operation and first.operation.name else ""
+    where = f" in {operation.name} #{operation.sequence}" if operation and operation.name else ""
     if all(culprit.link for culprit in culprits):
-        return _links_summary(job, culprits, where)
+        return _links_summary(job, culprits, where, still)
     if len(culprits) == 1:
         return f"{names} holds up the job{where}: {culprits[0].reason}"
     reasons = {culprit.reason for culprit in culprits}
     return f"{names} hold up the job{where}" + (f", each: {reasons.pop()}" if len(reasons) == 1 else ": do not go on")
 
 
-def _links_summary(job: Job, culprits: Sequence[Culprit], where: str) -> str:
-    """Links that carry nothing, each by both ends: no rank is to blame for its link."""
+def _links_summary(job: Job, culprits: Sequence[Culprit], where: str, slow_s: float | None) -> str:
+    """Links that carry nothing, each by both ends: no rank is to blame for its link. ``slow_s``: nothing came through for so many
+    seconds, though they are not dead.
+    """
     names = {f"rank {c.rank}": _name(c) for c in culprits if c.rank is not None}
     texts: dict[str, None] = {}
     for culprit in culprits:
@@ -353,9 +366,12 @@ def _links_summary(job: Job, culprits: Sequence[Culprit], where: str) -> str:
             texts[" → ".join(names.get(name, name) for name in known)] = None
     more = f" and {len(texts) - 4} more" if len(texts) > 4 else ""
     subject = f"{', '.join([*texts][:4])}{more}"
-    if len(texts) == 1:
-        return f"the link {subject} carries no data and holds up the job{where}"
-    return f"the links {subject} carry no data and hold up the job{where}"
+    one = len(texts) == 1
+    what, holds = ("carries no data", "holds") if one else ("carry no data", "hold")
+    if slow_s is not None:
+        what = "is slow" if one else "are slow"
+        where += f": no transfer has ended for {slow_s:.0f} s, though TCP still tries"
+    return f"the {'link' if one else 'links'} {subject} {what} and {holds} up the job{where}"
 
 
 def _error_culprits(job: Job) -> tuple[Culprit, ...]:

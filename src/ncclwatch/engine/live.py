@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -62,7 +62,7 @@ class LiveDiagnosis:
     """NICs that ranks use and that can carry no traffic, as their hosts last said."""
     dead_paths: Collection[DeadPath] = ()
     """Connections between ranks on which nothing is acknowledged, as their hosts last said."""
-    retrying: Collection[tuple[int, int, int]] = frozenset()
+    retrying: Mapping[tuple[int, int, int], float] = field(default_factory=dict)
     """Connections whose sockets try again to send, as of :meth:`NetworkMemory.retrying`."""
     ledger: Ledger = field(default_factory=Ledger)
     slow: SlowWatch = field(default_factory=SlowWatch)

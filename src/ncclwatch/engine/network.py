@@ -8,15 +8,16 @@ connections use, or a line of the kernel's log that names a culprit's process or
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from ncclwatch.engine.dead_paths import DeadPath
-from ncclwatch.engine.far_ends import FarEnds
+from ncclwatch.engine.flow_lines import LOST, flow_lines
+from ncclwatch.engine.patience import RETRY_S
 from ncclwatch.engine.ports import PortDown
-from ncclwatch.engine.slow.flow_delays import delay_lines
-from ncclwatch.model.network import FlowRecord, FlowState, KernelLogLine, LinkChange, NetworkLook, NicKey, NicRecord
-from ncclwatch.model.state import Direction
+from ncclwatch.engine.slow.flow_delays import delay_lines, delay_us, is_sending
+from ncclwatch.engine.slow.round_trips import FlowPlace
+from ncclwatch.model.network import FlowRecord, FlowState, KernelLogLine, LinkChange, NetworkLook, NicKey, NicRecord, SocketFacts
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 
 MEMORY_NS = 900_000_000_000
@@ -24,9 +25,20 @@ MEMORY_NS = 900_000_000_000
 MAX_KEPT = 200
 MAX_HOSTS = 65536
 MAX_FLOWS = 4096
-MAX_FLOW_LINES = 3
+RETRY_LOSSY_S = 60.0
+"""Connections that have lost much of late are given so long: an answer after 6.2 s makes the measured round trip so long that
+the next tries come only 7, 21 and 49 s after what was lost.
+"""
+RETRY_ALIVE_S = 30.0
+"""So long where something came through meanwhile: the round trip then holds the wait, and the next timeout comes late."""
 LAST_TIMEOUT = 5
 """Retransmission timeouts in a row after which TCP's next try is not waited for: 6.2 s where the first comes after 0.2 s."""
+LAST_LOSSY_TIMEOUT = 7
+"""Likewise on connections that have lost much of late: 25 s where the first comes after 0.2 s. Where a tenth is lost both ways
+one try in five goes unanswered, and one row of seven in a hundred thousand.
+"""
+LOSSY_NS = 120_000_000_000
+"""A connection that has lost much is known for it so long: while it stands still it loses nothing that could be counted."""
 FLOWS_STALE_NS = 10_000_000_000
 """A host that has listed no flow for this long has none."""
 SETTLED_NS = 3_000_000_000
@@ -48,7 +60,8 @@ MISSING_SOMETHING = frozenset({VerdictClass.DEAD, VerdictClass.NOT_ENTERED, Verd
 """Verdicts that a helper process which was killed can explain."""
 HELPER_S = 120.0
 
-SLOW_ON_THE_WIRE = frozenset({VerdictClass.SLOW_COMMUNICATION, VerdictClass.SLOW_MIXED})
+Way = tuple[int, int, int]
+"""A connection: its communicator's hash, rank and peer in it."""
 
 
 @dataclass(slots=True)
@@ -61,6 +74,38 @@ class HostNetwork:
     """When ``flows`` were listed, in ns since the epoch."""
     changes: deque[LinkChange] = field(default_factory=lambda: deque(maxlen=MAX_KEPT))
     kernel: deque[tuple[int, KernelLogLine]] = field(default_factory=lambda: deque(maxlen=MAX_KEPT))
+    lossy: dict[Way, int] = field(default_factory=dict)
+    """Connections that have lost much, each with when that was last seen, in ns since the epoch."""
+    delays: dict[FlowPlace, float] = field(default_factory=dict)
+    """How long what is sent takes to be acknowledged, µs: the longest of the sockets or queue pairs of a connection."""
+
+    def take_flows(self, flows: Sequence[FlowRecord], wall_ns: int) -> None:
+        """What the connections do now; at most :data:`MAX_FLOWS` of them."""
+        self.flows, self.flows_ns = tuple(flows[:MAX_FLOWS]), wall_ns
+        self.lossy = {way: seen for way, seen in self.lossy.items() if seen > wall_ns - LOSSY_NS}
+        for way, flow, facts in self.known_sockets():
+            # The timeouts it waits in now are not counted: a path that has just died has as many.
+            if (flow.retries or 0) - (facts.timeouts or 0) >= LOST and (way in self.lossy or len(self.lossy) < MAX_FLOWS):
+                self.lossy[way] = wall_ns
+        self.delays = {}
+        for way, flow in self._known_ways():
+            delay = delay_us(flow) if is_sending(flow) else None
+            if delay is not None:
+                place = flow.pid, *way
+                self.delays[place] = max(self.delays.get(place, 0.0), delay)
+
+    def known_sockets(self) -> Iterator[tuple[Way, FlowRecord, SocketFacts]]:
+        """The connections over sockets of which it is known whom they connect."""
+        return ((way, flow, flow.socket) for way, flow in self._known_ways() if flow.socket is not None)
+
+    def _known_ways(self) -> Iterator[tuple[Way, FlowRecord]]:
+        for flow in self.flows:
+            if flow.comm_hash is not None and flow.rank is not None and flow.peer is not None:
+                yield (flow.comm_hash, flow.rank, flow.peer), flow
+
+    def tries_left(self, way: Way, facts: SocketFacts) -> bool:
+        """Whether TCP is to be given another try on a connection whose sockets wait for an answer."""
+        return (facts.timeouts or 0) < (LAST_LOSSY_TIMEOUT if way in self.lossy else LAST_TIMEOUT)
 
     def down_since(self, nic: NicRecord) -> LinkChange | None:
         """The change that took a link down, if that is known and it was the last one."""
@@ -104,7 +149,7 @@ class NetworkMemory:
         if look.nics:
             known.nics = {nic.key: _with_users(nic, known.nics.get(nic.key)) for nic in look.nics}
         if look.flows or wall_ns - known.flows_ns > FLOWS_STALE_NS:
-            known.flows, known.flows_ns = look.flows[:MAX_FLOWS], wall_ns
+            known.take_flows(look.flows, wall_ns)
         known.changes.extend(look.changes)
         known.kernel.extend((wall_ns, line) for line in look.kernel)
         while known.changes and known.changes[0].wall_ns < wall_ns - MEMORY_NS:
@@ -124,29 +169,30 @@ class NetworkMemory:
                     found.append(PortDown(nic))
         return found
 
-    def retrying(self) -> frozenset[tuple[int, int, int]]:
+    def delays(self) -> dict[str, tuple[int, dict[FlowPlace, float]]]:
+        """Of each host when its connections were listed, in ns since the epoch, and their delays, µs."""
+        return {host: (known.flows_ns, known.delays) for host, known in self.hosts.items() if known.delays}
+
+    def retrying(self) -> dict[Way, float]:
         """Connections (communicator's hash, rank and peer in it) whose sockets wait to send again what was lost, and may come
-        through: each time they wait twice as long, so a link that only loses much can stand still for seconds.
+        through, each with the seconds of standstill it is worth waiting for that: each time they wait twice as long, so a link
+        that only loses much can stand still for many seconds.
         """
-        return frozenset(
-            (flow.comm_hash, flow.rank, flow.peer)
-            for known in self.hosts.values()
-            for flow in known.flows
-            if flow.comm_hash is not None and flow.rank is not None and flow.peer is not None and flow.socket is not None
-            if flow.socket.unacknowledged and 0 < (flow.socket.timeouts or 0) < LAST_TIMEOUT
-        )
+        found: dict[Way, float] = {}
+        for known in self.hosts.values():
+            for way, _, facts in known.known_sockets():
+                if facts.unacknowledged and facts.timeouts is not None and known.tries_left(way, facts):
+                    alone = RETRY_S if facts.timeouts else RETRY_ALIVE_S
+                    found[way] = max(found.get(way, 0.0), RETRY_LOSSY_S if way in known.lossy else alone)
+        return found
 
     def dead_paths(self) -> list[DeadPath]:
         """Connections whose sockets have sent the same again and again, and longer than TCP is given, without an answer."""
         return [
-            DeadPath(
-                flow.comm_hash, flow.rank, flow.peer, _address(flow.socket.local), _address(flow.socket.remote), flow.global_rank
-            )
+            DeadPath(*way, _address(facts.local), _address(facts.remote), flow.global_rank)
             for known in self.hosts.values()
-            for flow in known.flows
-            if flow.state is FlowState.STALLED and flow.socket is not None
-            if flow.comm_hash is not None and flow.rank is not None and flow.peer is not None
-            if flow.socket.unacknowledged and (flow.socket.timeouts or 0) >= LAST_TIMEOUT
+            for way, flow, facts in known.known_sockets()
+            if flow.state is FlowState.STALLED and facts.unacknowledged and not known.tries_left(way, facts)
         ]
 
     def explain(self, verdict: Verdict) -> Verdict:
@@ -159,9 +205,12 @@ class NetworkMemory:
                 evidence.append(line)
                 steps.append(step)
         if verdict.verdict_class in NETWORK_CLASSES:
-            evidence += self._flow_lines(verdict)
-        if verdict.verdict_class in SLOW_ON_THE_WIRE:
-            evidence += delay_lines((flow for _, known in sorted(self.hosts.items()) for flow in known.flows), verdict)
+            flows = [flow for _, known in sorted(self.hosts.items()) for flow in known.flows]
+            slow = verdict.verdict_class.slow
+            lines, lossy = flow_lines(flows, verdict, slow=slow)
+            evidence += lines
+            steps += lossy
+            evidence += delay_lines(flows, verdict) if slow else []
         evidence = [line for line in dict.fromkeys(evidence) if line not in verdict.evidence][:MAX_LINES]
         if not evidence:
             return verdict
@@ -185,36 +234,6 @@ class NetworkMemory:
             for nic in used:
                 if (said := _trouble(host, nic, known, ranks)) is not None:
                     yield said
-
-    def _flow_lines(self, verdict: Verdict) -> list[str]:
-        """What the wire says of connections between ranks of this verdict: dead and slow ones, and data that nobody reads."""
-        culprits = {culprit.rank for culprit in verdict.culprits if culprit.rank is not None}
-        ranks = culprits | set(verdict.victims)
-        said: dict[str, list[FlowRecord]] = {}
-        slow = verdict.verdict_class in SLOW_ON_THE_WIRE
-        for _, known in sorted(self.hosts.items()):
-            for flow in known.flows:
-                blocked = flow.state is FlowState.BLOCKED and flow.global_rank in culprits
-                # Of a job that stands still it says nothing that a connection was slow before.
-                trouble = flow.state.is_trouble and (slow or flow.state is not FlowState.SLOW)
-                if flow.reason and (blocked or (trouble and (not ranks or flow.global_rank in ranks))):
-                    said.setdefault(f"{flow.global_rank} {flow.direction} {flow.peer} {flow.state}", []).append(flow)
-        if not said:
-            return []
-        lines = []
-        others = FarEnds((flow for known in self.hosts.values() for flow in known.flows), verdict.culprits)
-        for flows in list(said.values())[:MAX_FLOW_LINES]:
-            first = flows[0]
-            other = others.rank_of(first)
-            peer = f"rank {other}" if other is not None else f"rank {first.peer} of its communicator"
-            way = "to" if first.direction is Direction.SEND else "from"
-            channels = sorted({flow.channel for flow in flows if flow.channel is not None})
-            where = f" over {first.device}" if first.device else ""
-            lines.append(
-                f"rank {first.global_rank} {way} {peer}{where}, "
-                f"channel{'s' if len(channels) != 1 else ''} {', '.join(map(str, channels))}: {first.reason}"
-            )
-        return lines
 
     def _kernel_lines(self, verdict: Verdict) -> Iterator[KernelLogLine]:
         """Lines of the kernel's log on hosts of culprits: Xids, NIC errors, processes that it ended."""

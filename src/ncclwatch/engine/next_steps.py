@@ -31,6 +31,8 @@ NEXT_STEPS: dict[VerdictClass, tuple[str, ...]] = {
 }
 
 GPU_NOT_BEGUN = "has called the operation, but its GPU has not begun it"
+NEITHER_WAY = "data arrives neither at it nor from it: its proxy thread or its network port stands still"
+PORT_RETRIES = "its network port, or the path to it, is slow: no transfer with it ends, though TCP still tries"
 NOT_ACKNOWLEDGED = "nothing that is sent to or from its address is acknowledged: its network port, or the path to it, is dead"
 PROXY_STALLED = "its proxy thread does not move transfers that could go on"
 PROXY_NOT_BEGUN = "its proxy thread has not begun an operation that is queued"

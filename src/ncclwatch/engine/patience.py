@@ -8,7 +8,7 @@ has stood still and gone on is what is to be expected of it. Another operation's
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ BARRIER_ELEMENTS = 4
 
 RETRY_S = 7.0
 """TCP sends again 0.2, 0.6, 1.4, 3.0 and 6.2 s after what was lost (Linux, ``TCP_RTO_MIN``, doubled each time), then 12.6."""
-
+TCP_TRIES = "what was lost is sent again by TCP"
 REMEMBERED = 16
 MAX_KINDS = 4096
 
@@ -103,7 +103,7 @@ class Patience:
         self._seen.clear()
 
 
-def retry_patience(job: Job, sinks: Sequence[Sink], retrying: Collection[tuple[int, int, int]]) -> float:
+def retry_patience(job: Job, sinks: Sequence[Sink], retrying: Mapping[tuple[int, int, int], float]) -> float:
     """Seconds a standstill must last that waits for links alone, of which one's sockets (``retrying``, see
     :class:`diagnose.Outlook`) try again and may come through.
     """
@@ -112,7 +112,7 @@ def retry_patience(job: Job, sinks: Sequence[Sink], retrying: Collection[tuple[i
         return 0.0
     ways = {(job.groups[link.group_id].hash, link.source, link.destination) for link in links}
     ways |= {(number, there, here) for number, here, there in ways}
-    return 0.0 if ways.isdisjoint(retrying) else RETRY_S
+    return max((retrying[way] for way in ways & retrying.keys()), default=0.0)
 
 
 def wait_kinds(sinks: Iterable[Sink]) -> set[WaitKind]:

@@ -249,7 +249,7 @@ class DiagnosisSession:
             for c in s.communicators
         )
         self.diagnosis.ports_down, self.diagnosis.dead_paths = self.network.ports_down(), self.network.dead_paths()
-        self.diagnosis.retrying = self.network.retrying()
+        self.diagnosis.retrying, self.diagnosis.slow.delays = self.network.retrying(), self.network.delays()
         self.diagnosis.complete_hosts = frozenset(node.name for node in heard if node.complete)
         if any(sample.run_state != "X" for sample in samples.values()):
             self.verdict = self.diagnosis.update(list(samples.values()))

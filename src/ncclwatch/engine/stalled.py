@@ -15,7 +15,7 @@ from ncclwatch.engine.habits import LEFT_OUT, Orders, deviation_line, find_alone
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.locate import Sink, victims_of
 from ncclwatch.engine.messages import beside_unobserved
-from ncclwatch.engine.next_steps import GPU_NOT_BEGUN, PROXY_NOT_BEGUN, PROXY_STALLED
+from ncclwatch.engine.next_steps import GPU_NOT_BEGUN, NEITHER_WAY, PROXY_NOT_BEGUN, PROXY_STALLED
 from ncclwatch.engine.severity import SEVERITY
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.verdict import Culprit, LinkRef, Verdict, VerdictClass
@@ -222,8 +222,7 @@ def _links(job: Job, sinks: Sequence[Sink], unseen: Sequence[Sink], still: float
         evidence += explain.wait_lines(sink.waits)
     if common is not None:
         waits = [wait for sink in sinks for wait in sink.waits]
-        reason = "data arrives neither at it nor from it: its proxy thread or its network port stands still"
-        culprits = [observed_culprit(job, common, waits, (), reason)]
+        culprits = [observed_culprit(job, common, waits, (), NEITHER_WAY)]
     victims -= explain.accused(job, culprits)
     notes = explain.wait_lines(wait for sink in unseen for wait in sink.waits)
     return explain.build(

@@ -107,9 +107,9 @@ class FlowRecord:
     ``rank`` and ``peer`` are ranks of the communicator. ``network`` is NCCL's name of it (``IB``, ``Socket``, a plugin's).
     ``device`` is the NIC (``mlx5_0``, ``eth0``), ``port`` its port where it has several (RDMA, from 1). ``bandwidth`` and
     ``expected`` are bytes a second: over the last w completions (RDMA), or while the socket had something to send. ``retries``
-    are signs of loss during the look: of the RDMA port, or retransmitted segments of the sockets. ``role`` is ``data``,
-    ``control`` (clear-to-send), ``flush`` or empty. ``shared_by`` counts the connections that use the same queue pairs or
-    sockets.
+    are signs of loss: of the RDMA port during the look, or segments its sockets sent again in the last 30 s. ``role`` is
+    ``data``, ``control`` (clear-to-send), ``flush`` or empty. ``shared_by`` counts the connections that use the same queue pairs
+    or sockets.
     """
 
     pid: int

@@ -42,6 +42,11 @@ class VerdictClass(StrEnum):
         """Whether a verdict of this class says that something is wrong."""
         return self not in (VerdictClass.RUNNING, VerdictClass.IDLE, VerdictClass.UNKNOWN)
 
+    @property
+    def slow(self) -> bool:
+        """Whether the job goes on, and slower than it should."""
+        return self in (VerdictClass.SLOW_COMPUTATION, VerdictClass.SLOW_COMMUNICATION, VerdictClass.SLOW_MIXED)
+
 
 @dataclass(frozen=True, slots=True)
 class CommunicatorRef:

@@ -25,7 +25,6 @@ MAX_TRANSFERS = 48
 MAX_RANKS = 256
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
-_SLOW = frozenset({VerdictClass.SLOW_COMPUTATION, VerdictClass.SLOW_COMMUNICATION, VerdictClass.SLOW_MIXED})
 
 
 def page(report: Report) -> str:
@@ -77,7 +76,7 @@ def _body(report: Report) -> Iterator[str]:
 
 def _verdict(report: Report, verdict: Verdict) -> Iterator[str]:
     kind = verdict.verdict_class
-    style = "slow" if kind in _SLOW else "" if kind.accuses else "unknown" if kind is VerdictClass.UNKNOWN else "calm"
+    style = "slow" if kind.slow else "" if kind.accuses else "unknown" if kind is VerdictClass.UNKNOWN else "calm"
     over = next((i.ended for i in report.incidents if i.verdict.id == verdict.id and i.ended is not None), None)
     sure = f", {verdict.confidence:.0%} sure" if kind.accuses else ""
     yield f'<div class="verdict {style}"><b>{text(kind.value.upper().replace("-", " "))}{sure}</b>{text(verdict.summary, 600)}'

@@ -31,11 +31,14 @@ MIN_BUSY_US = 5_000
 """A window with less busy time says nothing about throughput."""
 RTT_FACTOR = 2.0
 """A slow wire shows in the round trip too: its queues fill."""
+RECENT_NS = 30_000_000_000
+"""What was sent again longer ago says nothing about now."""
+COUNTED_EVERY_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class SocketJudgement:
-    """``bandwidth`` and ``expected`` are bytes a second of busy time; ``retransmitted`` segments since the first look."""
+    """``bandwidth`` and ``expected`` are bytes a second of busy time; ``retransmitted`` segments in the last 30 s."""
 
     state: FlowState
     reason: str
@@ -50,7 +53,8 @@ class SocketWatch:
     """Successive looks at the sockets of one connection, one direction."""
 
     direction: Direction
-    _first_retransmits: int | None = None
+    _retransmits: deque[tuple[int, int]] = field(default_factory=deque)
+    """(time, count so far), the oldest of which is as old as what is recent."""
     _last: tuple[int, int, int] | None = None
     _moved_ns: int | None = None
     _rates: deque[float] = field(default_factory=lambda: deque(maxlen=JUDGED))
@@ -67,8 +71,7 @@ class SocketWatch:
         sends = self.direction is Direction.SEND
         moved = sum((s.bytes_acknowledged if sends else s.bytes_received) or 0 for s in sockets)
         busy = sum(s.busy_us or 0 for s in sockets)
-        if self._first_retransmits is None:
-            self._first_retransmits = facts.retransmits
+        if self._last is None:
             self._since_ns = now_ns
         progressed = self._last is None or moved > self._last[1]
         if self._last is not None:
@@ -77,7 +80,7 @@ class SocketWatch:
             self._moved_ns = now_ns
         first = self._last is None
         self._last = (now_ns, moved, busy)
-        retransmitted = None if facts.retransmits is None else facts.retransmits - (self._first_retransmits or 0)
+        retransmitted = self._sent_again(facts.retransmits, now_ns)
         state, reason = self._state(sockets, facts, retransmitted, progressed and not first, now_ns)
         return SocketJudgement(state, reason, facts, self._bandwidth, self.expected, retransmitted)
 
@@ -85,6 +88,19 @@ class SocketWatch:
     def expected(self) -> float | None:
         """What this connection usually reaches while it has something to send; ``None`` until that is learned."""
         return median(self._baseline) if len(self._baseline) == LEARNING else None
+
+    def _sent_again(self, counted: int | None, now_ns: int) -> int | None:
+        """Segments retransmitted in the last 30 s, or since the first look."""
+        known = self._retransmits
+        if counted is None:
+            return None
+        if known and counted < known[-1][1]:  # other sockets than before
+            known.clear()
+        if not known or now_ns - known[-1][0] >= COUNTED_EVERY_NS:
+            known.append((now_ns, counted))
+        while len(known) > 1 and known[1][0] <= now_ns - RECENT_NS:
+            known.popleft()
+        return counted - known[0][1]
 
     def _measure(self, now_ns: int, moved: int, busy: int, sends: bool) -> None:
         assert self._last is not None  # noqa: S101 - the caller looked
@@ -109,9 +125,7 @@ class SocketWatch:
             stalled = _stalled(sockets)
             if stalled:
                 return FlowState.STALLED, stalled
-        lossy = (
-            f"{retransmitted} segment{'s' if retransmitted != 1 else ''} retransmitted during the look" if retransmitted else ""
-        )
+        lossy = f"{retransmitted} segment{'s' if retransmitted != 1 else ''} retransmitted" if retransmitted else ""
         if progressed:
             return self._throughput(facts, lossy)
         still = f"{(now_ns - (self._moved_ns or self._since_ns)) / 1e9:.1f} s"
@@ -146,7 +160,7 @@ def _stalled(sockets: Sequence[TcpSocket]) -> str:
         if (one.unacknowledged or 0) > 0 and (one.timeouts or 0) >= STALL_TIMEOUTS and silent >= STALL_MS:
             return (
                 f"{one.unacknowledged} segments to {one.peer} unacknowledged for {silent / 1000:.1f} s, "
-                f"{one.timeouts} retransmission timeouts in a row: the path or the other host is dead"
+                f"{one.timeouts} retransmission timeouts in a row: the path or the other host does not answer"
             )
     return ""
 

@@ -16,6 +16,8 @@ from ncclwatch.engine.slow.contention import alone_without_cpu, believed, carrie
 from ncclwatch.engine.slow.findings import (
     BUSIER,
     FLOOR,
+    FLOOR_LIMITED,
+    LOOKS,
     NOISY,
     SLOWER,
     START_TOTAL_LOOKS,
@@ -25,7 +27,7 @@ from ncclwatch.engine.slow.findings import (
     Kind,
     stands_out,
 )
-from ncclwatch.engine.slow.lateness import Lateness
+from ncclwatch.engine.slow.late_starts import late_by_itself, late_for_what_is_lost, late_together, without_onlookers
 from ncclwatch.engine.slow.links import network_findings
 from ncclwatch.engine.slow.looks import Part
 from ncclwatch.engine.slow.profile import OWN, Profile, Shares
@@ -37,6 +39,7 @@ from ncclwatch.engine.slow.together import (
     outside,
     slower_than_equals,
     whole_hosts,
+    whole_stages,
 )
 
 
@@ -67,9 +70,8 @@ def _reference(values: Shares, context: Context) -> Shares:
 
 def _others(values: Shares, at: int, context: Context) -> float:
     """The mean of a rank's equals; 0 where it has none."""
-    equals = context.equal == context.equal[at]
-    equals[at] = False
-    return float(values[equals].mean()) if context.equal[at] >= 0 and equals.any() else 0.0
+    others = context.others(at)
+    return float(values[others].mean()) if len(others) else 0.0
 
 
 MUCH_BUSIER = 1.3
@@ -83,18 +85,16 @@ def _busier(profile: Profile, context: Context) -> NDArray[np.bool_]:
     busier = profile.busy >= np.maximum(BUSIER * usual, usual + chance)
     before = context.before
     if before is not None and before.looks >= 4:
-        past = np.full(len(profile.busy), np.nan)
-        known = {key: at for at, key in enumerate(before.processes)}
-        for at, key in enumerate(profile.processes):
-            if key in known:
-                past[at] = before.busy[known[key]]
+        past = before.of(profile.processes, before.busy)
         longer = profile.busy * context.stretch >= BUSIER * past
         chance = 2.0 * np.sqrt(np.clip(past * (1.0 - past), 0.0, None) / before.looks)
         much_longer = profile.busy * context.stretch >= np.maximum(MUCH_BUSIER * past, past + chance)
         # Where all equals are slow alike (a host that is a stage) only the past tells.
         busier = np.where(np.isnan(usual), longer, (busier & (longer | np.isnan(past))) | much_longer)
     slower = context.factor >= SLOWER
-    return np.asarray((busier & _waits_less(profile, context)) | slower, np.bool_)
+    # Nothing is as much as nothing: who is never seen at work is no busier than others, unless nothing shows of anybody (NVLink).
+    works = (profile.busy > 0) | ~(profile.busy + profile.waits).any()
+    return np.asarray((busier & works & _waits_less(profile, context)) | slower, np.bool_)
 
 
 WAITS_LESS = 0.5
@@ -108,13 +108,11 @@ def _waits_less(profile: Profile, context: Context) -> NDArray[np.bool_]:
     """
     result = np.ones(len(profile.waits), np.bool_)
     for at in range(len(result)):
-        if context.equal[at] < 0:
+        others = context.others(at)
+        if not len(others):
             continue
-        equals = profile.waits[(context.equal == context.equal[at]) & (context.host != context.host[at])]
-        if not len(equals):
-            others = context.equal == context.equal[at]
-            others[at] = False
-            equals = profile.waits[others]
+        elsewhere = others[context.nodes[others] != context.nodes[at]]
+        equals = profile.waits[elsewhere if len(elsewhere) else others]
         usual = float(np.median(equals))
         if usual > 0:
             middle = (usual + float(profile.waits[at])) / 2
@@ -132,8 +130,8 @@ def _plainly_at_work(profile: Profile, context: Context) -> NDArray[np.bool_]:
     """
     result, own = np.zeros(len(profile.busy), np.bool_), profile.own()
     for at in range(len(result)):
-        others = np.flatnonzero((context.equal == context.equal[at]) & (np.arange(len(result)) != at))
-        if context.equal[at] < 0 or len(others) < 3 or profile.busy[at] <= profile.busy[others].max():
+        others = context.others(at)
+        if len(others) < 3 or profile.busy[at] <= profile.busy[others].max():
             continue
         if profile.seen[at] < PLAIN_LOOKS or own[at] < PLAIN_TIMES * np.delete(own, at).max():
             continue
@@ -146,9 +144,27 @@ def _plainly_at_work(profile: Profile, context: Context) -> NDArray[np.bool_]:
     return result
 
 
+FAR_TIMES, FAR_TIMES_LOOKS, FAR_LOOKS = 3.0, 2.0, 5
+
+
+def _far_from_equals(profile: Profile, own: Shares, held: Shares, context: Context) -> NDArray[np.bool_]:
+    """Ranks that hold others up three times as much as any of their equals does (three or more), in twice as many looks, and that
+    of all of them work most and wait least.
+    """
+    result = np.zeros(len(own), np.bool_)
+    for at in np.flatnonzero(held >= FAR_LOOKS).tolist():
+        others = context.others(at)
+        if len(others) < 3:
+            continue
+        more = own[at] >= FAR_TIMES * own[others].max() and held[at] >= FAR_TIMES_LOOKS * held[others].max()
+        works = profile.busy[at] > profile.busy[others].max() and profile.waits[at] < profile.waits[others].min()
+        result[at] = bool(more and works)
+    return result
+
+
 def _ranks(profile: Profile, context: Context, plain: NDArray[np.bool_], limited: NDArray[np.bool_]) -> list[Finding]:
     if context.late is not None:
-        by_itself = np.where(_late_together(context, context.late), 0.0, context.late.share)
+        by_itself = np.where(late_together(context, context.late), 0.0, context.late.share)
         context = replace(context, late=replace(context.late, share=by_itself))
     own, held = profile.own(), profile.own_looks()
     if context.before is not None:
@@ -166,17 +182,19 @@ def _ranks(profile: Profile, context: Context, plain: NDArray[np.bool_], limited
         # They seem to be at work; only times of their own that say so count against them.
         waiting = context.unseen & ~(context.factor >= SLOWER)
         own, held = np.where(waiting, 0.0, own), np.where(waiting, 0, held)
-    explains = _late_for_what_is_lost(profile, context)
+    explains = late_for_what_is_lost(profile, context)
     busier = busier | explains
     if context.late is not None:
-        # A rank also begins late when the collective before ended late for it; only one that is busier is late by itself.
-        late = np.where(busier, context.late.share, 0.0)
+        late = late_by_itself(busier, profile, context.late)
         own, held = np.maximum(own, late), np.maximum(held, np.where(late > 0, context.late.late, 0))
+    own, held = _handed_on(own, held, profile, context)
     # Whose late starts explain it is compared by those: what looks see of his equals may be their waiting for him.
     usual, shown = np.where(explains, 0.0, _reference(own, context)), profile.shown()
     findings: list[Finding] = []
     together = limited_together(limited, profile)
     whole = [*together, *(members for members in whole_hosts(own, held, busier, profile, context) if not limited[members].all())]
+    taken = {at for members in whole for at in members.tolist()}
+    whole += [members for members in whole_stages(own, held, profile, context) if taken.isdisjoint(members.tolist())]
     for members in whole:
         share = max(float(own[members].sum()), explained_by_work(members, profile, context))
         looks = int(held[members].max())
@@ -186,81 +204,41 @@ def _ranks(profile: Profile, context: Context, plain: NDArray[np.bool_], limited
             findings.append(_of_ranks(profile, members, share, looks, elsewhere, context, alone))
     taken = {at for members in whole for at in members.tolist()}
     sigmas = float(np.interp(context.doubt, (0.0, NOISY), SHARE_SIGMAS))
-    for at in np.argsort(-own, kind="stable").tolist():
-        if own[at] < FLOOR:
-            break
+    far = _far_from_equals(profile, own, held, context)
+    # Whom the kernel holds back since the job is slow, and nobody else, need only be the one that is waited for most often.
+    least = np.where(limited & (held >= max(LOOKS, held.max(initial=0))) & (context.lost is not None), FLOOR_LIMITED, FLOOR)
+    for at in sorted(np.flatnonzero(own >= least).tolist(), key=lambda at: -own[at]):
         certain = (
             own[at] - _others(own, at, context) >= sigmas * profile.scatter[at]
             or alone[at]
             or _measured(at, own, context)
             or plain[at]
+            or far[at]
         )
-        if at in taken or not busier[at] or not certain or _paced_by_another(at, own, context):
+        if at in taken or not busier[at] or not certain or _is_onlooker(at, own, held, profile, context):
             continue
         members = np.array([at])
         measured = slower_than_equals(members, context)
-        if stands_out(own[at], held[at], usual[at], context, shown, measured=measured, limited=bool(limited[at])):
+        # Of two alike neither explains as much as one does.
+        beside = bool(findings) and own[at] - _others(own, at, context) >= BESIDE_SIGMAS * profile.scatter[at]
+        known = {"measured": measured or beside, "limited": bool(limited[at]), "far": bool(far[at])}
+        if least[at] < FLOOR or stands_out(own[at], held[at], usual[at], context, shown, **known):
             findings.append(_of_ranks(profile, members, float(own[at]), int(held[at]), float(usual[at]), context, alone))
-    findings = _without_onlookers(findings, context)
+    findings = without_onlookers(findings, context)
     return [f for n, f in enumerate(findings) if n == 0 or _beside(f, findings[0], context)]
 
 
 SHARE_SIGMAS = (2.0, 3.0)
 """Standard errors by which a share must exceed its equals' (in a quiet job, in a noisy one) where only looks speak for it."""
 
+BESIDE_SIGMAS = 3.0
 SECOND = 0.5
 """Beside a worse culprit a rank counts from this share of its, or where the times between its calls say that it is slow."""
 SECOND_SLOWER = 0.25
 PACED_ALIKE, PACED_SHARE = 0.8, 0.6
 """Who has slowed down by at least this part of another's factor, and holds others up by less than this part, is paced by it."""
-
-
-LATE_TOGETHER = 0.25
-LATE_EXPLAINS, LATE_TIMES, LATE_CARRIED, LATE_WAITS = 0.5, 2.0, 0.3, 0.1
-LATE_ALL = 0.6
-"""From this part of what is lost on, late starts explain it."""
-
-
-def _late_together(context: Context, late: Lateness) -> NDArray[np.bool_]:
-    """Ranks that begin late like many of their equals on other hosts: the collective before has ended late for all of them."""
-    result = np.zeros(len(context.equal), np.bool_)
-    for at in np.flatnonzero(late.share > 0).tolist():
-        equals = context.equal == context.equal[at]
-        equals[at] = False
-        others = equals & (context.host != context.host[at])
-        others = others if others.any() else equals
-        result[at] = others.any() and float((late.share[others] >= 0.5 * late.share[at]).mean()) > LATE_TOGETHER
-    return result
-
-
-def _late_for_what_is_lost(profile: Profile, context: Context) -> NDArray[np.bool_]:
-    """Ranks that begin so late that it explains most of what is lost, alone among their equals, and that are seen to hold others
-    up more than these usually do, and not by their links: for whom a collective ends late, that one waits more than others.
-
-    In shared memory all seem to wait most of the time, so who holds them up need not be seen to wait much less.
-    """
-    result = np.zeros(len(context.equal), np.bool_)
-    if context.late is None or context.lost is None:
-        return result
-    alike = context.equal if context.alike is None else context.alike
-    share, own = context.late.share, profile.own()
-    for at in np.flatnonzero((share > 0) & (share >= LATE_EXPLAINS * context.lost)).tolist():
-        others = np.flatnonzero((alike == alike[at]) & (np.arange(len(result)) != at))
-        if alike[at] < 0 or not len(others) or share[others].max() >= LATE_TOGETHER * share[at]:
-            continue
-        key = profile.processes[at]
-        carried = sum(part for link, part in profile.links.items() if key in link[:2]) + profile.hold[Part.PROXY][at]
-        result[at] = _holds_more(at, others, own, profile, context) and carried <= LATE_CARRIED * share[at]
-    return result
-
-
-def _holds_more(at: int, others: NDArray[np.int64], own: Shares, profile: Profile, context: Context) -> bool:
-    """Whether a rank holds others up more than its equals do. Beside a single one, which may be an onlooker inside the node, or
-    such as are seen by other means: whether it waits no more than they do.
-    """
-    if len(others) > 1 and np.all(context.equal[others] == context.equal[at]) and context.equal[at] >= 0:
-        return bool(own[at] > LATE_TIMES * float(np.median(own[others])))
-    return bool(own[at] > 0 and profile.waits[at] <= profile.waits[others].max() + LATE_WAITS)
+OUTWORKED = 1.3
+"""Another stage of the pipeline works so many times as much more than its equals as a rank does more than its own."""
 
 
 def _measured(at: int, own: Shares, context: Context) -> bool:
@@ -269,13 +247,46 @@ def _measured(at: int, own: Shares, context: Context) -> bool:
     return late or bool(context.factor[at] >= SLOWER)
 
 
+def _handed_on(own: Shares, held: Shares, profile: Profile, context: Context) -> tuple[Shares, Shares]:
+    """Shares and looks in which each rank holds others up, without what others only seem to: who of a pipeline is waited for, and
+    outworked by another stage of it, hands that on. Without a healthy past it does not: some pipeline is always the last.
+    """
+    own_now, held_now = own.copy(), held.copy()
+    for at in np.flatnonzero(own >= FLOOR).tolist() if context.lost is not None else ():
+        worker = _outworked_by(at, own, held, profile, context)
+        if worker is not None:
+            own_now[worker] += own[at]
+            held_now[worker] = max(held_now[worker], held[at])
+            own_now[at], held_now[at] = 0.0, 0
+    return own_now, held_now
+
+
+def _is_onlooker(at: int, own: Shares, held: Shares, profile: Profile, context: Context) -> bool:
+    """Whether a rank only seems to hold others up: another does, and it with it."""
+    return _paced_by_another(at, own, context) or _outworked_by(at, own, held, profile, context) is not None
+
+
 def _paced_by_another(at: int, own: Shares, context: Context) -> bool:
     """Whether a rank seems to have become slower as an equal on its host did, who holds others up much more: it waits for it in
     the calls of a tensor group, and both seem to compute for as long as the quicker one does.
     """
     factor = context.factor[at]
-    alike = (context.equal == context.equal[at]) & (context.host == context.host[at]) & (context.factor >= PACED_ALIKE * factor)
+    alike = (context.equal == context.equal[at]) & (context.nodes == context.nodes[at]) & (context.factor >= PACED_ALIKE * factor)
     return bool(context.equal[at] >= 0 and factor >= SLOWER and np.any(own[alike] * PACED_SHARE > own[at]))
+
+
+def _outworked_by(at: int, own: Shares, held: Shares, profile: Profile, context: Context) -> int | None:
+    """Which rank of another stage of the same pipeline works so much more, beside its equals, than a rank does, and holds others
+    up in as many looks: at the gradients all that is late in a pipeline is waited for, whoever of it made it late. Nobody's where
+    the rank's own calls say that it is slow.
+    """
+    if context.replica is None or context.replica[at] < 0 or context.equal[at] < 0 or _measured(at, own, context):
+        return None
+    worked = profile.busy * profile.seen / max(1, profile.looks)  # what is not seen may be waiting
+    fellows = (context.replica == context.replica[at]) & (context.equal >= 0) & (context.equal != context.equal[at])
+    excess = {n: float(worked[n]) - _others(worked, n, context) for n in (at, *np.flatnonzero(fellows).tolist())}
+    more = [n for n in excess if n != at and excess[n] >= OUTWORKED * max(excess[at], 0.0) and held[n] >= held[at]]
+    return max(more, key=lambda n: excess[n], default=None)
 
 
 def _beside(finding: Finding, worst: Finding, context: Context) -> bool:
@@ -285,18 +296,6 @@ def _beside(finding: Finding, worst: Finding, context: Context) -> bool:
     if finding.kind is Kind.COMPUTE and np.all(factors < AS_EVER):
         return False  # the times between its calls say that it works as fast as ever
     return finding.share >= (SECOND_SLOWER if slower else SECOND) * worst.share
-
-
-def _without_onlookers(findings: list[Finding], context: Context) -> list[Finding]:
-    """Where the late starts of one host explain nearly all that is lost, only times of their own count against the others: who
-    waits inside a node for a host that calls late seems to be at work.
-    """
-    late, lost = context.late, context.lost
-    if late is None or lost is None or lost <= 0:
-        return findings
-    if not any(f.kind is Kind.HOST and float(late.share[list(f.members)].sum()) >= LATE_ALL * lost for f in findings):
-        return findings
-    return [f for f in findings if f.kind is not Kind.COMPUTE or np.all(context.factor[list(f.members)] >= SLOWER)]
 
 
 def _of_ranks(
@@ -320,8 +319,7 @@ def _of_ranks(
 def _past(profile: Profile, before: Profile) -> Shares:
     if before.looks < 4:
         return np.zeros(len(profile.processes))
-    known = dict(zip(before.processes, before.own().tolist(), strict=True))
-    return np.array([known.get(key, 0.0) for key in profile.processes])
+    return before.of(profile.processes, before.own(), 0.0)
 
 
 def _same_ranks(findings: Sequence[Finding], plain: NDArray[np.bool_], told: NDArray[np.bool_]) -> list[Finding]:

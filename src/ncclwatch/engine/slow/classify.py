@@ -63,6 +63,20 @@ def cause(judgement: Judgement, finding: Finding) -> str:
     return ""
 
 
+def short_cause(judgement: Judgement, finding: Finding) -> str:
+    """The sub-cause in a word or two, for a summary; empty where nothing singles one out, or only many words do."""
+    if not finding.kind.computes:
+        return ""
+    if lack := lacks_cpu(judgement.profile, judgement.context, list(finding.members)):
+        return lack.partition(":")[0]
+    if finding.kind is Kind.COMPUTE:
+        pauses = periodic_pauses(judgement)
+        return "pauses" if pauses and _compute_cause(judgement, finding) == pauses else ""
+    if not starts_late(judgement, finding):
+        return ""
+    return "pauses" if _is_rarely_late(judgement, finding) else "begins iterations late"
+
+
 def starts_late(judgement: Judgement, finding: Finding) -> bool:
     """Whether the hosts of a finding's ranks are seen to begin iterations later than the others."""
     late = judgement.context.late
@@ -76,10 +90,16 @@ def _host_cause(judgement: Judgement, finding: Finding) -> str:
         return "its host calls late while its GPU has nothing queued: data loader, Python, or CPU"
     times, seconds = int(late.late[members].max()), float(late.seconds[members].mean())
     seen = f"its host begins {times} of {late.seen} iterations {seconds:.2f} s later than the others"
-    rare = times <= 0.6 * late.seen
+    rare = _is_rarely_late(judgement, finding)
     return seen + (
         ": pauses (garbage collection, or another process)" if rare else ": slow data loader, or other work of the host"
     )
+
+
+def _is_rarely_late(judgement: Judgement, finding: Finding) -> bool:
+    """Whether hosts that are late are so now and then only."""
+    late = judgement.context.late
+    return late is not None and int(late.late[list(finding.members)].max()) <= 0.6 * late.seen
 
 
 def _compute_cause(judgement: Judgement, finding: Finding) -> str:

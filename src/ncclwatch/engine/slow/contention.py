@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.cpu_limits import HELD_BACK
+from ncclwatch.engine.cpu_limits import HELD_BACK, HELD_TIMES
 from ncclwatch.engine.slow.findings import Context, Finding, Kind
 from ncclwatch.engine.slow.profile import Profile, Shares
 
@@ -28,10 +28,6 @@ ALONE = 1.4
 """A rank is said to lack CPUs if so many times as many of its threads wait for one."""
 MOST = 0.3
 """On a host that is short of CPUs a rank must explain this much of what is lost to be blamed for its work."""
-
-HELD_TIMES = 2.0
-"""A rank that a CPU limit holds back is blamed for it if it was held back so many times less before; and it alone, if most others
-are held back so many times less."""
 
 ALIKE = 1.4
 """Ranks lack CPUs alike if none waits so many times as long as is usual, or runs so much less."""
@@ -54,8 +50,7 @@ def short_of_cpu(profile: Profile, before: Profile | None) -> NDArray[np.bool_]:
     heavy = wait >= HEAVY_WAIT
     if before is None:
         return heavy
-    known = dict(zip(before.processes, running_part(before).tolist(), strict=True))
-    past = np.array([known.get(process, np.nan) for process in profile.processes])
+    past = before.of(profile.processes, running_part(before))
     fell = (wait >= LEAST_WAIT) & (part < FELL * past)
     return np.where(np.isnan(past), heavy, fell)
 
@@ -88,12 +83,12 @@ def alone_without_cpu(profile: Profile, context: Context) -> NDArray[np.bool_]:
 
 
 def held_back_alone(profile: Profile, context: Context) -> NDArray[np.bool_]:
-    """Ranks that a CPU limit holds back now, did not before, and does not hold most others back."""
+    """Ranks that a CPU limit holds back now (``HELD_TIMES`` as much as before) and does not hold most others back."""
     held = np.nan_to_num(profile.held_back)
     if not (held >= HELD_BACK).any():
         return np.zeros(len(profile.processes), np.bool_)
-    known = {} if context.before is None else dict(zip(context.before.processes, context.before.held_back, strict=True))
-    past = np.nan_to_num(np.array([float(known.get(process, 0.0)) for process in profile.processes]))
+    before = context.before
+    past = np.zeros(len(held)) if before is None else np.nan_to_num(before.of(profile.processes, before.held_back, 0.0))
     result = (held >= HELD_BACK) & (held >= HELD_TIMES * past)
     return np.asarray(result & (held >= HELD_TIMES * float(np.quantile(held, 0.5, method="lower"))), np.bool_)
 
@@ -106,8 +101,8 @@ def carried_by_links(profile: Profile, context: Context) -> tuple[Shares, Shares
             looks[at] += times
     share = profile.incident()
     if context.before is not None:
-        known = dict(zip(context.before.processes, context.before.incident().tolist(), strict=True))
-        share = np.maximum(share - np.array([known.get(key, 0.0) for key in profile.processes]) / context.stretch, 0.0)
+        past = context.before.of(profile.processes, context.before.incident(), 0.0)
+        share = np.maximum(share - past / context.stretch, 0.0)
     return share, looks
 
 

@@ -1,8 +1,8 @@
 """What each culprit costs: how long an iteration would last if it were normal.
 
 Where there is a healthy past, the loss is measured (iterations now against normal ones), and several culprits have their parts of
-it as they hold the others up. Without one, the share of the time that others are seen to wait for a culprit is all there is. What
-the critical path of whole iterations says of a rank's work counts before both.
+it as they hold the others up. Without one, the share of the time that others are seen to wait for a culprit is the least it
+costs. What the critical path of whole iterations says of a rank's work counts before both.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WHOLE = 0.5
 class Cost:
     """``share`` of the iteration's time, ``seconds`` of it, and how long an iteration would last without, seconds.
 
-    ``least``: more was lost than looks see anybody hold up, so it may be more.
+    ``least``: looks see only part of what is lost, or nobody knows what that is, so it may be more.
     """
 
     share: float
@@ -47,7 +47,7 @@ def costs(
     if slow is not None:
         explained = slow.lost_share if total >= WHOLE * slow.lost_share else min(total, slow.lost_share)
     shares = [min(1.0, finding.share * explained / total) if total > 0 else 0.0 for finding in findings]
-    least = [explained < (slow.lost_share if slow is not None else 0.0)] * len(findings)
+    least = [slow is None or explained < slow.lost_share] * len(findings)
     for at, finding in enumerate(findings):
         if paths and finding.kind.computes and len(finding.members) == 1 and finding.members[0] in paths:
             shares[at], least[at] = min(1.0, paths[finding.members[0]] / duration), False

@@ -50,6 +50,12 @@ def nodes(job: Job) -> NDArray[np.int64]:
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
+def replicas(job: Job, topology: Topology | None) -> NDArray[np.int64]:
+    """The place in the data group of each member: with equal ones they work on the same data; −1 where it is not known."""
+    known = [member.rank if _knows(topology, member.rank) else None for member in job.members]
+    return np.array([-1 if topology is None or rank is None else int(topology.replica[rank]) for rank in known], np.int64)
+
+
 def _means(member: Member) -> tuple[object, ...]:
     """Which kinds of connections there are, not how many: at the ends of a ring some are not made that others have."""
     used = [c for c in member.last.communicators if _is_used(c)]

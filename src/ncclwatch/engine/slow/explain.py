@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.cpu_limits import RAISE_LIMIT, RAISE_LIMITS, all_held_back
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.slow.classify import cause, classify, starts_late, works_slower
+from ncclwatch.engine.slow.classify import cause, classify, short_cause, starts_late, works_slower
 from ncclwatch.engine.slow.contention import held_back_alone
 from ncclwatch.engine.slow.cost import costs
 from ncclwatch.engine.slow.findings import LOOKS, Finding, Kind
@@ -270,7 +270,8 @@ def _summary(kind: VerdictClass, members: Mapping[int, Member], judgement: Judge
             names = f"the link from {names.replace(', ', ' to ')}"
         # With one culprit the loss says it all.
         price = f", {cost.text()}" if cost is not None and (slow is None or len(findings) > 1) else ""
-        parts.append(f"{names} ({finding.kind}{price})")
+        word = f": {short}" if (short := short_cause(judgement, finding)) else ""
+        parts.append(f"{names} ({finding.kind}{word}{price})")
     pace = "as long as the job has been watched"
     if slow is not None:
         lost = f"{slow.lost_share:.0%} of the time is lost"

@@ -11,9 +11,12 @@ from numpy.typing import NDArray
 from ncclwatch.engine.slow.lateness import Lateness
 from ncclwatch.engine.slow.looks import LinkPlace
 from ncclwatch.engine.slow.profile import Profile, Shares
+from ncclwatch.model.identity import ProcessKey
 
 FLOOR = 0.035
 """Below this share of the job's time nothing is blamed."""
+FLOOR_LIMITED = 0.01
+"""The same for one whom a CPU limit has begun to hold back, and nobody else, and who is waited for most often."""
 EXPLAINS = 0.2
 """A culprit must explain at least this share of the time that was lost."""
 EXPLAINS_MEASURED = 0.1
@@ -30,6 +33,8 @@ START_TOTAL_LOOKS = 12
 START_TIMES = 4.0
 """Without a healthy past: the share, the looks, and how many times what its equals have."""
 
+START_SHARE_FAR = 0.07
+"""The share of one who is far from all of its equals: 238 recordings of jobs that were healthy so long have none above 0.06."""
 START_SHARE_LIMITED = 0.08
 """The share of one whom a CPU limit holds back: that needs no comparison."""
 
@@ -97,10 +102,24 @@ class Context:
     alike: NDArray[np.int64] | None = None
     """Sets of ranks that do equal work, whatever shows of them: calls can be compared where looks cannot; as ``equal``."""
 
+    replica: NDArray[np.int64] | None = None
+    """Ranks of one place in the data group: a pipeline with its tensor groups (−1: not known)."""
+    exposed: NDArray[np.bool_] | None = None
+    """Whether everything that a rank does with others passes the network, so that none of its waits is unseen."""
+
+    delayed: frozenset[tuple[ProcessKey, ProcessKey]] = frozenset()
+    """Links (sender, receiver) of which the wire says that they have become much slower, as no other has."""
+
     @property
     def nodes(self) -> NDArray[np.int64]:
         """``node``, or the hosts where that is not known."""
         return self.host if self.node is None else self.node
+
+    def others(self, at: int, *, by_means: bool = True) -> NDArray[np.int64]:
+        """A rank's equals but itself, in order; empty where it has none. ``by_means=False``: whatever shows of them."""
+        sets = self.equal if by_means or self.alike is None else self.alike
+        same = np.asarray(sets == sets[at]) & (np.arange(len(sets)) != at)
+        return np.flatnonzero(same) if sets[at] >= 0 else np.empty(0, np.int64)
 
     @property
     def doubt(self) -> float:
@@ -120,10 +139,11 @@ def sigmas_needed(context: Context) -> float:
 
 def stands_out(
     share: float, looks: float, reference: float, context: Context, shown: float = 1.0, *,
-    measured: bool = False, limited: bool = False,
+    measured: bool = False, limited: bool = False, far: bool = False,
 ) -> bool:  # fmt: skip
     """Whether a share of holding others up stands out. ``shown``: the part of all waits of which it is seen where they end;
-    ``measured``: the calls say so as well; ``limited``: the kernel says that a CPU limit holds the rank back, and not the others.
+    ``measured``: the calls say so as well; ``limited``: the kernel says that a CPU limit holds the rank back, and not the others;
+    ``far``: it is unlike all of its equals, by everything that looks show.
     """
     excess = share - (0.0 if np.isnan(reference) else reference)
     if limited and context.lost is None:
@@ -134,6 +154,6 @@ def stands_out(
     return bool(
         not np.isnan(reference)
         and looks >= START_LOOKS
-        and excess >= START_SHARE
+        and excess >= (START_SHARE_FAR if far else START_SHARE)
         and share >= START_TIMES * max(reference, FLOOR / 2)
     )

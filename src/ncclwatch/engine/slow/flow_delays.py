@@ -42,8 +42,8 @@ def _slow(flows: Iterable[FlowRecord]) -> Iterator[tuple[tuple[int, FlowKind], S
         if flow.comm_hash is None or flow.rank is None or flow.peer is None:
             continue
         names[flow.comm_hash][flow.rank] = flow.global_rank
-        delay = _delay_us(flow)
-        if delay is not None and flow.direction is Direction.SEND and flow.role in ("", "data"):
+        delay = delay_us(flow) if is_sending(flow) else None
+        if delay is not None:
             transfers[flow.comm_hash, flow.kind].append((flow.rank, flow.peer, delay))
     for key, seen in transfers.items():
         size = 1 + max(max(source, destination) for source, destination, _ in seen)
@@ -53,7 +53,13 @@ def _slow(flows: Iterable[FlowRecord]) -> Iterator[tuple[tuple[int, FlowKind], S
                 yield key, part, names[key[0]], int(np.isfinite(matrix).sum())
 
 
-def _delay_us(flow: FlowRecord) -> float | None:
+def is_sending(flow: FlowRecord) -> bool:
+    """Whether a connection is one that sends the data of transfers."""
+    return flow.direction is Direction.SEND and flow.role in ("", "data")
+
+
+def delay_us(flow: FlowRecord) -> float | None:
+    """How long what a connection sends takes to be acknowledged, µs: work requests, or TCP's round trip; ``None``: unknown."""
     if flow.rdma is not None and flow.rdma.latency_p50_ns:
         return flow.rdma.latency_p50_ns / 1e3
     if flow.socket is not None and flow.socket.rtt_us:

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Hashable
 
+from ncclwatch.engine.connections import CONNECTION_SLOTS
 from ncclwatch.engine.edges import Wait
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.slow.order import CallOrder, Place
-from ncclwatch.model.state import Direction, OpPhase, PendingOperation, ProxyOperation
+from ncclwatch.model.state import Communicator, Direction, OpPhase, PendingOperation, ProxyOperation
 
 OrderOf = Callable[[str, int], CallOrder | None]
 """(host, pid) → the order of a process's calls, where the calls plane saw them."""
@@ -79,6 +80,8 @@ class Kernels:
                 kernel = (operation.comm_address, operation.comm_hash, operation.op_count, way)
             self._kernel[index, operation.address] = kernel
             begun = _has_begun(operation)
+            if begun is None and operation.algorithm == "Ring" and _leaves_unread(job, member, operation):
+                begun = False
             if begun is not None:
                 self._begun[index, kernel] = self._begun.get((index, kernel), False) or begun
         if positions:
@@ -101,10 +104,38 @@ def _has_begun(operation: ProxyOperation) -> bool | None:
     return False if any(sub.gpu_ready is not None and sub.posted > 0 for sub in operation.subs) else None
 
 
+def _leaves_unread(job: Job, member: Member, operation: ProxyOperation) -> bool:
+    """Whether a ring's data has been delivered to a rank which reads none of it, though there is room for what it writes first to
+    the next in shared memory: then its kernel has not begun.
+    """
+    delivered = [sub for sub in operation.subs if sub.transmitted]
+    if not delivered or operation.direction is not Direction.RECV or any(sub.done for sub in operation.subs):
+        return False
+    own = _communicator(job, member, operation)
+    if own is None:
+        return False
+    rings = {ring.channel: (ring.prev, ring.next) for ring in own.rings}
+    room = {
+        (conn.channel, conn.peer): conn.tail - conn.head < CONNECTION_SLOTS // 2
+        for conn in own.host_connections
+        if conn.direction is Direction.SEND and conn.connection_index == 0 and conn.head is not None and conn.tail is not None
+    }
+    for sub in delivered:
+        before, after = rings.get(sub.channel, (None, -1))
+        if sub.peer == before and room.get((sub.channel, after), False):
+            return True
+    return False
+
+
+def _communicator(job: Job, member: Member, operation: ProxyOperation | PendingOperation) -> Communicator | None:
+    """The communicator of an operation, if it is known."""
+    number = job.find_group(member, operation.comm_address, operation.comm_hash)
+    return next((c for c in member.last.communicators if job.group_of[member.index, c.address] == number), None)
+
+
 def _places(job: Job, member: Member, operation: ProxyOperation | PendingOperation) -> list[Place]:
     """The places in the order of calls that an operation fills; empty where its communicator is not known."""
-    number = job.find_group(member, operation.comm_address, operation.comm_hash)
-    own = next((c for c in member.last.communicators if job.group_of[member.index, c.address] == number), None)
+    own = _communicator(job, member, operation)
     if own is None:
         return []
     if not operation.op_count & 1:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -18,6 +18,7 @@ ELEVATED = 0.02
 ELEVATED_TIMES = 2.5
 SMALL = 16
 """In jobs of so many ranks one rank's links are many of all."""
+ALONE_TIMES = 2.5
 ALL_LINKS = 0.25
 """A whole host is blamed for its links only if they hold the job up for this share of the time: many small shares are noise."""
 
@@ -29,7 +30,7 @@ def network_findings(profile: Profile, context: Context) -> list[Finding]:
     if context.before is not None and context.before.looks >= 4:
         past = {key: share / context.stretch for key, share in context.before.links.items()}
         shares = {key: max(0.0, share - past.get(key, 0.0)) for key, share in shares.items()}
-    findings = _proxies(profile, context, shares, index)
+    findings = _proxies(profile, context, shares, index) or _delayed(profile, context, shares, index)
     touched = {at for finding in findings for at in finding.members}
     size = len(profile.processes)
     usual = _usual_link(shares, index)
@@ -45,7 +46,9 @@ def network_findings(profile: Profile, context: Context) -> list[Finding]:
         looks = max((profile.link_looks[key] for key in keys), default=0)
         chance = float(np.sqrt(sum(profile.link_scatter.get(key, 0.0) ** 2 for key in keys)))
         certain = share - len(keys) * _mean_other(shares, keys, size) >= sigmas_needed(context) * chance
-        if certain and not touched.intersection(members) and stands_out(share, looks, usual, context):
+        if not certain or touched.intersection(members):
+            continue
+        if stands_out(share, looks, usual, context, _shown(share, keys, shares, profile)):
             findings.append(Finding(Kind.NIC, members, share, looks, usual, keys=tuple(keys)))
             touched.update(members)
     for key, share in sorted(elevated.items(), key=lambda item: -item[1]):
@@ -54,12 +57,22 @@ def network_findings(profile: Profile, context: Context) -> list[Finding]:
         certain = share - _mean_other(shares, {key}, size) >= sigmas_needed(context) * chance
         # Without a healthy past a job may well wait for its links, but hardly for one alone.
         compared = usual if context.lost is not None else max([usual, *(s for other, s in shares.items() if other != key)])
-        if not certain or touched.intersection(members) or not stands_out(share, profile.link_looks[key], compared, context):
+        if not certain or touched.intersection(members):
+            continue
+        if not stands_out(share, profile.link_looks[key], compared, context, _shown(share, {key}, shares, profile)):
             continue
         findings.append(Finding(Kind.LINK, members, share, profile.link_looks[key], usual, profile.places[key], (key,)))
         touched.update(members)
     largest = max((f.share for f in findings), default=0.0)
     return [f for f in findings if f.share >= 0.3 * largest]
+
+
+def _shown(share: float, keys: Collection[LinkKey], shares: Mapping[LinkKey, float], profile: Profile) -> float:
+    """The part of all waits whose ends show, for links that hold the job up much more than each other one; else they have to
+    explain what is lost as if all showed.
+    """
+    rest = max((other for key, other in shares.items() if key not in keys), default=0.0)
+    return profile.shown() if share >= ALONE_TIMES * rest else 1.0
 
 
 def _ends(key: LinkKey, index: Mapping[ProcessKey, int]) -> set[int]:
@@ -81,9 +94,26 @@ def _proxies(
         others = float(np.delete(proxies, at).mean()) if len(proxies) > 1 else 0.0
         sigmas = QUIET_SIGMAS if sleeps(profile, context, [at]) else sigmas_needed(context)
         certain = proxies[at] - others >= sigmas * profile.proxy_scatter[at]
-        if certain and stands_out(share, looks, usual, context) and proxies[at] >= 0.3 * incident:
+        alone = proxies[at] >= ALONE_TIMES * float(np.delete(proxies, at).max(initial=0.0))
+        shown = profile.shown() if alone else 1.0
+        if certain and stands_out(share, looks, usual, context, shown) and proxies[at] >= 0.3 * incident:
             findings.append(Finding(Kind.PROXY, (at,), share, looks, usual, keys=(profile.processes[at],)))
     return findings
+
+
+def _delayed(
+    profile: Profile, context: Context, shares: Mapping[LinkKey, float], index: Mapping[ProcessKey, int]
+) -> list[Finding]:
+    """The interface, or the link, of which the wire says that it has become slow, where the job waits for it."""
+    ends = [{index[end] for end in pair if end in index} for pair in context.delayed]
+    common = set.intersection(*ends) if ends else set()
+    keys = [key for key in shares if (key[0], key[1]) in context.delayed]
+    share, looks = sum(shares[key] for key in keys), sum(profile.link_looks[key] for key in keys)
+    if not common or not stands_out(share, looks, 0.0, context, profile.shown(), measured=True):
+        return []
+    one_link = len(common) == 2
+    place = profile.places[keys[0]] if one_link else None
+    return [Finding(Kind.LINK if one_link else Kind.NIC, tuple(sorted(common)), share, looks, 0.0, place, tuple(keys))]
 
 
 def _usual_link(shares: Mapping[LinkKey, float], index: Mapping[ProcessKey, int]) -> float:

@@ -16,8 +16,9 @@ from enum import StrEnum
 
 from ncclwatch.engine.edges import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, Node, RankNode, Wait, Waits, Why
 from ncclwatch.engine.job import Job, Member
-from ncclwatch.engine.laggards import laggards
+from ncclwatch.engine.laggards import exchanges, laggards
 from ncclwatch.engine.locate import Sink, find_sinks
+from ncclwatch.engine.ring_positions import all_under_way
 from ncclwatch.engine.slow.kernels import Kernels, OrderOf
 from ncclwatch.engine.slow.moments import Moments
 from ncclwatch.engine.topology.model import Stage
@@ -119,7 +120,8 @@ def take_look(
     kernels = Kernels(job, order_of)
     # Nobody is held up in a ring through shared memory of which nothing shows that it has begun it.
     seen = [wait for wait in everything.all() if kernels.waits(wait) and not (wait.weak and wait.end is None)]
-    seen += laggards(job)
+    amid = all_under_way(job)
+    seen += [*laggards(job, amid), *exchanges(job)]
     moments = Moments(job, near_s)
     proven = [moments.prove(wait) for wait in seen]
     edges = [wait for wait, certain in zip(seen, proven, strict=True) if certain]
@@ -134,13 +136,16 @@ def take_look(
             reached[rank] += 1
     total = max(1, len(job.members))
     holds: list[Hold] = []
+    inside = {
+        job.groups[number].members[rank][0].index for number, rings in amid.items() for ranks in rings.values() for rank in ranks
+    }
     for sink, ranks in zip(sinks, blocked, strict=True):
         weight = sum(1.0 / reached[rank] for rank in ranks) / total
         nodes = sink.nodes
         for node in nodes:
             if node in doubtful:
                 continue
-            holds += _holds(job, sink, node, weight / len(nodes))
+            holds += _holds(job, sink, node, weight / len(nodes), inside)
     time = max(member.last.wall_ns for member in job.members) / 1e9
     cpu_times = {
         member.info.key: CpuTimes(
@@ -153,13 +158,15 @@ def take_look(
         time,
         len(job.members),
         tuple(holds),
-        _activities(job, waits, kernels, doubtful),
+        _activities(job, waits, kernels, doubtful, inside),
         cpu_times,
         _passes(job, kernels, holds, stage_of),
     )
 
 
-def _activities(job: Job, waits: Waits, kernels: Kernels, doubtful: Collection[Node]) -> dict[ProcessKey, Activity]:
+def _activities(
+    job: Job, waits: Waits, kernels: Kernels, doubtful: Collection[Node], inside: Collection[int]
+) -> dict[ProcessKey, Activity]:
     waiting: dict[int, set[bool]] = defaultdict(set)
     awaited: set[int] = set()
     for wait in waits.all():
@@ -175,19 +182,21 @@ def _activities(job: Job, waits: Waits, kernels: Kernels, doubtful: Collection[N
             continue
         within = kernels.current(member)
         if within is None:
-            if not member.last.operations and not member.last.pending and _only_network(member):
+            if not member.last.operations and not member.last.pending and only_network(member):
                 activity = Activity.CALLS_NOTHING
             elif targets:
                 activity = Activity.WAITS
-            elif member.last.operations or member.last.pending:
-                activity = Activity.UNKNOWN
+            elif member.index in inside:
+                activity = Activity.TRANSFERS
             else:
-                # What is queued for shared memory does not show: who holds others up is at work, of the rest nothing is known.
+                # What is queued for shared memory does not show, nor whether a receive has begun: who holds others up and waits
+                # for nobody is at work, of the rest nothing is known.
                 activity = Activity.COMPUTES if member.index in awaited else Activity.UNKNOWN
         elif within:
             activity = Activity.WAITS if False in targets else Activity.TRANSFERS
         else:
-            activity = Activity.COMPUTES
+            # What is queued for the network has not begun: it may be in an operation of shared memory before that.
+            activity = Activity.WAITS if False in targets else Activity.COMPUTES
         found[member.info.key] = activity
     return found
 
@@ -214,7 +223,7 @@ def _passes(job: Job, kernels: Kernels, holds: Iterable[Hold], stage_of: StageOf
     return found
 
 
-def _holds(job: Job, sink: Sink, node: Node, weight: float) -> Iterable[Hold]:
+def _holds(job: Job, sink: Sink, node: Node, weight: float, inside: Collection[int]) -> Iterable[Hold]:
     waits = [wait for wait in (*sink.waits, *sink.inside) if wait.target == node] or sink.waits or sink.inside
     first = waits[0]
     operation = next((w.end.operation.collective for w in waits if w.end is not None), "")
@@ -230,16 +239,18 @@ def _holds(job: Job, sink: Sink, node: Node, weight: float) -> Iterable[Hold]:
         yield Hold(Part.UNSEEN, weight, found[0].info.key if found else None, None, operation, group.id)
     else:
         member = job.member(node.index)
-        yield Hold(_part(member, sink, waits), weight, member.info.key, None, operation, group.id)
+        yield Hold(_part(member, sink, waits, inside=member.index in inside), weight, member.info.key, None, operation, group.id)
 
 
-def _part(member: Member, sink: Sink, waits: list[Wait]) -> Part:
+def _part(member: Member, sink: Sink, waits: list[Wait], *, inside: bool) -> Part:
     stalls = {mark.stall for mark in sink.stalls if mark.member is member}
     if stalls & PROXY_STALLS or any(w.why is Why.NOT_TRANSMITTED or w.why is Why.NOT_BEGUN for w in waits):
         return Part.PROXY
+    if inside:
+        return Part.KERNEL
     if not member.last.operations and not member.last.pending:
         # What is queued for shared memory or NVLink does not show: its host may have called.
-        return Part.HOST if _only_network(member) else Part.GPU
+        return Part.HOST if only_network(member) else Part.GPU
     working = [op for op in member.last.operations if op.phase is OpPhase.PROGRESS]
     for operation in working:
         for sub in operation.subs:
@@ -250,6 +261,6 @@ def _part(member: Member, sink: Sink, waits: list[Wait]) -> Part:
     return Part.GPU
 
 
-def _only_network(member: Member) -> bool:
+def only_network(member: Member) -> bool:
     """Whether everything a rank does with others passes its proxy, so that nothing open means nothing called."""
     return all(transport is Transport.NET for c in member.last.communicators for _, _, _, transport in c.transports)

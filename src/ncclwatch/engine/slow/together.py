@@ -10,6 +10,8 @@ from ncclwatch.engine.slow.profile import Profile, Shares
 
 AS_EVER = 1.1
 """Below this factor on the times between calls a rank works as fast as ever."""
+AT_WORK_SIGMAS = 3.0
+LONGER, ALIKE, FEWEST_BEFORE = 1.3, 1.5, 4
 EXPLAINED = 0.6
 """From this part of what is lost on, the growth of a host's work explains it: its links and proxies are not asked."""
 
@@ -17,30 +19,91 @@ EXPLAINED = 0.6
 def whole_hosts(
     own: Shares, held: Shares, busier: NDArray[np.bool_], profile: Profile, context: Context
 ) -> list[NDArray[np.int64]]:
-    """Hosts of which every rank holds others up alike, while no other host's do, or while the calls say that their work grew."""
-    numbers = np.unique(context.host)
-    if len(numbers) < 2:
-        return []
+    """Hosts, and nodes of a host, of which every rank holds others up alike or is at work alone, while no other host's do, or
+    while the calls say that their work grew.
+    """
     found: list[NDArray[np.int64]] = []
-    totals = {int(n): float(own[context.host == n].sum()) for n in numbers}
-    for number in numbers.tolist():
-        members = np.flatnonzero(context.host == number)
-        if len(members) < 2 or totals[number] < FLOOR:
-            continue
-        share = own[members] / totals[number]
-        others = [total for n, total in totals.items() if n != number]
-        spread = share.max() <= 0.7 and bool(np.all(own[members] >= max(0.01, 0.3 * totals[number] / len(members))))
-        # Where the times between calls tell, they must not say that some of the ranks work as fast as ever.
-        if np.any(context.factor[members] < AS_EVER) and not np.all(context.factor[members] < AS_EVER):
-            continue
-        if (
-            spread
-            and bool(busier[members].mean() >= 0.75)
-            and (totals[number] >= 2.0 * float(np.median(others)) or explained_by_work(members, profile, context))
-            and held[members].max() >= 2
-        ):
-            found.append(members)
+    for places in _places(context):
+        totals = [float(own[members].sum()) for members in places]
+        for at, members in enumerate(places):
+            if len(members) < 2 or totals[at] < FLOOR or any(np.isin(members, known).any() for known in found):
+                continue
+            if not (others := totals[:at] + totals[at + 1 :]):
+                continue
+            # Where the times between calls tell, they must not say that some of the ranks work as fast as ever.
+            if np.any(context.factor[members] < AS_EVER) and not np.all(context.factor[members] < AS_EVER):
+                continue
+            if (
+                _together(members, own, held, profile)
+                and bool(busier[members].mean() >= 0.75)
+                and (totals[at] >= 2.0 * float(np.median(others)) or explained_by_work(members, profile, context))
+                and held[members].max() >= 2
+            ):
+                found.append(members)
     return found
+
+
+def _places(context: Context) -> list[list[NDArray[np.int64]]]:
+    """The ranks of each host, and of each node where hosts of containers are several."""
+    kinds = [context.host] if np.array_equal(context.host, context.nodes) else [context.host, context.nodes]
+    ends = [np.cumsum(np.unique(numbers, return_counts=True)[1])[:-1] for numbers in kinds]
+    return [np.split(np.argsort(numbers, kind="stable"), end) for numbers, end in zip(kinds, ends, strict=True)]
+
+
+def _together(members: NDArray[np.int64], own: Shares, held: Shares, profile: Profile) -> bool:
+    """Whether what a host's ranks hold up is not the doing of one of them."""
+    total = float(own[members].sum())
+    if float(own[members].max()) > 0.7 * total:
+        return False
+    return bool(np.all(own[members] >= max(0.01, 0.3 * total / len(members)))) or _at_work_alone(members, held, profile)
+
+
+def _at_work_alone(members: NDArray[np.int64], held: Shares, profile: Profile) -> bool:
+    """Whether each of a host's ranks is seen at work more often, and waits less, than every rank elsewhere, all of them together
+    so much that it is no chance, and each holds others up: whose waits can be followed to whom matters little then. (Of the
+    ranks of a host those of a later pipeline stage are waited for first.)
+    """
+    rest = np.setdiff1d(np.arange(len(profile.busy)), members)
+    if held[members].min() < 2 or profile.busy[members].min() <= profile.busy[rest].max():
+        return False
+    if profile.waits[members].max() >= profile.waits[rest].min():
+        return False
+    usual = np.clip((profile.busy[rest].mean(), profile.waits[rest].mean()), 0.1, 0.9)
+    chance = np.sqrt(usual * (1 - usual) / max(1.0, float(profile.seen[members].sum())))
+    differences = np.array((profile.busy[members].mean() - usual[0], usual[1] - profile.waits[members].mean()))
+    return bool(np.all(differences >= AT_WORK_SIGMAS * chance))
+
+
+def whole_stages(own: Shares, held: Shares, profile: Profile, context: Context) -> list[NDArray[np.int64]]:
+    """Sets of equal ranks (a pipeline stage, or the busiest of it) that work alone and alike, and longer than they did: they have
+    no equals that would tell, or too few. Only where none of their waits is unseen: who waits in shared memory may seem to be at
+    work as well.
+    """
+    before = context.before
+    if context.lost is None or before is None or before.looks < FEWEST_BEFORE or context.exposed is None:
+        return []
+    past = before.of(profile.processes, before.busy)
+    found = []
+    for number in np.unique(context.equal[context.equal >= 0]).tolist():
+        stage = np.flatnonzero(context.equal == number)
+        busiest = _busiest(stage, profile)
+        for members in (stage, busiest):
+            shows = 3 <= len(members) < len(past) and bool(context.exposed[members].all())
+            longer = profile.busy[members].mean() * context.stretch >= LONGER * past[members].mean()
+            # Of the busiest it shows beside the rest of the stage that they are; which of them is waited for does not matter.
+            alike = own[members].max() <= ALIKE * own[members].mean() and own[members].min() * ALIKE >= own[members].mean()
+            if shows and longer and (alike or members is busiest) and _at_work_alone(members, held, profile):
+                found.append(members)
+                break
+    return found
+
+
+def _busiest(stage: NDArray[np.int64], profile: Profile) -> NDArray[np.int64]:
+    """Those of a stage before the widest gap in how often its ranks are seen at work."""
+    order = stage[np.argsort(-profile.busy[stage], kind="stable")]
+    if len(order) < 2:
+        return order
+    return np.sort(order[: int(np.argmax(-np.diff(profile.busy[order]))) + 1])
 
 
 def limited_together(limited: NDArray[np.bool_], profile: Profile) -> list[NDArray[np.int64]]:
@@ -90,7 +153,6 @@ def explained_by_work(members: NDArray[np.int64], profile: Profile, context: Con
 def explained_hosts(profile: Profile, context: Context) -> NDArray[np.bool_]:
     """Ranks of hosts whose work has grown by what is lost, as the calls say: their links are not asked."""
     result = np.zeros(len(context.host), np.bool_)
-    for number in np.unique(context.host).tolist():
-        members = np.flatnonzero(context.host == number)
-        result[members] = len(members) > 1 and explained_by_work(members, profile, context) > 0
+    for members in (members for places in _places(context) for members in places):
+        result[members] |= len(members) > 1 and explained_by_work(members, profile, context) > 0
     return result

@@ -17,14 +17,15 @@ from ncclwatch.engine.slow import explain
 from ncclwatch.engine.slow.baselines import MEGATRACE_GATE, slope
 from ncclwatch.engine.slow.blame import find
 from ncclwatch.engine.slow.cadence import Cadence, Cadences, Iteration, mean_profile
-from ncclwatch.engine.slow.equals import equals, hosts, nodes
+from ncclwatch.engine.slow.equals import equals, hosts, nodes, replicas
 from ncclwatch.engine.slow.findings import Context, Finding
 from ncclwatch.engine.slow.gpu_times import GpuTimes, Start
 from ncclwatch.engine.slow.lateness import Lateness, measure
-from ncclwatch.engine.slow.looks import Look, StageOf, take_look
+from ncclwatch.engine.slow.looks import Look, StageOf, only_network, take_look
 from ncclwatch.engine.slow.moments import near
 from ncclwatch.engine.slow.paths import Paths
 from ncclwatch.engine.slow.profile import Profile, Shares, add_up
+from ncclwatch.engine.slow.round_trips import FlowPlace, RoundTrips
 from ncclwatch.engine.slow.rounds import numbering
 from ncclwatch.engine.slow.skew import Skew, measure_skew, without_partners
 from ncclwatch.engine.slow.windows import NOISE_SIGMAS, SLOW_SHARE, IterationWatch, SlowDown
@@ -43,7 +44,9 @@ CONFIRMED = 2
 """Judgements in a row that must name the same before it is reported."""
 FORGIVEN = 5
 """Judgements without a finding after which what stood is withdrawn (or that part of it), while the job is still slow."""
-OUTLIER_FACTOR = 1.25
+MEANWHILE_S, MEANWHILE_MOST_S = 5.0, 60.0
+"""So long after its last progress (for an iteration's length, where that is more, and the second at most) a job that is slow is
+still said to be: then it may hang, or have come to its end."""
 IDLE_EXPLAINS = 0.5
 """A job that pauses as a whole, nothing open on any rank, for this share of what iterations lose is held up by nobody in it."""
 
@@ -91,6 +94,8 @@ class _JobWatch:
     judged_s: float = 0.0
     """Wall time of the verdict before; ``begun_s``: of the first."""
     begun_s: float = 0.0
+    ran_s: float = 0.0
+    """Wall time of the last verdict that it runs."""
     looked_ns: int = 0
     """Time of the oldest sample of the last look."""
     rounds: int = 0
@@ -105,6 +110,7 @@ class _JobWatch:
     standing: Judgement | None = None
     gpus: GpuTimes = field(default_factory=GpuTimes)
     paths: Paths = field(default_factory=Paths)
+    round_trips: RoundTrips = field(default_factory=RoundTrips)
     numbered: tuple[tuple[int, ProcessKey], ...] = ()
     """The members, as ``gpus`` and ``paths`` number them."""
 
@@ -117,6 +123,8 @@ class SlowWatch:
         self.ledger: Ledger | None = None
         """What was called, lined up across ranks; without it nothing is told of what NVLink joins."""
         self.totals: Mapping[Place, tuple[int, int]] = {}
+        self.delays: Mapping[str, tuple[int, Mapping[FlowPlace, float]]] = {}
+        """What the wire says of connections, as of :meth:`NetworkMemory.delays`."""
         self._jobs: dict[ProcessKey, _JobWatch] = {}
 
     def add_calls(self, events: NDArray[Any], lost: int = 0, source: str = "") -> None:
@@ -140,12 +148,14 @@ class SlowWatch:
         watch.begun_s = watch.begun_s or watch.judged_s
         if verdict.verdict_class is VerdictClass.IDLE and before_s:
             watch.idle.append((before_s, watch.judged_s))
-        if verdict.verdict_class.accuses or verdict.verdict_class is VerdictClass.IDLE:
+        hangs = verdict.verdict_class.accuses and not verdict.verdict_class.slow
+        if hangs or verdict.verdict_class is VerdictClass.IDLE:
             watch.pending.clear()
-            return verdict
+            return verdict if hangs else self._meanwhile(job, watch, verdict, topology)
         watch.rounds += 1
         self._follow_iterations(job, watch)
         if len(job.members) <= CHEAP_RANKS:
+            watch.round_trips.take(job, self.delays)
             numbered = numbering(job)
             if numbered != watch.numbered:
                 watch.gpus, watch.paths, watch.numbered = GpuTimes(), Paths(), numbered
@@ -162,7 +172,8 @@ class SlowWatch:
         if due:
             watch.pending.append(take_look(job, self.cadences.orders.find, near(watch.iterations.duration), stage_of))
         if verdict.verdict_class is not VerdictClass.RUNNING:
-            return verdict
+            return self._meanwhile(job, watch, verdict, topology)
+        watch.ran_s = watch.judged_s
         if due:
             watch.looks.extend(watch.pending)
             watch.pending.clear()
@@ -171,6 +182,15 @@ class SlowWatch:
             watch.standing = None
         if watch.standing is None:
             return verdict if slow is None else explain.unlocated(job, verdict, slow)
+        return explain.verdict(job, watch.standing, topology)
+
+    @staticmethod
+    def _meanwhile(job: Job, watch: _JobWatch, verdict: Verdict, topology: Topology | None) -> Verdict:
+        """What stands of a slow job, for a moment in which it does not move and does not hang: it pauses in every iteration."""
+        pause_s = min(max(MEANWHILE_S, watch.iterations.duration or 0.0), MEANWHILE_MOST_S)
+        rests = not verdict.verdict_class.accuses and watch.judged_s - watch.ran_s > pause_s
+        if rests or watch.standing is None or not explain.holds(job, watch.standing):
+            return verdict
         return explain.verdict(job, watch.standing, topology)
 
     def forget(self, present: Collection[ProcessKey]) -> None:
@@ -267,6 +287,9 @@ class SlowWatch:
             unseen=skew.waits if skew is not None else None,
             node=nodes(job),
             alike=alike,
+            replica=replicas(job, topology),
+            delayed=watch.round_trips.delayed(since, slow.lost_share * slow.mean_s) if slow is not None else frozenset(),
+            exposed=np.array([only_network(member) for member in job.members], np.bool_),
         )
         findings = find(profile, context) if profile.looks and not _pauses(watch, slow) else []
         named = _named(findings)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -16,6 +17,8 @@ SLOW_SHARE = 0.05
 NOISE_SIGMAS = 6.0
 REPEATED = 3
 """Slow iterations before a slow-down is one; a checkpoint or a pause is slow once."""
+GROSS, GROSSLY_REPEATED = 5.0, 2
+"""Two in a row that take so many times as long as what is slow at all are enough: a third may be minutes away."""
 ENDED_AFTER = 4
 """Normal iterations in a row that end a slow-down; where it had longer gaps before, half as many again as the longest."""
 RAISED_SIGMAS, RAISED_RUN = 2.5, 8
@@ -99,6 +102,10 @@ class IterationWatch:
         limit = self.baseline.limit(SLOW_SHARE, NOISE_SIGMAS)
         return limit if self._shifted is None else min(limit, self._shifted)
 
+    def _last(self, number: int) -> list[tuple[Iteration, bool]]:
+        """The last so many iterations, oldest first."""
+        return list(islice(reversed(self.recent), number))[::-1]
+
     def _mark(self, number: int, limit: float | None) -> None:
         """Say anew of the last iterations which of them were slow: those longer than the limit, or none."""
         for back in range(1, min(number, len(self.recent)) + 1):
@@ -109,11 +116,11 @@ class IterationWatch:
         """Notice that iterations whose noise could explain each of them are longer as a whole, and when that ends."""
         if self._shifted is not None:
             # The mean: of pauses in every third iteration the median would say nothing.
-            if np.mean([iteration.duration for iteration, _ in list(self.recent)[-SHIFT_RUN:]]) <= self._back_below:
+            if np.mean([iteration.duration for iteration, _ in self._last(SHIFT_RUN)]) <= self._back_below:
                 self._shifted = None
                 self._mark(len(self.recent), None)
             return
-        kept = list(self.recent)[-SHIFT_RUN - SHIFT_PAST :]
+        kept = self._last(SHIFT_RUN + SHIFT_PAST)
         now = np.array([iteration.duration for iteration, _ in kept[-SHIFT_RUN:]])
         past = np.array([iteration.duration for iteration, slow in kept[:-SHIFT_RUN] if not slow])
         # Where most of them are slow by themselves it is a slow-down without this.
@@ -188,16 +195,22 @@ class IterationWatch:
                 upto = len(stretch)
                 if more >= best:
                     best, steady, steady_slow = more, upto, slow
-        if slow < REPEATED or trailing >= max(ENDED_AFTER, 1 + longest * 3 // 2):
+        if slow < (GROSSLY_REPEATED if self._grossly_slow() else REPEATED) or trailing >= max(ENDED_AFTER, 1 + longest * 3 // 2):
             return [], 0
         if best >= STEADY:
             upto, slow = steady, steady_slow
         return stretch[:upto], slow
 
+    def _grossly_slow(self) -> bool:
+        """Whether the last two iterations, the one at hand counted, take many times as long as even a slow one."""
+        last = [iteration for iteration, _ in self._last(GROSSLY_REPEATED)] + ([self._open] if self._open else [])
+        least = GROSS * self._limit
+        return len(last) >= GROSSLY_REPEATED and all(i.duration > least for i in last[-GROSSLY_REPEATED:])
+
     @property
     def duration(self) -> float | None:
         """The mean of the last iterations, in seconds."""
-        last = [iteration.duration for iteration, _ in self.recent][-8:]
+        last = [iteration.duration for iteration, _ in self._last(8)]
         return sum(last) / len(last) if last else None
 
 

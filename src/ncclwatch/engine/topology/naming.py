@@ -24,7 +24,6 @@ NOT_CALLED = (VerdictClass.NOT_ENTERED,)
 """Classes whose culprits have yet to make the call that the others wait in."""
 
 HALTED = (VerdictClass.STOPPED, VerdictClass.DEAD)
-RUNNING = (VerdictClass.SLOW_COMPUTATION, VerdictClass.SLOW_COMMUNICATION, VerdictClass.SLOW_MIXED)
 """Classes of jobs that go on: where their ranks are at this moment says nothing."""
 
 LATEST = 4
@@ -45,7 +44,7 @@ def name_stages(verdict: Verdict, job: Job, namer: StageNamer, ledger: Ledger) -
         return verdict
     context = _Context(job, namer, ledger)
     # Where all places are known already, what was found lies back or goes on: where the others are now says nothing of it.
-    past = verdict.verdict_class in RUNNING or namer.by_counts or all(culprit.stage for culprit in verdict.culprits)
+    past = verdict.verdict_class.slow or namer.by_counts or all(culprit.stage for culprit in verdict.culprits)
     culprits = tuple(_named(context, culprit, verdict.verdict_class) for culprit in verdict.culprits)
     first = next((c for c in culprits if c.stage), culprits[0])
     communicator = verdict.communicator
@@ -81,7 +80,7 @@ def _named(context: _Context, culprit: Culprit, verdict_class: VerdictClass) -> 
     )
     if role is None and not context.namer.by_counts:
         return culprit
-    known = bool(culprit.stage) or verdict_class in RUNNING
+    known = bool(culprit.stage) or verdict_class.slow
     stage = None if known or context.namer.by_counts else _stage(context, culprit, holders, verdict_class)
     if stage is None and not known:
         stage = _place(context, culprit, role or Role.UNSURE, verdict_class)

@@ -1,0 +1,90 @@
+"""Links whose messages take much longer to be acknowledged than they did, and than on all other links: the wire's own word.
+
+TCP measures the round trip of each connection, a NIC the completion of each work request; neither is asked what the job does
+with the data. A link that has become so much slower than all others need hardly be seen to hold others up (C4D's delay matrix,
+here in time as well).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+
+from ncclwatch.engine.job import Group, Job
+from ncclwatch.model.identity import ProcessKey
+
+FlowPlace = tuple[int, int, int, int]
+"""Process id of the sender, hash of the communicator, rank in it, and peer."""
+Pair = tuple[ProcessKey, ProcessKey]
+"""Sender and receiver."""
+
+KEPT = 40
+"""Newest measurements of a link; they are made every few seconds."""
+FEWEST = 2
+"""Measurements of a link before it is judged, before the job was slow and since."""
+TIMES = 4.0
+"""A delayed link's messages take so many times what they took, and what those of any link do that shares no end with it."""
+LEAST_S, LEAST_SHARE = 0.001, 0.02
+"""They take so much longer, in seconds and of what an iteration loses."""
+
+
+@dataclass(slots=True)
+class RoundTrips:
+    """What a job's links were measured at. Memory: ``KEPT`` times the links."""
+
+    _recent: dict[Pair, deque[tuple[float, float]]] = field(default_factory=dict)
+    """(wall time, delay) of each link, seconds, newest last."""
+    _usual: dict[Pair, float] = field(default_factory=dict)
+    """What each took before the job was slow, where that has been asked."""
+    _taken: dict[str, int] = field(default_factory=dict)
+
+    def take(self, job: Job, measured: Mapping[str, tuple[int, Mapping[FlowPlace, float]]]) -> None:
+        """Take what is new of :meth:`NetworkMemory.delays`: by host, when it was measured (ns since the epoch), and µs."""
+        fresh = {host: found for host, found in measured.items() if self._taken.get(host) != found[0]}
+        if not fresh:
+            return
+        self._taken.update({host: time_ns for host, (time_ns, _) in fresh.items()})
+        groups: dict[int, list[Group]] = defaultdict(list)
+        for group in job.groups.values():
+            groups[group.hash].append(group)
+        for host, (time_ns, delays) in fresh.items():
+            pairs: dict[Pair, float] = {}
+            for (pid, comm_hash, rank, peer), delay_us in delays.items():
+                for group in groups.get(comm_hash, ()):
+                    sender, receiver = group.members.get(rank), group.members.get(peer)
+                    if sender is None or receiver is None or (sender[0].info.host, sender[0].info.pid) != (host, pid):
+                        continue
+                    pair = sender[0].info.key, receiver[0].info.key
+                    pairs[pair] = max(pairs.get(pair, 0.0), delay_us / 1e6)
+            for pair, delay in pairs.items():
+                self._recent.setdefault(pair, deque(maxlen=KEPT)).append((time_ns / 1e9, delay))
+        present = {member.info.key for member in job.members}
+        for pair in [pair for pair in self._recent if not present.issuperset(pair)]:
+            del self._recent[pair]
+            self._usual.pop(pair, None)
+
+    def delayed(self, since: float, lost_s: float) -> frozenset[Pair]:
+        """Links that have become slow since a moment (wall time, seconds), in a job that loses ``lost_s`` an iteration since.
+
+        O(links log links).
+        """
+        now: dict[Pair, float] = {}
+        for pair, seen in self._recent.items():
+            past = [delay for time, delay in seen if time < since]
+            if len(past) >= FEWEST:
+                self._usual[pair] = median(past)
+            if len(seen) - len(past) >= FEWEST:
+                now[pair] = median(delay for time, delay in seen if time >= since)
+        longest = sorted(now, key=lambda pair: -now[pair])
+        found = set()
+        for pair, delay in now.items():
+            usual = self._usual.get(pair, math.inf)
+            if delay < TIMES * usual or delay - usual < max(LEAST_S, LEAST_SHARE * lost_s):
+                continue
+            beside = next((now[other] for other in longest if not set(other) & set(pair)), 0.0)
+            if delay >= TIMES * beside:
+                found.add(pair)
+        return frozenset(found)

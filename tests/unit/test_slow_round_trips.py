@@ -1,0 +1,123 @@
+"""Links of which the wire says that they have become slow: what is measured, when it counts, and who is named for it."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ncclwatch.engine.job import Job, assemble
+from ncclwatch.engine.network import NetworkMemory
+from ncclwatch.engine.slow.blame import find
+from ncclwatch.engine.slow.findings import Context, Kind
+from ncclwatch.engine.slow.looks import Activity, Hold, LinkPlace, Look, Part
+from ncclwatch.engine.slow.profile import add_up
+from ncclwatch.engine.slow.round_trips import Pair, RoundTrips
+from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, SocketFacts
+from ncclwatch.model.state import Direction
+from unit.synthetic import WORLD, Rank, communicator, looks
+
+RANKS = 4
+BEGAN_S, SLOW_SINCE_S, NOW_S = 1_000.0, 1_010.0, 1_020.0
+
+
+def four() -> Job:
+    (job,) = assemble(looks([Rank(rank, RANKS, (communicator(rank, RANKS),)) for rank in range(RANKS)]))
+    return job
+
+
+def listed(job: Job, delays_ms: dict[tuple[int, int], float], *, usual_ms: float = 2.0) -> dict[str, NetworkLook]:
+    """What every host says of its connections to the next in the ring and back; round trips in milliseconds."""
+    found = {}
+    for rank, member in enumerate(job.members):
+        flows = []
+        for peer in ((rank + 1) % RANKS, (rank - 1) % RANKS):
+            facts = SocketFacts(1, "a", "b", rtt_us=int(1000 * delays_ms.get((rank, peer), usual_ms)))
+            flows.append(
+                FlowRecord(
+                    member.info.pid, FlowKind.SOCKET, "Socket", "eth0", 0, FlowState.ACTIVE, "", rank, WORLD, rank, 0, peer,
+                    Direction.SEND, role="data", socket=facts,
+                )
+            )  # fmt: skip
+        found[member.info.host] = NetworkLook(flows=tuple(flows))
+    return found
+
+
+def delayed(delays_ms: dict[tuple[int, int], float], *, before_ms: float = 2.0, lost_s: float = 0.1) -> set[tuple[int, int]]:
+    job, memory, trips = four(), NetworkMemory(), RoundTrips()
+    for second in range(20):
+        at = BEGAN_S + second
+        for host, look in listed(job, delays_ms if at >= SLOW_SINCE_S else {}, usual_ms=before_ms).items():
+            memory.feed(host, look, int(at * 1e9))
+        trips.take(job, memory.delays())
+    index = {member.info.key: number for number, member in enumerate(job.members)}
+    return {(index[source], index[destination]) for source, destination in trips.delayed(SLOW_SINCE_S, lost_s)}
+
+
+def test_a_link_or_an_adapter_that_has_become_slow_is_told() -> None:
+    assert delayed({(1, 2): 60.0}) == {(1, 2)}
+    of_two = {(1, 2): 60.0, (2, 1): 60.0, (2, 3): 61.0, (3, 2): 59.0}
+    assert delayed(of_two) == set(of_two)
+
+
+def test_what_was_so_before_or_is_so_everywhere_or_matters_little_is_not() -> None:
+    assert delayed({(1, 2): 6.0}) == set(), "three times as much"
+    assert delayed({(1, 2): 60.0, (3, 0): 50.0}) == set(), "a link that shares no end with it is as slow"
+    assert delayed({(1, 2): 60.0}, before_ms=50.0) == set()
+    assert delayed({(1, 2): 60.0}, lost_s=10.0) == set(), "an iteration loses ten seconds"
+    assert delayed({}) == set()
+
+
+def test_a_listing_counts_once_and_unknown_connections_are_left_out() -> None:
+    job, memory, trips = four(), NetworkMemory(), RoundTrips()
+    for host, look in listed(job, {}).items():
+        memory.feed(host, look, 1)
+    for _ in range(5):
+        trips.take(job, memory.delays())
+    assert trips.delayed(0.0, 0.1) == frozenset()
+    trips.take(job, {"elsewhere": (2, {(1, WORLD, 0, 1): 5.0, (1, 0xDEAD, 0, 1): 5.0})})
+    assert trips.delayed(0.0, 0.1) == frozenset()
+
+
+def test_what_a_link_took_before_is_known_however_long_the_job_has_been_slow() -> None:
+    job, trips = four(), RoundTrips()
+    place = job.members[0].info.host, job.members[0].info.pid
+
+    def measured(second: int, delay_ms: float) -> None:
+        trips.take(job, {place[0]: (second * 1_000_000_000, {(place[1], WORLD, 0, 1): 1000 * delay_ms})})
+
+    for second in range(5):
+        measured(second, 2.0)
+    for second in range(5, 500):
+        measured(second, 60.0)
+        assert len(trips.delayed(5.0, 0.1)) == (second >= 6), second
+    for second in range(500, 600):
+        measured(second, 50.0)
+    assert trips.delayed(590.0, 0.1) == frozenset(), "it was so before it slowed down once more"
+
+
+KEYS = [member.info.key for member in four().members]
+
+
+def found(pairs: set[tuple[int, int]], holds: dict[tuple[int, int], int]) -> list[tuple[Kind, tuple[int, ...]]]:
+    """Whom 24 looks name, in so many of which each link holds somebody up, where the wire says that ``pairs`` are slow."""
+    seen = []
+    for (source, destination), times in holds.items():
+        place = LinkPlace(7, WORLD, RANKS, source, destination, KEYS[source], KEYS[destination], (0,))
+        held = Hold(Part.LINK, 0.25, None, place, "AllReduce", 7)
+        seen += [Look(1.0, RANKS, (held,), dict.fromkeys(KEYS, Activity.WAITS))] * times
+    seen += [Look(1.0, RANKS, (), dict.fromkeys(KEYS, Activity.TRANSFERS))] * (24 - len(seen))
+    slow: frozenset[Pair] = frozenset((KEYS[source], KEYS[destination]) for source, destination in pairs)
+    context = Context(
+        np.zeros(RANKS, np.int64), np.arange(RANKS), np.full(RANKS, np.nan), 0.3, 1.4, noise=0.06, delayed=slow
+    )  # fmt: skip
+    return [(finding.kind, finding.members) for finding in find(add_up(seen, KEYS), context)]
+
+
+def test_what_the_wire_says_is_slow_need_hardly_be_waited_for() -> None:
+    rarely = {(1, 2): 2, (2, 3): 2, (0, 1): 1, (3, 0): 1}
+    assert found(set(), rarely) == []
+    assert found({(1, 2), (2, 3)}, rarely) == [(Kind.NIC, (2,))]
+    assert found({(1, 2), (2, 3)}, {(1, 2): 4, (3, 0): 1}) == [(Kind.NIC, (2,))], "of two one is waited for"
+    once_more = rarely | {(1, 2): 4}
+    assert found({(1, 2)}, once_more) == [(Kind.LINK, (1, 2))]
+    assert found({(1, 2), (3, 0)}, once_more) == [], "they have nothing in common"
+    assert found({(1, 2), (2, 3)}, {}) == [], "nobody waits for them"
