@@ -1,17 +1,14 @@
-"""Tests marked ``vm`` run inside one boot of the guest; here, on the host, each is reported as if it had run in place.
+"""Tests marked ``vm`` run inside a boot of the guest; here, on the host, each is reported as if it had run in place.
 
 On the host, the first such test boots the guest, which runs pytest on all selected ones and appends every report to a file in
-the share; each item then only waits for its own reports. Inside the guest (NCCLWATCH_GUEST is set) tests run as usual.
-Where the guest cannot run, its tests are skipped with the reason, or fail if NCCLWATCH_REQUIRE_VM is set (as in CI).
+the share; each item then only waits for its own reports (``layer.py``). Inside the guest (NCCLWATCH_GUEST is set) tests run as
+usual. Where the guest cannot run, its tests are skipped with the reason, or fail if NCCLWATCH_REQUIRE_VM is set (as in CI).
 """
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,92 +18,13 @@ import pytest
 from ncclwatch.probes.program import Compilation, Image
 from ncclwatch.wire.kernel import SOURCE as WIRE_PROGRAM
 from ncclwatch.wire.kernel import WireKernel
-from testbed.job import VERSIONS, available, build
 from vm.errors import GuestError, GuestUnavailableError
 from vm.fabric import Fabric
-from vm.guest import FULL_VARIABLE, GUEST_VARIABLE, Guest
+from vm.guest import GUEST_VARIABLE
 from vm.initramfs import SHARE
+from vm.layer import REPORTS, Layer, PytestGuest, layer_timeout_s
 
-LAYER_TIMEOUT_S = 540.0
-"""For the whole layer: boot, every test, power off. It takes a minute on an idle machine; emulation suffers from every
-neighbour."""
-
-FULL_TIMEOUT_S = 5400.0
-"""The same with every release of NCCL, every kind of hang and the training job: half an hour on an idle machine."""
-
-REPORTS = "reports.jsonl"
-
-
-def layer_timeout_s() -> float:
-    """Seconds for the whole layer."""
-    return FULL_TIMEOUT_S if os.environ.get(FULL_VARIABLE) else LAYER_TIMEOUT_S
-
-
-class _Layer:
-    """The one boot of this pytest run, and the reports that came out of it so far."""
-
-    def __init__(self, config: pytest.Config, items: list[pytest.Item]) -> None:
-        self._config = config
-        self._reports: dict[str, list[pytest.TestReport]] = {}
-        self._offset = 0
-        self._deadline = time.monotonic() + layer_timeout_s()
-        self.failure = ""
-        pytest_command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--tb=long", "--color=no"]
-        for version in VERSIONS:  # inside, a compiler takes minutes
-            if available(version):
-                build(version)
-        self._guest = Guest(
-            [*pytest_command, *(item.nodeid for item in items)],
-            cwd=config.rootpath,
-            environment={name: os.environ[name] for name in (FULL_VARIABLE, "PYTHONPATH") if name in os.environ},
-        )
-        self._guest.__enter__()
-        self._compile_programs()
-
-    def _compile_programs(self) -> None:
-        """Compile what tests need in the kernel while the guest boots, and hand it over complete or not at all."""
-        folder = self._config.rootpath / "bpftrace_probes"
-        command = [sys.executable, "-m", "ncclwatch.probes.compile_child", str(folder / WIRE_PROGRAM), str(folder)]
-        result = subprocess.run(command, capture_output=True, timeout=120, check=False)
-        if result.returncode == 0:
-            part = self._guest.share / f"{WIRE_PROGRAM}.part"
-            part.write_bytes(result.stdout)
-            part.rename(self._guest.share / f"{WIRE_PROGRAM}.json")
-
-    def close(self) -> None:
-        self._guest.__exit__()
-
-    def wait_for(self, item: pytest.Item) -> list[pytest.TestReport]:
-        """The reports of setup, call and teardown of one test; raises GuestError if they never come."""
-        while True:
-            running = self._guest.running
-            self._read()
-            done = self._reports.get(item.nodeid, [])
-            if done and done[-1].when == "teardown":
-                return done
-            if not running:
-                raise GuestError(f"the guest ended without running this test; its console ends with:\n{self._guest.tail()}")
-            if time.monotonic() > self._deadline:
-                raise GuestError(f"the guest's {layer_timeout_s():.0f} s are over; its console ends with:\n{self._guest.tail()}")
-            time.sleep(0.1)
-
-    def _read(self) -> None:
-        path = self._guest.share / REPORTS
-        if not path.exists():
-            return
-        with path.open("rb") as file:
-            file.seek(self._offset)
-            data = file.read()
-        complete = data[: data.rfind(b"\n") + 1]
-        self._offset += len(complete)
-        for line in complete.splitlines():
-            report = self._config.hook.pytest_report_from_serializable(config=self._config, data=json.loads(line))
-            if isinstance(report.longrepr, list):  # JSON has no tuples, and pytest insists on one for a skip
-                report.longrepr = tuple(report.longrepr)
-            self._reports.setdefault(report.nodeid, []).append(report)
-
-
-_layer: _Layer | None = None
+_layer: Layer | None = None
 _config: pytest.Config | None = None
 
 
@@ -140,9 +58,10 @@ def _reports_of(item: pytest.Item) -> list[pytest.TestReport]:
     global _layer  # noqa: PLW0603 - one boot for a whole run of pytest
     try:
         if _layer is None:
-            selected = [other for other in item.session.items if other.get_closest_marker("vm") is not None]
-            _layer = _Layer(item.config, selected)
-        return _layer.wait_for(item)
+            config = item.config
+            nodes = [other.nodeid for other in item.session.items if other.get_closest_marker("vm") is not None]
+            _layer = Layer(config, nodes, lambda left: PytestGuest(config, left))
+        return _layer.wait_for(item.nodeid)
     except GuestUnavailableError as error:
         required = bool(os.environ.get("NCCLWATCH_REQUIRE_VM"))
         return [_own_report(item, "failed" if required else "skipped", str(error))]
@@ -174,6 +93,12 @@ def pytest_sessionfinish() -> None:
     """End the guest with the run."""
     if _layer is not None:
         _layer.close()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how often the guest had to be booted again, and why: nothing that went wrong is passed over."""
+    for note in _layer.notes if _layer is not None else ():
+        terminalreporter.write_line(f"BOOTED AGAIN {note}")
 
 
 @pytest.fixture(scope="session")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -36,8 +37,16 @@ FULL_VARIABLE = "NCCLWATCH_VM_FULL"
 CPU = "max,avx2=off"
 """All the emulator has but AVX2: with QEMU 7.2's, numpy sorts wrong (``argsort`` of a few small integers, one time in three)."""
 
+KERNEL_OPTIONS = (
+    "console=ttyS0 quiet panic=-1 no_timer_check mitigations=off random.trust_cpu=on softlockup_panic=1 watchdog_thresh=20"
+)
+"""A processor that spins in the kernel for twice the watchdog's seconds (SoftRoCE's may, when a port goes down) ends the guest,
+with the place on its console; otherwise every test after it would wait for its own end."""
+
 _STATUS = "status"
-_CONSOLE_TAIL = 40
+_CONSOLE_TAIL = 80
+_KERNEL_PLACE = re.compile(r"RIP: 0010:(\S.*)")
+_ALARM = re.compile(r"\] (watchdog: BUG|BUG|Kernel panic|Out of memory)\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,10 +127,24 @@ class Guest:
                 f"the guest was still running after {timeout:.0f} s; its console ends with:\n{self.tail()}"
             ) from None
         self._reader.join(timeout=5)
+        status = self.status
+        if status is None:
+            raise GuestError(f"the guest went down without an exit status; its console ends with:\n{self.tail()}")
+        return status
+
+    @property
+    def status(self) -> int | None:
+        """The command's exit status; None while it runs, and where the guest went down before it ended."""
         try:
             return int((self.share / _STATUS).read_text())
         except (OSError, ValueError):
-            raise GuestError(f"the guest went down without an exit status; its console ends with:\n{self.tail()}") from None
+            return None
+
+    def last_words(self) -> str:
+        """What the guest's kernel said first of why it gave up, and where it stood, in one line."""
+        said = [line.partition("] ")[2] for line in self.console if _ALARM.search(line)]
+        where = [found[1] for line in self.console if (found := _KERNEL_PLACE.search(line))]
+        return ", ".join([*said[:1], *(f"at {place}" for place in where[:1])]) or "nothing said"
 
     def tail(self) -> str:
         """The last lines of the console."""
@@ -147,7 +170,7 @@ class Guest:
             *("-nodefaults", "-display", "none", "-serial", "stdio", "-no-reboot"),
             *("-kernel", str(self._kernel.image), "-initrd", str(self._folder / "initramfs")),
             *(word for filesystem in filesystems for word in ("-virtfs", filesystem)),
-            *("-append", "console=ttyS0 quiet panic=-1 no_timer_check mitigations=off random.trust_cpu=on"),
+            *("-append", KERNEL_OPTIONS),
         ]
 
 
