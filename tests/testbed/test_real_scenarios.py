@@ -16,7 +16,7 @@ from score.__main__ import SCENARIOS
 from score.diagnosers import HANG_CLASSES
 from score.real import Attach, Outcome
 
-pytestmark = [pytest.mark.attach, pytest.mark.quiet]
+pytestmark = [pytest.mark.attach, pytest.mark.quiet, pytest.mark.timeout(900)]  # the first test plays them all
 
 QUICK = {scenario.name: scenario for scenario in load_all(SCENARIOS, "quick")}
 SEED = 1
