@@ -83,13 +83,28 @@ class Fabric:
         command(f"ip route replace {far.address} dev {near.netdev} src {near.address} table 77")
 
     def set_down(self, port: Port) -> None:
-        """Take one end of the cable down."""
+        """Take one end of the cable down.
+
+        What the other end sends is swallowed from then on. A virtual cable says of a packet for an end that is down that it was
+        dropped, SoftRoCE of Linux 6.1 tries again at once, and may do so for ever inside ``ibv_post_send``; the port's way down
+        waits for that processor.
+        """
+        other = self.b if port == self.a else self.a
+        command(f"tc qdisc replace dev {other.netdev} root netem loss 100%")
         command(f"ip link set {port.netdev} down")
 
     def set_up(self) -> None:
-        """Bring both ends up again."""
+        """Bring both ends up again, and let pass what they send."""
         for near, far in ((self.a, self.b), (self.b, self.a)):
             self._join(near, far)
+        for port in (self.a, self.b):
+            self._undo(port, "netem")
+
+    @staticmethod
+    def _undo(port: Port, kind: str) -> None:
+        """Take away what is between a port and the cable, if it is of that kind."""
+        if f"qdisc {kind} " in command(f"tc qdisc show dev {port.netdev}"):
+            command(f"tc qdisc del dev {port.netdev} root")
 
     def limit(self, port: Port, bytes_per_s: float | None) -> None:
         """Limit what one end sends (token bucket with room for everything: RoCE recovers slowly from a drop)."""
@@ -101,8 +116,7 @@ class Fabric:
     def unlimited(self) -> None:
         """Take every limit away, and bring both ends up."""
         for port in (self.a, self.b):
-            if "tbf" in command(f"tc qdisc show dev {port.netdev}"):
-                self.limit(port, None)
+            self._undo(port, "tbf")
         self.set_up()
 
     def job(self, nccl: str, ranks: int = 2, *, port_of: Callable[[int], Port] | None = None, **options: Any) -> Job:

@@ -12,7 +12,7 @@ from vm.errors import GuestUnavailableError
 BOOT_MODULES = ("virtio_pci", "9pnet_virtio", "9p", "overlay")
 """What the initial file system loads itself; their dependencies come from ``modules.dep``."""
 
-GUEST_MODULES = ("rdma_rxe", "ib_uverbs")
+GUEST_MODULES = ("rdma_rxe", "ib_uverbs", "sch_netem", "sch_tbf")
 """What tests load later from the host's /lib/modules; a kernel without them is not chosen."""
 
 SHARE = "/run/guest"
