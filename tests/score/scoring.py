@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
@@ -38,7 +39,8 @@ class Members(Protocol):
 class Result:
     """One diagnoser on one case. ``None`` where a question does not arise (no link is expected, nothing was detected).
 
-    ``setting`` says how a real run was made (release, transport, attachment, try); empty in simulation.
+    ``setting`` says how a real run was made (release, transport, attachment, try); empty in simulation. ``analysis_s``: seconds
+    of the judgement that first named the right place, with the taking in of what was new; None where it was not timed.
     """
 
     case: str
@@ -56,6 +58,7 @@ class Result:
     named: list[int]
     summary: str
     setting: str = ""
+    analysis_s: float | None = None
 
     @property
     def located(self) -> bool:
@@ -122,9 +125,10 @@ class Tally:
     _last: tuple[Verdict, _Judgement] | None = None
     _detection: float | None = None
     _location: float | None = None
+    _analysis: float | None = None
 
-    def hear(self, verdicts: Sequence[Verdict], since_effect_s: float) -> None:
-        """Take what was said at one moment, seconds after the fault began to show (negative: before)."""
+    def hear(self, verdicts: Sequence[Verdict], since_effect_s: float, took_s: float | None = None) -> None:
+        """Take what was said at one moment, seconds after the fault began to show (negative: before), and how long it took."""
         quiet = self.scenario.expect.score_class.quiet
         accusing = [v for v in verdicts if v.verdict_class.accuses]
         if not accusing:
@@ -147,11 +151,13 @@ class Tally:
             self._detection = since_effect_s
         if self._location is None and best[1].right_rank is not False and best[1].right_link is not False:
             self._location = since_effect_s
+            self._analysis = took_s
 
     def result(self) -> Result:
         """The case's outcome."""
         found = _result(self.scenario, self.name, self._last, self._false_alarm, self._detection, self._location)
         found.setting = self.setting
+        found.analysis_s = self._analysis
         return found
 
 
@@ -160,7 +166,9 @@ def score_case(case: Case, diagnosers: Sequence[Diagnoser]) -> list[Result]:
     tallies = [Tally(case.scenario, case.cast, diagnoser.name) for diagnoser in diagnosers]
     for moment in case.moments():
         for diagnoser, tally in zip(diagnosers, tallies, strict=True):
-            tally.hear(diagnoser.diagnose(moment.records, moment.clock_s), moment.since_effect_s)
+            began = time.perf_counter()
+            verdicts = diagnoser.diagnose(moment.records, moment.clock_s)
+            tally.hear(verdicts, moment.since_effect_s, time.perf_counter() - began)
     return [tally.result() for tally in tallies]
 
 
