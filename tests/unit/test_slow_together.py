@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from ncclwatch.engine.slow.blame import find
 from ncclwatch.engine.slow.findings import Context, Kind
 from ncclwatch.engine.slow.looks import Activity, Hold, LinkPlace, Look, Part
 from ncclwatch.engine.slow.profile import Profile, add_up
-from ncclwatch.engine.slow.together import explained_by_work, explained_hosts
+from ncclwatch.engine.slow.together import explained_by_work, explained_hosts, longer_at_work
 from ncclwatch.model.identity import ProcessKey
 
 RANKS, INSIDE = 8, 4
@@ -137,3 +138,28 @@ def test_a_stage_that_works_longer_than_it_did_while_the_others_wait_is_named_wh
     assert named(add_up(looks, KEYS), replace(apart, before=add_up(working, KEYS), stretch=1.2)) == [], "as long as ever"
     one = [replace(at, holds=tuple(replace(h, weight=0.3 if h.process == KEYS[5] else 0.03) for h in at.holds)) for at in looks]
     assert (4, 5, 6, 7) not in named(add_up(one, KEYS), apart), "one of them is waited for"
+
+
+def two_work(second_works: int) -> Profile:
+    """Twenty looks in which rank 4 is at work, rank 5 in so many of them, rank 6 in four; in four it shows whom they hold up."""
+    looks = []
+    for second in range(20):
+        holds = tuple(Hold(Part.GPU, 0.15, key, None, "AllReduce", 7) for key in KEYS[4:6]) if second % 5 == 0 else ()
+        working = {4: True, 5: second < second_works, 6: second % 5 == 1}
+        did = [Activity.COMPUTES if working.get(rank) else Activity.WAITS for rank in range(RANKS)]
+        looks.append(Look(30.0 + second, RANKS, holds, dict(zip(KEYS, did, strict=True))))
+    return add_up(looks, KEYS)
+
+
+def test_two_of_equal_ranks_that_alone_work_longer_are_named_though_few_waits_show_it() -> None:
+    """Two slow GPUs of a tensor group: they wait for nobody, and of all others it shows in few looks for whom they do."""
+    apart = context(
+        factor=np.full(RANKS, np.nan), equal=np.zeros(RANKS, np.int64), host=np.arange(RANKS), before=add_up(HEALTHY, KEYS),
+        lost=0.6, stretch=2.5, exposed=np.ones(RANKS, np.bool_),
+    )  # fmt: skip
+    (found,) = find(two_work(18), apart)
+    assert (found.members, found.share) == ((4, 5), 0.6), "all that is lost, by how much longer they are at work"
+    assert (4, 5) not in named(two_work(10), apart), "one that is slow, and its fellow"
+    assert (4, 5) not in named(two_work(18), replace(apart, before=two_work(18), stretch=1.3)), "as long as ever"
+    assert longer_at_work(np.array([4, 5]), two_work(18), replace(apart, before=two_work(18))) == pytest.approx(0.57)
+    assert longer_at_work(np.array([4, 5]), two_work(18), replace(apart, before=two_work(18), stretch=1.3)) == 0.0

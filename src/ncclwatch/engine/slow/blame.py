@@ -36,6 +36,7 @@ from ncclwatch.engine.slow.together import (
     explained_by_work,
     explained_hosts,
     limited_together,
+    longer_at_work,
     outside,
     slower_than_equals,
     whole_hosts,
@@ -194,15 +195,16 @@ def _ranks(profile: Profile, context: Context, plain: NDArray[np.bool_], limited
     together = limited_together(limited, profile)
     whole = [*together, *(members for members in whole_hosts(own, held, busier, profile, context) if not limited[members].all())]
     taken = {at for members in whole for at in members.tolist()}
-    whole += [members for members in whole_stages(own, held, profile, context) if taken.isdisjoint(members.tolist())]
-    for members in whole:
-        share = max(float(own[members].sum()), explained_by_work(members, profile, context))
+    stages = [members for members in whole_stages(own, held, profile, context) if taken.isdisjoint(members.tolist())]
+    grown = [0.0] * len(whole) + [longer_at_work(members, profile, context) for members in stages]
+    for members, longer in zip(whole + stages, grown, strict=True):
+        share = max(float(own[members].sum()), explained_by_work(members, profile, context), longer)
         looks = int(held[members].max())
         elsewhere = outside(own, members, context)
         measured = slower_than_equals(members, context)
         if stands_out(share, looks, elsewhere, context, shown, measured=measured, limited=bool(limited[members].all())):
             findings.append(_of_ranks(profile, members, share, looks, elsewhere, context, alone))
-    taken = {at for members in whole for at in members.tolist()}
+    taken = {at for members in whole + stages for at in members.tolist()}
     sigmas = float(np.interp(context.doubt, (0.0, NOISY), SHARE_SIGMAS))
     far = _far_from_equals(profile, own, held, context)
     # Whom the kernel holds back since the job is slow, and nobody else, need only be the one that is waited for most often.
@@ -282,7 +284,7 @@ def _outworked_by(at: int, own: Shares, held: Shares, profile: Profile, context:
     """
     if context.replica is None or context.replica[at] < 0 or context.equal[at] < 0 or _measured(at, own, context):
         return None
-    worked = profile.busy * profile.seen / max(1, profile.looks)  # what is not seen may be waiting
+    worked = profile.worked()
     fellows = (context.replica == context.replica[at]) & (context.equal >= 0) & (context.equal != context.equal[at])
     excess = {n: float(worked[n]) - _others(worked, n, context) for n in (at, *np.flatnonzero(fellows).tolist())}
     more = [n for n in excess if n != at and excess[n] >= OUTWORKED * max(excess[at], 0.0) and held[n] >= held[at]]

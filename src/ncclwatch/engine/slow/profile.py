@@ -81,6 +81,11 @@ class Profile:
         """Share of the job's time spent waiting for each rank's own work."""
         return sum((self.hold[part] for part in OWN), np.zeros(len(self.processes)))
 
+    def worked(self) -> Shares:
+        """The share of all looks in which each rank is seen at work: who is not seen may be waiting."""
+        worked: Shares = self.busy * self.seen / max(1, self.looks)
+        return worked
+
     def shown(self) -> float:
         """The part of all waits of which the looks show where they end, 0 to 1: samples that lie far apart prove few."""
         ends = sum(float(shares.sum()) for shares in self.hold.values()) + sum(self.links.values())

@@ -12,6 +12,8 @@ AS_EVER = 1.1
 """Below this factor on the times between calls a rank works as fast as ever."""
 AT_WORK_SIGMAS = 3.0
 LONGER, ALIKE, FEWEST_BEFORE = 1.3, 1.5, 4
+PAIR_ALIKE_SIGMAS, PAIR_APART_SIGMAS = 2.0, 2.5
+"""Two ranks are at work alike, and apart from all others: standard errors of how often a look finds a rank at work."""
 EXPLAINED = 0.6
 """From this part of what is lost on, the growth of a host's work explains it: its links and proxies are not asked."""
 
@@ -88,7 +90,8 @@ def whole_stages(own: Shares, held: Shares, profile: Profile, context: Context) 
         stage = np.flatnonzero(context.equal == number)
         busiest = _busiest(stage, profile)
         for members in (stage, busiest):
-            shows = 3 <= len(members) < len(past) and bool(context.exposed[members].all())
+            several = len(members) >= 3 or (members is busiest and _is_pair(members, profile))
+            shows = several and len(members) < len(past) and bool(context.exposed[members].all())
             longer = profile.busy[members].mean() * context.stretch >= LONGER * past[members].mean()
             # Of the busiest it shows beside the rest of the stage that they are; which of them is waited for does not matter.
             alike = own[members].max() <= ALIKE * own[members].mean() and own[members].min() * ALIKE >= own[members].mean()
@@ -96,6 +99,33 @@ def whole_stages(own: Shares, held: Shares, profile: Profile, context: Context) 
                 found.append(members)
                 break
     return found
+
+
+def longer_at_work(members: NDArray[np.int64], profile: Profile, context: Context) -> float:
+    """The share of the time for which ranks of :func:`whole_stages` are at work longer than before, where that explains what is
+    lost; else 0. Of a few looks it shows whom the waits lead to, but of all of them who is at work.
+    """
+    if context.lost is None or context.before is None:
+        return 0.0
+    past = context.before.of(profile.processes, context.before.busy)[members]
+    grown = float(np.mean(profile.worked()[members] - past / context.stretch))
+    return min(context.lost, grown) if grown >= EXPLAINED * context.lost else 0.0
+
+
+def _is_pair(members: NDArray[np.int64], profile: Profile) -> bool:
+    """Whether two ranks are at work as often as each other, and more often than all others, so that it is no chance: of one
+    that is slow and another that waits for it, the other is not.
+    """
+    worked = profile.worked()
+    if len(members) != 2 or len(worked) < 4:
+        return False
+    more, less, rest = float(worked[members].max()), float(worked[members].min()), float(np.delete(worked, members).max())
+
+    def apart(one: float, other: float) -> float:
+        middle = float(np.clip((one + other) / 2, 0.1, 0.9))
+        return (one - other) / float(np.sqrt(2 * middle * (1 - middle) / max(1, profile.looks)))
+
+    return apart(more, less) < PAIR_ALIKE_SIGMAS and apart(less, rest) >= PAIR_APART_SIGMAS
 
 
 def _busiest(stage: NDArray[np.int64], profile: Profile) -> NDArray[np.int64]:
