@@ -106,3 +106,29 @@ def test_the_sender_had_to_be_there_before_the_receiver_was_read(
     (job,) = assemble([[first, second], read_at(receiver.looks(2), 101.0, 102.0)])
     (group,) = job.groups.values()
     assert was_before(group, job.members[0], job.members[1]) is proven
+
+
+def not_completed(net_name: str, *, also: bool = False) -> list[Rank]:
+    """As read from a real job over InfiniBand while rank 1's proxy stood still: all it sent has been received, and it does not
+    know; then each waits for the other's GPU. ``also``: so it is with rank 0's.
+    """
+    got = {"posted": 8, "received": 4, "delivered": 4, "consumed": 4, "nsteps": STEPS}
+    sent = {"sent": 4, "produced": 4, "nsteps": STEPS}
+    return [
+        Rank(0, 2, (communicator(0, 2),), over(net_name, recv(1, **got), send(1, done=0 if also else 4, **sent))),
+        Rank(1, 2, (communicator(1, 2),), over(net_name, recv(0, **got), send(0, done=0, **sent))),
+    ]
+
+
+def test_who_does_not_learn_that_what_it_sent_was_received_has_a_proxy_that_stands_still() -> None:
+    verdict = diagnose(looks(not_completed("IB")))
+    assert (verdict.verdict_class, named(verdict), verdict.link) == (VerdictClass.HARDWARE, [1], None)
+    assert "proxy" in verdict.summary
+    (line,) = [line for line in verdict.evidence if "does not take the completions" in line]
+    assert "4 steps sent and not completed (completed 0 of 8); receiver posted 8, received 4" in line
+
+
+@pytest.mark.parametrize("ranks", [not_completed("IB", also=True), not_completed("Socket")])
+def test_a_circle_stays_one_where_both_wait_alike_and_over_sockets(ranks: list[Rank]) -> None:
+    """Acknowledgements that are lost both ways are the network's; a socket acknowledges nothing to NCCL."""
+    assert diagnose(looks(ranks)).verdict_class is VerdictClass.UNKNOWN

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 
-from ncclwatch.engine.edges import Node, RankNode, Wait, Why
+from ncclwatch.engine.delivered import acknowledges, was_before
+from ncclwatch.engine.edges import Node, RankNode, Stall, StallMark, Wait, Why
 from ncclwatch.engine.graph import components
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.laggards import laggards
@@ -26,11 +28,41 @@ def break_false_circles(job: Job, sinks: Sequence[Sink]) -> list[Sink]:
     stay as they are. O(waits inside circles).
     """
     parts = [part for sink in sinks for part in (_parts(job, sink) if sink.is_cycle else [sink])]
+    parts = [_not_completing(job, part) if part.is_cycle else part for part in parts]
     weak = [part.is_cycle and any(wait.weak for wait in part.inside) for part in parts]
     lagging = [wait for wait in laggards(job, all_under_way(job)) if not _is_one_sided(job, wait)] if any(weak) else []
     return [
         end for part, doubtful in zip(parts, weak, strict=True) for end in (_behind(job, part, lagging) if doubtful else [part])
     ]
+
+
+def _not_completing(job: Job, sink: Sink) -> Sink:
+    """The one rank of a circle whose sends over InfiniBand are not complete though they have been received; else the circle.
+
+    The receiver's adapter acknowledges what it takes. Who does not learn of it, and is waited for, has a proxy that stands still.
+    """
+    found: dict[Node, list[Wait]] = defaultdict(list)
+    for wait in sink.inside:
+        end, target = wait.end, wait.target
+        if wait.why is not Why.NOT_TAKEN or end is None or not isinstance(target, RankNode) or not acknowledges(end.operation):
+            continue
+        if was_before(job.groups[wait.key.group], job.member(target.index), end.member):
+            found[wait.waiter].append(wait)
+    if len(found) != 1:
+        return sink
+    (node,) = found
+    into = [wait for wait in (*sink.inside, *sink.waits) if wait.target == node]
+    marks = [mark for mark in sink.stalls if RankNode(mark.member.index) == node]
+    marks += [
+        StallMark(wait.end.member, Stall.PROXY_NOT_COMPLETING, wait.key, partial(_received, wait), wait.end)
+        for wait in found[node] if wait.end is not None
+    ]  # fmt: skip
+    return Sink((node,), sink.graph, into, [], marks)
+
+
+def _received(wait: Wait) -> str:
+    label = wait.end.member.label if wait.end is not None else ""
+    return f"{label}: {Stall.PROXY_NOT_COMPLETING}: {wait.text.partition(f'{Why.NOT_TAKEN}: ')[2]}"
 
 
 def _behind(job: Job, sink: Sink, lagging: Sequence[Wait]) -> list[Sink]:
