@@ -13,7 +13,7 @@ from functools import partial
 from ncclwatch.engine.delivered import acknowledges, was_before
 from ncclwatch.engine.edges import Node, RankNode, Stall, StallMark, Wait, Why
 from ncclwatch.engine.graph import components
-from ncclwatch.engine.job import Job
+from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.laggards import laggards
 from ncclwatch.engine.locate import Sink
 from ncclwatch.engine.ring_positions import all_under_way
@@ -41,28 +41,29 @@ def _not_completing(job: Job, sink: Sink) -> Sink:
 
     The receiver's adapter acknowledges what it takes. Who does not learn of it, and is waited for, has a proxy that stands still.
     """
-    found: dict[Node, list[Wait]] = defaultdict(list)
+    found: dict[Node, list[StallMark]] = defaultdict(list)
     for wait in sink.inside:
         end, target = wait.end, wait.target
         if wait.why is not Why.NOT_TAKEN or end is None or not isinstance(target, RankNode) or not acknowledges(end.operation):
             continue
         if was_before(job.groups[wait.key.group], job.member(target.index), end.member):
-            found[wait.waiter].append(wait)
+            described = partial(_received, end.member, wait)
+            found[wait.waiter].append(StallMark(end.member, Stall.PROXY_NOT_COMPLETING, wait.key, described, end))
     if len(found) != 1:
         return sink
-    (node,) = found
-    into = [wait for wait in (*sink.inside, *sink.waits) if wait.target == node]
-    marks = [mark for mark in sink.stalls if RankNode(mark.member.index) == node]
-    marks += [
-        StallMark(wait.end.member, Stall.PROXY_NOT_COMPLETING, wait.key, partial(_received, wait), wait.end)
-        for wait in found[node] if wait.end is not None
-    ]  # fmt: skip
-    return Sink((node,), sink.graph, into, [], marks)
+    ((node, marks),) = found.items()
+    return _end_at(sink, node, sink.inside, marks)
 
 
-def _received(wait: Wait) -> str:
-    label = wait.end.member.label if wait.end is not None else ""
-    return f"{label}: {Stall.PROXY_NOT_COMPLETING}: {wait.text.partition(f'{Why.NOT_TAKEN}: ')[2]}"
+def _received(member: Member, wait: Wait) -> str:
+    return f"{member.label}: {Stall.PROXY_NOT_COMPLETING}: {wait.text.partition(f'{Why.NOT_TAKEN}: ')[2]}"
+
+
+def _end_at(sink: Sink, node: Node, waits: Sequence[Wait], marks: Sequence[StallMark] = ()) -> Sink:
+    """One rank of a circle as the end of those of these waits, and of those into the circle, that lead to it."""
+    into = [wait for wait in (*waits, *sink.waits) if wait.target == node]
+    stalls = [mark for mark in sink.stalls if RankNode(mark.member.index) == node]
+    return Sink((node,), sink.graph, into, [], [*stalls, *marks])
 
 
 def _behind(job: Job, sink: Sink, lagging: Sequence[Wait]) -> list[Sink]:
@@ -80,11 +81,7 @@ def _behind(job: Job, sink: Sink, lagging: Sequence[Wait]) -> list[Sink]:
         following[wait.waiter].append(wait.target)
     if any(len(found) > 1 for found in components(sink.nodes, following)):
         return [sink]
-    ends = []
-    for node in sorted({wait.target for wait in lag} - following.keys(), key=repr):
-        into = [wait for wait in (*proven, *sink.waits) if wait.target == node]
-        stalls = [mark for mark in sink.stalls if RankNode(mark.member.index) == node]
-        ends.append(Sink((node,), sink.graph, into, [], stalls))
+    ends = [_end_at(sink, node, proven) for node in sorted({wait.target for wait in lag} - following.keys(), key=repr)]
     return ends or [sink]
 
 

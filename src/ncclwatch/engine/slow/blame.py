@@ -204,7 +204,7 @@ def _ranks(profile: Profile, context: Context, plain: NDArray[np.bool_], limited
         measured = slower_than_equals(members, context)
         if stands_out(share, looks, elsewhere, context, shown, measured=measured, limited=bool(limited[members].all())):
             findings.append(_of_ranks(profile, members, share, looks, elsewhere, context, alone))
-    taken = {at for members in whole + stages for at in members.tolist()}
+    taken.update(at for members in stages for at in members.tolist())
     sigmas = float(np.interp(context.doubt, (0.0, NOISY), SHARE_SIGMAS))
     far = _far_from_equals(profile, own, held, context)
     # Whom the kernel holds back since the job is slow, and nobody else, need only be the one that is waited for most often.
