@@ -2,7 +2,8 @@
 
 A write of no bytes carries nothing and touches no memory, and the other host's *adapter* acknowledges it without its process:
 what comes back tells of the path and the adapters alone. Structures are those of infiniband/verbs.h (checked against the header
-by tests/unit/test_pathprobe_abi.py); post_send and poll_cq are inline functions there and are called through ``ibv_context.ops``.
+by tests/unit/pathprobe/test_pathprobe_abi.py); post_send and poll_cq are inline functions there and are called through
+``ibv_context.ops``.
 """
 
 from __future__ import annotations

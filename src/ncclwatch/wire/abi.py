@@ -1,7 +1,7 @@
 """libibverbs' public, frozen binary interface (``infiniband/verbs.h``, IBVERBS_1.1, x86-64), as far as the wire plane reads it.
 
 rdma-core keeps these structures compatible since 2008 (new members go before ``verbs_context.context`` or after the end);
-NCCL carries a copy of its own (``src/include/ibvcore.h``, the same in v2.18.3-1 … v2.30.7-1). ``tests/unit/test_wire_abi.py``
+NCCL carries a copy of its own (``src/include/ibvcore.h``, the same in v2.18.3-1 … v2.30.7-1). ``tests/unit/wire/test_abi.py``
 checks every number against the installed header. The same numbers are in ``bpftrace_probes/verbs.bpf.c``.
 """
 

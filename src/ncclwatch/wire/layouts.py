@@ -1,4 +1,4 @@
-"""The numpy mirror of ``bpftrace_probes/verbs_maps.h``; ``tests/unit/test_wire_abi.py`` compares it with what gcc makes of
+"""The numpy mirror of ``bpftrace_probes/verbs_maps.h``; ``tests/unit/wire/test_abi.py`` compares it with what gcc makes of
 the header."""
 
 from __future__ import annotations

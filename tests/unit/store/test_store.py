@@ -291,7 +291,7 @@ def test_an_existing_file_is_never_overwritten(tmp_path: Path) -> None:
 
 def test_a_recording_of_a_real_job_stays_readable() -> None:
     """Recorded on the testbed; a change of the format that cannot read it any more is a new version of the format."""
-    with Recordings([Path(__file__).parent.parent / "fixtures" / "stopped-8-ranks.recording"]) as recordings:
+    with Recordings([Path(__file__).parent.parent.parent / "fixtures" / "stopped-8-ranks.recording"]) as recordings:
         assert recordings.problems == []
         replay = Replay(recordings)
         [incident] = incidents(replay)

@@ -11,7 +11,7 @@ from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.model.verdict import VerdictClass
 from ncclwatch.target.image import load_snapshot
 
-FIXTURES = sorted((Path(__file__).resolve().parent.parent / "fixtures").glob("hung-*.ncclwatch"))
+FIXTURES = sorted((Path(__file__).resolve().parent.parent.parent / "fixtures").glob("hung-*.ncclwatch"))
 
 
 def test_every_release_has_its_fixtures() -> None:

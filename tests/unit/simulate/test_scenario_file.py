@@ -12,7 +12,7 @@ from ncclwatch.errors import UsageError
 from ncclwatch.simulate.scenario import FaultKind, LookalikeKind, Scenario, ScoreClass, load, load_all, parse
 from ncclwatch.simulate.testbed import HarnessAction, as_testbed_runs, fitted, plan
 
-CATALOGUE = Path(__file__).resolve().parent.parent / "scenarios"
+CATALOGUE = Path(__file__).resolve().parent.parent.parent / "scenarios"
 CLEAN: dict[str, Any] = {"name": "x", "title": "t", "seed": 1, "expect": {"score_class": "clean"}}
 FAULT: dict[str, Any] = {"kind": "stop", "rank": 1, "start_s": 1.0}
 HANG: dict[str, Any] = {"score_class": "H1", "verdicts": ["stopped"], "ranks": [1]}

@@ -10,7 +10,7 @@ import pytest
 from ncclwatch.cli.main import run
 from ncclwatch.errors import ExitStatus
 
-FIXTURES = Path(__file__).resolve().parent.parent / "fixtures"
+FIXTURES = Path(__file__).resolve().parent.parent.parent / "fixtures"
 
 
 def recordings() -> list[Path]:

@@ -95,7 +95,7 @@ def test_a_bug_is_one_line_that_says_how_to_report_it(
     monkeypatch.delenv("NCCLWATCH_DEBUG", raising=False)
     status, _, err = run(capsys, "ps")
     assert status == 1
-    assert_one_line(err, "KeyError", "NCCLWATCH_DEBUG=1", "doctor --json", "test_cli_errors.py:")
+    assert_one_line(err, "KeyError", "NCCLWATCH_DEBUG=1", "doctor --json", "test_errors.py:")
     assert "\x1b" not in err
 
 

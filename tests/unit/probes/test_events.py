@@ -16,7 +16,7 @@ from ncclwatch.model.events import EVENT_DTYPE, Function
 from ncclwatch.probes import map_layouts
 from ncclwatch.probes.functions import FUNCTIONS, function_name
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 
 
 def load_generator() -> ModuleType:

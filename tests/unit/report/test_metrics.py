@@ -18,10 +18,10 @@ from ncclwatch.errors import UsageError
 from ncclwatch.model.verdict import VerdictClass
 from ncclwatch.report.metrics import Counts, metrics
 from testbed.sidecar import free_port
-from unit.test_dashboard_goldens import with_network
+from unit.dashboard.test_goldens import with_network
 from unit.views import verdict_of, view
 
-ROOT = Path(__file__).parent.parent.parent
+ROOT = Path(__file__).parent.parent.parent.parent
 RULES = ROOT / "packaging" / "prometheus"
 LABELS = r"\{(?:[a-z_]+=\"(?:[^\"\\\n]|\\.)*\",?)*\}"
 SAMPLE = re.compile(rf"([a-z_]+)({LABELS})? (-?[0-9.e+-]+|NaN)")

@@ -6,7 +6,7 @@ import ctypes
 from pathlib import Path
 
 from ncclwatch.pathprobe import verbs
-from unit.test_wire_abi import evaluate, needs_gcc, needs_verbs
+from unit.wire.test_abi import evaluate, needs_gcc, needs_verbs
 
 STRUCTURES = {
     "ibv_qp_cap": verbs.QpCap,

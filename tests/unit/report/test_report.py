@@ -21,7 +21,7 @@ from unit.batches import node_batches, ring_looks
 from unit.synthetic import frozen_ring
 from unit.traces import ReadTrace
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
+FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
 EVIL = "<script>alert(1)</script>\"'><img src=http://x/y onerror=z>&\x1b[2J\u202e"
 
 

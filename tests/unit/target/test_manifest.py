@@ -184,7 +184,7 @@ def test_damaged_data_is_a_layout_error(data: Any) -> None:
 
 @pytest.fixture(scope="module")
 def script() -> ModuleType:
-    path = Path(__file__).parents[2] / "scripts" / "make_layout_manifest.py"
+    path = Path(__file__).parents[3] / "scripts" / "make_layout_manifest.py"
     spec = importlib.util.spec_from_file_location("make_layout_manifest", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

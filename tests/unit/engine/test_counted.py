@@ -12,9 +12,9 @@ from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.engine.job import assemble
 from ncclwatch.model.state import Communicator, ProxyOperation
 from ncclwatch.model.verdict import Verdict, VerdictClass
+from unit.engine.test_net_steps import BEGIN, tail_of_a_ring
+from unit.engine.test_net_steps import STEPS as RING_STEPS
 from unit.synthetic import Rank, communicator, looks, recv, send
-from unit.test_engine_net_steps import BEGIN, tail_of_a_ring
-from unit.test_engine_net_steps import STEPS as RING_STEPS
 
 FIRST, SECOND = 0xC1, 0xC2
 STEPS = 4

@@ -8,8 +8,8 @@ from ncclwatch.messaging.reader import BatchReader
 from ncclwatch.messaging.writer import BatchWriter
 from ncclwatch.model.device import DeviceChannel, DeviceSample, StepWait, UnfinishedTransfer
 from unit.batches import node_batches
+from unit.engine.test_device import nvlink_ring
 from unit.synthetic import SECOND, WORLD
-from unit.test_engine_device import nvlink_ring
 
 
 def device(sample_device: object) -> DeviceSample:

@@ -17,7 +17,7 @@ from ncclwatch.simulate.scenario import Fault, FaultKind, Scenario, load
 from score.cases import effect
 from score.diagnosers import rounds
 
-SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
+SCENARIOS = Path(__file__).resolve().parent.parent.parent.parent / "scenarios"
 
 
 def judged(

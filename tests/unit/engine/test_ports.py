@@ -12,9 +12,9 @@ from ncclwatch.engine.ports import PortDown
 from ncclwatch.model.network import NicRecord
 from ncclwatch.model.state import Direction, NetStep, Transport
 from ncclwatch.model.verdict import Verdict, VerdictClass
+from unit.engine.test_calls import calls
+from unit.engine.test_net_steps import BEGIN, STEPS, tail_of_a_ring
 from unit.synthetic import Rank, communicator, frozen_ring, looks, recv
-from unit.test_engine_calls import calls
-from unit.test_engine_net_steps import BEGIN, STEPS, tail_of_a_ring
 
 CAME_TO_STAND = 1_700_000_000.0
 LOOKS = 12

@@ -11,7 +11,7 @@ from ncclwatch.engine.session import DiagnosisSession
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.store.replay import Recordings
 
-JOBS = sorted((Path(__file__).resolve().parent.parent / "fixtures" / "jobs").glob("*.ncclwatch"))
+JOBS = sorted((Path(__file__).resolve().parent.parent.parent / "fixtures" / "jobs").glob("*.ncclwatch"))
 
 
 def accusing(path: Path) -> list[Verdict]:

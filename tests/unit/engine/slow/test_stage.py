@@ -15,7 +15,7 @@ from ncclwatch.simulate.scenario import Scenario, load
 from score.delays import Delay, DelayedExecutor
 from score.diagnosers import rounds
 
-SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
+SCENARIOS = Path(__file__).resolve().parent.parent.parent.parent / "scenarios"
 RANK, FIRST, ITERATIONS = 5, 14, 36
 BACKWARD_PARTS = 4
 """Pieces of compute of a backward pass in the scenario: two layers, attention and feed-forward."""

@@ -319,7 +319,7 @@ def test_groups_are_kept_where_they_hold_sends_or_receives() -> None:
 
 
 def test_the_order_of_calls_is_the_same_through_an_agent_as_beside_the_job() -> None:
-    scenario = load(Path(__file__).resolve().parent.parent / "scenarios" / "quick-never-enters-pipeline.toml")
+    scenario = load(Path(__file__).resolve().parent.parent.parent / "scenarios" / "quick-never-enters-pipeline.toml")
     records = Observer(simulate(scenario), [1.0]).until(3.0)
     for host, events in records.calls.items():
         beside, through = CallOrders(), CallOrders()

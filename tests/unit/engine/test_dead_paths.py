@@ -11,8 +11,8 @@ from ncclwatch.engine.next_steps import NEITHER_WAY, NOT_ACKNOWLEDGED
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, SocketFacts
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Verdict, VerdictClass
+from unit.engine.test_ports import LOOKS, idle_ring
 from unit.synthetic import WORLD, Rank, frozen_ring, looks, silent_link
-from unit.test_engine_ports import LOOKS, idle_ring
 
 
 def path(rank: int, peer: int, comm_hash: int = WORLD) -> DeadPath:

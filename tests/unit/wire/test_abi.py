@@ -10,7 +10,7 @@ import pytest
 
 from ncclwatch.wire import abi, layouts
 
-PROBES = Path(__file__).resolve().parents[2] / "bpftrace_probes"
+PROBES = Path(__file__).resolve().parents[3] / "bpftrace_probes"
 VERBS_HEADER = Path("/usr/include/infiniband/verbs.h")
 
 needs_gcc = pytest.mark.skipif(shutil.which("gcc") is None, reason="gcc is not installed")
