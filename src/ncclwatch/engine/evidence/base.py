@@ -55,7 +55,7 @@ class FactKind(StrEnum):
     ERROR = "error"
     """NCCL reports an error."""
     SLOWED = "slowed"
-    """The subject takes longer than it did or than its peers do; ``value`` is a log-likelihood ratio for its being a straggler."""
+    """The subject takes longer than it did, or than its peers; ``value``: log-likelihood ratio for its being a straggler."""
 
 
 Subject = Hashable
