@@ -113,13 +113,14 @@ def _hosts(watch: Watch) -> Sequence[str]:
 
 
 def _engine(complete_hosts: Sequence[str]) -> Engine:
-    from ncclwatch.engine.diagnose import Outlook, diagnose, judge_jobs
+    from ncclwatch.engine.case import Known
+    from ncclwatch.engine.diagnose import diagnose, judge_jobs
     from ncclwatch.engine.patience import Patience
     from ncclwatch.engine.topology.naming import name_places
 
     def engine(series: Series, patience_s: float) -> list[Verdict]:
-        outlook = Outlook(patience=Patience(patience_s, adaptive=False), complete_hosts=frozenset(complete_hosts))
-        return name_places(judge_jobs(series, outlook)) or [diagnose(series, outlook)]
+        known = Known(patience=Patience(patience_s, adaptive=False), complete_hosts=frozenset(complete_hosts))
+        return name_places(judge_jobs(series, known)) or [diagnose(series, known)]
 
     return engine
 

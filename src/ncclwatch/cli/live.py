@@ -14,7 +14,7 @@ from ncclwatch.collect.node import NodeCollector
 from ncclwatch.collect.sampling import Sampling
 from ncclwatch.collect.watched import Problem
 from ncclwatch.collect.windows import RankWindow
-from ncclwatch.engine.judged import Judged
+from ncclwatch.engine.session_view import Judged
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.session import DiagnosisSession, Update

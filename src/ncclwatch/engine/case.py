@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
 from ncclwatch.engine.alignment import rows_of
+from ncclwatch.engine.call_patterns import Orders
 from ncclwatch.engine.calls import CallsFinding, compare_groups, leave_out_contradicted
 from ncclwatch.engine.dead_paths import DeadPath
-from ncclwatch.engine.edges import Waits
-from ncclwatch.engine.habits import Orders
-from ncclwatch.engine.hypotheses import Hypothesis, Trail
+from ncclwatch.engine.edges import StallMark, Wait
+from ncclwatch.engine.graph import Sink, Waits, find_sinks
+from ncclwatch.engine.hypotheses import Hypothesis, Retraction, Trail
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.ledger import Ledger, Place
-from ncclwatch.engine.locate import Sink
-from ncclwatch.engine.messages import Messages
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.ports import PortDown
+from ncclwatch.engine.sends_and_receives import Messages
 from ncclwatch.engine.waits import find_waits
+
+T = TypeVar("T")
 
 
 @dataclass(slots=True)
@@ -70,6 +73,10 @@ class Case:
     """Seconds for which nothing must have moved before anybody is accused."""
     retries_s: float = 0.0
     """Seconds before a link whose sockets try again to send is dead."""
+    blind: bool = False
+    """Whether memory shows nothing that is open: counts and calls are all there is."""
+    _kept: dict[str, Any] = field(default_factory=dict)
+    _concluded: set[Hashable] = field(default_factory=set)
     _waits: Waits | None = None
     _findings: dict[int, CallsFinding] | None = None
     _messages: Messages | None = None
@@ -79,7 +86,30 @@ class Case:
         """The wait-for graph: drawn from memory when it is first asked for, then changed by rules."""
         if self._waits is None:
             self._waits = find_waits(self.job)
+            self.solve()
         return self._waits
+
+    def solve(self) -> None:
+        """Follow the waits to their ends, of the graph as it is now: the one place where that is done. O(nodes + edges)."""
+        self.sinks = find_sinks(self.job, self.waits)
+        self._kept.clear()
+
+    def remember(self, what: str, make: Callable[[], T]) -> T:
+        """What several rules ask for, made once for the graph as it is now."""
+        if what not in self._kept:
+            self._kept[what] = make()
+        found: T = self._kept[what]
+        return found
+
+    def is_new(self, rule: str, concluded: Wait | StallMark | Retraction) -> bool:
+        """Whether a rule concludes something for the first time."""
+        if isinstance(concluded, Retraction):
+            return concluded.wait not in self.waits.retracted
+        what = concluded.target if isinstance(concluded, Wait) else concluded.stall
+        who = concluded.waiter if isinstance(concluded, Wait) else concluded.member.index
+        fresh = (rule, who, what, concluded.key) not in self._concluded
+        self._concluded.add((rule, who, what, concluded.key))
+        return fresh
 
     @property
     def alive(self) -> list[Member]:

@@ -5,6 +5,7 @@ A hypothesis is typed: causes, ranks, facts. Words for people are made of it las
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
@@ -109,6 +110,10 @@ class Hypothesis:
     def amended(self, rule: str, **changes: Any) -> Hypothesis:
         """The same as another rule sees it: with other suspects, another class, more evidence."""
         return replace(self, rule=rule, follows=(*self.follows, self.rule), **changes)
+
+    def beside_it(self, rule: str, facts: Iterable[Fact], **changes: Any) -> Hypothesis:
+        """The same with what a rule found beside it."""
+        return replace(self, beside=(*self.beside, *facts), follows=(*self.follows, rule), **changes)
 
     @property
     def accuses(self) -> bool:

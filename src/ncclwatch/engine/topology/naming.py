@@ -8,9 +8,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ncclwatch.engine.explain import names
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.ledger import Ledger
+from ncclwatch.engine.suspects import names
 from ncclwatch.engine.topology.model import Phase, Role, Stage
 from ncclwatch.engine.topology.namer import StageNamer
 from ncclwatch.engine.topology.words import compressed

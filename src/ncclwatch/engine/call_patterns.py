@@ -14,6 +14,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.engine.edges import RankNode, told
+from ncclwatch.engine.evidence.base import Fact
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.slow.order import CallOrder, Place
 
@@ -35,8 +37,6 @@ iteration is longer than the calls that are kept."""
 
 MOST = 32
 """Processes of a job of which all are asked."""
-
-LEFT_OUT = "has left out an operation that its calls always had here"
 
 Token = tuple[int, tuple[int, int, int], tuple[Place, ...]]
 
@@ -175,7 +175,7 @@ def _deviations(job: Job, indices: Sequence[int], orders: Orders, recent: int = 
     return found
 
 
-def deviation_line(job: Job, member: Member, deviation: Deviation) -> str:
+def deviation_fact(job: Job, member: Member, deviation: Deviation) -> Fact:
     """A broken habit as evidence."""
 
     def name(address: int) -> str:
@@ -184,7 +184,8 @@ def deviation_line(job: Job, member: Member, deviation: Deviation) -> str:
 
     since = f", {deviation.ago} calls ago" if deviation.ago else ""
     then = ", which it has left out" if deviation.left_out else ""
-    return (
+    text = (
         f"{member.label} called an operation on {name(deviation.called)}{since}, where its calls always had another on "
         f"{name(deviation.due)}{then}"
     )
+    return told(text, RankNode(member.index), source="calls")

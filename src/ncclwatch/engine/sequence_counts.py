@@ -8,7 +8,7 @@ ahead of the other in something have called different things: sizes and order st
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -152,3 +152,31 @@ def _lacks_inside(group: Group, wait: Wait) -> Lack | None:
     (writer, its), (reader, own) = group.members[wait.key.source], group.members[wait.key.destination]
     called, by_writer = launched(reader, own), launched(writer, its)
     return Lack.LESS if called is not None and by_writer is not None and by_writer < called else None
+
+
+class Counts:
+    """Where NCCL's own per-rank sequence numbers exist (2.26 and later), how a rank's compare with its group's.
+
+    They count calls of each collective from the communicator's creation on, so a rank that stands lower has called less.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._highest: dict[int, Counter[str]] = {}
+
+    def lines(self, member: Member) -> Iterator[str]:
+        """What a rank has called less often than another."""
+        for own in member.last.communicators:
+            group = self._job.groups[self._job.group_of[member.index, own.address]]
+            for name, count in own.sequence_numbers.items():
+                highest = self._most(group)[name]
+                if count < highest:
+                    yield f"{member.label} has called {name} {count} times on communicator {group.hash:016x}, others {highest}"
+
+    def _most(self, group: Group) -> Counter[str]:
+        if group.id not in self._highest:
+            highest = self._highest[group.id] = Counter()
+            for _, own in group.members.values():
+                highest |= Counter(own.sequence_numbers)
+            self._highest[group.id] = highest
+        return self._highest[group.id]

@@ -9,30 +9,23 @@ it ever did waits for nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import partial
 from itertools import islice
 
 import numpy as np
 
 from ncclwatch.engine.alignment import Alignment, align, rows_of
-from ncclwatch.engine.connections import ConnectionKey, unseen_peers
-from ncclwatch.engine.counted import launched
-from ncclwatch.engine.edges import AbsentNode, HiddenNode, Node, RankNode, Wait, Waits, Why
-from ncclwatch.engine.habits import Orders
+from ncclwatch.engine.call_patterns import Orders
+from ncclwatch.engine.connections import unseen_peers
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.ledger import Ledger, Place
-from ncclwatch.engine.locate import Sink
 from ncclwatch.model.events import Function
 from ncclwatch.model.state import Communicator, Transport
 
-MOST = 128
-"""Processes of which the messages are looked at."""
-
-FELLOWS = 4
-"""Fellows a process is compared with."""
+PEERS = 4
+"""Ranks in the same place of other pipelines that a process is compared with: one is enough, and the first may not be kept."""
 
 FEWEST = 16
 """Messages between two ranks that must be kept to say how far one ever was behind the other."""
@@ -50,7 +43,7 @@ class Owed(Enum):
 
 @dataclass(slots=True)
 class Messages:
-    """Who waits for whom in sends and receives that only the calls show. ``totals`` as of :class:`diagnose.Outlook`."""
+    """Who waits for whom in sends and receives that only the calls show. ``totals`` as of :class:`case.Known`."""
 
     job: Job
     ledger: Ledger
@@ -71,17 +64,11 @@ class Messages:
                 answers = {self._owed(group, member, peer, Function(called)) for called, to in made if to == peer}
                 yield group, peer, Owed.YES if Owed.YES in answers else Owed.UNKNOWN if Owed.UNKNOWN in answers else Owed.NO
 
-    def draw(self, waits: Waits, members: Sequence[Member]) -> bool:
-        """Draw the waits of processes for peers that have not matched what they have called; whether there were any."""
-        added = False
-        if len(members) > MOST:
-            return False
-        for member in members:
-            for group, peer, owed in self.of(member):
-                if owed is Owed.YES and (other := group.holder(peer)) is not None:
-                    text = partial(_owed_text, self.job, member, group, peer)
-                    added |= _add(waits, group, member, peer, RankNode(other.index), text)
-        return added
+    def owed(self, member: Member) -> Iterator[tuple[Group, int, Member]]:
+        """Peers that have not matched what a process has called, each with who holds that rank."""
+        for group, peer, owed in self.of(member):
+            if owed is Owed.YES and (other := group.holder(peer)) is not None:
+                yield group, peer, other
 
     def doubtful(self, member: Member) -> Iterator[tuple[Group, int]]:
         """Peers a process may wait for; none of them where it is known to wait for one."""
@@ -110,18 +97,18 @@ class Messages:
         since = self._since_common(member, other[0])
         if since is not None:
             return Owed.YES if _number(since[0], makes) > _number(since[1], matches) else Owed.NO
-        if self._stands_as_a_fellow_that_went_on(group, member, other[0], makes, matches):
+        if self._waits_for_no_more_than_a_peer(group, member, other[0], makes, matches):
             return Owed.NO
         return self._by_habit(member, other[0], makes, matches)
 
-    def _stands_as_a_fellow_that_went_on(self, group: Group, member: Member, other: Member, makes: _Way, matches: _Way) -> bool:
-        """Whether a process has no more to wait for than a fellow that has the same place in a pipeline beside it, and has called
-        what this one has not: messages that hold up one of them would hold up both.
+    def _waits_for_no_more_than_a_peer(self, group: Group, member: Member, other: Member, makes: _Way, matches: _Way) -> bool:
+        """Whether a process has no more to wait for than a peer with the same place in a pipeline beside it, that has called what
+        this one has not: messages that hold up one of them would hold up both.
         """
         place, peer = group.ranks[member.index], makes[1][1]
-        for fellow, beside in islice(self._fellows(group, member, makes[1]), FELLOWS):
+        for beside_it, beside in islice(self._beside(group, member, makes[1]), PEERS):
             its_peer, view = beside.members[peer][0], beside.members[peer][1]
-            mine, theirs = self._since_common(member, fellow, ahead=True), self._since_common(other, its_peer)
+            mine, theirs = self._since_common(member, beside_it, ahead=True), self._since_common(other, its_peer)
             if mine is None or theirs is None:
                 continue
             called = (beside.members[place][1].address, makes[1])
@@ -131,16 +118,16 @@ class Messages:
                 return True
         return False
 
-    def _fellows(self, group: Group, member: Member, way: tuple[bool, int]) -> Iterator[tuple[Member, Group]]:
+    def _beside(self, group: Group, member: Member, way: tuple[bool, int]) -> Iterator[tuple[Member, Group]]:
         """Processes that have this one's place in a communicator like ``group``, and call the same there, each with that."""
         place, called = group.ranks[member.index], (Function.SEND if way[0] else Function.RECV, way[1])
         alike = [g for g in self.job.groups.values() if g.nranks == group.nranks and g.id != group.id and not g.missing]
         for beside in alike:
-            fellow = beside.holder(place)
-            if fellow is None or fellow.halted or member.index in beside.ranks:
+            beside_it = beside.holder(place)
+            if beside_it is None or beside_it.halted or member.index in beside.ranks:
                 continue
-            if called in self.ledger.point_to_point.get(self._place(fellow, beside.members[place][1]), {}):
-                yield fellow, beside
+            if called in self.ledger.point_to_point.get(self._place(beside_it, beside.members[place][1]), {}):
+                yield beside_it, beside
 
     def _since_common(self, member: Member, other: Member, *, ahead: bool = False) -> tuple[_Calls, _Calls] | None:
         """The calls of two processes since the newest collective both have called; ``None`` where there is none that is kept.
@@ -204,64 +191,12 @@ _Calls = list[tuple[int, int, list[tuple[bool, int] | None]]]
 """Time, address of the communicator and ways of each call, oldest first (:class:`slow.order.CallOrder`)."""
 
 
-def follow_messages(job: Job, waits: Waits, sinks: Sequence[Sink], messages: Messages | None) -> bool:
-    """Draw the waits for messages of ranks that others wait for and that have nothing open where one can look; whether there
-    were any. A peer that was not observed, or of which the calls do not tell, is where the waits end unseen.
-    """
-    standing = [member for sink in sinks if (member := sink.member(job)) and not member.halted and not sink.stalls]
-    if messages is None:
-        return _draw_possible(job, waits, standing, partial(_by_memory, job))
-    return messages.draw(waits, standing) or _draw_possible(job, waits, standing, messages.doubtful)
-
-
-def _draw_possible(
-    job: Job, waits: Waits, members: Sequence[Member], peers: Callable[[Member], Iterator[tuple[Group, int]]]
-) -> bool:
-    added = False
-    for member in members:
-        for group, peer in peers(member):
-            target: Node = HiddenNode(group.id, peer) if peer in group.members else AbsentNode(group.id, peer)
-            added |= _add(waits, group, member, peer, target, partial(_possible_text, job, member, group, peer))
-    return added
-
-
-def _add(waits: Waits, group: Group, member: Member, peer: int, target: Node, text: Callable[[], str]) -> bool:
-    """Draw a wait for a message once."""
-    key = ConnectionKey(group.id, 0, peer, group.ranks[member.index], True)
-    why = Why.NO_MESSAGE if isinstance(target, RankNode) else Why.UNOBSERVED
-    waiter = RankNode(member.index)
-    if any(wait.waiter == waiter and wait.key == key and wait.why in (Why.NO_MESSAGE, Why.UNOBSERVED) for wait in waits.added):
-        return False
-    waits.added.append(Wait(waiter, target, why, key, text))
-    return True
-
-
-def _by_memory(job: Job, member: Member) -> Iterator[tuple[Group, int]]:
-    """Whom a process may wait for in messages, by what memory shows: peers that it is connected with on a communicator on which
-    no collective was ever called.
-    """
-    for own in member.last.communicators:
-        group = job.groups[job.group_of[member.index, own.address]]
-        if group.rank_of(member) is not None and launched(member, own) == 0:
-            yield from ((group, peer) for peer in sorted(unseen_peers(own)))
-
-
 def beside_unobserved(job: Job, member: Member) -> bool:
     """Whether a transport nobody can look into joins a process to a rank that was not observed: it may wait for that one."""
     return any(
         unseen_peers(own) - job.groups[job.group_of[member.index, own.address]].members.keys()
         for own in member.last.communicators
     )
-
-
-def _owed_text(job: Job, member: Member, group: Group, peer: int) -> str:
-    where = f"on communicator {group.hash:016x}"
-    return f"{member.label} has called a Send or Recv {where} and waits for {job.rank_name(group.id, peer)}, {Why.NO_MESSAGE}"
-
-
-def _possible_text(job: Job, member: Member, group: Group, peer: int) -> str:
-    where = f"on communicator {group.hash:016x}"
-    return f"{member.label} may wait for {job.rank_name(group.id, peer)} in a Send or Recv {where}: what was read does not tell"
 
 
 def _visible_peers(own: Communicator) -> set[int]:
