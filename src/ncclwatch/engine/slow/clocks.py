@@ -11,35 +11,27 @@ from __future__ import annotations
 import heapq
 from collections import defaultdict
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 Times = NDArray[np.float64]
 Indices = NDArray[np.int64]
-Fit = tuple[float, float, float]
-"""Of one clock minus another: seconds at the origin, drift (seconds a second), and the error that remains, seconds."""
 
 STRETCH_S = 10.0
 """Seconds whose bounds are taken together: two clocks of common quartzes (50 ppm each) move apart by 1 ms in them."""
 
 
-@dataclass(frozen=True, slots=True)
-class NodeClock:
-    """A node's clock against the reference's: ``offset_s`` at ``at`` (seconds), ``drift`` (relative), and the error that remains.
+class NodeClock(NamedTuple):
+    """A node's clock minus the reference's: seconds at the model's origin, drift (seconds a second), and the error that remains.
 
-    ``error_s`` is infinite for a node that shares no operation with the others.
+    The error is infinite for a node that shares no operation with the others.
     """
 
     offset_s: float
     drift: float
-    at: float
     error_s: float
-
-    def correct(self, time: Times) -> Times:
-        """Times of this node's clock as the reference's would show them."""
-        corrected: Times = time - self.offset_s - self.drift * (time - self.at)
-        return corrected
 
 
 @dataclass(slots=True)
@@ -47,21 +39,19 @@ class ClockModel:
     """Clocks of all nodes; ``error`` bounds every comparison of times between two nodes."""
 
     clocks: dict[int, NodeClock] = field(default_factory=dict)
+    origin: float = 0.0
 
     def correct(self, node: Indices, time: Times) -> Times:
         """Times of many nodes on the reference's clock."""
         result = time.copy()
         for number, clock in self.clocks.items():
             here = node == number
-            result[here] = clock.correct(time[here])
+            result[here] -= clock.offset_s + clock.drift * (time[here] - self.origin)
         return result
 
     def error(self, one: int, other: int) -> float:
         """How wrong a difference between times of two nodes may be, seconds; 0 within a node."""
-        if one == other:
-            return 0.0
-        pair = [self.clocks.get(one), self.clocks.get(other)]
-        return sum(clock.error_s if clock is not None else float("inf") for clock in pair)
+        return self.clocks[one].error_s + self.clocks[other].error_s if one != other else 0.0
 
 
 def estimate(node: Indices, operation: Indices, begin: Times, end: Times) -> ClockModel:
@@ -94,31 +84,30 @@ def estimate(node: Indices, operation: Indices, begin: Times, end: Times) -> Clo
     fits: dict[tuple[int, int], list[tuple[int, float, float]]] = defaultdict(list)
     for (a, b, at), (high, low) in zip(keys.T[known].tolist(), bounds.T[known].tolist(), strict=True):
         fits[a, b].append((at, high, -low))
-    return ClockModel(_joined(nodes.tolist(), {pair: _fit(found) for pair, found in fits.items()}, origin))
+    return ClockModel(_joined(nodes.tolist(), {pair: _fit(found) for pair, found in fits.items()}), origin)
 
 
-def _fit(found: list[tuple[int, float, float]]) -> Fit:
+def _fit(found: list[tuple[int, float, float]]) -> NodeClock:
     """The line through the middles of bounds, weighted by certainty; with a slope from three stretches on."""
     at, high, low = np.array(found, np.float64).T
     times, middles, halves = (at + 0.5) * STRETCH_S, (high + low) / 2, np.maximum((high - low) / 2, 1e-9)
     line = np.polyfit(times, middles, 1 if len(found) >= 3 else 0, w=1 / halves)
-    offset, drift = float(line[-1]), float(line[0]) if len(line) > 1 else 0.0
-    return offset, drift, float(halves.min() + np.abs(middles - np.polyval(line, times)).max() * (len(found) > 1))
+    off_line = float(np.abs(middles - np.polyval(line, times)).max()) if len(found) > 1 else 0.0
+    return NodeClock(float(line[-1]), float(line[0]) if len(line) > 1 else 0.0, float(halves.min()) + off_line)
 
 
-def _joined(nodes: list[int], fits: dict[tuple[int, int], Fit], origin: float) -> dict[int, NodeClock]:
-    """Spread from the first node over the most certain pairs (Dijkstra over errors, which add up)."""
-    near: dict[int, list[tuple[int, Fit]]] = defaultdict(list)
-    for (a, b), (offset, drift, error) in fits.items():
-        near[a].append((b, (-offset, -drift, error)))
-        near[b].append((a, (offset, drift, error)))
-    clocks = {number: NodeClock(0.0, 0.0, origin, float("inf")) for number in nodes}
-    heap: list[tuple[float, int, float, float]] = [(0.0, 0, 0.0, 0.0)]
+def _joined(nodes: list[int], fits: dict[tuple[int, int], NodeClock]) -> dict[int, NodeClock]:
+    """Spread from the first node over the most certain pairs (Dijkstra over errors, which add up). A fit (a, b) is a minus b."""
+    near: dict[int, list[tuple[int, NodeClock]]] = defaultdict(list)
+    for (a, b), fit in fits.items():
+        near[a].append((b, NodeClock(-fit.offset_s, -fit.drift, fit.error_s)))
+        near[b].append((a, fit))
+    clocks = dict.fromkeys(nodes, NodeClock(0.0, 0.0, float("inf")))
+    heap = [(0.0, 0, 0.0, 0.0)]
     while heap:
         error, at, offset, drift = heapq.heappop(heap)
-        if error >= clocks[nodes[at]].error_s:
-            continue
-        clocks[nodes[at]] = NodeClock(offset, drift, origin, error)
-        for other, (more, faster, uncertain) in near[at]:
-            heapq.heappush(heap, (error + uncertain, other, offset + more, drift + faster))
+        if error < clocks[nodes[at]].error_s:
+            clocks[nodes[at]] = NodeClock(offset, drift, error)
+            for other, more in near[at]:
+                heapq.heappush(heap, (error + more.error_s, other, offset + more.offset_s, drift + more.drift))
     return clocks

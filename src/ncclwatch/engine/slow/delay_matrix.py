@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,19 +34,10 @@ MAX_LINES = 3
 _CALLED = {FlowKind.RDMA: "completion of work requests", FlowKind.SOCKET: "TCP round trip"}
 
 
-class Where(StrEnum):
-    """What is slow."""
-
-    SENDER = "sender"
-    RECEIVER = "receiver"
-    LINK = "link"
-
-
 @dataclass(frozen=True, slots=True)
 class SlowPart:
-    """A slow row, column or cell: ``delay`` in the matrix's unit, ``times`` the usual one. A row has no destination (−1)."""
+    """A slow cell, row (no destination: −1) or column (no source); ``delay`` in the matrix's unit, ``times`` the usual one."""
 
-    where: Where
     source: int
     destination: int
     delay: float
@@ -84,13 +74,12 @@ def slow_parts(matrix: Matrix) -> list[SlowPart]:
     excess = np.where(alone, logs - level, rest)
     cells = known & (excess > least) & ~slow_rows[:, None] & ~slow_columns[None, :]
 
-    def part(where: Where, source: int, destination: int, effect: float) -> SlowPart:
-        delay = float(matrix[source, destination]) if where is Where.LINK else float(np.exp(level + effect))
-        return SlowPart(where, source, destination, delay, float(np.exp(effect)))
-
-    parts = [part(Where.SENDER, at, -1, rows[at]) for at in np.flatnonzero(slow_rows).tolist()]
-    parts += [part(Where.RECEIVER, -1, at, columns[at]) for at in np.flatnonzero(slow_columns).tolist()]
-    parts += [part(Where.LINK, a, b, excess[a, b]) for a, b in np.argwhere(cells).tolist()]
+    slow = [(at, -1, float(rows[at])) for at in np.flatnonzero(slow_rows).tolist()]
+    slow += [(-1, at, float(columns[at])) for at in np.flatnonzero(slow_columns).tolist()]
+    slow += [(a, b, float(excess[a, b])) for a, b in np.argwhere(cells).tolist()]
+    parts = [
+        SlowPart(a, b, float(np.exp(level + more) if min(a, b) < 0 else matrix[a, b]), float(np.exp(more))) for a, b, more in slow
+    ]
     return sorted(parts, key=lambda part: -part.times)
 
 
@@ -162,11 +151,9 @@ def _line(comm: int, kind: FlowKind, part: SlowPart, names: dict[int, int | None
         known = names.get(rank)
         return f"rank {known}" if known is not None else f"rank {rank} of the communicator"
 
-    what = {
-        Where.SENDER: f"all that {name(part.source)} sends",
-        Where.RECEIVER: f"all that {name(part.destination)} receives",
-        Where.LINK: f"from {name(part.source)} to {name(part.destination)}",
-    }[part.where]
+    what = f"from {name(part.source)} to {name(part.destination)}"
+    if part.destination < 0 or part.source < 0:
+        what = f"all that {name(part.source)} sends" if part.destination < 0 else f"all that {name(part.destination)} receives"
     called = _CALLED.get(kind, "delay")
     return (
         f"delay matrix of communicator {comm:016x} ({called}, {cells} pairs): {what} takes {part.delay:.0f} µs, "

@@ -16,7 +16,8 @@ import numpy as np
 
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.slow.cadence import Cadence, Iteration
-from ncclwatch.engine.slow.iteration_graph import LEAST_S, Indices, Times
+from ncclwatch.engine.slow.gpu_times import told_of
+from ncclwatch.engine.slow.iteration_graph import LEAST_S, Operations, Times
 from ncclwatch.model.device import DeviceOperation, KernelState
 from ncclwatch.model.identity import ProcessKey
 
@@ -32,26 +33,14 @@ more). Chosen, not measured: where polling threads want for CPU they are late by
 
 
 @dataclass(slots=True)
-class TimedIteration:
-    """One iteration. Arrays of shape (operations,), sorted by rank (place among the job's members) and in the order of launches.
+class TimedIteration(Operations):
+    """One iteration, in wall time; a rank is a place among the job's members."""
 
-    ``joint`` numbers the collective an operation is part of, −1 for messages; ``needs`` pairs a receive with its send and is of
-    shape (n, 2). Times are seconds of each node's wall clock; ``before`` says by rank when its iteration before ended.
-    """
-
-    rank: Indices
-    node: Indices
-    joint: Indices
-    needs: Indices
-    begin: Times
-    end: Times
     launched: Times
-    """When the host launched each operation."""
+    """When the host launched each operation, and when its rank's iteration before ended."""
+    before: Times
     names: list[tuple[int, str, int]]
     """(group, function, how many of these were before it in the iteration) of each operation."""
-    nodes: Indices
-    """Of each rank."""
-    before: Times
     called_s: float
     """How long the iteration was by the calls of one host, seconds."""
 
@@ -113,12 +102,12 @@ class _Run:
 class _Part:
     """One iteration of one member: its operations by launch, with their groups, and when its iteration before ended.
 
-    ``offset_s`` is its wall clock minus its monotonic clock.
+    ``offset_s`` is its host's wall clock minus the monotonic one.
     """
 
     member: Member
     operations: list[tuple[int, DeviceOperation]]
-    before_ns: int
+    before_s: float
     offset_s: float
 
     @property
@@ -150,23 +139,16 @@ class GpuIterations:
         if without or len(job.members) > LARGEST_JOB:
             self.problem = f"{without[0].label} has no shim" if without else f"the job has more than {LARGEST_JOB} ranks"
             return []
-        for member in job.members:
-            self._read(job, member)
+        for group in job.groups.values():
+            for member, own in group.members.values():
+                for told in told_of(member, own):
+                    if not told.finished:
+                        self._runs[member.info.key][group.id].take(told.recent, told.operations)
         known = [cadence for cadence in cadences if cadence is not None and len(cadence.iterations)]
         if len(known) < len(job.members):
             self.problem = "calls do not show the iterations of all ranks"
             return []
         return self._whole(job, known)
-
-    def _read(self, job: Job, member: Member) -> None:
-        by_place: dict[object, int] = {}
-        for own in reversed(member.last.communicators):
-            by_place |= dict.fromkeys((own.address, (own.hash, own.rank)), own.address)
-        for told in member.last.device.communicators if member.last.device is not None else ():
-            address = by_place.get((told.hash, told.rank), by_place.get(told.inside_address))
-            group = job.group_of.get((member.index, address)) if address is not None else None
-            if group is not None and not told.finished:
-                self._runs[member.info.key][group].take(told.recent, told.operations)
 
     def _whole(self, job: Job, cadences: list[Cadence]) -> list[TimedIteration]:
         found: list[TimedIteration] = []
@@ -189,21 +171,19 @@ class GpuIterations:
     def _same(self, job: Job, member: Member, cadence: Cadence, iteration: Iteration, first: _Part) -> _Part:
         """A member's part of the first one's iteration: hosts may begin it far apart, but it ends for all alike."""
         shift = (member.last.wall_ns - member.last.time_ns) / 1e9 - first.offset_s
-        parts: list[_Part] = []
-        problems: list[_NotWholeError | _StillToComeError] = []
-        for near in cadence.iterations:
-            if abs(near.begin + shift - iteration.begin) <= 1.5 * iteration.duration:
-                try:
-                    parts.append(self._part(job, member, near))
-                except (_NotWholeError, _StillToComeError) as problem:
-                    problems.append(problem)
-        apart = [abs(part.ended_s - first.ended_s) for part in parts]
-        if apart and min(apart) <= iteration.duration / 2:
-            return parts[apart.index(min(apart))]
-        if not parts and not problems:
-            raise _StillToComeError
+        near = [one for one in cadence.iterations if abs(one.begin + shift - iteration.begin) <= 1.5 * iteration.duration]
         unfit = _NotWholeError(f"{member.label}: its iterations do not fit those of the others")
-        raise next((one for one in problems if isinstance(one, _StillToComeError)), problems[0] if problems else unfit)
+        problem: _NotWholeError | _StillToComeError = unfit if near else _StillToComeError()
+        for one in near:
+            try:
+                part = self._part(job, member, one)
+                if abs(part.ended_s - first.ended_s) <= iteration.duration / 2:
+                    return part
+            except _StillToComeError as pending:
+                problem = pending
+            except _NotWholeError as why:
+                problem = why if problem is unfit else problem
+        raise problem
 
     def _part(self, job: Job, member: Member, iteration: Iteration) -> _Part:
         """A member's operations in one of its iterations."""
@@ -224,25 +204,24 @@ class GpuIterations:
         if not chosen or not before:
             raise _NotWholeError(f"{member.label}: its first iteration")
         chosen.sort(key=lambda item: (item[1].launched_ns, item[1].ordinal))
-        return _Part(member, chosen, before, (member.last.wall_ns - member.last.time_ns) / 1e9)
+        offset_s = (member.last.wall_ns - member.last.time_ns) / 1e9
+        return _Part(member, chosen, before / 1e9 + offset_s, offset_s)
 
 
 def _joined(job: Job, parts: Sequence[_Part], called_s: float) -> TimedIteration:
     """The iteration of all ranks."""
     table = _Table(max(LEAST_S, OVERLAP_SHARE * max(part.span_s for part in parts)))
     hosts: dict[str, int] = {}
-    nodes = [hosts.setdefault(part.member.info.host, len(hosts)) for part in parts]
     for at, part in enumerate(parts):
-        table.add_rank(job, part, at, nodes[at])
+        table.add_rank(job, part, at, hosts.setdefault(part.member.info.host, len(hosts)))
     if not all(_matches(job, key, sides) for key, sides in table.sides.items()):
         raise _NotWholeError("operations of the ranks do not match each other")
     rank, node, joint = np.array([row[:3] for row in table.rows], np.int64).T
-    begin, end, launched = np.array([row[3:] for row in table.rows], np.float64).T
+    begin, end, launched, before = np.array([row[3:] for row in table.rows], np.float64).T
     # Of a message's two sides the receive needs the send.
     pairs = [sorted(sides, key=lambda side: side[1] == SEND) for key, sides in table.sides.items() if len(key) == 4]
     needs = np.array([[row for row, _ in pair] for pair in pairs], np.int64).reshape(-1, 2)
-    before = np.array([part.before_ns / 1e9 + part.offset_s for part in parts])
-    return TimedIteration(rank, node, joint, needs, begin, end, launched, table.names, np.array(nodes), before, called_s)
+    return TimedIteration(rank, node, joint, needs, begin, end, launched, before, table.names, called_s)
 
 
 SEND = "Send"
@@ -262,8 +241,8 @@ class _Table:
 
     allowed: float
     """Operations of a rank may overlap by so much, seconds."""
-    rows: list[tuple[int, int, int, float, float, float]] = field(default_factory=list)
-    """rank, node, collective (−1: none), begin, end, launch"""
+    rows: list[tuple[int, int, int, float, float, float, float]] = field(default_factory=list)
+    """rank, node, collective (−1: none), begin, end, launch, end of the iteration before"""
     names: list[tuple[int, str, int]] = field(default_factory=list)
     sides: dict[Joint, list[tuple[int, object]]] = field(default_factory=lambda: defaultdict(list))
     """The rows of each collective with their sequence numbers, of each message with their functions."""
@@ -286,12 +265,12 @@ class _Table:
             name = (group, operation.function, counts[kind])
             counts[kind] += 1
             if joins:
-                *place, first, last, called = self.rows[-1]
-                self.rows[-1] = place[0], place[1], -1, min(first, begin), max(last, end), called
+                first, last, *rest = self.rows[-1][3:]
+                self.rows[-1] = rank, node, -1, min(first, begin), max(last, end), rest[0], rest[1]
             else:
                 begin = max(begin, ended)
                 collective = -1 if message else self._collectives.setdefault(name, len(self._collectives))
-                self.rows.append((rank, node, collective, begin, max(begin, end), launched))
+                self.rows.append((rank, node, collective, begin, max(begin, end), launched, part.before_s))
                 self.names.append(name)
             ended, in_message = self.rows[-1][4], message
             peer = operation.peer if operation.peer is not None else -1

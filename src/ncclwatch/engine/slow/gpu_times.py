@@ -15,8 +15,10 @@ import numpy as np
 
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.slow.clocks import ClockModel, estimate
-from ncclwatch.model.device import DeviceOperation, KernelState
+from ncclwatch.engine.slow.iteration_graph import LEAST_S
+from ncclwatch.model.device import DeviceCommunicator, DeviceOperation, KernelState
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.state import Communicator
 
 KEPT_ROUNDS = 512
 """Rounds of a communicator that are remembered until all ranks have told, and rounds of a job that are kept (memory)."""
@@ -24,8 +26,6 @@ NEWEST = 20_000
 """Times of ranks in the newest rounds that are compared (time)."""
 LEAST_ROUNDS = 3
 """Rounds that must say the same of a rank: the median of fewer is one outlier."""
-LEAST_S = 0.001
-"""Seconds a rank must come later to be told: the least that is printed (whole milliseconds)."""
 BARRIER_ELEMENTS = 1
 """Elements of an AllReduce that is a barrier (CCL-D leaves out those of at most 4 bytes)."""
 
@@ -61,7 +61,7 @@ class Rounds:
         told = self._told.setdefault(group.id, {})
         for member, own in group.members.values():
             offset_s = (member.last.wall_ns - member.last.time_ns) / 1e9
-            for operation in _collectives(member, own.hash, own.rank, own.address):
+            for operation in _collectives(member, own):
                 number = operation.sequence if operation.sequence is not None else operation.ordinal
                 times = told.setdefault((operation.function, number), {})
                 if times is None or operation.started_ns is None or operation.finished_ns is None:
@@ -79,14 +79,17 @@ class Rounds:
             del told[key]
 
 
-def _collectives(member: Member, comm_hash: int, rank: int, address: int) -> Iterator[DeviceOperation]:
+def told_of(member: Member, own: Communicator) -> Iterator[DeviceCommunicator]:
+    """What the shim tells of one communicator of a process."""
+    for told in member.last.device.communicators if member.last.device is not None else ():
+        if (told.hash, told.rank) == (own.hash, own.rank) or told.inside_address == own.address:
+            yield told
+
+
+def _collectives(member: Member, own: Communicator) -> Iterator[DeviceOperation]:
     """The collectives of one communicator that a rank's GPU has ended, barriers left out."""
-    if member.last.device is None or member.stopped:
-        return
-    for communicator in member.last.device.communicators:
-        if (communicator.hash, communicator.rank) != (comm_hash, rank) and communicator.inside_address != address:
-            continue
-        for operation in communicator.recent:
+    for told in told_of(member, own) if not member.stopped else ():
+        for operation in told.recent:
             barrier = operation.function == "AllReduce" and operation.count <= BARRIER_ELEMENTS
             if operation.observed and not operation.point_to_point and not barrier and operation.state is KernelState.FINISHED:
                 yield operation

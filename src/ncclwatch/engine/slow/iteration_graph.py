@@ -27,11 +27,24 @@ LEAST_S = 0.002
 """Seconds by which it must be longer at least: a kernel's begin and end are seen by threads that poll. Chosen, not measured."""
 
 
-class Level(NamedTuple):
-    """Sets that need nothing but what earlier levels end.
+@dataclass(slots=True)
+class Operations:
+    """What was observed of one iteration, sorted by rank and in program order.
 
-    Members are set after set, ``sizes`` of each; ``operations`` are those that need the sets, set after set, ``users`` of each.
+    ``joint`` numbers the collective an operation is part of, equal on all its ranks; −1 for messages. ``needs`` has shape (n, 2):
+    operation, and an operation of another rank whose beginning it needs (a receive its send). Times are seconds of nodes' clocks.
     """
+
+    rank: Indices
+    node: Indices
+    joint: Indices
+    needs: Indices
+    begin: Times
+    end: Times
+
+
+class Level(NamedTuple):
+    """Sets that need what earlier levels end: members and the operations that need them, ``sizes`` and ``users`` of each."""
 
     members: Indices
     sizes: Indices
@@ -102,11 +115,7 @@ def _ranges(begins: Indices, ends: Indices) -> Indices:
 
 
 def build(rank: Indices, joint: Indices, needs: Indices) -> Structure:
-    """Make the structure of operations that are sorted by rank and in program order. O(n log n).
-
-    ``joint`` numbers the collective an operation is part of, equal on all its ranks; −1 for messages. ``needs`` has shape (n, 2):
-    operation, and an operation of another rank whose beginning it needs (a receive its send).
-    """
+    """The structure of an iteration, of columns as of :class:`Operations`. O(n log n)."""
     index = np.arange(len(rank))
     first = np.ones(len(rank), np.bool_)
     first[1:] = rank[1:] != rank[:-1]
@@ -181,18 +190,13 @@ def slack(structure: Structure, weights: Weights) -> Times:
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """A segment that took longer than it should: ``slack`` seconds could have been absorbed, 0 on the path."""
+    """A segment that took ``excess`` seconds more than ``expected``, and how much could have been absorbed (0 on the path)."""
 
     operation: int
     work: bool
-    seconds: float
+    excess: float
     expected: float
     slack: float = 0.0
-
-    @property
-    def excess(self) -> float:
-        """Seconds more than it should take."""
-        return self.seconds - self.expected
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,17 +214,20 @@ def analyse(
 
     Work is a difference of times of one rank. A transfer is one of two ranks' and may be wrong by ``clock_error_s``.
     """
-    on_path = critical_path(structure, weights)
+    work, transfer = weights.work - expected[0], weights.transfer - expected[1]
+    odd = work > np.maximum(beta * expected[0], LEAST_S)
+    odd_transfer = transfer > np.maximum(beta * expected[1], max(LEAST_S, clock_error_s))
     culprits = []
-    for operation, work in on_path:
-        seconds, usual = (weights.work, expected[0]) if work else (weights.transfer, expected[1])
-        found = Anomaly(operation, work, float(seconds[operation]), float(usual[operation]))
-        if found.excess > max(beta * found.expected, LEAST_S, 0.0 if work else clock_error_s):
-            culprits.append(found)
-    odd = np.flatnonzero(weights.work - expected[0] > np.maximum(beta * expected[0], LEAST_S))
-    odd = np.setdiff1d(odd, [operation for operation, work in on_path if work])
-    room = slack(structure, weights) if len(odd) else weights.work
-    harmless = [Anomaly(at, True, float(weights.work[at]), float(expected[0][at]), float(room[at])) for at in odd.tolist()]
+    for at, is_work in critical_path(structure, weights):
+        if is_work and odd[at]:
+            culprits.append(Anomaly(at, True, float(work[at]), float(expected[0][at])))
+            odd[at] = False
+        elif not is_work and odd_transfer[at]:
+            culprits.append(Anomaly(at, False, float(transfer[at]), float(expected[1][at])))
+    room = slack(structure, weights) if odd.any() else work
+    harmless = [
+        Anomaly(at, True, float(work[at]), float(expected[0][at]), float(room[at])) for at in np.flatnonzero(odd).tolist()
+    ]
     return PathResult(sorted(culprits, key=lambda one: -one.excess), sorted(harmless, key=lambda one: -one.excess))
 
 

@@ -51,19 +51,33 @@ CLASSES = {
 }
 
 
+def _range(done: Round) -> float:
+    return max(done.durations.values()) - min(done.durations.values())
+
+
 @dataclass(frozen=True, slots=True)
 class CcldResult:
-    """What the equations say of one window: durations in seconds."""
+    """What the equations say of one window, by the round with the largest range of it; durations in seconds."""
 
+    chosen: Round
     t_base: float
-    t_max: float
-    t_min: float
-    ratio: float
-    """R, equation 3."""
-    share: float
-    """P, equation 4: 1 pure computation, 0 pure communication; nan where nothing is slow."""
     static: bool
     """The base is the administrator's: the slowness is there from the start."""
+
+    @property
+    def t_max(self) -> float:
+        """The longest time of a rank in the round."""
+        return max(self.chosen.durations.values())
+
+    @property
+    def ratio(self) -> float:
+        """R, equation 3."""
+        return (self.t_max - self.t_base) / self.t_base
+
+    @property
+    def share(self) -> float:
+        """P, equation 4: 1 pure computation, 0 pure communication; nan where nothing is slow."""
+        return _range(self.chosen) / (self.t_max - self.t_base) if self.t_max > self.t_base else math.nan
 
     @property
     def kind(self) -> str:
@@ -75,61 +89,40 @@ class CcldResult:
 
 @dataclass(slots=True)
 class Ccld:
-    """The equations: ``initial`` is the administrator's T_base. Barriers are the caller's to leave out."""
+    """The rule for one communicator: ``initial`` is the administrator's T_base. Barriers are the caller's to leave out."""
 
     initial: float
     theta: float = THETA
+    window: deque[Round] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
+    ends: float | None = None
+    """When the window ends, wall time."""
+    since: float | None = None
+    found: CcldResult | None = None
+    """Of the last window, if it was slow and that had repeated."""
     _learned: list[float] = field(default_factory=list)
     _first: float | None = None
     _complete: bool = False
     _slow: int = 0
 
-    def window(self, times: Sequence[float], durations: Sequence[Sequence[float]]) -> CcldResult:
-        """Judge one window: ``durations[k]`` are the ranks' durations in the round that began at ``times[k]`` (equations 1-4)."""
-        static = not self._complete
-        base = self.initial if static else float(np.mean(self._learned))
-        chosen = max(durations, key=lambda row: max(row) - min(row))
-        t_max, t_min = max(chosen), min(chosen)
-        share = (t_max - t_min) / (t_max - base) if t_max > base else float("nan")
-        result = CcldResult(base, t_max, t_min, (t_max - base) / base, share, static)
-        self._slow += result.ratio > self.theta
-        for time, row in zip(times, durations, strict=True):
-            self._first = time if self._first is None else self._first
-            self._complete = self._complete or len(self._learned) >= LEARNED_ROUNDS or time - self._first > LEARNED_S
-            if not self._complete:
-                self._learned.append(max(row))
-        return result
-
-    @property
-    def confirmed(self) -> bool:
-        """Whether slow windows have repeated often enough for location."""
-        return self._slow >= REPEATED
-
-
-@dataclass(slots=True)
-class _GroupWatch:
-    rule: Ccld
-    window: deque[Round] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
-    ends: float | None = None
-    """When the window ends, wall time."""
-    since: float | None = None
-    found: tuple[CcldResult, Round] | None = None
-    """Of the last window, if it was slow and that had repeated."""
-
-    def close(self, ends: float) -> None:
-        """The window is over: judge it, and begin the next."""
+    def close(self) -> CcldResult | None:
+        """The window is over: judge it (equations 1-4), and begin the next."""
         window = list(self.window)
         self.window.clear()
-        self.ends, self.found = ends, None
+        self.found = None
         if not window:
-            return
-        result = self.rule.window([done.time for done in window], [list(done.durations.values()) for done in window])
-        if not result.ratio > self.rule.theta:
-            self.since = None
-            return
-        self.since = self.since if self.since is not None else window[0].time
-        if self.rule.confirmed:
-            self.found = result, max(window, key=lambda done: max(done.durations.values()) - min(done.durations.values()))
+            return None
+        base = float(np.mean(self._learned)) if self._complete else self.initial
+        result = CcldResult(max(window, key=_range), base, not self._complete)
+        for done in window:
+            self._first = done.time if self._first is None else self._first
+            self._complete = self._complete or len(self._learned) >= LEARNED_ROUNDS or done.time - self._first > LEARNED_S
+            if not self._complete:
+                self._learned.append(max(done.durations.values()))
+        slow = result.ratio > self.theta
+        self._slow += slow
+        self.since = (self.since if self.since is not None else window[0].time) if slow else None
+        self.found = result if slow and self._slow >= REPEATED else None
+        return result
 
 
 @dataclass(slots=True)
@@ -138,7 +131,7 @@ class JobRounds:
 
     plane: Literal["device", "calls", ""] = ""
     rounds: Rounds = field(default_factory=Rounds)
-    groups: dict[int, _GroupWatch] = field(default_factory=dict)
+    groups: dict[int, Ccld] = field(default_factory=dict)
     numbered: tuple[tuple[int, ProcessKey], ...] = ()
     _calls_until: float = 0.0
 
@@ -150,9 +143,9 @@ class JobRounds:
         numbered = numbering(job)
         if numbered != self.numbered:
             self.numbered, self.rounds, self.plane, self._calls_until = numbered, Rounds(), "", 0.0
-            for watch in self.groups.values():
-                watch.window.clear()
-                watch.found = None
+            for rule in self.groups.values():
+                rule.window.clear()
+                rule.found = None
         if self.plane == "device" or any(_times_kernels(member) for member in job.members):
             self.plane = "device"
             return self.rounds.take(job)
@@ -210,18 +203,18 @@ class CcldWatch(SlowWatch):
         if known is None:
             known = self._rounds.setdefault(keys[0], JobRounds())
         for done in known.take(job, [self.cadences.find(member.info.host, member.info.pid) for member in job.members]):
-            watch = known.groups.setdefault(done.group, _GroupWatch(Ccld(self._initial, self._theta)))
-            watch.ends = watch.ends if watch.ends is not None else done.time + self._window_s
-            watch.window.append(done)
+            rule = known.groups.setdefault(done.group, Ccld(self._initial, self._theta))
+            rule.ends = rule.ends if rule.ends is not None else done.time + self._window_s
+            rule.window.append(done)
         now = max(member.last.wall_ns for member in job.members) / 1e9
-        for watch in known.groups.values():
-            if watch.ends is not None and now >= watch.ends:
-                watch.close(now + self._window_s)
-        found = [(watch.found, watch.since) for watch in known.groups.values() if watch.found is not None]
+        for rule in known.groups.values():
+            if rule.ends is not None and now >= rule.ends:
+                rule.close()
+                rule.ends = now + self._window_s
+        found = [(rule.found, rule.since) for rule in known.groups.values() if rule.found is not None]
         if verdict.verdict_class is not VerdictClass.RUNNING or not found:
             return verdict
-        (result, chosen), since = max(found, key=lambda item: item[0][0].ratio)
-        return _verdict(job, result, chosen, since, known.plane)
+        return _verdict(job, *max(found, key=lambda item: item[0].ratio), known.plane)
 
     def forget(self, present: Collection[ProcessKey]) -> None:
         """Forget jobs that are watched no longer."""
@@ -230,22 +223,40 @@ class CcldWatch(SlowWatch):
         self._rounds = {key: known for key, known in self._rounds.items() if key in kept}
 
 
-def _verdict(job: Job, result: CcldResult, chosen: Round, since: float | None, plane: str) -> Verdict:
-    kind = result.kind
+def _verdict(job: Job, result: CcldResult, since: float | None, plane: str) -> Verdict:
+    kind, durations = result.kind, result.chosen.durations
     members = {member.index: member for member in job.members}
-    group = job.groups.get(chosen.group)
-    shortest = members.get(min(chosen.durations, key=lambda at: chosen.durations[at]))
+    group = job.groups.get(result.chosen.group)
+    last = members.get(min(durations, key=lambda at: durations[at])) if kind != "S2" else None
     slowest = _lowest_rate(job, group) if kind != "S1" else None
-    named = [member for member in ([shortest] if kind != "S2" else []) + [slowest] if member is not None]
     reference = CommunicatorRef(f"{group.hash:016x}", group.nranks) if group is not None else None
-    culprits = tuple(_culprit(member, group, reference, chosen, "came last" if member is shortest else "has the lowest rate")
-                     for member in named)  # fmt: skip
-    who = ", ".join(f"rank {member.rank}" if member.rank is not None else member.label for member in named)
-    where = f"{chosen.name} of {group.nranks} ranks" if group is not None else "the end of the iteration, by the hosts' calls"
-    base = "the administrator's" if result.static else "learned"
+    culprits = tuple(
+        Culprit(
+            rank=member.rank,
+            comm_rank=group.rank_of(member) if group is not None else None,
+            host=member.info.host,
+            pid=member.info.pid,
+            gpu=None,
+            communicator=reference,
+            operation=OperationRef(result.chosen.name) if group is not None else None,
+            reason=f"{why}: {durations.get(member.index, math.nan):.4f} s in the operation",
+        )
+        for member, why in ((last, "came last"), (slowest, "has the lowest rate"))
+        if member is not None
+    )
+    who = ", ".join(f"rank {one.rank}" if one.rank is not None else f"pid {one.pid} on {one.host}" for one in culprits)
+    where = (
+        f"{result.chosen.name} of {group.nranks} ranks" if group is not None else "the end of the iteration, by the hosts' calls"
+    )
+    unobserved = []
+    if plane != "device":
+        unobserved.append("GPU times are not known without the shim: a host's wait at the end of an iteration stands for them")
+    if kind != "S1" and slowest is None:
+        unobserved.append("send and receive rates need the shim's counters: which rank communicates slowly is not known")
+    base, share = "the administrator's" if result.static else "learned", f"{result.share:.2f}"
     return Verdict(
         verdict_class=CLASSES[kind],
-        summary=f"CCL-D: {kind} in {where}: {who or 'no rank can be told'}; R = {result.ratio:.2f}, P = {result.share:.2f}",
+        summary=f"CCL-D: {kind} in {where}: {who or 'no rank can be told'}; R = {result.ratio:.2f}, P = {share}",
         culprits=culprits,
         communicator=reference,
         since=since,
@@ -253,24 +264,11 @@ def _verdict(job: Job, result: CcldResult, chosen: Round, since: float | None, p
         confidence=0.5,
         evidence=(
             f"T_base {result.t_base:.4f} s ({base}); in the round with the largest range of the window: "
-            f"T_max {result.t_max:.4f} s, T_min {result.t_min:.4f} s",
-            f"R = (T_max - T_base) / T_base = {result.ratio:.2f}, P = (T_max - T_min) / (T_max - T_base) = {result.share:.2f}",
+            f"T_max {result.t_max:.4f} s, T_min {min(durations.values()):.4f} s",
+            f"R = (T_max - T_base) / T_base = {result.ratio:.2f}, P = (T_max - T_min) / (T_max - T_base) = {share}",
         ),
-        unobserved=_unobserved(plane, kind, slowest),
+        unobserved=tuple(unobserved),
         planes=("device",) if plane == "device" else ("calls",),
-    )
-
-
-def _culprit(member: Member, group: Group | None, reference: CommunicatorRef | None, chosen: Round, why: str) -> Culprit:
-    return Culprit(
-        rank=member.rank,
-        comm_rank=group.rank_of(member) if group is not None else None,
-        host=member.info.host,
-        pid=member.info.pid,
-        gpu=None,
-        communicator=reference,
-        operation=OperationRef(chosen.name) if chosen.group != HOST else None,
-        reason=f"{why}: {chosen.durations.get(member.index, math.nan):.4f} s in the operation",
     )
 
 
@@ -287,15 +285,6 @@ def _lowest_rate(job: Job, group: Group | None) -> Member | None:
         return None
     lowest = min(rates, key=lambda at: rates[at])
     return next(member for member in job.members if member.index == lowest)
-
-
-def _unobserved(plane: str, kind: str, slowest: Member | None) -> tuple[str, ...]:
-    lines = []
-    if plane != "device":
-        lines.append("GPU times are not known without the shim: a host's wait at the end of an iteration stands for them")
-    if kind != "S1" and slowest is None:
-        lines.append("send and receive rates need the shim's counters: which rank communicates slowly is not known")
-    return tuple(lines)
 
 
 class SlowMode(StrEnum):

@@ -9,28 +9,16 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from ncclwatch.engine.job import Job
+from ncclwatch.engine.slow import iteration_graph as graph
 from ncclwatch.engine.slow.baselines import MEGATRACE_GATE
 from ncclwatch.engine.slow.cadence import Cadence
 from ncclwatch.engine.slow.clocks import ClockModel, estimate
 from ncclwatch.engine.slow.gpu_iterations import GpuIterations, TimedIteration
-from ncclwatch.engine.slow.iteration_graph import (
-    BETA,
-    Anomaly,
-    Indices,
-    PathResult,
-    Structure,
-    Times,
-    Weights,
-    analyse,
-    build,
-    duration_without,
-    weigh,
-)
+from ncclwatch.engine.slow.iteration_graph import Anomaly, Indices, Operations, PathResult, Times
 from ncclwatch.engine.topology.model import Role, Topology
 
 HEALTHY = 2
@@ -44,17 +32,6 @@ OTHER_PATTERN = 8
 LEAST_SHARE = 0.1
 """Share of what an iteration loses that a culprit must explain to be told: ten parts at most are worth reading."""
 TOLD = 3
-
-
-class Observed(Protocol):
-    """What is asked of an iteration (``gpu_iterations.TimedIteration``)."""
-
-    rank: Indices
-    node: Indices
-    joint: Indices
-    needs: Indices
-    begin: Times
-    end: Times
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,15 +59,15 @@ class IterationAnalysis:
     """
 
     gate: float = MEGATRACE_GATE
-    beta: float = BETA
-    structure: Structure | None = None
+    beta: float = graph.BETA
+    structure: graph.Structure | None = None
     clocks: ClockModel = field(default_factory=ClockModel)
     duration: float = 0.0
     """Of the last iteration, seconds."""
-    _healthy: deque[tuple[float, Weights]] = field(default_factory=lambda: deque(maxlen=LEARNED))
+    _healthy: deque[tuple[float, graph.Weights]] = field(default_factory=lambda: deque(maxlen=LEARNED))
     _sample: deque[tuple[Indices, Indices, Times, Times]] = field(default_factory=lambda: deque(maxlen=CLOCK_EVERY))
     _taken: int = 0
-    _weights: Weights | None = None
+    _weights: graph.Weights | None = None
     _idle: Times | None = None
     """For how long before each operation its host had not launched it, while its GPU had nothing else to do, seconds."""
     _start: float = 0.0
@@ -107,26 +84,22 @@ class IterationAnalysis:
         """Duration of the healthy iterations, seconds."""
         return float(np.median([duration for duration, _ in self._healthy])) if self._healthy else self.duration
 
-    def fits(self, observed: Observed) -> bool:
+    def fits(self, observed: Operations) -> bool:
         """Whether an iteration is made of the same operations as those before."""
         now = (observed.rank, observed.joint, observed.needs)
         return self._shape is None or all(np.array_equal(a, b) for a, b in zip(self._shape, now, strict=True))
 
     def look(
-        self,
-        observed: Observed,
-        before: tuple[Indices, Times] | None = None,
-        launched: Times | None = None,
-        learn: bool = True,
-    ) -> PathResult | None:
+        self, observed: Operations, before: Times | None = None, launched: Times | None = None, learn: bool = True
+    ) -> PathResult | None:  # fmt: skip
         """Take an iteration, which must fit: a result if it is slow enough to be analysed.
 
-        ``before`` says of some ranks (by node) when their iteration before ended; else the last one that was taken was before.
-        ``launched`` is when hosts launched the operations. What is known to be slow is not to be learned (``learn``).
+        By operation: ``before`` is when its rank ended the iteration before (else the last one taken counts), ``launched`` when
+        its host launched it. What is known to be slow is not to be learned (``learn``).
         """
         if self.structure is None:
             self._shape = (observed.rank, observed.joint, observed.needs)
-            self.structure = build(*self._shape)
+            self.structure = graph.build(*self._shape)
         self._set_clocks(observed)
         nodes = np.unique(observed.node).tolist()
         error = max(self.clocks.error(nodes[0], node) for node in nodes)
@@ -134,13 +107,13 @@ class IterationAnalysis:
             return None
         correct = self.clocks.correct
         begin, end = correct(observed.node, observed.begin), correct(observed.node, observed.end)
-        start = float(correct(*before).max()) if before is not None else self._ended
+        start = float(correct(observed.node, before).max()) if before is not None else self._ended
         self._start = start = float(begin.min()) if start is None else start
         self._ended = float(end.max())
         self.duration = self._ended - start
         if not self.duration > 0:
             return None
-        weights = self._weights = weigh(self.structure, begin, end, start)
+        weights = self._weights = graph.weigh(self.structure, begin, end, start)
         self._idle = None
         if launched is not None:
             self._idle = np.maximum(correct(observed.node, launched) - (weights.begin - weights.work), 0.0)
@@ -150,15 +123,15 @@ class IterationAnalysis:
             return None
         work = np.median([one.work for _, one in self._healthy], axis=0)
         transfer = np.median([one.transfer for _, one in self._healthy], axis=0)
-        return analyse(self.structure, weights, (work, transfer), beta=self.beta, clock_error_s=error)
+        return graph.analyse(self.structure, weights, (work, transfer), beta=self.beta, clock_error_s=error)
 
     def without(self, anomalies: Iterable[Anomaly]) -> float:
         """What the last iteration would have taken without some anomalies, seconds."""
         if self.structure is None or self._weights is None:
             raise ValueError("no iteration was looked at")
-        return duration_without(self.structure, self._weights, anomalies, self._start)
+        return graph.duration_without(self.structure, self._weights, anomalies, self._start)
 
-    def blame(self, result: PathResult, observed: Observed, group_of: Sequence[int]) -> list[Blame]:
+    def blame(self, result: PathResult, observed: Operations, group_of: Sequence[int]) -> list[Blame]:
         """The culprits of the last iteration added up: work by rank, transfers by group; what explains little is left out."""
         parts: dict[tuple[int, bool], list[Anomaly]] = defaultdict(list)
         for anomaly in result.culprits:
@@ -176,7 +149,7 @@ class IterationAnalysis:
             found.append(Blame(where, work, len(anomalies), excess, cost, worst, host))
         return sorted(found, key=lambda one: -one.cost)
 
-    def _set_clocks(self, observed: Observed) -> None:
+    def _set_clocks(self, observed: Operations) -> None:
         """Estimate clocks by the newest iterations: by each of the first, then once in a while."""
         if self._taken < CLOCK_EVERY or self._taken % CLOCK_EVERY == 0:
             self._sample.append(_sides(observed))
@@ -187,7 +160,7 @@ class IterationAnalysis:
         self._taken += 1
 
 
-def _sides(observed: Observed) -> tuple[Indices, Indices, Times, Times]:
+def _sides(observed: Operations) -> tuple[Indices, Indices, Times, Times]:
     """An iteration's operations as ``clocks.estimate`` takes them: of a message the send's begin and the receive's end."""
     joint = observed.joint >= 0
     receives, sends = observed.needs.T
@@ -240,8 +213,7 @@ class Paths:
                 self.analysis, self._others = IterationAnalysis(), 0
             return
         self._others = 0
-        before = (iteration.nodes, iteration.before)
-        result = self.analysis.look(iteration, before, iteration.launched, learn=iteration.called_s <= limit_s)
+        result = self.analysis.look(iteration, iteration.before, iteration.launched, learn=iteration.called_s <= limit_s)
         if result is None:
             return
         blames = self.analysis.blame(result, iteration, [group for group, _, _ in iteration.names])

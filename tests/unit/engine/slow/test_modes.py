@@ -12,7 +12,8 @@ from ncclwatch.cli import main, options
 from ncclwatch.cli.recorded import write_series
 from ncclwatch.engine.job import assemble
 from ncclwatch.engine.slow.cadence import Cadence, Iteration
-from ncclwatch.engine.slow.modes import HOST, LEARNED_ROUNDS, Ccld, CcldWatch, JobRounds, SlowMode, SlowRule
+from ncclwatch.engine.slow.gpu_times import Round
+from ncclwatch.engine.slow.modes import HOST, LEARNED_ROUNDS, Ccld, CcldResult, CcldWatch, JobRounds, SlowMode, SlowRule
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from unit.engine.slow.gpu_samples import WORLD_SIZE, at, operation
 from unit.synthetic import SECOND, Rank, communicator, looks
@@ -33,17 +34,27 @@ def run(lasted: dict[int, list[float]], watch: CcldWatch, rates: list[float] | N
 
 def test_the_equations() -> None:
     rule = Ccld(initial=2.0)
-    first = rule.window([0.0], [[1.0, 0.9]])
+
+    def window(*rounds: tuple[float, list[float]]) -> CcldResult:
+        rule.window.extend(Round(1, "AllReduce", time, dict(enumerate(lasted)), {}) for time, lasted in rounds)
+        result = rule.close()
+        assert result is not None
+        return result
+
+    assert rule.close() is None, "nothing was seen"
+    first = window((0.0, [1.0, 0.9]))
     assert (first.t_base, first.static) == (2.0, True)
     for second in range(1, LEARNED_ROUNDS + 2):
-        rule.window([float(second)], [[1.0, 0.9]])
-    result = rule.window([109.0, 110.0], [[1.0, 1.0], [5.0, 1.1]])
+        window((float(second), [1.0, 0.9]))
+    result = window((109.0, [1.0, 1.0]), (110.0, [5.0, 1.1]))
     assert not result.static and result.t_base == pytest.approx(1.0), "the mean of the first hundred rounds"
-    assert result.ratio == pytest.approx(4.0) and result.share == pytest.approx(3.9 / 4.0)
-    assert result.kind == "S1" and replace(result, share=0.1).kind == "S2" and replace(result, share=0.5).kind == "S3"
-    assert not rule.confirmed
-    rule.window([111.0], [[5.0, 4.9]])
-    assert rule.confirmed
+    assert result.ratio == pytest.approx(4.0) and result.share == pytest.approx(3.9 / 4.0) and result.kind == "S1"
+    assert rule.found is None and rule.since == 109.0, "not repeated"
+    repeated = window((111.0, [5.0, 4.9]))
+    assert rule.found == repeated and repeated.kind == "S2"
+    assert window((112.0, [5.0, 3.0])).kind == "S3"
+    window((113.0, [1.0, 0.9]))
+    assert rule.found is None and rule.since is None
 
 
 def test_a_rank_that_comes_late_is_named_by_its_short_time_in_the_operation() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from ncclwatch.engine.job import Job, assemble
 from ncclwatch.engine.slow.cadence import Cadence, Iteration
+from ncclwatch.engine.slow.iteration_graph import Operations
 from ncclwatch.engine.slow.paths import IterationAnalysis, Paths
 from ncclwatch.model.device import DeviceCommunicator, DeviceOperation, DeviceSample
 from ncclwatch.model.state import ProcessSample
@@ -200,22 +201,13 @@ def test_ranks_that_did_not_do_the_same_are_not_put_together() -> None:
     assert paths.problem == "operations of the ranks do not match each other" and not paths.analysis.learned
 
 
-@dataclass
-class Seen:
+def pipeline(begin: float, work: float) -> Operations:
     """Two ranks on two nodes, whose clocks differ by 5 s: the first sends to the second, which works and answers."""
-
-    begin: np.ndarray
-    end: np.ndarray
-    rank: np.ndarray = field(default_factory=lambda: np.array([0, 0, 1, 1]))
-    node: np.ndarray = field(default_factory=lambda: np.array([0, 0, 1, 1]))
-    joint: np.ndarray = field(default_factory=lambda: np.full(4, -1))
-    needs: np.ndarray = field(default_factory=lambda: np.array([[2, 0], [1, 3]]))
-
-
-def pipeline(begin: float, work: float) -> Seen:
     sent, answered = begin + 0.1, begin + 0.1 + 0.001 + work
     begins = np.array([sent, sent + 0.001, begin + 5.0, answered + 5.0])
-    return Seen(begins, np.array([sent + 0.001, answered + 0.001, sent + 5.001, answered + 5.001]))
+    ends = np.array([sent + 0.001, answered + 0.001, sent + 5.001, answered + 5.001])
+    node = np.array([0, 0, 1, 1])
+    return Operations(node, node, np.full(4, -1), np.array([[2, 0], [1, 3]]), begins, ends)
 
 
 def test_clocks_of_hosts_that_only_messages_join_are_known() -> None:
