@@ -8,7 +8,7 @@ Evidence beside a verdict of slowness; it accuses nobody by itself.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
@@ -105,16 +105,6 @@ def _polish(table: Matrix, known: NDArray[np.bool_]) -> tuple[Matrix, Matrix, Ma
 def delay_lines(flows: Iterable[FlowRecord], verdict: Verdict) -> list[str]:
     """What stands out in the matrices of the communicators that culprits belong to, worst first."""
     culprits = {culprit.rank for culprit in verdict.culprits if culprit.rank is not None}
-    found = [
-        (part.times, _line(comm, kind, part, names, cells))
-        for comm, kind, part, names, cells in _slow(flows)
-        if culprits & {names.get(part.source), names.get(part.destination)}
-    ]
-    return [line for _, line in sorted(found, reverse=True)[:MAX_LINES]]
-
-
-def _slow(flows: Iterable[FlowRecord]) -> Iterator[tuple[int, FlowKind, SlowPart, dict[int, int | None], int]]:
-    """Of each communicator and kind of connection what stands out, the ranks' global ones, and how many pairs were seen."""
     transfers: dict[tuple[int, FlowKind], list[tuple[int, int, float]]] = defaultdict(list)
     names: dict[int, dict[int, int | None]] = defaultdict(dict)
     for flow in flows:
@@ -124,12 +114,17 @@ def _slow(flows: Iterable[FlowRecord]) -> Iterator[tuple[int, FlowKind, SlowPart
         delay = delay_us(flow) if is_sending(flow) else None
         if delay is not None:
             transfers[flow.comm_hash, flow.kind].append((flow.rank, flow.peer, delay))
+    found: list[tuple[float, str]] = []
     for (comm, kind), seen in transfers.items():
         size = 1 + max(max(source, destination) for source, destination, _ in seen)
-        if size <= MAX_RANKS:
-            matrix = matrix_of(size, seen)
-            for part in slow_parts(matrix):
-                yield comm, kind, part, names[comm], int(np.isfinite(matrix).sum())
+        matrix = matrix_of(size, seen) if size <= MAX_RANKS else np.zeros((0, 0))
+        cells = int(np.isfinite(matrix).sum())
+        found += [
+            (part.times, _line(comm, kind, part, names[comm], cells))
+            for part in slow_parts(matrix)
+            if culprits & {names[comm].get(part.source), names[comm].get(part.destination)}
+        ]
+    return [line for _, line in sorted(found, reverse=True)[:MAX_LINES]]
 
 
 def is_sending(flow: FlowRecord) -> bool:

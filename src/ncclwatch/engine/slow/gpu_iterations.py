@@ -79,10 +79,6 @@ class _Run:
         if len(self.operations) > 2 * KEPT_OPERATIONS:
             del self.operations[:-KEPT_OPERATIONS]
 
-    def launched_before(self, time_ns: int) -> int:
-        """How many of the operations were launched before a moment."""
-        return bisect_left(self.operations, time_ns, key=lambda operation: operation.launched_ns)
-
     def between(self, begin_ns: int, end_ns: int) -> tuple[list[DeviceOperation], int]:
         """Those that were launched in a stretch of time, and when the last before them ended (0: there is none)."""
         if not self.operations:
@@ -94,7 +90,7 @@ class _Run:
             raise _NotWholeError("more operations of a communicator between two samples than its frame keeps")
         if last.ordinal < self.newest and last.launched_ns < end_ns:
             raise _StillToComeError
-        begin, end = self.launched_before(begin_ns), self.launched_before(end_ns)
+        begin, end = (bisect_left(self.operations, time, key=lambda one: one.launched_ns) for time in (begin_ns, end_ns))
         return self.operations[begin:end], (self.operations[begin - 1].finished_ns or 0) if begin else 0
 
 
@@ -172,18 +168,20 @@ class GpuIterations:
         """A member's part of the first one's iteration: hosts may begin it far apart, but it ends for all alike."""
         shift = (member.last.wall_ns - member.last.time_ns) / 1e9 - first.offset_s
         near = [one for one in cadence.iterations if abs(one.begin + shift - iteration.begin) <= 1.5 * iteration.duration]
+        parts: list[_Part] = []
         unfit = _NotWholeError(f"{member.label}: its iterations do not fit those of the others")
         problem: _NotWholeError | _StillToComeError = unfit if near else _StillToComeError()
         for one in near:
             try:
-                part = self._part(job, member, one)
-                if abs(part.ended_s - first.ended_s) <= iteration.duration / 2:
-                    return part
+                parts.append(self._part(job, member, one))
             except _StillToComeError as pending:
                 problem = pending
             except _NotWholeError as why:
                 problem = why if problem is unfit else problem
-        raise problem
+        best = min(parts, key=lambda part: abs(part.ended_s - first.ended_s), default=None)
+        if best is None or abs(best.ended_s - first.ended_s) > iteration.duration / 2:
+            raise problem
+        return best
 
     def _part(self, job: Job, member: Member, iteration: Iteration) -> _Part:
         """A member's operations in one of its iterations."""

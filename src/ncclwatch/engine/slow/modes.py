@@ -20,6 +20,7 @@ from enum import StrEnum
 from typing import Literal
 
 import numpy as np
+from numpy.typing import NDArray
 
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.slow.cadence import Cadence
@@ -155,27 +156,25 @@ class JobRounds:
 
     def _from_calls(self, job: Job, cadences: Sequence[Cadence | None]) -> list[Round]:
         """The last operation of each iteration, by the host's calls; ranks are matched by when their iterations end."""
-        ends, lasted, length = [], [], 0.0
+        ends: dict[int, NDArray[np.float64]] = {}
+        lasted: dict[int, list[float]] = {}
+        length = math.inf
         for member, cadence in zip(job.members, cadences, strict=True):
             if cadence is None or not cadence.marker or not cadence.profiles:
                 return []
-            kept = min(len(cadence.profiles), len(cadence.iterations))
-            profiles, iterations = list(cadence.profiles)[-kept:], list(cadence.iterations)[-kept:]
             offset = (member.last.wall_ns - member.last.time_ns) / 1e9
-            ends.append(np.array([iteration.end + offset for iteration in iterations]))
-            lasted.append(np.array([float(profile[-1] - profile[-2]) if len(profile) > 1 else 0.0 for profile in profiles]))
-            length = length or iterations[-1].duration
+            iterations = list(cadence.iterations)[-len(cadence.profiles) :]
+            ends[member.index] = np.array([iteration.end + offset for iteration in iterations])
+            lasted[member.index] = [float(profile[-1] - profile[-2]) if len(profile) > 1 else 0.0 for profile in cadence.profiles]
+            length = min(length, iterations[-1].duration)
         found = []
-        newest = self._calls_until
-        for end in ends[0].tolist() if ends else ():
-            near = [int(np.argmin(np.abs(other - end))) for other in ends]
-            if end <= self._calls_until or any(abs(float(o[at]) - end) > length / 2 for o, at in zip(ends, near, strict=True)):
-                continue
-            durations = {m.index: float(lasted[i][near[i]]) for i, m in enumerate(job.members)}
-            begins = {m.index: float(ends[i][near[i]] - lasted[i][near[i]]) for i, m in enumerate(job.members)}
-            found.append(Round(HOST, "end of the iteration", end, durations, begins))
-            newest = max(newest, end)
-        self._calls_until = newest
+        for end in ends[job.members[0].index].tolist():
+            near = {at: int(np.argmin(np.abs(times - end))) for at, times in ends.items()}
+            if end > self._calls_until and all(abs(ends[at][place] - end) <= length / 2 for at, place in near.items()):
+                durations = {at: lasted[at][place] for at, place in near.items()}
+                begins = {at: float(ends[at][place]) - durations[at] for at, place in near.items()}
+                found.append(Round(HOST, "end of the iteration", end, durations, begins))
+        self._calls_until = max((done.time for done in found), default=self._calls_until)
         return found
 
 
