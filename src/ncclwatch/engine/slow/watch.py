@@ -19,14 +19,13 @@ from ncclwatch.engine.slow.blame import find
 from ncclwatch.engine.slow.cadence import Cadence, Cadences, Iteration, mean_profile
 from ncclwatch.engine.slow.equals import equals, hosts, nodes, replicas
 from ncclwatch.engine.slow.findings import Context, Finding
-from ncclwatch.engine.slow.gpu_times import GpuTimes, Start
+from ncclwatch.engine.slow.gpu_times import GpuTimes, Start, numbering
 from ncclwatch.engine.slow.lateness import Lateness, measure
 from ncclwatch.engine.slow.looks import Look, StageOf, only_network, take_look
 from ncclwatch.engine.slow.moments import near
 from ncclwatch.engine.slow.paths import Paths
 from ncclwatch.engine.slow.profile import Profile, Shares, add_up
 from ncclwatch.engine.slow.round_trips import FlowPlace, RoundTrips
-from ncclwatch.engine.slow.rounds import numbering
 from ncclwatch.engine.slow.skew import Skew, measure_skew, without_partners
 from ncclwatch.engine.slow.windows import NOISE_SIGMAS, SLOW_SHARE, IterationWatch, SlowDown
 from ncclwatch.engine.topology.model import Topology

@@ -1,11 +1,13 @@
-"""The delay matrix of a running job, made of what the wire says of its connections."""
+"""The delay matrix: slow rows, columns and cells, and that of a running job, made of what the wire says of its connections."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
+
 from ncclwatch.engine.network import NetworkMemory
-from ncclwatch.engine.slow.flow_delays import delay_lines
+from ncclwatch.engine.slow.delay_matrix import delay_lines, matrix_of, slow_parts
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, RdmaCounts, SocketFacts
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
@@ -30,6 +32,23 @@ def all_pairs(slow: dict[tuple[int, int], float], kind: FlowKind = FlowKind.RDMA
 def verdict(*ranks: int) -> Verdict:
     culprits = tuple(Culprit(rank, None, "node0", 100 + rank, None) for rank in ranks)
     return Verdict(VerdictClass.SLOW_COMMUNICATION, "slow", culprits=culprits)
+
+
+def test_rows_columns_and_cells() -> None:
+    rng = np.random.default_rng(1)
+    pairs = [(i, j, 1.0 + 0.02 * rng.random()) for i in range(6) for j in range(6) if i != j]
+    assert slow_parts(matrix_of(6, pairs)) == []
+    sender = slow_parts(matrix_of(6, [(i, j, d * (5 if i == 2 else 1)) for i, j, d in pairs]))
+    assert [(p.source, p.destination) for p in sender] == [(2, -1)]
+    receiver = slow_parts(matrix_of(6, [(i, j, d * (5 if j == 4 else 1)) for i, j, d in pairs]))
+    assert [(p.source, p.destination) for p in receiver] == [(-1, 4)]
+    cell = slow_parts(matrix_of(6, [(i, j, d * (5 if (i, j) == (1, 3) else 1)) for i, j, d in pairs]))
+    assert [(p.source, p.destination) for p in cell] == [(1, 3)]
+
+
+def test_a_ring_names_links() -> None:
+    ring = [(i, (i + 1) % 5, 8.0 if i == 3 else 1.0) for i in range(5)]
+    assert [(p.source, p.destination) for p in slow_parts(matrix_of(5, ring))] == [(3, 4)]
 
 
 def test_a_row_is_a_sender_a_column_a_receiver_and_a_cell_a_link() -> None:

@@ -11,45 +11,14 @@ import pytest
 from ncclwatch.cli import main, options
 from ncclwatch.cli.recorded import write_series
 from ncclwatch.engine.job import assemble
-from ncclwatch.engine.slow.baselines import Ccld
 from ncclwatch.engine.slow.cadence import Cadence, Iteration
-from ncclwatch.engine.slow.ccld import CcldWatch
-from ncclwatch.engine.slow.gpu_times import GpuTimes
-from ncclwatch.engine.slow.modes import SlowMode, SlowRule
-from ncclwatch.engine.slow.rounds import HOST, Rounds
-from ncclwatch.model.device import ConnectionCounter, DeviceCommunicator, DeviceOperation, DeviceSample
-from ncclwatch.model.state import ProcessSample
+from ncclwatch.engine.slow.gpu_times import Round
+from ncclwatch.engine.slow.modes import HOST, LEARNED_ROUNDS, Ccld, CcldResult, CcldWatch, JobRounds, SlowMode, SlowRule
 from ncclwatch.model.verdict import Verdict, VerdictClass
-from unit.synthetic import SECOND, WORLD, Rank, address_of, communicator, looks
+from unit.engine.slow.gpu_samples import WORLD_SIZE, at, operation
+from unit.synthetic import SECOND, Rank, communicator, looks
 
-WORLD_SIZE = 4
 RUNNING = Verdict(VerdictClass.RUNNING, "")
-
-
-def operation(ordinal: int, began_s: float, lasted_s: float, duration_ns: int | None = None) -> DeviceOperation:
-    began = int(began_s * SECOND)
-    return DeviceOperation(
-        ordinal, "AllReduce", False, ordinal - 1, 1024, None, 2, 2, 2, True, began, started_ns=began,
-        finished_ns=began + int(lasted_s * SECOND), duration_ns=duration_ns,
-    )  # fmt: skip
-
-
-def at(second: float, operations: list[list[DeviceOperation]], rates: list[float] | None = None) -> list[ProcessSample]:
-    """A look at all ranks; ``operations`` are those that each rank's GPU has ended lately."""
-    samples = []
-    for rank in range(WORLD_SIZE):
-        own = communicator(rank, WORLD_SIZE)
-        ended = tuple(operations[rank])
-        device = DeviceSample(
-            "plugin", 6, "running", 0,
-            (DeviceCommunicator(WORLD, address_of(WORLD) + 64, rank, WORLD_SIZE, False, 1, 1, 0, recent=ended),),
-            counters=() if rates is None else (
-                ConnectionCounter(address_of(WORLD), 0, (rank + 1) % WORLD_SIZE, True, 0, "head", 40, steps_per_s=rates[rank]),
-            ),
-        )  # fmt: skip
-        made = looks([Rank(rank, WORLD_SIZE, (own,), host=f"node{rank}", extra={"device": device})])[0][-1]
-        samples.append(replace(made, time_ns=int(second * SECOND), wall_ns=int(second * SECOND)))
-    return samples
 
 
 def run(lasted: dict[int, list[float]], watch: CcldWatch, rates: list[float] | None = None) -> list[Verdict]:
@@ -61,6 +30,31 @@ def run(lasted: dict[int, list[float]], watch: CcldWatch, rates: list[float] | N
         (job,) = assemble([[sample] for sample in at(second, ended, rates)])
         said.append(watch.judge(job, RUNNING))
     return said
+
+
+def test_the_equations() -> None:
+    rule = Ccld(initial=2.0)
+
+    def window(*rounds: tuple[float, list[float]]) -> CcldResult:
+        rule.window.extend(Round(1, "AllReduce", time, dict(enumerate(lasted)), {}) for time, lasted in rounds)
+        result = rule.close()
+        assert result is not None
+        return result
+
+    assert rule.close() is None, "nothing was seen"
+    first = window((0.0, [1.0, 0.9]))
+    assert (first.t_base, first.static) == (2.0, True)
+    for second in range(1, LEARNED_ROUNDS + 2):
+        window((float(second), [1.0, 0.9]))
+    result = window((109.0, [1.0, 1.0]), (110.0, [5.0, 1.1]))
+    assert not result.static and result.t_base == pytest.approx(1.0), "the mean of the first hundred rounds"
+    assert result.ratio == pytest.approx(4.0) and result.share == pytest.approx(3.9 / 4.0) and result.kind == "S1"
+    assert rule.found is None and rule.since == 109.0, "not repeated"
+    repeated = window((111.0, [5.0, 4.9]))
+    assert rule.found == repeated and repeated.kind == "S2"
+    assert window((112.0, [5.0, 3.0])).kind == "S3"
+    window((113.0, [1.0, 0.9]))
+    assert rule.found is None and rule.since is None
 
 
 def test_a_rank_that_comes_late_is_named_by_its_short_time_in_the_operation() -> None:
@@ -92,19 +86,7 @@ def test_one_slow_window_and_barriers_say_nothing() -> None:
     assert all(verdict is RUNNING for verdict in once)
     barrier = [[replace(operation(1, 0.1, 0.5), count=1)] for _ in range(4)]
     (job,) = assemble([[sample] for sample in at(1.0, barrier)])
-    assert Rounds().take(job, [None] * 4) == []
-
-
-def test_a_round_is_complete_when_every_rank_has_told_and_told_once() -> None:
-    rounds = Rounds()
-    early = [[operation(1, 0.1, 0.2)] for _ in range(3)] + [[]]
-    (job,) = assemble([[sample] for sample in at(1.0, early)])
-    assert rounds.take(job, [None] * 4) == []
-    everybody = [[operation(1, 0.1, 0.2, duration_ns=SECOND // 4)] for _ in range(4)]
-    (job,) = assemble([[sample] for sample in at(2.0, everybody)])
-    (done,) = rounds.take(job, [None] * 4)
-    assert done.durations[3] == pytest.approx(0.25), "by the GPU's own clock where it tells"
-    assert rounds.take(job, [None] * 4) == []
+    assert JobRounds().take(job, [None] * 4) == []
 
 
 def test_without_the_shim_the_wait_at_the_end_of_an_iteration_stands_for_it() -> None:
@@ -118,47 +100,12 @@ def test_without_the_shim_the_wait_at_the_end_of_an_iteration_stands_for_it() ->
         cadences.append(cadence)
     ranks = [Rank(r, WORLD_SIZE, (communicator(r, WORLD_SIZE),), host=f"node{r}") for r in range(WORLD_SIZE)]
     (job,) = assemble([[replace(series[-1], time_ns=5 * SECOND, wall_ns=5 * SECOND)] for series in looks(ranks)])
-    rounds = Rounds()
+    rounds = JobRounds()
     found = rounds.take(job, cadences)
     assert len(found) == 4 and {done.group for done in found} == {HOST} and rounds.plane == "calls"
     by_rank = {member.rank: found[0].durations[member.index] for member in job.members}
     assert by_rank[2] == pytest.approx(0.1) and by_rank[0] == pytest.approx(0.6)
     assert rounds.take(job, cadences) == []
-
-
-# --- beside our own rule ----------------------------------------------------------------------------------------------------
-
-
-def test_whose_gpu_comes_late_is_told_across_clocks_that_are_wrong() -> None:
-    wrong_s = (0.0, 0.03, -0.05, 0.04)
-    times = GpuTimes()
-    job = None
-    for second in range(1, 20):
-        # Everybody ends when the last has come; rank 2 comes 200 ms after the others.
-        begins = [second + (0.2 if rank == 2 else 0.0002 * rank) for rank in range(WORLD_SIZE)]
-        ended = [[operation(second, begins[r], second + 0.21 - begins[r])] for r in range(WORLD_SIZE)]
-        samples = at(second + 0.5, ended)
-        shifted = [replace(s, wall_ns=s.wall_ns + int(wrong_s[rank] * SECOND)) for rank, s in enumerate(samples)]
-        (job,) = assemble([[sample] for sample in shifted])
-        times.take(job)
-    assert job is not None
-    starts = times.starts(0.0)
-    rank_of = {member.index: member.rank for member in job.members}
-    assert [rank_of[index] for index in starts] == [2]
-    assert starts.popitem()[1].late_s == pytest.approx(0.2, abs=0.005), "durations need no clock"
-    assert times.starts(since=1e9) == {}
-    model = times.clocks(job)
-    for rank, clock in model.clocks.items():
-        assert abs(clock.offset_s - (wrong_s[rank] - wrong_s[0])) <= clock.error_s
-    assert "clocks of 4 hosts differ by up to" in times.clocks_text(job)
-
-
-def test_gpus_that_come_together_are_not_told() -> None:
-    times = GpuTimes()
-    for second in range(1, 10):
-        (job,) = assemble([[s] for s in at(second + 0.5, [[operation(second, second + 0.0002 * r, 0.1)] for r in range(4)])])
-        times.take(job)
-    assert times.starts(0.0) == {} and len(times.kept) == 9
 
 
 # --- the command line -----------------------------------------------------------------------------------------------------
