@@ -21,7 +21,7 @@ from ncclwatch.engine.job import Job
 from ncclwatch.engine.ledger import Ledger, Place, Signature
 from ncclwatch.engine.next_steps import next_steps
 from ncclwatch.engine.slow.looks import StageOf
-from ncclwatch.engine.topology.model import Stage
+from ncclwatch.engine.topology.labels import Stage
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 
 AGREEING = 3
