@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ncclwatch.engine.topology.model import Group, Layout, Role, Topology
 from ncclwatch.engine.topology.record import POINT_TO_POINT, JobMap, KnownGroup, KnownJob, Recorder
-from ncclwatch.engine.topology.roles import AGREEMENT, Judged, Opinion, judge, vote
+from ncclwatch.engine.topology.roles import AGREEMENT, Opinion, judge, vote
 from ncclwatch.engine.topology.sequence_counts import crossing, roles_by_counts
 from ncclwatch.engine.topology.specimen import Specimen, Usage, examine
 from ncclwatch.model.events import Function
@@ -31,14 +31,6 @@ PARTITIONING = (Role.TENSOR, Role.PIPELINE, Role.DATA, Role.CONTEXT, Role.EXPERT
 
 Opinions = Mapping[int, Mapping[int, Opinion]]
 """Of each process, by row."""
-
-
-@dataclass(slots=True)
-class Inference:
-    """A topology with the processes it was inferred from."""
-
-    topology: Topology
-    specimens: list[Specimen]
 
 
 @dataclass(slots=True)
@@ -59,10 +51,10 @@ class Dimension:
     """Groups of which nobody is observed, and which follow from the others."""
 
 
-def infer(jobmap: JobMap, job: KnownJob, recorder: Recorder, *, by_counts: bool = False) -> Inference:
+def infer(jobmap: JobMap, job: KnownJob, recorder: Recorder, *, by_counts: bool = False) -> tuple[Topology, list[Specimen]]:
     """Infer one job's topology from what was recorded so far, or (``by_counts``, and where no call was) from NCCL's own counts.
 
-    O(specimens x operations + communicators).
+    Also returns the processes it was inferred from. O(specimens x operations + communicators).
     """
     rows_of: dict[int, dict[int, tuple[KnownGroup, int]]] = {process: {} for process in job.processes}
     for group in job.groups:
@@ -78,10 +70,18 @@ def infer(jobmap: JobMap, job: KnownJob, recorder: Recorder, *, by_counts: bool 
             if specimen.period is not None:
                 periods.add(specimen.period.length)
     opinions = {specimen.process: judge(specimen, job.world) for specimen in specimens}
-    judged = vote(job, recorder, specimens, opinions) if specimens else roles_by_counts(jobmap, job)
-    pipelines = [one.group for one in judged.values() if one.role is Role.PIPELINE]
-    order = order_stages(job.world, pipelines, specimens, opinions)
-    return Inference(assemble_topology(job, judged, order, calls=bool(specimens)), specimens)
+    roles = vote(job, recorder, specimens, opinions) if specimens else roles_by_counts(jobmap, job)
+    order = order_stages(job.world, _of_role(job, roles, Role.PIPELINE), specimens, opinions)
+    return assemble_topology(job, roles, order, calls=bool(specimens)), specimens
+
+
+def _of_role(job: KnownJob, roles: Mapping[int, Opinion], role: Role) -> list[KnownGroup]:
+    """Groups of a role. Frameworks make several communicators over the same ranks: one of each set is enough."""
+    found: dict[object, KnownGroup] = {}
+    for group in job.groups:
+        if group.id in roles and roles[group.id].role is role:
+            found.setdefault(group.ranks.tobytes() if (group.ranks >= 0).all() else group.hash, group)
+    return list(found.values())
 
 
 # --- the order of stages -------------------------------------------------------------------------------------------------------
@@ -203,26 +203,32 @@ def _rest_position(specimen: Specimen) -> int | None:
 # --- the topology --------------------------------------------------------------------------------------------------------------
 
 
-def assemble_topology(job: KnownJob, judged: Mapping[int, Judged], order: Dimension, *, calls: bool) -> Topology:
-    """The topology that roles of groups and the order of stages make; ``calls``: whether any call was seen."""
-    world = job.world
-    dimensions = {role: _dimension(world, role, judged.values()) for role in PARTITIONING if role is not Role.PIPELINE}
-    dimensions[Role.PIPELINE] = _pipeline(world, judged.values(), order)
-    unsure = [dimensions[role].trouble for role in PARTITIONING if dimensions[role].trouble]
-    layout, misfit = _layout(world, dimensions, judged)
-    unsure += [misfit] if misfit else []
-    if not calls and not any(one.role in PARTITIONING for one in judged.values()):
+def assemble_topology(job: KnownJob, roles: Mapping[int, Opinion], order: Dimension, *, calls: bool) -> Topology:
+    """The topology that roles of groups (by id) and the order of stages make; ``calls``: whether any call was seen."""
+    world, none = job.world, np.full(job.world, -1, np.int32)
+    groups_of = {role: _of_role(job, roles, role) for role in PARTITIONING}
+    dimensions = {role: _dimension(world, role, groups) for role, groups in groups_of.items()}
+    dimensions[Role.PIPELINE] = order
+    if order.known and order.size > 1 and all(group.nranks == order.size for group in groups_of[Role.PIPELINE]):
+        _fill_in(world, Role.PIPELINE, groups_of[Role.PIPELINE], order)
+    unsure = [one.trouble for one in dimensions.values() if one.trouble]
+    unclear = [group for group in job.groups if group.id in roles and roles[group.id].role is Role.UNSURE]
+    layout, misfit = _layout(world, dimensions, unclear) if any(groups_of.values()) else (Layout(), "")
+    if misfit:
+        unsure.append(misfit)
+    if not calls and not any(groups_of.values()):
         unsure.append("no calls were seen, and NCCL's counts alone do not tell what the groups are for")
-    every = [*judged.values(), *(Judged(g, Role.UNSURE, why=("no calls were seen",)) for g in job.groups if g.id not in judged)]
-    groups = [_as_group(one) for one in every] + [group for one in dimensions.values() for group in one.groups]
+    doubts = Counter(f"{group.nranks} ranks: {roles[group.id].why}" for group in unclear)
+    unsure += [f"{number} group{'s' if number > 1 else ''} of {text}" for text, number in doubts.items()]
+    unseen = Opinion(Role.UNSURE, 0.0, "no calls were seen")
+    groups = [_as_group(group, roles.get(group.id, unseen)) for group in job.groups]
+    groups += [group for one in dimensions.values() for group in one.groups]
     if misfit:
         doubtful = {role for role in PARTITIONING if dimensions[role].size > 1}
         groups = [_doubted(group) if group.role in doubtful else group for group in groups]
-    none = np.full(world, -1, np.int32)
     stage, tensor, data = (
         dimensions[role].index if dimensions[role].known else none for role in (Role.PIPELINE, Role.TENSOR, Role.DATA)
     )
-    reasons = (f"{one.role}: {why}" for one in judged.values() for why in one.why if one.role in PARTITIONING)
     return Topology(
         world=world,
         groups=tuple(sorted(groups, key=lambda g: (list(Role).index(g.role), g.ranks))),
@@ -232,38 +238,20 @@ def assemble_topology(job: KnownJob, judged: Mapping[int, Judged], order: Dimens
         tensor_index=tensor,
         replica=data,
         confidence=min((g.confidence for g in groups if g.role in PARTITIONING), default=0.0) if not misfit else 0.0,
-        evidence=tuple(dict.fromkeys(reasons))[:12],
-        unsure=tuple(dict.fromkeys([*unsure, *_doubts(judged)])),
+        unsure=tuple(dict.fromkeys(unsure)),
     )
 
 
-def _as_group(one: Judged) -> Group:
-    ranks = tuple(one.group.ranks.tolist())
-    return Group(one.group.id, one.group.hash, one.role, ranks, round(one.confidence, 3), one.why)
+def _as_group(group: KnownGroup, one: Opinion) -> Group:
+    return Group(group.id, group.hash, one.role, tuple(group.ranks.tolist()), round(one.confidence, 3), (one.why,))
 
 
 def _doubted(group: Group) -> Group:
     return Group(group.id, group.hash, Role.UNSURE, group.ranks, 0.0, (f"looks {group.role}, but the sizes do not fit together",))
 
 
-def _doubts(judged: Mapping[int, Judged]) -> list[str]:
-    unsure = (one for one in judged.values() if one.role is Role.UNSURE)
-    found = Counter(f"{one.group.nranks} ranks: {one.why[0] if one.why else 'unknown'}" for one in unsure)
-    return [f"{number} group{'s' if number > 1 else ''} of {text}" for text, number in found.items()]
-
-
-def _one_per_rank_set(judged: Sequence[Judged]) -> list[KnownGroup]:
-    """Frameworks make several communicators over the same ranks; one of each set is enough."""
-    found: dict[object, KnownGroup] = {}
-    for one in judged:
-        known = bool((one.group.ranks >= 0).all())
-        found.setdefault(one.group.ranks.tobytes() if known else one.group.hash, one.group)
-    return list(found.values())
-
-
-def _dimension(world: int, role: Role, judged: Sequence[Judged]) -> Dimension:
+def _dimension(world: int, role: Role, groups: Sequence[KnownGroup]) -> Dimension:
     """Sizes and places of one role; groups that nobody observed follow where all that are known have one distance and size."""
-    groups = _one_per_rank_set([one for one in judged if one.role is role])
     if not groups:
         return Dimension(1, np.zeros(world, np.int32), np.arange(world, dtype=np.int32))
     sizes = {group.nranks for group in groups}
@@ -280,14 +268,6 @@ def _dimension(world: int, role: Role, judged: Sequence[Judged]) -> Dimension:
         result.index[known] = np.flatnonzero(group.ranks >= 0)
     _fill_in(world, role, groups, result)
     return result
-
-
-def _pipeline(world: int, judged: Sequence[Judged], order: Dimension) -> Dimension:
-    groups = _one_per_rank_set([one for one in judged if one.role is Role.PIPELINE])
-    if order.known and order.size > 1 and all(group.nranks == order.size for group in groups):
-        # The distance of stages is regular; whether comm order or the reverse is the order of the stages was seen.
-        _fill_in(world, Role.PIPELINE, groups, order)
-    return order
 
 
 def _fill_in(world: int, role: Role, groups: Sequence[KnownGroup], result: Dimension) -> None:
@@ -311,10 +291,11 @@ def _fill_in(world: int, role: Role, groups: Sequence[KnownGroup], result: Dimen
         result.trouble = f"{role} groups of {left} ranks are not known: nobody of them is observed"
 
 
-def _layout(world: int, dimensions: Mapping[Role, Dimension], judged: Mapping[int, Judged]) -> tuple[Layout, str]:
-    """Sizes that multiply to the number of ranks; where they do not, something was not seen or misread, and nothing is said."""
-    if not any(one.role in PARTITIONING for one in judged.values()):
-        return Layout(), ""
+def _layout(world: int, dimensions: Mapping[Role, Dimension], unclear: Sequence[KnownGroup]) -> tuple[Layout, str]:
+    """Sizes that multiply to the number of ranks; where they do not, something was not seen or misread, and nothing is said.
+
+    ``unclear`` are the groups of which it is not known what they are for.
+    """
     if not all(one.known for one in dimensions.values()):
         return Layout(), "groups of one role do not divide the ranks among them"
     tp, pp, copies, cp, ep = (dimensions[role].size for role in PARTITIONING)
@@ -324,9 +305,8 @@ def _layout(world: int, dimensions: Mapping[Role, Dimension], judged: Mapping[in
     several = [dimensions[role].group for role in PARTITIONING[:3] if dimensions[role].size > 1]
     if not all(crossing(one, other) for one, other in combinations(several, 2)):
         return Layout(), "groups of different roles share more than one rank"
-    # A group of which it is not known what it is for is of context or experts, unless it lies where one was not observed.
+    # An unclear group is of context or experts, unless it lies where a group of a known role was not observed.
     holes = Counter(group.ranks for dimension in dimensions.values() for group in dimension.groups)
-    unclear = Counter(tuple(one.group.ranks.tolist()) for one in judged.values() if one.role is Role.UNSURE)
-    if unclear <= holes:
+    if Counter(tuple(group.ranks.tolist()) for group in unclear) <= holes:
         return Layout(tp, pp, copies // cp, cp, ep), ""
     return (Layout(tp, pp, copies // cp, cp) if cp > 1 else Layout(tp, pp)), ""

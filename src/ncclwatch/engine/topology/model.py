@@ -91,7 +91,6 @@ class Topology:
     tensor_index: NDArray[np.int32]
     replica: NDArray[np.int32]
     confidence: float = 0.0
-    evidence: tuple[str, ...] = ()
     unsure: tuple[str, ...] = ()
     """Why something is not known, in words."""
 

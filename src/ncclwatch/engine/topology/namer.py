@@ -160,12 +160,12 @@ class StageNamer:
     def _learn_job(
         self, known: KnownJob, before: Followed | None, newest: NDArray[np.int64], *, by_counts: bool = False
     ) -> Followed:
-        inference = infer(self._map, known, self._recorder, by_counts=by_counts)
-        encoding = encode(self._map, inference)
-        patterns = learn_patterns(inference, encoding)
-        learned = Learned(inference.topology, patterns)
+        topology, specimens = infer(self._map, known, self._recorder, by_counts=by_counts)
+        encoding = encode(self._map, topology, specimens)
+        patterns = learn_patterns(specimens, encoding)
+        learned = Learned(topology, patterns)
         # Sizes that do not fit together speak against what seems to be an iteration.
-        confirmed = before is not None and _same(before.learned, learned) and inference.topology.layout.pp is not None
+        confirmed = before is not None and _same(before.learned, learned) and topology.layout.pp is not None
         learned.confirmed = confirmed or (bool(patterns) and all(pattern.complete for pattern in patterns.values()))
         if before is not None and confirmed and before.learned.confirmed:
             before.learned = learned

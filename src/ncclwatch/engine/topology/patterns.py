@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.topology.layout import Inference
 from ncclwatch.engine.topology.model import Pattern, Phase, Role, Step, Topology
 from ncclwatch.engine.topology.passes import Call, Hints, Passes, find_passes
-from ncclwatch.engine.topology.record import GATHER, POINT_TO_POINT, SCATTER, SUM, JobMap
-from ncclwatch.engine.topology.specimen import Specimen, canonical_start, mix, varies
+from ncclwatch.engine.topology.record import GATHER, POINT_TO_POINT, SCATTER, SUM, JobMap, mix
+from ncclwatch.engine.topology.specimen import Specimen, canonical_start, varies
 from ncclwatch.model.events import Function
 
 ROLES = tuple(Role)
@@ -98,13 +97,13 @@ class Encoding:
         return {1: 1, stages - 1: -1}.get((other - one) % stages, 0)
 
 
-def encode(jobmap: JobMap, inference: Inference) -> Encoding:
+def encode(jobmap: JobMap, topology: Topology, specimens: Sequence[Specimen]) -> Encoding:
     """The encoding that follows from a topology."""
-    role_of = {group.id: group.role for group in inference.topology.groups if not group.inferred}
+    role_of = {group.id: group.role for group in topology.groups if not group.inferred}
     role = np.array([ROLE_CODE[role_of.get(g.id, Role.UNSURE)] for g in jobmap.row_group] + [ROLE_CODE[Role.UNSURE]], np.int64)
-    result = Encoding(jobmap, inference.topology, role, np.array([group.nranks for group in jobmap.row_group] + [0], np.int64))
+    result = Encoding(jobmap, topology, role, np.array([group.nranks for group in jobmap.row_group] + [0], np.int64))
     sizes: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
-    for specimen in inference.specimens:
+    for specimen in specimens:
         calls, numbers = np.unique(specimen.operations[["row", "function", "count"]], return_counts=True)
         for (row, function, count), number in zip(calls.tolist(), numbers.tolist(), strict=True):
             sizes[int(role[row]), function][count] += number
@@ -129,15 +128,15 @@ class _Draft:
     """Of the specimens of the stage those that show it."""
 
 
-def learn_patterns(inference: Inference, encoding: Encoding) -> dict[int, Pattern]:
+def learn_patterns(specimens: Sequence[Specimen], encoding: Encoding) -> dict[int, Pattern]:
     """One pattern for each stage whose specimens showed a repeating iteration, by stage."""
-    topology = inference.topology
+    topology = encoding.topology
     stages = int(topology.stage.max(initial=-1)) + 1
     by_stage: dict[int, list[Specimen]] = defaultdict(list)
-    for specimen in inference.specimens:
+    for specimen in specimens:
         if specimen.word is not None and 0 <= specimen.rank < topology.world and topology.stage[specimen.rank] >= 0:
             by_stage[int(topology.stage[specimen.rank])].append(specimen)
-    drafts = {stage: _draft(encoding, specimens, first=not stage) for stage, specimens in by_stage.items()}
+    drafts = {stage: _draft(encoding, members, first=not stage) for stage, members in by_stage.items()}
     hints = Hints()
     # Inner stages show how long a pass is, the first and the last how many chunks there are: twice round, then all know.
     found: dict[int, Passes] = {}

@@ -34,6 +34,10 @@ OFTEN = 2.0
 """Inside the passes means: at least so many times as often as the group that is used least."""
 AGREEMENT = 0.8
 """Share of the specimens of a kind of group that must say the same."""
+RARE = 0.05
+"""Share of the calls on a communicator: a function below it is called now and then (a barrier, a checkpoint)."""
+ALIKE = 0.5
+"""Distance of two usage vectors: another mix of half of the calls, or mean sizes 16 times apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,16 +47,6 @@ class Opinion:
     role: Role
     confidence: float
     why: str
-
-
-@dataclass(slots=True)
-class Judged:
-    """A group with the role it was given."""
-
-    group: KnownGroup
-    role: Role
-    confidence: float = 0.0
-    why: tuple[str, ...] = ()
 
 
 def _unsure(why: str) -> Opinion:
@@ -281,79 +275,69 @@ def _seldom(specimen: Specimen, usage: Usage) -> bool:
 
 def vote(
     job: KnownJob, recorder: Recorder, specimens: Sequence[Specimen], opinions: Mapping[int, Mapping[int, Opinion]]
-) -> dict[int, Judged]:
+) -> dict[int, Opinion]:
     """The role of every group, by its id; ``opinions`` are those of the specimens, by process and row."""
     votes: dict[int, list[Opinion]] = defaultdict(list)
     for specimen in specimens:
         for row, opinion in opinions[specimen.process].items():
             votes[specimen.usages[row].group.id].append(opinion)
-    judged = {group.id: _majority(group, votes[group.id]) for group in job.groups if group.id in votes}
+    found = {number: _majority(said) for number, said in votes.items()}
     # Groups of one size that call the same functions are of one kind.
-    kinds: dict[tuple[int, ...], list[KnownGroup]] = defaultdict(list)
+    kinds: dict[tuple[int, ...], list[int]] = defaultdict(list)
     for group in job.groups:
-        if group.rows:
-            calls = recorder.calls[group.rows].sum(axis=0)
-            kinds[group.nranks, *np.flatnonzero(calls * 20 > calls.sum()).tolist()].append(group)
+        calls = recorder.calls[group.rows].sum(axis=0)
+        if group.id in found and found[group.id].role is not Role.UNUSED:
+            kinds[group.nranks, *np.flatnonzero(calls > RARE * calls.sum()).tolist()].append(group.id)
     for members in kinds.values():
-        _agree([judged[member.id] for member in members if member.id in judged])
-    if recorder.taken:
-        _by_likeness(recorder, job, judged)
-    return judged
+        # Ranks that could not tell (too few calls, lost records) follow their kind, where their kind has one role only.
+        sure = [found[number] for number in members if found[number].role is not Role.UNSURE]
+        if len({one.role for one in sure}) == 1 and 2 * len(sure) > len(members):
+            follow = Opinion(sure[0].role, 0.7 * sure[0].confidence, "like the other groups of its kind")
+            found |= {number: follow for number in members if found[number].role is Role.UNSURE}
+    return found | _by_likeness(recorder, job, found)
 
 
-def _majority(group: KnownGroup, votes: Sequence[Opinion]) -> Judged:
-    """The role most of its members show. Silence of some does not speak against what others do."""
-    speaking = [v for v in votes if v.role is not Role.UNUSED] or list(votes)
-    sure = [v for v in speaking if v.role is not Role.UNSURE] or speaking
+def _majority(votes: Sequence[Opinion]) -> Opinion:
+    """The role most members of a group show. Silence of some does not speak against what others do."""
+    speaking = [one for one in votes if one.role is not Role.UNUSED] or votes
+    sure = [one for one in speaking if one.role is not Role.UNSURE] or speaking
     weight: dict[Role, float] = defaultdict(float)
     for one in sure:
         weight[one.role] += max(one.confidence, 0.05)
     role = max(weight, key=lambda r: weight[r])
-    own = [v for v in sure if v.role is role]
+    own = [one for one in sure if one.role is role]
     share = len(own) / len(sure)
     if share < AGREEMENT:
-        return Judged(group, Role.UNSURE, 0.0, (f"its ranks use it differently: {', '.join(sorted(weight))}",))
-    return Judged(group, role, max(v.confidence for v in own) * share, tuple(dict.fromkeys(v.why for v in own))[:2])
+        return _unsure(f"its ranks use it differently: {', '.join(sorted(weight))}")
+    return Opinion(role, max(one.confidence for one in own) * share, own[0].why)
 
 
-def _agree(kind: Sequence[Judged]) -> None:
-    """Ranks that could not tell (too few calls, lost records) follow their kind, where their kind has one role only."""
-    speaking = [one for one in kind if one.role is not Role.UNUSED]
-    sure = [one for one in speaking if one.role is not Role.UNSURE]
-    if len({one.role for one in sure}) != 1 or 2 * len(sure) <= len(speaking):
-        return
-    for one in speaking:
-        if one.role is Role.UNSURE:
-            one.role, one.confidence = sure[0].role, 0.7 * sure[0].confidence
-            one.why = ("like the other groups of its kind",)
-
-
-def _by_likeness(recorder: Recorder, job: KnownJob, judged: dict[int, Judged]) -> None:
-    """Groups without a member among the specimens get the role of the group that is used most alike."""
-    rest = [group for group in job.groups if group.id not in judged and group.rows]
-    examples: dict[int, dict[Role, list[NDArray[np.float64]]]] = defaultdict(lambda: defaultdict(list))
-    for known in judged.values() if rest else ():
-        if known.group.rows and known.role is not Role.UNUSED:
-            examples[known.group.nranks][known.role].append(_usage_vector(recorder, known.group))
-    medians = {
-        size: {role: np.median(np.stack(vectors), axis=0) for role, vectors in roles.items()} for size, roles in examples.items()
-    }
+def _by_likeness(recorder: Recorder, job: KnownJob, known: Mapping[int, Opinion]) -> dict[int, Opinion]:
+    """Groups without a member among the specimens have the role of the group that is used most alike."""
+    rest = [group for group in job.groups if group.id not in known and group.rows]
+    examples: dict[int, list[tuple[Role, NDArray[np.float64]]]] = defaultdict(list)
+    for group in job.groups if rest else ():
+        if group.id in known and known[group.id].role is not Role.UNUSED:
+            examples[group.nranks].append((known[group.id].role, _usage_vector(recorder, group)))
+    found: dict[int, Opinion] = {}
     for group in rest:
         vector = _usage_vector(recorder, group)
-        near = sorted((float(np.abs(vector - v).sum()), role) for role, v in medians.get(group.nranks, {}).items())
+        distance: dict[Role, float] = {}
+        for role, example in examples[group.nranks]:
+            distance[role] = min(distance.get(role, np.inf), float(np.abs(vector - example).sum()))
+        near = sorted((away, role) for role, away in distance.items())
         if not vector.any():
-            judged[group.id] = Judged(group, Role.UNUSED, 0.8, ("no operation was seen on it",))
-        elif near and near[0][0] < 0.5 and (len(near) == 1 or near[0][0] * 2 < near[1][0]):
-            judged[group.id] = Judged(group, near[0][1], 0.8, ("used like the groups looked at in full",))
+            found[group.id] = Opinion(Role.UNUSED, 0.8, "no operation was seen on it")
+        elif near and near[0][0] < ALIKE and (len(near) == 1 or near[0][0] * 2 < near[1][0]):
+            found[group.id] = Opinion(near[0][1], 0.8, "used like the groups looked at in full")
         else:
-            judged[group.id] = Judged(group, Role.UNSURE, 0.0, ("used unlike any group looked at in full",))
+            found[group.id] = _unsure("used unlike any group looked at in full")
+    return found
 
 
 def _usage_vector(recorder: Recorder, group: KnownGroup) -> NDArray[np.float64]:
     """Shares of functions, and logarithms of mean counts (scaled): near for groups of one role, apart for others."""
-    calls = recorder.calls[group.rows].sum(axis=0).astype(np.float64)
-    if not calls.sum():
-        return np.zeros(2 * len(calls))
+    calls = recorder.calls[group.rows].sum(axis=0)
     mean = recorder.elements[group.rows].sum(axis=0) / np.maximum(calls, 1)
     size = np.log2(mean + 1) / 8
-    return np.concatenate([calls / calls.sum(), size * (calls * 20 > calls.sum())])
+    return np.concatenate([calls / max(1, calls.sum()), size * (calls > RARE * calls.sum())])

@@ -21,22 +21,20 @@ from numpy.typing import NDArray
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.topology.model import Role
 from ncclwatch.engine.topology.record import JobMap, KnownGroup, KnownJob
-from ncclwatch.engine.topology.roles import LARGE_GROUP, Judged
+from ncclwatch.engine.topology.roles import LARGE_GROUP, RARE, Opinion
 from ncclwatch.model.state import Communicator, Direction
 
 CONFIDENCE = 0.6
 SEVERAL = 4.0
-"""Inside the passes means: at least so many times as often as gradients are reduced."""
-SPLIT = 2.0
-"""Groups of one kind whose counts differ by more than this factor are not used alike."""
+"""Ratio of counts: a layer sums twice forward and twice backward while gradients are reduced once, at the least."""
+SPLIT = SEVERAL**0.5
+"""Ratio of counts above which groups of one kind are not used alike: half of what tells roles apart, on a logarithmic scale."""
 PER_EXCHANGE = 2.0
-"""With a pipeline and nothing else to compare with: at least so many operations for each exchange are inside the passes, and
-gradients are at most the inverse of it."""
-
-MEMBERS, MEMBERS_OF_LARGE, LARGE = 16, 2, 8192
-"""Of each group at least so many members are asked, of jobs of more than ``LARGE`` processes fewer: they count alike."""
+"""Ratio of counts: a layer sums twice in a pass, which exchanges once; and gradients are reduced once for two passes."""
+MEMBERS = 4
+"""Of each group at least so many members are asked, if there are: they count alike, and two may be at the ends of a pipeline."""
 MAX_FAMILIES = 16
-"""A job with more kinds of groups than that is not understood: the assignments grow with the third power."""
+"""A job with more kinds of groups is not understood: there would be more than 17³ = 4,913 assignments to try."""
 
 SUM, GATHER, SCATTER = "AllReduce", "AllGather", "ReduceScatter"
 REDUCES = {SUM, GATHER, SCATTER, "Reduce", "Broadcast"}
@@ -65,7 +63,7 @@ class Use:
     @property
     def usual(self) -> tuple[str, ...]:
         """Collectives that are no single call among many."""
-        return tuple(sorted(name for name, count in self.functions.items() if count * 20 > self.collectives))
+        return tuple(sorted(name for name, count in self.functions.items() if count > RARE * self.collectives))
 
 
 @dataclass(slots=True)
@@ -97,38 +95,34 @@ class Family:
         return max(use.functions.get(name, 0) for use in self.uses)
 
 
-def roles_by_counts(jobmap: JobMap, job: KnownJob) -> dict[int, Judged]:
+def roles_by_counts(jobmap: JobMap, job: KnownJob) -> dict[int, Opinion]:
     """The role of every group whose ranks are known, by group id, from the communicators as they were last read."""
     uses = _uses(jobmap, job)
-    judged = {use.group.id: one for use in uses if (one := _idle(use)) is not None}
-    families = list(_families(jobmap, job, [use for use in uses if use.group.id not in judged]))
+    opinions = {use.group.id: opinion for use in uses if (opinion := _idle(use)) is not None}
+    families = list(_families(jobmap, job, [use for use in uses if use.group.id not in opinions]))
     fitting = list(_assignments(job.world, families)) if len(families) <= MAX_FAMILIES else []
     unexplained = [sum(r is Role.UNSURE and not f.uncounted for r, f in zip(one, families, strict=True)) for one in fitting]
     fitting = [_claimed(one) for one, number in zip(fitting, unexplained, strict=True) if number == min(unexplained)]
     for at, family in enumerate(families):
         said = {one[at] for one in fitting}
         role = said.pop() if len(said) == 1 else Role.UNSURE
-        judged |= {use.group.id: _judged(role, use) for use in family.uses}
+        opinions |= {use.group.id: _opinion(role, use) for use in family.uses}
     for use in uses:
-        judged.setdefault(use.group.id, _judged(Role.UNSURE, use))
-    return judged
+        opinions.setdefault(use.group.id, _opinion(Role.UNSURE, use))
+    return opinions
 
 
-def _judged(role: Role, use: Use) -> Judged:
-    counted = f"NCCL has counted {use.times} operations on it"
-    if not use.times:
-        counted = "NCCL does not count Send and Recv over NVLink"
+def _opinion(role: Role, use: Use) -> Opinion:
+    counted = f"NCCL has counted {use.times} operations on it" if use.times else "NCCL does not count Send and Recv over NVLink"
     if role is Role.UNSURE:
-        return Judged(use.group, role, 0.0, (f"{counted}, which fits more than one role, or none",))
-    return Judged(use.group, role, CONFIDENCE, (f"{counted}; no other role fits the sets of ranks",))
+        return Opinion(role, 0.0, f"{counted}, which fits more than one role, or none")
+    return Opinion(role, CONFIDENCE, f"{counted}; no other role fits the sets of ranks")
 
 
-def _idle(use: Use) -> Judged | None:
+def _idle(use: Use) -> Opinion | None:
     if use.group.nranks == 1:
-        return Judged(use.group, Role.UNUSED, 1.0, ("a group of one rank",))
-    if use.times or use.hidden:
-        return None
-    return Judged(use.group, Role.UNUSED, 0.8, ("NCCL has counted no operation on it",))
+        return Opinion(Role.UNUSED, 1.0, "a group of one rank")
+    return Opinion(Role.UNUSED, 0.8, "NCCL has counted no operation on it") if not use.times and not use.hidden else None
 
 
 # --- what was counted ----------------------------------------------------------------------------------------------------------
@@ -136,12 +130,12 @@ def _idle(use: Use) -> Judged | None:
 
 def _uses(jobmap: JobMap, job: KnownJob) -> list[Use]:
     """One for each group that has an observed member and whose ranks are all known."""
-    found, members = [], MEMBERS if len(job.processes) <= LARGE else MEMBERS_OF_LARGE
+    found = []
     for group in job.groups:
         if not group.rows or (group.ranks < 0).any() or (group.ranks >= job.world).any():
             continue
         use = Use(group)
-        for row in group.rows[:: max(1, len(group.rows) // members)]:
+        for row in group.rows[:: max(1, len(group.rows) // MEMBERS)]:
             own = jobmap.communicators.get(row)
             if own is not None:
                 _count(use, jobmap.row_rank[row], own)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.topology.record import POINT_TO_POINT, KnownGroup, element_bytes
+from ncclwatch.engine.topology.record import POINT_TO_POINT, KnownGroup, element_bytes, mix
 from ncclwatch.model.events import Function
 
 TINY_BYTES = 1024
@@ -328,13 +328,3 @@ def _raw_tokens(operations: NDArray[Any]) -> Tokens:
 def varies(sizes: int, calls: int) -> bool:
     """Whether so many different sizes in so many calls depend on the data; a few, as of layers, are a model's."""
     return sizes > max(8, VARIABLE * calls)
-
-
-def mix(*columns: Tokens) -> Tokens:
-    """A hash over columns of equal length (multiply and shift, as in splitmix64)."""
-    result = np.full(len(columns[0]), 0x9E3779B97F4A7C15, np.uint64)
-    with np.errstate(over="ignore"):
-        for column in columns:
-            result = (result ^ column) * np.uint64(0xBF58476D1CE4E5B9)
-            result ^= result >> np.uint64(29)
-    return result

@@ -7,7 +7,7 @@ import numpy as np
 from ncclwatch.engine.topology.layout import assemble_topology, order_stages
 from ncclwatch.engine.topology.model import Layout, Role, Topology
 from ncclwatch.engine.topology.record import KnownGroup, KnownJob
-from ncclwatch.engine.topology.roles import Judged
+from ncclwatch.engine.topology.roles import Opinion
 
 WORLD = 8
 TENSOR: list[tuple[int, ...]] = [(0, 1), (2, 3), (4, 5), (6, 7)]
@@ -18,9 +18,9 @@ def topology(roles: dict[tuple[int, ...], Role], again: tuple[int, ...] = ()) ->
     """A job whose groups are judged so; ``again``: one more group of which nobody knows anything."""
     known = [*roles.items(), *([(again, Role.UNSURE)] if again else [])]
     groups = [KnownGroup(number, number, len(ranks), np.array(ranks, np.int32)) for number, (ranks, _) in enumerate(known)]
-    judged = {one.id: Judged(one, role, 0.9, ("seen",)) for one, (_, role) in zip(groups, known, strict=True)}
+    roles_of = {one.id: Opinion(role, 0.9, "seen") for one, (_, role) in zip(groups, known, strict=True)}
     job = KnownJob(processes=list(range(WORLD)), groups=groups, world=WORLD)
-    return assemble_topology(job, judged, order_stages(WORLD, [], [], {}), calls=False)
+    return assemble_topology(job, roles_of, order_stages(WORLD, [], [], {}), calls=False)
 
 
 def test_a_group_that_lies_where_one_of_a_role_must_be_leaves_no_doubt_about_the_layout() -> None:
