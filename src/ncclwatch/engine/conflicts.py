@@ -21,7 +21,7 @@ from ncclwatch.engine.job import Job
 from ncclwatch.engine.ledger import Ledger, Place, Signature
 from ncclwatch.engine.slow.looks import StageOf
 from ncclwatch.engine.suspects import accused, caller
-from ncclwatch.engine.topology.model import Stage
+from ncclwatch.engine.topology.labels import Stage
 from ncclwatch.engine.verdict import next_steps, ranks_of
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 

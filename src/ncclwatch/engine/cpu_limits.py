@@ -6,7 +6,7 @@ from dataclasses import replace
 from statistics import median_low
 
 from ncclwatch.engine.job import Job, Member
-from ncclwatch.engine.topology.words import compressed
+from ncclwatch.engine.topology.labels import compressed
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass, places, stands_in
 
 HELD_BACK = 0.25

@@ -19,7 +19,7 @@ from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.ports import PortDown
 from ncclwatch.engine.slow.watch import SlowWatch
-from ncclwatch.engine.topology.model import Stage
+from ncclwatch.engine.topology.labels import Stage
 from ncclwatch.engine.topology.namer import StageNamer
 from ncclwatch.engine.topology.naming import name_stages
 from ncclwatch.engine.verdict import severity
@@ -91,7 +91,7 @@ class LiveDiagnosis:
         ``source`` is the host they come from (as in ``ProcessInfo.host``); empty where there is only one.
         """
         self.ledger.add_calls(events, lost, source)
-        self.namer.observe(events, lost, host=source)
+        self.namer.observe(events, host=source)
         self.slow.add_calls(events, lost, source)
         if lost:
             self.conflicts.lose(source)

@@ -6,8 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from ncclwatch.engine.topology.labels import compressed
 from ncclwatch.engine.topology.model import Group, Learned, Phase, Role, Topology
-from ncclwatch.engine.topology.words import compressed
 from ncclwatch.text import Style, columns
 
 SCHEMA_NAME = "ncclwatch.topology/1"

@@ -20,8 +20,7 @@ from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.rings import all_under_way, exchanges, laggards
 from ncclwatch.engine.slow.kernels import Kernels, OrderOf
 from ncclwatch.engine.slow.moments import Moments
-from ncclwatch.engine.topology.model import Stage
-from ncclwatch.engine.topology.words import pass_text
+from ncclwatch.engine.topology.labels import Stage, pass_text
 from ncclwatch.engine.waits import find_waits
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import CpuLimit, Direction, OpPhase, Transport

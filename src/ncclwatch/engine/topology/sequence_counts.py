@@ -2,41 +2,39 @@
 
 Memory keeps how often each communicator was used (``opCount`` and ``collOpCount`` of ``ncclComm``; by function, ``seqNumber``,
 from 2.26 on) and how far every connection was used, those of Send and Recv apart from those of collectives (connection index 1
-and 0). The order of the calls is not there, so every assignment of roles that the sets of ranks allow is tried: tensor groups are
+and 0). The order of the calls is not there. So every assignment of roles that the sets of ranks allow is tried: tensor groups are
 used much more often than gradients are reduced, pipelines exchange with neighbours, the sizes multiply to the number of ranks,
 groups of different roles share one rank at most, and what lies inside a data group is context or experts. Of the assignments
-that fit, those count that leave the fewest groups unexplained; what they agree on is said, the rest is ``UNSURE``.
+that fit, those count that leave the fewest groups unexplained. What they agree on is said, the rest is ``UNSURE``.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import product
+from itertools import combinations, pairwise, product
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.connections import is_hidden
-from ncclwatch.engine.topology.jobmap import Facts, JobFacts, JobMap
 from ncclwatch.engine.topology.model import Role
-from ncclwatch.engine.topology.roles import LARGE_GROUP, Opinion
+from ncclwatch.engine.topology.record import JobMap, KnownGroup, KnownJob
+from ncclwatch.engine.topology.roles import LARGE_GROUP, RARE, Opinion
 from ncclwatch.model.state import Communicator, Direction
 
 CONFIDENCE = 0.6
 SEVERAL = 4.0
-"""Inside the passes means: at least so many times as often as gradients are reduced."""
-SPLIT = 2.0
-"""Groups of one kind whose counts differ by more than this factor are not used alike."""
+"""Ratio of counts: a layer sums twice forward and twice backward while gradients are reduced once, at the least."""
+SPLIT = SEVERAL**0.5
+"""Ratio of counts above which groups of one kind are not used alike: half of what tells roles apart, on a logarithmic scale."""
 PER_EXCHANGE = 2.0
-"""With a pipeline and nothing else to compare with: at least so many operations for each exchange are inside the passes, and
-gradients are at most the inverse of it."""
-
-MEMBERS, MEMBERS_OF_LARGE, LARGE = 16, 2, 8192
-"""Of each group at least so many members are asked, of jobs of more than ``LARGE`` processes fewer: they count alike."""
+"""Ratio of counts: a layer sums twice in a pass, which exchanges once; and gradients are reduced once for two passes."""
+MEMBERS = 4
+"""Of each group at least so many members are asked, if there are: they count alike, and two may be at the ends of a pipeline."""
 MAX_FAMILIES = 16
-"""A job with more kinds of groups than that is not understood: the assignments grow with the third power."""
+"""A job with more kinds of groups is not understood: there would be more than 17³ = 4,913 assignments to try."""
 
 SUM, GATHER, SCATTER = "AllReduce", "AllGather", "ReduceScatter"
 REDUCES = {SUM, GATHER, SCATTER, "Reduce", "Broadcast"}
@@ -46,7 +44,7 @@ REDUCES = {SUM, GATHER, SCATTER, "Reduce", "Broadcast"}
 class Use:
     """How a group was used, by the members that were observed."""
 
-    group: Facts
+    group: KnownGroup
     collectives: int = 0
     exchanges: int = 0
     """Send and Recv, in launched plans: the most of any member."""
@@ -65,7 +63,7 @@ class Use:
     @property
     def usual(self) -> tuple[str, ...]:
         """Collectives that are no single call among many."""
-        return tuple(sorted(name for name, count in self.functions.items() if count * 20 > self.collectives))
+        return tuple(sorted(name for name, count in self.functions.items() if count > RARE * self.collectives))
 
 
 @dataclass(slots=True)
@@ -75,59 +73,47 @@ class Family:
     uses: list[Use]
     number: NDArray[np.int32]
     """rank → number of its group, −1 where that is not known. Shape (world,)."""
+    size: int = field(init=False)
+    """Ranks of each of its groups."""
+    times: float = field(init=False)
+    """How often each of its groups was used."""
+    functions: set[str] = field(init=False)
+    """Collectives that were called, empty where the build does not tell."""
+    exchanges: bool = field(init=False)
+    """Whether no collective was called: Send and Recv alone, or nothing."""
+    uncounted: bool = field(init=False)
+    """Whether nothing was counted, though Send and Recv may have been called."""
 
-    @property
-    def size(self) -> int:
-        """Ranks of each of its groups."""
-        return self.uses[0].group.nranks
-
-    @property
-    def times(self) -> float:
-        """How often each of its groups was used."""
-        return float(np.median([use.times for use in self.uses]))
-
-    @property
-    def functions(self) -> set[str]:
-        """Collectives that were called, empty where the build does not tell."""
-        return set(self.uses[0].usual)
-
-    @property
-    def exchanges(self) -> bool:
-        """Whether no collective was called: Send and Recv alone, or nothing."""
-        return not self.uses[0].collectives
-
-    @property
-    def uncounted(self) -> bool:
-        """Whether nothing was counted, though Send and Recv may have been called."""
-        return not any(use.times for use in self.uses)
+    def __post_init__(self) -> None:
+        first = self.uses[0]
+        self.size, self.functions, self.exchanges = first.group.nranks, set(first.usual), not first.collectives
+        self.times = float(np.median([use.times for use in self.uses]))
+        self.uncounted = not any(use.times for use in self.uses)
 
     def counted(self, name: str) -> int:
         """How often one collective was called on each of its groups, at most."""
         return max(use.functions.get(name, 0) for use in self.uses)
 
 
-def roles_by_counts(jobmap: JobMap, job: JobFacts, communicators: Mapping[int, Communicator]) -> dict[int, Opinion]:
-    """Opinions by group id; ``communicators`` are those of the jobmap's rows. Nothing where nothing can be concluded."""
-    uses = _uses(jobmap, job, communicators)
+def roles_by_counts(jobmap: JobMap, job: KnownJob) -> dict[int, Opinion]:
+    """The role of every group whose ranks are known, by group id, from the communicators as they were last read."""
+    uses = _uses(jobmap, job)
     opinions = {use.group.id: opinion for use in uses if (opinion := _idle(use)) is not None}
-    families = list(_families(job, [use for use in uses if use.group.id not in opinions]))
+    families = list(_families(jobmap, job, [use for use in uses if use.group.id not in opinions]))
     fitting = list(_assignments(job.world, families)) if len(families) <= MAX_FAMILIES else []
     unexplained = [sum(r is Role.UNSURE and not f.uncounted for r, f in zip(one, families, strict=True)) for one in fitting]
     fitting = [_claimed(one) for one, number in zip(fitting, unexplained, strict=True) if number == min(unexplained)]
     for at, family in enumerate(families):
         said = {one[at] for one in fitting}
         role = said.pop() if len(said) == 1 else Role.UNSURE
-        for use in family.uses:
-            opinions[use.group.id] = _opinion(role, use)
+        opinions |= {use.group.id: _opinion(role, use) for use in family.uses}
     for use in uses:
         opinions.setdefault(use.group.id, _opinion(Role.UNSURE, use))
     return opinions
 
 
 def _opinion(role: Role, use: Use) -> Opinion:
-    counted = f"NCCL has counted {use.times} operations on it"
-    if not use.times:
-        counted = "NCCL does not count Send and Recv over NVLink"
+    counted = f"NCCL has counted {use.times} operations on it" if use.times else "NCCL does not count Send and Recv over NVLink"
     if role is Role.UNSURE:
         return Opinion(role, 0.0, f"{counted}, which fits more than one role, or none")
     return Opinion(role, CONFIDENCE, f"{counted}; no other role fits the sets of ranks")
@@ -136,23 +122,21 @@ def _opinion(role: Role, use: Use) -> Opinion:
 def _idle(use: Use) -> Opinion | None:
     if use.group.nranks == 1:
         return Opinion(Role.UNUSED, 1.0, "a group of one rank")
-    if use.times or use.hidden:
-        return None
-    return Opinion(Role.UNUSED, 0.8, "NCCL has counted no operation on it")
+    return Opinion(Role.UNUSED, 0.8, "NCCL has counted no operation on it") if not use.times and not use.hidden else None
 
 
 # --- what was counted ----------------------------------------------------------------------------------------------------------
 
 
-def _uses(jobmap: JobMap, job: JobFacts, communicators: Mapping[int, Communicator]) -> list[Use]:
+def _uses(jobmap: JobMap, job: KnownJob) -> list[Use]:
     """One for each group that has an observed member and whose ranks are all known."""
-    found, members = [], MEMBERS if len(job.processes) <= LARGE else MEMBERS_OF_LARGE
+    found = []
     for group in job.groups:
         if not group.rows or (group.ranks < 0).any() or (group.ranks >= job.world).any():
             continue
         use = Use(group)
-        for row in group.rows[:: max(1, len(group.rows) // members)]:
-            own = communicators.get(row)
+        for row in group.rows[:: max(1, len(group.rows) // MEMBERS)]:
+            own = jobmap.communicators.get(row)
             if own is not None:
                 _count(use, jobmap.row_rank[row], own)
         found.append(use)
@@ -162,10 +146,9 @@ def _uses(jobmap: JobMap, job: JobFacts, communicators: Mapping[int, Communicato
 def _count(use: Use, rank: int, own: Communicator) -> None:
     steps = [(s.peer, s.direction, s.connection_index, s.step) for s in own.net_steps]
     steps += [(h.peer, h.direction, h.connection_index, h.tail or 0) for h in own.host_connections]
-    named = sum(own.sequence_numbers.values())
     ringed = any(index == 0 and step > 0 for _, _, index, step in steps)
     total = own.op_count or 0
-    collectives = named or own.collective_count or (total if ringed else 0)
+    collectives = sum(own.sequence_numbers.values()) or own.collective_count or (total if ringed else 0)
     use.collectives = max(use.collectives, collectives)
     for name, count in own.sequence_numbers.items():
         use.functions[name] = max(use.functions.get(name, 0), count)
@@ -180,7 +163,7 @@ def _count(use: Use, rank: int, own: Communicator) -> None:
         use.exchanges = max(use.exchanges, exchanged, 0 if collectives else total)
 
 
-def _families(job: JobFacts, uses: Sequence[Use]) -> Iterable[Family]:
+def _families(jobmap: JobMap, job: KnownJob, uses: Sequence[Use]) -> Iterable[Family]:
     """Groups alike in size, distances of their ranks and functions, taken apart where their counts are far from each other."""
     alike: dict[tuple[object, ...], list[Use]] = defaultdict(list)
     for use in uses:
@@ -188,26 +171,24 @@ def _families(job: JobFacts, uses: Sequence[Use]) -> Iterable[Family]:
             continue  # both on one communicator: no role is known for that
         distances = tuple(np.diff(np.sort(use.group.ranks)).tolist()) if use.group.nranks < job.world else ()
         alike[use.group.nranks, distances, bool(use.collectives), use.usual].append(use)
+    observed = np.array([rank for process in job.processes if 0 <= (rank := jobmap.rank[process]) < job.world], np.int64)
     for members in alike.values():
         members.sort(key=lambda use: use.times)
-        split = SPLIT if members[0].collectives else np.inf
-        start = 0
-        for at in range(1, len(members) + 1):
-            if at == len(members) or members[at].times > split * members[at - 1].times:
-                if (family := _family(job, members[start:at])) is not None:
-                    yield family
-                start = at
+        times = np.array([use.times for use in members], np.float64)
+        far = times[1:] > SPLIT * times[:-1] if members[0].collectives else np.zeros(len(members) - 1, np.bool_)
+        bounds = [0, *(np.flatnonzero(far) + 1).tolist(), len(members)]
+        for start, end in pairwise(bounds):
+            if (family := _family(job.world, observed, members[start:end])) is not None:
+                yield family
 
 
-def _family(job: JobFacts, uses: list[Use]) -> Family | None:
+def _family(world: int, observed: NDArray[np.int64], uses: list[Use]) -> Family | None:
     """``None`` where the groups overlap, or where a rank that was observed is in none of them."""
-    number = np.full(job.world, -1, np.int32)
-    sets = {tuple(use.group.ranks.tolist()): use for use in uses}
-    for at, use in enumerate(sets.values()):
-        if (number[use.group.ranks] >= 0).any():
+    number = np.full(world, -1, np.int32)
+    for at, ranks in enumerate({tuple(use.group.ranks.tolist()): use.group.ranks for use in uses}.values()):
+        if (number[ranks] >= 0).any():
             return None
-        number[use.group.ranks] = at
-    observed = [rank for rank in job.process_of_rank if 0 <= rank < job.world]
+        number[ranks] = at
     return Family(uses, number) if (number[observed] >= 0).all() else None
 
 
@@ -235,8 +216,8 @@ def _claimed(roles: tuple[Role, ...]) -> tuple[Role, ...]:
 
 def _fits(families: Sequence[Family], t: int | None, p: int | None, d: int | None) -> tuple[Role, ...] | None:
     tensor, pipeline, data = (families[at] if at is not None else None for at in (t, p, d))
-    chosen = [family for family in (tensor, pipeline, data) if family is not None]
-    if not all(_crossing(a, b) for n, a in enumerate(chosen) for b in chosen[n + 1 :]):
+    chosen = [family.number for family in (tensor, pipeline, data) if family is not None]
+    if not all(crossing(one, other) for one, other in combinations(chosen, 2)):
         return None
     if tensor is not None and not _often(tensor, pipeline, data):
         return None
@@ -246,14 +227,10 @@ def _fits(families: Sequence[Family], t: int | None, p: int | None, d: int | Non
             return None
         if not pipeline.uncounted and data.times * PER_EXCHANGE > pipeline.times:
             return None
-    roles: list[Role] = []
-    for at, family in enumerate(families):
-        chosen_role = {t: Role.TENSOR, p: Role.PIPELINE, d: Role.DATA}.get(at)
-        role = chosen_role or _other(family, tensor, pipeline, data)
-        if role is None:
-            return None
-        roles.append(role)
-    return tuple(roles)
+    given = {t: Role.TENSOR, p: Role.PIPELINE, d: Role.DATA}
+    roles = [given.get(at) or _other(family, tensor, pipeline, data) for at, family in enumerate(families)]
+    known = tuple(role for role in roles if role is not None)
+    return known if len(known) == len(families) else None
 
 
 def _often(tensor: Family, pipeline: Family | None, data: Family | None) -> bool:
@@ -273,19 +250,18 @@ def _other(family: Family, tensor: Family | None, pipeline: Family | None, data:
     if family.uncounted:
         return Role.UNSURE
     if family.exchanges:
-        return _within_data(family) if inside else None
+        return _exchanges_inside_data(family) if inside else None
     often = data is not None and family.times >= SEVERAL * data.times
-    if data is not None and inside and often:
-        return _often_inside_data(family, data)
     if data is not None and inside:
+        if often:
+            return _often_inside_data(family, data)
         return Role.DATA if family.size == data.size else Role.UNSURE
     if often:
         return None
     if not family.functions <= {SUM}:
         return Role.UNSURE
-    sizes = (tensor.size if tensor else 1) * (pipeline.size if pipeline else 1)
     copies = [one for one in (tensor, pipeline) if one is not None]
-    if family.size == sizes and all(_within(one, family) for one in copies):
+    if family.size == np.prod([one.size for one in copies]) and all(_within(one, family) for one in copies):
         return Role.MODEL
     if family.size == len(family.number):
         return Role.WORLD
@@ -302,7 +278,7 @@ def _often_inside_data(family: Family, data: Family) -> Role | None:
     return Role.CONTEXT if family.functions == {GATHER, SCATTER} else None
 
 
-def _within_data(family: Family) -> Role:
+def _exchanges_inside_data(family: Family) -> Role:
     """Send and Recv inside a data group: round a ring one way is context, with everybody experts; of two ranks it is either."""
     if family.size < 3:
         return Role.UNSURE
@@ -327,17 +303,15 @@ def _neighbours(family: Family) -> bool:
     return bool(ways) and all((peer - rank) % family.size in (1, family.size - 1) for rank, peer in ways)
 
 
-def _crossing(one: Family, other: Family) -> bool:
-    """Whether no two ranks share a group in both."""
-    known = (one.number >= 0) & (other.number >= 0)
-    pairs = one.number[known].astype(np.int64) * (int(other.number.max()) + 1) + other.number[known]
-    return len(np.unique(pairs)) == len(pairs)
-
-
 def _within(inner: Family, outer: Family) -> bool:
     """Whether every group of one lies inside a group of the other, or is the same."""
-    if inner.size > outer.size:
-        return False
     known = (inner.number >= 0) & (outer.number >= 0)
     pairs = np.unique(np.stack([inner.number[known], outer.number[known]]), axis=1)
-    return bool(len(np.unique(pairs[0])) == pairs.shape[1])
+    return inner.size <= outer.size and len(np.unique(pairs[0])) == pairs.shape[1]
+
+
+def crossing(one: NDArray[np.int32], other: NDArray[np.int32]) -> bool:
+    """Whether no two ranks share a group in both; rank → number of its group, −1 where unknown."""
+    known = (one >= 0) & (other >= 0)
+    pairs = one[known].astype(np.int64) * (int(other.max(initial=0)) + 1) + other[known]
+    return len(np.unique(pairs)) == len(pairs)
