@@ -52,9 +52,9 @@ def engine(
     theta: ThetaOption = 3.0,
 ) -> None:
     """Take what agents send, and say which rank, stage and link holds each job up. Watch it with 'ncclwatch top'."""
-    from ncclwatch.cli.attach import serving
     from ncclwatch.cli.engine_log import EngineLog
     from ncclwatch.cli.engine_service import EngineService, JobSession
+    from ncclwatch.cli.surfaces import serving
     from ncclwatch.engine.patience import Patience
     from ncclwatch.messaging import protocol
 

@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ncclwatch.cli.attach import is_screen, surface_of, watch
 from ncclwatch.cli.options import ExitCodeOption, JobOption, JsonOption, KeysOption
+from ncclwatch.cli.surfaces import is_screen, surface_of, watch
 from ncclwatch.errors import ExitStatus
 from ncclwatch.stopping import stop_on_signals
 
