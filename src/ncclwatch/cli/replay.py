@@ -45,7 +45,7 @@ def replay(
       ncclwatch replay job.recording --screenshot now.svg   a picture of the dashboard
     """
     options.require_files(files)
-    from ncclwatch.cli.surfaces import is_screen
+    from ncclwatch.cli.showing import is_screen
     from ncclwatch.store.replay import Recordings, Replay
 
     with Recordings(files) as recordings:

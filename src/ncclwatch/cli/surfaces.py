@@ -1,9 +1,7 @@
-"""Where a live session is shown: on the screen, as lines, as JSON, as metrics; and the loop that tells them."""
+"""What shows a live session, and the loop that tells it of every step."""
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -56,20 +54,3 @@ def serving(address: str | None) -> Iterator[Sequence[Surface]]:
 
     with MetricsServer(address) as server:
         yield (server,)
-
-
-def is_screen() -> bool:
-    """Whether standard input and output are a terminal that the dashboard can draw on."""
-    utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    return sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM", "dumb") != "dumb" and utf8
-
-
-def surface_of(*, as_json: bool, calls: bool) -> Surface:
-    """Lines for scripts or for people."""
-    if as_json:
-        from ncclwatch.cli.live_json import JsonSurface
-
-        return JsonSurface(calls=calls)
-    from ncclwatch.cli.live_log import LogSurface
-
-    return LogSurface()
