@@ -117,8 +117,8 @@ def _from_processes(
 def _show(
     namer: StageNamer, samples: Sequence[ProcessSample], remarks: Sequence[str], given: Stated | None, *, as_json: bool
 ) -> None:
+    from ncclwatch.cli import topology_text
     from ncclwatch.cli.stated_layout import compare, from_command, name_unsure
-    from ncclwatch.report import topology_text
 
     jobs = []
     for learned, members in namer.everything(samples):

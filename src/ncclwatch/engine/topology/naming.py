@@ -10,7 +10,6 @@ import numpy as np
 
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.ledger import Ledger
-from ncclwatch.engine.suspects import names
 from ncclwatch.engine.topology.labels import Stage, compressed
 from ncclwatch.engine.topology.model import Phase, Role
 from ncclwatch.engine.topology.namer import StageNamer

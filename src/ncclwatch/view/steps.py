@@ -12,6 +12,13 @@ from ncclwatch.model.state import Direction, HostConnection, OpPhase, ProxyOpera
 CONNECTION_STEPS = 8
 
 
+def operation_name(operation: ProxyOperation) -> str:
+    """``AllReduce #14`` or ``Send``."""
+    if operation.is_point_to_point:
+        return "Send" if operation.direction is Direction.SEND else "Recv"
+    return f"{operation.collective.removeprefix('ncclFunc') or 'operation'} #{operation.sequence}"
+
+
 def waits_for(operation: ProxyOperation, sub: ProxySub) -> str:
     """What the first unfinished step of this transfer waits for, as this end of the connection sees it."""
     if operation.queued_behind:

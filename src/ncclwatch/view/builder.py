@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Protocol
 
 from ncclwatch.collect.batch import Change, Overhead, PlaneState
 from ncclwatch.collect.windows import RankWindow
-from ncclwatch.dashboard.view import Cost, FlowRow, Frame, LogEntry, NicRow, Plane, View
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.network import NicKey
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.text import clean, duration
+from ncclwatch.view.frame import Cost, FlowRow, Frame, LogEntry, NicRow, Plane, View
 
 if TYPE_CHECKING:
     from ncclwatch.engine.session import Update

@@ -13,12 +13,12 @@ from functools import cached_property
 from typing import overload
 
 from ncclwatch.collect.windows import CurrentOperation, RankWindow
-from ncclwatch.dashboard.states import Accused, letter
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.network import FlowRecord, NicRecord
 from ncclwatch.model.state import Communicator, ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
-from ncclwatch.report.waits import Pair, pairs
+from ncclwatch.view.states import Accused, letter
+from ncclwatch.view.waits import Pair, pairs
 
 MAX_GRID = 1 << 17
 """Ranks in the grid at most; a target can claim any world size."""
