@@ -46,6 +46,9 @@ def diagnose(
     slow_mode: SlowModeOption = "ncclwatch",
     t_base: TBaseOption = None,
     theta: ThetaOption = 3.0,
+    why: Annotated[
+        bool, typer.Option("--why", help="Show which facts and rules led there, and what was weighed and lost.")
+    ] = False,
 ) -> int:
     """Say which rank holds the job up. Looks at least twice: a job that makes progress accuses nobody."""
     named, files = options.split_words(pid, words)
@@ -55,13 +58,13 @@ def diagnose(
 
     recordings = recordings_among(files, alone=not named and not every)
     if recordings:
-        return judge_recordings(recordings, as_json=as_json, exit_code=exit_code, slow=rule)
+        return judge_recordings(recordings, as_json=as_json, exit_code=exit_code, slow=rule, why=why)
     live = options.choose_pids(named, every) if named or every or not files else []
     verdicts, problems = judge(live, files, every=every, wait=wait, interval=interval)
     if as_json:
         emit_json(verdicts[0].to_json())
     else:
-        print_verdicts(verdicts)
+        print_verdicts(verdicts, why=why)
     for problem in problems:
         note(problem.line)
     return ExitStatus.VERDICT if exit_code and verdicts[0].verdict_class.accuses else ExitStatus.OK

@@ -55,8 +55,8 @@ def blame_dead_paths(case: Case, verdict: Verdict, dead: Collection[DeadPath]) -
     from ncclwatch.engine.suspects import accused
     from ncclwatch.engine.verdict import REASONS, build
 
-    job, NEITHER_WAY = case.job, REASONS[Cause.CUT_OFF]
-    cut_off = any(culprit.reason == NEITHER_WAY for culprit in verdict.culprits)
+    job, neither_way = case.job, REASONS[Cause.CUT_OFF]
+    cut_off = any(culprit.reason == neither_way for culprit in verdict.culprits)
     if not dead or not (cut_off or verdict.verdict_class in OPEN_TO_DOUBT):
         return verdict
     paths = sorted(dead, key=lambda p: (p.comm_hash, p.rank, p.peer))
@@ -79,12 +79,12 @@ def _not_acknowledged(verdict: Verdict, links: Sequence[_Link]) -> Verdict:
     """A verdict on who is cut off with the reason TCP knows, where a dead path ends at it."""
     from ncclwatch.engine.verdict import REASONS, steps_for
 
-    NEITHER_WAY, NOT_ACKNOWLEDGED = REASONS[Cause.CUT_OFF], REASONS[Cause.PATH]
+    neither_way, not_acknowledged = REASONS[Cause.CUT_OFF], REASONS[Cause.PATH]
     ends = {member.rank for link in links for end in link.ends.values() if (member := link.group.holder(end)) is not None}
     if not all(culprit.rank in ends for culprit in verdict.culprits):
         return verdict
-    culprits = tuple(replace(culprit, reason=NOT_ACKNOWLEDGED) for culprit in verdict.culprits)
-    summary = verdict.summary.replace(NEITHER_WAY, NOT_ACKNOWLEDGED)
+    culprits = tuple(replace(culprit, reason=not_acknowledged) for culprit in verdict.culprits)
+    summary = verdict.summary.replace(neither_way, not_acknowledged)
     steps = steps_for(verdict.verdict_class, culprits)
     return replace(verdict, culprits=culprits, summary=summary, next_steps=steps, planes=(*verdict.planes, "nic"))
 

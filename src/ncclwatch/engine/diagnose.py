@@ -7,17 +7,19 @@ accused. When nothing moves, rules draw who waits for whom, follow it to its end
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from ncclwatch.engine.case import Case, Known
 from ncclwatch.engine.device import observe_hidden
 from ncclwatch.engine.edges import StallMark, Wait, wait_facts
-from ncclwatch.engine.hypotheses import Hypothesis, Lost, Retraction
+from ncclwatch.engine.hypotheses import Hypothesis, Lost
 from ncclwatch.engine.job import Job, Member, assemble
 from ncclwatch.engine.patience import RETRY_S, retry_patience
 from ncclwatch.engine.qualify import qualify
 from ncclwatch.engine.rules import RULES, Conclusion, Rule, Stratum
 from ncclwatch.engine.verdict import render, severity
+from ncclwatch.engine.why import trail_of
 from ncclwatch.garbage import collector_at_rest
 from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import ProcessSample
@@ -71,7 +73,8 @@ def _judge(job: Job, known: Known, loners: Sequence[Member]) -> Verdict:
     settled = [member for member in job.members if not member.gone and len(member.samples) > 1]
     still = min(map(still_seconds, settled), default=0.0)
     case = Case(job, known, still, max(member.last.wall_ns for member in job.members) / 1e9, loners)
-    return qualify(case, render(case, infer(case)))
+    found = infer(case)
+    return replace(qualify(case, render(case, found)), trail=trail_of(case, found))
 
 
 def infer(case: Case) -> Hypothesis:
@@ -123,14 +126,14 @@ def _follow(case: Case) -> None:
 
 def _take(case: Case, rule: Rule, concluded: Iterable[Conclusion]) -> bool:
     """Change the graph as a rule says, and solve it again; whether anything is new."""
-    new = [one for one in concluded if case.is_new(rule.id, one)]
+    new = [one for one in concluded if not isinstance(one, Hypothesis) and case.is_new(rule.id, one)]
     for one in new:
         if isinstance(one, Wait):
             case.waits.added.append(one)
             case.trail.drawn += [(rule.id, fact) for fact in wait_facts([one])]
         elif isinstance(one, StallMark):
             case.waits.added_stalls.append(one)
-        elif isinstance(one, Retraction):
+        else:
             case.waits.retracted.add(one.wait)
             case.trail.retracted.append(one)
     if new:

@@ -88,7 +88,8 @@ def unseen(case: Case) -> Iterator[Hypothesis]:
     """Every chain of waits ends where nothing was observed."""
     ends = ends_of(case)
     found = [*ends.unseen, *ends.cycles]
-    if not case.waits.open:
+    elsewhere = ends.ranks or ends.links or ends.beside_absent
+    if not case.waits.open or (elsewhere and not found):
         return
     waits = [wait for sink in found for wait in sink.waits] or case.waits.first(12)
     nodes = tuple(sink.nodes[0] for sink in found)

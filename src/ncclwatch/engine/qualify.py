@@ -19,7 +19,8 @@ def qualify(case: Case, verdict: Verdict) -> Verdict:
     """A verdict with what other evidence says of it."""
     job = case.job
     standing = case.standing
-    assert standing is not None
+    if standing is None:
+        return verdict
     if standing.rule not in STATED:
         verdict = _network(case, standing, verdict)
     if standing.rule not in ("all-ended", "one-sample", "progress") and case.newcomers:
@@ -40,7 +41,7 @@ STATED = {"all-ended", "one-sample", "progress", "stopped", "ended", "creating",
 def _network(case: Case, standing: Hypothesis, verdict: Verdict) -> Verdict:
     if case.trail.fired.get("rest"):
         return verdict
-    known, still, time = case.known, case.still, case.time
+    known, still = case.known, case.still
     verdict = blame_ports(case, verdict, known.ports_down)
     if still < case.retries_s:
         if standing.rule in ("link", "cut-off") and verdict.verdict_class is VerdictClass.HARDWARE:
