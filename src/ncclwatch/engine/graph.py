@@ -14,9 +14,10 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from ncclwatch.engine.columns import Column
-from ncclwatch.engine.edges import Node, RankNode, StallMark, Wait
+from ncclwatch.engine.edges import StallMark, Wait
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.mismatch import Mismatch
+from ncclwatch.engine.nodes import Node, RankNode
 
 T = TypeVar("T")
 NodeT = TypeVar("NodeT", bound=Hashable)

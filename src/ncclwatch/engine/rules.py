@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from enum import IntEnum
 
-from ncclwatch.engine import explain_calls, explain_waits, retract, stated, unobservable_waits
+from ncclwatch.engine import beside, explain_calls, explain_network, explain_waits, retract, stated, unobservable_waits
 from ncclwatch.engine.case import Case
 from ncclwatch.engine.edges import StallMark, Wait
 from ncclwatch.engine.hypotheses import Hypothesis, Retraction
@@ -34,6 +34,8 @@ class Stratum(IntEnum):
     """Hypotheses from where the waits end, and from what was called."""
     QUALIFY = 7
     """What other evidence says of the hypothesis that stands: a pattern of calls, a port that is down, a CPU limit."""
+    BESIDE = 8
+    """What is told beside whatever stands, those of the first strata included."""
 
 
 Conclusion = Wait | StallMark | Retraction | Hypothesis
@@ -65,6 +67,11 @@ FROM_MEMORY = (
     FROM_ENDS | FROM_CYCLES | {"counts-tie", "counts-differ", "open-calls-unseen", "open-calls-tie", "open-calls-differ"}
 )
 TIES = frozenset({"counts-tie", "open-calls-tie", "calls-tie"})
+FROM_CALLS = frozenset({"not-called", "calls-differ", "left-out"})
+DISAGREE = COUNTED | {"open-calls-tie", "open-calls-differ"}
+OPEN_TO_DOUBT = (FROM_MEMORY | FROM_CALLS) - DISAGREE - {"nothing-open"}
+"""Where the waits or the calls that can be seen end: a port or a path below that may be why."""
+UNLESS_STATED = OPEN_TO_DOUBT | TIES | DISAGREE | {"nothing-open", "nccl-error"}
 
 
 def only(rule: str, apply: Callable[[Case], Iterable[Hypothesis]]) -> Callable[[Case], Iterable[Hypothesis]]:
@@ -166,7 +173,97 @@ def table() -> tuple[Rule, ...]:
             "",
             TIES | UNCERTAIN | FROM_CYCLES - {"lacks-other-call"} | {"rank-not-entered", "not-called", "open-calls-unseen"},
         ),
+        *_network_rules(),
+        *_beside_rules(),
     )
+
+
+def _network_rules() -> tuple[Rule, ...]:
+    """What ports, paths and TCP say of the hypothesis that stands."""
+    n, qualify = explain_network, Stratum.QUALIFY
+    return (
+        Rule(
+            "port-down", qualify, n.port_down,
+            "A link cut while nothing is under way leaves no trace in memory, and proxies drop what their transport reports as "
+            "failed (progressOps, src/proxy.cc): a port that went down with the job says more than where the waits end.",
+            "tests/unit/engine/test_explain_network.py::test_a_port_that_went_down_when_the_job_came_to_stand_is_the_cause",
+            "tests/unit/engine/test_explain_network.py::test_a_port_that_has_nothing_to_do_with_it_changes_nothing",
+            OPEN_TO_DOUBT,
+        ),
+        Rule(
+            "port-end", qualify, n.port_end,
+            "Both ends of a dead link are named for want of anything better: the port of one being down decides between them.",
+            "tests/unit/engine/test_explain_network.py::test_of_a_link_that_carries_nothing_the_end_whose_port_is_down_is_kept",
+            "the same test: a port of another rank",
+            frozenset({"link"}),
+        ),
+        Rule(
+            "tcp-slow", qualify, n.tcp_slow,
+            "TCP waits twice as long after each loss (Linux, TCP_RTO_MIN 0.2 s): a link that loses much stands still for many "
+            "seconds, and comes through.",
+            "tests/unit/engine/test_live.py::test_a_link_that_loses_much_is_slow_until_tcp_has_tried_once_more",
+            "the same test: once TCP has tried",
+            frozenset({"link", "cut-off"}),
+        ),
+        Rule(
+            "tcp-pause", qualify, n.tcp_pause,
+            "As tcp-slow: what else the waits show may be over once the lost segment is sent again.",
+            "tests/unit/engine/test_live.py::test_a_link_whose_sockets_try_again_is_given_their_time",
+            "the same test: another link's sockets",
+            UNLESS_STATED,
+        ),
+        Rule(
+            "path-dead", qualify, n.path_dead,
+            "Whoever has only stopped reading still acknowledges (RFC 9293, 3.8.6): segments that are sent five times without an "
+            "answer are the network's doing.",
+            "tests/unit/engine/test_explain_network.py::test_what_several_dead_paths_share_is_named",
+            "tests/unit/engine/test_explain_network.py::test_paths_that_prove_nothing_here_change_nothing",
+            OPEN_TO_DOUBT | {"tcp-pause"},
+        ),
+        Rule(
+            "path-cut-off", qualify, n.path_cut_off,
+            "As path-dead: of a rank that data neither reaches nor leaves, proxy and network are told apart by TCP.",
+            "tests/unit/engine/test_explain_network.py::test_of_who_is_cut_off_it_is_said_that_the_network_is_why",
+            "the same test: a path of other ranks",
+            frozenset({"cut-off"}),
+        ),
+    )  # fmt: skip
+
+
+def _beside_rules() -> tuple[Rule, ...]:
+    """What CPU limits, GPUs and the number of samples say of whatever stands."""
+    b = beside
+    network = {"port-down", "port-end", "path-dead", "path-cut-off"}
+    behind = {"link", "cut-off", "rank-stalled", "rank-not-entered", "lacks-call", "lacks-other-call"}
+    accusing = behind | network | FROM_CALLS | TIES | {"order", "counts-differ", "open-calls-differ", "nccl-error", "tcp-slow"}
+    return (
+        Rule(
+            "crawls", Stratum.QUALIFY, b.crawls,
+            "A process runs in each period of its CPU limit (cpu.max, 100 ms): it crawls, and does not hang.",
+            "tests/unit/engine/test_beside.py::test_who_is_held_back_alone_is_given_longer_before_that_is_a_hang",
+            "the same test: limits of others, of everybody, or that hold back little",
+            frozenset(behind | network | FROM_CALLS),
+        ),
+        Rule(
+            "newcomers", Stratum.BESIDE, b.newcomers,
+            "Progress is told by comparing two samples of a process.",
+            "tests/unit/engine/test_diagnose.py",
+            "a job of which all processes were sampled twice",
+            frozenset(accusing | {"stopped", "ended", "not-joined", "ended-behind"}),
+        ),
+        Rule(
+            "gpu", Stratum.BESIDE, b.gpus,
+            "The shim in the process reports which kernels have begun and ended (ncclProfiler, src/plugin/profiler.cc).",
+            "tests/unit/engine/evidence/test_device.py::test_a_gpu_that_stands_in_the_kernel_is_hardware",
+            "tests/unit/engine/evidence/test_device.py::test_a_stopped_process_is_not_said_to_be_in_a_kernel",
+        ),
+        Rule(
+            "cpu-limit", Stratum.BESIDE, b.limited,
+            "The kernel counts the periods in which a limit held a control group back (nr_throttled, cpu.stat).",
+            "tests/unit/engine/test_beside.py::test_who_is_named_for_standing_still_and_is_held_back_is_shown_so",
+            "tests/unit/engine/test_beside.py::test_limits_of_others_or_that_hold_nobody_back_are_not_told",
+        ),
+    )  # fmt: skip
 
 
 RULES = table()

@@ -5,24 +5,26 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ncclwatch.engine.case import Known
-from ncclwatch.engine.dead_paths import DeadPath
 from ncclwatch.engine.diagnose import diagnose
+from ncclwatch.engine.evidence.base import FactKind, Way
+from ncclwatch.engine.evidence.sockets import DeadPath, dead_path
 from ncclwatch.engine.hypotheses import Cause
 from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.engine.verdict import REASONS
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, SocketFacts
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Verdict, VerdictClass
-from unit.engine.test_ports import LOOKS, idle_ring
+from unit.engine.evidence.said import of_network, with_facts
+from unit.engine.evidence.test_ports import LOOKS, idle_ring
 from unit.synthetic import WORLD, Rank, frozen_ring, looks, silent_link
 
 
 def path(rank: int, peer: int, comm_hash: int = WORLD) -> DeadPath:
-    return DeadPath(comm_hash, rank, peer, f"10.0.0.{rank}", f"10.0.0.{peer}")
+    return dead_path(Way(comm_hash, rank, peer), f"10.0.0.{rank}", f"10.0.0.{peer}")
 
 
 def said(*paths: DeadPath, ranks: list[Rank] | None = None) -> Verdict:
-    return diagnose(looks(ranks or idle_ring(), LOOKS), Known(dead_paths=paths))
+    return diagnose(looks(ranks or idle_ring(), LOOKS), Known(sources=with_facts(*paths)))
 
 
 def test_what_several_dead_paths_share_is_named() -> None:
@@ -73,9 +75,9 @@ def test_which_flows_are_dead_paths() -> None:
 
     def dead(flow: FlowRecord) -> list[DeadPath]:
         memory.feed("node1", NetworkLook(flows=(flow,)), 1)
-        return memory.dead_paths()
+        return list(of_network(memory).facts.of(FactKind.PATH_DEAD, DeadPath))
 
-    assert dead(flow) == [DeadPath(WORLD, 1, 2, "10.0.0.1", "10.0.0.2", 1)]
+    assert dead(flow) == [dead_path(Way(WORLD, 1, 2), "10.0.0.1", "10.0.0.2", global_rank=1, timeouts=6)]
     assert dead(replace(flow, socket=replace(facts, timeouts=4))) == [], "TCP tries again"
     lossy = replace(flow, retries=90)
     assert dead(lossy) == [], "what loses much may still come through"

@@ -7,7 +7,10 @@ from datetime import datetime
 
 import jsonschema
 
-from ncclwatch.engine.network import NETWORK_CLASSES, NetworkMemory
+from ncclwatch.engine.beside import NETWORK_CLASSES, add_network
+from ncclwatch.engine.evidence.base import FactKind, Way
+from ncclwatch.engine.evidence.ports import PortDown
+from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.engine.session import DiagnosisSession
 from ncclwatch.messaging.reader import BatchReader
 from ncclwatch.messaging.writer import BatchWriter
@@ -26,6 +29,7 @@ from ncclwatch.model.network import (
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Culprit, LinkRef, Verdict, VerdictClass, schema
 from unit.batches import node_batches
+from unit.engine.evidence.said import of_network
 from unit.synthetic import frozen_ring
 
 SECOND = 1_000_000_000
@@ -43,8 +47,16 @@ def remembering(*looks: NetworkLook, host: str = "node1") -> NetworkMemory:
     return memory
 
 
+def explained(memory: NetworkMemory, verdict: Verdict) -> Verdict:
+    return add_network(of_network(memory), verdict)
+
+
+def ports(*looks: NetworkLook) -> list[PortDown]:
+    return [port for port in of_network(remembering(*looks)).facts.of(FactKind.PORT_DOWN, PortDown) if port.nic.used_by]
+
+
 def test_a_link_that_is_down_is_named_with_its_host_time_and_ranks() -> None:
-    verdict = remembering(NetworkLook((NIC,)), NetworkLook((DOWN,), (CHANGE,))).explain(HUNG)
+    verdict = explained(remembering(NetworkLook((NIC,)), NetworkLook((DOWN,), (CHANGE,))), HUNG)
     line = verdict.evidence[-1]
     assert line.startswith("eth0 on node1 is down (no carrier, since ")
     assert line.endswith("; ranks 0, 1 use it")
@@ -56,19 +68,19 @@ def test_a_link_that_is_down_is_named_with_its_host_time_and_ranks() -> None:
 
 def test_a_nic_that_nobody_of_the_verdict_uses_is_not_mentioned() -> None:
     for nic in (replace(DOWN, used_by=()), replace(DOWN, used_by=(7,)), NIC):
-        assert remembering(NetworkLook((nic,), (CHANGE,))).explain(HUNG) is HUNG
+        assert explained(remembering(NetworkLook((nic,), (CHANGE,))), HUNG) is HUNG
 
 
 def test_a_nic_that_the_verdicts_link_names_is_told_although_nobody_was_seen_to_use_it() -> None:
     named = replace(HUNG, link=LinkRef(0, 1, "net", (0,), "eth0"))
-    assert "eth0 on node1 is down" in remembering(NetworkLook((replace(DOWN, used_by=()),))).explain(named).evidence[-1]
+    assert "eth0 on node1 is down" in explained(remembering(NetworkLook((replace(DOWN, used_by=()),))), named).evidence[-1]
 
 
 def test_of_two_containers_on_a_host_the_one_whose_nic_is_down_is_named() -> None:
     pods = [replace(NIC, namespace=namespace, used_by=(rank,)) for rank, namespace in enumerate((71, 72))]
     down = replace(pods[1], up=False, state="down")
     change = replace(CHANGE, namespace=72)
-    said = remembering(NetworkLook((pods[0], down), (change,))).explain(HUNG).evidence
+    said = explained(remembering(NetworkLook((pods[0], down), (change,))), HUNG).evidence
     assert [line for line in said if "is down" in line] == [said[-1]]
     assert said[-1].startswith("eth0 (netns 72) on node1 is down (no carrier, since ") and said[-1].endswith("; rank 1 uses it")
 
@@ -76,72 +88,72 @@ def test_of_two_containers_on_a_host_the_one_whose_nic_is_down_is_named() -> Non
 def test_a_nic_of_the_same_name_that_others_use_or_on_another_host_is_not_the_one_of_the_link() -> None:
     named = replace(HUNG, link=LinkRef(0, 1, "net", (0,), "eth0"))
     other = replace(DOWN, namespace=73, used_by=())
-    assert remembering(NetworkLook((NIC, other))).explain(named) is named
+    assert explained(remembering(NetworkLook((NIC, other))), named) is named
     elsewhere = replace(DOWN, host="node9", used_by=())
-    assert remembering(NetworkLook((elsewhere,)), host="node9").explain(named) is named
+    assert explained(remembering(NetworkLook((elsewhere,)), host="node9"), named) is named
 
 
 def test_users_are_remembered_from_before_the_link_went_down() -> None:
     memory = remembering(NetworkLook((NIC,)), NetworkLook((replace(DOWN, used_by=()),)))
-    assert "ranks 0, 1 use it" in memory.explain(HUNG).evidence[-1]
+    assert "ranks 0, 1 use it" in explained(memory, HUNG).evidence[-1]
 
 
 def test_counted_errors_are_evidence_and_a_few_are_not() -> None:
     many = replace(NIC, name="mlx5_0:1", kind="rdma", errors={"packet_seq_err": 40, "symbol_error": 2})
-    verdict = remembering(NetworkLook((many,))).explain(HUNG)
+    verdict = explained(remembering(NetworkLook((many,))), HUNG)
     assert "mlx5_0:1 on node1 counted errors since watching began: packet_seq_err 40, symbol_error 2" in verdict.evidence[-1]
-    assert remembering(NetworkLook((replace(many, errors={"packet_seq_err": 3}),))).explain(HUNG) is HUNG
+    assert explained(remembering(NetworkLook((replace(many, errors={"packet_seq_err": 3}),))), HUNG) is HUNG
 
 
 def test_a_stopped_process_is_not_excused_by_a_nic() -> None:
     stopped = replace(HUNG, verdict_class=VerdictClass.STOPPED)
-    assert remembering(NetworkLook((DOWN,), (CHANGE,))).explain(stopped) is stopped
+    assert explained(remembering(NetworkLook((DOWN,), (CHANGE,))), stopped) is stopped
 
 
 def test_of_a_rank_that_is_missing_a_port_that_is_down_is_told_and_errors_are_not() -> None:
     missing = replace(HUNG, verdict_class=VerdictClass.NOT_ENTERED)
-    assert "eth0 on node1 is down" in remembering(NetworkLook((DOWN,), (CHANGE,))).explain(missing).evidence[-1]
+    assert "eth0 on node1 is down" in explained(remembering(NetworkLook((DOWN,), (CHANGE,))), missing).evidence[-1]
     many = replace(NIC, errors={"packet_seq_err": 40})
-    assert remembering(NetworkLook((many,))).explain(missing) is missing
+    assert explained(remembering(NetworkLook((many,))), missing) is missing
 
 
 def test_a_running_job_gets_no_evidence() -> None:
     running = Verdict(VerdictClass.RUNNING, "running")
     xid = KernelLogLine("node1", "xid", "0000:3b:00", "NVRM: Xid (PCI:0000:3b:00): 79", 0, 3, 79)
-    assert remembering(NetworkLook((DOWN,), (CHANGE,), (xid,))).explain(running) is running
+    assert explained(remembering(NetworkLook((DOWN,), (CHANGE,), (xid,))), running) is running
 
 
 def test_an_xid_on_the_culprits_host_is_evidence() -> None:
     xid = KernelLogLine("node1", "xid", "0000:3b:00", "NVRM: Xid (PCI:0000:3b:00): 79, GPU has fallen off the bus", 0, 3, 79)
-    assert remembering(NetworkLook(kernel=(xid,))).explain(HUNG).evidence[-1] == f"kernel log of node1: {xid.text}"
+    assert explained(remembering(NetworkLook(kernel=(xid,))), HUNG).evidence[-1] == f"kernel log of node1: {xid.text}"
     # Of another process, or of another host, it is none.
-    assert remembering(NetworkLook(kernel=(replace(xid, pid=99),))).explain(HUNG) is HUNG
-    assert remembering(NetworkLook(kernel=(xid,)), host="node2").explain(HUNG) is HUNG
-    assert remembering(NetworkLook(kernel=(replace(xid, pid=4711),))).explain(HUNG) is not HUNG
+    assert explained(remembering(NetworkLook(kernel=(replace(xid, pid=99),))), HUNG) is HUNG
+    assert explained(remembering(NetworkLook(kernel=(xid,)), host="node2"), HUNG) is HUNG
+    assert explained(remembering(NetworkLook(kernel=(replace(xid, pid=4711),))), HUNG) is not HUNG
 
 
 def test_whoever_was_killed_for_want_of_memory_on_the_culprits_host_is_told() -> None:
     text, wall_ns = "Out of memory: Killed process 4711 (python)", 1_800_000_000 * SECOND
     killed = KernelLogLine("node1", "memory", "", text, 0, 3, None, 4711, wall_ns)
-    said = remembering(NetworkLook(kernel=(killed,))).explain(HUNG)
+    said = explained(remembering(NetworkLook(kernel=(killed,))), HUNG)
     assert said.evidence[-1] == f"kernel log of node1, {datetime.fromtimestamp(1_800_000_000):%Y-%m-%d %H:%M:%S}: {killed.text}"
     assert said.next_steps[0].startswith("it was killed for want of memory")
     jsonschema.validate(said.to_json(), schema())
     # One of its helpers, perhaps: evidence where that can be why, and no reason to say what became of the culprit.
     other = remembering(NetworkLook(kernel=(replace(killed, pid=99),)))
-    assert other.explain(HUNG) is HUNG
+    assert explained(other, HUNG) is HUNG
     missing = replace(HUNG, verdict_class=VerdictClass.NOT_ENTERED, since=1_800_000_060.0)
-    helped = other.explain(missing)
+    helped = explained(other, missing)
     assert helped.evidence[-1].endswith(text) and helped.next_steps == missing.next_steps
-    assert other.explain(replace(missing, since=1_800_000_600.0)).evidence == missing.evidence, "ten minutes before"
-    strange = remembering(NetworkLook(kernel=(replace(killed, wall_ns=1 << 63),))).explain(HUNG)
+    assert explained(other, replace(missing, since=1_800_000_600.0)).evidence == missing.evidence, "ten minutes before"
+    strange = explained(remembering(NetworkLook(kernel=(replace(killed, wall_ns=1 << 63),))), HUNG)
     assert strange.evidence[-1] == f"kernel log of node1: {text}"
 
 
 def test_what_lies_long_back_is_forgotten() -> None:
     memory = remembering(NetworkLook(kernel=(KernelLogLine("node1", "nic", "", "mlx5_core: error", 0, 3),)))
     memory.feed("node1", NetworkLook((NIC,)), 10_000 * SECOND)
-    assert memory.explain(HUNG) is HUNG
+    assert explained(memory, HUNG) is HUNG
 
 
 def test_connections_in_trouble_are_evidence_and_data_nobody_reads_only_at_the_culprit() -> None:
@@ -151,16 +163,16 @@ def test_connections_in_trouble_are_evidence_and_data_nobody_reads_only_at_the_c
         )
 
     dead = NetworkLook(flows=(flow(0, FlowState.STALLED), flow(0, FlowState.STALLED, 1), flow(7, FlowState.STALLED)))
-    (line,) = remembering(dead).explain(HUNG).evidence[1:]
+    (line,) = explained(remembering(dead), HUNG).evidence[1:]
     assert line == "rank 0 to rank 2 of its communicator over eth0, channels 0, 1: because stalled"
     unread = NetworkLook(flows=(flow(1, FlowState.BLOCKED), flow(0, FlowState.BLOCKED)))
-    (line,) = remembering(unread).explain(HUNG).evidence[1:]
+    (line,) = explained(remembering(unread), HUNG).evidence[1:]
     assert line.startswith("rank 1 to rank 2")
     moving = NetworkLook(flows=(flow(0, FlowState.ACTIVE), flow(1, FlowState.IDLE)))
-    assert remembering(moving).explain(HUNG) is HUNG
+    assert explained(remembering(moving), HUNG) is HUNG
     # Flows come now and then; what was said long ago is not repeated.
-    assert remembering(dead, *[NetworkLook((NIC,))] * 5).explain(HUNG) is not HUNG
-    assert remembering(dead, *[NetworkLook((NIC,))] * 12).explain(HUNG) is HUNG
+    assert explained(remembering(dead, *[NetworkLook((NIC,))] * 5), HUNG) is not HUNG
+    assert explained(remembering(dead, *[NetworkLook((NIC,))] * 12), HUNG) is HUNG
 
 
 def test_a_session_attaches_what_its_nodes_say() -> None:
@@ -205,12 +217,12 @@ def test_when_a_port_was_down_is_remembered() -> None:
     wall = CHANGE.wall_ns / 1e9
     # Up for a moment while the carrier is found; a minute of work before.
     seen = (change(-90, up=False), change(-60, up=True), change(0, up=False), change(20, up=True), change(21, up=False))
-    [port] = remembering(NetworkLook((DOWN,), seen)).ports_down()
+    [port] = ports(NetworkLook((DOWN,), seen))
     assert (port.since, port.until) == (wall, None)
-    [port] = remembering(NetworkLook((NIC,), (*seen, change(22, up=True), change(23, up=True)))).ports_down()
+    [port] = ports(NetworkLook((NIC,), (*seen, change(22, up=True), change(23, up=True))))
     assert (port.since, port.until) == (wall, wall + 22)
-    assert remembering(NetworkLook((replace(NIC, used_by=()),), seen)).ports_down() == []
-    assert remembering(NetworkLook((NIC,))).ports_down() == []
+    assert ports(NetworkLook((replace(NIC, used_by=()),), seen)) == []
+    assert ports(NetworkLook((NIC,))) == []
 
 
 def test_what_is_seen_of_the_network_travels_with_a_batch() -> None:
@@ -233,9 +245,14 @@ def trying(timeouts: int | None, unacknowledged: int = 3, peer: int = 2, retries
     )  # fmt: skip
 
 
+def retrying(memory: NetworkMemory) -> dict[Way, float | None]:
+    facts = of_network(memory).facts.of(FactKind.RETRYING)
+    return {fact.subject: fact.value for fact in facts if isinstance(fact.subject, Way)}
+
+
 def test_sockets_that_try_again_are_told_until_they_have_tried_often() -> None:
-    def told(*flows: FlowRecord) -> dict[int, float]:
-        return {peer: worth for (_, _, peer), worth in remembering(NetworkLook(flows=flows)).retrying().items()}
+    def told(*flows: FlowRecord) -> dict[int, float | None]:
+        return {way.peer: worth for way, worth in retrying(remembering(NetworkLook(flows=flows))).items()}
 
     assert told(trying(1), trying(4, peer=3), trying(None, peer=4)) == {2: 7, 3: 7}
     assert told(trying(5), trying(2, peer=3, unacknowledged=0), trying(0, peer=4, unacknowledged=0)) == {}
@@ -248,9 +265,9 @@ def test_sockets_that_try_again_are_told_until_they_have_tried_often() -> None:
 def test_a_connection_that_lost_much_is_known_for_it_while_it_stands_still() -> None:
     """What its sockets sent again is counted over 30 s: of a standstill's second half no loss before it can be seen."""
 
-    def told(seconds: int, timeouts: int, retries: int) -> list[float]:
+    def told(seconds: int, timeouts: int, retries: int) -> list[float | None]:
         memory.feed("node1", NetworkLook(flows=(trying(timeouts, retries=retries),)), seconds * 1_000_000_000)
-        return list(memory.retrying().values())
+        return list(retrying(memory).values())
 
     memory = NetworkMemory()
     assert told(1000, 0, 12) == [60]

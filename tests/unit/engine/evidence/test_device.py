@@ -8,10 +8,14 @@ from typing import Any
 import pytest
 
 from ncclwatch.engine.diagnose import diagnose
+from ncclwatch.engine.evidence.base import FactKind, Quantity
+from ncclwatch.engine.evidence.device import DeviceShim, GpuState, gpu_times
+from ncclwatch.engine.nodes import RankNode
 from ncclwatch.model.device import ConnectionCounter, DeviceCommunicator, DeviceOperation, DeviceSample, KernelState
 from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import Transport
 from ncclwatch.model.verdict import Verdict, VerdictClass
+from unit.engine.evidence.said import case_of
 from unit.synthetic import SECOND, WORLD, Rank, address_of, communicator, frozen_ring, looks
 
 
@@ -163,3 +167,32 @@ def test_states_of_an_operation() -> None:
     assert operation(1, 2, 2).state is KernelState.FINISHED
     assert replace(operation(1, 1, 1), channels=None).state is KernelState.FINISHED
     assert replace(operation(1, 2, 2), observed=False).state is KernelState.UNOBSERVED
+
+
+# --- as facts ------------------------------------------------------------------------------------------------------------
+
+
+def test_where_each_gpu_is_with_a_communicator_is_a_fact() -> None:
+    case = case_of(looks(nvlink_ring()))
+    states = {fact.subject: fact.state for fact in case.facts.of(FactKind.GPU_STATE, GpuState)}
+    assert states == dict.fromkeys(map(RankNode, (0, 1, 3)), KernelState.RUNNING), "rank 2 has begun nothing so far"
+    assert {fact.object for fact in case.facts.of(FactKind.GPU_STATE)} == {WORLD}
+    (waiting,) = case.facts.about(FactKind.GPU_UNFINISHED, RankNode(2))
+    assert waiting.value == 41.0 and waiting.operation is not None and waiting.operation.name == "AllReduce"
+    coverage = DeviceShim().coverage(case)
+    assert (coverage.seen, coverage.wanted) == (4, 4)
+    assert case_of(looks(nvlink_ring(shim=False))).facts.of(FactKind.GPU_STATE) == ()
+
+
+def test_kernels_that_have_ended_are_timed_by_the_hosts_clock() -> None:
+    done = replace(operation(6, 2, 2), started_ns=90 * SECOND, finished_ns=92 * SECOND)
+    ranks = with_operations(nvlink_ring(), 2, done, replace(done, finished_ns=None), operation(7, 2, 0))
+    case = case_of(looks(ranks))
+    member = case.job.member(2)
+    (timed,) = gpu_times(member, member.last.communicators[0])
+    assert (timed.value, timed.quantity) == (2.0, Quantity.GPU_TIME)
+    # The samples' wall clock is 1,699,999,900 s ahead of their monotonic one.
+    assert timed.interval == (1_699_999_990.0, 1_699_999_992.0)
+    ranks[2].run_state = "T"
+    member = case_of(looks(ranks)).job.member(2)
+    assert list(gpu_times(member, member.last.communicators[0])) == []

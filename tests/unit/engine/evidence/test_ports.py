@@ -8,11 +8,12 @@ import pytest
 
 from ncclwatch.engine.case import Known
 from ncclwatch.engine.diagnose import diagnose
+from ncclwatch.engine.evidence.ports import PortDown, port_down
 from ncclwatch.engine.live import LiveDiagnosis
-from ncclwatch.engine.ports import PortDown
 from ncclwatch.model.network import NicRecord
 from ncclwatch.model.state import Direction, NetStep, Transport
 from ncclwatch.model.verdict import Verdict, VerdictClass
+from unit.engine.evidence.said import with_facts
 from unit.engine.test_calls import calls
 from unit.engine.test_net_steps import BEGIN, STEPS, tail_of_a_ring
 from unit.synthetic import Rank, communicator, frozen_ring, looks, recv
@@ -30,7 +31,7 @@ def idle_ring() -> list[Rank]:
 
 
 def said(*ports: PortDown, ranks: list[Rank] | None = None) -> Verdict:
-    return diagnose(looks(ranks or idle_ring(), LOOKS), Known(ports_down=ports))
+    return diagnose(looks(ranks or idle_ring(), LOOKS), Known(sources=with_facts(*ports)))
 
 
 def test_without_a_port_that_is_down_the_rank_is_named() -> None:
@@ -40,7 +41,7 @@ def test_without_a_port_that_is_down_the_rank_is_named() -> None:
 
 @pytest.mark.parametrize("since", [None, CAME_TO_STAND - 20, CAME_TO_STAND + 1])
 def test_a_port_that_went_down_when_the_job_came_to_stand_is_the_cause(since: float | None) -> None:
-    verdict = said(PortDown(DOWN, since))
+    verdict = said(port_down(DOWN, since))
     assert verdict.verdict_class is VerdictClass.HARDWARE, verdict.summary
     assert [c.rank for c in verdict.culprits] == [1] and set(verdict.victims) == {0, 2, 3}
     assert verdict.summary.startswith("eth0 on node1 is down, and rank 1 uses it: the job stands still in AllReduce")
@@ -52,11 +53,11 @@ def test_a_port_that_went_down_when_the_job_came_to_stand_is_the_cause(since: fl
 @pytest.mark.parametrize(
     "port",
     [
-        PortDown(DOWN, CAME_TO_STAND + 8),
-        PortDown(DOWN, CAME_TO_STAND - 1000),
-        PortDown(DOWN, CAME_TO_STAND - 60, CAME_TO_STAND - 30),
-        PortDown(replace(DOWN, used_by=(3,))),
-        PortDown(replace(DOWN, host="node9")),
+        port_down(DOWN, CAME_TO_STAND + 8),
+        port_down(DOWN, CAME_TO_STAND - 1000),
+        port_down(DOWN, CAME_TO_STAND - 60, CAME_TO_STAND - 30),
+        port_down(replace(DOWN, used_by=(3,))),
+        port_down(replace(DOWN, host="node9")),
     ],
     ids=["later", "the job ran for long without it", "up again before", "nobody of this host uses it", "another host"],
 )
@@ -66,18 +67,18 @@ def test_a_port_that_has_nothing_to_do_with_it_changes_nothing(port: PortDown) -
 
 def test_a_port_that_is_up_again_is_still_why_the_job_came_to_stand() -> None:
     """The verdict keeps its culprits, and with them its id, until the job goes on."""
-    down, again = said(PortDown(DOWN, CAME_TO_STAND)), said(PortDown(replace(DOWN, up=True), CAME_TO_STAND, CAME_TO_STAND + 9))
+    down, again = said(port_down(DOWN, CAME_TO_STAND)), said(port_down(replace(DOWN, up=True), CAME_TO_STAND, CAME_TO_STAND + 9))
     assert again.id == down.id
     assert again.summary.startswith("eth0 on node1 was down, and rank 1 uses it")
 
 
 def test_what_the_operating_system_states_stands() -> None:
-    verdict = said(PortDown(DOWN), ranks=frozen_ring(2, 4, run_state="T"))
+    verdict = said(port_down(DOWN), ranks=frozen_ring(2, 4, run_state="T"))
     assert verdict.verdict_class is VerdictClass.STOPPED and [c.rank for c in verdict.culprits] == [2]
 
 
 def test_a_pause_is_still_a_pause_while_a_port_is_down() -> None:
-    live = LiveDiagnosis(ports_down=(PortDown(DOWN),))
+    live = LiveDiagnosis(sources=with_facts(port_down(DOWN)))
     for number in range(4):
         verdict = live.update([rank.looks(4)[number] for rank in idle_ring()])
         assert not verdict.verdict_class.accuses
@@ -109,8 +110,8 @@ def test_of_a_link_that_carries_nothing_the_end_whose_port_is_down_is_kept() -> 
     both = said(ranks=ranks)
     assert both.verdict_class is VerdictClass.HARDWARE and both.link is not None
     assert {c.rank for c in both.culprits} == {0, 1}
-    verdict = said(PortDown(DOWN), ranks=ranks)
+    verdict = said(port_down(DOWN), ranks=ranks)
     assert [c.rank for c in verdict.culprits] == [1] and 0 in verdict.victims
     assert verdict.link == both.link
     assert "eth0, which rank 1 uses, is down" in verdict.summary
-    assert said(PortDown(replace(DOWN, host="node2", used_by=(2,))), ranks=ranks) == both, "another rank's port"
+    assert said(port_down(replace(DOWN, host="node2", used_by=(2,))), ranks=ranks) == both, "another rank's port"
