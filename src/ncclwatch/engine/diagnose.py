@@ -18,7 +18,8 @@ from ncclwatch.engine.explain_network import ports_in_use
 from ncclwatch.engine.hypotheses import Hypothesis, Lost
 from ncclwatch.engine.job import Job, Member, assemble
 from ncclwatch.engine.patience import retry_patience
-from ncclwatch.engine.rules import RULES, Conclusion, Rule, Stratum
+from ncclwatch.engine.rule import Conclusion, Rule, Stratum
+from ncclwatch.engine.rules import RULES
 from ncclwatch.engine.verdict import render, severity
 from ncclwatch.engine.why import trail_of
 from ncclwatch.garbage import collector_at_rest

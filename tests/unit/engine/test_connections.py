@@ -129,6 +129,6 @@ def test_who_does_not_learn_that_what_it_sent_was_received_has_a_proxy_that_stan
 
 
 @pytest.mark.parametrize("ranks", [not_completed("IB", also=True), not_completed("Socket")])
-def test_a_circle_stays_one_where_both_wait_alike_and_over_sockets(ranks: list[Rank]) -> None:
+def test_a_cycle_stays_one_where_both_wait_alike_and_over_sockets(ranks: list[Rank]) -> None:
     """Acknowledgements that are lost both ways are the network's; a socket acknowledges nothing to NCCL."""
     assert diagnose(looks(ranks)).verdict_class is VerdictClass.UNKNOWN

@@ -41,7 +41,7 @@ def said(called: tuple[int | None, int | None], *, cut: bool) -> Verdict:
     return diagnose(looks(job(called, cut=cut), 8))
 
 
-def test_a_rank_that_has_called_what_its_fellow_has_not_waits_for_the_fellow() -> None:
+def test_a_rank_that_has_called_what_its_peer_has_not_waits_for_the_peer() -> None:
     """Rank 0 stands idle elsewhere: it has called less, so it is named and not rank 1."""
     verdict = said((5, 6), cut=False)
     assert verdict.verdict_class is VerdictClass.NOT_ENTERED and [c.rank for c in verdict.culprits] == [0]
@@ -50,19 +50,19 @@ def test_a_rank_that_has_called_what_its_fellow_has_not_waits_for_the_fellow() -
 
 
 @pytest.mark.parametrize("called", [(5, 6), (5, 5), (None, None)], ids=["behind", "level", "not counted"])
-def test_a_rank_whose_fellow_is_held_up_by_a_link_is_not_accused(called: tuple[int | None, int | None]) -> None:
+def test_a_rank_whose_peer_is_held_up_by_a_link_is_not_accused(called: tuple[int | None, int | None]) -> None:
     verdict = said(called, cut=True)
     assert verdict.verdict_class is VerdictClass.HARDWARE, verdict.summary
     assert verdict.link is not None and {c.rank for c in verdict.culprits} == {0, 3}
 
 
 @pytest.mark.parametrize("called", [(5, 5), (6, 5), (None, None)])
-def test_a_rank_whose_fellow_does_not_wait_is_named(called: tuple[int | None, int | None]) -> None:
+def test_a_rank_whose_peer_does_not_wait_is_named(called: tuple[int | None, int | None]) -> None:
     verdict = said(called, cut=False)
     assert verdict.verdict_class is VerdictClass.NOT_ENTERED and [c.rank for c in verdict.culprits] == [1]
 
 
-def test_a_rank_that_is_behind_its_fellow_is_named_although_the_fellow_waits_too() -> None:
+def test_a_rank_that_is_behind_its_peer_is_named_although_the_peer_waits_too() -> None:
     """The cut link explains rank 0's wait, not that rank 1 has not called what rank 0 has."""
     verdict = said((6, 5), cut=True)
     assert 1 in {c.rank for c in verdict.culprits}

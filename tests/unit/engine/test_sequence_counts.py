@@ -1,4 +1,4 @@
-"""NCCL's own counts of calls: the one rank of a circle that lacks a call, and ranks whose counts contradict each other."""
+"""NCCL's own counts of calls: the one rank of a cycle that lacks a call, and ranks whose counts contradict each other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STEPS = 4
 Counts = dict[str, int]
 
 
-def circle(*, scattered: tuple[Counts, Counts], launched: tuple[int | None, int | None] = (None, None)) -> list[Rank]:
+def cycle(*, scattered: tuple[Counts, Counts], launched: tuple[int | None, int | None] = (None, None)) -> list[Rank]:
     """As read from a real job (2.27.5) of which rank 0 left out ReduceScatter #40 on ``SECOND``, where rank 1 waits for it.
 
     Rank 0 waits in AllGather #40 on ``FIRST``, which rank 1 has called too. ``scattered`` are the counts on ``SECOND``.
@@ -57,8 +57,8 @@ def named(verdict: Verdict) -> list[int | None]:
     return [culprit.rank for culprit in verdict.culprits]
 
 
-def test_the_only_rank_of_a_circle_that_has_not_called_is_named() -> None:
-    verdict = said(circle(scattered=({"ReduceScatter": 40}, {"ReduceScatter": 41})))
+def test_the_only_rank_of_a_cycle_that_has_not_called_is_named() -> None:
+    verdict = said(cycle(scattered=({"ReduceScatter": 40}, {"ReduceScatter": 41})))
     assert verdict.verdict_class is VerdictClass.NOT_ENTERED
     assert named(verdict) == [0]
     assert verdict.operation is not None and verdict.operation.name == "ReduceScatter"
@@ -67,10 +67,10 @@ def test_the_only_rank_of_a_circle_that_has_not_called_is_named() -> None:
 
 
 def test_the_same_by_the_launches_where_a_release_counts_no_more() -> None:
-    verdict = said(circle(scattered=({}, {}), launched=(40, 41)), (2, 21, 5))
+    verdict = said(cycle(scattered=({}, {}), launched=(40, 41)), (2, 21, 5))
     assert (verdict.verdict_class, named(verdict)) == (VerdictClass.NOT_ENTERED, [0])
     # As many launches, but not this one: another went in its place.
-    verdict = said(circle(scattered=({}, {}), launched=(41, 41)), (2, 21, 5))
+    verdict = said(cycle(scattered=({}, {}), launched=(41, 41)), (2, 21, 5))
     assert (verdict.verdict_class, named(verdict)) == (VerdictClass.INCONSISTENT, [0])
 
 
@@ -113,20 +113,20 @@ def test_counts_are_compared_behind_a_link_that_seems_to_carry_nothing() -> None
 
 
 def test_what_counts_proxy_work_alone_proves_nothing() -> None:
-    verdict = said(circle(scattered=({}, {}), launched=(40, 41)), (2, 27, 5))
+    verdict = said(cycle(scattered=({}, {}), launched=(40, 41)), (2, 27, 5))
     assert verdict.verdict_class is VerdictClass.DEADLOCK
 
 
 @pytest.mark.parametrize("counts", (({}, {}), ({"ReduceScatter": 41}, {"ReduceScatter": 41})))
-def test_a_circle_is_all_that_is_said_where_the_counts_do_not_tell(counts: tuple[Counts, Counts]) -> None:
-    verdict = said(circle(scattered=counts))
+def test_a_cycle_is_all_that_is_said_where_the_counts_do_not_tell(counts: tuple[Counts, Counts]) -> None:
+    verdict = said(cycle(scattered=counts))
     assert verdict.verdict_class is VerdictClass.DEADLOCK
     assert named(verdict) == [0, 1]
     assert verdict.confidence <= 0.6
 
 
 def test_what_was_called_in_the_place_of_another_is_named_by_its_count() -> None:
-    verdict = said(circle(scattered=({"ReduceScatter": 40, "Broadcast": 1}, {"ReduceScatter": 41})))
+    verdict = said(cycle(scattered=({"ReduceScatter": 40, "Broadcast": 1}, {"ReduceScatter": 41})))
     assert verdict.verdict_class is VerdictClass.INCONSISTENT
     assert named(verdict) == [0]
     assert any("Broadcast once" in line for line in verdict.evidence)
@@ -134,7 +134,7 @@ def test_what_was_called_in_the_place_of_another_is_named_by_its_count() -> None
 
 
 def test_where_both_calls_are_usual_nobody_of_two_is_more_wrong_than_the_other() -> None:
-    verdict = said(circle(scattered=({"ReduceScatter": 40, "Broadcast": 41}, {"ReduceScatter": 41, "Broadcast": 40})))
+    verdict = said(cycle(scattered=({"ReduceScatter": 40, "Broadcast": 41}, {"ReduceScatter": 41, "Broadcast": 40})))
     assert verdict.verdict_class is VerdictClass.INCONSISTENT
     assert named(verdict) == [0, 1]
     assert verdict.confidence <= 0.5

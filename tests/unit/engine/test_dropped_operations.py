@@ -1,4 +1,4 @@
-"""Ranks that stand still before an operation their GPU has not begun, where a fellow may have ended."""
+"""Ranks that stand still before an operation their GPU has not begun, where a peer may have ended."""
 
 from __future__ import annotations
 

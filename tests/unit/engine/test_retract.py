@@ -1,4 +1,4 @@
-"""Waits in operations that a GPU has not begun make no circle, and shared memory may hold what comes before them."""
+"""Waits in operations that a GPU has not begun make no cycle, and shared memory may hold what comes before them."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ def said(ranks: list[Rank]) -> Verdict:
     return diagnose(looks(ranks, count=8))
 
 
-def test_a_rank_that_stands_before_two_operations_waits_in_neither() -> None:
+def test_a_rank_that_is_at_two_operations_waits_in_neither() -> None:
     verdict = said(ahead(begun=True))
     assert verdict.verdict_class is VerdictClass.NOT_ENTERED
     assert [c.rank for c in verdict.culprits] == [1]
 
 
-def test_where_nobody_has_begun_anything_there_is_no_circle_either() -> None:
+def test_where_nobody_has_begun_anything_there_is_no_cycle_either() -> None:
     """Long computation of all, with two operations called ahead."""
     verdict = said(ahead(begun=False))
     assert verdict.verdict_class is VerdictClass.UNKNOWN
@@ -56,7 +56,7 @@ def test_where_nobody_has_begun_anything_there_is_no_circle_either() -> None:
 PIPES = (0xD0, 0xD1)
 
 
-def before_a_pipeline(*, fellow_has_receive: bool = True, sender_in_it: bool = False) -> list[Rank]:
+def before_a_pipeline(*, peer_has_receive: bool = True, sender_in_it: bool = False) -> list[Rank]:
     """Ranks 0 and 1 are a tensor group, and receive from 2 and 3. Rank 0's GPU has not begun the group's AllReduce, in which rank
     1 is; 2 and 3 receive from 0 and 1 in turn. ``sender_in_it``: rank 2 is of the group as well, and waits in it for rank 0.
     """
@@ -71,7 +71,7 @@ def before_a_pipeline(*, fellow_has_receive: bool = True, sender_in_it: bool = F
         more = {"nsteps": 2, "op_count": number, "collective": "Recv", "comm_hash": PIPES[rank % 2]}
         return recv(1 - rank // 2, posted=2, received=0, delivered=0, consumed=0, **more)
 
-    beside = (message(1, 491),) if fellow_has_receive else ()
+    beside = (message(1, 491),) if peer_has_receive else ()
     turned = called(0, TENSOR, "AllReduce", produced=STEPS) if sender_in_it else ()
     return [
         Rank(0, 4, comms(0), (*called(1, TENSOR, "AllReduce"), message(0, 491))),
@@ -81,14 +81,14 @@ def before_a_pipeline(*, fellow_has_receive: bool = True, sender_in_it: bool = F
     ]
 
 
-def test_a_receive_that_did_not_hold_up_a_fellow_comes_later() -> None:
+def test_a_receive_that_did_not_hold_up_a_peer_comes_later() -> None:
     verdict = said(before_a_pipeline())
     assert verdict.verdict_class in (VerdictClass.HARDWARE, VerdictClass.NOT_ENTERED)
     assert [c.rank for c in verdict.culprits] == [0]
 
 
-@pytest.mark.parametrize("known", [{"fellow_has_receive": False}, {"sender_in_it": True}])
-def test_a_receive_that_may_come_first_makes_a_circle(known: dict[str, bool]) -> None:
+@pytest.mark.parametrize("known", [{"peer_has_receive": False}, {"sender_in_it": True}])
+def test_a_receive_that_may_come_first_makes_a_cycle(known: dict[str, bool]) -> None:
     verdict = said(before_a_pipeline(**known))
     assert verdict.verdict_class is VerdictClass.DEADLOCK
     assert {0, 2} <= {c.rank for c in verdict.culprits}
