@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,8 +12,8 @@ from numpy.typing import NDArray
 
 from ncclwatch.engine.topology.labels import Stage, stage_of_role, stage_of_step
 from ncclwatch.engine.topology.layout import infer
-from ncclwatch.engine.topology.model import Learned, Placed, Role, Step
-from ncclwatch.engine.topology.patterns import ROLES, encode, learn_patterns
+from ncclwatch.engine.topology.model import Learned, Role, Step
+from ncclwatch.engine.topology.patterns import ROLES, Encoding, encode, learn_patterns
 from ncclwatch.engine.topology.record import (
     FUNCTIONS,
     POINT_TO_POINT,
@@ -23,7 +24,7 @@ from ncclwatch.engine.topology.record import (
     from_samples,
 )
 from ncclwatch.engine.topology.specimen import collapse
-from ncclwatch.engine.topology.tracker import Followed, Track
+from ncclwatch.engine.topology.tracker import Track
 from ncclwatch.model.events import Function, Kind
 from ncclwatch.model.state import ProcessSample
 
@@ -41,6 +42,19 @@ _GROUPS = (int(Function.GROUP_START), int(Function.GROUP_END))
 _NOBODY: NDArray[np.int64] = np.zeros(0, np.int64)
 
 
+@dataclass(slots=True)
+class Followed:
+    """One job with what was learned of it, and a pointer into its pattern for every process."""
+
+    job: KnownJob
+    learned: Learned
+    encoding: Encoding
+    tracks: dict[int, Track] = field(default_factory=dict)
+    """process → pointer"""
+    tracked: NDArray[np.bool_] = field(default_factory=lambda: np.zeros(0, np.bool_))
+    """Whether a process has one, by its number."""
+
+
 class StageNamer:
     """Feed it samples (who is which rank, which communicators) and calls (what is done on them); memory is bounded.
 
@@ -55,7 +69,6 @@ class StageNamer:
         self._jobs: list[Followed] = []
         self._next = 0
         self._last_row = _NOBODY
-        self._ranks: NDArray[np.int32] = np.zeros(0, np.int32)
         self._followed = self._strayed = 0
         self._early: list[tuple[NDArray[Any], str]] = []
         self.by_counts = False
@@ -112,15 +125,14 @@ class StageNamer:
             rows[row] = self._map.rows.get((processes.get(process, -1), address), -1)
         self._recorder.inherit(old, processes, rows)
         self._last_row = np.full(len(self._map.places), -1, np.int64)
-        self._ranks = np.array(self._map.rank, np.int32)
         self._jobs, self.by_counts = [], False
         self._next = max(1, FIRST_LOOK * max(1, len(specimens)))
         early, self._early = self._early, []
         for events, host in early:
             self.observe(events, host=host)
 
-    def observe(self, events: NDArray[Any], *, host: str = "") -> Placed:
-        """Take a batch of ``EVENT_DTYPE`` records in the order of their times and say where they are, as far as is learned.
+    def observe(self, events: NDArray[Any], *, host: str = "") -> None:
+        """Take a batch of ``EVENT_DTYPE`` records in the order of their times.
 
         ``host`` is needed only where processes of several hosts may have equal pids.
         """
@@ -132,15 +144,13 @@ class StageNamer:
         process, row = self._map.find_calls(events[at], host)
         row = np.where(group[at], -1, row)
         keep = (process >= 0) & (group[at] | (row >= 0))
-        at, process, row = at[keep], process[keep], row[keep]
-        if not len(at):
-            return _nothing()
-        part = events[at]
-        self._recorder.add(part, process, row)
-        # The pointers read the batch that taught them as well: nothing of it is lost.
-        if self._due():
-            self._learn(process[row >= 0])
-        return self._place(part, at, process, row)
+        part, process, row = events[at[keep]], process[keep], row[keep]
+        if len(part):
+            self._recorder.add(part, process, row)
+            # The pointers read the batch that taught them as well: nothing of it is lost.
+            if self._due():
+                self._learn(process[row >= 0])
+            self._follow(part, process, row)
 
     def _due(self) -> bool:
         if self._followed > 4096 and self._strayed > STRAY * self._followed:
@@ -190,52 +200,31 @@ class StageNamer:
                 history = self._recorder.history(process)
                 history = collapse(history[: len(history) - int(np.count_nonzero(newest == process))], exchanges)
                 tokens, _ = job.encoding.tokens(history, history["row"])
-                job.follow(process, tokens, history["time_ns"])
+                job.tracks[process].follow(tokens)
 
-    # --- places ----------------------------------------------------------------------------------------------------------------
-
-    def _place(self, part: NDArray[Any], at: NDArray[np.int64], process: NDArray[np.int64], row: NDArray[np.int64]) -> Placed:
+    def _follow(self, part: NDArray[Any], process: NDArray[np.int64], row: NDArray[np.int64]) -> None:
+        """Let the pointers run over a batch."""
         jobs = [job for job in self._jobs if job.tracks]
         if not jobs:
-            return _nothing()
+            return
         order = np.argsort(process, kind="stable")
-        part, at, process, row = part[order], at[order], process[order], row[order]
-        before = np.r_[-1, row[:-1]]
+        part, process, row = part[order], process[order], row[order]
         first = np.r_[True, process[1:] != process[:-1]]
-        before[first] = self._last_row[process[first]]
+        before = np.where(first, self._last_row[process], np.r_[-1, row[:-1]])
         last = np.r_[first[1:], True]
         self._last_row[process[last]] = row[last]
-        found = [self._place_job(job, part, at, process, row, before) for job in jobs]
-        return Placed(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
-
-    def _place_job(
-        self,
-        job: Followed,
-        part: NDArray[Any],
-        at: NDArray[np.int64],
-        process: NDArray[np.int64],
-        row: NDArray[np.int64],
-        before: NDArray[np.int64],
-    ) -> tuple[NDArray[Any], ...]:
-        """The columns of ``Placed``; ``before`` is the row of the call before each."""
-        # A grouped exchange is one operation: its first part.
-        exchange = job.encoding.all_to_all[row] & np.isin(part["function"], POINT_TO_POINT)
-        chosen = (row >= 0) & ~(exchange & (before == row)) & job.tracked[process]
-        own, rows, numbers, exchange = part[chosen], row[chosen], process[chosen], exchange[chosen]
-        own["function"][exchange], own["peer"][exchange] = Function.ALL_TO_ALL, -1
-        tokens, _ = job.encoding.tokens(own, rows)
-        bounds = np.r_[0, np.flatnonzero(np.diff(numbers)) + 1, len(numbers)]
-        positions, iterations = np.empty(len(numbers), np.int32), np.empty(len(numbers), np.int64)
-        exact, stages = np.empty(len(numbers), np.bool_), np.empty(len(numbers), np.int32)
-        pieces = [(int(numbers[a]), slice(a, b)) for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True) if b > a]
-        # The reference goes first: others take the number of the iteration from it when they find their place.
-        pieces.sort(key=lambda piece: piece[0] != job.reference)
-        for number, piece in pieces:
-            positions[piece], iterations[piece], exact[piece] = job.follow(number, tokens[piece], own["time_ns"][piece])
-            stages[piece] = job.tracks[number].pattern.stage
-        self._followed += len(positions)
-        self._strayed += int(np.count_nonzero(positions < 0))
-        return at[chosen], self._ranks[numbers], stages, positions, iterations, exact
+        for job in jobs:
+            # A grouped exchange is one operation: its first part.
+            exchange = job.encoding.all_to_all[row] & np.isin(part["function"], POINT_TO_POINT)
+            chosen = np.flatnonzero((row >= 0) & ~(exchange & (before == row)) & job.tracked[process])
+            own, numbers, exchange = part[chosen], process[chosen], exchange[chosen]
+            own["function"][exchange], own["peer"][exchange] = Function.ALL_TO_ALL, -1
+            tokens, _ = job.encoding.tokens(own, row[chosen])
+            bounds = np.flatnonzero(np.diff(numbers)) + 1
+            for piece in np.split(np.arange(len(numbers)), bounds) if len(numbers) else ():
+                positions = job.tracks[int(numbers[piece[0]])].follow(tokens[piece])
+                self._followed += len(positions)
+                self._strayed += int(np.count_nonzero(positions < 0))
 
     # --- asking ----------------------------------------------------------------------------------------------------------------
 
@@ -274,8 +263,7 @@ class StageNamer:
             known = role not in (Role.UNSURE, Role.UNUSED)
             return (0, stage_of_role(role, job.learned.topology, rank)) if known else None
         step = track.pattern.steps[at % len(track.pattern)]
-        confidence = round(step.confidence * track.pattern.confidence * (1.0 if track.exact else 0.6), 3)
-        return track.position - at, stage_of_step(step, job.learned.topology, rank, confidence, certain=track.exact)
+        return track.position - at, stage_of_step(step, job.learned.topology, rank, certain=track.exact)
 
     def _find(self, host: str, pid: int, comm: int) -> tuple[int, Followed, int] | None:
         """Process, job and row (−1: of no communicator)."""
@@ -303,11 +291,6 @@ class StageNamer:
 def _place_in(learned: Learned, rank: int) -> Stage | None:
     stage = stage_of_role(Role.UNSURE, learned.topology, rank)
     return stage if max(stage.pipeline_stage, stage.tensor_index) >= 0 else None
-
-
-def _nothing() -> Placed:
-    wide, narrow = np.zeros(0, np.int64), np.zeros(0, np.int32)
-    return Placed(wide, narrow, narrow, narrow, wide, np.zeros(0, np.bool_))
 
 
 def _same(one: Learned, other: Learned) -> bool:

@@ -248,8 +248,7 @@ def _pattern(stage: int, draft: _Draft, passes: Passes) -> Pattern:
     layers: Counter[tuple[object, ...]] = Counter()
     steps = []
     numbers = np.cumsum(np.r_[False, draft.word["call"][1:] != draft.word["call"][:-1]]).tolist()
-    rows = draft.word[["function", "count", "datatype"]].tolist()
-    for i, (function, count, datatype) in enumerate(rows):
+    for i, function in enumerate(draft.word["function"].tolist()):
         role, place, inside = ROLES[int(draft.role[i])], passes.places[i], draft.calls[i].inside
         phase = Phase.OPTIMIZER if role in ONCE and not inside else place.phase
         layer = -1
@@ -257,21 +256,8 @@ def _pattern(stage: int, draft: _Draft, passes: Passes) -> Pattern:
             key = (phase, place.micro_batch, place.chunk, role)
             layer = layers[key]
             layers[key] += 1
-        steps.append(
-            Step(
-                role=role,
-                function=function,
-                count=count,
-                datatype=datatype,
-                towards=int(draft.direction[i]),
-                phase=phase,
-                micro_batch=place.micro_batch,
-                chunk=place.chunk,
-                layer=layer,
-                call=numbers[i],
-                confidence=0.9 if phase is Phase.OPTIMIZER else place.confidence,
-            )
-        )
+        towards = int(draft.direction[i])
+        steps.append(Step(role, function, towards, phase, place.micro_batch, place.chunk, layer, numbers[i]))
     return Pattern(
         stage=stage,
         steps=tuple(steps),
