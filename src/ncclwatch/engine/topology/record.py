@@ -190,11 +190,11 @@ def _known_group(group: JobGroup, identity: dict[Identity, int]) -> KnownGroup:
     return KnownGroup(group.id, group.hash, group.nranks, ranks, hosts=len(hosts))
 
 
-def chosen_specimens(ranks: Sequence[int]) -> list[int]:
-    """Indices of the processes to keep in full: all, or ranks spread irregularly, so that no dimension of a layout is missed."""
-    if len(ranks) <= SPECIMENS:
-        return list(range(len(ranks)))
-    order = np.argsort(ranks, kind="stable").tolist()
+def choose_specimens(jobmap: JobMap, job: KnownJob) -> list[int]:
+    """Processes to keep in full: all, or ranks spread irregularly, so that no dimension of a layout is missed."""
+    if len(job.processes) <= SPECIMENS:
+        return job.processes
+    order = sorted(job.processes, key=lambda process: jobmap.rank[process])
     # Multiples of the golden ratio fall everywhere and never in step with a power of two.
     picks = (np.arange(4 * SPECIMENS) * 0.6180339887498949 % 1.0 * len(order)).astype(int)
     return [order[i] for i in dict.fromkeys(picks.tolist())][:SPECIMENS]

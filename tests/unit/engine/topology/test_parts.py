@@ -11,7 +11,7 @@ from ncclwatch.cli.stated_layout import Stated, compare, from_command, from_file
 from ncclwatch.engine.topology.labels import Stage, compressed
 from ncclwatch.engine.topology.model import Group, Layout, Pattern, Phase, Role, Step, Topology
 from ncclwatch.engine.topology.passes import Call, Hints, find_passes
-from ncclwatch.engine.topology.record import chosen_specimens
+from ncclwatch.engine.topology.record import JobMap, KnownJob, choose_specimens
 from ncclwatch.engine.topology.specimen import canonical_start, find_period
 from ncclwatch.engine.topology.tracker import Track
 from ncclwatch.errors import UsageError
@@ -199,7 +199,7 @@ def test_words() -> None:
 
 
 def test_specimens_are_spread_over_all_stages_of_a_large_job() -> None:
-    chosen = chosen_specimens(range(4096))
+    chosen = choose_specimens(JobMap(rank=list(range(4096))), KnownJob(4096, list(range(4096)), []))
     assert len(set(chosen)) == len(chosen) == 128
     assert {rank // 128 for rank in chosen} == set(range(32))
     assert {rank % 8 for rank in chosen} == set(range(8))
