@@ -13,10 +13,9 @@ from numpy.typing import NDArray
 from ncclwatch.engine.topology.labels import Stage, stage_of_role, stage_of_step
 from ncclwatch.engine.topology.layout import infer
 from ncclwatch.engine.topology.model import Learned, Role, Step
-from ncclwatch.engine.topology.patterns import ROLES, Encoding, encode, learn_patterns
+from ncclwatch.engine.topology.patterns import ROLES, Encoding, Track, encode, learn_patterns
 from ncclwatch.engine.topology.record import FUNCTIONS, POINT_TO_POINT, JobMap, KnownJob, Recorder, choose_specimens, from_samples
 from ncclwatch.engine.topology.specimen import collapse
-from ncclwatch.engine.topology.tracker import Track
 from ncclwatch.model.events import Function, Kind
 from ncclwatch.model.state import ProcessSample
 

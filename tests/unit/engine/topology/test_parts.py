@@ -11,9 +11,9 @@ from ncclwatch.cli.stated_layout import Stated, compare, from_command, from_file
 from ncclwatch.engine.topology.labels import Stage, compressed
 from ncclwatch.engine.topology.model import Group, Layout, Pattern, Phase, Role, Step, Topology
 from ncclwatch.engine.topology.passes import Call, Hints, find_passes
+from ncclwatch.engine.topology.patterns import Track
 from ncclwatch.engine.topology.record import JobMap, KnownJob, choose_specimens
 from ncclwatch.engine.topology.specimen import canonical_start, find_period
-from ncclwatch.engine.topology.tracker import Track
 from ncclwatch.errors import UsageError
 from ncclwatch.simulate.scenario import Schedule
 from ncclwatch.simulate.schedule import Pass, steps
