@@ -68,9 +68,6 @@ def pass_text(stage: Stage) -> str:
     return f"{stage.phase}{micro_batch}" + (f", model chunk {stage.chunk}" if stage.chunk >= 0 else "")
 
 
-# --- stages of calls -----------------------------------------------------------------------------------------------------------
-
-
 def stage_of_role(role: Role, topology: Topology, rank: int) -> Stage:
     """What the role of its communicator alone says of a call."""
     stage, tensor = _place(topology, rank)
@@ -101,9 +98,6 @@ def _place(topology: Topology, rank: int) -> tuple[int, int]:
         return -1, -1
     stages, width = int(topology.stage.max(initial=-1)) + 1, int(topology.tensor_index.max(initial=-1)) + 1
     return (int(topology.stage[rank]) if stages > 1 else -1), (int(topology.tensor_index[rank]) if width > 1 else -1)
-
-
-# --- rank sets -----------------------------------------------------------------------------------------------------------------
 
 
 def compressed(ranks: Iterable[int]) -> str:

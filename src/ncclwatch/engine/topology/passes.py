@@ -101,9 +101,6 @@ def find_passes(calls: Sequence[Call], stages: int, stage: int, hints: Hints) ->
     return result
 
 
-# --- with a pipeline -----------------------------------------------------------------------------------------------------------
-
-
 def _by_exchanges(calls: Sequence[Call], stages: int, stage: int, hints: Hints, result: Passes) -> None:
     blocks, ends, ambiguous = _read(calls, stages)
     forward, backward = ends[Phase.FORWARD], ends[Phase.BACKWARD]
@@ -235,9 +232,6 @@ def _parts(phases: Sequence[Phase], total: int, own: dict[Phase, int], others: d
     if len(set(phases)) == len(phases) == 2 and total % 2 == 0 and len(set(others.values())) == 1:
         return [total // 2, total // 2]
     return []
-
-
-# --- without a pipeline --------------------------------------------------------------------------------------------------------
 
 
 def _by_marks(calls: Sequence[Call], result: Passes) -> None:

@@ -163,9 +163,6 @@ def _longest_run(order: NDArray[np.int64], function: int) -> int:
     return int((change[1::2] - change[::2]).max(initial=0))
 
 
-# --- inside the passes ---------------------------------------------------------------------------------------------------------
-
-
 def _in_passes(specimen: Specimen, usage: Usage, seldom: list[Usage]) -> Opinion:
     functions = set(usage.functions)
     if functions == {SUM}:
@@ -219,9 +216,6 @@ def _all_sharded(specimen: Specimen, left: list[Usage]) -> bool:
     return bool(sums) and all(_follows_scatter(specimen, usage) for usage in sums)
 
 
-# --- once an iteration ---------------------------------------------------------------------------------------------------------
-
-
 def _once(specimen: Specimen, usage: Usage, seldom: list[Usage], known: Mapping[int, Opinion]) -> Opinion:
     """Used once an iteration: gradients, mostly; Megatron-LM's tied embeddings are summed over first and last stage."""
     functions, own = set(usage.functions), _ranks(usage)
@@ -268,9 +262,6 @@ def _seldom(specimen: Specimen, usage: Usage) -> bool:
         return False
     gaps = np.diff(own["time_ns"].astype(np.int64)) / 1e9
     return bool(np.quantile(gaps, 0.25) >= DATA_PERIOD_S)
-
-
-# --- all members of a group ----------------------------------------------------------------------------------------------------
 
 
 def vote(
