@@ -37,7 +37,7 @@ AGREEMENT = 0.8
 RARE = 0.05
 """Share of the calls on a communicator: a function below it is called now and then (a barrier, a checkpoint)."""
 ALIKE = 0.5
-"""Distance of two usage vectors: another mix of half of the calls, or mean sizes 16 times apart."""
+"""Distance of two usage vectors: a quarter of the calls is of another function, or one is called four times as often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -327,8 +327,7 @@ def _by_likeness(recorder: Recorder, job: KnownJob, known: Mapping[int, Opinion]
 
 
 def _usage_vector(recorder: Recorder, group: KnownGroup) -> NDArray[np.float64]:
-    """Shares of functions, and logarithms of mean counts (scaled): near for groups of one role, apart for others."""
+    """Shares of functions, and how often a member calls (a quarter of the binary logarithm)."""
     calls = recorder.calls[group.rows].sum(axis=0)
-    mean = recorder.elements[group.rows].sum(axis=0) / np.maximum(calls, 1)
-    size = np.log2(mean + 1) / 8
-    return np.concatenate([calls / max(1, calls.sum()), size * (calls > RARE * calls.sum())])
+    often = np.log2(1 + calls.sum() / len(group.rows)) / 4
+    return np.append(calls / max(1, calls.sum()), often)
