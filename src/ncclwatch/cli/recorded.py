@@ -73,7 +73,7 @@ def judge_recordings(
             note(problem)
     verdicts: Sequence[Verdict] = replay.verdicts
     if not verdicts:
-        raise TargetError("no look of the recording could be judged", "record for two looks at least")
+        raise TargetError("no sample of the recording could be judged", "record for two samples at least")
     if as_json:
         emit_json({**verdicts[0].to_json(), "incidents": [incident_json(incident) for incident in found]})
     else:
