@@ -15,6 +15,7 @@ from ncclwatch.simulate.run import simulate
 from ncclwatch.simulate.scenario import PROGRAM_FAULTS, Scenario, ScoreClass
 from ncclwatch.simulate.timeline import Timeline
 from ncclwatch.simulate.wire import RecordSet
+from score.stalls import stalled_in, where_it_stalled
 
 AFTER_HANG_S = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0)
 AFTER_SLOW_S = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 15.0, 18.0, 24.0, 30.0)
@@ -37,8 +38,8 @@ class Case:
     """A simulated run of one scenario. ``shift`` moves the looks by so many of their schedule: when they fall is chance."""
 
     def __init__(self, scenario: Scenario, shift: int = 0) -> None:
-        self.scenario = scenario
         self.timeline: Timeline = simulate(scenario)
+        self.scenario = where_it_stalled(scenario, stalled_in(self.timeline))
         self.cast = Cast(scenario)
         self.effect_s = effect(self.timeline)
         self._clocks = clocks(self.timeline, self.effect_s)
