@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from ncclwatch.model.verdict import Verdict, VerdictClass
@@ -190,7 +190,8 @@ def score_case(case: Case, diagnosers: Sequence[Diagnoser]) -> list[Result]:
             began = time.perf_counter()
             verdicts = diagnoser.diagnose(moment.records, moment.clock_s)
             tally.hear(verdicts, moment.since_effect_s, time.perf_counter() - began)
-    return [tally.result() for tally in tallies]
+    visible = case.visible()
+    return [replace(tally.result(), visible=visible) for tally in tallies]
 
 
 def _result(
