@@ -92,8 +92,10 @@ def _fit(found: list[tuple[int, float, float]]) -> NodeClock:
     at, high, low = np.array(found, np.float64).T
     times, middles, halves = (at + 0.5) * STRETCH_S, (high + low) / 2, np.maximum((high - low) / 2, 1e-9)
     line = np.polyfit(times, middles, 1 if len(found) >= 3 else 0, w=1 / halves)
-    off_line = float(np.abs(middles - np.polyval(line, times)).max()) if len(found) > 1 else 0.0
-    return NodeClock(float(line[-1]), float(line[0]) if len(line) > 1 else 0.0, float(halves.min()) + off_line)
+    # A stretch in which somebody waited long has bounds far apart, and a middle that says as little.
+    off_line = np.abs(middles - np.polyval(line, times)) * halves.min() / halves
+    error = float(halves.min() + (off_line.max() if len(found) > 1 else 0.0))
+    return NodeClock(float(line[-1]), float(line[0]) if len(line) > 1 else 0.0, error)
 
 
 def _joined(nodes: list[int], fits: dict[tuple[int, int], NodeClock]) -> dict[int, NodeClock]:
