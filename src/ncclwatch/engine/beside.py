@@ -30,8 +30,12 @@ from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 
 # --- CPU limits --------------------------------------------------------------------------------------------------------
 
-CRAWL_TIMES, CRAWL_S = 6.0, 60.0
-"""Whoever is held back may stand still so many times as long as others, and up to so many seconds: it runs in each period."""
+CRAWL_TIMES = 6.0
+"""Unit: times the patience with others; whoever is held back may stand still for so long. From: chosen. A process with a fiftieth
+of a CPU was seen to get none for seven seconds (Linux 6.18), and one step of a transfer takes several such turns.
+"""
+CRAWL_S = 60.0
+"""Unit: s; up to so long, whatever the patience. From: chosen, twice what is given with the usual patience."""
 RAISE_LIMITS = "raise the CPU limits of the job's containers or pods, or take them away"
 
 
@@ -103,7 +107,7 @@ def _involved(job: Job, place: Culprit) -> set[int]:
 # --- GPUs, samples -----------------------------------------------------------------------------------------------------
 
 GPU_LINES = 4
-"""Lines of evidence from the device plane for one rank."""
+"""Bound: lines of evidence from the device plane for one rank."""
 
 
 def gpus(case: Case) -> Iterator[Hypothesis]:
@@ -137,7 +141,7 @@ def newcomers(case: Case) -> Iterator[Hypothesis]:
 # --- network and kernel logs -------------------------------------------------------------------------------------------
 
 MAX_LINES = 6
-"""Evidence lines that one verdict gets of the network and the kernels."""
+"""Bound: evidence lines that one verdict gets of the network and the kernels."""
 NETWORK_CLASSES = frozenset(
     {VerdictClass.HARDWARE, VerdictClass.SLOW_COMMUNICATION, VerdictClass.SLOW_MIXED, VerdictClass.UNKNOWN, VerdictClass.ERROR}
 )
@@ -145,7 +149,9 @@ NETWORK_CLASSES = frozenset(
 MISSING_SOMETHING = frozenset({VerdictClass.DEAD, VerdictClass.NOT_ENTERED, VerdictClass.INIT_HANG})
 """Verdicts that a helper process which was killed can explain."""
 HELPER_S = 120.0
-"""A helper that was killed longer before the standstill than this has nothing to do with it."""
+"""Unit: s; a helper that was killed longer before the standstill has nothing to do with it. From: chosen, as data loaders are a
+few batches ahead.
+"""
 OUT_OF_MEMORY = (
     "it was killed for want of memory: raise the limit of its cgroup, or find what grew (data loaders, pinned buffers, /dev/shm)"
 )

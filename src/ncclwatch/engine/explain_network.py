@@ -24,13 +24,17 @@ from ncclwatch.model.state import Communicator, Direction, Transport
 from ncclwatch.model.verdict import Culprit, LinkRef, VerdictClass
 
 BEFORE_S = 120.0
-"""What lies inside the nodes may go on for a while after a port went down: not longer than this."""
+"""Unit: s; a port may have gone down so long before the job came to stand. From: chosen, as what lies inside the nodes may go on
+for a while.
+"""
 AFTER_S = 5.0
-"""A port that went down later than this after the job came to stand is not why it stands."""
+"""Unit: s; a port that went down later than this after the job came to stand is not why. From: chosen, as samples and listings of
+NICs are a second or two old, and wall clocks may differ.
+"""
 BETWEEN_SAMPLES_S = 2.0
-"""When a job came to stand is known no better."""
+"""Unit: s; when a job came to stand is known no better. From: two samples, a second apart by default."""
 SHOWN = 4
-"""Suspects that a line of evidence names, and ends of waits that a pause shows."""
+"""Bound: suspects that a line of evidence names, and ends of waits that a pause shows."""
 
 OPEN_TO_DOUBT = frozenset({VerdictClass.NOT_ENTERED, VerdictClass.DEADLOCK, VerdictClass.UNKNOWN})
 """Verdicts on where waits end; what the operating system states, and calls that disagree, stand by themselves."""

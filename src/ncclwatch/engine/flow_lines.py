@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from ncclwatch.engine.evidence.sockets import FlowFact
+from ncclwatch.engine.network import LOSSY_SEGMENTS
 from ncclwatch.model.network import FlowState
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Culprit, Verdict
 
 MAX_LINES = 3
-LOST, TIMES = 10, 5.0
-"""Segments that a culprit's sockets send again in 30 s before loss is spoken of, and how many times as many as others do."""
+"""Bound: connections that are told of."""
+LOST = LOSSY_SEGMENTS
+"""Unit: segments that a culprit's sockets sent again in 30 s. Fewer are not spoken of. From: :data:`network.LOSSY_SEGMENTS`."""
+TIMES = 5.0
+"""Unit: times what other sockets send again. From: chosen, as counts of ten differ by less than twofold by chance."""
 WHERE_LOST = (
     "packets of {who} are lost on the way: look for errors and drops at the cable, the transceiver and the switch port "
     "(ethtool -S), and for queues that overflow"

@@ -13,18 +13,25 @@ from dataclasses import dataclass, field, replace
 from ncclwatch.model.network import FlowRecord, KernelLogLine, LinkChange, NetworkLook, NicKey, NicRecord, SocketFacts
 
 MEMORY_NS = 900_000_000_000
-"""Changes and log lines older than this are not told any more."""
+"""Bound: changes and log lines older than this are not told any more."""
 MAX_KEPT = 200
+"""Bound: changes and log lines of a host."""
 MAX_HOSTS = 65536
+"""Bound: hosts."""
 MAX_FLOWS = 4096
+"""Bound: connections of a host."""
 LOSSY_SEGMENTS = 10
-"""Segments that one connection sends again within 30 s (what a host lists) from which on it has lost much."""
+"""Unit: segments that a connection sent again within 30 s, as hosts list it; with so many it has lost much. From: chosen, as a
+healthy network loses hardly any.
+"""
 LOSSY_NS = 120_000_000_000
-"""A connection that has lost much is known for it so long: while it stands still it loses nothing that could be counted."""
+"""Bound: a connection that has lost much is known for it so long: while it stands still it loses nothing that could be counted,
+and a row of seven timeouts takes 25 s to 100 s.
+"""
 FLOWS_STALE_NS = 10_000_000_000
-"""A host that has listed no flow for this long has none."""
+"""Bound: a host that has listed no flow for this long has none; listings come every few seconds."""
 SETTLED_NS = 3_000_000_000
-"""A NIC that was up for less between two outages was not up."""
+"""Fact: a NIC that is switched on goes up, down (no carrier) and up within milliseconds; up for less than this it was not up."""
 
 Way = tuple[int, int, int]
 """A connection: its communicator's hash, rank and peer in it."""

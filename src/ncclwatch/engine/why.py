@@ -27,7 +27,7 @@ def trail_of(case: Case, found: Hypothesis) -> tuple[Step, ...]:
     retracted: dict[str, list[Fact]] = defaultdict(list)
     for retraction in trail.retracted:
         retracted[retraction.rule].append(retraction.fact)
-    steps: list[Step] = [*_facts(StepKind.FACT, "", [*found.supports, *found.beside])]
+    steps: list[Step] = [*_facts(StepKind.FACT, "", [*found.because, *found.supports, *found.beside])]
     for rule, facts in drawn.items():
         steps += _facts(StepKind.DRAWN, rule, facts)
     for rule, facts in retracted.items():

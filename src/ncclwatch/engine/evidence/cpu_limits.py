@@ -17,11 +17,15 @@ if TYPE_CHECKING:
 NAME = "CPU limits"
 
 HELD_BACK = 0.25
-"""From this part of a limit's periods on a rank is held back: it loses a quarter of its time at least."""
+"""Unit: part of a limit's periods; from it on a rank is held back. From: chosen, as what is held back in a quarter
+of them can lose a fifth of its speed and more.
+"""
 HELD_TIMES = 2.0
-"""A rank that is held back so many times as much as most others is held back by a limit of its own."""
+"""Unit: times the median of all ranks; so much more, and a limit of its own holds a rank back. From: chosen, as equal limits hold
+back alike who works alike.
+"""
 FEW_PERIODS = 10
-"""A second of a limit's usual periods (100 ms): of fewer no share can be told."""
+"""Unit: periods. Of fewer no share can be told. From: cpu.max's usual period is 100 ms, samples are a second apart."""
 
 
 def throttled_share(before: CpuLimit | None, after: CpuLimit | None) -> float | None:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 NAME = "ports"
 
 LIKELY_LOSS = 10
-"""A port that counted fewer signs of loss than this is not mentioned: a few happen every day."""
+"""Unit: errors and signs of loss since watching began; one with fewer is not told of. From: chosen, a few happen every day."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,18 +23,20 @@ if TYPE_CHECKING:
 NAME = "sockets"
 
 RETRY_S = 7.0
-"""TCP sends again 0.2, 0.6, 1.4, 3.0 and 6.2 s after what was lost (Linux, ``TCP_RTO_MIN``, doubled each time), then 12.6."""
+"""Fact: TCP sends again 0.2, 0.6, 1.4, 3.0 and 6.2 s after what was lost (Linux, ``TCP_RTO_MIN``, doubled each time), then
+12.6 s.
+"""
 RETRY_ALIVE_S = 30.0
-"""So long where something came through meanwhile: the round trip then holds the wait, and the next timeout comes late."""
+"""Fact: so long where something came through meanwhile: the round trip then holds the wait, and the next timeout comes late."""
 RETRY_LOSSY_S = 60.0
-"""Connections that have lost much of late are given so long: an answer after 6.2 s makes the measured round trip so long that
-the next tries come only 7, 21 and 49 s after what was lost.
+"""Fact: so long on connections that have lost much of late: an answer after 6.2 s makes the measured round trip so long that the
+next tries come only 7, 21 and 49 s after what was lost.
 """
 LAST_TIMEOUT = 5
-"""Retransmission timeouts in a row after which TCP's next try is not waited for: 6.2 s where the first comes after 0.2 s."""
+"""Fact: after so many timeouts in a row TCP's next try is not waited for: 6.2 s where the first comes after 0.2 s."""
 LAST_LOSSY_TIMEOUT = 7
-"""Likewise on connections that have lost much of late: 25 s where the first comes after 0.2 s. Where a tenth is lost both ways
-one try in five goes unanswered, and one row of seven in a hundred thousand.
+"""Fact: after so many on connections that have lost much of late: 25 s where the first comes after 0.2 s. Where a tenth is lost
+both ways one try in five goes unanswered, and one row of seven in a hundred thousand.
 """
 
 

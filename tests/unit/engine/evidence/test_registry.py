@@ -12,7 +12,8 @@ from ncclwatch.model.network import KernelLogLine, LinkChange, NetworkLook, NicR
 from ncclwatch.model.state import CpuLimit
 from unit.engine.evidence.said import Said, case_of
 from unit.engine.evidence.test_device import nvlink_ring
-from unit.engine.evidence.test_network import NIC, remembering, trying
+from unit.engine.evidence.test_sockets import remembering, trying
+from unit.engine.test_network import NIC
 from unit.synthetic import SECOND, Rank, communicator, frozen_ring, looks
 
 

@@ -1,4 +1,4 @@
-"""NICs beside a verdict: named when they are in trouble and concern its ranks, silent otherwise."""
+"""What is told beside an explanation: NICs, connections and kernel logs where they concern its ranks, and CPU limits."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from datetime import datetime
 
 import jsonschema
 
-from ncclwatch.engine.beside import NETWORK_CLASSES, add_network
-from ncclwatch.engine.evidence.base import FactKind, Way
-from ncclwatch.engine.evidence.ports import PortDown
+from ncclwatch.engine.beside import add_network
+from ncclwatch.engine.case import Known
+from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.engine.network import NetworkMemory
-from ncclwatch.engine.session import DiagnosisSession
-from ncclwatch.messaging.reader import BatchReader
-from ncclwatch.messaging.writer import BatchWriter
+from ncclwatch.engine.patience import Patience
 from ncclwatch.model.network import (
     FlowKind,
     FlowRecord,
@@ -22,21 +20,28 @@ from ncclwatch.model.network import (
     LinkChange,
     NetworkLook,
     NicRecord,
-    RdmaCounts,
-    SocketFacts,
-    StepRate,
 )
-from ncclwatch.model.state import Direction
+from ncclwatch.model.state import CpuLimit, Direction
 from ncclwatch.model.verdict import Culprit, LinkRef, Verdict, VerdictClass, schema
-from unit.batches import node_batches
 from unit.engine.evidence.said import of_network
-from unit.synthetic import frozen_ring
+from unit.engine.evidence.test_cpu_limits import limited
+from unit.synthetic import absent_from_ring, frozen_ring, looks, silent_link
 
 SECOND = 1_000_000_000
+
+
 NIC = NicRecord("node1", "eth0", "netdev", up=True, state="up", used_by=(0, 1))
+
+
 DOWN = replace(NIC, up=False, state="down")
+
+
 CHANGE = LinkChange("node1", "eth0", False, "no carrier", 5 * SECOND, 1_700_000_000 * SECOND)
+
+
 CULPRIT = Culprit(1, 1, "node1", 4711, 0)
+
+
 HUNG = Verdict(VerdictClass.HARDWARE, "the link stands still", (CULPRIT,), (0,), evidence=("steps",), next_steps=("look",))
 
 
@@ -49,10 +54,6 @@ def remembering(*looks: NetworkLook, host: str = "node1") -> NetworkMemory:
 
 def explained(memory: NetworkMemory, verdict: Verdict) -> Verdict:
     return add_network(of_network(memory), verdict)
-
-
-def ports(*looks: NetworkLook) -> list[PortDown]:
-    return [port for port in of_network(remembering(*looks)).facts.of(FactKind.PORT_DOWN, PortDown) if port.nic.used_by]
 
 
 def test_a_link_that_is_down_is_named_with_its_host_time_and_ranks() -> None:
@@ -91,11 +92,6 @@ def test_a_nic_of_the_same_name_that_others_use_or_on_another_host_is_not_the_on
     assert explained(remembering(NetworkLook((NIC, other))), named) is named
     elsewhere = replace(DOWN, host="node9", used_by=())
     assert explained(remembering(NetworkLook((elsewhere,)), host="node9"), named) is named
-
-
-def test_users_are_remembered_from_before_the_link_went_down() -> None:
-    memory = remembering(NetworkLook((NIC,)), NetworkLook((replace(DOWN, used_by=()),)))
-    assert "ranks 0, 1 use it" in explained(memory, HUNG).evidence[-1]
 
 
 def test_counted_errors_are_evidence_and_a_few_are_not() -> None:
@@ -150,12 +146,6 @@ def test_whoever_was_killed_for_want_of_memory_on_the_culprits_host_is_told() ->
     assert strange.evidence[-1] == f"kernel log of node1: {text}"
 
 
-def test_what_lies_long_back_is_forgotten() -> None:
-    memory = remembering(NetworkLook(kernel=(KernelLogLine("node1", "nic", "", "mlx5_core: error", 0, 3),)))
-    memory.feed("node1", NetworkLook((NIC,)), 10_000 * SECOND)
-    assert explained(memory, HUNG) is HUNG
-
-
 def test_connections_in_trouble_are_evidence_and_data_nobody_reads_only_at_the_culprit() -> None:
     def flow(rank: int, state: FlowState, channel: int = 0) -> FlowRecord:
         return FlowRecord(
@@ -175,102 +165,49 @@ def test_connections_in_trouble_are_evidence_and_data_nobody_reads_only_at_the_c
     assert explained(remembering(dead, *[NetworkLook((NIC,))] * 12), HUNG) is HUNG
 
 
-def test_a_session_attaches_what_its_nodes_say() -> None:
-    """A link down and back up is gone from the verdict too."""
-    series = [rank.looks(12) for rank in frozen_ring(2, run_state="S")]
-    session = DiagnosisSession()
-    for step, batch in enumerate(node_batches([list(looks) for looks in zip(*series, strict=True)])):
-        nic = replace(NIC, host="node0", up=step < 3 or step > 9, used_by=tuple(range(4)))
-        batch.network = NetworkLook((nic,))
-        session.feed(batch)
-        update = session.judge(batch.time_ns)
-        assert update.verdict is not None and update.nics == [nic]
-        named = any("eth0 on node0 is down" in line for line in update.verdict.evidence)
-        accuses = update.verdict.verdict_class in NETWORK_CLASSES
-        assert named == (accuses and not nic.up)
-        if step == 8:
-            assert accuses
+def test_who_is_named_for_standing_still_and_is_held_back_is_shown_so() -> None:
+    samples = limited(looks(frozen_ring(2)), {2: (50, 49)})
+    verdict = diagnose(samples)
+    assert [culprit.rank for culprit in verdict.culprits] == [2]
+    assert "a CPU limit holds it back in 98% of the limit's periods" in verdict.evidence[0]
+    assert verdict.summary.endswith("a CPU limit holds it back in 98% of its periods")
+    assert verdict.next_steps[0].startswith("on node2: raise the CPU limit of process 1002")
 
 
-def test_a_session_blames_the_port_that_went_down_with_the_job() -> None:
-    """Nothing of the cut link is left in memory: the waits end at rank 2, the host says that rank 3's port is down."""
-    ranks = frozen_ring(2, run_state="S")
-    ranks[2].operations = ()
-    for rank in ranks:
-        rank.host = "node0"
-    series = [rank.looks(10) for rank in ranks]
-    session = DiagnosisSession()
-    for batch in node_batches([list(looks) for looks in zip(*series, strict=True)]):
-        batch.network = NetworkLook((replace(NIC, host="node0", up=False, state="no carrier", used_by=(3,)),))
-        session.feed(batch)
-        told = session.judge(batch.time_ns).told
-    assert session.verdict is not None and session.verdict.verdict_class is VerdictClass.HARDWARE
-    assert [culprit.rank for culprit in session.verdict.culprits] == [3]
-    assert sum("eth0 on node0 is down" in line for line in session.verdict.evidence) == 1
-    assert not told, "it was told when it began to stand"
+def test_limits_of_others_or_that_hold_nobody_back_are_not_told() -> None:
+    for ranks in ({1: (50, 50)}, {2: (50, 2)}, {}):
+        verdict = diagnose(limited(looks(frozen_ring(2)), ranks))
+        assert not any("CPU limit" in line for line in (*verdict.evidence, *verdict.next_steps))
 
 
-def test_when_a_port_was_down_is_remembered() -> None:
-    def change(second: int, *, up: bool) -> LinkChange:
-        return replace(CHANGE, up=up, wall_ns=CHANGE.wall_ns + second * SECOND)
+def test_who_is_held_back_alone_is_given_longer_before_that_is_a_hang() -> None:
+    """A rank with a fiftieth of a CPU needs ten seconds for what takes others a fifth of one; for good it is not excused."""
 
-    wall = CHANGE.wall_ns / 1e9
-    # Up for a moment while the carrier is found; a minute of work before.
-    seen = (change(-90, up=False), change(-60, up=True), change(0, up=False), change(20, up=True), change(21, up=False))
-    [port] = ports(NetworkLook((DOWN,), seen))
-    assert (port.since, port.until) == (wall, None)
-    [port] = ports(NetworkLook((NIC,), (*seen, change(22, up=True), change(23, up=True))))
-    assert (port.since, port.until) == (wall, wall + 22)
-    assert ports(NetworkLook((replace(NIC, used_by=()),), seen)) == []
-    assert ports(NetworkLook((NIC,))) == []
+    def said(limits: dict[int, tuple[int, int]], seconds: int) -> Verdict:
+        return diagnose(limited(looks(absent_from_ring(), count=seconds), limits), Known(patience=Patience(5)))
 
-
-def test_what_is_seen_of_the_network_travels_with_a_batch() -> None:
-    nic = replace(NIC, kind="rdma", errors={"packet_seq_err": 3}, rate_gbps=200.0, send_rate=1.5, receive_rate=2.5)
-    flow = FlowRecord(
-        1, FlowKind.RDMA, "IB", "mlx5_0", 1, FlowState.SLOW, "why", direction=Direction.SEND, steps=StepRate(1, 2.0, 3, 4, 5.0),
-        rdma=RdmaCounts(1, 2, 3, 4, True, 1.0, 2.0, {"retry-exc-err": 1}), socket=SocketFacts(1, "a", "b"),
-    )  # fmt: skip
-    line = KernelLogLine("node1", "xid", "0000:3b:00", "text", 5, 3, 79, 7)
-    batch = next(node_batches([[rank.looks(1)[0] for rank in frozen_ring(2)]]))
-    batch.network = NetworkLook((nic,), (CHANGE,), (line,), (flow,), ("note",))
-    assert BatchReader().decode(BatchWriter().encode(batch)).batch.network == batch.network
+    throttled = {2: (50, 49)}
+    early = said(throttled, 7)
+    assert early.verdict_class is VerdictClass.UNKNOWN and early.culprits == ()
+    assert early.summary.endswith("a CPU limit holds rank 2 back in 98% of its periods")
+    assert early.next_steps[0].startswith("on node2: raise the CPU limit")
+    for limits, seconds in ((throttled, 33), ({}, 7), ({1: (50, 49)}, 7), ({2: (50, 5)}, 7)):
+        assert [culprit.rank for culprit in said(limits, seconds).culprits] == [2], (limits, seconds)
+    # Where a limit holds everybody back it tells nothing of one of them.
+    assert [culprit.rank for culprit in said(dict.fromkeys(range(4), (50, 49)), 7).culprits] == [2]
 
 
-def trying(timeouts: int | None, unacknowledged: int = 3, peer: int = 2, retries: int = 0) -> FlowRecord:
-    """A connection whose sockets have not been answered ``timeouts`` times in a row."""
-    return FlowRecord(
-        1, FlowKind.SOCKET, "Socket", "eth0", 0, FlowState.ACTIVE, "", 0, 0xA, 1, 0, peer, Direction.SEND, retries=retries,
-        socket=SocketFacts(1, "a", "b", timeouts=timeouts, unacknowledged=unacknowledged),
-    )  # fmt: skip
+def test_a_link_with_an_end_that_is_held_back_is_given_longer_too() -> None:
+    def said(limits: dict[int, tuple[int, int]], seconds: int, before: CpuLimit | None = None) -> Verdict:
+        samples = limited(looks(silent_link(), count=seconds), limits)
+        if before is not None:
+            samples[2] = [replace(one, cpu_limit=before) for one in samples[2]]
+        return diagnose(samples, Known(patience=Patience(5)))
 
-
-def retrying(memory: NetworkMemory) -> dict[Way, float | None]:
-    facts = of_network(memory).facts.of(FactKind.RETRYING)
-    return {fact.subject: fact.value for fact in facts if isinstance(fact.subject, Way)}
-
-
-def test_sockets_that_try_again_are_told_until_they_have_tried_often() -> None:
-    def told(*flows: FlowRecord) -> dict[int, float | None]:
-        return {way.peer: worth for way, worth in retrying(remembering(NetworkLook(flows=flows))).items()}
-
-    assert told(trying(1), trying(4, peer=3), trying(None, peer=4)) == {2: 7, 3: 7}
-    assert told(trying(5), trying(2, peer=3, unacknowledged=0), trying(0, peer=4, unacknowledged=0)) == {}
-    assert told(trying(0)) == {2: 30}, "something has come through since it was lost"
-    assert told(trying(4, retries=14), trying(6, peer=3, retries=16), trying(7, peer=4, retries=90)) == {2: 60, 3: 60}
-    assert told(trying(4, retries=13)) == {2: 7}, "of these it waits for four now"
-    assert told(trying(1), trying(0), trying(5)) == {2: 30}, "two connections on one way"
-
-
-def test_a_connection_that_lost_much_is_known_for_it_while_it_stands_still() -> None:
-    """What its sockets sent again is counted over 30 s: of a standstill's second half no loss before it can be seen."""
-
-    def told(seconds: int, timeouts: int, retries: int) -> list[float | None]:
-        memory.feed("node1", NetworkLook(flows=(trying(timeouts, retries=retries),)), seconds * 1_000_000_000)
-        return list(retrying(memory).values())
-
-    memory = NetworkMemory()
-    assert told(1000, 0, 12) == [60]
-    assert told(1035, 2, 2) == [60]
-    assert told(1119, 3, 3) == [60]
-    assert told(1121, 3, 3) == [7], "long ago"
+    assert [culprit.rank for culprit in said({}, 7).culprits] == [1, 2]
+    for limits, before in (({1: (50, 49)}, None), ({2: (50, 49)}, None), ({}, CpuLimit(139, 125, 7))):
+        verdict = said(limits, 7, before)
+        assert verdict.verdict_class is VerdictClass.UNKNOWN, (limits, before)
+        assert f"a CPU limit holds rank {next(iter(limits), 2)} back in 9" in verdict.summary
+    assert [culprit.rank for culprit in said({2: (50, 49)}, 33).culprits] == [1, 2], "for good it is not excused"
+    assert said({0: (50, 49)}, 7).culprits and said({}, 7, CpuLimit(139, 12, 7)).culprits, "of others, or hardly at all"
