@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import chain, count
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +24,8 @@ RANK_SHIFT = 32
 FIELDS = 17
 BEGUN, READY = 1, 2
 """Phases that matter (``OpPhase``)."""
+
+_COUNTERS = attrgetter("channel", "peer", "nsteps", "base", "posted", "received", "transmitted", "done")
 
 
 class Members:
@@ -98,11 +101,10 @@ class Transfers:
                 rank = own if sub.rank is None else sub.rank
                 if rank == UNKNOWN:
                     continue
+                values += (place, rank, index, sends, op_count, collective, state, siblings)
+                values += _COUNTERS(sub)
                 ready = sub.gpu_ready
-                values += (
-                    place, rank, index, sends, op_count, collective, state, siblings, sub.channel, sub.peer, sub.nsteps, sub.base,
-                    sub.posted, sub.received, sub.transmitted, sub.done, UNKNOWN if ready is None else ready,
-                )  # fmt: skip
+                values.append(UNKNOWN if ready is None else ready)
                 operations.append(operation)
                 subs.append(sub)
         for pending in member.last.pending:
