@@ -21,23 +21,25 @@ from ncclwatch.engine.nodes import RankNode
 from ncclwatch.engine.slow.order import CallOrder, Place
 
 RECENT = 48
-"""Calls back from the newest in which a broken habit is looked for: a host can run so far ahead of its GPU."""
+"""Unit: calls back from the newest. Chosen: a host can run so far ahead of its GPU."""
 
 RECENT_ALONE = 256
-"""The same where all processes of a job are asked: who stands alone in it stands out further back as well."""
+"""Unit: calls. Chosen: the same where all processes of a job are asked: who stands alone in it stands out further back as well."""
 
 SHORTEST_CONTEXT = 3
+"""Unit: calls. Chosen: fewer before a call say nothing of what follows."""
 DOUBLINGS = 9
-"""The longest context that is compared is two to this power, twice, less one: 1,023 calls."""
+"""Bound: the longest context that is compared is two to this power, twice, less one: 1,023 calls."""
 
 ASKED = 32
-"""Ranks beside the suspects whose calls are looked at to tell whether habits can be told at all."""
+"""Bound: ranks beside the suspects whose calls are looked at to tell whether habits can be told at all."""
 FEW = 0.1
-"""Share of these that may seem to have broken theirs. Where more do, the job does something new (it evaluates, say), or an
-iteration is longer than the calls that are kept."""
+"""Unit: share. Chosen: of these, those that may seem to have broken theirs. Where more do, the job does something new (it
+evaluates, say), or an iteration is longer than the calls that are kept.
+"""
 
 MOST = 32
-"""Processes of a job of which all are asked."""
+"""Bound: processes of a job of which all are asked."""
 
 Token = tuple[int, tuple[int, int, int], tuple[Place, ...]]
 

@@ -11,10 +11,11 @@ Column = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 UNKNOWN = -(1 << 62)
-"""Stands in a column where there is no value."""
+"""Fact: stands in a column where there is no value."""
 LIMIT = 1 << 60
-"""Values come out of the memory of other processes: sums and differences of two must still fit."""
+"""Bound: values come out of the memory of other processes: sums and differences of two must still fit."""
 WIDEST = 1 << 62
+"""Bound: several columns are mixed into one integer below this."""
 
 
 def column(values: Callable[[], Iterable[int]], count: int) -> Column:

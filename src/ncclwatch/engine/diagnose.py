@@ -28,7 +28,7 @@ from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
 
 MOST_ROUNDS = 256
-"""Times that the graph is solved at most: in a pipeline every stage may lead to the next, twice over."""
+"""Bound: times that the graph is solved at most: in a pipeline every stage may lead to the next, twice over."""
 
 _BY_STRATUM = {stratum: tuple(rules) for stratum, rules in groupby(RULES, lambda rule: rule.stratum)}
 

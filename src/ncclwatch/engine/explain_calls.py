@@ -26,7 +26,7 @@ from ncclwatch.engine.unobservable_waits import before_is_open
 from ncclwatch.model.verdict import VerdictClass
 
 TIE = 0.5
-"""Confidence where all sides of a disagreement are named: as likely wrong as right."""
+"""Fact: confidence where all sides of a disagreement are named: as likely wrong as right."""
 
 
 # --- what is open at both ends of a connection -------------------------------------------------------------------------

@@ -24,9 +24,9 @@ from ncclwatch.model.device import KernelState
 from ncclwatch.model.verdict import LinkRef, VerdictClass
 
 SOON_S = 3.0
-"""A standstill of less (s) may be one of a job that goes on: half of the pauses that healthy jobs make last no longer."""
+"""Unit: s. Chosen: three samples at the usual interval; where a standstill has lasted for less, less is said for sure."""
 NAMED_ABSENT = 8
-"""Unobserved ranks of a communicator that are named."""
+"""Bound: unobserved ranks of a communicator that are named."""
 
 
 @dataclass(slots=True)

@@ -22,7 +22,7 @@ from ncclwatch.engine.transfers import Transfers
 from ncclwatch.model.state import Direction
 
 SHARED_SLOTS = 16
-"""NCCL_SHARED_STEPS (``src/include/device.h``)."""
+"""Fact: NCCL_SHARED_STEPS (``src/include/device.h``)."""
 
 WHYS, STALLS = tuple(Why), tuple(Stall)
 

@@ -100,7 +100,7 @@ _DRAWN = (
     ),
     Rule(
         "counted-less", Stratum.DRAW, unobservable_waits.counted_less,
-        "seqNumber counts calls of each collective on each rank from 2.26 on (src/enqueue.cc).",
+        "seqNumber counts calls of each collective on each rank from 2.26 on (ncclComm.seqNumber).",
         "tests/unit/engine/test_unobservable_waits.py::test_a_rank_that_has_called_what_its_peer_has_not_waits_for_the_pe"
         "er",
         "tests/unit/engine/test_sequence_counts.py::test_what_counts_proxy_work_alone_proves_nothing",

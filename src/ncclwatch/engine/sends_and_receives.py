@@ -25,10 +25,12 @@ from ncclwatch.model.events import Function
 from ncclwatch.model.state import Communicator, Transport
 
 PEERS = 4
-"""Ranks in the same place of other pipelines that a process is compared with: one is enough, and the first may not be kept."""
+"""Bound: ranks in the same place of other pipelines that a process is compared with: one is enough, and the first may not be
+kept.
+"""
 
 FEWEST = 16
-"""Messages between two ranks that must be kept to say how far one ever was behind the other."""
+"""Unit: messages. Chosen: between two ranks so many must be kept to say how far one ever was behind the other."""
 
 MATCHING = {Function.SEND: Function.RECV, Function.RECV: Function.SEND}
 

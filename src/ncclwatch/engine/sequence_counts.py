@@ -17,10 +17,12 @@ from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.model.state import Communicator
 
 FAMILIAR = 3
-"""A collective that a rank has called so often on a communicator, before it was ahead in it, is nothing unheard of there."""
+"""Unit: calls. Chosen: a collective that a rank has called so often on a communicator, before it was ahead in it, is nothing
+unheard of there.
+"""
 
 COUNTS_PROXY_WORK_FROM = (2, 27, 3)
-"""From here on ``opCount`` is no count of launches (``src/enqueue.cc``); no member of the structure tells it."""
+"""Fact: from here on ``opCount`` is no count of launches (``src/enqueue.cc``); no member of the structure tells it."""
 
 
 @dataclass(frozen=True, slots=True)

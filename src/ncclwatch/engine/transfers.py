@@ -19,11 +19,12 @@ from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.model.state import Direction, OpPhase, PendingOperation, ProxyOperation, ProxySub, Transport
 
 RANK_SHIFT = 32
-"""Ranks are 32 bits wide (``ncclComm.rank``): a group's number and a rank fit into one integer."""
+"""Fact: ranks are 32 bits wide (``ncclComm.rank``): a group's number and a rank fit into one integer."""
 
 FIELDS = 17
+"""Fact: columns that are gathered of each transfer."""
 BEGUN, READY = 1, 2
-"""Phases that matter (``OpPhase``)."""
+"""Fact: phases that matter (``OpPhase``)."""
 
 _COUNTERS = attrgetter("channel", "peer", "nsteps", "base", "posted", "received", "transmitted", "done")
 

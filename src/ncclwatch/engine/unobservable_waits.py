@@ -30,11 +30,11 @@ from ncclwatch.model.device import KernelState
 from ncclwatch.model.state import Communicator, Transport
 
 MOST_PEERS = 8
-"""Peers for which waits of one rank are drawn on one communicator: one of them is enough to go on from."""
+"""Bound: peers for which waits of one rank are drawn on one communicator: one of them is enough to go on from."""
 MOST_CALLERS = 128
-"""Processes of which sends and receives are compared: each costs a walk through its kept calls."""
+"""Bound: processes of which sends and receives are compared: each costs a walk through its kept calls."""
 ASKED_OF_THE_BEHIND = 64
-"""So many of the ranks that have not called an operation are asked whether they wait in an earlier one: one is enough."""
+"""Bound: so many of the ranks that have not called an operation are asked whether they wait in an earlier one: one is enough."""
 
 
 # --- drawn of every rank -----------------------------------------------------------------------------------------------

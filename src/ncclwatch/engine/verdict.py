@@ -17,8 +17,9 @@ from ncclwatch.engine.unobserved import not_observed, not_read
 from ncclwatch.model.verdict import Culprit, OperationRef, Verdict, VerdictClass
 
 EVIDENCE_LINES = 12
+"""Bound: lines of evidence."""
 NAMED = 4
-"""Culprits that a summary names; of more only the number is told."""
+"""Bound: culprits that a summary names; of more only the number is told."""
 
 SEVERITY = (
     VerdictClass.RUNNING,
