@@ -13,7 +13,7 @@ from ncclwatch.engine.job import Group, Member
 from ncclwatch.model.state import Communicator, ProcessSample, ProxyOperation, ProxySub, Transport
 
 CONNECTION_SLOTS = 8
-"""Fact: NCCL_STEPS, buffers of a connection, so a sender is at most this many steps ahead (all tags, ``src/include/device.h``)."""
+"""Fact: NCCL_STEPS, buffers of a connection, a sender is at most so many steps ahead (all tags, ``src/include/device.h``)."""
 
 
 class ConnectionKey(NamedTuple):

@@ -95,20 +95,19 @@ _DRAWN = (
         "calls-not-made", Stratum.DRAW, unobservable_waits.calls_not_made,
         "A collective ends on no rank before all have called it; memory shows no transfer of the waiter that would say "
         "otherwise.",
-        "tests/scenarios/h1-never-enters-nvlink",
+        "tests/unit/engine/test_calls.py::test_a_rank_with_hidden_transports_waits_for_whom_its_call_waits_for",
         "tests/unit/engine/test_calls.py::test_behind_on_one_communicator_because_it_waits_in_another_is_a_victim",
     ),
     Rule(
         "counted-less", Stratum.DRAW, unobservable_waits.counted_less,
         "seqNumber counts calls of each collective on each rank from 2.26 on (ncclComm.seqNumber).",
-        "tests/unit/engine/test_unobservable_waits.py::test_a_rank_that_has_called_what_its_peer_has_not_waits_for_the_pe"
-        "er",
+        "tests/unit/engine/test_one_machine.py::test_who_has_not_called_is_named_by_calls_or_by_counts",
         "tests/unit/engine/test_sequence_counts.py::test_what_counts_proxy_work_alone_proves_nothing",
     ),
     Rule(
         "messages-owed", Stratum.DRAW, unobservable_waits.messages_owed_by_all,
         "A Send ends once its Recv is called: calls of both ranks since their newest common collective are compared.",
-        "tests/unit/engine/test_calls.py::test_a_rank_with_hidden_transports_waits_for_whom_its_call_waits_for",
+        "tests/unit/engine/test_calls.py::test_who_has_not_called_the_other_half_of_a_message_is_where_the_waits_end",
         "tests/unit/engine/test_calls.py::test_a_rank_that_may_wait_in_a_receive_is_not_accused_of_being_behind",
     ),
     Rule(
@@ -121,7 +120,7 @@ _DRAWN = (
     Rule(
         "rest", Stratum.PATIENCE, stated.rest,
         "No proxy has an operation, no shared memory holds unread data: the job computes, or waits outside NCCL.",
-        "tests/unit/engine/test_diagnose.py::test_shared_memory_at_rest_is_idle",
+        "tests/unit/engine/test_calls.py::test_an_odd_call_is_not_told_before_the_floor",
         "tests/scenarios/h1-never-enters-nvlink",
     ),
 )  # fmt: skip
@@ -132,7 +131,7 @@ _RETRACTED = (
         "not-begun", Stratum.RETRACT, retract.not_begun,
         "Proxies open receives of all that is called; a ring begins with a send (src/device/all_reduce.h): no send "
         "produced, not begun.",
-        "tests/fixtures/jobs/drawn-802-72-skip-2.27.5-socket-post-hang-0",
+        "tests/unit/engine/test_retract.py::test_a_rank_that_is_at_two_operations_waits_in_neither",
         "tests/unit/engine/test_retract.py::test_where_nobody_has_begun_anything_there_is_no_cycle_either",
     ),
     Rule(
@@ -182,14 +181,14 @@ _FOLLOWED = (
     Rule(
         "message-owed", Stratum.FOLLOW, unobservable_waits.message_owed,
         "As messages-owed, for a rank with nothing open.",
-        "tests/scenarios/h1-never-enters-expert",
+        "tests/unit/engine/test_calls.py::test_the_wait_of_an_idle_rank_for_a_message_is_followed",
         "tests/unit/engine/test_calls.py::test_a_rank_that_may_wait_in_a_receive_is_not_accused_of_being_behind",
     ),
     Rule(
         "message-possible", Stratum.FOLLOW, unobservable_waits.message_possible,
         "A rank whose calls do not tell, or that nobody recorded, may wait in a receive: it is not accused of standing "
         "idle.",
-        "tests/unit/engine/test_calls.py::test_a_rank_that_may_wait_in_a_receive_is_not_accused_of_being_behind",
+        "tests/unit/engine/test_calls.py::test_an_idle_rank_that_may_wait_for_a_message_is_not_accused",
         "tests/unit/engine/test_calls.py::test_a_rank_that_has_not_called_is_named_where_memory_shows_nothing",
     ),
     Rule(
@@ -213,13 +212,13 @@ _EXPLAINED = (
     Rule(
         "nccl-error", Stratum.EXPLAIN, stated.nccl_error,
         "asyncResult of a communicator is an error: NCCL has given it up.",
-        "tests/unit/engine/test_transports.py::test_where_memory_shows_nothing_only_calls_name_a_rank",
+        "tests/unit/engine/test_diagnose.py::test_an_error_that_nccl_reports_is_told_where_nothing_is_open",
         "tests/unit/engine/test_diagnose.py::test_shared_memory_at_rest_is_idle",
     ),
     Rule(
         "nothing-seen", Stratum.EXPLAIN, stated.nothing_seen,
         "What joins the ranks has no counters that the host can read.",
-        "tests/scenarios/clean-nvlink",
+        "tests/unit/engine/test_one_machine.py::test_a_stalled_gpu_is_no_rest",
         "tests/unit/engine/test_diagnose.py::test_shared_memory_at_rest_is_idle",
     ),
     Rule(
@@ -378,7 +377,7 @@ _QUALIFIED = (
     Rule(
         "calls-beside", Stratum.QUALIFY, explain_calls.calls_beside,
         "The calls of a rank that memory names, beside what memory shows.",
-        "tests/scenarios/h1-never-enters-tensor",
+        "tests/unit/engine/test_calls.py::test_a_rank_that_has_not_called_is_named_where_memory_shows_nothing",
         "tests/scenarios/h1-stop-unseen-node",
     ),
     Rule(

@@ -95,6 +95,21 @@ def test_a_stopped_rank_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
     assert "waiting    ranks 0-1, 3" in out
 
 
+def test_why_shows_what_led_there_and_what_was_weighed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_targets.install(monkeypatch, fake_targets.still(frozen_ring(2)))
+    assert "what stands: rule stopped" not in run("--all")[1]
+    out = run("--all", "--why")[1]
+    _, _, trail = out.partition("\n  why\n")
+    assert "rank 2 (node2, pid 1002) is stopped" in trail
+    assert "what stands: rule stopped\n      - stopped: rank 2: its process is stopped by a signal (confidence 99%)" in trail
+    verdict = json.loads(run("--all", "--json")[1])
+    assert verdict["rules"] == ["stopped"]
+    assert verdict["trail"][-1] == {
+        "kind": "stands", "rule": "stopped", "against": "",
+        "text": "stopped: rank 2: its process is stopped by a signal (confidence 99%)",
+    }  # fmt: skip
+
+
 def test_exit_code_on_demand(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_targets.install(monkeypatch, fake_targets.still(frozen_ring(2)))
     assert run("--all", "--exit-code")[0] == 10

@@ -204,3 +204,73 @@ def test_a_rank_with_hidden_transports_waits_for_whom_its_call_waits_for() -> No
     assert verdict is not None and verdict.verdict_class is VerdictClass.NOT_ENTERED
     assert [culprit.rank for culprit in verdict.culprits] == [0]
     assert verdict.victims == (1, 2)
+
+
+def test_an_odd_call_is_not_told_before_the_floor() -> None:
+    """Nothing is open in memory, and no call is missing: only patience keeps it from being told at once."""
+    live = LiveDiagnosis()
+    for rank in range(4):
+        live.add_calls(calls(rank, [64, 32] if rank == 2 else [64, 64]))
+    assert not final(live, count=4).verdict_class.accuses
+    assert final(live).verdict_class is VerdictClass.INCONSISTENT
+
+
+def messages(rank: int, function: Function, peer: int) -> NDArray[Any]:
+    """One Send or Recv of a rank."""
+    made = calls(rank, [8], function=function)[1:]
+    made["peer"], made["time_ns"] = peer, 5000
+    return made
+
+
+def test_who_has_not_called_the_other_half_of_a_message_is_where_the_waits_end() -> None:
+    """A pipeline of four over NVLink: 0 has sent to 1, which is through with it; 2 waits in a Recv from 1, and 3 in one from 2."""
+    live = LiveDiagnosis()
+    for rank in range(4):
+        live.add_calls(calls(rank, [64]))
+    halves = ((0, Function.SEND, 1), (1, Function.RECV, 0), (2, Function.RECV, 1), (3, Function.RECV, 2))
+    for rank, function, peer in halves:
+        live.add_calls(messages(rank, function, peer))
+    verdict = final(live, count=20)
+    assert verdict.verdict_class is VerdictClass.NOT_ENTERED
+    assert [culprit.rank for culprit in verdict.culprits] == [1]
+    assert verdict.victims == (2, 3)
+
+
+def behind_a_message(births: bool) -> Verdict:
+    """Rank 2 waits over the network for rank 1, which has called a Recv from rank 0 over NVLink that rank 0 has not answered.
+
+    ``births``: whether the making of the pair's communicator was recorded, so that counts of messages mean the same.
+    """
+    pair, net = 0xBB, 0xC1
+    live = LiveDiagnosis()
+    for rank in (0, 1):
+        made = calls(rank, [8], comm=pair)
+        live.add_calls(made if births else made[1:])
+    receive = calls(1, [8], function=Function.RECV, comm=pair)[1:]
+    receive["peer"], receive["time_ns"] = 0, 5000
+    live.add_calls(receive)
+    ranks = [
+        Rank(0, 3, (communicator(0, 2, comm_hash=pair, transport=Transport.P2P),)),
+        Rank(1, 3, (communicator(1, 2, comm_hash=pair, transport=Transport.P2P), communicator(0, 2, comm_hash=net))),
+        Rank(
+            2, 3, (communicator(1, 2, comm_hash=net),), (recv(0, posted=8, received=0, delivered=0, consumed=0, comm_hash=net),)
+        ),
+    ]
+    verdict = None
+    for index in range(20):
+        verdict = live.update([rank.looks(20)[index] for rank in ranks])
+    assert verdict is not None
+    return verdict
+
+
+def test_the_wait_of_an_idle_rank_for_a_message_is_followed() -> None:
+    verdict = behind_a_message(births=True)
+    assert verdict.verdict_class is VerdictClass.NOT_ENTERED
+    assert [culprit.rank for culprit in verdict.culprits] == [0]
+    assert "message-owed" in verdict.rules
+
+
+def test_an_idle_rank_that_may_wait_for_a_message_is_not_accused() -> None:
+    verdict = behind_a_message(births=False)
+    assert not verdict.verdict_class.accuses
+    assert "message-possible" in verdict.rules
