@@ -35,7 +35,7 @@ TIE = 0.5
 def open_calls_differ(case: Case) -> Iterator[Hypothesis]:
     """The two ends of a connection work on different operations, and a vote or a pattern tells which rank is wrong."""
     found = _open_calls(case)
-    if found is not None and not found.tie and found.suspects:
+    if found is not None and not found.tie:
         yield found
 
 
@@ -46,19 +46,12 @@ def open_calls_tie(case: Case) -> Iterator[Hypothesis]:
         yield replace(found, rule="open-calls-tie")
 
 
-def open_calls_unseen(case: Case) -> Iterator[Hypothesis]:
-    """The same, where nobody observed the ranks that might be wrong."""
-    found = _open_calls(case)
-    if found is not None and not found.suspects:
-        yield replace(found, rule="open-calls-unseen")
-
-
 def _open_calls(case: Case) -> Hypothesis | None:
     """Ranks that called different things hang whatever else the waits show: the disagreement is the cause."""
     return case.remember("open calls", lambda: _compare_open_calls(case)) if case.waits.mismatches else None
 
 
-def _compare_open_calls(case: Case) -> Hypothesis:
+def _compare_open_calls(case: Case) -> Hypothesis | None:
     job, details = case.job, dict[int, str]()
     supports: list[Fact] = []
     tie = False
@@ -71,8 +64,7 @@ def _compare_open_calls(case: Case) -> Hypothesis:
             if member is not None:
                 details.setdefault(member.index, call.text() if call else "another operation")
     if not details:
-        facts = tuple(wait_facts(case.waits.first(12)))
-        return Hypothesis("open-calls-differ", VerdictClass.UNKNOWN, Cause.CYCLE_IN_OPERATION, supports=facts)
+        return None
     deviations = find_deviations(job, set(details), case.known.orders) if tie else {}
     confidence = TIE if tie else 0.9
     if deviations:

@@ -20,7 +20,7 @@ UNCERTAIN = frozenset({"nothing-open", "nothing-seen", "unseen", "beside-absent"
 FROM_ENDS = UNCERTAIN | {"link", "cut-off", "rank-stalled", "rank-not-entered"}
 COUNTED = frozenset({"counts-tie", "counts-differ"})
 FROM_CYCLES = frozenset({"order", "cycle-in-operation", "cycle-of-calls", "lacks-call", "lacks-other-call"})
-FROM_MEMORY = FROM_ENDS | FROM_CYCLES | COUNTED | {"open-calls-unseen", "open-calls-tie", "open-calls-differ"}
+FROM_MEMORY = FROM_ENDS | FROM_CYCLES | COUNTED | {"open-calls-tie", "open-calls-differ"}
 TIES = frozenset({"counts-tie", "open-calls-tie", "calls-tie"})
 FROM_CALLS = frozenset({"not-called", "calls-differ", "left-out"})
 DISAGREE = COUNTED | {"open-calls-tie", "open-calls-differ"}
@@ -279,14 +279,14 @@ _EXPLAINED = (
     Rule(
         "cycle-in-operation", Stratum.EXPLAIN, explain_waits.cycle_in_operation,
         "Inside one operation there is no order to break: a cycle there names nobody.",
-        "tests/scenarios/quick-proxy-stall",
+        "tests/unit/engine/test_retract.py::test_where_nobody_has_begun_anything_there_is_no_cycle_either",
         "tests/unit/engine/test_retract.py::test_where_nobody_has_begun_anything_there_is_no_cycle_either",
         FROM_ENDS,
     ),
     Rule(
         "cycle-of-calls", Stratum.EXPLAIN, explain_waits.cycle_of_calls,
         "Host call time is not GPU time: a host may have called a Send that its GPU does not wait for yet.",
-        "tests/unit/engine/test_calls.py::test_of_two_ranks_the_one_that_broke_its_pattern_is_named",
+        "tests/unit/engine/test_calls.py::test_a_rank_that_may_wait_in_a_receive_is_not_accused_of_being_behind",
         "tests/fixtures/jobs/deadlock-of-four-2.32.3-shm-post-hang-0",
         FROM_ENDS | {"order"},
     ),
@@ -321,13 +321,6 @@ _EXPLAINED = (
         FROM_ENDS | FROM_CYCLES,
     ),
     Rule(
-        "open-calls-unseen", Stratum.EXPLAIN, explain_calls.open_calls_unseen,
-        "As open-calls-differ, where the ranks that are wrong were not observed.",
-        "tests/unit/engine/test_diagnose.py::test_equally_large_groups_are_a_tie",
-        "tests/unit/engine/test_diagnose.py::test_a_rank_that_called_something_else_is_outvoted",
-        FROM_ENDS | FROM_CYCLES | COUNTED,
-    ),
-    Rule(
         "open-calls-differ", Stratum.EXPLAIN, explain_calls.open_calls_differ,
         "Both ends of a connection round the same running step (src/transport/net.cc): other begins or ends are other "
         "operations.",
@@ -345,9 +338,9 @@ _EXPLAINED = (
     Rule(
         "not-called", Stratum.EXPLAIN, explain_calls.not_called,
         "CCL-D H1 by calls: the others have called it, and this rank waits for nobody.",
-        "tests/unit/engine/test_calls.py::test_a_rank_that_has_not_called_is_named_where_memory_shows_nothing",
+        "tests/unit/engine/test_calls.py::test_who_has_not_called_is_named_although_the_waits_end_unseen",
         "tests/unit/engine/test_calls.py::test_behind_on_one_communicator_because_it_waits_in_another_is_a_victim",
-        UNCERTAIN | {"nccl-error", "cycle-in-operation", "cycle-of-calls", "open-calls-unseen"},
+        UNCERTAIN | {"nccl-error", "cycle-in-operation", "cycle-of-calls"},
     ),
     Rule(
         "calls-differ", Stratum.EXPLAIN, explain_calls.calls_differ,
@@ -386,7 +379,7 @@ _QUALIFIED = (
         "follows.",
         "tests/scenarios/h1-skip-tensor",
         "tests/unit/engine/test_call_patterns.py::test_a_habit_with_two_kinds_of_iterations_is_no_deviation",
-        TIES | UNCERTAIN | FROM_CYCLES - {"lacks-other-call"} | {"rank-not-entered", "not-called", "open-calls-unseen"},
+        TIES | UNCERTAIN | FROM_CYCLES - {"lacks-other-call"} | {"rank-not-entered", "not-called"},
     ),
 )  # fmt: skip
 """What calls say of the hypothesis that stands."""

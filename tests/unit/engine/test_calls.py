@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
-from ncclwatch.model.state import ProcessSample, Transport
+from ncclwatch.model.state import ProcessSample, ProxyOperation, Transport
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from unit.synthetic import WORLD, Rank, address_of, communicator, recv
 
@@ -223,7 +223,7 @@ def messages(rank: int, function: Function, peer: int) -> NDArray[Any]:
 
 
 def test_who_has_not_called_the_other_half_of_a_message_is_where_the_waits_end() -> None:
-    """A pipeline of four over NVLink: 0 has sent to 1, which is through with it; 2 waits in a Recv from 1, and 3 in one from 2."""
+    """A pipeline of four over NVLink: 0 has sent to 1, which has it; 2 waits in a Recv from 1, and 3 in one from 2."""
     live = LiveDiagnosis()
     for rank in range(4):
         live.add_calls(calls(rank, [64]))
@@ -249,18 +249,39 @@ def behind_a_message(births: bool) -> Verdict:
     receive = calls(1, [8], function=Function.RECV, comm=pair)[1:]
     receive["peer"], receive["time_ns"] = 0, 5000
     live.add_calls(receive)
+    nvlink = [communicator(rank, 2, comm_hash=pair, transport=Transport.P2P) for rank in (0, 1)]
     ranks = [
-        Rank(0, 3, (communicator(0, 2, comm_hash=pair, transport=Transport.P2P),)),
-        Rank(1, 3, (communicator(1, 2, comm_hash=pair, transport=Transport.P2P), communicator(0, 2, comm_hash=net))),
-        Rank(
-            2, 3, (communicator(1, 2, comm_hash=net),), (recv(0, posted=8, received=0, delivered=0, consumed=0, comm_hash=net),)
-        ),
+        Rank(0, 3, (nvlink[0],)),
+        Rank(1, 3, (nvlink[1], communicator(0, 2, comm_hash=net))),
+        Rank(2, 3, (communicator(1, 2, comm_hash=net),), (waits_for(0, net),)),
     ]
+    return last(live, ranks)
+
+
+def waits_for(peer: int, comm: int = WORLD) -> ProxyOperation:
+    """A receive of which nothing has come."""
+    return recv(peer, posted=8, received=0, delivered=0, consumed=0, comm_hash=comm)
+
+
+def last(live: LiveDiagnosis, ranks: list[Rank], count: int = 20) -> Verdict:
     verdict = None
-    for index in range(20):
-        verdict = live.update([rank.looks(20)[index] for rank in ranks])
+    for index in range(count):
+        verdict = live.update([rank.looks(count)[index] for rank in ranks])
     assert verdict is not None
     return verdict
+
+
+def test_who_has_not_called_is_named_although_the_waits_end_unseen() -> None:
+    """A ring of four; nobody looked at rank 3, from which rank 0 receives. Rank 2 has not called what 0 and 1 have."""
+    open_there = {0: (waits_for(3),), 1: (waits_for(0),), 2: ()}
+    ranks = [Rank(r, 4, (communicator(r, 4),), own) for r, own in open_there.items()]
+    assert not last(LiveDiagnosis(), ranks).verdict_class.accuses
+    live = LiveDiagnosis()
+    for rank in range(3):
+        live.add_calls(calls(rank, [64, 64] if rank == 2 else [64, 64, 64]))
+    verdict = last(live, ranks)
+    assert verdict.verdict_class is VerdictClass.NOT_ENTERED and verdict.rules == ("not-called",)
+    assert [culprit.rank for culprit in verdict.culprits] == [2]
 
 
 def test_the_wait_of_an_idle_rank_for_a_message_is_followed() -> None:
