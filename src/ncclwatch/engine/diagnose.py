@@ -15,10 +15,9 @@ from ncclwatch.engine.edges import StallMark, Wait, wait_facts
 from ncclwatch.engine.evidence.base import FactKind
 from ncclwatch.engine.evidence.sockets import RETRY_S
 from ncclwatch.engine.explain_network import ports_in_use
-from ncclwatch.engine.hypotheses import Hypothesis, Lost
+from ncclwatch.engine.hypotheses import Conclusion, Hypothesis, Lost, Rule, Stratum
 from ncclwatch.engine.job import Job, Member, assemble
 from ncclwatch.engine.patience import retry_patience
-from ncclwatch.engine.rule import Conclusion, Rule, Stratum
 from ncclwatch.engine.rules import RULES
 from ncclwatch.engine.verdict import render, severity
 from ncclwatch.engine.why import trail_of

@@ -13,12 +13,12 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from ncclwatch.engine.columns import Column, Flags
+from ncclwatch.engine.disagreements import Mismatch
 from ncclwatch.engine.edges import StallMark, Wait
 from ncclwatch.engine.evidence.base import Strength
 from ncclwatch.engine.job import Job, Member
-from ncclwatch.engine.mismatch import Mismatch
 from ncclwatch.engine.nodes import Node, RankNode
+from ncclwatch.engine.transfers import Column, Flags
 
 T = TypeVar("T")
 NodeT = TypeVar("NodeT", bound=Hashable)

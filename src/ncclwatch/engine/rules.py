@@ -12,8 +12,7 @@ from functools import wraps
 
 from ncclwatch.engine import beside, explain_calls, explain_network, explain_waits, retract, stated, unobservable_waits
 from ncclwatch.engine.case import Case
-from ncclwatch.engine.hypotheses import Hypothesis
-from ncclwatch.engine.rule import Rule, Stratum
+from ncclwatch.engine.hypotheses import Hypothesis, Rule, Stratum
 
 UNCERTAIN = frozenset({"nothing-open", "nothing-seen", "unseen", "beside-absent"})
 """Rules that name nobody, since too little was seen."""
@@ -102,7 +101,7 @@ _DRAWN = (
         "counted-less", Stratum.DRAW, unobservable_waits.counted_less,
         "seqNumber counts calls of each collective on each rank from 2.26 on (ncclComm.seqNumber).",
         "tests/unit/engine/test_one_machine.py::test_who_has_not_called_is_named_by_calls_or_by_counts",
-        "tests/unit/engine/test_sequence_counts.py::test_what_counts_proxy_work_alone_proves_nothing",
+        "tests/unit/engine/test_disagreements.py::test_what_counts_proxy_work_alone_proves_nothing",
     ),
     Rule(
         "messages-owed", Stratum.DRAW, unobservable_waits.messages_owed_by_all,
@@ -294,14 +293,14 @@ _EXPLAINED = (
         "lacks-call", Stratum.EXPLAIN, explain_waits.lacks_call,
         "Hosts that run ahead have called everything: where one alone has a call to make, the others are ahead of it.",
         "tests/fixtures/jobs/drawn-802-80-skip-2.21.5-shm-post-hang-0",
-        "tests/unit/engine/test_sequence_counts.py::test_a_cycle_is_all_that_is_said_where_the_counts_do_not_tell",
+        "tests/unit/engine/test_disagreements.py::test_a_cycle_is_all_that_is_said_where_the_counts_do_not_tell",
         FROM_ENDS | {"order"},
     ),
     Rule(
         "lacks-other-call", Stratum.EXPLAIN, explain_waits.lacks_other_call,
         "As many calls, another operation: CCL-D H2.",
         "tests/fixtures/jobs/drawn-801-86-other-operation-2.21.5-shm-post-hang-0",
-        "tests/unit/engine/test_sequence_counts.py::test_the_only_rank_of_a_cycle_that_has_not_called_is_named",
+        "tests/unit/engine/test_disagreements.py::test_the_only_rank_of_a_cycle_that_has_not_called_is_named",
         FROM_ENDS | {"order"},
     ),
     Rule(
@@ -309,15 +308,15 @@ _EXPLAINED = (
         "Of ranks that call the same in one order none is ahead in one collective and behind in another (seqNumber, 2.26 "
         "on).",
         "tests/fixtures/jobs/drawn-802-23-other-operation-2.27.5-socket-post-hang-0",
-        "tests/unit/engine/test_sequence_counts.py::test_a_rank_that_is_behind_or_ahead_does_not_disagree",
+        "tests/unit/engine/test_disagreements.py::test_a_rank_that_is_behind_or_ahead_does_not_disagree",
         FROM_ENDS | FROM_CYCLES,
     ),
     Rule(
         "counts-tie", Stratum.EXPLAIN, explain_calls.counts_tie,
         "As counts-differ; CCL-D H2: a tie is a tie.",
-        "tests/unit/engine/test_sequence_counts.py::test_where_both_calls_are_usual_nobody_of_two_is_more_wrong_than_the_"
+        "tests/unit/engine/test_disagreements.py::test_where_both_calls_are_usual_nobody_of_two_is_more_wrong_than_the_"
         "other",
-        "tests/unit/engine/test_sequence_counts.py::test_one_among_many_is_the_odd_one",
+        "tests/unit/engine/test_disagreements.py::test_one_among_many_is_the_odd_one",
         FROM_ENDS | FROM_CYCLES,
     ),
     Rule(
