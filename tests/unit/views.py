@@ -76,8 +76,8 @@ def verdict_of(kind: VerdictClass, culprit: int, world: int) -> Verdict:
         next_steps=(f"look at what rank {culprit} does: 'ncclwatch attach --pid {1000 + culprit}', then k for its threads",),
         trail=(
             Step(StepKind.FACT, "", waits),
-            Step(StepKind.DRAWN, "hidden-peer", f"rank {(culprit + 2) % world} waits for rank {(culprit + 1) % world}, unseen"),
-            Step(StepKind.RETRACTED, "not-begun", f"rank {culprit} waits for rank {(culprit - 1) % world}: AllReduce #1125"),
+            Step(StepKind.DRAWN, "some-rule", f"rank {(culprit + 2) % world} waits for rank {(culprit + 1) % world}, unseen"),
+            Step(StepKind.RETRACTED, "another-rule", f"rank {culprit} waits for rank {(culprit - 1) % world}: AllReduce #1125"),
             Step(StepKind.LOST, "unseen", "unknown: nobody is named", kind.value),
             Step(StepKind.STANDS, kind.value, f"{kind.value}: rank {culprit} (confidence 93%)"),
         ),

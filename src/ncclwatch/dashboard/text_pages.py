@@ -13,7 +13,7 @@ from textual.screen import Screen
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from ncclwatch.dashboard.lines import BOLD, PLAIN, Line, TextLines, plain
+from ncclwatch.dashboard.lines import BOLD, DIM, PLAIN, Line, TextLines, plain
 from ncclwatch.text import Style as TextStyle
 from ncclwatch.text import clean, wrap
 from ncclwatch.view.frame import View
@@ -163,6 +163,8 @@ def verdict_text(view: View | None, cells: int) -> list[Line]:
         lines += [plain(""), WHY]
         for part in parts(verdict):
             lines += [plain(f" {text}", HEADING) for text in wrap(f"  {clean(part.heading, 200)}", cells - 2)]
+            if part.because:
+                lines += [plain(f" {text}", DIM) for text in wrap(f"    because: {clean(part.because, 300)}", cells - 2)]
             lines += [plain(f" {text}") for line in part.lines for text in wrap(f"    - {clean(line, 500)}", cells - 2)]
         lines.append(plain(""))
     return lines

@@ -113,7 +113,8 @@ def _why(verdict: Verdict) -> Iterator[str]:
     if verdict.trail:
         yield "<details><summary>Why: which facts, which rules, what was weighed and lost, what was missing</summary><dl>"
         for part in parts(verdict):
-            yield f"<dt>{text(part.heading)}</dt><dd>{_list(part.lines) if part.lines else ''}</dd>"
+            because = f"<p class=dim>because: {text(part.because, 300)}</p>" if part.because else ""
+            yield f"<dt>{text(part.heading)}</dt><dd>{because}{_list(part.lines) if part.lines else ''}</dd>"
         yield "</dl></details>"
 
 

@@ -75,6 +75,12 @@ def test_why(size: tuple[int, int]) -> None:
     check_golden(f"page-why-{size[0]}x{size[1]}", screen([view(8, VerdictClass.HARDWARE)], size, "v", "v"))
 
 
+def test_why_says_why_a_rule_is_true() -> None:
+    """Rules of the pictures are made up, so that these stay as they are when a rule's derivation is worded otherwise."""
+    shown = view(8, VerdictClass.STOPPED)
+    assert "because: State T" in " ".join(screen([shown], (120, 40), "v", "v").split())
+
+
 def test_v_goes_from_why_to_why_and_back_to_the_top() -> None:
     first, second = view(8, VerdictClass.HARDWARE), view(8, VerdictClass.STOPPED)
     both = View(replace(first.frame, verdicts=(*first.frame.verdicts, *second.frame.verdicts)))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ncclwatch.engine.rules import RULES
 from ncclwatch.model.verdict import Step, StepKind, Verdict, VerdictClass
 from ncclwatch.text import Style
-from ncclwatch.view.why import NO_TRAIL, NO_TRAIL_SLOW, Part, parts, why_lines
+from ncclwatch.view.why import NO_TRAIL, NO_TRAIL_SLOW, Part, derivation, parts, why_lines
 
 TRAIL = (
     Step(StepKind.FACT, "", "rank 3 waits for rank 2"),
@@ -30,9 +31,9 @@ def verdict(trail: tuple[Step, ...] = TRAIL, kind: VerdictClass = VerdictClass.H
 def test_each_kind_of_step_has_its_part_in_order() -> None:
     assert parts(verdict()) == [
         Part("seen: the evidence above, and", ("the kernel's log names pid 7",)),
-        Part("concluded by rule hidden-peer", ("rank 1 waits for rank 3",)),
-        Part("concluded by rule message-owed", ("rank 0 waits for rank 1",)),
-        Part("taken back by rule not-begun: a wait that has not started", ("rank 2 waits for rank 0",)),
+        Part("concluded by rule hidden-peer", ("rank 1 waits for rank 3",), derivation("hidden-peer")),
+        Part("concluded by rule message-owed", ("rank 0 waits for rank 1",), derivation("message-owed")),
+        Part("taken back by rule not-begun: a wait that has not started", ("rank 2 waits for rank 0",), derivation("not-begun")),
         Part(
             "weighed, and lost",
             (
@@ -40,8 +41,8 @@ def test_each_kind_of_step_has_its_part_in_order() -> None:
                 "nobody is named  [rule unseen, against rank-stalled]",
             ),
         ),
-        Part("made from what rule rank-not-entered says"),
-        Part("stands by rule rank-stalled", ("hardware: rank 2: its GPU stands",)),
+        Part("made from what rule rank-not-entered says", (), derivation("rank-not-entered")),
+        Part("stands by rule rank-stalled", ("hardware: rank 2: its GPU stands",), derivation("rank-stalled")),
         Part("not seen, and might tell otherwise", ("what NVLink carries",)),
     ]
 
@@ -54,6 +55,14 @@ def test_what_the_verdict_says_above_is_not_told_again() -> None:
     )
     assert parts(verdict(told)) == [Part("seen: the evidence above")]
     assert parts(replace(verdict(told), evidence=())) == [Part("seen", ("rank 3 waits for rank 2", "… 2 more"))]
+
+
+def test_a_rule_says_why_it_is_true() -> None:
+    assert {rule.id: derivation(rule.id) for rule in RULES} == {rule.id: rule.derivation for rule in RULES}
+    assert "/proc/PID/stat" in derivation("stopped")
+    assert derivation("no such rule") == ""
+    line = next(line for line in why_lines(verdict(), Style(enabled=False)) if "because: " in line)
+    assert derivation("hidden-peer") in line
 
 
 def test_without_a_trail_it_says_so() -> None:
