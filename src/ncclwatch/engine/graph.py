@@ -109,7 +109,7 @@ class Waits:
         if not len(added) or int(added.min()) >= Strength.PROVEN:
             return None
         proven = np.full(len(self.columns) if self.columns is not None else 0, int(Strength.PROVEN))
-        return np.r_[proven, added]
+        return np.concatenate((proven, added))
 
     def standing(self) -> Column:
         """Indices of the processes that stand still, one for every stall."""
