@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
+import pytest
+
+from ncclwatch.cli import main
 from ncclwatch.engine.rules import RULES
 from ncclwatch.model.verdict import Step, StepKind, Verdict, VerdictClass
 from ncclwatch.text import Style
@@ -76,3 +80,19 @@ def test_lines_are_only_text() -> None:
     lines = list(why_lines(verdict(trail), Style(enabled=False)))
     assert len(lines) > len(StepKind)
     assert all(line.isprintable() for line in lines)
+
+
+KEPT = Path(__file__).parents[2] / "fixtures" / "jobs" / "drawn-801-64-gpu-stall-2.21.5-shm-post-hang-0.ncclwatch"
+
+
+def test_diagnose_says_why_when_it_is_asked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.run(["diagnose", str(KEPT)]) == 0
+    plain = capsys.readouterr().out
+    assert main.run(["diagnose", str(KEPT), "--why"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(plain.rstrip("\n"))
+    why = said[len(plain.rstrip("\n")) :].splitlines()
+    assert why[1:3] == ["  why", "    seen: the evidence above"]
+    assert "    taken back by rule data-at-hand: a wait that has not started" in why
+    assert f"      because: {derivation('data-at-hand')}" in why
+    assert "    stands by rule rank-not-entered" in why
