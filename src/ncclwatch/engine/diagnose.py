@@ -21,7 +21,7 @@ from ncclwatch.engine.patience import retry_patience
 from ncclwatch.engine.rules import RULES
 from ncclwatch.engine.verdict import render, severity
 from ncclwatch.engine.why import trail_of
-from ncclwatch.garbage import collector_at_rest
+from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +14,7 @@ from ncclwatch.cli import main
 from ncclwatch.cli.diagnose import settle
 from ncclwatch.errors import PrivilegeError, TargetError, TargetGoneError
 from ncclwatch.model.state import ProcessSample
-from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass, schema
-from ncclwatch.text import Style
-from ncclwatch.view.verdict_text import verdict_lines
+from ncclwatch.model.verdict import Verdict, VerdictClass, schema
 from unit import fake_targets
 from unit.fake_targets import FakeTarget
 from unit.synthetic import frozen_ring, moved
@@ -211,25 +208,3 @@ def _other_job(sample: ProcessSample, pid: int) -> ProcessSample:
     communicators = tuple(replace(c, hash=0xB2) for c in sample.communicators)
     operations = tuple(replace(o, comm_hash=0xB2) for o in sample.operations)
     return replace(sample, process=info, communicators=communicators, operations=operations)
-
-
-def test_text_from_a_target_cannot_reach_the_terminal_as_a_command() -> None:
-    evil = "\x1b[2J\x1b]0;owned\x07\r\n"
-    verdict = Verdict(
-        VerdictClass.STOPPED,
-        evil + "summary",
-        culprits=(Culprit(1, 1, evil, 2, 3, stage=evil, reason=evil),),
-        evidence=(evil,),
-        unobserved=(evil,),
-        next_steps=(evil,),
-        stage=evil,
-    )
-    for line in verdict_lines(verdict, Style(enabled=False)):
-        assert line.isprintable()
-
-
-def test_long_lists_are_cut_and_say_so() -> None:
-    culprits = tuple(Culprit(rank, rank, "h", rank, 0) for rank in range(500))
-    lines = list(verdict_lines(Verdict(VerdictClass.STOPPED, "s", culprits, evidence=("e",) * 500), Style(enabled=False)))
-    assert len(lines) < shutil.get_terminal_size().lines + 60
-    assert any("484 more" in line for line in lines)

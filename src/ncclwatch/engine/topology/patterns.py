@@ -190,7 +190,8 @@ def _draft(encoding: Encoding, specimens: Sequence[Specimen], *, first: bool) ->
     tokens, direction = encoding.tokens(word, word["row"])
     role = encoding.role[word["row"]]
     begin = _beginning(word, role, direction, first=first)
-    word, tokens, direction, role = (np.roll(column, -begin) for column in (word, tokens, direction, role))
+    word, tokens = np.roll(word, -begin), np.roll(tokens, -begin)
+    direction, role = np.roll(direction, -begin), np.roll(role, -begin)
     return _Draft(word, tokens, direction, role, _calls(word, direction, role), seen(best), len(best) / len(specimens))
 
 
