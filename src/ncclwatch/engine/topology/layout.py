@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from ncclwatch.engine.topology.model import Group, Layout, Role, Topology
 from ncclwatch.engine.topology.record import POINT_TO_POINT, JobMap, KnownGroup, KnownJob, Recorder
-from ncclwatch.engine.topology.roles import AGREEMENT, Opinion, judge, vote
+from ncclwatch.engine.topology.roles import AGREEMENT, ONCE, Opinion, judge, vote
 from ncclwatch.engine.topology.sequence_counts import crossing, roles_by_counts
-from ncclwatch.engine.topology.specimen import Specimen, Usage, examine
+from ncclwatch.engine.topology.specimen import Specimen, Usage, after_update, examine
 from ncclwatch.model.events import Function
 
 PARTITIONING = (Role.TENSOR, Role.PIPELINE, Role.DATA, Role.CONTEXT, Role.EXPERT)
@@ -101,7 +101,7 @@ def order_stages(world: int, groups: Sequence[KnownGroup], specimens: Sequence[S
     ]
     if any((peer - usage.comm_rank) % stages not in (1, stages - 1) for _, usage in used for peer in usage.peers):
         return _unordered(world, stages, "stages that are not neighbours in their communicator exchange data")
-    turned = _is_reversed(stages, used)
+    turned = _is_reversed(stages, used, opinions)
     return _ordered(world, [chain[::-1] if turned else chain for chain in chains], turned=turned)
 
 
@@ -134,9 +134,9 @@ def _joined(world: int, pairs: Sequence[tuple[int, ...]]) -> Dimension:
     return _ordered(world, [list(nx.dfs_preorder_nodes(parts[number], end)) for end, number in first])
 
 
-def _is_reversed(stages: int, used: Sequence[tuple[Specimen, Usage]]) -> bool:
+def _is_reversed(stages: int, used: Sequence[tuple[Specimen, Usage]], opinions: Opinions) -> bool:
     """Whether the communicator's last rank is the first stage, by most of the ends of iterations that tell."""
-    votes = [_direction(specimen, usage) for specimen, usage in used]
+    votes = [_direction(specimen, usage, opinions[specimen.process]) for specimen, usage in used]
     backwards, forwards = votes.count(-1), votes.count(1)
     if backwards + forwards and max(backwards, forwards) >= AGREEMENT * (backwards + forwards):
         return backwards > forwards
@@ -161,13 +161,14 @@ def _balance(specimen: Specimen, usage: Usage, begin: int) -> NDArray[np.int64] 
     return result
 
 
-def _direction(specimen: Specimen, usage: Usage) -> int:
+def _direction(specimen: Specimen, usage: Usage, roles: Mapping[int, Opinion]) -> int:
     """+1 where higher ranks are later stages, −1 where lower ones are, 0 where this process does not tell.
 
     At the end of an iteration as much was sent as received; the side to which the balance goes from there tells the end.
     """
-    boundary = _rest_position(specimen)
-    balance = _balance(specimen, usage, boundary) if boundary is not None else None
+    once = np.isin(specimen.pattern["row"], [row for row, opinion in roles.items() if opinion.role in ONCE])
+    begin = after_update(once, np.isin(specimen.pattern["function"], POINT_TO_POINT))
+    balance = _balance(specimen, usage, begin) if once.any() else None
     if balance is None:
         return 0
     (peer,) = usage.peers
@@ -179,22 +180,6 @@ def _swing(specimen: Specimen, usage: Usage) -> int:
     """How far the balance of sent and received goes up and down in an iteration. 0 where unknown."""
     balance = _balance(specimen, usage, 0)
     return int(balance.max() - balance.min()) if balance is not None else 0
-
-
-def _rest_position(specimen: Specimen) -> int | None:
-    """Index in the word of the first exchange of stages after the operations that occur once an iteration (gradients, norm)."""
-    word = specimen.word
-    if word is None:
-        return None
-    point = np.isin(word["function"], POINT_TO_POINT)
-    at = np.flatnonzero(point)
-    if not len(at):
-        return None
-    _, inverse, numbers = np.unique(word[["row", "function", "count", "datatype"]], return_inverse=True, return_counts=True)
-    number = numbers[inverse]
-    rare = ~point & (number <= 2) & (2 * number <= max(2, int(numbers.max())))
-    between = Counter((np.searchsorted(at, np.flatnonzero(rare)) % len(at)).tolist())
-    return int(at[max(between, key=lambda k: between[k])]) if between else None
 
 
 def assemble_topology(job: KnownJob, roles: Mapping[int, Opinion], order: Dimension, *, calls: bool) -> Topology:

@@ -18,15 +18,14 @@ from numpy.typing import NDArray
 from ncclwatch.engine.topology.model import Pattern, Phase, Role, Step, Topology
 from ncclwatch.engine.topology.passes import Call, Hints, Passes, find_passes
 from ncclwatch.engine.topology.record import GATHER, POINT_TO_POINT, SCATTER, SUM, JobMap, mix
-from ncclwatch.engine.topology.specimen import Specimen, canonical_start, varies
+from ncclwatch.engine.topology.roles import ONCE
+from ncclwatch.engine.topology.specimen import Specimen, after_update, canonical_start, varies
 from ncclwatch.model.events import Function
 
 ROLES = tuple(Role)
 ROLE_CODE = {role: number for number, role in enumerate(ROLES)}
 INSIDE = (Role.TENSOR, Role.CONTEXT, Role.EXPERT)
 """Roles whose operations belong to the passes."""
-ONCE = (Role.DATA, Role.MODEL, Role.EMBEDDING, Role.EXPERT_DATA, Role.WORLD)
-"""Roles whose operations belong to the update of parameters."""
 REDUCING = (SUM, SCATTER, int(Function.REDUCE))
 
 AHEAD = 64
@@ -198,11 +197,7 @@ def _beginning(word: NDArray[Any], role: NDArray[np.int64], direction: NDArray[n
     """Where an iteration begins: after its update (gradients, norm, parameters), else where nothing is under way."""
     once, passing = _is(role, ONCE), (direction != 0) | _is(role, INSIDE)
     if once.any() and passing.any():
-        # After the longest (cyclic) run of operations of the update with nothing of a pass between them.
-        start = int(np.argmax(passing))
-        turned = np.roll(passing, -start)
-        run = np.bincount(np.cumsum(turned), np.roll(once & ~passing, -start))
-        return (start + int(np.r_[np.flatnonzero(turned), len(word)][run.argmax()])) % len(word)
+        return after_update(once, passing)
     if (direction != 0).any():
         return _at_rest(word, direction, first=first)
     gaps = np.diff(word["time_ns"].astype(np.int64))

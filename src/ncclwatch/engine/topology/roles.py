@@ -39,6 +39,9 @@ RARE = 0.05
 ALIKE = 0.5
 """Distance of two usage vectors: a quarter of the calls is of another function, or one is called four times as often."""
 
+ONCE = (Role.DATA, Role.MODEL, Role.EMBEDDING, Role.EXPERT_DATA, Role.WORLD)
+"""Roles whose operations belong to the update of parameters, once an iteration."""
+
 
 @dataclass(frozen=True, slots=True)
 class Opinion:

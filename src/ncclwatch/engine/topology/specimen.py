@@ -274,6 +274,14 @@ def _modal_word(merged: NDArray[Any], at: NDArray[np.int64], tokens: Tokens, per
     return merged[max(versions.values(), key=lambda places: (len(places), places[-1].start))[-1]]
 
 
+def after_update(once: NDArray[np.bool_], passing: NDArray[np.bool_]) -> int:
+    """Where an iteration begins: after the longest (cyclic) run of what is called once, with nothing of a pass between."""
+    start = int(np.argmax(passing))
+    turned = np.roll(passing, -start)
+    run = np.bincount(np.cumsum(turned), np.roll(once & ~passing, -start))
+    return (start + int(np.r_[np.flatnonzero(turned), len(turned)][run.argmax()])) % len(turned)
+
+
 def canonical_start(tokens: Tokens) -> int:
     """Where the smallest rotation of a cyclic sequence begins: equal for all rotations of one pattern. O(n log² n).
 
