@@ -153,11 +153,6 @@ class Pattern:
         tokens, first, numbers = np.unique(self.tokens, return_index=True, return_counts=True)
         return dict(zip(tokens[numbers == 1].tolist(), first[numbers == 1].tolist(), strict=True))
 
-    @cached_property
-    def exchanges(self) -> frozenset[int]:
-        """Tokens of Send and Recv between stages."""
-        return frozenset(token for token, step in zip(self.tokens.tolist(), self.steps, strict=True) if step.towards)
-
 
 @dataclass(slots=True)
 class Learned:

@@ -7,7 +7,7 @@ the pattern, or for a run of calls that fits in one place only.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,14 +28,8 @@ INSIDE = (Role.TENSOR, Role.CONTEXT, Role.EXPERT)
 """Roles whose operations belong to the passes."""
 REDUCING = (SUM, SCATTER, int(Function.REDUCE))
 
-AHEAD = 64
-"""Calls: after a gap the pattern is searched so far ahead. A buffer that overflows loses more, and then the place is open."""
-RUN = 4
-"""Calls in a row that must fit before a place ahead is believed: a layer makes no more of them in one pass."""
 CONTEXT = 24
-"""Without an operation that is unique, so many of the latest calls must fit in one place of the pattern only."""
-EVERY = 8
-"""That search is made once in so many calls: it compares with the whole pattern."""
+"""Calls in a row that must fit in one place of the pattern only, where none is unique: more than a layer makes in both passes."""
 
 
 def _is(role: NDArray[np.int64], roles: Collection[Role]) -> NDArray[np.bool_]:
@@ -278,78 +272,47 @@ class Track:
     position: int = -1
     exact: bool = False
     """Whether it has passed an operation that is unique since it was lost."""
-    recent: deque[int] = field(default_factory=lambda: deque(maxlen=CONTEXT))
-    """The latest calls, while the pointer is lost."""
-    astray: int = 0
-    """Calls without a place, in all."""
+    recent: list[int] = field(default_factory=list)
+    """Calls since the pointer was lost."""
 
-    def follow(self, tokens: NDArray[np.uint64]) -> NDArray[np.int32]:
-        """Take calls in order; returns their positions, −1 where they have none."""
-        positions = np.full(len(tokens), -1, np.int32)
+    def follow(self, tokens: NDArray[np.uint64]) -> None:
+        """Take calls in order."""
         at = 0
         while at < len(tokens):
             if self.position >= 0:
-                at = self._advance(tokens, positions, at)
+                at += self._advance(tokens[at:])
             if at < len(tokens):
-                positions[at] = self._search(tokens, at)
+                self._search(int(tokens[at]))
                 at += 1
-        return positions
 
-    def _advance(self, tokens: NDArray[np.uint64], positions: NDArray[np.int32], at: int) -> int:
-        """Follow the pattern as far as it fits; returns the index of the first call that does not."""
-        word = self.pattern.tokens
-        while at < len(tokens):
+    def _advance(self, tokens: NDArray[np.uint64]) -> int:
+        """Follow the pattern as far as it fits; returns how many calls did."""
+        word, taken = self.pattern.tokens, 0
+        while taken < len(tokens):
             begin = (self.position + 1) % len(word)
-            piece = min(len(word) - begin, len(tokens) - at)
-            same = tokens[at : at + piece] == word[begin : begin + piece]
+            piece = min(len(word) - begin, len(tokens) - taken)
+            same = tokens[taken : taken + piece] == word[begin : begin + piece]
             fits = piece if same.all() else int(same.argmin())
-            if fits:
-                self.exact = self.exact or any(begin <= position < begin + fits for position in self.pattern.unique.values())
-                positions[at : at + fits] = np.arange(begin, begin + fits)
-                self.position = begin + fits - 1
-                at += fits
+            self.exact = self.exact or any(begin <= position < begin + fits for position in self.pattern.unique.values())
+            self.position = begin + fits - 1 if fits else self.position
+            taken += fits
             if fits < piece:
                 break
-        return at
+        return taken
 
-    def _search(self, tokens: NDArray[np.uint64], at: int) -> int:
+    def _search(self, token: int) -> None:
         """The place of a call that does not fit; where there is none it is passed over, or the pointer is lost."""
-        token, unique = int(tokens[at]), self.pattern.unique
-        found, certain = unique.get(token, -1), True
-        if found < 0 and self.position >= 0:
-            found, certain = self._ahead(tokens, at), False
-        if found < 0:
+        found, certain = self.pattern.unique.get(token, -1), True
+        if found < 0 and self.position < 0:
             self.recent.append(token)
-            self.astray += 1
-            if self.position < 0 and len(self.recent) == CONTEXT and self.astray % EVERY == 0:
+            if len(self.recent) == CONTEXT:
                 # Passes of an evaluation look like those of an iteration: certain is what is unique, where anything is.
-                found, certain = self._by_context(), not unique
+                found, certain = self._by_context(), not self.pattern.unique
+                self.recent = []
         if found >= 0:
-            self.position, self.exact = found, certain
-            self.recent.clear()
-        elif not self._is_stranger(tokens, at):
+            self.position, self.exact, self.recent = found, certain, []
+        elif token in self.pattern.tokens:
             self.position, self.exact = -1, False
-        return found
-
-    def _is_stranger(self, tokens: NDArray[np.uint64], at: int) -> bool:
-        """Whether the pattern goes on right after this call: then it was put in between (a barrier), and nothing is lost.
-
-        What goes from stage to stage is never put in between: there another pass begins than the pattern has next.
-        """
-        if self.position < 0 or int(tokens[at]) in self.pattern.exchanges:
-            return False
-        if at + 1 >= len(tokens):
-            return bool((self.pattern.tokens != tokens[at]).all())
-        return bool(tokens[at + 1] == self.pattern.tokens[(self.position + 1) % len(self.pattern)])
-
-    def _ahead(self, tokens: NDArray[np.uint64], at: int) -> int:
-        """The next place, not far ahead, where this call and those after it fit; −1 if there is none."""
-        word, following = self.pattern.tokens, tokens[at : at + RUN]
-        for skip in range(2, min(AHEAD, len(word)) + 1) if len(following) == RUN else ():
-            begin = self.position + skip
-            if np.array_equal(following, np.take(word, range(begin, begin + RUN), mode="wrap")):
-                return begin % len(word)
-        return -1
 
     def _by_context(self) -> int:
         """The only place where the latest calls end; −1 where there is none or several."""
