@@ -36,7 +36,6 @@ class Phase(StrEnum):
     BACKWARD = "backward"
     EITHER = "forward or backward"
     OPTIMIZER = "optimizer"
-    OTHER = "between iterations"
 
 
 @dataclass(frozen=True, slots=True)

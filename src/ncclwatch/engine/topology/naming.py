@@ -10,11 +10,12 @@ import numpy as np
 
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.ledger import Ledger
-from ncclwatch.engine.topology.labels import Stage, compressed
+from ncclwatch.engine.topology.labels import Stage
 from ncclwatch.engine.topology.model import Phase, Role
 from ncclwatch.engine.topology.namer import StageNamer
 from ncclwatch.model.state import Communicator
 from ncclwatch.model.verdict import Culprit, OperationRef, Verdict, VerdictClass, places, stands_in
+from ncclwatch.text import compressed
 
 SHOWN = 3
 """Lines on where victims are."""

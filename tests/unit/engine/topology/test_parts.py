@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ncclwatch.cli.stated_layout import Stated, compare, from_command, from_file, name_unsure
-from ncclwatch.engine.topology.labels import Stage, compressed
+from ncclwatch.engine.topology.labels import Stage
 from ncclwatch.engine.topology.model import Group, Layout, Pattern, Phase, Role, Step, Topology
 from ncclwatch.engine.topology.passes import Call, Hints, find_passes
 from ncclwatch.engine.topology.patterns import Track
@@ -17,6 +17,7 @@ from ncclwatch.engine.topology.specimen import canonical_start, find_period
 from ncclwatch.errors import UsageError
 from ncclwatch.simulate.scenario import Schedule
 from ncclwatch.simulate.schedule import Pass, steps
+from ncclwatch.text import compressed
 
 # Tensor operations (1), exchanges (2, 3), gradients (8, 9); 7 is a barrier.
 ITERATION = [2, 1, 1, 3, 1, 1] * 4 + [8, 9]
