@@ -20,9 +20,9 @@ from ncclwatch.model.events import Function, Kind
 from ncclwatch.model.state import ProcessSample
 
 FIRST_LOOK = 24
-"""Operations a process (on average over the specimens) before the first attempt to infer anything."""
+"""Operations a process, on average, before anything is inferred: two iterations of the smallest jobs, two layers of others."""
 GROWTH = 1.35
-"""Learn again when so many times as many operations were seen: early on, a part of an iteration looks like one."""
+"""Learn again when so many times as many operations were seen: all learning together costs four times the last."""
 SETTLED_GROWTH = 2.0
 """The same once a pattern was confirmed: all learning together costs no more than twice the last."""
 EARLY = 1_000_000

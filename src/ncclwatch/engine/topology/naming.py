@@ -20,7 +20,7 @@ from ncclwatch.text import compressed
 SHOWN = 3
 """Lines on where victims are."""
 LATEST = 4
-"""Calls: an operation that memory names is one of the latest, as a host runs only a few calls ahead of the network."""
+"""Calls on one communicator: gather, scatter, sum and a barrier may take turns, and memory names one of them."""
 LOOKED_AT = 16
 """Members of a communicator that are asked where an operation is: as they call alike, more would tell no more."""
 

@@ -183,8 +183,9 @@ def _draft(encoding: Encoding, specimens: Sequence[Specimen], *, first: bool) ->
     tokens, direction = encoding.tokens(word, word["row"])
     role = encoding.role[word["row"]]
     begin = _beginning(word, role, direction, first=first)
-    word, tokens, direction, role = (np.roll(column, -begin) for column in (word, tokens, direction, role))
-    return _Draft(word, tokens, direction, role, _calls(word, direction, role), seen(best), len(best) / len(specimens))
+    word, role, direction = np.roll(word, -begin), np.roll(role, -begin), np.roll(direction, -begin)
+    calls, share = _calls(word, direction, role), len(best) / len(specimens)
+    return _Draft(word, np.roll(tokens, -begin), direction, role, calls, seen(best), share)
 
 
 def _beginning(word: NDArray[Any], role: NDArray[np.int64], direction: NDArray[np.int64], *, first: bool) -> int:

@@ -25,17 +25,15 @@ from ncclwatch.engine.topology.specimen import Shape, Specimen, Usage
 from ncclwatch.model.events import Function
 
 LARGE_GROUP = 8
-"""A single group of more ranks than that, over more than one host, is not tensor parallel: no such domain is in use."""
+"""Ranks: GPUs of one host. A single group of more, over several hosts, is data parallel: tensor groups stay within NVLink."""
 DATA_PERIOD_S = 0.2
-"""A layer's communication does not come this seldom."""
+"""Seconds: a layer takes milliseconds, so that what is called this seldom is called once an iteration."""
 MANY = 40
-"""Periods after which a group over the same ranks that is still unused is believed to stay so."""
+"""Periods: of micro-batches in an iteration; a group that was unused in so many is not used for gradients."""
 OFTEN = 2.0
-"""Inside the passes means: at least so many times as often as the group that is used least."""
-AGREEMENT = 0.8
-"""Share of the specimens of a kind of group that must say the same."""
+"""Ratio of calls: what is inside the passes is called at least forward and backward for each reduction of gradients."""
 RARE = 0.05
-"""Share of the calls on a communicator: a function below it is called now and then (a barrier, a checkpoint)."""
+"""Share of the calls on a communicator: barriers and checkpoints are less; a layer has no 20 calls for each of one kind."""
 ALIKE = 0.5
 """Distance of two usage vectors: a quarter of the calls is of another function, or one is called four times as often."""
 
@@ -300,10 +298,9 @@ def _majority(votes: Sequence[Opinion]) -> Opinion:
         weight[one.role] += max(one.confidence, 0.05)
     role = max(weight, key=lambda r: weight[r])
     own = [one for one in sure if one.role is role]
-    share = len(own) / len(sure)
-    if share < AGREEMENT:
+    if 2 * len(own) <= len(sure):
         return _unsure(f"its ranks use it differently: {', '.join(sorted(weight))}")
-    return Opinion(role, max(one.confidence for one in own) * share, own[0].why)
+    return Opinion(role, max(one.confidence for one in own) * len(own) / len(sure), own[0].why)
 
 
 def _by_likeness(recorder: Recorder, job: KnownJob, known: Mapping[int, Opinion]) -> dict[int, Opinion]:

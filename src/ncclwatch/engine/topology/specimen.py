@@ -24,8 +24,6 @@ TINY_BYTES = 1024
 """Bytes: a collective of at most so many carries a flag or a norm; activations and gradients of any model are larger."""
 VARIABLE = 0.25
 """Share of the calls of one function that differ in count: above it sizes depend on data (experts, padding)."""
-BOTH_WAYS = 0.8
-"""Share of the calls of an exchange that send and receive: all but those whose part in one direction was empty."""
 RAREST = 8
 """So many of the rarest operations propose periods: of those that come once an iteration there are fewer than that."""
 DISTANCES = 48
@@ -163,7 +161,7 @@ def _shape(operations: NDArray[Any], own: int, nranks: int) -> Shape:
     send = part["function"] == Function.SEND
     numbers, index = np.unique(part["call"], return_inverse=True)
     sent, received = np.bincount(index, send, len(numbers)), np.bincount(index, ~send, len(numbers))
-    both = np.mean((sent > 0) & (received > 0)) > BOTH_WAYS
+    both = np.mean((sent > 0) & (received > 0)) > 0.5  # most calls; of an uneven exchange some parts are empty
     if own in peers and both:
         return Shape.ALL_TO_ALL
     if nranks == 2:
