@@ -142,7 +142,7 @@ def _direction(specimen: Specimen, usage: Usage, roles: Mapping[int, Opinion]) -
     """
     word = specimen.pattern
     once = np.isin(word["row"], [row for row, opinion in roles.items() if opinion.role in ONCE])
-    if specimen.word is None or len(usage.peers) != 1 or not once.any():
+    if specimen.iteration is None or len(usage.peers) != 1 or not once.any():
         return 0
     word = np.roll(word, -after_update(once, np.isin(word["function"], POINT_TO_POINT)))
     point = np.isin(word["function"], POINT_TO_POINT) & (word["row"] == usage.row)

@@ -19,7 +19,7 @@ from ncclwatch.engine.topology.specimen import collapse
 from ncclwatch.model.events import Function, Kind
 from ncclwatch.model.state import ProcessSample
 
-FIRST_LOOK = 24
+FIRST_AT = 24
 """Operations a process, on average, before anything is inferred: two iterations of the smallest jobs, two layers of others."""
 GROWTH = 1.35
 """Learn again when so many times as many operations were seen: all learning together costs four times the last."""
@@ -107,7 +107,7 @@ class StageNamer:
         self._recorder.inherit(old, processes, rows)
         self._last_row = np.full(len(self._map.places), -1, np.int64)
         self._jobs, self.by_counts = [], False
-        self._next = max(1, FIRST_LOOK * max(1, len(specimens)))
+        self._next = max(1, FIRST_AT * max(1, len(specimens)))
         early, self._early = self._early, []
         for events, host in early:
             self.observe(events, host=host)

@@ -21,7 +21,7 @@ SHOWN = 3
 """Lines on where victims are."""
 LATEST = 4
 """Calls on one communicator: gather, scatter, sum and a barrier may take turns, and memory names one of them."""
-LOOKED_AT = 16
+ASKED = 16
 """Members of a communicator that are asked where an operation is: as they call alike, more would tell no more."""
 
 HALTED = (VerdictClass.STOPPED, VerdictClass.DEAD)
@@ -114,11 +114,11 @@ class _Naming:
                 if oldest is not None or halted:
                     return oldest or coming
         # What memory says is not going on is found among the calls by NCCL's own count of them.
-        for member, communicator in holders[:LOOKED_AT]:
+        for member, communicator in holders[:ASKED]:
             ago = self._calls_since(member, communicator, culprit.operation)
             if ago is not None:
                 return self._at_home(self._call(member, communicator, calls_ago=ago), own)
-        for member, communicator in holders[:LOOKED_AT]:
+        for member, communicator in holders[:ASKED]:
             found = self._latest(member, communicator, culprit.operation)
             if found is not None:
                 return self._at_home(found, own)

@@ -113,7 +113,7 @@ def encode(jobmap: JobMap, topology: Topology, specimens: Sequence[Specimen]) ->
 class _Draft:
     """The iteration of a stage, before its passes are told apart; columns of equal length."""
 
-    word: NDArray[Any]
+    iteration: NDArray[Any]
     tokens: NDArray[np.uint64]
     direction: NDArray[np.int64]
     role: NDArray[np.int64]
@@ -129,7 +129,7 @@ def learn_patterns(specimens: Sequence[Specimen], encoding: Encoding) -> dict[in
     stages = int(topology.stage.max(initial=-1)) + 1
     by_stage: dict[int, list[Specimen]] = defaultdict(list)
     for specimen in specimens:
-        if specimen.word is not None and 0 <= specimen.rank < topology.world and topology.stage[specimen.rank] >= 0:
+        if specimen.iteration is not None and 0 <= specimen.rank < topology.world and topology.stage[specimen.rank] >= 0:
             by_stage[int(topology.stage[specimen.rank])].append(specimen)
     drafts = {stage: _draft(encoding, members, first=not stage) for stage, members in by_stage.items()}
     hints = Hints()
@@ -143,14 +143,14 @@ def learn_patterns(specimens: Sequence[Specimen], encoding: Encoding) -> dict[in
     most = max((passes.micro_batches for passes in found.values()), default=0)
     for passes in found.values():
         # A stage on which the pattern seems shorter than on the others repeats within the iteration. And with one micro-batch a
-        # pipeline would mostly idle: what looks so is the steady part of an iteration.
+        # pipeline would mostly idle: what seems so is the steady part of an iteration.
         if unknown or passes.micro_batches != most or (stages > 1 and most == 1):
             passes.forget_micro_batches()
     return {stage: _pattern(stage, drafts[stage], passes) for stage, passes in found.items()}
 
 
 def _reduces(draft: _Draft) -> bool:
-    return bool(np.any(_is(draft.role, (Role.DATA,)) & np.isin(draft.word["function"], REDUCING)))
+    return bool(np.any(_is(draft.role, (Role.DATA,)) & np.isin(draft.iteration["function"], REDUCING)))
 
 
 def _hints(passes: Sequence[Passes]) -> Hints:
@@ -167,13 +167,13 @@ def _hints(passes: Sequence[Passes]) -> Hints:
 
 
 def _draft(encoding: Encoding, specimens: Sequence[Specimen], *, first: bool) -> _Draft:
-    """The word most specimens of a stage show, turned so that it begins where an iteration begins."""
+    """The iteration most specimens of a stage show, from its beginning."""
     versions: dict[bytes, list[tuple[Specimen, NDArray[Any]]]] = defaultdict(list)
     for specimen in specimens:
-        if specimen.word is not None:
-            tokens, _ = encoding.tokens(specimen.word, specimen.word["row"])
+        if specimen.iteration is not None:
+            tokens, _ = encoding.tokens(specimen.iteration, specimen.iteration["row"])
             start = canonical_start(tokens)
-            versions[np.roll(tokens, -start).tobytes()].append((specimen, np.roll(specimen.word, -start)))
+            versions[np.roll(tokens, -start).tobytes()].append((specimen, np.roll(specimen.iteration, -start)))
 
     def seen(version: list[tuple[Specimen, NDArray[Any]]]) -> int:
         return sum(specimen.period.repeats for specimen, _ in version if specimen.period)
@@ -239,8 +239,8 @@ def _calls(word: NDArray[Any], direction: NDArray[np.int64], role: NDArray[np.in
 def _pattern(stage: int, draft: _Draft, passes: Passes) -> Pattern:
     layers: Counter[tuple[object, ...]] = Counter()
     steps = []
-    numbers = np.cumsum(np.r_[False, draft.word["call"][1:] != draft.word["call"][:-1]]).tolist()
-    for i, function in enumerate(draft.word["function"].tolist()):
+    numbers = np.cumsum(np.r_[False, draft.iteration["call"][1:] != draft.iteration["call"][:-1]]).tolist()
+    for i, function in enumerate(draft.iteration["function"].tolist()):
         role, place, inside = ROLES[int(draft.role[i])], passes.places[i], draft.calls[i].inside
         phase = Phase.OPTIMIZER if role in ONCE and not inside else place.phase
         layer = -1
@@ -307,7 +307,7 @@ class Track:
         if found < 0 and self.position < 0:
             self.recent.append(token)
             if len(self.recent) == CONTEXT:
-                # Passes of an evaluation look like those of an iteration: certain is what is unique, where anything is.
+                # Passes of an evaluation equal those of an iteration: certain is what is unique, where anything is.
                 found, certain = self._by_context(), not self.pattern.unique
                 self.recent = []
         if found >= 0:

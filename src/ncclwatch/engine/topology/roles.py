@@ -108,14 +108,14 @@ def _simple(usage: Usage, world: int) -> Opinion | None:
 
 def _levels(specimen: Specimen, left: list[Usage], known: Mapping[int, Opinion]) -> tuple[list[Usage], list[Usage]] | None:
     """Communicators used inside the passes, and those used once an iteration; ``None`` where nothing tells them apart."""
-    if specimen.word is None:
+    if specimen.iteration is None:
         return None
     least = min(usage.multiplicity for usage in left)
     if any(opinion.role is Role.PIPELINE for opinion in known.values()):
         # What is used between most exchanges of the stages belongs to the passes.
-        blocks = exchange_blocks(specimen.word)
+        blocks = exchange_blocks(specimen.iteration)
         number = int(blocks.max(initial=0)) + 1
-        spread = {usage.row: len(np.unique(blocks[specimen.word["row"] == usage.row])) for usage in left}
+        spread = {usage.row: len(np.unique(blocks[specimen.iteration["row"] == usage.row])) for usage in left}
         if number >= 3 and max(spread.values()) >= 2:
             often = [usage for usage in left if spread[usage.row] * 2 >= number]
         else:
@@ -320,9 +320,9 @@ def _by_likeness(recorder: Recorder, job: KnownJob, known: Mapping[int, Opinion]
         if not vector.any():
             found[group.id] = Opinion(Role.UNUSED, 0.8, "no operation was seen on it")
         elif near and near[0][0] < ALIKE and (len(near) == 1 or near[0][0] * 2 < near[1][0]):
-            found[group.id] = Opinion(near[0][1], 0.8, "used like the groups looked at in full")
+            found[group.id] = Opinion(near[0][1], 0.8, "used like the groups kept in full")
         else:
-            found[group.id] = _unsure("used unlike any group looked at in full")
+            found[group.id] = _unsure("used unlike any group kept in full")
     return found
 
 

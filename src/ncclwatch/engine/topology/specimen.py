@@ -89,25 +89,25 @@ class Usage:
 
 @dataclass(slots=True)
 class Specimen:
-    """One process. ``operations`` are those of ``record.OPERATION``; ``word`` is the part that is one iteration, if found."""
+    """One process. ``operations`` are those of ``record.OPERATION``; ``iteration`` is the part that is one, if found."""
 
     process: int
     rank: int
     operations: NDArray[Any]
     usages: dict[int, Usage]
     period: Period | None = None
-    word: NDArray[Any] | None = None
+    iteration: NDArray[Any] | None = None
 
     @property
     def pattern(self) -> NDArray[Any]:
         """The operations of one iteration, or all that were kept where no iteration was found."""
-        return self.word if self.word is not None else self.operations
+        return self.iteration if self.iteration is not None else self.operations
 
 
 def examine(
     process: int, rank: int, operations: NDArray[Any], rows: dict[int, tuple[KnownGroup, int]], known: Collection[int] = ()
 ) -> Specimen:
-    """Look at the history of one process; ``rows`` maps its rows to (group, rank in it), ``known`` are periods of other ranks."""
+    """Examine the history of one process; ``rows`` maps its rows to (group, rank in it), ``known`` are periods of other ranks."""
     shapes = {row: _shape(operations[operations["row"] == row], own, group.nranks) for row, (group, own) in rows.items()}
     merged = collapse(operations, {row for row, shape in shapes.items() if shape in (Shape.ALL_TO_ALL, Shape.PAIRS)})
     result = Specimen(process, rank, merged, {})
@@ -117,7 +117,7 @@ def examine(
     period = find_period(tokens, merged["row"][at].astype(np.int64), known)
     # One operation over and over: no iteration shows in it.
     if period is not None and len(np.unique(tokens[period.start :][: period.length])) > 1:
-        result.period, result.word = period, _modal_word(merged, at, tokens, period)
+        result.period, result.iteration = period, _usual_iteration(merged, at, tokens, period)
     point = np.isin(operations["function"], POINT_TO_POINT)
     for row, (group, own) in rows.items():
         peers = set(np.unique(operations["peer"][point & (operations["row"] == row)]).tolist())
@@ -261,7 +261,7 @@ def occurrences(word: NDArray[Any], pattern: NDArray[Any]) -> list[int]:
     return found
 
 
-def _modal_word(merged: NDArray[Any], at: NDArray[np.int64], tokens: Tokens, period: Period) -> NDArray[Any]:
+def _usual_iteration(merged: NDArray[Any], at: NDArray[np.int64], tokens: Tokens, period: Period) -> NDArray[Any]:
     """The iteration with its tiny operations: of all places where the period occurs, what is most often there."""
     everything = _raw_tokens(merged)
     versions: dict[bytes, list[slice]] = {}
