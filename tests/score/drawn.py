@@ -246,6 +246,7 @@ def _gpu_stall(job: _Job) -> _Made | None:
     fault = Fault(FaultKind.GPU_STALL, rank, iteration=BEFORE, role=role, offset_ms=1.0)
     # Which of those that NVLink joins does not get on lies in GPU memory: they are named together.
     unseen = [] if job.network.intra_node != "p2p" else [r for r in job.members(role, rank) if not job.crosses_network(rank, r)]
+    # Which of the two is right follows from where the stall really falls (score/stalls.py).
     expect = _expect(ScoreClass.H3, [VerdictClass.HARDWARE, VerdictClass.NOT_ENTERED], [rank], unseen)
     return job.workload, (fault,), (), expect
 
