@@ -49,16 +49,16 @@ class Healthy:
     said: tuple[str, ...]
     cpu_s: float = 0.0
     """Seconds of CPU that its simulation and judgement took."""
+    looks: int = 0
 
 
-def simulated(seed: int, number: int, seconds: float = JOB_S) -> Healthy:
+def simulated(seed: int, number: int, seconds: float = JOB_S, period_s: float = 1.0) -> Healthy:
     """Simulate one drawn healthy job and judge every look of it."""
     began = time.process_time()
-    scenario = draw_healthy(seed, number, seconds)
+    scenario = draw_healthy(seed, number, seconds, period_s)
     timeline = simulate(scenario)
     first, last = 0.5 * scenario.network.init_s, timeline.end - 0.1
-    period = scenario.observe.state_period_s
-    times = [t for t in takewhile(lambda t: t < last, (look_time(n, period) for n in count())) if t > first]
+    times = [t for t in takewhile(lambda t: t < last, (look_time(n, period_s) for n in count())) if t > first]
     records = Observer(timeline, times).until(math.inf)
     stretches: list[Stretch] = []
     for at, verdict in Ncclwatch().said(records):
@@ -86,7 +86,7 @@ def _healthy(name: str, source: str, hours: float, timeline: Timeline, cpu_s: fl
         alarms += bool(stretch.accused) and not accused
         accused = bool(stretch.accused)
     said = tuple(text.strip() for text, s in zip(timeline.text, timeline.stretches, strict=True) if s.accused)
-    return Healthy(name, source, round(hours, 5), alarms, said, round(cpu_s, 2))
+    return Healthy(name, source, round(hours, 5), alarms, said, round(cpu_s, 2), timeline.looks)
 
 
 def healthy_in(folder: Path) -> Iterator[Path]:
@@ -103,13 +103,15 @@ def healthy_in(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def simulate_hours(hours: float, seed: int, jobs: int, seconds: float, first: int = 0) -> Iterator[Healthy]:
+def simulate_hours(
+    hours: float, seed: int, jobs: int, seconds: float, first: int = 0, period_s: float = 1.0
+) -> Iterator[Healthy]:
     """Drawn healthy jobs, one after another, until they have run for so long together."""
     done = 0.0
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         for begin in count(first, 4 * jobs):
             numbers = range(begin, begin + 4 * jobs)
-            for one in pool.map(simulated, repeat(seed), numbers, repeat(seconds)):
+            for one in pool.map(simulated, repeat(seed), numbers, repeat(seconds), repeat(period_s)):
                 done += one.hours
                 yield one
             if done >= hours:
@@ -125,9 +127,10 @@ def table(results: Iterable[Healthy], *, markdown: bool) -> str:
             hours, alarms = sum(one.hours for one in part), sum(one.alarms for one in part)
             with_alarm = sum(one.alarms > 0 for one in part)
             rows.append([
-                source, str(len(part)), f"{hours:.2f}", str(alarms), str(with_alarm), f"{rate_bound(alarms, hours):.4f}",
+                source, str(len(part)), f"{hours:.2f}", str(sum(one.looks for one in part)), str(alarms), str(with_alarm),
+                f"{rate_bound(alarms, hours):.4f}",
             ])  # fmt: skip
-    head = ("healthy jobs", "jobs", "hours", "alarms", "jobs with one", "alarms an hour, exact 95 % upper bound")
+    head = ("healthy jobs", "jobs", "hours", "looks", "alarms", "jobs with one", "alarms an hour, exact 95 % upper bound")
     return "\n".join(grid(head, rows, markdown=markdown)) + "\n"
 
 
@@ -137,6 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--hours", type=float, default=0.0, help="simulate healthy jobs for so many hours of theirs")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--first", type=int, default=0, help="number of the first drawn job: many hours can be made in parts")
+    parser.add_argument("--period", type=float, default=1.0, help="seconds between two looks; fewer looks are more hours")
     parser.add_argument("--job-seconds", type=float, default=JOB_S)
     parser.add_argument("--recordings", type=Path, nargs="*", default=[], help="folders with recordings of real healthy jobs")
     parser.add_argument("--pool", type=Path, nargs="*", default=[], help="what --json of other commands wrote")
@@ -147,7 +151,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     results = [Healthy(**entry) for path in options.pool for entry in json.loads(path.read_text("utf-8"))["jobs"]]
     made: list[Healthy] = []
     if options.hours > 0:
-        made += _told(simulate_hours(options.hours, options.seed, options.jobs, options.job_seconds, options.first))
+        made += _told(
+            simulate_hours(options.hours, options.seed, options.jobs, options.job_seconds, options.first, options.period)
+        )
     paths = [path for folder in options.recordings for path in healthy_in(folder)]
     with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
         made += _told(pool.map(recorded, paths))

@@ -90,8 +90,10 @@ EVENT_S = 60.0
 """Something harmless happens about so often in a healthy job that runs for long, in every second job."""
 
 
-def draw_healthy(seed: int, number: int, seconds: float) -> Scenario:
-    """A healthy job that runs for about so long; every second one with harmless things that resemble trouble, again and again."""
+def draw_healthy(seed: int, number: int, seconds: float, period_s: float = 1.0) -> Scenario:
+    """A healthy job that runs for about so long, looked at so often; every second one with harmless things that resemble trouble,
+    again and again.
+    """
     chance = random.Random(f"drawn-healthy/{seed}/{number}")
     job = _job(chance)
     while job.layout.world > HEALTHY_LARGEST:
@@ -113,7 +115,7 @@ def draw_healthy(seed: int, number: int, seconds: float) -> Scenario:
         if job.layout.pp > 1 and chance.random() < 0.5:
             stage, factor = chance.randrange(job.layout.pp), chance.uniform(1.5, 4.0)
             events.append(Lookalike(LookalikeKind.UNEVEN_STAGES, 0, 1, 1.0, factor, stage))
-    observe = replace(_observation(job), missing_nodes=())
+    observe = replace(_observation(job), missing_nodes=(), state_period_s=period_s)
     return Scenario(
         f"drawn-healthy-{seed}-{number}", "drawn: healthy", chance.randrange(1 << 30), Expectation(ScoreClass.CLEAN), job.layout,
         replace(work, iterations=iterations), job.network, observe, (), tuple(events),

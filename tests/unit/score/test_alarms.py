@@ -43,8 +43,8 @@ def test_a_stretch_that_accuses_is_one_alarm_whoever_it_names() -> None:
 def test_the_table_gives_the_exact_bound_and_keeps_real_and_simulated_apart() -> None:
     silent = [Healthy(name, SIMULATED, 1500.0, 0, ()) for name in "ab"]
     text = table([*silent, Healthy("c", "real", 2.0, 1, ("x",))], markdown=True)
-    assert "| simulated | 2 | 3000.00 | 0 | 0 | 0.0010 |" in text
-    assert "| real | 1 | 2.00 | 1 | 1 | 2.3719 |" in text
+    assert "| simulated | 2 | 3000.00 | 0 | 0 | 0 | 0.0010 |" in text
+    assert "| real | 1 | 2.00 | 0 | 1 | 1 | 2.3719 |" in text
 
 
 def test_a_simulated_job_is_judged_at_every_look() -> None:
