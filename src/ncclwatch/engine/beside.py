@@ -21,7 +21,7 @@ from ncclwatch.engine.evidence.sockets import FlowFact
 from ncclwatch.engine.explain_network import first_waits
 from ncclwatch.engine.flow_lines import flow_lines
 from ncclwatch.engine.hypotheses import Cause, Hypothesis
-from ncclwatch.engine.job import Job, Member
+from ncclwatch.engine.job import Job
 from ncclwatch.engine.nodes import RankNode
 from ncclwatch.engine.slow.delay_matrix import delay_lines
 from ncclwatch.engine.suspects import accused, group_of
@@ -98,10 +98,8 @@ def _involved(job: Job, place: Culprit) -> set[int]:
     if place.link is None:
         return accused(job, [place])
     group = group_of(job, place)
-    ends: tuple[Member | None, ...] = ()
-    if group is not None:
-        ends = group.holder(place.link.source), group.holder(place.link.destination)
-    return {member.index for member in ends if member is not None}
+    ends = (place.link.source, place.link.destination) if group is not None else ()
+    return {member.index for end in ends if group is not None and (member := group.holder(end)) is not None}
 
 
 # --- GPUs, samples -----------------------------------------------------------------------------------------------------

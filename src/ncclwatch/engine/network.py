@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from ncclwatch.model.network import FlowRecord, KernelLogLine, LinkChange, NetworkLook, NicKey, NicRecord, SocketFacts
 
@@ -33,8 +34,15 @@ FLOWS_STALE_NS = 10_000_000_000
 SETTLED_NS = 3_000_000_000
 """Fact: a NIC that is switched on goes up, down (no carrier) and up within milliseconds; up for less than this it was not up."""
 
-Way = tuple[int, int, int]
-"""A connection: its communicator's hash, rank and peer in it."""
+
+class Way(NamedTuple):
+    """A connection as the network names it: its communicator's hash (which need not be unique), rank and peer in it."""
+
+    comm_hash: int
+    rank: int
+    peer: int
+
+
 FlowPlace = tuple[int, int, int, int]
 """Process id of the sender, hash of the communicator, rank in it, and peer."""
 
@@ -75,9 +83,7 @@ class HostNetwork:
         return ((way, flow, flow.socket) for way, flow in self._known_ways() if flow.socket is not None)
 
     def _known_ways(self) -> Iterator[tuple[Way, FlowRecord]]:
-        for flow in self.flows:
-            if flow.comm_hash is not None and flow.rank is not None and flow.peer is not None:
-                yield (flow.comm_hash, flow.rank, flow.peer), flow
+        return ((way, flow) for flow in self.flows if (way := way_of(flow)) is not None)
 
     def last_change(self, nic: NicRecord) -> LinkChange | None:
         """What a NIC's link did last, as far as that was seen."""
@@ -131,6 +137,12 @@ class NetworkMemory:
     def delays(self) -> dict[str, tuple[int, dict[FlowPlace, float]]]:
         """Of each host when its connections were listed, in ns since the epoch, and their delays, µs."""
         return {host: (known.flows_ns, known.delays) for host, known in self.hosts.items() if known.delays}
+
+
+def way_of(flow: FlowRecord) -> Way | None:
+    """Which connection it is, where that is known."""
+    known = flow.comm_hash is not None and flow.rank is not None and flow.peer is not None
+    return Way(flow.comm_hash or 0, flow.rank or 0, flow.peer or 0) if known else None
 
 
 def _with_users(nic: NicRecord, before: NicRecord | None) -> NicRecord:

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from ncclwatch.engine.evidence.base import Fact, FactKind, Source, Way
+from ncclwatch.engine.evidence.base import Fact, FactKind, Source
 from ncclwatch.engine.evidence.registry import SOURCES
 from ncclwatch.engine.live import LiveDiagnosis
+from ncclwatch.engine.network import Way
 from ncclwatch.engine.patience import Patience
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import VerdictClass

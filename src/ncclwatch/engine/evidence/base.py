@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
+from typing import TYPE_CHECKING, TypeVar, overload
 
 from ncclwatch.model.verdict import OperationRef
 
@@ -76,8 +76,6 @@ class Quantity(StrEnum):
 
     LIKELIHOOD = "likelihood"
     """Log-likelihood ratio for the subject's being a straggler."""
-    THROTTLED = "throttled"
-    """Part of a CPU limit's periods in which it held the process back."""
     CPU_USED = "CPU used"
     """How many CPUs the threads of the process used, on average over the interval."""
     CPU_WAITED = "CPU waited for"
@@ -94,21 +92,13 @@ class Quantity(StrEnum):
 
 
 _UNITS = {
-    Quantity.LIKELIHOOD: "nats", Quantity.THROTTLED: "share", Quantity.CPU_USED: "CPUs", Quantity.CPU_WAITED: "threads",
+    Quantity.LIKELIHOOD: "nats", Quantity.CPU_USED: "CPUs", Quantity.CPU_WAITED: "threads",
     Quantity.ROUND_TRIP: "s", Quantity.GPU_TIME: "s",
 }  # fmt: skip
 
 
 Subject = Hashable
-"""A node of the wait-for graph (:mod:`ncclwatch.engine.edges`), a process key, a link (:class:`Way`), a NIC."""
-
-
-class Way(NamedTuple):
-    """A connection as the network names it: its communicator's hash (which need not be unique), rank and peer in it."""
-
-    comm_hash: int
-    rank: int
-    peer: int
+"""A node of the wait-for graph (:mod:`ncclwatch.engine.nodes`), a connection (``network.Way``), the key of a NIC, a host."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,16 +64,15 @@ class DeviceShim(Source):
                 group_id = case.job.group_of.get((member.index, own.address))
                 state = gpu_state(case.job, member, group_id) if group_id is not None else None
                 if state is not None:
-                    text = partial(str, f"{member.label}: its GPU, on communicator {own.hash:016x}: {state}")
+                    text = partial(_state_text, member, own, state)
                     yield GpuState(
                         kind=FactKind.GPU_STATE, subject=node, source=NAME, object=group_id, state=state, describe=text
                     )
             yield from _unfinished(member, device)
-            if silent := silent_copy_engine(device):
-                yield Fact(
-                    FactKind.GPU_SILENT, node, NAME, value=(device.copy_pending_ns or 0) / 1e9,
-                    describe=partial(str, f"{member.label}: {silent}"),
-                )  # fmt: skip
+            if device.copy_engine_silent and device.copy_pending_ns is not None:
+                seconds = device.copy_pending_ns / 1e9
+                text = partial(_silent_text, member, seconds)
+                yield Fact(FactKind.GPU_SILENT, node, NAME, value=seconds, describe=text)
 
     def coverage(self, case: Case) -> Coverage:
         """Processes that have the shim."""
@@ -184,11 +183,12 @@ def _is_same(seen: DeviceCommunicator, own: Communicator) -> bool:
     return (seen.hash, seen.rank) == (own.hash, own.rank) or seen.inside_address == own.address
 
 
-def silent_copy_engine(device: DeviceSample) -> str:
-    """What to say where copies from the GPU do not come back; empty where they do, and where none are made."""
-    if not device.copy_engine_silent or device.copy_pending_ns is None:
-        return ""
-    return f"the GPU's copy engine does not respond: a copy of a few bytes is under way for {device.copy_pending_ns / 1e9:.0f} s"
+def _state_text(member: Member, own: Communicator, state: KernelState) -> str:
+    return f"{member.label}: its GPU, on communicator {own.hash:016x}: {state}"
+
+
+def _silent_text(member: Member, seconds: float) -> str:
+    return f"{member.label}: the GPU's copy engine does not respond: a copy of a few bytes is under way for {seconds:.0f} s"
 
 
 def _unfinished(member: Member, device: DeviceSample) -> Iterator[Fact]:
@@ -206,22 +206,22 @@ def _unfinished(member: Member, device: DeviceSample) -> Iterator[Fact]:
             continue
         first = operations[0]
         begun_ns = first.launched_ns if state is KernelState.NOT_STARTED else first.started_ns or first.launched_ns
+        age = max(0.0, (member.last.time_ns - begun_ns) / 1e9)
         yield GpuState(
             kind=FactKind.GPU_UNFINISHED, subject=RankNode(member.index), source=NAME, state=state,
             operation=OperationRef(first.function, first.sequence if first.sequence is not None else first.ordinal),
-            value=max(0.0, (member.last.time_ns - begun_ns) / 1e9),
-            describe=partial(_unfinished_text, member, where, state, tuple(operations)),
+            value=age, describe=partial(_unfinished_text, member, where, state, tuple(operations), age),
         )  # fmt: skip
 
 
-def _unfinished_text(member: Member, where: str, state: KernelState, operations: tuple[DeviceOperation, ...]) -> str:
+def _unfinished_text(
+    member: Member, where: str, state: KernelState, operations: tuple[DeviceOperation, ...], age: float
+) -> str:  # fmt: skip
     first = operations[0]
     name = f"{first.function or 'operation'} #{first.sequence if first.sequence is not None else first.ordinal}"
     if state is KernelState.NOT_STARTED:
         more = f" and {len(operations) - 1} after it" if len(operations) > 1 else ""
-        age = max(0.0, (member.last.time_ns - first.launched_ns) / 1e9)
         return f"{member.label}: its GPU has not begun {name}{more} of {where}, launched {age:.0f} s ago"
-    age = max(0.0, (member.last.time_ns - (first.started_ns or first.launched_ns)) / 1e9)
     channels = f"{first.finished} of {max(first.channels or 0, first.started)} channels done"
     return f"{member.label}: its GPU has been in {name} of {where} for {age:.0f} s, {channels}"
 

@@ -1,8 +1,4 @@
-"""What the hosts say of their NICs: ports that are or were down, and ports that count errors.
-
-A link that is cut while nothing is under way on it leaves no trace in anybody's memory, and newer proxies drop what their
-transport reports as failed: only the host knows that the port is down.
-"""
+"""What the hosts say of their NICs: ports that are or were down, and ports that count errors."""
 
 from __future__ import annotations
 

@@ -1,8 +1,4 @@
-"""How long what is sent on each link takes to be acknowledged, by the wire's own word: graded evidence for slow links.
-
-TCP measures the round trip of each connection, a NIC the completion of each work request; neither is asked what the job does
-with the data.
-"""
+"""How long what is sent on each link takes to be acknowledged, as TCP and NICs measure it: graded evidence for slow links."""
 
 from __future__ import annotations
 

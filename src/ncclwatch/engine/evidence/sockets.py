@@ -1,24 +1,22 @@
 """What the sockets and queue pairs of a job's connections say: paths without an answer, losses that TCP repairs, trouble.
 
-Where a path dies while a job creates connections, or sends over it what nobody is waiting for yet, nothing inside NCCL shows it.
-TCP knows: segments that are sent again and again without an answer are a fact of the network, and whoever has only stopped
-reading still acknowledges.
+Segments that are sent again and again without an answer are the network's doing: who has only stopped reading still acknowledges.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ncclwatch.engine.evidence.base import Coverage, Fact, FactKind, Source, Way
+from ncclwatch.engine.evidence.base import Coverage, Fact, FactKind, Source
+from ncclwatch.engine.network import HostNetwork, Way, way_of
 from ncclwatch.model.network import FlowRecord, FlowState, SocketFacts
 from ncclwatch.model.state import Direction
 
 if TYPE_CHECKING:
     from ncclwatch.engine.case import Case
-    from ncclwatch.engine.network import HostNetwork
 
 NAME = "sockets"
 
@@ -116,11 +114,14 @@ class Sockets(Source):
                 continue
             ends = ends or FarEnds(flows)
             far, by_address = ends.of(flow)
-            common = {"subject": _subject(flow), "source": NAME, "flow": flow, "far": far, "by_address": by_address}
+            fact = FlowFact(
+                kind=FactKind.FLOW_TROUBLE, subject=way_of(flow), source=NAME, flow=flow, far=far, by_address=by_address,
+                describe=partial(str, flow.reason),
+            )  # fmt: skip
             if troubled:
-                yield FlowFact(kind=FactKind.FLOW_TROUBLE, describe=partial(str, flow.reason), **common)  # type: ignore[arg-type]
+                yield fact
             if sends:
-                yield FlowFact(kind=FactKind.LOST, value=flow.retries, **common)  # type: ignore[arg-type]
+                yield replace(fact, kind=FactKind.LOST, value=flow.retries)
 
     def coverage(self, case: Case) -> Coverage:
         """Hosts with NCCL processes that list their connections."""
@@ -129,7 +130,7 @@ class Sockets(Source):
         return Coverage(NAME, len(seen), len(wanted))
 
 
-def tries_left(known: HostNetwork, way: tuple[int, int, int], facts: SocketFacts) -> bool:
+def tries_left(known: HostNetwork, way: Way, facts: SocketFacts) -> bool:
     """Whether TCP is to be given another try on a connection whose sockets wait for an answer."""
     return (facts.timeouts or 0) < (LAST_LOSSY_TIMEOUT if way in known.lossy else LAST_TIMEOUT)
 
@@ -140,10 +141,10 @@ def _retrying(hosts: Iterable[HostNetwork]) -> dict[Way, float]:
     """
     found: dict[Way, float] = {}
     for known in hosts:
-        for place, _, facts in known.known_sockets():
-            if facts.unacknowledged and facts.timeouts is not None and tries_left(known, place, facts):
-                alone, way = RETRY_S if facts.timeouts else RETRY_ALIVE_S, Way(*place)
-                found[way] = max(found.get(way, 0.0), RETRY_LOSSY_S if place in known.lossy else alone)
+        for way, _, facts in known.known_sockets():
+            if facts.unacknowledged and facts.timeouts is not None and tries_left(known, way, facts):
+                alone = RETRY_S if facts.timeouts else RETRY_ALIVE_S
+                found[way] = max(found.get(way, 0.0), RETRY_LOSSY_S if way in known.lossy else alone)
     return found
 
 
@@ -157,21 +158,15 @@ def dead_path(way: Way, local: str, remote: str, *, global_rank: int | None = No
 
 
 def _dead_paths(known: HostNetwork) -> Iterator[DeadPath]:
-    for place, flow, facts in known.known_sockets():
-        if flow.state is FlowState.STALLED and facts.unacknowledged and not tries_left(known, place, facts):
+    for way, flow, facts in known.known_sockets():
+        if flow.state is FlowState.STALLED and facts.unacknowledged and not tries_left(known, way, facts):
             ends = _address(facts.local), _address(facts.remote)
-            yield dead_path(Way(*place), *ends, global_rank=flow.global_rank, timeouts=facts.timeouts)
+            yield dead_path(way, *ends, global_rank=flow.global_rank, timeouts=facts.timeouts)
 
 
 def _retrying_text(way: Way, worth: float) -> str:
     where = f"rank {way.rank} to rank {way.peer} of communicator {way.comm_hash:016x}"
     return f"{where}: what was lost is sent again by TCP, which may come through within {worth:.0f} s"
-
-
-def _subject(flow: FlowRecord) -> Way | None:
-    if flow.comm_hash is None or flow.rank is None or flow.peer is None:
-        return None
-    return Way(flow.comm_hash, flow.rank, flow.peer)
 
 
 def _address(end: str) -> str:

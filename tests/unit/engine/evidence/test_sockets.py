@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ncclwatch.engine.evidence.base import FactKind, Way
+from ncclwatch.engine.evidence.base import FactKind
 from ncclwatch.engine.evidence.sockets import DeadPath, FlowFact, dead_path
 from ncclwatch.engine.flow_lines import far_end
-from ncclwatch.engine.network import NetworkMemory
+from ncclwatch.engine.network import NetworkMemory, Way
 from ncclwatch.model.network import (
     FlowKind,
     FlowRecord,
