@@ -14,14 +14,14 @@ from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.slow.classify import cause, classify, short_cause, starts_late, works_slower
 from ncclwatch.engine.slow.contention import held_back_alone
 from ncclwatch.engine.slow.cost import costs
-from ncclwatch.engine.slow.findings import LOOKS, Finding, Kind
+from ncclwatch.engine.slow.findings import Finding, Kind
 from ncclwatch.engine.topology.model import Role, Topology
 from ncclwatch.engine.topology.words import DATA_WORDS, compressed
 from ncclwatch.model.verdict import CommunicatorRef, Culprit, LinkRef, OperationRef, Verdict, VerdictClass, places, stands_in
 
 if TYPE_CHECKING:
+    from ncclwatch.engine.slow.detect import SlowDown
     from ncclwatch.engine.slow.watch import Judgement
-    from ncclwatch.engine.slow.windows import SlowDown
 
 WORTH_SAYING, FEWEST_ITERATIONS = 0.15, 8
 """A job that is so much slower than it was, for so many iterations, is said to be, also where nobody is named."""
@@ -227,6 +227,8 @@ def _stage(job: Job, judgement: Judgement, finding: Finding, topology: Topology 
     return ", ".join(names) + where
 
 
+LOOKS = 3
+"""Samples at a culprit below which no pass is named."""
 MOSTLY = 0.75
 """Part of the looks at a culprit in which it was in one pass, for that pass to be named."""
 
@@ -333,9 +335,8 @@ def _unobserved(job: Job, judgement: Judgement) -> tuple[str, ...]:
 
 
 def _confidence(judgement: Judgement) -> float:
-    looks = min(f.looks for f in judgement.findings)
-    base = 0.6 if judgement.slow is not None else 0.5
-    return round(min(0.95, base + 0.03 * looks), 2)
+    """The posterior probability that everybody named holds the job up."""
+    return round(math.prod(finding.confidence for finding in judgement.findings), 2)
 
 
 def _next_steps(members: Mapping[int, Member], judgement: Judgement) -> tuple[str, ...]:
