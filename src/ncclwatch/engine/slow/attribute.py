@@ -25,6 +25,8 @@ HOSTLY, KERNELLY = 0.3, 0.8
 """Parts of the waits for a rank that make it its host thread (which shows as the GPU while anything is queued), or its kernel
 (which nearly always is only what the samples happened to see).
 """
+PLACES = 8
+"""Links and NICs around which the probability of a place is added up: the likeliest."""
 MOST_CULPRITS = 4
 """A person can follow up no more at once, and what is left of the lost time after so many is noise."""
 
@@ -87,18 +89,14 @@ def likeliest(terms: Terms, chances: NDArray[np.float64], least: float, context:
     """
     if not len(chances):
         return None
-    networks = np.array([not kind.computes and kind is not CandidateKind.PROXY for kind in terms.kinds])
     best, chance = int(np.argmax(chances)), float(chances.max())
-    if networks.any():
-        numbers = np.flatnonzero(networks)
-        inside = np.zeros((len(numbers), len(context.host)))
-        for row, number in enumerate(numbers.tolist()):
-            inside[row, list(terms.members[number])] = 1.0
-        together = ((inside @ inside.T) > 0) @ chances[numbers]
-        if together.max() > chance:
-            place = int(np.argmax(together + 1e-6 * chances[numbers]))
-            touching = numbers[(inside @ inside[place]) > 0]
-            best, chance = int(touching[np.argmax(chances[touching])]), float(together[place])
+    networks = [n for n, kind in enumerate(terms.kinds) if not kind.computes and kind is not CandidateKind.PROXY]
+    for number in sorted(networks, key=lambda n: -chances[n])[:PLACES]:
+        own = set(terms.members[number])
+        touching = [n for n in networks if not own.isdisjoint(terms.members[n])]
+        together = float(chances[touching].sum())
+        if together > chance:
+            best, chance = max(touching, key=lambda n: chances[n]), together
     if chance >= least:
         return best, terms.members[best], chance
     if context.hidden is None or terms.kinds[best] is not CandidateKind.RANK:

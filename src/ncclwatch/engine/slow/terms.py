@@ -317,58 +317,75 @@ def _hosts(profile: Profile, context: Context, ends: _Ends, lost: float, pooled:
         cpu_wait=_cpu_wait(profile, places),
         even=over(np.where(pooled > 0, 1.0, 0.0)) / sizes,
     )  # fmt: skip
-    inside = np.zeros((len(places), len(profile.processes)), np.bool_)
-    for row, members in enumerate(places):
-        inside[row, list(members)] = True
-    known = (ends.source >= 0) & (ends.destination >= 0)
-    leaves = (inside[:, ends.source] != inside[:, ends.destination]) & known
-    return [work, _of_links(CandidateKind.HOST_NICS, places, leaves, profile, context, ends, lost)]
+    link, place = _leaving(places, ends, len(profile.processes))
+    return [work, _of_links(CandidateKind.HOST_NICS, places, link, place, profile, context, ends, lost)]
+
+
+def _leaving(places: list[Members], ends: _Ends, size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Links with one end inside a place and the other outside: (number of the link, number of the place)."""
+    links, found = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    left = list(range(len(places)))
+    while left:  # places of one numbering (hosts, say) have no rank in common: they are done at once
+        number = np.full(size + 1, -1, np.int64)  # the last is an end that was not observed
+        for place in list(left):
+            members = list(places[place])
+            if (number[members] < 0).all():
+                number[members] = place
+                left.remove(place)
+        one, other = number[ends.source], number[ends.destination]
+        known = (ends.source >= 0) & (ends.destination >= 0) & (one != other)
+        for end in (one, other):
+            crossing = np.flatnonzero(known & (end >= 0))
+            links.append(crossing)
+            found.append(end[crossing])
+    return np.concatenate(links), np.concatenate(found)
 
 
 def _networks(profile: Profile, context: Context, ends: _Ends, lost: float) -> list[Terms]:
     """Links, and the NICs of the ranks at their ends. A link is told by its two ranks, whichever way data goes."""
-    known = (ends.source >= 0) & (ends.destination >= 0)
-    low, high = np.minimum(ends.source, ends.destination), np.maximum(ends.source, ends.destination)
+    known = np.flatnonzero((ends.source >= 0) & (ends.destination >= 0))
+    low, high = np.minimum(ends.source, ends.destination)[known], np.maximum(ends.source, ends.destination)[known]
     index = {key: at for at, key in enumerate(profile.processes)}
     delayed = ((index.get(one), index.get(other)) for one, other in context.delayed)
     told = {(min(a, b), max(a, b)) for a, b in delayed if a is not None and b is not None}
-    pairs: list[Members] = sorted({*zip(low[known].tolist(), high[known].tolist(), strict=True), *told})
+    pairs: list[Members] = sorted({*zip(low.tolist(), high.tolist(), strict=True), *told})
     if not pairs:
         return []
     number = {pair: at for at, pair in enumerate(pairs)}
-    places = np.array([number.get((a, b), -1) for a, b in zip(low.tolist(), high.tolist(), strict=True)], np.int64)
-    of_pair = places[None, :] == np.arange(len(pairs))[:, None]
-    ranks: list[Members] = [(at,) for at in sorted({end for pair in pairs for end in pair})]
-    own = np.array([at for (at,) in ranks])
-    of_rank = (ends.source[None, :] == own[:, None]) | (ends.destination[None, :] == own[:, None])
+    of_pair = np.array([number[pair] for pair in zip(low.tolist(), high.tolist(), strict=True)], np.int64)
+    at_end = [np.flatnonzero(side >= 0) for side in (ends.source, ends.destination)]
+    own, of_rank = np.unique(np.r_[ends.source[at_end[0]], ends.destination[at_end[1]]], return_inverse=True)
+    ranks: list[Members] = [(at,) for at in own.tolist()]
     return [
-        _of_links(CandidateKind.LINK, pairs, of_pair, profile, context, ends, lost),
-        _of_links(CandidateKind.NIC, ranks, of_rank, profile, context, ends, lost),
+        _of_links(CandidateKind.LINK, pairs, known, of_pair, profile, context, ends, lost),
+        _of_links(CandidateKind.NIC, ranks, np.concatenate(at_end), of_rank.reshape(-1), profile, context, ends, lost),
     ]
 
 
 def _of_links(
-    kind: CandidateKind,
-    members: list[Members],
-    which: NDArray[np.bool_],
-    profile: Profile,
-    context: Context,
-    ends: _Ends,
-    lost: float,
-) -> Terms:
-    """Candidates that are sets of links: ``which`` has shape (candidates, links)."""
-    now, past = which @ ends.link, which @ ends.link_past
-    seen = np.array([profile.link_looks[key] for key in ends.links], np.int64)
-    largest = np.max(np.where(which, np.maximum(ends.link - ends.link_past, 0.0), 0.0), axis=1, initial=0.0)
-    total = which @ np.maximum(ends.link - ends.link_past, 0.0)
+    kind: CandidateKind, members: list[Members], link: NDArray[np.int64], candidate: NDArray[np.int64],
+    profile: Profile, context: Context, ends: _Ends, lost: float,
+) -> Terms:  # fmt: skip
+    """Candidates that are sets of links: each of ``link`` belongs to the one of ``candidate`` beside it."""
+
+    def over(values: NDArray[np.float64]) -> NDArray[np.float64]:
+        return np.bincount(candidate, weights=values[link], minlength=len(members)).astype(np.float64)
+
+    now, past, grown = over(ends.link), over(ends.link_past), np.maximum(ends.link - ends.link_past, 0.0)
+    seen = np.array([profile.link_looks[key] for key in ends.links], np.float64)
+    largest = np.zeros(len(members))
+    np.maximum.at(largest, candidate, grown[link])
+    total = over(grown)
     index = {key: at for at, key in enumerate(profile.processes)}
     told = [{index[end] for end in pair if end in index} for pair in context.delayed]
     common = set.intersection(*told) if told else set()
     whole = kind is CandidateKind.HOST_NICS
-    delayed = np.array([float(bool(common) and (common == set(own) or (whole and common <= set(own)))) for own in members])
+    delayed = np.zeros(len(members))
+    if common:
+        delayed = np.array([float(common == set(own) or (whole and common <= set(own))) for own in members])
     return _block(
-        kind, members, now - past, which @ seen,
-        ends=_end_term(profile, ends, lost, now, past, which.sum(axis=1).astype(np.float64)),
+        kind, members, now - past, over(seen).astype(np.int64),
+        ends=_end_term(profile, ends, lost, now, past, over(np.ones(len(ends.links)))),
         dominance=_dominance(now, past, ends),
         delayed=delayed,
         even=np.where(total > 0, 1.0 - largest / np.maximum(total, 1e-9), 0.0),
@@ -402,7 +419,8 @@ def _compared(values: Shares, places: list[Members]) -> Shares:
         differences: Shares = np.nan_to_num(values - rest)
         return differences
     least = np.array([values[list(members)].min() for members in places])
-    return np.nan_to_num(least - np.array([_beside(values, members) for members in places]))
+    beyond: Shares = np.nan_to_num(least - np.array([_beside(values, members) for members in places]))
+    return beyond
 
 
 def _stretch(context: Context, places: list[Members]) -> Shares:
@@ -418,7 +436,9 @@ def _late(context: Context, lost: float, places: list[Members]) -> Shares:
     if context.late is None:
         return np.zeros(len(places))
     shares = context.late.share
-    return np.array([min(1.0, float(shares[list(members)].min()) / lost) for members in places])
+    least = shares if len(places) == len(shares) else np.array([shares[list(members)].min() for members in places])
+    part: Shares = np.minimum(1.0, least / lost)
+    return part
 
 
 def _throttled(profile: Profile, context: Context, places: list[Members]) -> Shares:
