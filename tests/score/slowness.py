@@ -306,6 +306,8 @@ def collect(options: argparse.Namespace) -> list[Moment]:
     drawn += [s for n in range(4 * options.healthy) if (s := draw(options.seed + 1, n)).expect.score_class is ScoreClass.CLEAN][
         : options.healthy
     ]
+    several = (draw(options.seed + 2, number, slow=True) for number in range(16 * options.pairs))
+    drawn += [scenario for scenario in several if len(scenario.faults) > 1][: options.pairs]
     drawn = [scenario for scenario in drawn if scenario.layout.world <= options.largest]
     options.cache.mkdir(parents=True, exist_ok=True)
     moments: list[Moment] = []
@@ -342,6 +344,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--simulated", type=int, default=100, help="drawn slow scenarios to simulate")
     parser.add_argument("--healthy", type=int, default=60, help="drawn healthy scenarios to simulate")
+    parser.add_argument("--pairs", type=int, default=24, help="drawn scenarios with two culprits to simulate")
     parser.add_argument("--largest", type=int, default=16, help="ranks of a simulated job at most")
     parser.add_argument("--seed", type=int, default=2001)
     parser.add_argument("--jobs", type=int, default=2)

@@ -74,11 +74,7 @@ def posterior(odds: NDArray[np.float64], weights: Weights, context: Context) -> 
 
 def beside(terms: Terms, taken: set[int]) -> Terms:
     """The candidates that have nothing in common with culprits found before."""
-    kept = [number for number, members in enumerate(terms.members) if taken.isdisjoint(members)]
-    return Terms(
-        [terms.kinds[number] for number in kept], [terms.members[number] for number in kept], terms.values[kept],
-        terms.share[kept], terms.looks[kept],
-    )  # fmt: skip
+    return terms.only([number for number, members in enumerate(terms.members) if taken.isdisjoint(members)])
 
 
 def likeliest(terms: Terms, chances: NDArray[np.float64], least: float, context: Context) -> tuple[int, Members, float] | None:

@@ -9,6 +9,7 @@ of their own. All candidates compete for the same lost time in ``attribute``; he
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -49,6 +50,8 @@ PAST_SAMPLES = 4.0
 """Samples that the mean of a rank's peers counts for in its past; also the fewest samples that are a past at all."""
 ASSUMED_LOST = 0.3
 """Share of the time that is lost, where nothing says how fast the job was."""
+SEVERAL = 0.1
+"""Part of what the links of a NIC or a host hold up that must lie outside the worst of them, for it to be theirs in common."""
 STEPS_LOST = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 """Shares of the time that a straggler may cost which was there from the start: the likeliest is taken."""
 
@@ -90,6 +93,14 @@ class Terms:
     """Part of the job's time in which the samples' waits end at each candidate, beyond what they always did."""
     looks: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Samples in which each held others up."""
+
+    def only(self, kept: Sequence[int] | NDArray[np.int64]) -> Terms:
+        """Some of the candidates, by their numbers."""
+        chosen = [int(number) for number in kept]
+        return Terms(
+            [self.kinds[number] for number in chosen], [self.members[number] for number in chosen], self.values[chosen],
+            self.share[chosen], self.looks[chosen],
+        )  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -383,13 +394,16 @@ def _of_links(
     delayed = np.zeros(len(members))
     if common:
         delayed = np.array([float(common == set(own) or (whole and common <= set(own))) for own in members])
-    return _block(
+    even = np.where(total > 0, 1.0 - largest / np.maximum(total, 1e-9), 0.0)
+    found = _block(
         kind, members, now - past, over(seen).astype(np.int64),
         ends=_end_term(profile, ends, lost, now, past, over(np.ones(len(ends.links)))),
         dominance=_dominance(now, past, ends),
         delayed=delayed,
-        even=np.where(total > 0, 1.0 - largest / np.maximum(total, 1e-9), 0.0),
+        even=even,
     )  # fmt: skip
+    # What only one link shows is that link's.
+    return found if kind is CandidateKind.LINK else found.only(np.flatnonzero((even >= SEVERAL) | (delayed > 0)))
 
 
 def _proxies(profile: Profile, context: Context, ends: _Ends, lost: float) -> Terms:
