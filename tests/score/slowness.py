@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -385,6 +386,4 @@ def main(arguments: list[str] | None = None) -> int:
 
 if __name__ == "__main__":
     # What is kept is of this module, not of ``__main__``.
-    from score import slowness
-
-    sys.exit(slowness.main())
+    sys.exit(import_module("score.slowness").main())
