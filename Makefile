@@ -105,9 +105,11 @@ test: setup
 	[ $$main -eq 0 ] && [ $$other -eq 0 ]
 
 lint:
-	@echo "==> ruff and mypy"
+	@echo "==> ruff, import contracts, shape and mypy"
 	@$(PYTHON) -m ruff check .
 	@$(PYTHON) -m ruff format --check .
+	@$(VENV)/bin/lint-imports --no-cache --no-logo
+	@$(PYTHON) scripts/check_shape.py
 	@$(PYTHON) -m mypy
 
 # Single layers, for working on one of them.

@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from ncclwatch.dashboard.app import Dashboard
 from ncclwatch.dashboard.source import Mailbox, StillSource
-from ncclwatch.dashboard.view import View
 from ncclwatch.model.verdict import VerdictClass
+from ncclwatch.view.frame import View
 from unit.views import view
 
 REDRAWS = 20

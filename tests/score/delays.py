@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.engine.slow.iteration_graph import Operations
 from ncclwatch.simulate.observe import Cast
 from ncclwatch.simulate.program import Compute
 from ncclwatch.simulate.scenario import Scenario
@@ -91,19 +92,9 @@ class Run:
 
 
 @dataclass(slots=True)
-class Observed:
-    """One iteration: operations sorted by rank and in program order; times in seconds as each node's clock showed them.
+class Observed(Operations):
+    """One iteration, in times as each node's clock showed them; sends need their receives too where messages are not buffered."""
 
-    ``needs`` pairs a receive with its send (and a send with its receive, where messages are not buffered). ``sends`` and
-    ``receives`` say of a message what it does: shape (operations, 2), the peer's global rank or −1.
-    """
-
-    rank: NDArray[np.int64]
-    node: NDArray[np.int64]
-    joint: NDArray[np.int64]
-    needs: NDArray[np.int64]
-    begin: NDArray[np.float64]
-    end: NDArray[np.float64]
     peers: list[tuple[int, int, int]]
     """(position of the message in its rank's program, stage, stage of the peer) of every kind of message"""
     size: int

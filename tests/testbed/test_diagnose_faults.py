@@ -11,7 +11,8 @@ from typing import Literal
 import pytest
 
 from ncclwatch.collect.watched import as_gone
-from ncclwatch.engine.diagnose import Outlook, diagnose
+from ncclwatch.engine.case import Known
+from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.errors import TargetError
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
@@ -109,7 +110,7 @@ def judge(pids: Sequence[int]) -> Verdict:
             for samples, target in zip(series, targets, strict=True):
                 samples.append(target.sample())
             time.sleep(0.5)
-    return diagnose(series, Outlook(creation_patience_s=0.5))
+    return diagnose(series, Known(creation_patience_s=0.5))
 
 
 @pytest.mark.parametrize("name", CASES)

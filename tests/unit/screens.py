@@ -13,7 +13,7 @@ from textual.pilot import Pilot
 
 from ncclwatch.dashboard.app import Dashboard
 from ncclwatch.dashboard.source import Source, StillSource
-from ncclwatch.dashboard.view import View
+from ncclwatch.view.frame import View
 
 GOLDENS = Path(__file__).parent / "goldens"
 Act = Callable[[Pilot[Any], Dashboard], Awaitable[None]]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ncclwatch.collect.windows import CurrentOperation, LastCall, RankWindow
-from ncclwatch.dashboard.view import Cost, Frame, LogEntry, Plane, View
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.verdict import CommunicatorRef, Culprit, OperationRef, Verdict, VerdictClass
+from ncclwatch.view.frame import Cost, Frame, LogEntry, Plane, View
 from unit.synthetic import WORLD, Rank, communicator, frozen_ring, process, recv, send
 
 TIME = 1_700_000_000.0

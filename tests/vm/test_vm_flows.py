@@ -8,10 +8,10 @@ import time
 
 import pytest
 
+from ncclwatch.cli.network_text import link_line
 from ncclwatch.collect.flows import FlowCollector
 from ncclwatch.collect.network import NetworkWatch
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, LinkChange, NetworkLook
-from ncclwatch.report.network_text import link_line
 from ncclwatch.target.session import TargetProcess
 from ncclwatch.wire.governor import Mode
 from ncclwatch.wire.kernel import WireKernel

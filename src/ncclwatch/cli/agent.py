@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclwatch.cli import options
-from ncclwatch.cli.options import AllOption, JobOption, KeysOption, PidOption
+from ncclwatch.cli.options import AllOption, DurationOption, IntervalOption, JobOption, KeysOption, PidOption, ProbesOption
 from ncclwatch.cli.output import emit, flush
 from ncclwatch.errors import UsageError
 from ncclwatch.stopping import stop_on_signals
@@ -35,10 +35,8 @@ def agent(
     ] = None,
     keys: KeysOption = None,
     job: JobOption = None,
-    interval: Annotated[float, typer.Option("--interval", min=0.1, max=60.0, help="Seconds between two looks at memory.")] = 1.0,
-    probes: Annotated[
-        bool, typer.Option("--probes/--no-probes", help="Trace calls with uprobes; without, only memory is read.")
-    ] = True,
+    interval: IntervalOption = 1.0,
+    probes: ProbesOption = True,
     spool: Annotated[
         Path | None, typer.Option("--spool", metavar="FOLDER", help="Keep what cannot be sent here, also over a restart.")
     ] = None,
@@ -47,9 +45,7 @@ def agent(
     user: Annotated[
         str | None, typer.Option("--user", metavar="NAME", help="Run as this user once started (keeps the capabilities needed).")
     ] = None,
-    duration: Annotated[
-        float | None, typer.Option("--duration", "-d", min=0.1, max=1e8, help="Seconds after which to end.")
-    ] = None,
+    duration: DurationOption = None,
 ) -> None:
     """Watch NCCL processes of this node, as they come and go, and send what is seen to an engine. Judges nothing itself."""
     named = options.pids(pid)

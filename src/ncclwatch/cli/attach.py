@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import Annotated
 
 import typer
 
@@ -16,62 +11,41 @@ from ncclwatch.cli.asking import AskFileOption, Bell
 from ncclwatch.cli.options import (
     HANG_FLOOR_S,
     AllOption,
+    DurationOption,
     ExitCodeOption,
     FixedOption,
     HangAfterOption,
+    IntervalOption,
     JsonOption,
     MetricsOption,
     PidOption,
+    ProbesOption,
+    SampleOption,
     SlowModeOption,
     TBaseOption,
     ThetaOption,
     slow_rule,
 )
+from ncclwatch.cli.showing import show, surface_of
+from ncclwatch.cli.surfaces import serving
 from ncclwatch.errors import ExitStatus, UsageError
 from ncclwatch.stopping import stop_on_signals
-from ncclwatch.text import clean
-
-if TYPE_CHECKING:
-    from ncclwatch.cli.live import Session, Steps
-    from ncclwatch.engine.session import Update
-
-
-class Surface(Protocol):
-    """Where a live session is shown."""
-
-    def attached(self, session: Session) -> None:
-        """Every process was read once and the probes are in place."""
-
-    def update(self, session: Session, update: Update) -> None:
-        """One step of the session."""
-
-    def end(self, session: Session, reason: str) -> None:
-        """The session is over."""
 
 
 def attach(
     words: Annotated[list[str] | None, typer.Argument(metavar="[PID]...", help="More pids.")] = None,
     pid: PidOption = None,
     every: AllOption = False,
-    duration: Annotated[
-        float | None, typer.Option("--duration", "-d", min=0.1, max=1e7, help="Seconds after which to end.")
-    ] = None,
-    interval: Annotated[float, typer.Option("--interval", min=0.1, max=60.0, help="Seconds between two looks at memory.")] = 1.0,
+    duration: DurationOption = None,
+    interval: IntervalOption = 1.0,
     as_json: JsonOption = False,
     calls: Annotated[bool, typer.Option("--calls", help="With --json: also one object for every call to NCCL.")] = False,
     exit_code: ExitCodeOption = False,
     plain: Annotated[bool, typer.Option("--plain", help="Lines as things change, also on a terminal.")] = False,
-    probes: Annotated[
-        bool, typer.Option("--probes/--no-probes", help="Trace calls with uprobes; without, only memory is read.")
-    ] = True,
+    probes: ProbesOption = True,
     hang_after: HangAfterOption = HANG_FLOOR_S,
     fixed: FixedOption = False,
-    sample: Annotated[
-        int | None,
-        typer.Option(
-            "--sample", metavar="RANKS", min=1, max=4096, help="While all is well, look only at so many ranks (Mycroft: 10)."
-        ),
-    ] = None,
+    sample: SampleOption = None,
     ask_file: AskFileOption = None,
     metrics: MetricsOption = None,
     slow_mode: SlowModeOption = "ncclwatch",
@@ -92,9 +66,7 @@ def attach(
       ncclwatch attach --pid 4711 --metrics :9464   one process, with metrics for Prometheus
       ncclwatch attach --all --plain --exit-code    for scripts: ends with 10 when a verdict stands
     """
-    named, stray = options.split_words(pid, words)
-    if stray:
-        raise UsageError(f"'{clean(str(stray[0]), 80)}' is not a pid", "snapshot files are for 'ncclwatch diagnose'")
+    named = options.only_pids(pid, words, "snapshot files are for 'ncclwatch diagnose'")
     if calls and not as_json:
         raise UsageError("--calls needs --json", "add --json")
     rule = slow_rule(slow_mode, t_base, theta)
@@ -103,11 +75,10 @@ def attach(
     from ncclwatch.collect.sampling import Sampling
     from ncclwatch.engine.patience import Patience
 
-    stop = stop_on_signals()
     session = LiveSession(
         every=every,
         interval_s=interval,
-        stop=stop,
+        stop=stop_on_signals(),
         patience=Patience(hang_after, adaptive=not fixed),
         sampling=None if sample is None else Sampling(sample),
         asked=Bell(ask_file).rung,
@@ -116,60 +87,7 @@ def attach(
     try:
         session.start(chosen, calls=probes)
         with serving(metrics) as also:
-            if not as_json and not plain and is_screen():
-                from ncclwatch.cli.live_dashboard import show_dashboard
-
-                show_dashboard(session, duration, also)
-            else:
-                watch(session, surface_of(as_json=as_json, calls=calls), duration, also)
+            show(session, surface_of(as_json=as_json, plain=plain, calls=calls), duration, also)
     finally:
         session.close()
     return ExitStatus.VERDICT if exit_code and verdict_stands(session.verdict) else ExitStatus.OK
-
-
-def watch(session: Steps, surface: Surface, duration: float | None, also: Sequence[Surface] = ()) -> None:
-    """Run a started session to its end; ``also`` are told everything before ``surface`` is."""
-    until = None if duration is None else time.monotonic() + duration
-    for each in (*also, surface):
-        each.attached(session)
-    reason = ""
-    try:
-        while not reason:
-            update = session.step(until=until)
-            for each in (*also, surface):
-                each.update(session, update)
-            reason = update.finished
-    except Exception as error:
-        reason = f"ended by an error ({type(error).__name__})"
-        raise
-    finally:
-        surface.end(session, reason)
-
-
-@contextmanager
-def serving(address: str | None) -> Iterator[Sequence[Surface]]:
-    """The surfaces besides the one that is looked at: metrics where they were asked for."""
-    if address is None:
-        yield ()
-        return
-    from ncclwatch.cli.metrics import MetricsServer
-
-    with MetricsServer(address) as server:
-        yield (server,)
-
-
-def is_screen() -> bool:
-    """Whether standard input and output are a terminal that the dashboard can draw on."""
-    utf8 = (sys.stdout.encoding or "").lower().replace("-", "") == "utf8"
-    return sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM", "dumb") != "dumb" and utf8
-
-
-def surface_of(*, as_json: bool, calls: bool) -> Surface:
-    """Lines for scripts or for people."""
-    if as_json:
-        from ncclwatch.cli.live_json import JsonSurface
-
-        return JsonSurface(calls=calls)
-    from ncclwatch.cli.live_log import LogSurface
-
-    return LogSurface()

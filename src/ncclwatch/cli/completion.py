@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,23 +19,20 @@ class Shell(StrEnum):
     FISH = "fish"
 
 
-def completion(shell: Annotated[Shell, typer.Argument(help="The shell to write a script for.")]) -> None:
+def completion(context: typer.Context, shell: Annotated[Shell, typer.Argument(help="The shell to write a script for.")]) -> None:
     """Print a completion script.
 
     bash: ncclwatch completion bash >/etc/bash_completion.d/ncclwatch; zsh: ncclwatch completion zsh
     >"${fpath[1]}/_ncclwatch"; fish: ncclwatch completion fish >~/.config/fish/completions/ncclwatch.fish
     """
-    from ncclwatch.cli.main import app
-
-    for line in script(shell, commands(app)):
+    for line in script(shell, commands(getattr(context.find_root().command, "commands", {}))):
         emit(line)
 
 
-def commands(app: typer.Typer) -> dict[str, tuple[str, list[tuple[str, str]]]]:
-    """Every command: a line about it, and its options with a line each."""
-    group = typer.main.get_command(app)
+def commands(group: Mapping[str, Any]) -> dict[str, tuple[str, list[tuple[str, str]]]]:
+    """Every command of a group (click's commands by name): a line about it, and its options with a line each."""
     found = {}
-    for name, command in sorted(getattr(group, "commands", {}).items()):
+    for name, command in sorted(group.items()):
         options = [
             (option, (getattr(parameter, "help", "") or "").partition(".")[0].replace("\n", " "))
             for parameter in command.params

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,15 +11,14 @@ import typer
 
 from ncclwatch.cli import options
 from ncclwatch.cli.options import AllOption, ExitCodeOption, JsonOption, PidOption, SlowModeOption, TBaseOption, ThetaOption
-from ncclwatch.cli.output import emit, emit_json, note
+from ncclwatch.cli.output import emit_json, note
 from ncclwatch.cli.sampling import Watch, load_files
+from ncclwatch.cli.verdicts import print_verdicts
 from ncclwatch.collect.ranks import series_of
 from ncclwatch.collect.watched import Problem, nothing_read, sees_every_process
 from ncclwatch.errors import ExitStatus
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
-from ncclwatch.report.verdict_text import verdict_lines
-from ncclwatch.text import Style, wrap
 
 # What the operating system or NCCL states outright needs no further waiting.
 _HARD_EVIDENCE = frozenset({VerdictClass.STOPPED, VerdictClass.DEAD, VerdictClass.ERROR})
@@ -70,17 +67,6 @@ def diagnose(
     return ExitStatus.VERDICT if exit_code and verdicts[0].verdict_class.accuses else ExitStatus.OK
 
 
-def print_verdicts(verdicts: Sequence[Verdict]) -> None:
-    """Every verdict in full, an empty line between two."""
-    style = Style()
-    for i, verdict in enumerate(verdicts):
-        if i:
-            emit()
-        for line in verdict_lines(verdict, style):
-            # A file or a pager gets whole lines, which can be searched.
-            emit("\n".join(wrap(line, shutil.get_terminal_size().columns)) if sys.stdout.isatty() else line)
-
-
 def judge(
     pids: Sequence[int], files: Sequence[Path], *, every: bool, wait: float, interval: float
 ) -> tuple[list[Verdict], list[Problem]]:
@@ -113,13 +99,14 @@ def _hosts(watch: Watch) -> Sequence[str]:
 
 
 def _engine(complete_hosts: Sequence[str]) -> Engine:
-    from ncclwatch.engine.diagnose import Outlook, diagnose, judge_jobs
+    from ncclwatch.engine.case import Known
+    from ncclwatch.engine.diagnose import diagnose, judge_jobs
     from ncclwatch.engine.patience import Patience
     from ncclwatch.engine.topology.naming import name_places
 
     def engine(series: Series, patience_s: float) -> list[Verdict]:
-        outlook = Outlook(patience=Patience(patience_s, adaptive=False), complete_hosts=frozenset(complete_hosts))
-        return name_places(judge_jobs(series, outlook)) or [diagnose(series, outlook)]
+        known = Known(patience=Patience(patience_s, adaptive=False), complete_hosts=frozenset(complete_hosts))
+        return name_places(judge_jobs(series, known)) or [diagnose(series, known)]
 
     return engine
 

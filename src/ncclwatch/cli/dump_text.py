@@ -8,8 +8,8 @@ from datetime import datetime
 
 from ncclwatch.cli import labels
 from ncclwatch.model.state import Communicator, Direction, OpPhase, ProcessSample, ProxyOperation, ProxySub
-from ncclwatch.report.steps import host_waits_for, waits_for
 from ncclwatch.text import Style, clean, columns, ranges, size
+from ncclwatch.view.steps import host_waits_for, waits_for
 
 # Rows of one table; a process with more unfinished transfers is told apart by --json.
 MAX_ROWS = 200

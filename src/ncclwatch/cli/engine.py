@@ -11,6 +11,7 @@ import typer
 from ncclwatch.cli.asking import AskFileOption, Bell
 from ncclwatch.cli.options import (
     HANG_FLOOR_S,
+    DurationOption,
     FixedOption,
     HangAfterOption,
     JsonOption,
@@ -36,9 +37,7 @@ def engine(
     ] = "tcp://127.0.0.1:7311",
     keys: KeysOption = None,
     interval: Annotated[float, typer.Option("--interval", min=0.1, max=60.0, help="Seconds between two verdicts.")] = 1.0,
-    duration: Annotated[
-        float | None, typer.Option("--duration", "-d", min=0.1, max=1e8, help="Seconds after which to end.")
-    ] = None,
+    duration: DurationOption = None,
     as_json: JsonOption = False,
     metrics: MetricsOption = None,
     traffic_every: Annotated[
@@ -52,9 +51,9 @@ def engine(
     theta: ThetaOption = 3.0,
 ) -> None:
     """Take what agents send, and say which rank, stage and link holds each job up. Watch it with 'ncclwatch top'."""
-    from ncclwatch.cli.attach import serving
     from ncclwatch.cli.engine_log import EngineLog
     from ncclwatch.cli.engine_service import EngineService, JobSession
+    from ncclwatch.cli.surfaces import serving
     from ncclwatch.engine.patience import Patience
     from ncclwatch.messaging import protocol
 

@@ -10,8 +10,8 @@ from ncclwatch.cli.engine_service import EngineService, Job
 from ncclwatch.cli.live_log import summary
 from ncclwatch.cli.output import emit, emit_json, flush
 from ncclwatch.engine.session import Update
-from ncclwatch.report.verdict_text import verdict_lines
 from ncclwatch.text import Style, clean, duration, size
+from ncclwatch.view.verdict_text import verdict_lines
 
 SUMMARY_EVERY_S = 60.0
 BEHIND_S = 1.0

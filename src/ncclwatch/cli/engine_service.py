@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 from ncclwatch.cli.remote_view import ViewWriter
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.collect.look_times import next_time
-from ncclwatch.engine.judged import Judged
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.session import DiagnosisSession, Update
+from ncclwatch.engine.session_view import Judged
 from ncclwatch.engine.slow.modes import SlowRule
 from ncclwatch.messaging.hub import Hub
 from ncclwatch.messaging.keys import Key, KnownKeys

@@ -5,6 +5,8 @@ from __future__ import annotations
 import shutil
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,13 +14,13 @@ import typer
 from ncclwatch.cli import options
 from ncclwatch.cli.options import AllOption, JsonOption, PidOption
 from ncclwatch.cli.output import emit, emit_json, note
-from ncclwatch.errors import UsageError
 from ncclwatch.model.network import FlowRecord
 from ncclwatch.stopping import Stop
 from ncclwatch.text import Style, clean
 
 if TYPE_CHECKING:
     from ncclwatch.collect.flows import FlowCollector
+    from ncclwatch.collect.watched import Problem
     from ncclwatch.wire.session import WireSession
 
 SCHEMA_NAME = "ncclwatch.flows/1"
@@ -52,10 +54,39 @@ def flows(
     ] = None,
 ) -> None:
     """Show every connection over a network: channel, peer, NIC, rates, latency, retries, and what is wrong with it."""
-    named, stray = options.split_words(pid, words)
-    if stray:
-        raise UsageError(f"'{clean(str(stray[0]), 80)}' is not a pid", "flows are of running processes")
+    named = options.only_pids(pid, words, "flows are of running processes")
     chosen = options.choose_pids(named, every)
+    looked = _look_at(chosen, exact=exact, budget=budget, duration_s=duration)
+    if as_json:
+        emit_json(_json(looked))
+    else:
+        from ncclwatch.cli.flows_text import screen
+
+        width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 160
+        for line in screen(looked.records, looked.collector, looked.wire, looked.report, width=width, style=Style()):
+            emit(line)
+    for problem in looked.problems:
+        note(problem.line)
+    for text in looked.collector.notes:
+        note(clean(text, 300))
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """What was seen of the connections in ``looked_s`` seconds; collector and wire session are closed, and tell how it went."""
+
+    collector: FlowCollector
+    wire: WireSession
+    records: list[FlowRecord]
+    looked_s: float
+    price: str
+    """What exact counting costs, where that was asked for."""
+    report: str
+    problems: list[Problem]
+
+
+def _look_at(pids: Sequence[int], *, exact: bool, budget: float, duration_s: float | None) -> Looked:
+    """Look at the connections of processes for some seconds."""
     from ncclwatch.cli.sampling import Watch
     from ncclwatch.collect.flows import FlowCollector
     from ncclwatch.target.session import TargetProcess
@@ -63,7 +94,7 @@ def flows(
     from ncclwatch.wire.session import WireSession
 
     with Watch() as watch:
-        watch.open(chosen)
+        watch.open(pids)
         watch.round()
         watch.require_one()
         targets = [one.target for one in watch.watched if isinstance(one.target, TargetProcess)]
@@ -75,25 +106,11 @@ def flows(
             wire.start(collector.users())
             collector.refresh()
             price = _price(wire) if exact else ""
-            looked_s = look(collector, wire, duration)
-            records = collector.flows()
-            report = wire.report()
+            looked_s = look(collector, wire, duration_s)
+            return Looked(collector, wire, collector.flows(), looked_s, price, wire.report(), [*watch.problems])
         finally:
             collector.close()
             wire.close()
-        problems = [*watch.problems]
-    if as_json:
-        emit_json(_json(collector, wire, records, looked_s, price, report, problems))
-    else:
-        from ncclwatch.cli.flows_text import screen
-
-        width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 160
-        for line in screen(records, collector, wire, report, width=width, style=Style()):
-            emit(line)
-    for problem in problems:
-        note(problem.line)
-    for text in collector.notes:
-        note(clean(text, 300))
 
 
 def look(collector: FlowCollector, wire: WireSession, duration_s: float | None, stop: Stop | None = None) -> float:
@@ -131,30 +148,23 @@ def _price(wire: WireSession) -> str:
     return price
 
 
-def _json(
-    collector: FlowCollector,
-    wire: WireSession,
-    records: list[FlowRecord],
-    looked_s: float,
-    price: str,
-    report: str,
-    problems: list[Any],
-) -> dict[str, Any]:
+def _json(looked: Looked) -> dict[str, Any]:
     from ncclwatch.cli.dump import problem_json
     from ncclwatch.cli.flows_text import flow_json
 
+    wire, collector = looked.wire, looked.collector
     worst = wire.worst()
     return {
         "schema": SCHEMA_NAME,
-        "looked_s": round(looked_s, 3),
+        "looked_s": round(looked.looked_s, 3),
         "planes": {
             "state": {"running": True, "reason": ""},
             "wire": {"running": wire.running, "mode": str(wire.mode), "reason": wire.reason},
         },
         "cost": {
             "budget": wire.budget,
-            "told_first": price,
-            "report": report,
+            "told_first": looked.price,
+            "report": looked.report,
             "worst_thread": None
             if worst is None
             else {"pid": worst.pid, "tid": worst.tid, "hits": worst.hits, "cost_ns": round(worst.cost_ns)},
@@ -163,7 +173,7 @@ def _json(
             {"pid": pid, "networks": list(names), "wire_unavailable": wire.reasons.get(pid, "") or wire.reason}
             for pid, names in collector.networks().items()
         ],
-        "flows": [flow_json(record) for record in records],
-        "errors": [problem_json(problem) for problem in problems],
+        "flows": [flow_json(record) for record in looked.records],
+        "errors": [problem_json(problem) for problem in looked.problems],
         "notes": list(collector.notes),
     }

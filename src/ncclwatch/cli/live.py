@@ -14,10 +14,10 @@ from ncclwatch.collect.node import NodeCollector
 from ncclwatch.collect.sampling import Sampling
 from ncclwatch.collect.watched import Problem
 from ncclwatch.collect.windows import RankWindow
-from ncclwatch.engine.judged import Judged
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.session import DiagnosisSession, Update
+from ncclwatch.engine.session_view import Judged
 from ncclwatch.engine.slow.modes import SlowRule
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessInfo, ProcessSample

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ncclwatch.cli.attach import Surface, watch
 from ncclwatch.cli.live import LiveSession
 from ncclwatch.cli.output import emit
+from ncclwatch.cli.surfaces import Surface, watch
 from ncclwatch.dashboard.live import LiveSource
 from ncclwatch.errors import NcclwatchError
-from ncclwatch.report.verdict_text import verdict_lines
 from ncclwatch.text import Style, clean, size, wrap
+from ncclwatch.view.verdict_text import verdict_lines
 
 if TYPE_CHECKING:
     from ncclwatch.cli.live import Session, Steps

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING
 from ncclwatch.cli import labels
 from ncclwatch.cli.flows_text import name as flow_name
 from ncclwatch.cli.live import planes_line
+from ncclwatch.cli.network_text import kernel_line, link_line, nic_line, worth_showing
 from ncclwatch.cli.output import emit, flush
 from ncclwatch.collect.batch import Change
 from ncclwatch.model.network import FlowRecord, FlowState, NicKey, NicRecord
-from ncclwatch.report.network_text import kernel_line, link_line, nic_line, worth_showing
-from ncclwatch.report.verdict_text import verdict_lines
 from ncclwatch.text import Style, clean, duration, ranges, rate, size
+from ncclwatch.view.verdict_text import verdict_lines
 
 if TYPE_CHECKING:
     from ncclwatch.cli.live import Session

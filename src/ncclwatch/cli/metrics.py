@@ -10,11 +10,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING
 
 from ncclwatch.cli.output import note
-from ncclwatch.dashboard.builder import ViewBuilder
-from ncclwatch.dashboard.view import View
 from ncclwatch.errors import UsageError
 from ncclwatch.report.metrics import CONTENT_TYPE, Counts, metrics
 from ncclwatch.text import clean
+from ncclwatch.view.builder import ViewBuilder
+from ncclwatch.view.frame import View
 
 if TYPE_CHECKING:
     from ncclwatch.cli.live import Session

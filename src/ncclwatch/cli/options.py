@@ -26,6 +26,16 @@ PidOption = Annotated[
 AllOption = Annotated[bool, typer.Option("--all", "-a", help="Every NCCL process of this node.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON for scripts instead of text for people.")]
 ExitCodeOption = Annotated[bool, typer.Option("--exit-code", help="End with status 10 when a verdict accuses somebody.")]
+SampleOption = Annotated[
+    int | None, typer.Option("--sample", metavar="RANKS", min=1, max=4096, help="While all is well, read only so many ranks.")
+]
+IntervalOption = Annotated[
+    float, typer.Option("--interval", min=0.1, max=60.0, help="Seconds between two samples of a process's memory.")
+]
+DurationOption = Annotated[float | None, typer.Option("--duration", "-d", min=0.1, max=1e8, help="Seconds after which to end.")]
+ProbesOption = Annotated[
+    bool, typer.Option("--probes/--no-probes", help="Trace calls with uprobes; without, only memory is read.")
+]
 
 KeysOption = Annotated[
     Path | None,
@@ -70,6 +80,14 @@ def split_words(options: Sequence[str] | None, words: Sequence[str] | None) -> t
         else:
             files.append(Path(word))
     return pids([*(options or ()), *numbers]), files
+
+
+def only_pids(options: Sequence[str] | None, words: Sequence[str] | None, hint: str) -> list[int]:
+    """What was named, of a command that takes pids alone; ``hint`` says what files are for."""
+    named, files = split_words(options, words)
+    if files:
+        raise UsageError(f"'{clean(str(files[0]), 80)}' is not a pid", hint)
+    return named
 
 
 def require_files(files: Sequence[Path]) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclwatch.cli import options
-from ncclwatch.cli.options import AllOption, PidOption
+from ncclwatch.cli.options import AllOption, DurationOption, IntervalOption, PidOption, ProbesOption
 from ncclwatch.cli.output import emit, flush, note
 from ncclwatch.errors import ExitStatus, UsageError
 from ncclwatch.stopping import stop_on_signals
@@ -42,11 +42,8 @@ def record(
     words: Annotated[list[str] | None, typer.Argument(metavar="[PID]...", help="More pids.")] = None,
     pid: PidOption = None,
     every: AllOption = False,
-    duration_s: Annotated[
-        float | None,
-        typer.Option("--duration", "-d", min=0.1, max=1e8, help="Seconds after which to end; else Ctrl-C."),
-    ] = None,
-    interval: Annotated[float, typer.Option("--interval", min=0.1, max=60.0, help="Seconds between two looks at memory.")] = 1.0,
+    duration: DurationOption = None,
+    interval: IntervalOption = 1.0,
     max_size: Annotated[
         str | None,
         typer.Option("--max-size", metavar="SIZE", help="Keep the file at this size (64M, 2G), overwriting the oldest eighth."),
@@ -54,9 +51,7 @@ def record(
     all_calls: Annotated[
         bool, typer.Option("--all-calls", help="Keep every field of every call; without, what a diagnosis needs of operations.")
     ] = False,
-    probes: Annotated[
-        bool, typer.Option("--probes/--no-probes", help="Trace calls with uprobes; without, only memory is read.")
-    ] = True,
+    probes: ProbesOption = True,
 ) -> int:
     """Record NCCL processes of this node into a file, until they end or Ctrl-C.
 
@@ -70,9 +65,7 @@ def record(
       ncclwatch record --all -o job.recording                    until Ctrl-C
       ncclwatch record --all -o ring.recording --max-size 256M   the last hours, never more than 256 MiB
     """
-    named, stray = options.split_words(pid, words)
-    if stray:
-        raise UsageError(f"'{clean(str(stray[0]), 80)}' is not a pid", "name the file to write with -o FILE")
+    named = options.only_pids(pid, words, "name the file to write with -o FILE")
     cap = parse_size(max_size) if max_size else None
     chosen = options.choose_pids(named, every)
     from ncclwatch.cli.live import LiveSession, until_of
@@ -85,7 +78,7 @@ def record(
     try:
         session.taps.append(recorder.put)
         session.start(chosen, calls=probes)
-        reason = _run(session, recorder, until_of(duration_s))
+        reason = _run(session, recorder, until_of(duration))
     except BaseException:
         if not recorder.status.batches:
             recorder.close(reason)

@@ -9,6 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ncclwatch.cli.output import emit, emit_json, note
+from ncclwatch.cli.verdicts import print_verdicts
 from ncclwatch.engine.slow.modes import SlowRule
 from ncclwatch.errors import ExitStatus, TargetError, UsageError
 from ncclwatch.model.state import ProcessSample
@@ -63,8 +64,6 @@ def write_series(series: Sequence[Sequence[ProcessSample]], folder: Path) -> lis
 
 def judge_recordings(paths: Sequence[Path], *, as_json: bool, exit_code: bool, slow: SlowRule | None = None) -> int:
     """Print what stands at the end of the recordings, and what stood before; returns the exit status."""
-    from ncclwatch.cli.diagnose import print_verdicts
-
     with Recordings(paths) as recordings:
         replay = Replay(recordings, slow)
         found = incidents(replay)

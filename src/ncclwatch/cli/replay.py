@@ -45,7 +45,7 @@ def replay(
       ncclwatch replay job.recording --screenshot now.svg   a picture of the dashboard
     """
     options.require_files(files)
-    from ncclwatch.cli.attach import is_screen
+    from ncclwatch.cli.showing import is_screen
     from ncclwatch.store.replay import Recordings, Replay
 
     with Recordings(files) as recordings:
@@ -102,8 +102,8 @@ def _dashboard(recordings: Recordings, from_ns: int, speed: float) -> None:
 
 def _lines(replayed: Replay, from_ns: int) -> None:
     """What a live session would have written, with the recorded times."""
-    from ncclwatch.dashboard.builder import ViewBuilder
-    from ncclwatch.report.verdict_text import verdict_lines
+    from ncclwatch.view.builder import ViewBuilder
+    from ncclwatch.view.verdict_text import verdict_lines
 
     style = Style()
     builder = ViewBuilder()
@@ -133,8 +133,8 @@ def _clock(time_ns: int) -> str:
 
 
 def _picture(replayed: Replay, from_ns: int, path: Path, size: tuple[int, int]) -> None:
-    from ncclwatch.dashboard.builder import ViewBuilder
     from ncclwatch.dashboard.picture import write_picture
+    from ncclwatch.view.builder import ViewBuilder
 
     builder = ViewBuilder()
     view = None

@@ -164,9 +164,9 @@ def as_json_data(found: Report) -> dict[str, Any]:
 
 
 def _perfetto(replay: Replay) -> bytes:
-    from ncclwatch.dashboard.builder import ViewBuilder
     from ncclwatch.report.history import incidents
     from ncclwatch.report.perfetto import TraceBuilder
+    from ncclwatch.view.builder import ViewBuilder
 
     recordings = replay.recordings
     trace = TraceBuilder(recordings.begin_ns / 1e9)

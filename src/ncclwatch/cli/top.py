@@ -6,8 +6,8 @@ from typing import Annotated
 
 import typer
 
-from ncclwatch.cli.attach import is_screen, surface_of, watch
-from ncclwatch.cli.options import ExitCodeOption, JobOption, JsonOption, KeysOption
+from ncclwatch.cli.options import DurationOption, ExitCodeOption, JobOption, JsonOption, KeysOption
+from ncclwatch.cli.showing import show, surface_of
 from ncclwatch.errors import ExitStatus
 from ncclwatch.stopping import stop_on_signals
 
@@ -16,9 +16,7 @@ def top(
     engine: Annotated[str, typer.Option("--engine", "-e", metavar="ADDRESS", help="The engine: tcp://HOST:PORT.")] = "127.0.0.1",
     keys: KeysOption = None,
     job: JobOption = None,
-    duration: Annotated[
-        float | None, typer.Option("--duration", "-d", min=0.1, max=1e7, help="Seconds after which to end.")
-    ] = None,
+    duration: DurationOption = None,
     as_json: JsonOption = False,
     exit_code: ExitCodeOption = False,
     plain: Annotated[bool, typer.Option("--plain", help="Lines as things change, also on a terminal.")] = False,
@@ -33,12 +31,7 @@ def top(
     session = RemoteSession(address, keys=client_keys(address, keys, "viewer"), token=job or "", stop=stop)
     try:
         session.start(duration)
-        if not as_json and not plain and is_screen():
-            from ncclwatch.cli.live_dashboard import show_dashboard
-
-            show_dashboard(session, duration)
-        else:
-            watch(session, surface_of(as_json=as_json, calls=False), duration)
+        show(session, surface_of(as_json=as_json, plain=plain), duration)
     finally:
         session.close()
     return ExitStatus.VERDICT if exit_code and verdict_stands(session.verdict) else ExitStatus.OK

@@ -18,7 +18,7 @@ from ncclwatch.stopping import Stop
 from ncclwatch.text import Style
 
 if TYPE_CHECKING:
-    from ncclwatch.engine.topology.config import Stated
+    from ncclwatch.cli.stated_layout import Stated
     from ncclwatch.engine.topology.namer import StageNamer
     from ncclwatch.model.state import ProcessSample
 
@@ -39,7 +39,7 @@ def topology(
     as_json: JsonOption = False,
 ) -> None:
     """Infer which ranks form tensor, pipeline, data, context and expert groups; nothing needs to be configured."""
-    from ncclwatch.engine.topology.config import from_file
+    from ncclwatch.cli.stated_layout import from_file
 
     named, files = options.split_words(pid, words)
     options.require_files(files)
@@ -117,8 +117,8 @@ def _from_processes(
 def _show(
     namer: StageNamer, samples: Sequence[ProcessSample], remarks: Sequence[str], given: Stated | None, *, as_json: bool
 ) -> None:
-    from ncclwatch.engine.topology.config import compare, from_command, name_unsure
-    from ncclwatch.report import topology_text
+    from ncclwatch.cli import topology_text
+    from ncclwatch.cli.stated_layout import compare, from_command, name_unsure
 
     jobs = []
     for learned, members in namer.everything(samples):

@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -139,10 +139,8 @@ class Watched:
 
 
 def as_gone(last: ProcessSample) -> ProcessSample:
-    """What is known of a process that ended: its communicators as last seen, nothing under way, run state ``X``."""
-    return replace(
-        last, run_state="X", time_ns=time.monotonic_ns(), wall_ns=time.time_ns(), duration_ns=0, operations=(), pending=()
-    )
+    """What is known of a process that has ended by now."""
+    return last.ended(time.monotonic_ns(), time.time_ns())
 
 
 def nothing_read(problems: Sequence[Problem]) -> NcclwatchError:

@@ -12,7 +12,7 @@ from textual.app import App, ComposeResult
 from textual.binding import Binding, BindingType
 from textual.widgets import ContentSwitcher, Input
 
-from ncclwatch.dashboard import columns, text_pages
+from ncclwatch.dashboard import text_pages
 from ncclwatch.dashboard.banner import banner
 from ncclwatch.dashboard.communicator_page import CommunicatorPage
 from ncclwatch.dashboard.detail import DetailScreen
@@ -27,10 +27,11 @@ from ncclwatch.dashboard.stack_page import StackPage
 from ncclwatch.dashboard.table import RowTable
 from ncclwatch.dashboard.tabs import TABS, TabLine
 from ncclwatch.dashboard.title import title
-from ncclwatch.dashboard.view import CommunicatorRow, OperationRow, View
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.text import clean
+from ncclwatch.view.frame import CommunicatorRow, OperationRow, View
+from ncclwatch.view.ranks import RankRow
 
 REDRAW_S = 0.5
 RECENT = 30
@@ -318,7 +319,7 @@ class Dashboard(App[str]):
         screen = self.screen
         if isinstance(screen, DetailScreen):
             page = screen.page.open(view, row)
-        elif isinstance(row, columns.RankRow):
+        elif isinstance(row, RankRow):
             page = RankPage(row.window.process.key)
         elif isinstance(row, CommunicatorRow):
             page = CommunicatorPage(row.key)
@@ -384,7 +385,7 @@ class Dashboard(App[str]):
 
 
 def _process_of(row: Any) -> ProcessKey | None:
-    if isinstance(row, columns.RankRow):
+    if isinstance(row, RankRow):
         return row.window.process.key
     member = getattr(row, "member", None)
     return member.key if member is not None else None

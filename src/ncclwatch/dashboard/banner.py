@@ -9,8 +9,8 @@ from rich.style import Style
 
 from ncclwatch.dashboard.lines import Line, plain
 from ncclwatch.model.verdict import Verdict, VerdictClass
-from ncclwatch.report.verdict_text import culprit_name
 from ncclwatch.text import clean, fit, width
+from ncclwatch.view.verdict_text import culprit_name
 
 ACCUSES = Style.parse("bold white on #c01c28")
 SLOW = Style.parse("bold black on #e5a50a")

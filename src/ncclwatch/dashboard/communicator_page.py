@@ -16,15 +16,15 @@ from ncclwatch.dashboard.page import (
     Page,
     fact,
     number,
-    operation_name,
     operations_in,
     steps_done,
 )
-from ncclwatch.dashboard.states import BY_LETTER
 from ncclwatch.dashboard.table import Column
-from ncclwatch.dashboard.view import CommunicatorKey, CommunicatorRow, Member, View
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProxyOperation
+from ncclwatch.view.frame import CommunicatorKey, CommunicatorRow, Member, View
+from ncclwatch.view.states import BY_LETTER
+from ncclwatch.view.steps import operation_name
 
 
 class MemberRow(NamedTuple):

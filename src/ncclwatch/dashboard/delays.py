@@ -9,8 +9,8 @@ from rich.style import Style
 from textual.strip import Strip
 from textual.widget import Widget
 
-from ncclwatch.dashboard.view import View
-from ncclwatch.report.waits import WaitMatrix, matrix
+from ncclwatch.view.frame import View
+from ncclwatch.view.waits import WaitMatrix, matrix
 
 MAX_LOOKS_OF_MANY = 5
 """Looks added up where ranks are many: each costs time in proportion to ranks and channels."""

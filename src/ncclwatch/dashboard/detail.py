@@ -12,8 +12,8 @@ from textual.screen import Screen
 from ncclwatch.dashboard.lines import BOLD, DIM, Line, TextLines, plain
 from ncclwatch.dashboard.page import Page
 from ncclwatch.dashboard.table import RowTable
-from ncclwatch.dashboard.view import View
 from ncclwatch.text import fit
+from ncclwatch.view.frame import View
 
 
 class DetailScreen(Screen[None]):

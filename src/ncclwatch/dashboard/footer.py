@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.style import Style
 
 from ncclwatch.dashboard.lines import BOLD, DIM, Line, plain
-from ncclwatch.dashboard.view import View
 from ncclwatch.text import clean, rate, size, width
+from ncclwatch.view.frame import View
 
 HINTS = ("Enter open", "v verdict", "q leave", "/ filter", "s sort", "Space pause", "[ ] back", "S save", "R record")
 LOST = Style.parse("bold #f5c211")

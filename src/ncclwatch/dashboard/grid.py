@@ -13,8 +13,8 @@ from textual.message import Message
 from textual.strip import Strip
 from textual.widget import Widget
 
-from ncclwatch.dashboard.states import BY_LETTER, STATES, URGENCY
-from ncclwatch.dashboard.view import Grid, GridCell, View
+from ncclwatch.view.frame import Grid, GridCell, View
+from ncclwatch.view.states import BY_LETTER, STATES, URGENCY
 
 STYLES = {state.letter: Style.parse(state.style) for state in STATES}
 CURSOR = Style(reverse=True, bold=True)

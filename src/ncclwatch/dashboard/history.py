@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ncclwatch.dashboard.view import View
+from ncclwatch.view.frame import View
 
 MAX_LOOKS = 1800
 MAX_WINDOWS = 48_000

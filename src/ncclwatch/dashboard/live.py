@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ncclwatch.dashboard.builder import Told, ViewBuilder
 from ncclwatch.dashboard.source import Mailbox, read_stack
 from ncclwatch.dashboard.stack_page import StackText
-from ncclwatch.dashboard.view import View
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.stopping import Stop
+from ncclwatch.view.builder import Told, ViewBuilder
+from ncclwatch.view.frame import View
 
 if TYPE_CHECKING:
     from ncclwatch.engine.session import Update

@@ -13,17 +13,16 @@ from ncclwatch.dashboard.page import (
     PLAIN,
     Page,
     fact,
-    operation_name,
     operations_in,
     rank_name,
     steps_done,
 )
 from ncclwatch.dashboard.stack_page import StackPage
 from ncclwatch.dashboard.table import Column
-from ncclwatch.dashboard.view import CommunicatorKey, View, communicator_key
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import Communicator, Direction, HostConnection, ProcessSample, ProxyOperation, ProxySub
-from ncclwatch.report.steps import host_waits_for, waits_for
+from ncclwatch.view.frame import CommunicatorKey, View, communicator_key
+from ncclwatch.view.steps import host_waits_for, operation_name, waits_for
 
 
 class Transfer(NamedTuple):

@@ -12,10 +12,10 @@ from ncclwatch.collect.windows import RankWindow
 from ncclwatch.dashboard import rows
 from ncclwatch.dashboard.lines import DIM, Line
 from ncclwatch.dashboard.table import Column
-from ncclwatch.dashboard.view import View
 from ncclwatch.model.identity import ProcessKey
-from ncclwatch.model.state import Communicator, Direction, ProcessSample, ProxyOperation
+from ncclwatch.model.state import Communicator, ProcessSample, ProxyOperation
 from ncclwatch.text import clean, duration, rate, size
+from ncclwatch.view.frame import View
 
 PLAIN = Style()
 
@@ -72,13 +72,6 @@ def operations_in(sample: ProcessSample, communicator: Communicator) -> tuple[Pr
             operation.comm_address == communicator.address if operation.comm_address else operation.comm_hash == communicator.hash
         )
     )
-
-
-def operation_name(operation: ProxyOperation) -> str:
-    """``AllReduce #14`` or ``Send``."""
-    if operation.is_point_to_point:
-        return "Send" if operation.direction is Direction.SEND else "Recv"
-    return f"{operation.collective.removeprefix('ncclFunc') or 'operation'} #{operation.sequence}"
 
 
 def rank_name(window: RankWindow) -> str:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ncclwatch.dashboard.app import Dashboard
 from ncclwatch.dashboard.source import StillSource
-from ncclwatch.dashboard.view import View
+from ncclwatch.view.frame import View
 
 
 def write_picture(views: Sequence[View], path: Path, size: tuple[int, int], keys: Sequence[str] = ()) -> None:

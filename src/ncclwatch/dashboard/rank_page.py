@@ -21,11 +21,11 @@ from ncclwatch.dashboard.page import (
     rank_name,
     rate_line,
 )
-from ncclwatch.dashboard.states import BY_LETTER
 from ncclwatch.dashboard.table import Column
-from ncclwatch.dashboard.view import View, communicator_key
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import Communicator, ProxyOperation
+from ncclwatch.view.frame import View, communicator_key
+from ncclwatch.view.states import BY_LETTER
 
 
 class RankComm(NamedTuple):

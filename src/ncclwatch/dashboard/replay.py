@@ -6,13 +6,13 @@ import threading
 import time
 from datetime import datetime
 
-from ncclwatch.dashboard.builder import ViewBuilder
 from ncclwatch.dashboard.source import Mailbox
 from ncclwatch.dashboard.stack_page import StackText
-from ncclwatch.dashboard.view import View
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.store.replay import Recordings, Replay
+from ncclwatch.view.builder import ViewBuilder
+from ncclwatch.view.frame import View
 
 WARM_UP_NS = 120_000_000_000
 """The judge sees this much before the moment sought, so that it says there what it would have said live."""

@@ -8,8 +8,8 @@ from typing import Protocol
 
 from ncclwatch.dashboard.stack import python_stack, threads
 from ncclwatch.dashboard.stack_page import StackText
-from ncclwatch.dashboard.view import View
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.view.frame import View
 
 MAX_WAITING = 16
 """Views kept while nobody takes them: a dashboard that is stopped for long must not make the collector hold its past."""

@@ -11,9 +11,9 @@ from ncclwatch.dashboard.page import (
     Page,
 )
 from ncclwatch.dashboard.table import Column
-from ncclwatch.dashboard.view import View
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.text import clean
+from ncclwatch.view.frame import View
 
 
 @dataclass(frozen=True, slots=True)

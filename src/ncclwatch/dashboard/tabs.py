@@ -16,7 +16,8 @@ from ncclwatch.dashboard.delays import DelayMatrix
 from ncclwatch.dashboard.grid import RankGrid
 from ncclwatch.dashboard.lines import DIM, Line, TextLines
 from ncclwatch.dashboard.table import Column, RowTable
-from ncclwatch.dashboard.view import View
+from ncclwatch.view.frame import View
+from ncclwatch.view.ranks import rank_rows
 
 ACTIVE_TAB = Style(bold=True, reverse=True)
 
@@ -64,7 +65,7 @@ def _make_delays(number: str, recent: Recent) -> Widget:
 
 def _show_ranks(widget: Widget, view: View) -> None:
     widget.query_one(RankGrid).show(view)
-    widget.query_one(RowTable).show(columns.rank_rows(view))
+    widget.query_one(RowTable).show(rank_rows(view))
 
 
 def _show_grid(widget: Widget, view: View) -> None:

@@ -13,11 +13,11 @@ from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
 from ncclwatch.dashboard.lines import BOLD, Line, TextLines, plain
-from ncclwatch.dashboard.states import STATES
-from ncclwatch.dashboard.view import View
-from ncclwatch.report.verdict_text import verdict_lines
 from ncclwatch.text import Style as TextStyle
 from ncclwatch.text import wrap
+from ncclwatch.view.frame import View
+from ncclwatch.view.states import STATES
+from ncclwatch.view.verdict_text import verdict_lines
 
 KEYS = (
     ("1 … 9, Tab", "the views; Tab moves between the grid and the table"),

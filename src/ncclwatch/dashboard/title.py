@@ -9,8 +9,8 @@ from rich.style import Style
 
 from ncclwatch.dashboard.lines import BOLD, DIM, Line
 from ncclwatch.dashboard.source import Source
-from ncclwatch.dashboard.view import View
 from ncclwatch.text import clean, duration, width
+from ncclwatch.view.frame import View
 
 PAUSED = Style.parse("bold black on #f5c211")
 RECORDING = Style.parse("bold white on #c01c28")

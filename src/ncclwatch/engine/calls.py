@@ -7,14 +7,18 @@ did *not* call, and ranks whose call differs; what happens after the call is the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.alignment import Entries, align_entries, make_entries
+from ncclwatch.engine.job import Group, Job
 from ncclwatch.engine.ledger import Ledger, Signature
+from ncclwatch.engine.sequence_counts import launched
+from ncclwatch.model.events import Function
+from ncclwatch.model.verdict import OperationRef
 
 
 @dataclass(slots=True)
@@ -150,3 +154,35 @@ def _describe_behind(
     finding.waiting = sorted(ranks[aligned & (after > slowest)].tolist())
     leader = int(np.flatnonzero(aligned & (after > slowest))[0])
     finding.called = ledger.signature(int(entries.rows[part][leader]), slowest - int(entries.offsets[part][leader]))
+
+
+def leave_out_contradicted(job: Job, findings: Mapping[int, CallsFinding], ledger: Ledger) -> None:
+    """Take back that ranks have not called what others have, where NCCL's own counts say that they have called as often.
+
+    A record may be lost, or late, at the very end of what was called; what was called is counted in the process itself.
+    """
+    for number, finding in findings.items():
+        group = job.groups[number]
+        if not finding.behind or not (_counts_collectives(group) or not _has_messages(group, ledger)):
+            continue
+        counts = {rank: launched(*group.members[rank]) for rank in (*finding.behind, *finding.waiting) if rank in group.members}
+        most = max((count for rank in finding.waiting if (count := counts.get(rank)) is not None), default=None)
+        if most is not None:
+            finding.behind = [rank for rank in finding.behind if (count := counts.get(rank)) is None or count < most]
+
+
+def _counts_collectives(group: Group) -> bool:
+    """Whether NCCL counts collectives alone on all ranks: else launches count, and those of messages among them."""
+    return all(own.sequence_numbers for _, own in group.members.values())
+
+
+def _has_messages(group: Group, ledger: Ledger) -> bool:
+    places = (ledger.place(member.info.host, member.info.pid, own.address) for member, own in group.members.values())
+    return any(place in ledger.point_to_point for place in places)
+
+
+def operation_of(called: Signature | None, sequence: int | None) -> OperationRef:
+    """A collective that was called, as a verdict names it."""
+    known = called is not None and called.function in Function._value2member_map_
+    name = Function(called.function).name.title().replace("_", "") if called is not None and known else ""
+    return OperationRef(name, sequence)

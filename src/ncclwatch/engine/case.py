@@ -2,19 +2,144 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, TypeVar
 
-from ncclwatch.engine.hypotheses import Trail
-from ncclwatch.engine.job import Job
+from ncclwatch.engine.alignment import rows_of
+from ncclwatch.engine.call_patterns import Orders
+from ncclwatch.engine.calls import CallsFinding, compare_groups, leave_out_contradicted
+from ncclwatch.engine.dead_paths import DeadPath
+from ncclwatch.engine.edges import StallMark, Wait
+from ncclwatch.engine.graph import Sink, Waits, find_sinks
+from ncclwatch.engine.hypotheses import Hypothesis, Retraction, Trail
+from ncclwatch.engine.job import Job, Member
+from ncclwatch.engine.ledger import Ledger, Place
+from ncclwatch.engine.patience import Patience
+from ncclwatch.engine.ports import PortDown
+from ncclwatch.engine.sends_and_receives import Messages
+from ncclwatch.engine.waits import find_waits
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Known:
+    """What is known about the jobs besides their samples.
+
+    ``patience``: how long nothing must have moved before a rank is accused on the evidence of waits alone (``None``: no time at
+    all); a stopped or ended process needs no patience. ``creation_patience_s``: the same for the creation of a communicator.
+    ``complete_hosts``: hosts on which every NCCL process was looked at, so that a rank that should be there and is not has ended.
+    """
+
+    patience: Patience | None = None
+    creation_patience_s: float = 15.0
+    complete_hosts: Collection[str] = field(default_factory=frozenset)
+    silent: Collection[tuple[int, int]] = field(default_factory=frozenset)
+    """(communicator's hash, rank in it) of ranks whose node has fallen silent: they are not seen, which says nothing of them."""
+    ledger: Ledger | None = None
+    """What the calls plane recorded."""
+    orders: Orders | None = None
+    """In which order each process called what."""
+    ports_down: Sequence[PortDown] = ()
+    """NICs that ranks use and that can carry no traffic."""
+    dead_paths: Collection[DeadPath] = ()
+    """Connections between ranks on which nothing is acknowledged."""
+    retrying: Mapping[tuple[int, int, int], float] = field(default_factory=dict)
+    """Connections whose sockets try again to send, as of :meth:`NetworkMemory.retrying`."""
+    totals: dict[Place, tuple[int, int]] = field(default_factory=dict)
+    """Communicator of a process → (NCCL's own count of collectives, calls in the ledger at that moment)"""
 
 
 @dataclass(slots=True)
 class Case:
-    """A job with everything a source may read and a rule may conclude from. ``still``: seconds without progress; ``time``: the
-    newest sample, seconds since the epoch.
+    """A job with everything a source may read and a rule may conclude from.
+
+    ``still``: seconds without progress; ``time``: the newest sample, seconds since the epoch; ``loners``: observed processes of
+    no job, which hold no communicator.
     """
 
     job: Job
+    known: Known
     still: float
     time: float
+    loners: Sequence[Member] = ()
+    sinks: list[Sink] = field(default_factory=list)
+    """Where the waits end, of the graph as it is now."""
+    standing: Hypothesis | None = None
+    """The hypothesis that stands: the last that defeated the one before."""
     trail: Trail = field(default_factory=Trail)
+    patience_s: float = 0.0
+    """Seconds for which nothing must have moved before anybody is accused."""
+    retries_s: float = 0.0
+    """Seconds before a link whose sockets try again to send is dead."""
+    blind: bool = False
+    """Whether memory shows nothing that is open: counts and calls are all there is."""
+    _kept: dict[str, Any] = field(default_factory=dict)
+    _concluded: set[Hashable] = field(default_factory=set)
+    _waits: Waits | None = None
+    _findings: dict[int, CallsFinding] | None = None
+    _messages: Messages | None = None
+
+    @property
+    def waits(self) -> Waits:
+        """The wait-for graph: drawn from memory when it is first asked for, then changed by rules."""
+        if self._waits is None:
+            self._waits = find_waits(self.job)
+            self.solve()
+        return self._waits
+
+    def solve(self) -> None:
+        """Follow the waits to their ends, of the graph as it is now: the one place where that is done. O(nodes + edges)."""
+        self.sinks = find_sinks(self.job, self.waits)
+        self._kept.clear()
+
+    def remember(self, what: str, make: Callable[[], T]) -> T:
+        """What several rules ask for, made once for the graph as it is now."""
+        if what not in self._kept:
+            self._kept[what] = make()
+        found: T = self._kept[what]
+        return found
+
+    def is_new(self, rule: str, concluded: Wait | StallMark | Retraction) -> bool:
+        """Whether a rule concludes something for the first time."""
+        if isinstance(concluded, Retraction):
+            return concluded.wait not in self.waits.retracted
+        what = concluded.target if isinstance(concluded, Wait) else concluded.stall
+        who = concluded.waiter if isinstance(concluded, Wait) else concluded.member.index
+        fresh = (rule, who, what, concluded.key) not in self._concluded
+        self._concluded.add((rule, who, what, concluded.key))
+        return fresh
+
+    @property
+    def alive(self) -> list[Member]:
+        """The processes that have not ended."""
+        return [member for member in self.job.members if not member.gone]
+
+    @property
+    def newcomers(self) -> set[int]:
+        """Indices of the processes that were sampled only once: whether they move is not known."""
+        return {member.index for member in self.alive if len(member.samples) < 2}
+
+    @property
+    def findings(self) -> dict[int, CallsFinding]:
+        """What the calls plane says of each communicator of the job; empty without one."""
+        if self._findings is None:
+            self._findings = self._compare_calls()
+        return self._findings
+
+    def _compare_calls(self) -> dict[int, CallsFinding]:
+        ledger = self.known.ledger
+        if ledger is None:
+            return {}
+        known = [rows_of(group, ledger, self.known.totals) for group in self.job.groups.values()]
+        found = dict(zip(self.job.groups, compare_groups(ledger, known), strict=True))
+        leave_out_contradicted(self.job, found, ledger)
+        return found
+
+    @property
+    def messages(self) -> Messages | None:
+        """Who waits for whom in sends and receives; ``None`` without a calls plane."""
+        if self._messages is None and self.known.ledger is not None:
+            self._messages = Messages(self.job, self.known.ledger, self.known.totals, self.known.orders)
+        return self._messages

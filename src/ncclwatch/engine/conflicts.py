@@ -14,14 +14,15 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine import explain
 from ncclwatch.engine.alignment import KEYS, AlignedBy, Entries, align_entries, has_lost, make_entries, rows_of
-from ncclwatch.engine.calls_verdict import culprit_of, operation_of
+from ncclwatch.engine.calls import operation_of
+from ncclwatch.engine.hypotheses import Cause, Suspect
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.ledger import Ledger, Place, Signature
-from ncclwatch.engine.next_steps import next_steps
 from ncclwatch.engine.slow.looks import StageOf
-from ncclwatch.engine.topology.model import Stage
+from ncclwatch.engine.suspects import accused, caller
+from ncclwatch.engine.topology.labels import Stage
+from ncclwatch.engine.verdict import next_steps, ranks_of
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 
 AGREEING = 3
@@ -277,6 +278,7 @@ def _is_moved(own: NDArray[np.uint64], usual: NDArray[np.uint64]) -> bool:
 
 def _explain(job: Job, conflicts: Sequence[Conflict], running: Verdict) -> Verdict:
     culprits: list[Culprit] = []
+    suspects: list[Suspect] = []
     evidence: list[str] = []
     names: list[str] = []
     victims: set[int] = set()
@@ -289,8 +291,8 @@ def _explain(job: Job, conflicts: Sequence[Conflict], running: Verdict) -> Verdi
                 continue
             peers = conflict.others.text() if conflict.others is not None else "something else"
             reason = f"called {signature.text()} where its peers called {peers}"
-            culprit = culprit_of(group, rank, member, operation_of(signature, conflict.sequence), reason)
-            culprits.append(replace(culprit, stage=conflict.stages.get(rank, "")))
+            suspects.append(caller(group, rank, member, operation_of(signature, conflict.sequence), Cause.CALLED_OTHER_AS))
+            culprits.append(replace(suspects[-1].place, reason=reason, stage=conflict.stages.get(rank, "")))
             names.append(f"{member.label} called {signature.text()}")
         seen = f"; so in {conflict.times} of the last operations" if conflict.times > 1 else ""
         others = f"all others {conflict.others.text()}" if conflict.others is not None else "which of them is wrong does not show"
@@ -306,10 +308,10 @@ def _explain(job: Job, conflicts: Sequence[Conflict], running: Verdict) -> Verdi
         if len(culprits) == 1 and conflicts[0].others is not None
         else f"{len(culprits)} ranks called something else than their peers: the job runs on with wrong results"
     )
-    victims -= explain.accused(job, culprits)
+    victims -= accused(job, culprits)
     return replace(
         running, verdict_class=VerdictClass.INCONSISTENT, summary=summary, culprits=tuple(culprits),
-        victims=explain.ranks_of(job, victims),
+        victims=ranks_of(job, victims),
         communicator=first.communicator, operation=first.operation, confidence=0.9, evidence=tuple(evidence),
-        next_steps=next_steps(VerdictClass.INCONSISTENT, culprits), planes=("state", "calls"),
+        next_steps=next_steps(VerdictClass.INCONSISTENT, suspects), rules=("conflict",), planes=("state", "calls"),
     )  # fmt: skip

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from statistics import median_low
 
-from ncclwatch.engine.explain import group_of
 from ncclwatch.engine.job import Job, Member
-from ncclwatch.engine.topology.words import compressed
+from ncclwatch.engine.topology.labels import compressed
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass, places, stands_in
 
 HELD_BACK = 0.25
@@ -95,6 +94,8 @@ def _involved(job: Job, culprit: Culprit) -> list[Member]:
     if culprit.link is None:
         named = places([culprit])
         return [member for member in job.members if stands_in(named, member.info.host, member.info.pid, member.rank)]
+    from ncclwatch.engine.suspects import group_of
+
     group = group_of(job, culprit)
     ends = (culprit.link.source, culprit.link.destination) if group is not None else ()
     return [member for end in ends if group is not None and (member := group.holder(end)) is not None]

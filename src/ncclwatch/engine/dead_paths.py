@@ -10,13 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from ncclwatch.engine import explain
-from ncclwatch.engine.culprits import observed_culprit
+from ncclwatch.engine.hypotheses import Cause
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.next_steps import NEITHER_WAY, NOT_ACKNOWLEDGED, next_steps
 from ncclwatch.engine.ports import OPEN_TO_DOUBT, named_in
 from ncclwatch.model.verdict import Culprit, LinkRef, Verdict, VerdictClass
+
+if TYPE_CHECKING:
+    from ncclwatch.engine.case import Case
 
 ONE_END = "one end of a path over which nothing is acknowledged"
 
@@ -44,13 +46,16 @@ class _Link:
     """Address → rank in the communicator."""
 
 
-def blame_dead_paths(job: Job, verdict: Verdict, dead: Collection[DeadPath], still: float, time: float) -> Verdict:
+def blame_dead_paths(case: Case, verdict: Verdict, dead: Collection[DeadPath]) -> Verdict:
     """The verdict, or one on the ends of dead paths, where it only says where the waits that can be seen end. Of a rank that data
     neither reaches nor leaves it is said that the network is why.
 
-    Of several paths the address they share is named, of a single one both ends. ``still`` is how many seconds nothing has moved,
-    ``time`` the newest look, in seconds since the epoch. O(paths x communicators of a hash).
+    Of several paths the address they share is named, of a single one both ends. O(paths x communicators of a hash).
     """
+    from ncclwatch.engine.suspects import accused
+    from ncclwatch.engine.verdict import REASONS, build
+
+    job, NEITHER_WAY = case.job, REASONS[Cause.CUT_OFF]
     cut_off = any(culprit.reason == NEITHER_WAY for culprit in verdict.culprits)
     if not dead or not (cut_off or verdict.verdict_class in OPEN_TO_DOUBT):
         return verdict
@@ -62,25 +67,25 @@ def blame_dead_paths(job: Job, verdict: Verdict, dead: Collection[DeadPath], sti
     if not culprits:
         return verdict
     evidence = list(verdict.evidence)
-    victims = {index for link in links for index in link.group.ranks} - explain.accused(job, culprits)
+    victims = {index for link in links for index in link.group.ranks} - accused(job, culprits)
     if verdict.culprits:
         evidence.insert(0, f"the waits that can be seen end at {named_in(verdict)}, which may itself wait for such a path")
-    found = explain.build(
-        job, VerdictClass.HARDWARE, culprits, victims, evidence, still=still, time=time, confidence=0.8,
-        unobserved=verdict.unobserved,
-    )  # fmt: skip
+    found = build(case, VerdictClass.HARDWARE, culprits, victims, evidence, verdict.unobserved)
     fellows = tuple(sorted({*found.victims, *verdict.victims} - {culprit.rank for culprit in culprits}))
     return replace(found, victims=fellows, planes=(*verdict.planes, "nic"))
 
 
 def _not_acknowledged(verdict: Verdict, links: Sequence[_Link]) -> Verdict:
     """A verdict on who is cut off with the reason TCP knows, where a dead path ends at it."""
+    from ncclwatch.engine.verdict import REASONS, steps_for
+
+    NEITHER_WAY, NOT_ACKNOWLEDGED = REASONS[Cause.CUT_OFF], REASONS[Cause.PATH]
     ends = {member.rank for link in links for end in link.ends.values() if (member := link.group.holder(end)) is not None}
     if not all(culprit.rank in ends for culprit in verdict.culprits):
         return verdict
     culprits = tuple(replace(culprit, reason=NOT_ACKNOWLEDGED) for culprit in verdict.culprits)
     summary = verdict.summary.replace(NEITHER_WAY, NOT_ACKNOWLEDGED)
-    steps = next_steps(verdict.verdict_class, culprits)
+    steps = steps_for(verdict.verdict_class, culprits)
     return replace(verdict, culprits=culprits, summary=summary, next_steps=steps, planes=(*verdict.planes, "nic"))
 
 
@@ -109,5 +114,9 @@ def _culprits(job: Job, links: Sequence[_Link]) -> list[Culprit]:
 
 def _culprit(job: Job, member: Member, link: _Link, *, alone: bool) -> Culprit:
     reference = None if alone else LinkRef(link.path.rank, link.path.peer, "net")
-    found = observed_culprit(job, member, (), (), NOT_ACKNOWLEDGED if alone else ONE_END, link=reference)
+    from ncclwatch.engine.suspects import observed
+    from ncclwatch.engine.verdict import REASONS
+
+    found = observed(job, member, (), (), Cause.PATH, link=reference).place
+    found = replace(found, reason=REASONS[Cause.PATH] if alone else ONE_END)
     return replace(found, communicator=link.group.reference(), comm_rank=link.group.rank_of(member))

@@ -1,18 +1,16 @@
-"""What the wait-for graph is made of: places where a wait can end, needs between them, and what a rank could do and does not."""
+"""What the wait-for graph is made of: places where a wait can end, waits between them, and what a rank could do and does not."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Generic, NamedTuple, TypeVar
+from functools import partial
+from typing import NamedTuple, TypeVar
 
-import numpy as np
-
-from ncclwatch.engine.columns import Column
 from ncclwatch.engine.connections import ConnectionKey, End
+from ncclwatch.engine.evidence.base import Fact, FactKind, Strength
 from ncclwatch.engine.job import Member
-from ncclwatch.engine.mismatch import Mismatch
 from ncclwatch.model.verdict import OperationRef
 
 T = TypeVar("T")
@@ -103,10 +101,11 @@ PROXY_STALLS = frozenset({
 
 @dataclass(slots=True)
 class Wait:
-    """One proven need: ``waiter`` cannot go on before ``target`` does something.
+    """One need: ``waiter`` cannot go on before ``target`` does something.
 
     ``describe`` makes its text: of the thousands of waits of a large job a few are ever shown. ``operation`` is set where no end
-    of a transfer tells it. ``weak``: nothing shows that the waiter has begun the operation; it may wait in one before.
+    of a transfer tells it. ``strength``: proven by counters of both ends; likely where nothing shows that the waiter has begun
+    the operation, and it may wait in one before; possible where nothing contradicts it.
     """
 
     waiter: Node
@@ -115,8 +114,17 @@ class Wait:
     key: ConnectionKey
     describe: Callable[[], str]
     end: End | None = None
+    other: End | None = None
+    """The far end of the transfer, where that is open."""
     operation: OperationRef | None = None
-    weak: bool = False
+    strength: Strength = Strength.PROVEN
+    number: int = -1
+    """In the graph it was taken from."""
+
+    @property
+    def weak(self) -> bool:
+        """Whether nothing shows that the waiter has begun the operation."""
+        return self.strength is Strength.LIKELY
 
     @property
     def text(self) -> str:
@@ -144,131 +152,30 @@ class StallMark:
         """The stall as a line of evidence."""
         return self.describe()
 
-
-class Nodes:
-    """Nodes as numbers: an observed process is its index, everything else is negative."""
-
-    def __init__(self) -> None:
-        self._others: list[Node] = []
-        self._numbers: dict[Node, int] = {}
-
-    def number(self, node: Node) -> int:
-        """The number of a node."""
-        if isinstance(node, RankNode):
-            return int(node)
-        number = self._numbers.setdefault(node, -1 - len(self._others))
-        if number == -1 - len(self._others):
-            self._others.append(node)
-        return number
-
-    def node(self, number: int) -> Node:
-        """The node with a number."""
-        return RankNode(number) if number >= 0 else self._others[-1 - number]
-
-
-@dataclass(slots=True)
-class Columns(Generic[T]):
-    """Waits or stalls of the network's transfers, in columns: who (waiter or stalled process), and for whom where it waits.
-
-    ``make`` turns a row into an object; ``collectives`` are the ids of the communicators that have a collective among the rows.
-    """
-
-    who: Column
-    target: Column
-    make: Callable[[int], T]
-    collectives: set[int]
-
-    def __len__(self) -> int:
-        return len(self.who)
-
-
-class Waits:
-    """The wait-for graph of one job: what the network's transfers show in columns, the rest as objects.
-
-    Waits have an order, and a number by it: those of the columns come first.
-    """
-
-    def __init__(
-        self, edges: Iterable[Wait] = (), stalls: Iterable[StallMark] = (), mismatches: Iterable[Mismatch] = (),
-        *, columns: Columns[Wait] | None = None, stall_columns: Columns[StallMark] | None = None, nodes: Nodes | None = None,
-    ) -> None:  # fmt: skip
-        self.nodes = nodes or Nodes()
-        self.mismatches = list(mismatches)
-        self.columns, self.stall_columns = columns, stall_columns
-        self.added, self.added_stalls = list(edges), list(stalls)
-
     @property
-    def open(self) -> bool:
-        """Whether any transfer is unfinished."""
-        return bool(self.added or self.added_stalls or self.columns or self.stall_columns)
+    def fact(self) -> Fact:
+        """The stall as a fact."""
+        return Fact(FactKind.STANDS, RankNode(self.member.index), "state", describe=self.describe)
 
-    def with_edges(self, edges: Iterable[Wait]) -> Waits:
-        """The same stalls, and these waits."""
-        return Waits(edges, self.added_stalls, self.mismatches, stall_columns=self.stall_columns, nodes=self.nodes)
 
-    def ends(self) -> tuple[Column, Column]:
-        """Numbers of the waiters and of those waited for, of every wait."""
-        waiters = np.array([self.nodes.number(wait.waiter) for wait in self.added], np.int64)
-        targets = np.array([self.nodes.number(wait.target) for wait in self.added], np.int64)
-        if self.columns is None:
-            return waiters, targets
-        return np.r_[self.columns.who, waiters], np.r_[self.columns.target, targets]
+def wait_facts(waits: Iterable[Wait]) -> list[Fact]:
+    """Waits as facts: one for all channels between the same two ranks that stand for the same reason."""
+    first: dict[object, Wait] = {}
+    channels: dict[object, set[int]] = {}
+    for wait in waits:
+        same = (wait.waiter, wait.target, wait.why, wait.end.operation.direction if wait.end else None)
+        first.setdefault(same, wait)
+        channels.setdefault(same, set()).add(wait.key.channel)
+    return [_fact(wait, len(channels[same]) - 1) for same, wait in first.items()]
 
-    def wait(self, number: int) -> Wait:
-        """One wait."""
-        in_columns = len(self.columns) if self.columns is not None else 0
-        if self.columns is not None and number < in_columns:
-            return self.columns.make(number)
-        return self.added[number - in_columns]
 
-    def standing(self) -> Column:
-        """Indices of the processes that stand still, one for every stall."""
-        added = np.array([mark.member.index for mark in self.added_stalls], np.int64)
-        return added if self.stall_columns is None else np.r_[self.stall_columns.who, added]
+def _fact(wait: Wait, more: int) -> Fact:
+    def describe() -> str:
+        return wait.text + (f" (and {more} more channel{'s' if more > 1 else ''})" if more else "")
 
-    def stall(self, number: int) -> StallMark:
-        """One stall."""
-        in_columns = len(self.stall_columns) if self.stall_columns is not None else 0
-        if self.stall_columns is not None and number < in_columns:
-            return self.stall_columns.make(number)
-        return self.added_stalls[number - in_columns]
+    return Fact(FactKind.WAITS_FOR, wait.waiter, "state", wait.strength, wait.target, operation=wait.operation, describe=describe)
 
-    def all(self) -> Iterator[Wait]:
-        """Every wait as an object."""
-        yield from map(self.wait, range(len(self.ends()[0])))
 
-    def of(self, indices: Iterable[int]) -> dict[int, list[Wait]]:
-        """For each of these processes its waits and those for it."""
-        found: dict[int, list[Wait]] = {index: [] for index in indices}
-        wanted = np.array(list(found), np.int64)
-        waiters, targets = self.ends()
-        for place in np.flatnonzero(np.isin(waiters, wanted) | np.isin(targets, wanted)).tolist():
-            wait = self.wait(place)
-            for number in {int(waiters[place]), int(targets[place])} & found.keys():
-                found[number].append(wait)
-        return found
-
-    def first(self, waiters: int) -> list[Wait]:
-        """All waits of the first so many nodes that wait."""
-        who, _ = self.ends()
-        _, place = np.unique(who, return_index=True)
-        chosen = who[np.sort(place)[:waiters]]
-        return [self.wait(number) for number in np.flatnonzero(np.isin(who, chosen)).tolist()]
-
-    def waiting(self) -> set[int]:
-        """Indices of the processes that wait."""
-        waiters, _ = self.ends()
-        return set(np.unique(waiters[waiters >= 0]).tolist())
-
-    def busy(self) -> set[int]:
-        """Indices of the processes that wait or stand still in something that shows."""
-        return self.waiting() | set(np.unique(self.standing()).tolist())
-
-    def collectives(self) -> set[int]:
-        """Ids of the communicators in which a collective stands still."""
-        keys = (*(wait.key for wait in self.added), *(mark.key for mark in self.added_stalls))
-        found = {key.group for key in keys if not key.point_to_point}
-        for columns in (self.columns, self.stall_columns):
-            if columns is not None:
-                found |= columns.collectives
-        return found
+def told(text: str, subject: Node | None = None, kind: FactKind = FactKind.CALLED_OTHER, source: str = "state") -> Fact:
+    """A line of evidence that is made already."""
+    return Fact(kind, subject, source, describe=partial(str, text))

@@ -1,72 +1,150 @@
-"""What may be wrong with a job: hypotheses, each by one rule, and the trail of how they were weighed."""
+"""What may be wrong with a job: hypotheses, each by one rule, and the trail of how they were weighed.
+
+A hypothesis is typed: causes, ranks, facts. Words for people are made of it last (:mod:`ncclwatch.engine.verdict`).
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import Any
 
+from ncclwatch.engine.edges import Node
 from ncclwatch.engine.evidence.base import Fact
 from ncclwatch.model.verdict import Culprit, VerdictClass
 
 
 class Cause(StrEnum):
-    """Why a culprit holds the job up; a closed list. Words for people are made of it last (``verdict.py``)."""
+    """Why somebody holds the job up, or why nobody is named; a closed list. ``verdict.py`` has the words for each."""
 
-    STOPPED = "stopped"
+    # Nobody is named.
+    ALL_ENDED = "all-ended"
+    ONE_SAMPLE = "one-sample"
+    PROGRESS = "progress"
+    PAUSE = "pause"
+    NOTHING_OPEN = "nothing-open"
+    NOTHING_SEEN = "nothing-seen"
+    CREATING = "creating"
+    UNSEEN = "unseen"
+    BESIDE_ABSENT = "beside-absent"
+    CYCLE_IN_OPERATION = "cycle-in-operation"
+    CYCLE_OF_CALLS = "cycle-of-calls"
+    # The operating system or NCCL says so.
     ENDED = "ended"
+    ENDED_UNSEEN = "ended-unseen"
+    STOPPED = "stopped"
+    STOPPED_BY_DEBUGGER = "stopped-by-debugger"
+    NCCL_ERROR = "nccl-error"
+    NOT_JOINED = "not-joined"
+    # Calls: not made, or others.
+    NOT_ENTERED = "not-entered"
+    NOT_TAKING_PART = "not-taking-part"
     NOT_CALLED = "not-called"
     LEFT_OUT = "left-out"
+    LACKS_CALL = "lacks-call"
+    LACKS_OTHER_CALL = "lacks-other-call"
+    ALONE_IN_CALL = "alone-in-call"
     CALLED_OTHER = "called-other"
+    CALLED_OTHER_AS = "called-other-as"
+    COUNTED_OTHER = "counted-other"
     ORDER = "order"
+    # GPU and proxy.
     GPU_NOT_BEGUN = "gpu-not-begun"
-    GPU_STALLED = "gpu-stalled"
+    GPU_STOPPED = "gpu-stopped"
+    GPU_RUNNING = "gpu-running"
+    FLUSH = "flush"
     PROXY_STALLED = "proxy-stalled"
+    PROXY_NOT_BEGUN = "proxy-not-begun"
+    # The network.
     LINK = "link"
+    CUT_OFF = "cut-off"
+    PORT_RETRIES = "port-retries"
     PORT = "port"
     PATH = "path"
-    LINK_RETRIES = "link-retries"
-    NOT_JOINED = "not-joined"
-    NCCL_ERROR = "nccl-error"
+    PATH_END = "path-end"
+    # Limits.
     CPU_LIMIT = "cpu-limit"
-    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """Whom a hypothesis names, and why that one. ``place`` is a culprit without words; ``detail`` completes the words of the
+    cause (what was called, the name of a port).
+    """
+
+    place: Culprit
+    cause: Cause
+    detail: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One explanation of a standstill by one rule. ``confidence`` is between 0 and 1, measured per rule (docs/scoreboard.md).
-
-    ``tie``: all sides of a disagreement are named, since nothing tells who is wrong.
-    """
+    """One explanation of a job's state by one rule. ``confidence`` is between 0 and 1."""
 
     rule: str
     verdict_class: VerdictClass
     cause: Cause
-    culprits: tuple[Culprit, ...] = ()
+    suspects: tuple[Suspect, ...] = ()
     victims: frozenset[int] = frozenset()
-    """Indices of the processes that wait for the culprits."""
+    """Indices of the processes that wait for the suspects."""
     confidence: float = 0.0
     supports: tuple[Fact, ...] = ()
-    missing: tuple[str, ...] = ()
+    """What it follows from; of many the first few are shown."""
+    beside: tuple[Fact, ...] = ()
+    """What other planes say of those it names: shown after that, whole."""
+    missing: tuple[Fact, ...] = ()
     """What was not observed and might have told otherwise."""
     tie: bool = False
+    """Whether all sides of a disagreement are named, since nothing tells who is wrong."""
+    ends: tuple[Node, ...] = ()
+    """Where the waits end, of a hypothesis that names nobody."""
+    group: int | None = None
+    """The communicator it is about, where that is not the suspects' own."""
+    seconds: float = 0.0
+    """For how long a pause may last, or a link has carried nothing, where the cause speaks of that."""
+    planes: tuple[str, ...] = ("state",)
+    follows: tuple[str, ...] = ()
+    """Rules whose hypotheses it was made from."""
+
+    def amended(self, rule: str, **changes: Any) -> Hypothesis:
+        """The same as another rule sees it: with other suspects, another class, more evidence."""
+        return replace(self, rule=rule, follows=(*self.follows, self.rule), **changes)
+
+    def beside_it(self, rule: str, facts: Iterable[Fact], **changes: Any) -> Hypothesis:
+        """The same with what a rule found beside it."""
+        return replace(self, beside=(*self.beside, *facts), follows=(*self.follows, rule), **changes)
+
+    @property
+    def accuses(self) -> bool:
+        """Whether it says that something is wrong."""
+        return self.verdict_class.accuses
 
 
 @dataclass(frozen=True, slots=True)
 class Retraction:
-    """A fact that counts no longer, and the rule that says so."""
+    """A wait that counts no longer, by its number in the graph, and the rule that says so."""
 
-    fact: Fact
+    wait: int
     rule: str
-    why: str
+    fact: Fact
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """A hypothesis that was weighed and lost, and the rule of the one that it lost against."""
+
+    hypothesis: Hypothesis
+    against: str
 
 
 @dataclass(slots=True)
 class Trail:
-    """How a verdict came about: what ``ncclwatch diagnose --why`` prints. Bounded by who writes it."""
+    """How a verdict came about: what ``ncclwatch diagnose --why`` prints."""
 
-    facts: list[Fact] = field(default_factory=list)
-    retractions: list[Retraction] = field(default_factory=list)
-    hypotheses: list[Hypothesis] = field(default_factory=list)
-    defeated: list[tuple[Hypothesis, Hypothesis]] = field(default_factory=list)
-    """(lost, won)"""
-    missing: list[str] = field(default_factory=list)
+    drawn: list[tuple[str, Fact]] = field(default_factory=list)
+    """(rule, wait that it drew)"""
+    retracted: list[Retraction] = field(default_factory=list)
+    lost: list[Lost] = field(default_factory=list)
+    fired: dict[str, int] = field(default_factory=dict)
+    """Rule → how many facts, retractions or hypotheses it concluded, in the order in which they first did."""

@@ -7,9 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ncclwatch.engine.connections import CONNECTION_SLOTS, ConnectionKey
-from ncclwatch.engine.edges import AbsentNode, RankNode, Stall, StallMark, Wait, Waits, Why
+from ncclwatch.engine.edges import AbsentNode, RankNode, Stall, StallMark, Wait, Why
+from ncclwatch.engine.evidence.base import Strength
+from ncclwatch.engine.graph import Waits
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.ring_positions import is_between, ring_written
+from ncclwatch.engine.rings import is_between, ring_written
 from ncclwatch.model.state import Communicator, Direction, HostConnection, Transport
 
 
@@ -86,7 +88,8 @@ class InsideReader:
             peer = self.job.rank_name(group.id, conn.peer)
             return f"{member.label} waits for {peer}, {_why(why, conn)}, channel {conn.channel}, all {conn.tail} steps read"
 
-        self.waits.added.append(Wait(RankNode(member.index), target, why, key, describe, weak=weak))
+        strength = Strength.LIKELY if weak else Strength.PROVEN
+        self.waits.added.append(Wait(RankNode(member.index), target, why, key, describe, strength=strength))
 
     def look_after_unread(self) -> None:
         """Who comes after a rank that leaves its ring input unread, and finds nothing itself, waits for it."""

@@ -10,18 +10,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.engine.case import Known
 from ncclwatch.engine.conflicts import ConflictWatch
 from ncclwatch.engine.dead_paths import DeadPath
-from ncclwatch.engine.diagnose import Outlook, judge_jobs
+from ncclwatch.engine.diagnose import judge_jobs
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.ports import PortDown
-from ncclwatch.engine.severity import severity
 from ncclwatch.engine.slow.watch import SlowWatch
-from ncclwatch.engine.topology.model import Stage
+from ncclwatch.engine.topology.labels import Stage
 from ncclwatch.engine.topology.namer import StageNamer
 from ncclwatch.engine.topology.naming import name_stages
+from ncclwatch.engine.verdict import severity
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import ProcessInfo, ProcessSample
@@ -90,7 +91,7 @@ class LiveDiagnosis:
         ``source`` is the host they come from (as in ``ProcessInfo.host``); empty where there is only one.
         """
         self.ledger.add_calls(events, lost, source)
-        self.namer.observe(events, lost, host=source)
+        self.namer.observe(events, host=source)
         self.slow.add_calls(events, lost, source)
         if lost:
             self.conflicts.lose(source)
@@ -115,7 +116,7 @@ class LiveDiagnosis:
         for sample in self._previous:
             self._note_totals(sample)
         self._previous = list(samples)
-        outlook = Outlook(
+        known = Known(
             self.patience,
             complete_hosts=self.complete_hosts,
             silent=self.silent,
@@ -124,19 +125,19 @@ class LiveDiagnosis:
             retrying=self.retrying,
         )
         if self.ledger.rows:
-            outlook.ledger, outlook.totals, outlook.orders = self.ledger, self._totals, self.slow.cadences.orders
+            known.ledger, known.totals, known.orders = self.ledger, self._totals, self.slow.cadences.orders
         looks = [series.samples for series in self._series.values()]
-        judged = judge_jobs(looks, outlook)
+        judged = judge_jobs(looks, known)
         if self._asked:
             self._asked = False
-            at_once = judge_jobs(looks, replace(outlook, patience=None, creation_patience_s=0.0))
+            at_once = judge_jobs(looks, replace(known, patience=None, creation_patience_s=0.0))
             self.answers += sorted((self._named(job, verdict) for job, verdict in at_once), key=severity)
         self.slow.forget(present)
         self.conflicts.forget({number for job, _ in judged for number in job.groups})
-        known = [learned.topology for learned in self.namer.jobs]
+        topologies = [learned.topology for learned in self.namer.jobs]
         if self.ledger.rows:
             self.slow.ledger, self.slow.totals = self.ledger, self._totals
-        slow = [(job, self.slow.judge(job, verdict, known, self._stage_of)) for job, verdict in judged]
+        slow = [(job, self.slow.judge(job, verdict, topologies, self._stage_of)) for job, verdict in judged]
         found = [(job, self.conflicts.judge(job, verdict, self.ledger, self._totals, self._stage_of)) for job, verdict in slow]
         self.verdicts = sorted((self._named(job, verdict) for job, verdict in found), key=severity)
         self.patience.end_round()

@@ -42,8 +42,8 @@ class Mismatch:
     pairs: list[tuple[End, End]]
     """(sender, receiver) of connections whose ends disagree"""
 
-    def suspects(self) -> tuple[list[int], str]:
-        """Ranks of the communicator to name, and how they were chosen."""
+    def suspects(self) -> tuple[list[int], str, bool]:
+        """Ranks of the communicator to name, how they were chosen, and whether it is a tie."""
         groups: dict[OpenCall, list[int]] = defaultdict(list)
         for rank, call in self.calls.items():
             groups[call].append(rank)
@@ -51,12 +51,12 @@ class Mismatch:
         if len(sizes) > 1 and sizes[-1] > sum(sizes[:-1]):
             majority = max(groups.values(), key=len)
             odd = sorted(set(self.calls) - set(majority))
-            return odd, f"{len(majority)} ranks agree, {'this one does' if len(odd) == 1 else 'these do'} not"
+            return odd, f"{len(majority)} ranks agree, {'this one does' if len(odd) == 1 else 'these do'} not", False
         involved = Counter(rank for pair in self.pairs for rank in (pair[0].key.source, pair[0].key.destination))
         always = [rank for rank, times in involved.items() if times == len(self.pairs)]
         if len(always) == 1 and len(self.pairs) > 1:
-            return always, "it is one side of every disagreement"
-        return sorted(involved), "the groups are equally large: a tie"
+            return always, "it is one side of every disagreement", False
+        return sorted(involved), "the groups are equally large: a tie", True
 
     def lines(self, job: Job) -> list[str]:
         """The groups and the disagreeing ends as evidence."""

@@ -15,7 +15,7 @@ from ncclwatch.engine.dead_paths import DeadPath
 from ncclwatch.engine.flow_lines import LOST, flow_lines
 from ncclwatch.engine.patience import RETRY_S
 from ncclwatch.engine.ports import PortDown
-from ncclwatch.engine.slow.flow_delays import delay_lines, delay_us, is_sending
+from ncclwatch.engine.slow.delay_matrix import delay_lines, delay_us, is_sending
 from ncclwatch.engine.slow.round_trips import FlowPlace
 from ncclwatch.model.network import FlowRecord, FlowState, KernelLogLine, LinkChange, NetworkLook, NicKey, NicRecord, SocketFacts
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass

@@ -14,9 +14,9 @@ from typing import NamedTuple
 
 from ncclwatch.engine.calls import CallsFinding
 from ncclwatch.engine.edges import LinkNode
+from ncclwatch.engine.graph import Sink
 from ncclwatch.engine.job import Group, Job
 from ncclwatch.engine.ledger import Ledger
-from ncclwatch.engine.locate import Sink
 
 HANG_FLOOR_S = 5.0
 """Nothing moves for this long before waits alone accuse a rank."""
@@ -38,7 +38,6 @@ BARRIER_ELEMENTS = 4
 
 RETRY_S = 7.0
 """TCP sends again 0.2, 0.6, 1.4, 3.0 and 6.2 s after what was lost (Linux, ``TCP_RTO_MIN``, doubled each time), then 12.6."""
-TCP_TRIES = "what was lost is sent again by TCP"
 REMEMBERED = 16
 MAX_KINDS = 4096
 
@@ -105,7 +104,7 @@ class Patience:
 
 def retry_patience(job: Job, sinks: Sequence[Sink], retrying: Mapping[tuple[int, int, int], float]) -> float:
     """Seconds a standstill must last that waits for links alone, of which one's sockets (``retrying``, see
-    :class:`diagnose.Outlook`) try again and may come through.
+    :class:`case.Known`) try again and may come through.
     """
     links = [end for sink in sinks if isinstance(end := sink.nodes[0], LinkNode)]
     if not retrying or len(links) < len(sinks):

@@ -9,14 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from ncclwatch.engine import explain
-from ncclwatch.engine.culprits import observed_culprit
-from ncclwatch.engine.edges import Waits
+from ncclwatch.engine.graph import Waits
+from ncclwatch.engine.hypotheses import Cause
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.model.network import NicRecord
 from ncclwatch.model.state import Communicator, Direction, Transport
 from ncclwatch.model.verdict import Culprit, LinkRef, Verdict, VerdictClass
+
+if TYPE_CHECKING:
+    from ncclwatch.engine.case import Case
 
 BEFORE_S = 120.0
 """What lies inside the nodes may go on for a while after a port went down: not longer than this."""
@@ -56,11 +59,12 @@ class PortDown:
         return "is down" if self.until is None else "was down"
 
 
-def blame_ports(job: Job, verdict: Verdict, waits: Waits, ports: Sequence[PortDown], still: float, time: float) -> Verdict:
-    """The verdict, or one on the ports that are down below the standstill, where that explains it better.
+def blame_ports(case: Case, verdict: Verdict, ports: Sequence[PortDown]) -> Verdict:
+    """The verdict, or one on the ports that are down below the standstill, where that explains it better."""
+    from ncclwatch.engine.suspects import accused, observed
+    from ncclwatch.engine.verdict import build
 
-    ``still`` is how many seconds nothing has moved, ``time`` the newest look, in seconds since the epoch.
-    """
+    job, waits, still, time = case.job, case.waits, case.still, case.time
     down = [port for port in ports if port.explains(time - still)]
     if verdict.verdict_class is VerdictClass.HARDWARE and verdict.link is not None:
         return _with_ends_that_are_down(job, verdict, down)
@@ -73,18 +77,14 @@ def blame_ports(job: Job, verdict: Verdict, waits: Waits, ports: Sequence[PortDo
     culprits = []
     for port, users in found:
         for member, link in users:
-            culprit = observed_culprit(job, member, (), (), f"its network port {port.nic.label} {port.state}", link=link)
-            culprits.append(
-                replace(culprit, communicator=verdict.communicator or culprit.communicator, operation=verdict.operation)
-            )
+            culprit = observed(job, member, (), (), Cause.PORT, link=link).place
+            reason, communicator = f"its network port {port.nic.label} {port.state}", verdict.communicator or culprit.communicator
+            culprits.append(replace(culprit, communicator=communicator, operation=verdict.operation, reason=reason))
     evidence = list(verdict.evidence)
     if verdict.culprits:
         evidence.insert(0, f"the waits that can be seen end at {named_in(verdict)}, which may itself wait for such a port")
-    victims = set().union(*(group.ranks for group in standing)) - explain.accused(job, culprits)
-    blamed = explain.build(
-        job, VerdictClass.HARDWARE, culprits, victims, evidence, still=still, time=time, confidence=0.8,
-        unobserved=verdict.unobserved,
-    )  # fmt: skip
+    victims = set().union(*(group.ranks for group in standing)) - accused(job, culprits)
+    blamed = build(case, VerdictClass.HARDWARE, culprits, victims, evidence, verdict.unobserved)
     summary = "; ".join(_summary(port, users) for port, users in found[:3])
     where = f" in {blamed.operation.name} #{blamed.operation.sequence}" if blamed.operation and blamed.operation.name else ""
     return replace(blamed, summary=f"{summary}: the job stands still{where}", planes=(*verdict.planes, "nic"))
@@ -119,7 +119,9 @@ def _with_ends_that_are_down(job: Job, verdict: Verdict, ports: Sequence[PortDow
 
 def _other_end(job: Job, culprit: Culprit) -> Member | None:
     """The observed process at the other end of a culprit's link."""
-    link, group = culprit.link, explain.group_of(job, culprit)
+    from ncclwatch.engine.suspects import group_of
+
+    link, group = culprit.link, group_of(job, culprit)
     if link is None or group is None or culprit.comm_rank not in (link.source, link.destination):
         return None
     return group.holder(link.destination if culprit.comm_rank == link.source else link.source)

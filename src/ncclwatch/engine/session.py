@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ncclwatch.collect.batch import NodeBatch, Overhead, PlaneState, ProcessChange
-from ncclwatch.collect.watched import as_gone
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.network import NetworkMemory
@@ -209,11 +208,9 @@ class DiagnosisSession:
             self.diagnosis.add_calls(events, lost, host)
 
     def _take_look(self, node: Node, batch: NodeBatch) -> None:
-        ahead = batch.clock_offset_ns or 0
-        if abs(ahead) > max(batch.clock_error_ns or 0, SAME_CLOCK_NS):
-            samples = {s.process.key: replace(s, wall_ns=s.wall_ns + ahead) for s in batch.samples}
-        else:
-            samples = {sample.process.key: sample for sample in batch.samples}
+        offset = batch.clock_offset_ns or 0
+        ahead = offset if abs(offset) > max(batch.clock_error_ns or 0, SAME_CLOCK_NS) else 0
+        samples = {s.process.key: replace(s, wall_ns=s.wall_ns + ahead) if ahead else s for s in batch.samples}
         for key, sample in samples.items():
             if sample.run_state == "X":
                 self._ended[key] = sample
@@ -224,7 +221,7 @@ class DiagnosisSession:
             # It went while nobody looked (the agent was down): had it not been told, it would be missed by nobody.
             for key, sample in before.items():
                 if key not in samples and sample.run_state != "X":
-                    self._ended[key] = as_gone(sample)
+                    self._ended[key] = sample.ended(batch.time_ns, batch.wall_ns + ahead)
 
     def _note(self, text: str) -> None:
         if len(self._pending.notes) < MAX_NOTES:

@@ -11,15 +11,16 @@ from functools import partial
 
 import numpy as np
 
-from ncclwatch.engine import network_texts
 from ncclwatch.engine.columns import Column, numbered
 from ncclwatch.engine.connections import ConnectionKey, hidden_peers
 from ncclwatch.engine.device import is_seen
-from ncclwatch.engine.edges import PROXY_STALLS, HiddenNode, LinkNode, Node, Nodes, RankNode, Stall, StallMark, Wait, Waits, Why
+from ncclwatch.engine.edges import PROXY_STALLS, HiddenNode, LinkNode, Node, RankNode, Stall, StallMark, Wait, Why
+from ncclwatch.engine.evidence.base import Strength
+from ncclwatch.engine.graph import Nodes, Waits
 from ncclwatch.engine.inside_waits import Hop, InsideReader, empty_hops, node_of
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.mismatch import find_mismatches
-from ncclwatch.engine.network_waits import NetworkReader
+from ncclwatch.engine.network_waits import NetworkReader, operation_text
 from ncclwatch.engine.transfers import Transfers
 from ncclwatch.model.state import Communicator, Direction, ProxySub, Transport
 
@@ -125,7 +126,7 @@ class _Joiner:
         def describe() -> str:
             peer = self.job.rank_name(key.group, previous)
             numbers = f"channel {channel}, produced {end.sub.gpu_ready} of {end.sub.nsteps} steps"
-            return f"{member.label} waits for {peer}, {Why.BROKEN}: {network_texts.operation(end)}, {numbers}"
+            return f"{member.label} waits for {peer}, {Why.BROKEN}: {operation_text(end)}, {numbers}"
 
         self.waits.added.append(Wait(RankNode(member.index), target, Why.BROKEN, key, describe, end))
 
@@ -137,7 +138,8 @@ class _Joiner:
             peer = self.job.rank_name(key.group, peer_rank)
             text = f"{member.label} may wait for {peer} inside the node, which the host cannot see"
             hidden = HiddenNode(key.group, peer_rank)
-            self.waits.added.append(Wait(RankNode(member.index), hidden, Why.UNOBSERVED, key, partial(str, text)))
+            wait = Wait(RankNode(member.index), hidden, Why.UNOBSERVED, key, partial(str, text), strength=Strength.POSSIBLE)
+            self.waits.added.append(wait)
 
     def look_after_begun(self) -> None:
         """Who comes after a rank in the middle of a ring operation, and has read all that it wrote, is in it and waits for more.

@@ -6,7 +6,7 @@ that could not be read, is ``None``, and the name of its signal is a key of ``Pr
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from ncclwatch.model.device import DeviceSample
@@ -339,6 +339,12 @@ class ProcessSample:
     """Calls of NCCL functions that the calls plane has seen in this process, where it is attached."""
     device: DeviceSample | None = None
     """What the counter shim in the process says about its GPU, where the process has it."""
+
+    def ended(self, time_ns: int, wall_ns: int) -> ProcessSample:
+        """What is known of a process that was found to have ended at these times: its communicators as last seen, nothing under
+        way, run state ``X``.
+        """
+        return replace(self, run_state="X", time_ns=time_ns, wall_ns=wall_ns, duration_ns=0, operations=(), pending=())
 
     @property
     def largest(self) -> Communicator | None:

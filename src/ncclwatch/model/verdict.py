@@ -140,6 +140,8 @@ class Verdict:
     unobserved: tuple[str, ...] = ()
     next_steps: tuple[str, ...] = ()
     planes: tuple[str, ...] = field(default=("state",))
+    rules: tuple[str, ...] = ()
+    """Ids of the rules that led to it, in their order (docs/engine.md has the table)."""
 
     @property
     def id(self) -> str:
@@ -170,6 +172,7 @@ class Verdict:
             "unobserved": list(self.unobserved),
             "next_steps": list(self.next_steps),
             "planes": list(self.planes),
+            "rules": list(self.rules),
         }
 
 

@@ -1,1 +1,1 @@
-"""Verdicts and recordings for people and other tools: text, and later HTML, Perfetto and Prometheus."""
+"""What is kept of a job for people and other tools: the page, the trace for Perfetto, metrics for Prometheus."""

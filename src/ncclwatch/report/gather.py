@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ncclwatch.collect.batch import PlaneState
-from ncclwatch.dashboard.builder import ViewBuilder
-from ncclwatch.dashboard.view import LogEntry, View
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.report.history import Incident, incidents
-from ncclwatch.report.waits import Pair, WaitMatrix, matrix, pairs
+from ncclwatch.view.builder import ViewBuilder
+from ncclwatch.view.frame import LogEntry, View
+from ncclwatch.view.waits import Pair, WaitMatrix, matrix, pairs
 
 if TYPE_CHECKING:
     from ncclwatch.engine.session import Update
@@ -28,7 +28,7 @@ MAX_LOG = 400
 
 @dataclass(frozen=True, slots=True)
 class TimelineLook:
-    """States at one look: ``letters`` (``dashboard.states``) by process, in the order of ``Report.processes``."""
+    """States at one look: ``letters`` (``view.states``) by process, in the order of ``Report.processes``."""
 
     time: float
     letters: Mapping[ProcessKey, str]

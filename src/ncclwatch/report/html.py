@@ -7,19 +7,18 @@ from datetime import datetime
 from importlib import resources
 
 from ncclwatch import __version__
-from ncclwatch.dashboard.columns import rank_rows
-from ncclwatch.dashboard.page import operation_name
-from ncclwatch.dashboard.states import BY_LETTER, URGENCY
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.report import svg
 from ncclwatch.report.gather import Report, paths_to
 from ncclwatch.report.history import Incident
-from ncclwatch.report.steps import waits_for
 from ncclwatch.report.svg import text
-from ncclwatch.report.verdict_text import communicator_name, culprit_name, link_name
-from ncclwatch.report.verdict_text import operation_name as operation_words
 from ncclwatch.text import duration, ranges
+from ncclwatch.view.ranks import rank_rows
+from ncclwatch.view.states import BY_LETTER, URGENCY
+from ncclwatch.view.steps import operation_name, waits_for
+from ncclwatch.view.verdict_text import communicator_name, culprit_name, link_name
+from ncclwatch.view.verdict_text import operation_name as operation_words
 
 MAX_TRANSFERS = 48
 MAX_RANKS = 256

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ncclwatch import __version__
-from ncclwatch.dashboard.states import STATES, Accused, is_accused
-from ncclwatch.dashboard.view import View
 from ncclwatch.model.verdict import Verdict, VerdictClass
-from ncclwatch.report.verdict_text import culprit_name
 from ncclwatch.text import clean
+from ncclwatch.view.frame import View
+from ncclwatch.view.states import STATES, Accused, is_accused
+from ncclwatch.view.verdict_text import culprit_name
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 MAX_RANKS = 4096

@@ -20,12 +20,12 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import (
     TrackEvent,
 )
 
-from ncclwatch.dashboard.states import BY_LETTER, CULPRIT
-from ncclwatch.dashboard.view import View, operation_title
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.verdict import places, stands_in
 from ncclwatch.report.history import Incident
 from ncclwatch.text import clean
+from ncclwatch.view.frame import View, operation_title
+from ncclwatch.view.states import BY_LETTER, CULPRIT
 
 SEQUENCE = 1
 """All packets are of one sequence: one writer, in the order of time on every track."""

@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import groupby
 
-from ncclwatch.dashboard.states import BY_LETTER, URGENCY
-from ncclwatch.dashboard.view import GridCell
 from ncclwatch.report.gather import TimelineLook
-from ncclwatch.report.waits import WaitMatrix
 from ncclwatch.text import clean
+from ncclwatch.view.frame import GridCell
+from ncclwatch.view.states import BY_LETTER, URGENCY
+from ncclwatch.view.waits import WaitMatrix
 
 COLOURS = {
     "X": "#c01c28", "D": "#813d9c", "T": "#a51d2d", "?": "#9a9996", "s": "#e66100", "w": "#f5c211", ".": "#deddda",

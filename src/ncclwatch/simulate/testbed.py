@@ -72,6 +72,23 @@ def fitted(scenario: Scenario) -> Scenario:
     return replace(scenario, workload=sized)
 
 
+def _unplayable(scenario: Scenario) -> list[str]:
+    """What of a scenario's job the testbed's job cannot be, a line each."""
+    layout, work, net = scenario.layout, scenario.workload, scenario.network
+    unsupported = []
+    if net.intra_node == "p2p":
+        unsupported.append("NVLink: the testbed has network and shared memory only")
+    if net.net != "socket":
+        unsupported.append("InfiniBand: over sockets on the testbed, over SoftRoCE only in the guest")
+    if net.algorithm != "Ring" or net.protocol != "Simple":
+        unsupported.append(f"{net.algorithm}/{net.protocol}: the testbed plays Ring/Simple")
+    if layout.dp % layout.ep:
+        unsupported.append("expert groups that hold context-parallel ranks: simulation only")
+    if work.tp_bytes != work.pp_bytes or (layout.cp > 1 and work.cp_bytes != work.pp_bytes):
+        unsupported.append("activations of tensor, context and pipeline parallelism have one size on the testbed")
+    return unsupported
+
+
 def plan(scenario: Scenario, *, links: bool = False) -> TestbedPlan:
     """Map a scenario to the testbed. Hosts are the scenario's nodes where it goes over shared memory, else one rank a host.
 
@@ -80,17 +97,7 @@ def plan(scenario: Scenario, *, links: bool = False) -> TestbedPlan:
     Times of faults that the harness brings about are of the scenario's clock and begin with the first iteration.
     """
     layout, work, net = scenario.layout, scenario.workload, scenario.network
-    unsupported: list[str] = []
-    if net.intra_node == "p2p":
-        unsupported.append("NVLink: the testbed has network and shared memory only")
-    if net.net != "socket":
-        unsupported.append("InfiniBand: over sockets on the testbed, over SoftRoCE only in the guest")
-    if net.algorithm != "Ring" or net.protocol != "Simple":
-        unsupported.append(f"{net.algorithm}/{net.protocol}: the testbed plays Ring/Simple")
-    if scenario.layout.dp % scenario.layout.ep:
-        unsupported.append("expert groups that hold context-parallel ranks: simulation only")
-    if work.tp_bytes != work.pp_bytes or (layout.cp > 1 and work.cp_bytes != work.pp_bytes):
-        unsupported.append("activations of tensor, context and pipeline parallelism have one size on the testbed")
+    unsupported = _unplayable(scenario)
     count = work.pp_bytes // ELEMENT_BYTES
     names = {Schedule.INTERLEAVED: "interleaved", Schedule.GPIPE: "gpipe", Schedule.ONE_F_ONE_B: "1f1b"}
     values = {

@@ -12,9 +12,9 @@ from types import TracebackType
 from typing import Any
 
 from ncclwatch.collect.batch import NodeBatch
-from ncclwatch.engine.judged import Judged
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.session import DiagnosisSession, Update
+from ncclwatch.engine.session_view import Judged
 from ncclwatch.engine.slow.modes import SlowRule
 from ncclwatch.errors import TargetError
 from ncclwatch.messaging.limits import FormatError

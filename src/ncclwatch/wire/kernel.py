@@ -19,7 +19,7 @@ from ncclwatch.probes.bpf import Link, attach_uprobe, attach_uprobe_multi, raise
 from ncclwatch.probes.program import Compilation, Image, Kernel
 from ncclwatch.probes.ring import RingReader
 from ncclwatch.wire import layouts
-from ncclwatch.wire.calibration import calibration_sites, own_function, own_functions
+from ncclwatch.wire.own_functions import calibration_sites, own_function, own_functions
 from ncclwatch.wire.sites import POLLING, Site
 
 SOURCE = "verbs.bpf.c"

@@ -11,8 +11,9 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from ncclwatch.probes.sites import CostClass
-from ncclwatch.wire.calibration import Calibrator, Program
+from ncclwatch.wire.calibration import Calibrator
 from ncclwatch.wire.kernel import WireKernel
+from ncclwatch.wire.own_functions import Program
 from ncclwatch.wire.sites import DATA_PATH, POLLING, Site
 
 CALIBRATION_CALLS = 400

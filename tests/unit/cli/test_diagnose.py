@@ -16,8 +16,8 @@ from ncclwatch.cli.diagnose import settle
 from ncclwatch.errors import PrivilegeError, TargetError, TargetGoneError
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass, schema
-from ncclwatch.report.verdict_text import verdict_lines
 from ncclwatch.text import Style
+from ncclwatch.view.verdict_text import verdict_lines
 from unit import fake_targets
 from unit.fake_targets import FakeTarget
 from unit.synthetic import frozen_ring, moved

@@ -14,8 +14,8 @@ from ncclwatch.cli.output import plain
 from ncclwatch.cli.ps import table
 from ncclwatch.errors import TargetError, TargetGoneError, UsageError
 from ncclwatch.model.state import Direction, OpPhase, PendingOperation, ProcessSample, ProxyOperation
-from ncclwatch.report.steps import host_waits_for, waits_for
 from ncclwatch.text import Style
+from ncclwatch.view.steps import host_waits_for, waits_for
 from unit import fake_targets
 from unit.synthetic import Rank, communicator, frozen_ring, process, recv, send, shared
 

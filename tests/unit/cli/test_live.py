@@ -11,10 +11,10 @@ import jsonschema
 import pytest
 
 from ncclwatch.cli import main
-from ncclwatch.cli.attach import watch
 from ncclwatch.cli.live import LiveSession
 from ncclwatch.cli.live_json import JsonSurface
 from ncclwatch.cli.live_log import LogSurface
+from ncclwatch.cli.surfaces import watch
 from ncclwatch.collect.batch import Change
 from ncclwatch.engine.session import Update
 from ncclwatch.errors import NcclwatchError, PrivilegeError, TargetError, TargetGoneError

@@ -10,10 +10,10 @@ import pytest
 
 from ncclwatch.cli.live_json import JsonSurface
 from ncclwatch.cli.live_log import LogSurface
+from ncclwatch.cli.network_text import link_line, nic_line, worth_showing
 from ncclwatch.engine.session import Update
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, KernelLogLine, LinkChange, NicRecord
 from ncclwatch.model.state import Direction
-from ncclwatch.report.network_text import link_line, nic_line, worth_showing
 
 NIC = NicRecord("node1", "mlx5_0:1", "rdma", True, "active", 200.0, "eth0", receive_rate=2.0**30, send_rate=0.0, used_by=(0, 1))
 FAILING = replace(NIC, errors={"packet_seq_err": 3})

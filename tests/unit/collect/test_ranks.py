@@ -11,7 +11,6 @@ import numpy as np
 from ncclwatch.collect.aggregate import Aggregator
 from ncclwatch.collect.ranks import ranks_of, series_of
 from ncclwatch.collect.series import batches_of
-from ncclwatch.dashboard.states import Accused, letter
 from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.messaging.reader import BatchReader
 from ncclwatch.messaging.writer import BatchWriter
@@ -19,6 +18,7 @@ from ncclwatch.model.device import ConnectionCounter, DeviceCommunicator, Device
 from ncclwatch.model.events import EVENT_DTYPE, Function, Kind
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import VerdictClass
+from ncclwatch.view.states import Accused, letter
 from unit.synthetic import SECOND, WORLD, Rank, frozen_ring, process
 
 GPUS = 2

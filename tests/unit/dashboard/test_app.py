@@ -9,14 +9,14 @@ import pytest
 from textual.pilot import Pilot
 
 from ncclwatch.dashboard.app import Dashboard
-from ncclwatch.dashboard.columns import RankRow
 from ncclwatch.dashboard.grid import RankGrid
 from ncclwatch.dashboard.history import History, spark
 from ncclwatch.dashboard.source import Mailbox, StillSource
 from ncclwatch.dashboard.table import RowTable
-from ncclwatch.dashboard.view import View
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.verdict import Culprit, VerdictClass
+from ncclwatch.view.frame import View
+from ncclwatch.view.ranks import RankRow
 from unit.screens import play, screen, text
 from unit.views import TIME, view
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from ncclwatch.dashboard.view import FlowRow, NicRow, View
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NicRecord, StepRate
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import VerdictClass
+from ncclwatch.view.frame import FlowRow, NicRow, View
 from unit.screens import check_golden, screen
 from unit.views import view
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from ncclwatch.cli.attach import watch
 from ncclwatch.cli.live import LiveSession
 from ncclwatch.cli.live_dashboard import Recording
+from ncclwatch.cli.surfaces import watch
 from ncclwatch.dashboard.live import LiveSource
-from ncclwatch.dashboard.view import View
 from ncclwatch.errors import NcclwatchError, TargetGoneError
 from ncclwatch.stopping import Stop
 from ncclwatch.store.replay import Recordings
+from ncclwatch.view.frame import View
 from unit import fake_targets
 from unit.fake_targets import FakeTarget
 from unit.synthetic import frozen_ring

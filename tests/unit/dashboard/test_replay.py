@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from ncclwatch.dashboard.replay import ReplaySource
-from ncclwatch.dashboard.view import View
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.store.recorder import Recorder
 from ncclwatch.store.replay import Recordings
+from ncclwatch.view.frame import View
 from unit.batches import WALL, node_batches, ring_looks
 from unit.synthetic import SECOND
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ncclwatch.engine.diagnose import Outlook, diagnose
+from ncclwatch.engine.case import Known
+from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.slow.blame import find
 from ncclwatch.engine.slow.contention import held_back_alone, lacks_cpu
@@ -114,7 +115,7 @@ def test_who_is_held_back_alone_is_given_longer_before_that_is_a_hang() -> None:
     """A rank with a fiftieth of a CPU needs ten seconds for what takes others a fifth of one; for good it is not excused."""
 
     def said(limits: dict[int, tuple[int, int]], seconds: int) -> Verdict:
-        return diagnose(limited(looks(absent_from_ring(), count=seconds), limits), Outlook(patience=Patience(5)))
+        return diagnose(limited(looks(absent_from_ring(), count=seconds), limits), Known(patience=Patience(5)))
 
     throttled = {2: (50, 49)}
     early = said(throttled, 7)
@@ -132,7 +133,7 @@ def test_a_link_with_an_end_that_is_held_back_is_given_longer_too() -> None:
         samples = limited(looks(silent_link(), count=seconds), limits)
         if before is not None:
             samples[2] = [replace(one, cpu_limit=before) for one in samples[2]]
-        return diagnose(samples, Outlook(patience=Patience(5)))
+        return diagnose(samples, Known(patience=Patience(5)))
 
     assert [culprit.rank for culprit in said({}, 7).culprits] == [1, 2]
     for limits, before in (({1: (50, 49)}, None), ({2: (50, 49)}, None), ({}, CpuLimit(139, 125, 7))):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ncclwatch.engine.case import Known
 from ncclwatch.engine.dead_paths import DeadPath
-from ncclwatch.engine.diagnose import Outlook, diagnose
+from ncclwatch.engine.diagnose import diagnose
+from ncclwatch.engine.hypotheses import Cause
 from ncclwatch.engine.network import NetworkMemory
-from ncclwatch.engine.next_steps import NEITHER_WAY, NOT_ACKNOWLEDGED
+from ncclwatch.engine.verdict import REASONS
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, SocketFacts
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Verdict, VerdictClass
@@ -20,7 +22,7 @@ def path(rank: int, peer: int, comm_hash: int = WORLD) -> DeadPath:
 
 
 def said(*paths: DeadPath, ranks: list[Rank] | None = None) -> Verdict:
-    return diagnose(looks(ranks or idle_ring(), LOOKS), Outlook(dead_paths=paths))
+    return diagnose(looks(ranks or idle_ring(), LOOKS), Known(dead_paths=paths))
 
 
 def test_what_several_dead_paths_share_is_named() -> None:
@@ -57,8 +59,8 @@ def test_of_who_is_cut_off_it_is_said_that_the_network_is_why() -> None:
     ranks = silent_link(2)
     alone, dead = said(ranks=ranks), said(path(2, 3), ranks=ranks)
     assert [c.rank for c in alone.culprits] == [c.rank for c in dead.culprits] == [2]
-    assert alone.culprits[0].reason == NEITHER_WAY and dead.culprits[0].reason == NOT_ACKNOWLEDGED
-    assert dead.summary.endswith(NOT_ACKNOWLEDGED) and dead.victims == alone.victims
+    assert alone.culprits[0].reason == REASONS[Cause.CUT_OFF] and dead.culprits[0].reason == REASONS[Cause.PATH]
+    assert dead.summary.endswith(REASONS[Cause.PATH]) and dead.victims == alone.victims
     assert "ncclwatch probe" in "".join(dead.next_steps) and "nic" in dead.planes
     assert said(path(0, 1), ranks=ranks) == alone, "of other ranks"
 

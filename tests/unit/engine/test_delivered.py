@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ncclwatch.engine.delivered import was_before
+from ncclwatch.engine.connections import was_before
 from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.engine.job import assemble
 from ncclwatch.model.state import Direction, NetStep, ProcessSample, ProxyOperation

@@ -6,7 +6,7 @@ from collections import deque
 
 import pytest
 
-from ncclwatch.engine.habits import Deviation, find_deviation
+from ncclwatch.engine.call_patterns import Deviation, find_deviation
 from ncclwatch.engine.slow.order import CallOrder, _Call
 
 TENSOR, DATA = 0x10, 0x20

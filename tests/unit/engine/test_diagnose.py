@@ -7,7 +7,8 @@ from dataclasses import replace
 import jsonschema
 import pytest
 
-from ncclwatch.engine.diagnose import Outlook, diagnose, diagnose_jobs
+from ncclwatch.engine.case import Known
+from ncclwatch.engine.diagnose import diagnose, diagnose_jobs
 from ncclwatch.engine.patience import Patience
 from ncclwatch.model.state import Communicator, Direction, HostConnection, OpPhase, PeerInfo, ProxyOperation, Transport
 from ncclwatch.model.verdict import Verdict, VerdictClass, schema
@@ -90,9 +91,9 @@ def test_a_rank_that_has_not_entered_is_where_the_waits_end() -> None:
 
 def test_patience_before_a_rank_is_accused_on_waits_alone() -> None:
     samples = looks(absent_from_ring(), count=3)
-    assert diagnose(samples, Outlook(patience=Patience(5))).verdict_class is VerdictClass.UNKNOWN
-    assert named(diagnose(looks(absent_from_ring(), count=7), Outlook(patience=Patience(5)))) == [2]
-    assert named(diagnose(looks(frozen_ring(1)), Outlook(patience=Patience(5)))) == [1], "a stopped process needs no patience"
+    assert diagnose(samples, Known(patience=Patience(5))).verdict_class is VerdictClass.UNKNOWN
+    assert named(diagnose(looks(absent_from_ring(), count=7), Known(patience=Patience(5)))) == [2]
+    assert named(diagnose(looks(frozen_ring(1)), Known(patience=Patience(5)))) == [1], "a stopped process needs no patience"
 
 
 def test_a_rank_nobody_looked_at_is_not_accused() -> None:
@@ -122,7 +123,7 @@ def test_a_missing_rank_of_a_host_that_was_seen_whole_has_ended() -> None:
         ranks.append(replace(rank, host="node", communicators=(replace(rank.communicators[0], peers=peers),)))
     present = looks([rank for rank in ranks if rank.rank != 2])
     assert named(diagnose(present)) == []
-    verdict = diagnose(present, Outlook(complete_hosts=frozenset({"node"})))
+    verdict = diagnose(present, Known(complete_hosts=frozenset({"node"})))
     assert verdict.verdict_class is VerdictClass.DEAD
     assert named(verdict) == [2]
 
@@ -430,7 +431,7 @@ def test_a_missing_process_is_one_rank_of_the_job_in_whatever_communicators_it_i
             comms.append(waits[rank][0])
             operations = (recv(waits[rank][1], posted=8, received=0, delivered=0, consumed=0, comm_hash=comms[1].hash),)
         ranks.append(Rank(rank, 4, tuple(comms), operations, host="node"))
-    verdict = diagnose(looks(ranks), Outlook(complete_hosts=frozenset({"node"})))
+    verdict = diagnose(looks(ranks), Known(complete_hosts=frozenset({"node"})))
     assert verdict.verdict_class is VerdictClass.DEAD
     assert [(culprit.rank, culprit.observed) for culprit in verdict.culprits] == [(1, False)]
     assert verdict.summary.startswith("rank 1 ")
@@ -492,10 +493,10 @@ def creation(present: set[int], world: int = 4) -> list[Rank]:
 
 
 def test_a_rank_that_never_comes_to_creation_is_named_after_a_while() -> None:
-    early = diagnose(looks(creation({0, 1, 3})), Outlook(creation_patience_s=15))
+    early = diagnose(looks(creation({0, 1, 3})), Known(creation_patience_s=15))
     assert early.verdict_class is VerdictClass.UNKNOWN
     assert "3 of 4 ranks" in early.summary and any("rank 2" in line for line in early.evidence)
-    verdict = diagnose(looks(creation({0, 1, 3}), count=20), Outlook(creation_patience_s=15))
+    verdict = diagnose(looks(creation({0, 1, 3}), count=20), Known(creation_patience_s=15))
     assert verdict.verdict_class is VerdictClass.INIT_HANG
     assert named(verdict) == [2]
     assert verdict.victims == (0, 1, 3)
@@ -503,7 +504,7 @@ def test_a_rank_that_never_comes_to_creation_is_named_after_a_while() -> None:
 
 def test_a_rank_missing_from_creation_that_nobody_looked_at_is_not_accused() -> None:
     ranks = [rank for rank in creation({0, 1, 3}) if rank.rank != 2]
-    verdict = diagnose(looks(ranks, count=20), Outlook(creation_patience_s=15))
+    verdict = diagnose(looks(ranks, count=20), Known(creation_patience_s=15))
     assert verdict.verdict_class is VerdictClass.UNKNOWN
     assert named(verdict) == []
     assert any("rank 2" in line and "not observed" in line for line in verdict.evidence)
@@ -512,7 +513,7 @@ def test_a_rank_missing_from_creation_that_nobody_looked_at_is_not_accused() -> 
 def test_a_process_of_unknown_rank_is_mentioned_where_a_creation_waits_and_not_accused() -> None:
     series = looks(creation({0, 1, 3}), count=20)
     series[2] = [replace(s, process=replace(s.process, rank=None, world_size=None)) for s in series[2]]
-    verdict = next(v for v in diagnose_jobs(series, Outlook(creation_patience_s=15)) if "creation" in v.summary)
+    verdict = next(v for v in diagnose_jobs(series, Known(creation_patience_s=15)) if "creation" in v.summary)
     assert verdict.verdict_class is VerdictClass.UNKNOWN
     assert named(verdict) == []
     assert any("perhaps among those" in line and "pid 1002 on node2" in line for line in verdict.evidence)

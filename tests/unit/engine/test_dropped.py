@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from ncclwatch.engine.diagnose import Outlook, diagnose
+from ncclwatch.engine.case import Known
+from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.model.state import Communicator, PeerInfo, ProxyOperation
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from unit.synthetic import Rank, communicator, looks, recv, send
@@ -45,8 +46,8 @@ def the_killed() -> Rank:
     return Rank(1, 3, (pair(TENSOR, 1, (0, 1)),), (), "X")
 
 
-def said(ranks: Sequence[Rank], outlook: Outlook | None = None) -> tuple[VerdictClass, list[int | None]]:
-    verdict: Verdict = diagnose(looks(ranks, count=8), outlook)
+def said(ranks: Sequence[Rank], known: Known | None = None) -> tuple[VerdictClass, list[int | None]]:
+    verdict: Verdict = diagnose(looks(ranks, count=8), known)
     return verdict.verdict_class, [culprit.rank for culprit in verdict.culprits]
 
 
@@ -64,7 +65,7 @@ def test_beside_one_that_was_not_observed_nobody_is_accused() -> None:
 
 @pytest.mark.parametrize("called", (True, False))
 def test_one_that_is_missing_on_a_host_that_was_seen_whole_has_ended(called: bool) -> None:
-    seen_whole = Outlook(complete_hosts=frozenset({"node"}))
+    seen_whole = Known(complete_hosts=frozenset({"node"}))
     ranks = left_by_the_killed(one_host=True, called=called)
     verdict = diagnose(looks(ranks, count=8), seen_whole)
     assert verdict.verdict_class is VerdictClass.DEAD
@@ -76,7 +77,7 @@ def test_one_that_is_missing_on_a_host_that_was_seen_whole_has_ended(called: boo
 def test_an_error_on_the_communicator_with_it_says_that_it_has_ended(called: bool) -> None:
     ranks = left_by_the_killed(called=called, error="ncclRemoteError")
     assert said(ranks)[0] is VerdictClass.DEAD
-    silent = Outlook(silent=frozenset({(TENSOR, 1)}))
+    silent = Known(silent=frozenset({(TENSOR, 1)}))
     assert said(ranks, silent)[0] is not VerdictClass.DEAD, "its node has fallen silent, which says nothing of it"
 
 
@@ -105,12 +106,12 @@ def test_whose_host_was_seen_whole_by_others_has_ended_too() -> None:
     neighbour = replace(neighbour, peers=(neighbour.peers[0], PeerInfo(1, host_hash=9, pid_hash=3)))
     ranks.append(Rank(3, 4, (neighbour,), host="node1"))
     assert said(ranks)[0] is VerdictClass.UNKNOWN
-    assert said(ranks, Outlook(complete_hosts=frozenset({"node1"})))[0] is VerdictClass.DEAD
+    assert said(ranks, Known(complete_hosts=frozenset({"node1"})))[0] is VerdictClass.DEAD
 
 
 def test_a_process_that_runs_has_not_ended_although_one_of_its_communicators_was_not_found() -> None:
     """Communicators made while a job runs are found a little later in one process than in another."""
-    seen_whole = Outlook(complete_hosts=frozenset({"node"}))
+    seen_whole = Known(complete_hosts=frozenset({"node"}))
     world = tuple(PeerInfo(rank, host_hash=7, pid_hash=rank) for rank in range(2))
     everywhere = [replace(communicator(rank, 2), peers=world) for rank in range(2)]
     starving = recv(1, posted=4, received=0, delivered=0, consumed=0, nsteps=4, comm_hash=TENSOR)

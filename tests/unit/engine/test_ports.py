@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ncclwatch.engine.diagnose import Outlook, diagnose
+from ncclwatch.engine.case import Known
+from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.ports import PortDown
 from ncclwatch.model.network import NicRecord
@@ -29,7 +30,7 @@ def idle_ring() -> list[Rank]:
 
 
 def said(*ports: PortDown, ranks: list[Rank] | None = None) -> Verdict:
-    return diagnose(looks(ranks or idle_ring(), LOOKS), Outlook(ports_down=ports))
+    return diagnose(looks(ranks or idle_ring(), LOOKS), Known(ports_down=ports))
 
 
 def test_without_a_port_that_is_down_the_rank_is_named() -> None:

@@ -90,6 +90,19 @@ def test_what_lay_in_a_spool_is_no_look_of_now() -> None:
     assert len(session.nodes["a"].samples) == 4
 
 
+def test_a_process_that_went_while_nobody_looked_is_dated_by_the_batch() -> None:
+    """A recording says the same whenever it is judged: the engine reads no clock."""
+    session = DiagnosisSession()
+    alone = node("a", 0, 1)
+    first, second = alone.batch(complete=True), alone.batch(complete=True)
+    gone = second.samples[1].process.key
+    second.samples = second.samples[:1]
+    for batch in (first, second):
+        session.feed(batch, batch.time_ns)
+    ended = session.samples[gone]
+    assert (ended.run_state, ended.time_ns, ended.wall_ns) == ("X", second.time_ns, second.wall_ns)
+
+
 def test_since_when_is_told_by_one_clock() -> None:
     """The clock of a node is an hour behind the engine's."""
     session = DiagnosisSession()

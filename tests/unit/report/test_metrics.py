@@ -13,10 +13,10 @@ from pathlib import Path
 import pytest
 
 from ncclwatch.cli.metrics import MetricsServer, parse_address
-from ncclwatch.dashboard.view import View
 from ncclwatch.errors import UsageError
 from ncclwatch.model.verdict import VerdictClass
 from ncclwatch.report.metrics import Counts, metrics
+from ncclwatch.view.frame import View
 from testbed.sidecar import free_port
 from unit.dashboard.test_goldens import with_network
 from unit.views import verdict_of, view

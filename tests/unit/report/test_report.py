@@ -15,8 +15,8 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 from ncclwatch.cli import main
 from ncclwatch.model.verdict import VerdictClass
 from ncclwatch.report.gather import paths_to
-from ncclwatch.report.waits import matrix, pairs
 from ncclwatch.store.recorder import Recorder
+from ncclwatch.view.waits import matrix, pairs
 from unit.batches import node_batches, ring_looks
 from unit.synthetic import frozen_ring
 from unit.traces import ReadTrace

@@ -1,40 +1,43 @@
-"""C4D's matrix of delays, of one communicator or NIC: a row is a sender, a column a receiver, a cell a link.
+"""C4D's matrix of delays of a communicator: a row is a sender, a column a receiver, a cell a link.
 
-Fed with what is seen of single transfers: steps of proxies at two looks, or times of work requests. Delays are compared after
-each row's and column's own level is taken out (median polish), so that one slow link does not make its sender look slow.
+Made of what the wire says of a job's connections: completion times of work requests (RDMA), round trips (TCP). Each row's and
+column's own level is taken out first (median polish), so that one slow link does not make its sender look slow.
+Evidence beside a verdict of slowness; it accuses nobody by itself.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.slow.baselines import SIGMA
+from ncclwatch.engine.slow.baselines import median_mad
+from ncclwatch.model.network import FlowKind, FlowRecord
+from ncclwatch.model.state import Direction
+from ncclwatch.model.verdict import Verdict
 
 Matrix = NDArray[np.float64]
 
-SLOW_TIMES = 2.0
+SLOW_TIMES = 3.0
+"""A delay this many times the usual is told (ratio). Chosen, not measured."""
 SLOW_SIGMAS = 6.0
+"""And that is this many robust standard deviations above: of a million healthy cells none is by chance."""
 POLISHES = 8
+"""Rounds of the median polish at most (time); two or three are enough."""
+MAX_RANKS = 1024
+"""Larger communicators are left out: the matrix is dense (memory)."""
+MAX_LINES = 3
 
-
-class Where(StrEnum):
-    """What is slow."""
-
-    SENDER = "sender"
-    RECEIVER = "receiver"
-    LINK = "link"
+_CALLED = {FlowKind.RDMA: "completion of work requests", FlowKind.SOCKET: "TCP round trip"}
 
 
 @dataclass(frozen=True, slots=True)
 class SlowPart:
-    """A slow row, column or cell: ``delay`` in the matrix's unit, ``times`` the usual one."""
+    """A slow cell, row (no destination: −1) or column (no source); ``delay`` in the matrix's unit, ``times`` the usual one."""
 
-    where: Where
     source: int
     destination: int
     delay: float
@@ -43,17 +46,17 @@ class SlowPart:
 
 def matrix_of(size: int, transfers: Iterable[tuple[int, int, float]]) -> Matrix:
     """The median delay of each pair, shape (size, size), nan where nothing was seen, of (source, destination, delay)."""
-    found: dict[tuple[int, int], list[float]] = {}
+    found: dict[tuple[int, int], list[float]] = defaultdict(list)
     for source, destination, delay in transfers:
         if 0 <= source < size and 0 <= destination < size:
-            found.setdefault((source, destination), []).append(delay)
+            found[source, destination].append(delay)
     matrix = np.full((size, size), np.nan)
-    for (source, destination), delays in found.items():
-        matrix[source, destination] = float(np.median(delays))
+    for pair, delays in found.items():
+        matrix[pair] = float(np.median(delays))
     return matrix
 
 
-def slow_parts(matrix: Matrix, times: float = SLOW_TIMES, sigmas: float = SLOW_SIGMAS) -> list[SlowPart]:
+def slow_parts(matrix: Matrix) -> list[SlowPart]:
     """What stands out, worst first; a slow row explains its cells. Logarithms make "so many times" the same at every level.
 
     In a ring each row has one cell: then a cell cannot be told from its row, and the link is named.
@@ -62,59 +65,92 @@ def slow_parts(matrix: Matrix, times: float = SLOW_TIMES, sigmas: float = SLOW_S
     if np.count_nonzero(known) < 3:
         return []
     logs = np.where(known, np.log(np.where(known, matrix, 1.0)), np.nan)
-    level = float(np.nanmedian(logs))
+    level, spread = median_mad(logs[known])
     rows, columns, rest = _polish(logs - level, known)
-    spread = SIGMA * float(np.nanmedian(np.abs((logs - level)[known])))
-    least = max(float(np.log(times)), sigmas * spread)
-    parts = []
-    for effects, counts, where in ((rows, known.sum(axis=1), Where.SENDER), (columns, known.sum(axis=0), Where.RECEIVER)):
-        for at in np.flatnonzero((effects > least) & (counts >= 2)).tolist():
-            ends = (at, -1) if where is Where.SENDER else (-1, at)
-            parts.append(SlowPart(where, *ends, float(np.exp(level + effects[at])), float(np.exp(effects[at]))))
-    blamed_rows = {part.source for part in parts if part.where is Where.SENDER}
-    blamed_columns = {part.destination for part in parts if part.where is Where.RECEIVER}
-    single = (known.sum(axis=1)[:, None] < 2) | (known.sum(axis=0)[None, :] < 2)
-    remaining = np.where(single, logs - level, rest)
-    for source, destination in np.argwhere(known & (remaining > least)).tolist():
-        if source in blamed_rows or destination in blamed_columns:
-            continue
-        excess = float(remaining[source, destination])
-        parts.append(SlowPart(Where.LINK, source, destination, float(matrix[source, destination]), float(np.exp(excess))))
+    least = max(float(np.log(SLOW_TIMES)), SLOW_SIGMAS * spread)
+    in_row, in_column = known.sum(axis=1), known.sum(axis=0)
+    slow_rows, slow_columns = (rows > least) & (in_row >= 2), (columns > least) & (in_column >= 2)
+    alone = (in_row[:, None] < 2) | (in_column[None, :] < 2)
+    excess = np.where(alone, logs - level, rest)
+    cells = known & (excess > least) & ~slow_rows[:, None] & ~slow_columns[None, :]
+
+    slow = [(at, -1, float(rows[at])) for at in np.flatnonzero(slow_rows).tolist()]
+    slow += [(-1, at, float(columns[at])) for at in np.flatnonzero(slow_columns).tolist()]
+    slow += [(a, b, float(excess[a, b])) for a, b in np.argwhere(cells).tolist()]
+    parts = [
+        SlowPart(a, b, float(np.exp(level + more) if min(a, b) < 0 else matrix[a, b]), float(np.exp(more))) for a, b, more in slow
+    ]
     return sorted(parts, key=lambda part: -part.times)
 
 
 def _polish(table: Matrix, known: NDArray[np.bool_]) -> tuple[Matrix, Matrix, Matrix]:
     """Tukey's median polish of a table with holes: effects of rows and of columns, and what remains."""
     rest = np.where(known, table, np.nan)
-    rows, columns = np.zeros(table.shape[0]), np.zeros(table.shape[1])
+    effects = np.zeros(table.shape[0]), np.zeros(table.shape[1])
     for _ in range(POLISHES):
         moved = 0.0
-        for axis, effects in ((1, rows), (0, columns)):
+        for axis in (1, 0):
             seen = known.sum(axis=axis) >= 2
-            middle = np.zeros(len(effects))
+            middle = np.zeros(len(seen))
             if seen.any():
                 middle[seen] = np.nanmedian(np.compress(seen, rest, axis=1 - axis), axis=axis)
-            np.add(effects, middle, out=effects)
-            rest = rest - (middle[:, None] if axis == 1 else middle[None, :])
+            effects[1 - axis][:] += middle
+            rest = rest - np.expand_dims(middle, axis)
             moved = max(moved, float(np.abs(middle).max(initial=0.0)))
         if moved < 1e-9:
             break
-    return rows, columns, rest
+    return *effects, rest
 
 
-def origin_in_ring(order: Sequence[int], waits: Matrix, least: float) -> int | None:
-    """Walk a ring's receiver-driven chain back to where it begins (C4D): who waits for its predecessor got nothing from it; the
-    first rank on the way back that does not wait itself is the origin.
+def delay_lines(flows: Iterable[FlowRecord], verdict: Verdict) -> list[str]:
+    """What stands out in the matrices of the communicators that culprits belong to, worst first."""
+    culprits = {culprit.rank for culprit in verdict.culprits if culprit.rank is not None}
+    transfers: dict[tuple[int, FlowKind], list[tuple[int, int, float]]] = defaultdict(list)
+    names: dict[int, dict[int, int | None]] = defaultdict(dict)
+    for flow in flows:
+        if flow.comm_hash is None or flow.rank is None or flow.peer is None:
+            continue
+        names[flow.comm_hash][flow.rank] = flow.global_rank
+        delay = delay_us(flow) if is_sending(flow) else None
+        if delay is not None:
+            transfers[flow.comm_hash, flow.kind].append((flow.rank, flow.peer, delay))
+    found: list[tuple[float, str]] = []
+    for (comm, kind), seen in transfers.items():
+        size = 1 + max(max(source, destination) for source, destination, _ in seen)
+        matrix = matrix_of(size, seen) if size <= MAX_RANKS else np.zeros((0, 0))
+        cells = int(np.isfinite(matrix).sum())
+        found += [
+            (part.times, _line(comm, kind, part, names[comm], cells))
+            for part in slow_parts(matrix)
+            if culprits & {names[comm].get(part.source), names[comm].get(part.destination)}
+        ]
+    return [line for _, line in sorted(found, reverse=True)[:MAX_LINES]]
 
-    ``order`` is the ring, each rank receiving from the one before; ``waits`` the time each waits for its predecessor, by
-    position. ``None`` when nobody waits, or everybody does.
-    """
-    waiting = np.asarray(waits) >= least
-    if not waiting.any() or waiting.all():
-        return None
-    at = int(np.argmax(np.where(waiting, waits, -np.inf)))
-    for _ in range(len(order)):
-        at = (at - 1) % len(order)
-        if not waiting[at]:
-            return order[at]
+
+def is_sending(flow: FlowRecord) -> bool:
+    """Whether a connection is one that sends the data of transfers."""
+    return flow.direction is Direction.SEND and flow.role in ("", "data")
+
+
+def delay_us(flow: FlowRecord) -> float | None:
+    """How long what a connection sends takes to be acknowledged, µs: work requests, or TCP's round trip; ``None``: unknown."""
+    if flow.rdma is not None and flow.rdma.latency_p50_ns:
+        return flow.rdma.latency_p50_ns / 1e3
+    if flow.socket is not None and flow.socket.rtt_us:
+        return float(flow.socket.rtt_us)
     return None
+
+
+def _line(comm: int, kind: FlowKind, part: SlowPart, names: dict[int, int | None], cells: int) -> str:
+    def name(rank: int) -> str:
+        known = names.get(rank)
+        return f"rank {known}" if known is not None else f"rank {rank} of the communicator"
+
+    what = f"from {name(part.source)} to {name(part.destination)}"
+    if part.destination < 0 or part.source < 0:
+        what = f"all that {name(part.source)} sends" if part.destination < 0 else f"all that {name(part.destination)} receives"
+    called = _CALLED.get(kind, "delay")
+    return (
+        f"delay matrix of communicator {comm:016x} ({called}, {cells} pairs): {what} takes {part.delay:.0f} µs, "
+        f"{part.times:.1f} times the usual"
+    )

@@ -15,8 +15,8 @@ from ncclwatch.engine.slow.classify import cause, classify, short_cause, starts_
 from ncclwatch.engine.slow.contention import held_back_alone
 from ncclwatch.engine.slow.cost import costs
 from ncclwatch.engine.slow.findings import Finding, Kind
+from ncclwatch.engine.topology.labels import DATA_WORDS, compressed
 from ncclwatch.engine.topology.model import Role, Topology
-from ncclwatch.engine.topology.words import DATA_WORDS, compressed
 from ncclwatch.model.verdict import CommunicatorRef, Culprit, LinkRef, OperationRef, Verdict, VerdictClass, places, stands_in
 
 if TYPE_CHECKING:

@@ -14,15 +14,13 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ncclwatch.engine.edges import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, Node, RankNode, Wait, Waits, Why
+from ncclwatch.engine.edges import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, Node, RankNode, Wait, Why
+from ncclwatch.engine.graph import Sink, Waits, find_sinks
 from ncclwatch.engine.job import Job, Member
-from ncclwatch.engine.laggards import exchanges, laggards
-from ncclwatch.engine.locate import Sink, find_sinks
-from ncclwatch.engine.ring_positions import all_under_way
+from ncclwatch.engine.rings import all_under_way, exchanges, laggards
 from ncclwatch.engine.slow.kernels import Kernels, OrderOf
 from ncclwatch.engine.slow.moments import Moments
-from ncclwatch.engine.topology.model import Stage
-from ncclwatch.engine.topology.words import pass_text
+from ncclwatch.engine.topology.labels import Stage, pass_text
 from ncclwatch.engine.waits import find_waits
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import CpuLimit, Direction, OpPhase, Transport

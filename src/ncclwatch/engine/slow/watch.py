@@ -20,14 +20,13 @@ from ncclwatch.engine.slow.cadence import Cadence, Cadences, Iteration, mean_pro
 from ncclwatch.engine.slow.detect import IterationWatch, SlowDown
 from ncclwatch.engine.slow.equals import equals, hidden_together, hosts, nodes
 from ncclwatch.engine.slow.findings import Context, Finding
-from ncclwatch.engine.slow.gpu_times import GpuTimes, Start
+from ncclwatch.engine.slow.gpu_times import GpuTimes, Start, numbering
 from ncclwatch.engine.slow.lateness import Lateness, measure
 from ncclwatch.engine.slow.looks import Look, StageOf, take_look
 from ncclwatch.engine.slow.moments import near
 from ncclwatch.engine.slow.paths import Paths
 from ncclwatch.engine.slow.profile import Profile, Shares, add_up
 from ncclwatch.engine.slow.round_trips import FlowPlace, RoundTrips
-from ncclwatch.engine.slow.rounds import numbering
 from ncclwatch.engine.slow.skew import Skew, measure_skew, without_partners
 from ncclwatch.engine.topology.model import Topology
 from ncclwatch.model.identity import ProcessKey

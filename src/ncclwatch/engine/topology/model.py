@@ -1,11 +1,9 @@
-"""What is learned of a job: roles of groups, layout, the pattern of an iteration, and a place in it. Plain data, no judgement of
-health.
-"""
+"""What is learned of a job: roles of groups, layout, and the pattern of an iteration. Plain data, no judgement of health."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cached_property
 
@@ -93,7 +91,6 @@ class Topology:
     tensor_index: NDArray[np.int32]
     replica: NDArray[np.int32]
     confidence: float = 0.0
-    evidence: tuple[str, ...] = ()
     unsure: tuple[str, ...] = ()
     """Why something is not known, in words."""
 
@@ -109,21 +106,6 @@ class Topology:
     def by_id(self) -> Mapping[int, Group]:
         """Groups by the number ``engine.job`` gives them."""
         return {group.id: group for group in self.groups}
-
-    def equals(self, rank: int) -> NDArray[np.int64]:
-        """Ranks that do the same work as this one (same stage, same tensor index), itself among them; alone where unknown."""
-        if not 0 <= rank < self.world or self.stage[rank] < 0 or self.tensor_index[rank] < 0:
-            return np.array([rank], np.int64)
-        same = (self.stage == self.stage[rank]) & (self.tensor_index == self.tensor_index[rank])
-        return np.flatnonzero(same).astype(np.int64)
-
-    @cached_property
-    def equal_work(self) -> NDArray[np.int32]:
-        """For each rank the number of its set of equals (see ``equals``); −1 where unknown. Shape (world,)."""
-        known = (self.stage >= 0) & (self.tensor_index >= 0)
-        width = int(self.tensor_index.max(initial=0)) + 1
-        result: NDArray[np.int32] = np.where(known, self.stage * width + self.tensor_index, -1).astype(np.int32)
-        return result
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,8 +123,6 @@ class Step:
     count: int
     datatype: int
     towards: int = 0
-    slot: int = 0
-    """Tells several communicators of one role in one process apart."""
     phase: Phase = Phase.EITHER
     micro_batch: int = -1
     chunk: int = -1
@@ -159,7 +139,6 @@ class Pattern:
     ``tokens`` are the steps as 64-bit fingerprints, shape (steps,). ``seen`` counts the iterations it was learned from.
     """
 
-    id: int
     stage: int
     steps: tuple[Step, ...]
     tokens: NDArray[np.uint64]
@@ -173,41 +152,25 @@ class Pattern:
     def __len__(self) -> int:
         return len(self.steps)
 
+    @cached_property
+    def unique(self) -> Mapping[int, int]:
+        """Tokens that occur once, with their positions."""
+        tokens, first, numbers = np.unique(self.tokens, return_index=True, return_counts=True)
+        return dict(zip(tokens[numbers == 1].tolist(), first[numbers == 1].tolist(), strict=True))
 
-@dataclass(frozen=True, slots=True)
-class Stage:
-    """Where in the training a rank stands, as a verdict says it; parts that are not known are −1 or empty."""
-
-    phase: Phase
-    micro_batch: int = -1
-    chunk: int = -1
-    pipeline_stage: int = -1
-    tensor_index: int = -1
-    role: Role = Role.UNSURE
-    function: str = ""
-    layer: int = -1
-    towards: int = 0
-    confidence: float = 0.0
-    detail: str = ""
-
-    def at_home_of(self, own: Stage) -> Stage:
-        """The same place in the iteration, read off a peer, with the pipeline stage and tensor rank of ``own``."""
-        return replace(self, pipeline_stage=own.pipeline_stage, tensor_index=own.tensor_index)
-
-    def text(self) -> str:
-        """``backward of micro-batch 5, pipeline stage 2, TP rank 1: tensor AllReduce (layer call 3)``."""
-        from ncclwatch.engine.topology.words import stage_text
-
-        return stage_text(self)
+    @cached_property
+    def exchanges(self) -> frozenset[int]:
+        """Tokens of Send and Recv between stages."""
+        return frozenset(token for token, step in zip(self.tokens.tolist(), self.steps, strict=True) if step.towards)
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
     """A batch of calls with their places, as columns of equal length; only calls that are operations of ranks with a pattern.
 
-    ``event`` indexes the batch that was observed; ``rank`` is global; ``pattern`` is ``Pattern.id``; ``position`` indexes its
-    ``steps``, −1 for a call that does not belong to the pattern (a barrier, an evaluation phase); ``iteration`` counts iterations
-    and is comparable between ranks; ``exact`` is false from a gap (lost records) until the next operation that is unique in the
+    ``event`` indexes the batch that was observed; ``rank`` is global; ``pattern`` is the stage; ``position`` indexes the steps of
+    its pattern, −1 for a call that does not belong to it (a barrier, an evaluation phase); ``iteration`` counts iterations and is
+    comparable between ranks; ``exact`` is false from a gap (lost records) until the next operation that is unique in the
     iteration.
     """
 
@@ -228,7 +191,11 @@ class Learned:
 
     topology: Topology
     patterns: dict[int, Pattern] = field(default_factory=dict)
-    pattern_of: dict[int, int] = field(default_factory=dict)
-    """global rank → ``Pattern.id``"""
+    """By stage."""
     confirmed: bool = False
     """Whether it held when more was seen (or cannot be a mere part of an iteration); before, nothing is placed."""
+
+    @property
+    def pattern_of(self) -> dict[int, int]:
+        """Global rank → stage, of the stages with a pattern."""
+        return {rank: stage for rank, stage in enumerate(self.topology.stage.tolist()) if stage in self.patterns}

@@ -16,12 +16,16 @@ from dataclasses import dataclass, field
 from ncclwatch.engine.topology.model import Phase
 
 SURE, DIVIDED, HALVED = 0.95, 0.85, 0.5
+"""Confidence: an exchange tells it; lengths seen elsewhere divide a stretch; nothing but equal halves does."""
+
+Order = list[tuple[int, int]]
+"""(micro-batch, chunk) of passes in order; −1 where unknown."""
 
 
 @dataclass(slots=True)
 class Call:
-    """One operation as this module needs it. ``towards``: +1, −1 for Send and Recv between stages, else 0. ``inside``: belongs to
-    the passes (not to the update of parameters). ``marks``: −1 says backward, +1 forward. ``call`` numbers group calls.
+    """One operation as this module needs it. ``call`` numbers group calls; ``towards`` is +1 or −1 for Send and Recv between
+    stages, else 0; ``inside``: it belongs to the passes, not to the update; ``marks``: −1 says backward, +1 forward.
     """
 
     call: int
@@ -55,6 +59,12 @@ class Passes:
     balanced: bool = False
     """As many backward passes as forward ones are exchanged between stages."""
 
+    def forget_micro_batches(self) -> None:
+        """Say nothing of micro-batches and chunks."""
+        self.micro_batches = 0
+        for place in self.places:
+            place.micro_batch = place.chunk = -1
+
 
 @dataclass(frozen=True, slots=True)
 class Hints:
@@ -68,20 +78,18 @@ class Hints:
 
 @dataclass(slots=True)
 class _Block:
-    """Operations inside passes between two exchanges, and the passes (forward?, ordinal) that lie there, in order."""
+    """Operations inside passes between two exchanges, and the passes (phase, ordinal) that lie there, in order."""
 
     operations: list[int] = field(default_factory=list)
-    passes: list[tuple[bool, int]] = field(default_factory=list)
+    passes: list[tuple[Phase, int]] = field(default_factory=list)
 
 
 @dataclass(slots=True)
 class _Ends:
-    """For each direction the exchanges (by number) that bring an input and that take a result, in order, and the operations."""
+    """Of one direction the exchanges that bring an input and that take a result: (number of the block before, operation)."""
 
-    inputs: list[int] = field(default_factory=list)
-    input_operations: list[int] = field(default_factory=list)
-    results: list[int] = field(default_factory=list)
-    result_operations: list[int] = field(default_factory=list)
+    inputs: list[tuple[int, int]] = field(default_factory=list)
+    results: list[tuple[int, int]] = field(default_factory=list)
 
     @property
     def number(self) -> int:
@@ -98,11 +106,12 @@ def find_passes(calls: Sequence[Call], stages: int, stage: int, hints: Hints) ->
     return result
 
 
-# --- with a pipeline -----------------------------------------------------------------------------------------------------
+# --- with a pipeline -----------------------------------------------------------------------------------------------------------
 
 
 def _by_exchanges(calls: Sequence[Call], stages: int, stage: int, hints: Hints, result: Passes) -> None:
-    blocks, forward, backward, ambiguous = _read(calls, stages)
+    blocks, ends, ambiguous = _read(calls, stages)
+    forward, backward = ends[Phase.FORWARD], ends[Phase.BACKWARD]
     result.balanced = forward.number == backward.number > 0
     if ambiguous or not forward.number or (backward.number and not result.balanced):
         result.consistent = False
@@ -110,43 +119,40 @@ def _by_exchanges(calls: Sequence[Call], stages: int, stage: int, hints: Hints, 
     m, v = _numbers(forward, stages, stage, hints)
     result.micro_batches, result.chunks = m, max(v, 1)
     order = _order(forward.number, stages, m, v)
-    _mark_exchanges(forward, Phase.FORWARD, order, stages, stage, v, result)
-    reverse = [(micro_batch, v - 1 - chunk if chunk >= 0 else -1) for micro_batch, chunk in order]
-    _mark_exchanges(backward, Phase.BACKWARD, reverse, stages, stage, v, result)
-    _place_passes(blocks, forward, forward=True, interleaved=v != 1)
-    _place_passes(blocks, backward, forward=False, interleaved=v != 1)
-    _divide(blocks, order, reverse, hints, result)
+    orders = {Phase.FORWARD: order, Phase.BACKWARD: [(b, v - 1 - chunk if chunk >= 0 else -1) for b, chunk in order]}
+    for phase, own in ends.items():
+        _mark_exchanges(own, phase, orders[phase], (stages, stage, v), result)
+        _place_passes(blocks, own, phase, interleaved=v != 1)
+    _divide(blocks, orders, hints, result)
 
 
-def _read(calls: Sequence[Call], stages: int) -> tuple[list[_Block], _Ends, _Ends, bool]:
-    blocks, forward, backward = [_Block()], _Ends(), _Ends()
+def _read(calls: Sequence[Call], stages: int) -> tuple[list[_Block], dict[Phase, _Ends], bool]:
+    """Stretches between exchanges, the ends of passes, and whether these cannot be told apart."""
+    blocks, ends = [_Block()], {Phase.FORWARD: _Ends(), Phase.BACKWARD: _Ends()}
     current, ambiguous = -1, False
-    sends = receives = 0
+    seen: set[bool] = set()
     for at, call in enumerate(calls):
         if call.towards == 0:
             if call.inside:
                 blocks[-1].operations.append(at)
             continue
         if call.call != current:
-            current, sends, receives = call.call, 0, 0
+            current, seen = call.call, set()
             blocks.append(_Block())
-        number = len(blocks) - 2  # exchange i lies between blocks i and i + 1
-        sends, receives = sends + call.send, receives + (not call.send)
         # Of two stages each is the other's next and previous: with chunks, what goes where cannot be told.
-        ambiguous = ambiguous or (stages == 2 and (sends > 1 or receives > 1))
-        ends = forward if call.send == (call.towards > 0) else backward
-        (ends.results if call.send else ends.inputs).append(number)
-        (ends.result_operations if call.send else ends.input_operations).append(at)
-    return blocks, forward, backward, ambiguous
+        ambiguous = ambiguous or (stages == 2 and call.send in seen)
+        seen.add(call.send)
+        own = ends[Phase.FORWARD if call.send == (call.towards > 0) else Phase.BACKWARD]
+        (own.results if call.send else own.inputs).append((len(blocks) - 2, at))
+    return blocks, ends, ambiguous
 
 
 def _numbers(forward: _Ends, stages: int, stage: int, hints: Hints) -> tuple[int, int]:
     """Micro-batches and chunks. On the first stage passes of the first chunk lack an input, on the last the last's a result."""
-    total = forward.number
-    ends = len(forward.inputs), len(forward.results)
-    if 0 in ends:
+    total, least = forward.number, min(len(forward.inputs), len(forward.results))
+    if not least:
         return total, 1
-    missing = total - min(ends)
+    missing = total - least
     if missing and total % missing == 0 and stage in (0, stages - 1):
         return missing, total // missing
     if hints.micro_batches and hints.chunks > 1 and total == hints.micro_batches * hints.chunks:
@@ -155,8 +161,8 @@ def _numbers(forward: _Ends, stages: int, stage: int, hints: Hints) -> tuple[int
     return (total, 1) if not missing and hints.chunks == 1 else (0, 0)
 
 
-def _order(total: int, stages: int, m: int, v: int) -> list[tuple[int, int]]:
-    """(micro-batch, chunk) of each forward pass: Megatron-LM takes ``stages`` micro-batches through a chunk, then the next."""
+def _order(total: int, stages: int, m: int, v: int) -> Order:
+    """Of each forward pass: Megatron-LM takes ``stages`` micro-batches through a chunk, then the next."""
     if v == 1:
         return [(k, -1) for k in range(total)]
     if v == 0 or m % stages:
@@ -164,125 +170,106 @@ def _order(total: int, stages: int, m: int, v: int) -> list[tuple[int, int]]:
     return [(b, c) for g in range(0, m, stages) for c in range(v) for b in range(g, g + stages)]
 
 
-def _mark_exchanges(
-    ends: _Ends, phase: Phase, order: list[tuple[int, int]], stages: int, stage: int, v: int, result: Passes
-) -> None:
-    """A Recv brings the input of its pass, a Send takes the result. Passes at the ends of the model have only one of the two."""
-    first_chunk, last_chunk = (0, v - 1) if phase is Phase.FORWARD else (v - 1, 0)
-    entry, leave = (0, stages - 1) if phase is Phase.FORWARD else (stages - 1, 0)
-    with_input = [p for p in order if stage != entry or (v > 1 and p[1] != first_chunk)]
-    with_result = [p for p in order if stage != leave or (v > 1 and p[1] != last_chunk)]
-    for operations, passes in ((ends.input_operations, with_input), (ends.result_operations, with_result)):
-        known = len(operations) == len(passes)
-        for i, at in enumerate(operations):
+def _mark_exchanges(ends: _Ends, phase: Phase, order: Order, shape: tuple[int, int, int], result: Passes) -> None:
+    """A Recv brings the input of its pass, a Send takes the result. Passes at the ends of the model have only one of the two.
+
+    ``shape``: number of stages, this one, and chunks.
+    """
+    stages, stage, v = shape
+    (entry, first), (leave, last) = (0, 0), (stages - 1, v - 1)
+    if phase is Phase.BACKWARD:
+        (entry, first), (leave, last) = (leave, last), (entry, first)
+    with_input = [p for p in order if stage != entry or (v > 1 and p[1] != first)]
+    with_result = [p for p in order if stage != leave or (v > 1 and p[1] != last)]
+    for exchanges, passes in ((ends.inputs, with_input), (ends.results, with_result)):
+        known = len(exchanges) == len(passes)
+        for i, (_, at) in enumerate(exchanges):
             micro_batch, chunk = passes[i] if known else (-1, -1)
             result.places[at] = Place(phase, micro_batch, chunk, SURE)
 
 
-def _place_passes(blocks: list[_Block], ends: _Ends, *, forward: bool, interleaved: bool) -> None:
+def _place_passes(blocks: list[_Block], ends: _Ends, phase: Phase, *, interleaved: bool) -> None:
     """Put each pass where its computation lies: right before its result leaves, or right after its input came."""
     if len(ends.results) >= len(ends.inputs):
-        for ordinal, exchange in enumerate(ends.results):
-            blocks[exchange].passes.append((forward, ordinal))
-    else:
-        # What begins with its input comes before what ends with its result in the same stretch; but with interleaved chunks
-        # inputs come a pass early, and the forward pass is first (Megatron-LM's order).
-        for ordinal, exchange in enumerate(ends.inputs):
-            after = blocks[exchange + 1].passes
-            after.insert(sum(1 for f, _ in after if f) if forward or interleaved else 0, (forward, ordinal))
+        for ordinal, (exchange, _) in enumerate(ends.results):
+            blocks[exchange].passes.append((phase, ordinal))
+        return
+    # What begins with its input comes before what ends with its result in the same stretch; but with interleaved chunks inputs
+    # come a pass early, and the forward pass is first (Megatron-LM's order).
+    behind = phase is Phase.FORWARD or interleaved
+    for ordinal, (exchange, _) in enumerate(ends.inputs):
+        after = blocks[exchange + 1].passes
+        after.insert(sum(other is Phase.FORWARD for other, _ in after) if behind else 0, (phase, ordinal))
 
 
-def _divide(
-    blocks: Sequence[_Block], forward: list[tuple[int, int]], backward: list[tuple[int, int]], hints: Hints, result: Passes
-) -> None:
-    lengths = {
-        kind: {len(b.operations) for b in blocks if len(b.passes) == 1 and b.passes[0][0] is kind} for kind in (True, False)
-    }
-    f = lengths[True].pop() if len(lengths[True]) == 1 else -1
-    b = lengths[False].pop() if len(lengths[False]) == 1 else -1
-    result.forward_length, result.backward_length = f, b
+def _divide(blocks: Sequence[_Block], orders: dict[Phase, Order], hints: Hints, result: Passes) -> None:
+    """Give the operations of each stretch to the passes that lie there."""
+    own: dict[Phase, int] = {}
+    for phase in orders:
+        lengths = {len(block.operations) for block in blocks if [p for p, _ in block.passes] == [phase]}
+        own[phase] = lengths.pop() if len(lengths) == 1 else -1
+    others = {Phase.FORWARD: hints.forward_length, Phase.BACKWARD: hints.backward_length}
+    result.forward_length, result.backward_length = own[Phase.FORWARD], own[Phase.BACKWARD]
     for block in blocks:
-        _divide_block(block, f, b, hints, forward, backward, result)
+        total = len(block.operations)
+        if not total:
+            continue
+        if not block.passes:
+            result.consistent = False
+            continue
+        phases = [phase for phase, _ in block.passes]
+        places = [(phase, *orders[phase][ordinal]) for phase, ordinal in block.passes]
+        parts, confidence = ([total], SURE) if len(phases) == 1 else _parts(phases, total, own, others)
+        if not parts:
+            # The passes cannot be divided; where both are of one micro-batch (the last stage), that much is known.
+            micro_batches = {micro_batch for _, micro_batch, _ in places}
+            micro_batch = micro_batches.pop() if len(micro_batches) == 1 else -1
+            places, parts, confidence = [(Phase.EITHER, micro_batch, -1)], [total], HALVED
+        operations = iter(block.operations)
+        for place, length in zip(places, parts, strict=True):
+            for at in itertools.islice(operations, length):
+                result.places[at] = Place(*place, confidence)
 
 
-def _divide_block(
-    block: _Block,
-    f: int,
-    b: int,
-    hints: Hints,
-    forward: list[tuple[int, int]],
-    backward: list[tuple[int, int]],
-    result: Passes,
-) -> None:
-    passes, total = block.passes, len(block.operations)
-    if not total:
-        return
-    if not passes:
-        result.consistent = False
-        return
-    if len(passes) == 1:
-        parts, confidence = [total], SURE
-    else:
-        parts, confidence = _parts(passes, total, f, b, hints)
-    at = 0
-    for (kind, ordinal), length in zip(passes, parts, strict=True):
-        micro_batch, chunk = (forward if kind else backward)[ordinal]
-        phase = Phase.FORWARD if kind else Phase.BACKWARD
-        for operation in block.operations[at : at + length]:
-            result.places[operation] = Place(phase, micro_batch, chunk, confidence)
-        at += length
-    if at == total:
-        return
-    # The passes cannot be divided; where both are of one micro-batch (the last stage), that much is known.
-    both = {(forward if kind else backward)[ordinal][0] for kind, ordinal in passes}
-    for operation in block.operations:
-        result.places[operation] = Place(Phase.EITHER, both.pop() if len(both) == 1 else -1, -1, HALVED)
-        both = {(forward if kind else backward)[ordinal][0] for kind, ordinal in passes}
-
-
-def _parts(passes: Sequence[tuple[bool, int]], total: int, f: int, b: int, hints: Hints) -> tuple[list[int], float]:
-    """Lengths of several passes in one stretch; zeros where they cannot be divided."""
-    known = [f if kind else b for kind, _ in passes]
+def _parts(phases: Sequence[Phase], total: int, own: dict[Phase, int], others: dict[Phase, int]) -> tuple[list[int], float]:
+    """Lengths of several passes in one stretch; none where they cannot be divided."""
+    known = [own[phase] for phase in phases]
     if -1 not in known and sum(known) == total:
         return known, DIVIDED
-    if len(passes) == 2 and known.count(-1) == 1 and 0 <= max(known) <= total:
+    if len(phases) == 2 and known.count(-1) == 1 and max(known) <= total:
         return [total - max(known) if one == -1 else one for one in known], DIVIDED
-    others = [hints.forward_length if kind else hints.backward_length for kind, _ in passes]
-    if -1 not in others and sum(others) == total:
-        return others, DIVIDED
-    if len(passes) == 2 and passes[0][0] is not passes[1][0] and total % 2 == 0 and hints.forward_length == hints.backward_length:
+    elsewhere = [others[phase] for phase in phases]
+    if -1 not in elsewhere and sum(elsewhere) == total:
+        return elsewhere, DIVIDED
+    if len(set(phases)) == len(phases) == 2 and total % 2 == 0 and len(set(others.values())) == 1:
         return [total // 2, total // 2], HALVED
-    return [0] * len(passes), 0.0
+    return [], 0.0
 
 
-# --- without a pipeline --------------------------------------------------------------------------------------------------
+# --- without a pipeline --------------------------------------------------------------------------------------------------------
 
 
 def _by_marks(calls: Sequence[Call], result: Passes) -> None:
     inside = [at for at, call in enumerate(calls) if call.inside]
     marks = [calls[at].marks for at in inside]
-    if not (1 in marks and -1 in marks):
+    if not {1, -1} <= set(marks):
         threads = list(dict.fromkeys(calls[at].thread for at in inside))
         if len(threads) != 2:
             result.consistent = False
             return
         # The first pass of an iteration is a forward pass.
         marks = [1 if calls[at].thread == threads[0] else -1 for at in inside]
-    switches = [mark for mark in marks if mark]
-    turns = [switches[0]] + [b for a, b in itertools.pairwise(switches) if a != b]
-    if turns[0] < 0 or turns[-1] > 0:
-        result.consistent = False
-    number = len(turns)
-    equal = len(inside) % number == 0
-    if equal:
-        length = len(inside) // number
-        parts = [marks[i * length : (i + 1) * length] for i in range(number)]
-        equal = all(set(part) - {0} == {turn} for part, turn in zip(parts, turns, strict=True))
-    result.micro_batches = number // 2 if result.consistent else 0
+    turns = [mark for mark, _ in itertools.groupby(mark for mark in marks if mark)]
+    result.consistent = turns[0] > 0 > turns[-1]
+    result.micro_batches = len(turns) // 2 if result.consistent else 0
+    # Passes of equal length: then also what lies between two marks has its place.
+    length = len(inside) // len(turns)
+    parts = [set(marks[i * length : (i + 1) * length]) - {0} for i in range(len(turns))]
+    equal = length * len(turns) == len(inside) and parts == [{mark} for mark in turns]
     turn = 0
     for i, at in enumerate(inside):
         if equal:
-            turn = i // (len(inside) // number)
+            turn = i // length
         elif marks[i] and marks[i] != turns[turn]:
             turn += 1
         phase = Phase.FORWARD if turns[turn] > 0 else Phase.BACKWARD

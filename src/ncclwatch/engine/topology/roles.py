@@ -1,44 +1,43 @@
-"""Which role each communicator of a process plays, from how it is used alone.
+"""Which role each communicator plays: from how single processes use it, and by a vote of its members.
 
-What tells roles apart (MegaTrace, Key Insight 2, gives the same marks; here they are checked against each other):
-
-* stages exchange activations and gradients by Send and Recv with neighbours; experts by all-to-all;
-* tensor and context parallelism communicate inside every forward and backward pass, over and over with the same size; gradients
-  are reduced once an iteration;
-* tensor parallelism sums (AllReduce), or gathers and scatters in turns (with sequence parallelism) in both passes; context
-  parallelism gathers in the forward pass and scatters in the backward pass;
-* data sharded by FSDP is gathered layer by layer as well, but then nothing else reduces gradients: there is no context
-  parallelism without a group that reduces them.
+* Stages exchange activations and gradients by Send and Recv with neighbours; experts by all-to-all.
+* Tensor and context parallelism communicate inside every pass, over and over with the same size; gradients are reduced once an
+  iteration (MegaTrace, Key Insight 2).
+* Tensor parallelism sums, or gathers and scatters in turns; context parallelism gathers forward and scatters backward.
+* Data sharded by FSDP is gathered layer by layer as well, but then no other group reduces gradients.
 
 Where two readings fit, the role is ``UNSURE``.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.topology.exchange import Shape
 from ncclwatch.engine.topology.model import Role
-from ncclwatch.engine.topology.specimen import POINT_TO_POINT, Specimen, Usage
+from ncclwatch.engine.topology.record import GATHER, POINT_TO_POINT, SCATTER, SUM, KnownGroup, KnownJob, Recorder
+from ncclwatch.engine.topology.specimen import Shape, Specimen, Usage
 from ncclwatch.model.events import Function
-
-GATHER, SCATTER, SUM = int(Function.ALL_GATHER), int(Function.REDUCE_SCATTER), int(Function.ALL_REDUCE)
 
 LARGE_GROUP = 8
 """A single group of more ranks than that, over more than one host, is not tensor parallel: no such domain is in use."""
-
 DATA_PERIOD_S = 0.2
 """A layer's communication does not come this seldom."""
-
 MANY = 40
 """Periods after which a group over the same ranks that is still unused is believed to stay so."""
-
 OFTEN = 2.0
 """Inside the passes means: at least so many times as often as the group that is used least."""
+AGREEMENT = 0.8
+"""Share of the specimens of a kind of group that must say the same."""
+RARE = 0.05
+"""Share of the calls on a communicator: a function below it is called now and then (a barrier, a checkpoint)."""
+ALIKE = 0.5
+"""Distance of two usage vectors: another mix of half of the calls, or mean sizes 16 times apart."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +49,40 @@ class Opinion:
     why: str
 
 
+def _unsure(why: str) -> Opinion:
+    return Opinion(Role.UNSURE, 0.0, why)
+
+
+TOO_EARLY = _unsure("gradients may yet be reduced on another communicator over the same ranks")
+
+BY_SHAPE = {
+    Shape.CHAIN: Opinion(Role.PIPELINE, 0.95, "Send and Recv with neighbours, both ways"),
+    Shape.RING: Opinion(Role.CONTEXT, 0.85, "Send and Recv round a ring, one way"),
+    Shape.PAIRS: _unsure("two ranks that always exchange both ways: experts or context"),
+}
+
+
 def judge(specimen: Specimen, world: int) -> dict[int, Opinion]:
     """Roles of the communicators of one process, by row."""
     opinions: dict[int, Opinion] = {}
+    left = []
     for usage in specimen.usages.values():
         simple = _simple(usage, world)
         if simple is not None:
             opinions[usage.row] = simple
-    left = [usage for usage in specimen.usages.values() if usage.row not in opinions]
-    if left:
-        opinions.update(_collectives(specimen, left, opinions))
-    return opinions
+        else:
+            left.append(usage)
+    if not left:
+        return opinions
+    # Tensor, context and data are told apart by how often and in which order they are used within an iteration.
+    levels = _levels(specimen, left, opinions)
+    if levels is None:
+        unclear = _unsure("used as often as the other groups: no iteration shows in the calls seen")
+        return opinions | {usage.row: _single(specimen, usage) if len(left) == 1 else unclear for usage in left}
+    often, seldom = levels
+    found = {usage.row: _in_passes(specimen, usage, seldom) for usage in often}
+    found |= {usage.row: _once(specimen, usage, seldom, opinions) for usage in seldom}
+    return opinions | found
 
 
 def _simple(usage: Usage, world: int) -> Opinion | None:
@@ -69,112 +91,79 @@ def _simple(usage: Usage, world: int) -> Opinion | None:
         return Opinion(Role.UNUSED, 0.9, "no operation was seen on it")
     if usage.group.nranks == 1:
         return Opinion(Role.UNUSED, 1.0, "a group of one rank")
+    everybody = usage.group.nranks == world
     if not usage.functions:
-        role = Role.WORLD if usage.group.nranks == world else Role.UNUSED
-        return Opinion(role, 0.6, "used now and then, not in every iteration")
-    if usage.shape is Shape.CHAIN and not usage.collective:
-        return Opinion(Role.PIPELINE, 0.95, "Send and Recv with neighbours, both ways")
-    if usage.shape is Shape.RING and not usage.collective:
-        return Opinion(Role.CONTEXT, 0.85, "Send and Recv round a ring, one way")
-    if usage.shape is Shape.PAIRS and not usage.collective:
-        return Opinion(Role.UNSURE, 0.0, "two ranks that always exchange both ways: experts or context")
-    if Function.ALL_TO_ALL in usage.functions and not usage.collective:
+        return Opinion(Role.WORLD if everybody else Role.UNUSED, 0.6, "used now and then, not in every iteration")
+    if usage.collective:
+        return None if usage.shape is Shape.NONE else _unsure("collectives and point-to-point calls together")
+    if usage.shape in BY_SHAPE:
+        return BY_SHAPE[usage.shape]
+    if Function.ALL_TO_ALL in usage.functions:
         return Opinion(Role.EXPERT, 0.85, "all-to-all exchanges")
-    if usage.shape is not Shape.NONE and not usage.tiny and not usage.collective:
-        return Opinion(Role.UNSURE, 0.0, str(usage.shape))
     if usage.tiny:
-        role = Role.WORLD if usage.group.nranks == world else Role.MODEL
-        return Opinion(role, 0.8, "collectives of a few bytes only")
-    if usage.shape is not Shape.NONE:
-        return Opinion(Role.UNSURE, 0.0, "collectives and point-to-point calls together")
-    return None
+        return Opinion(Role.WORLD if everybody else Role.MODEL, 0.8, "collectives of a few bytes only")
+    return _unsure(str(usage.shape))
 
 
-def _collectives(specimen: Specimen, left: list[Usage], known: dict[int, Opinion]) -> dict[int, Opinion]:
-    """Tensor, context and data: told apart by how often and in which order they are used within an iteration."""
-    often, seldom = _levels(specimen, left, known)
-    if often is None:
-        return _alone(specimen, left)
-    opinions: dict[int, Opinion] = {}
-    for usage in often:
-        opinions[usage.row] = _in_passes(specimen, usage, seldom)
-    for usage in seldom:
-        opinions[usage.row] = _once(specimen, usage, seldom, known)
-    return opinions
-
-
-def _levels(
-    specimen: Specimen, left: list[Usage], known: dict[int, Opinion]
-) -> tuple[list[Usage], list[Usage]] | tuple[None, list[Usage]]:
+def _levels(specimen: Specimen, left: list[Usage], known: Mapping[int, Opinion]) -> tuple[list[Usage], list[Usage]] | None:
     """Communicators used inside the passes, and those used once an iteration; ``None`` where nothing tells them apart."""
     if specimen.word is None:
-        return None, []
-    if any(opinion.role is Role.PIPELINE for opinion in known.values()):
-        return _by_blocks(specimen, left)
-    inside = [
-        u.multiplicity for u in specimen.usages.values() if u.row in known and known[u.row].role in (Role.EXPERT, Role.CONTEXT)
-    ]
+        return None
     least = min(usage.multiplicity for usage in left)
-    most = max([usage.multiplicity for usage in left] + inside)
-    if most < OFTEN * least:
-        return (left, []) if len(left) > 1 and _all_sharded(specimen, left) else (None, [])
-    often = [usage for usage in left if usage.multiplicity >= OFTEN * least and usage.multiplicity * 8 >= most]
-    return often, [usage for usage in left if usage not in often]
-
-
-def _by_blocks(specimen: Specimen, left: list[Usage]) -> tuple[list[Usage], list[Usage]] | tuple[None, list[Usage]]:
-    """With a pipeline: what is used between most exchanges of the stages belongs to the passes."""
-    blocks = exchange_blocks(specimen.pattern)
-    number = int(blocks.max(initial=0)) + 1
-    rows = specimen.pattern["row"]
-    spread = {usage.row: len(np.unique(blocks[rows == usage.row])) for usage in left}
-    widest = max(spread.values())
-    if number < 3 or widest < 2:
-        least = min(usage.multiplicity for usage in left)
-        often = [usage for usage in left if usage.multiplicity >= 2 * OFTEN * least]
-        if often:
-            return often, [usage for usage in left if usage not in often]
-        if all(usage.multiplicity == 1 for usage in left) or number >= 3:
-            return [], left
-        return None, []
-    often = [usage for usage in left if spread[usage.row] * 2 >= number]
+    if any(opinion.role is Role.PIPELINE for opinion in known.values()):
+        # What is used between most exchanges of the stages belongs to the passes.
+        blocks = exchange_blocks(specimen.word)
+        number = int(blocks.max(initial=0)) + 1
+        spread = {usage.row: len(np.unique(blocks[specimen.word["row"] == usage.row])) for usage in left}
+        if number >= 3 and max(spread.values()) >= 2:
+            often = [usage for usage in left if spread[usage.row] * 2 >= number]
+        else:
+            often = [usage for usage in left if usage.multiplicity >= 2 * OFTEN * least]
+            if not often and number < 3 and any(usage.multiplicity > 1 for usage in left):
+                return None
+    else:
+        inside = {row for row, opinion in known.items() if opinion.role in (Role.EXPERT, Role.CONTEXT)}
+        most = max(usage.multiplicity for usage in specimen.usages.values() if usage in left or usage.row in inside)
+        if most < OFTEN * least:
+            return (left, []) if len(left) > 1 and _all_sharded(specimen, left) else None
+        often = [usage for usage in left if usage.multiplicity >= OFTEN * least and usage.multiplicity * 8 >= most]
     return often, [usage for usage in left if usage not in often]
 
 
 def exchange_blocks(word: NDArray[Any]) -> NDArray[np.int64]:
     """For each operation of a (cyclic) pattern the number of the stretch between two exchanges of stages it lies in."""
-    point = np.isin(word["function"], POINT_TO_POINT)
-    starts = point.copy()
-    starts[1:] &= ~(point[:-1] & (word["call"][1:] == word["call"][:-1]))
-    block = np.cumsum(starts)
-    number = int(starts.sum())
-    result: NDArray[np.int64] = (block % max(1, number)).astype(np.int64)
+    starts = np.isin(word["function"], POINT_TO_POINT)
+    starts[1:] &= ~(starts[:-1] & (word["call"][1:] == word["call"][:-1]))
+    result: NDArray[np.int64] = np.cumsum(starts) % max(1, int(starts.sum()))
     return result
 
 
-TOO_EARLY = Opinion(Role.UNSURE, 0.0, "gradients may yet be reduced on another communicator over the same ranks")
+def _ranks(usage: Usage) -> set[int]:
+    return set(usage.group.ranks.tolist()) - {-1}
 
 
 def _premature(specimen: Specimen, usage: Usage) -> bool:
     """Whether what was seen may be a part of an iteration: another communicator over these ranks exists and is not in it."""
     if specimen.period is not None and specimen.period.repeats >= MANY:
         return False
-    own = set(usage.group.ranks.tolist()) - {-1}
-    largest = max(other.group.nranks for other in specimen.usages.values())
+    others = [other for other in specimen.usages.values() if other is not usage]
     waiting = [
         other.group.nranks
-        for other in specimen.usages.values()
-        if other is not usage and not other.functions and other.group.nranks > 1 and own <= set(other.group.ranks.tolist())
+        for other in others
+        if not other.functions and other.group.nranks > 1 and _ranks(usage) <= set(other.group.ranks.tolist())
     ]
     # The communicator over all ranks that frameworks make first is mostly never used.
-    return len(waiting) > (largest in waiting)
+    return len(waiting) > (max(other.group.nranks for other in specimen.usages.values()) in waiting)
 
 
-def _runs(order: NDArray[np.int64], function: int) -> int:
+def _longest_run(order: NDArray[np.int64], function: int) -> int:
     """Longest run of one function."""
     hits = np.r_[False, order == function, False].astype(np.int8)
     change = np.flatnonzero(np.diff(hits))
     return int((change[1::2] - change[::2]).max(initial=0))
+
+
+# --- inside the passes ---------------------------------------------------------------------------------------------------------
 
 
 def _in_passes(specimen: Specimen, usage: Usage, seldom: list[Usage]) -> Opinion:
@@ -184,25 +173,24 @@ def _in_passes(specimen: Specimen, usage: Usage, seldom: list[Usage]) -> Opinion
             return Opinion(Role.DATA, 0.6, "sums what a ReduceScatter of another group has just left: replicas of shards")
         return Opinion(Role.TENSOR, 0.9, f"{usage.functions[SUM]} AllReduce an iteration, inside the passes")
     if not functions <= {GATHER, SCATTER, SUM}:
-        return Opinion(Role.UNSURE, 0.0, "collectives of unusual kinds inside the passes")
-    gathers, scatters = usage.functions.get(GATHER, 0), usage.functions.get(SCATTER, 0)
-    if not gathers or not scatters:
-        return Opinion(Role.UNSURE, 0.0, "only gathers or only scatters inside the passes")
-    one_way = _runs(usage.order, SCATTER) >= 2 or _one_kind_between_exchanges(specimen, usage)
-    own = set(usage.group.ranks.tolist()) - {-1}
-    reduced = [other for other in seldom if own <= set(other.group.ranks.tolist()) and other.group.nranks >= usage.group.nranks]
+        return _unsure("collectives of unusual kinds inside the passes")
+    if not functions >= {GATHER, SCATTER}:
+        return _unsure("only gathers or only scatters inside the passes")
+    one_way = _longest_run(usage.order, SCATTER) >= 2 or _one_kind_between_exchanges(specimen, usage)
+    reduced = any(
+        _ranks(usage) <= set(other.group.ranks.tolist()) and other.group.nranks >= usage.group.nranks for other in seldom
+    )
     if one_way and reduced:
-        return Opinion(
-            Role.CONTEXT, 0.85, "gathers in one pass and scatters in the other; gradients are reduced on another group"
-        )
-    if one_way or _runs(usage.order, GATHER) > 2:
-        if not reduced and _premature(specimen, usage):
+        why = "gathers in one pass and scatters in the other; gradients are reduced on another group"
+        return Opinion(Role.CONTEXT, 0.85, why)
+    if one_way or _longest_run(usage.order, GATHER) > 2:
+        if reduced:
+            return _unsure("gathers and scatters in no known order")
+        if _premature(specimen, usage):
             return TOO_EARLY
-        if not reduced:
-            return Opinion(
-                Role.DATA, 0.75, "parameters gathered and gradients scattered layer by layer; no other group reduces them"
-            )
-        return Opinion(Role.UNSURE, 0.0, "gathers and scatters in no known order")
+        why = "parameters gathered and gradients scattered layer by layer; no other group reduces them"
+        return Opinion(Role.DATA, 0.75, why)
+    gathers, scatters = usage.functions[GATHER], usage.functions[SCATTER]
     return Opinion(Role.TENSOR, 0.85, f"gathers and scatters in turns inside the passes ({gathers} and {scatters} an iteration)")
 
 
@@ -215,14 +203,13 @@ def _one_kind_between_exchanges(specimen: Specimen, usage: Usage) -> bool:
     own = word["row"] == usage.row
     gathering = set(blocks[own & (word["function"] == GATHER)].tolist())
     scattering = set(blocks[own & (word["function"] == SCATTER)].tolist())
-    return bool(gathering ^ scattering)
+    return gathering != scattering
 
 
 def _follows_scatter(specimen: Specimen, usage: Usage) -> bool:
     """Whether each of its operations comes right after a ReduceScatter on another communicator."""
     word = specimen.pattern
-    at = np.flatnonzero(word["row"] == usage.row)
-    before = word[at - 1]
+    before = word[np.flatnonzero(word["row"] == usage.row) - 1]
     return bool(np.all((before["function"] == SCATTER) & (before["row"] != usage.row)))
 
 
@@ -232,53 +219,47 @@ def _all_sharded(specimen: Specimen, left: list[Usage]) -> bool:
     return bool(sums) and all(_follows_scatter(specimen, usage) for usage in sums)
 
 
-def _once(specimen: Specimen, usage: Usage, seldom: list[Usage], known: dict[int, Opinion]) -> Opinion:
+# --- once an iteration ---------------------------------------------------------------------------------------------------------
+
+
+def _once(specimen: Specimen, usage: Usage, seldom: list[Usage], known: Mapping[int, Opinion]) -> Opinion:
     """Used once an iteration: gradients, mostly; Megatron-LM's tied embeddings are summed over first and last stage."""
-    if not set(usage.functions) <= {GATHER, SCATTER, SUM, int(Function.REDUCE), int(Function.BROADCAST)}:
-        return Opinion(Role.UNSURE, 0.0, "collectives of unusual kinds once an iteration")
-    own = set(usage.group.ranks.tolist()) - {-1}
-    for row, opinion in known.items():
-        chain = set(specimen.usages[row].group.ranks.tolist()) - {-1}
-        if opinion.role is Role.PIPELINE and own and own <= chain and set(usage.functions) == {SUM}:
-            return Opinion(Role.EMBEDDING, 0.8, "AllReduce between stages of one pipeline, once an iteration")
+    functions, own = set(usage.functions), _ranks(usage)
+    if not functions <= {GATHER, SCATTER, SUM, Function.REDUCE, Function.BROADCAST}:
+        return _unsure("collectives of unusual kinds once an iteration")
+    pipelines, experts = (
+        [specimen.usages[row] for row, one in known.items() if one.role is role] for role in (Role.PIPELINE, Role.EXPERT)
+    )
+    if functions == {SUM} and own and any(own <= _ranks(pipeline) for pipeline in pipelines):
+        return Opinion(Role.EMBEDDING, 0.8, "AllReduce between stages of one pipeline, once an iteration")
     largest = max(other.group.nranks for other in seldom)
-    experts = [specimen.usages[row].group.nranks for row, opinion in known.items() if opinion.role is Role.EXPERT]
     if usage.group.nranks < largest:
-        if any(size * usage.group.nranks == largest for size in experts):
+        if any(expert.group.nranks * usage.group.nranks == largest for expert in experts):
             return Opinion(Role.EXPERT_DATA, 0.7, "once an iteration, over the ranks that hold the same experts")
         if not any(own <= set(other.group.ranks.tolist()) for other in seldom if other is not usage):
-            return Opinion(Role.UNSURE, 0.0, "two different groups are reduced over once an iteration")
-        return Opinion(Role.UNSURE, 0.0, "reduced over once an iteration, within a larger group that is as well")
-    if usage.multiplicity > 1 and {GATHER, SCATTER} <= set(usage.functions) and _premature(specimen, usage):
+            return _unsure("two different groups are reduced over once an iteration")
+        return _unsure("reduced over once an iteration, within a larger group that is as well")
+    if usage.multiplicity > 1 and {GATHER, SCATTER} <= functions and _premature(specimen, usage):
         return TOO_EARLY
-    what = " and ".join(sorted(Function(f).name.title().replace("_", "") for f in usage.functions))
+    what = " and ".join(sorted(Function(f).name.title().replace("_", "") for f in functions))
     return Opinion(Role.DATA, 0.9, f"{what} once an iteration")
 
 
-def _alone(specimen: Specimen, left: list[Usage]) -> dict[int, Opinion]:
-    """Nothing else to compare with: only what cannot be anything else is named."""
-    opinions: dict[int, Opinion] = {}
-    for usage in left:
-        opinions[usage.row] = _single(specimen, usage) if len(left) == 1 else Opinion(
-            Role.UNSURE, 0.0, "used as often as the other groups: no iteration shows in the calls seen"
-        )  # fmt: skip
-    return opinions
-
-
 def _single(specimen: Specimen, usage: Usage) -> Opinion:
+    """Nothing else to compare with: only what cannot be anything else is named."""
     order, functions = usage.order, set(usage.functions)
     collective = functions <= {GATHER, SCATTER, SUM}
     if _premature(specimen, usage):
         return TOO_EARLY
-    if functions == {GATHER, SCATTER} and (_runs(order, GATHER) > 2 or _runs(order, SCATTER) >= 2):
+    if functions == {GATHER, SCATTER} and (_longest_run(order, GATHER) > 2 or _longest_run(order, SCATTER) >= 2):
         return Opinion(Role.DATA, 0.75, "the only group: parameters gathered and gradients scattered layer by layer")
     if functions == {SUM} and len(usage.sizes) >= 3:
         return Opinion(Role.DATA, 0.75, "the only group: AllReduce of several sizes, as buckets of gradients have")
     if collective and usage.group.nranks > LARGE_GROUP and usage.group.hosts > 1:
         return Opinion(Role.DATA, 0.7, f"the only group, of {usage.group.nranks} ranks on {usage.group.hosts} hosts")
-    if collective and functions >= {SCATTER} and _seldom(specimen, usage):
+    if collective and SCATTER in functions and _seldom(specimen, usage):
         return Opinion(Role.DATA, 0.65, "the only group: scatters far apart in time, as gradients are")
-    return Opinion(Role.UNSURE, 0.0, "the only group, used alike all the time: tensor or data parallel")
+    return _unsure("the only group, used alike all the time: tensor or data parallel")
 
 
 def _seldom(specimen: Specimen, usage: Usage) -> bool:
@@ -287,3 +268,76 @@ def _seldom(specimen: Specimen, usage: Usage) -> bool:
         return False
     gaps = np.diff(own["time_ns"].astype(np.int64)) / 1e9
     return bool(np.quantile(gaps, 0.25) >= DATA_PERIOD_S)
+
+
+# --- all members of a group ----------------------------------------------------------------------------------------------------
+
+
+def vote(
+    job: KnownJob, recorder: Recorder, specimens: Sequence[Specimen], opinions: Mapping[int, Mapping[int, Opinion]]
+) -> dict[int, Opinion]:
+    """The role of every group, by its id; ``opinions`` are those of the specimens, by process and row."""
+    votes: dict[int, list[Opinion]] = defaultdict(list)
+    for specimen in specimens:
+        for row, opinion in opinions[specimen.process].items():
+            votes[specimen.usages[row].group.id].append(opinion)
+    found = {number: _majority(said) for number, said in votes.items()}
+    # Groups of one size that call the same functions are of one kind.
+    kinds: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for group in job.groups:
+        calls = recorder.calls[group.rows].sum(axis=0)
+        if group.id in found and found[group.id].role is not Role.UNUSED:
+            kinds[group.nranks, *np.flatnonzero(calls > RARE * calls.sum()).tolist()].append(group.id)
+    for members in kinds.values():
+        # Ranks that could not tell (too few calls, lost records) follow their kind, where their kind has one role only.
+        sure = [found[number] for number in members if found[number].role is not Role.UNSURE]
+        if len({one.role for one in sure}) == 1 and 2 * len(sure) > len(members):
+            follow = Opinion(sure[0].role, 0.7 * sure[0].confidence, "like the other groups of its kind")
+            found |= {number: follow for number in members if found[number].role is Role.UNSURE}
+    return found | _by_likeness(recorder, job, found)
+
+
+def _majority(votes: Sequence[Opinion]) -> Opinion:
+    """The role most members of a group show. Silence of some does not speak against what others do."""
+    speaking = [one for one in votes if one.role is not Role.UNUSED] or votes
+    sure = [one for one in speaking if one.role is not Role.UNSURE] or speaking
+    weight: dict[Role, float] = defaultdict(float)
+    for one in sure:
+        weight[one.role] += max(one.confidence, 0.05)
+    role = max(weight, key=lambda r: weight[r])
+    own = [one for one in sure if one.role is role]
+    share = len(own) / len(sure)
+    if share < AGREEMENT:
+        return _unsure(f"its ranks use it differently: {', '.join(sorted(weight))}")
+    return Opinion(role, max(one.confidence for one in own) * share, own[0].why)
+
+
+def _by_likeness(recorder: Recorder, job: KnownJob, known: Mapping[int, Opinion]) -> dict[int, Opinion]:
+    """Groups without a member among the specimens have the role of the group that is used most alike."""
+    rest = [group for group in job.groups if group.id not in known and group.rows]
+    examples: dict[int, list[tuple[Role, NDArray[np.float64]]]] = defaultdict(list)
+    for group in job.groups if rest else ():
+        if group.id in known and known[group.id].role is not Role.UNUSED:
+            examples[group.nranks].append((known[group.id].role, _usage_vector(recorder, group)))
+    found: dict[int, Opinion] = {}
+    for group in rest:
+        vector = _usage_vector(recorder, group)
+        distance: dict[Role, float] = {}
+        for role, example in examples[group.nranks]:
+            distance[role] = min(distance.get(role, np.inf), float(np.abs(vector - example).sum()))
+        near = sorted((away, role) for role, away in distance.items())
+        if not vector.any():
+            found[group.id] = Opinion(Role.UNUSED, 0.8, "no operation was seen on it")
+        elif near and near[0][0] < ALIKE and (len(near) == 1 or near[0][0] * 2 < near[1][0]):
+            found[group.id] = Opinion(near[0][1], 0.8, "used like the groups looked at in full")
+        else:
+            found[group.id] = _unsure("used unlike any group looked at in full")
+    return found
+
+
+def _usage_vector(recorder: Recorder, group: KnownGroup) -> NDArray[np.float64]:
+    """Shares of functions, and logarithms of mean counts (scaled): near for groups of one role, apart for others."""
+    calls = recorder.calls[group.rows].sum(axis=0)
+    mean = recorder.elements[group.rows].sum(axis=0) / np.maximum(calls, 1)
+    size = np.log2(mean + 1) / 8
+    return np.concatenate([calls / max(1, calls.sum()), size * (calls > RARE * calls.sum())])

@@ -1,53 +1,91 @@
-"""One process in full: its operations with all-to-all exchanges made one, its repeating pattern, numbers by communicator."""
+"""One process in full: what its Send and Recv are for, the pattern that repeats (one iteration), numbers by communicator.
+
+A stretch of two equal periods proves a period. Layers and micro-batches repeat inside an iteration, so a period counts only when
+it holds every operation that is regular: first all that occurred twice, and if there is no such period, those that are more
+frequent, as long as every communicator is still among them. Operations of a few bytes (barriers, norms) are set aside for the
+search: they are what pauses and checkpoints add.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.topology.exchange import Exchanges, Shape, classify
-from ncclwatch.engine.topology.iteration import Period, find_period
-from ncclwatch.engine.topology.jobmap import Facts
-from ncclwatch.engine.topology.record import element_bytes
+from ncclwatch.engine.topology.record import POINT_TO_POINT, KnownGroup, element_bytes, mix
 from ncclwatch.model.events import Function
 
 TINY_BYTES = 1024
-"""A collective of at most that many bytes carries a flag or a norm, no activations and no gradients."""
-
-POINT_TO_POINT = (int(Function.SEND), int(Function.RECV))
-
+"""Bytes: a collective of at most so many carries a flag or a norm; activations and gradients of any model are larger."""
 VARIABLE = 0.25
-"""A communicator on which more than this share of the calls of one function differ in count has sizes that depend on data."""
+"""Share of the calls of one function that differ in count: above it sizes depend on data (experts, padding)."""
+MINIMUM_CALLS = 3
+"""Calls: the oldest and the newest may be cut off, so that with fewer none is known to be whole."""
+LATEST_CALLS = 512
+"""Calls that are looked at: their pattern does not change, and a ring keeps 32,768."""
+BOTH_WAYS = 0.8
+"""Share of the calls of an exchange that send and receive: all but those whose part in one direction was empty."""
+RAREST = 8
+"""So many of the rarest operations propose periods: of those that come once an iteration there are fewer than that."""
+DISTANCES = 48
+"""Occurrences apart: an operation that comes more often in an iteration proposes no period, and the search stays linear."""
+NEAR = 1.25
+"""Of periods within this ratio the one that fits most of the sequence is believed: lost records make one shorter, by less."""
+
+Tokens = NDArray[np.uint64]
+
+
+class Shape(StrEnum):
+    """The pattern of point-to-point calls on one communicator."""
+
+    NONE = "none"
+    CHAIN = "sends and receives between neighbours, in both directions"
+    RING = "every call sends to one neighbour and receives from the other"
+    ALL_TO_ALL = "grouped sends and receives with every rank"
+    PAIRS = "every call sends to and receives from the only other rank"
+    OTHER = "point-to-point calls without a pattern that is known"
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """``tokens[start:start + length]`` is followed by itself; ``repeats`` is how often it was seen in full, in all."""
+
+    start: int
+    length: int
+    repeats: int
 
 
 @dataclass(slots=True)
 class Usage:
-    """What one process does on one communicator. ``word`` are its operations within the pattern (or all kept, without one)."""
+    """What one process does on one communicator, within the pattern (or in all that was kept, without one)."""
 
     row: int
-    group: Facts
+    group: KnownGroup
     comm_rank: int
-    exchanges: Exchanges
+    shape: Shape
+    """What its point-to-point calls are for."""
+    peers: set[int]
+    """Whom it sends to or receives from."""
     total: int
     """Operations in all that was kept."""
     functions: dict[int, int] = field(default_factory=dict)
-    """Function → operations in the word."""
+    """Function → operations."""
     order: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Functions in the word, in order."""
+    """Functions, in order."""
     sizes: set[int] = field(default_factory=set)
     """Bytes of the collectives, as given in the call."""
     multiplicity: int = 0
-    """How often the most frequent operation occurs in the word."""
-    tiny: bool = False
+    """How often the most frequent operation occurs."""
 
     @property
-    def shape(self) -> Shape:
-        """What its point-to-point calls are for."""
-        return self.exchanges.shape
+    def tiny(self) -> bool:
+        """Whether its collectives carry no more than flags."""
+        return bool(self.sizes) and max(self.sizes) <= TINY_BYTES
 
     @property
     def collective(self) -> bool:
@@ -73,68 +111,80 @@ class Specimen:
 
 
 def examine(
-    process: int, rank: int, operations: NDArray[Any], rows: dict[int, tuple[Facts, int]], known: Collection[int] = ()
+    process: int, rank: int, operations: NDArray[Any], rows: dict[int, tuple[KnownGroup, int]], known: Collection[int] = ()
 ) -> Specimen:
     """Look at the history of one process; ``rows`` maps its rows to (group, rank in it), ``known`` are periods of other ranks."""
-    exchanges = {row: classify(operations[operations["row"] == row], own, group.nranks) for row, (group, own) in rows.items()}
-    merged = collapse(operations, {row for row, one in exchanges.items() if one.shape in (Shape.ALL_TO_ALL, Shape.PAIRS)})
+    shapes = {row: _shape(operations[operations["row"] == row], own, group.nranks) for row, (group, own) in rows.items()}
+    merged = collapse(operations, {row for row, shape in shapes.items() if shape in (Shape.ALL_TO_ALL, Shape.PAIRS)})
     result = Specimen(process, rank, merged, {})
-    kept = substantial(merged)
-    part = merged[kept] if kept.any() else merged
-    tokens = raw_tokens(part)
-    result.period = find_period(tokens, part["row"].astype(np.int64), known)
-    if result.period is not None and len(np.unique(tokens[result.period.start :][: result.period.length])) < 2:
-        result.period = None  # one operation over and over: no iteration shows in it
-    if result.period is not None:
-        at = np.flatnonzero(kept) if kept.any() else np.arange(len(merged))
-        result.word = _modal_word(merged, at, tokens, result.period)
+    at = np.flatnonzero(_substantial(merged))
+    at = at if len(at) else np.arange(len(merged))
+    tokens = _raw_tokens(merged[at])
+    period = find_period(tokens, merged["row"][at].astype(np.int64), known)
+    # One operation over and over: no iteration shows in it.
+    if period is not None and len(np.unique(tokens[period.start :][: period.length])) > 1:
+        result.period, result.word = period, _modal_word(merged, at, tokens, period)
+    point = np.isin(operations["function"], POINT_TO_POINT)
     for row, (group, own) in rows.items():
-        usage = Usage(row, group, own, exchanges[row], int(np.count_nonzero(merged["row"] == row)))
-        _fill(usage, result.pattern[result.pattern["row"] == row])
+        peers = set(np.unique(operations["peer"][point & (operations["row"] == row)]).tolist())
+        usage = Usage(row, group, own, shapes[row], peers, int(np.count_nonzero(merged["row"] == row)))
+        _count(usage, result.pattern[result.pattern["row"] == row])
         result.usages[row] = usage
     return result
 
 
-def _modal_word(merged: NDArray[Any], at: NDArray[np.int64], tokens: NDArray[np.uint64], period: Period) -> NDArray[Any]:
-    """The iteration with its tiny operations: of all places where the period occurs, what is most often there."""
-    pattern = tokens[period.start : period.start + period.length]
-    everything = raw_tokens(merged)
-    best: dict[bytes, list[int]] = {}
-    free = 0
-    for first in np.flatnonzero(tokens == pattern[0]).tolist():
-        if first < free or first + period.length > len(tokens):
-            continue
-        if not np.array_equal(tokens[first : first + period.length], pattern):
-            continue
-        free = first + period.length
-        begin = int(at[first])
-        end = int(at[free]) if free < len(at) else int(at[free - 1]) + 1
-        found = best.setdefault(everything[begin:end].tobytes(), [0, begin, end])
-        found[0] += 1
-        found[1:] = [begin, end]
-    _, begin, end = max(best.values())
-    return merged[begin:end]
-
-
-def _fill(usage: Usage, part: NDArray[Any]) -> None:
+def _count(usage: Usage, part: NDArray[Any]) -> None:
     if not len(part):
         return
     usage.order = part["function"].astype(np.int64)
-    values, numbers = np.unique(usage.order, return_counts=True)
-    usage.functions = dict(zip(values.tolist(), numbers.tolist(), strict=True))
+    usage.functions = dict(Counter(usage.order.tolist()))
     collective = part[~np.isin(part["function"], (*POINT_TO_POINT, int(Function.ALL_TO_ALL)))]
-    sizes = collective["count"].astype(np.int64) * element_bytes(collective["datatype"])
-    usage.sizes = set(np.unique(sizes).tolist())
-    usage.tiny = bool(len(sizes)) and int(sizes.max()) <= TINY_BYTES
-    _, numbers = np.unique(raw_tokens(part), return_counts=True)
+    usage.sizes = set(_bytes(collective).tolist())
+    _, numbers = np.unique(_raw_tokens(part), return_counts=True)
     usage.multiplicity = int(numbers.max())
 
 
-def substantial(operations: NDArray[Any]) -> NDArray[np.bool_]:
+def _bytes(operations: NDArray[Any]) -> NDArray[np.int64]:
+    return operations["count"].astype(np.int64) * element_bytes(operations["datatype"])
+
+
+def _substantial(operations: NDArray[Any]) -> NDArray[np.bool_]:
     """Whether an operation carries data rather than a flag; point-to-point and all-to-all always count."""
-    size = operations["count"].astype(np.int64) * element_bytes(operations["datatype"])
-    result: NDArray[np.bool_] = (size > TINY_BYTES) | np.isin(operations["function"], (*POINT_TO_POINT, int(Function.ALL_TO_ALL)))
-    return result
+    result: NDArray[np.bool_] = np.isin(operations["function"], (*POINT_TO_POINT, int(Function.ALL_TO_ALL)))
+    return result | (_bytes(operations) > TINY_BYTES)
+
+
+# --- Send and Recv -------------------------------------------------------------------------------------------------------------
+
+
+def _shape(operations: NDArray[Any], own: int, nranks: int) -> Shape:
+    """What the point-to-point operations of one row of rank ``own`` are for."""
+    part = operations[np.isin(operations["function"], POINT_TO_POINT)]
+    if not len(part):
+        return Shape.NONE
+    peers = set(part["peer"].tolist())
+    calls, index = np.unique(part["call"], return_inverse=True)
+    if len(calls) < MINIMUM_CALLS:
+        return Shape.OTHER
+    if len(calls) > MINIMUM_CALLS:
+        # The oldest call may be cut off by the end of the ring, the newest by the end of what arrived.
+        part = part[(index > max(0, len(calls) - LATEST_CALLS)) & (index < len(calls) - 1)]
+    send = part["function"] == Function.SEND
+    numbers, index = np.unique(part["call"], return_inverse=True)
+    sent, received = np.bincount(index, send, len(numbers)), np.bincount(index, ~send, len(numbers))
+    both = np.mean((sent > 0) & (received > 0)) > BOTH_WAYS
+    if own in peers and both:
+        return Shape.ALL_TO_ALL
+    if nranks == 2:
+        return Shape.PAIRS if np.all(sent == received) else Shape.CHAIN
+    if len(peers) > 2:
+        return Shape.ALL_TO_ALL if both and (nranks <= 4 or np.median(sent + received) > 4) else Shape.OTHER
+    # At most two peers: a ring only ever sends one way round, a chain of stages returns gradients.
+    targets, origins = set(part["peer"][send].tolist()), set(part["peer"][~send].tolist())
+    if both and len(targets) == len(origins) == 1 and targets != origins:
+        (target,), (origin,) = targets, origins
+        return Shape.RING if (target - own) % nranks == (own - origin) % nranks else Shape.CHAIN
+    return Shape.CHAIN
 
 
 def collapse(operations: NDArray[Any], rows: set[int]) -> NDArray[Any]:
@@ -151,16 +201,117 @@ def collapse(operations: NDArray[Any], rows: set[int]) -> NDArray[Any]:
     return result[~again]
 
 
-def raw_tokens(operations: NDArray[Any]) -> NDArray[np.uint64]:
+# --- the iteration -------------------------------------------------------------------------------------------------------------
+
+
+def find_period(tokens: Tokens, owners: NDArray[np.int64], known: Collection[int] = ()) -> Period | None:
+    """The shortest period that holds every regular token; ``None`` where nothing repeats. O(candidates x tokens).
+
+    ``owners`` names the communicator of each token. ``known`` are lengths that other ranks of the job showed: the shortest of
+    them that holds here is taken without a search.
+    """
+    if len(tokens) < 2:
+        return None
+    _, first, inverse, numbers = np.unique(tokens, return_index=True, return_inverse=True, return_counts=True)
+    owner, word = owners[first], inverse.astype(np.int64)
+    everybody = set(owner[numbers >= 2].tolist())
+    for threshold in sorted({int(n) for n in numbers if n >= 2})[:RAREST]:
+        regular = numbers >= threshold
+        if set(owner[regular].tolist()) != everybody:
+            break  # what is left is no iteration, but a part of one
+        found = _shortest(word, sorted(known), regular, near=1.0)
+        found = found or _shortest(word, _candidates(word, numbers, regular), regular, near=NEAR)
+        if found is not None:
+            return found
+    return None
+
+
+def _shortest(word: NDArray[np.int64], lengths: Iterable[int], regular: NDArray[np.bool_], near: float) -> Period | None:
+    """Of the lengths, which rise, the shortest that is a period; of those nearly as short the one that fits best."""
+    best: Period | None = None
+    fit = -1.0
+    for length in lengths:
+        if 2 * length > len(word) or (best is not None and length > near * best.length):
+            break
+        start = _stretch(word, length, regular)
+        if start is not None:
+            # Two iterations that lost the same number of records may look alike; whole ones fit more of the sequence.
+            share = float(np.mean(word[length:] == word[:-length]))
+            if share > fit:
+                best, fit = Period(start, length, len(occurrences(word, word[start : start + length]))), share
+    return best
+
+
+def _candidates(word: NDArray[np.int64], numbers: NDArray[np.int64], regular: NDArray[np.bool_]) -> list[int]:
+    """Lengths at which one of the rarest operations comes back."""
+    needed = int(regular.sum())
+    rarest = [token for token in np.argsort(numbers, kind="stable").tolist() if regular[token]][:RAREST]
+    found: set[int] = set()
+    for token in rarest:
+        at = np.flatnonzero(word == token)
+        for distance in range(1, min(DISTANCES, len(at))):
+            # Over whole iterations an operation comes back at one distance; others occur by chance.
+            found.update(length for length, _ in Counter((at[distance:] - at[:-distance]).tolist()).most_common(2))
+    return sorted(length for length in found if length >= needed)
+
+
+def _stretch(word: NDArray[np.int64], length: int, regular: NDArray[np.bool_]) -> int | None:
+    """Start of the latest place where ``length`` tokens are followed by the same again, with all the regular ones among them."""
+    same = word[length:] == word[:-length]
+    bounds = np.r_[-1, np.flatnonzero(~same), len(same)]
+    for i in np.flatnonzero(np.diff(bounds) > length)[::-1].tolist():
+        start = int(bounds[i + 1]) - length
+        present = np.bincount(word[start : start + length], minlength=len(regular)) > 0
+        if present[regular].all():
+            return start
+    return None
+
+
+def occurrences(word: NDArray[Any], pattern: NDArray[Any]) -> list[int]:
+    """Where a pattern occurs in full, without overlap."""
+    found: list[int] = []
+    for at in np.flatnonzero(word == pattern[0]).tolist():
+        if (not found or at >= found[-1] + len(pattern)) and np.array_equal(word[at : at + len(pattern)], pattern):
+            found.append(at)
+    return found
+
+
+def _modal_word(merged: NDArray[Any], at: NDArray[np.int64], tokens: Tokens, period: Period) -> NDArray[Any]:
+    """The iteration with its tiny operations: of all places where the period occurs, what is most often there."""
+    everything = _raw_tokens(merged)
+    versions: dict[bytes, list[slice]] = {}
+    for first in occurrences(tokens, tokens[period.start : period.start + period.length]):
+        after = first + period.length
+        place = slice(int(at[first]), int(at[after]) if after < len(at) else int(at[after - 1]) + 1)
+        versions.setdefault(everything[place].tobytes(), []).append(place)
+    return merged[max(versions.values(), key=lambda places: (len(places), places[-1].start))[-1]]
+
+
+def canonical_start(tokens: Tokens) -> int:
+    """Where the smallest rotation of a cyclic sequence begins: equal for all rotations of one pattern. O(n log² n).
+
+    Rotations are ordered by their first 1, 2, 4, … tokens.
+    """
+    _, order = np.unique(tokens, return_inverse=True)
+    width = 1
+    while width < len(tokens):
+        _, order = np.unique(order * len(tokens) + np.roll(order, -width), return_inverse=True)
+        width *= 2
+    return int(np.argmin(order))
+
+
+# --- fingerprints --------------------------------------------------------------------------------------------------------------
+
+
+def _raw_tokens(operations: NDArray[Any]) -> Tokens:
     """64-bit fingerprints of operations within one process: communicator, function, size, type, peer; lone calls and parts of
     grouped ones differ.
     """
-    count = operations["count"].astype(np.uint64)
     point = np.isin(operations["function"], POINT_TO_POINT)
-    count = np.where(point, 0, count)
+    count = np.where(point, 0, operations["count"].astype(np.uint64))
     for row, function in np.unique(operations[["row", "function"]]).tolist():
         own = (operations["row"] == row) & (operations["function"] == function)
-        if len(np.unique(count[own])) > max(8, VARIABLE * np.count_nonzero(own)):
+        if varies(len(np.unique(count[own])), int(np.count_nonzero(own))):
             count[own] = 0
     joined = np.zeros(len(operations), np.bool_)
     joined[1:] = operations["call"][1:] == operations["call"][:-1]
@@ -174,11 +325,6 @@ def raw_tokens(operations: NDArray[Any]) -> NDArray[np.uint64]:
     )
 
 
-def mix(*columns: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A hash over columns of equal length (multiply and shift, as in splitmix64)."""
-    result = np.full(len(columns[0]), 0x9E3779B97F4A7C15, np.uint64)
-    with np.errstate(over="ignore"):
-        for column in columns:
-            result = (result ^ column) * np.uint64(0xBF58476D1CE4E5B9)
-            result ^= result >> np.uint64(29)
-    return result
+def varies(sizes: int, calls: int) -> bool:
+    """Whether so many different sizes in so many calls depend on the data; a few, as of layers, are a model's."""
+    return sizes > max(8, VARIABLE * calls)

@@ -1,23 +1,11 @@
-"""Parts of the engine for slow jobs: baselines and the papers' rules, iterations from calls, windows, delay matrix, clocks."""
+"""Parts of the engine for slow jobs: iterations from calls, their order, and windows."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from ncclwatch.engine.slow.baselines import (
-    Baseline,
-    Ccld,
-    MegatraceMean,
-    megatrace_gate,
-    mycroft_late,
-    mycroft_trigger,
-    slope,
-    theta_from,
-)
 from ncclwatch.engine.slow.cadence import Cadences, Iteration
-from ncclwatch.engine.slow.clocks import estimate
-from ncclwatch.engine.slow.delay_matrix import Where, matrix_of, origin_in_ring, slow_parts
 from ncclwatch.engine.slow.order import FEWEST_CALLS, MOST_CALLS, UNMADE_RECORDS, CallOrders
 from ncclwatch.engine.slow.windows import IterationWatch
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
@@ -56,47 +44,6 @@ def feed(cadences: Cadences, plan: list[tuple[str, float]]) -> float:
         for half in (slice(None, 7), slice(7, None)):
             cadences.add_calls(calls(program[half], times[half]))
     return time
-
-
-class TestBaselines:
-    def test_slope_tells_work_from_additions(self) -> None:
-        before = np.tile([0.010, 0.020, 0.001], 12)
-        grown = np.where(before > 0.005, 2.0 * before + 0.003, 0.4)
-        factor, extra = slope(before, grown)
-        assert factor == pytest.approx(2.0) and extra == pytest.approx(0.003)
-        assert np.isnan(slope(np.full(40, 0.01), np.full(40, 0.02))[0]), "equal stretches say nothing of a factor"
-
-    def test_baseline_learns_and_forgets_the_warm_up(self) -> None:
-        baseline = Baseline()
-        for value in [5.0, 5.0, 5.0, 5.0, 1.0, 1.0, 1.0, 1.01, 9.0, 1.0]:
-            baseline.learn(value)
-        assert baseline.normal == pytest.approx(1.0, abs=0.01)
-        assert baseline.limit(0.05) < 1.2
-
-    def test_ccld_equations(self) -> None:
-        ccld = Ccld(initial=2.0, rounds=3)
-        first = ccld.window([0.0], [[1.0, 0.9]])
-        assert (first.t_base, first.static) == (2.0, True)
-        for second in range(1, 5):
-            ccld.window([float(second)], [[1.0, 0.9]])
-        result = ccld.window([9.0, 10.0], [[1.0, 1.0], [5.0, 1.1]])
-        assert not result.static and result.t_base == pytest.approx(1.0)
-        assert result.ratio == pytest.approx(4.0) and result.share == pytest.approx(3.9 / 4.0)
-        assert ccld.kind(result.share) == "S1" and ccld.kind(0.1) == "S2" and ccld.kind(0.5) == "S3"
-        assert not ccld.confirmed
-        ccld.window([11.0], [[5.0, 4.9]])
-        assert ccld.confirmed
-        assert theta_from([0.1, 0.2, 0.1]) == 1.0
-
-    def test_megatrace_and_mycroft(self) -> None:
-        assert megatrace_gate(1.2, 1.0) and not megatrace_gate(1.05, 1.0)
-        mean = MegatraceMean()
-        assert [mean.observe(v) for v in (1.0, 1.0, 1.02, 1.4, 1.7)] == [False, False, False, False, True]
-        starts = np.zeros((5, 4))
-        starts[:, 2] = 1.5
-        assert mycroft_late(starts, starts + 1).tolist() == [False, False, True, False]
-        assert mycroft_trigger(4.0, 10.0, 1.0, 1.0) and mycroft_trigger(10.0, 10.0, 2.5, 1.0)
-        assert not mycroft_trigger(9.0, 10.0, 1.1, 1.0)
 
 
 class TestCadence:
@@ -310,47 +257,3 @@ class TestWindows:
         assert self.watch([5.0, 4.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]).slow_down() is None
         noisy = [1.0, 1.4, 0.8, 1.2, 0.9, 1.3, 0.7, 1.1] * 3
         assert self.watch(noisy).slow_down() is None
-
-
-class TestDelayMatrix:
-    def test_rows_columns_and_cells(self) -> None:
-        rng = np.random.default_rng(1)
-        pairs = [(i, j, 1.0 + 0.02 * rng.random()) for i in range(6) for j in range(6) if i != j]
-        assert slow_parts(matrix_of(6, pairs)) == []
-        sender = slow_parts(matrix_of(6, [(i, j, d * (5 if i == 2 else 1)) for i, j, d in pairs]))
-        assert [(p.where, p.source) for p in sender] == [(Where.SENDER, 2)]
-        receiver = slow_parts(matrix_of(6, [(i, j, d * (5 if j == 4 else 1)) for i, j, d in pairs]))
-        assert [(p.where, p.destination) for p in receiver] == [(Where.RECEIVER, 4)]
-        cell = slow_parts(matrix_of(6, [(i, j, d * (5 if (i, j) == (1, 3) else 1)) for i, j, d in pairs]))
-        assert [(p.where, p.source, p.destination) for p in cell] == [(Where.LINK, 1, 3)]
-
-    def test_a_ring_names_links(self) -> None:
-        ring = [(i, (i + 1) % 5, 8.0 if i == 3 else 1.0) for i in range(5)]
-        assert [(p.where, p.source, p.destination) for p in slow_parts(matrix_of(5, ring))] == [(Where.LINK, 3, 4)]
-
-    def test_the_chain_is_walked_back_to_its_origin(self) -> None:
-        assert origin_in_ring([10, 11, 12, 13], np.array([0.0, 3.0, 2.0, 1.0]), 0.5) == 10
-        assert origin_in_ring([10, 11, 12, 13], np.array([2.0, 0.1, 3.0, 2.5]), 0.5) == 11
-        assert origin_in_ring([10, 11], np.zeros(2), 0.5) is None
-        assert origin_in_ring([10, 11], np.ones(2), 0.5) is None
-
-
-def test_clocks_are_found_within_their_error() -> None:
-    rng = np.random.default_rng(4)
-    offsets, drifts = np.array([0.0, 0.013, -0.004, 0.0]), np.array([0.0, 40e-6, -20e-6, 0.0])
-    rows = []
-    for number in range(400):
-        true = 0.1 * number
-        begins = true + 0.002 * rng.random(3)
-        end = begins.max() + 0.0005
-        for node in range(3):
-            shown = [t * (1 + drifts[node]) + offsets[node] for t in (begins[node], end)]
-            rows.append((node, number, *shown))
-    rows.append((3, 10_000, 1.0, 2.0))
-    table = np.array(rows)
-    model = estimate(table[:, 0].astype(int), table[:, 1].astype(int), table[:, 2], table[:, 3])
-    for node in (1, 2):
-        late = np.array([35.0 * (1 + drifts[node]) + offsets[node]])
-        assert abs(float(model.clocks[node].correct(late)[0]) - 35.0) <= model.error(0, node) < 0.002
-    assert model.error(0, 3) == float("inf") and "unknown" in model.clocks[3].text()
-    assert model.error(2, 2) == 0.0

@@ -6,11 +6,13 @@ from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+import numpy as np
 import pytest
 
 from ncclwatch.engine.job import Job, assemble
 from ncclwatch.engine.slow.cadence import Cadence, Iteration
-from ncclwatch.engine.slow.paths import Paths
+from ncclwatch.engine.slow.iteration_graph import Operations
+from ncclwatch.engine.slow.paths import IterationAnalysis, Paths
 from ncclwatch.model.device import DeviceCommunicator, DeviceOperation, DeviceSample
 from ncclwatch.model.state import ProcessSample
 from unit.synthetic import Rank, address_of, communicator
@@ -197,3 +199,23 @@ def test_ranks_that_did_not_do_the_same_are_not_put_together() -> None:
     paths = Paths()
     paths.take(play.look(max(play.ends)), play.cadences, 1.0)
     assert paths.problem == "operations of the ranks do not match each other" and not paths.analysis.learned
+
+
+def pipeline(begin: float, work: float) -> Operations:
+    """Two ranks on two nodes, whose clocks differ by 5 s: the first sends to the second, which works and answers."""
+    sent, answered = begin + 0.1, begin + 0.1 + 0.001 + work
+    begins = np.array([sent, sent + 0.001, begin + 5.0, answered + 5.0])
+    ends = np.array([sent + 0.001, answered + 0.001, sent + 5.001, answered + 5.001])
+    node = np.array([0, 0, 1, 1])
+    return Operations(node, node, np.full(4, -1), np.array([[2, 0], [1, 3]]), begins, ends)
+
+
+def test_clocks_of_hosts_that_only_messages_join_are_known() -> None:
+    analysis = IterationAnalysis()
+    for number in range(5):
+        assert analysis.look(pipeline(0.202 * number, 0.1)) is None
+    assert analysis.learned and analysis.clocks.error(0, 1) < 0.002
+    result = analysis.look(pipeline(1.01, 0.9))
+    assert result is not None and [(a.operation, a.work) for a in result.culprits] == [(3, True)]
+    (blame,) = analysis.blame(result, pipeline(1.01, 0.9), [7] * 4)
+    assert (blame.where, blame.work) == (1, True) and blame.cost == pytest.approx(0.8, abs=0.01)

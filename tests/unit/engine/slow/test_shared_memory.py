@@ -7,8 +7,7 @@ from dataclasses import replace
 
 from ncclwatch.engine.edges import RankNode, Wait
 from ncclwatch.engine.job import Job, assemble
-from ncclwatch.engine.laggards import exchanges, laggards
-from ncclwatch.engine.ring_positions import all_under_way, under_way
+from ncclwatch.engine.rings import all_under_way, exchanges, laggards, under_way
 from ncclwatch.engine.slow.cadence import Cadence
 from ncclwatch.engine.slow.equals import equals
 from ncclwatch.engine.slow.looks import Activity, take_look

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ncclwatch.engine.topology.infer import Judged, _assemble
-from ncclwatch.engine.topology.jobmap import Facts, JobFacts
+from ncclwatch.engine.topology.layout import assemble_topology, order_stages
 from ncclwatch.engine.topology.model import Layout, Role, Topology
-from ncclwatch.engine.topology.stages import order_stages
+from ncclwatch.engine.topology.record import KnownGroup, KnownJob
+from ncclwatch.engine.topology.roles import Opinion
 
 WORLD = 8
 TENSOR: list[tuple[int, ...]] = [(0, 1), (2, 3), (4, 5), (6, 7)]
@@ -17,10 +17,10 @@ DATA: list[tuple[int, ...]] = [(0, 2, 4, 6), (1, 3, 5, 7)]
 def topology(roles: dict[tuple[int, ...], Role], again: tuple[int, ...] = ()) -> Topology:
     """A job whose groups are judged so; ``again``: one more group of which nobody knows anything."""
     known = [*roles.items(), *([(again, Role.UNSURE)] if again else [])]
-    facts = [Facts(number, number, len(ranks), np.array(ranks, np.int32)) for number, (ranks, _) in enumerate(known)]
-    judged = {one.id: Judged(one, role, 0.9, ("seen",)) for one, (_, role) in zip(facts, known, strict=True)}
-    job = JobFacts(processes=list(range(WORLD)), groups=facts, world=WORLD)
-    return _assemble(job, judged, order_stages(WORLD, [], [], {}), [])
+    groups = [KnownGroup(number, number, len(ranks), np.array(ranks, np.int32)) for number, (ranks, _) in enumerate(known)]
+    roles_of = {one.id: Opinion(role, 0.9, "seen") for one, (_, role) in zip(groups, known, strict=True)}
+    job = KnownJob(processes=list(range(WORLD)), groups=groups, world=WORLD)
+    return assemble_topology(job, roles_of, order_stages(WORLD, [], [], {}), calls=False)
 
 
 def test_a_group_that_lies_where_one_of_a_role_must_be_leaves_no_doubt_about_the_layout() -> None:

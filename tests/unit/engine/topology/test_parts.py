@@ -7,13 +7,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ncclwatch.engine.topology.config import Stated, compare, from_command, from_file, name_unsure
-from ncclwatch.engine.topology.iteration import canonical_start, find_period
-from ncclwatch.engine.topology.model import Group, Layout, Pattern, Phase, Role, Stage, Step, Topology
+from ncclwatch.cli.stated_layout import Stated, compare, from_command, from_file, name_unsure
+from ncclwatch.engine.topology.labels import Stage, compressed
+from ncclwatch.engine.topology.model import Group, Layout, Pattern, Phase, Role, Step, Topology
 from ncclwatch.engine.topology.passes import Call, Hints, find_passes
 from ncclwatch.engine.topology.record import chosen_specimens
-from ncclwatch.engine.topology.tracker import Track, unique_tokens
-from ncclwatch.engine.topology.words import compressed
+from ncclwatch.engine.topology.specimen import canonical_start, find_period
+from ncclwatch.engine.topology.tracker import Track
 from ncclwatch.errors import UsageError
 from ncclwatch.simulate.scenario import Schedule
 from ncclwatch.simulate.schedule import Pass, steps
@@ -119,8 +119,8 @@ def test_without_a_pipeline_gathers_and_scatters_of_context_ranks_tell_the_passe
 
 def track() -> Track:
     tokens = np.array(ITERATION, np.uint64)
-    pattern = Pattern(0, 0, tuple(Step(Role.TENSOR, 1, 1, 7) for _ in ITERATION), tokens)
-    return Track(pattern, unique_tokens(pattern))
+    pattern = Pattern(0, tuple(Step(Role.TENSOR, 1, 1, 7) for _ in ITERATION), tokens)
+    return Track(pattern)
 
 
 def test_a_pointer_finds_its_place_at_an_operation_that_is_unique_and_keeps_it() -> None:
@@ -150,7 +150,7 @@ def test_passes_of_an_evaluation_are_not_taken_for_those_of_an_iteration() -> No
     message, work, last = 5, 6, 9
     word = [message, work, work] * 3 + [work, work] * 3 + [last]
     steps = tuple(Step(Role.PIPELINE, 11, 1, 7, towards=-1) if t == message else Step(Role.TENSOR, 1, 1, 7) for t in word)
-    follower = Track(pattern := Pattern(0, 0, steps, np.array(word, np.uint64)), unique_tokens(pattern))
+    follower = Track(Pattern(0, steps, np.array(word, np.uint64)))
     follower.follow(np.array(word, np.uint64))
     evaluation, after = [message, work, work] * 3, np.array(word, np.uint64)
     follower.follow(np.array(evaluation, np.uint64))

@@ -1,0 +1,423 @@
+"""Hypotheses from where the waits end: ranks that stay behind, links, cycles through several communicators, ends nobody sees."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+from ncclwatch.engine.call_patterns import deviation_fact, find_deviations
+from ncclwatch.engine.case import Case
+from ncclwatch.engine.connections import unseen_peers
+from ncclwatch.engine.device import gpu_state
+from ncclwatch.engine.edges import (
+    PROXY_STALLS,
+    AbsentNode,
+    HiddenNode,
+    LinkNode,
+    Node,
+    RankNode,
+    Stall,
+    Wait,
+    Why,
+    told,
+    wait_facts,
+)
+from ncclwatch.engine.evidence.base import Fact, FactKind
+from ncclwatch.engine.graph import Sink, victims_of
+from ncclwatch.engine.hypotheses import Cause, Hypothesis, Suspect
+from ncclwatch.engine.job import Job, Member
+from ncclwatch.engine.retract import is_begun
+from ncclwatch.engine.sequence_counts import Counts, Lack, lacks
+from ncclwatch.engine.suspects import accused, observed, peers
+from ncclwatch.engine.verdict import SEVERITY
+from ncclwatch.model.device import KernelState
+from ncclwatch.model.verdict import LinkRef, VerdictClass
+
+SOON_S = 3.0
+"""A standstill of less (s) may be one of a job that goes on: half of the pauses that healthy jobs make last no longer."""
+NAMED_ABSENT = 8
+"""Unobserved ranks of a communicator that are named."""
+
+
+@dataclass(slots=True)
+class Ends:
+    """The ends of the waits by their kind."""
+
+    cycles: list[Sink] = field(default_factory=list)
+    ranks: list[Sink] = field(default_factory=list)
+    beside_absent: list[Sink] = field(default_factory=list)
+    """Ranks with nothing open that may wait for a neighbour nobody observed."""
+    links: list[Sink] = field(default_factory=list)
+    unseen: list[Sink] = field(default_factory=list)
+
+
+def ends_of(case: Case) -> Ends:
+    """The ends of the waits as they are now."""
+    return case.remember("ends", lambda: _sort(case))
+
+
+def _sort(case: Case) -> Ends:
+    ends = Ends()
+    retracted = {fact.object for fact in (retraction.fact for retraction in case.trail.retracted)}
+    for sink in case.sinks:
+        node = sink.nodes[0]
+        if sink.is_cycle:
+            ends.cycles.append(sink)
+        elif isinstance(node, LinkNode):
+            ends.links.append(sink)
+        elif isinstance(node, AbsentNode | HiddenNode):
+            ends.unseen.append(sink)
+        elif sink.waits or (sink.stalls and node not in retracted):
+            # One that has ended is an end even where nobody waits for it: its work was done. And one for which nobody has begun
+            # to wait holds nobody up.
+            doubtful = _may_wait_for_absent(case.job, sink)
+            (ends.beside_absent if doubtful else ends.ranks).append(sink)
+    return ends
+
+
+def sureness(case: Case) -> float:
+    """Confidence in where waits end, by how long nothing has moved."""
+    return 0.6 if case.still < SOON_S else 0.85
+
+
+# --- ends nobody sees --------------------------------------------------------------------------------------------------
+
+
+def unseen(case: Case) -> Iterator[Hypothesis]:
+    """Every chain of waits ends where nothing was observed."""
+    ends = ends_of(case)
+    found = [*ends.unseen, *ends.cycles]
+    if not case.waits.open:
+        return
+    waits = [wait for sink in found for wait in sink.waits] or case.waits.first(12)
+    nodes = tuple(sink.nodes[0] for sink in found)
+    yield Hypothesis("unseen", VerdictClass.UNKNOWN, Cause.UNSEEN, supports=tuple(wait_facts(waits)), ends=nodes)
+
+
+def beside_absent(case: Case) -> Iterator[Hypothesis]:
+    """The waits end at a rank with nothing open, whose neighbour was not observed: either may be the cause."""
+    sinks = ends_of(case).beside_absent
+    if not sinks:
+        return
+    waits = [wait for sink in sinks for wait in sink.waits]
+    groups = {wait.key.group: case.job.groups[wait.key.group] for wait in waits}
+    missing: list[Node] = [AbsentNode(group.id, rank) for group in groups.values() for rank in group.missing[:NAMED_ABSENT]]
+    nodes = (*(sink.nodes[0] for sink in sinks), *missing)
+    yield Hypothesis(
+        "beside-absent", VerdictClass.UNKNOWN, Cause.BESIDE_ABSENT, supports=tuple(wait_facts(waits)), ends=nodes
+    )  # fmt: skip
+
+
+def _may_wait_for_absent(job: Job, sink: Sink) -> bool:
+    """Whether a rank with nothing open has a neighbour nobody observed: their transfer may have been dropped, or be hidden."""
+    member = sink.member(job)
+    if member is None or sink.stalls:
+        return False
+    if beside_unobserved(job, member):
+        return True
+    for wait in sink.waits:
+        group = job.groups[wait.key.group]
+        rank = group.rank_of(member)
+        if rank is None or wait.key.point_to_point:
+            continue
+        rings = group.members[rank][1].rings
+        if any(neighbour not in group.members for ring in rings for neighbour in (ring.prev, ring.next)):
+            return True
+    return False
+
+
+def beside_unobserved(job: Job, member: Member) -> bool:
+    """Whether a transport nobody can look into joins a process to a rank that was not observed: it may wait for that one."""
+    return any(
+        unseen_peers(own) - job.groups[job.group_of[member.index, own.address]].members.keys()
+        for own in member.last.communicators
+    )
+
+
+# --- links -------------------------------------------------------------------------------------------------------------
+
+
+def link(case: Case) -> Iterator[Hypothesis]:
+    """Data does not arrive over links that have no end in common: both ends of each are named."""
+    job, ends = case.job, ends_of(case)
+    if not ends.links or _common_end(job, ends.links) is not None:
+        return
+    suspects: dict[int, Suspect] = {}
+    for sink in ends.links:
+        node = sink.nodes[0]
+        if not isinstance(node, LinkNode):
+            continue
+        for comm_rank in (node.source, node.destination):
+            member = job.groups[node.group_id].holder(comm_rank)
+            if member is not None and member.index not in suspects:
+                suspects[member.index] = observed(job, member, sink.waits, (), Cause.LINK, link=_reference(node, sink.waits))
+    if suspects:
+        yield _of_links(case, "link", Cause.LINK, [*suspects.values()])
+
+
+def cut_off(case: Case) -> Iterator[Hypothesis]:
+    """The one process that is an end of every link on which data does not arrive: of several, it is not the links."""
+    ends = ends_of(case)
+    member = _common_end(case.job, ends.links)
+    if member is not None:
+        waits = [wait for sink in ends.links for wait in sink.waits]
+        yield _of_links(case, "cut-off", Cause.CUT_OFF, [observed(case.job, member, waits, (), Cause.CUT_OFF)])
+
+
+def _of_links(case: Case, rule: str, cause: Cause, suspects: Sequence[Suspect]) -> Hypothesis:
+    ends = ends_of(case)
+    supports = [fact for sink in ends.links for fact in wait_facts(sink.waits)]
+    victims = victims_of(ends.links) - accused(case.job, [suspect.place for suspect in suspects])
+    return Hypothesis(
+        rule, VerdictClass.HARDWARE, cause, tuple(suspects), frozenset(victims), min(sureness(case), 0.7), tuple(supports),
+        missing=_notes([*ends.unseen, *ends.cycles]),
+    )  # fmt: skip
+
+
+def _reference(node: LinkNode, waits: Sequence[Wait]) -> LinkRef:
+    channels = tuple(sorted({wait.key.channel for wait in waits}))
+    ends = [wait.end for wait in waits if wait.end is not None]
+    device = next((end.sub.net_device_name or end.operation.net_name for end in ends), "")
+    return LinkRef(node.source, node.destination, "net", channels, device)
+
+
+def _common_end(job: Job, sinks: Sequence[Sink]) -> Member | None:
+    """The one process that is an end of every broken link, where there are several."""
+    shared: set[int] | None = None
+    for sink in sinks:
+        node = sink.nodes[0]
+        if not isinstance(node, LinkNode):
+            return None
+        members = job.groups[node.group_id].members
+        found = {members[rank][0].index for rank in (node.source, node.destination) if rank in members}
+        shared = found if shared is None else shared & found
+    if len(sinks) < 2 or shared is None or len(shared) != 1:
+        return None
+    return job.member(shared.pop())
+
+
+# --- ranks -------------------------------------------------------------------------------------------------------------
+
+
+def rank_stalled(case: Case) -> Iterator[Hypothesis]:
+    """Ranks that are in the operation and do not go on, though nothing they need is missing."""
+    yield from _ranks_behind(case, "rank-stalled", VerdictClass.HARDWARE)
+
+
+def rank_not_entered(case: Case) -> Iterator[Hypothesis]:
+    """Ranks that have not started the operation the others wait in: the host has not called it, or the GPU has not started it."""
+    yield from _ranks_behind(case, "rank-not-entered", VerdictClass.NOT_ENTERED)
+
+
+def _ranks_behind(case: Case, rule: str, verdict_class: VerdictClass) -> Iterator[Hypothesis]:
+    job, ends = case.job, ends_of(case)
+    named = [(sink, member) for sink in ends.ranks if (member := sink.member(job)) is not None]
+    causes = [_cause(job, member, sink) for sink, member in named]
+    if not causes or verdict_class is not max((found for found, _ in causes), key=SEVERITY.index):
+        return
+    counts = Counts(job)
+    suspects: list[Suspect] = []
+    supports: list[Fact] = []
+    for (sink, member), (_, cause) in zip(named, causes, strict=True):
+        suspects.append(observed(job, member, sink.waits, sink.stalls, cause))
+        supports += [*wait_facts(sink.waits), *(mark.fact for mark in sink.stalls)]
+        supports += [told(line, RankNode(member.index), FactKind.CALLED_LESS) for line in counts.lines(member)]
+    victims = victims_of(ends.ranks) | peers(job, [suspect.place for suspect in suspects])
+    victims -= {member.index for _, member in named}
+    yield Hypothesis(
+        rule, verdict_class, suspects[0].cause, tuple(suspects), frozenset(victims), sureness(case), tuple(supports),
+        missing=_notes([*ends.unseen, *ends.cycles, *ends.beside_absent]),
+    )  # fmt: skip
+
+
+def _cause(job: Job, member: Member, sink: Sink) -> tuple[VerdictClass, Cause]:
+    """Not entered: it has not started the operation the others wait in. Hardware: it is in it and does not go on."""
+    stalls = {mark.stall for mark in sink.stalls}
+    if stalls & PROXY_STALLS:
+        return VerdictClass.HARDWARE, Cause.PROXY_STALLED
+    if Stall.FLUSH in stalls:
+        return VerdictClass.HARDWARE, Cause.FLUSH
+    gpu = gpu_state(job, member, sink.stalls[0].key.group) if stalls else None
+    if gpu is KernelState.RUNNING:
+        return VerdictClass.HARDWARE, Cause.GPU_RUNNING
+    if gpu is KernelState.NOT_STARTED:
+        return VerdictClass.NOT_ENTERED, Cause.GPU_NOT_BEGUN
+    if stalls and all(mark.end is None for mark in sink.stalls):
+        return VerdictClass.NOT_ENTERED, Cause.NOT_TAKING_PART
+    if stalls:
+        started = any(mark.end.sub.done > 0 or (mark.end.sub.gpu_ready or 0) > 0 for mark in sink.stalls if mark.end is not None)
+        return (VerdictClass.HARDWARE, Cause.GPU_STOPPED) if started else (VerdictClass.NOT_ENTERED, Cause.GPU_NOT_BEGUN)
+    if all(wait.why is Why.NOT_BEGUN for wait in sink.waits):
+        return VerdictClass.HARDWARE, Cause.PROXY_NOT_BEGUN
+    return VerdictClass.NOT_ENTERED, Cause.NOT_ENTERED
+
+
+def _notes(sinks: Iterable[Sink]) -> tuple[Fact, ...]:
+    """Waits that lead elsewhere, where nothing is seen."""
+    return tuple(wait_facts(wait for sink in sinks for wait in sink.waits))
+
+
+# --- cycles ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Cycle:
+    """Cycles that decide: through several communicators, or beside no rank that has nothing open."""
+
+    sinks: list[Sink]
+    inside: list[Wait]
+    members: set[int]
+    of_orders: bool
+    """Whether ranks wait in more than one thing, and some of it is begun: inside one operation there is no order."""
+
+
+def _cycle(case: Case) -> Cycle | None:
+    ends = ends_of(case)
+    ordered = [sink for sink in ends.cycles if _is_of_orders(case.job, sink)]
+    # Beside a rank that has nothing open, a cycle inside one operation is where those wait of whom nothing is seen.
+    behind = [*ends.ranks, *ends.beside_absent]
+    if not ordered and not (ends.cycles and all(sink.stalls for sink in behind)):
+        return None
+    sinks = ordered or ends.cycles
+    inside = [wait for sink in sinks for wait in sink.inside]
+    members = {node.index for sink in sinks for node in sink.nodes if isinstance(node, RankNode)}
+    return Cycle(sinks, inside, members, bool(ordered))
+
+
+def cycle_in_operation(case: Case) -> Iterator[Hypothesis]:
+    """Ranks wait for each other inside one operation, which by itself names nobody."""
+    cycle = _cycle(case)
+    if cycle is not None and not cycle.of_orders:
+        yield _nobody("cycle-in-operation", Cause.CYCLE_IN_OPERATION, cycle.inside)
+
+
+def cycle_of_calls(case: Case) -> Iterator[Hypothesis]:
+    """Ranks wait for each other through messages that were called: a host may have run ahead of one its GPU does not wait for."""
+    cycle = _cycle(case)
+    if cycle is None or not cycle.of_orders or not any(wait.why is Why.NO_MESSAGE for wait in cycle.inside):
+        return
+    if not find_deviations(case.job, cycle.members, case.known.orders):
+        yield _nobody("cycle-of-calls", Cause.CYCLE_OF_CALLS, cycle.inside)
+
+
+def _nobody(rule: str, cause: Cause, inside: Sequence[Wait]) -> Hypothesis:
+    return Hypothesis(rule, VerdictClass.UNKNOWN, cause, supports=tuple(wait_facts(inside)))
+
+
+def lacks_call(case: Case) -> Iterator[Hypothesis]:
+    """The one rank of a cycle that has called less than the others, where all others have called all they are waited for in."""
+    yield from _lacking_one(case, "lacks-call", Lack.LESS)
+
+
+def lacks_other_call(case: Case) -> Iterator[Hypothesis]:
+    """The one rank of a cycle that has called as much as the others, but not what they wait in; or who is alone in that."""
+    yield from _lacking_one(case, "lacks-other-call", Lack.OTHER)
+
+
+def _lacking_one(case: Case, rule: str, why: Lack) -> Iterator[Hypothesis]:
+    """Hosts that run ahead of their GPUs have called everything although their GPUs wait in a cycle; hosts that do not have each
+    left a call to make. Where only one has, it is the one that the others are ahead of.
+    """
+    job, cycle = case.job, _cycle(case)
+    if cycle is None or not cycle.of_orders:
+        return
+    lacking = [w for w in cycle.inside if w.why is Why.NO_OPERATION or (w.why is Why.EMPTY and lacks(job, w))]
+    missing = {wait.target for wait in lacking}
+    only = missing.pop() if len(missing) == 1 else None
+    if not isinstance(only, RankNode) or not all(lacks(job, wait) for wait in lacking):
+        return
+    if any(wait.why is Why.NO_MESSAGE for wait in cycle.inside) or find_deviations(job, cycle.members, case.known.orders):
+        return
+    if why is not (Lack.LESS if any(lacks(job, wait) is Lack.LESS for wait in lacking) else Lack.OTHER):
+        return
+    alone = _alone_in_it(job, lacking[0]) if why is Lack.OTHER else []
+    cause = Cause.ALONE_IN_CALL if alone else Cause.LACKS_CALL if why is Lack.LESS else Cause.LACKS_OTHER_CALL
+    suspects = [observed(job, member, lacking, (), cause) for member in alone or [job.member(only.index)]]
+    supports = wait_facts([*lacking, *(wait for wait in cycle.inside if wait not in lacking)])
+    victims = (victims_of(cycle.sinks) | cycle.members) - accused(job, [suspect.place for suspect in suspects])
+    verdict_class = VerdictClass.NOT_ENTERED if why is Lack.LESS else VerdictClass.INCONSISTENT
+    yield Hypothesis(rule, verdict_class, cause, tuple(suspects), frozenset(victims), 0.7, tuple(supports))
+
+
+def _alone_in_it(job: Job, wait: Wait) -> list[Member]:
+    """Of a collective that a rank is waited for in and has ended as another: those who are in it, where more have ended it.
+
+    Everybody has called as much, and some have ended theirs while others are in it: they called different things, and the fewer
+    are at fault.
+    """
+    if wait.end is None:
+        return []
+    group, operation = job.groups[wait.key.group], wait.end.operation
+    inside = [
+        member for member, _ in group.members.values()
+        if any((o.comm_hash, o.op_count) == (operation.comm_hash, operation.op_count) for o in member.last.operations)
+    ]  # fmt: skip
+    return inside if 2 * len(inside) < len(group.members) else []
+
+
+def order(case: Case) -> Iterator[Hypothesis]:
+    """Ranks called operations of several communicators in different orders, or one left an operation out.
+
+    What stands in memory is the same for both, and for either side of the cycle. The calls tell more: a training job calls the
+    same things in the same order again and again, and the rank that broke its own pattern is at fault.
+    """
+    job, cycle = case.job, _cycle(case)
+    if cycle is None or not cycle.of_orders:
+        return
+    entered = _entered_first(cycle.inside)
+    supports = _order_facts(job, entered)
+    deviations = find_deviations(job, cycle.members, case.known.orders)
+    supports += [deviation_fact(job, job.member(index), deviation) for index, deviation in deviations.items()]
+    left_out = bool(deviations) and all(deviation.left_out for deviation in deviations.values())
+    confidence, odd, tie = sureness(case), set(deviations), False
+    if not deviations:
+        biggest = max(entered.values(), key=len)
+        # One rank against many others: its order is the odd one. Otherwise nobody's order is more right than another's.
+        odd = cycle.members - biggest if len(biggest) > len(cycle.members) - len(biggest) else cycle.members
+        odd = odd or cycle.members
+        tie = odd == cycle.members
+        # All that is proven is the cycle: whoever broke the order, or left a call out, is one of them.
+        confidence = min(confidence, 0.6) if tie else confidence
+    cause = Cause.LEFT_OUT if left_out else Cause.ORDER
+    # Whom the others wait for (it has left out theirs), or what it waits in itself (its order is the odd one).
+    suspects = [
+        observed(
+            job, member, [w for w in cycle.inside if (w.target if left_out else w.waiter) == RankNode(member.index)], (), cause
+        )
+        for member in job.members
+        if member.index in odd
+    ]
+    victims = (victims_of(cycle.sinks) | cycle.members) - odd
+    yield Hypothesis(
+        "order", VerdictClass.NOT_ENTERED if left_out else VerdictClass.DEADLOCK, cause, tuple(suspects), frozenset(victims),
+        confidence, (*supports, *wait_facts(cycle.inside)), tie=tie,
+    )  # fmt: skip
+
+
+def _is_of_orders(job: Job, sink: Sink) -> bool:
+    several = len({wait.key.group for wait in sink.inside}) > 1 or any(wait.key.point_to_point for wait in sink.inside)
+    return several and any(is_begun(job, wait) for wait in sink.inside)
+
+
+def _entered_first(inside: Sequence[Wait]) -> dict[int, set[int]]:
+    """Group → members that wait in it: whoever waits in one has entered it before the other."""
+    orders: dict[int, set[int]] = defaultdict(set)
+    known = {wait.waiter for wait in inside if not wait.weak}
+    for wait in inside:
+        if isinstance(wait.waiter, RankNode) and not (wait.weak and wait.waiter in known):
+            orders[wait.key.group].add(wait.waiter.index)
+    return dict(orders)
+
+
+def _order_facts(job: Job, orders: dict[int, set[int]]) -> list[Fact]:
+    """Which ranks wait in which communicator: the orders that contradict each other."""
+    names = {member.index: f"rank {member.rank}" if member.rank is not None else member.label for member in job.members}
+    found = []
+    for number, indices in sorted(orders.items(), key=lambda item: -len(item[1])):
+        group = job.groups[number]
+        who = ", ".join(names[index] for index in sorted(indices))
+        does = "wait" if len(indices) > 1 else "waits"
+        text = f"{who} entered communicator {group.hash:016x} ({group.nranks} ranks) first and {does} there"
+        found.append(told(text, kind=FactKind.WAITS_FOR))
+    return found

@@ -1,0 +1,202 @@
+"""How far ranks have come in rings through shared memory, read off how much each has written and read, and who is behind.
+
+AllReduce, AllGather and ReduceScatter write and read as much on each ring (``src/device/``: every rank passes on what it gets).
+A rank that has written more than it has read is in the middle of one of them; one that has written less than its peers is behind.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import NamedTuple
+
+from ncclwatch.engine.connections import CONNECTION_SLOTS, ConnectionKey
+from ncclwatch.engine.edges import RankNode, Wait, Why
+from ncclwatch.engine.job import Group, Job
+from ncclwatch.model.state import Communicator, Direction
+
+
+class RingPosition(NamedTuple):
+    """One ring of a rank, both of whose neighbours are joined by shared memory: steps since the connections were made.
+
+    ``unread``: steps that lie ready for it.
+    """
+
+    channel: int
+    prev: int
+    written: int
+    read: int
+    unread: int
+
+    @property
+    def between(self) -> bool:
+        """Whether it has written more than it has read."""
+        return self.written > self.read
+
+    @property
+    def is_amid(self) -> bool:
+        """The same, by what an operation under way can make of it: each rank writes its own part first and passes on what it has
+        read, so it is ahead by less than a connection holds. (A Broadcast leaves more of a difference, and for good.)
+        """
+        return 0 < self.written - self.read <= CONNECTION_SLOTS
+
+
+def ring_positions(own: Communicator) -> Iterator[RingPosition]:
+    """Its rings with both ends known. O(connections)."""
+    ends = {(c.channel, c.peer, c.direction): c for c in own.host_connections if c.connection_index == 0}
+    for ring in own.rings:
+        source = ends.get((ring.channel, ring.prev, Direction.RECV))
+        sink = ends.get((ring.channel, ring.next, Direction.SEND))
+        if source is None or sink is None or source.head is None or source.tail is None or sink.tail is None:
+            continue
+        yield RingPosition(ring.channel, ring.prev, sink.tail, source.head, source.tail - source.head)
+
+
+def under_way(group: Group) -> dict[int, dict[int, RingPosition]]:
+    """Channel → rank in a communicator → where it stands, of those who are amid an operation in a ring of shared memory.
+
+    Nobody of a ring in which somebody has read more than it wrote, as the last of a Broadcast has. O(connections).
+    """
+    found: dict[int, dict[int, RingPosition]] = defaultdict(dict)
+    uneven: set[int] = set()
+    for rank, (_, own) in group.members.items():
+        for position in ring_positions(own) if own.host_connections else ():
+            if position.written < position.read:
+                uneven.add(position.channel)
+            elif position.is_amid:
+                found[position.channel][rank] = position
+    return {channel: ranks for channel, ranks in found.items() if channel not in uneven}
+
+
+RingsUnderWay = Mapping[int, Mapping[int, Mapping[int, RingPosition]]]
+"""Communicator (``group`` of the job) → as of :func:`under_way`."""
+
+
+def all_under_way(job: Job) -> RingsUnderWay:
+    """:func:`under_way` of every communicator of a job. O(connections)."""
+    return {group.id: under_way(group) for group in job.groups.values()}
+
+
+def is_between(own: Communicator) -> bool:
+    """Whether a rank is in the middle of an operation of a communicator, as far as its rings show."""
+    return any(position.between for position in ring_positions(own))
+
+
+def ring_written(group: Group) -> dict[int, dict[int, int]]:
+    """Channel → rank in a communicator → steps it has written to the next in the ring, of those joined to it by shared memory.
+
+    O(connections of the communicator).
+    """
+    found: dict[int, dict[int, int]] = defaultdict(dict)
+    for rank, (_, own) in group.members.items():
+        if not own.host_connections:
+            continue
+        following = {ring.channel: ring.next for ring in own.rings}
+        for conn in own.host_connections:
+            sends = conn.direction is Direction.SEND and conn.connection_index == 0 and following.get(conn.channel) == conn.peer
+            if sends and conn.tail is not None:
+                found[conn.channel][rank] = conn.tail
+    return found
+
+
+CHUNK_STEPS = CONNECTION_SLOTS // 2
+"""What a rank writes at a time, in steps: its own part first, then what each rank before it has written (all tags:
+``ALLREDUCE_CHUNKSTEPS`` and its like in ``src/include/collectives.h``).
+"""
+
+
+def laggards(job: Job, amid: RingsUnderWay) -> Iterator[Wait]:
+    """Waits for ranks that lag in a ring of shared memory.
+
+    A rank whose own counters say that it waits there waits for the one before. All ranks of a ring write the same number of steps
+    an operation, so one that has written less than the others has not come as far; and nobody ends a collective before the last
+    has contributed. Of one that waits itself no other is said to wait, nor by whom is further ahead than it can be without it:
+    they were read at different moments. ``amid``: who of each communicator is amid an operation.
+    """
+    for group in job.groups.values():
+        if group.nranks < 2:
+            continue
+        waiting = {
+            channel: {rank: position.prev for rank, position in ranks.items() if not position.unread}
+            for channel, ranks in amid[group.id].items()
+        }
+        for channel, previous in waiting.items():
+            for rank, prev in previous.items():
+                if prev in group.members:
+                    yield _wait(job, group, channel, rank, prev, "all that was written is read")
+        if len(group.members) < group.nranks:
+            continue
+        for channel, tails in ring_written(group).items():
+            least = min(tails.values())
+            if len(tails) < group.nranks or least == max(tails.values()):
+                continue
+            behind = [rank for rank, tail in tails.items() if tail == least and rank not in waiting.get(channel, {})]
+            after = {other: _hops(group, channel, other) for other in behind}
+            for rank, tail in tails.items():
+                for other in behind:
+                    if 0 < tail - least <= CHUNK_STEPS * after[other].get(rank, 0):
+                        yield _wait(job, group, channel, rank, other, f"{tail - least} steps behind")
+
+
+def _hops(group: Group, channel: int, first: int) -> dict[int, int]:
+    """How many ranks further on in the ring of a channel each rank is than the first."""
+    following = {rank: ring.next for rank, (_, own) in group.members.items() for ring in own.rings if ring.channel == channel}
+    found, rank = {first: 0}, following.get(first)
+    while rank is not None and rank not in found:
+        found[rank] = len(found)
+        rank = following.get(rank)
+    return found
+
+
+def exchanges(job: Job) -> Iterator[Wait]:
+    """Waits in groups of three ranks and more all of whom send to all through shared memory, as experts do.
+
+    Who has written more to another than it has read from it, and has nothing of it to read, waits for it: both send the same
+    number of steps each time. Where they do not somebody has read more than it wrote, and nothing is said; nor in a pipeline, in
+    which nobody sends to all.
+    """
+    for group in job.groups.values():
+        if group.nranks < 3 or not any(own.host_connections for _, own in group.members.values()):
+            continue
+        totals = {rank: _messages(own) for rank, (_, own) in group.members.items()}
+        complete = all(len(peers) == group.nranks - 1 for peers in totals.values())
+        if not complete or any(m.written < m.read for peers in totals.values() for m in peers.values()):
+            continue
+        for rank, peers in totals.items():
+            for peer, m in peers.items():
+                if not m.unread and 0 < m.written - m.read <= CONNECTION_SLOTS and peer in group.members:
+                    yield _wait(job, group, m.channel, rank, peer, "all that was written is read", point_to_point=True)
+
+
+@dataclass(slots=True)
+class _Messages:
+    """Steps a rank has written to another, read from it, and has yet to read, over all channels, one of which is ``channel``."""
+
+    channel: int = 0
+    written: int = 0
+    read: int = 0
+    unread: int = 0
+
+
+def _messages(own: Communicator) -> dict[int, _Messages]:
+    """Peer → what was sent and received through shared memory, of those with whom there is both."""
+    found: dict[int, _Messages] = defaultdict(_Messages)
+    for conn in own.host_connections:
+        if conn.connection_index == 0 or not conn.head or not conn.tail:
+            continue
+        total = found[conn.peer]
+        if conn.direction is Direction.SEND:
+            total.written += conn.tail
+        else:
+            total.channel, total.read, total.unread = conn.channel, total.read + conn.head, total.unread + conn.tail - conn.head
+    return {peer: total for peer, total in found.items() if total.written and total.read}
+
+
+def _wait(job: Job, group: Group, channel: int, rank: int, other: int, how: str, *, point_to_point: bool = False) -> Wait:
+    waiter, target = RankNode(group.members[rank][0].index), RankNode(group.members[other][0].index)
+    key = ConnectionKey(group.id, channel, other, rank, point_to_point)
+    name, peer = group.members[rank][0].label, job.rank_name(group.id, other)
+    text = f"{name} waits for {peer}, {Why.EMPTY}: shared memory, channel {channel}, {how}"
+    return Wait(waiter, target, Why.EMPTY, key, partial(str, text))

@@ -1,0 +1,182 @@
+"""What NCCL's own counts of calls prove: ranks of one communicator that called different things, and ranks that called less.
+
+From 2.26 on NCCL counts the calls of each collective on each rank (``ncclComm.seqNumber``, kept for its RAS subsystem). Of ranks
+that call the same things in the same order one is nowhere behind the other, however far its host has run ahead. Two ranks each
+ahead of the other in something have called different things: sizes and order stay unseen, that much does not.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+
+from ncclwatch.engine.edges import Wait, Why
+from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.model.state import Communicator
+
+FAMILIAR = 3
+"""A collective that a rank has called so often on a communicator, before it was ahead in it, is nothing unheard of there."""
+
+COUNTS_PROXY_WORK_FROM = (2, 27, 3)
+"""From here on ``opCount`` is no count of launches (``src/enqueue.cc``); no member of the structure tells it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Disagreement:
+    """Ranks of one communicator whose counts contradict each other: those to name, and what they called that others did not."""
+
+    group: Group
+    odd: Mapping[int, str]
+    """rank in the communicator → the collective it has called more often than others"""
+    how: str
+
+    @property
+    def tie(self) -> bool:
+        """Whether nothing tells who of them is wrong."""
+        return len(self.odd) == len(self.group.members)
+
+    def lines(self, job: Job) -> list[str]:
+        """The counts as evidence: one line for all ranks with the same."""
+        alike: dict[str, list[int]] = {}
+        for rank, (_, own) in sorted(self.group.members.items()):
+            counts = sorted((name, count) for name, count in own.sequence_numbers.items() if count)
+            text = ", ".join(f"{name} once" if count == 1 else f"{name} {count} times" for name, count in counts) or "nothing"
+            alike.setdefault(text, []).append(rank)
+        return [
+            f"{', '.join(job.rank_name(self.group.id, rank) for rank in ranks[:8])} has called on communicator "
+            f"{self.group.hash:016x}: {text}"
+            for text, ranks in sorted(alike.items(), key=lambda item: -len(item[1]))
+        ]
+
+
+def find_disagreements(job: Job, members: Iterable[Member]) -> list[Disagreement]:
+    """Communicators of these processes in which the counts of two ranks contradict each other. O(their ranks)."""
+    numbers = {job.group_of[member.index, own.address] for member in members for own in member.last.communicators}
+    found = (_disagreement(job.groups[number]) for number in sorted(numbers))
+    return [disagreement for disagreement in found if disagreement is not None]
+
+
+def _disagreement(group: Group) -> Disagreement | None:
+    # Calls captured in a graph are counted on some ranks only (``ncclProfilerStartTaskEvents``, src/plugin/profiler.cc).
+    counts = {rank: own.sequence_numbers for rank, (_, own) in group.members.items() if _counted(own)}
+    if len(counts) < 2:
+        return None
+    first = next(iter(counts.values()))
+    if all(own == first for own in counts.values()):
+        return None
+    kinds = {rank: tuple(sorted(own.items())) for rank, own in counts.items()}
+    alike = Counter(kinds.values())
+    called: dict[tuple[tuple[str, int], ...], str] = {}
+    for kept in alike:
+        for other in alike:
+            name = _contradiction(dict(kept), dict(other))
+            if name:
+                called[kept] = name
+    ahead = {rank: name for kept, name in called.items() for rank, kind in kinds.items() if kind == kept}
+    if not ahead:
+        return None
+    # The one among many first; else who called what nobody, itself included, used to call there.
+    most, times = alike.most_common(1)[0]
+    minority = {rank: name for rank, name in ahead.items() if kinds[rank] != most}
+    if times > sum(alike.values()) - times and minority:
+        return Disagreement(group, minority, f"{times} ranks agree")
+    unheard = {rank: name for rank, name in ahead.items() if counts[rank][name] < FAMILIAR}
+    if unheard and len(unheard) < len(ahead):
+        return Disagreement(group, unheard, "what it called more often was hardly ever called on this communicator before")
+    return Disagreement(group, ahead, "nothing tells which of them is wrong: a tie")
+
+
+def _counted(own: Communicator) -> bool:
+    return bool(own.sequence_numbers) and not own.captured_plans
+
+
+def _contradiction(mine: Mapping[str, int], other: Mapping[str, int]) -> str:
+    """The collective in which the first is ahead of the second, where the second is ahead in another; empty where not so."""
+    more = [name for name, count in mine.items() if count > other.get(name, 0)]
+    less = any(count > mine.get(name, 0) for name, count in other.items())
+    return more[0] if more and less else ""
+
+
+def launched(member: Member, own: Communicator) -> int | None:
+    """How many collectives NCCL has counted on a communicator of a process; comparable among its ranks, ``None`` where it is not.
+
+    Releases without counts of each collective count all launches alike (``ncclComm.opCount``) up to 2.27.2; from 2.27.3 on, and
+    up to 2.30.7, only those in which the rank has proxy work: then no count of collectives means that there were none.
+    """
+    if own.captured_plans:
+        return None
+    if own.sequence_numbers:
+        return sum(own.sequence_numbers.values())
+    version = member.info.version
+    return own.op_count if version is not None and version < COUNTS_PROXY_WORK_FROM else None
+
+
+class Lack(StrEnum):
+    """What the counts say of a rank that has nothing open for those who wait for it."""
+
+    LESS = "has not called an operation that the others have called, and waits elsewhere"
+    OTHER = "has made as many calls as its peers, but not the one they wait in"
+
+
+def lacks(job: Job, wait: Wait) -> Lack | None:
+    """Why who is waited for in a collective has it not open; ``None``: the counts do not tell, or it has called it."""
+    group, end = job.groups.get(wait.key.group), wait.end
+    if group is not None and end is None and wait.why is Why.EMPTY and not wait.key.point_to_point:
+        return _lacks_inside(group, wait)
+    if group is None or end is None or wait.key.point_to_point:
+        return None
+    own_rank = group.rank_of(end.member)
+    other_rank = wait.key.destination if own_rank == wait.key.source else wait.key.source
+    if own_rank is None or other_rank not in group.members:
+        return None
+    (member, own), (peer, other) = group.members[own_rank], group.members[other_rank]
+    if own.captured_plans or other.captured_plans:
+        return None
+    name, mine, theirs = end.operation.collective, own.sequence_numbers, other.sequence_numbers
+    if mine:
+        if theirs.get(name, 0) >= mine.get(name, 0):
+            return None
+        return Lack.OTHER if sum(theirs.values()) >= sum(mine.values()) else Lack.LESS
+    called, by_peer = launched(member, own), launched(peer, other)
+    if called is None or by_peer is None or called <= end.operation.sequence:
+        return None
+    return Lack.OTHER if by_peer > end.operation.sequence else Lack.LESS
+
+
+def _lacks_inside(group: Group, wait: Wait) -> Lack | None:
+    """The same where shared memory does not tell the operation: whether who is to write has called less than who is to read."""
+    if wait.key.source not in group.members or wait.key.destination not in group.members:
+        return None
+    (writer, its), (reader, own) = group.members[wait.key.source], group.members[wait.key.destination]
+    called, by_writer = launched(reader, own), launched(writer, its)
+    return Lack.LESS if called is not None and by_writer is not None and by_writer < called else None
+
+
+class Counts:
+    """Where NCCL's own per-rank sequence numbers exist (2.26 and later), how a rank's compare with its group's.
+
+    They count calls of each collective from the communicator's creation on, so a rank that stands lower has called less.
+    """
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self._highest: dict[int, Counter[str]] = {}
+
+    def lines(self, member: Member) -> Iterator[str]:
+        """What a rank has called less often than another."""
+        for own in member.last.communicators:
+            group = self._job.groups[self._job.group_of[member.index, own.address]]
+            for name, count in own.sequence_numbers.items():
+                highest = self._most(group)[name]
+                if count < highest:
+                    yield f"{member.label} has called {name} {count} times on communicator {group.hash:016x}, others {highest}"
+
+    def _most(self, group: Group) -> Counter[str]:
+        if group.id not in self._highest:
+            highest = self._highest[group.id] = Counter()
+            for _, own in group.members.values():
+                highest |= Counter(own.sequence_numbers)
+            self._highest[group.id] = highest
+        return self._highest[group.id]

@@ -1,0 +1,373 @@
+"""What the operating system and NCCL state outright: progress, stopped and ended processes, communicators in creation.
+
+C4 names initialisation faults as its blind spot (section on limitations). NCCL sets hash, rank and size of a communicator before
+the ranks meet (``src/init.cc``, ``ncclCommInitRankFunc``), so the waiting ranks can be read while the creation hangs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+from ncclwatch.engine.case import Case
+from ncclwatch.engine.connections import is_hidden
+from ncclwatch.engine.edges import AbsentNode, RankNode, Why, told, wait_facts
+from ncclwatch.engine.evidence.base import Fact, FactKind, Strength
+from ncclwatch.engine.graph import Sink, Waits, victims_of
+from ncclwatch.engine.hypotheses import Cause, Hypothesis, Suspect
+from ncclwatch.engine.job import Group, Identity, Job, Member, identity_of
+from ncclwatch.engine.suspects import absent, observed, peers
+from ncclwatch.model.state import Communicator
+from ncclwatch.model.verdict import Culprit, VerdictClass
+
+HEALTHY_RESULTS = frozenset({"ncclSuccess", "ncclInProgress"})
+READY_STATES = frozenset({None, "ncclSuccess"})
+SHOWN = 4
+"""Waiting ranks that are shown beside a process that has ended: its peers' transfers with it may be gone."""
+
+
+# --- progress ----------------------------------------------------------------------------------------------------------
+
+
+def all_ended(case: Case) -> Iterator[Hypothesis]:
+    """Every observed process has ended."""
+    if not case.alive:
+        yield Hypothesis("all-ended", VerdictClass.IDLE, Cause.ALL_ENDED, confidence=1.0)
+
+
+def one_sample(case: Case) -> Iterator[Hypothesis]:
+    """One sample cannot tell a pause from a hang."""
+    if len(case.newcomers) == len(case.alive):
+        yield Hypothesis("one-sample", VerdictClass.UNKNOWN, Cause.ONE_SAMPLE)
+
+
+def progress(case: Case) -> Iterator[Hypothesis]:
+    """NCCL moved between the last two samples of some process."""
+    if case.still == 0.0:
+        notes = tuple(halted_fact(member) for member in case.job.members if member.stopped)
+        yield Hypothesis("progress", VerdictClass.RUNNING, Cause.PROGRESS, confidence=1.0, supports=notes)
+
+
+# --- stopped, ended ----------------------------------------------------------------------------------------------------
+
+
+def stopped(case: Case) -> Iterator[Hypothesis]:
+    """Processes that a signal or a debugger has stopped, where none has ended."""
+    halted, ended = find_halted(case)
+    if halted and not ended and not any(member.gone for member in halted):
+        yield _halted(case, "stopped", VerdictClass.STOPPED)
+
+
+def ended(case: Case) -> Iterator[Hypothesis]:
+    """Processes, or ranks nobody observed, that have ended while others needed them."""
+    halted, found = find_halted(case)
+    if found or any(member.gone for member in halted):
+        yield _halted(case, "ended", VerdictClass.DEAD)
+
+
+def ended_behind(case: Case) -> Iterator[Hypothesis]:
+    """The same once waits that are not seen were followed: what they lead to is less sure."""
+    halted, found = find_halted(case)
+    if case.waits.open and (halted or found):
+        yield _halted(case, "ended-behind", VerdictClass.DEAD, confidence=0.85)
+
+
+def find_halted(case: Case) -> tuple[list[Member], list[Sink]]:
+    """Processes that are stopped, or have ended and are missed, and unobserved ranks that have ended."""
+    known = case.known
+
+    def find() -> tuple[list[Member], list[Sink]]:
+        halted = [member for member in case.alive if member.stopped] + missed(case.job, case.waits, case.sinks)
+        return halted, ended_ranks(case.job, case.waits, case.sinks, known.silent, known.complete_hosts)
+
+    return case.remember("halted", find)
+
+
+def missed(job: Job, waits: Waits, sinks: Sequence[Sink]) -> list[Member]:
+    """Processes that ended while others needed them: ranks that end when the work is done are not missed.
+
+    Whoever waits need not show whom for: the proxy of a neighbour may have dropped the broken transfer. A collective that stands
+    still in a communicator with an ended rank waits for that rank in the end.
+    """
+    gone = [member for member in job.members if member.gone]
+    if not gone:
+        return []
+    if any(errors_of(member) for member in job.members if not member.gone):
+        return gone
+    needed = {node.index for sink in sinks if sink.waits for node in sink.nodes if isinstance(node, RankNode)}
+    for number in waits.collectives():
+        needed |= {member.index for member, _ in job.groups[number].members.values()}
+    return [member for member in gone if member.index in needed]
+
+
+def ended_ranks(
+    job: Job, waits: Waits, sinks: Sequence[Sink], silent: Collection[tuple[int, int]], complete_hosts: Collection[str]
+) -> list[Sink]:
+    """Ranks that were not observed, that others wait for, and that are known to have ended; the last two arguments as of
+    :class:`case.Known`.
+
+    Where nobody is seen to wait for one, a collective that stands still in its communicator waits for it in the end.
+    """
+    unseen = [sink for sink in sinks if not sink.is_cycle and isinstance(sink.nodes[0], AbsentNode)]
+    standing = [group for number in sorted(waits.collectives()) if len((group := job.groups[number]).members) < group.nranks]
+    if not unseen and not standing:
+        return []
+    census = Census.of(job, complete_hosts)
+    found = [sink for sink in unseen if _has_ended(job, sink, silent, census)]
+    if found or not sinks or not census.whole:
+        return found
+    graph = sinks[0].graph
+    missing = (AbsentNode(group.id, rank) for group in standing for rank in group.missing if (group.hash, rank) not in silent)
+    return [Sink((node,), graph) for node in missing if census.runs(job.groups[node.group_id], node.comm_rank) is False]
+
+
+def _has_ended(job: Job, sink: Sink, silent: Collection[tuple[int, int]], census: Census) -> bool:
+    node = sink.nodes[0]
+    if not isinstance(node, AbsentNode) or node.group_id not in job.groups:
+        return False
+    group = job.groups[node.group_id]
+    if (group.hash, node.comm_rank) in silent:
+        return False
+    runs = census.runs(group, node.comm_rank)
+    if runs is not None:
+        return not runs
+    if any(wait.why is Why.BROKEN for wait in sink.waits):
+        return True
+    waiting = {wait.waiter for wait in sink.waits}
+    return any(RankNode(member.index) in waiting and errors_of(member) for member in job.members)
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """Who runs, as NCCL knows processes (``ncclPeerInfo``: ``hostHash``, ``pidHash``)."""
+
+    whole: frozenset[int]
+    """Hosts of which every process was looked at."""
+    alive: frozenset[Identity]
+    """Observed processes that run."""
+
+    @classmethod
+    def of(cls, job: Job, complete_hosts: Collection[str]) -> Census:
+        """Of the processes of a job. O(their communicators)."""
+        whole: set[int] = set()
+        alive: set[Identity] = set()
+        for member in job.members:
+            for own in member.last.communicators:
+                identity = identity_of(own, own.rank)
+                if identity is None:
+                    continue
+                if member.info.host in complete_hosts:
+                    whole.add(identity[0])
+                if not member.gone:
+                    alive.add(identity)
+        return cls(frozenset(whole), frozenset(alive))
+
+    def runs(self, group: Group, comm_rank: int) -> bool | None:
+        """Whether a rank that no observed process seems to hold runs; ``None``: it may.
+
+        A process may well be observed, and its communicator not yet found.
+        """
+        found = (identity_of(own, comm_rank) for _, own in group.members.values())
+        identity = next((one for one in found if one is not None), None)
+        if identity is None:
+            return None
+        if identity in self.alive:
+            return True
+        return False if identity[0] in self.whole else None
+
+
+def _halted(case: Case, rule: str, verdict_class: VerdictClass, confidence: float = 0.99) -> Hypothesis:
+    """A hypothesis on stopped and ended processes, and on ranks nobody observed that have ended."""
+    job, (halted, ended) = case.job, find_halted(case)
+    by_member = {sink.nodes[0].index: sink for sink in case.sinks if isinstance(sink.nodes[0], RankNode) and not sink.is_cycle}
+    suspects: list[Suspect] = []
+    supports: list[Fact] = []
+    first = wait_facts(case.waits.first(SHOWN))[:SHOWN]
+    for member in halted:
+        sink = by_member.get(member.index)
+        suspects.append(observed(job, member, sink.waits if sink else (), (), _halted_cause(member)))
+        supports.append(halted_fact(member))
+        if sink is not None:
+            supports += wait_facts(sink.waits)
+        if member.gone or sink is None or not sink.waits:
+            # Its neighbours' transfers with it may be gone, or hidden inside the node.
+            supports += first
+    for sink in ended:
+        suspects.append(absent(job, sink, Cause.ENDED_UNSEEN))
+        supports += wait_facts(sink.waits)
+    supports += [fact for member in job.members for fact in error_facts(member)]
+    victims = _victims(case, halted, [*(by_member[m.index] for m in halted if m.index in by_member), *ended], suspects)
+    return Hypothesis(
+        rule,
+        verdict_class,
+        suspects[0].cause,
+        tuple(suspects),
+        frozenset(victims),
+        confidence if victims else 0.8,
+        tuple(supports),
+    )
+
+
+def _victims(case: Case, halted: Sequence[Member], ends: Sequence[Sink], suspects: Sequence[Suspect]) -> set[int]:
+    """Whoever waits for whom: everybody in a collective that stands still with a halted process waits for it in the end."""
+    victims = victims_of(ends) | peers(case.job, [suspect.place for suspect in suspects])
+    indices = {member.index for member in halted}
+    for number in case.waits.collectives():
+        if not indices.isdisjoint(case.job.groups[number].ranks):
+            victims |= case.job.groups[number].ranks.keys()
+    return victims - indices
+
+
+def _halted_cause(member: Member) -> Cause:
+    if member.gone:
+        return Cause.ENDED
+    return Cause.STOPPED_BY_DEBUGGER if member.last.run_state == "t" else Cause.STOPPED
+
+
+def halted_fact(member: Member) -> Fact:
+    """The operating system's word on a stopped or ended process."""
+
+    def describe() -> str:
+        state = member.last.run_state
+        words = {"T": "stopped", "t": "stopped by a debugger", "Z": "a zombie: it has ended", "X": "gone: it has ended"}
+        same = [sample for sample in member.samples if sample.run_state == state]
+        span = (same[-1].time_ns - same[0].time_ns) / 1e9
+        return f"{member.label} is {words.get(state, state)} (state {state}) in {len(same)} samples over {span:.1f} s"
+
+    return Fact(FactKind.HALTED, RankNode(member.index), "process", Strength.PROVEN, describe=describe)
+
+
+def errors_of(member: Member) -> list[tuple[Communicator, str]]:
+    """Communicators whose asynchronous result is an error, with the result."""
+    found = [(c, c.async_result) for c in member.last.communicators if c.async_result]
+    return [(communicator, result) for communicator, result in found if result not in HEALTHY_RESULTS]
+
+
+def error_facts(member: Member) -> list[Fact]:
+    """Asynchronous errors of a process as evidence."""
+    return [
+        told(f"{member.label} reports {result} on communicator {own.hash:016x}", RankNode(member.index), FactKind.ERROR)
+        for own, result in errors_of(member)
+    ]
+
+
+# --- creation ----------------------------------------------------------------------------------------------------------
+
+
+def creation(case: Case) -> Iterator[Hypothesis]:
+    """Ranks wait for each other in the creation of a communicator; whoever has not come is named.
+
+    A missing rank may be an observed process without any communicator. Creation of a large job takes its time, so nobody is
+    accused before nothing has moved for ``creation_patience_s`` seconds.
+    """
+    job = case.job
+    if case.waits.open:
+        return
+    groups = [group for group in job.groups.values() if any(_creating(own) for _, own in group.members.values())]
+    if not groups:
+        return
+    group = max(groups, key=lambda candidate: candidate.nranks)
+    candidates = [*job.members, *case.loners]
+    found = {rank: member for rank in group.missing if (member := _process_of(group, rank, candidates)) is not None}
+    supports = tuple(told(line, kind=FactKind.STANDS) for line in _creation_lines(case, group, found))
+    if case.still < case.known.creation_patience_s or not found:
+        yield Hypothesis("creating", VerdictClass.UNKNOWN, Cause.CREATING, supports=supports, group=group.id)
+        return
+    suspects = tuple(_not_joined(member, group, rank) for rank, member in found.items())
+    victims = frozenset(member.index for member, _ in group.members.values())
+    confidence = 0.8 if len(found) == len(group.missing) else 0.5
+    yield Hypothesis("not-joined", VerdictClass.INIT_HANG, Cause.NOT_JOINED, suspects, victims, confidence, supports)
+
+
+def _creation_lines(case: Case, group: Group, found: dict[int, Member]) -> Iterator[str]:
+    waiting = ", ".join(member.label for _, (member, _) in sorted(group.members.items())[:8])
+    yield f"waiting in the creation of communicator {group.hash:016x} ({group.nranks} ranks): {waiting}"
+    yield from (f"{member.label} has not come" for member in found.values())
+    unseen = [rank for rank in group.missing if rank not in found]
+    if unseen:
+        names = ", ".join(f"rank {rank}" for rank in unseen[:16])
+        yield f"{names} of this communicator {'was' if len(unseen) == 1 else 'were'} not observed"
+        # Who says nothing of its rank may belong to any job: it is worth a look, and no more.
+        nameless = [member.label for member in case.loners if member.info.rank is None and not member.gone]
+        if nameless:
+            yield f"without any communicator, and of unknown rank, so perhaps among those: {', '.join(nameless[:8])}"
+    if not group.missing:
+        yield "all ranks have come"
+
+
+def _creating(communicator: Communicator) -> bool:
+    return communicator.init_state not in READY_STATES and not communicator.aborted
+
+
+def _process_of(group: Group, rank: int, candidates: Sequence[Member]) -> Member | None:
+    """The observed process that should be a missing rank: only evident where the communicator spans the job."""
+    held = {member.index for member, _ in group.members.values()}
+    for member in candidates:
+        if member.index not in held and member.info.rank == rank and member.info.world_size == group.nranks:
+            return member
+    return None
+
+
+def _not_joined(member: Member, group: Group, rank: int) -> Suspect:
+    place = Culprit(
+        rank=member.info.rank,
+        comm_rank=rank,
+        host=member.info.host,
+        pid=member.info.pid,
+        gpu=None,
+        communicator=group.reference(),
+    )
+    return Suspect(place, Cause.NOT_JOINED)
+
+
+# --- nothing open, or not for long enough ------------------------------------------------------------------------------
+
+
+def pause(case: Case) -> Iterator[Hypothesis]:
+    """Nothing moves, but not for long enough to accuse a rank that merely computes."""
+    if case.waits.open and case.still < case.patience_s:
+        facts = wait_facts(wait for sink in case.sinks[:SHOWN] for wait in sink.waits[:SHOWN])
+        yield Hypothesis("pause", VerdictClass.UNKNOWN, Cause.PAUSE, supports=tuple(facts), seconds=case.patience_s)
+
+
+def rest(case: Case) -> Iterator[Hypothesis]:
+    """No transfer is open, and not for long enough to say anything by calls."""
+    if not case.waits.open and case.still < case.patience_s:
+        yield from [*nccl_error(case), *nothing_open(case)][:1]
+
+
+def nccl_error(case: Case) -> Iterator[Hypothesis]:
+    """No transfer is open, and NCCL reports an error."""
+    members = [member for member in case.job.members if errors_of(member)] if not case.waits.open else []
+    if members:
+        suspects = tuple(_failed(case.job, member) for member in members)
+        facts = tuple(fact for member in members for fact in error_facts(member))
+        yield Hypothesis("nccl-error", VerdictClass.ERROR, Cause.NCCL_ERROR, suspects, confidence=0.9, supports=facts)
+
+
+def nothing_seen(case: Case) -> Iterator[Hypothesis]:
+    """No transfer is open that can be seen, and transports hide others: nobody can tell whether the job hangs."""
+    if case.waits.open or case.still < case.patience_s or any(errors_of(member) for member in case.job.members):
+        return
+    if any(is_hidden(own) for member in case.job.members for own in member.last.communicators):
+        facts = tuple(halted_fact(member) for member in case.job.members if member.gone)
+        yield Hypothesis("nothing-seen", VerdictClass.UNKNOWN, Cause.NOTHING_SEEN, supports=facts)
+
+
+def nothing_open(case: Case) -> Iterator[Hypothesis]:
+    """No transfer is open: the job computes or waits outside NCCL."""
+    if not case.waits.open:
+        yield Hypothesis("nothing-open", VerdictClass.IDLE, Cause.NOTHING_OPEN, confidence=0.7)
+
+
+def _failed(job: Job, member: Member) -> Suspect:
+    own, result = errors_of(member)[0]
+    place = Culprit(
+        rank=member.rank,
+        comm_rank=own.rank,
+        host=member.info.host,
+        pid=member.info.pid,
+        gpu=own.device,
+        communicator=job.groups[job.group_of[member.index, own.address]].reference(),
+    )
+    return Suspect(place, Cause.NCCL_ERROR, result)

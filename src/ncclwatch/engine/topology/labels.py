@@ -1,0 +1,143 @@
+"""Where a rank is in the training, and rank sets, as people read them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from ncclwatch.engine.topology.model import Phase, Role, Step, Topology
+from ncclwatch.model.events import Function
+
+DATA_WORDS = {"ReduceScatter": "gradients", "AllReduce": "gradients", "Reduce": "gradients", "AllGather": "parameters"}
+"""What an operation of a data-parallel group moves."""
+
+_ONCE = (Role.DATA, Role.MODEL, Role.EXPERT_DATA, Role.EMBEDDING)
+_PARALLEL = (Role.TENSOR, Role.DATA, Role.CONTEXT, Role.EXPERT)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where in the training a rank is, as a verdict says it; parts that are not known are −1 or empty."""
+
+    phase: Phase
+    micro_batch: int = -1
+    chunk: int = -1
+    pipeline_stage: int = -1
+    tensor_index: int = -1
+    role: Role = Role.UNSURE
+    function: str = ""
+    layer: int = -1
+    towards: int = 0
+    confidence: float = 0.0
+
+    def at_home_of(self, own: Stage) -> Stage:
+        """The same place in the iteration, read off a peer, with the pipeline stage and tensor rank of ``own``."""
+        return replace(self, pipeline_stage=own.pipeline_stage, tensor_index=own.tensor_index)
+
+    def text(self) -> str:
+        """One line for people: what is known and nothing else."""
+        where = [pass_text(self)]
+        if self.pipeline_stage >= 0:
+            where.append(f"pipeline stage {self.pipeline_stage}")
+        if self.tensor_index >= 0:
+            where.append(f"TP rank {self.tensor_index}")
+        return ": ".join(part for part in (", ".join(filter(None, where)), self._operation()) if part)
+
+    def _operation(self) -> str:
+        if self.role in (Role.UNSURE, Role.UNUSED):
+            return self.function
+        if self.role is Role.PIPELINE:
+            way = {"Send": "to", "Recv": "from"}.get(self.function)
+            side = {1: "the next", -1: "the previous"}.get(self.towards)
+            return f"{self.function or 'exchange'} " + (f"{way} {side} stage" if way and side else "between pipeline stages")
+        group = f"the {self.role}-parallel group" if self.role in _PARALLEL else f"the {self.role} group"
+        text = f"{self.function or 'collective'} of {group}"
+        if self.role is Role.MODEL:
+            text = f"{self.function or 'collective'} over one copy of the model (gradient norm)"
+        elif self.role is Role.DATA and self.function in DATA_WORDS:
+            text += f" ({DATA_WORDS[self.function]})"
+        return text + (f", call {self.layer + 1} of the pass" if self.layer >= 0 else "")
+
+
+def pass_text(stage: Stage) -> str:
+    """``backward of micro-batch 5``; empty where the pass is not known."""
+    if stage.phase is Phase.OPTIMIZER:
+        return "optimizer step"
+    if stage.phase is Phase.OTHER or (stage.phase is Phase.EITHER and stage.micro_batch < 0):
+        return ""
+    micro_batch = f" of micro-batch {stage.micro_batch}" if stage.micro_batch >= 0 else ""
+    return f"{stage.phase}{micro_batch}" + (f", model chunk {stage.chunk}" if stage.chunk >= 0 else "")
+
+
+# --- stages of calls -----------------------------------------------------------------------------------------------------------
+
+
+def stage_of_role(role: Role, topology: Topology, rank: int) -> Stage:
+    """What the role of its communicator alone says of a call."""
+    stage, tensor = _place(topology, rank)
+    phase = Phase.OPTIMIZER if role in _ONCE else Phase.EITHER
+    return Stage(phase=phase, pipeline_stage=stage, tensor_index=tensor, role=role, confidence=0.4)
+
+
+def stage_of_step(step: Step, topology: Topology, rank: int, confidence: float, *, certain: bool) -> Stage:
+    """A step of the pattern as the stage of one rank; what may be some calls off is left out where it is not certain."""
+    stage, tensor = _place(topology, rank)
+    known = step.function in Function._value2member_map_
+    return Stage(
+        # After a gap the place may be some calls off: then only what the operation itself shows is said.
+        phase=step.phase if certain or step.phase is Phase.OPTIMIZER or step.towards else Phase.EITHER,
+        micro_batch=step.micro_batch if certain else -1,
+        chunk=step.chunk if certain else -1,
+        pipeline_stage=stage,
+        tensor_index=tensor,
+        role=step.role,
+        function=Function(step.function).name.title().replace("_", "") if known else "",
+        layer=step.layer if certain else -1,
+        towards=step.towards,
+        confidence=confidence,
+    )
+
+
+def _place(topology: Topology, rank: int) -> tuple[int, int]:
+    if not 0 <= rank < topology.world:
+        return -1, -1
+    stages, width = int(topology.stage.max(initial=-1)) + 1, int(topology.tensor_index.max(initial=-1)) + 1
+    return (int(topology.stage[rank]) if stages > 1 else -1), (int(topology.tensor_index[rank]) if width > 1 else -1)
+
+
+# --- rank sets -----------------------------------------------------------------------------------------------------------------
+
+
+def compressed(ranks: Iterable[int]) -> str:
+    """A rank set as ``0-3,8``; a regular one as ``0-28/4`` (from, to, step); negative numbers are unknown ranks."""
+    wanted = list(ranks)
+    known = sorted(rank for rank in wanted if rank >= 0)
+    unknown = len(wanted) - len(known)
+    parts = [_run_text(run) for run in _runs(known)]
+    if unknown:
+        parts.append(f"{unknown} unknown" if parts else "unknown")
+    return ",".join(parts)
+
+
+def _runs(ranks: Sequence[int]) -> list[list[int]]:
+    """Greedy runs of equal distance; a step other than 1 only for three ranks and more."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        last = runs[-1] if runs else []
+        if len(last) == 1 or (last and rank - last[-1] == last[1] - last[0]):
+            last.append(rank)
+        elif len(last) == 2 and last[1] - last[0] != 1:
+            # Two ranks alone make a run only when they are neighbours or everything else is spaced alike.
+            runs[-1:] = [[last[0]], [last[1], rank]]
+        else:
+            runs.append([rank])
+    return runs
+
+
+def _run_text(run: Sequence[int]) -> str:
+    if len(run) == 1:
+        return str(run[0])
+    step = run[1] - run[0]
+    if step == 1:
+        return f"{run[0]}-{run[-1]}"
+    return f"{run[0]},{run[1]}" if len(run) == 2 else f"{run[0]}-{run[-1]}/{step}"

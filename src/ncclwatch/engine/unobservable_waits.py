@@ -1,0 +1,357 @@
+"""Waits that no transfer shows: what calls and counts prove, and whom a rank at which the waits end may wait for itself.
+
+A rank with nothing open where one can look may wait inside its node, over a transport nobody can look into (NVLink and the like),
+for a message, or in an operation with a rank that has ended: a proxy drops an operation whose transport reports an error, and
+from v2.22 on mostly tells nobody (``progressOps``, ``src/proxy.cc``). In a ring of two nothing of it is left then: the GPU waits
+for ever in a kernel of which memory shows no trace, and what was called after it lies there as if its GPU did not begin it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Sequence
+from functools import cache, partial
+
+from ncclwatch.engine.calls import CallsFinding, operation_of
+from ncclwatch.engine.case import Case
+from ncclwatch.engine.connections import ConnectionKey, is_hidden, unseen_peers
+from ncclwatch.engine.device import gpu_state
+from ncclwatch.engine.edges import AbsentNode, HiddenNode, Node, RankNode, Stall, StallMark, Wait, Why, enough_pairs
+from ncclwatch.engine.evidence.base import Strength
+from ncclwatch.engine.graph import Waits
+from ncclwatch.engine.inside_waits import node_of
+from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.engine.rings import ring_positions
+from ncclwatch.engine.sequence_counts import launched
+from ncclwatch.engine.stated import Census, errors_of
+from ncclwatch.engine.waits import RING_ENDS_RECEIVING
+from ncclwatch.model.device import KernelState
+from ncclwatch.model.state import Communicator, Transport
+
+MOST_PEERS = 8
+"""Peers for which waits of one rank are drawn on one communicator: one of them is enough to go on from."""
+MOST_CALLERS = 128
+"""Processes of which sends and receives are compared: each costs a walk through its kept calls."""
+ASKED_OF_THE_BEHIND = 64
+"""So many of the ranks that have not called an operation are asked whether they wait in an earlier one: one is enough."""
+
+
+# --- drawn of every rank -----------------------------------------------------------------------------------------------
+
+
+def calls_not_made(case: Case) -> Iterator[Wait]:
+    """Waits of ranks that have called a collective for those that have not.
+
+    Only of a rank of which memory shows nothing (its transports are hidden, or its transfers have not begun). One that memory
+    shows at work may have called far ahead: for it the calls say nothing.
+    """
+    if not any(finding.behind for finding in case.findings.values()):
+        return
+    seen = case.waits.busy()
+    for number, finding in case.findings.items():
+        group = case.job.groups[number]
+        behind = [member for rank in finding.behind if (member := group.holder(rank)) is not None]
+        waiting = [m for rank in finding.waiting if (m := group.holder(rank)) is not None and m.index not in seen]
+        if not behind or not waiting or before_is_open(group, finding, case.waits):
+            continue
+        operation = operation_of(finding.called, finding.sequence)
+        for waiter, other in enough_pairs(waiting, behind):
+            key = ConnectionKey(number, 0, group.ranks[other.index], group.ranks[waiter.index], False)
+            text = partial(_call_text, waiter, other, finding)
+            yield Wait(RankNode(waiter.index), RankNode(other.index), Why.NOT_CALLED, key, text, operation=operation)
+
+
+def before_is_open(group: Group, finding: CallsFinding, waits: Waits) -> bool:
+    """Whether ranks that have not called the operation are still seen waiting in an earlier one of the same communicator.
+
+    Then it is that one which holds the group up, and the others that have not called may stand in it unseen: not having called
+    says nothing against them. (A link cut below an operation that a few ranks had already finished looks like this.)
+    """
+    behind = {member.index for rank in finding.behind if (member := group.holder(rank)) is not None}
+    some = sorted(behind & waits.waiting())[:ASKED_OF_THE_BEHIND]
+    return any(
+        wait.waiter == RankNode(index) and wait.key.group == group.id and not wait.key.point_to_point
+        for index, own in waits.of(some).items()
+        for wait in own
+    )
+
+
+def counted_less(case: Case) -> Iterator[Wait]:
+    """Where no transfer is open: waits for ranks that have called less on a communicator nobody can look into, by NCCL's counts.
+
+    Not on communicators of which the calls tell. Only by counts of each collective: launches (``opCount``) count messages as
+    well, of which the ranks of a pipeline make more or less by right. O(ranks x their communicators).
+    """
+    if not case.blind:
+        return
+    for group in case.job.groups.values():
+        if group.id in case.findings and case.findings[group.id].behind:
+            continue
+        seen = ((rank, *pair) for rank, pair in group.members.items())
+        counts = {rank: launched(member, own) for rank, member, own in seen if own.sequence_numbers and is_hidden(own)}
+        known = {rank: count for rank, count in counts.items() if count is not None}
+        if not known or min(known.values()) == (most := max(known.values())):
+            continue
+        behind = [rank for rank, count in known.items() if count < most]
+        ahead = [rank for rank, count in known.items() if count == most]
+        for waiter, rank in enough_pairs(ahead, behind):
+            yield _counted(group, group.members[waiter][0], rank, most, known[rank])
+
+
+def messages_owed_by_all(case: Case) -> Iterator[Wait]:
+    """Where no transfer is open: waits for peers that have not called the other half of a Send or Recv."""
+    if case.blind:
+        yield from _messages_owed(case, case.job.members)
+
+
+# --- followed from where the waits end ---------------------------------------------------------------------------------
+
+
+def called_less(case: Case) -> Iterator[Wait]:
+    """Waits of a rank at the end for peers that have called less on a communicator nobody can look into.
+
+    What a rank shows may come after what it waits in, where nothing of it is begun: then it waits for a peer that shows nothing.
+    O(ranks at the end x their peers).
+    """
+    busy: set[int] | None = None
+    for member, idle in _may_wait_inside(case):
+        for group, own in _hidden_groups(case.job, member):
+            mine = launched(member, own)
+            counts = {rank: launched(other, view) for rank, (other, view) in group.members.items()}
+            known = {rank: count for rank, count in counts.items() if count is not None}
+            least = min(known.values(), default=None)
+            if mine is None or least is None or least >= mine:
+                continue
+            for rank in [rank for rank, count in known.items() if count == least][:MOST_PEERS]:
+                other = group.members[rank][0]
+                if idle or other.index not in (busy := case.waits.busy() if busy is None else busy):
+                    yield _counted(group, member, rank, mine, least)
+
+
+def hidden_peer(case: Case) -> Iterator[Wait]:
+    """What an idle rank may wait for unseen: a peer that has called as much, and that waits for somebody else."""
+    waiting: set[int] | None = None
+    for sink in case.sinks:
+        member = sink.member(case.job)
+        if member is None or member.halted or sink.stalls:
+            continue
+        behind: set[int] | None = None
+        for group, own in _hidden_groups(case.job, member):
+            waiting = case.waits.waiting() if waiting is None else waiting
+            for rank, (other, view) in group.members.items():
+                if other.index == member.index or other.index not in waiting or _ahead(other, view, member, own):
+                    continue
+                behind = sink.behind() if behind is None else behind
+                if other.index in behind:
+                    continue
+                text = partial(_hidden_text, member, other, group)
+                yield _wait(group, member, rank, HiddenNode(group.id, rank), Why.UNOBSERVED, text)
+                break
+
+
+def message_owed(case: Case) -> Iterator[Wait]:
+    """Waits of an idle rank for peers that have not called the other half of its Send or Recv."""
+    yield from _messages_owed(case, _idle(case))
+
+
+def message_possible(case: Case) -> Iterator[Wait]:
+    """Waits of an idle rank for messages where the calls do not tell, or nobody recorded them: they end unseen."""
+    messages = case.messages
+    peers = messages.doubtful if messages is not None else partial(_by_memory, case.job)
+    drawn = _messages_drawn(case.waits)
+    for member in _idle(case):
+        for group, peer in peers(member):
+            target: Node = HiddenNode(group.id, peer) if peer in group.members else AbsentNode(group.id, peer)
+            wait = _message(group, member, peer, target, Why.UNOBSERVED, partial(_possible_text, case.job, member, group, peer))
+            if (wait.waiter, wait.key) not in drawn:
+                yield wait
+
+
+def dropped_operation(case: Case) -> Iterator[Wait]:
+    """Waits of a rank before its first step of what it shows, or that shows nothing, for peers that have ended.
+
+    A rank that has called an operation its GPU has not begun is in something before it: without a trace of that, a neighbour
+    nobody observed may be what it waits for as well. One that has not called is followed only to a peer that is known to have
+    ended. O(ranks that are waited for x their communicators).
+    """
+    job = case.job
+    gone = [member for member in job.members if member.gone]
+    # Made once, and only where somebody is missing: it goes through all communicators of the job.
+    census = cache(lambda: Census.of(job, case.known.complete_hosts))
+    for member, idle in _may_wait_inside(case):
+        for group, rank, target in _may_have_ended(job, member, gone, census, unseen_too=not idle):
+            yield _wait(group, member, rank, target, Why.DROPPED, partial(_dropped_text, job, member, group, rank))
+
+
+def ring_before(case: Case) -> Iterator[Wait]:
+    """Waits of a rank whose GPU has not begun what it shows for predecessors in rings through shared memory, of which it has read
+    less than it has written.
+
+    AllReduce, AllGather and ReduceScatter write and read as much on each ring: who is between is in such an operation. Broadcasts
+    and the like do not, and older releases do not tell whether there were any: then it is no more than a possibility.
+    """
+    for member, idle in _may_wait_inside(case):
+        for own in member.last.communicators if not idle else ():
+            group = case.job.groups[case.job.group_of[member.index, own.address]]
+            names = set(own.sequence_numbers)
+            if group.rank_of(member) is None or not names <= RING_ENDS_RECEIVING:
+                continue
+            for at in ring_positions(own):
+                if at.unread or not at.between:
+                    continue
+                target: Node = node_of(case.job, group.id, at.prev) if names else HiddenNode(group.id, at.prev)
+                key = ConnectionKey(group.id, at.channel, at.prev, own.rank, False)
+                text = partial(_before_text, case.job, member, group, at.prev, at.written, at.read)
+                strength = Strength.PROVEN if names else Strength.POSSIBLE
+                yield Wait(RankNode(member.index), target, Why.EMPTY, key, text, strength=strength)
+
+
+def not_begun(job: Job, member: Member, mark: StallMark) -> bool:
+    """Whether a stall is that of a GPU that may not have come to the operation yet."""
+    if mark.stall not in (Stall.GPU_NOT_PRODUCING, Stall.GPU_NOT_CONSUMING):
+        return False
+    if gpu_state(job, member, mark.key.group) is KernelState.RUNNING:
+        return False
+    return mark.end is None or (mark.end.sub.done == 0 and not mark.end.sub.gpu_ready)
+
+
+# --- parts -------------------------------------------------------------------------------------------------------------
+
+
+def _idle(case: Case) -> list[Member]:
+    """The running processes that others wait for and that have nothing open."""
+    found = (sink.member(case.job) for sink in case.sinks if not sink.stalls)
+    return [member for member in found if member is not None and not member.halted]
+
+
+def _may_wait_inside(case: Case) -> Iterator[tuple[Member, bool]]:
+    """The idle ones, and those that have begun nothing of what they show; which of the two."""
+    for sink in case.sinks:
+        member = sink.member(case.job)
+        if member is not None and not member.halted and all(not_begun(case.job, member, mark) for mark in sink.stalls):
+            yield member, not sink.stalls
+
+
+def _hidden_groups(job: Job, member: Member) -> Iterator[tuple[Group, Communicator]]:
+    for own in member.last.communicators:
+        group = job.groups[job.group_of[member.index, own.address]]
+        if group.rank_of(member) is not None and is_hidden(own):
+            yield group, own
+
+
+def _ahead(other: Member, view: Communicator, member: Member, own: Communicator) -> bool:
+    """Whether a peer has called more: then it is not the peer that is waited for."""
+    theirs, mine = launched(other, view), launched(member, own)
+    return theirs is not None and mine is not None and theirs > mine
+
+
+def _messages_owed(case: Case, members: Sequence[Member]) -> Iterator[Wait]:
+    messages = case.messages
+    if messages is None or len(members) > MOST_CALLERS:
+        return
+    drawn = _messages_drawn(case.waits)
+    for member in members:
+        for group, peer, other in messages.owed(member):
+            text = partial(_owed_text, case.job, member, group, peer)
+            wait = _message(group, member, peer, RankNode(other.index), Why.NO_MESSAGE, text)
+            if (wait.waiter, wait.key) not in drawn:
+                yield wait
+
+
+def _messages_drawn(waits: Waits) -> set[tuple[Node, ConnectionKey]]:
+    return {(wait.waiter, wait.key) for wait in waits.added if wait.why in (Why.NO_MESSAGE, Why.UNOBSERVED)}
+
+
+def _by_memory(job: Job, member: Member) -> Iterator[tuple[Group, int]]:
+    """Whom a process may wait for in messages, by what memory shows: peers that it is connected with on a communicator on which
+    no collective was ever called.
+    """
+    for own in member.last.communicators:
+        group = job.groups[job.group_of[member.index, own.address]]
+        if group.rank_of(member) is not None and launched(member, own) == 0:
+            yield from ((group, peer) for peer in sorted(unseen_peers(own)))
+
+
+def _may_have_ended(
+    job: Job, member: Member, gone: Sequence[Member], census: Callable[[], Census], *, unseen_too: bool
+) -> Iterator[tuple[Group, int, Node]]:
+    """Whom a rank may wait for without a trace: (communicator, rank in it, node)."""
+    failed = {own.address for own, _ in errors_of(member)}
+    for own in member.last.communicators:
+        group = job.groups[job.group_of[member.index, own.address]]
+        if group.rank_of(member) is None:
+            continue
+        for other in gone:
+            if (rank := group.rank_of(other)) is not None:
+                yield group, rank, RankNode(other.index)
+        for rank in sorted(_neighbours(own) - group.members.keys()):
+            runs = census().runs(group, rank)
+            if runs is False or (runs is None and (unseen_too or own.address in failed)):
+                yield group, rank, AbsentNode(group.id, rank)
+        for rank in sorted(unseen_peers(own) - group.members.keys()):
+            if census().runs(group, rank) is False:
+                yield group, rank, AbsentNode(group.id, rank)
+
+
+def _neighbours(own: Communicator) -> Collection[int]:
+    """The neighbours in rings that are joined by the network: within a node nothing is dropped."""
+    joined = {peer for _, peer, _, transport in own.transports if transport is Transport.NET}
+    return joined & {neighbour for ring in own.rings for neighbour in (ring.prev, ring.next)}
+
+
+def _counted(group: Group, member: Member, rank: int, mine: int, theirs: int) -> Wait:
+    other = group.members[rank][0]
+    text = partial(_count_text, member, other, group, mine, theirs)
+    return _wait(group, member, rank, RankNode(other.index), Why.NOT_CALLED, text, Strength.PROVEN)
+
+
+def _wait(
+    group: Group, member: Member, rank: int, target: Node, why: Why, text: Callable[[], str],
+    strength: Strength = Strength.POSSIBLE,
+) -> Wait:  # fmt: skip
+    key = ConnectionKey(group.id, 0, rank, group.ranks[member.index], False)
+    return Wait(RankNode(member.index), target, why, key, text, strength=strength)
+
+
+def _message(group: Group, member: Member, peer: int, target: Node, why: Why, text: Callable[[], str]) -> Wait:
+    key = ConnectionKey(group.id, 0, peer, group.ranks[member.index], True)
+    strength = Strength.PROVEN if why is Why.NO_MESSAGE else Strength.POSSIBLE
+    return Wait(RankNode(member.index), target, why, key, text, strength=strength)
+
+
+# --- words -------------------------------------------------------------------------------------------------------------
+
+
+def _call_text(waiter: Member, other: Member, finding: CallsFinding) -> str:
+    what = finding.called.text() if finding.called else "an operation"
+    return f"{waiter.label} has called #{finding.sequence} ({what}) and waits for {other.label}, {Why.NOT_CALLED}"
+
+
+def _count_text(member: Member, other: Member, group: Group, mine: int, theirs: int) -> str:
+    numbers = f"{mine} calls on communicator {group.hash:016x}, {other.label} {theirs}"
+    return f"{member.label} has made {numbers}: it waits for that one, {Why.NOT_CALLED}"
+
+
+def _hidden_text(member: Member, other: Member, group: Group) -> str:
+    return (
+        f"{member.label} may wait on communicator {group.hash:016x} for {other.label}, which waits itself: "
+        "what joins them cannot be looked into"
+    )
+
+
+def _owed_text(job: Job, member: Member, group: Group, peer: int) -> str:
+    where = f"on communicator {group.hash:016x}"
+    return f"{member.label} has called a Send or Recv {where} and waits for {job.rank_name(group.id, peer)}, {Why.NO_MESSAGE}"
+
+
+def _possible_text(job: Job, member: Member, group: Group, peer: int) -> str:
+    where = f"on communicator {group.hash:016x}"
+    return f"{member.label} may wait for {job.rank_name(group.id, peer)} in a Send or Recv {where}: what was read does not tell"
+
+
+def _dropped_text(job: Job, member: Member, group: Group, rank: int) -> str:
+    return f"{member.label} may wait for {job.rank_name(group.id, rank)} on communicator {group.hash:016x}, {Why.DROPPED}"
+
+
+def _before_text(job: Job, member: Member, group: Group, rank: int, written: int, read: int) -> str:
+    peer = job.rank_name(group.id, rank)
+    return f"{member.label} waits for {peer}, {Why.EMPTY}: it has written {written} steps of the ring itself, and read {read}"
