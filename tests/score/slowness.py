@@ -33,8 +33,9 @@ from ncclwatch.engine.slow import attribute, calibration
 from ncclwatch.engine.slow.calibration import Weights
 from ncclwatch.engine.slow.findings import Context
 from ncclwatch.engine.slow.profile import Profile
-from ncclwatch.engine.slow.terms import TERMS, CandidateKind, Terms, measure
-from ncclwatch.simulate.scenario import Scenario, ScoreClass, load_all
+from ncclwatch.engine.slow.terms import NOTHING, TERMS, CandidateKind, Terms, measure
+from ncclwatch.model.verdict import VerdictClass
+from ncclwatch.simulate.scenario import FaultKind, Scenario, ScoreClass, load_all
 from ncclwatch.store.replay import Recordings
 from score.cases import Case
 from score.diagnosers import Ncclwatch
@@ -73,6 +74,8 @@ class Moment:
     """For each candidate whether naming it is right; none before the fault shows."""
     wanted: frozenset[int] = frozenset()
     chances: NDArray[np.float64] | None = None
+    second: Moment | None = None
+    """The same once the first right culprit is found."""
 
     def table(self) -> NDArray[np.float64]:
         """Columns of every candidate and of nobody, which comes last: shape (candidates + 1, columns)."""
@@ -105,17 +108,27 @@ class _Collector:
         terms = measure(profile, context)
         ranks = [member.rank for member in job.members]
         now = max(member.last.time_ns for member in job.members) / 1e9
-        right = np.zeros(len(terms.members), np.bool_)
-        if now >= self.since and self.scenario.expect.score_class is not ScoreClass.CLEAN:
-            right = np.array([self._is_right(terms, number, ranks) for number in range(len(terms.members))], np.bool_)
         wanted = frozenset(self.scenario.expect.ranks)
-        self.moments.append(Moment(self.name, self.real, context.lost is None, ranks, terms, context.idle, right, wanted))
+        shows = now >= self.since and self.scenario.expect.score_class is not ScoreClass.CLEAN
+        right = self._right(terms, ranks) if shows else np.zeros(len(terms.members), np.bool_)
+        moment = Moment(self.name, self.real, context.lost is None, ranks, terms, context.idle, right, wanted)
+        if right.any() and context.lost is not None:
+            first = int(max(np.flatnonzero(right), key=lambda number: terms.values[number].sum()))
+            explained = attribute.also_explained(NOTHING, terms, first)
+            rest = attribute.beside(measure(profile, context, explained), explained.ranks)
+            named = {ranks[at] for at in explained.ranks}
+            left = self._right(rest, ranks) if not wanted <= named else np.zeros(len(rest.members), np.bool_)
+            moment.second = replace(moment, terms=rest, right=left) if rest.members else None
+        self.moments.append(moment)
+
+    def _right(self, terms: Terms, ranks: Sequence[int | None]) -> NDArray[np.bool_]:
+        """For each candidate whether naming it is right."""
+        return np.array([self._is_right(terms, number, ranks) for number in range(len(terms.members))], np.bool_)
 
     def _is_right(self, terms: Terms, number: int, ranks: Sequence[int | None]) -> bool:
         expect, kind = self.scenario.expect, terms.kinds[number]
         named = {ranks[at] for at in terms.members[number]}
-        said = "slow-computation" if kind.computes else "slow-communication"
-        if not {said, "slow-mixed"} & {str(verdict) for verdict in expect.verdicts}:
+        if not _classes(kind) & {str(verdict) for verdict in expect.verdicts}:
             return False
         wanted, allowed = set(expect.ranks), {*expect.ranks, *expect.also}
         if kind is CandidateKind.LINK and named & wanted:
@@ -129,6 +142,24 @@ class _Collector:
             frozenset(ranks[at] for at in m) for k, m in zip(terms.kinds, terms.members, strict=True) if k is CandidateKind.HOST
         }
         return kind is CandidateKind.RANK and wanted not in places and named <= wanted
+
+
+def _classes(kind: CandidateKind) -> set[str]:
+    """The classes of verdicts that a candidate may be part of."""
+    if kind is CandidateKind.WHOLE_HOST:
+        return {"slow-mixed"}
+    return {"slow-mixed", "slow-computation" if kind.computes else "slow-communication"}
+
+
+def mixed(scenario: Scenario) -> Scenario | None:
+    """A scenario of a loaded host whose links are shared with other traffic as well; none of another scenario."""
+    loads = [fault for fault in scenario.faults if fault.kind is FaultKind.HOST_LOAD]
+    if not loads:
+        return None
+    traffic = replace(loads[0], kind=FaultKind.BACKGROUND_TRAFFIC, strength=20.0, delay_ms=2.0)
+    expect = replace(scenario.expect, score_class=ScoreClass.S3, verdicts=(VerdictClass.SLOW_MIXED,))
+    work = replace(scenario.workload, dp_bytes=max(scenario.workload.dp_bytes, 128 << 20))
+    return replace(scenario, name=f"{scenario.name}-mixed", faults=(*scenario.faults, traffic), expect=expect, workload=work)
 
 
 def of_recording(path: Path, known: dict[str, Scenario]) -> list[Moment]:
@@ -278,20 +309,8 @@ def threshold(moments: Sequence[Moment]) -> tuple[float, Outcome]:
 
 
 def seconds(moments: Iterable[Moment]) -> list[Moment]:
-    """What is left to weigh once one right culprit of a job is found: moments without the candidates that overlap it."""
-    found = []
-    for moment in moments:
-        singles = [n for n in np.flatnonzero(moment.right).tolist() if moment.terms.kinds[n].computes]
-        if not singles or moment.start:
-            continue
-        first = max(singles, key=lambda number: moment.terms.values[number].sum())
-        taken = set(moment.terms.members[first])
-        kept = [n for n, members in enumerate(moment.terms.members) if taken.isdisjoint(members)]
-        named = {moment.ranks[at] for at in taken}
-        right = moment.right[kept] if not moment.wanted <= named else np.zeros(len(kept), np.bool_)
-        if kept:
-            found.append(replace(moment, terms=attribute.beside(moment.terms, taken), right=right, chances=None))
-    return found
+    """What is left to weigh once one right culprit of a job is found."""
+    return [moment.second for moment in moments if moment.second is not None]
 
 
 # --- the command -------------------------------------------------------------------------------------------------------------
@@ -307,6 +326,7 @@ def collect(options: argparse.Namespace) -> list[Moment]:
     drawn += [s for n in range(4 * options.healthy) if (s := draw(options.seed + 1, n)).expect.score_class is ScoreClass.CLEAN][
         : options.healthy
     ]
+    drawn += [both for scenario in drawn if (both := mixed(scenario)) is not None]
     several = (draw(options.seed + 2, number, slow=True) for number in range(16 * options.pairs))
     drawn += [scenario for scenario in several if len(scenario.faults) > 1][: options.pairs]
     drawn = [scenario for scenario in drawn if scenario.layout.world <= options.largest]

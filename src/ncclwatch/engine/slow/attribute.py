@@ -8,6 +8,7 @@ which is what a verdict's confidence says. Weights and the probability from whic
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 import numpy as np
@@ -17,7 +18,7 @@ from ncclwatch.engine.slow.calibration import TABLE, Weights
 from ncclwatch.engine.slow.findings import Context, Finding, Kind
 from ncclwatch.engine.slow.looks import LinkPlace, Part
 from ncclwatch.engine.slow.profile import OWN, LinkKey, Profile
-from ncclwatch.engine.slow.terms import TERMS, CandidateKind, Members, Terms, measure
+from ncclwatch.engine.slow.terms import NOTHING, TERMS, CandidateKind, Explained, Members, Terms, measure
 
 FEWEST_SAMPLES = 4
 """Samples since a job is slow before anybody is named: fewer are one moment."""
@@ -25,6 +26,8 @@ HOSTLY, KERNELLY = 0.3, 0.8
 """Parts of the waits for a rank that make it its host thread (which shows as the GPU while anything is queued), or its kernel
 (which nearly always is only what the samples happened to see).
 """
+MOST_EXPLAINED = 0.9
+"""Part of the lost time that one culprit explains at most: samples see ends of waits, not their beginnings."""
 PLACES = 8
 """Links and NICs around which the probability of a place is added up: the likeliest."""
 MOST_CULPRITS = 4
@@ -43,17 +46,24 @@ def find(profile: Profile, context: Context) -> list[Finding]:
     if found is None:
         return []
     findings = [_finding(profile, context, terms, *found, weights)]
+    if terms.kinds[found[0]] is CandidateKind.WHOLE_HOST:
+        findings.append(_links_too(profile, findings[0]))
+    explained = NOTHING
     while len(findings) < MOST_CULPRITS and context.lost is not None:
-        taken = {at for finding in findings for at in finding.members}
-        rest = beside(terms, taken)
-        if not rest.members:
-            break
-        chances = posterior(log_odds(rest, TABLE.beside), TABLE.beside, context)
-        found = likeliest(rest, chances, TABLE.name_from["beside"], context)
+        explained = also_explained(explained, terms, found[0])
+        terms = beside(measure(profile, context, explained), explained.ranks)
+        chances = posterior(log_odds(terms, TABLE.beside), TABLE.beside, context)
+        found = likeliest(terms, chances, TABLE.name_from["beside"], context)
         if found is None:
             break
-        findings.append(_finding(profile, context, rest, *found, TABLE.beside))
+        findings.append(_finding(profile, context, terms, *found, TABLE.beside))
     return findings
+
+
+def also_explained(before: Explained, terms: Terms, number: int) -> Explained:
+    """What is explained once a candidate is a culprit as well."""
+    dominance = float(np.clip(terms.values[number, TERMS.index("dominance")], 0.0, MOST_EXPLAINED))
+    return Explained(before.ranks | frozenset(terms.members[number]), before.part + (1 - before.part) * dominance)
 
 
 def log_odds(terms: Terms, weights: Weights) -> NDArray[np.float64]:
@@ -72,9 +82,9 @@ def posterior(odds: NDArray[np.float64], weights: Weights, context: Context) -> 
     return np.asarray(shares[:-1] / shares.sum())
 
 
-def beside(terms: Terms, taken: set[int]) -> Terms:
+def beside(terms: Terms, taken: Collection[int]) -> Terms:
     """The candidates that have nothing in common with culprits found before."""
-    return terms.only([number for number, members in enumerate(terms.members) if taken.isdisjoint(members)])
+    return terms.only([number for number, members in enumerate(terms.members) if not set(members) & set(taken)])
 
 
 def likeliest(terms: Terms, chances: NDArray[np.float64], least: float, context: Context) -> tuple[int, Members, float] | None:
@@ -149,6 +159,13 @@ def _of_ranks(profile: Profile, context: Context, found: Finding) -> Finding:
     if context.late is not None:
         share = max(share, float(context.late.share[members].sum()))
     return replace(found, kind=kind, share=share, keys=tuple(profile.processes[at] for at in members))
+
+
+def _links_too(profile: Profile, found: Finding) -> Finding:
+    """The links of a host that is slow in its work and in its links."""
+    keys = tuple(_links_of(profile, CandidateKind.HOST_NICS, found.members))
+    share = sum(profile.links[key] for key in keys)
+    return replace(found, kind=Kind.NIC, share=share, looks=sum(profile.link_looks[key] for key in keys), keys=keys)
 
 
 def _links_of(profile: Profile, kind: CandidateKind, members: Members) -> list[LinkKey]:

@@ -50,6 +50,10 @@ PAST_SAMPLES = 4.0
 """Samples that the mean of a rank's peers counts for in its past; also the fewest samples that are a past at all."""
 ASSUMED_LOST = 0.3
 """Share of the time that is lost, where nothing says how fast the job was."""
+LEAST_GROWN, LEAST_BESIDE = 0.02, 0.25
+"""Share of the time, and for a further culprit part of what is lost, that waits must have grown by to be divided among
+candidates: of less the parts are chance.
+"""
 SEVERAL = 0.1
 """Part of what the links of a NIC or a host hold up that must lie outside the worst of them, for it to be theirs in common."""
 STEPS_LOST = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
@@ -71,14 +75,15 @@ class CandidateKind(StrEnum):
     """All connections of one rank."""
     HOST_NICS = "host-nics"
     """All connections that leave a host."""
+    WHOLE_HOST = "whole-host"
+    """The work of all ranks of a host and all its connections."""
 
     @property
     def computes(self) -> bool:
         """Whether it counts as slow computation (CCL-D's S1); the rest is communication (S2)."""
-        return self in (CandidateKind.RANK, CandidateKind.HOST)
+        return self in (CandidateKind.RANK, CandidateKind.HOST, CandidateKind.WHOLE_HOST)
 
 
-KINDS = tuple(CandidateKind)
 Members = tuple[int, ...]
 
 
@@ -103,6 +108,19 @@ class Terms:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Explained:
+    """Culprits found before: ``ranks`` whose waits, proxies and links they explain, and the ``part`` of the lost time (0 to
+    1).
+    """
+
+    ranks: frozenset[int]
+    part: float
+
+
+NOTHING = Explained(frozenset(), 0.0)
+
+
 @dataclass(slots=True)
 class _Ends:
     """Where the waits of the samples end: ranks, proxies and links, as shares of the time, now and in the healthy past (scaled
@@ -124,7 +142,7 @@ class _Ends:
     """Of all that have grown together, in what they have grown by."""
 
     @classmethod
-    def of(cls, profile: Profile, context: Context, kept: float) -> _Ends:
+    def of(cls, profile: Profile, context: Context, kept: float, explained: Explained) -> _Ends:
         """``kept``: the part of the time that is not lost."""
         index = {key: at for at, key in enumerate(profile.processes)}
         before, size = context.past, len(profile.processes)
@@ -143,13 +161,26 @@ class _Ends:
                 _mean_of_others(proxy, size),
                 _mean_of_others(link, 2 * size),
             )
-        total = float(own.sum() + proxy.sum() + link.sum())
-        grown = (np.maximum(now - past, 0.0).sum() for now, past in ((own, own_past), (proxy, proxy_past), (link, link_past)))
         source = np.array([-1 if key[0] is None else index.get(key[0], -1) for key in links], np.int64)
         destination = np.array([-1 if key[1] is None else index.get(key[1], -1) for key in links], np.int64)
-        return cls(
-            own, own_past, proxy, proxy_past, links, source, destination, link, link_past, total, max(float(sum(grown)), 0.02)
-        )
+        least = LEAST_GROWN
+        if explained.ranks:
+            told = list(explained.ranks)
+            of_link = np.isin(source, told) | np.isin(destination, told)
+            own, own_past, proxy, proxy_past = (_without(values, told) for values in (own, own_past, proxy, proxy_past))
+            link, link_past = np.where(of_link, 0.0, link), np.where(of_link, 0.0, link_past)
+            least = max(least, LEAST_BESIDE * (1.0 - kept))
+        total = float(own.sum() + proxy.sum() + link.sum())
+        grown = (np.maximum(now - past, 0.0).sum() for now, past in ((own, own_past), (proxy, proxy_past), (link, link_past)))
+        excess = max(float(sum(grown)), least)
+        return cls(own, own_past, proxy, proxy_past, links, source, destination, link, link_past, total, excess)
+
+
+def _without(values: Shares, ranks: list[int]) -> Shares:
+    """The same, 0 for some ranks."""
+    result = values.copy()
+    result[ranks] = 0.0
+    return result
 
 
 def _of_peers(values: Shares, context: Context) -> Shares:
@@ -168,11 +199,16 @@ def _mean_of_others(values: Shares, fewest: int) -> Shares:
     return mean
 
 
-def measure(profile: Profile, context: Context) -> Terms:
-    """The terms of every candidate of a job. O((ranks + links) x terms)."""
+def measure(profile: Profile, context: Context, explained: Explained = NOTHING) -> Terms:
+    """The terms of every candidate of a job. O((ranks + links) x terms).
+
+    ``explained`` are culprits found before: what they make everybody do is part of the usual then, and what is left of the lost
+    time is to be explained.
+    """
     lost = float(np.clip(context.lost if context.lost is not None else ASSUMED_LOST, 0.03, 0.97))
-    ends = _Ends.of(profile, context, 1.0 - lost)
-    straggler, pooled = activity(profile, context, lost)
+    ends = _Ends.of(profile, context, 1.0 - lost, explained)
+    straggler, pooled = activity(profile, context, lost, explained.part)
+    lost = max(0.03, lost * (1.0 - explained.part))
     if context.unseen is not None:  # they seem to be at work, and wait where nothing shows it
         straggler, pooled = (np.where(context.unseen, np.minimum(ratio, 0.0), ratio) for ratio in (straggler, pooled))
     parts = [
@@ -193,18 +229,19 @@ def measure(profile: Profile, context: Context) -> Terms:
 # --- what ranks do -----------------------------------------------------------------------------------------------------------
 
 
-def activity(profile: Profile, context: Context, lost: float) -> tuple[Shares, Shares]:
+def activity(profile: Profile, context: Context, lost: float, explained: float = 0.0) -> tuple[Shares, Shares]:
     """For each rank the log-likelihood ratio of what it was sampled at: straggler against waiter, and one of a pool against
-    waiter.
+    waiter. ``explained``: the part of the lost time in which everybody waits for a culprit found before.
     """
     now = _counts(profile)
     if context.lost is None:
         from_start = _straggler_from_start(now, context)
         return from_start, from_start
-    usual = _usual(profile, context)
+    usual = (1 - lost) * _usual(profile, context) + lost * explained * WAITER
+    lost *= 1 - explained
 
     def logs(part: NDArray[np.float64]) -> NDArray[np.float64]:
-        mixed: NDArray[np.float64] = np.log((1 - MISREAD) * ((1 - lost) * usual + lost * part) + MISREAD / 3)
+        mixed: NDArray[np.float64] = np.log((1 - MISREAD) * (usual + lost * part) + MISREAD / 3)
         return mixed
 
     waiter = logs(WAITER)
@@ -329,7 +366,35 @@ def _hosts(profile: Profile, context: Context, ends: _Ends, lost: float, pooled:
         even=over(np.where(pooled > 0, 1.0, 0.0)) / sizes,
     )  # fmt: skip
     link, place = _leaving(places, ends, len(profile.processes))
-    return [work, _of_links(CandidateKind.HOST_NICS, places, link, place, profile, context, ends, lost)]
+    nics = _of_links(CandidateKind.HOST_NICS, places, link, place, profile, context, ends, lost)
+    return [work, nics, *_whole_hosts(profile, ends, lost, work, nics, (link, place))]
+
+
+def _whole_hosts(
+    profile: Profile, ends: _Ends, lost: float, work: Terms, nics: Terms, leaving: tuple[NDArray[np.int64], NDArray[np.int64]]
+) -> list[Terms]:
+    """Hosts of which both may be slow: those with several slow links."""
+    chosen = [work.members.index(members) for members in nics.members]
+    if not chosen:
+        return []
+    link, place = leaving
+    size = len(work.members)
+    over = [
+        np.bincount(place, weights=values[link], minlength=size)[chosen].astype(np.float64)
+        for values in (ends.link, ends.link_past)
+    ]
+    own, past = (np.array([values[list(members)].sum() for members in nics.members]) for values in (ends.own, ends.own_past))
+    now, before = own + over[0], past + over[1]
+    columns = {name: work.values[chosen, TERMS.index(name)] for name in ("activity", "stretch", "late", "throttled", "cpu_wait")}
+    return [
+        _block(
+            CandidateKind.WHOLE_HOST, nics.members, now - before, np.maximum(work.looks[chosen], nics.looks),
+            ends=_end_term(profile, ends, lost, now, before, 4.0),
+            dominance=_dominance(now, before, ends),
+            even=nics.values[:, TERMS.index("even")],
+            **columns,
+        )
+    ]  # fmt: skip
 
 
 def _leaving(places: list[Members], ends: _Ends, size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -446,12 +511,18 @@ def _stretch(context: Context, places: list[Members]) -> Shares:
 
 
 def _late(context: Context, lost: float, places: list[Members]) -> Shares:
-    """Part of the lost time for which hosts begin iterations late."""
+    """Part of the lost time for which hosts begin iterations late, as far as they alone do: where a collective ends late, all
+    ranks behind it begin late.
+    """
     if context.late is None:
         return np.zeros(len(places))
     shares = context.late.share
-    least = shares if len(places) == len(shares) else np.array([shares[list(members)].min() for members in places])
-    part: Shares = np.minimum(1.0, least / lost)
+    if len(places) == len(shares):
+        least, total = shares, shares
+    else:
+        least = np.array([shares[list(members)].min() for members in places])
+        total = np.array([shares[list(members)].sum() for members in places])
+    part: Shares = np.minimum(1.0, least / lost) * total / max(float(shares.sum()), 1e-9)
     return part
 
 
