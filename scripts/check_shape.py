@@ -29,6 +29,8 @@ PACKAGE = "ncclwatch"
 ENGINE = "engine"
 LONG_LINES = 60
 """A function of that many lines is long: it no longer fits a screen."""
+FEW = 40
+"""So many things are listed when there is one too many; more only with ``--list``."""
 TRIVIAL = frozenset({-1, 0, 1, 2})
 """Numbers that decide nothing by being what they are: a bound of a list, a half, one step on."""
 NO_THRESHOLD = ("Bound: ", "Fact: ")
@@ -261,10 +263,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     wrong = exceeded(measures, settings["limits"], settings["goals"])
     failed = {line.partition(":")[0] for line in wrong}
     for each in measures:
-        if each.items and (chosen.list or each.name in failed):
+        if each.items and (chosen.list or (each.name in failed and len(each.items) <= FEW)):
             print(f"\n{each.name}: {each.about}", *(f"  {item}" for item in each.items), sep="\n")
     for line in wrong:
         print(f"check_shape: {line}", file=sys.stderr)
+    if wrong and not chosen.list:
+        print("check_shape: all that is counted: scripts/check_shape.py --list", file=sys.stderr)
     return 1 if wrong else 0
 
 

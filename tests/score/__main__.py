@@ -14,7 +14,7 @@ from pathlib import Path
 
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.simulate.scenario import Scenario, load_all
-from score import matrix
+from score import bounds, matrix
 from score.baselines import all_baselines
 from score.diagnosers import Diagnoser, Ncclwatch
 from score.drawn import draw
@@ -82,11 +82,14 @@ def main(arguments: list[str] | None = None) -> int:
             print(f"{scenario.name}: {wanted} | said {ours.said} {ours.named} {ours.summary}")
     lines = {d.name: summarise(results, d) for d in diagnosers}
     print(render(diagnosers, lines))
+    print(bounds.table(results, markdown=False))
     print(f"{len(chosen)} scenarios, {time.monotonic() - began:.0f} s")
     if options.json:
-        options.json.write_text(json.dumps(to_json(results, lines), indent=1) + "\n", "utf-8")
+        data = to_json(results, lines) | {"bounds": bounds.as_json(results)}
+        options.json.write_text(json.dumps(data, indent=1) + "\n", "utf-8")
     if options.markdown:
-        options.markdown.write_text(render(diagnosers, lines, markdown=True), "utf-8")
+        text = render(diagnosers, lines, markdown=True) + "\n" + bounds.table(results, markdown=True)
+        options.markdown.write_text(text, "utf-8")
     return 0
 
 

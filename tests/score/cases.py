@@ -15,6 +15,8 @@ from ncclwatch.simulate.run import simulate
 from ncclwatch.simulate.scenario import PROGRAM_FAULTS, Scenario, ScoreClass
 from ncclwatch.simulate.timeline import Timeline
 from ncclwatch.simulate.wire import RecordSet
+from score.stalls import stalled_in, where_it_stalled
+from score.visible import SLOW_CLASSES, visibility
 
 AFTER_HANG_S = (1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 10.0, 15.0, 20.0)
 AFTER_SLOW_S = (1.0, 2.0, 4.0, 6.0, 8.0, 10.0, 12.0, 15.0, 18.0, 24.0, 30.0)
@@ -37,8 +39,8 @@ class Case:
     """A simulated run of one scenario. ``shift`` moves the looks by so many of their schedule: when they fall is chance."""
 
     def __init__(self, scenario: Scenario, shift: int = 0) -> None:
-        self.scenario = scenario
         self.timeline: Timeline = simulate(scenario)
+        self.scenario = where_it_stalled(scenario, stalled_in(self.timeline))
         self.cast = Cast(scenario)
         self.effect_s = effect(self.timeline)
         self._clocks = clocks(self.timeline, self.effect_s)
@@ -49,6 +51,17 @@ class Case:
         if "scale" in scenario.tags:  # each look at thousands of ranks is costly: a few around each clock
             times = sorted({max(0.1, c - back) for c in self._clocks for back in (0.0, 1.0)} | _last_looks(self._clocks[-1]))
         self._observer = Observer(self.timeline, times)
+
+    def visible(self) -> bool | None:
+        """Of a slow job: whether the fault shows in its own iteration times."""
+        if self.scenario.expect.score_class not in SLOW_CLASSES:
+            return None
+        took = self.timeline.durations()
+        took = took[np.isfinite(took)]
+        ends = self.timeline.first_iteration_s + np.cumsum(took)
+        watched = ends <= self._clocks[-1]
+        pairs = list(zip(took[watched].tolist(), ends[watched].tolist(), strict=True))
+        return visibility(self.scenario, pairs, self.effect_s, self._clocks[-1]).visible
 
     def moments(self) -> Iterator[Moment]:
         """What was recorded at each clock of the case; the observer has sent it through bytes, so only records pass."""

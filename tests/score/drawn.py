@@ -7,6 +7,7 @@ whose effect depends on luck are drawn strong enough to show.
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -81,6 +82,18 @@ def draw(seed: int, number: int, *, slow: bool = False) -> Scenario:
         f"{drawn}-{seed}-{number}-{name}", f"drawn: {name}", chance.randrange(1 << 30), expect, job.layout, workload,
         job.network, observe, faults, lookalikes, tags,
     )  # fmt: skip
+
+
+_NAME = re.compile(r"drawn(-slow)?-(\d+)-(\d+)-")
+
+
+def by_name(name: str) -> Scenario | None:
+    """The drawn scenario of a name; None for a name of another kind, or of another generator's."""
+    found = _NAME.match(name)
+    if found is None:
+        return None
+    drawn = draw(int(found[2]), int(found[3]), slow=bool(found[1]))
+    return drawn if drawn.name == name else None
 
 
 def _job(chance: random.Random) -> _Job:

@@ -1,7 +1,9 @@
-"""Keep recordings of real runs as fixtures: ``python -m score.keep RECORDING... --to FOLDER --what TEXT``.
+"""Keep recordings of real runs in the archive: ``python -m score.keep RECORDING... --to FOLDER --what TEXT``.
 
 What names the machine they were made on (paths, commands, notes, its other network devices) is left out; what the engine judges
-stays as it was recorded. Beside each lies what it must be judged as, which is taken from the scenario's expectation.
+stays as it was recorded. Beside each lies what it must be judged as, which is taken from the scenario's expectation, and the
+timeline of what the engine says of it now (:mod:`score.archive`). Healthy and slow jobs are kept whole; of a hang that was
+watched live the end is left out, when it has long been told.
 """
 
 from __future__ import annotations
@@ -9,7 +11,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -17,31 +20,17 @@ import msgspec
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.model.network import NetworkLook
 from ncclwatch.model.state import ProcessSample
-from ncclwatch.simulate.scenario import Scenario, ScoreClass, load_all
-from ncclwatch.store.replay import Recordings
+from ncclwatch.simulate.scenario import Scenario, load_all
 from score.__main__ import SCENARIOS
+from score.archive import JOBS, PACKED, Kept, batches_of, beside, freeze, look_at, name_of, store
 from score.diagnosers import HANG_CLASSES
-from score.drawn import draw
-from score.real import Recording, Saved, Transport, as_played, vary
+from score.drawn import by_name
+from score.real import Attach, Saved, expected
+from score.visible import SLOW_CLASSES, visibility
 
 PROGRAM, LIBRARY = "train", "libnccl.so.2"
 LONGEST_S = 12.0
 """A hang is told after that, and the recording may end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kept:
-    """What a fixture is of and must be judged as. Without ``verdicts`` nobody may be accused; of a fault, ``ranks`` and nobody
-    who is not in ``also`` either.
-    """
-
-    about: str
-    nccl: str
-    transport: str
-    attach: str
-    verdicts: tuple[str, ...]
-    ranks: tuple[int, ...]
-    also: tuple[int, ...] = ()
 
 
 def anonymous(batch: NodeBatch) -> NodeBatch:
@@ -60,43 +49,59 @@ def _anonymous(sample: ProcessSample) -> ProcessSample:
     return replace(sample, process=replace(sample.process, name=PROGRAM, command=(PROGRAM,), library=LIBRARY, container_id=""))
 
 
-def keep(path: Path, scenario: Scenario, about: str, folder: Path) -> Path:
-    """Write one recording and what it must be judged as into a folder. Raises OSError and NcclwatchError."""
-    saved = Saved(**json.loads(path.with_suffix(".json").read_text("utf-8")))
-    played = as_played(vary(scenario, saved.seed, saved.number), saved.nccl, Transport(saved.transport))
+def scenario_of(name: str, catalogue: Mapping[str, Scenario]) -> Scenario | None:
+    """The scenario of that name: of the files, or drawn."""
+    return catalogue.get(name) or by_name(name)
+
+
+def kept_of(saved: Saved, scenario: Scenario, batches: Sequence[NodeBatch], about: str = "") -> Kept:
+    """What a recording must be judged as, by the scenario that was played and by what the job itself said of it."""
+    played = expected(scenario, saved)
     expect = played.expect
-    accused = expect.score_class is not ScoreClass.CLEAN
-    kept = Kept(
-        about, saved.nccl, str(saved.transport), str(saved.attach), tuple(map(str, expect.verdicts)) if accused else (),
-        expect.ranks, expect.also,
+    slow = expect.score_class in SLOW_CLASSES
+    until = batches[-1].time_ns / 1e9 if batches else saved.since
+    late = saved.attach == Attach.POST_HANG
+    return Kept(
+        about or scenario.title, saved.nccl, str(saved.transport), str(saved.attach),
+        () if expect.score_class.quiet else tuple(map(str, expect.verdicts)), expect.ranks, expect.also, saved.since,
+        "when the collector came, after the job had come to stand" if late else "the job's own lines",
+        visibility(played, saved.iterations, saved.since, until).visible if slow else None,
+        tuple((took, ended) for took, ended in saved.iterations) if slow else (),
     )  # fmt: skip
-    with Recordings([path]) as recordings:
-        batches = [anonymous(batch) for _, _, batch in recordings.batches()]
-    if expect.score_class in HANG_CLASSES and saved.attach != "post-hang":
+
+
+def keep(path: Path, scenario: Scenario, about: str, folder: Path) -> Path:
+    """Write one recording, what it must be judged as and what is said of it into a folder. Raises OSError and NcclwatchError."""
+    saved = Saved.load(path)
+    batches = [anonymous(batch) for batch in batches_of(path)]
+    kept = kept_of(saved, scenario, batches, about)
+    if scenario.expect.score_class in HANG_CLASSES and saved.attach != Attach.POST_HANG:
         batches = [batch for batch in batches if batch.time_ns / 1e9 <= saved.since + LONGEST_S]
-    target = folder / path.name
-    Recording(batches).save(target)
-    target.with_suffix(".json").write_text(json.dumps(asdict(kept), indent=1) + "\n", "utf-8")
+    target = folder / (name_of(path) + PACKED)
+    store(batches, target)
+    kept.save(target)
+    looked = look_at(target)
+    freeze(looked)
+    if looked.wrongs:
+        print(f"{name_of(path)}: known_wrong is to be filled in: {json.dumps(looked.wrongs)}", file=sys.stderr)
     return target
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0, 1 when a recording is of no known scenario."""
-    parser = argparse.ArgumentParser(prog="score.keep", description="Keep recordings of real runs as fixtures.")
+    parser = argparse.ArgumentParser(prog="score.keep", description="Keep recordings of real runs in the archive.")
     parser.add_argument("recordings", type=Path, nargs="+")
-    parser.add_argument("--to", type=Path, required=True, metavar="FOLDER")
+    parser.add_argument("--to", type=Path, default=JOBS, metavar="FOLDER")
     parser.add_argument("--what", default="", help="what is remarkable about it, for the file beside it")
-    options = parser.parse_args()
-    known = {scenario.name: scenario for scenario in load_all(SCENARIOS)}
+    options = parser.parse_args(arguments)
+    catalogue = {scenario.name: scenario for scenario in load_all(SCENARIOS)}
     for path in options.recordings:
-        name = json.loads(path.with_suffix(".json").read_text("utf-8"))["scenario"]
-        if name.startswith("drawn-"):
-            seed, number = map(int, name.split("-")[1:3])
-            known[name] = draw(seed, number)
-        if name not in known:
+        name = json.loads(beside(path, ".json").read_text("utf-8"))["scenario"]
+        scenario = scenario_of(name, catalogue)
+        if scenario is None:
             print(f"{path}: no scenario is called {name}", file=sys.stderr)
             return 1
-        made = keep(path, known[name], options.what or known[name].title, options.to)
+        made = keep(path, scenario, options.what, options.to)
         print(f"{made}: {made.stat().st_size >> 10} KiB")
     return 0
 

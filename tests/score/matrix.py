@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from ncclwatch.simulate.scenario import Scenario, ScoreClass
+from score import bounds
 from score.baselines import all_baselines
 from score.diagnosers import Diagnoser
 from score.real import Attach, Outcome, Run, Transport, obstacle, play, score_saved
@@ -99,7 +100,9 @@ def tell_progress(outcome: Outcome) -> None:
         if result.diagnoser == "ncclwatch":
             when = "" if result.detection_s is None else f" after {result.detection_s:.1f} s"
             said = f"{result.said} {result.named}{when}" if result.said else "silent"
-            parts.append(f"{'right' if result.right else 'WRONG'} ({said})")
+            hidden = " (the fault does not show)" if result.visible is False else ""
+            others = f"; innocents named: {list(result.innocents)}" if result.innocents else ""
+            parts.append(f"{'right' if result.right else 'WRONG'} ({said}){hidden}{others}")
     run = outcome.run
     what = "; ".join([*parts, *filter(None, (outcome.pace, outcome.note))])
     setting = f"{run.nccl} {run.transport} try {run.number}"
@@ -171,6 +174,7 @@ def report(outcomes: Sequence[Outcome], left_out: NotPlayed, diagnosers: Sequenc
     title, item = ("### ", "- ") if markdown else ("", "  ")
     out = [render(diagnosers, lines, source=REAL, markdown=markdown)]
     out += [f"{title}ncclwatch by setting; {REAL}", "", settings_table(results, markdown=markdown)]
+    out += [f"{title}ncclwatch with exact bounds; {REAL}", "", bounds.table(results, markdown=markdown)]
     if len(outcomes) > len({o.run.scenario.name for o in outcomes}):
         out += [f"{title}ncclwatch by scenario; {REAL}", "", tries_table(results, markdown=markdown)]
     wrong = [r for r in results if r.diagnoser == "ncclwatch" and not r.right]
@@ -206,4 +210,5 @@ def as_json(outcomes: Sequence[Outcome], left_out: NotPlayed, diagnosers: Sequen
         for o in outcomes
     ]
     data["not_played"] = left_out
+    data["bounds"] = bounds.as_json(results)
     return data

@@ -34,6 +34,8 @@ from ncclwatch.store.recorder import Recorder
 from ncclwatch.store.replay import Recordings
 from score.diagnosers import HANG_CLASSES, Diagnoser
 from score.scoring import Result, Tally
+from score.stalls import where_it_stalled
+from score.visible import SLOW_CLASSES, visibility
 from testbed.job import JobError
 from testbed.play import Hosts, Play
 
@@ -206,11 +208,23 @@ def _says_rank_alone(scenario: Scenario, fault: Fault) -> bool:
 # --- what is recorded ----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class OwnLines:
+    """What the job's own lines say: of each iteration of rank 0 the seconds it took and when it ended (CLOCK_MONOTONIC), and
+    where a GPU that was made to stall did so (:class:`score.stalls.Stalled`).
+    """
+
+    iterations: tuple[tuple[float, float], ...] = ()
+    stalled: str = ""
+
+
 @dataclass(slots=True)
 class Recording:
     """Batches of one collector in order; all that a diagnosis gets to see. Times are CLOCK_MONOTONIC, seconds."""
 
     batches: list[NodeBatch] = field(default_factory=list)
+    own: OwnLines | None = None
+    """What the job said of itself meanwhile, for the scorer alone."""
 
     def said(self) -> Iterator[tuple[float, list[Verdict]]]:
         """What a session says at each look, fed the batches one after another as they came."""
@@ -328,7 +342,8 @@ def play(run: Run, baselines: Sequence[Diagnoser] = ()) -> Outcome:
     try:
         scenario = as_played(scenario, run.nccl, run.transport)
         for attach, recording, since in record(run, scenario, plan(scenario, links=True), outcome):
-            outcome.results += _score(scenario, recording, since, run.setting(attach), baselines)
+            stalled = recording.own.stalled if recording.own else ""
+            outcome.results += _score(where_it_stalled(scenario, stalled), recording, since, run.setting(attach), baselines)
     except (JobError, NcclwatchError, OSError) as error:
         outcome.note = f"not played: {str(error).splitlines()[0]}"
     outcome.wall_s = time.monotonic() - began
@@ -358,13 +373,16 @@ def record(
         if late is not None:
             came, watcher = late
             recordings.append((Attach.POST_HANG, watcher.stop(), came))
-        own = played.iterations(0)
+        pace = tuple((round(took, 4), round(ended, 4)) for took, ended in played.iterations(0).tolist())
+        own = OwnLines(pace, played.stalled())
     for attach, recording, since in recordings:
+        recording.own = own
         if run.save_to:
             name = f"{scenario.name}-{run.nccl}-{run.transport}-{attach}-{run.number}.ncclwatch"
             recording.save(Path(run.save_to) / name)
-            pace = [(round(took, 4), round(ended, 4)) for took, ended in own.tolist()]
-            note = Saved(scenario.name, run.nccl, run.transport, attach, run.seed, run.number, since, pace)
+            note = Saved(
+                scenario.name, run.nccl, run.transport, attach, run.seed, run.number, since, list(own.iterations), own.stalled
+            )  # fmt: skip
             (Path(run.save_to) / name).with_suffix(".json").write_text(json.dumps(asdict(note)) + "\n", "utf-8")
             outcome.pace = note.pace
     return recordings
@@ -385,6 +403,15 @@ class Saved:
     since: float
     iterations: list[tuple[float, float]] = field(default_factory=list)
     """What rank 0 itself said of each iteration: the seconds it took and when it ended (CLOCK_MONOTONIC)."""
+    stalled: str = ""
+    """Where a GPU that was made to stall did so, as its rank itself said (:class:`score.stalls.Stalled`)."""
+
+    @classmethod
+    def load(cls, recording: Path) -> Saved:
+        """The one beside a recording."""
+        saved = cls(**json.loads(recording.with_suffix(".json").read_text("utf-8")))
+        iterations = [(float(took), float(ended)) for took, ended in saved.iterations]
+        return replace(saved, transport=Transport(saved.transport), attach=Attach(saved.attach), iterations=iterations)
 
     @property
     def pace(self) -> str:
@@ -397,15 +424,20 @@ class Saved:
         return f"iterations of {normal:.2f} s ({low:.2f} to {high:.2f}) and then {float(np.median(since)):.2f} s"
 
 
+def expected(scenario: Scenario, saved: Saved) -> Scenario:
+    """The scenario as that run played it, with what is expected of it."""
+    played = as_played(vary(scenario, saved.seed, saved.number), saved.nccl, saved.transport)
+    return where_it_stalled(played, saved.stalled)
+
+
 def score_saved(path: Path, scenarios: Mapping[str, Scenario], baselines: Sequence[Diagnoser] = ()) -> Outcome:
     """Score a run again from its recording and what was kept beside it: the same run, judged by the engine as it is now."""
-    saved = Saved(**json.loads(path.with_suffix(".json").read_text("utf-8")))
-    run = Run(
-        scenarios[saved.scenario], saved.nccl, Transport(saved.transport), (Attach(saved.attach),), saved.seed, saved.number
-    )  # fmt: skip
-    scenario = as_played(vary(run.scenario, run.seed, run.number), run.nccl, run.transport)
+    saved = Saved.load(path)
+    run = Run(scenarios[saved.scenario], saved.nccl, saved.transport, (saved.attach,), saved.seed, saved.number)
     with Recordings([path]) as recordings:
-        recording = Recording([batch for _, _, batch in recordings.batches()])
+        own = OwnLines(tuple(saved.iterations), saved.stalled)
+        recording = Recording([batch for _, _, batch in recordings.batches()], own)
+    scenario = expected(run.scenario, saved)
     results = _score(scenario, recording, saved.since, run.setting(run.attaches[0]), baselines)
     return Outcome(run, results, pace=saved.pace)
 
@@ -477,4 +509,8 @@ def _score(scenario: Scenario, recording: Recording, since: float, setting: str,
             records = recording.records(moment)
             for diagnoser, tally in zip(baselines, tallies, strict=True):
                 tally.hear(diagnoser.diagnose(records, moment), moment - since)
-    return [tally.result() for tally in (ours, *tallies)]
+    results = [tally.result() for tally in (ours, *tallies)]
+    if scenario.expect.score_class in SLOW_CLASSES and recording.own and recording.batches:
+        shown = visibility(scenario, recording.own.iterations, since, recording.batches[-1].time_ns / 1e9)
+        results = [replace(result, visible=shown.visible) for result in results]
+    return results

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from ncclwatch.model.verdict import Verdict, VerdictClass
@@ -41,6 +41,8 @@ class Result:
 
     ``setting`` says how a real run was made (release, transport, attachment, try); empty in simulation. ``analysis_s``: seconds
     of the judgement that first named the right place, with the taking in of what was new; None where it was not timed.
+    ``confidence`` and ``rules`` are those of the verdict that counts; ``innocents`` all ranks that were named at any moment and
+    are not at fault. ``visible`` (of slow jobs): whether the fault shows in the job's own iteration times (:mod:`score.visible`).
     """
 
     case: str
@@ -59,6 +61,10 @@ class Result:
     summary: str
     setting: str = ""
     analysis_s: float | None = None
+    confidence: float | None = None
+    rules: tuple[str, ...] = ()
+    innocents: tuple[int, ...] = ()
+    visible: bool | None = None
 
     @property
     def located(self) -> bool:
@@ -126,6 +132,7 @@ class Tally:
     _detection: float | None = None
     _location: float | None = None
     _analysis: float | None = None
+    _innocents: set[int] = field(default_factory=set)
 
     def hear(self, verdicts: Sequence[Verdict], since_effect_s: float, took_s: float | None = None) -> None:
         """Take what was said at one moment, seconds after the fault began to show (negative: before), and how long it took."""
@@ -137,6 +144,7 @@ class Tally:
                 self._detection = since_effect_s
             return
         judged = [(v, judge(self.scenario, self.cast, v)) for v in accusing]
+        self._innocents |= _innocent(self.scenario, judged)
         if quiet:
             self._false_alarm, self._last = True, judged[0]
             return
@@ -158,7 +166,20 @@ class Tally:
         found = _result(self.scenario, self.name, self._last, self._false_alarm, self._detection, self._location)
         found.setting = self.setting
         found.analysis_s = self._analysis
+        found.innocents = tuple(sorted(self._innocents))
+        if self._last is not None:
+            verdict = self._last[0]
+            found.confidence, found.rules = round(verdict.confidence, 4), tuple(getattr(verdict, "rules", ()))
         return found
+
+
+def _innocent(scenario: Scenario, judged: Sequence[tuple[Verdict, _Judgement]]) -> set[int]:
+    """Ranks that were named and are not at fault; nobody where the expectation names no place."""
+    expect = scenario.expect
+    at_fault = {*expect.ranks, *expect.also, *expect.link}
+    if not at_fault and not expect.score_class.quiet:
+        return set()
+    return {rank for _, one in judged for rank in one.named if rank not in at_fault}
 
 
 def score_case(case: Case, diagnosers: Sequence[Diagnoser]) -> list[Result]:
@@ -169,7 +190,8 @@ def score_case(case: Case, diagnosers: Sequence[Diagnoser]) -> list[Result]:
             began = time.perf_counter()
             verdicts = diagnoser.diagnose(moment.records, moment.clock_s)
             tally.hear(verdicts, moment.since_effect_s, time.perf_counter() - began)
-    return [tally.result() for tally in tallies]
+    visible = case.visible()
+    return [replace(tally.result(), visible=visible) for tally in tallies]
 
 
 def _result(

@@ -14,10 +14,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ncclwatch.engine.topology.model import Learned, Phase, Placed, Role, Topology
+from ncclwatch.engine.topology.labels import Stage
+from ncclwatch.engine.topology.model import Phase, Role, Topology
 from ncclwatch.engine.topology.namer import StageNamer
+from ncclwatch.model.events import Function, Kind
 from ncclwatch.simulate.layout import groups, stage_of
 from ncclwatch.simulate.observe import Cast
 from ncclwatch.simulate.records import Observer, call_events
@@ -37,7 +38,7 @@ from ncclwatch.simulate.timeline import Timeline
 from ncclwatch.simulate.wire import RecordSet
 
 NAMES = {Role.TENSOR: "tp", Role.PIPELINE: "pp", Role.DATA: "dp", Role.CONTEXT: "cp", Role.EXPERT: "ep"}
-BATCHES = 12
+BATCHES = 120
 LARGEST_WORLD = 32
 
 
@@ -132,31 +133,37 @@ def play(scenario: Scenario) -> tuple[Timeline, RecordSet]:
     return timeline, Observer(timeline, [timeline.end]).until(timeline.end + 60)
 
 
-Batch = tuple[NDArray[Any], Placed, Learned | None]
-"""Records, their places, and what was known at that moment."""
+Told = tuple[Any, Stage | None]
+"""A call, and where it was said to be while it was the latest of its process."""
 
 
-def feed(records: RecordSet, batches: int = BATCHES) -> tuple[StageNamer, list[Batch]]:
-    """Hand the records over as a live session does; returns the namer and each batch with its places."""
+def feed(records: RecordSet, batches: int = BATCHES) -> tuple[StageNamer, list[Told]]:
+    """Hand the records over as a live session does, and ask after each batch where every process is."""
     namer = StageNamer()
     namer.note_samples([series[-1] for series in records.samples if series])
     events = np.concatenate([*records.calls.values()])
     events = events[np.argsort(events["time_ns"], kind="stable")]
-    return namer, [(part, namer.observe(part), namer.learned) for part in np.array_split(events, batches)]
+    told: list[Told] = []
+    for part in np.array_split(events, batches):
+        namer.observe(part)
+        calls = part[(part["kind"] == Kind.ENTER) & (part["function"] < Function.GROUP_START)][::-1]
+        pids, latest = np.unique(calls["pid"], return_index=True)
+        told += [(calls[i], namer.stage_of("", pid)) for pid, i in zip(pids.tolist(), latest.tolist(), strict=True)]
+    return namer, told
 
 
 def run(trial: Trial, *, calls: bool = True) -> Outcome:
     """One trial: infer, and compare with the truth. Without calls, what NCCL has counted in memory is all there is."""
     timeline, records = play(trial.scenario)
     began = time.perf_counter()
-    namer, placed = feed(records) if calls else (StageNamer(), [])
+    namer, told = feed(records) if calls else (StageNamer(), [])
     namer.everything([series[-1] for series in records.samples if series])
     seconds = time.perf_counter() - began
     if namer.learned is None:
         return Outcome(trial, "unsure", "nothing was learned", seconds)
     said, why = compare(namer.learned.topology, trial.scenario.layout)
     outcome = Outcome(trial, said, why, seconds)
-    _count_stages(placed, timeline, outcome)
+    _count_stages(told, timeline, outcome)
     return outcome
 
 
@@ -184,25 +191,22 @@ def compare(topology: Topology, layout: Layout) -> tuple[str, str]:
     return ("unsure", unsure or "; ".join(topology.unsure)) if unsure else ("right", "")
 
 
-def _count_stages(placed: Sequence[Batch], timeline: Timeline, outcome: Outcome) -> None:
+def _count_stages(told: Sequence[Told], timeline: Timeline, outcome: Outcome) -> None:
     """Compare the place of every call that was given one with what the program did there."""
     labels = {}
     for block, events in call_events(timeline, Cast(timeline.scenario)):
         mixed = len({t.forward for t in block.transfers}) > 1
         for event in events:
             labels[int(event["pid"]), int(event["time_ns"]), int(event["comm"])] = "" if mixed else block.label
-    for part, places, learned in placed:
-        for i in np.flatnonzero(places.position >= 0).tolist():
-            event = part[places.event[i]]
-            label = labels.get((int(event["pid"]), int(event["time_ns"]), int(event["comm"])))
-            if label and learned is not None:
-                step = learned.patterns[int(places.pattern[i])].steps[int(places.position[i])]
-                outcome.stages[_agreement(step.phase if places.exact[i] else Phase.OTHER, step.micro_batch, label)] += 1
+    for event, stage in told:
+        label = labels.get((int(event["pid"]), int(event["time_ns"]), int(event["comm"])))
+        if label and stage is not None:
+            outcome.stages[_agreement(stage.phase, stage.micro_batch, label)] += 1
 
 
 def _agreement(phase: Phase, micro_batch: int, label: str) -> int:
     """0 right, 1 wrong, 2 not told."""
-    if phase in (Phase.EITHER, Phase.OTHER):
+    if phase is Phase.EITHER:
         return 2
     true = Phase.FORWARD if "forward" in label else Phase.BACKWARD if "backward" in label else Phase.OPTIMIZER
     if phase is not true:

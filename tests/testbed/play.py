@@ -28,6 +28,7 @@ from testbed.job import Job, JobError
 from testbed.netns import Network
 
 _FAULT = re.compile(r"fault \w+ (begins|strikes)\b.* at ([\d.]+)$")
+_STALLED = re.compile(r"gpu stalled (between|at-begin|inside)\b.* at [\d.]+$")
 _POLL_S = 0.02
 LINK_RATE = 25e6
 """Bytes a second of each host's link, where hosts have links: little enough that a fault of one shows."""
@@ -128,6 +129,18 @@ class Play:
             if (found := _FAULT.match(line)) is not None
         ]
         return sorted(told + [at for at, action in self.actions_done if action.what != "thaw"])
+
+    def stalled(self) -> str:
+        """Where the GPU that was made to stall did so, as its rank says: ``between`` two operations, ``at-begin`` of one, or
+        ``inside`` one; empty where none stalled. Of several lines the last counts: streams come to stand one after another.
+        """
+        told = [
+            found[1]
+            for rank in range(self.made.ranks)
+            for line in self.job.lines(rank)
+            if (found := _STALLED.match(line)) is not None
+        ]
+        return told[-1] if told else ""
 
     def iterations(self, rank: int) -> NDArray[np.float64]:
         """Of each finished iteration of a rank: seconds it took and when it ended; shape (n, 2)."""

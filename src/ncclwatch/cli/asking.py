@@ -63,7 +63,7 @@ def ask(
     chosen = pids or [pid for pid in _all_pids() if pid != os.getpid() and _listens(pid)]
     if not chosen:
         raise NcclwatchError(
-            "no running ncclwatch was found", "start `ncclwatch attach --all`, or `ncclwatch diagnose --all` for one look"
+            "no running ncclwatch was found", "start `ncclwatch attach --all`, or `ncclwatch diagnose --all` for one verdict"
         )
     for pid in chosen:
         if not _listens(pid):

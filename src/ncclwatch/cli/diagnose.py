@@ -42,12 +42,15 @@ def diagnose(
     wait: Annotated[
         float, typer.Option("--wait", min=0.0, max=3600.0, help="Seconds without progress before waiting alone accuses a rank.")
     ] = 5.0,
-    interval: Annotated[float, typer.Option("--interval", min=0.1, max=60.0, help="Seconds between two looks.")] = 1.0,
+    interval: Annotated[float, typer.Option("--interval", min=0.1, max=60.0, help="Seconds between two samples.")] = 1.0,
     slow_mode: SlowModeOption = "ncclwatch",
     t_base: TBaseOption = None,
     theta: ThetaOption = 3.0,
+    why: Annotated[
+        bool, typer.Option("--why", help="Show which facts and rules led there, and what was weighed and lost.")
+    ] = False,
 ) -> int:
-    """Say which rank holds the job up. Looks at least twice: a job that makes progress accuses nobody."""
+    """Say which rank holds the job up. Reads each process at least twice: a job that makes progress accuses nobody."""
     named, files = options.split_words(pid, words)
     options.require_files(files)
     rule = options.slow_rule(slow_mode, t_base, theta)
@@ -55,13 +58,13 @@ def diagnose(
 
     recordings = recordings_among(files, alone=not named and not every)
     if recordings:
-        return judge_recordings(recordings, as_json=as_json, exit_code=exit_code, slow=rule)
+        return judge_recordings(recordings, as_json=as_json, exit_code=exit_code, slow=rule, why=why)
     live = options.choose_pids(named, every) if named or every or not files else []
     verdicts, problems = judge(live, files, every=every, wait=wait, interval=interval)
     if as_json:
         emit_json(verdicts[0].to_json())
     else:
-        print_verdicts(verdicts)
+        print_verdicts(verdicts, why=why)
     for problem in problems:
         note(problem.line)
     return ExitStatus.VERDICT if exit_code and verdicts[0].verdict_class.accuses else ExitStatus.OK
@@ -82,14 +85,14 @@ def judge(
         if not recorded and not any(watched.last for watched in watch.watched):
             raise nothing_read(problems + watch.problems)
 
-        def look() -> Series:
+        def read() -> Series:
             watch.round()
             return [*recorded, *watch.series()]
 
         engine = _engine(complete_hosts=_hosts(watch) if every and not watch.problems else ())
         # Files hold all that will ever be seen: there is nothing to wait for.
         files_only = not watch.watched
-        verdicts = engine(list(recorded), 0.0) if files_only else settle(engine, look, wait=wait, interval=interval)
+        verdicts = engine(list(recorded), 0.0) if files_only else settle(engine, read, wait=wait, interval=interval)
         return verdicts, problems + watch.problems
 
 
@@ -113,24 +116,24 @@ def _engine(complete_hosts: Sequence[str]) -> Engine:
 
 def settle(
     engine: Engine,
-    look: Callable[[], Series],
+    read: Callable[[], Series],
     *,
     wait: float,
     interval: float,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Verdict]:
-    """Look again every ``interval`` seconds until every verdict is certain or ``wait`` seconds have passed.
+    """Read again every ``interval`` seconds until every verdict is certain or ``wait`` seconds have passed.
 
-    ``look`` reads once more and returns everything read so far. Certain is: progress was seen, nothing is open, or the culprit is
+    ``read`` reads once more and returns everything read so far. Certain is: progress was seen, nothing is open, or the culprit is
     stopped, dead or in error. Standing still becomes an accusation only after ``wait``.
     """
-    begun = clock()
+    began = clock()
     while True:
         sleep(interval)
-        series = look()
+        series = read()
         verdicts = engine(series, wait)
         if all(verdict.verdict_class in _HARD_EVIDENCE | _NOTHING_WRONG for verdict in verdicts):
             return verdicts
-        if clock() - begun >= wait:
+        if clock() - began >= wait:
             return engine(series, 0.0)

@@ -155,7 +155,7 @@ def _operation_rows(operations: list[ProxyOperation], several: bool) -> list[tup
 
 
 def _step_cells(operation: ProxyOperation, sub: ProxySub) -> tuple[str, ...]:
-    # Counters of an operation that has not begun are left over from its slot's last use and mean nothing.
+    # Counters of an operation that has not started are left over from its slot's last use and mean nothing.
     valid = operation.phase is OpPhase.PROGRESS
     send = operation.direction is Direction.SEND
     return (

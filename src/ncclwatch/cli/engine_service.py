@@ -21,7 +21,7 @@ from ncclwatch.messaging.keys import Key, KnownKeys
 MAX_JOBS = 1024
 FORGET_JOB_S = 3600.0
 PHASE = 0.35
-"""Judged is this part of an interval after the agents' looks, when what they saw has arrived."""
+"""Judged is this part of an interval after the agents' samples, when what they saw has arrived."""
 BUSY_SHARE = 0.4
 """Judging takes at most this share of an engine's time: the rest hears the agents."""
 
@@ -123,8 +123,8 @@ class EngineService:
                 self._judge(job, show)
 
     def _judge(self, job: Job, show: Shown) -> None:
-        begun, cpu = time.monotonic(), time.thread_time()
-        if begun - job.heard > FORGET_JOB_S:
+        began, cpu = time.monotonic(), time.thread_time()
+        if began - job.heard > FORGET_JOB_S:
             del self.jobs[job.name]
             return
         try:
@@ -132,7 +132,7 @@ class EngineService:
             update = job.session.judge(time.monotonic_ns() - int(self.hub.unheard_s * 1e9))
         except Exception as error:
             self._failed(f"job {job.name}", error)
-            job.next_judge = self._judgement_after(begun + self.interval_s / 2)
+            job.next_judge = self._judgement_after(began + self.interval_s / 2)
             return
         viewers = self.hub.viewers(job.name)
         interval, job.unheard_s = self.interval_s + job.behind_s, self.hub.unheard_s
@@ -144,7 +144,7 @@ class EngineService:
         cost = time.thread_time() - cpu
         # Hearing the agents comes first: a job that takes long to judge is judged less often, and that is said.
         job.behind_s = max(0.0, cost / BUSY_SHARE * max(1, len(self.jobs)) - self.interval_s)
-        job.next_judge = self._judgement_after(begun + self.interval_s / 2 + job.behind_s)
+        job.next_judge = self._judgement_after(began + self.interval_s / 2 + job.behind_s)
         self.judged += 1
 
     def _judgement_after(self, earliest: float) -> float:

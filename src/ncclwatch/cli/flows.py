@@ -50,7 +50,7 @@ def flows(
         ),
     ] = 0.1,
     duration: Annotated[
-        float | None, typer.Option("--duration", "-d", min=0.2, max=1e6, help="Seconds to look; by default what is needed.")
+        float | None, typer.Option("--duration", "-d", min=0.2, max=1e6, help="Seconds to watch; by default what is needed.")
     ] = None,
 ) -> None:
     """Show every connection over a network: channel, peer, NIC, rates, latency, retries, and what is wrong with it."""

@@ -54,7 +54,7 @@ class Session(Protocol):
 
     @property
     def samples(self) -> Mapping[ProcessKey, ProcessSample]:
-        """The newest look at every process."""
+        """The newest sample of every process."""
 
     @property
     def lost(self) -> int:
@@ -89,7 +89,7 @@ class LiveSession(Judged):
         asked: Callable[[], bool] | None = None,
         slow: SlowRule | None = None,
     ) -> None:
-        # By the wall clock, so that recordings of several nodes hold looks at the same moments.
+        # By the wall clock, so that recordings of several nodes hold samples of the same moments.
         self.collector = NodeCollector(every=every, interval_s=interval_s, stop=stop, sampling=sampling, common_ns=time.time_ns)
         super().__init__(DiagnosisSession(LiveDiagnosis(patience=patience or Patience(), slow=(slow or SlowRule()).watch())))
         self._asked = asked

@@ -36,7 +36,7 @@ class Recording:
         if recorder is not None:
             self._session.taps.remove(recorder.put)
             status = recorder.close()
-            lost = f", {status.dropped} looks NOT recorded" if status.dropped else ""
+            lost = f", {status.dropped} batches NOT recorded" if status.dropped else ""
             return f"recorded {recorder.path} ({size(status.written)}{lost}): see it with 'ncclwatch replay {recorder.path}'"
         self._recorder = Recorder(Path(time.strftime("ncclwatch-%Y%m%d-%H%M%S.recording")), about={"command": "attach"})
         self._session.taps.append(self._recorder.put)

@@ -1,8 +1,8 @@
 """``attach --json``: one object a line, each with a ``type``; a line is complete when it is written, and written at once.
 
-Types: ``attached`` (first line), ``rank`` (one per process and look), ``call`` (with ``--calls``), ``verdict`` (when one begins
+Types: ``attached`` (first line), ``rank`` (one per process and sample), ``call`` (with ``--calls``), ``verdict`` (when one begins
 to stand, or changes), ``answer`` (a verdict somebody asked for), ``recovery`` (it stands no longer), ``process`` (started, ended,
-replaced, unreadable), ``loss``, ``nic`` (a NIC at every look: one that the job uses or that counted errors, others when they
+replaced, unreadable), ``loss``, ``nic`` (a NIC at every sample: one that the job uses or that counted errors, others when they
 change), ``link-event`` (a link went up or down), ``flow`` (a connection over a network that is in trouble), ``kernel-log`` (a
 line about GPUs or NICs), ``note`` (something in words), ``overhead`` (every ten seconds), ``end`` (last line). Times are seconds
 since the epoch.

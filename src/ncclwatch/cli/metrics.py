@@ -83,7 +83,7 @@ class MetricsServer:
         self._counts.recovered(recovery.verdict for recovery in update.recoveries)
         view = self._builder.feed(session, update, time.time())
         if view is not None:
-            self._counts.looks += 1
+            self._counts.samples += 1
             self._view = view
 
     def end(self, session: Session, reason: str) -> None:

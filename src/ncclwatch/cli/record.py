@@ -55,8 +55,8 @@ def record(
 ) -> int:
     """Record NCCL processes of this node into a file, until they end or Ctrl-C.
 
-    The file can be read while it is written, and after a crash up to its last whole look: 'ncclwatch replay FILE' shows it in the
-    dashboard, 'diagnose FILE' judges it, 'report FILE' makes a page of it; all three take the files of several nodes together.
+    The file can be read while it is written, and after a crash up to its last whole sample: 'ncclwatch replay FILE' shows it
+    in the dashboard, 'diagnose FILE' judges it, 'report FILE' makes a page of it; all three take the files of several nodes.
 
     When the disk is full a line says so, and recording goes on when there is room again.
 
@@ -96,8 +96,8 @@ def record(
 
 def _run(session: LiveSession, recorder: Recorder, until: float | None) -> str:
     """Record until the session ends; a line when something is wrong, and once a minute."""
-    begun = time.monotonic()
-    next_status = begun + STATUS_EVERY_S
+    began = time.monotonic()
+    next_status = began + STATUS_EVERY_S
     count = len(session.infos)
     emit(f"recording {count} process{'es' if count != 1 else ''} into {clean(str(recorder.path))}; Ctrl-C ends")
     for unread in session.problems:
@@ -116,7 +116,7 @@ def _run(session: LiveSession, recorder: Recorder, until: float | None) -> str:
             emit(f"{time.strftime('%H:%M:%S')} RECOVERED after {duration(recovery.duration_s)}")
         if time.monotonic() >= next_status:
             next_status += STATUS_EVERY_S
-            emit(f"{time.strftime('%H:%M:%S')} {size(status.written)} after {duration(time.monotonic() - begun)}")
+            emit(f"{time.strftime('%H:%M:%S')} {size(status.written)} after {duration(time.monotonic() - began)}")
         flush()
         if update.finished:
             return update.finished

@@ -62,7 +62,9 @@ def write_series(series: Sequence[Sequence[ProcessSample]], folder: Path) -> lis
     return paths
 
 
-def judge_recordings(paths: Sequence[Path], *, as_json: bool, exit_code: bool, slow: SlowRule | None = None) -> int:
+def judge_recordings(
+    paths: Sequence[Path], *, as_json: bool, exit_code: bool, slow: SlowRule | None = None, why: bool = False
+) -> int:
     """Print what stands at the end of the recordings, and what stood before; returns the exit status."""
     with Recordings(paths) as recordings:
         replay = Replay(recordings, slow)
@@ -71,11 +73,11 @@ def judge_recordings(paths: Sequence[Path], *, as_json: bool, exit_code: bool, s
             note(problem)
     verdicts: Sequence[Verdict] = replay.verdicts
     if not verdicts:
-        raise TargetError("no look of the recording could be judged", "record for two looks at least")
+        raise TargetError("no sample of the recording could be judged", "record for two samples at least")
     if as_json:
         emit_json({**verdicts[0].to_json(), "incidents": [incident_json(incident) for incident in found]})
     else:
-        print_verdicts(verdicts)
+        print_verdicts(verdicts, why=why)
         over = [incident for incident in found if incident.ended is not None]
         if over:
             emit()

@@ -104,8 +104,8 @@ class RemoteSession:
 
     def start(self, duration: float | None = None) -> None:
         """Connect and wait for the first view. Raises when no engine answers; a job nobody sends of yet is waited for."""
-        begun = time.monotonic()
-        limit = begun + CONNECT_S
+        began = time.monotonic()
+        limit = began + CONNECT_S
         while not self._welcomed and not self.stop.is_set():
             if time.monotonic() > limit:
                 raise EngineUnreachableError(
@@ -116,7 +116,7 @@ class RemoteSession:
         patience = FIRST_VIEW_S if duration is None else min(duration, FIRST_VIEW_S)
         while self.view is None and not self.stop.is_set():
             self._hear(0.1)
-            if time.monotonic() - begun > patience:
+            if time.monotonic() - began > patience:
                 self._notes.append("the engine has heard no agent of this job yet")
                 return
 

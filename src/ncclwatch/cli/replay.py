@@ -143,7 +143,7 @@ def _picture(replayed: Replay, from_ns: int, path: Path, size: tuple[int, int]) 
         if time_ns >= from_ns and view is not None:
             break
     if view is None:
-        raise UsageError("there is no look to draw at that moment", "choose another one with --seek")
+        raise UsageError("there is nothing to draw at that moment", "choose another one with --seek")
     try:
         write_picture([view], path, size)
     except OSError as error:

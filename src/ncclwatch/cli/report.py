@@ -37,7 +37,7 @@ def report(
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON instead of a page.")] = False,
     perfetto: Annotated[bool, typer.Option("--perfetto", help="Write a trace for ui.perfetto.dev instead of a page.")] = False,
     duration: Annotated[
-        float, typer.Option("--duration", "-d", min=2.0, max=3600.0, help="Of a live job: seconds to look at it.")
+        float, typer.Option("--duration", "-d", min=2.0, max=3600.0, help="Of a live job: seconds to watch it.")
     ] = 12.0,
     probes: Annotated[bool, typer.Option("--probes/--no-probes", help="Of a live job: trace calls with uprobes too.")] = True,
 ) -> int:
@@ -121,7 +121,7 @@ def _gather(replay: Replay) -> Report:
 
     found = gather(replay)
     if found is None:
-        raise TargetError("nothing was looked at in this recording", "record for two looks at least")
+        raise TargetError("this recording holds no sample", "record for two samples at least")
     return found
 
 

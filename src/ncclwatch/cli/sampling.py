@@ -1,4 +1,4 @@
-"""Look at several processes at once, some of which may be gone, unreadable, or known only from a snapshot file.
+"""Read several processes at once, some of which may be gone, unreadable, or known only from a snapshot file.
 
 One that cannot be read never fails the others: it becomes a ``Problem``, which commands print as a line of its own.
 """
@@ -46,7 +46,7 @@ class Watch:
             self.watched.append(watched)
 
     def round(self) -> list[ProcessSample]:
-        """Look at every process once; returns the newest sample of each that could be read."""
+        """Read every process once; returns the newest sample of each that could be read."""
         for watched in list(self.watched):
             error = watched.look()
             if error is not None:

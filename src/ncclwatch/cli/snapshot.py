@@ -20,13 +20,11 @@ def snapshot(
     words: Annotated[list[str] | None, typer.Argument(metavar="[PID]...", help="More pids.")] = None,
     pid: PidOption = None,
     every: AllOption = False,
-    samples: Annotated[int, typer.Option("--samples", min=2, max=60, help="Looks at each process.")] = 2,
-    interval: Annotated[float, typer.Option("--interval", min=0.05, max=60.0, help="Seconds between two looks.")] = 1.0,
+    samples: Annotated[int, typer.Option("--samples", min=2, max=60, help="Samples of each process.")] = 2,
+    interval: Annotated[float, typer.Option("--interval", min=0.05, max=60.0, help="Seconds between two samples.")] = 1.0,
 ) -> None:
     """Write a snapshot file that 'dump' and 'diagnose' accept on any machine, without privileges."""
-    named, stray = options.split_words(pid, words)
-    if stray:
-        raise UsageError(f"'{clean(str(stray[0]), 80)}' is not a pid", "name the file to write with -o FILE")
+    named = options.only_pids(pid, words, "name the file to write with -o FILE")
     chosen = _usable(options.choose_pids(named, every))
     if output.is_dir() or not output.parent.is_dir():
         raise UsageError(f"cannot write {clean(str(output))}", "name a file in a folder that exists")
@@ -41,7 +39,7 @@ def snapshot(
         ) from error
     count = f"{len(chosen)} process{'es' if len(chosen) > 1 else ''}"
     emit(
-        f"{clean(str(output))}: {count}, {samples} looks each, {size(written)}: "
+        f"{clean(str(output))}: {count}, {samples} samples each, {size(written)}: "
         f"read it with 'ncclwatch diagnose {clean(str(output))}'"
     )
 

@@ -84,14 +84,14 @@ def _from_processes(
 
     collector = NodeCollector(every=every, stop=Stop())
     latest: dict[object, ProcessSample] = {}
-    begun = time.monotonic()
+    began = time.monotonic()
     try:
         first = collector.start(pids, network=False)
         latest.update({sample.process.key: sample for sample in first.samples})
         namer.note_samples(list(latest.values()))
         reason = next((plane.reason for plane in first.planes if plane.name == "calls" and not plane.running), "")
         while not reason:
-            batch = collector.step(until=begun + duration)
+            batch = collector.step(until=began + duration)
             latest.update({sample.process.key: sample for sample in batch.samples})
             if batch.samples:
                 namer.note_samples(list(latest.values()))
@@ -99,7 +99,7 @@ def _from_processes(
                 namer.observe(batch.events, host=batch.host)
             learned = namer.learned
             clear = learned is not None and learned.confirmed and learned.topology.layout.known
-            if batch.finished or (clear and time.monotonic() - begun >= LEAST_S):
+            if batch.finished or (clear and time.monotonic() - began >= LEAST_S):
                 break
         for problem in collector.problems:
             note(problem.line)
@@ -110,7 +110,7 @@ def _from_processes(
     if reason:
         return list(latest.values()), [f"calls are not seen: {reason}; {BY_COUNTS}"]
     quiet = namer.learned is None
-    remark = f"no call was seen in {time.monotonic() - begun:.0f} s: the job stands, or computes; {BY_COUNTS}"
+    remark = f"no call was seen in {time.monotonic() - began:.0f} s: the job stands, or computes; {BY_COUNTS}"
     return list(latest.values()), [remark] if quiet else []
 
 

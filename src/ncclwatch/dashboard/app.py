@@ -35,7 +35,7 @@ from ncclwatch.view.ranks import RankRow
 
 REDRAW_S = 0.5
 RECENT = 30
-"""Looks that the delay matrix adds up."""
+"""Samples that the delay matrix adds up."""
 
 
 class Dashboard(App[str]):
@@ -217,7 +217,7 @@ class Dashboard(App[str]):
         self._show()
 
     def action_look(self, by: int) -> None:
-        """Go to a look of the past."""
+        """Go to a view of the past."""
         last = len(self.history.views) - 1
         if last < 0:
             return

@@ -26,7 +26,7 @@ NEXT_LINES = 2
 def banner(verdicts: Sequence[Verdict], cells: int, room: int) -> list[Line]:
     """At most ``room`` lines of ``cells`` cells."""
     if not verdicts:
-        return [plain("LOOKING  one more look is needed to tell running from standing still", MORE)]
+        return [plain("LOOKING  one more sample is needed to tell running from hung", MORE)]
     verdict = verdicts[0]
     accuses = verdict.verdict_class.accuses
     unknown = verdict.verdict_class is VerdictClass.UNKNOWN

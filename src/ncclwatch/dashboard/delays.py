@@ -1,4 +1,4 @@
-"""The delay matrix as a heat map: rows wait for columns; digits are tenths of the looks, so that it reads without colour."""
+"""The delay matrix as a heat map: rows wait for columns; digits are tenths of the samples, so that it reads without colour."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from textual.widget import Widget
 from ncclwatch.view.frame import View
 from ncclwatch.view.waits import WaitMatrix, matrix
 
-MAX_LOOKS_OF_MANY = 5
-"""Looks added up where ranks are many: each costs time in proportion to ranks and channels."""
+MAX_SAMPLES_OF_MANY = 5
+"""Samples added up where ranks are many: each costs time in proportion to ranks and channels."""
 MANY = 512
 LABEL = 6
 DIM = Style(dim=True)
@@ -22,7 +22,7 @@ HEAT = [Style.parse(f"{'black' if i < 6 else 'white'} on rgb({255 - 6 * i},{235 
 
 
 class DelayMatrix(Widget, can_focus=True):
-    """The matrix over the newest looks. Of more ranks than fit, blocks of neighbouring ranks are shown, the worst of each."""
+    """The matrix over the newest samples. Of more ranks than fit, blocks of neighbouring ranks are shown, the worst of each."""
 
     DEFAULT_CSS = "DelayMatrix { height: 1fr; }"
 
@@ -33,12 +33,12 @@ class DelayMatrix(Widget, can_focus=True):
         self._lines: list[list[Segment]] = []
 
     def show(self, view: View) -> None:
-        """Add the looks up again."""
-        looks = [look for look in self._recent() if look.frame.samples]
+        """Add the waits up again."""
+        views = [view for view in self._recent() if view.frame.samples]
         if len(view.frame.windows) > MANY:
-            looks = looks[-MAX_LOOKS_OF_MANY:]
+            views = views[-MAX_SAMPLES_OF_MANY:]
         ranks = [window.rank for window in view.frame.windows if window.rank is not None]
-        self._matrix = matrix([look.waits for look in looks], ranks)
+        self._matrix = matrix([view.waits for view in views], ranks)
         self._draw()
 
     def on_resize(self) -> None:
@@ -53,11 +53,14 @@ class DelayMatrix(Widget, can_focus=True):
 
     def _build(self, width: int, height: int) -> list[list[Segment]]:
         found = self._matrix
-        if not found.looks:
-            return [[Segment(" no look with a memory image is kept here", DIM)]]
+        if not found.samples:
+            return [[Segment(" no sample is kept here", DIM)]]
         title = [
             Segment(" rows wait for columns", BOLD),
-            Segment(f"; a digit is tenths of the last {found.looks} looks, by each rank's own counters", DIM),
+            Segment(
+                f"; a digit is tenths of the newest samples ({found.samples}), by each rank's own counters",
+                DIM,
+            ),
         ]
         if not found.share:
             return [title, [Segment(" nobody was seen to wait for another through a network proxy or shared memory", DIM)]]

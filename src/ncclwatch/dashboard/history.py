@@ -7,19 +7,19 @@ from dataclasses import replace
 
 from ncclwatch.view.frame import View
 
-MAX_LOOKS = 1800
+MAX_VIEWS = 1800
 MAX_WINDOWS = 48_000
-"""Windows kept over all looks: about 0.7 KB each."""
+"""Windows kept over all views: about 0.7 KB each."""
 MAX_SAMPLES = 4_000
-"""Samples kept besides those of the newest look; older views can do without (no channels and steps there)."""
+"""Samples kept besides those of the newest view; older ones can do without (no channels and steps there)."""
 
 
 class History:
     """The views so far, oldest first. When the budget is used up, every second view of the older half is dropped."""
 
-    def __init__(self, *, max_looks: int = MAX_LOOKS, max_windows: int = MAX_WINDOWS, max_samples: int = MAX_SAMPLES) -> None:
+    def __init__(self, *, max_views: int = MAX_VIEWS, max_windows: int = MAX_WINDOWS, max_samples: int = MAX_SAMPLES) -> None:
         self.views: list[View] = []
-        self._max_looks = max_looks
+        self._max_views = max_views
         self._max_windows = max_windows
         self._max_samples = max_samples
 
@@ -29,7 +29,7 @@ class History:
     def add(self, view: View) -> None:
         """Remember a view."""
         self.views.append(view)
-        while len(self.views) > 2 and self._over(lambda v: len(v.frame.windows), self._max_windows, self._max_looks):
+        while len(self.views) > 2 and self._over(lambda v: len(v.frame.windows), self._max_windows, self._max_views):
             older = max(len(self.views) // 2, 2)
             # The very first stays: how it was in the beginning is worth knowing.
             self.views = [*self.views[0:older:2], *self.views[older:]] if older > 2 else [self.views[0], *self.views[2:]]

@@ -67,7 +67,7 @@ def _waits(row: Transfer) -> str:
 class OperationPage(Page):
     """What one rank has open in one communicator, by channel and peer: how far each step has got, and what it waits for."""
 
-    empty = "no transfer is open here: this rank has not begun, or has finished, what the others wait in"
+    empty = "no transfer is open here: this rank has not started, or has finished, what the others wait in"
     hint = "k: threads"
     columns: Sequence[Column[Transfer]] = (
         Column("CH", 3, lambda r: str(_channel(r)), _channel, right=True),
@@ -112,7 +112,7 @@ class OperationPage(Page):
         """Which operation, and how far."""
         found = self._sample(view)
         if found is None:
-            return [plain(" no memory image of this look is kept", DIM)]
+            return [plain(" no sample of this moment is kept", DIM)]
         sample, communicator = found
         operations = operations_in(sample, communicator)
         done, total = steps_done(operations)

@@ -14,7 +14,7 @@ BAR_CELLS = 10
 
 
 def state(window: RankWindow) -> str:
-    """Run state in a word; a rank whose newest look failed says so."""
+    """Run state in a word; a rank that could not be read last says so."""
     if window.problem:
         return "no read"
     return RUN_STATES.get(window.run_state, window.run_state)

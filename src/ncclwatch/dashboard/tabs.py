@@ -88,7 +88,7 @@ TABS = (
         columns.COMMUNICATORS,
         identity=lambda row: row.key,
         style=columns.communicator_style,
-        empty="no communicator was read (a look of the past keeps no memory image where ranks are many)",
+        empty="no communicator was read (no samples of the past are kept where ranks are many)",
     ),
     _table(
         "Operations",
@@ -105,7 +105,7 @@ TABS = (
         columns.FLOWS,
         identity=lambda row: row.record,
         style=columns.flow_style,
-        empty="no connection over a network was looked at: 'ncclwatch flows' looks at them",
+        empty="no connection over a network was read: 'ncclwatch flows' reads them",
     ),
     _table(
         "NICs",

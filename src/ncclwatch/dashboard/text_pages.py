@@ -29,7 +29,7 @@ KEYS = (
     ("/", "show only rows with these words; Esc ends it"),
     ("s  r, click on a heading", "sort by the next column; turn the order round"),
     ("Space", "stop the picture (watching goes on), and go on"),
-    ("[  ]", "one look back, one forward;  { and } ten looks"),
+    ("[  ]", "one sample back, one forward;  { and } ten"),
     ("e", "back to now"),
     ("<  >,  -  +", "in a recording: 10 s back or forward; slower or faster"),
     ("S", "save a snapshot (ncclwatch diagnose reads it)"),
@@ -117,7 +117,7 @@ def help_text(_view: View | None, cells: int) -> list[Line]:
         "X": "a verdict names it",
         "D": "its process has ended",
         "T": "its process is stopped (signal, debugger)",
-        "?": "its memory could not be read at the newest look",
+        "?": "its memory could not be read at the last try",
         "s": "an operation is open and nothing moves",
         "w": "a verdict counts it among those held up",
         ".": "of the job, but not looked at (other node, or not named)",
@@ -135,7 +135,7 @@ def help_text(_view: View | None, cells: int) -> list[Line]:
 def verdict_text(view: View | None, cells: int) -> list[Line]:
     """Every verdict with its evidence."""
     if view is None or not view.frame.verdicts:
-        return [plain(" no verdict yet: one more look is needed")]
+        return [plain(" no verdict yet: one more sample is needed")]
     lines: list[Line] = []
     for verdict in view.frame.verdicts:
         for i, line in enumerate(verdict_lines(verdict, TextStyle(enabled=False))):

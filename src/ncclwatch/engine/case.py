@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ncclwatch.engine.alignment import rows_of
 from ncclwatch.engine.call_patterns import Orders
 from ncclwatch.engine.calls import CallsFinding, compare_groups, leave_out_contradicted
-from ncclwatch.engine.dead_paths import DeadPath
 from ncclwatch.engine.edges import StallMark, Wait
+from ncclwatch.engine.evidence.base import Facts, Source
+from ncclwatch.engine.evidence.registry import SOURCES
 from ncclwatch.engine.graph import Sink, Waits, find_sinks
 from ncclwatch.engine.hypotheses import Hypothesis, Retraction, Trail
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.ledger import Ledger, Place
+from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.engine.patience import Patience
-from ncclwatch.engine.ports import PortDown
 from ncclwatch.engine.sends_and_receives import Messages
 from ncclwatch.engine.waits import find_waits
 
@@ -41,12 +42,10 @@ class Known:
     """What the calls plane recorded."""
     orders: Orders | None = None
     """In which order each process called what."""
-    ports_down: Sequence[PortDown] = ()
-    """NICs that ranks use and that can carry no traffic."""
-    dead_paths: Collection[DeadPath] = ()
-    """Connections between ranks on which nothing is acknowledged."""
-    retrying: Mapping[tuple[int, int, int], float] = field(default_factory=dict)
-    """Connections whose sockets try again to send, as of :meth:`NetworkMemory.retrying`."""
+    network: NetworkMemory = field(default_factory=NetworkMemory)
+    """What the nodes say of their network and their kernels."""
+    sources: Sequence[Source] = SOURCES
+    """Where facts come from."""
     totals: dict[Place, tuple[int, int]] = field(default_factory=dict)
     """Communicator of a process → (NCCL's own count of collectives, calls in the ledger at that moment)"""
 
@@ -77,9 +76,17 @@ class Case:
     """Whether memory shows nothing that is open: counts and calls are all there is."""
     _kept: dict[str, Any] = field(default_factory=dict)
     _concluded: set[Hashable] = field(default_factory=set)
+    _facts: Facts | None = None
     _waits: Waits | None = None
     _findings: dict[int, CallsFinding] | None = None
     _messages: Messages | None = None
+
+    @property
+    def facts(self) -> Facts:
+        """What the sources say: each is asked once, and only for what is wanted."""
+        if self._facts is None:
+            self._facts = Facts(self, self.known.sources)
+        return self._facts
 
     @property
     def waits(self) -> Waits:
@@ -143,3 +150,8 @@ class Case:
         if self._messages is None and self.known.ledger is not None:
             self._messages = Messages(self.job, self.known.ledger, self.known.totals, self.known.orders)
         return self._messages
+
+
+def of_nodes(known: Known) -> Case:
+    """A case without a job: of what the nodes say of themselves."""
+    return Case(Job([], {}, {}), known, 0.0, 0.0)

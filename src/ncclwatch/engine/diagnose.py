@@ -7,17 +7,21 @@ accused. When nothing moves, rules draw who waits for whom, follow it to its end
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from ncclwatch.engine.case import Case, Known
-from ncclwatch.engine.device import observe_hidden
 from ncclwatch.engine.edges import StallMark, Wait, wait_facts
-from ncclwatch.engine.hypotheses import Hypothesis, Lost, Retraction
+from ncclwatch.engine.evidence.base import FactKind
+from ncclwatch.engine.evidence.sockets import RETRY_S
+from ncclwatch.engine.explain_network import ports_in_use
+from ncclwatch.engine.hypotheses import Hypothesis, Lost
 from ncclwatch.engine.job import Job, Member, assemble
-from ncclwatch.engine.patience import RETRY_S, retry_patience
-from ncclwatch.engine.qualify import qualify
-from ncclwatch.engine.rules import RULES, Conclusion, Rule, Stratum
+from ncclwatch.engine.patience import retry_patience
+from ncclwatch.engine.rule import Conclusion, Rule, Stratum
+from ncclwatch.engine.rules import RULES
 from ncclwatch.engine.verdict import render, severity
+from ncclwatch.engine.why import trail_of
 from ncclwatch.garbage import collector_at_rest
 from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import ProcessSample
@@ -44,7 +48,8 @@ def judge_jobs(samples: Sequence[Sequence[ProcessSample]], known: Known | None =
     with collector_at_rest():
         jobs = assemble(samples)
         for job in jobs:
-            observe_hidden(job)
+            for source in known.sources:
+                source.complete(job)
         loners = [member for job in jobs if not job.groups for member in job.members]
         verdicts = [(job, _judge(job, known, loners)) for job in jobs]
     return sorted(verdicts, key=lambda judged: severity(judged[1]))
@@ -71,28 +76,35 @@ def _judge(job: Job, known: Known, loners: Sequence[Member]) -> Verdict:
     settled = [member for member in job.members if not member.gone and len(member.samples) > 1]
     still = min(map(still_seconds, settled), default=0.0)
     case = Case(job, known, still, max(member.last.wall_ns for member in job.members) / 1e9, loners)
-    return qualify(case, render(case, infer(case)))
+    found = infer(case)
+    return replace(render(case, found), trail=trail_of(case, found))
 
 
 def infer(case: Case) -> Hypothesis:
     """What stands in the end, of all that the rules conclude."""
+    _explain(case)
+    _weigh(case, Stratum.BESIDE)
+    assert case.standing is not None  # noqa: S101 - "unseen" and "nothing-open" leave no gap
+    return case.standing
+
+
+def _explain(case: Case) -> None:
+    """Rules by stratum, to the first that ends the inference."""
     _weigh(case, Stratum.STATED)
     if case.standing is not None:
         if case.known.patience is not None and case.standing.rule in ("stopped", "ended"):
             case.known.patience.halted(case.job)
-        return case.standing
+        return
     case.blind = not case.waits.open
     for rule in _BY_STRATUM[Stratum.DRAW]:
         _take(case, rule, rule.apply(case))
     _set_patience(case)
     _weigh(case, Stratum.PATIENCE)
     if case.standing is not None:
-        return case.standing
+        return
     _follow(case)
     _weigh(case, Stratum.EXPLAIN)
     _weigh(case, Stratum.QUALIFY)
-    assert case.standing is not None  # noqa: S101 - "unseen" and "nothing-open" leave no gap
-    return case.standing
 
 
 def _weigh(case: Case, stratum: Stratum) -> None:
@@ -123,14 +135,14 @@ def _follow(case: Case) -> None:
 
 def _take(case: Case, rule: Rule, concluded: Iterable[Conclusion]) -> bool:
     """Change the graph as a rule says, and solve it again; whether anything is new."""
-    new = [one for one in concluded if case.is_new(rule.id, one)]
+    new = [one for one in concluded if not isinstance(one, Hypothesis) and case.is_new(rule.id, one)]
     for one in new:
         if isinstance(one, Wait):
             case.waits.added.append(one)
             case.trail.drawn += [(rule.id, fact) for fact in wait_facts([one])]
         elif isinstance(one, StallMark):
             case.waits.added_stalls.append(one)
-        elif isinstance(one, Retraction):
+        else:
             case.waits.retracted.add(one.wait)
             case.trail.retracted.append(one)
     if new:
@@ -145,7 +157,8 @@ def _set_patience(case: Case) -> None:
     if known.patience is None:
         return
     patience_s = known.patience.needed(case.job, case.sinks, case.findings, case.still, known.ledger)
-    retries_s = retry_patience(case.job, case.sinks, known.retrying) if not known.ports_down else 0.0
+    retrying = {fact.subject: fact.value or 0.0 for fact in case.facts.of(FactKind.RETRYING)}
+    retries_s = retry_patience(case.job, case.sinks, retrying) if not ports_in_use(case) else 0.0
     if retries_s <= RETRY_S:
         case.patience_s, case.retries_s = max(patience_s, retries_s), retries_s
         return

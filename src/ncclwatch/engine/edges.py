@@ -6,54 +6,15 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from ncclwatch.engine.connections import ConnectionKey, End
 from ncclwatch.engine.evidence.base import Fact, FactKind, Strength
 from ncclwatch.engine.job import Member
+from ncclwatch.engine.nodes import Node, RankNode
 from ncclwatch.model.verdict import OperationRef
 
 T = TypeVar("T")
-
-
-class RankNode(int):
-    """An observed process, by its index in the job's input. An integer, for it is hashed more often than anything else."""
-
-    __slots__ = ()
-
-    @property
-    def index(self) -> int:
-        """The process's place in ``Job.members``."""
-        return int(self)
-
-
-class AbsentNode(NamedTuple):
-    """A rank of a communicator that no observed process holds."""
-
-    group_id: int
-    comm_rank: int
-    # Tuples of equal content are equal: the last field keeps the kinds of nodes apart.
-    kind: str = "absent"
-
-
-class LinkNode(NamedTuple):
-    """The path between two ranks, when both sides have done their part."""
-
-    group_id: int
-    source: int
-    destination: int
-    kind: str = "link"
-
-
-class HiddenNode(NamedTuple):
-    """A wait that the planes at hand cannot see, inside a node."""
-
-    group_id: int
-    comm_rank: int
-    kind: str = "hidden"
-
-
-Node = RankNode | AbsentNode | LinkNode | HiddenNode
 
 
 class Why(StrEnum):

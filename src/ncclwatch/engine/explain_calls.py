@@ -11,13 +11,14 @@ from dataclasses import replace
 from ncclwatch.engine.call_patterns import Deviation, deviation_fact, find_alone_in_deviating, find_deviations
 from ncclwatch.engine.calls import CallsFinding, operation_of
 from ncclwatch.engine.case import Case
-from ncclwatch.engine.edges import RankNode, told, wait_facts
+from ncclwatch.engine.edges import told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind
 from ncclwatch.engine.explain_waits import beside_unobserved, ends_of
 from ncclwatch.engine.graph import Sink
 from ncclwatch.engine.hypotheses import Cause, Hypothesis, Suspect
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.ledger import Signature
+from ncclwatch.engine.nodes import RankNode
 from ncclwatch.engine.sequence_counts import Disagreement, find_disagreements
 from ncclwatch.engine.stated import SHOWN
 from ncclwatch.engine.suspects import caller, names, observed, other_peers

@@ -9,24 +9,13 @@ from dataclasses import dataclass, field
 from ncclwatch.engine.call_patterns import deviation_fact, find_deviations
 from ncclwatch.engine.case import Case
 from ncclwatch.engine.connections import unseen_peers
-from ncclwatch.engine.device import gpu_state
-from ncclwatch.engine.edges import (
-    PROXY_STALLS,
-    AbsentNode,
-    HiddenNode,
-    LinkNode,
-    Node,
-    RankNode,
-    Stall,
-    Wait,
-    Why,
-    told,
-    wait_facts,
-)
+from ncclwatch.engine.edges import PROXY_STALLS, Stall, Wait, Why, told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind
+from ncclwatch.engine.evidence.device import gpu_state
 from ncclwatch.engine.graph import Sink, victims_of
 from ncclwatch.engine.hypotheses import Cause, Hypothesis, Suspect
 from ncclwatch.engine.job import Job, Member
+from ncclwatch.engine.nodes import AbsentNode, HiddenNode, LinkNode, Node, RankNode
 from ncclwatch.engine.retract import is_begun
 from ncclwatch.engine.sequence_counts import Counts, Lack, lacks
 from ncclwatch.engine.suspects import accused, observed, peers
@@ -88,7 +77,8 @@ def unseen(case: Case) -> Iterator[Hypothesis]:
     """Every chain of waits ends where nothing was observed."""
     ends = ends_of(case)
     found = [*ends.unseen, *ends.cycles]
-    if not case.waits.open:
+    elsewhere = ends.ranks or ends.links or ends.beside_absent
+    if not case.waits.open or (elsewhere and not found):
         return
     waits = [wait for sink in found for wait in sink.waits] or case.waits.first(12)
     nodes = tuple(sink.nodes[0] for sink in found)

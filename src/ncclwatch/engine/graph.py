@@ -14,9 +14,11 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from ncclwatch.engine.columns import Column
-from ncclwatch.engine.edges import Node, RankNode, StallMark, Wait
+from ncclwatch.engine.edges import StallMark, Wait
+from ncclwatch.engine.evidence.base import Strength
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.mismatch import Mismatch
+from ncclwatch.engine.nodes import Node, RankNode
 
 T = TypeVar("T")
 NodeT = TypeVar("NodeT", bound=Hashable)
@@ -100,6 +102,14 @@ class Waits:
         found = columns.make(number) if columns is not None and number < in_columns else self.added[number - in_columns]
         found.number = number
         return found
+
+    def strengths(self) -> Column | None:
+        """How much is known of each wait; ``None`` where all are proven, as those in columns are."""
+        added = np.array([wait.strength for wait in self.added], np.int64)
+        if not len(added) or int(added.min()) >= Strength.PROVEN:
+            return None
+        proven = np.full(len(self.columns) if self.columns is not None else 0, int(Strength.PROVEN))
+        return np.r_[proven, added]
 
     def standing(self) -> Column:
         """Indices of the processes that stand still, one for every stall."""
@@ -208,6 +218,12 @@ class Places:
         followed = np.full(len(waiters), True)
         if waits.retracted:
             followed = ~np.isin(self._edges, np.array(sorted(waits.retracted), np.int64))
+        weaker = waits.strengths()
+        if weaker is not None:
+            strengths = np.where(followed, weaker[self._edges], 0)
+            strongest = np.zeros(self.size, np.int64)
+            np.maximum.at(strongest, self._waiters, strengths)
+            followed &= strengths == strongest[self._waiters]
         self.edges: Column = self._edges[followed]
         """Numbers of the waits that are followed."""
         self.waiters, self.targets = self._waiters[followed], self._targets[followed]

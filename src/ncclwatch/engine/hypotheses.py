@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
-from ncclwatch.engine.edges import Node
 from ncclwatch.engine.evidence.base import Fact
+from ncclwatch.engine.nodes import Node
 from ncclwatch.model.verdict import Culprit, VerdictClass
 
 
@@ -93,6 +93,10 @@ class Hypothesis:
     """What it follows from; of many the first few are shown."""
     beside: tuple[Fact, ...] = ()
     """What other planes say of those it names: shown after that, whole."""
+    because: tuple[Fact, ...] = ()
+    """Ports, paths and limits of which its words speak."""
+    narrowed: Hypothesis | None = None
+    """The hypothesis of which it names only some; its words still tell of all."""
     missing: tuple[Fact, ...] = ()
     """What was not observed and might have told otherwise."""
     tie: bool = False

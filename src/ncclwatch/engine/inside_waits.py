@@ -7,10 +7,11 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from ncclwatch.engine.connections import CONNECTION_SLOTS, ConnectionKey
-from ncclwatch.engine.edges import AbsentNode, RankNode, Stall, StallMark, Wait, Why
+from ncclwatch.engine.edges import Stall, StallMark, Wait, Why
 from ncclwatch.engine.evidence.base import Strength
 from ncclwatch.engine.graph import Waits
 from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.engine.nodes import AbsentNode, RankNode
 from ncclwatch.engine.rings import is_between, ring_written
 from ncclwatch.model.state import Communicator, Direction, HostConnection, Transport
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,12 +12,13 @@ from numpy.typing import NDArray
 
 from ncclwatch.engine.case import Known
 from ncclwatch.engine.conflicts import ConflictWatch
-from ncclwatch.engine.dead_paths import DeadPath
 from ncclwatch.engine.diagnose import judge_jobs
+from ncclwatch.engine.evidence.base import Source
+from ncclwatch.engine.evidence.registry import SOURCES
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.ledger import Ledger, Place
+from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.engine.patience import Patience
-from ncclwatch.engine.ports import PortDown
 from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.engine.topology.labels import Stage
 from ncclwatch.engine.topology.namer import StageNamer
@@ -59,12 +60,10 @@ class LiveDiagnosis:
     complete_hosts: Collection[str] = field(default_factory=frozenset)
     silent: Collection[tuple[int, int]] = field(default_factory=frozenset)
     """(communicator's hash, rank in it) of ranks whose node has fallen silent."""
-    ports_down: Sequence[PortDown] = ()
-    """NICs that ranks use and that can carry no traffic, as their hosts last said."""
-    dead_paths: Collection[DeadPath] = ()
-    """Connections between ranks on which nothing is acknowledged, as their hosts last said."""
-    retrying: Mapping[tuple[int, int, int], float] = field(default_factory=dict)
-    """Connections whose sockets try again to send, as of :meth:`NetworkMemory.retrying`."""
+    network: NetworkMemory = field(default_factory=NetworkMemory)
+    """What the nodes last said of their network."""
+    sources: Sequence[Source] = SOURCES
+    """Where facts come from."""
     ledger: Ledger = field(default_factory=Ledger)
     slow: SlowWatch = field(default_factory=SlowWatch)
     """Judges the jobs that run: whether they run as fast as they should."""
@@ -120,9 +119,8 @@ class LiveDiagnosis:
             self.patience,
             complete_hosts=self.complete_hosts,
             silent=self.silent,
-            ports_down=self.ports_down,
-            dead_paths=self.dead_paths,
-            retrying=self.retrying,
+            network=self.network,
+            sources=self.sources,
         )
         if self.ledger.rows:
             known.ledger, known.totals, known.orders = self.ledger, self._totals, self.slow.cadences.orders

@@ -14,9 +14,10 @@ import numpy as np
 
 from ncclwatch.engine.columns import UNKNOWN, Column, Flags
 from ncclwatch.engine.connections import CONNECTION_SLOTS, End, acknowledges, was_before
-from ncclwatch.engine.edges import AbsentNode, LinkNode, RankNode, Stall, StallMark, Wait, Why
+from ncclwatch.engine.edges import Stall, StallMark, Wait, Why
 from ncclwatch.engine.graph import Columns, Nodes
 from ncclwatch.engine.job import Job
+from ncclwatch.engine.nodes import AbsentNode, LinkNode, RankNode
 from ncclwatch.engine.transfers import Transfers
 from ncclwatch.model.state import Direction
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ncclwatch.engine.calls import CallsFinding
-from ncclwatch.engine.edges import LinkNode
+from ncclwatch.engine.evidence.base import Subject
 from ncclwatch.engine.graph import Sink
 from ncclwatch.engine.job import Group, Job
 from ncclwatch.engine.ledger import Ledger
+from ncclwatch.engine.nodes import LinkNode
 
 HANG_FLOOR_S = 5.0
 """Nothing moves for this long before waits alone accuse a rank."""
@@ -36,8 +37,6 @@ YOUNG_OPERATIONS = 3
 BARRIER_ELEMENTS = 4
 """A collective of so few elements carries no data worth waiting for: it is there for the waiting."""
 
-RETRY_S = 7.0
-"""TCP sends again 0.2, 0.6, 1.4, 3.0 and 6.2 s after what was lost (Linux, ``TCP_RTO_MIN``, doubled each time), then 12.6."""
 REMEMBERED = 16
 MAX_KINDS = 4096
 
@@ -102,15 +101,17 @@ class Patience:
         self._seen.clear()
 
 
-def retry_patience(job: Job, sinks: Sequence[Sink], retrying: Mapping[tuple[int, int, int], float]) -> float:
-    """Seconds a standstill must last that waits for links alone, of which one's sockets (``retrying``, see
-    :class:`case.Known`) try again and may come through.
+def retry_patience(job: Job, sinks: Sequence[Sink], retrying: Mapping[Subject, float]) -> float:
+    """Seconds a standstill must last that waits for links alone, of which one's sockets try again and may come through
+    (``retrying``: for how long, by connection).
     """
     links = [end for sink in sinks if isinstance(end := sink.nodes[0], LinkNode)]
     if not retrying or len(links) < len(sinks):
         return 0.0
-    ways = {(job.groups[link.group_id].hash, link.source, link.destination) for link in links}
-    ways |= {(number, there, here) for number, here, there in ways}
+    ways: set[Subject] = set()
+    for link in links:
+        number = job.groups[link.group_id].hash
+        ways |= {(number, link.source, link.destination), (number, link.destination, link.source)}
     return max((retrying[way] for way in ways & retrying.keys()), default=0.0)
 
 

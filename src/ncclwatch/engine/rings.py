@@ -13,8 +13,9 @@ from functools import partial
 from typing import NamedTuple
 
 from ncclwatch.engine.connections import CONNECTION_SLOTS, ConnectionKey
-from ncclwatch.engine.edges import RankNode, Wait, Why
+from ncclwatch.engine.edges import Wait, Why
 from ncclwatch.engine.job import Group, Job
+from ncclwatch.engine.nodes import RankNode
 from ncclwatch.model.state import Communicator, Direction
 
 

@@ -13,8 +13,9 @@ import numpy as np
 
 from ncclwatch.collect.batch import NodeBatch, Overhead, PlaneState, ProcessChange
 from ncclwatch.collect.windows import RankWindow
+from ncclwatch.engine.beside import add_network
+from ncclwatch.engine.case import Known, of_nodes
 from ncclwatch.engine.live import LiveDiagnosis
-from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.engine.topology.model import Role
 from ncclwatch.model.events import EVENT_DTYPE, Flag
 from ncclwatch.model.identity import ProcessKey
@@ -122,7 +123,7 @@ class DiagnosisSession:
         self.verdict: Verdict | None = None
         self.verdicts: list[Verdict] = []
         self.windows: list[RankWindow] = []
-        self.network = NetworkMemory()
+        self.network = self.diagnosis.network
         """What every node last said of its NICs."""
         self.lost = 0
         self._pending = Update(0)
@@ -245,17 +246,17 @@ class DiagnosisSession:
             for s in node.samples.values()
             for c in s.communicators
         )
-        self.diagnosis.ports_down, self.diagnosis.dead_paths = self.network.ports_down(), self.network.dead_paths()
-        self.diagnosis.retrying, self.diagnosis.slow.delays = self.network.retrying(), self.network.delays()
+        self.diagnosis.slow.delays = self.network.delays()
         self.diagnosis.complete_hosts = frozenset(node.name for node in heard if node.complete)
+        said = of_nodes(Known(network=self.network, sources=self.diagnosis.sources))
         if any(sample.run_state != "X" for sample in samples.values()):
             self.verdict = self.diagnosis.update(list(samples.values()))
             self.verdicts = list(self.diagnosis.verdicts)
             if self.verdicts:
                 self.verdicts[0] = self.verdict
             self._name_silent(now_ns)
-            self.verdicts = [self.network.explain(verdict) for verdict in self.verdicts]
-            self.verdict = self.verdicts[0] if self.verdicts else self.network.explain(self.verdict)
+            self.verdicts = [add_network(said, verdict) for verdict in self.verdicts]
+            self.verdict = self.verdicts[0] if self.verdicts else add_network(said, self.verdict)
         self.windows = self._merge_windows(heard)
         update.windows = self.windows
         update.verdict, update.verdicts = self.verdict, self.verdicts
@@ -267,7 +268,7 @@ class DiagnosisSession:
         self._standing = frozenset(accusing)
         update.recoveries = [Recovery(verdict, seconds) for verdict, seconds in self.diagnosis.closed]
         self.diagnosis.closed.clear()
-        update.answers = [self.network.explain(verdict) for verdict in self.diagnosis.answers]
+        update.answers = [add_network(said, verdict) for verdict in self.diagnosis.answers]
         self.diagnosis.answers.clear()
         return update
 

@@ -7,15 +7,17 @@ the ranks meet (``src/init.cc``, ``ncclCommInitRankFunc``), so the waiting ranks
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from functools import partial
 
 from ncclwatch.engine.case import Case
 from ncclwatch.engine.connections import is_hidden
-from ncclwatch.engine.edges import AbsentNode, RankNode, Why, told, wait_facts
-from ncclwatch.engine.evidence.base import Fact, FactKind, Strength
+from ncclwatch.engine.edges import Why, told, wait_facts
+from ncclwatch.engine.evidence.base import Fact, FactKind
+from ncclwatch.engine.evidence.exits import Census, halted_text
 from ncclwatch.engine.graph import Sink, Waits, victims_of
 from ncclwatch.engine.hypotheses import Cause, Hypothesis, Suspect
-from ncclwatch.engine.job import Group, Identity, Job, Member, identity_of
+from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.engine.nodes import AbsentNode, RankNode
 from ncclwatch.engine.suspects import absent, observed, peers
 from ncclwatch.model.state import Communicator
 from ncclwatch.model.verdict import Culprit, VerdictClass
@@ -137,45 +139,6 @@ def _has_ended(job: Job, sink: Sink, silent: Collection[tuple[int, int]], census
     return any(RankNode(member.index) in waiting and errors_of(member) for member in job.members)
 
 
-@dataclass(frozen=True, slots=True)
-class Census:
-    """Who runs, as NCCL knows processes (``ncclPeerInfo``: ``hostHash``, ``pidHash``)."""
-
-    whole: frozenset[int]
-    """Hosts of which every process was looked at."""
-    alive: frozenset[Identity]
-    """Observed processes that run."""
-
-    @classmethod
-    def of(cls, job: Job, complete_hosts: Collection[str]) -> Census:
-        """Of the processes of a job. O(their communicators)."""
-        whole: set[int] = set()
-        alive: set[Identity] = set()
-        for member in job.members:
-            for own in member.last.communicators:
-                identity = identity_of(own, own.rank)
-                if identity is None:
-                    continue
-                if member.info.host in complete_hosts:
-                    whole.add(identity[0])
-                if not member.gone:
-                    alive.add(identity)
-        return cls(frozenset(whole), frozenset(alive))
-
-    def runs(self, group: Group, comm_rank: int) -> bool | None:
-        """Whether a rank that no observed process seems to hold runs; ``None``: it may.
-
-        A process may well be observed, and its communicator not yet found.
-        """
-        found = (identity_of(own, comm_rank) for _, own in group.members.values())
-        identity = next((one for one in found if one is not None), None)
-        if identity is None:
-            return None
-        if identity in self.alive:
-            return True
-        return False if identity[0] in self.whole else None
-
-
 def _halted(case: Case, rule: str, verdict_class: VerdictClass, confidence: float = 0.99) -> Hypothesis:
     """A hypothesis on stopped and ended processes, and on ranks nobody observed that have ended."""
     job, (halted, ended) = case.job, find_halted(case)
@@ -226,15 +189,7 @@ def _halted_cause(member: Member) -> Cause:
 
 def halted_fact(member: Member) -> Fact:
     """The operating system's word on a stopped or ended process."""
-
-    def describe() -> str:
-        state = member.last.run_state
-        words = {"T": "stopped", "t": "stopped by a debugger", "Z": "a zombie: it has ended", "X": "gone: it has ended"}
-        same = [sample for sample in member.samples if sample.run_state == state]
-        span = (same[-1].time_ns - same[0].time_ns) / 1e9
-        return f"{member.label} is {words.get(state, state)} (state {state}) in {len(same)} samples over {span:.1f} s"
-
-    return Fact(FactKind.HALTED, RankNode(member.index), "process", Strength.PROVEN, describe=describe)
+    return Fact(FactKind.HALTED, RankNode(member.index), "exits", describe=partial(halted_text, member))
 
 
 def errors_of(member: Member) -> list[tuple[Communicator, str]]:

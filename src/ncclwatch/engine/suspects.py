@@ -6,10 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
 from ncclwatch.engine.connections import End
-from ncclwatch.engine.edges import AbsentNode, StallMark, Wait
+from ncclwatch.engine.edges import StallMark, Wait
 from ncclwatch.engine.graph import Sink
 from ncclwatch.engine.hypotheses import Cause, Suspect
 from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.engine.nodes import AbsentNode
 from ncclwatch.model.verdict import Culprit, LinkRef, OperationRef, places, stands_in
 
 POINT_TO_POINT = frozenset({"", "Send", "Recv", "SendRecv"})

@@ -14,15 +14,17 @@ from functools import cache, partial
 from ncclwatch.engine.calls import CallsFinding, operation_of
 from ncclwatch.engine.case import Case
 from ncclwatch.engine.connections import ConnectionKey, is_hidden, unseen_peers
-from ncclwatch.engine.device import gpu_state
-from ncclwatch.engine.edges import AbsentNode, HiddenNode, Node, RankNode, Stall, StallMark, Wait, Why, enough_pairs
+from ncclwatch.engine.edges import Stall, StallMark, Wait, Why, enough_pairs
 from ncclwatch.engine.evidence.base import Strength
+from ncclwatch.engine.evidence.device import gpu_state
+from ncclwatch.engine.evidence.exits import Census
 from ncclwatch.engine.graph import Waits
 from ncclwatch.engine.inside_waits import node_of
 from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.engine.nodes import AbsentNode, HiddenNode, Node, RankNode
 from ncclwatch.engine.rings import ring_positions
 from ncclwatch.engine.sequence_counts import launched
-from ncclwatch.engine.stated import Census, errors_of
+from ncclwatch.engine.stated import errors_of
 from ncclwatch.engine.waits import RING_ENDS_RECEIVING
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.state import Communicator, Transport

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 
-from ncclwatch.engine.device import sees_everything
+from ncclwatch.engine.evidence.device import sees_everything
 from ncclwatch.engine.job import Job
 from ncclwatch.model.state import Transport
 

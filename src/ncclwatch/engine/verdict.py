@@ -6,10 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from ncclwatch.engine.case import Case
-from ncclwatch.engine.edges import AbsentNode, HiddenNode, RankNode, told
+from ncclwatch.engine.evidence.base import FactKind
+from ncclwatch.engine.evidence.ports import PortDown
 from ncclwatch.engine.hypotheses import Cause, Hypothesis, Suspect
 from ncclwatch.engine.job import Job
+from ncclwatch.engine.nodes import AbsentNode, HiddenNode, RankNode
 from ncclwatch.engine.suspects import group_of, one_of_each
+from ncclwatch.engine.topology.labels import compressed
 from ncclwatch.engine.unobserved import not_observed, not_read
 from ncclwatch.model.verdict import Culprit, OperationRef, Verdict, VerdictClass
 
@@ -81,6 +84,9 @@ NEXT_STEPS: dict[VerdictClass, tuple[str, ...]] = {
         "data loading, checkpointing and host-side exceptions before the collective are the usual causes",
     ),
     VerdictClass.HARDWARE: ("look for GPU and NIC errors on {host}: `dmesg -T | grep -iE 'xid|mlx5|link'`, `nvidia-smi -q`",),
+    VerdictClass.SLOW_COMMUNICATION: (
+        "look for GPU and NIC errors on {host}: `dmesg -T | grep -iE 'xid|mlx5|link'`, `nvidia-smi -q`",
+    ),
     VerdictClass.INIT_HANG: (
         "see where it stands: `py-spy dump --nonblocking --pid {pid}` on {host}",
         "a different rendezvous address or network interface, or a slow import, keeps ranks from meeting",
@@ -132,6 +138,7 @@ NOT_TOLD = {
 """What a cause leaves open."""
 ORDER_NOT_TOLD = "which of them broke the order, or left a call out: memory does not keep the order of finished calls"
 TCP_TRIES = "what was lost is sent again by TCP"
+RAISE_LIMIT = "on {host}: raise the CPU limit of process {pid} (of its container or pod; `cat /proc/{pid}/cgroup`, cpu.max there)"
 
 
 def severity(verdict: Verdict) -> int:
@@ -142,8 +149,13 @@ def severity(verdict: Verdict) -> int:
 def render(case: Case, found: Hypothesis) -> Verdict:
     """The verdict that a hypothesis is."""
     words = _UNNAMED.get(found.cause)
-    verdict = words(case, found) if words is not None else _named(case, found)
-    return replace(verdict, time=case.time, rules=rules_of(case, found))
+    if words is not None:
+        verdict = words(case, found)
+        verdict = replace(verdict, unobserved=(*verdict.unobserved, *(fact.text for fact in found.missing)))
+    else:
+        verdict = _named(case, found)
+    verdict = _with_limits(case, found, verdict)
+    return replace(verdict, time=case.time, rules=rules_of(case, found), planes=found.planes)
 
 
 def rules_of(case: Case, found: Hypothesis) -> tuple[str, ...]:
@@ -152,35 +164,22 @@ def rules_of(case: Case, found: Hypothesis) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*changed, *found.follows, found.rule)))
 
 
-def build(
-    case: Case, verdict_class: VerdictClass, culprits: Sequence[Culprit], victims: Iterable[int], evidence: Sequence[str],
-    unobserved: Sequence[str],
-) -> Verdict:  # fmt: skip
-    """A verdict on ports or paths."""
-    supports = tuple(told(line) for line in evidence)
-    suspects = tuple(Suspect(one, Cause.PORT) for one in culprits)
-    found = Hypothesis("", verdict_class, Cause.PORT, suspects, frozenset(victims), 0.8, supports)
-    first = next((c for c in culprits if c.operation), culprits[0])
-    return Verdict(
-        verdict_class=verdict_class,
-        summary=_summary(case.job, found, culprits, first.operation),
-        culprits=tuple(culprits),
-        victims=ranks_of(case.job, victims),
-        communicator=first.communicator,
-        operation=first.operation,
-        link=next((c.link for c in culprits if c.link), None),
-        time=case.time,
-        confidence=0.8,
-        evidence=tuple(_evidence(case, found)),
-        unobserved=(*unobserved, *not_observed(case.job)),
-        next_steps=steps_for(verdict_class, culprits),
-    )
-
-
-def steps_for(verdict_class: VerdictClass, culprits: Sequence[Culprit]) -> tuple[str, ...]:
-    """What to do about the first culprit, by the words it is named with."""
-    causes = {words: cause for cause, words in REASONS.items()}
-    return next_steps(verdict_class, [Suspect(one, causes.get(one.reason, Cause.PORT)) for one in culprits[:1]])
+def _with_limits(case: Case, found: Hypothesis, verdict: Verdict) -> Verdict:
+    """With the CPU limits that hold back whom it names, or whom it waits for."""
+    held = [fact for fact in found.because if fact.kind is FactKind.THROTTLED and isinstance(fact.subject, RankNode)]
+    if not held:
+        return verdict
+    members = [case.job.member(int(fact.subject)) for fact in held if isinstance(fact.subject, RankNode)]
+    least = min(fact.value or 0.0 for fact in held)
+    ranks = [member.rank for member in members if member.rank is not None]
+    who = f"rank{'s' if len(ranks) != 1 else ''} {compressed(ranks)}" if ranks else f"{len(members)} processes"
+    if found.accuses:
+        who = "it" if len(held) == 1 else "them"
+        verdict = replace(verdict, evidence=(*(fact.text for fact in held), *verdict.evidence))
+    if not found.accuses or len(held) == len(verdict.culprits):
+        verdict = replace(verdict, summary=f"{verdict.summary}; a CPU limit holds {who} back in {least:.0%} of its periods")
+    steps = dict.fromkeys(RAISE_LIMIT.format(host=member.info.host, pid=member.info.pid) for member in members)
+    return replace(verdict, next_steps=tuple(dict.fromkeys((*steps, *verdict.next_steps))))
 
 
 # --- somebody is named -------------------------------------------------------------------------------------------------
@@ -205,7 +204,6 @@ def _named(case: Case, found: Hypothesis) -> Verdict:
         evidence=(*_evidence(case, found), *beside),
         unobserved=(*missing, *not_observed(job)),
         next_steps=next_steps(found.verdict_class, suspects),
-        planes=found.planes,
     )
 
 
@@ -239,6 +237,17 @@ def _evidence(case: Case, found: Hypothesis) -> list[str]:
 
 
 def _summary(job: Job, found: Hypothesis, culprits: Sequence[Culprit], operation: OperationRef | None) -> str:
+    where = f" in {operation.name} #{operation.sequence}" if operation and operation.name else ""
+    ports = [fact for fact in found.because if isinstance(fact, PortDown)]
+    if found.cause is Cause.PORT:
+        return f"{'; '.join(_port_words(port, culprits) for port in ports[:3])}: the job stands still{where}"
+    if ports and found.narrowed is not None:
+        users = [one for one in culprits if any(port.is_used_by(one.host, one.rank) for port in ports)]
+        names = ", ".join(f"rank {rank}" for rank in sorted(one.rank for one in users if one.rank is not None))
+        labels = ", ".join(sorted({port.nic.label for port in ports}))
+        use = "use" if len(users) > 1 else "uses"
+        rest = _summary(job, found.narrowed, [culprit(one) for one in one_of_each(found.narrowed.suspects)], operation)
+        return f"{labels}, which {names} {use}, {ports[0].state}: {rest}"
     if found.cause is Cause.NCCL_ERROR:
         return f"{count(job)}: NCCL reports an error and nothing moves"
     names = ", ".join(name_of(one) for one in culprits[:NAMED])
@@ -247,13 +256,21 @@ def _summary(job: Job, found: Hypothesis, culprits: Sequence[Culprit], operation
     if found.cause is Cause.ORDER:
         verb = "waits" if len(culprits) == 1 else "wait"
         return f"{names} {verb} in a cycle: operations of several communicators in different orders"
-    where = f" in {operation.name} #{operation.sequence}" if operation and operation.name else ""
     if all(one.link for one in culprits):
         return _links_summary(job, culprits, where, found)
     if len(culprits) == 1:
         return f"{names} holds up the job{where}: {culprits[0].reason}"
     reasons = {one.reason for one in culprits}
     return f"{names} hold up the job{where}" + (f", each: {reasons.pop()}" if len(reasons) == 1 else ": do not go on")
+
+
+def _port_words(port: PortDown, culprits: Sequence[Culprit]) -> str:
+    """``eth0 on node1 is down, and rank 1 uses it``."""
+    users = [one for one in culprits if port.is_used_by(one.host, one.rank)]
+    names = sorted(one.rank for one in users if one.rank is not None)
+    shown = ", ".join(map(str, names[:8])) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    who, verb = ("rank", "uses") if len(names) == 1 else ("ranks", "use")
+    return f"{port.nic.label} on {port.nic.host} {port.state}, and {who} {shown} {verb} it"
 
 
 def _links_summary(job: Job, culprits: Sequence[Culprit], where: str, found: Hypothesis) -> str:

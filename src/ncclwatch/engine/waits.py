@@ -13,14 +13,15 @@ import numpy as np
 
 from ncclwatch.engine.columns import Column, numbered
 from ncclwatch.engine.connections import ConnectionKey, hidden_peers
-from ncclwatch.engine.device import is_seen
-from ncclwatch.engine.edges import PROXY_STALLS, HiddenNode, LinkNode, Node, RankNode, Stall, StallMark, Wait, Why
+from ncclwatch.engine.edges import PROXY_STALLS, Stall, StallMark, Wait, Why
 from ncclwatch.engine.evidence.base import Strength
+from ncclwatch.engine.evidence.device import is_seen
 from ncclwatch.engine.graph import Nodes, Waits
 from ncclwatch.engine.inside_waits import Hop, InsideReader, empty_hops, node_of
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.mismatch import find_mismatches
 from ncclwatch.engine.network_waits import NetworkReader, operation_text
+from ncclwatch.engine.nodes import HiddenNode, LinkNode, Node, RankNode
 from ncclwatch.engine.transfers import Transfers
 from ncclwatch.model.state import Communicator, Direction, ProxySub, Transport
 

@@ -97,9 +97,9 @@ def unpack(table: Table, dtype: np.dtype[Any]) -> NDArray[Any]:
     return records
 
 
-def frame(body: bytes, *, key: bool, version: int = VERSION) -> bytes:
-    """A body with its head, compressed."""
-    return _HEAD.pack(MAGIC, version, KEY if key else 0, len(body)) + zlib.compress(body, 1)
+def frame(body: bytes, *, key: bool, version: int = VERSION, level: int = 1) -> bytes:
+    """A body with its head, compressed (``level`` 0: not at all, for files that are compressed as a whole)."""
+    return _HEAD.pack(MAGIC, version, KEY if key else 0, len(body)) + zlib.compress(body, level)
 
 
 def is_key(data: bytes | memoryview) -> bool:

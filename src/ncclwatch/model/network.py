@@ -135,6 +135,20 @@ class FlowRecord:
     socket: SocketFacts | None = None
     shared_by: int = 1
 
+    @property
+    def sends_data(self) -> bool:
+        """Whether it is a connection that sends the data of transfers."""
+        return self.direction is Direction.SEND and self.role in ("", "data")
+
+    @property
+    def delay_us(self) -> float | None:
+        """How long what it sends takes to be acknowledged, µs: work requests, or TCP's round trip; ``None``: unknown."""
+        if self.rdma is not None and self.rdma.latency_p50_ns:
+            return self.rdma.latency_p50_ns / 1e3
+        if self.socket is not None and self.socket.rtt_us:
+            return float(self.socket.rtt_us)
+        return None
+
 
 NicKey = tuple[str, int, str]
 """(host, network namespace, name)."""

@@ -16,6 +16,10 @@ SCHEMA_NAME = "ncclwatch.verdict/1"
 class VerdictClass(StrEnum):
     """What kind of trouble a verdict names.
 
+    A rank that others wait for is ``NOT_ENTERED`` where it has not started the operation they wait in: its host has not called
+    it, or its GPU has not started it; the cause tells which. It is ``HARDWARE`` where it is in the operation and does not go on.
+    The same rule holds for GPUs that stall between two operations: they have not started the next.
+
     ``RUNNING`` and ``IDLE`` accuse nobody: progress was seen, or nothing is open. ``UNKNOWN`` accuses nobody either: something
     stands still and the evidence does not single anyone out. The classes of CCL-D (section 2.2) are ``NOT_ENTERED`` (H1),
     ``INCONSISTENT`` (H2), ``HARDWARE`` (H3: link, proxy or GPU; the link and the evidence say which) and the three slow ones
@@ -116,6 +120,33 @@ def stands_in(found: Collection[Place], host: str, pid: int, rank: int | None) -
     return (host, pid, rank) in found or (host, pid, None) in found
 
 
+class StepKind(StrEnum):
+    """What a step of a trail is."""
+
+    FACT = "fact"
+    """Something seen that the verdict follows from."""
+    DRAWN = "drawn"
+    """A wait that a rule concluded: no transfer shows it."""
+    RETRACTED = "retracted"
+    """A wait that a rule took back: it is not begun."""
+    LOST = "lost"
+    """An explanation that was weighed and lost, against that of another rule."""
+    STANDS = "stands"
+    """The explanation that is told."""
+    MISSING = "missing"
+    """What was not seen and might have told otherwise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One step on the way to a verdict. ``rule`` is empty for what was seen; ``against`` the rule that something lost against."""
+
+    kind: StepKind
+    rule: str
+    text: str
+    against: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What is wrong, who holds the job up, and how it is known.
@@ -142,6 +173,8 @@ class Verdict:
     planes: tuple[str, ...] = field(default=("state",))
     rules: tuple[str, ...] = ()
     """Ids of the rules that led to it, in their order (docs/engine.md has the table)."""
+    trail: tuple[Step, ...] = ()
+    """How it came about: facts, what rules changed, what was weighed and lost, what was missing."""
 
     @property
     def id(self) -> str:
@@ -173,6 +206,7 @@ class Verdict:
             "next_steps": list(self.next_steps),
             "planes": list(self.planes),
             "rules": list(self.rules),
+            "trail": [_plain(step) for step in self.trail],
         }
 
 

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 BEFORE_S, AFTER_S = 60.0, 120.0
 """What the timeline shows around the event."""
-MAX_LOOKS = 600
-"""Looks kept for the timeline; longer ones are thinned."""
+MAX_POINTS = 600
+"""Moments kept for the timeline; longer ones are thinned."""
 MAX_LOG = 400
 
 
 @dataclass(frozen=True, slots=True)
-class TimelineLook:
-    """States at one look: ``letters`` (``view.states``) by process, in the order of ``Report.processes``."""
+class TimelinePoint:
+    """States at one moment: ``letters`` (``view.states``) by process, in the order of ``Report.processes``."""
 
     time: float
     letters: Mapping[ProcessKey, str]
@@ -41,7 +41,7 @@ class Report:
     """What a report tells. Times are seconds since the epoch.
 
     ``focus`` is the verdict the report is about (the one that stands at the end, else the longest before, else none), ``event``
-    when it began. ``view`` is the look the rank grid and the step progress are of: the last one while the focus stood.
+    when it began. ``view`` is what the rank grid and the step progress are of: the last one while the focus stood.
     """
 
     begin: float
@@ -52,7 +52,7 @@ class Report:
     event: float | None
     view: View
     last: View
-    timeline: list[TimelineLook]
+    timeline: list[TimelinePoint]
     waits: WaitMatrix
     now_waiting: set[Pair]
     log: list[LogEntry]
@@ -72,7 +72,7 @@ def choose_focus(found: Sequence[Incident], end: float) -> Incident | None:
 
 
 def gather(replay: Replay) -> Report | None:
-    """Play recordings twice: once for what happened when, once for what is shown of it. ``None`` when nothing was looked at."""
+    """Play recordings twice: once for what happened when, once for what is shown of it. ``None`` when nothing was sampled."""
     builder = ViewBuilder()
     found = incidents(replay, lambda time_ns, update: _log(builder, replay, update, time_ns))
     recordings = replay.recordings
@@ -128,13 +128,13 @@ class _Collected:
         self.builder = ViewBuilder()
         self.focused: View | None = None
         self.last: View | None = None
-        self.timeline: list[TimelineLook] = []
+        self.timeline: list[TimelinePoint] = []
         self.waits: list[set[Pair]] = []
         self._focus = focus
         self._first, self._last = first, last
 
     def add(self, view: View) -> None:
-        """Take a look."""
+        """Take a view."""
         self.last = view
         time = view.frame.time
         focus = self._focus
@@ -149,12 +149,12 @@ class _Collected:
             for key, window in zip(keys, view.frame.windows, strict=True)
             if window.operation is not None
         }
-        self.timeline.append(TimelineLook(time, dict(zip(keys, view.letters, strict=True)), operations))
+        self.timeline.append(TimelinePoint(time, dict(zip(keys, view.letters, strict=True)), operations))
         if focus is None or stands:
             self.waits.append(pairs(view.frame.samples, focus.verdict.victims if focus else ()))
-        if len(self.timeline) > 2 * MAX_LOOKS:
+        if len(self.timeline) > 2 * MAX_POINTS:
             self.timeline = self.timeline[::2]
-        if len(self.waits) > 2 * MAX_LOOKS:
+        if len(self.waits) > 2 * MAX_POINTS:
             self.waits = self.waits[::2]
 
 

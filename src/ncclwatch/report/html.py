@@ -64,7 +64,7 @@ def _body(report: Report) -> Iterator[str]:
     yield from _way(report, names)
     yield from _steps(report)
     yield "<h2>Who waited for whom</h2>"
-    yield f"<p class=dim>share of {report.waits.looks} looks in which a rank's own counters waited for another</p>"
+    yield f"<p class=dim>share of {report.waits.samples} samples in which a rank's own counters waited for another</p>"
     yield f"<div class=scroll>{svg.delay_matrix(report.waits, names)}</div>"
     yield from _table(report)
     yield from _unobserved(report, focus)

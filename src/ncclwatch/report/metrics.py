@@ -24,7 +24,7 @@ Labels = Mapping[str, object]
 class Counts:
     """What is counted over the life of a session."""
 
-    looks: int = 0
+    samples: int = 0
     verdicts: Counter[str] = field(default_factory=Counter)
     recoveries: Counter[str] = field(default_factory=Counter)
 
@@ -44,7 +44,9 @@ def metrics(view: View | None, counts: Counts) -> str:
 
 def _page(view: View | None, counts: Counts) -> Iterator[str]:
     yield from _metric("ncclwatch_build_info", "gauge", "Version of ncclwatch.", [({"version": __version__}, 1)])
-    yield from _metric("ncclwatch_looks_total", "counter", "Looks at the memory of the processes.", [({}, counts.looks)])
+    yield from _metric(
+        "ncclwatch_samples_total", "counter", "Rounds of samples of the processes' memory.", [({}, counts.samples)]
+    )
     accusing = [kind for kind in VerdictClass if kind.accuses]
     yield from _metric(
         "ncclwatch_verdicts_total", "counter", "Verdicts that began to stand, by class.",
@@ -177,12 +179,12 @@ def _network(view: View) -> Iterator[str]:
 
 def _metric(name: str, kind: str, text: str, samples: Iterable[tuple[Labels, float | None]]) -> Iterator[str]:
     """One metric with its samples; a value that is not known is left out, and a metric without values too."""
-    begun = False
+    started = False
     for labels, value in samples:
         if value is None:
             continue
-        if not begun:
-            begun = True
+        if not started:
+            started = True
             yield f"# HELP {name} {text}\n# TYPE {name} {kind}\n"
         inner = ",".join(f'{key}="{_escape(str(item))}"' for key, item in labels.items())
         yield f"{name}{f'{{{inner}}}' if inner else ''} {_number(value)}\n"

@@ -2,7 +2,7 @@
 
 Tracks are verdicts, hosts with their ranks (what each was seen to do, by its state, with the operation inside it, and a counter
 of bytes a second), and communicators with the operations open in them. Culprits are flagged in their names, by the category
-``culprit`` and by an instant where the verdict begins. Looks are a second apart: an edge lies between the two looks around it.
+``culprit`` and by an instant where the verdict begins. Samples are a second apart: an edge lies between the two around it.
 
 Source: protos/perfetto/trace/track_event (Perfetto v59).
 """
@@ -82,10 +82,10 @@ class TraceBuilder:
         self._ranks: dict[ProcessKey, _Rank] = {}
         self._by_group: dict[int, Track] = {}
 
-    # --- looks ---------------------------------------------------------------------------------------------------------
+    # --- samples -------------------------------------------------------------------------------------------------------
 
     def add(self, view: View) -> None:
-        """Take a look."""
+        """Take a view."""
         time = self._time = view.frame.time
         groups: dict[int, set[str]] = {}
         for window, letter in zip(view.frame.windows, view.letters, strict=True):
@@ -172,8 +172,8 @@ class TraceBuilder:
             same += 1
         for _ in range(len(track.open) - same):
             self._event(track, TrackEvent.TYPE_SLICE_END, time)
-        for begun in stack[same:]:
-            self._event(track, TrackEvent.TYPE_SLICE_BEGIN, time, begun)
+        for started in stack[same:]:
+            self._event(track, TrackEvent.TYPE_SLICE_BEGIN, time, started)
         track.open[same:] = stack[same:]
 
     def _event(self, track: Track, kind: int, time: float, told: Slice | None = None, **more: Any) -> None:

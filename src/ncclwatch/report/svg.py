@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from itertools import groupby
 
-from ncclwatch.report.gather import TimelineLook
+from ncclwatch.report.gather import TimelinePoint
 from ncclwatch.text import clean
 from ncclwatch.view.frame import GridCell
 from ncclwatch.view.states import BY_LETTER, URGENCY
@@ -46,22 +46,22 @@ def _text(
     return f'<text x="{x:.2f}" y="{y:.2f}" font-size="{size}" text-anchor="{anchor}" fill="{fill}"{bold}>{text(words)}</text>'
 
 
-def timeline(rows: Sequence[tuple[str, object]], looks: Sequence[TimelineLook], event: float | None) -> str:
-    """A row a rank, a column a look, coloured by state; the event is a line. ``rows`` are (label, process key)."""
-    if not looks or not rows:
-        return "<p>no look lies around the event</p>"
+def timeline(rows: Sequence[tuple[str, object]], points: Sequence[TimelinePoint], event: float | None) -> str:
+    """A row a rank, a column a sample, coloured by state; the event is a line. ``rows`` are (label, process key)."""
+    if not points or not rows:
+        return "<p>no sample lies around the event</p>"
     left, height, width = 90.0, 12.0, 1100.0
     shown = rows[:MAX_ROWS]
-    begin, end = looks[0].time, looks[-1].time
+    begin, end = points[0].time, points[-1].time
     span = max(end - begin, 1e-3)
-    step = (width - left) / len(looks)
-    edges = [left + (look.time - begin) / span * (width - left - step) for look in looks] + [width]
+    step = (width - left) / len(points)
+    edges = [left + (point.time - begin) / span * (width - left - step) for point in points] + [width]
     parts = []
     for i, (label, key) in enumerate(shown):
         y = 18 + i * height
         parts.append(_text(left - 6, y + 9.5, label, anchor="end"))
-        # Neighbouring looks in one state are one rectangle.
-        states = [(look.letters.get(key, "."), look.operations.get(key, "")) for look in looks]  # type: ignore[call-overload]
+        # Neighbouring samples in one state are one rectangle.
+        states = [(point.letters.get(key, "."), point.operations.get(key, "")) for point in points]  # type: ignore[call-overload]
         at = 0
         for (letter, operation), run in groupby(states):
             count = sum(1 for _ in run)
@@ -119,7 +119,7 @@ def legend(letters: Mapping[str, int]) -> str:
 
 
 def delay_matrix(waits: WaitMatrix, names: Mapping[int, str]) -> str:
-    """Rows wait for columns; the darker, the larger the share of looks. Of many ranks only those that appear, worst first."""
+    """Rows wait for columns; the darker, the larger the share of samples. Of many ranks only those that appear, worst first."""
     if not waits.share:
         return "<p>no rank was seen to wait for another through a network proxy or shared memory</p>"
     weight: dict[int, float] = {}
@@ -135,7 +135,9 @@ def delay_matrix(waits: WaitMatrix, names: Mapping[int, str]) -> str:
         if waiter in place and other in place:
             red = 0.15 + 0.85 * share
             colour = f"rgb({255 - int(63 * red)},{int(235 * (1 - red))},{int(225 * (1 - red))})"
-            tip = f"{names.get(waiter, f'rank {waiter}')} waited for {names.get(other, f'rank {other}')} in {share:.0%} of looks"
+            tip = (
+                f"{names.get(waiter, f'rank {waiter}')} waited for {names.get(other, f'rank {other}')} in {share:.0%} of samples"
+            )
             parts.append(_rect(left + place[other] * size, top + place[waiter] * size, size - 0.6, size - 0.6, colour, tip))
     step = 1 if size >= 14 else 2 if size >= 9 else 4
     for i, rank in enumerate(ranks):

@@ -22,7 +22,7 @@ MAX_LOG = 1000
 MAX_FLOWS = 2048
 """Flows shown at most: those in trouble are kept."""
 SPARK = 40
-"""Looks a sparkline remembers."""
+"""Samples a sparkline remembers."""
 
 
 class Told(Protocol):
@@ -38,7 +38,7 @@ class Told(Protocol):
 
     @property
     def samples(self) -> Mapping[ProcessKey, ProcessSample]:
-        """The newest look at every process."""
+        """The newest sample of every process."""
 
     @property
     def planes(self) -> Sequence[PlaneState]:
@@ -53,7 +53,7 @@ class Told(Protocol):
 
 
 class ViewBuilder:
-    """Makes a view of every look, and keeps the log of what happened."""
+    """Makes a view of every round of samples, and keeps the log of what happened."""
 
     def __init__(self) -> None:
         self.log: deque[LogEntry] = deque(maxlen=MAX_LOG)

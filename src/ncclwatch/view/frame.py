@@ -1,6 +1,6 @@
 """The view model: everything that can be shown of a job at one moment, the same live, on a recording, and over the network.
 
-A ``Frame`` is what a session says at one look; a ``View`` adds what is worth showing of it, worked out only when it is looked at:
+A ``Frame`` is what a session says at one moment; a ``View`` adds what is worth showing of it, worked out only when it is shown:
 a dashboard of 4,096 ranks shows a few dozen of them at a time.
 """
 
@@ -54,7 +54,7 @@ class LogEntry:
 
 @dataclass(frozen=True, slots=True)
 class NicRow:
-    """A NIC, and its receive plus send rate (bytes a second) over the last looks, oldest first."""
+    """A NIC, and its receive plus send rate (bytes a second) over the last samples, oldest first."""
 
     record: NicRecord
     rates: tuple[float | None, ...] = ()
@@ -71,9 +71,9 @@ class FlowRow:
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What a session says at one look.
+    """What a session says at one moment.
 
-    ``time`` is seconds since the epoch, ``number`` counts looks. ``samples`` are the newest look at each process that could be
+    ``time`` is seconds since the epoch, ``number`` counts them. ``samples`` are the newest of each process that could be
     read. ``verdicts`` come worst first. ``flows``, ``nics``, ``topology`` and ``slowness`` are ``None`` where that plane or
     analysis did not run, so that "nothing there" and "not looked" stay apart.
     """
@@ -282,7 +282,7 @@ class View:
 
     @cached_property
     def waits(self) -> set[Pair]:
-        """Who waits for whom at this look: (waiting, waited for)."""
+        """Who waits for whom now: (waiting, waited for)."""
         return pairs(self.frame.samples, self.accused.victims)
 
     @cached_property

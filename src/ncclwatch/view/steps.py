@@ -24,7 +24,7 @@ def waits_for(operation: ProxyOperation, sub: ProxySub) -> str:
     if operation.queued_behind:
         return f"{operation.queued_behind} earlier operation{'s' if operation.queued_behind > 1 else ''} on this connection"
     if operation.phase is not OpPhase.PROGRESS:
-        return "its turn: not begun"
+        return "its turn: not started"
     if sub.done >= sub.nsteps:
         return "nothing: all steps done"
     return _send(sub) if operation.direction is Direction.SEND else _recv(sub)

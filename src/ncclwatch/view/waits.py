@@ -1,7 +1,7 @@
-"""Who waits for whom at a look, from each rank's own proxy counters and shared-memory connections; added up, the delay matrix.
+"""Who waits for whom at a sample, from each rank's own proxy counters and shared-memory connections; added up, the delay matrix.
 
 One entry is (waiting rank, rank it waits for): a receive whose next step has not arrived waits for the sender, a send whose data
-lies ready, or is under way, for the receiver (NCCL ``src/transport/net.cc``). A share of looks is a share of time. This shows
+lies ready, or is under way, for the receiver (NCCL ``src/transport/net.cc``). A share of samples is a share of time. This shows
 what every end says by itself; a verdict compares both ends. C4 (section 4.2) draws the same matrix from transfer times.
 """
 
@@ -23,15 +23,15 @@ Pair = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class WaitMatrix:
-    """Shares of looks in which one rank waited for another. ``share`` is by (waiting, waited for); ``ranks`` in order."""
+    """Shares of samples in which one rank waited for another. ``share`` is by (waiting, waited for); ``ranks`` in order."""
 
     ranks: tuple[int, ...]
     share: Mapping[Pair, float]
-    looks: int
+    samples: int
 
 
 def pairs(samples: Mapping[ProcessKey, ProcessSample], victims: Collection[int] = ()) -> set[Pair]:
-    """All waits of one look between ranks whose global ranks are known.
+    """All waits of one sample between ranks whose global ranks are known.
 
     ``victims`` are ranks that a verdict says are held up: of them an empty shared-memory ring connection is a wait too. Of others
     it may only be idle.
@@ -39,13 +39,13 @@ def pairs(samples: Mapping[ProcessKey, ProcessSample], victims: Collection[int] 
     return {pair for pair in _pairs(samples, victims) if pair[0] != pair[1]}
 
 
-def matrix(looks: Iterable[set[Pair]], ranks: Iterable[int]) -> WaitMatrix:
-    """Looks added up."""
+def matrix(waits: Iterable[set[Pair]], ranks: Iterable[int]) -> WaitMatrix:
+    """The waits of many samples added up."""
     counted: Counter[Pair] = Counter()
     number = 0
-    for look in looks:
+    for each in waits:
         number += 1
-        counted.update(look)
+        counted.update(each)
     share = {pair: count / number for pair, count in counted.items()} if number else {}
     return WaitMatrix(tuple(sorted(set(ranks))), share, number)
 

@@ -21,6 +21,9 @@ void standinSetSliceDelay(double microseconds);
 void standinSetCopyRate(double bytesPerSecond);
 // While set, communication kernels neither consume nor produce: the GPU is stuck, the host is not.
 void standinStallKernels(int stalled);
+// Where the GPU stalled: nowhere yet; between two of NCCL's kernels; in one that has not moved anything; in the middle of one.
+enum { STANDIN_NOT_STALLED, STANDIN_STALLED_BETWEEN, STANDIN_STALLED_AT_BEGIN, STANDIN_STALLED_INSIDE };
+int standinStalledWhere(void);
 // While set, NCCL's proxy progress thread does not run on once it next yields.
 void standinStallProxy(int stalled);
 // The proxy progress thread sleeps this long with this probability each time it yields.

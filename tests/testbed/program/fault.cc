@@ -111,6 +111,27 @@ void end_or_stop(const Fault& fault) {
   kill(getpid(), number);
 }
 
+// Says where the GPU that is stalled from now on has come to stand. Streams come to stand one after another: the last line counts.
+void watch_stall(const Progress* progress) {
+  static std::atomic<bool> watched{false};
+  if (watched.exchange(true)) return;
+  std::thread([progress] {
+    for (int known = STANDIN_NOT_STALLED;; usleep(20'000)) {
+      const int now = standinStalledWhere();
+      if (now == known) continue;
+      known = now;
+      if (now == STANDIN_STALLED_BETWEEN) progress->note("gpu stalled between operations");
+      if (now == STANDIN_STALLED_AT_BEGIN) progress->note("gpu stalled at-begin of an operation");
+      if (now == STANDIN_STALLED_INSIDE) progress->note("gpu stalled inside an operation");
+    }
+  }).detach();
+}
+
+void stall_gpu(bool on, const Progress* progress) {
+  standinStallKernels(on);
+  if (on) watch_stall(progress);
+}
+
 // What a fault does that has waited for the GPU to come to a call. Runs on the stream's thread, so that the call follows it.
 struct Armed {
   Fault fault;
@@ -119,7 +140,7 @@ struct Armed {
 
   void strike() const {
     progress->note("fault " + fault.kind + " begins in iteration " + std::to_string(iteration + 1));
-    if (fault.kind == "stall_gpu") standinStallKernels(1);
+    if (fault.kind == "stall_gpu") stall_gpu(true, progress);
     if (fault.kind == "stall_proxy") standinStallProxy(1);
     end_or_stop(fault);
   }
@@ -188,7 +209,7 @@ void Faults::before_iteration(long iteration, const Progress& progress) {
     if (changed) {
       progress.note("fault " + fault.kind + (on ? " begins" : " ends") + " before iteration " + std::to_string(iteration + 1));
       announced_[i] = on;
-      if (fault.kind == "stall_gpu") standinStallKernels(on);
+      if (fault.kind == "stall_gpu") stall_gpu(on, &progress);
       if (fault.kind == "stall_proxy") standinStallProxy(on);
       if (fault.kind == "slow_link") standinSetSliceDelay(on ? us : 0);
       if (fault.kind == "slow_copy") standinSetCopyRate(on ? fault.number("rate", 1e8) : 0);

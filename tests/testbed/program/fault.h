@@ -8,7 +8,7 @@
 //              the rank enters a different collective, or with factor= (a half) as many elements, or with another data type
 //   swap       two collectives on two communicators are entered in the other order (shapes that have such a pair)
 //   corrupt    the rank's input differs from what the others expect
-//   stall_gpu  kernels neither consume nor produce
+//   stall_gpu  kernels neither consume nor produce; a line says where they stalled (between two operations, at the beginning of one, inside one)
 //   stall_proxy
 //              NCCL's proxy progress thread does not run
 //   slow_gpu   compute kernels take factor= times as long (jitter=J: a random factor up to that, differing each iteration)

@@ -18,6 +18,8 @@ std::atomic<double> g_compute_slowdown{1.0};
 std::atomic<double> g_slice_delay_us{0.0};
 std::atomic<double> g_copy_rate{0.0};
 std::atomic<bool> g_kernels_stalled{false};
+std::atomic<int> g_stalled_where{STANDIN_NOT_STALLED};
+thread_local RunningKernel* t_kernel = nullptr;
 std::atomic<bool> g_proxy_stalled{false};
 std::atomic<double> g_proxy_delay_us{0.0}, g_proxy_delay_probability{0.0};
 std::atomic<double> g_proxy_pause_us{0.0}, g_proxy_pauses_apart_us{0.0};
@@ -31,6 +33,14 @@ void sleep_us(double microseconds) {
 }
 
 constexpr double kStallPollUs = 2000;
+
+// What the stalled GPU is seen to be in: of several streams the one that is deepest in an operation.
+void note_stalled() {
+  const int here = !t_kernel ? STANDIN_STALLED_BETWEEN : t_kernel->moved ? STANDIN_STALLED_INSIDE : STANDIN_STALLED_AT_BEGIN;
+  int known = g_stalled_where;
+  while (known < here && !g_stalled_where.compare_exchange_weak(known, here)) {
+  }
+}
 
 double now_us() {
   timespec time;
@@ -57,8 +67,17 @@ void proxy_pause() {
 
 }  // namespace
 
+InKernel::InKernel(RunningKernel* kernel) { t_kernel = kernel; }
+InKernel::~InKernel() { t_kernel = nullptr; }
+void note_moved() {
+  if (t_kernel) t_kernel->moved.store(true, std::memory_order_relaxed);
+}
+
 void stall_point(const volatile unsigned* abort_flag) {
-  while (g_kernels_stalled.load(std::memory_order_relaxed) && !(abort_flag && *abort_flag)) sleep_us(kStallPollUs);
+  while (g_kernels_stalled.load(std::memory_order_relaxed) && !(abort_flag && *abort_flag)) {
+    note_stalled();
+    sleep_us(kStallPollUs);
+  }
 }
 
 void slice_delay() { sleep_us(g_slice_delay_us.load(std::memory_order_relaxed)); }
@@ -95,7 +114,11 @@ cudaError_t standinLaunchCompute(double microseconds, cudaStream_t stream) {
 void standinSetComputeSlowdown(double factor) { g_compute_slowdown = factor; }
 void standinSetSliceDelay(double microseconds) { g_slice_delay_us = microseconds; }
 void standinSetCopyRate(double bytes_per_second) { g_copy_rate = bytes_per_second; }
-void standinStallKernels(int stalled) { g_kernels_stalled = stalled != 0; }
+void standinStallKernels(int stalled) {
+  g_stalled_where = STANDIN_NOT_STALLED;
+  g_kernels_stalled = stalled != 0;
+}
+int standinStalledWhere(void) { return g_stalled_where; }
 void standinStallProxy(int stalled) { g_proxy_stalled = stalled != 0; }
 void standinSetProxyDelay(double microseconds, double probability) {
   g_proxy_delay_us = microseconds;

@@ -3,7 +3,24 @@
 
 #include <stddef.h>
 
+#include <atomic>
+
 namespace standin {
+
+// A kernel of NCCL that runs: whether it has moved anything yet.
+struct RunningKernel {
+  std::atomic<bool> moved{false};
+};
+// While it lives, this thread runs a block of that kernel.
+class InKernel {
+ public:
+  explicit InKernel(RunningKernel* kernel);
+  ~InKernel();
+  InKernel(const InKernel&) = delete;
+  InKernel& operator=(const InKernel&) = delete;
+};
+// The kernel that this thread runs a block of has moved a slice.
+void note_moved();
 
 // Returns once kernels may go on: blocks while the GPU is stalled, unless the communicator is being aborted.
 void stall_point(const volatile unsigned* abort_flag);

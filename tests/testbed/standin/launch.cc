@@ -78,8 +78,12 @@ void run_kernel(const std::string& kernel, unsigned blocks, const Arguments& arg
   } else {
     const uint64_t mask = channel_mask(arguments);
     std::vector<std::function<void()>> tasks;
+    RunningKernel running;
     for (int channel = 0, block = 0; channel < 64 && block < static_cast<int>(blocks); channel++)
-      if (mask >> channel & 1) tasks.push_back([&arguments, channel, block = block++] { run_block(arguments, channel, block); });
+      if (mask >> channel & 1) tasks.push_back([&arguments, &running, channel, block = block++] {
+        InKernel in(&running);
+        run_block(arguments, channel, block);
+      });
     run_together(std::move(tasks));
   }
   count_kernel_finished();

@@ -115,6 +115,7 @@ void Primitives::move(bool receive, bool send, const char* own, char* to, ssize_
     if (receive) store(receive_->head, receive_step_ += slicing_.steps);
     if (send) store(send_->tail, send_step_ += slicing_.steps);
     done += now;
+    note_moved();
   }
 }
 

@@ -43,7 +43,7 @@ def look(*operations: ProxyOperation, **extra: object) -> ProcessSample:
         (recv(3, posted=96, received=92, delivered=90, consumed=90), "step 91 to be flushed to this GPU"),
         (recv(3, posted=96, received=92, delivered=92, consumed=90), "this GPU to consume step 91"),
         (recv(3, posted=92, received=92, delivered=92, consumed=92), "a receive for step 93 to be posted"),
-        (send(1, sent=0, done=0, produced=0, phase=OpPhase.READY), "its turn: not begun"),
+        (send(1, sent=0, done=0, produced=0, phase=OpPhase.READY), "its turn: not started"),
         (send(1, sent=0, done=0, produced=0, phase=OpPhase.READY, queued_behind=2), "2 earlier operations on this connection"),
     ],
 )

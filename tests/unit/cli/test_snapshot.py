@@ -41,7 +41,7 @@ def test_what_exists_is_recorded_and_the_rest_is_a_line(
     assert main.run(["snapshot", "--pid", "2,3", "4", "-o", str(file), "--samples", "3", "--interval", "0.5"]) == 0
     assert recorded == [([2, 4], 3, 0.5)]
     out, err = capsys.readouterr()
-    assert out == f"{file}: 2 processes, 3 looks each, 2 KiB: read it with 'ncclwatch diagnose {file}'\n"
+    assert out == f"{file}: 2 processes, 3 samples each, 2 KiB: read it with 'ncclwatch diagnose {file}'\n"
     assert err == "ncclwatch: pid 3: there is no process 3: look again\n"
 
 

@@ -214,7 +214,7 @@ def test_no_colour_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_past_is_thinned_not_cut_off() -> None:
-    history = History(max_looks=100, max_windows=10**9)
+    history = History(max_views=100, max_windows=10**9)
     for i in range(1000):
         history.add(view(1, time=TIME + i, samples=False))
     times = [v.frame.time - TIME for v in history.views]
@@ -226,7 +226,7 @@ def test_the_past_is_thinned_not_cut_off() -> None:
 
 
 def test_memory_of_the_past_is_bounded_by_windows_and_samples() -> None:
-    history = History(max_looks=1000, max_windows=640, max_samples=128)
+    history = History(max_views=1000, max_windows=640, max_samples=128)
     for i in range(50):
         history.add(view(64, time=TIME + i))
     assert sum(len(v.frame.windows) for v in history.views) <= 640

@@ -128,7 +128,7 @@ def test_two_ranks_that_call_familiar_things_in_different_orders_are_a_tie() -> 
     assert verdict.confidence == 0.5
 
 
-def test_of_two_ranks_the_one_that_broke_its_habit_is_named() -> None:
+def test_of_two_ranks_the_one_that_broke_its_pattern_is_named() -> None:
     pair = 0xBB
     live = LiveDiagnosis()
     live.add_calls(calls(0, [8, 9, 7] * 8 + [8, 7], comm=pair))

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ncclwatch.engine.flow_lines import LOST, TIMES, flow_lines
-from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, SocketFacts
+from ncclwatch.engine import flow_lines as lines_of_flows
+from ncclwatch.engine.evidence.base import FactKind
+from ncclwatch.engine.evidence.sockets import FlowFact
+from ncclwatch.engine.flow_lines import LOST, TIMES
+from ncclwatch.engine.network import NetworkMemory
+from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, SocketFacts
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
+from unit.engine.evidence.said import of_network
 
 CULPRIT = Culprit(4, 4, "node1", 4711, 0)
 SLOW = Verdict(VerdictClass.SLOW_COMMUNICATION, "rank 4's NIC is slow", (CULPRIT,), (0, 1, 2, 3, 5))
@@ -21,6 +26,14 @@ def flow(rank: int, peer: int, state: FlowState = FlowState.SLOW, *, share: floa
         bandwidth=None if share is None else share * 1e6, expected=1e6, retries=retries,
         socket=replace(FACTS, local=f"10.0.0.{rank}:{peer}", remote=f"10.0.0.{peer}:{rank}"),
     )  # fmt: skip
+
+
+def flow_lines(flows: list[FlowRecord], verdict: Verdict, *, slow: bool) -> tuple[list[str], list[str]]:
+    memory = NetworkMemory()
+    memory.feed("node1", NetworkLook(flows=tuple(flows)), 1)
+    facts = of_network(memory).facts
+    troubled, lost = facts.of(FactKind.FLOW_TROUBLE, FlowFact), facts.of(FactKind.LOST, FlowFact)
+    return lines_of_flows.flow_lines(troubled, lost, verdict, slow=slow)
 
 
 def test_of_a_slow_job_only_connections_with_an_end_at_a_culprit_are_told_the_worst_first() -> None:

@@ -6,10 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from ncclwatch.engine.evidence.base import Fact, FactKind, Source, Way
+from ncclwatch.engine.evidence.registry import SOURCES
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import VerdictClass
+from unit.engine.evidence.said import with_facts
 from unit.synthetic import SECOND, Rank, communicator, frozen_ring, looks, moved, recv, silent_link
 
 
@@ -104,11 +107,17 @@ def test_an_operation_that_stood_still_and_went_on_is_given_twice_that_time() ->
     assert waited is not None and 16 <= waited <= 22
 
 
+def retrying(ranks: list[Rank], link: tuple[int, int], worth_s: float) -> tuple[Source, ...]:
+    """Sources by which the sockets of a link try again to send, which is worth waiting for."""
+    way = Way(ranks[0].communicators[0].hash, *link)
+    return with_facts(Fact(FactKind.RETRYING, way, "test", value=worth_s))
+
+
 def test_a_standstill_of_a_lossy_link_teaches_no_patience() -> None:
     live, ranks = LiveDiagnosis(patience=Patience(5)), silent_link()
     seen = list(zip(*(rank.looks(60) for rank in ranks), strict=True))
     for number, lossy in enumerate((True, False)):
-        live.retrying = {(ranks[0].communicators[0].hash, 1, 2): 13.5} if lossy else {}
+        live.sources = retrying(ranks, (1, 2), 13.5) if lossy else SOURCES
         here = seen[30 * number : 30 * number + 12]
         classes = [str(live.update(samples).verdict_class) for samples in here]
         assert classes[3:5] == ["unknown"] * 2
@@ -148,19 +157,19 @@ def test_first_operations_get_a_longer_floor_but_no_immunity() -> None:
     assert accused is not None and 10 <= accused <= 12
 
 
-@pytest.mark.parametrize("retrying", [(1, 2), (2, 1), (0, 1), None])
-def test_a_link_whose_sockets_try_again_is_given_their_time(retrying: tuple[int, int] | None) -> None:
+@pytest.mark.parametrize("link", [(1, 2), (2, 1), (0, 1), None])
+def test_a_link_whose_sockets_try_again_is_given_their_time(link: tuple[int, int] | None) -> None:
     """TCP waits twice as long each time: a link that only loses much stands still for more than five seconds."""
     live, ranks = LiveDiagnosis(patience=Patience(5)), silent_link()
-    live.retrying = {(ranks[0].communicators[0].hash, *retrying): 7.0} if retrying else {}
+    live.sources = retrying(ranks, link, 7.0) if link else SOURCES
     rounds_ = zip(*(rank.looks(30) for rank in ranks), strict=True)
     accused = next((n for n, samples in enumerate(rounds_) if live.update(samples).verdict_class.accuses), None)
-    assert accused is not None and (7 <= accused <= 8 if retrying in ((1, 2), (2, 1)) else 5 <= accused <= 6)
+    assert accused is not None and (7 <= accused <= 8 if link in ((1, 2), (2, 1)) else 5 <= accused <= 6)
 
 
 def test_a_link_that_loses_much_is_slow_until_tcp_has_tried_once_more() -> None:
     live, ranks = LiveDiagnosis(patience=Patience(5)), silent_link()
-    live.retrying = {(ranks[0].communicators[0].hash, 1, 2): 13.5}
+    live.sources = retrying(ranks, (1, 2), 13.5)
     said = [live.update(samples) for samples in zip(*(rank.looks(20) for rank in ranks), strict=True)]
     classes = [str(verdict.verdict_class) for verdict in said]
     assert set(classes[:5]) == {"unknown"} and set(classes[6:13]) == {"slow-communication"}, classes
@@ -171,7 +180,7 @@ def test_a_link_that_loses_much_is_slow_until_tcp_has_tried_once_more() -> None:
 
 def test_a_port_whose_links_both_lose_much_is_slow_until_tcp_has_tried() -> None:
     live, ranks = LiveDiagnosis(patience=Patience(5)), silent_link(2)
-    live.retrying = {(ranks[0].communicators[0].hash, 2, 3): 13.5}
+    live.sources = retrying(ranks, (2, 3), 13.5)
     said = [live.update(samples) for samples in zip(*(rank.looks(20) for rank in ranks), strict=True)]
     assert {str(verdict.verdict_class) for verdict in said[6:13]} == {"slow-communication"}
     assert {str(verdict.verdict_class) for verdict in said[15:]} == {"hardware"}

@@ -8,7 +8,7 @@ from ncclwatch.messaging.reader import BatchReader
 from ncclwatch.messaging.writer import BatchWriter
 from ncclwatch.model.device import DeviceChannel, DeviceSample, StepWait, UnfinishedTransfer
 from unit.batches import node_batches
-from unit.engine.test_device import nvlink_ring
+from unit.engine.evidence.test_device import nvlink_ring
 from unit.synthetic import SECOND, WORLD
 
 

@@ -77,7 +77,7 @@ def test_what_is_not_known_is_absent() -> None:
     assert ('{plane="calls"}', 0.0) in found["ncclwatch_plane_up"]
     assert set(parse(metrics(None, Counts()))) == {
         "ncclwatch_build_info",
-        "ncclwatch_looks_total",
+        "ncclwatch_samples_total",
         "ncclwatch_verdicts_total",
         "ncclwatch_recoveries_total",
     }

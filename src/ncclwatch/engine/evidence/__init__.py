@@ -1,1 +1,4 @@
-"""Evidence: every source of facts about a job, one module each, behind one door."""
+"""Sources of evidence: one module each, listed in :mod:`ncclwatch.engine.evidence.registry`.
+
+Sources read records only; they import neither each other nor anything that concludes from facts.
+"""

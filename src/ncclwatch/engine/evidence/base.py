@@ -6,15 +6,18 @@ Rules and the slowness estimate draw the conclusions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable
+from abc import ABC, abstractmethod
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, TypeVar, overload
 
 from ncclwatch.model.verdict import OperationRef
 
 if TYPE_CHECKING:
     from ncclwatch.engine.case import Case
+    from ncclwatch.engine.job import Job
 
 
 class Strength(IntEnum):
@@ -42,24 +45,70 @@ class FactKind(StrEnum):
     CALLED_OTHER = "called other"
     """Ranks of one communicator called different things."""
     PORT_DOWN = "port down"
+    PORT_ERRORS = "port errors"
+    """A port has counted errors or signs of loss since watching began; ``value`` is how many."""
     PATH_DEAD = "path dead"
     """Nothing that is sent on it is acknowledged."""
     RETRYING = "retrying"
-    """Something was lost on a connection and is sent again."""
+    """Something was lost on a connection and is sent again; ``value``: within so many seconds it may still come through."""
+    FLOW_TROUBLE = "flow trouble"
+    """The wire says that a connection is dead or slow, or that data lies in it that nobody reads."""
+    LOST = "lost"
+    """Segments that one sending connection has sent again in the last 30 s; ``value`` is how many."""
     THROTTLED = "throttled"
-    """A CPU limit holds the process back; ``value`` is the share of the limit's periods."""
+    """A CPU limit holds the process back; ``value`` is the share of the limit's periods in which it did."""
     GPU_STATE = "GPU state"
-    """Where the GPU is with an operation, by the device shim."""
+    """Where the GPU is with the newest operations of a communicator, by the device shim."""
+    GPU_UNFINISHED = "GPU unfinished"
+    """Operations that the GPU has not begun, or is in, by the device shim."""
+    GPU_SILENT = "GPU silent"
+    """Copies from the GPU do not come back; ``value`` is for how many seconds."""
     LOGGED = "logged"
     """The kernel's log names it."""
     ERROR = "error"
     """NCCL reports an error."""
     SLOWED = "slowed"
-    """The subject takes longer than it did, or than its peers; ``value``: log-likelihood ratio for its being a straggler."""
+    """Graded evidence for the subject's being slow: ``value`` is in the unit of the fact's ``quantity`` (:class:`Measure`)."""
+
+
+class Quantity(StrEnum):
+    """What a graded fact measures; :attr:`unit` is that of its ``value``."""
+
+    LIKELIHOOD = "likelihood"
+    """Log-likelihood ratio for the subject's being a straggler."""
+    THROTTLED = "throttled"
+    """Part of a CPU limit's periods in which it held the process back."""
+    CPU_USED = "CPU used"
+    """How many CPUs the threads of the process used, on average over the interval."""
+    CPU_WAITED = "CPU waited for"
+    """How many threads of the process were runnable and waited for a CPU, on average over the interval."""
+    ROUND_TRIP = "round trip"
+    """From sending data on a link to its acknowledgement: TCP's round trip, or the completion of RDMA work requests."""
+    GPU_TIME = "GPU time"
+    """How long the GPU was in one operation."""
+
+    @property
+    def unit(self) -> str:
+        """The unit of the value."""
+        return _UNITS[self]
+
+
+_UNITS = {
+    Quantity.LIKELIHOOD: "nats", Quantity.THROTTLED: "share", Quantity.CPU_USED: "CPUs", Quantity.CPU_WAITED: "threads",
+    Quantity.ROUND_TRIP: "s", Quantity.GPU_TIME: "s",
+}  # fmt: skip
 
 
 Subject = Hashable
-"""A node of the wait-for graph (:mod:`ncclwatch.engine.edges`), a process key, a link, a NIC."""
+"""A node of the wait-for graph (:mod:`ncclwatch.engine.edges`), a process key, a link (:class:`Way`), a NIC."""
+
+
+class Way(NamedTuple):
+    """A connection as the network names it: its communicator's hash (which need not be unique), rank and peer in it."""
+
+    comm_hash: int
+    rank: int
+    peer: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +117,7 @@ class Fact:
 
     ``interval`` is from when to when it was so (seconds since the epoch); ``value`` a quantity with the unit its kind names;
     ``describe`` makes the line of evidence: of thousands of facts a few are ever shown. ``source`` is the name of its source.
+    A source that has more to say returns a class of its own with more fields.
     """
 
     kind: FactKind
@@ -86,6 +136,13 @@ class Fact:
         return self.describe()
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measure(Fact):
+    """A graded fact: ``value`` in the unit of ``quantity``, over ``interval``."""
+
+    quantity: Quantity
+
+
 @dataclass(frozen=True, slots=True)
 class Coverage:
     """How much of a job a source saw: ``seen`` of ``wanted`` subjects, and why the rest was not, as lines for people."""
@@ -96,18 +153,57 @@ class Coverage:
     missing: tuple[str, ...] = ()
 
 
-class Source(Protocol):
-    """One source of evidence: a module of this package, registered in :data:`ncclwatch.engine.evidence.SOURCES`."""
+class Source(ABC):
+    """One source of evidence: a module of this package, listed in :mod:`ncclwatch.engine.evidence.registry`."""
 
     name: str
     """As it is shown in the trail of a verdict."""
     plane: str
     """``state``, ``calls``, ``wire``, ``nic`` or ``device``."""
+    kinds: frozenset[FactKind]
+    """What its facts may say: it is asked only where one of them is wanted."""
 
+    def complete(self, job: Job) -> None:  # noqa: B027 - most sources have nothing to add
+        """Add to the records of a job what only those of several processes together show. Done once, before anything else."""
+
+    @abstractmethod
     def facts(self, case: Case) -> Iterable[Fact]:
         """What it saw of a job. A pure function of the case's records. O(records)."""
-        ...
 
+    @abstractmethod
     def coverage(self, case: Case) -> Coverage:
         """How much of the job it could see."""
-        ...
+
+
+F = TypeVar("F", bound=Fact)
+
+
+class Facts:
+    """What the sources say of one case, by kind. A source runs once, when a kind it knows is first asked for."""
+
+    def __init__(self, case: Case, sources: Sequence[Source]) -> None:
+        self._case = case
+        self._waiting = list(sources)
+        self._by_kind: dict[FactKind, list[Fact]] = defaultdict(list)
+        self._by_subject: dict[FactKind, dict[Subject, list[Fact]]] = {}
+
+    @overload
+    def of(self, kind: FactKind) -> tuple[Fact, ...]: ...
+    @overload
+    def of(self, kind: FactKind, form: type[F]) -> tuple[F, ...]: ...
+    def of(self, kind: FactKind, form: type[Fact] = Fact) -> tuple[Fact, ...]:
+        """All facts of a kind, in the order of the sources; those of a class (``form``) where one is given."""
+        for source in [source for source in self._waiting if kind in source.kinds]:
+            self._waiting.remove(source)
+            for fact in source.facts(self._case):
+                self._by_kind[fact.kind].append(fact)
+        return tuple(fact for fact in self._by_kind[kind] if isinstance(fact, form))
+
+    def about(self, kind: FactKind, subject: Subject) -> tuple[Fact, ...]:
+        """The facts of a kind that are about one subject."""
+        index = self._by_subject.get(kind)
+        if index is None:
+            index = self._by_subject[kind] = defaultdict(list)
+            for fact in self.of(kind):
+                index[fact.subject].append(fact)
+        return tuple(index.get(subject, ()))

@@ -90,10 +90,14 @@ def estimate(node: Indices, operation: Indices, begin: Times, end: Times) -> Clo
 def _fit(found: list[tuple[int, float, float]]) -> NodeClock:
     """The line through the middles of bounds, weighted by certainty; with a slope from three stretches on."""
     at, high, low = np.array(found, np.float64).T
-    times, middles, halves = (at + 0.5) * STRETCH_S, (high + low) / 2, np.maximum((high - low) / 2, 1e-9)
+    times, middles, halves = (at + 0.5) * STRETCH_S, (high + low) / 2, np.abs(high - low) / 2
+    # Drift within a stretch may bring bounds together, or past each other: none is taken for better than the middle one of all.
+    halves = np.maximum(halves, max(float(np.quantile(halves, 0.5, method="lower")), 1e-9))
     line = np.polyfit(times, middles, 1 if len(found) >= 3 else 0, w=1 / halves)
-    off_line = float(np.abs(middles - np.polyval(line, times)).max()) if len(found) > 1 else 0.0
-    return NodeClock(float(line[-1]), float(line[0]) if len(line) > 1 else 0.0, float(halves.min()) + off_line)
+    # A stretch in which somebody waited long has bounds far apart, and a middle that says as little.
+    off_line = np.abs(middles - np.polyval(line, times)) * halves.min() / halves
+    error = float(halves.min() + (off_line.max() if len(found) > 1 else 0.0))
+    return NodeClock(float(line[-1]), float(line[0]) if len(line) > 1 else 0.0, error)
 
 
 def _joined(nodes: list[int], fits: dict[tuple[int, int], NodeClock]) -> dict[int, NodeClock]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.cpu_limits import HELD_BACK, HELD_TIMES
+from ncclwatch.engine.evidence.cpu_limits import HELD_BACK, HELD_TIMES
 from ncclwatch.engine.slow.findings import Context
 from ncclwatch.engine.slow.profile import Profile, Shares
 

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from ncclwatch.engine.slow.baselines import median_mad
 from ncclwatch.model.network import FlowKind, FlowRecord
-from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Verdict
 
 Matrix = NDArray[np.float64]
@@ -111,7 +110,7 @@ def delay_lines(flows: Iterable[FlowRecord], verdict: Verdict) -> list[str]:
         if flow.comm_hash is None or flow.rank is None or flow.peer is None:
             continue
         names[flow.comm_hash][flow.rank] = flow.global_rank
-        delay = delay_us(flow) if is_sending(flow) else None
+        delay = flow.delay_us if flow.sends_data else None
         if delay is not None:
             transfers[flow.comm_hash, flow.kind].append((flow.rank, flow.peer, delay))
     found: list[tuple[float, str]] = []
@@ -125,20 +124,6 @@ def delay_lines(flows: Iterable[FlowRecord], verdict: Verdict) -> list[str]:
             if culprits & {names[comm].get(part.source), names[comm].get(part.destination)}
         ]
     return [line for _, line in sorted(found, reverse=True)[:MAX_LINES]]
-
-
-def is_sending(flow: FlowRecord) -> bool:
-    """Whether a connection is one that sends the data of transfers."""
-    return flow.direction is Direction.SEND and flow.role in ("", "data")
-
-
-def delay_us(flow: FlowRecord) -> float | None:
-    """How long what a connection sends takes to be acknowledged, µs: work requests, or TCP's round trip; ``None``: unknown."""
-    if flow.rdma is not None and flow.rdma.latency_p50_ns:
-        return flow.rdma.latency_p50_ns / 1e3
-    if flow.socket is not None and flow.socket.rtt_us:
-        return float(flow.socket.rtt_us)
-    return None
 
 
 def _line(comm: int, kind: FlowKind, part: SlowPart, names: dict[int, int | None], cells: int) -> str:

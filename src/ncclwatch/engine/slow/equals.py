@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.connections import is_hidden
-from ncclwatch.engine.device import sees_everything
+from ncclwatch.engine.evidence.device import sees_everything
 from ncclwatch.engine.job import Job, Member, identity_of
 from ncclwatch.engine.slow.cadence import Cadence, Cadences
 from ncclwatch.engine.topology.model import Topology

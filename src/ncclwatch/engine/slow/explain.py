@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ncclwatch.engine.beside import RAISE_LIMITS, all_held_back
 from ncclwatch.engine.connections import is_hidden
-from ncclwatch.engine.cpu_limits import RAISE_LIMIT, RAISE_LIMITS, all_held_back
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.slow.classify import cause, classify, short_cause, starts_late, works_slower
 from ncclwatch.engine.slow.contention import held_back_alone
@@ -17,6 +17,7 @@ from ncclwatch.engine.slow.cost import costs
 from ncclwatch.engine.slow.findings import Finding, Kind
 from ncclwatch.engine.topology.labels import DATA_WORDS, compressed
 from ncclwatch.engine.topology.model import Role, Topology
+from ncclwatch.engine.verdict import RAISE_LIMIT
 from ncclwatch.model.verdict import CommunicatorRef, Culprit, LinkRef, OperationRef, Verdict, VerdictClass, places, stands_in
 
 if TYPE_CHECKING:

@@ -14,9 +14,10 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from ncclwatch.engine.edges import PROXY_STALLS, AbsentNode, HiddenNode, LinkNode, Node, RankNode, Wait, Why
+from ncclwatch.engine.edges import PROXY_STALLS, Wait, Why
 from ncclwatch.engine.graph import Sink, Waits, find_sinks
 from ncclwatch.engine.job import Job, Member
+from ncclwatch.engine.nodes import AbsentNode, HiddenNode, LinkNode, Node, RankNode
 from ncclwatch.engine.rings import all_under_way, exchanges, laggards
 from ncclwatch.engine.slow.kernels import Kernels, OrderOf
 from ncclwatch.engine.slow.moments import Moments

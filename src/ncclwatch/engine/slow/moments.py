@@ -8,8 +8,9 @@ can take longer than an iteration.
 
 from __future__ import annotations
 
-from ncclwatch.engine.edges import LinkNode, RankNode, Wait
+from ncclwatch.engine.edges import Wait
 from ncclwatch.engine.job import Job
+from ncclwatch.engine.nodes import LinkNode, RankNode
 from ncclwatch.model.state import ProcessSample
 
 NEAR_SHARE = 0.03

@@ -28,7 +28,6 @@ class Stage:
     function: str = ""
     layer: int = -1
     towards: int = 0
-    confidence: float = 0.0
 
     def at_home_of(self, own: Stage) -> Stage:
         """The same place in the iteration, read off a peer, with the pipeline stage and tensor rank of ``own``."""
@@ -69,17 +68,14 @@ def pass_text(stage: Stage) -> str:
     return f"{stage.phase}{micro_batch}" + (f", model chunk {stage.chunk}" if stage.chunk >= 0 else "")
 
 
-# --- stages of calls -----------------------------------------------------------------------------------------------------------
-
-
 def stage_of_role(role: Role, topology: Topology, rank: int) -> Stage:
     """What the role of its communicator alone says of a call."""
     stage, tensor = _place(topology, rank)
     phase = Phase.OPTIMIZER if role in _ONCE else Phase.EITHER
-    return Stage(phase=phase, pipeline_stage=stage, tensor_index=tensor, role=role, confidence=0.4)
+    return Stage(phase=phase, pipeline_stage=stage, tensor_index=tensor, role=role)
 
 
-def stage_of_step(step: Step, topology: Topology, rank: int, confidence: float, *, certain: bool) -> Stage:
+def stage_of_step(step: Step, topology: Topology, rank: int, *, certain: bool) -> Stage:
     """A step of the pattern as the stage of one rank; what may be some calls off is left out where it is not certain."""
     stage, tensor = _place(topology, rank)
     known = step.function in Function._value2member_map_
@@ -94,7 +90,6 @@ def stage_of_step(step: Step, topology: Topology, rank: int, confidence: float, 
         function=Function(step.function).name.title().replace("_", "") if known else "",
         layer=step.layer if certain else -1,
         towards=step.towards,
-        confidence=confidence,
     )
 
 
@@ -103,9 +98,6 @@ def _place(topology: Topology, rank: int) -> tuple[int, int]:
         return -1, -1
     stages, width = int(topology.stage.max(initial=-1)) + 1, int(topology.tensor_index.max(initial=-1)) + 1
     return (int(topology.stage[rank]) if stages > 1 else -1), (int(topology.tensor_index[rank]) if width > 1 else -1)
-
-
-# --- rank sets -----------------------------------------------------------------------------------------------------------------
 
 
 def compressed(ranks: Iterable[int]) -> str:

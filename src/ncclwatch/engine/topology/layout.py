@@ -84,9 +84,6 @@ def _of_role(job: KnownJob, roles: Mapping[int, Opinion], role: Role) -> list[Kn
     return list(found.values())
 
 
-# --- the order of stages -------------------------------------------------------------------------------------------------------
-
-
 def order_stages(world: int, groups: Sequence[KnownGroup], specimens: Sequence[Specimen], opinions: Opinions) -> Dimension:
     """Put the ranks of all pipeline communicators in order. Without any there is one stage."""
     if not groups:
@@ -198,9 +195,6 @@ def _rest_position(specimen: Specimen) -> int | None:
     rare = ~point & (number <= 2) & (2 * number <= max(2, int(numbers.max())))
     between = Counter((np.searchsorted(at, np.flatnonzero(rare)) % len(at)).tolist())
     return int(at[max(between, key=lambda k: between[k])]) if between else None
-
-
-# --- the topology --------------------------------------------------------------------------------------------------------------
 
 
 def assemble_topology(job: KnownJob, roles: Mapping[int, Opinion], order: Dimension, *, calls: bool) -> Topology:

@@ -110,18 +110,14 @@ class Topology:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One operation of an iteration's pattern and where it stands in the work.
+    """One operation of an iteration's pattern, and the pass it belongs to: a Recv brings its input, a Send takes its result away.
 
     ``function`` is ``model.events.Function``. ``towards`` is, for Send and Recv between stages, +1 for the next stage, −1 for the
-    one before (cyclic), 0 otherwise. ``phase``, ``micro_batch`` and ``chunk`` are those of the pass it belongs to: a Recv brings
-    the input of its pass, a Send takes the result away. ``layer`` counts the pass's calls on that group from 0; −1 where unknown.
-    ``confidence`` is that of the phase.
+    one before (cyclic), 0 otherwise. ``layer`` counts the pass's calls on that group from 0. −1 means unknown.
     """
 
     role: Role
     function: int
-    count: int
-    datatype: int
     towards: int = 0
     phase: Phase = Phase.EITHER
     micro_batch: int = -1
@@ -129,7 +125,6 @@ class Step:
     layer: int = -1
     call: int = 0
     """Number of the NCCL group call or single call within the iteration: operations of one grouped call have the same."""
-    confidence: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -162,27 +157,6 @@ class Pattern:
     def exchanges(self) -> frozenset[int]:
         """Tokens of Send and Recv between stages."""
         return frozenset(token for token, step in zip(self.tokens.tolist(), self.steps, strict=True) if step.towards)
-
-
-@dataclass(frozen=True, slots=True)
-class Placed:
-    """A batch of calls with their places, as columns of equal length; only calls that are operations of ranks with a pattern.
-
-    ``event`` indexes the batch that was observed; ``rank`` is global; ``pattern`` is the stage; ``position`` indexes the steps of
-    its pattern, −1 for a call that does not belong to it (a barrier, an evaluation phase); ``iteration`` counts iterations and is
-    comparable between ranks; ``exact`` is false from a gap (lost records) until the next operation that is unique in the
-    iteration.
-    """
-
-    event: NDArray[np.int64]
-    rank: NDArray[np.int32]
-    pattern: NDArray[np.int32]
-    position: NDArray[np.int32]
-    iteration: NDArray[np.int64]
-    exact: NDArray[np.bool_]
-
-    def __len__(self) -> int:
-        return len(self.event)
 
 
 @dataclass(slots=True)

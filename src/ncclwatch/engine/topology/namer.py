@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -11,19 +12,10 @@ from numpy.typing import NDArray
 
 from ncclwatch.engine.topology.labels import Stage, stage_of_role, stage_of_step
 from ncclwatch.engine.topology.layout import infer
-from ncclwatch.engine.topology.model import Learned, Placed, Role, Step
-from ncclwatch.engine.topology.patterns import ROLES, encode, learn_patterns
-from ncclwatch.engine.topology.record import (
-    FUNCTIONS,
-    POINT_TO_POINT,
-    JobMap,
-    KnownJob,
-    Recorder,
-    chosen_specimens,
-    from_samples,
-)
+from ncclwatch.engine.topology.model import Learned, Role, Step
+from ncclwatch.engine.topology.patterns import ROLES, Encoding, Track, encode, learn_patterns
+from ncclwatch.engine.topology.record import FUNCTIONS, POINT_TO_POINT, JobMap, KnownJob, Recorder, choose_specimens, from_samples
 from ncclwatch.engine.topology.specimen import collapse
-from ncclwatch.engine.topology.tracker import Followed, Track
 from ncclwatch.model.events import Function, Kind
 from ncclwatch.model.state import ProcessSample
 
@@ -32,13 +24,28 @@ FIRST_LOOK = 24
 GROWTH = 1.35
 """Learn again when so many times as many operations were seen: early on, a part of an iteration looks like one."""
 SETTLED_GROWTH = 4.0
+"""The same once a pattern was confirmed: it costs as much as it teaches little."""
 STRAY = 0.3
-"""Share of calls out of the pattern above which the pattern is learned anew."""
+"""Share of calls out of the pattern above which it is learned anew: evaluation phases are less of a training."""
+LEAST_STRAYED = 1024
+"""Calls: fewer out of the pattern may be one evaluation phase."""
 EARLY = 1_000_000
 """Records kept until the first samples say whose they are."""
 
 _GROUPS = (int(Function.GROUP_START), int(Function.GROUP_END))
-_NOBODY: NDArray[np.int64] = np.zeros(0, np.int64)
+
+
+@dataclass(slots=True)
+class Followed:
+    """One job with what was learned of it, and a pointer into its pattern for every process."""
+
+    job: KnownJob
+    learned: Learned
+    encoding: Encoding
+    tracked: NDArray[np.bool_]
+    """Whether a process has a pointer, by its number."""
+    tracks: dict[int, Track] = field(default_factory=dict)
+    """process → pointer"""
 
 
 class StageNamer:
@@ -50,12 +57,12 @@ class StageNamer:
     def __init__(self) -> None:
         self._map = JobMap()
         self._recorder = Recorder([], 0)
-        self._known: set[tuple[str, int, int]] | None = None
-        """Communicators of the map, ``None`` before the first samples."""
+        self._known: set[tuple[str, int, int]] = set()
+        """Communicators of the map."""
         self._jobs: list[Followed] = []
         self._next = 0
-        self._last_row = _NOBODY
-        self._ranks: NDArray[np.int32] = np.zeros(0, np.int32)
+        self._last_row: NDArray[np.int64] = np.zeros(0, np.int64)
+        """Of each process the row of its latest call."""
         self._followed = self._strayed = 0
         self._early: list[tuple[NDArray[Any], str]] = []
         self.by_counts = False
@@ -75,7 +82,7 @@ class StageNamer:
         """Every job with the newest samples of its processes, from all that was recorded; without calls, by NCCL's counts."""
         self.note_samples(samples)
         self._map.note_counts(samples)
-        self._learn(_NOBODY)
+        self._learn()
         by_place = {(sample.process.host, sample.process.pid): sample for sample in samples}
         places = self._map.places
         return [
@@ -84,27 +91,19 @@ class StageNamer:
 
     def fall_back(self, samples: Iterable[ProcessSample]) -> None:
         """Where calls have told nothing of any job yet, learn what NCCL's counts tell; once for the communicators there are."""
-        if self._known is None or self._jobs:
-            return
-        self._map.note_counts(samples)
-        self._jobs = [self._learn_job(job, None, _NOBODY, by_counts=True) for job in self._map.jobs]
-        self.by_counts = True
-
-    # --- taking in -------------------------------------------------------------------------------------------------------------
+        if self._map.jobs and not self._jobs:
+            self._map.note_counts(samples)
+            self._learn(by_counts=True)
 
     def note_samples(self, samples: Sequence[ProcessSample]) -> None:
         """Take who is which rank and what communicators there are. Processes and communicators that go are remembered."""
         present = {(s.process.host, s.process.pid, c.address) for s in samples for c in s.communicators}
-        if present <= (self._known or set()):
+        if present <= self._known:
             return
         self._known = present
         old_map, old = self._map, self._recorder
         self._map = from_samples(samples)
-        specimens = [
-            job.processes[i]
-            for job in self._map.jobs
-            for i in chosen_specimens([self._map.rank[process] for process in job.processes])
-        ]
+        specimens = [process for job in self._map.jobs for process in choose_specimens(self._map, job)]
         self._recorder = Recorder(specimens, len(self._map.row_process))
         processes = {n: self._map.process[place] for n, place in enumerate(old_map.places) if place in self._map.process}
         rows = np.full(len(old_map.row_process), -1, np.int64)
@@ -112,19 +111,18 @@ class StageNamer:
             rows[row] = self._map.rows.get((processes.get(process, -1), address), -1)
         self._recorder.inherit(old, processes, rows)
         self._last_row = np.full(len(self._map.places), -1, np.int64)
-        self._ranks = np.array(self._map.rank, np.int32)
         self._jobs, self.by_counts = [], False
         self._next = max(1, FIRST_LOOK * max(1, len(specimens)))
         early, self._early = self._early, []
         for events, host in early:
             self.observe(events, host=host)
 
-    def observe(self, events: NDArray[Any], *, host: str = "") -> Placed:
-        """Take a batch of ``EVENT_DTYPE`` records in the order of their times and say where they are, as far as is learned.
+    def observe(self, events: NDArray[Any], *, host: str = "") -> None:
+        """Take a batch of ``EVENT_DTYPE`` records in the order of their times.
 
         ``host`` is needed only where processes of several hosts may have equal pids.
         """
-        if self._known is None and sum(len(e) for e, _ in self._early) < EARLY:
+        if not self._map.jobs and sum(len(e) for e, _ in self._early) < EARLY:
             self._early.append((events.copy(), host))
         function = events["function"]
         group = np.isin(function, _GROUPS)
@@ -132,112 +130,75 @@ class StageNamer:
         process, row = self._map.find_calls(events[at], host)
         row = np.where(group[at], -1, row)
         keep = (process >= 0) & (group[at] | (row >= 0))
-        at, process, row = at[keep], process[keep], row[keep]
-        if not len(at):
-            return _nothing()
-        part = events[at]
-        self._recorder.add(part, process, row)
-        # The pointers read the batch that taught them as well: nothing of it is lost.
-        if self._due():
-            self._learn(process[row >= 0])
-        return self._place(part, at, process, row)
+        if keep.any():
+            part, process, row = events[at[keep]], process[keep], row[keep]
+            self._follow(part, process, row)
+            self._recorder.add(part, process, row)
+            # Counted over everybody, of whom the specimens are a part.
+            share = len(self._recorder.specimens) / len(self._map.places)
+            if self._recorder.taken * share >= self._next or self._strayed > max(LEAST_STRAYED, STRAY * self._followed):
+                self._learn()
 
-    def _due(self) -> bool:
-        if self._followed > 4096 and self._strayed > STRAY * self._followed:
-            self._followed = self._strayed = 0
-            return True
-        # Counted over everybody, of whom the specimens are a part.
-        return self._recorder.taken * max(1, len(self._recorder.specimens)) >= self._next * max(1, len(self._map.places))
-
-    def _learn(self, newest: NDArray[np.int64]) -> None:
-        """Infer everything anew; ``newest`` are the processes of the operations that are recorded and still have to be placed."""
+    def _learn(self, *, by_counts: bool = False) -> None:
+        """Infer everything anew."""
         settled = bool(self._jobs) and all(job.learned.confirmed for job in self._jobs)
-        self._next = int(max(self._next, 1) * (SETTLED_GROWTH if settled else GROWTH)) + 1
+        if not by_counts:
+            self._next = int(max(self._next, 1) * (SETTLED_GROWTH if settled else GROWTH)) + 1
         before = dict(enumerate(self._jobs)) if not self.by_counts else {}
-        self.by_counts = not self._recorder.taken
-        self._jobs = [self._learn_job(job, before.get(number), newest) for number, job in enumerate(self._map.jobs)]
+        self.by_counts = by_counts or not self._recorder.taken
+        self._jobs = [self._learn_job(job, before.get(number)) for number, job in enumerate(self._map.jobs)]
+        self._followed = self._strayed = 0
 
-    def _learn_job(
-        self, known: KnownJob, before: Followed | None, newest: NDArray[np.int64], *, by_counts: bool = False
-    ) -> Followed:
-        topology, specimens = infer(self._map, known, self._recorder, by_counts=by_counts)
+    def _learn_job(self, known: KnownJob, before: Followed | None) -> Followed:
+        topology, specimens = infer(self._map, known, self._recorder, by_counts=self.by_counts)
         encoding = encode(self._map, topology, specimens)
-        patterns = learn_patterns(specimens, encoding)
-        learned = Learned(topology, patterns)
+        learned = Learned(topology, learn_patterns(specimens, encoding))
         # Sizes that do not fit together speak against what seems to be an iteration.
-        confirmed = before is not None and _same(before.learned, learned) and topology.layout.pp is not None
-        learned.confirmed = confirmed or (bool(patterns) and all(pattern.complete for pattern in patterns.values()))
-        if before is not None and confirmed and before.learned.confirmed:
+        same = before is not None and _same(before.learned, learned) and topology.layout.pp is not None
+        complete = bool(learned.patterns) and all(pattern.complete for pattern in learned.patterns.values())
+        learned.confirmed = same or complete
+        if before is not None and same and before.learned.confirmed:
             before.learned = learned
             for track in before.tracks.values():
-                track.pattern = patterns[track.pattern.stage]
+                track.pattern = learned.patterns[track.pattern.stage]
             return before
-        job = Followed(known, learned, encoding)
+        job = Followed(known, learned, encoding, tracked=np.zeros(len(self._map.places), np.bool_))
         if learned.confirmed:
             stage_of = learned.pattern_of
             ranks = ((process, self._map.rank[process]) for process in known.processes)
-            job.tracks = {process: Track(patterns[stage_of[rank]]) for process, rank in ranks if rank in stage_of}
-            job.tracked = np.zeros(len(self._map.places), np.bool_)
+            job.tracks = {process: Track(learned.patterns[stage_of[rank]]) for process, rank in ranks if rank in stage_of}
             job.tracked[list(job.tracks)] = True
-            self._replay(job, newest)
+            self._replay(job)
         return job
 
-    def _replay(self, job: Followed, newest: NDArray[np.int64]) -> None:
-        """Let the pointers of the specimens run over what was recorded before the latest batch."""
+    def _replay(self, job: Followed) -> None:
+        """Let the pointers of the specimens run over what was recorded."""
         exchanges = set(np.flatnonzero(job.encoding.all_to_all).tolist())
-        for process in self._recorder.specimens:
-            if process in job.tracks:
-                history = self._recorder.history(process)
-                history = collapse(history[: len(history) - int(np.count_nonzero(newest == process))], exchanges)
-                tokens, _ = job.encoding.tokens(history, history["row"])
-                job.follow(process, tokens, history["time_ns"])
+        for process in set(self._recorder.specimens) & job.tracks.keys():
+            history = collapse(self._recorder.history(process), exchanges)
+            tokens, _ = job.encoding.tokens(history, history["row"])
+            job.tracks[process].follow(tokens)
 
-    # --- places ----------------------------------------------------------------------------------------------------------------
-
-    def _place(self, part: NDArray[Any], at: NDArray[np.int64], process: NDArray[np.int64], row: NDArray[np.int64]) -> Placed:
-        jobs = [job for job in self._jobs if job.tracks]
-        if not jobs:
-            return _nothing()
+    def _follow(self, part: NDArray[Any], process: NDArray[np.int64], row: NDArray[np.int64]) -> None:
+        """Let the pointers run over a batch."""
         order = np.argsort(process, kind="stable")
-        part, at, process, row = part[order], at[order], process[order], row[order]
-        before = np.r_[-1, row[:-1]]
+        part, process, row = part[order], process[order], row[order]
         first = np.r_[True, process[1:] != process[:-1]]
-        before[first] = self._last_row[process[first]]
+        before = np.where(first, self._last_row[process], np.r_[-1, row[:-1]])
         last = np.r_[first[1:], True]
         self._last_row[process[last]] = row[last]
-        found = [self._place_job(job, part, at, process, row, before) for job in jobs]
-        return Placed(*(np.concatenate(columns) for columns in zip(*found, strict=True)))
-
-    def _place_job(
-        self,
-        job: Followed,
-        part: NDArray[Any],
-        at: NDArray[np.int64],
-        process: NDArray[np.int64],
-        row: NDArray[np.int64],
-        before: NDArray[np.int64],
-    ) -> tuple[NDArray[Any], ...]:
-        """The columns of ``Placed``; ``before`` is the row of the call before each."""
-        # A grouped exchange is one operation: its first part.
-        exchange = job.encoding.all_to_all[row] & np.isin(part["function"], POINT_TO_POINT)
-        chosen = (row >= 0) & ~(exchange & (before == row)) & job.tracked[process]
-        own, rows, numbers, exchange = part[chosen], row[chosen], process[chosen], exchange[chosen]
-        own["function"][exchange], own["peer"][exchange] = Function.ALL_TO_ALL, -1
-        tokens, _ = job.encoding.tokens(own, rows)
-        bounds = np.r_[0, np.flatnonzero(np.diff(numbers)) + 1, len(numbers)]
-        positions, iterations = np.empty(len(numbers), np.int32), np.empty(len(numbers), np.int64)
-        exact, stages = np.empty(len(numbers), np.bool_), np.empty(len(numbers), np.int32)
-        pieces = [(int(numbers[a]), slice(a, b)) for a, b in zip(bounds[:-1].tolist(), bounds[1:].tolist(), strict=True) if b > a]
-        # The reference goes first: others take the number of the iteration from it when they find their place.
-        pieces.sort(key=lambda piece: piece[0] != job.reference)
-        for number, piece in pieces:
-            positions[piece], iterations[piece], exact[piece] = job.follow(number, tokens[piece], own["time_ns"][piece])
-            stages[piece] = job.tracks[number].pattern.stage
-        self._followed += len(positions)
-        self._strayed += int(np.count_nonzero(positions < 0))
-        return at[chosen], self._ranks[numbers], stages, positions, iterations, exact
-
-    # --- asking ----------------------------------------------------------------------------------------------------------------
+        for job in self._jobs:
+            # A grouped exchange is one operation: its first part.
+            exchange = job.encoding.all_to_all[row] & np.isin(part["function"], POINT_TO_POINT)
+            chosen = np.flatnonzero((row >= 0) & ~(exchange & (before == row)) & job.tracked[process])
+            own, numbers, exchange = part[chosen], process[chosen], exchange[chosen]
+            own["function"][exchange], own["peer"][exchange] = Function.ALL_TO_ALL, -1
+            tokens, _ = job.encoding.tokens(own, row[chosen])
+            bounds = np.flatnonzero(np.diff(numbers)) + 1
+            for piece in np.split(np.arange(len(numbers)), bounds) if len(numbers) else ():
+                positions = job.tracks[int(numbers[piece[0]])].follow(tokens[piece])
+                self._followed += len(positions)
+                self._strayed += int(np.count_nonzero(positions < 0))
 
     def role_of(self, host: str, pid: int, comm: int) -> Role:
         """The role of a communicator (by its address in the process)."""
@@ -274,8 +235,7 @@ class StageNamer:
             known = role not in (Role.UNSURE, Role.UNUSED)
             return (0, stage_of_role(role, job.learned.topology, rank)) if known else None
         step = track.pattern.steps[at % len(track.pattern)]
-        confidence = round(step.confidence * track.pattern.confidence * (1.0 if track.exact else 0.6), 3)
-        return track.position - at, stage_of_step(step, job.learned.topology, rank, confidence, certain=track.exact)
+        return track.position - at, stage_of_step(step, job.learned.topology, rank, certain=track.exact)
 
     def _find(self, host: str, pid: int, comm: int) -> tuple[int, Followed, int] | None:
         """Process, job and row (−1: of no communicator)."""
@@ -303,11 +263,6 @@ class StageNamer:
 def _place_in(learned: Learned, rank: int) -> Stage | None:
     stage = stage_of_role(Role.UNSURE, learned.topology, rank)
     return stage if max(stage.pipeline_stage, stage.tensor_index) >= 0 else None
-
-
-def _nothing() -> Placed:
-    wide, narrow = np.zeros(0, np.int64), np.zeros(0, np.int32)
-    return Placed(wide, narrow, narrow, narrow, wide, np.zeros(0, np.bool_))
 
 
 def _same(one: Learned, other: Learned) -> bool:

@@ -15,9 +15,6 @@ from dataclasses import dataclass, field
 
 from ncclwatch.engine.topology.model import Phase
 
-SURE, DIVIDED, HALVED = 0.95, 0.85, 0.5
-"""Confidence: an exchange tells it; lengths seen elsewhere divide a stretch; nothing but equal halves does."""
-
 Order = list[tuple[int, int]]
 """(micro-batch, chunk) of passes in order; −1 where unknown."""
 
@@ -43,7 +40,6 @@ class Place:
     phase: Phase = Phase.EITHER
     micro_batch: int = -1
     chunk: int = -1
-    confidence: float = 0.0
 
 
 @dataclass(slots=True)
@@ -55,7 +51,6 @@ class Passes:
     chunks: int = 1
     forward_length: int = -1
     backward_length: int = -1
-    consistent: bool = True
     balanced: bool = False
     """As many backward passes as forward ones are exchanged between stages."""
 
@@ -106,15 +101,11 @@ def find_passes(calls: Sequence[Call], stages: int, stage: int, hints: Hints) ->
     return result
 
 
-# --- with a pipeline -----------------------------------------------------------------------------------------------------------
-
-
 def _by_exchanges(calls: Sequence[Call], stages: int, stage: int, hints: Hints, result: Passes) -> None:
     blocks, ends, ambiguous = _read(calls, stages)
     forward, backward = ends[Phase.FORWARD], ends[Phase.BACKWARD]
     result.balanced = forward.number == backward.number > 0
     if ambiguous or not forward.number or (backward.number and not result.balanced):
-        result.consistent = False
         return
     m, v = _numbers(forward, stages, stage, hints)
     result.micro_batches, result.chunks = m, max(v, 1)
@@ -185,7 +176,7 @@ def _mark_exchanges(ends: _Ends, phase: Phase, order: Order, shape: tuple[int, i
         known = len(exchanges) == len(passes)
         for i, (_, at) in enumerate(exchanges):
             micro_batch, chunk = passes[i] if known else (-1, -1)
-            result.places[at] = Place(phase, micro_batch, chunk, SURE)
+            result.places[at] = Place(phase, micro_batch, chunk)
 
 
 def _place_passes(blocks: list[_Block], ends: _Ends, phase: Phase, *, interleaved: bool) -> None:
@@ -212,41 +203,35 @@ def _divide(blocks: Sequence[_Block], orders: dict[Phase, Order], hints: Hints, 
     result.forward_length, result.backward_length = own[Phase.FORWARD], own[Phase.BACKWARD]
     for block in blocks:
         total = len(block.operations)
-        if not total:
-            continue
-        if not block.passes:
-            result.consistent = False
+        if not total or not block.passes:
             continue
         phases = [phase for phase, _ in block.passes]
         places = [(phase, *orders[phase][ordinal]) for phase, ordinal in block.passes]
-        parts, confidence = ([total], SURE) if len(phases) == 1 else _parts(phases, total, own, others)
+        parts = [total] if len(phases) == 1 else _parts(phases, total, own, others)
         if not parts:
             # The passes cannot be divided; where both are of one micro-batch (the last stage), that much is known.
             micro_batches = {micro_batch for _, micro_batch, _ in places}
             micro_batch = micro_batches.pop() if len(micro_batches) == 1 else -1
-            places, parts, confidence = [(Phase.EITHER, micro_batch, -1)], [total], HALVED
+            places, parts = [(Phase.EITHER, micro_batch, -1)], [total]
         operations = iter(block.operations)
         for place, length in zip(places, parts, strict=True):
             for at in itertools.islice(operations, length):
-                result.places[at] = Place(*place, confidence)
+                result.places[at] = Place(*place)
 
 
-def _parts(phases: Sequence[Phase], total: int, own: dict[Phase, int], others: dict[Phase, int]) -> tuple[list[int], float]:
+def _parts(phases: Sequence[Phase], total: int, own: dict[Phase, int], others: dict[Phase, int]) -> list[int]:
     """Lengths of several passes in one stretch; none where they cannot be divided."""
     known = [own[phase] for phase in phases]
     if -1 not in known and sum(known) == total:
-        return known, DIVIDED
+        return known
     if len(phases) == 2 and known.count(-1) == 1 and max(known) <= total:
-        return [total - max(known) if one == -1 else one for one in known], DIVIDED
+        return [total - max(known) if one == -1 else one for one in known]
     elsewhere = [others[phase] for phase in phases]
     if -1 not in elsewhere and sum(elsewhere) == total:
-        return elsewhere, DIVIDED
+        return elsewhere
     if len(set(phases)) == len(phases) == 2 and total % 2 == 0 and len(set(others.values())) == 1:
-        return [total // 2, total // 2], HALVED
-    return [], 0.0
-
-
-# --- without a pipeline --------------------------------------------------------------------------------------------------------
+        return [total // 2, total // 2]
+    return []
 
 
 def _by_marks(calls: Sequence[Call], result: Passes) -> None:
@@ -255,13 +240,12 @@ def _by_marks(calls: Sequence[Call], result: Passes) -> None:
     if not {1, -1} <= set(marks):
         threads = list(dict.fromkeys(calls[at].thread for at in inside))
         if len(threads) != 2:
-            result.consistent = False
             return
         # The first pass of an iteration is a forward pass.
         marks = [1 if calls[at].thread == threads[0] else -1 for at in inside]
     turns = [mark for mark, _ in itertools.groupby(mark for mark in marks if mark)]
-    result.consistent = turns[0] > 0 > turns[-1]
-    result.micro_batches = len(turns) // 2 if result.consistent else 0
+    whole = turns[0] > 0 > turns[-1]
+    result.micro_batches = len(turns) // 2 if whole else 0
     # Passes of equal length: then also what lies between two marks has its place.
     length = len(inside) // len(turns)
     parts = [set(marks[i * length : (i + 1) * length]) - {0} for i in range(len(turns))]
@@ -273,6 +257,5 @@ def _by_marks(calls: Sequence[Call], result: Passes) -> None:
         elif marks[i] and marks[i] != turns[turn]:
             turn += 1
         phase = Phase.FORWARD if turns[turn] > 0 else Phase.BACKWARD
-        sure = equal or marks[i] != 0
-        micro_batch = turn // 2 if result.consistent else -1
-        result.places[at] = Place(phase, micro_batch, -1, DIVIDED) if sure else Place(Phase.EITHER, micro_batch, -1, HALVED)
+        micro_batch = turn // 2 if whole else -1
+        result.places[at] = Place(phase if equal or marks[i] else Phase.EITHER, micro_batch)

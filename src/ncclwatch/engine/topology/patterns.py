@@ -1,8 +1,13 @@
-"""The pattern of an iteration for every pipeline stage, learned from specimens, with each operation's place in the work."""
+"""The pattern of an iteration for every pipeline stage, learned from specimens, and where in it a rank is.
+
+A rank has a pointer into the pattern. A call that is what the pattern has next moves it. Another one is a gap (records were lost)
+or does not belong to the iteration (a barrier, an evaluation phase): then the pointer waits for an operation that occurs once in
+the pattern, or for a run of calls that fits in one place only.
+"""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,6 +29,15 @@ ONCE = (Role.DATA, Role.MODEL, Role.EMBEDDING, Role.EXPERT_DATA, Role.WORLD)
 """Roles whose operations belong to the update of parameters."""
 REDUCING = (SUM, SCATTER, int(Function.REDUCE))
 
+AHEAD = 64
+"""Calls: after a gap the pattern is searched so far ahead. A buffer that overflows loses more, and then the place is open."""
+RUN = 4
+"""Calls in a row that must fit before a place ahead is believed: a layer makes no more of them in one pass."""
+CONTEXT = 24
+"""Without an operation that is unique, so many of the latest calls must fit in one place of the pattern only."""
+EVERY = 8
+"""That search is made once in so many calls: it compares with the whole pattern."""
+
 
 def _is(role: NDArray[np.int64], roles: Collection[Role]) -> NDArray[np.bool_]:
     return np.isin(role, [ROLE_CODE[one] for one in roles])
@@ -34,81 +48,69 @@ def _is(role: NDArray[np.int64], roles: Collection[Role]) -> NDArray[np.bool_]:
 
 @dataclass(slots=True)
 class Encoding:
-    """How calls of any process become tokens that are equal on all ranks of a stage. Arrays are indexed by row of the map."""
+    """How calls of any process become tokens that are equal on all ranks of a stage.
 
-    jobmap: JobMap
+    Arrays are indexed by row of the map, with one entry more, of no row.
+    """
+
     topology: Topology
     role: NDArray[np.int64]
-    """``ROLE_CODE`` of each row; one more, of no row."""
+    """``ROLE_CODE``"""
     nranks: NDArray[np.int64]
-    variable: set[tuple[int, int]] = field(default_factory=set)
+    stage: NDArray[np.int64]
+    """Of the row's process; −1 where unknown."""
+    offset: NDArray[np.int64]
+    """Where its group begins in ``peer_stage``."""
+    peer_stage: NDArray[np.int64]
+    """Stage of every member of every group."""
+    all_to_all: NDArray[np.bool_]
+    """Whether grouped sends and receives are one operation."""
+    variable: set[tuple[int, int]]
     """(role code, function) whose sizes depend on the data"""
-    towards_of: dict[tuple[int, int], int] = field(default_factory=dict)
-    """(row, peer) → −1, 0, +1; filled as they occur"""
-    all_to_all: NDArray[np.bool_] = field(init=False)
-    """Rows whose grouped sends and receives are one operation."""
-
-    def __post_init__(self) -> None:
-        self.all_to_all = _is(self.role, (Role.EXPERT,))
 
     def tokens(self, operations: NDArray[Any], row: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Fingerprints of operations and the direction of those between stages; O(n) plus a little Python per distinct peer."""
+        """Fingerprints of operations, and the direction of those between stages. O(n)."""
         role, function = self.role[row], operations["function"]
         point = np.isin(function, POINT_TO_POINT)
-        direction = np.zeros(len(row), np.int64)
-        if point.any():
-            pairs = (row[point].astype(np.int64) << 32) | (operations["peer"][point].astype(np.int64) & 0xFFFFFFFF)
-            values, inverse = np.unique(pairs, return_inverse=True)
-            each = [self._towards(value >> 32, value & 0xFFFFFFFF) for value in values.tolist()]
-            direction[point] = np.array(each, np.int64)[inverse]
+        direction = np.where(point, self._direction(row, operations["peer"].astype(np.int64)), 0)
         loose = point | (function == Function.ALL_TO_ALL)
         for code, one in self.variable:
             loose |= (role == code) & (function == one)
-        tokens = mix(
-            role.astype(np.uint64),
-            function.astype(np.uint64),
-            np.where(loose, 0, operations["count"]).astype(np.uint64),
-            operations["datatype"].astype(np.int64).astype(np.uint64),
-            (direction + 1).astype(np.uint64),
-            self.nranks[row].astype(np.uint64),
-        )
-        return tokens, direction
+        count = np.where(loose, 0, operations["count"])
+        columns = (role, function, count, operations["datatype"].astype(np.int64), direction + 1, self.nranks[row])
+        return mix(*(column.astype(np.uint64) for column in columns)), direction
 
-    def _towards(self, row: int, peer: int) -> int:
+    def _direction(self, row: NDArray[np.int64], peer: NDArray[np.int64]) -> NDArray[np.int64]:
         """Whether a peer is on the next stage (+1), the previous (−1), or neither (0); stages are cyclic."""
-        known = self.towards_of.get((row, peer))
-        if known is None:
-            known = self.towards_of[row, peer] = self._find_direction(row, peer)
-        return known
-
-    def _find_direction(self, row: int, peer: int) -> int:
-        group, own = self.jobmap.row_group[row], self.jobmap.row_rank[row]
-        if not (0 <= peer < group.nranks and 0 <= own < group.nranks):
-            return 0
-        ranks = group.ranks[[own, peer]]
-        if ranks.min() < 0 or ranks.max() >= self.topology.world:
-            return 0
+        known = (peer >= 0) & (peer < self.nranks[row])
+        own, other = self.stage[row], self.peer_stage[np.where(known, self.offset[row] + peer, -1)]
         stages = int(self.topology.stage.max(initial=-1)) + 1
-        one, other = self.topology.stage[ranks].tolist()
-        if one < 0 or other < 0 or one == other or stages < 2:
-            return 0
-        if abs(other - one) == 1 or stages == 2:
-            return 1 if other > one else -1
-        return {1: 1, stages - 1: -1}.get((other - one) % stages, 0)
+        turn = (other - own) % max(1, stages)
+        cyclic = (turn == 1).astype(np.int64) - (turn == stages - 1)
+        direction = np.sign(other - own) if stages == 2 else cyclic
+        return np.where((own >= 0) & (other >= 0) & (own != other), direction, 0)
 
 
 def encode(jobmap: JobMap, topology: Topology, specimens: Sequence[Specimen]) -> Encoding:
     """The encoding that follows from a topology."""
     role_of = {group.id: group.role for group in topology.groups if not group.inferred}
     role = np.array([ROLE_CODE[role_of.get(g.id, Role.UNSURE)] for g in jobmap.row_group] + [ROLE_CODE[Role.UNSURE]], np.int64)
-    result = Encoding(jobmap, topology, role, np.array([group.nranks for group in jobmap.row_group] + [0], np.int64))
+    nranks = np.array([group.nranks for group in jobmap.row_group] + [0], np.int64)
+    stage_of = np.append(topology.stage, -1).astype(np.int64)
+    groups = {group.id: group for group in jobmap.row_group}
+    begins = dict(zip(groups, np.cumsum([0, *(group.nranks for group in groups.values())]).tolist(), strict=False))
+    offset = np.array([begins[group.id] for group in jobmap.row_group] + [0], np.int64)
+    ranks = np.concatenate([*(group.ranks for group in groups.values()), [-1]]).astype(np.int64)
+    peer_stage = stage_of[np.where(ranks < topology.world, ranks, -1)]
+    own = np.array([*jobmap.row_rank, -1], np.int64)
+    stage = peer_stage[np.where((own >= 0) & (own < nranks), offset + own, -1)]
     sizes: dict[tuple[int, int], Counter[int]] = defaultdict(Counter)
     for specimen in specimens:
         calls, numbers = np.unique(specimen.operations[["row", "function", "count"]], return_counts=True)
         for (row, function, count), number in zip(calls.tolist(), numbers.tolist(), strict=True):
             sizes[int(role[row]), function][count] += number
-    result.variable = {key for key, found in sizes.items() if varies(len(found), found.total())}
-    return result
+    variable = {key for key, found in sizes.items() if varies(len(found), found.total())}
+    return Encoding(topology, role, nranks, stage, offset, peer_stage, _is(role, (Role.EXPERT,)), variable)
 
 
 # --- patterns ------------------------------------------------------------------------------------------------------------------
@@ -248,8 +250,7 @@ def _pattern(stage: int, draft: _Draft, passes: Passes) -> Pattern:
     layers: Counter[tuple[object, ...]] = Counter()
     steps = []
     numbers = np.cumsum(np.r_[False, draft.word["call"][1:] != draft.word["call"][:-1]]).tolist()
-    rows = draft.word[["function", "count", "datatype"]].tolist()
-    for i, (function, count, datatype) in enumerate(rows):
+    for i, function in enumerate(draft.word["function"].tolist()):
         role, place, inside = ROLES[int(draft.role[i])], passes.places[i], draft.calls[i].inside
         phase = Phase.OPTIMIZER if role in ONCE and not inside else place.phase
         layer = -1
@@ -257,21 +258,8 @@ def _pattern(stage: int, draft: _Draft, passes: Passes) -> Pattern:
             key = (phase, place.micro_batch, place.chunk, role)
             layer = layers[key]
             layers[key] += 1
-        steps.append(
-            Step(
-                role=role,
-                function=function,
-                count=count,
-                datatype=datatype,
-                towards=int(draft.direction[i]),
-                phase=phase,
-                micro_batch=place.micro_batch,
-                chunk=place.chunk,
-                layer=layer,
-                call=numbers[i],
-                confidence=0.9 if phase is Phase.OPTIMIZER else place.confidence,
-            )
-        )
+        towards = int(draft.direction[i])
+        steps.append(Step(role, function, towards, phase, place.micro_batch, place.chunk, layer, numbers[i]))
     return Pattern(
         stage=stage,
         steps=tuple(steps),
@@ -282,3 +270,95 @@ def _pattern(stage: int, draft: _Draft, passes: Passes) -> Pattern:
         complete=passes.balanced and _reduces(draft),
         confidence=round(min(1.0, 0.5 + 0.1 * draft.seen) * draft.share, 3),
     )
+
+
+# --- where a rank is ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Track:
+    """The pointer of one process: ``position`` is the step its latest call was, −1 when lost."""
+
+    pattern: Pattern
+    position: int = -1
+    exact: bool = False
+    """Whether it has passed an operation that is unique since it was lost."""
+    recent: deque[int] = field(default_factory=lambda: deque(maxlen=CONTEXT))
+    """The latest calls, while the pointer is lost."""
+    astray: int = 0
+    """Calls without a place, in all."""
+
+    def follow(self, tokens: NDArray[np.uint64]) -> NDArray[np.int32]:
+        """Take calls in order; returns their positions, −1 where they have none."""
+        positions = np.full(len(tokens), -1, np.int32)
+        at = 0
+        while at < len(tokens):
+            if self.position >= 0:
+                at = self._advance(tokens, positions, at)
+            if at < len(tokens):
+                positions[at] = self._search(tokens, at)
+                at += 1
+        return positions
+
+    def _advance(self, tokens: NDArray[np.uint64], positions: NDArray[np.int32], at: int) -> int:
+        """Follow the pattern as far as it fits; returns the index of the first call that does not."""
+        word = self.pattern.tokens
+        while at < len(tokens):
+            begin = (self.position + 1) % len(word)
+            piece = min(len(word) - begin, len(tokens) - at)
+            same = tokens[at : at + piece] == word[begin : begin + piece]
+            fits = piece if same.all() else int(same.argmin())
+            if fits:
+                self.exact = self.exact or any(begin <= position < begin + fits for position in self.pattern.unique.values())
+                positions[at : at + fits] = np.arange(begin, begin + fits)
+                self.position = begin + fits - 1
+                at += fits
+            if fits < piece:
+                break
+        return at
+
+    def _search(self, tokens: NDArray[np.uint64], at: int) -> int:
+        """The place of a call that does not fit; where there is none it is passed over, or the pointer is lost."""
+        token, unique = int(tokens[at]), self.pattern.unique
+        found, certain = unique.get(token, -1), True
+        if found < 0 and self.position >= 0:
+            found, certain = self._ahead(tokens, at), False
+        if found < 0:
+            self.recent.append(token)
+            self.astray += 1
+            if self.position < 0 and len(self.recent) == CONTEXT and self.astray % EVERY == 0:
+                # Passes of an evaluation look like those of an iteration: certain is what is unique, where anything is.
+                found, certain = self._by_context(), not unique
+        if found >= 0:
+            self.position, self.exact = found, certain
+            self.recent.clear()
+        elif not self._is_stranger(tokens, at):
+            self.position, self.exact = -1, False
+        return found
+
+    def _is_stranger(self, tokens: NDArray[np.uint64], at: int) -> bool:
+        """Whether the pattern goes on right after this call: then it was put in between (a barrier), and nothing is lost.
+
+        What goes from stage to stage is never put in between: there another pass begins than the pattern has next.
+        """
+        if self.position < 0 or int(tokens[at]) in self.pattern.exchanges:
+            return False
+        if at + 1 >= len(tokens):
+            return bool((self.pattern.tokens != tokens[at]).all())
+        return bool(tokens[at + 1] == self.pattern.tokens[(self.position + 1) % len(self.pattern)])
+
+    def _ahead(self, tokens: NDArray[np.uint64], at: int) -> int:
+        """The next place, not far ahead, where this call and those after it fit; −1 if there is none."""
+        word, following = self.pattern.tokens, tokens[at : at + RUN]
+        for skip in range(2, min(AHEAD, len(word)) + 1) if len(following) == RUN else ():
+            begin = self.position + skip
+            if np.array_equal(following, np.take(word, range(begin, begin + RUN), mode="wrap")):
+                return begin % len(word)
+        return -1
+
+    def _by_context(self) -> int:
+        """The only place where the latest calls end; −1 where there is none or several."""
+        word = self.pattern.tokens
+        windows = np.lib.stride_tricks.sliding_window_view(np.resize(word, len(word) + CONTEXT - 1), CONTEXT)
+        found = np.flatnonzero((windows == np.array(self.recent, np.uint64)).all(axis=1))
+        return int(found[0] + CONTEXT - 1) % len(word) if len(found) == 1 else -1

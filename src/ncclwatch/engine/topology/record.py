@@ -190,11 +190,11 @@ def _known_group(group: JobGroup, identity: dict[Identity, int]) -> KnownGroup:
     return KnownGroup(group.id, group.hash, group.nranks, ranks, hosts=len(hosts))
 
 
-def chosen_specimens(ranks: Sequence[int]) -> list[int]:
-    """Indices of the processes to keep in full: all, or ranks spread irregularly, so that no dimension of a layout is missed."""
-    if len(ranks) <= SPECIMENS:
-        return list(range(len(ranks)))
-    order = np.argsort(ranks, kind="stable").tolist()
+def choose_specimens(jobmap: JobMap, job: KnownJob) -> list[int]:
+    """Processes to keep in full: all, or ranks spread irregularly, so that no dimension of a layout is missed."""
+    if len(job.processes) <= SPECIMENS:
+        return job.processes
+    order = sorted(job.processes, key=lambda process: jobmap.rank[process])
     # Multiples of the golden ratio fall everywhere and never in step with a power of two.
     picks = (np.arange(4 * SPECIMENS) * 0.6180339887498949 % 1.0 * len(order)).astype(int)
     return [order[i] for i in dict.fromkeys(picks.tolist())][:SPECIMENS]
@@ -225,8 +225,6 @@ class Recorder:
         self._latest = {process: _Latest() for process in specimens}
         self.calls: NDArray[np.int64] = np.zeros((rows, FUNCTIONS), np.int64)
         """Operations by row and function. Shape (rows, FUNCTIONS)."""
-        self.elements: NDArray[np.float64] = np.zeros((rows, FUNCTIONS))
-        """Sum of the elements named in the calls, likewise."""
         self.taken = 0
 
     def add(self, events: NDArray[Any], process: NDArray[np.int64], row: NDArray[np.int64]) -> None:
@@ -235,9 +233,7 @@ class Recorder:
         function = events["function"].astype(np.int64)
         # Of all the rows a batch of one node touches a few.
         touched, which = np.unique(row[operation] * FUNCTIONS + function[operation], return_inverse=True)
-        weights = np.minimum(events["count"][operation], np.uint64(1 << 50)).astype(np.float64)
         self.calls.reshape(-1)[touched] += np.bincount(which, minlength=len(touched))
-        self.elements.reshape(-1)[touched] += np.bincount(which, weights=weights, minlength=len(touched))
         self.taken += int(np.count_nonzero(operation))
         at = np.flatnonzero(np.isin(process, list(self._latest)))
         order = at[np.argsort(process[at], kind="stable")]
@@ -280,7 +276,6 @@ class Recorder:
         """Take over what an older recorder kept, under new numbers: ``processes`` old → new, ``rows`` old → new or −1."""
         known = np.flatnonzero(rows >= 0)
         self.calls[rows[known]] += older.calls[known]
-        self.elements[rows[known]] += older.elements[known]
         self.taken = int(self.calls.sum())
         for old, new in processes.items():
             if old in older._latest and new in self._latest:

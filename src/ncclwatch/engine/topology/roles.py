@@ -37,7 +37,7 @@ AGREEMENT = 0.8
 RARE = 0.05
 """Share of the calls on a communicator: a function below it is called now and then (a barrier, a checkpoint)."""
 ALIKE = 0.5
-"""Distance of two usage vectors: another mix of half of the calls, or mean sizes 16 times apart."""
+"""Distance of two usage vectors: a quarter of the calls is of another function, or one is called four times as often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +163,6 @@ def _longest_run(order: NDArray[np.int64], function: int) -> int:
     return int((change[1::2] - change[::2]).max(initial=0))
 
 
-# --- inside the passes ---------------------------------------------------------------------------------------------------------
-
-
 def _in_passes(specimen: Specimen, usage: Usage, seldom: list[Usage]) -> Opinion:
     functions = set(usage.functions)
     if functions == {SUM}:
@@ -219,9 +216,6 @@ def _all_sharded(specimen: Specimen, left: list[Usage]) -> bool:
     return bool(sums) and all(_follows_scatter(specimen, usage) for usage in sums)
 
 
-# --- once an iteration ---------------------------------------------------------------------------------------------------------
-
-
 def _once(specimen: Specimen, usage: Usage, seldom: list[Usage], known: Mapping[int, Opinion]) -> Opinion:
     """Used once an iteration: gradients, mostly; Megatron-LM's tied embeddings are summed over first and last stage."""
     functions, own = set(usage.functions), _ranks(usage)
@@ -268,9 +262,6 @@ def _seldom(specimen: Specimen, usage: Usage) -> bool:
         return False
     gaps = np.diff(own["time_ns"].astype(np.int64)) / 1e9
     return bool(np.quantile(gaps, 0.25) >= DATA_PERIOD_S)
-
-
-# --- all members of a group ----------------------------------------------------------------------------------------------------
 
 
 def vote(
@@ -336,8 +327,7 @@ def _by_likeness(recorder: Recorder, job: KnownJob, known: Mapping[int, Opinion]
 
 
 def _usage_vector(recorder: Recorder, group: KnownGroup) -> NDArray[np.float64]:
-    """Shares of functions, and logarithms of mean counts (scaled): near for groups of one role, apart for others."""
+    """Shares of functions, and how often a member calls (a quarter of the binary logarithm)."""
     calls = recorder.calls[group.rows].sum(axis=0)
-    mean = recorder.elements[group.rows].sum(axis=0) / np.maximum(calls, 1)
-    size = np.log2(mean + 1) / 8
-    return np.concatenate([calls / max(1, calls.sum()), size * (calls > RARE * calls.sum())])
+    often = np.log2(1 + calls.sum() / len(group.rows)) / 4
+    return np.append(calls / max(1, calls.sum()), often)

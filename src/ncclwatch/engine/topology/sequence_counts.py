@@ -90,10 +90,6 @@ class Family:
         self.times = float(np.median([use.times for use in self.uses]))
         self.uncounted = not any(use.times for use in self.uses)
 
-    def counted(self, name: str) -> int:
-        """How often one collective was called on each of its groups, at most."""
-        return max(use.functions.get(name, 0) for use in self.uses)
-
 
 def roles_by_counts(jobmap: JobMap, job: KnownJob) -> dict[int, Opinion]:
     """The role of every group whose ranks are known, by group id, from the communicators as they were last read."""
@@ -123,9 +119,6 @@ def _idle(use: Use) -> Opinion | None:
     if use.group.nranks == 1:
         return Opinion(Role.UNUSED, 1.0, "a group of one rank")
     return Opinion(Role.UNUSED, 0.8, "NCCL has counted no operation on it") if not use.times and not use.hidden else None
-
-
-# --- what was counted ----------------------------------------------------------------------------------------------------------
 
 
 def _uses(jobmap: JobMap, job: KnownJob) -> list[Use]:
@@ -192,9 +185,6 @@ def _family(world: int, observed: NDArray[np.int64], uses: list[Use]) -> Family 
     return Family(uses, number) if (number[observed] >= 0).all() else None
 
 
-# --- what fits -----------------------------------------------------------------------------------------------------------------
-
-
 def _assignments(world: int, families: Sequence[Family]) -> Iterable[tuple[Role, ...]]:
     """Every assignment of roles to the families that fits; few families make few combinations."""
     tensor = [at for at, f in enumerate(families) if not f.exchanges and _may_be_tensor(f)]
@@ -239,7 +229,7 @@ def _often(tensor: Family, pipeline: Family | None, data: Family | None) -> bool
         return pipeline is not None and not pipeline.uncounted and tensor.times >= PER_EXCHANGE * pipeline.times
     if tensor.functions and tensor.functions != {SUM} and data.functions == {SUM}:
         # Sharded data with replicas sums once for each scatter.
-        return data.times * SEVERAL <= tensor.counted(SCATTER)
+        return data.times * SEVERAL <= max(use.functions.get(SCATTER, 0) for use in tensor.uses)
     known = 1.0 if tensor.functions else 2.0
     return tensor.times >= known * SEVERAL * data.times
 

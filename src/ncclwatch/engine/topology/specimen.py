@@ -9,7 +9,7 @@ search: they are what pauses and checkpoints add.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -24,10 +24,6 @@ TINY_BYTES = 1024
 """Bytes: a collective of at most so many carries a flag or a norm; activations and gradients of any model are larger."""
 VARIABLE = 0.25
 """Share of the calls of one function that differ in count: above it sizes depend on data (experts, padding)."""
-MINIMUM_CALLS = 3
-"""Calls: the oldest and the newest may be cut off, so that with fewer none is known to be whole."""
-LATEST_CALLS = 512
-"""Calls that are looked at: their pattern does not change, and a ring keeps 32,768."""
 BOTH_WAYS = 0.8
 """Share of the calls of an exchange that send and receive: all but those whose part in one direction was empty."""
 RAREST = 8
@@ -154,21 +150,16 @@ def _substantial(operations: NDArray[Any]) -> NDArray[np.bool_]:
     return result | (_bytes(operations) > TINY_BYTES)
 
 
-# --- Send and Recv -------------------------------------------------------------------------------------------------------------
-
-
 def _shape(operations: NDArray[Any], own: int, nranks: int) -> Shape:
     """What the point-to-point operations of one row of rank ``own`` are for."""
     part = operations[np.isin(operations["function"], POINT_TO_POINT)]
     if not len(part):
         return Shape.NONE
     peers = set(part["peer"].tolist())
-    calls, index = np.unique(part["call"], return_inverse=True)
-    if len(calls) < MINIMUM_CALLS:
+    # The oldest call may be cut off by the end of what is kept, the newest by the end of what arrived.
+    part = part[(part["call"] > part["call"][0]) & (part["call"] < part["call"][-1])]
+    if not len(part):
         return Shape.OTHER
-    if len(calls) > MINIMUM_CALLS:
-        # The oldest call may be cut off by the end of the ring, the newest by the end of what arrived.
-        part = part[(index > max(0, len(calls) - LATEST_CALLS)) & (index < len(calls) - 1)]
     send = part["function"] == Function.SEND
     numbers, index = np.unique(part["call"], return_inverse=True)
     sent, received = np.bincount(index, send, len(numbers)), np.bincount(index, ~send, len(numbers))
@@ -201,9 +192,6 @@ def collapse(operations: NDArray[Any], rows: set[int]) -> NDArray[Any]:
     return result[~again]
 
 
-# --- the iteration -------------------------------------------------------------------------------------------------------------
-
-
 def find_period(tokens: Tokens, owners: NDArray[np.int64], known: Collection[int] = ()) -> Period | None:
     """The shortest period that holds every regular token; ``None`` where nothing repeats. O(candidates x tokens).
 
@@ -219,19 +207,18 @@ def find_period(tokens: Tokens, owners: NDArray[np.int64], known: Collection[int
         regular = numbers >= threshold
         if set(owner[regular].tolist()) != everybody:
             break  # what is left is no iteration, but a part of one
-        found = _shortest(word, sorted(known), regular, near=1.0)
-        found = found or _shortest(word, _candidates(word, numbers, regular), regular, near=NEAR)
+        found = _shortest(word, sorted(known), regular) or _shortest(word, _candidates(word, numbers, regular), regular)
         if found is not None:
             return found
     return None
 
 
-def _shortest(word: NDArray[np.int64], lengths: Iterable[int], regular: NDArray[np.bool_], near: float) -> Period | None:
+def _shortest(word: NDArray[np.int64], lengths: Sequence[int], regular: NDArray[np.bool_]) -> Period | None:
     """Of the lengths, which rise, the shortest that is a period; of those nearly as short the one that fits best."""
     best: Period | None = None
     fit = -1.0
     for length in lengths:
-        if 2 * length > len(word) or (best is not None and length > near * best.length):
+        if best is not None and length > NEAR * best.length:
             break
         start = _stretch(word, length, regular)
         if start is not None:
@@ -257,7 +244,7 @@ def _candidates(word: NDArray[np.int64], numbers: NDArray[np.int64], regular: ND
 
 def _stretch(word: NDArray[np.int64], length: int, regular: NDArray[np.bool_]) -> int | None:
     """Start of the latest place where ``length`` tokens are followed by the same again, with all the regular ones among them."""
-    same = word[length:] == word[:-length]
+    same = word[length:] == word[:-length]  # empty where the sequence is no longer than that
     bounds = np.r_[-1, np.flatnonzero(~same), len(same)]
     for i in np.flatnonzero(np.diff(bounds) > length)[::-1].tolist():
         start = int(bounds[i + 1]) - length
@@ -298,9 +285,6 @@ def canonical_start(tokens: Tokens) -> int:
         _, order = np.unique(order * len(tokens) + np.roll(order, -width), return_inverse=True)
         width *= 2
     return int(np.argmin(order))
-
-
-# --- fingerprints --------------------------------------------------------------------------------------------------------------
 
 
 def _raw_tokens(operations: NDArray[Any]) -> Tokens:

@@ -26,3 +26,16 @@ def test_clocks_are_found_within_their_error() -> None:
         assert abs(float(model.correct(np.array([node]), late)[0]) - 35.0) <= model.error(0, node) < 0.002
     assert model.error(0, 3) == float("inf")
     assert model.error(2, 2) == 0.0
+
+
+def test_a_stretch_in_which_somebody_waited_long_widens_no_error() -> None:
+    """Of messages there and back, one hundred seconds apart: in the last stretch the answer comes ten seconds late."""
+    rows = []
+    for number in range(6):
+        begin, late = 100.0 * number, 10.0 if number == 5 else 0.0
+        rows += [(0, 2 * number, begin, np.nan), (1, 2 * number, np.nan, begin + 5.001)]
+        rows += [(1, 2 * number + 1, begin + 5.002, np.nan), (0, 2 * number + 1, np.nan, begin + 0.003 + late)]
+    table = np.array(rows)
+    model = estimate(table[:, 0].astype(int), table[:, 1].astype(int), table[:, 2], table[:, 3])
+    there = model.correct(np.array([1]), np.array([255.0]))[0]
+    assert abs(there - 250.0) <= model.error(0, 1) < 0.01

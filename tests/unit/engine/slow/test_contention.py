@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from ncclwatch.engine.connections import ConnectionKey
-from ncclwatch.engine.edges import LinkNode, RankNode, Wait, Why
+from ncclwatch.engine.edges import Wait, Why
 from ncclwatch.engine.job import Job, assemble
+from ncclwatch.engine.nodes import LinkNode, RankNode
 from ncclwatch.engine.slow.blame import find
 from ncclwatch.engine.slow.contention import lacks_cpu, running_part, short_of_cpu
 from ncclwatch.engine.slow.findings import Context, Kind

@@ -6,11 +6,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from ncclwatch.engine.beside import add_network
 from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.engine.slow.delay_matrix import delay_lines, matrix_of, slow_parts
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, RdmaCounts, SocketFacts
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
+from unit.engine.evidence.said import of_network
 
 RANKS = 6
 COMM = 0xABC
@@ -72,7 +74,7 @@ def test_only_what_concerns_a_culprit_is_told_and_equal_delays_say_nothing() -> 
 def test_a_slow_verdict_gets_it_as_evidence() -> None:
     memory = NetworkMemory()
     memory.feed("node0", NetworkLook(flows=tuple(all_pairs({(1, 4): 400.0}))), 1)
-    told = memory.explain(verdict(11, 14))
+    told = add_network(of_network(memory), verdict(11, 14))
     assert any("delay matrix of communicator" in line for line in told.evidence)
-    hang = memory.explain(replace(verdict(11, 14), verdict_class=VerdictClass.HARDWARE))
+    hang = add_network(of_network(memory), replace(verdict(11, 14), verdict_class=VerdictClass.HARDWARE))
     assert not any("delay matrix" in line for line in hang.evidence), "a hang has no delays"

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ncclwatch.engine.edges import RankNode, Wait
+from ncclwatch.engine.edges import Wait
 from ncclwatch.engine.job import Job, assemble
+from ncclwatch.engine.nodes import RankNode
 from ncclwatch.engine.rings import all_under_way, exchanges, laggards, under_way
 from ncclwatch.engine.slow.cadence import Cadence
 from ncclwatch.engine.slow.equals import equals

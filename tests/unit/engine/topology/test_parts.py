@@ -11,9 +11,9 @@ from ncclwatch.cli.stated_layout import Stated, compare, from_command, from_file
 from ncclwatch.engine.topology.labels import Stage, compressed
 from ncclwatch.engine.topology.model import Group, Layout, Pattern, Phase, Role, Step, Topology
 from ncclwatch.engine.topology.passes import Call, Hints, find_passes
-from ncclwatch.engine.topology.record import chosen_specimens
+from ncclwatch.engine.topology.patterns import Track
+from ncclwatch.engine.topology.record import JobMap, KnownJob, choose_specimens
 from ncclwatch.engine.topology.specimen import canonical_start, find_period
-from ncclwatch.engine.topology.tracker import Track
 from ncclwatch.errors import UsageError
 from ncclwatch.simulate.scenario import Schedule
 from ncclwatch.simulate.schedule import Pass, steps
@@ -100,7 +100,6 @@ def test_an_inner_stage_alone_does_not_tell_chunks_from_micro_batches(schedule: 
 def test_two_stages_with_chunks_are_not_guessed_at() -> None:
     calls, _ = calls_of(Schedule.INTERLEAVED, 0, 2, 4, 2)
     found = find_passes(calls, 2, 0, Hints())
-    assert not found.consistent
     assert {place.phase for place in found.places} == {Phase.EITHER}
 
 
@@ -119,45 +118,46 @@ def test_without_a_pipeline_gathers_and_scatters_of_context_ranks_tell_the_passe
 
 def track() -> Track:
     tokens = np.array(ITERATION, np.uint64)
-    pattern = Pattern(0, tuple(Step(Role.TENSOR, 1, 1, 7) for _ in ITERATION), tokens)
+    pattern = Pattern(0, tuple(Step(Role.TENSOR, 1) for _ in ITERATION), tokens)
     return Track(pattern)
 
 
 def test_a_pointer_finds_its_place_at_an_operation_that_is_unique_and_keeps_it() -> None:
     follower = track()
-    positions, iterations, exact = follower.follow(np.array(ITERATION[10:] + ITERATION * 2, np.uint64))
-    assert positions[-len(ITERATION) :].tolist() == list(range(len(ITERATION)))
-    assert exact[-len(ITERATION) :].all()
-    assert iterations[-1] - iterations[-len(ITERATION) - 1] == 1
+    assert follower.follow(np.array(ITERATION[10:14], np.uint64)).max() < 0
+    positions = follower.follow(np.array(ITERATION[14:] + ITERATION * 2, np.uint64))
+    assert positions[-2 * len(ITERATION) :].tolist() == 2 * list(range(len(ITERATION)))
+    assert follower.exact
 
 
 def test_a_barrier_is_passed_over_and_lost_records_make_places_uncertain_until_the_next_unique_operation() -> None:
     follower = track()
     follower.follow(np.array(ITERATION, np.uint64))
-    positions, _, exact = follower.follow(np.array([7, *ITERATION], np.uint64))
+    positions = follower.follow(np.array([7, *ITERATION], np.uint64))
     assert positions.tolist() == [-1, *range(len(ITERATION))]
-    assert exact[1:].all()
-    _, _, exact = follower.follow(np.array(ITERATION[:5] + ITERATION[9:20], np.uint64))
-    assert exact[:5].all()
-    assert not exact[5:].any()
-    positions, _, exact = follower.follow(np.array(ITERATION[20:], np.uint64))
+    assert follower.exact
+    follower.follow(np.array(ITERATION[:5], np.uint64))
+    assert follower.exact
+    assert follower.follow(np.array(ITERATION[9:20], np.uint64)).min() >= 0
+    assert not follower.exact
+    positions = follower.follow(np.array(ITERATION[20:], np.uint64))
     assert positions[-2:].tolist() == [len(ITERATION) - 2, len(ITERATION) - 1]
-    assert exact[-2:].all()
+    assert follower.exact
 
 
 def test_passes_of_an_evaluation_are_not_taken_for_those_of_an_iteration() -> None:
     """Forward passes begin with a message, backward passes with the same operation as these go on with; 9 is unique."""
     message, work, last = 5, 6, 9
     word = [message, work, work] * 3 + [work, work] * 3 + [last]
-    steps = tuple(Step(Role.PIPELINE, 11, 1, 7, towards=-1) if t == message else Step(Role.TENSOR, 1, 1, 7) for t in word)
+    steps = tuple(Step(Role.PIPELINE, 11, towards=-1) if t == message else Step(Role.TENSOR, 1) for t in word)
     follower = Track(Pattern(0, steps, np.array(word, np.uint64)))
     follower.follow(np.array(word, np.uint64))
     evaluation, after = [message, work, work] * 3, np.array(word, np.uint64)
     follower.follow(np.array(evaluation, np.uint64))
-    told = [follower.follow(part) for part in np.split(after, range(3, len(after), 3))]
-    said = [pair for positions, _, exact in told for pair in zip(positions.tolist(), exact.tolist(), strict=True)]
-    assert all(at == i for i, (at, exact) in enumerate(said) if exact), "a forward pass where a backward pass was to come"
-    assert said[-1] == (len(word) - 1, True)
+    for end in range(3, len(after) + 3, 3):
+        follower.follow(after[end - 3 : end])
+        assert not follower.exact or follower.position == min(end, len(after)) - 1, "a forward pass where a backward one is due"
+    assert follower.exact
 
 
 def topology(*groups: Group, layout: Layout | None = None) -> Topology:
@@ -199,7 +199,7 @@ def test_words() -> None:
 
 
 def test_specimens_are_spread_over_all_stages_of_a_large_job() -> None:
-    chosen = chosen_specimens(range(4096))
+    chosen = choose_specimens(JobMap(rank=list(range(4096))), KnownJob(4096, list(range(4096)), []))
     assert len(set(chosen)) == len(chosen) == 128
     assert {rank // 128 for rank in chosen} == set(range(32))
     assert {rank % 8 for rank in chosen} == set(range(8))

@@ -1,0 +1,242 @@
+"""What is told beside an explanation: CPU limits, GPUs, NICs, connections and kernel logs of the ranks that it names.
+
+None of it names anybody. Only what concerns the ranks named is told: a NIC that their connections use, or a line of the kernel's
+log that names a culprit's process or came from a culprit's host.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from itertools import groupby
+from statistics import median_low
+
+from ncclwatch.engine.case import Case
+from ncclwatch.engine.edges import told
+from ncclwatch.engine.evidence.base import FactKind, Strength
+from ncclwatch.engine.evidence.cpu_limits import HELD_BACK, HELD_TIMES, held_back
+from ncclwatch.engine.evidence.kernel_log import Logged
+from ncclwatch.engine.evidence.ports import PortDown, PortErrors, names_of
+from ncclwatch.engine.evidence.sockets import FlowFact
+from ncclwatch.engine.explain_network import first_waits
+from ncclwatch.engine.flow_lines import flow_lines
+from ncclwatch.engine.hypotheses import Cause, Hypothesis
+from ncclwatch.engine.job import Job, Member
+from ncclwatch.engine.nodes import RankNode
+from ncclwatch.engine.slow.delay_matrix import delay_lines
+from ncclwatch.engine.suspects import accused, group_of
+from ncclwatch.model.network import KernelLogLine
+from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
+
+# --- CPU limits --------------------------------------------------------------------------------------------------------
+
+CRAWL_TIMES = 6.0
+"""Unit: times the patience with others; whoever is held back may stand still for so long. From: chosen. A process with a fiftieth
+of a CPU was seen to get none for seven seconds (Linux 6.18), and one step of a transfer takes several such turns.
+"""
+CRAWL_S = 60.0
+"""Unit: s; up to so long, whatever the patience. From: chosen, twice what is given with the usual patience."""
+RAISE_LIMITS = "raise the CPU limits of the job's containers or pods, or take them away"
+
+
+def crawls(case: Case) -> Iterator[Hypothesis]:
+    """A standstill that names nobody but ranks that a CPU limit holds back, most others not, or links with such a rank at an end:
+    that is too early to say anything.
+    """
+    standing, longer = case.standing, max(case.patience_s, min(CRAWL_TIMES * case.patience_s, CRAWL_S))
+    if standing is None or case.still >= longer:
+        return
+    if standing.verdict_class not in (VerdictClass.NOT_ENTERED, VerdictClass.HARDWARE):
+        return
+    job, facts = case.job, case.facts.of(FactKind.THROTTLED)
+    parts = dict.fromkeys((member.index for member in job.members), 0.0)
+    for fact in facts:
+        if isinstance(fact.subject, RankNode):
+            parts[fact.subject.index] = max(parts[fact.subject.index], fact.value or 0.0)
+    least = max(HELD_BACK, HELD_TIMES * median_low(parts.values()))
+    found: set[int] = set()
+    for suspect in standing.suspects:
+        slow = {index for index in _involved(job, suspect.place) if parts[index] >= least}
+        if not slow:
+            return
+        found |= slow
+    if found:
+        because = tuple(
+            fact for fact in facts
+            if isinstance(fact.subject, RankNode) and fact.subject.index in found and fact.value == parts[fact.subject.index]
+        )  # fmt: skip
+        yield Hypothesis(
+            "crawls", VerdictClass.UNKNOWN, Cause.PAUSE, supports=first_waits(case), seconds=longer, because=because,
+            follows=(*standing.follows, standing.rule),
+        )  # fmt: skip
+
+
+def limited(case: Case) -> Iterator[Hypothesis]:
+    """Limits that hold back who is named: what looks like standing still may be that."""
+    standing = case.standing
+    if standing is None or not standing.accuses or not standing.suspects:
+        return
+    named = accused(case.job, [suspect.place for suspect in standing.suspects])
+    held = [fact for fact in case.facts.of(FactKind.THROTTLED) if fact.strength is Strength.PROVEN and fact.subject in named]
+    held = [fact for fact in held if (fact.value or 0.0) >= HELD_BACK]
+    if held:
+        yield standing.beside_it("cpu-limit", (), because=(*standing.because, *held))
+
+
+def all_held_back(job: Job) -> str:
+    """What to say where CPU limits hold at least half of all ranks back; empty where they do not."""
+    parts = [part for member in job.members if (part := held_back(member)) is not None and part >= HELD_BACK]
+    if 2 * len(parts) < len(job.members) or not parts:
+        return ""
+    return (
+        f"CPU limits hold {len(parts)} of {len(job.members)} ranks back, in {min(parts):.0%} to {max(parts):.0%} of their periods"
+    )
+
+
+def _involved(job: Job, place: Culprit) -> set[int]:
+    """The rank a culprit is; both ends where it is the end of a link, since either may keep that from carrying."""
+    if place.link is None:
+        return accused(job, [place])
+    group = group_of(job, place)
+    ends: tuple[Member | None, ...] = ()
+    if group is not None:
+        ends = group.holder(place.link.source), group.holder(place.link.destination)
+    return {member.index for member in ends if member is not None}
+
+
+# --- GPUs, samples -----------------------------------------------------------------------------------------------------
+
+GPU_LINES = 4
+"""Bound: lines of evidence from the device plane for one rank."""
+
+
+def gpus(case: Case) -> Iterator[Hypothesis]:
+    """What the GPUs of those named say of themselves, where their processes have the shim; and copies that do not come back."""
+    standing, job = case.standing, case.job
+    if standing is None or not any(member.last.device is not None for member in job.members):
+        return
+    planes = standing.planes if "device" in standing.planes else (*standing.planes, "device")
+    silent = case.facts.of(FactKind.GPU_SILENT)
+    if not standing.accuses:
+        yield standing.beside_it("gpu", (), missing=(*standing.missing, *silent), planes=planes)
+        return
+    named = sorted(accused(job, [suspect.place for suspect in standing.suspects]))
+    lines = [fact for index in named for fact in case.facts.about(FactKind.GPU_UNFINISHED, RankNode(index))[:GPU_LINES]]
+    yield standing.beside_it("gpu", (*lines, *silent), planes=planes)
+
+
+def newcomers(case: Case) -> Iterator[Hypothesis]:
+    """Processes that were sampled once: where they stand is known, and others may wait for them; whether they move is not."""
+    standing, number = case.standing, len(case.newcomers)
+    if standing is None or not number or standing.cause in (Cause.ALL_ENDED, Cause.ONE_SAMPLE, Cause.PROGRESS):
+        return
+    if standing.accuses and not case.newcomers.isdisjoint(accused(case.job, [s.place for s in standing.suspects])):
+        yield Hypothesis("newcomers", VerdictClass.UNKNOWN, Cause.ONE_SAMPLE, follows=(*standing.follows, standing.rule))
+        return
+    what = "1 process was" if number == 1 else f"{number} processes were"
+    line = f"{what} looked at only once so far: whether anything moves there is not known yet"
+    yield standing.beside_it("newcomers", (), missing=(*standing.missing, told(line, kind=FactKind.HALTED)))
+
+
+# --- network and kernel logs -------------------------------------------------------------------------------------------
+
+MAX_LINES = 6
+"""Bound: evidence lines that one verdict gets of the network and the kernels."""
+NETWORK_CLASSES = frozenset(
+    {VerdictClass.HARDWARE, VerdictClass.SLOW_COMMUNICATION, VerdictClass.SLOW_MIXED, VerdictClass.UNKNOWN, VerdictClass.ERROR}
+)
+"""Verdicts that a NIC in trouble can explain; a stopped process is stopped whatever the network does."""
+MISSING_SOMETHING = frozenset({VerdictClass.DEAD, VerdictClass.NOT_ENTERED, VerdictClass.INIT_HANG})
+"""Verdicts that a helper process which was killed can explain."""
+HELPER_S = 120.0
+"""Unit: s; a helper that was killed longer before the standstill has nothing to do with it. From: chosen, as data loaders are a
+few batches ahead.
+"""
+OUT_OF_MEMORY = (
+    "it was killed for want of memory: raise the limit of its cgroup, or find what grew (data loaders, pinned buffers, /dev/shm)"
+)
+
+
+def add_network(case: Case, verdict: Verdict) -> Verdict:
+    """The verdict with what NICs, connections and kernel logs have to say about it, itself when that is nothing. Its id stays."""
+    logged = list(_log_lines(case, verdict))
+    evidence = [fact.text for fact in logged]
+    killed = any(fact.line.kind == "memory" and _names(fact.line, verdict.culprits) for fact in logged)
+    steps = [OUT_OF_MEMORY] if killed else []
+    if verdict.verdict_class in NETWORK_CLASSES or verdict.verdict_class is VerdictClass.NOT_ENTERED:
+        for line, step in _nic_lines(case, verdict):
+            evidence.append(line)
+            steps.append(step)
+    if verdict.verdict_class in NETWORK_CLASSES:
+        slow = verdict.verdict_class.slow
+        troubled, lost = case.facts.of(FactKind.FLOW_TROUBLE, FlowFact), case.facts.of(FactKind.LOST, FlowFact)
+        lines, lossy = flow_lines(troubled, lost, verdict, slow=slow)
+        evidence += lines
+        steps += lossy
+        flows = [flow for _, known in sorted(case.known.network.hosts.items()) for flow in known.flows] if slow else []
+        evidence += delay_lines(flows, verdict) if slow else []
+    evidence = [line for line in dict.fromkeys(evidence) if line not in verdict.evidence][:MAX_LINES]
+    if not evidence:
+        return verdict
+    planes = verdict.planes if "nic" in verdict.planes else (*verdict.planes, "nic")
+    fresh = tuple(step for step in dict.fromkeys(steps) if step not in verdict.next_steps)
+    return replace(verdict, evidence=(*verdict.evidence, *evidence), next_steps=(*fresh, *verdict.next_steps), planes=planes)
+
+
+def _nic_lines(case: Case, verdict: Verdict) -> Iterator[tuple[str, str]]:
+    """(evidence, next step) for every NIC in trouble that ranks of this verdict use, or that its link names."""
+    ranks = {culprit.rank for culprit in verdict.culprits if culprit.rank is not None} | set(verdict.victims)
+    device = verdict.link.device if verdict.link else ""
+    hosts = {culprit.host for culprit in verdict.culprits}
+    down = [port for port in case.facts.of(FactKind.PORT_DOWN, PortDown) if not port.nic.up]
+    # Whose port is down may have lost its operations to the error: of a rank that came late a few errors say nothing.
+    late = verdict.verdict_class is VerdictClass.NOT_ENTERED
+    worn = [port for port in case.facts.of(FactKind.PORT_ERRORS, PortErrors) if port.nic.up and not late]
+    ports: list[PortDown | PortErrors] = [*down, *worn]
+    for port in sorted(ports, key=lambda port: (port.nic.host, not port.nic.used_by)):
+        nic = port.nic
+        if nic.used_by:
+            concerns = not ranks or bool(ranks & set(nic.used_by))
+        else:
+            near = [other for other in port.namesakes if not ranks or ranks & set(other.used_by)]
+            called = device in names_of(nic) and not any(device in names_of(other) for other in near)
+            concerns = called and (nic.host in hosts or not hosts)
+        if not concerns:
+            continue
+        if isinstance(port, PortDown):
+            step = f"bring {nic.label} on {nic.host} up again, or look at its cable and switch port ('ip link', 'ibstat')"
+        else:
+            step = f"look at the path of {nic.label} on {nic.host}: its cable, transceiver and switch port, and congestion"
+        yield f"{port.text}{_users(nic.used_by, ranks)}", step
+
+
+def _users(used_by: tuple[int, ...], ranks: Iterable[int]) -> str:
+    users = sorted(set(used_by) & set(ranks)) or list(used_by)
+    if not users:
+        return ""
+    who, verb = ("rank", "uses") if len(users) == 1 else ("ranks", "use")
+    return f"; {who} {', '.join(map(str, users[:8]))} {verb} it"
+
+
+def _log_lines(case: Case, verdict: Verdict) -> Iterator[Logged]:
+    """The newest lines of the kernel's log on hosts of culprits: Xids, NIC errors, processes that it ended."""
+    if not verdict.verdict_class.accuses and verdict.verdict_class is not VerdictClass.UNKNOWN:
+        return
+    hosts = {culprit.host for culprit in verdict.culprits}
+    for host, facts in groupby(case.facts.of(FactKind.LOGGED, Logged), key=lambda fact: fact.host):
+        for fact in list(facts)[-MAX_LINES:] if not hosts or host in hosts else ():
+            line = fact.line
+            if line.pid is None or not verdict.culprits or _names(line, verdict.culprits) or _is_a_helpers(line, verdict):
+                yield fact
+
+
+def _is_a_helpers(line: KernelLogLine, verdict: Verdict) -> bool:
+    """Whether another process was killed for want of memory shortly before, or since: a data loader's worker, perhaps."""
+    began = verdict.since if verdict.since is not None else verdict.time
+    if line.kind != "memory" or verdict.verdict_class not in MISSING_SOMETHING or began is None:
+        return False
+    return began - HELPER_S <= line.wall_ns / 1e9
+
+
+def _names(line: KernelLogLine, culprits: Iterable[Culprit]) -> bool:
+    return any((culprit.host, culprit.pid) == (line.host, line.pid) for culprit in culprits)

@@ -1,0 +1,18 @@
+"""All sources of evidence. To add one: a module of this package, a line here, and its tests (docs/adding-a-source.md)."""
+
+from __future__ import annotations
+
+from ncclwatch.engine.evidence.base import Source
+from ncclwatch.engine.evidence.cpu_limits import CpuLimits
+from ncclwatch.engine.evidence.cpu_use import CpuUse
+from ncclwatch.engine.evidence.device import DeviceShim
+from ncclwatch.engine.evidence.exits import Exits
+from ncclwatch.engine.evidence.kernel_log import KernelLog
+from ncclwatch.engine.evidence.ports import Ports
+from ncclwatch.engine.evidence.round_trips import RoundTrips
+from ncclwatch.engine.evidence.sockets import Sockets
+
+SOURCES: tuple[Source, ...] = (
+    Exits(), DeviceShim(), Ports(), Sockets(), KernelLog(), CpuLimits(), CpuUse(), RoundTrips(),
+)  # fmt: skip
+"""Every source, in the order in which what they say is told."""

@@ -1,0 +1,179 @@
+"""What the sockets and queue pairs of a job's connections say: paths without an answer, losses that TCP repairs, trouble.
+
+Where a path dies while a job creates connections, or sends over it what nobody is waiting for yet, nothing inside NCCL shows it.
+TCP knows: segments that are sent again and again without an answer are a fact of the network, and whoever has only stopped
+reading still acknowledges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ncclwatch.engine.evidence.base import Coverage, Fact, FactKind, Source, Way
+from ncclwatch.model.network import FlowRecord, FlowState, SocketFacts
+from ncclwatch.model.state import Direction
+
+if TYPE_CHECKING:
+    from ncclwatch.engine.case import Case
+    from ncclwatch.engine.network import HostNetwork
+
+NAME = "sockets"
+
+RETRY_S = 7.0
+"""Fact: TCP sends again 0.2, 0.6, 1.4, 3.0 and 6.2 s after what was lost (Linux, ``TCP_RTO_MIN``, doubled each time), then
+12.6 s.
+"""
+RETRY_ALIVE_S = 30.0
+"""Fact: so long where something came through meanwhile: the round trip then holds the wait, and the next timeout comes late."""
+RETRY_LOSSY_S = 60.0
+"""Fact: so long on connections that have lost much of late: an answer after 6.2 s makes the measured round trip so long that the
+next tries come only 7, 21 and 49 s after what was lost.
+"""
+LAST_TIMEOUT = 5
+"""Fact: after so many timeouts in a row TCP's next try is not waited for: 6.2 s where the first comes after 0.2 s."""
+LAST_LOSSY_TIMEOUT = 7
+"""Fact: after so many on connections that have lost much of late: 25 s where the first comes after 0.2 s. Where a tenth is lost
+both ways one try in five goes unanswered, and one row of seven in a hundred thousand.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadPath(Fact):
+    """A connection on which sockets have sent the same again and again, and longer than TCP is given, without an answer.
+
+    ``subject`` is its :class:`Way`; ``local`` and ``remote`` are IP addresses. ``global_rank`` of who sends tells communicators
+    of one hash apart; ``None`` where it is not known.
+    """
+
+    way: Way
+    local: str
+    remote: str
+    global_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowFact(Fact):
+    """What was seen of one connection, and which ranks of the job may be at its other end, by what hosts say.
+
+    ``by_address``: a socket with the two addresses changed over was found, which leaves no other choice.
+    """
+
+    flow: FlowRecord
+    far: frozenset[int] = frozenset()
+    by_address: bool = False
+
+
+class FarEnds:
+    """The far ends of connections, by what the hosts at both ends say of them.
+
+    A socket's other end is the socket with the two addresses changed over. Without one (RDMA, or a host that is not watched) it
+    is the rank of the communicator, where hashes of communicators that are equal (splits before NCCL 2.24) leave no doubt.
+    """
+
+    def __init__(self, flows: Iterable[FlowRecord]) -> None:
+        self._by_address: dict[tuple[str, str], set[int]] = {}
+        self._by_rank: dict[tuple[int, int], set[int]] = {}
+        for flow in flows:
+            if flow.global_rank is None:
+                continue
+            if flow.socket is not None:
+                self._by_address.setdefault((flow.socket.local, flow.socket.remote), set()).add(flow.global_rank)
+            if flow.comm_hash is not None and flow.rank is not None:
+                self._by_rank.setdefault((flow.comm_hash, flow.rank), set()).add(flow.global_rank)
+
+    def of(self, flow: FlowRecord) -> tuple[frozenset[int], bool]:
+        """The job's ranks that may be at the other end of a connection, and whether the addresses say so."""
+        if flow.socket is not None and (found := self._by_address.get((flow.socket.remote, flow.socket.local))):
+            return frozenset(found), True
+        if flow.comm_hash is None or flow.peer is None:
+            return frozenset(), False
+        return frozenset(self._by_rank.get((flow.comm_hash, flow.peer), ())), False
+
+
+class Sockets(Source):
+    """Connections over the network, as their hosts list them."""
+
+    name = NAME
+    plane = "nic"
+    kinds = frozenset({FactKind.PATH_DEAD, FactKind.RETRYING, FactKind.FLOW_TROUBLE, FactKind.LOST})
+
+    def facts(self, case: Case) -> Iterator[Fact]:
+        """Dead paths, connections that TCP tries to repair, trouble of each connection, and what it lost. O(connections)."""
+        hosts = [known for _, known in sorted(case.known.network.hosts.items()) if known.flows]
+        for known in hosts:
+            yield from _dead_paths(known)
+        for way, worth in _retrying(hosts).items():
+            yield Fact(FactKind.RETRYING, way, NAME, value=worth, describe=partial(_retrying_text, way, worth))
+        flows = [flow for known in hosts for flow in known.flows]
+        ends: FarEnds | None = None
+        for flow in flows:
+            troubled = bool(flow.reason) and (flow.state is FlowState.BLOCKED or flow.state.is_trouble)
+            sends = flow.socket is not None and flow.retries is not None and flow.direction is Direction.SEND
+            if not troubled and not sends:
+                continue
+            ends = ends or FarEnds(flows)
+            far, by_address = ends.of(flow)
+            common = {"subject": _subject(flow), "source": NAME, "flow": flow, "far": far, "by_address": by_address}
+            if troubled:
+                yield FlowFact(kind=FactKind.FLOW_TROUBLE, describe=partial(str, flow.reason), **common)  # type: ignore[arg-type]
+            if sends:
+                yield FlowFact(kind=FactKind.LOST, value=flow.retries, **common)  # type: ignore[arg-type]
+
+    def coverage(self, case: Case) -> Coverage:
+        """Hosts with NCCL processes that list their connections."""
+        wanted = {member.info.host for member in case.job.members}
+        seen = {host for host in wanted if host in case.known.network.hosts and case.known.network.hosts[host].flows}
+        return Coverage(NAME, len(seen), len(wanted))
+
+
+def tries_left(known: HostNetwork, way: tuple[int, int, int], facts: SocketFacts) -> bool:
+    """Whether TCP is to be given another try on a connection whose sockets wait for an answer."""
+    return (facts.timeouts or 0) < (LAST_LOSSY_TIMEOUT if way in known.lossy else LAST_TIMEOUT)
+
+
+def _retrying(hosts: Iterable[HostNetwork]) -> dict[Way, float]:
+    """Connections whose sockets wait to send again what was lost, and may come through, each with the seconds of standstill it is
+    worth waiting for that: each time they wait twice as long, so a link that only loses much can stand still for many seconds.
+    """
+    found: dict[Way, float] = {}
+    for known in hosts:
+        for place, _, facts in known.known_sockets():
+            if facts.unacknowledged and facts.timeouts is not None and tries_left(known, place, facts):
+                alone, way = RETRY_S if facts.timeouts else RETRY_ALIVE_S, Way(*place)
+                found[way] = max(found.get(way, 0.0), RETRY_LOSSY_S if place in known.lossy else alone)
+    return found
+
+
+def dead_path(way: Way, local: str, remote: str, *, global_rank: int | None = None, timeouts: int | None = None) -> DeadPath:
+    """The fact that nothing sent on a connection is acknowledged, after so many timeouts in a row."""
+    text = f"nothing that {local} sends to {remote} is acknowledged, after {timeouts} timeouts in a row"
+    return DeadPath(
+        kind=FactKind.PATH_DEAD, subject=way, source=NAME, way=way, local=local, remote=remote, global_rank=global_rank,
+        value=timeouts, describe=partial(str, text),
+    )  # fmt: skip
+
+
+def _dead_paths(known: HostNetwork) -> Iterator[DeadPath]:
+    for place, flow, facts in known.known_sockets():
+        if flow.state is FlowState.STALLED and facts.unacknowledged and not tries_left(known, place, facts):
+            ends = _address(facts.local), _address(facts.remote)
+            yield dead_path(Way(*place), *ends, global_rank=flow.global_rank, timeouts=facts.timeouts)
+
+
+def _retrying_text(way: Way, worth: float) -> str:
+    where = f"rank {way.rank} to rank {way.peer} of communicator {way.comm_hash:016x}"
+    return f"{where}: what was lost is sent again by TCP, which may come through within {worth:.0f} s"
+
+
+def _subject(flow: FlowRecord) -> Way | None:
+    if flow.comm_hash is None or flow.rank is None or flow.peer is None:
+        return None
+    return Way(flow.comm_hash, flow.rank, flow.peer)
+
+
+def _address(end: str) -> str:
+    """``10.0.0.1`` of ``10.0.0.1:4711``."""
+    return end.rpartition(":")[0]

@@ -1,0 +1,307 @@
+"""A port or a path that is down below a standstill is its cause, whoever the waits lead to; and TCP that still tries.
+
+What is cut while nothing is under way on it leaves no trace in anybody's memory, and newer proxies drop what their transport
+reports as failed: then the waits end at a rank that merely waits unseen. That a port which ranks of the job use went down when
+the job came to stand, or that TCP gets no answer on a path, says more than where such a chain ends.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from ncclwatch.engine.case import Case
+from ncclwatch.engine.edges import told, wait_facts
+from ncclwatch.engine.evidence.base import Fact, FactKind
+from ncclwatch.engine.evidence.ports import PortDown
+from ncclwatch.engine.evidence.sockets import DeadPath
+from ncclwatch.engine.hypotheses import Cause, Hypothesis, Suspect
+from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.engine.suspects import accused, group_of, observed, one_of_each
+from ncclwatch.model.network import NicRecord
+from ncclwatch.model.state import Communicator, Direction, Transport
+from ncclwatch.model.verdict import Culprit, LinkRef, VerdictClass
+
+BEFORE_S = 120.0
+"""Unit: s; a port may have gone down so long before the job came to stand. From: chosen, as what lies inside the nodes may go on
+for a while.
+"""
+AFTER_S = 5.0
+"""Unit: s; a port that went down later than this after the job came to stand is not why. From: chosen, as samples and listings of
+NICs are a second or two old, and wall clocks may differ.
+"""
+BETWEEN_SAMPLES_S = 2.0
+"""Unit: s; when a job came to stand is known no better. From: two samples, a second apart by default."""
+SHOWN = 4
+"""Bound: suspects that a line of evidence names, and ends of waits that a pause shows."""
+
+OPEN_TO_DOUBT = frozenset({VerdictClass.NOT_ENTERED, VerdictClass.DEADLOCK, VerdictClass.UNKNOWN})
+"""Verdicts on where waits end; what the operating system states, and calls that disagree, stand by themselves."""
+
+
+# --- ports -------------------------------------------------------------------------------------------------------------
+
+
+def port_down(case: Case) -> Iterator[Hypothesis]:
+    """Ports below the standstill, where that explains it better: ranks use them and went down when the job came to stand."""
+    standing, down = case.standing, _ports_down(case)
+    if standing is None or not down or not _is_open_to_doubt(standing, ports_in_use(case)):
+        return
+    job = case.job
+    first = next((s.place for s in standing.suspects if s.place.operation), None) or next(iter(_places(standing)), None)
+    groups = [job.groups[number] for number in sorted(_groups_that_stand(case, standing))]
+    found = [(port, users) for port in down if (users := _users(port, groups))]
+    suspects = []
+    for port, users in found:
+        for member, link in users:
+            suspect = observed(job, member, (), (), Cause.PORT, f"{port.nic.label} {port.state}", link=link)
+            communicator = (first.communicator if first else None) or suspect.place.communicator
+            place = replace(suspect.place, communicator=communicator, operation=first.operation if first else None)
+            suspects.append(replace(suspect, place=place))
+    if suspects:
+        ranks = {index for group in groups for index in group.ranks}
+        yield _explained(case, "port-down", suspects, ranks, standing, "port", tuple(port for port, _ in found))
+
+
+def port_end(case: Case) -> Iterator[Hypothesis]:
+    """Of links that carry no data, the ends whose port is down, where both ends were named for want of anything better.
+
+    An end is let go only where the other end of its own link is known to be down: another link may have another trouble.
+    """
+    standing, ports = case.standing, _ports_down(case)
+    if standing is None or standing.verdict_class is not VerdictClass.HARDWARE or not _has_link(standing) or not ports:
+        return
+
+    def is_down(host: str, rank: int | None) -> bool:
+        return any(port.is_used_by(host, rank) for port in ports)
+
+    down = [s for s in standing.suspects if is_down(s.place.host, s.place.rank)]
+    kept = []
+    for suspect in standing.suspects:
+        other = None if suspect in down else _other_end(case.job, suspect)
+        if suspect in down or other is None or not is_down(other.info.host, other.rank):
+            kept.append(suspect)
+    if not down or len(kept) == len(standing.suspects):
+        return
+    freed = accused(case.job, [s.place for s in standing.suspects if s not in kept])
+    because = tuple(port for port in ports if any(port.is_used_by(s.place.host, s.place.rank) for s in down))
+    yield standing.amended(
+        "port-end", suspects=tuple(kept), victims=standing.victims | freed, because=because, narrowed=standing,
+        planes=_and_nic(standing),
+    )  # fmt: skip
+
+
+def ports_in_use(case: Case) -> list[PortDown]:
+    """NICs that ranks use and that are or were down."""
+    return [port for port in case.facts.of(FactKind.PORT_DOWN, PortDown) if port.nic.used_by]
+
+
+def explains(port: PortDown, began: float) -> bool:
+    """Whether a standstill that began then may be a port's doing, also once it is up again: what was lost comes later."""
+    if port.until is not None and port.until < began - BETWEEN_SAMPLES_S:
+        return False
+    return port.since is None or -BEFORE_S <= port.since - began <= AFTER_S
+
+
+def _ports_down(case: Case) -> list[PortDown]:
+    return [port for port in ports_in_use(case) if explains(port, case.time - case.still)]
+
+
+def _is_open_to_doubt(standing: Hypothesis, ports: Sequence[PortDown]) -> bool:
+    if standing.verdict_class in OPEN_TO_DOUBT:
+        return True
+    if standing.verdict_class is not VerdictClass.HARDWARE or _has_link(standing):
+        return False
+    # A GPU or proxy that "does not go on" may wait, unseen, for the port; of a rank that uses the port, that is told already.
+    return not any(port.is_used_by(place.host, place.rank) for place in _places(standing) for port in ports)
+
+
+def _groups_that_stand(case: Case, standing: Hypothesis) -> set[int]:
+    """Communicators in which something stands still."""
+    job, waits = case.job, case.waits
+    found = {number for number in waits.collectives() if number in job.groups}
+    places = _places(standing)
+    first = next((place for place in places if place.operation), places[0] if places else None)
+    if first is not None and first.communicator is not None:
+        found |= {group.id for group in job.groups.values() if f"{group.hash:016x}" == first.communicator.hash}
+    return found or {wait.key.group for wait in waits.first(64) if wait.key.group in job.groups}
+
+
+def _users(port: PortDown, standing: Sequence[Group]) -> list[tuple[Member, LinkRef | None]]:
+    """Ranks that use a NIC and have a connection over the network in a communicator that stands still, with one such link."""
+    found: dict[int, tuple[Member, LinkRef | None]] = {}
+    for group in standing:
+        for member, own in group.members.values():
+            if member.index not in found and port.is_used_by(member.info.host, member.rank):
+                link = _link(own, port.nic)
+                if link is not None:
+                    found[member.index] = (member, link)
+    return [found[index] for index in sorted(found)]
+
+
+def _link(own: Communicator, nic: NicRecord) -> LinkRef | None:
+    over = sorted((channel, peer, direction) for channel, peer, direction, kind in own.transports if kind is Transport.NET)
+    if not over:
+        return None
+    _, peer, direction = over[0]
+    channels = tuple(sorted({channel for channel, other, way in over if (other, way) == (peer, direction)}))
+    source, destination = (own.rank, peer) if direction is Direction.SEND else (peer, own.rank)
+    return LinkRef(source, destination, "net", channels, nic.name)
+
+
+def _other_end(job: Job, suspect: Suspect) -> Member | None:
+    """The observed process at the other end of a suspect's link."""
+    place, group = suspect.place, group_of(job, suspect.place)
+    link = place.link
+    if link is None or group is None or place.comm_rank not in (link.source, link.destination):
+        return None
+    return group.holder(link.destination if place.comm_rank == link.source else link.source)
+
+
+# --- paths -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Path:
+    fact: DeadPath
+    group: Group
+    ends: dict[str, int]
+    """Address → rank in the communicator."""
+
+
+def path_dead(case: Case) -> Iterator[Hypothesis]:
+    """The ends of paths over which nothing is acknowledged, where it was only said where the waits that can be seen end.
+
+    Of several paths the address they share is named, of a single one both ends. O(paths x communicators of a hash).
+    """
+    standing = case.standing
+    if standing is None or standing.verdict_class not in OPEN_TO_DOUBT or _is_cut_off(standing):
+        return
+    paths = _paths(case)
+    suspects = _path_suspects(case.job, paths)
+    if suspects:
+        ranks = {index for path in paths for index in path.group.ranks} | standing.victims
+        yield _explained(case, "path-dead", suspects, ranks, standing, "path", tuple(path.fact for path in paths))
+
+
+def path_cut_off(case: Case) -> Iterator[Hypothesis]:
+    """Of a rank that data neither reaches nor leaves the network is why, where a dead path ends at it."""
+    standing = case.standing
+    if standing is None or not _is_cut_off(standing):
+        return
+    paths = _paths(case)
+    ends = {member.rank for path in paths for end in path.ends.values() if (member := path.group.holder(end)) is not None}
+    if all(place.rank in ends for place in _places(standing)):
+        suspects = tuple(replace(suspect, cause=Cause.PATH) for suspect in standing.suspects)
+        because = tuple(path.fact for path in paths)
+        yield standing.amended("path-cut-off", cause=Cause.PATH, suspects=suspects, because=because, planes=_and_nic(standing))
+
+
+def _is_cut_off(standing: Hypothesis) -> bool:
+    return any(suspect.cause is Cause.CUT_OFF for suspect in standing.suspects)
+
+
+def _paths(case: Case) -> list[_Path]:
+    """Dead paths between ranks of the job."""
+    facts = sorted(case.facts.of(FactKind.PATH_DEAD, DeadPath), key=lambda fact: fact.way)
+    return [path for fact in facts if (path := _path_of(case.job, fact)) is not None]
+
+
+def _path_of(job: Job, fact: DeadPath) -> _Path | None:
+    way = fact.way
+    for group in job.groups.values() if fact.local != fact.remote else ():
+        sender = group.holder(way.rank) if group.hash == way.comm_hash and way.peer < group.nranks else None
+        if sender is not None and fact.global_rank in (None, sender.rank):
+            return _Path(fact, group, {fact.local: way.rank, fact.remote: way.peer})
+    return None
+
+
+def _path_suspects(job: Job, paths: Sequence[_Path]) -> list[Suspect]:
+    """Greedily the address that most of the remaining paths share; where none is shared, both ends, if both were observed."""
+    left, named = list(paths), dict[int, Suspect]()
+    while left:
+        common = Counter(address for path in left for address in path.ends).most_common(2)
+        alone = len(common) < 2 or common[0][1] > common[1][1]
+        addresses = (common[0][0],) if alone else tuple(left[0].ends)
+        for path in [path for path in left if set(addresses) <= path.ends.keys()]:
+            left.remove(path)
+            members = [held for address in addresses if (held := path.group.holder(path.ends[address])) is not None]
+            for member in members if len(members) == len(addresses) else ():
+                named.setdefault(member.index, _path_suspect(job, member, path, alone=alone))
+    return list(named.values())
+
+
+def _path_suspect(job: Job, member: Member, path: _Path, *, alone: bool) -> Suspect:
+    link = None if alone else LinkRef(path.fact.way.rank, path.fact.way.peer, "net")
+    suspect = observed(job, member, (), (), Cause.PATH if alone else Cause.PATH_END, link=link)
+    place = replace(suspect.place, communicator=path.group.reference(), comm_rank=path.group.rank_of(member))
+    return replace(suspect, place=place)
+
+
+# --- TCP still tries ---------------------------------------------------------------------------------------------------
+
+
+def tcp_slow(case: Case) -> Iterator[Hypothesis]:
+    """Links, or a port, that carry no data while their sockets wait to send again what was lost carry little: they are slow."""
+    standing = case.standing
+    if standing is None or case.still >= case.retries_s or standing.verdict_class is not VerdictClass.HARDWARE:
+        return
+    if all(suspect.place.link or suspect.cause is Cause.CUT_OFF for suspect in standing.suspects):
+        suspects = tuple(
+            replace(suspect, cause=Cause.PORT_RETRIES) if suspect.cause is Cause.CUT_OFF else suspect
+            for suspect in standing.suspects
+        )
+        yield standing.amended(
+            "tcp-slow", verdict_class=VerdictClass.SLOW_COMMUNICATION, cause=suspects[0].cause, suspects=suspects,
+            seconds=case.still, because=case.facts.of(FactKind.RETRYING),
+        )  # fmt: skip
+
+
+def tcp_pause(case: Case) -> Iterator[Hypothesis]:
+    """While TCP still tries, what else the waits show may be over in a moment."""
+    if case.standing is not None and case.still < case.retries_s:
+        yield Hypothesis("tcp-pause", VerdictClass.UNKNOWN, Cause.PAUSE, supports=first_waits(case), seconds=case.retries_s)
+
+
+# --- parts -------------------------------------------------------------------------------------------------------------
+
+
+def first_waits(case: Case) -> tuple[Fact, ...]:
+    """The first waits that lead to ends: what is shown of a pause."""
+    return tuple(wait_facts(wait for sink in case.sinks[:SHOWN] for wait in sink.waits[:SHOWN]))
+
+
+def _explained(
+    case: Case, rule: str, suspects: Sequence[Suspect], ranks: set[int], standing: Hypothesis, what: str,
+    because: tuple[Fact, ...],
+) -> Hypothesis:  # fmt: skip
+    """That the standstill is the doing of ports or paths (``because``), and not of whom ``standing`` names."""
+    supports = [*standing.supports, *standing.beside]
+    if standing.suspects:
+        line = f"the waits that can be seen end at {_named_in(standing)}, which may itself wait for such a {what}"
+        supports.insert(0, told(line))
+    victims = frozenset(ranks - accused(case.job, [suspect.place for suspect in suspects]))
+    return Hypothesis(
+        rule, VerdictClass.HARDWARE, suspects[0].cause, tuple(suspects), victims, 0.8, tuple(supports), missing=standing.missing,
+        planes=_and_nic(standing), because=because, follows=(*standing.follows, standing.rule),
+    )  # fmt: skip
+
+
+def _named_in(standing: Hypothesis) -> str:
+    """The suspects of a hypothesis, the first few of many."""
+    places = _places(standing)
+    shown = ", ".join(f"rank {one.rank if one.rank is not None else one.comm_rank}" for one in places[:SHOWN])
+    return shown + (f" and {len(places) - SHOWN} more" if len(places) > SHOWN else "")
+
+
+def _places(standing: Hypothesis) -> list[Culprit]:
+    return [suspect.place for suspect in one_of_each(standing.suspects)]
+
+
+def _has_link(standing: Hypothesis) -> bool:
+    return any(suspect.place.link for suspect in standing.suspects)
+
+
+def _and_nic(standing: Hypothesis) -> tuple[str, ...]:
+    return (*standing.planes, "nic")

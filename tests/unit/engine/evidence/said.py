@@ -1,0 +1,46 @@
+"""A source that says what a test wants, and cases around records."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from ncclwatch.engine.case import Case, Known, of_nodes
+from ncclwatch.engine.evidence.base import Coverage, Fact, Source
+from ncclwatch.engine.evidence.registry import SOURCES
+from ncclwatch.engine.job import assemble
+from ncclwatch.engine.network import NetworkMemory
+from ncclwatch.model.state import ProcessSample
+
+
+class Said(Source):
+    """Says these facts of every job."""
+
+    name = "said"
+    plane = "nic"
+
+    def __init__(self, *facts: Fact) -> None:
+        self._facts = facts
+        self.kinds = frozenset(fact.kind for fact in facts)
+
+    def facts(self, case: Case) -> Iterable[Fact]:
+        return self._facts
+
+    def coverage(self, case: Case) -> Coverage:
+        return Coverage(self.name, 1, 1)
+
+
+def with_facts(*facts: Fact) -> tuple[Source, ...]:
+    """All sources, and one that says these facts."""
+    return (*SOURCES, Said(*facts))
+
+
+def of_network(memory: NetworkMemory) -> Case:
+    """A case of which nothing is known but what the nodes say of their network."""
+    return of_nodes(Known(network=memory))
+
+
+def case_of(samples: Sequence[Sequence[ProcessSample]], **more: Any) -> Case:
+    """A case around the one job that samples of processes make."""
+    (job,) = assemble(samples)
+    return Case(job, Known(**more), 0.0, 0.0)

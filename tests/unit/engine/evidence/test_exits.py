@@ -1,0 +1,48 @@
+"""Processes that are stopped or have ended, and ranks that are not among the processes of their host."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ncclwatch.engine.case import Case
+from ncclwatch.engine.evidence.base import FactKind
+from ncclwatch.engine.evidence.exits import Exits, Halted
+from ncclwatch.engine.nodes import AbsentNode, RankNode
+from unit.engine.evidence.said import case_of
+from unit.synthetic import WORLD, frozen_ring, looks
+
+
+def halted(case: Case) -> dict[object, bool]:
+    return {fact.subject: fact.ended for fact in case.facts.of(FactKind.HALTED, Halted)}
+
+
+def test_the_operating_systems_word_is_a_fact_with_its_time() -> None:
+    case = case_of(looks(frozen_ring(2, run_state="T"), count=3))
+    (fact,) = case.facts.of(FactKind.HALTED, Halted)
+    assert (fact.subject, fact.ended) == (RankNode(2), False)
+    assert fact.interval == (1_700_000_000.0, 1_700_000_002.0)
+    assert fact.text.endswith("is stopped (state T) in 3 samples over 2.0 s")
+    assert halted(case_of(looks(frozen_ring(2, run_state="Z")))) == {RankNode(2): True}
+
+
+def test_a_process_that_was_seen_stopped_only_once_may_just_be_traced() -> None:
+    series = looks(frozen_ring(2, run_state="T"))
+    series[2][0] = replace(series[2][0], run_state="S")
+    assert halted(case_of(series)) == {}
+
+
+def test_who_is_not_among_the_processes_of_a_host_that_was_seen_whole_has_ended() -> None:
+    ranks = frozen_ring(2, run_state="S")
+    for rank in ranks:
+        rank.host = "node0"
+        rank.communicators = tuple(replace(c, peers=tuple(replace(p, host_hash=7) for p in c.peers)) for c in rank.communicators)
+    three = looks(ranks)[:3]
+    assert halted(case_of(three, complete_hosts={"node0"})) == {AbsentNode(WORLD, 3): True}
+    assert halted(case_of(three)) == {}, "others of its processes may not have been looked at"
+    elsewhere = looks(frozen_ring(2, run_state="S"))[:3]
+    assert halted(case_of(elsewhere, complete_hosts={"node0"})) == {}, "it should be on a host that nobody looked at"
+
+
+def test_coverage_counts_ranks_of_communicators() -> None:
+    coverage = Exits().coverage(case_of(looks(frozen_ring())[:3]))
+    assert (coverage.seen, coverage.wanted) == (3, 4)

@@ -1,0 +1,84 @@
+"""The registry of sources, and the container of what they say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from ncclwatch.engine.case import Case
+from ncclwatch.engine.evidence.base import Coverage, Fact, FactKind, Measure, Quantity, Source
+from ncclwatch.engine.evidence.registry import SOURCES
+from ncclwatch.model.network import KernelLogLine, LinkChange, NetworkLook, NicRecord
+from ncclwatch.model.state import CpuLimit
+from unit.engine.evidence.said import Said, case_of
+from unit.engine.evidence.test_device import nvlink_ring
+from unit.engine.evidence.test_sockets import remembering, trying
+from unit.engine.test_network import NIC
+from unit.synthetic import SECOND, Rank, communicator, frozen_ring, looks
+
+
+def everything() -> Case:
+    """A job of which every source has something to say."""
+    ranks = [*nvlink_ring(), Rank(4, 5, (communicator(4, 5, comm_hash=0xA2),), run_state="T")]
+    series = []
+    for own in looks(ranks):
+        wide = communicator(own[0].process.rank or 0, 5, comm_hash=0xA2)
+        series.append([
+            replace(
+                sample, communicators=(*[c for c in sample.communicators if c.hash != 0xA2], wide),
+                cpu_limit=CpuLimit(100 + 50 * number, 10 + 45 * number), cpu_time_ns=number * SECOND,
+                run_queue_wait_ns=number * SECOND // 2,
+            )
+            for number, sample in enumerate(own)
+        ])  # fmt: skip
+    down = NicRecord("node1", "eth0", "netdev", up=False, state="down", used_by=(1,))
+    worn = replace(NIC, name="eth1", errors={"rx_crc_errors": 40})
+    line = KernelLogLine("node1", "xid", "0000:3b:00", "NVRM: Xid 79", 0, 3, 79)
+    change = LinkChange("node1", "eth0", False, "no carrier", 5, 5)
+    memory = remembering(NetworkLook((down, worn), (change,), (line,), (trying(3),)))
+    return case_of(series, network=memory)
+
+
+def test_names_are_unique_and_facts_are_of_the_kinds_and_sources_that_say_so() -> None:
+    assert len({source.name for source in SOURCES}) == len(SOURCES)
+    case = everything()
+    silent = []
+    for source in SOURCES:
+        facts = list(source.facts(case))
+        assert {fact.kind for fact in facts} <= source.kinds, source.name
+        assert {fact.source for fact in facts} <= {source.name}
+        assert all(fact.text for fact in facts if not isinstance(fact, Measure) and fact.kind is not FactKind.LOST), source.name
+        coverage = source.coverage(case)
+        assert coverage.source == source.name and 0 <= coverage.seen <= coverage.wanted
+        silent += [source.name] if not facts else []
+    # The connection's other end is not a rank of this job: no link is measured.
+    assert silent == ["round trips"]
+
+
+def test_every_quantity_has_a_unit() -> None:
+    assert all(quantity.unit for quantity in Quantity)
+
+
+class Counting(Source):
+    """Counts how often it is asked."""
+
+    name, plane, kinds = "counting", "state", frozenset({FactKind.HALTED, FactKind.ERROR})
+    asked = 0
+
+    def facts(self, case: Case) -> Iterator[Fact]:
+        self.asked += 1
+        yield Fact(FactKind.HALTED, "a", self.name)
+        yield Fact(FactKind.ERROR, "b", self.name)
+
+    def coverage(self, case: Case) -> Coverage:
+        return Coverage(self.name, 0, 0)
+
+
+def test_a_source_is_asked_once_and_only_for_what_it_knows() -> None:
+    counting, other = Counting(), Said(Fact(FactKind.HALTED, "c", "said"))
+    facts = case_of(looks(frozen_ring()), sources=(counting, other)).facts
+    assert facts.of(FactKind.LOGGED) == () and counting.asked == 0
+    assert [fact.subject for fact in facts.of(FactKind.HALTED)] == ["a", "c"]
+    assert [fact.subject for fact in facts.about(FactKind.ERROR, "b")] == ["b"]
+    assert facts.about(FactKind.ERROR, "a") == () and counting.asked == 1
+    assert facts.of(FactKind.HALTED, Measure) == ()
