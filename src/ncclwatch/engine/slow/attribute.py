@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from ncclwatch.engine.slow.calibration import TABLE, Weights
 from ncclwatch.engine.slow.findings import Context, Finding, Kind
-from ncclwatch.engine.slow.looks import LinkPlace, Part
 from ncclwatch.engine.slow.profile import OWN, LinkKey, Profile
+from ncclwatch.engine.slow.snapshot import LinkPlace, Part
 from ncclwatch.engine.slow.terms import NOTHING, TERMS, CandidateKind, Explained, Members, Terms, measure
 
 FEWEST_SAMPLES = 4

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.slow.lateness import Lateness
-from ncclwatch.engine.slow.looks import LinkPlace
 from ncclwatch.engine.slow.profile import Profile, Shares
+from ncclwatch.engine.slow.snapshot import LinkPlace
 from ncclwatch.model.identity import ProcessKey
 
 FEWEST_PAST = 4

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.slow.findings import Context
-from ncclwatch.engine.slow.looks import Part
 from ncclwatch.engine.slow.profile import LinkKey, Profile, Shares
+from ncclwatch.engine.slow.snapshot import Part
 
 TERMS = (
     "activity",

@@ -15,19 +15,19 @@ from ncclwatch.engine.job import Job
 from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.slow import explain
 from ncclwatch.engine.slow.attribute import find
-from ncclwatch.engine.slow.baselines import slope
 from ncclwatch.engine.slow.cadence import Cadence, Cadences, Iteration, mean_profile
 from ncclwatch.engine.slow.detect import IterationWatch, SlowDown
-from ncclwatch.engine.slow.equals import equals, hidden_together, hosts, nodes
 from ncclwatch.engine.slow.findings import Context, Finding
 from ncclwatch.engine.slow.gpu_times import GpuTimes, Start, numbering
 from ncclwatch.engine.slow.lateness import Lateness, measure
-from ncclwatch.engine.slow.looks import Look, StageOf, take_look
-from ncclwatch.engine.slow.moments import near
 from ncclwatch.engine.slow.paths import Paths
+from ncclwatch.engine.slow.peer_groups import equals, hidden_together, hosts, nodes
 from ncclwatch.engine.slow.profile import Profile, Shares, add_up
+from ncclwatch.engine.slow.robust import slope
 from ncclwatch.engine.slow.round_trips import FlowPlace, RoundTrips
+from ncclwatch.engine.slow.sample_ordering import near
 from ncclwatch.engine.slow.skew import Skew, measure_skew, without_partners
+from ncclwatch.engine.slow.snapshot import Look, StageOf, take_look
 from ncclwatch.engine.topology.model import Topology
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.verdict import Verdict, VerdictClass

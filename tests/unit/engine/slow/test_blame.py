@@ -8,13 +8,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
 from ncclwatch.engine.slow.blame import find
+
 from ncclwatch.engine.slow.cadence import Cadence, Iteration
 from ncclwatch.engine.slow.findings import Context, Kind
 from ncclwatch.engine.slow.lateness import Lateness, measure
-from ncclwatch.engine.slow.looks import Activity, Hold, LinkPlace, Look, Part
 from ncclwatch.engine.slow.profile import add_up
+from ncclwatch.engine.slow.snapshot import Activity, Hold, LinkPlace, Look, Part
 from ncclwatch.model.identity import ProcessKey
 
 RANKS = 8

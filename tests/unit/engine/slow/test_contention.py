@@ -8,17 +8,17 @@ from typing import cast
 
 import numpy as np
 import pytest
+from ncclwatch.engine.slow.blame import find
 
 from ncclwatch.engine.connections import ConnectionKey
 from ncclwatch.engine.edges import Wait, Why
 from ncclwatch.engine.job import Job, assemble
 from ncclwatch.engine.nodes import LinkNode, RankNode
-from ncclwatch.engine.slow.blame import find
 from ncclwatch.engine.slow.contention import lacks_cpu, running_part, short_of_cpu
 from ncclwatch.engine.slow.findings import Context, Kind
-from ncclwatch.engine.slow.looks import Activity, CpuTimes, Hold, LinkPlace, Look, Part
-from ncclwatch.engine.slow.moments import Moments, near
 from ncclwatch.engine.slow.profile import Profile, add_up
+from ncclwatch.engine.slow.sample_ordering import Moments, near
+from ncclwatch.engine.slow.snapshot import Activity, CpuTimes, Hold, LinkPlace, Look, Part
 from ncclwatch.engine.waits import find_waits
 from ncclwatch.model.identity import ProcessKey
 from unit.synthetic import SECOND, Rank, communicator, recv, send

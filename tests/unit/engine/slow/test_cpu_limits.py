@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
-
 from ncclwatch.engine.slow.blame import find
+
 from ncclwatch.engine.slow.contention import held_back_alone, lacks_cpu
 from ncclwatch.engine.slow.findings import Context, Kind
-from ncclwatch.engine.slow.looks import Activity, CpuTimes, Hold, LinkPlace, Look, Part
 from ncclwatch.engine.slow.profile import add_up
+from ncclwatch.engine.slow.snapshot import Activity, CpuTimes, Hold, LinkPlace, Look, Part
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import CpuLimit
 

@@ -5,15 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+from ncclwatch.engine.slow.windows import SlowDown
 
 from ncclwatch.engine.job import Job, assemble
 from ncclwatch.engine.slow.explain import holds, unlocated, verdict
 from ncclwatch.engine.slow.findings import Context, Finding, Kind
 from ncclwatch.engine.slow.lateness import Lateness
-from ncclwatch.engine.slow.looks import LinkPlace
 from ncclwatch.engine.slow.profile import add_up
+from ncclwatch.engine.slow.snapshot import LinkPlace
 from ncclwatch.engine.slow.watch import Judgement
-from ncclwatch.engine.slow.windows import SlowDown
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass

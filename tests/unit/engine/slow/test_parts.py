@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from ncclwatch.engine.slow.windows import IterationWatch
 
 from ncclwatch.engine.slow.cadence import Cadences, Iteration
 from ncclwatch.engine.slow.order import FEWEST_CALLS, MOST_CALLS, UNMADE_RECORDS, CallOrders
-from ncclwatch.engine.slow.windows import IterationWatch
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 
 TENSOR, DATA, PIPE = 0x1000, 0x2000, 0x3000

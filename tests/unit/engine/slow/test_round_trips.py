@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+from ncclwatch.engine.slow.blame import find
 
 from ncclwatch.engine.job import Job, assemble
 from ncclwatch.engine.network import NetworkMemory
-from ncclwatch.engine.slow.blame import find
 from ncclwatch.engine.slow.findings import Context, Kind
-from ncclwatch.engine.slow.looks import Activity, Hold, LinkPlace, Look, Part
 from ncclwatch.engine.slow.profile import add_up
 from ncclwatch.engine.slow.round_trips import Pair, RoundTrips
+from ncclwatch.engine.slow.snapshot import Activity, Hold, LinkPlace, Look, Part
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, SocketFacts
 from ncclwatch.model.state import Direction
 from unit.synthetic import WORLD, Rank, communicator, looks

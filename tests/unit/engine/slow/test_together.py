@@ -7,12 +7,12 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
 from ncclwatch.engine.slow.blame import find
-from ncclwatch.engine.slow.findings import Context, Kind
-from ncclwatch.engine.slow.looks import Activity, Hold, LinkPlace, Look, Part
-from ncclwatch.engine.slow.profile import Profile, add_up
 from ncclwatch.engine.slow.together import explained_by_work, explained_hosts, longer_at_work
+
+from ncclwatch.engine.slow.findings import Context, Kind
+from ncclwatch.engine.slow.profile import Profile, add_up
+from ncclwatch.engine.slow.snapshot import Activity, Hold, LinkPlace, Look, Part
 from ncclwatch.model.identity import ProcessKey
 
 RANKS, INSIDE = 8, 4
