@@ -28,8 +28,9 @@ HOSTLY, KERNELLY = 0.3, 0.8
 """
 MOST_EXPLAINED = 0.9
 """Part of the lost time that one culprit explains at most: samples see ends of waits, not their beginnings."""
-PLACES = 8
-"""Links and NICs around which the probability of a place is added up: the likeliest."""
+AS_MUCH = 0.85
+"""A link is named rather than a NIC, and a NIC rather than a host's, where it explains at least this part of what that does."""
+NETWORKS = (CandidateKind.LINK, CandidateKind.NIC, CandidateKind.HOST_NICS)
 MOST_CULPRITS = 4
 """A person can follow up no more at once, and what is left of the lost time after so many is noise."""
 
@@ -96,13 +97,8 @@ def likeliest(terms: Terms, chances: NDArray[np.float64], least: float, context:
     if not len(chances):
         return None
     best, chance = int(np.argmax(chances)), float(chances.max())
-    networks = [n for n, kind in enumerate(terms.kinds) if not kind.computes and kind is not CandidateKind.PROXY]
-    for number in sorted(networks, key=lambda n: -chances[n])[:PLACES]:
-        own = set(terms.members[number])
-        touching = [n for n in networks if not own.isdisjoint(terms.members[n])]
-        together = float(chances[touching].sum())
-        if together > chance:
-            best, chance = max(touching, key=lambda n: chances[n]), together
+    if terms.kinds[best] in NETWORKS:
+        best, chance = _place(terms, chances)
     if chance >= least:
         return best, terms.members[best], chance
     if context.hidden is None or terms.kinds[best] is not CandidateKind.RANK:
@@ -115,6 +111,24 @@ def likeliest(terms: Terms, chances: NDArray[np.float64], least: float, context:
     ]  # fmt: skip
     total = float(chances[same].sum())
     return (best, tuple(sorted(terms.members[at][0] for at in same)), total) if total >= least else None
+
+
+def _place(terms: Terms, chances: NDArray[np.float64]) -> tuple[int, float]:
+    """Of the links, NICs and hosts' links that compete for the same waits: the one that explains them, and the probability that
+    it is there. What explains more by more links is believed only where it explains clearly more.
+    """
+    networks = [number for number, kind in enumerate(terms.kinds) if kind in NETWORKS]
+    explains = terms.values[:, TERMS.index("dominance")]
+    enough = AS_MUCH * max(float(explains[number]) for number in networks)
+    best = min(
+        (number for number in networks if explains[number] >= enough),
+        key=lambda number: (NETWORKS.index(terms.kinds[number]), -explains[number]),
+    )
+    near = set(terms.members[best])
+    for number in networks:
+        if terms.kinds[number] is CandidateKind.LINK and near & set(terms.members[best]) & set(terms.members[number]):
+            near |= set(terms.members[number])
+    return best, float(sum(chances[number] for number in networks if not near.isdisjoint(terms.members[number])))
 
 
 # --- as findings -------------------------------------------------------------------------------------------------------------
