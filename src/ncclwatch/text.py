@@ -55,6 +55,41 @@ def _range(start: int, last: int | None) -> str:
     return f"{start}" if last is None or last == start else f"{start}-{last}"
 
 
+def compressed(ranks: Iterable[int]) -> str:
+    """A rank set as ``0-3,8``; a regular one as ``0-28/4`` (from, to, step); negative numbers are unknown ranks."""
+    wanted = list(ranks)
+    known = sorted(rank for rank in wanted if rank >= 0)
+    unknown = len(wanted) - len(known)
+    parts = [_run_text(run) for run in _runs(known)]
+    if unknown:
+        parts.append(f"{unknown} unknown" if parts else "unknown")
+    return ",".join(parts)
+
+
+def _runs(ranks: Sequence[int]) -> list[list[int]]:
+    """Greedy runs of equal distance; a step other than 1 only for three ranks and more."""
+    runs: list[list[int]] = []
+    for rank in ranks:
+        last = runs[-1] if runs else []
+        if len(last) == 1 or (last and rank - last[-1] == last[1] - last[0]):
+            last.append(rank)
+        elif len(last) == 2 and last[1] - last[0] != 1:
+            # Two ranks alone make a run only when they are neighbours or everything else is spaced alike.
+            runs[-1:] = [[last[0]], [last[1], rank]]
+        else:
+            runs.append([rank])
+    return runs
+
+
+def _run_text(run: Sequence[int]) -> str:
+    if len(run) == 1:
+        return str(run[0])
+    step = run[1] - run[0]
+    if step == 1:
+        return f"{run[0]}-{run[-1]}"
+    return f"{run[0]},{run[1]}" if len(run) == 2 else f"{run[0]}-{run[-1]}/{step}"
+
+
 def ranks(numbers: Sequence[int]) -> str:
     """``rank 3`` or ``ranks 0-1, 3``."""
     return f"{'rank' if len(set(numbers)) == 1 else 'ranks'} {ranges(numbers)}"

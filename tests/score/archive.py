@@ -1,7 +1,8 @@
 """The archive of kept recordings: how they are stored, and the timeline of everything that was said of each.
 
 ``python -m score.archive`` judges every recording of ``tests/fixtures/jobs`` as the engine judges now and says what is wrong with
-its timeline and what differs from the frozen one beside it; ``--freeze`` writes the timelines anew.
+its timeline and what differs from the frozen one beside it; ``--freeze`` writes the timelines anew, ``--accept REASON`` also
+enters what is wrong as known to be.
 
 A recording ``NAME.ncclwatch`` or ``NAME.ncclwatch.xz`` has beside it ``NAME.json`` (:class:`Kept`: what it must be judged as) and
 ``NAME.timeline.json`` (:class:`Timeline`: what was said at every look, equal looks merged).
@@ -19,10 +20,13 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
+
+import msgspec
+import numpy as np
 
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.engine.session import DiagnosisSession
@@ -45,11 +49,20 @@ UNKNOWN_RANK = -1
 # --- recordings as files ---------------------------------------------------------------------------------------------------
 
 
+def by_process(batch: NodeBatch) -> NodeBatch:
+    """The batch with its calls process by process, each in its order. Which of two processes called first is in their times; the
+    order of the ring is not judged, and takes half the bytes (``score.keep`` checks that the timeline is the same).
+    """
+    if batch.events is None:
+        return batch
+    return msgspec.structs.replace(batch, events=batch.events[np.argsort(batch.events["pid"], kind="stable")])
+
+
 def store(batches: Iterable[NodeBatch], path: Path) -> None:
     """Write batches as one compressed recording. Batches are not compressed one by one but all together: that takes a third."""
     writer = BatchWriter(calls="ledger")
     frames = [pack_header(Header(0, 0, 0)), pack_frame(Kind.META, b"{}", segment=1, time_ns=0, key=True)]
-    for batch in batches:
+    for batch in map(by_process, batches):
         body, key = packing.unframe(writer.encode(batch))
         data = packing.frame(body, key=key, level=0)
         frames.append(pack_frame(Kind.BATCH, data, segment=1, time_ns=batch.wall_ns, key=key))
@@ -351,12 +364,19 @@ def freeze(looked: Looked) -> None:
     beside(looked.path, ".timeline.json").write_text(dumped(looked.timeline.to_json()), "utf-8")
 
 
+def accept(looked: Looked, reason: str) -> None:
+    """Enter what is wrong now as known, with that reason unless there is one, and take out what no longer is."""
+    known = {kind: looked.kept.known_wrong.get(kind, reason) for kind in looked.wrongs}
+    replace(looked.kept, known_wrong=known).save(looked.path)
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit status 0 when every timeline is as it must be, and as it was frozen."""
     parser = argparse.ArgumentParser(prog="score.archive", description="Judge the kept recordings and compare their timelines.")
     parser.add_argument("--folder", type=Path, default=JOBS)
     parser.add_argument("--only", default="", help="only recordings whose name contains this")
     parser.add_argument("--freeze", action="store_true", help="write the timelines anew")
+    parser.add_argument("--accept", default="", metavar="REASON", help="enter what is wrong now as known to be, and freeze")
     parser.add_argument("--verbose", action="store_true", help="print the whole timeline of each that is wrong or has changed")
     parser.add_argument("--jobs", type=int, default=1)
     options = parser.parse_args(arguments)
@@ -372,7 +392,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.verbose and (looked.changed or looked.complaint):
                 print("\n".join(looked.timeline.text))
             wrong, changed = wrong + bool(looked.complaint), changed + looked.changed
-            if options.freeze:
+            if options.accept:
+                accept(looked, options.accept)
+            if options.freeze or options.accept:
                 freeze(looked)
     print(f"{len(chosen)} recordings: {wrong} not judged as they must be, {changed} timelines changed")
     return 1 if wrong or (changed and not options.freeze) else 0

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections import defaultdict
-from collections.abc import Callable
+from collections import defaultdict, deque
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 import numpy as np
@@ -46,9 +46,13 @@ class Ncclwatch:
         self._observer = observer
 
     def diagnose(self, records: RecordSet, clock_s: float) -> list[Verdict]:
+        last = deque(self.said(records), maxlen=1)
+        return [verdict for _, verdict in last]
+
+    def said(self, records: RecordSet) -> Iterator[tuple[float, Verdict]]:
+        """What is said at every look: its time (seconds of CLOCK_MONOTONIC) and the verdict."""
         live = LiveDiagnosis(complete_hosts=frozenset(s[-1].process.host for s in records.samples))
         live.slow.observer = self._observer
-        verdict: Verdict | None = None
         done: dict[str, int] = defaultdict(int)
         told: dict[str, int] = defaultdict(int)
         for round_ in rounds(records):
@@ -61,8 +65,7 @@ class Ncclwatch:
                     live.add_calls(events[done[host] : upto], known - told[host])
                     told[host] = known
                     done[host] = upto
-            verdict = live.update(round_)
-        return [verdict] if verdict is not None else []
+            yield latest / 1e9, live.update(round_)
 
 
 def rounds(records: RecordSet) -> list[list[ProcessSample]]:

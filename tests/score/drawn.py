@@ -84,6 +84,44 @@ def draw(seed: int, number: int, *, slow: bool = False) -> Scenario:
     )  # fmt: skip
 
 
+HEALTHY_LARGEST = 8
+"""Ranks of a healthy job that runs for long: the cost is that of its ranks, and hours are wanted."""
+EVENT_S = 60.0
+"""Something harmless happens about so often in a healthy job that runs for long, in every second job."""
+
+
+def draw_healthy(seed: int, number: int, seconds: float, period_s: float = 1.0) -> Scenario:
+    """A healthy job that runs for about so long, looked at so often; every second one with harmless things that resemble trouble,
+    again and again.
+    """
+    chance = random.Random(f"drawn-healthy/{seed}/{number}")
+    job = _job(chance)
+    while job.layout.world > HEALTHY_LARGEST:
+        job = _job(chance)
+    # Iterations of a quarter of a second are a testbed's; those of real jobs take seconds.
+    longer = chance.choice((1.0, 4.0, 16.0))
+    work = job.workload
+    work = replace(work, forward_ms=longer * work.forward_ms, backward_ms=longer * work.backward_ms)
+    iteration_s = (work.forward_ms + work.backward_ms) / 1e3 * (work.micro_batches + job.layout.pp - 1)
+    iterations = max(BEFORE + 8, round(seconds / iteration_s))
+    events = []
+    if chance.random() < 0.5:
+        for _ in range(max(1, round(seconds / EVENT_S))):
+            kind = chance.choice([k for k in LookalikeKind if k is not LookalikeKind.UNEVEN_STAGES])
+            at = 0 if kind is LookalikeKind.WARMUP else chance.randrange(iterations)
+            events.append(
+                Lookalike(kind, at, chance.randint(1, 3), chance.uniform(1.0, 20.0), chance.uniform(1.5, 4.0))
+            )  # fmt: skip
+        if job.layout.pp > 1 and chance.random() < 0.5:
+            stage, factor = chance.randrange(job.layout.pp), chance.uniform(1.5, 4.0)
+            events.append(Lookalike(LookalikeKind.UNEVEN_STAGES, 0, 1, 1.0, factor, stage))
+    observe = replace(_observation(job), missing_nodes=(), state_period_s=period_s)
+    return Scenario(
+        f"drawn-healthy-{seed}-{number}", "drawn: healthy", chance.randrange(1 << 30), Expectation(ScoreClass.CLEAN), job.layout,
+        replace(work, iterations=iterations), job.network, observe, (), tuple(events),
+    )  # fmt: skip
+
+
 _NAME = re.compile(r"drawn(-slow)?-(\d+)-(\d+)-")
 
 
@@ -210,6 +248,7 @@ def _gpu_stall(job: _Job) -> _Made | None:
     fault = Fault(FaultKind.GPU_STALL, rank, iteration=BEFORE, role=role, offset_ms=1.0)
     # Which of those that NVLink joins does not get on lies in GPU memory: they are named together.
     unseen = [] if job.network.intra_node != "p2p" else [r for r in job.members(role, rank) if not job.crosses_network(rank, r)]
+    # Which of the two is right follows from where the stall really falls (score/stalls.py).
     expect = _expect(ScoreClass.H3, [VerdictClass.HARDWARE, VerdictClass.NOT_ENTERED], [rank], unseen)
     return job.workload, (fault,), (), expect
 

@@ -22,7 +22,7 @@ from ncclwatch.model.network import NetworkLook
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.simulate.scenario import Scenario, load_all
 from score.__main__ import SCENARIOS
-from score.archive import JOBS, PACKED, Kept, batches_of, beside, freeze, look_at, name_of, store
+from score.archive import JOBS, PACKED, Kept, batches_of, beside, freeze, look_at, name_of, store, timeline_of
 from score.diagnosers import HANG_CLASSES
 from score.drawn import by_name
 from score.real import Attach, Saved, expected
@@ -81,6 +81,8 @@ def keep(path: Path, scenario: Scenario, about: str, folder: Path) -> Path:
     store(batches, target)
     kept.save(target)
     looked = look_at(target)
+    if looked.timeline != timeline_of(batches, kept.since):
+        raise ValueError(f"{target} is not judged as {path} is: what was left out matters")
     freeze(looked)
     if looked.wrongs:
         print(f"{name_of(path)}: known_wrong is to be filled in: {json.dumps(looked.wrongs)}", file=sys.stderr)

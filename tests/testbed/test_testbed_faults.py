@@ -52,6 +52,16 @@ def test_faults_that_hang_the_job(version: str, shape: str, fault: str) -> None:
         assert all(job.alive(rank) for rank in range(3))
 
 
+def test_a_gpu_that_stalls_says_where() -> None:
+    """A rank of plain AllReduces runs kernels of NCCL alone; in training, an iteration begins with a kernel that computes."""
+    with faulty("2.27.5", "allreduce", "stall_gpu") as job:
+        job.wait_line(1, "gpu stalled at-begin of an operation")
+    extra = ("--tp", "3", "--forward-us", "2000", "--fault", f"stall_gpu:rank=1,at={AT}")
+    with Job("2.27.5", 3, "training", "mixed", count=1000, extra=extra, wait_for="ready") as job:
+        job.wait_line(1, "gpu stalled between operations")
+        assert not any("gpu stalled" in line for rank in (0, 2) for line in job.lines(rank))
+
+
 @pytest.mark.parametrize("fault", ["skip", "other_op", "other_size", "other_type"])
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_collective_left_out_or_changed_spoils_results_or_hangs(version: str, fault: str) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ncclwatch.collect.windows import CurrentOperation, LastCall, RankWindow
 from ncclwatch.model.state import ProcessInfo, ProcessSample
-from ncclwatch.model.verdict import CommunicatorRef, Culprit, OperationRef, Verdict, VerdictClass
+from ncclwatch.model.verdict import CommunicatorRef, Culprit, OperationRef, Step, StepKind, Verdict, VerdictClass
 from ncclwatch.view.frame import Cost, Frame, LogEntry, Plane, View
 from unit.synthetic import WORLD, Rank, communicator, frozen_ring, process, recv, send
 
@@ -56,6 +56,7 @@ def verdict_of(kind: VerdictClass, culprit: int, world: int) -> Verdict:
         steps = ("look again with 'ncclwatch diagnose --wait 30'",) if kind is VerdictClass.UNKNOWN else ()
         return Verdict(kind, summary, next_steps=steps, confidence=1.0)
     host = f"node{culprit // 8:03d}"
+    waits = f"rank {(culprit + 1) % world} waits for rank {culprit}: AllReduce #1124 receiving, channel 0, received 92 of 96"
     return Verdict(
         kind,
         f"rank {culprit} ({host}, pid {1000 + culprit}, GPU {culprit % 8}) holds up the job in AllReduce #1124: {kind.value}",
@@ -67,12 +68,19 @@ def verdict_of(kind: VerdictClass, culprit: int, world: int) -> Verdict:
         time=TIME,
         confidence=0.93,
         evidence=(
-            f"rank {(culprit + 1) % world} waits for rank {culprit}: AllReduce #1124 receiving, channel 0, received 92 of 96",
+            waits,
             f"no NCCL counter moved in any of {world} processes for 12 s",
             "the others have nothing open that anybody waits for",
         ),
         unobserved=("P2P and NVLink transfers have no proxy: their progress cannot be seen",),
         next_steps=(f"look at what rank {culprit} does: 'ncclwatch attach --pid {1000 + culprit}', then k for its threads",),
+        trail=(
+            Step(StepKind.FACT, "", waits),
+            Step(StepKind.DRAWN, "some-rule", f"rank {(culprit + 2) % world} waits for rank {(culprit + 1) % world}, unseen"),
+            Step(StepKind.RETRACTED, "another-rule", f"rank {culprit} waits for rank {(culprit - 1) % world}: AllReduce #1125"),
+            Step(StepKind.LOST, "unseen", "unknown: nobody is named", kind.value),
+            Step(StepKind.STANDS, kind.value, f"{kind.value}: rank {culprit} (confidence 93%)"),
+        ),
     )
 
 

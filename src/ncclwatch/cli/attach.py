@@ -55,8 +55,8 @@ def attach(
     """Watch NCCL processes live: operation, rate and steps of every rank, and a verdict when one holds the others up.
 
     On a terminal it is a dashboard: ? shows its keys, Enter opens a rank, its communicators, channels and steps, k its threads,
-    v the verdict with all evidence; Space and [ ] look back in time; S saves a snapshot, R records. Into a file or pipe, or with
-    --plain, it writes a line when something changes; with --json an object a line. Colours are left out with NO_COLOR=1.
+    v the verdict with all evidence, and again why; Space and [ ] go back in time; S saves a snapshot, R records. Into a file or
+    pipe, or with --plain, it writes a line when something changes; with --json an object a line. NO_COLOR=1 leaves colours out.
 
     The job is not stopped, not written to and not signalled; leaving leaves it as it was.
 

@@ -23,7 +23,9 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 """Options that state a size: of Megatron-LM (``megatron/training/arguments.py``) first, then other spellings in use."""
 
 LARGEST = 1 << 20
+"""Ranks of one dimension: ten times the largest job designed for."""
 LARGEST_FILE = 1 << 20
+"""Bytes of a file, which holds five numbers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from ncclwatch.engine.topology.labels import compressed
 from ncclwatch.engine.topology.model import Group, Learned, Phase, Role, Topology
-from ncclwatch.text import Style, columns
+from ncclwatch.text import Style, columns, compressed
 
 SCHEMA_NAME = "ncclwatch.topology/1"
 GROUPS_SHOWN = 6

@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from ncclwatch.cli.output import emit
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.text import Style, wrap
-from ncclwatch.view.verdict_text import verdict_lines, why_lines
+from ncclwatch.view.verdict_text import verdict_lines
+from ncclwatch.view.why import why_lines
 
 
 def print_verdicts(verdicts: Sequence[Verdict], *, why: bool = False) -> None:

@@ -206,7 +206,7 @@ class Dashboard(App[str]):
 
     def action_verdict(self) -> None:
         """Verdicts in full."""
-        self.push_screen(text_pages.TextScreen("Verdicts", text_pages.verdict_text, self.view))
+        self.push_screen(text_pages.TextScreen("Verdicts   v: why", text_pages.verdict_text, self.view))
 
     def action_pause(self) -> None:
         """Stop the picture, or go on."""

@@ -6,18 +6,20 @@ from collections.abc import Callable, Sequence
 from typing import ClassVar
 
 from rich.segment import Segment
+from rich.style import Style
 from textual.binding import Binding, BindingType
 from textual.geometry import Size
 from textual.screen import Screen
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from ncclwatch.dashboard.lines import BOLD, Line, TextLines, plain
+from ncclwatch.dashboard.lines import BOLD, DIM, PLAIN, Line, TextLines, plain
 from ncclwatch.text import Style as TextStyle
-from ncclwatch.text import wrap
+from ncclwatch.text import clean, wrap
 from ncclwatch.view.frame import View
 from ncclwatch.view.states import STATES
 from ncclwatch.view.verdict_text import verdict_lines
+from ncclwatch.view.why import parts
 
 KEYS = (
     ("1 … 9, Tab", "the views; Tab moves between the grid and the table"),
@@ -25,7 +27,7 @@ KEYS = (
     ("Enter, click", "open: rank → communicator → operation → channels and steps → threads"),
     ("Esc, Backspace", "back"),
     ("k", "threads of the rank under the cursor: state, system call, kernel function; Python frames with py-spy"),
-    ("v", "the verdicts in full: evidence, what was not observed, next steps"),
+    ("v", "the verdicts in full; v again: why (facts, rules, what was weighed and lost)"),
     ("/", "show only rows with these words; Esc ends it"),
     ("s  r, click on a heading", "sort by the next column; turn the order round"),
     ("Space", "stop the picture (watching goes on), and go on"),
@@ -37,6 +39,10 @@ KEYS = (
     ("?", "this help"),
     ("q, Ctrl-C", "leave; the job goes on"),
 )
+
+
+HEADING = Style(color="cyan")
+WHY = plain(" WHY", BOLD)
 
 
 class Scrolled(ScrollView, can_focus=True):
@@ -63,6 +69,14 @@ class Scrolled(ScrollView, can_focus=True):
             self.virtual_size = Size(self.size.width, len(self._lines))
             self.refresh()
 
+    def jump(self, mark: Line) -> None:
+        """Bring the next line like this to the top; from the last one back to the first line."""
+        now = self.scroll_offset.y
+        places = [place for place, line in enumerate(self._lines) if line == mark]
+        # At the very end a mark that is in sight cannot come to the top.
+        below = [place for place in places if place > now] if now < self.max_scroll_y else []
+        self.scroll_to(y=below[0] if below else 0, animate=False)
+
     def render_line(self, y: int) -> Strip:
         """One line."""
         place = y + self.scroll_offset.y
@@ -75,7 +89,10 @@ class Scrolled(ScrollView, can_focus=True):
 class TextScreen(Screen[None]):
     """Text made from the newest view."""
 
-    BINDINGS: ClassVar[list[BindingType]] = [Binding("escape,backspace,question_mark,v,q", "app.pop_screen", show=False)]
+    BINDINGS: ClassVar[list[BindingType]] = [
+        Binding("escape,backspace,question_mark,q", "app.pop_screen", show=False),
+        Binding("v", "why", show=False),
+    ]
 
     def __init__(self, title: str, build: Callable[[View | None, int], Sequence[Line]], view: View | None) -> None:
         super().__init__()
@@ -98,7 +115,12 @@ class TextScreen(Screen[None]):
         """Take a newer view."""
         self._view = view
         for text in self.query(Scrolled):
-            text.show(self._build(view, self.size.width or 80))
+            # Its scroll bar takes two cells of each line.
+            text.show(self._build(view, (self.size.width or 80) - text.styles.scrollbar_size_vertical))
+
+    def action_why(self) -> None:
+        """How the next verdict came about; from the last one back to the top."""
+        self.query_one(Scrolled).jump(WHY)
 
     def on_resize(self) -> None:
         """Another width wraps elsewhere."""
@@ -124,8 +146,6 @@ def help_text(_view: View | None, cells: int) -> list[Line]:
         "i": "no operation is open",
         "r": "its counters move",
     }
-    from rich.style import Style
-
     for state in STATES:
         text = f" {state.word:<13} {meanings[state.letter]}"
         lines.append(((" ", Style()), (f" {state.letter} ", Style.parse(state.style)), (text, Style())))
@@ -133,12 +153,18 @@ def help_text(_view: View | None, cells: int) -> list[Line]:
 
 
 def verdict_text(view: View | None, cells: int) -> list[Line]:
-    """Every verdict with its evidence."""
+    """Every verdict with its evidence, and how it came about."""
     if view is None or not view.frame.verdicts:
         return [plain(" no verdict yet: one more sample is needed")]
     lines: list[Line] = []
     for verdict in view.frame.verdicts:
         for i, line in enumerate(verdict_lines(verdict, TextStyle(enabled=False))):
-            lines += [plain(f" {part}", BOLD if i == 0 else plain("")[0][1]) for part in wrap(line, cells - 2)]
+            lines += [plain(f" {part}", BOLD if i == 0 else PLAIN) for part in wrap(line, cells - 2)]
+        lines += [plain(""), WHY]
+        for part in parts(verdict):
+            lines += [plain(f" {text}", HEADING) for text in wrap(f"  {clean(part.heading, 200)}", cells - 2)]
+            if part.because:
+                lines += [plain(f" {text}", DIM) for text in wrap(f"    because: {clean(part.because, 300)}", cells - 2)]
+            lines += [plain(f" {text}") for line in part.lines for text in wrap(f"    - {clean(line, 500)}", cells - 2)]
         lines.append(plain(""))
     return lines

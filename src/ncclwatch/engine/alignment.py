@@ -21,15 +21,18 @@ from ncclwatch.engine.job import Group, Member
 from ncclwatch.engine.ledger import Ledger, Place
 
 AGREEMENT = 0.9
-"""Share of common operations whose signatures must agree; one inconsistent operation must not unalign a rank, chance must."""
+"""Unit: share. Chosen: of common operations, those whose signatures must agree: one inconsistent operation must not unalign a
+rank, chance must.
+"""
 
 MINIMUM_COMMON = 3
+"""Unit: operations. Chosen: of fewer in common nothing is said."""
 
 COMPARED = 64
-"""Newest operations that are compared with those of a partner."""
+"""Bound: newest operations that are compared with those of a partner."""
 
 PARTNERS = 4
-"""Partners of the same communicator each rank is compared with before it is given up as unaligned."""
+"""Bound: partners of the same communicator each rank is compared with before it is given up as unaligned."""
 
 
 class AlignedBy(StrEnum):

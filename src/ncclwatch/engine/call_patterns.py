@@ -1,4 +1,4 @@
-"""Ranks that broke their own habit: left a call out, made another in its place, or swapped two.
+"""Ranks that broke their own pattern of calls: left a call out, made another in its place, or swapped two.
 
 A training job calls the same things in the same order again and again. What calls were made before a call says what used to
 follow; the longest such context counts, since an iteration repeats small patterns inside (layers, micro-batches) that end.
@@ -21,23 +21,25 @@ from ncclwatch.engine.nodes import RankNode
 from ncclwatch.engine.slow.order import CallOrder, Place
 
 RECENT = 48
-"""Calls back from the newest in which a broken habit is looked for: a host can run so far ahead of its GPU."""
+"""Unit: calls back from the newest. Chosen: a host can run so far ahead of its GPU."""
 
 RECENT_ALONE = 256
-"""The same where all processes of a job are asked: who stands alone in it stands out further back as well."""
+"""Unit: calls. Chosen: the same where all processes of a job are asked: who is alone in it stands out further back."""
 
 SHORTEST_CONTEXT = 3
+"""Unit: calls. Chosen: fewer before a call say nothing of what follows."""
 DOUBLINGS = 9
-"""The longest context that is compared is two to this power, twice, less one: 1,023 calls."""
+"""Bound: the longest context that is compared is two to this power, twice, less one: 1,023 calls."""
 
 ASKED = 32
-"""Ranks beside the suspects whose calls are looked at to tell whether habits can be told at all."""
+"""Bound: ranks beside the suspects whose calls are looked at to tell whether patterns can be told at all."""
 FEW = 0.1
-"""Share of these that may seem to have broken theirs. Where more do, the job does something new (it evaluates, say), or an
-iteration is longer than the calls that are kept."""
+"""Unit: share. Chosen: of these, those that may seem to have broken theirs. Where more do, the job does something new (it
+evaluates, say), or an iteration is longer than the calls that are kept.
+"""
 
 MOST = 32
-"""Processes of a job of which all are asked."""
+"""Bound: processes of a job of which all are asked."""
 
 Token = tuple[int, tuple[int, int, int], tuple[Place, ...]]
 
@@ -64,7 +66,7 @@ class Deviation:
 
 
 def find_deviation(order: CallOrder, recent: int = RECENT) -> Deviation | None:
-    """The last call that broke the habit of a process. O(kept calls x (recent calls + log context)), once for the same calls."""
+    """The last call that broke the pattern of a process. O(kept calls x (recent calls + log context)), once for equal calls."""
     return order.remember(f"deviation in {recent}", lambda: _find_deviation(order, recent))
 
 
@@ -77,7 +79,7 @@ def _find_deviation(order: CallOrder, recent: int) -> Deviation | None:
     numbers: dict[Token, int] = {}
     kinds = np.array([numbers.setdefault(token, len(numbers)) for token in tokens])
     stretches = _stretches(kinds)
-    # What follows a broken habit was never seen before, so it breaks none.
+    # What follows a broken pattern was never seen before, so it breaks none.
     for position in range(len(tokens) - 1, max(SHORTEST_CONTEXT, len(tokens) - recent) - 1, -1):
         earlier = _same_before(kinds, stretches, position)
         if earlier is not None and kinds[earlier] != kinds[position]:
@@ -142,7 +144,7 @@ def _is_left_out(kinds: Sequence[int], earlier: int, position: int) -> bool:
 
 
 def find_deviations(job: Job, members: set[int], orders: Orders | None, *, proper: bool = True) -> dict[int, Deviation]:
-    """The members of a circle, or of a disagreement, that broke their habit; with ``proper`` none when all of them did.
+    """The members of a cycle, or of a disagreement, that broke their pattern; with ``proper`` none when all of them did.
 
     None, too, when others that nobody suspects seem to have broken theirs.
     """
@@ -157,7 +159,7 @@ def find_deviations(job: Job, members: set[int], orders: Orders | None, *, prope
 
 
 def find_alone_in_deviating(job: Job, orders: Orders | None) -> dict[int, Deviation]:
-    """The few processes of a job that broke their habit, where nobody else did; empty for large jobs (:data:`MOST`)."""
+    """The few processes of a job that broke their pattern, where nobody else did; empty for large jobs (:data:`MOST`)."""
     alive = [member.index for member in job.members if not member.gone]
     if orders is None or not 1 < len(alive) <= MOST:
         return {}
@@ -177,7 +179,7 @@ def _deviations(job: Job, indices: Sequence[int], orders: Orders, recent: int = 
 
 
 def deviation_fact(job: Job, member: Member, deviation: Deviation) -> Fact:
-    """A broken habit as evidence."""
+    """A broken pattern as evidence."""
 
     def name(address: int) -> str:
         number = job.group_of.get((member.index, address))

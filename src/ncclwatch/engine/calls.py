@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.alignment import Entries, align_entries, make_entries
+from ncclwatch.engine.disagreements import launched
 from ncclwatch.engine.job import Group, Job
 from ncclwatch.engine.ledger import Ledger, Signature
-from ncclwatch.engine.sequence_counts import launched
 from ncclwatch.model.events import Function
 from ncclwatch.model.verdict import OperationRef
 
@@ -58,11 +58,6 @@ class CallsFinding:
     def inconsistent(self) -> bool:
         """Whether ranks called different things under the same sequence number."""
         return len(self.groups) > 1
-
-
-def compare_calls(ledger: Ledger, rows: dict[int, int], totals: dict[int, tuple[int, int]] | None = None) -> CallsFinding:
-    """Compare what the ranks of one communicator have called; arguments as of :func:`alignment.align`."""
-    return compare_groups(ledger, [(rows, totals or {})])[0]
 
 
 def compare_groups(ledger: Ledger, groups: Sequence[tuple[dict[int, int], dict[int, tuple[int, int]]]]) -> list[CallsFinding]:

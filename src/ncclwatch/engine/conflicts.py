@@ -26,21 +26,24 @@ from ncclwatch.engine.verdict import next_steps, ranks_of
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 
 AGREEING = 3
-"""So many operations since the first conflict must be the same on all ranks, and more than half of them: what is a call apart
-from some point on differs nearly everywhere."""
+"""Unit: operations. Chosen: so many since the first conflict must be the same on all ranks, and more than half of them: what is
+a call apart from some point on differs nearly everywhere.
+"""
 MOVED = 4
-"""Operations by which a rank is moved either way to see whether it agrees better there."""
+"""Bound: operations by which a rank is moved either way to see whether it agrees better there."""
 CONTEXTS = (64, 32, 16, 8, 4)
 ALIKE = 2
-"""Where as many called one thing as another, what precedes tells the place in the job's pattern: so many operations at the most,
-found so often elsewhere.
+"""Unit: operations, times. Chosen: where as many called one thing as another, what precedes tells the place in the job's
+pattern: so many operations at the most, found so often elsewhere.
 """
 COMPARED = 2048
-"""Newest operations of a communicator that are compared."""
+"""Bound: newest operations of a communicator that are compared."""
 KEPT_S = 60.0
-"""So long a conflict is told at the least, however soon its calls are kept no longer."""
+"""Bound: seconds that a conflict is told at the least, however soon its calls are kept no longer."""
 PAUSE, LEAST_PAUSE_S = 20, 1.0
-"""The calls are looked at again after so many times as long as the last look took, and after so many seconds at the least."""
+"""Bound: the calls are looked at again after so many times as long as the last look took, and after so many seconds at the
+least.
+"""
 
 PROVEN = [number for number, key in enumerate(KEYS) if key in (AlignedBy.BIRTH, AlignedBy.SEQUENCE_NUMBER)]
 

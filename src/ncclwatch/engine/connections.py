@@ -13,7 +13,7 @@ from ncclwatch.engine.job import Group, Member
 from ncclwatch.model.state import Communicator, ProcessSample, ProxyOperation, ProxySub, Transport
 
 CONNECTION_SLOTS = 8
-"""NCCL_STEPS: buffers of a connection, so a sender is at most this many steps ahead (all tags, ``src/include/device.h``)."""
+"""Fact: NCCL_STEPS, buffers of a connection, a sender is at most so many steps ahead (all tags, ``src/include/device.h``)."""
 
 
 class ConnectionKey(NamedTuple):
@@ -63,7 +63,7 @@ def hidden_peers(communicator: Communicator, channel: int) -> list[int]:
 RELIABLE = "IB"
 """How the names of NCCL's own InfiniBand transport and of its SHARP plugin begin (``IB``, ``IBext_v8``)."""
 CLOCKS_S = 0.1
-"""Samples of two hosts are ordered by their clocks only where they are further apart."""
+"""Unit: s. Chosen: samples of two hosts are ordered by their clocks only where they are further apart."""
 
 
 def acknowledges(operation: ProxyOperation) -> bool:

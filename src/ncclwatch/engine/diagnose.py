@@ -15,20 +15,19 @@ from ncclwatch.engine.edges import StallMark, Wait, wait_facts
 from ncclwatch.engine.evidence.base import FactKind
 from ncclwatch.engine.evidence.sockets import RETRY_S
 from ncclwatch.engine.explain_network import ports_in_use
-from ncclwatch.engine.hypotheses import Hypothesis, Lost
+from ncclwatch.engine.hypotheses import Conclusion, Hypothesis, Lost, Rule, Stratum
 from ncclwatch.engine.job import Job, Member, assemble
 from ncclwatch.engine.patience import retry_patience
-from ncclwatch.engine.rule import Conclusion, Rule, Stratum
 from ncclwatch.engine.rules import RULES
 from ncclwatch.engine.verdict import render, severity
 from ncclwatch.engine.why import trail_of
-from ncclwatch.garbage import collector_at_rest
+from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
 
 MOST_ROUNDS = 256
-"""Times that the graph is solved at most: in a pipeline every stage may lead to the next, twice over."""
+"""Bound: times that the graph is solved at most: in a pipeline every stage may lead to the next, twice over."""
 
 _BY_STRATUM = {stratum: tuple(rules) for stratum, rules in groupby(RULES, lambda rule: rule.stratum)}
 

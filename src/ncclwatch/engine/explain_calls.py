@@ -11,6 +11,7 @@ from dataclasses import replace
 from ncclwatch.engine.call_patterns import Deviation, deviation_fact, find_alone_in_deviating, find_deviations
 from ncclwatch.engine.calls import CallsFinding, operation_of
 from ncclwatch.engine.case import Case
+from ncclwatch.engine.disagreements import Disagreement, find_disagreements
 from ncclwatch.engine.edges import told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind
 from ncclwatch.engine.explain_waits import beside_unobserved, ends_of
@@ -19,14 +20,13 @@ from ncclwatch.engine.hypotheses import Cause, Hypothesis, Suspect
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.ledger import Signature
 from ncclwatch.engine.nodes import RankNode
-from ncclwatch.engine.sequence_counts import Disagreement, find_disagreements
 from ncclwatch.engine.stated import SHOWN
 from ncclwatch.engine.suspects import caller, names, observed, other_peers
 from ncclwatch.engine.unobservable_waits import before_is_open
 from ncclwatch.model.verdict import VerdictClass
 
 TIE = 0.5
-"""Confidence where all sides of a disagreement are named: as likely wrong as right."""
+"""Fact: confidence where all sides of a disagreement are named: as likely wrong as right."""
 
 
 # --- what is open at both ends of a connection -------------------------------------------------------------------------
@@ -35,7 +35,7 @@ TIE = 0.5
 def open_calls_differ(case: Case) -> Iterator[Hypothesis]:
     """The two ends of a connection work on different operations, and a vote or a pattern tells which rank is wrong."""
     found = _open_calls(case)
-    if found is not None and not found.tie and found.suspects:
+    if found is not None and not found.tie:
         yield found
 
 
@@ -46,19 +46,12 @@ def open_calls_tie(case: Case) -> Iterator[Hypothesis]:
         yield replace(found, rule="open-calls-tie")
 
 
-def open_calls_unseen(case: Case) -> Iterator[Hypothesis]:
-    """The same, where nobody observed the ranks that might be wrong."""
-    found = _open_calls(case)
-    if found is not None and not found.suspects:
-        yield replace(found, rule="open-calls-unseen")
-
-
 def _open_calls(case: Case) -> Hypothesis | None:
     """Ranks that called different things hang whatever else the waits show: the disagreement is the cause."""
     return case.remember("open calls", lambda: _compare_open_calls(case)) if case.waits.mismatches else None
 
 
-def _compare_open_calls(case: Case) -> Hypothesis:
+def _compare_open_calls(case: Case) -> Hypothesis | None:
     job, details = case.job, dict[int, str]()
     supports: list[Fact] = []
     tie = False
@@ -71,8 +64,7 @@ def _compare_open_calls(case: Case) -> Hypothesis:
             if member is not None:
                 details.setdefault(member.index, call.text() if call else "another operation")
     if not details:
-        facts = tuple(wait_facts(case.waits.first(12)))
-        return Hypothesis("open-calls-differ", VerdictClass.UNKNOWN, Cause.CYCLE_IN_OPERATION, supports=facts)
+        return None
     deviations = find_deviations(job, set(details), case.known.orders) if tie else {}
     confidence = TIE if tie else 0.9
     if deviations:

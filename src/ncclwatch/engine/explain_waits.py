@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from ncclwatch.engine.call_patterns import deviation_fact, find_deviations
 from ncclwatch.engine.case import Case
 from ncclwatch.engine.connections import unseen_peers
+from ncclwatch.engine.disagreements import Counts, Lack, lacks
 from ncclwatch.engine.edges import PROXY_STALLS, Stall, Wait, Why, told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind
 from ncclwatch.engine.evidence.device import gpu_state
@@ -17,16 +18,15 @@ from ncclwatch.engine.hypotheses import Cause, Hypothesis, Suspect
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.nodes import AbsentNode, HiddenNode, LinkNode, Node, RankNode
 from ncclwatch.engine.retract import is_begun
-from ncclwatch.engine.sequence_counts import Counts, Lack, lacks
 from ncclwatch.engine.suspects import accused, observed, peers
 from ncclwatch.engine.verdict import SEVERITY
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.verdict import LinkRef, VerdictClass
 
 SOON_S = 3.0
-"""A standstill of less (s) may be one of a job that goes on: half of the pauses that healthy jobs make last no longer."""
+"""Unit: s. Chosen: three samples at the usual interval; where a standstill has lasted for less, less is said for sure."""
 NAMED_ABSENT = 8
-"""Unobserved ranks of a communicator that are named."""
+"""Bound: unobserved ranks of a communicator that are named."""
 
 
 @dataclass(slots=True)

@@ -13,12 +13,12 @@ from typing import Generic, TypeVar
 
 import numpy as np
 
-from ncclwatch.engine.columns import Column
+from ncclwatch.engine.disagreements import Mismatch
 from ncclwatch.engine.edges import StallMark, Wait
 from ncclwatch.engine.evidence.base import Strength
 from ncclwatch.engine.job import Job, Member
-from ncclwatch.engine.mismatch import Mismatch
 from ncclwatch.engine.nodes import Node, RankNode
+from ncclwatch.engine.transfers import Column, Flags
 
 T = TypeVar("T")
 NodeT = TypeVar("NodeT", bound=Hashable)
@@ -103,13 +103,16 @@ class Waits:
         found.number = number
         return found
 
-    def strengths(self) -> Column | None:
-        """How much is known of each wait; ``None`` where all are proven, as those in columns are."""
-        added = np.array([wait.strength for wait in self.added], np.int64)
-        if not len(added) or int(added.min()) >= Strength.PROVEN:
-            return None
-        proven = np.full(len(self.columns) if self.columns is not None else 0, int(Strength.PROVEN))
-        return np.r_[proven, added]
+    def possible(self) -> Flags:
+        """For each wait whether it is no more than possible. Those in columns are proven.
+
+        Proven and likely ones are followed alike: of two operations that a rank has open, the one of which more is proven need
+        not come first.
+        """
+        in_columns = len(self.columns) if self.columns is not None else 0
+        found = np.zeros(in_columns + len(self.added), np.bool_)
+        found[in_columns:] = [wait.strength is Strength.POSSIBLE for wait in self.added]
+        return found
 
     def standing(self) -> Column:
         """Indices of the processes that stand still, one for every stall."""
@@ -218,12 +221,12 @@ class Places:
         followed = np.full(len(waiters), True)
         if waits.retracted:
             followed = ~np.isin(self._edges, np.array(sorted(waits.retracted), np.int64))
-        weaker = waits.strengths()
-        if weaker is not None:
-            strengths = np.where(followed, weaker[self._edges], 0)
-            strongest = np.zeros(self.size, np.int64)
-            np.maximum.at(strongest, self._waiters, strengths)
-            followed &= strengths == strongest[self._waiters]
+        possible = waits.possible()
+        if possible.any():
+            # A wait that is merely possible counts only where nothing else leaves the node.
+            sure = np.zeros(self.size, np.bool_)
+            sure[self._waiters[followed & ~possible[self._edges]]] = True
+            followed &= ~(possible[self._edges] & sure[self._waiters])
         self.edges: Column = self._edges[followed]
         """Numbers of the waits that are followed."""
         self.waiters, self.targets = self._waiters[followed], self._targets[followed]
@@ -233,8 +236,9 @@ class Places:
         return self._names.node(int(self._nodes[place]))
 
     @cached_property
-    def _preceding(self) -> tuple[list[int], list[int]]:
-        return neighbours(self.size, self._targets, self._waiters)
+    def preceding(self) -> tuple[list[int], list[int]]:
+        """Who waits for each node, by the waits that are followed."""
+        return neighbours(self.size, self.targets, self.waiters)
 
     def behind(self, nodes: Iterable[Node]) -> set[int]:
         """Indices of the processes that wait for nodes, directly or through others. O(edges).
@@ -242,7 +246,9 @@ class Places:
         A wait that was retracted is not begun: it comes later, and lasts as long.
         """
         ends = np.searchsorted(self._nodes, [self._names.number(node) for node in nodes]).tolist()
-        found = self._nodes[sorted(reaching(self._preceding, ends) - set(ends))]
+        all_followed = len(self.edges) == len(self._edges)
+        preceding = self.preceding if all_followed else neighbours(self.size, self._targets, self._waiters)
+        found = self._nodes[sorted(reaching(preceding, ends) - set(ends))]
         return set(found[found >= 0].tolist())
 
 
@@ -254,7 +260,7 @@ def find_sinks(job: Job, waits: Waits) -> list[Sink]:
     graph = Places(job, waits)
     sinks: list[Sink] = []
     sink_of = np.full(graph.size, -1, np.int64)
-    for part in final_components(graph.size, graph.waiters, graph.targets):
+    for part in final_components(graph.size, graph.waiters, graph.targets, graph.preceding):
         sink_of[part] = len(sinks)
         sinks.append(Sink(tuple(sorted((graph.node(place) for place in part), key=repr)), graph))
     into = sink_of[graph.targets]
@@ -274,14 +280,14 @@ def victims_of(sinks: Sequence[Sink]) -> set[int]:
     return sinks[0].graph.behind([node for sink in sinks for node in sink.nodes])
 
 
-def final_components(size: int, sources: Column, targets: Column) -> list[list[int]]:
+def final_components(size: int, sources: Column, targets: Column, preceding: tuple[list[int], list[int]]) -> list[list[int]]:
     """Strongly connected components of the nodes below ``size`` without an edge that leaves them, where each of ``sources`` has
-    an edge to that of ``targets``. O(nodes + edges).
+    an edge to that of ``targets``; ``preceding``: the :func:`neighbours` of each node, against the edges. O(nodes + edges).
     """
     out = np.bincount(sources, minlength=size)
     ends: list[int] = np.flatnonzero(out == 0).tolist()
     # Whatever reaches a node without edges is in no such component; few nodes are left to be searched for cycles.
-    done = reaching(neighbours(size, targets, sources), ends)
+    done = reaching(preceding, ends)
     found = [[node] for node in ends]
     if len(done) == size:
         return found

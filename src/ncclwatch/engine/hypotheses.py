@@ -1,18 +1,22 @@
-"""What may be wrong with a job: hypotheses, each by one rule, and the trail of how they were weighed.
+"""What may be wrong with a job: hypotheses, each by one rule, what a rule is, and the trail of how they were weighed.
 
 A hypothesis is typed: causes, ranks, facts. Words for people are made of it last (:mod:`ncclwatch.engine.verdict`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from enum import StrEnum
-from typing import Any
+from enum import IntEnum, StrEnum
+from typing import TYPE_CHECKING, Any, Union
 
 from ncclwatch.engine.evidence.base import Fact
 from ncclwatch.engine.nodes import Node
 from ncclwatch.model.verdict import Culprit, VerdictClass
+
+if TYPE_CHECKING:
+    from ncclwatch.engine.case import Case
+    from ncclwatch.engine.edges import StallMark, Wait
 
 
 class Cause(StrEnum):
@@ -63,8 +67,6 @@ class Cause(StrEnum):
     PORT = "port"
     PATH = "path"
     PATH_END = "path-end"
-    # Limits.
-    CPU_LIMIT = "cpu-limit"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,3 +154,47 @@ class Trail:
     lost: list[Lost] = field(default_factory=list)
     fired: dict[str, int] = field(default_factory=dict)
     """Rule → how many facts, retractions or hypotheses it concluded, in the order in which they first did."""
+
+
+# --- rules --------------------------------------------------------------------------------------------------------------
+
+
+class Stratum(IntEnum):
+    """When a rule runs."""
+
+    STATED = 1
+    """What the operating system or NCCL states outright: it needs no patience, and ends the inference."""
+    DRAW = 2
+    """Waits that follow from calls and counts, of every rank."""
+    PATIENCE = 3
+    """Whether nothing has moved for long enough to accuse anybody of waiting; if not, that ends the inference."""
+    RETRACT = 4
+    """Waits that count no longer: those that are not begun."""
+    FOLLOW = 5
+    """Weaker waits, of ranks at which the waits end: whom such a rank may wait for itself, unseen."""
+    EXPLAIN = 6
+    """Hypotheses from where the waits end, and from what was called."""
+    QUALIFY = 7
+    """What other evidence says of the hypothesis that stands: a pattern of calls, a port that is down, a CPU limit."""
+    BESIDE = 8
+    """What is told beside whatever stands, those of the first strata included."""
+
+
+Conclusion = Union["Wait", "StallMark", Retraction, Hypothesis]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule. ``defeats`` names earlier rules only, so that the relation is acyclic (tested).
+
+    ``derivation``: why it is true (NCCL source with tag, paper section). ``recording``: the archived job, scenario or test it is
+    needed for. ``near_miss``: one that looks alike and that it must leave alone.
+    """
+
+    id: str
+    stratum: Stratum
+    apply: Callable[[Case], Iterable[Conclusion]]
+    derivation: str
+    recording: str
+    near_miss: str
+    defeats: frozenset[str] = field(default_factory=frozenset)

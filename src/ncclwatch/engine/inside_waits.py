@@ -37,7 +37,7 @@ class InsideReader:
         self._written: dict[int, dict[int, dict[int, int]]] = {}
         """Of communicators that were asked about, how far each rank has come in the ring of a channel."""
 
-    def look(self) -> None:
+    def read(self) -> None:
         """Waits and stalls that a connection shows by itself. O(connections)."""
         for group in self.job.groups.values():
             for rank, (member, communicator) in group.members.items():
@@ -45,9 +45,9 @@ class InsideReader:
                     self.groups.add(group.id)
                 for conn in communicator.host_connections:
                     if conn.tail != conn.head:
-                        self._look_at(group, rank, member, conn)
+                        self._read_one(group, rank, member, conn)
 
-    def _look_at(self, group: Group, rank: int, member: Member, conn: HostConnection) -> None:
+    def _read_one(self, group: Group, rank: int, member: Member, conn: HostConnection) -> None:
         """Head and tail are in the same steps at both ends; only the protocol Simple moves the tail."""
         if conn.head is None or conn.tail is None:
             return
@@ -92,7 +92,7 @@ class InsideReader:
         strength = Strength.LIKELY if weak else Strength.PROVEN
         self.waits.added.append(Wait(RankNode(member.index), target, why, key, describe, strength=strength))
 
-    def look_after_unread(self) -> None:
+    def follow_unread(self) -> None:
         """Who comes after a rank that leaves its ring input unread, and finds nothing itself, waits for it."""
         for mark in list(self.waits.added_stalls):
             if mark.end is not None or mark.key.point_to_point:
@@ -124,11 +124,11 @@ class InsideReader:
             self.nothing_written(group, found[0], found[1], inputs[0], weak=weak)
             rank = found[1].rank
 
-    def look_after_unread_messages(self) -> None:
+    def follow_unread_messages(self) -> None:
         """Who has sent another a message that lies unread there, and has none from it, waits for that one's.
 
         Neighbours in a pipeline send and receive in turn, and shared memory does not show an open receive. Said only of a sender
-        that shows no other wait, and where no circle comes of it.
+        that shows no other wait, and where no cycle comes of it.
         """
         marks = [mark for mark in self.waits.added_stalls if mark.end is None and mark.key.point_to_point]
         if not marks:

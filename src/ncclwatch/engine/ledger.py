@@ -51,13 +51,15 @@ OPERATION_DTYPE = np.dtype(
 the ranks must agree on."""
 
 SHALLOWEST, DEEPEST = 32, 1024
+"""Bound: operations kept a row."""
 HISTORY_BYTES = 48 << 20
-"""Rows of a small job keep more operations: the depth is halved as rows come, so that the rings stay within this."""
+"""Bound: rows of a small job keep more operations: the depth is halved as rows come, so that the rings stay within this."""
 
 NEWEST = 64
-"""So many operations are looked at first by those who ask for the newest."""
+"""Bound: so many operations are looked at first by those who ask for the newest."""
 
 NO_SOURCE = 0xFFFFFFF
+"""Fact: no process of the ledger has this number."""
 
 Place = tuple[int, int]
 """(number of the process in the ledger, address of the communicator in it)"""

@@ -12,17 +12,16 @@ from functools import partial
 
 import numpy as np
 
-from ncclwatch.engine.columns import UNKNOWN, Column, Flags
 from ncclwatch.engine.connections import CONNECTION_SLOTS, End, acknowledges, was_before
 from ncclwatch.engine.edges import Stall, StallMark, Wait, Why
 from ncclwatch.engine.graph import Columns, Nodes
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.nodes import AbsentNode, LinkNode, RankNode
-from ncclwatch.engine.transfers import Transfers
+from ncclwatch.engine.transfers import UNKNOWN, Column, Flags, Transfers
 from ncclwatch.model.state import Direction
 
 SHARED_SLOTS = 16
-"""NCCL_SHARED_STEPS (``src/include/device.h``)."""
+"""Fact: NCCL_SHARED_STEPS (``src/include/device.h``)."""
 
 WHYS, STALLS = tuple(Why), tuple(Stall)
 

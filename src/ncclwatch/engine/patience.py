@@ -20,25 +20,32 @@ from ncclwatch.engine.ledger import Ledger
 from ncclwatch.engine.nodes import LinkNode
 
 HANG_FLOOR_S = 5.0
-"""Nothing moves for this long before waits alone accuse a rank."""
+"""Unit: s. Chosen: nothing moves for this long before waits alone accuse a rank."""
 
 EXPECTATION_FACTOR = 2.0
-"""An operation that was seen to stand still and go on is given this many times its longest standstill of late."""
+"""Unit: ratio. Chosen: an operation that was seen to stand still and go on is given this many times its longest standstill of
+late.
+"""
 
 LONGEST_PATIENCE_S = 600.0
+"""Bound: seconds that any operation is given; twice the five minutes of CCL-D."""
 CAREFUL_FACTOR = 2.0
-"""The first operations of a communicator and barriers are given this many floors: never immunity."""
+"""Unit: ratio. Chosen: the first operations of a communicator and barriers are given this many floors: never immunity."""
 UNTOUCHED_FACTOR = 3.0
-"""Where nothing has ever come through, ranks still make their connections, which takes as long as making communicators."""
+"""Unit: ratio. Chosen: where nothing has ever come through, ranks still make their connections, which takes as long as making
+communicators.
+"""
 
 YOUNG_OPERATIONS = 3
-"""A communicator that has launched fewer has just begun: kernels load, buffers are made, caches are cold."""
+"""Unit: operations. Chosen: a communicator that has launched fewer has just begun: kernels load, buffers are made, caches are
+cold.
+"""
 
 BARRIER_ELEMENTS = 4
-"""A collective of so few elements carries no data worth waiting for: it is there for the waiting."""
+"""Unit: elements. Chosen: a collective of so few elements carries no data worth waiting for: it is there for the waiting."""
 
-REMEMBERED = 16
-MAX_KINDS = 4096
+REMEMBERED, MAX_KINDS = 16, 4096
+"""Bound: standstills that are remembered of a kind of operation, and kinds."""
 
 
 class WaitKind(NamedTuple):

@@ -103,7 +103,7 @@ def ring_written(group: Group) -> dict[int, dict[int, int]]:
 
 
 CHUNK_STEPS = CONNECTION_SLOTS // 2
-"""What a rank writes at a time, in steps: its own part first, then what each rank before it has written (all tags:
+"""Fact: what a rank writes at a time, in steps: its own part first, then what each rank before it has written (all tags:
 ``ALLREDUCE_CHUNKSTEPS`` and its like in ``src/include/collectives.h``).
 """
 

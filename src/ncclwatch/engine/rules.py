@@ -12,20 +12,22 @@ from functools import wraps
 
 from ncclwatch.engine import beside, explain_calls, explain_network, explain_waits, retract, stated, unobservable_waits
 from ncclwatch.engine.case import Case
-from ncclwatch.engine.hypotheses import Hypothesis
-from ncclwatch.engine.rule import Rule, Stratum
+from ncclwatch.engine.hypotheses import Hypothesis, Rule, Stratum
 
 UNCERTAIN = frozenset({"nothing-open", "nothing-seen", "unseen", "beside-absent"})
 """Rules that name nobody, since too little was seen."""
 FROM_ENDS = UNCERTAIN | {"link", "cut-off", "rank-stalled", "rank-not-entered"}
 COUNTED = frozenset({"counts-tie", "counts-differ"})
 FROM_CYCLES = frozenset({"order", "cycle-in-operation", "cycle-of-calls", "lacks-call", "lacks-other-call"})
-FROM_MEMORY = FROM_ENDS | FROM_CYCLES | COUNTED | {"open-calls-unseen", "open-calls-tie", "open-calls-differ"}
+FROM_MEMORY = FROM_ENDS | FROM_CYCLES | COUNTED | {"open-calls-tie", "open-calls-differ"}
 TIES = frozenset({"counts-tie", "open-calls-tie", "calls-tie"})
 FROM_CALLS = frozenset({"not-called", "calls-differ", "left-out"})
 DISAGREE = COUNTED | {"open-calls-tie", "open-calls-differ"}
 OPEN_TO_DOUBT = (FROM_MEMORY | FROM_CALLS) - DISAGREE - {"nothing-open"}
 """Where the waits or the calls that can be seen end: a port or a path below that may be why."""
+NETWORK = frozenset({"port-down", "port-end", "path-dead", "path-cut-off"})
+BEHIND = frozenset({"link", "cut-off", "rank-stalled", "rank-not-entered", "lacks-call", "lacks-other-call"})
+ACCUSING = BEHIND | NETWORK | FROM_CALLS | TIES | {"order", "counts-differ", "open-calls-differ", "nccl-error", "tcp-slow"}
 UNLESS_STATED = OPEN_TO_DOUBT | TIES | DISAGREE | {"nothing-open", "nccl-error"}
 
 
@@ -39,465 +41,428 @@ def only(rule: str, apply: Callable[[Case], Iterable[Hypothesis]]) -> Callable[[
     return applied
 
 
-def _stated() -> tuple[Rule, ...]:
-    """What needs no waits."""
-    s = stated
-    return (
-        Rule(
-            "all-ended", Stratum.STATED, s.all_ended,
-            "The run state of each process is Z or X (/proc/PID/stat).",
-            "tests/scenarios/h1-crash-and-watchdog",
-            "tests/unit/engine/test_diagnose.py::test_ranks_that_end_when_the_work_is_done_are_not_accused",
-        ),
-        Rule(
-            "one-sample", Stratum.STATED, s.one_sample,
-            "Progress is told by comparing two samples of a process.",
-            "tests/unit/engine/test_diagnose.py::test_a_single_look_accuses_nobody",
-            "tests/unit/engine/test_diagnose.py::test_who_was_looked_at_once_hides_nobody_else_and_is_not_accused",
-        ),
-        Rule(
-            "progress", Stratum.STATED, s.progress,
-            "A counter of NCCL moved between the last two samples: the job goes on.",
-            "tests/unit/engine/test_diagnose.py::test_progress_of_anyone_means_nobody_is_accused",
-            "tests/unit/engine/test_diagnose.py::test_progress_long_ago_does_not_hide_a_standstill",
-        ),
-        Rule(
-            "stopped", Stratum.STATED, s.stopped,
-            "State T or t in /proc/PID/stat of two samples: no thread of it runs, and it waits for nobody.",
-            "tests/unit/engine/test_fixture_diagnose.py::test_the_frozen_rank_is_named_from_the_file",
-            "tests/scenarios/h1-stop-and-continue",
-        ),
-        Rule(
-            "ended", Stratum.STATED, s.ended,
-            "It is gone from its host, and a collective of its communicator stands still: none can end without every rank.",
-            "tests/scenarios/h1-kill",
-            "tests/unit/engine/test_diagnose.py::test_ranks_that_end_when_the_work_is_done_are_not_accused",
-        ),
-        Rule(
-            "creating", Stratum.STATED, only("creating", s.creation),
-            "initState of a communicator that is not ncclSuccess yet (ncclCommInitRankFunc, src/init.cc): creation takes its "
-            "time.",
-            "tests/scenarios/init-one-missing",
-            "tests/scenarios/clean-16",
-        ),
-        Rule(
-            "not-joined", Stratum.STATED, only("not-joined", s.creation),
-            "NCCL sets hash, rank and size before the ranks meet (src/init.cc): who is missing can be read while creation "
-            "hangs.",
-            "tests/scenarios/init-two-missing",
-            "tests/unit/engine/test_diagnose.py::test_a_rank_missing_from_creation_that_nobody_looked_at_is_not_accused",
-        ),
-    )  # fmt: skip
-
-
-def _drawn() -> tuple[Rule, ...]:
-    """Waits of every rank by calls and counts, and whether it is too early to accuse anybody."""
-    s, u = stated, unobservable_waits
-    return (
-        Rule(
-            "calls-not-made", Stratum.DRAW, u.calls_not_made,
-            "A collective ends on no rank before all have called it; memory shows no transfer of the waiter that would say "
-            "otherwise.",
-            "tests/scenarios/h1-never-enters-nvlink",
-            "tests/unit/engine/test_calls.py::test_behind_on_one_communicator_because_it_waits_in_another_is_a_victim",
-        ),
-        Rule(
-            "counted-less", Stratum.DRAW, u.counted_less,
-            "seqNumber counts calls of each collective on each rank from 2.26 on (src/enqueue.cc).",
-            "tests/unit/engine/test_unobservable_waits.py::test_a_rank_that_has_called_what_its_peer_has_not_waits_for_the_pe"
-            "er",
-            "tests/unit/engine/test_sequence_counts.py::test_what_counts_proxy_work_alone_proves_nothing",
-        ),
-        Rule(
-            "messages-owed", Stratum.DRAW, u.messages_owed_by_all,
-            "A Send ends once its Recv is called: calls of both ranks since their newest common collective are compared.",
-            "tests/unit/engine/test_calls.py::test_a_rank_with_hidden_transports_waits_for_whom_its_call_waits_for",
-            "tests/unit/engine/test_calls.py::test_a_rank_that_may_wait_in_a_receive_is_not_accused_of_being_behind",
-        ),
-        Rule(
-            "pause", Stratum.PATIENCE, s.pause,
-            "A checkpoint, an evaluation or a first iteration stands still as well: twice the longest standstill of this "
-            "operation that ended.",
-            "tests/scenarios/lookalike-checkpoint",
-            "tests/unit/engine/test_live.py::test_first_operations_get_a_longer_floor_but_no_immunity",
-        ),
-        Rule(
-            "rest", Stratum.PATIENCE, s.rest,
-            "No proxy has an operation, no shared memory holds unread data: the job computes, or waits outside NCCL.",
-            "tests/unit/engine/test_diagnose.py::test_shared_memory_at_rest_is_idle",
-            "tests/scenarios/h1-never-enters-nvlink",
-        ),
-    )  # fmt: skip
-
-
-def _retracted() -> tuple[Rule, ...]:
-    """Waits that are not begun."""
-    r = retract
-    return (
-        Rule(
-            "not-begun", Stratum.RETRACT, r.not_begun,
-            "Proxies open receives of all that is called; a ring begins with a send (src/device/all_reduce.h): no send "
-            "produced, not begun.",
-            "tests/fixtures/jobs/drawn-802-72-skip-2.27.5-socket-post-hang-0",
-            "tests/unit/engine/test_retract.py::test_where_nobody_has_begun_anything_there_is_no_cycle_either",
-        ),
-        Rule(
-            "data-at-hand", Stratum.RETRACT, r.data_at_hand,
-            "Whose data lies unread in one operation is not held up in another, of which nothing shows that it has begun it.",
-            "tests/fixtures/jobs/drawn-801-64-gpu-stall-2.21.5-shm-post-hang-0",
-            "tests/unit/engine/test_retract.py::test_a_rank_that_is_at_two_operations_waits_in_neither",
-        ),
-        Rule(
-            "called-later", Stratum.RETRACT, r.called_later,
-            "Ranks run one program: a receive that a peer has open as well did not keep that peer from the collective.",
-            "tests/fixtures/jobs/drawn-801-51-gpu-stall-2.27.5-socket-post-hang-0",
-            "tests/unit/engine/test_retract.py::test_a_receive_that_may_come_first_makes_a_cycle",
-        ),
-        Rule(
-            "not-completing", Stratum.RETRACT, r.not_completing,
-            "The adapter acknowledges what it takes (reliable connection; ncclIbTest, src/transport/net_ib.cc): only the "
-            "sender's proxy is left to move.",
-            "tests/unit/engine/test_connections.py::test_who_does_not_learn_that_what_it_sent_was_received_has_a_proxy_that_s"
-            "tands_still",
-            "tests/unit/engine/test_connections.py::test_a_cycle_stays_one_where_both_wait_alike_and_over_sockets",
-        ),
-        Rule(
-            "behind-in-ring", Stratum.RETRACT, r.behind_in_ring,
-            "All ranks of a ring write the same number of steps an operation, and nobody ends it before the last has "
-            "contributed.",
-            "tests/fixtures/jobs/h3-gpu-stall-tensor-2.32.3-shm-post-hang-0",
-            "tests/unit/engine/slow/test_shared_memory.py",
-        ),
-    )  # fmt: skip
-
-
-def _followed() -> tuple[Rule, ...]:
-    """Waits of ranks at which the waits end."""
-    u = unobservable_waits
-    return (
-        Rule(
-            "called-less", Stratum.FOLLOW, u.called_less,
-            "opCount and seqNumber count what was launched: who has called more waits for who has called less.",
-            "tests/scenarios/h1-never-enters-nvlink",
-            "tests/unit/engine/test_unobservable_waits.py::test_a_rank_that_is_behind_its_peer_is_named_although_the_peer_wai"
-            "ts_too",
-        ),
-        Rule(
-            "hidden-peer", Stratum.FOLLOW, u.hidden_peer,
-            "Counters of NVLink lie in GPU memory: a rank that shows nothing may wait for a peer that waits itself.",
-            "tests/unit/engine/test_unobservable_waits.py::test_a_rank_whose_peer_is_held_up_by_a_link_is_not_accused",
-            "tests/unit/engine/test_unobservable_waits.py::test_a_rank_whose_peer_does_not_wait_is_named",
-        ),
-        Rule(
-            "message-owed", Stratum.FOLLOW, u.message_owed,
-            "As messages-owed, for a rank with nothing open.",
-            "tests/scenarios/h1-never-enters-expert",
-            "tests/unit/engine/test_calls.py::test_a_rank_that_may_wait_in_a_receive_is_not_accused_of_being_behind",
-        ),
-        Rule(
-            "message-possible", Stratum.FOLLOW, u.message_possible,
-            "A rank whose calls do not tell, or that nobody recorded, may wait in a receive: it is not accused of standing "
-            "idle.",
-            "tests/unit/engine/test_calls.py::test_a_rank_that_may_wait_in_a_receive_is_not_accused_of_being_behind",
-            "tests/unit/engine/test_calls.py::test_a_rank_that_has_not_called_is_named_where_memory_shows_nothing",
-        ),
-        Rule(
-            "ring-before", Stratum.FOLLOW, u.ring_before,
-            "AllReduce, AllGather and ReduceScatter write and read as much on each ring: who has read less is in one of them.",
-            "tests/unit/engine/test_retract.py::test_who_has_written_more_of_a_ring_than_read_may_be_in_an_operati"
-            "on_there",
-            "tests/unit/engine/test_retract.py::test_who_is_in_the_middle_of_one_ring_is_not_in_the_next",
-        ),
-        Rule(
-            "dropped-operation", Stratum.FOLLOW, u.dropped_operation,
-            "A proxy drops an operation whose transport reports an error, from 2.22 on without a word (progressOps, "
-            "src/proxy.cc).",
-            "tests/unit/engine/test_dropped_operations.py::test_a_rank_beside_one_that_was_seen_to_end_waits_for_it",
-            "tests/unit/engine/test_dropped_operations.py::test_a_gpu_that_has_begun_is_in_the_operation_it_shows",
-        ),
-    )  # fmt: skip
-
-
-def _explained() -> tuple[Rule, ...]:
-    """Hypotheses, from the weakest to the strongest."""
-    s, w, c = stated, explain_waits, explain_calls
-    return (
-        Rule(
-            "nccl-error", Stratum.EXPLAIN, s.nccl_error,
-            "asyncResult of a communicator is an error: NCCL has given it up.",
-            "tests/unit/engine/test_transports.py::test_where_memory_shows_nothing_only_calls_name_a_rank",
-            "tests/unit/engine/test_diagnose.py::test_shared_memory_at_rest_is_idle",
-        ),
-        Rule(
-            "nothing-seen", Stratum.EXPLAIN, s.nothing_seen,
-            "What joins the ranks has no counters that the host can read.",
-            "tests/scenarios/clean-nvlink",
-            "tests/unit/engine/test_diagnose.py::test_shared_memory_at_rest_is_idle",
-        ),
-        Rule(
-            "nothing-open", Stratum.EXPLAIN, s.nothing_open,
-            "As rest.",
-            "tests/unit/engine/test_diagnose.py::test_shared_memory_at_rest_is_idle",
-            "tests/scenarios/h1-never-enters-nvlink",
-        ),
-        Rule(
-            "unseen", Stratum.EXPLAIN, w.unseen,
-            "Absence of records proves nothing: waits that end where nobody looked accuse nobody.",
-            "tests/scenarios/h1-stop-unseen-node",
-            "tests/unit/engine/test_diagnose.py::test_a_missing_rank_of_a_host_that_was_seen_whole_has_ended",
-        ),
-        Rule(
-            "link", Stratum.EXPLAIN, w.link,
-            "Steps at both ends (src/transport/net.cc): handed to the network by one, not arrived at the other, and both "
-            "proxies run.",
-            "tests/fixtures/jobs/h3-link-down-gradients-2.27.5-shm-post-hang-0",
-            "tests/unit/engine/test_diagnose.py::test_a_link_is_not_blamed_when_the_sender_was_stopped_while_sending",
-            frozenset({"unseen"}),
-        ),
-        Rule(
-            "cut-off", Stratum.EXPLAIN, w.cut_off,
-            "As link, of several links with one end in common: several links do not die at once.",
-            "tests/unit/engine/test_diagnose.py::test_two_broken_links_with_one_rank_in_common_name_that_rank",
-            "tests/unit/engine/test_diagnose.py::test_data_lost_between_two_live_ranks_names_the_link",
-            frozenset({"unseen"}),
-        ),
-        Rule(
-            "beside-absent", Stratum.EXPLAIN, w.beside_absent,
-            "A rank with nothing open beside one nobody observed may wait for that: either may be the cause.",
-            "tests/unit/engine/test_diagnose.py::test_a_rank_with_nothing_open_beside_one_nobody_looked_at_is_not_accused",
-            "tests/unit/engine/test_diagnose.py::test_the_same_names_the_rank_that_was_seen_to_end",
-            frozenset({"unseen", "link", "cut-off"}),
-        ),
-        Rule(
-            "rank-stalled", Stratum.EXPLAIN, w.rank_stalled,
-            "Mycroft, table 4: the rank is in the operation, all it needs is there, and its GPU or its proxy does not go on.",
-            "tests/fixtures/jobs/drawn-802-69-gpu-stall-2.21.5-socket-post-hang-0",
-            "tests/unit/engine/test_diagnose.py::test_a_rank_that_has_not_entered_is_where_the_waits_end",
-            FROM_ENDS - {"rank-stalled", "rank-not-entered"},
-        ),
-        Rule(
-            "rank-not-entered", Stratum.EXPLAIN, w.rank_not_entered,
-            "CCL-D H1: others wait in an operation that this rank's host has not called, or its GPU has not started.",
-            "tests/fixtures/jobs/drawn-802-112-never-enters-2.27.5-shm-post-hang-0",
-            "tests/unit/engine/test_diagnose.py::test_a_gpu_that_stops_in_the_middle_is_a_hardware_verdict",
-            FROM_ENDS - {"rank-not-entered"},
-        ),
-        Rule(
-            "order", Stratum.EXPLAIN, w.order,
-            "A cycle of waits through several communicators has no other end than the order in which they were called.",
-            "tests/fixtures/jobs/deadlock-of-four-2.32.3-shm-post-hang-0",
-            "tests/fixtures/jobs/h1-skip-tensor-2.27.5-shm-post-hang-0",
-            FROM_ENDS,
-        ),
-        Rule(
-            "cycle-in-operation", Stratum.EXPLAIN, w.cycle_in_operation,
-            "Inside one operation there is no order to break: a cycle there names nobody.",
-            "tests/scenarios/quick-proxy-stall",
-            "tests/unit/engine/test_retract.py::test_where_nobody_has_begun_anything_there_is_no_cycle_either",
-            FROM_ENDS,
-        ),
-        Rule(
-            "cycle-of-calls", Stratum.EXPLAIN, w.cycle_of_calls,
-            "Host call time is not GPU time: a host may have called a Send that its GPU does not wait for yet.",
-            "tests/unit/engine/test_calls.py::test_of_two_ranks_the_one_that_broke_its_pattern_is_named",
-            "tests/fixtures/jobs/deadlock-of-four-2.32.3-shm-post-hang-0",
-            FROM_ENDS | {"order"},
-        ),
-        Rule(
-            "lacks-call", Stratum.EXPLAIN, w.lacks_call,
-            "Hosts that run ahead have called everything: where one alone has a call to make, the others are ahead of it.",
-            "tests/fixtures/jobs/drawn-802-80-skip-2.21.5-shm-post-hang-0",
-            "tests/unit/engine/test_sequence_counts.py::test_a_cycle_is_all_that_is_said_where_the_counts_do_not_tell",
-            FROM_ENDS | {"order"},
-        ),
-        Rule(
-            "lacks-other-call", Stratum.EXPLAIN, w.lacks_other_call,
-            "As many calls, another operation: CCL-D H2.",
-            "tests/fixtures/jobs/drawn-801-86-other-operation-2.21.5-shm-post-hang-0",
-            "tests/unit/engine/test_sequence_counts.py::test_the_only_rank_of_a_cycle_that_has_not_called_is_named",
-            FROM_ENDS | {"order"},
-        ),
-        Rule(
-            "counts-differ", Stratum.EXPLAIN, c.counts_differ,
-            "Of ranks that call the same in one order none is ahead in one collective and behind in another (seqNumber, 2.26 "
-            "on).",
-            "tests/fixtures/jobs/drawn-802-23-other-operation-2.27.5-socket-post-hang-0",
-            "tests/unit/engine/test_sequence_counts.py::test_a_rank_that_is_behind_or_ahead_does_not_disagree",
-            FROM_ENDS | FROM_CYCLES,
-        ),
-        Rule(
-            "counts-tie", Stratum.EXPLAIN, c.counts_tie,
-            "As counts-differ; CCL-D H2: a tie is a tie.",
-            "tests/unit/engine/test_sequence_counts.py::test_where_both_calls_are_usual_nobody_of_two_is_more_wrong_than_the_"
-            "other",
-            "tests/unit/engine/test_sequence_counts.py::test_one_among_many_is_the_odd_one",
-            FROM_ENDS | FROM_CYCLES,
-        ),
-        Rule(
-            "open-calls-unseen", Stratum.EXPLAIN, c.open_calls_unseen,
-            "As open-calls-differ, where the ranks that are wrong were not observed.",
-            "tests/unit/engine/test_diagnose.py::test_equally_large_groups_are_a_tie",
-            "tests/unit/engine/test_diagnose.py::test_a_rank_that_called_something_else_is_outvoted",
-            FROM_ENDS | FROM_CYCLES | COUNTED,
-        ),
-        Rule(
-            "open-calls-differ", Stratum.EXPLAIN, c.open_calls_differ,
-            "Both ends of a connection round the same running step (src/transport/net.cc): other begins or ends are other "
-            "operations.",
-            "tests/unit/engine/test_diagnose.py::test_a_rank_that_called_something_else_is_outvoted",
-            "tests/unit/engine/test_diagnose.py::test_two_orders_on_two_communicators_are_a_deadlock",
-            FROM_ENDS | FROM_CYCLES | COUNTED,
-        ),
-        Rule(
-            "open-calls-tie", Stratum.EXPLAIN, c.open_calls_tie,
-            "As open-calls-differ; CCL-D H2: a tie is a tie.",
-            "tests/unit/engine/test_diagnose.py::test_equally_large_groups_are_a_tie",
-            "tests/unit/engine/test_diagnose.py::test_a_rank_that_called_something_else_is_outvoted",
-            FROM_ENDS | FROM_CYCLES | COUNTED,
-        ),
-        Rule(
-            "not-called", Stratum.EXPLAIN, c.not_called,
-            "CCL-D H1 by calls: the others have called it, and this rank waits for nobody.",
-            "tests/unit/engine/test_calls.py::test_a_rank_that_has_not_called_is_named_where_memory_shows_nothing",
-            "tests/unit/engine/test_calls.py::test_behind_on_one_communicator_because_it_waits_in_another_is_a_victim",
-            UNCERTAIN | {"nccl-error", "cycle-in-operation", "cycle-of-calls", "open-calls-unseen"},
-        ),
-        Rule(
-            "calls-differ", Stratum.EXPLAIN, c.calls_differ,
-            "CCL-D H2 by calls: NCCL does not compare what ranks call under one number.",
-            "tests/scenarios/h2-other-type",
-            "tests/unit/engine/test_calls.py::test_what_was_recorded_before_a_loss_proves_nothing",
-            FROM_MEMORY | {"nccl-error"},
-        ),
-        Rule(
-            "calls-tie", Stratum.EXPLAIN, c.calls_tie,
-            "As calls-differ; CCL-D H2: a tie is a tie.",
-            "tests/unit/engine/test_calls.py::test_two_ranks_that_call_familiar_things_in_different_orders_are_a_tie",
-            "tests/unit/engine/test_calls.py::test_of_two_ranks_the_one_that_called_what_nobody_ever_calls_here_is_named",
-            FROM_MEMORY | {"nccl-error"},
-        ),
-        Rule(
-            "ended-behind", Stratum.EXPLAIN, s.ended_behind,
-            "As ended, where a followed wait leads to the rank.",
-            "tests/unit/engine/test_dropped_operations.py::test_one_that_is_missing_on_a_host_that_was_seen_whole_has_ended",
-            "tests/unit/engine/test_dropped_operations.py::test_beside_one_that_was_not_observed_nobody_is_accused",
-            FROM_MEMORY | {"not-called", "calls-differ", "calls-tie"},
-        ),
-    )  # fmt: skip
-
-
-def _qualified() -> tuple[Rule, ...]:
-    """What calls say of the hypothesis that stands."""
-    c = explain_calls
-    return (
-        Rule(
-            "calls-beside", Stratum.QUALIFY, c.calls_beside,
-            "The calls of a rank that memory names, beside what memory shows.",
-            "tests/scenarios/h1-never-enters-tensor",
-            "tests/scenarios/h1-stop-unseen-node",
-        ),
-        Rule(
-            "left-out", Stratum.QUALIFY, c.left_out,
-            "A job calls the same in the same order again and again: who has left a call out is one behind in all that "
-            "follows.",
-            "tests/scenarios/h1-skip-tensor",
-            "tests/unit/engine/test_call_patterns.py::test_a_habit_with_two_kinds_of_iterations_is_no_deviation",
-            TIES | UNCERTAIN | FROM_CYCLES - {"lacks-other-call"} | {"rank-not-entered", "not-called", "open-calls-unseen"},
-        ),
-    )  # fmt: skip
-
-
-def _network_rules() -> tuple[Rule, ...]:
-    """What ports, paths and TCP say of the hypothesis that stands."""
-    n, qualify = explain_network, Stratum.QUALIFY
-    return (
-        Rule(
-            "port-down", qualify, n.port_down,
-            "A link cut while nothing is under way leaves no trace in memory, and proxies drop what their transport reports as "
-            "failed (progressOps, src/proxy.cc): a port that went down with the job says more than where the waits end.",
-            "tests/unit/engine/evidence/test_ports.py::test_a_port_that_went_down_when_the_job_came_to_stand_is_the_cause",
-            "tests/unit/engine/evidence/test_ports.py::test_a_port_that_has_nothing_to_do_with_it_changes_nothing",
-            OPEN_TO_DOUBT,
-        ),
-        Rule(
-            "port-end", qualify, n.port_end,
-            "Both ends of a dead link are named for want of anything better: the port of one being down decides between them.",
-            "tests/unit/engine/evidence/test_ports.py::test_of_a_link_that_carries_nothing_the_end_whose_port_is_down_is_kept",
-            "the same test: a port of another rank",
-            frozenset({"link"}),
-        ),
-        Rule(
-            "tcp-slow", qualify, n.tcp_slow,
-            "TCP waits twice as long after each loss (Linux, TCP_RTO_MIN 0.2 s): a link that loses much stands still for many "
-            "seconds, and comes through.",
-            "tests/unit/engine/test_live.py::test_a_link_that_loses_much_is_slow_until_tcp_has_tried_once_more",
-            "the same test: once TCP has tried",
-            frozenset({"link", "cut-off"}),
-        ),
-        Rule(
-            "tcp-pause", qualify, n.tcp_pause,
-            "As tcp-slow: what else the waits show may be over once the lost segment is sent again.",
-            "tests/unit/engine/test_live.py::test_a_link_whose_sockets_try_again_is_given_their_time",
-            "the same test: another link's sockets",
-            UNLESS_STATED,
-        ),
-        Rule(
-            "path-dead", qualify, n.path_dead,
-            "Whoever has only stopped reading still acknowledges (RFC 9293, 3.8.6): segments that are sent five times without an "
-            "answer are the network's doing.",
-            "tests/unit/engine/evidence/test_dead_paths.py::test_what_several_dead_paths_share_is_named",
-            "tests/unit/engine/evidence/test_dead_paths.py::test_paths_that_prove_nothing_here_change_nothing",
-            OPEN_TO_DOUBT | {"tcp-pause"},
-        ),
-        Rule(
-            "path-cut-off", qualify, n.path_cut_off,
-            "As path-dead: of a rank that data neither reaches nor leaves, proxy and network are told apart by TCP.",
-            "tests/unit/engine/evidence/test_dead_paths.py::test_of_who_is_cut_off_it_is_said_that_the_network_is_why",
-            "the same test: a path of other ranks",
-            frozenset({"cut-off"}),
-        ),
-    )  # fmt: skip
-
-
-def _beside_rules() -> tuple[Rule, ...]:
-    """What CPU limits, GPUs and the number of samples say of whatever stands."""
-    b = beside
-    network = {"port-down", "port-end", "path-dead", "path-cut-off"}
-    behind = {"link", "cut-off", "rank-stalled", "rank-not-entered", "lacks-call", "lacks-other-call"}
-    accusing = behind | network | FROM_CALLS | TIES | {"order", "counts-differ", "open-calls-differ", "nccl-error", "tcp-slow"}
-    return (
-        Rule(
-            "crawls", Stratum.QUALIFY, b.crawls,
-            "A process runs in each period of its CPU limit (cpu.max, 100 ms): it crawls, and does not hang.",
-            "tests/unit/engine/evidence/test_cpu_limits.py::test_who_is_held_back_alone_is_given_longer_before_that_is_a_hang",
-            "the same test: limits of others, of everybody, or that hold back little",
-            frozenset(behind | network | FROM_CALLS),
-        ),
-        Rule(
-            "newcomers", Stratum.BESIDE, b.newcomers,
-            "Progress is told by comparing two samples of a process.",
-            "tests/unit/engine/test_diagnose.py",
-            "a job of which all processes were sampled twice",
-            frozenset(accusing | {"stopped", "ended", "not-joined", "ended-behind"}),
-        ),
-        Rule(
-            "gpu", Stratum.BESIDE, b.gpus,
-            "The shim in the process reports which kernels have begun and ended (ncclProfiler, src/plugin/profiler.cc).",
-            "tests/unit/engine/evidence/test_device.py::test_a_gpu_that_stands_in_the_kernel_is_hardware",
-            "tests/unit/engine/evidence/test_device.py::test_a_stopped_process_is_not_said_to_be_in_a_kernel",
-        ),
-        Rule(
-            "cpu-limit", Stratum.BESIDE, b.limited,
-            "The kernel counts the periods in which a limit held a control group back (nr_throttled, cpu.stat).",
-            "tests/unit/engine/evidence/test_cpu_limits.py::test_who_is_named_for_standing_still_and_is_held_back_is_shown_so",
-            "tests/unit/engine/evidence/test_cpu_limits.py::test_limits_of_others_or_that_hold_nobody_back_are_not_told",
-        ),
-    )  # fmt: skip
-
-
-RULES = (
-    *_stated(), *_drawn(), *_retracted(), *_followed(), *_explained(), *_qualified(), *_network_rules(), *_beside_rules()
+_STATED = (
+    Rule(
+        "all-ended", Stratum.STATED, stated.all_ended,
+        "The run state of each process is Z or X (/proc/PID/stat).",
+        "tests/scenarios/h1-crash-and-watchdog",
+        "tests/unit/engine/test_diagnose.py::test_ranks_that_end_when_the_work_is_done_are_not_accused",
+    ),
+    Rule(
+        "one-sample", Stratum.STATED, stated.one_sample,
+        "Progress is told by comparing two samples of a process.",
+        "tests/unit/engine/test_diagnose.py::test_a_single_look_accuses_nobody",
+        "tests/unit/engine/test_diagnose.py::test_who_was_looked_at_once_hides_nobody_else_and_is_not_accused",
+    ),
+    Rule(
+        "progress", Stratum.STATED, stated.progress,
+        "A counter of NCCL moved between the last two samples: the job goes on.",
+        "tests/unit/engine/test_diagnose.py::test_progress_of_anyone_means_nobody_is_accused",
+        "tests/unit/engine/test_diagnose.py::test_progress_long_ago_does_not_hide_a_standstill",
+    ),
+    Rule(
+        "stopped", Stratum.STATED, stated.stopped,
+        "State T or t in /proc/PID/stat of two samples: no thread of it runs, and it waits for nobody.",
+        "tests/unit/engine/test_fixture_diagnose.py::test_the_frozen_rank_is_named_from_the_file",
+        "tests/scenarios/h1-stop-and-continue",
+    ),
+    Rule(
+        "ended", Stratum.STATED, stated.ended,
+        "It is gone from its host, and a collective of its communicator stands still: none can end without every rank.",
+        "tests/scenarios/h1-kill",
+        "tests/unit/engine/test_diagnose.py::test_ranks_that_end_when_the_work_is_done_are_not_accused",
+    ),
+    Rule(
+        "creating", Stratum.STATED, only("creating", stated.creation),
+        "initState of a communicator that is not ncclSuccess yet (ncclCommInitRankFunc, src/init.cc): creation takes its "
+        "time.",
+        "tests/scenarios/init-one-missing",
+        "tests/scenarios/clean-16",
+    ),
+    Rule(
+        "not-joined", Stratum.STATED, only("not-joined", stated.creation),
+        "NCCL sets hash, rank and size before the ranks meet (src/init.cc): who is missing can be read while creation "
+        "hangs.",
+        "tests/scenarios/init-two-missing",
+        "tests/unit/engine/test_diagnose.py::test_a_rank_missing_from_creation_that_nobody_looked_at_is_not_accused",
+    ),
 )  # fmt: skip
+"""What needs no waits."""
+
+_DRAWN = (
+    Rule(
+        "calls-not-made", Stratum.DRAW, unobservable_waits.calls_not_made,
+        "A collective ends on no rank before all have called it; memory shows no transfer of the waiter that would say "
+        "otherwise.",
+        "tests/unit/engine/test_calls.py::test_a_rank_with_hidden_transports_waits_for_whom_its_call_waits_for",
+        "tests/unit/engine/test_calls.py::test_behind_on_one_communicator_because_it_waits_in_another_is_a_victim",
+    ),
+    Rule(
+        "counted-less", Stratum.DRAW, unobservable_waits.counted_less,
+        "seqNumber counts calls of each collective on each rank from 2.26 on (ncclComm.seqNumber).",
+        "tests/unit/engine/test_one_machine.py::test_who_has_not_called_is_named_by_calls_or_by_counts",
+        "tests/unit/engine/test_disagreements.py::test_what_counts_proxy_work_alone_proves_nothing",
+    ),
+    Rule(
+        "messages-owed", Stratum.DRAW, unobservable_waits.messages_owed_by_all,
+        "A Send ends once its Recv is called: calls of both ranks since their newest common collective are compared.",
+        "tests/unit/engine/test_calls.py::test_who_has_not_called_the_other_half_of_a_message_is_where_the_waits_end",
+        "tests/unit/engine/test_calls.py::test_a_rank_that_may_wait_in_a_receive_is_not_accused_of_being_behind",
+    ),
+    Rule(
+        "pause", Stratum.PATIENCE, stated.pause,
+        "A checkpoint, an evaluation or a first iteration stands still as well: twice the longest standstill of this "
+        "operation that ended.",
+        "tests/scenarios/lookalike-checkpoint",
+        "tests/unit/engine/test_live.py::test_first_operations_get_a_longer_floor_but_no_immunity",
+    ),
+    Rule(
+        "rest", Stratum.PATIENCE, stated.rest,
+        "No proxy has an operation, no shared memory holds unread data: the job computes, or waits outside NCCL.",
+        "tests/unit/engine/test_calls.py::test_an_odd_call_is_not_told_before_the_floor",
+        "tests/scenarios/h1-never-enters-nvlink",
+    ),
+)  # fmt: skip
+"""Waits of every rank by calls and counts, and whether it is too early to accuse anybody."""
+
+_RETRACTED = (
+    Rule(
+        "not-begun", Stratum.RETRACT, retract.not_begun,
+        "Proxies open receives of all that is called; a ring begins with a send (src/device/all_reduce.h): no send "
+        "produced, not begun.",
+        "tests/unit/engine/test_retract.py::test_a_rank_that_is_at_two_operations_waits_in_neither",
+        "tests/unit/engine/test_retract.py::test_where_nobody_has_begun_anything_there_is_no_cycle_either",
+    ),
+    Rule(
+        "data-at-hand", Stratum.RETRACT, retract.data_at_hand,
+        "Whose data lies unread in one operation is not held up in another, of which nothing shows that it has begun it.",
+        "tests/fixtures/jobs/drawn-801-64-gpu-stall-2.21.5-shm-post-hang-0",
+        "tests/unit/engine/test_retract.py::test_a_rank_that_is_at_two_operations_waits_in_neither",
+    ),
+    Rule(
+        "called-later", Stratum.RETRACT, retract.called_later,
+        "Ranks run one program: a receive that a peer has open as well did not keep that peer from the collective.",
+        "tests/fixtures/jobs/drawn-801-51-gpu-stall-2.27.5-socket-post-hang-0",
+        "tests/unit/engine/test_retract.py::test_a_receive_that_may_come_first_makes_a_cycle",
+    ),
+    Rule(
+        "not-completing", Stratum.RETRACT, retract.not_completing,
+        "The adapter acknowledges what it takes (reliable connection; ncclIbTest, src/transport/net_ib.cc): only the "
+        "sender's proxy is left to move.",
+        "tests/unit/engine/test_connections.py::test_who_does_not_learn_that_what_it_sent_was_received_has_a_proxy_that_s"
+        "tands_still",
+        "tests/unit/engine/test_connections.py::test_a_cycle_stays_one_where_both_wait_alike_and_over_sockets",
+    ),
+    Rule(
+        "behind-in-ring", Stratum.RETRACT, retract.behind_in_ring,
+        "All ranks of a ring write the same number of steps an operation, and nobody ends it before the last has "
+        "contributed.",
+        "tests/fixtures/jobs/h3-gpu-stall-tensor-2.32.3-shm-post-hang-0",
+        "tests/unit/engine/slow/test_shared_memory.py",
+    ),
+)  # fmt: skip
+"""Waits that are not begun."""
+
+_FOLLOWED = (
+    Rule(
+        "called-less", Stratum.FOLLOW, unobservable_waits.called_less,
+        "opCount and seqNumber count what was launched: who has called more waits for who has called less.",
+        "tests/scenarios/h1-never-enters-nvlink",
+        "tests/unit/engine/test_unobservable_waits.py::test_a_rank_that_is_behind_its_peer_is_named_although_the_peer_wai"
+        "ts_too",
+    ),
+    Rule(
+        "hidden-peer", Stratum.FOLLOW, unobservable_waits.hidden_peer,
+        "Counters of NVLink lie in GPU memory: a rank that shows nothing may wait for a peer that waits itself.",
+        "tests/unit/engine/test_unobservable_waits.py::test_a_rank_whose_peer_is_held_up_by_a_link_is_not_accused",
+        "tests/unit/engine/test_unobservable_waits.py::test_a_rank_whose_peer_does_not_wait_is_named",
+    ),
+    Rule(
+        "message-owed", Stratum.FOLLOW, unobservable_waits.message_owed,
+        "As messages-owed, for a rank with nothing open.",
+        "tests/unit/engine/test_calls.py::test_the_wait_of_an_idle_rank_for_a_message_is_followed",
+        "tests/unit/engine/test_calls.py::test_a_rank_that_may_wait_in_a_receive_is_not_accused_of_being_behind",
+    ),
+    Rule(
+        "message-possible", Stratum.FOLLOW, unobservable_waits.message_possible,
+        "A rank whose calls do not tell, or that nobody recorded, may wait in a receive: it is not accused of standing "
+        "idle.",
+        "tests/unit/engine/test_calls.py::test_an_idle_rank_that_may_wait_for_a_message_is_not_accused",
+        "tests/unit/engine/test_calls.py::test_a_rank_that_has_not_called_is_named_where_memory_shows_nothing",
+    ),
+    Rule(
+        "ring-before", Stratum.FOLLOW, unobservable_waits.ring_before,
+        "AllReduce, AllGather and ReduceScatter write and read as much on each ring: who has read less is in one of them.",
+        "tests/unit/engine/test_retract.py::test_who_has_written_more_of_a_ring_than_read_may_be_in_an_operati"
+        "on_there",
+        "tests/unit/engine/test_retract.py::test_who_is_in_the_middle_of_one_ring_is_not_in_the_next",
+    ),
+    Rule(
+        "dropped-operation", Stratum.FOLLOW, unobservable_waits.dropped_operation,
+        "A proxy drops an operation whose transport reports an error, from 2.22 on without a word (progressOps, "
+        "src/proxy.cc).",
+        "tests/unit/engine/test_dropped_operations.py::test_a_rank_beside_one_that_was_seen_to_end_waits_for_it",
+        "tests/unit/engine/test_dropped_operations.py::test_a_gpu_that_has_begun_is_in_the_operation_it_shows",
+    ),
+)  # fmt: skip
+"""Waits of ranks at which the waits end."""
+
+_EXPLAINED = (
+    Rule(
+        "nccl-error", Stratum.EXPLAIN, stated.nccl_error,
+        "asyncResult of a communicator is an error: NCCL has given it up.",
+        "tests/unit/engine/test_diagnose.py::test_an_error_that_nccl_reports_is_told_where_nothing_is_open",
+        "tests/unit/engine/test_diagnose.py::test_shared_memory_at_rest_is_idle",
+    ),
+    Rule(
+        "nothing-seen", Stratum.EXPLAIN, stated.nothing_seen,
+        "What joins the ranks has no counters that the host can read.",
+        "tests/unit/engine/test_one_machine.py::test_a_stalled_gpu_is_no_rest",
+        "tests/unit/engine/test_diagnose.py::test_shared_memory_at_rest_is_idle",
+    ),
+    Rule(
+        "nothing-open", Stratum.EXPLAIN, stated.nothing_open,
+        "As rest.",
+        "tests/unit/engine/test_diagnose.py::test_shared_memory_at_rest_is_idle",
+        "tests/scenarios/h1-never-enters-nvlink",
+    ),
+    Rule(
+        "unseen", Stratum.EXPLAIN, explain_waits.unseen,
+        "Absence of records proves nothing: waits that end where nobody looked accuse nobody.",
+        "tests/scenarios/h1-stop-unseen-node",
+        "tests/unit/engine/test_diagnose.py::test_a_missing_rank_of_a_host_that_was_seen_whole_has_ended",
+    ),
+    Rule(
+        "link", Stratum.EXPLAIN, explain_waits.link,
+        "Steps at both ends (src/transport/net.cc): handed to the network by one, not arrived at the other, and both "
+        "proxies run.",
+        "tests/fixtures/jobs/h3-link-down-gradients-2.27.5-shm-post-hang-0",
+        "tests/unit/engine/test_diagnose.py::test_a_link_is_not_blamed_when_the_sender_was_stopped_while_sending",
+        frozenset({"unseen"}),
+    ),
+    Rule(
+        "cut-off", Stratum.EXPLAIN, explain_waits.cut_off,
+        "As link, of several links with one end in common: several links do not die at once.",
+        "tests/unit/engine/test_diagnose.py::test_two_broken_links_with_one_rank_in_common_name_that_rank",
+        "tests/unit/engine/test_diagnose.py::test_data_lost_between_two_live_ranks_names_the_link",
+        frozenset({"unseen"}),
+    ),
+    Rule(
+        "beside-absent", Stratum.EXPLAIN, explain_waits.beside_absent,
+        "A rank with nothing open beside one nobody observed may wait for that: either may be the cause.",
+        "tests/unit/engine/test_diagnose.py::test_a_rank_with_nothing_open_beside_one_nobody_looked_at_is_not_accused",
+        "tests/unit/engine/test_diagnose.py::test_the_same_names_the_rank_that_was_seen_to_end",
+        frozenset({"unseen", "link", "cut-off"}),
+    ),
+    Rule(
+        "rank-stalled", Stratum.EXPLAIN, explain_waits.rank_stalled,
+        "Mycroft, table 4: the rank is in the operation, all it needs is there, and its GPU or its proxy does not go on.",
+        "tests/fixtures/jobs/drawn-802-69-gpu-stall-2.21.5-socket-post-hang-0",
+        "tests/unit/engine/test_diagnose.py::test_a_rank_that_has_not_entered_is_where_the_waits_end",
+        FROM_ENDS - {"rank-stalled", "rank-not-entered"},
+    ),
+    Rule(
+        "rank-not-entered", Stratum.EXPLAIN, explain_waits.rank_not_entered,
+        "CCL-D H1: others wait in an operation that this rank's host has not called, or its GPU has not started.",
+        "tests/fixtures/jobs/drawn-802-112-never-enters-2.27.5-shm-post-hang-0",
+        "tests/unit/engine/test_diagnose.py::test_a_gpu_that_stops_in_the_middle_is_a_hardware_verdict",
+        FROM_ENDS - {"rank-not-entered"},
+    ),
+    Rule(
+        "order", Stratum.EXPLAIN, explain_waits.order,
+        "A cycle of waits through several communicators has no other end than the order in which they were called.",
+        "tests/fixtures/jobs/deadlock-of-four-2.32.3-shm-post-hang-0",
+        "tests/fixtures/jobs/h1-skip-tensor-2.27.5-shm-post-hang-0",
+        FROM_ENDS,
+    ),
+    Rule(
+        "cycle-in-operation", Stratum.EXPLAIN, explain_waits.cycle_in_operation,
+        "Inside one operation there is no order to break: a cycle there names nobody.",
+        "tests/unit/engine/test_retract.py::test_where_nobody_has_begun_anything_there_is_no_cycle_either",
+        "tests/unit/engine/test_retract.py::test_where_nobody_has_begun_anything_there_is_no_cycle_either",
+        FROM_ENDS,
+    ),
+    Rule(
+        "cycle-of-calls", Stratum.EXPLAIN, explain_waits.cycle_of_calls,
+        "Host call time is not GPU time: a host may have called a Send that its GPU does not wait for yet.",
+        "tests/unit/engine/test_calls.py::test_a_rank_that_may_wait_in_a_receive_is_not_accused_of_being_behind",
+        "tests/fixtures/jobs/deadlock-of-four-2.32.3-shm-post-hang-0",
+        FROM_ENDS | {"order"},
+    ),
+    Rule(
+        "lacks-call", Stratum.EXPLAIN, explain_waits.lacks_call,
+        "Hosts that run ahead have called everything: where one alone has a call to make, the others are ahead of it.",
+        "tests/fixtures/jobs/drawn-802-80-skip-2.21.5-shm-post-hang-0",
+        "tests/unit/engine/test_disagreements.py::test_a_cycle_is_all_that_is_said_where_the_counts_do_not_tell",
+        FROM_ENDS | {"order"},
+    ),
+    Rule(
+        "lacks-other-call", Stratum.EXPLAIN, explain_waits.lacks_other_call,
+        "As many calls, another operation: CCL-D H2.",
+        "tests/fixtures/jobs/drawn-801-86-other-operation-2.21.5-shm-post-hang-0",
+        "tests/unit/engine/test_disagreements.py::test_the_only_rank_of_a_cycle_that_has_not_called_is_named",
+        FROM_ENDS | {"order"},
+    ),
+    Rule(
+        "counts-differ", Stratum.EXPLAIN, explain_calls.counts_differ,
+        "Of ranks that call the same in one order none is ahead in one collective and behind in another (seqNumber, 2.26 "
+        "on).",
+        "tests/fixtures/jobs/drawn-802-23-other-operation-2.27.5-socket-post-hang-0",
+        "tests/unit/engine/test_disagreements.py::test_a_rank_that_is_behind_or_ahead_does_not_disagree",
+        FROM_ENDS | FROM_CYCLES,
+    ),
+    Rule(
+        "counts-tie", Stratum.EXPLAIN, explain_calls.counts_tie,
+        "As counts-differ; CCL-D H2: a tie is a tie.",
+        "tests/unit/engine/test_disagreements.py::test_where_both_calls_are_usual_nobody_of_two_is_more_wrong_than_the_"
+        "other",
+        "tests/unit/engine/test_disagreements.py::test_one_among_many_is_the_odd_one",
+        FROM_ENDS | FROM_CYCLES,
+    ),
+    Rule(
+        "open-calls-differ", Stratum.EXPLAIN, explain_calls.open_calls_differ,
+        "Both ends of a connection round the same running step (src/transport/net.cc): other begins or ends are other "
+        "operations.",
+        "tests/unit/engine/test_diagnose.py::test_a_rank_that_called_something_else_is_outvoted",
+        "tests/unit/engine/test_diagnose.py::test_two_orders_on_two_communicators_are_a_deadlock",
+        FROM_ENDS | FROM_CYCLES | COUNTED,
+    ),
+    Rule(
+        "open-calls-tie", Stratum.EXPLAIN, explain_calls.open_calls_tie,
+        "As open-calls-differ; CCL-D H2: a tie is a tie.",
+        "tests/unit/engine/test_diagnose.py::test_equally_large_groups_are_a_tie",
+        "tests/unit/engine/test_diagnose.py::test_a_rank_that_called_something_else_is_outvoted",
+        FROM_ENDS | FROM_CYCLES | COUNTED,
+    ),
+    Rule(
+        "not-called", Stratum.EXPLAIN, explain_calls.not_called,
+        "CCL-D H1 by calls: the others have called it, and this rank waits for nobody.",
+        "tests/unit/engine/test_calls.py::test_who_has_not_called_is_named_although_the_waits_end_unseen",
+        "tests/unit/engine/test_calls.py::test_behind_on_one_communicator_because_it_waits_in_another_is_a_victim",
+        UNCERTAIN | {"nccl-error", "cycle-in-operation", "cycle-of-calls"},
+    ),
+    Rule(
+        "calls-differ", Stratum.EXPLAIN, explain_calls.calls_differ,
+        "CCL-D H2 by calls: NCCL does not compare what ranks call under one number.",
+        "tests/scenarios/h2-other-type",
+        "tests/unit/engine/test_calls.py::test_what_was_recorded_before_a_loss_proves_nothing",
+        FROM_MEMORY | {"nccl-error"},
+    ),
+    Rule(
+        "calls-tie", Stratum.EXPLAIN, explain_calls.calls_tie,
+        "As calls-differ; CCL-D H2: a tie is a tie.",
+        "tests/unit/engine/test_calls.py::test_two_ranks_that_call_familiar_things_in_different_orders_are_a_tie",
+        "tests/unit/engine/test_calls.py::test_of_two_ranks_the_one_that_called_what_nobody_ever_calls_here_is_named",
+        FROM_MEMORY | {"nccl-error"},
+    ),
+    Rule(
+        "ended-behind", Stratum.EXPLAIN, stated.ended_behind,
+        "As ended, where a followed wait leads to the rank.",
+        "tests/unit/engine/test_dropped_operations.py::test_one_that_is_missing_on_a_host_that_was_seen_whole_has_ended",
+        "tests/unit/engine/test_dropped_operations.py::test_beside_one_that_was_not_observed_nobody_is_accused",
+        FROM_MEMORY | {"not-called", "calls-differ", "calls-tie"},
+    ),
+)  # fmt: skip
+"""Hypotheses, from the weakest to the strongest."""
+
+_QUALIFIED = (
+    Rule(
+        "calls-beside", Stratum.QUALIFY, explain_calls.calls_beside,
+        "The calls of a rank that memory names, beside what memory shows.",
+        "tests/unit/engine/test_calls.py::test_a_rank_that_has_not_called_is_named_where_memory_shows_nothing",
+        "tests/scenarios/h1-stop-unseen-node",
+    ),
+    Rule(
+        "left-out", Stratum.QUALIFY, explain_calls.left_out,
+        "A job calls the same in the same order again and again: who has left a call out is one behind in all that "
+        "follows.",
+        "tests/scenarios/h1-skip-tensor",
+        "tests/unit/engine/test_call_patterns.py::test_a_habit_with_two_kinds_of_iterations_is_no_deviation",
+        TIES | UNCERTAIN | FROM_CYCLES - {"lacks-other-call"} | {"rank-not-entered", "not-called"},
+    ),
+)  # fmt: skip
+"""What calls say of the hypothesis that stands."""
+
+_NETWORK = (
+    Rule(
+        "port-down", Stratum.QUALIFY, explain_network.port_down,
+        "A link cut while nothing is under way leaves no trace in memory, and proxies drop what their transport reports as "
+        "failed (progressOps, src/proxy.cc): a port that went down with the job says more than where the waits end.",
+        "tests/unit/engine/evidence/test_ports.py::test_a_port_that_went_down_when_the_job_came_to_stand_is_the_cause",
+        "tests/unit/engine/evidence/test_ports.py::test_a_port_that_has_nothing_to_do_with_it_changes_nothing",
+        OPEN_TO_DOUBT,
+    ),
+    Rule(
+        "port-end", Stratum.QUALIFY, explain_network.port_end,
+        "Both ends of a dead link are named for want of anything better: the port of one being down decides between them.",
+        "tests/unit/engine/evidence/test_ports.py::test_of_a_link_that_carries_nothing_the_end_whose_port_is_down_is_kept",
+        "the same test: a port of another rank",
+        frozenset({"link"}),
+    ),
+    Rule(
+        "tcp-slow", Stratum.QUALIFY, explain_network.tcp_slow,
+        "TCP waits twice as long after each loss (Linux, TCP_RTO_MIN 0.2 s): a link that loses much stands still for many "
+        "seconds, and comes through.",
+        "tests/unit/engine/test_live.py::test_a_link_that_loses_much_is_slow_until_tcp_has_tried_once_more",
+        "the same test: once TCP has tried",
+        frozenset({"link", "cut-off"}),
+    ),
+    Rule(
+        "tcp-pause", Stratum.QUALIFY, explain_network.tcp_pause,
+        "As tcp-slow: what else the waits show may be over once the lost segment is sent again.",
+        "tests/unit/engine/test_live.py::test_a_link_whose_sockets_try_again_is_given_their_time",
+        "the same test: another link's sockets",
+        UNLESS_STATED,
+    ),
+    Rule(
+        "path-dead", Stratum.QUALIFY, explain_network.path_dead,
+        "Whoever has only stopped reading still acknowledges (RFC 9293, 3.8.6): segments that are sent five times without an "
+        "answer are the network's doing.",
+        "tests/unit/engine/evidence/test_dead_paths.py::test_what_several_dead_paths_share_is_named",
+        "tests/unit/engine/evidence/test_dead_paths.py::test_paths_that_prove_nothing_here_change_nothing",
+        OPEN_TO_DOUBT | {"tcp-pause"},
+    ),
+    Rule(
+        "path-cut-off", Stratum.QUALIFY, explain_network.path_cut_off,
+        "As path-dead: of a rank that data neither reaches nor leaves, proxy and network are told apart by TCP.",
+        "tests/unit/engine/evidence/test_dead_paths.py::test_of_who_is_cut_off_it_is_said_that_the_network_is_why",
+        "the same test: a path of other ranks",
+        frozenset({"cut-off"}),
+    ),
+)  # fmt: skip
+"""What ports, paths and TCP say of the hypothesis that stands."""
+
+_BESIDE = (
+    Rule(
+        "crawls", Stratum.QUALIFY, beside.crawls,
+        "A process runs in each period of its CPU limit (cpu.max, 100 ms): it crawls, and does not hang.",
+        "tests/unit/engine/evidence/test_cpu_limits.py::test_who_is_held_back_alone_is_given_longer_before_that_is_a_hang",
+        "the same test: limits of others, of everybody, or that hold back little",
+        BEHIND | NETWORK | FROM_CALLS,
+    ),
+    Rule(
+        "newcomers", Stratum.BESIDE, beside.newcomers,
+        "Progress is told by comparing two samples of a process.",
+        "tests/unit/engine/test_diagnose.py",
+        "a job of which all processes were sampled twice",
+        ACCUSING | {"stopped", "ended", "not-joined", "ended-behind"},
+    ),
+    Rule(
+        "gpu", Stratum.BESIDE, beside.gpus,
+        "The shim in the process reports which kernels have begun and ended (ncclProfiler, src/plugin/profiler.cc).",
+        "tests/unit/engine/evidence/test_device.py::test_a_gpu_that_stands_in_the_kernel_is_hardware",
+        "tests/unit/engine/evidence/test_device.py::test_a_stopped_process_is_not_said_to_be_in_a_kernel",
+    ),
+    Rule(
+        "cpu-limit", Stratum.BESIDE, beside.limited,
+        "The kernel counts the periods in which a limit held a control group back (nr_throttled, cpu.stat).",
+        "tests/unit/engine/evidence/test_cpu_limits.py::test_who_is_named_for_standing_still_and_is_held_back_is_shown_so",
+        "tests/unit/engine/evidence/test_cpu_limits.py::test_limits_of_others_or_that_hold_nobody_back_are_not_told",
+    ),
+)  # fmt: skip
+"""What CPU limits, GPUs and the number of samples say of whatever stands."""
+
+RULES = (*_STATED, *_DRAWN, *_RETRACTED, *_FOLLOWED, *_EXPLAINED, *_QUALIFIED, *_NETWORK, *_BESIDE)
 
 
 def markdown(rules: Sequence[Rule] = RULES) -> Iterator[str]:

@@ -25,10 +25,12 @@ from ncclwatch.model.events import Function
 from ncclwatch.model.state import Communicator, Transport
 
 PEERS = 4
-"""Ranks in the same place of other pipelines that a process is compared with: one is enough, and the first may not be kept."""
+"""Bound: ranks in the same place of other pipelines that a process is compared with: one is enough, and the first may not be
+kept.
+"""
 
 FEWEST = 16
-"""Messages between two ranks that must be kept to say how far one ever was behind the other."""
+"""Unit: messages. Chosen: between two ranks so many must be kept to say how far one ever was behind the other."""
 
 MATCHING = {Function.SEND: Function.RECV, Function.RECV: Function.SEND}
 
@@ -99,7 +101,7 @@ class Messages:
             return Owed.YES if _number(since[0], makes) > _number(since[1], matches) else Owed.NO
         if self._waits_for_no_more_than_a_peer(group, member, other[0], makes, matches):
             return Owed.NO
-        return self._by_habit(member, other[0], makes, matches)
+        return self._by_pattern(member, other[0], makes, matches)
 
     def _waits_for_no_more_than_a_peer(self, group: Group, member: Member, other: Member, makes: _Way, matches: _Way) -> bool:
         """Whether a process has no more to wait for than a peer with the same place in a pipeline beside it, that has called what
@@ -172,7 +174,7 @@ class Messages:
             self._orders[member.index] = calls
         return self._orders[member.index]
 
-    def _by_habit(self, member: Member, other: Member, makes: _Way, matches: _Way) -> Owed:
+    def _by_pattern(self, member: Member, other: Member, makes: _Way, matches: _Way) -> Owed:
         mine, theirs = self._calls(member), self._calls(other)
         if not mine or not theirs or member.info.host != other.info.host:
             return Owed.UNKNOWN
@@ -189,14 +191,6 @@ _Way = tuple[int, tuple[bool, int]]
 """Address of the communicator in its process; whether it sends, and the peer."""
 _Calls = list[tuple[int, int, list[tuple[bool, int] | None]]]
 """Time, address of the communicator and ways of each call, oldest first (:class:`slow.order.CallOrder`)."""
-
-
-def beside_unobserved(job: Job, member: Member) -> bool:
-    """Whether a transport nobody can look into joins a process to a rank that was not observed: it may wait for that one."""
-    return any(
-        unseen_peers(own) - job.groups[job.group_of[member.index, own.address]].members.keys()
-        for own in member.last.communicators
-    )
 
 
 def _visible_peers(own: Communicator) -> set[int]:

@@ -26,20 +26,20 @@ from ncclwatch.model.verdict import Verdict, VerdictClass
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-STALE_LOOKS = 3.0
-STALE_FLOOR_S = 3.0
-"""A node that has said nothing for this many of its looks, and at least this long, is silent: its last word counts no longer."""
+STALE_LOOKS, STALE_FLOOR_S = 3.0, 3.0
+"""Unit: samples, s. Chosen: a node that has said nothing for this many of its looks, and at least this long, is silent: its
+last word counts no longer.
+"""
 
 FORGET_NS = 3600 * 10**9
-"""A node that has been silent for an hour is gone for good."""
+"""Bound: a node that has been silent for an hour is gone for good."""
 
 SAME_CLOCK_NS = 1_000_000
-"""Wall clocks that differ by less are taken for the same."""
+"""Unit: ns. Chosen: wall clocks that differ by less are taken for the same."""
 
-MAX_NODES = 65536
-MAX_NOTES = 200
-MAX_WAITING_CALLS = 100_000
-MAX_WAITING_EVENTS = 1000
+MAX_NODES, MAX_NOTES = 65536, 200
+MAX_WAITING_CALLS, MAX_WAITING_EVENTS = 100_000, 1000
+"""Bound: what is kept of nodes, and of calls that wait for a judgement."""
 
 _NO_EVENTS = np.zeros(0, EVENT_DTYPE)
 

@@ -25,7 +25,7 @@ from ncclwatch.model.verdict import Culprit, VerdictClass
 HEALTHY_RESULTS = frozenset({"ncclSuccess", "ncclInProgress"})
 READY_STATES = frozenset({None, "ncclSuccess"})
 SHOWN = 4
-"""Waiting ranks that are shown beside a process that has ended: its peers' transfers with it may be gone."""
+"""Bound: waiting ranks that are shown beside a process that has ended: its peers' transfers with it may be gone."""
 
 
 # --- progress ----------------------------------------------------------------------------------------------------------

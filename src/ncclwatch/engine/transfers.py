@@ -6,23 +6,94 @@ A job of 100,000 ranks has hundreds of thousands of them, of which a handful is 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, count
+from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.columns import UNKNOWN, Column, Flags, Places, column, numbered
 from ncclwatch.engine.connections import ConnectionKey, End
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.model.state import Direction, OpPhase, PendingOperation, ProxyOperation, ProxySub, Transport
 
+Column = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+UNKNOWN = -(1 << 62)
+"""Fact: stands in a column where there is no value."""
+LIMIT = 1 << 60
+"""Bound: values come out of the memory of other processes: sums and differences of two must still fit."""
+WIDEST = 1 << 62
+"""Bound: several columns are mixed into one integer below this."""
+
+
+def column(values: Callable[[], Iterable[int]], count: int) -> Column:
+    """``count`` integers; what would not fit is cut off. ``values`` may be asked twice."""
+    try:
+        return np.fromiter(values(), np.int64, count)
+    except OverflowError:
+        return np.fromiter((value if value == UNKNOWN else max(-LIMIT, min(LIMIT, value)) for value in values()), np.int64, count)
+
+
+def numbered(columns: Sequence[Column]) -> Column:
+    """One number a row from 0 on, the same for rows in which all columns are equal. O(n log n)."""
+    mixed = np.zeros(len(columns[0]), np.int64)
+    if not len(mixed):
+        return mixed
+    size = 1
+    for values in columns:
+        own, low, span = values, int(values.min()), int(values.max()) - int(values.min()) + 1
+        if size * span > WIDEST:
+            mixed, own = _dense(mixed), _dense(values)
+            size, low, span = int(mixed.max()) + 1, 0, int(own.max()) + 1
+        mixed = mixed * span + (own - low)
+        size *= span
+    return _dense(mixed)
+
+
+def _dense(values: Column) -> Column:
+    dense: Column = np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
+    return dense
+
+
+class Places:
+    """Finds rows by a number from 0 on, of which several may be equal."""
+
+    def __init__(self, numbers: Column, rows: Column, size: int) -> None:
+        """``numbers``: one for each of ``rows``; all below ``size``."""
+        order = np.argsort(numbers, kind="stable")
+        self._rows = rows[order]
+        self._count = np.bincount(numbers, minlength=size)
+        self._first = np.cumsum(self._count) - self._count
+
+    def rows(self, number: int) -> list[int]:
+        """The rows with a number, in their order."""
+        first = int(self._first[number])
+        found: list[int] = self._rows[first : first + int(self._count[number])].tolist()
+        return found
+
+    def pairs(self, numbers: Column) -> Iterable[tuple[Column, Column]]:
+        """For each of ``numbers`` every row that has it: pairs of (place in ``numbers``, row), as many at a time as places have
+        that many rows.
+        """
+        left = np.arange(len(numbers))
+        for turn in range(int(self._count[numbers].max(initial=0))):
+            left = left[self._count[numbers[left]] > turn]
+            yield left, self._rows[self._first[numbers[left]] + turn]
+
+
+# --- transfers --------------------------------------------------------------------------------------------------------
+
 RANK_SHIFT = 32
-"""Ranks are 32 bits wide (``ncclComm.rank``): a group's number and a rank fit into one integer."""
+"""Fact: ranks are 32 bits wide (``ncclComm.rank``): a group's number and a rank fit into one integer."""
 
 FIELDS = 17
+"""Fact: columns that are gathered of each transfer."""
 BEGUN, READY = 1, 2
-"""Phases that matter (``OpPhase``)."""
+"""Fact: phases that matter (``OpPhase``)."""
+
+_COUNTERS = attrgetter("channel", "peer", "nsteps", "base", "posted", "received", "transmitted", "done")
 
 
 class Members:
@@ -98,11 +169,10 @@ class Transfers:
                 rank = own if sub.rank is None else sub.rank
                 if rank == UNKNOWN:
                     continue
+                values += (place, rank, index, sends, op_count, collective, state, siblings)
+                values += _COUNTERS(sub)
                 ready = sub.gpu_ready
-                values += (
-                    place, rank, index, sends, op_count, collective, state, siblings, sub.channel, sub.peer, sub.nsteps, sub.base,
-                    sub.posted, sub.received, sub.transmitted, sub.done, UNKNOWN if ready is None else ready,
-                )  # fmt: skip
+                values.append(UNKNOWN if ready is None else ready)
                 operations.append(operation)
                 subs.append(sub)
         for pending in member.last.pending:

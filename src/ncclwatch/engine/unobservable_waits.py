@@ -14,6 +14,7 @@ from functools import cache, partial
 from ncclwatch.engine.calls import CallsFinding, operation_of
 from ncclwatch.engine.case import Case
 from ncclwatch.engine.connections import ConnectionKey, is_hidden, unseen_peers
+from ncclwatch.engine.disagreements import launched
 from ncclwatch.engine.edges import Stall, StallMark, Wait, Why, enough_pairs
 from ncclwatch.engine.evidence.base import Strength
 from ncclwatch.engine.evidence.device import gpu_state
@@ -23,18 +24,17 @@ from ncclwatch.engine.inside_waits import node_of
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.nodes import AbsentNode, HiddenNode, Node, RankNode
 from ncclwatch.engine.rings import ring_positions
-from ncclwatch.engine.sequence_counts import launched
 from ncclwatch.engine.stated import errors_of
 from ncclwatch.engine.waits import RING_ENDS_RECEIVING
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.state import Communicator, Transport
 
 MOST_PEERS = 8
-"""Peers for which waits of one rank are drawn on one communicator: one of them is enough to go on from."""
+"""Bound: peers for which waits of one rank are drawn on one communicator: one of them is enough to go on from."""
 MOST_CALLERS = 128
-"""Processes of which sends and receives are compared: each costs a walk through its kept calls."""
+"""Bound: processes of which sends and receives are compared: each costs a walk through its kept calls."""
 ASKED_OF_THE_BEHIND = 64
-"""So many of the ranks that have not called an operation are asked whether they wait in an earlier one: one is enough."""
+"""Bound: so many of the ranks that have not called an operation are asked whether they wait in an earlier one: one is enough."""
 
 
 # --- drawn of every rank -----------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from ncclwatch.engine.job import Job
 from ncclwatch.model.state import Transport
 
 LISTED = 6
-"""Communicators with unobserved ranks that are listed; of more only the number is told."""
+"""Bound: communicators with unobserved ranks that are listed; of more only the number is told."""
 
 BY_TRANSPORT = {
     Transport.SHM: "shared-memory connections: steps are seen, the operation they belong to is not",

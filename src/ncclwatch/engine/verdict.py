@@ -12,13 +12,14 @@ from ncclwatch.engine.hypotheses import Cause, Hypothesis, Suspect
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.nodes import AbsentNode, HiddenNode, RankNode
 from ncclwatch.engine.suspects import group_of, one_of_each
-from ncclwatch.engine.topology.labels import compressed
 from ncclwatch.engine.unobserved import not_observed, not_read
 from ncclwatch.model.verdict import Culprit, OperationRef, Verdict, VerdictClass
+from ncclwatch.text import compressed
 
 EVIDENCE_LINES = 12
+"""Bound: lines of evidence."""
 NAMED = 4
-"""Culprits that a summary names; of more only the number is told."""
+"""Bound: culprits that a summary names; of more only the number is told."""
 
 SEVERITY = (
     VerdictClass.RUNNING,

@@ -11,18 +11,17 @@ from functools import partial
 
 import numpy as np
 
-from ncclwatch.engine.columns import Column, numbered
 from ncclwatch.engine.connections import ConnectionKey, hidden_peers
+from ncclwatch.engine.disagreements import find_mismatches
 from ncclwatch.engine.edges import PROXY_STALLS, Stall, StallMark, Wait, Why
 from ncclwatch.engine.evidence.base import Strength
 from ncclwatch.engine.evidence.device import is_seen
 from ncclwatch.engine.graph import Nodes, Waits
 from ncclwatch.engine.inside_waits import Hop, InsideReader, empty_hops, node_of
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.mismatch import find_mismatches
 from ncclwatch.engine.network_waits import NetworkReader, operation_text
 from ncclwatch.engine.nodes import HiddenNode, LinkNode, Node, RankNode
-from ncclwatch.engine.transfers import Transfers
+from ncclwatch.engine.transfers import Column, Transfers, numbered
 from ncclwatch.model.state import Communicator, Direction, ProxySub, Transport
 
 RING_ENDS_RECEIVING = frozenset({"AllReduce", "AllGather", "ReduceScatter"})
@@ -35,13 +34,13 @@ def find_waits(job: Job) -> Waits:
     network = NetworkReader(job, transfers, nodes)
     waits = Waits(mismatches=find_mismatches(transfers), columns=network.waits(), stall_columns=network.stalls(), nodes=nodes)
     inside = InsideReader(job, waits)
-    inside.look()
+    inside.read()
     joiner = _Joiner(job, transfers, network, inside, waits)
-    joiner.look_after_begun()
-    joiner.look_behind_stalls()
-    inside.look_after_unread()
-    inside.look_after_unread_messages()
-    joiner.look_before_idle()
+    joiner.follow_begun()
+    joiner.follow_stalls()
+    inside.follow_unread()
+    inside.follow_unread_messages()
+    joiner.follow_idle()
     joiner.blame_proxies_before_links()
     return waits
 
@@ -56,9 +55,9 @@ class _Joiner:
         self.inside = inside
         self.waits = waits
 
-    def look_behind_stalls(self) -> None:
+    def follow_stalls(self) -> None:
         """A GPU that stands still may itself wait for a rank inside its node: see that wait, or say that it is hidden."""
-        for mark in [*map(self.waits.stall, self._worth_a_look().tolist()), *self.waits.added_stalls]:
+        for mark in [*map(self.waits.stall, self._worth_following().tolist()), *self.waits.added_stalls]:
             if mark.stall not in (Stall.GPU_NOT_PRODUCING, Stall.GPU_NOT_CONSUMING) or mark.key.point_to_point:
                 continue
             rank, other = mark.key.source, mark.key.destination
@@ -72,7 +71,7 @@ class _Joiner:
                 self._dropped_input(mark, found[0], found[1])
             self._hidden_neighbours(mark, other, found[0], found[1])
 
-    def _worth_a_look(self) -> Column:
+    def _worth_following(self) -> Column:
         """Stalls of the network's transfers behind which something may be found: in a large job most ranks that stand still in
         the network have nothing inside their node, and their receive open.
         """
@@ -142,7 +141,7 @@ class _Joiner:
             wait = Wait(RankNode(member.index), hidden, Why.UNOBSERVED, key, partial(str, text), strength=Strength.POSSIBLE)
             self.waits.added.append(wait)
 
-    def look_after_begun(self) -> None:
+    def follow_begun(self) -> None:
         """Who comes after a rank in the middle of a ring operation, and has read all that it wrote, is in it and waits for more.
 
         Its own proxy may show nothing of that operation any more, or never have: a ring's last receive goes nowhere.
@@ -163,7 +162,7 @@ class _Joiner:
             if int(transfers.done[row]) - (-nsteps // rounds) < nsteps:
                 self.inside.follow(group, int(transfers.channel[row]), int(transfers.rank[row]))
 
-    def look_before_idle(self) -> None:
+    def follow_idle(self) -> None:
         """A rank with nothing open that is waited for in one operation may still be in the one before, inside its node.
 
         It shows no transfer there; but when all its input through shared memory is read, back to a rank that has an older

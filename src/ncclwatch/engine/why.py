@@ -13,9 +13,9 @@ from ncclwatch.engine.verdict import REASONS
 from ncclwatch.model.verdict import Step, StepKind
 
 SHOWN = 6
-"""Facts of one kind by one rule that are shown; of more only the number is told."""
+"""Bound: facts of one kind by one rule that are shown; of more only the number is told."""
 NAMED = 8
-"""Ranks of a hypothesis that are named."""
+"""Bound: ranks of a hypothesis that are named."""
 
 
 def trail_of(case: Case, found: Hypothesis) -> tuple[Step, ...]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from operator import attrgetter
 
 from ncclwatch.model.device import ConnectionCounter, DeviceSample
 from ncclwatch.model.state import OpPhase, ProcessSample, ProxyOperation
+
+_OPERATION = attrgetter("op_count", "phase", "direction", "comm_hash")
+_STEPS = attrgetter("done", "transmitted", "received", "posted", "gpu_ready", "base", "peer", "channel", "connection_index")
 
 
 def progressed(before: ProcessSample, after: ProcessSample) -> bool:
@@ -46,26 +50,12 @@ def _same_steps(before: tuple[ProxyOperation, ...], after: tuple[ProxyOperation,
     if len(before) != len(after):
         return False
     for one, other in zip(before, after, strict=True):
-        if (
-            one.op_count != other.op_count
-            or one.phase is not other.phase
-            or one.direction is not other.direction
-            or one.comm_hash != other.comm_hash
-            or len(one.subs) != len(other.subs)
-        ):
+        if one is other:
+            continue
+        if _OPERATION(one) != _OPERATION(other) or len(one.subs) != len(other.subs):
             return False
         for sub, now in zip(one.subs, other.subs, strict=True):
-            if (
-                sub.done != now.done
-                or sub.transmitted != now.transmitted
-                or sub.received != now.received
-                or sub.posted != now.posted
-                or sub.gpu_ready != now.gpu_ready
-                or sub.base != now.base
-                or sub.peer != now.peer
-                or sub.channel != now.channel
-                or sub.connection_index != now.connection_index
-            ):
+            if _STEPS(sub) != _STEPS(now):
                 return False
     return True
 

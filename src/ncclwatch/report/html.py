@@ -19,6 +19,7 @@ from ncclwatch.view.states import BY_LETTER, URGENCY
 from ncclwatch.view.steps import operation_name, waits_for
 from ncclwatch.view.verdict_text import communicator_name, culprit_name, link_name
 from ncclwatch.view.verdict_text import operation_name as operation_words
+from ncclwatch.view.why import parts
 
 MAX_TRANSFERS = 48
 MAX_RANKS = 256
@@ -104,6 +105,17 @@ def _verdict(report: Report, verdict: Verdict) -> Iterator[str]:
         yield "<h2>Evidence</h2>" + _list(verdict.evidence)
     if len(verdict.next_steps) > 1:
         yield "<h2>What to do</h2>" + _list(verdict.next_steps, ordered=True)
+    yield from _why(verdict)
+
+
+def _why(verdict: Verdict) -> Iterator[str]:
+    """How it came about; closed until somebody opens it."""
+    if verdict.trail:
+        yield "<details><summary>Why: which facts, which rules, what was weighed and lost, what was missing</summary><dl>"
+        for part in parts(verdict):
+            because = f"<p class=dim>because: {text(part.because, 300)}</p>" if part.because else ""
+            yield f"<dt>{text(part.heading)}</dt><dd>{because}{_list(part.lines) if part.lines else ''}</dd>"
+        yield "</dl></details>"
 
 
 def _incidents(report: Report) -> Iterator[str]:

@@ -67,7 +67,7 @@ def _page(view: View | None, counts: Counts) -> Iterator[str]:
 def _job(view: View) -> Iterator[str]:
     frame = view.frame
     yield from _metric(
-        "ncclwatch_last_look_timestamp_seconds",
+        "ncclwatch_last_sample_timestamp_seconds",
         "gauge",
         "When memory was last looked at, seconds since the epoch.",
         [({}, frame.time)],

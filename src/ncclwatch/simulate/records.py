@@ -16,7 +16,7 @@ from itertools import islice
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.garbage import collector_at_rest
+from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.simulate.layout import groups, node_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from ncclwatch.model.verdict import CommunicatorRef, Culprit, LinkRef, OperationRef, StepKind, Verdict, VerdictClass
+from ncclwatch.model.verdict import CommunicatorRef, Culprit, LinkRef, OperationRef, Verdict, VerdictClass
 from ncclwatch.text import Style, clean, ranges
 
 # Enough for a person; --json has all of them.
@@ -25,31 +25,6 @@ def verdict_lines(verdict: Verdict, style: Style) -> Iterator[str]:
     yield from _list("evidence", verdict.evidence, style)
     yield from _list("not observed", verdict.unobserved, style)
     yield from _list("next steps", verdict.next_steps, style, numbered=True)
-
-
-_WHY = {
-    StepKind.FACT: "it follows from",
-    StepKind.DRAWN: "rule {rule} concluded",
-    StepKind.RETRACTED: "rule {rule} took back, since it is not begun",
-    StepKind.LOST: "weighed, and lost against rule {against}: rule {rule}",
-    StepKind.STANDS: "what stands: rule {rule}",
-    StepKind.MISSING: "not seen, and might tell otherwise",
-}
-
-
-def why_lines(verdict: Verdict, style: Style) -> Iterator[str]:
-    """How a verdict came about: facts, what rules changed, what was weighed and lost, what stands, what was missing."""
-    yield f"  {style.bold('why')}"
-    if not verdict.trail:
-        yield "    no rules of the hang diagnosis led to it"
-    before = ""
-    for step in verdict.trail:
-        heading = _WHY[step.kind].format(rule=step.rule, against=step.against)
-        if heading != before:
-            yield f"    {heading}"
-        before = heading
-        if step.text:
-            yield f"      - {clean(step.text, 500)}"
 
 
 def banner(verdict: Verdict, style: Style) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,9 +14,7 @@ from ncclwatch.cli import main
 from ncclwatch.cli.diagnose import settle
 from ncclwatch.errors import PrivilegeError, TargetError, TargetGoneError
 from ncclwatch.model.state import ProcessSample
-from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass, schema
-from ncclwatch.text import Style
-from ncclwatch.view.verdict_text import verdict_lines
+from ncclwatch.model.verdict import Verdict, VerdictClass, schema
 from unit import fake_targets
 from unit.fake_targets import FakeTarget
 from unit.synthetic import frozen_ring, moved
@@ -93,6 +90,21 @@ def test_a_stopped_rank_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
     assert out.startswith("STOPPED  ")
     assert "culprit    rank 2  host node2  pid 1002  GPU 0" in out
     assert "waiting    ranks 0-1, 3" in out
+
+
+def test_why_shows_what_led_there_and_what_was_weighed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake_targets.install(monkeypatch, fake_targets.still(frozen_ring(2)))
+    assert "what stands: rule stopped" not in run("--all")[1]
+    out = run("--all", "--why")[1]
+    _, _, trail = out.partition("\n  why\n")
+    assert "rank 2 (node2, pid 1002) is stopped" in trail
+    assert "what stands: rule stopped\n      - stopped: rank 2: its process is stopped by a signal (confidence 99%)" in trail
+    verdict = json.loads(run("--all", "--json")[1])
+    assert verdict["rules"] == ["stopped"]
+    assert verdict["trail"][-1] == {
+        "kind": "stands", "rule": "stopped", "against": "",
+        "text": "stopped: rank 2: its process is stopped by a signal (confidence 99%)",
+    }  # fmt: skip
 
 
 def test_exit_code_on_demand(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -196,25 +208,3 @@ def _other_job(sample: ProcessSample, pid: int) -> ProcessSample:
     communicators = tuple(replace(c, hash=0xB2) for c in sample.communicators)
     operations = tuple(replace(o, comm_hash=0xB2) for o in sample.operations)
     return replace(sample, process=info, communicators=communicators, operations=operations)
-
-
-def test_text_from_a_target_cannot_reach_the_terminal_as_a_command() -> None:
-    evil = "\x1b[2J\x1b]0;owned\x07\r\n"
-    verdict = Verdict(
-        VerdictClass.STOPPED,
-        evil + "summary",
-        culprits=(Culprit(1, 1, evil, 2, 3, stage=evil, reason=evil),),
-        evidence=(evil,),
-        unobserved=(evil,),
-        next_steps=(evil,),
-        stage=evil,
-    )
-    for line in verdict_lines(verdict, Style(enabled=False)):
-        assert line.isprintable()
-
-
-def test_long_lists_are_cut_and_say_so() -> None:
-    culprits = tuple(Culprit(rank, rank, "h", rank, 0) for rank in range(500))
-    lines = list(verdict_lines(Verdict(VerdictClass.STOPPED, "s", culprits, evidence=("e",) * 500), Style(enabled=False)))
-    assert len(lines) < shutil.get_terminal_size().lines + 60
-    assert any("484 more" in line for line in lines)

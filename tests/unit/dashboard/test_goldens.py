@@ -69,6 +69,27 @@ def test_drill_down(name: str, keys: tuple[str, ...]) -> None:
     check_golden(f"page-{name}-80x24", screen([view(8, VerdictClass.STOPPED)], (80, 24), *keys))
 
 
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+def test_why(size: tuple[int, int]) -> None:
+    """``v`` again goes down to the way to the verdict."""
+    check_golden(f"page-why-{size[0]}x{size[1]}", screen([view(8, VerdictClass.HARDWARE)], size, "v", "v"))
+
+
+def test_why_says_why_a_rule_is_true() -> None:
+    """Rules of the pictures are made up, so that these stay as they are when a rule's derivation is worded otherwise."""
+    shown = view(8, VerdictClass.STOPPED)
+    assert "because: State T" in " ".join(screen([shown], (120, 40), "v", "v").split())
+
+
+def test_v_goes_from_why_to_why_and_back_to_the_top() -> None:
+    first, second = view(8, VerdictClass.HARDWARE), view(8, VerdictClass.STOPPED)
+    both = View(replace(first.frame, verdicts=(*first.frame.verdicts, *second.frame.verdicts)))
+    tops = [screen([both], (80, 10), *["v"] * times).splitlines()[1] for times in range(1, 5)]
+    assert tops[0].startswith(" HARDWARE")
+    assert [top.strip() for top in tops[1:3]] == ["WHY", "WHY"]
+    assert tops[3] == tops[0]
+
+
 def test_before_the_first_look() -> None:
     check_golden("attaching-80x24", screen([], (80, 24)))
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
-from ncclwatch.model.state import ProcessSample, Transport
+from ncclwatch.model.state import ProcessSample, ProxyOperation, Transport
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from unit.synthetic import WORLD, Rank, address_of, communicator, recv
 
@@ -204,3 +204,94 @@ def test_a_rank_with_hidden_transports_waits_for_whom_its_call_waits_for() -> No
     assert verdict is not None and verdict.verdict_class is VerdictClass.NOT_ENTERED
     assert [culprit.rank for culprit in verdict.culprits] == [0]
     assert verdict.victims == (1, 2)
+
+
+def test_an_odd_call_is_not_told_before_the_floor() -> None:
+    """Nothing is open in memory, and no call is missing: only patience keeps it from being told at once."""
+    live = LiveDiagnosis()
+    for rank in range(4):
+        live.add_calls(calls(rank, [64, 32] if rank == 2 else [64, 64]))
+    assert not final(live, count=4).verdict_class.accuses
+    assert final(live).verdict_class is VerdictClass.INCONSISTENT
+
+
+def messages(rank: int, function: Function, peer: int) -> NDArray[Any]:
+    """One Send or Recv of a rank."""
+    made = calls(rank, [8], function=function)[1:]
+    made["peer"], made["time_ns"] = peer, 5000
+    return made
+
+
+def test_who_has_not_called_the_other_half_of_a_message_is_where_the_waits_end() -> None:
+    """A pipeline of four over NVLink: 0 has sent to 1, which has it; 2 waits in a Recv from 1, and 3 in one from 2."""
+    live = LiveDiagnosis()
+    for rank in range(4):
+        live.add_calls(calls(rank, [64]))
+    halves = ((0, Function.SEND, 1), (1, Function.RECV, 0), (2, Function.RECV, 1), (3, Function.RECV, 2))
+    for rank, function, peer in halves:
+        live.add_calls(messages(rank, function, peer))
+    verdict = final(live, count=20)
+    assert verdict.verdict_class is VerdictClass.NOT_ENTERED
+    assert [culprit.rank for culprit in verdict.culprits] == [1]
+    assert verdict.victims == (2, 3)
+
+
+def behind_a_message(births: bool) -> Verdict:
+    """Rank 2 waits over the network for rank 1, which has called a Recv from rank 0 over NVLink that rank 0 has not answered.
+
+    ``births``: whether the making of the pair's communicator was recorded, so that counts of messages mean the same.
+    """
+    pair, net = 0xBB, 0xC1
+    live = LiveDiagnosis()
+    for rank in (0, 1):
+        made = calls(rank, [8], comm=pair)
+        live.add_calls(made if births else made[1:])
+    receive = calls(1, [8], function=Function.RECV, comm=pair)[1:]
+    receive["peer"], receive["time_ns"] = 0, 5000
+    live.add_calls(receive)
+    nvlink = [communicator(rank, 2, comm_hash=pair, transport=Transport.P2P) for rank in (0, 1)]
+    ranks = [
+        Rank(0, 3, (nvlink[0],)),
+        Rank(1, 3, (nvlink[1], communicator(0, 2, comm_hash=net))),
+        Rank(2, 3, (communicator(1, 2, comm_hash=net),), (waits_for(0, net),)),
+    ]
+    return last(live, ranks)
+
+
+def waits_for(peer: int, comm: int = WORLD) -> ProxyOperation:
+    """A receive of which nothing has come."""
+    return recv(peer, posted=8, received=0, delivered=0, consumed=0, comm_hash=comm)
+
+
+def last(live: LiveDiagnosis, ranks: list[Rank], count: int = 20) -> Verdict:
+    verdict = None
+    for index in range(count):
+        verdict = live.update([rank.looks(count)[index] for rank in ranks])
+    assert verdict is not None
+    return verdict
+
+
+def test_who_has_not_called_is_named_although_the_waits_end_unseen() -> None:
+    """A ring of four; nobody looked at rank 3, from which rank 0 receives. Rank 2 has not called what 0 and 1 have."""
+    open_there = {0: (waits_for(3),), 1: (waits_for(0),), 2: ()}
+    ranks = [Rank(r, 4, (communicator(r, 4),), own) for r, own in open_there.items()]
+    assert not last(LiveDiagnosis(), ranks).verdict_class.accuses
+    live = LiveDiagnosis()
+    for rank in range(3):
+        live.add_calls(calls(rank, [64, 64] if rank == 2 else [64, 64, 64]))
+    verdict = last(live, ranks)
+    assert verdict.verdict_class is VerdictClass.NOT_ENTERED and verdict.rules == ("not-called",)
+    assert [culprit.rank for culprit in verdict.culprits] == [2]
+
+
+def test_the_wait_of_an_idle_rank_for_a_message_is_followed() -> None:
+    verdict = behind_a_message(births=True)
+    assert verdict.verdict_class is VerdictClass.NOT_ENTERED
+    assert [culprit.rank for culprit in verdict.culprits] == [0]
+    assert "message-owed" in verdict.rules
+
+
+def test_an_idle_rank_that_may_wait_for_a_message_is_not_accused() -> None:
+    verdict = behind_a_message(births=False)
+    assert not verdict.verdict_class.accuses
+    assert "message-possible" in verdict.rules

@@ -671,3 +671,13 @@ def test_a_rank_that_lacks_only_the_last_part_of_a_ring_waits_for_it() -> None:
     verdict = diagnose(looks(ranks))
     assert named(verdict) == [0], verdict.evidence
     assert verdict.victims == (1, 2, 3, 4)
+
+
+def test_an_error_that_nccl_reports_is_told_where_nothing_is_open() -> None:
+    ranks = [Rank(rank, 2, (communicator(rank, 2),)) for rank in range(2)]
+    assert diagnose(looks(ranks)).verdict_class is VerdictClass.IDLE
+    ranks[1].communicators = (replace(ranks[1].communicators[0], async_result="ncclSystemError"),)
+    verdict = diagnose(looks(ranks))
+    assert verdict.verdict_class is VerdictClass.ERROR and verdict.rules == ("nccl-error",)
+    assert [culprit.rank for culprit in verdict.culprits] == [1]
+    assert verdict.culprits[0].reason == "reports ncclSystemError"

@@ -22,13 +22,15 @@ def test_components_and_ancestors_agree_with_networkx(seed: int) -> None:
     edges = np.array(list(reference.edges), np.int64).reshape(-1, 2)
     sources, targets = edges[:, 0], edges[:, 1]
     node = chance.randrange(size)
-    assert reaching(neighbours(size, targets, sources), [node]) == nx.ancestors(reference, node) | {node}
+    preceding = neighbours(size, targets, sources)
+    assert reaching(preceding, [node]) == nx.ancestors(reference, node) | {node}
     final = {part for part in parts if all(target in part for member in part for target in following[member])}
-    assert {frozenset(part) for part in final_components(size, sources, targets)} == final
+    assert {frozenset(part) for part in final_components(size, sources, targets, preceding)} == final
 
 
 def test_a_chain_of_100_000_ranks_needs_no_recursion() -> None:
     size = 100_000
     assert len(components(range(size), {node: [node + 1] for node in range(size - 1)})) == size
     nodes = np.arange(size)
-    assert len(final_components(size, nodes, (nodes + 1) % size)) == 1
+    following = (nodes + 1) % size
+    assert len(final_components(size, nodes, following, neighbours(size, following, nodes))) == 1

@@ -15,10 +15,11 @@ from ncclwatch.engine.slow.classify import cause, classify, short_cause, starts_
 from ncclwatch.engine.slow.contention import held_back_alone
 from ncclwatch.engine.slow.cost import costs
 from ncclwatch.engine.slow.findings import Finding, Kind
-from ncclwatch.engine.topology.labels import DATA_WORDS, compressed
+from ncclwatch.engine.topology.labels import DATA_WORDS
 from ncclwatch.engine.topology.model import Role, Topology
 from ncclwatch.engine.verdict import RAISE_LIMIT
 from ncclwatch.model.verdict import CommunicatorRef, Culprit, LinkRef, OperationRef, Verdict, VerdictClass, places, stands_in
+from ncclwatch.text import compressed
 
 if TYPE_CHECKING:
     from ncclwatch.engine.slow.detect import SlowDown

@@ -1,8 +1,7 @@
-"""Where a rank is in the training, and rank sets, as people read them."""
+"""Where a rank is in the training, as people read it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from ncclwatch.engine.topology.model import Phase, Role, Step, Topology
@@ -62,7 +61,7 @@ def pass_text(stage: Stage) -> str:
     """``backward of micro-batch 5``; empty where the pass is not known."""
     if stage.phase is Phase.OPTIMIZER:
         return "optimizer step"
-    if stage.phase is Phase.OTHER or (stage.phase is Phase.EITHER and stage.micro_batch < 0):
+    if stage.phase is Phase.EITHER and stage.micro_batch < 0:
         return ""
     micro_batch = f" of micro-batch {stage.micro_batch}" if stage.micro_batch >= 0 else ""
     return f"{stage.phase}{micro_batch}" + (f", model chunk {stage.chunk}" if stage.chunk >= 0 else "")
@@ -98,38 +97,3 @@ def _place(topology: Topology, rank: int) -> tuple[int, int]:
         return -1, -1
     stages, width = int(topology.stage.max(initial=-1)) + 1, int(topology.tensor_index.max(initial=-1)) + 1
     return (int(topology.stage[rank]) if stages > 1 else -1), (int(topology.tensor_index[rank]) if width > 1 else -1)
-
-
-def compressed(ranks: Iterable[int]) -> str:
-    """A rank set as ``0-3,8``; a regular one as ``0-28/4`` (from, to, step); negative numbers are unknown ranks."""
-    wanted = list(ranks)
-    known = sorted(rank for rank in wanted if rank >= 0)
-    unknown = len(wanted) - len(known)
-    parts = [_run_text(run) for run in _runs(known)]
-    if unknown:
-        parts.append(f"{unknown} unknown" if parts else "unknown")
-    return ",".join(parts)
-
-
-def _runs(ranks: Sequence[int]) -> list[list[int]]:
-    """Greedy runs of equal distance; a step other than 1 only for three ranks and more."""
-    runs: list[list[int]] = []
-    for rank in ranks:
-        last = runs[-1] if runs else []
-        if len(last) == 1 or (last and rank - last[-1] == last[1] - last[0]):
-            last.append(rank)
-        elif len(last) == 2 and last[1] - last[0] != 1:
-            # Two ranks alone make a run only when they are neighbours or everything else is spaced alike.
-            runs[-1:] = [[last[0]], [last[1], rank]]
-        else:
-            runs.append([rank])
-    return runs
-
-
-def _run_text(run: Sequence[int]) -> str:
-    if len(run) == 1:
-        return str(run[0])
-    step = run[1] - run[0]
-    if step == 1:
-        return f"{run[0]}-{run[-1]}"
-    return f"{run[0]},{run[1]}" if len(run) == 2 else f"{run[0]}-{run[-1]}/{step}"

@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 
 from ncclwatch.engine.topology.model import Group, Layout, Role, Topology
 from ncclwatch.engine.topology.record import POINT_TO_POINT, JobMap, KnownGroup, KnownJob, Recorder
-from ncclwatch.engine.topology.roles import AGREEMENT, Opinion, judge, vote
+from ncclwatch.engine.topology.roles import ONCE, Opinion, judge, vote
 from ncclwatch.engine.topology.sequence_counts import crossing, roles_by_counts
-from ncclwatch.engine.topology.specimen import Specimen, Usage, examine
+from ncclwatch.engine.topology.specimen import Specimen, Usage, after_update, examine
 from ncclwatch.model.events import Function
 
 PARTITIONING = (Role.TENSOR, Role.PIPELINE, Role.DATA, Role.CONTEXT, Role.EXPERT)
@@ -101,7 +101,8 @@ def order_stages(world: int, groups: Sequence[KnownGroup], specimens: Sequence[S
     ]
     if any((peer - usage.comm_rank) % stages not in (1, stages - 1) for _, usage in used for peer in usage.peers):
         return _unordered(world, stages, "stages that are not neighbours in their communicator exchange data")
-    turned = _is_reversed(stages, used)
+    ends = [_direction(specimen, usage, opinions[specimen.process]) for specimen, usage in used]
+    turned = ends.count(-1) > ends.count(1)
     return _ordered(world, [chain[::-1] if turned else chain for chain in chains], turned=turned)
 
 
@@ -134,67 +135,24 @@ def _joined(world: int, pairs: Sequence[tuple[int, ...]]) -> Dimension:
     return _ordered(world, [list(nx.dfs_preorder_nodes(parts[number], end)) for end, number in first])
 
 
-def _is_reversed(stages: int, used: Sequence[tuple[Specimen, Usage]]) -> bool:
-    """Whether the communicator's last rank is the first stage, by most of the ends of iterations that tell."""
-    votes = [_direction(specimen, usage) for specimen, usage in used]
-    backwards, forwards = votes.count(-1), votes.count(1)
-    if backwards + forwards and max(backwards, forwards) >= AGREEMENT * (backwards + forwards):
-        return backwards > forwards
-    # In 1F1B most micro-batches are under way at the first stage.
-    low = [_swing(specimen, usage) for specimen, usage in used if usage.comm_rank == 0]
-    high = [_swing(specimen, usage) for specimen, usage in used if usage.comm_rank == stages - 1]
-    return min(high, default=0) > max(low, default=0) > 0
-
-
-def _balance(specimen: Specimen, usage: Usage, begin: int) -> NDArray[np.int64] | None:
-    """Sent minus received after each call of the word, from operation ``begin`` on; ``None`` unless it is the end of a chain."""
-    if len(usage.peers) != 1 or specimen.word is None:
-        return None
-    word = np.roll(specimen.word, -begin)
-    point = np.isin(word["function"], POINT_TO_POINT) & (word["row"] == usage.row)
-    change = np.where(point, np.where(word["function"] == Function.SEND, 1, -1), 0)
-    if change.sum() != 0:
-        return None
-    # Only the ends of calls count: inside a grouped call the order means nothing.
-    last = np.r_[word["call"][1:] != word["call"][:-1], True]
-    result: NDArray[np.int64] = np.cumsum(change)[last]
-    return result
-
-
-def _direction(specimen: Specimen, usage: Usage) -> int:
-    """+1 where higher ranks are later stages, −1 where lower ones are, 0 where this process does not tell.
+def _direction(specimen: Specimen, usage: Usage, roles: Mapping[int, Opinion]) -> int:
+    """+1 where higher ranks are later stages, −1 where lower ones are, 0 where this process (no end of a chain) does not tell.
 
     At the end of an iteration as much was sent as received; the side to which the balance goes from there tells the end.
     """
-    boundary = _rest_position(specimen)
-    balance = _balance(specimen, usage, boundary) if boundary is not None else None
-    if balance is None:
+    word = specimen.pattern
+    once = np.isin(word["row"], [row for row, opinion in roles.items() if opinion.role in ONCE])
+    if specimen.iteration is None or len(usage.peers) != 1 or not once.any():
         return 0
-    (peer,) = usage.peers
+    word = np.roll(word, -after_update(once, np.isin(word["function"], POINT_TO_POINT)))
+    point = np.isin(word["function"], POINT_TO_POINT) & (word["row"] == usage.row)
+    # Only the ends of calls count: inside a grouped call the order means nothing.
+    last = np.r_[word["call"][1:] != word["call"][:-1], True]
+    balance = np.cumsum(np.where(point, np.where(word["function"] == Function.SEND, 1, -1), 0))[last]
+    if balance[-1] != 0:
+        return 0
     ahead = int(balance.min() >= 0 and balance.max() > 0) - int(balance.max() <= 0 and balance.min() < 0)
-    return ahead if peer > usage.comm_rank else -ahead
-
-
-def _swing(specimen: Specimen, usage: Usage) -> int:
-    """How far the balance of sent and received goes up and down in an iteration. 0 where unknown."""
-    balance = _balance(specimen, usage, 0)
-    return int(balance.max() - balance.min()) if balance is not None else 0
-
-
-def _rest_position(specimen: Specimen) -> int | None:
-    """Index in the word of the first exchange of stages after the operations that occur once an iteration (gradients, norm)."""
-    word = specimen.word
-    if word is None:
-        return None
-    point = np.isin(word["function"], POINT_TO_POINT)
-    at = np.flatnonzero(point)
-    if not len(at):
-        return None
-    _, inverse, numbers = np.unique(word[["row", "function", "count", "datatype"]], return_inverse=True, return_counts=True)
-    number = numbers[inverse]
-    rare = ~point & (number <= 2) & (2 * number <= max(2, int(numbers.max())))
-    between = Counter((np.searchsorted(at, np.flatnonzero(rare)) % len(at)).tolist())
-    return int(at[max(between, key=lambda k: between[k])]) if between else None
+    return ahead if min(usage.peers) > usage.comm_rank else -ahead
 
 
 def assemble_topology(job: KnownJob, roles: Mapping[int, Opinion], order: Dimension, *, calls: bool) -> Topology:

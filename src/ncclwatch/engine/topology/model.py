@@ -36,7 +36,6 @@ class Phase(StrEnum):
     BACKWARD = "backward"
     EITHER = "forward or backward"
     OPTIMIZER = "optimizer"
-    OTHER = "between iterations"
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,11 +151,6 @@ class Pattern:
         """Tokens that occur once, with their positions."""
         tokens, first, numbers = np.unique(self.tokens, return_index=True, return_counts=True)
         return dict(zip(tokens[numbers == 1].tolist(), first[numbers == 1].tolist(), strict=True))
-
-    @cached_property
-    def exchanges(self) -> frozenset[int]:
-        """Tokens of Send and Recv between stages."""
-        return frozenset(token for token, step in zip(self.tokens.tolist(), self.steps, strict=True) if step.towards)
 
 
 @dataclass(slots=True)

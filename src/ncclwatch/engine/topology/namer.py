@@ -19,16 +19,12 @@ from ncclwatch.engine.topology.specimen import collapse
 from ncclwatch.model.events import Function, Kind
 from ncclwatch.model.state import ProcessSample
 
-FIRST_LOOK = 24
-"""Operations a process (on average over the specimens) before the first attempt to infer anything."""
+FIRST_AT = 24
+"""Operations a process, on average, before anything is inferred: two iterations of the smallest jobs, two layers of others."""
 GROWTH = 1.35
-"""Learn again when so many times as many operations were seen: early on, a part of an iteration looks like one."""
-SETTLED_GROWTH = 4.0
-"""The same once a pattern was confirmed: it costs as much as it teaches little."""
-STRAY = 0.3
-"""Share of calls out of the pattern above which it is learned anew: evaluation phases are less of a training."""
-LEAST_STRAYED = 1024
-"""Calls: fewer out of the pattern may be one evaluation phase."""
+"""Learn again when so many times as many operations were seen: all learning together costs four times the last."""
+SETTLED_GROWTH = 2.0
+"""The same once a pattern was confirmed: all learning together costs no more than twice the last."""
 EARLY = 1_000_000
 """Records kept until the first samples say whose they are."""
 
@@ -63,7 +59,6 @@ class StageNamer:
         self._next = 0
         self._last_row: NDArray[np.int64] = np.zeros(0, np.int64)
         """Of each process the row of its latest call."""
-        self._followed = self._strayed = 0
         self._early: list[tuple[NDArray[Any], str]] = []
         self.by_counts = False
         """Whether what is known follows from NCCL's counts alone: roles and places, but not the order of calls."""
@@ -112,7 +107,7 @@ class StageNamer:
         self._recorder.inherit(old, processes, rows)
         self._last_row = np.full(len(self._map.places), -1, np.int64)
         self._jobs, self.by_counts = [], False
-        self._next = max(1, FIRST_LOOK * max(1, len(specimens)))
+        self._next = max(1, FIRST_AT * max(1, len(specimens)))
         early, self._early = self._early, []
         for events, host in early:
             self.observe(events, host=host)
@@ -136,7 +131,7 @@ class StageNamer:
             self._recorder.add(part, process, row)
             # Counted over everybody, of whom the specimens are a part.
             share = len(self._recorder.specimens) / len(self._map.places)
-            if self._recorder.taken * share >= self._next or self._strayed > max(LEAST_STRAYED, STRAY * self._followed):
+            if self._recorder.taken * share >= self._next:
                 self._learn()
 
     def _learn(self, *, by_counts: bool = False) -> None:
@@ -147,7 +142,6 @@ class StageNamer:
         before = dict(enumerate(self._jobs)) if not self.by_counts else {}
         self.by_counts = by_counts or not self._recorder.taken
         self._jobs = [self._learn_job(job, before.get(number)) for number, job in enumerate(self._map.jobs)]
-        self._followed = self._strayed = 0
 
     def _learn_job(self, known: KnownJob, before: Followed | None) -> Followed:
         topology, specimens = infer(self._map, known, self._recorder, by_counts=self.by_counts)
@@ -196,9 +190,7 @@ class StageNamer:
             tokens, _ = job.encoding.tokens(own, row[chosen])
             bounds = np.flatnonzero(np.diff(numbers)) + 1
             for piece in np.split(np.arange(len(numbers)), bounds) if len(numbers) else ():
-                positions = job.tracks[int(numbers[piece[0]])].follow(tokens[piece])
-                self._followed += len(positions)
-                self._strayed += int(np.count_nonzero(positions < 0))
+                job.tracks[int(numbers[piece[0]])].follow(tokens[piece])
 
     def role_of(self, host: str, pid: int, comm: int) -> Role:
         """The role of a communicator (by its address in the process)."""

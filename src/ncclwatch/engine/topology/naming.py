@@ -10,17 +10,18 @@ import numpy as np
 
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.ledger import Ledger
-from ncclwatch.engine.topology.labels import Stage, compressed
+from ncclwatch.engine.topology.labels import Stage
 from ncclwatch.engine.topology.model import Phase, Role
 from ncclwatch.engine.topology.namer import StageNamer
 from ncclwatch.model.state import Communicator
 from ncclwatch.model.verdict import Culprit, OperationRef, Verdict, VerdictClass, places, stands_in
+from ncclwatch.text import compressed
 
 SHOWN = 3
 """Lines on where victims are."""
 LATEST = 4
-"""Calls: an operation that memory names is one of the latest, as a host runs only a few calls ahead of the network."""
-LOOKED_AT = 16
+"""Calls on one communicator: gather, scatter, sum and a barrier may take turns, and memory names one of them."""
+ASKED = 16
 """Members of a communicator that are asked where an operation is: as they call alike, more would tell no more."""
 
 HALTED = (VerdictClass.STOPPED, VerdictClass.DEAD)
@@ -113,11 +114,11 @@ class _Naming:
                 if oldest is not None or halted:
                     return oldest or coming
         # What memory says is not going on is found among the calls by NCCL's own count of them.
-        for member, communicator in holders[:LOOKED_AT]:
+        for member, communicator in holders[:ASKED]:
             ago = self._calls_since(member, communicator, culprit.operation)
             if ago is not None:
                 return self._at_home(self._call(member, communicator, calls_ago=ago), own)
-        for member, communicator in holders[:LOOKED_AT]:
+        for member, communicator in holders[:ASKED]:
             found = self._latest(member, communicator, culprit.operation)
             if found is not None:
                 return self._at_home(found, own)

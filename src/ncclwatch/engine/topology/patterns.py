@@ -7,7 +7,7 @@ the pattern, or for a run of calls that fits in one place only.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,25 +18,18 @@ from numpy.typing import NDArray
 from ncclwatch.engine.topology.model import Pattern, Phase, Role, Step, Topology
 from ncclwatch.engine.topology.passes import Call, Hints, Passes, find_passes
 from ncclwatch.engine.topology.record import GATHER, POINT_TO_POINT, SCATTER, SUM, JobMap, mix
-from ncclwatch.engine.topology.specimen import Specimen, canonical_start, varies
+from ncclwatch.engine.topology.roles import ONCE
+from ncclwatch.engine.topology.specimen import Specimen, after_update, canonical_start, varies
 from ncclwatch.model.events import Function
 
 ROLES = tuple(Role)
 ROLE_CODE = {role: number for number, role in enumerate(ROLES)}
 INSIDE = (Role.TENSOR, Role.CONTEXT, Role.EXPERT)
 """Roles whose operations belong to the passes."""
-ONCE = (Role.DATA, Role.MODEL, Role.EMBEDDING, Role.EXPERT_DATA, Role.WORLD)
-"""Roles whose operations belong to the update of parameters."""
 REDUCING = (SUM, SCATTER, int(Function.REDUCE))
 
-AHEAD = 64
-"""Calls: after a gap the pattern is searched so far ahead. A buffer that overflows loses more, and then the place is open."""
-RUN = 4
-"""Calls in a row that must fit before a place ahead is believed: a layer makes no more of them in one pass."""
 CONTEXT = 24
-"""Without an operation that is unique, so many of the latest calls must fit in one place of the pattern only."""
-EVERY = 8
-"""That search is made once in so many calls: it compares with the whole pattern."""
+"""Calls in a row that must fit in one place of the pattern only, where none is unique: more than a layer makes in both passes."""
 
 
 def _is(role: NDArray[np.int64], roles: Collection[Role]) -> NDArray[np.bool_]:
@@ -120,7 +113,7 @@ def encode(jobmap: JobMap, topology: Topology, specimens: Sequence[Specimen]) ->
 class _Draft:
     """The iteration of a stage, before its passes are told apart; columns of equal length."""
 
-    word: NDArray[Any]
+    iteration: NDArray[Any]
     tokens: NDArray[np.uint64]
     direction: NDArray[np.int64]
     role: NDArray[np.int64]
@@ -136,7 +129,7 @@ def learn_patterns(specimens: Sequence[Specimen], encoding: Encoding) -> dict[in
     stages = int(topology.stage.max(initial=-1)) + 1
     by_stage: dict[int, list[Specimen]] = defaultdict(list)
     for specimen in specimens:
-        if specimen.word is not None and 0 <= specimen.rank < topology.world and topology.stage[specimen.rank] >= 0:
+        if specimen.iteration is not None and 0 <= specimen.rank < topology.world and topology.stage[specimen.rank] >= 0:
             by_stage[int(topology.stage[specimen.rank])].append(specimen)
     drafts = {stage: _draft(encoding, members, first=not stage) for stage, members in by_stage.items()}
     hints = Hints()
@@ -150,14 +143,14 @@ def learn_patterns(specimens: Sequence[Specimen], encoding: Encoding) -> dict[in
     most = max((passes.micro_batches for passes in found.values()), default=0)
     for passes in found.values():
         # A stage on which the pattern seems shorter than on the others repeats within the iteration. And with one micro-batch a
-        # pipeline would mostly idle: what looks so is the steady part of an iteration.
+        # pipeline would mostly idle: what seems so is the steady part of an iteration.
         if unknown or passes.micro_batches != most or (stages > 1 and most == 1):
             passes.forget_micro_batches()
     return {stage: _pattern(stage, drafts[stage], passes) for stage, passes in found.items()}
 
 
 def _reduces(draft: _Draft) -> bool:
-    return bool(np.any(_is(draft.role, (Role.DATA,)) & np.isin(draft.word["function"], REDUCING)))
+    return bool(np.any(_is(draft.role, (Role.DATA,)) & np.isin(draft.iteration["function"], REDUCING)))
 
 
 def _hints(passes: Sequence[Passes]) -> Hints:
@@ -174,13 +167,13 @@ def _hints(passes: Sequence[Passes]) -> Hints:
 
 
 def _draft(encoding: Encoding, specimens: Sequence[Specimen], *, first: bool) -> _Draft:
-    """The word most specimens of a stage show, turned so that it begins where an iteration begins."""
+    """The iteration most specimens of a stage show, from its beginning."""
     versions: dict[bytes, list[tuple[Specimen, NDArray[Any]]]] = defaultdict(list)
     for specimen in specimens:
-        if specimen.word is not None:
-            tokens, _ = encoding.tokens(specimen.word, specimen.word["row"])
+        if specimen.iteration is not None:
+            tokens, _ = encoding.tokens(specimen.iteration, specimen.iteration["row"])
             start = canonical_start(tokens)
-            versions[np.roll(tokens, -start).tobytes()].append((specimen, np.roll(specimen.word, -start)))
+            versions[np.roll(tokens, -start).tobytes()].append((specimen, np.roll(specimen.iteration, -start)))
 
     def seen(version: list[tuple[Specimen, NDArray[Any]]]) -> int:
         return sum(specimen.period.repeats for specimen, _ in version if specimen.period)
@@ -190,19 +183,16 @@ def _draft(encoding: Encoding, specimens: Sequence[Specimen], *, first: bool) ->
     tokens, direction = encoding.tokens(word, word["row"])
     role = encoding.role[word["row"]]
     begin = _beginning(word, role, direction, first=first)
-    word, tokens, direction, role = (np.roll(column, -begin) for column in (word, tokens, direction, role))
-    return _Draft(word, tokens, direction, role, _calls(word, direction, role), seen(best), len(best) / len(specimens))
+    word, role, direction = np.roll(word, -begin), np.roll(role, -begin), np.roll(direction, -begin)
+    calls, share = _calls(word, direction, role), len(best) / len(specimens)
+    return _Draft(word, np.roll(tokens, -begin), direction, role, calls, seen(best), share)
 
 
 def _beginning(word: NDArray[Any], role: NDArray[np.int64], direction: NDArray[np.int64], *, first: bool) -> int:
     """Where an iteration begins: after its update (gradients, norm, parameters), else where nothing is under way."""
     once, passing = _is(role, ONCE), (direction != 0) | _is(role, INSIDE)
     if once.any() and passing.any():
-        # After the longest (cyclic) run of operations of the update with nothing of a pass between them.
-        start = int(np.argmax(passing))
-        turned = np.roll(passing, -start)
-        run = np.bincount(np.cumsum(turned), np.roll(once & ~passing, -start))
-        return (start + int(np.r_[np.flatnonzero(turned), len(word)][run.argmax()])) % len(word)
+        return after_update(once, passing)
     if (direction != 0).any():
         return _at_rest(word, direction, first=first)
     gaps = np.diff(word["time_ns"].astype(np.int64))
@@ -249,8 +239,8 @@ def _calls(word: NDArray[Any], direction: NDArray[np.int64], role: NDArray[np.in
 def _pattern(stage: int, draft: _Draft, passes: Passes) -> Pattern:
     layers: Counter[tuple[object, ...]] = Counter()
     steps = []
-    numbers = np.cumsum(np.r_[False, draft.word["call"][1:] != draft.word["call"][:-1]]).tolist()
-    for i, function in enumerate(draft.word["function"].tolist()):
+    numbers = np.cumsum(np.r_[False, draft.iteration["call"][1:] != draft.iteration["call"][:-1]]).tolist()
+    for i, function in enumerate(draft.iteration["function"].tolist()):
         role, place, inside = ROLES[int(draft.role[i])], passes.places[i], draft.calls[i].inside
         phase = Phase.OPTIMIZER if role in ONCE and not inside else place.phase
         layer = -1
@@ -283,78 +273,47 @@ class Track:
     position: int = -1
     exact: bool = False
     """Whether it has passed an operation that is unique since it was lost."""
-    recent: deque[int] = field(default_factory=lambda: deque(maxlen=CONTEXT))
-    """The latest calls, while the pointer is lost."""
-    astray: int = 0
-    """Calls without a place, in all."""
+    recent: list[int] = field(default_factory=list)
+    """Calls since the pointer was lost."""
 
-    def follow(self, tokens: NDArray[np.uint64]) -> NDArray[np.int32]:
-        """Take calls in order; returns their positions, −1 where they have none."""
-        positions = np.full(len(tokens), -1, np.int32)
+    def follow(self, tokens: NDArray[np.uint64]) -> None:
+        """Take calls in order."""
         at = 0
         while at < len(tokens):
             if self.position >= 0:
-                at = self._advance(tokens, positions, at)
+                at += self._advance(tokens[at:])
             if at < len(tokens):
-                positions[at] = self._search(tokens, at)
+                self._search(int(tokens[at]))
                 at += 1
-        return positions
 
-    def _advance(self, tokens: NDArray[np.uint64], positions: NDArray[np.int32], at: int) -> int:
-        """Follow the pattern as far as it fits; returns the index of the first call that does not."""
-        word = self.pattern.tokens
-        while at < len(tokens):
+    def _advance(self, tokens: NDArray[np.uint64]) -> int:
+        """Follow the pattern as far as it fits; returns how many calls did."""
+        word, taken = self.pattern.tokens, 0
+        while taken < len(tokens):
             begin = (self.position + 1) % len(word)
-            piece = min(len(word) - begin, len(tokens) - at)
-            same = tokens[at : at + piece] == word[begin : begin + piece]
+            piece = min(len(word) - begin, len(tokens) - taken)
+            same = tokens[taken : taken + piece] == word[begin : begin + piece]
             fits = piece if same.all() else int(same.argmin())
-            if fits:
-                self.exact = self.exact or any(begin <= position < begin + fits for position in self.pattern.unique.values())
-                positions[at : at + fits] = np.arange(begin, begin + fits)
-                self.position = begin + fits - 1
-                at += fits
+            self.exact = self.exact or any(begin <= position < begin + fits for position in self.pattern.unique.values())
+            self.position = begin + fits - 1 if fits else self.position
+            taken += fits
             if fits < piece:
                 break
-        return at
+        return taken
 
-    def _search(self, tokens: NDArray[np.uint64], at: int) -> int:
+    def _search(self, token: int) -> None:
         """The place of a call that does not fit; where there is none it is passed over, or the pointer is lost."""
-        token, unique = int(tokens[at]), self.pattern.unique
-        found, certain = unique.get(token, -1), True
-        if found < 0 and self.position >= 0:
-            found, certain = self._ahead(tokens, at), False
-        if found < 0:
+        found, certain = self.pattern.unique.get(token, -1), True
+        if found < 0 and self.position < 0:
             self.recent.append(token)
-            self.astray += 1
-            if self.position < 0 and len(self.recent) == CONTEXT and self.astray % EVERY == 0:
-                # Passes of an evaluation look like those of an iteration: certain is what is unique, where anything is.
-                found, certain = self._by_context(), not unique
+            if len(self.recent) == CONTEXT:
+                # Passes of an evaluation equal those of an iteration: certain is what is unique, where anything is.
+                found, certain = self._by_context(), not self.pattern.unique
+                self.recent = []
         if found >= 0:
-            self.position, self.exact = found, certain
-            self.recent.clear()
-        elif not self._is_stranger(tokens, at):
+            self.position, self.exact, self.recent = found, certain, []
+        elif token in self.pattern.tokens:
             self.position, self.exact = -1, False
-        return found
-
-    def _is_stranger(self, tokens: NDArray[np.uint64], at: int) -> bool:
-        """Whether the pattern goes on right after this call: then it was put in between (a barrier), and nothing is lost.
-
-        What goes from stage to stage is never put in between: there another pass begins than the pattern has next.
-        """
-        if self.position < 0 or int(tokens[at]) in self.pattern.exchanges:
-            return False
-        if at + 1 >= len(tokens):
-            return bool((self.pattern.tokens != tokens[at]).all())
-        return bool(tokens[at + 1] == self.pattern.tokens[(self.position + 1) % len(self.pattern)])
-
-    def _ahead(self, tokens: NDArray[np.uint64], at: int) -> int:
-        """The next place, not far ahead, where this call and those after it fit; −1 if there is none."""
-        word, following = self.pattern.tokens, tokens[at : at + RUN]
-        for skip in range(2, min(AHEAD, len(word)) + 1) if len(following) == RUN else ():
-            begin = self.position + skip
-            if np.array_equal(following, np.take(word, range(begin, begin + RUN), mode="wrap")):
-                return begin % len(word)
-        return -1
 
     def _by_context(self) -> int:
         """The only place where the latest calls end; −1 where there is none or several."""

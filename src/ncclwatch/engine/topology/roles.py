@@ -25,19 +25,20 @@ from ncclwatch.engine.topology.specimen import Shape, Specimen, Usage
 from ncclwatch.model.events import Function
 
 LARGE_GROUP = 8
-"""A single group of more ranks than that, over more than one host, is not tensor parallel: no such domain is in use."""
+"""Ranks: GPUs of one host. A single group of more, over several hosts, is data parallel: tensor groups stay within NVLink."""
 DATA_PERIOD_S = 0.2
-"""A layer's communication does not come this seldom."""
+"""Seconds: a layer takes milliseconds, so that what is called this seldom is called once an iteration."""
 MANY = 40
-"""Periods after which a group over the same ranks that is still unused is believed to stay so."""
+"""Periods: of micro-batches in an iteration; a group that was unused in so many is not used for gradients."""
 OFTEN = 2.0
-"""Inside the passes means: at least so many times as often as the group that is used least."""
-AGREEMENT = 0.8
-"""Share of the specimens of a kind of group that must say the same."""
+"""Ratio of calls: what is inside the passes is called at least forward and backward for each reduction of gradients."""
 RARE = 0.05
-"""Share of the calls on a communicator: a function below it is called now and then (a barrier, a checkpoint)."""
+"""Share of the calls on a communicator: barriers and checkpoints are less; a layer has no 20 calls for each of one kind."""
 ALIKE = 0.5
 """Distance of two usage vectors: a quarter of the calls is of another function, or one is called four times as often."""
+
+ONCE = (Role.DATA, Role.MODEL, Role.EMBEDDING, Role.EXPERT_DATA, Role.WORLD)
+"""Roles whose operations belong to the update of parameters, once an iteration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,14 +108,14 @@ def _simple(usage: Usage, world: int) -> Opinion | None:
 
 def _levels(specimen: Specimen, left: list[Usage], known: Mapping[int, Opinion]) -> tuple[list[Usage], list[Usage]] | None:
     """Communicators used inside the passes, and those used once an iteration; ``None`` where nothing tells them apart."""
-    if specimen.word is None:
+    if specimen.iteration is None:
         return None
     least = min(usage.multiplicity for usage in left)
     if any(opinion.role is Role.PIPELINE for opinion in known.values()):
         # What is used between most exchanges of the stages belongs to the passes.
-        blocks = exchange_blocks(specimen.word)
+        blocks = exchange_blocks(specimen.iteration)
         number = int(blocks.max(initial=0)) + 1
-        spread = {usage.row: len(np.unique(blocks[specimen.word["row"] == usage.row])) for usage in left}
+        spread = {usage.row: len(np.unique(blocks[specimen.iteration["row"] == usage.row])) for usage in left}
         if number >= 3 and max(spread.values()) >= 2:
             often = [usage for usage in left if spread[usage.row] * 2 >= number]
         else:
@@ -297,10 +298,9 @@ def _majority(votes: Sequence[Opinion]) -> Opinion:
         weight[one.role] += max(one.confidence, 0.05)
     role = max(weight, key=lambda r: weight[r])
     own = [one for one in sure if one.role is role]
-    share = len(own) / len(sure)
-    if share < AGREEMENT:
+    if 2 * len(own) <= len(sure):
         return _unsure(f"its ranks use it differently: {', '.join(sorted(weight))}")
-    return Opinion(role, max(one.confidence for one in own) * share, own[0].why)
+    return Opinion(role, max(one.confidence for one in own) * len(own) / len(sure), own[0].why)
 
 
 def _by_likeness(recorder: Recorder, job: KnownJob, known: Mapping[int, Opinion]) -> dict[int, Opinion]:
@@ -320,9 +320,9 @@ def _by_likeness(recorder: Recorder, job: KnownJob, known: Mapping[int, Opinion]
         if not vector.any():
             found[group.id] = Opinion(Role.UNUSED, 0.8, "no operation was seen on it")
         elif near and near[0][0] < ALIKE and (len(near) == 1 or near[0][0] * 2 < near[1][0]):
-            found[group.id] = Opinion(near[0][1], 0.8, "used like the groups looked at in full")
+            found[group.id] = Opinion(near[0][1], 0.8, "used like the groups kept in full")
         else:
-            found[group.id] = _unsure("used unlike any group looked at in full")
+            found[group.id] = _unsure("used unlike any group kept in full")
     return found
 
 

@@ -24,8 +24,6 @@ TINY_BYTES = 1024
 """Bytes: a collective of at most so many carries a flag or a norm; activations and gradients of any model are larger."""
 VARIABLE = 0.25
 """Share of the calls of one function that differ in count: above it sizes depend on data (experts, padding)."""
-BOTH_WAYS = 0.8
-"""Share of the calls of an exchange that send and receive: all but those whose part in one direction was empty."""
 RAREST = 8
 """So many of the rarest operations propose periods: of those that come once an iteration there are fewer than that."""
 DISTANCES = 48
@@ -91,25 +89,25 @@ class Usage:
 
 @dataclass(slots=True)
 class Specimen:
-    """One process. ``operations`` are those of ``record.OPERATION``; ``word`` is the part that is one iteration, if found."""
+    """One process. ``operations`` are those of ``record.OPERATION``; ``iteration`` is the part that is one, if found."""
 
     process: int
     rank: int
     operations: NDArray[Any]
     usages: dict[int, Usage]
     period: Period | None = None
-    word: NDArray[Any] | None = None
+    iteration: NDArray[Any] | None = None
 
     @property
     def pattern(self) -> NDArray[Any]:
         """The operations of one iteration, or all that were kept where no iteration was found."""
-        return self.word if self.word is not None else self.operations
+        return self.iteration if self.iteration is not None else self.operations
 
 
 def examine(
     process: int, rank: int, operations: NDArray[Any], rows: dict[int, tuple[KnownGroup, int]], known: Collection[int] = ()
 ) -> Specimen:
-    """Look at the history of one process; ``rows`` maps its rows to (group, rank in it), ``known`` are periods of other ranks."""
+    """Examine the history of one process; ``rows`` maps its rows to (group, rank in it), ``known`` are periods of other ranks."""
     shapes = {row: _shape(operations[operations["row"] == row], own, group.nranks) for row, (group, own) in rows.items()}
     merged = collapse(operations, {row for row, shape in shapes.items() if shape in (Shape.ALL_TO_ALL, Shape.PAIRS)})
     result = Specimen(process, rank, merged, {})
@@ -119,7 +117,7 @@ def examine(
     period = find_period(tokens, merged["row"][at].astype(np.int64), known)
     # One operation over and over: no iteration shows in it.
     if period is not None and len(np.unique(tokens[period.start :][: period.length])) > 1:
-        result.period, result.word = period, _modal_word(merged, at, tokens, period)
+        result.period, result.iteration = period, _usual_iteration(merged, at, tokens, period)
     point = np.isin(operations["function"], POINT_TO_POINT)
     for row, (group, own) in rows.items():
         peers = set(np.unique(operations["peer"][point & (operations["row"] == row)]).tolist())
@@ -163,7 +161,7 @@ def _shape(operations: NDArray[Any], own: int, nranks: int) -> Shape:
     send = part["function"] == Function.SEND
     numbers, index = np.unique(part["call"], return_inverse=True)
     sent, received = np.bincount(index, send, len(numbers)), np.bincount(index, ~send, len(numbers))
-    both = np.mean((sent > 0) & (received > 0)) > BOTH_WAYS
+    both = np.mean((sent > 0) & (received > 0)) > 0.5  # most calls; of an uneven exchange some parts are empty
     if own in peers and both:
         return Shape.ALL_TO_ALL
     if nranks == 2:
@@ -263,7 +261,7 @@ def occurrences(word: NDArray[Any], pattern: NDArray[Any]) -> list[int]:
     return found
 
 
-def _modal_word(merged: NDArray[Any], at: NDArray[np.int64], tokens: Tokens, period: Period) -> NDArray[Any]:
+def _usual_iteration(merged: NDArray[Any], at: NDArray[np.int64], tokens: Tokens, period: Period) -> NDArray[Any]:
     """The iteration with its tiny operations: of all places where the period occurs, what is most often there."""
     everything = _raw_tokens(merged)
     versions: dict[bytes, list[slice]] = {}
@@ -272,6 +270,14 @@ def _modal_word(merged: NDArray[Any], at: NDArray[np.int64], tokens: Tokens, per
         place = slice(int(at[first]), int(at[after]) if after < len(at) else int(at[after - 1]) + 1)
         versions.setdefault(everything[place].tobytes(), []).append(place)
     return merged[max(versions.values(), key=lambda places: (len(places), places[-1].start))[-1]]
+
+
+def after_update(once: NDArray[np.bool_], passing: NDArray[np.bool_]) -> int:
+    """Where an iteration begins: after the longest (cyclic) run of what is called once, with nothing of a pass between."""
+    start = int(np.argmax(passing))
+    turned = np.roll(passing, -start)
+    run = np.bincount(np.cumsum(turned), np.roll(once & ~passing, -start))
+    return (start + int(np.r_[np.flatnonzero(turned), len(turned)][run.argmax()])) % len(turned)
 
 
 def canonical_start(tokens: Tokens) -> int:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-from ncclwatch.cli.stated_layout import Stated, compare, from_command, from_file, name_unsure
-from ncclwatch.engine.topology.labels import Stage, compressed
-from ncclwatch.engine.topology.model import Group, Layout, Pattern, Phase, Role, Step, Topology
+from ncclwatch.engine.topology.labels import Stage
+from ncclwatch.engine.topology.model import Pattern, Phase, Role, Step
 from ncclwatch.engine.topology.passes import Call, Hints, find_passes
 from ncclwatch.engine.topology.patterns import Track
 from ncclwatch.engine.topology.record import JobMap, KnownJob, choose_specimens
 from ncclwatch.engine.topology.specimen import canonical_start, find_period
-from ncclwatch.errors import UsageError
 from ncclwatch.simulate.scenario import Schedule
 from ncclwatch.simulate.schedule import Pass, steps
+from ncclwatch.text import compressed
 
 # Tensor operations (1), exchanges (2, 3), gradients (8, 9); 7 is a barrier.
 ITERATION = [2, 1, 1, 3, 1, 1] * 4 + [8, 9]
@@ -124,25 +121,27 @@ def track() -> Track:
 
 def test_a_pointer_finds_its_place_at_an_operation_that_is_unique_and_keeps_it() -> None:
     follower = track()
-    assert follower.follow(np.array(ITERATION[10:14], np.uint64)).max() < 0
-    positions = follower.follow(np.array(ITERATION[14:] + ITERATION * 2, np.uint64))
-    assert positions[-2 * len(ITERATION) :].tolist() == 2 * list(range(len(ITERATION)))
-    assert follower.exact
+    follower.follow(np.array(ITERATION[10:14], np.uint64))
+    assert follower.position == -1
+    follower.follow(np.array(ITERATION[14:], np.uint64))
+    for position, token in [*enumerate(ITERATION)] * 2:
+        follower.follow(np.array([token], np.uint64))
+        assert (follower.position, follower.exact) == (position, True)
 
 
 def test_a_barrier_is_passed_over_and_lost_records_make_places_uncertain_until_the_next_unique_operation() -> None:
     follower = track()
     follower.follow(np.array(ITERATION, np.uint64))
-    positions = follower.follow(np.array([7, *ITERATION], np.uint64))
-    assert positions.tolist() == [-1, *range(len(ITERATION))]
-    assert follower.exact
+    follower.follow(np.array([7], np.uint64))
+    assert (follower.position, follower.exact) == (len(ITERATION) - 1, True)
+    follower.follow(np.array(ITERATION, np.uint64))
+    assert (follower.position, follower.exact) == (len(ITERATION) - 1, True)
     follower.follow(np.array(ITERATION[:5], np.uint64))
     assert follower.exact
-    assert follower.follow(np.array(ITERATION[9:20], np.uint64)).min() >= 0
+    follower.follow(np.array(ITERATION[9:20], np.uint64))
     assert not follower.exact
-    positions = follower.follow(np.array(ITERATION[20:], np.uint64))
-    assert positions[-2:].tolist() == [len(ITERATION) - 2, len(ITERATION) - 1]
-    assert follower.exact
+    follower.follow(np.array(ITERATION[20:], np.uint64))
+    assert (follower.position, follower.exact) == (len(ITERATION) - 1, True)
 
 
 def test_passes_of_an_evaluation_are_not_taken_for_those_of_an_iteration() -> None:
@@ -160,36 +159,7 @@ def test_passes_of_an_evaluation_are_not_taken_for_those_of_an_iteration() -> No
     assert follower.exact
 
 
-def topology(*groups: Group, layout: Layout | None = None) -> Topology:
-    unknown = np.full(8, -1, np.int32)
-    return Topology(8, groups, layout or Layout(), unknown, unknown, unknown)
-
-
-def test_a_configuration_confirms_contradicts_and_names() -> None:
-    stated = from_command(
-        ["python", "train.py", "--tensor-model-parallel-size", "2", "--pipeline_model_parallel_size=4", "--lr", "1"]
-    )
-    assert stated.layout == Layout(tp=2, pp=4)
-    lines = compare(stated, topology(layout=Layout(tp=2, pp=2)))
-    assert lines == ["command line says PP 4, the calls show PP 2", "command line agrees: TP 2"]
-    groups = [Group(i, i, Role.UNSURE, (2 * i, 2 * i + 1), evidence=("used alike",)) for i in range(4)]
-    named = name_unsure(Stated(Layout(tp=2), "command line"), topology(*groups))
-    assert {group.role for group in named.groups} == {Role.TENSOR}
-    # Two dimensions of that size: which of them it is, is open.
-    assert name_unsure(Stated(Layout(tp=2, cp=2), "command line"), topology(*groups)).by_role.keys() == {Role.UNSURE}
-
-
-def test_a_configuration_file_that_says_nothing_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "layout.json"
-    file.write_text('{"tp": 2, "context_parallel_size": "4", "pp": -1, "dp": true}')
-    assert from_file(file).layout == Layout(tp=2, cp=4)
-    for text in ("[]", "{", '{"tp": 0}', "\ud800".encode("utf-8", "surrogatepass").decode("latin-1")):
-        file.write_text(text, "utf-8")
-        with pytest.raises(UsageError):
-            from_file(file)
-
-
-def test_words() -> None:
+def test_stages_and_rank_sets_as_text() -> None:
     assert compressed([0, 1, 2, 3, 8]) == "0-3,8"
     assert compressed([0, 4, 8, 12]) == "0-12/4"
     assert compressed([3, -1, 5]) == "3,5,1 unknown"

@@ -1,4 +1,8 @@
-"""What NCCL's own counts of calls prove: ranks of one communicator that called different things, and ranks that called less.
+"""What ranks of one communicator disagree in, as far as memory shows it: what they have open, and NCCL's own counts of calls.
+
+Both ends of a connection count the same steps, so transfers that begin or end at different steps, or belong to different
+collectives, prove that the ranks called different things. Who is wrong is a vote: the smaller group; else a rank that is part of
+every disagreement; else a tie.
 
 From 2.26 on NCCL counts the calls of each collective on each rank (``ncclComm.seqNumber``, kept for its RAS subsystem). Of ranks
 that call the same things in the same order one is nowhere behind the other, however far its host has run ahead. Two ranks each
@@ -7,20 +11,122 @@ ahead of the other in something have called different things: sizes and order st
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
+import numpy as np
+
+from ncclwatch.engine.connections import End
 from ncclwatch.engine.edges import Wait, Why
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.model.state import Communicator
+from ncclwatch.engine.transfers import Column, Transfers
+from ncclwatch.model.state import Communicator, Direction
+
+
+@dataclass(frozen=True, slots=True)
+class OpenCall:
+    """What one rank has open on a communicator, as its proxy knows it."""
+
+    collective: str
+    sequence: int
+    nsteps: int
+
+    def text(self) -> str:
+        """``AllReduce #14, 96 steps a channel``."""
+        return f"{self.collective or 'operation'} #{self.sequence}, {self.nsteps} steps a channel"
+
+
+@dataclass(slots=True)
+class Mismatch:
+    """Disagreement inside one communicator: what each rank has open, and which ends were seen to disagree."""
+
+    group_id: int
+    calls: dict[int, OpenCall]
+    """rank in the communicator → what it has open"""
+    pairs: list[tuple[End, End]]
+    """(sender, receiver) of connections whose ends disagree"""
+
+    def suspects(self) -> tuple[list[int], str, bool]:
+        """Ranks of the communicator to name, how they were chosen, and whether it is a tie."""
+        groups: dict[OpenCall, list[int]] = defaultdict(list)
+        for rank, call in self.calls.items():
+            groups[call].append(rank)
+        sizes = sorted(len(ranks) for ranks in groups.values())
+        if len(sizes) > 1 and sizes[-1] > sum(sizes[:-1]):
+            majority = max(groups.values(), key=len)
+            odd = sorted(set(self.calls) - set(majority))
+            return odd, f"{len(majority)} ranks agree, {'this one does' if len(odd) == 1 else 'these do'} not", False
+        involved = Counter(rank for pair in self.pairs for rank in (pair[0].key.source, pair[0].key.destination))
+        always = [rank for rank, times in involved.items() if times == len(self.pairs)]
+        if len(always) == 1 and len(self.pairs) > 1:
+            return always, "it is one side of every disagreement", False
+        return sorted(involved), "the groups are equally large: a tie", True
+
+    def lines(self, job: Job) -> list[str]:
+        """The groups and the disagreeing ends as evidence."""
+        groups: dict[OpenCall, list[int]] = defaultdict(list)
+        for rank, call in sorted(self.calls.items()):
+            groups[call].append(rank)
+        lines = [
+            f"{', '.join(job.rank_name(self.group_id, rank) for rank in ranks)}: {call.text()}"
+            for call, ranks in sorted(groups.items(), key=lambda item: -len(item[1]))
+        ]
+        for sender, receiver in self.pairs:
+            key = sender.key
+            lines.append(
+                f"channel {key.channel}: {job.rank_name(key.group, key.source)} sends steps {sender.sub.base} to "
+                f"{sender.last_step} ({sender.operation.collective}), {job.rank_name(key.group, key.destination)} "
+                f"expects {receiver.sub.base} to {receiver.last_step} ({receiver.operation.collective})"
+            )
+        return lines
+
+
+def find_mismatches(transfers: Transfers) -> list[Mismatch]:
+    """Communicators in which two ends of a connection work on different operations. O(transfers)."""
+    pairs: dict[int, list[tuple[End, End]]] = defaultdict(list)
+    odd = [_disagreeing(transfers, senders, receivers) for senders, receivers in transfers.pairs()]
+    for sender, receiver in sorted(pair for pairs_of_turn in odd for pair in pairs_of_turn):
+        pairs[transfers.group_of(sender).id].append((transfers.end(sender), transfers.end(receiver)))
+    return [Mismatch(group_id, _open_calls(transfers, group_id), found) for group_id, found in pairs.items()]
+
+
+def _disagreeing(transfers: Transfers, senders: Column, receivers: Column) -> list[tuple[int, int]]:
+    """Those of the pairs that overlap and are not the same."""
+    bases, other_bases = transfers.base[senders], transfers.base[receivers]
+    steps, other_steps = transfers.nsteps[senders], transfers.nsteps[receivers]
+    overlap = (bases < other_bases + other_steps) & (other_bases < bases + steps)
+    other_name = (transfers.collective[senders] != transfers.collective[receivers]) & ~transfers.point_to_point[senders]
+    odd = overlap & ((bases != other_bases) | (steps != other_steps) | other_name)
+    return list(zip(senders[odd].tolist(), receivers[odd].tolist(), strict=True))
+
+
+def _open_calls(transfers: Transfers, group_id: int) -> dict[int, OpenCall]:
+    """The first collective each rank has open, by its sending side, else its receiving side."""
+    calls: dict[int, OpenCall] = {}
+    for direction in (Direction.SEND, Direction.RECV):
+        rows = transfers.unfinished(direction)
+        place = transfers.members.places[group_id]
+        rows = rows[(transfers.group[rows] == place) & ~transfers.point_to_point[rows]]
+        rows = rows[np.lexsort((transfers.channel[rows], transfers.op_count[rows]))]
+        _, first = np.unique(transfers.rank[rows], return_index=True)
+        for row in rows[np.sort(first)].tolist():
+            operation = transfers.operation_of(row)
+            call = OpenCall(operation.collective, operation.sequence, int(transfers.nsteps[row]))
+            calls.setdefault(int(transfers.rank[row]), call)
+    return calls
+
+
+# --- counts of calls --------------------------------------------------------------------------------------------------
 
 FAMILIAR = 3
-"""A collective that a rank has called so often on a communicator, before it was ahead in it, is nothing unheard of there."""
+"""Unit: calls. Chosen: a collective that a rank has called so often on a communicator, before it was ahead in it, is nothing
+unheard of there.
+"""
 
 COUNTS_PROXY_WORK_FROM = (2, 27, 3)
-"""From here on ``opCount`` is no count of launches (``src/enqueue.cc``); no member of the structure tells it."""
+"""Fact: from here on ``opCount`` is no count of launches (``src/enqueue.cc``); no member of the structure tells it."""
 
 
 @dataclass(frozen=True, slots=True)

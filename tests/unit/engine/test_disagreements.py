@@ -8,8 +8,8 @@ from dataclasses import replace
 import pytest
 
 from ncclwatch.engine.diagnose import diagnose
+from ncclwatch.engine.disagreements import find_disagreements
 from ncclwatch.engine.job import assemble
-from ncclwatch.engine.sequence_counts import find_disagreements
 from ncclwatch.model.state import Communicator, ProxyOperation
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from unit.engine.test_net_steps import BEGIN, tail_of_a_ring

@@ -1,0 +1,62 @@
+"""Hours of healthy jobs: they are drawn, run for as long as was asked, and every stretch that accuses is an alarm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ncclwatch.simulate.run import simulate
+from ncclwatch.simulate.scenario import LookalikeKind, _check
+from score.alarms import SIMULATED, Healthy, _healthy, main, simulated, table
+from score.archive import Accusation, Stretch, Timeline
+from score.drawn import draw_healthy
+
+
+def test_drawn_healthy_jobs_are_valid_varied_and_run_for_as_long_as_asked() -> None:
+    jobs = [draw_healthy(5, number, 120.0) for number in range(40)]
+    for job in jobs:
+        _check(job, job.name)
+        assert not job.faults and job.expect.score_class.quiet
+    assert jobs == [draw_healthy(5, number, 120.0) for number in range(40)]
+    assert {event.kind for job in jobs for event in job.lookalikes} == set(LookalikeKind)
+    assert 10 < sum(not job.lookalikes for job in jobs) < 30
+    for job in jobs[:3]:
+        assert 60 < simulate(job).end < 600
+
+
+ACCUSED = (Accusation("slow-computation", (1,)),)
+
+
+def test_a_stretch_that_accuses_is_one_alarm_whoever_it_names() -> None:
+    other = (Accusation("slow-computation", (2,)),)
+    looks = Timeline(5, (
+        Stretch(0, 1, quiet="running"), Stretch(2, 3, ACCUSED), Stretch(4, 5, other), Stretch(6, 7, quiet="running"),
+        Stretch(8, 9, ACCUSED),
+    ))  # fmt: skip
+    one = _healthy("a job", SIMULATED, 0.5, looks, 1.0)
+    assert one.alarms == 2 and len(one.said) == 3
+    assert _healthy("a job", SIMULATED, 0.5, Timeline(1, (Stretch(0, 9, quiet="running"),)), 1.0).alarms == 0
+
+
+def test_the_table_gives_the_exact_bound_and_keeps_real_and_simulated_apart() -> None:
+    silent = [Healthy(name, SIMULATED, 1500.0, 0, ()) for name in "ab"]
+    text = table([*silent, Healthy("c", "real", 2.0, 1, ("x",))], markdown=True)
+    assert "| simulated | 2 | 3000.00 | 0 | 0 | 0 | 0.0010 |" in text
+    assert "| real | 1 | 2.00 | 0 | 1 | 1 | 2.3719 |" in text
+
+
+def test_a_simulated_job_is_judged_at_every_look() -> None:
+    one = simulated(1, 1, 60.0)
+    assert one.source == SIMULATED and 0.005 < one.hours < 0.1 and one.cpu_s > 0
+
+
+def test_the_command_adds_up_what_others_wrote(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, other = tmp_path / "a.json", tmp_path / "b.json"
+    for path in (file, other):
+        path.write_text(
+            json.dumps({"jobs": [{"name": "a", "source": "real", "hours": 3.0, "alarms": 0, "said": [], "cpu_s": 0}]})
+        )
+    assert main(["--pool", str(file), str(other)]) == 0
+    assert "6.00" in capsys.readouterr().out
