@@ -388,14 +388,14 @@ _NETWORK = (
         "port-down", Stratum.QUALIFY, explain_network.port_down,
         "A link cut while nothing is under way leaves no trace in memory, and proxies drop what their transport reports as "
         "failed (progressOps, src/proxy.cc): a port that went down with the job says more than where the waits end.",
-        "tests/unit/engine/evidence/test_ports.py::test_a_port_that_went_down_when_the_job_came_to_stand_is_the_cause",
-        "tests/unit/engine/evidence/test_ports.py::test_a_port_that_has_nothing_to_do_with_it_changes_nothing",
+        "tests/unit/engine/test_explain_network.py::test_a_port_that_went_down_when_the_job_came_to_stand_is_the_cause",
+        "tests/unit/engine/test_explain_network.py::test_a_port_that_has_nothing_to_do_with_it_changes_nothing",
         OPEN_TO_DOUBT,
     ),
     Rule(
         "port-end", Stratum.QUALIFY, explain_network.port_end,
         "Both ends of a dead link are named for want of anything better: the port of one being down decides between them.",
-        "tests/unit/engine/evidence/test_ports.py::test_of_a_link_that_carries_nothing_the_end_whose_port_is_down_is_kept",
+        "tests/unit/engine/test_explain_network.py::test_of_a_link_that_carries_nothing_the_end_whose_port_is_down_is_kept",
         "the same test: a port of another rank",
         frozenset({"link"}),
     ),
@@ -418,14 +418,14 @@ _NETWORK = (
         "path-dead", Stratum.QUALIFY, explain_network.path_dead,
         "Whoever has only stopped reading still acknowledges (RFC 9293, 3.8.6): segments that are sent five times without an "
         "answer are the network's doing.",
-        "tests/unit/engine/evidence/test_dead_paths.py::test_what_several_dead_paths_share_is_named",
-        "tests/unit/engine/evidence/test_dead_paths.py::test_paths_that_prove_nothing_here_change_nothing",
+        "tests/unit/engine/test_explain_network.py::test_what_several_dead_paths_share_is_named",
+        "tests/unit/engine/test_explain_network.py::test_paths_that_prove_nothing_here_change_nothing",
         OPEN_TO_DOUBT | {"tcp-pause"},
     ),
     Rule(
         "path-cut-off", Stratum.QUALIFY, explain_network.path_cut_off,
         "As path-dead: of a rank that data neither reaches nor leaves, proxy and network are told apart by TCP.",
-        "tests/unit/engine/evidence/test_dead_paths.py::test_of_who_is_cut_off_it_is_said_that_the_network_is_why",
+        "tests/unit/engine/test_explain_network.py::test_of_who_is_cut_off_it_is_said_that_the_network_is_why",
         "the same test: a path of other ranks",
         frozenset({"cut-off"}),
     ),
@@ -436,7 +436,7 @@ _BESIDE = (
     Rule(
         "crawls", Stratum.QUALIFY, beside.crawls,
         "A process runs in each period of its CPU limit (cpu.max, 100 ms): it crawls, and does not hang.",
-        "tests/unit/engine/evidence/test_cpu_limits.py::test_who_is_held_back_alone_is_given_longer_before_that_is_a_hang",
+        "tests/unit/engine/test_beside.py::test_who_is_held_back_alone_is_given_longer_before_that_is_a_hang",
         "the same test: limits of others, of everybody, or that hold back little",
         BEHIND | NETWORK | FROM_CALLS,
     ),
@@ -456,8 +456,8 @@ _BESIDE = (
     Rule(
         "cpu-limit", Stratum.BESIDE, beside.limited,
         "The kernel counts the periods in which a limit held a control group back (nr_throttled, cpu.stat).",
-        "tests/unit/engine/evidence/test_cpu_limits.py::test_who_is_named_for_standing_still_and_is_held_back_is_shown_so",
-        "tests/unit/engine/evidence/test_cpu_limits.py::test_limits_of_others_or_that_hold_nobody_back_are_not_told",
+        "tests/unit/engine/test_beside.py::test_who_is_named_for_standing_still_and_is_held_back_is_shown_so",
+        "tests/unit/engine/test_beside.py::test_limits_of_others_or_that_hold_nobody_back_are_not_told",
     ),
 )  # fmt: skip
 """What CPU limits, GPUs and the number of samples say of whatever stands."""

@@ -139,7 +139,9 @@ def group_of(job: Job, culprit: Culprit) -> Group | None:
 def accused(job: Job, culprits: Iterable[Culprit]) -> set[int]:
     """Members that are among the culprits."""
     found = places(culprits)
-    return {member.index for member in job.members if stands_in(found, member.info.host, member.info.pid, member.rank)}
+    pids = {pid for _, pid, _ in found}
+    near = (member for member in job.members if member.last.process.pid in pids)
+    return {member.index for member in near if stands_in(found, member.info.host, member.info.pid, member.rank)}
 
 
 def _under_way(end: End | None) -> bool:

@@ -17,6 +17,10 @@ def test_the_list_is_whole() -> None:
     assert {801, 802, 803, 804, 805, 806, 901, 902, 903, 904, 1001} <= found.keys()
     assert all(found[number].state is State.SPENT for number in (801, 806, 901, 904, 1001))
     assert (found[802].right, found[802].judgements) == (93, 101)
+    waiting = {one.generator for one in found.values() if one.state is State.FRESH}
+    assert waiting <= {generator_hash()}, (
+        "the generator has changed: python -m score.seeds --hash, and the fresh seeds wait for that"
+    )
 
 
 def test_a_list_that_contradicts_itself_is_refused() -> None:
