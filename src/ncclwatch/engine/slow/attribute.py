@@ -28,6 +28,8 @@ HOSTLY, KERNELLY = 0.3, 0.8
 """
 MOST_EXPLAINED = 0.9
 """Part of the lost time that one culprit explains at most: samples see ends of waits, not their beginnings."""
+RIVALS = 3
+"""Candidates that are told beside the one that is named: bound of what is shown."""
 AS_MUCH = 0.85
 """A link is named rather than a NIC, and a NIC rather than a host's, where it explains at least this part of what that does."""
 NETWORKS = (CandidateKind.LINK, CandidateKind.NIC, CandidateKind.HOST_NICS)
@@ -46,7 +48,8 @@ def find(profile: Profile, context: Context) -> list[Finding]:
     found = likeliest(terms, chances, TABLE.name_from[name_from], context)
     if found is None:
         return []
-    findings = [_finding(profile, context, terms, *found, weights)]
+    first = _finding(profile, context, terms, *found, weights)
+    findings = [replace(first, rivals=_rivals(terms, chances, found[0]), rule=f"slow-{name_from}")]
     if terms.kinds[found[0]] is CandidateKind.WHOLE_HOST:
         findings.append(_links_too(profile, findings[0]))
     explained = NOTHING
@@ -57,8 +60,16 @@ def find(profile: Profile, context: Context) -> list[Finding]:
         found = likeliest(terms, chances, TABLE.name_from["beside"], context)
         if found is None:
             break
-        findings.append(_finding(profile, context, terms, *found, TABLE.beside))
+        further = _finding(profile, context, terms, *found, TABLE.beside)
+        findings.append(replace(further, rivals=_rivals(terms, chances, found[0]), rule="slow-beside"))
     return findings
+
+
+def _rivals(terms: Terms, chances: NDArray[np.float64], named: int) -> tuple[tuple[str, Members, float], ...]:
+    """The likeliest of the other candidates, and nobody."""
+    order = [number for number in np.argsort(-chances)[: RIVALS + 1].tolist() if number != named][:RIVALS]
+    found = [(terms.kinds[number].value, terms.members[number], float(chances[number])) for number in order]
+    return tuple(sorted([*found, ("nobody", (), float(1.0 - chances.sum()))], key=lambda rival: -rival[2]))
 
 
 def also_explained(before: Explained, terms: Terms, number: int) -> Explained:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,18 @@ from ncclwatch.engine.slow.findings import Finding, Kind
 from ncclwatch.engine.topology.labels import DATA_WORDS
 from ncclwatch.engine.topology.model import Role, Topology
 from ncclwatch.engine.verdict import RAISE_LIMIT
-from ncclwatch.model.verdict import CommunicatorRef, Culprit, LinkRef, OperationRef, Verdict, VerdictClass, places, stands_in
+from ncclwatch.model.verdict import (
+    CommunicatorRef,
+    Culprit,
+    LinkRef,
+    OperationRef,
+    Step,
+    StepKind,
+    Verdict,
+    VerdictClass,
+    places,
+    stands_in,
+)  # fmt: skip
 from ncclwatch.text import compressed
 
 if TYPE_CHECKING:
@@ -43,6 +54,20 @@ NEXT_STEPS = {
     Kind.NIC: "on {host}: look at the NIC (ethtool -S, rdma statistic) for errors, pauses and its speed",
     Kind.LINK: "look at the path between the two hosts: port errors, retransmissions, congestion",
 }
+
+TERM_WORDS = {
+    "activity": "works in the lost time and does not wait",
+    "ends": "the waits end there",
+    "dominance": "most of what the waits have grown by",
+    "stretch": "the work between its calls takes longer",
+    "late": "its host thread begins iterations late",
+    "throttled": "a CPU limit holds it back",
+    "cpu_wait": "its threads want CPUs more than others do",
+    "asleep": "its threads want CPUs less than its neighbours'",
+    "delayed": "round trips on its links have grown",
+    "even": "several of its ranks or links are slow alike",
+}
+"""The terms of the likelihood (terms.TERMS) in words."""
 
 BEFORE_ALL = " in forward of micro-batch 0"
 LOADER_TOO = (
@@ -93,7 +118,25 @@ def verdict(job: Job, judgement: Judgement, topology: Topology | None = None) ->
         unobserved=_unobserved(job, judgement),
         next_steps=_next_steps(members, judgement),
         planes=("state", *(("calls",) if judgement.iteration_s is not None else ()), *(("device",) if judgement.timed else ())),
+        rules=tuple(dict.fromkeys(finding.rule for finding in findings if finding.rule)),
+        trail=tuple(_trail(members, judgement)),
     )
+
+
+def _trail(members: Mapping[int, Member], judgement: Judgement) -> Iterator[Step]:
+    """How the candidates were weighed: what speaks for those that are named, and which others lost."""
+    for finding in judgement.findings:
+        names = _names([members[at] for at in finding.members], [members[at].label for at in finding.members])
+        for term, part in finding.weighed:
+            yield Step(StepKind.FACT, finding.rule, f"{names}: {TERM_WORDS[term]} ({part:+.1f} in the logarithm of the odds)")
+    for finding in judgement.findings:
+        for kind, rival, chance in finding.rivals:
+            held = [members[at] for at in rival if at in members]
+            who = _names(held, [member.label for member in held]) if held else "nobody"
+            yield Step(StepKind.LOST, finding.rule, f"{who}{f' ({kind})' if held else ''}: {chance:.1%}", finding.rule)
+    for finding in judgement.findings:
+        names = _names([members[at] for at in finding.members], [members[at].label for at in finding.members])
+        yield Step(StepKind.STANDS, finding.rule, f"{names} ({finding.kind}): {finding.confidence:.1%}")
 
 
 def unlocated(job: Job, running: Verdict, slow: SlowDown) -> Verdict:

@@ -49,6 +49,10 @@ class Finding:
     keys: tuple[object, ...] = ()
     weighed: tuple[tuple[str, float], ...] = ()
     """What spoke for it, most first: term and its part of the log-odds."""
+    rivals: tuple[tuple[str, tuple[int, ...], float], ...] = ()
+    """What was weighed beside it and lost, likeliest first: kind of candidate ("nobody" too), members, posterior probability."""
+    rule: str = ""
+    """Which of the estimate's parts named it, as verdicts tell it."""
 
 
 @dataclass(frozen=True, slots=True)
