@@ -340,7 +340,7 @@ def _evidence(members: Mapping[int, Member], judgement: Judgement) -> tuple[str,
         usual = "" if math.isnan(finding.reference) else f" (equal ranks: {finding.reference:.0%})"
         what = f"link {' → '.join(members[at].label for at in finding.members)}" if finding.link else f"{names}: {finding.kind}"
         # Who is judged by its late starts is not by looks: how many of them were late is said below.
-        seen = "" if starts_late(judgement, finding) else f", in {min(finding.looks, profile.looks)} of {profile.looks} looks"
+        seen = "" if starts_late(judgement, finding) else f", in {min(finding.looks, profile.looks)} of {profile.looks} samples"
         lines.append(
             f"{what} holds the job up for {finding.share:.0%} of all ranks' time{usual}{seen}"
             + (f"; it {price.text()}" if price is not None else "")
@@ -348,7 +348,7 @@ def _evidence(members: Mapping[int, Member], judgement: Judgement) -> tuple[str,
         if finding.kind.computes:
             for at in finding.members[:4]:
                 name, busy, waits = members[at].label, profile.busy[at], profile.waits[at]
-                lines.append(f"{name} works in {busy:.0%} of the looks and waits for others in {waits:.0%}")
+                lines.append(f"{name} works in {busy:.0%} of the samples and waits for others in {waits:.0%}")
                 if (start := judgement.starts.get(members[at].info.key)) is not None:
                     lines.append(f"{name}: {start.text()}")
                 factor, extra = judgement.factors[at], judgement.extras[at]
@@ -379,9 +379,13 @@ def _unobserved(job: Job, judgement: Judgement) -> tuple[str, ...]:
     return tuple(lines)
 
 
+SUREST = 0.99
+"""No estimate from samples is surer than this, whatever its odds."""
+
+
 def _confidence(judgement: Judgement) -> float:
     """The posterior probability that everybody named holds the job up."""
-    return round(math.prod(finding.confidence for finding in judgement.findings), 2)
+    return min(SUREST, round(math.prod(finding.confidence for finding in judgement.findings), 2))
 
 
 def _next_steps(members: Mapping[int, Member], judgement: Judgement) -> tuple[str, ...]:
