@@ -6,11 +6,11 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from ncclwatch.engine.alignment import rows_of
 from ncclwatch.engine.call_patterns import Orders
-from ncclwatch.engine.calls import CallsFinding, compare_groups, leave_out_contradicted
 from ncclwatch.engine.edges import StallMark, Wait
+from ncclwatch.engine.evidence import calls
 from ncclwatch.engine.evidence.base import Facts, Source
+from ncclwatch.engine.evidence.calls import CallsFinding
 from ncclwatch.engine.evidence.registry import SOURCES
 from ncclwatch.engine.graph import Sink, Waits, find_sinks
 from ncclwatch.engine.hypotheses import Hypothesis, Retraction, Trail
@@ -132,17 +132,8 @@ class Case:
     def findings(self) -> dict[int, CallsFinding]:
         """What the calls plane says of each communicator of the job; empty without one."""
         if self._findings is None:
-            self._findings = self._compare_calls()
+            self._findings = calls.find(self.job, self.known.ledger, self.known.totals)
         return self._findings
-
-    def _compare_calls(self) -> dict[int, CallsFinding]:
-        ledger = self.known.ledger
-        if ledger is None:
-            return {}
-        known = [rows_of(group, ledger, self.known.totals) for group in self.job.groups.values()]
-        found = dict(zip(self.job.groups, compare_groups(ledger, known), strict=True))
-        leave_out_contradicted(self.job, found, ledger)
-        return found
 
     @property
     def messages(self) -> Messages | None:

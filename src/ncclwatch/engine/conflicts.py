@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.alignment import KEYS, AlignedBy, Entries, align_entries, has_lost, make_entries, rows_of
-from ncclwatch.engine.calls import operation_of
+from ncclwatch.engine.evidence.calls import operation_of
 from ncclwatch.engine.hypotheses import Cause, Suspect
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.ledger import Ledger, Place, Signature

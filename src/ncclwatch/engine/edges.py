@@ -6,12 +6,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 from ncclwatch.engine.connections import ConnectionKey, End
 from ncclwatch.engine.evidence.base import Fact, FactKind, Strength
 from ncclwatch.engine.job import Member
 from ncclwatch.engine.nodes import Node, RankNode
+from ncclwatch.engine.transfers import Column
 from ncclwatch.model.verdict import OperationRef
 
 T = TypeVar("T")
@@ -117,6 +118,43 @@ class StallMark:
     def fact(self) -> Fact:
         """The stall as a fact."""
         return Fact(FactKind.STANDS, RankNode(self.member.index), "state", describe=self.describe)
+
+
+class Nodes:
+    """Nodes as numbers: an observed process is its index, everything else is negative."""
+
+    def __init__(self) -> None:
+        self._others: list[Node] = []
+        self._numbers: dict[Node, int] = {}
+
+    def number(self, node: Node) -> int:
+        """The number of a node."""
+        if isinstance(node, RankNode):
+            return int(node)
+        number = self._numbers.setdefault(node, -1 - len(self._others))
+        if number == -1 - len(self._others):
+            self._others.append(node)
+        return number
+
+    def node(self, number: int) -> Node:
+        """The node with a number."""
+        return RankNode(number) if number >= 0 else self._others[-1 - number]
+
+
+@dataclass(slots=True)
+class Columns(Generic[T]):
+    """Waits or stalls of the network's transfers, in columns: who (waiter or stalled process), and for whom where it waits.
+
+    ``make`` turns a row into an object; ``collectives`` are the ids of the communicators that have a collective among the rows.
+    """
+
+    who: Column
+    target: Column
+    make: Callable[[int], T]
+    collectives: set[int]
+
+    def __len__(self) -> int:
+        return len(self.who)
 
 
 def wait_facts(waits: Iterable[Wait]) -> list[Fact]:

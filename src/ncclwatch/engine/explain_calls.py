@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from ncclwatch.engine.call_patterns import Deviation, deviation_fact, find_alone_in_deviating, find_deviations
-from ncclwatch.engine.calls import CallsFinding, operation_of
 from ncclwatch.engine.case import Case
-from ncclwatch.engine.disagreements import Disagreement, find_disagreements
 from ncclwatch.engine.edges import told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind
+from ncclwatch.engine.evidence.calls import CallsFinding, behind_text, operation_of
+from ncclwatch.engine.evidence.disagreements import Disagreement, find_disagreements
 from ncclwatch.engine.explain_waits import beside_unobserved, ends_of
 from ncclwatch.engine.graph import Sink
 from ncclwatch.engine.hypotheses import Cause, Hypothesis, Suspect
@@ -209,13 +210,7 @@ def _blocked(case: Case) -> set[int]:
 
 def _behind_fact(job: Job, group: Group, finding: CallsFinding) -> Fact:
     """Who has not called what, as evidence."""
-    what = finding.called.text() if finding.called else "the operation"
-    behind = ", ".join(job.rank_name(group.id, rank) for rank in finding.behind)
-    text = (
-        f"calls on communicator {group.hash:016x}: {behind} has not called #{finding.sequence} ({what}), "
-        f"{len(finding.waiting)} other ranks have"
-    )
-    return told(text, kind=FactKind.CALLED_LESS, source="calls")
+    return Fact(FactKind.CALLED_LESS, None, "calls", object=group.id, describe=partial(behind_text, job, group, finding))
 
 
 def _inconsistent(case: Case) -> Hypothesis | None:

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from ncclwatch.engine.call_patterns import deviation_fact, find_deviations
 from ncclwatch.engine.case import Case
 from ncclwatch.engine.connections import unseen_peers
-from ncclwatch.engine.disagreements import Counts, Lack, lacks
 from ncclwatch.engine.edges import PROXY_STALLS, Stall, Wait, Why, told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind
 from ncclwatch.engine.evidence.device import gpu_state
+from ncclwatch.engine.evidence.disagreements import Counts, Lack, lacks
 from ncclwatch.engine.graph import Sink, victims_of
 from ncclwatch.engine.hypotheses import Cause, Hypothesis, Suspect
 from ncclwatch.engine.job import Job, Member

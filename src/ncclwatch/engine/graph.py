@@ -6,59 +6,22 @@ may be retracted: it is not followed any more, and whoever waits so still counts
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from ncclwatch.engine.disagreements import Mismatch
-from ncclwatch.engine.edges import StallMark, Wait
+from ncclwatch.engine.edges import Columns, Nodes, StallMark, Wait
 from ncclwatch.engine.evidence.base import Strength
+from ncclwatch.engine.evidence.disagreements import Mismatch
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.nodes import Node, RankNode
 from ncclwatch.engine.transfers import Column, Flags
 
 T = TypeVar("T")
 NodeT = TypeVar("NodeT", bound=Hashable)
-
-
-class Nodes:
-    """Nodes as numbers: an observed process is its index, everything else is negative."""
-
-    def __init__(self) -> None:
-        self._others: list[Node] = []
-        self._numbers: dict[Node, int] = {}
-
-    def number(self, node: Node) -> int:
-        """The number of a node."""
-        if isinstance(node, RankNode):
-            return int(node)
-        number = self._numbers.setdefault(node, -1 - len(self._others))
-        if number == -1 - len(self._others):
-            self._others.append(node)
-        return number
-
-    def node(self, number: int) -> Node:
-        """The node with a number."""
-        return RankNode(number) if number >= 0 else self._others[-1 - number]
-
-
-@dataclass(slots=True)
-class Columns(Generic[T]):
-    """Waits or stalls of the network's transfers, in columns: who (waiter or stalled process), and for whom where it waits.
-
-    ``make`` turns a row into an object; ``collectives`` are the ids of the communicators that have a collective among the rows.
-    """
-
-    who: Column
-    target: Column
-    make: Callable[[int], T]
-    collectives: set[int]
-
-    def __len__(self) -> int:
-        return len(self.who)
 
 
 class Waits:

@@ -19,6 +19,8 @@ from ncclwatch.model.verdict import CommunicatorRef
 STOPPED_STATES = frozenset("Tt")
 """Letters of /proc/PID/stat for a process that a signal (T) or a debugger (t) has stopped."""
 GONE_STATES = frozenset("ZX")
+COUNTS_PROXY_WORK_FROM = (2, 27, 3)
+"""Fact: from here on ``opCount`` is no count of launches (``src/enqueue.cc``); no member of the structure tells it."""
 
 
 @dataclass(slots=True)
@@ -223,6 +225,20 @@ def identity_of(communicator: Communicator, comm_rank: int) -> Identity | None:
     if peer.rank != comm_rank or peer.host_hash is None or peer.pid_hash is None:
         return None
     return peer.host_hash, peer.pid_hash
+
+
+def launched(member: Member, own: Communicator) -> int | None:
+    """How many collectives NCCL has counted on a communicator of a process; comparable among its ranks, ``None`` where it is not.
+
+    Releases without counts of each collective count all launches alike (``ncclComm.opCount``) up to 2.27.2; from 2.27.3 on, and
+    up to 2.30.7, only those in which the rank has proxy work: then no count of collectives means that there were none.
+    """
+    if own.captured_plans:
+        return None
+    if own.sequence_numbers:
+        return sum(own.sequence_numbers.values())
+    version = member.info.version
+    return own.op_count if version is not None and version < COUNTS_PROXY_WORK_FROM else None
 
 
 def _numbers_as_the_job(group: Group) -> bool:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from ncclwatch.engine.job import Job
 
 
 class RankNode(int):
@@ -43,3 +46,10 @@ class HiddenNode(NamedTuple):
 
 
 Node = RankNode | AbsentNode | LinkNode | HiddenNode
+
+
+def node_of(job: Job, group_id: int, comm_rank: int) -> RankNode | AbsentNode:
+    """The process that is a rank of a communicator, or that rank as one nobody observed."""
+    group = job.groups.get(group_id)
+    holder = group.holder(comm_rank) if group is not None else None
+    return RankNode(holder.index) if holder is not None else AbsentNode(group_id, comm_rank)

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ncclwatch.engine.calls import CallsFinding
 from ncclwatch.engine.evidence.base import Subject
+from ncclwatch.engine.evidence.calls import CallsFinding
 from ncclwatch.engine.graph import Sink
 from ncclwatch.engine.job import Group, Job
 from ncclwatch.engine.ledger import Ledger

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Sequence
 from ncclwatch.engine.case import Case
 from ncclwatch.engine.connections import acknowledges, was_before
 from ncclwatch.engine.edges import Stall, StallMark, Wait, Why, wait_facts
+from ncclwatch.engine.evidence.proxies import transfer_text
 from ncclwatch.engine.graph import Sink, components
 from ncclwatch.engine.hypotheses import Retraction
 from ncclwatch.engine.job import Job, Member
-from ncclwatch.engine.network_waits import transfer_text
 from ncclwatch.engine.nodes import Node, RankNode
 from ncclwatch.engine.rings import all_under_way, laggards
 from ncclwatch.engine.waits import RING_ENDS_RECEIVING, has_produced

@@ -11,18 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from functools import cache, partial
 
-from ncclwatch.engine.calls import CallsFinding, operation_of
 from ncclwatch.engine.case import Case
 from ncclwatch.engine.connections import ConnectionKey, is_hidden, unseen_peers
-from ncclwatch.engine.disagreements import launched
 from ncclwatch.engine.edges import Stall, StallMark, Wait, Why, enough_pairs
 from ncclwatch.engine.evidence.base import Strength
+from ncclwatch.engine.evidence.calls import CallsFinding, operation_of
 from ncclwatch.engine.evidence.device import gpu_state
 from ncclwatch.engine.evidence.exits import Census
 from ncclwatch.engine.graph import Waits
-from ncclwatch.engine.inside_waits import node_of
-from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.nodes import AbsentNode, HiddenNode, Node, RankNode
+from ncclwatch.engine.job import Group, Job, Member, launched
+from ncclwatch.engine.nodes import AbsentNode, HiddenNode, Node, RankNode, node_of
 from ncclwatch.engine.rings import ring_positions
 from ncclwatch.engine.stated import errors_of
 from ncclwatch.engine.waits import RING_ENDS_RECEIVING

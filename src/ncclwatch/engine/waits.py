@@ -6,23 +6,27 @@ a *stall*; a stall accuses nobody by itself: the rank may wait elsewhere (see ``
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from ncclwatch.engine.connections import ConnectionKey, hidden_peers
-from ncclwatch.engine.disagreements import find_mismatches
-from ncclwatch.engine.edges import PROXY_STALLS, Stall, StallMark, Wait, Why
+from ncclwatch.engine.edges import PROXY_STALLS, Nodes, Stall, StallMark, Wait, Why
+from ncclwatch.engine.evidence import shared_memory
 from ncclwatch.engine.evidence.base import Strength
 from ncclwatch.engine.evidence.device import is_seen
-from ncclwatch.engine.graph import Nodes, Waits
-from ncclwatch.engine.inside_waits import Hop, InsideReader, empty_hops, node_of
+from ncclwatch.engine.evidence.disagreements import find_mismatches
+from ncclwatch.engine.evidence.proxies import ProxyReader, operation_text
+from ncclwatch.engine.evidence.shared_memory import Hop, all_read, empty_hops, ring_inputs
+from ncclwatch.engine.graph import Waits
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.network_waits import NetworkReader, operation_text
-from ncclwatch.engine.nodes import HiddenNode, LinkNode, Node, RankNode
+from ncclwatch.engine.nodes import HiddenNode, LinkNode, Node, RankNode, node_of
+from ncclwatch.engine.rings import is_between, ring_written
 from ncclwatch.engine.transfers import Column, Transfers, numbered
-from ncclwatch.model.state import Communicator, Direction, ProxySub, Transport
+from ncclwatch.model.state import Communicator, Direction, HostConnection, ProxySub, Transport
 
 RING_ENDS_RECEIVING = frozenset({"AllReduce", "AllGather", "ReduceScatter"})
 """Collectives whose ring ends with a receive on every rank (``src/device/all_reduce.h`` and its like)."""
@@ -31,10 +35,10 @@ RING_ENDS_RECEIVING = frozenset({"AllReduce", "AllGather", "ReduceScatter"})
 def find_waits(job: Job) -> Waits:
     """Build the wait-for graph from the newest samples. O(operations + shared-memory connections)."""
     transfers, nodes = Transfers(job), Nodes()
-    network = NetworkReader(job, transfers, nodes)
-    waits = Waits(mismatches=find_mismatches(transfers), columns=network.waits(), stall_columns=network.stalls(), nodes=nodes)
-    inside = InsideReader(job, waits)
-    inside.read()
+    network = ProxyReader(job, transfers, nodes)
+    edges, stalls = shared_memory.read(job)
+    waits = Waits(edges, stalls, find_mismatches(transfers), columns=network.waits(), stall_columns=network.stalls(), nodes=nodes)
+    inside = _Inside(job, waits)
     joiner = _Joiner(job, transfers, network, inside, waits)
     joiner.follow_begun()
     joiner.follow_stalls()
@@ -45,10 +49,98 @@ def find_waits(job: Job) -> Waits:
     return waits
 
 
+class _Inside:
+    """What follows from connections inside the nodes once it is known who is in an operation."""
+
+    def __init__(self, job: Job, waits: Waits) -> None:
+        self.job = job
+        self.waits = waits
+        self.groups = {
+            group.id for group in job.groups.values() if any(own.host_connections for _, own in group.members.values())
+        }
+        """Communicators of which some connection inside a node is seen."""
+        self._empty: set[tuple[int, int, int, int]] = set()
+        """(communicator, reader, writer, channel) of what is known to wait for more."""
+        self._written: dict[int, dict[int, dict[int, int]]] = {}
+        """Of communicators that were asked about, how far each rank has come in the ring of a channel."""
+
+    def nothing_written(
+        self, group: Group, member: Member, communicator: Communicator, conn: HostConnection, *, weak: bool = False
+    ) -> None:
+        """A rank that has read all of a connection waits for its writer."""
+        place = (group.id, communicator.rank, conn.peer, conn.channel if conn.connection_index == 0 else ~conn.channel)
+        if place not in self._empty:
+            self._empty.add(place)
+            self.waits.added.append(shared_memory.nothing_written(self.job, group, member, communicator, conn, weak=weak))
+
+    def follow_unread(self) -> None:
+        """Who comes after a rank that leaves its ring input unread, and finds nothing itself, waits for it."""
+        for mark in list(self.waits.added_stalls):
+            if mark.end is not None or mark.key.point_to_point:
+                continue
+            self.follow(self.job.groups[mark.key.group], mark.key.channel, mark.key.destination)
+
+    def follow(self, group: Group, channel: int, first: int) -> None:
+        """Everybody after a rank in its ring who finds nothing to read waits for the one before.
+
+        A ring collective begins with a send: of one that has written less than others of the ring that is not proven, nor of one
+        that is in the middle of another ring, and shows nothing of this one.
+        """
+        if group.id not in self._written:
+            self._written[group.id] = ring_written(group)
+        written = self._written[group.id].get(channel, {})
+        least = min(written.values(), default=0)
+        some_began = max(written.values(), default=0) > least
+        rank = first
+        for _ in range(group.nranks - 1):
+            own = group.members.get(rank)
+            following = {ring.channel: ring.next for ring in own[1].rings}.get(channel) if own else None
+            found = group.members.get(following) if following is not None else None
+            if found is None or following == first:
+                break
+            inputs = [c for c in ring_inputs(found[1], channel) if c.peer == rank and all_read(c)]
+            if not inputs:
+                break
+            weak = (some_began and written.get(found[1].rank) == least) or _is_elsewhere(*found)
+            self.nothing_written(group, found[0], found[1], inputs[0], weak=weak)
+            rank = found[1].rank
+
+    def follow_unread_messages(self) -> None:
+        """Who has sent another a message that lies unread there, and has none from it, waits for that one's.
+
+        Neighbours in a pipeline send and receive in turn, and shared memory does not show an open receive. Said only of a sender
+        that shows no other wait, and where no cycle comes of it.
+        """
+        marks = [mark for mark in self.waits.added_stalls if mark.end is None and mark.key.point_to_point]
+        if not marks:
+            return
+        after: dict[int, set[int]] = defaultdict(set)
+        for waiter, target in zip(*(ends.tolist() for ends in self.waits.ends()), strict=True):
+            after[waiter].add(target)
+        for mark in marks:
+            group = self.job.groups[mark.key.group]
+            writer, target = group.holder(mark.key.source), mark.member.index
+            if writer is None or writer.halted or after[writer.index] - {target} or _reaches(after, target, writer.index):
+                continue
+            communicator = group.members[mark.key.source][1]
+            place = (mark.key.destination, Direction.RECV, mark.key.channel)
+            answers = [
+                c
+                for c in communicator.host_connections
+                if (c.peer, c.direction, c.channel) == place
+                and c.connection_index > 0
+                and c.head is not None
+                and c.tail is not None
+            ]
+            if answers and all(c.tail == c.head for c in answers):
+                self.nothing_written(group, writer, communicator, answers[0])
+                after[writer.index].add(target)
+
+
 class _Joiner:
     """What the network shows and what lies inside the nodes, taken together."""
 
-    def __init__(self, job: Job, transfers: Transfers, network: NetworkReader, inside: InsideReader, waits: Waits) -> None:
+    def __init__(self, job: Job, transfers: Transfers, network: ProxyReader, inside: _Inside, waits: Waits) -> None:
         self.job = job
         self.transfers = transfers
         self.network = network
@@ -220,6 +312,24 @@ class _Joiner:
             return None
         holders = [self.job.groups[node.group_id].holder(rank) for rank in (node.source, node.destination)]
         return next((RankNode(one.index) for one in holders if one is not None and one.index in idle), None)
+
+
+def _is_elsewhere(member: Member, own: Communicator) -> bool:
+    """Whether a rank shows itself in the middle of a ring of another communicator, and in none of this one."""
+    return not is_between(own) and any(is_between(other) for other in member.last.communicators if other.address != own.address)
+
+
+def _reaches(after: Mapping[int, set[int]], begin: int, end: int) -> bool:
+    """Whether the waits lead from one node to another."""
+    seen, left = {begin}, [begin]
+    while left:
+        node = left.pop()
+        if node == end:
+            return True
+        new = after.get(node, set()) - seen
+        seen |= new
+        left += new
+    return False
 
 
 def has_produced(sub: ProxySub) -> bool:

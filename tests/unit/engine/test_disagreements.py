@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ncclwatch.engine.diagnose import diagnose
-from ncclwatch.engine.disagreements import find_disagreements
+from ncclwatch.engine.evidence.disagreements import find_disagreements
 from ncclwatch.engine.job import assemble
 from ncclwatch.model.state import Communicator, ProxyOperation
 from ncclwatch.model.verdict import Verdict, VerdictClass

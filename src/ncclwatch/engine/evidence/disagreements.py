@@ -15,14 +15,24 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ncclwatch.engine.connections import End
 from ncclwatch.engine.edges import Wait, Why
-from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.engine.evidence.base import Coverage, Fact, FactKind, Source, Strength
+from ncclwatch.engine.job import Group, Job, Member, launched
+from ncclwatch.engine.nodes import RankNode
 from ncclwatch.engine.transfers import Column, Transfers
 from ncclwatch.model.state import Communicator, Direction
+from ncclwatch.model.verdict import OperationRef
+
+if TYPE_CHECKING:
+    from ncclwatch.engine.case import Case
+
+NAME = "counts"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,8 +135,36 @@ FAMILIAR = 3
 unheard of there.
 """
 
-COUNTS_PROXY_WORK_FROM = (2, 27, 3)
-"""Fact: from here on ``opCount`` is no count of launches (``src/enqueue.cc``); no member of the structure tells it."""
+
+class SequenceCounts(Source):
+    """NCCL's counts of collectives on each rank."""
+
+    name = NAME
+    plane = "state"
+    kinds = frozenset({FactKind.CALLED_OTHER})
+
+    def facts(self, case: Case) -> Iterator[Fact]:
+        """Ranks whose counts contradict those of their peers: they called something else. O(ranks of communicators)."""
+        for found in find_disagreements(case.job, case.job.members):
+            for rank, name in found.odd.items():
+                member, text = found.group.holder(rank), partial(_odd_text, case.job, found, rank)
+                if member is not None:
+                    yield Fact(
+                        FactKind.CALLED_OTHER, RankNode(member.index), NAME, object=found.group.id, operation=OperationRef(name),
+                        strength=Strength.POSSIBLE if found.tie else Strength.PROVEN, describe=text,
+                    )  # fmt: skip
+
+    def coverage(self, case: Case) -> Coverage:
+        """Ranks of communicators that NCCL counts collectives of: none before 2.26."""
+        views = [own for group in case.job.groups.values() for _, own in group.members.values()]
+        seen = sum(_counted(own) for own in views)
+        missing = () if seen == len(views) else (f"{len(views) - seen} of {len(views)} ranks: no counts of each collective",)
+        return Coverage(NAME, seen, len(views), missing)
+
+
+def _odd_text(job: Job, found: Disagreement, rank: int) -> str:
+    name = job.rank_name(found.group.id, rank)
+    return f"{name} has called {found.odd[rank]} more often than its peers, and they something else: {found.how}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,20 +241,6 @@ def _contradiction(mine: Mapping[str, int], other: Mapping[str, int]) -> str:
     more = [name for name, count in mine.items() if count > other.get(name, 0)]
     less = any(count > mine.get(name, 0) for name, count in other.items())
     return more[0] if more and less else ""
-
-
-def launched(member: Member, own: Communicator) -> int | None:
-    """How many collectives NCCL has counted on a communicator of a process; comparable among its ranks, ``None`` where it is not.
-
-    Releases without counts of each collective count all launches alike (``ncclComm.opCount``) up to 2.27.2; from 2.27.3 on, and
-    up to 2.30.7, only those in which the rank has proxy work: then no count of collectives means that there were none.
-    """
-    if own.captured_plans:
-        return None
-    if own.sequence_numbers:
-        return sum(own.sequence_numbers.values())
-    version = member.info.version
-    return own.op_count if version is not None and version < COUNTS_PROXY_WORK_FROM else None
 
 
 class Lack(StrEnum):

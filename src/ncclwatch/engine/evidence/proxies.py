@@ -6,19 +6,25 @@ delivered, local or remote), NCCL ``src/transport/net.cc``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ncclwatch.engine.connections import CONNECTION_SLOTS, End, acknowledges, was_before
-from ncclwatch.engine.edges import Stall, StallMark, Wait, Why
-from ncclwatch.engine.graph import Columns, Nodes
+from ncclwatch.engine.edges import Columns, Nodes, Stall, StallMark, Wait, Why, wait_facts
+from ncclwatch.engine.evidence.base import Coverage, Fact, FactKind, Source
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.nodes import AbsentNode, LinkNode, RankNode
 from ncclwatch.engine.transfers import UNKNOWN, Column, Flags, Transfers
-from ncclwatch.model.state import Direction
+from ncclwatch.model.state import Direction, Transport
+
+if TYPE_CHECKING:
+    from ncclwatch.engine.case import Case
+
+NAME = "proxies"
 
 SHARED_SLOTS = 16
 """Fact: NCCL_SHARED_STEPS (``src/include/device.h``)."""
@@ -67,7 +73,33 @@ class _Found:
 _NOTHING = _Found.of(np.zeros(0, np.int64), 0)
 
 
-class NetworkReader:
+class Proxies(Source):
+    """Transfers over the network, as the proxies at both ends hold them."""
+
+    name = NAME
+    plane = "state"
+    kinds = frozenset({FactKind.WAITS_FOR, FactKind.STANDS})
+
+    def facts(self, case: Case) -> Iterator[Fact]:
+        """The waits and stalls of :class:`ProxyReader` one by one; the graph takes its columns. O(transfers)."""
+        reader = ProxyReader(case.job, Transfers(case.job), Nodes())
+        waits, stalls = reader.waits(), reader.stalls()
+        yield from (replace(fact, source=NAME) for fact in wait_facts(map(waits.make, range(len(waits)))))
+        yield from (replace(stalls.make(number).fact, source=NAME) for number in range(len(stalls)))
+
+    def coverage(self, case: Case) -> Coverage:
+        """Ranks of communicators with connections over the network whose process was sampled."""
+        over = [
+            group
+            for group in case.job.groups.values()
+            if any(kind is Transport.NET for _, own in group.members.values() for _, _, _, kind in own.transports)
+        ]
+        seen, wanted = sum(len(group.members) for group in over), sum(group.nranks for group in over)
+        missing = () if seen == wanted else (f"{wanted - seen} of {wanted} ranks with network connections were not sampled",)
+        return Coverage(NAME, seen, wanted, missing)
+
+
+class ProxyReader:
     """Reads the transfers of a job. ``nodes`` numbers whom they wait for."""
 
     def __init__(self, job: Job, transfers: Transfers, nodes: Nodes) -> None:

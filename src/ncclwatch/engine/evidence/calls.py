@@ -7,18 +7,78 @@ did *not* call, and ranks whose call differs; what happens after the call is the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.alignment import Entries, align_entries, make_entries
-from ncclwatch.engine.disagreements import launched
-from ncclwatch.engine.job import Group, Job
-from ncclwatch.engine.ledger import Ledger, Signature
+from ncclwatch.engine.alignment import Entries, align_entries, make_entries, rows_of
+from ncclwatch.engine.evidence.base import Coverage, Fact, FactKind, Source
+from ncclwatch.engine.job import Group, Job, launched
+from ncclwatch.engine.ledger import Ledger, Place, Signature
+from ncclwatch.engine.nodes import RankNode
 from ncclwatch.model.events import Function
 from ncclwatch.model.verdict import OperationRef
+
+if TYPE_CHECKING:
+    from ncclwatch.engine.case import Case
+
+NAME = "calls"
+
+
+class Calls(Source):
+    """API calls, where the calls plane recorded them."""
+
+    name = NAME
+    plane = "calls"
+    kinds = frozenset({FactKind.CALLED_LESS, FactKind.CALLED_OTHER})
+
+    def facts(self, case: Case) -> Iterator[Fact]:
+        """Ranks that have not called what others of their communicator have, and ranks that called something else."""
+        for number, finding in case.findings.items():
+            group = case.job.groups[number]
+            for rank in finding.behind:
+                operation = operation_of(finding.called, finding.sequence)
+                text = partial(behind_text, case.job, group, finding)
+                yield from _about(group, rank, FactKind.CALLED_LESS, operation, text)
+            for signature in finding.odd_ones[0]:
+                operation = operation_of(signature, finding.odd_sequence)
+                for rank in finding.groups[signature]:
+                    text = partial(_odd_text, case.job, group, rank, signature, finding.odd_sequence)
+                    yield from _about(group, rank, FactKind.CALLED_OTHER, operation, text)
+
+    def coverage(self, case: Case) -> Coverage:
+        """Ranks of communicators whose calls are recorded, and those that could not be lined up with their peers."""
+        wanted, ledger = sum(len(group.members) for group in case.job.groups.values()), case.known.ledger
+        if ledger is None:
+            return Coverage(NAME, 0, wanted, ("no calls were recorded",))
+        seen = sum(len(rows_of(group, ledger, case.known.totals)[0]) for group in case.job.groups.values())
+        unaligned = sum(len(finding.unaligned) for finding in case.findings.values())
+        missing = (f"{unaligned} ranks whose calls cannot be lined up with those of their peers",) if unaligned else ()
+        return Coverage(NAME, seen - unaligned, wanted, missing)
+
+
+def _about(group: Group, rank: int, kind: FactKind, operation: OperationRef, text: Callable[[], str]) -> Iterator[Fact]:
+    member = group.holder(rank)
+    if member is not None:
+        yield Fact(kind, RankNode(member.index), NAME, object=group.id, operation=operation, describe=text)
+
+
+def behind_text(job: Job, group: Group, finding: CallsFinding) -> str:
+    """Who has not called what."""
+    what = finding.called.text() if finding.called else "the operation"
+    behind = ", ".join(job.rank_name(group.id, rank) for rank in finding.behind)
+    return (
+        f"calls on communicator {group.hash:016x}: {behind} has not called #{finding.sequence} ({what}), "
+        f"{len(finding.waiting)} other ranks have"
+    )
+
+
+def _odd_text(job: Job, group: Group, rank: int, signature: Signature, sequence: int | None) -> str:
+    return f"{job.rank_name(group.id, rank)} called {signature.text()} as #{sequence}, unlike its peers"
 
 
 @dataclass(slots=True)
@@ -58,6 +118,16 @@ class CallsFinding:
     def inconsistent(self) -> bool:
         """Whether ranks called different things under the same sequence number."""
         return len(self.groups) > 1
+
+
+def find(job: Job, ledger: Ledger | None, totals: dict[Place, tuple[int, int]]) -> dict[int, CallsFinding]:
+    """What the calls plane says of each communicator of the job; empty without one."""
+    if ledger is None:
+        return {}
+    known = [rows_of(group, ledger, totals) for group in job.groups.values()]
+    found = dict(zip(job.groups, compare_groups(ledger, known), strict=True))
+    leave_out_contradicted(job, found, ledger)
+    return found
 
 
 def compare_groups(ledger: Ledger, groups: Sequence[tuple[dict[int, int], dict[int, tuple[int, int]]]]) -> list[CallsFinding]:

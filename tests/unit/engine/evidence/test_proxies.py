@@ -1,0 +1,42 @@
+"""Transfers over the network as facts: who waits for whom, and who could go on and does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ncclwatch.engine.edges import Stall, Why
+from ncclwatch.engine.evidence.base import FactKind
+from ncclwatch.engine.evidence.proxies import Proxies
+from ncclwatch.engine.nodes import AbsentNode, LinkNode, RankNode
+from unit.engine.evidence.said import case_of
+from unit.synthetic import WORLD, absent_from_ring, frozen_ring, looks, silent_link
+
+
+def test_a_rank_with_nothing_open_is_waited_for_from_both_sides() -> None:
+    facts = list(Proxies().facts(case_of(looks(absent_from_ring(late=2)))))
+    waits = {(fact.subject, fact.object): fact.text for fact in facts if fact.kind is FactKind.WAITS_FOR}
+    assert Why.NO_OPERATION in waits[RankNode(1), RankNode(2)] and Why.NO_OPERATION in waits[RankNode(3), RankNode(2)]
+    assert Why.GPU_NOT_READY in waits[RankNode(0), RankNode(3)]
+    stalls = {fact.subject: fact.text for fact in facts if fact.kind is FactKind.STANDS}
+    assert stalls.keys() == {RankNode(0), RankNode(3)}, "rank 2 could do nothing that shows"
+    assert all(Stall.GPU_NOT_PRODUCING in text for text in stalls.values())
+    assert {fact.source for fact in facts} == {"proxies"}
+
+
+def test_data_on_its_way_is_a_wait_for_the_link() -> None:
+    facts = Proxies().facts(case_of(looks(silent_link())))
+    assert (RankNode(2), LinkNode(WORLD, 1, 2)) in {(fact.subject, fact.object) for fact in facts}
+
+
+def test_a_rank_that_was_not_sampled_is_waited_for_as_such_and_told() -> None:
+    case = case_of(looks(frozen_ring(2, run_state="S"))[:2])
+    facts = Proxies().facts(case)
+    assert AbsentNode(WORLD, 2) in {fact.object for fact in facts}
+    coverage = Proxies().coverage(case)
+    assert (coverage.seen, coverage.wanted) == (2, 4)
+    assert coverage.missing == ("2 of 4 ranks with network connections were not sampled",)
+
+
+def test_a_job_without_operations_says_nothing() -> None:
+    ranks = [replace(rank, operations=()) for rank in frozen_ring(2, run_state="S")]
+    assert list(Proxies().facts(case_of(looks(ranks)))) == []
