@@ -31,6 +31,8 @@ from unit.engine.slow.cases import (
     sample,
 )
 
+# Cases with ``disagrees`` say what a person wants, and what the estimate says instead as its table stands: where that changes,
+# the case fails, and the word goes.
 SLOW = [sample([own(3, 0.8)], {3}, but(3))] * 9
 MOSTLY_BUSY = [sample([], ALL if n % 5 < 3 else (), () if n % 5 < 3 else ALL) for n in range(20)]
 PAST = add_up(MOSTLY_BUSY, KEYS)
@@ -86,7 +88,7 @@ def test_one_rank(case: Case) -> None:
     case.check()
 
 
-@pytest.mark.xfail(strict=True, reason="samples too short to tell chance from a straggler name somebody in a quarter of them")
+@pytest.mark.xfail(strict=True, reason="chance names somebody in four of ten, however many the samples")
 @pytest.mark.parametrize("past", [None, PAST], ids=["no past", "with a past"])
 def test_chance_accuses_nobody(past: Profile | None) -> None:
     """In every sample another rank, drawn by chance, holds others up."""
@@ -286,14 +288,15 @@ def rarely_links(weights: dict[tuple[int, int], float]) -> list[Look]:
 @cases(
     Case("a link", links({(2, 3): 0.6}), context(0.6), [(Kind.LINK, (2, 3))]),
     Case("a NIC by both of its links", links({(2, 3): 0.4, (3, 4): 0.4}), context(0.6), [(Kind.NIC, (3,))]),
-    Case("a link beside a lesser one", links({(2, 3): 0.6, (3, 4): 0.2}), context(0.6), [(Kind.LINK, (2, 3))]),
+    Case("a link beside a lesser one", links({(2, 3): 0.6, (3, 4): 0.2}), context(0.6), [(Kind.LINK, (2, 3))],
+         disagrees="names 3 (network interface)"),
     Case("the NICs of a host", links(dict.fromkeys(((1, 2), (2, 5), (3, 6), (7, 3), (3, 4)), 0.15)), context(0.6, hosts=4),
          [(Kind.NIC, (2, 3))]),
     Case("a link that outweighs all others", rarely_links({(1, 2): 0.2, (5, 6): 0.02}), context(0.6), [(Kind.LINK, (1, 2))]),
     Case("neither of two links alike", rarely_links({(1, 2): 0.2, (5, 6): 0.15}), context(0.6), disagrees="names 1, 2 (link)"),
     Case("a NIC whose links are half of all",
          [sample([link(*ends, 0.5)], (), ALL, 4) for ends, times in HALF_OF_ALL.items() for _ in range(times)]
-         + [sample([], (), ALL, 4)] * 21, context(0.7, hosts=1, ranks=4), [(Kind.NIC, (2,))], disagrees="names 2, 3 (link)"),
+         + [sample([], (), ALL, 4)] * 21, context(0.7, hosts=1, ranks=4), [(Kind.NIC, (2,))]),
     Case("links between two hosts are both ends", BETWEEN_HOSTS, context(0.9, hosts=2), [(Kind.NIC, tuple(range(RANKS)))],
          disagrees="names 0, 1, 2, 3 (network interface)"),
     Case("links between two nodes are both ends", BETWEEN_HOSTS, context(0.9, host=ONE_HOST, node=HOST),
@@ -367,10 +370,13 @@ def test_a_further_culprit_shares_no_rank_with_one_found_before() -> None:
 
 
 def test_links_and_nics_of_one_place_count_together() -> None:
+    """Named is the smallest that explains as much as any."""
     kinds = [CandidateKind.LINK, CandidateKind.NIC, CandidateKind.RANK]
     terms = Terms(kinds, [(2, 3), (3,), (5,)], np.zeros((3, len(TERMS))), np.zeros(3), np.zeros(3, np.int64))
-    found = likeliest(terms, np.array([0.3, 0.35, 0.34]), 0.6, context(0.5))
-    assert found is not None and found[:2] == (1, (3,)) and found[2] == pytest.approx(0.65)
+    for of_link, named in ((0.5, (3,)), (0.95, (2, 3))):
+        terms.values[:2, TERMS.index("dominance")] = (of_link, 1.0)
+        found = likeliest(terms, np.array([0.3, 0.35, 0.34]), 0.6, context(0.5))
+        assert found is not None and found[1] == named and found[2] == pytest.approx(0.65)
     assert likeliest(terms, np.array([0.3, 0.2, 0.4]), 0.6, context(0.5)) is None
 
 
