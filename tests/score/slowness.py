@@ -299,17 +299,17 @@ def threshold(moments: Sequence[Moment]) -> tuple[float, Outcome]:
     """The smallest probability from which on naming somebody is wrong in few enough real jobs (of simulated ones, where there are
     none); below a hundred jobs one may be wrong.
     """
+    if not moments:
+        raise ValueError("no jobs to calibrate with")
     judged = [moment for moment in moments if moment.real] or list(moments)
-    best: tuple[float, Outcome] | None = None
+    tried = []
     for least in np.arange(LEAST_NAMED, 0.991, 0.01).round(2).tolist():
         result = outcome(judged, least)
         if result.wrong <= max(1, math.floor(WRONG_AT_MOST * result.jobs)):
             return least, outcome(moments, least)
-        if best is None or (result.wrong, -result.right) < (best[1].wrong, -best[1].right):
-            best = (least, result)
-    if best is None:
-        raise ValueError("no jobs to calibrate with")
-    return best[0], outcome(moments, best[0])
+        tried.append((result.wrong, -result.right, least))
+    least = min(tried)[-1]
+    return least, outcome(moments, least)
 
 
 def seconds(moments: Iterable[Moment]) -> list[Moment]:

@@ -46,7 +46,10 @@ class Calibration:
 def load(text: str | None = None) -> Calibration:
     """The table of this release, or one given as JSON. Raises ``ValueError`` or ``KeyError`` for a table that is none."""
     data = json.loads(text if text is not None else resources.files(__package__).joinpath(FILE).read_text("utf-8"))
-    since, start, beside = (Weights(**data[name]) for name in ("since", "start", "beside"))
+    try:
+        since, start, beside = (Weights(**data[name]) for name in ("since", "start", "beside"))
+    except TypeError as error:
+        raise ValueError(f"no table of weights: {error}") from error
     return Calibration(since, start, beside, data["name_from"], float(data["change_log_bayes_factor"]), data["note"])
 
 
