@@ -130,7 +130,8 @@ def _place(terms: Terms, chances: NDArray[np.float64]) -> tuple[int, float]:
     """
     networks = [number for number, kind in enumerate(terms.kinds) if kind in NETWORKS]
     explains = terms.values[:, TERMS.index("dominance")]
-    enough = AS_MUCH * max(float(explains[number]) for number in networks)
+    most = max(float(explains[number]) for number in networks)
+    enough = AS_MUCH * most if most > 0 else most
     best = min(
         (number for number in networks if explains[number] >= enough),
         key=lambda number: (NETWORKS.index(terms.kinds[number]), -explains[number]),

@@ -35,10 +35,15 @@ more); a ratio of means.
 WORSE_RATIO = 1.5
 """A slow-down within a slow-down counts as the one to explain from this ratio of means on: its explanation is another."""
 
+FEWEST_SLOW = 3
+"""Slow iterations before a slow-down is one, where normal ones lie between them."""
+
 STEPS = np.array([1.25, 1.6, 2.5, 4.0])
 """Edges of the bins above the first that is slow at all, as ratios to it: about even on a logarithmic scale."""
-HEALTHY_PRIOR = np.array([15.0, 12.0, 2.0, 0.5, 0.25, 0.12, 0.06])
-"""Pseudo-counts of healthy iterations by bin: the farther above usual the rarer, halved from bin to bin."""
+HEALTHY_PRIOR = np.array([15.0, 12.0, 2.0, 0.5, 0.5, 0.5, 0.5])
+"""Pseudo-counts of healthy iterations by bin: as if thirty had been seen before, two of them slow by chance, and now and then
+one that wrote a checkpoint, however long that took.
+"""
 OTHER_PRIOR = np.full(7, 0.5)
 """The same of iterations since a change, of which nothing is known (Jeffreys)."""
 SLOW_FROM = 2
@@ -198,7 +203,9 @@ def change_point(durations: NDArray[np.float64], least_ratio: float = LEAST_RATI
             continue
         edges = _edges(past)
         counts = _bins(since, edges)
-        if counts[SLOW_FROM:].sum() < 2:
+        slow = since > edges[SLOW_FROM - 1]
+        # Two that are slow are a slow-down only where one follows the other: checkpoints come apart.
+        if slow.sum() < FEWEST_SLOW and not slow[-2:].all():
             continue
         factor = log_bayes_factor(_bins(past, edges), counts)
         if factor > best:

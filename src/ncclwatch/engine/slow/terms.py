@@ -84,6 +84,8 @@ class CandidateKind(StrEnum):
         return self in (CandidateKind.RANK, CandidateKind.HOST, CandidateKind.WHOLE_HOST)
 
 
+FROM_PAST = frozenset({CandidateKind.NIC, CandidateKind.HOST_NICS, CandidateKind.WHOLE_HOST})
+"""Candidates only of a job that became slow."""
 Members = tuple[int, ...]
 
 
@@ -217,6 +219,8 @@ def measure(profile: Profile, context: Context, explained: Explained = NOTHING) 
         *_networks(profile, context, ends, lost),
         *_hosts(profile, context, ends, lost, pooled),
     ]
+    if context.lost is None:  # a healthy job may well spend half of its time on its network
+        parts = [part for part in parts if not part.kinds or part.kinds[0] not in FROM_PAST]
     return Terms(
         [kind for part in parts for kind in part.kinds],
         [members for part in parts for members in part.members],

@@ -88,7 +88,7 @@ def test_one_rank(case: Case) -> None:
     case.check()
 
 
-@pytest.mark.xfail(strict=True, reason="chance names somebody in four of ten, however many the samples")
+@pytest.mark.xfail(strict=False, reason="chance names somebody in four of ten, however many the samples")
 @pytest.mark.parametrize("past", [None, PAST], ids=["no past", "with a past"])
 def test_chance_accuses_nobody(past: Profile | None) -> None:
     """In every sample another rank, drawn by chance, holds others up."""
