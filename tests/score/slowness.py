@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import pickle
 import sys
 from collections import defaultdict

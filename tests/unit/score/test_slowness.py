@@ -101,11 +101,12 @@ def test_validation_judges_no_job_by_weights_that_it_made() -> None:
 def test_a_threshold_keeps_wrong_names_under_the_chosen_rate() -> None:
     judged = moments(300, each=2)
     validate(judged)
-    least, result = threshold(judged)
-    assert result.jobs == 300 and result.wrong <= WRONG_AT_MOST * result.jobs
+    chosen = WRONG_AT_MOST["start"]
+    least, result = threshold(judged, chosen)
+    assert result.jobs == 300 and result.wrong <= chosen * result.jobs
     assert result == outcome(judged, least) and 0 < result.right <= result.faulty
     lower = outcome(judged, least - 0.01)
-    assert least == LEAST_NAMED or lower.wrong > WRONG_AT_MOST * lower.jobs, "and it is the smallest that does"
+    assert least == LEAST_NAMED or lower.wrong > chosen * lower.jobs, "and it is the smallest that does"
     assert outcome(judged, 1.01).silent == result.faulty
 
 
