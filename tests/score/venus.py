@@ -19,9 +19,8 @@ from pathlib import Path
 
 import numpy as np
 
-from ncclwatch.engine.slow.baselines import MEGATRACE_GATE
 from ncclwatch.engine.slow.iteration_graph import BETA, Anomaly, PathResult
-from ncclwatch.engine.slow.paths import IterationAnalysis
+from ncclwatch.engine.slow.paths import MEGATRACE_GATE, IterationAnalysis
 from ncclwatch.engine.topology.model import Learned, Phase
 from ncclwatch.engine.topology.namer import StageNamer
 from ncclwatch.simulate.layout import groups

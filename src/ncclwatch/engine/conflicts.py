@@ -19,7 +19,7 @@ from ncclwatch.engine.evidence.calls import operation_of
 from ncclwatch.engine.hypotheses import Cause, Suspect
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.ledger import Ledger, Place, Signature
-from ncclwatch.engine.slow.looks import StageOf
+from ncclwatch.engine.slow.snapshot import StageOf
 from ncclwatch.engine.suspects import accused, caller
 from ncclwatch.engine.topology.labels import Stage
 from ncclwatch.engine.verdict import next_steps, ranks_of

@@ -8,12 +8,14 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ncclwatch.engine.slow.contention import lacks_cpu
-from ncclwatch.engine.slow.findings import SLOWER, Finding, Kind
+from ncclwatch.engine.slow.findings import Finding, Kind
 from ncclwatch.model.verdict import VerdictClass
 
 if TYPE_CHECKING:
     from ncclwatch.engine.slow.watch import Judgement
 
+SLOWER = 1.25
+"""From this factor on of the times between a rank's calls its work is slower, whatever its communication does."""
 MIXED_SHARE = 0.25
 """A second kind of slowness counts from this share of the first."""
 MIXED_SHARE_MEASURED = 0.1

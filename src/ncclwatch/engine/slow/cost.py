@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ncclwatch.engine.slow.detect import SlowDown
 from ncclwatch.engine.slow.findings import Finding
-from ncclwatch.engine.slow.windows import SlowDown
 
 WHOLE = 0.5
 """Culprits seen to hold the job up for at least this part of what is lost explain all of it: looks see waits, not their ends."""

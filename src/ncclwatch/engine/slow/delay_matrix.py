@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.slow.baselines import median_mad
+from ncclwatch.engine.slow.robust import median_mad
 from ncclwatch.model.network import FlowKind, FlowRecord
 from ncclwatch.model.verdict import Verdict
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -14,16 +14,27 @@ from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.slow.classify import cause, classify, short_cause, starts_late, works_slower
 from ncclwatch.engine.slow.contention import held_back_alone
 from ncclwatch.engine.slow.cost import costs
-from ncclwatch.engine.slow.findings import LOOKS, Finding, Kind
+from ncclwatch.engine.slow.findings import Finding, Kind
 from ncclwatch.engine.topology.labels import DATA_WORDS
 from ncclwatch.engine.topology.model import Role, Topology
 from ncclwatch.engine.verdict import RAISE_LIMIT
-from ncclwatch.model.verdict import CommunicatorRef, Culprit, LinkRef, OperationRef, Verdict, VerdictClass, places, stands_in
+from ncclwatch.model.verdict import (
+    CommunicatorRef,
+    Culprit,
+    LinkRef,
+    OperationRef,
+    Step,
+    StepKind,
+    Verdict,
+    VerdictClass,
+    places,
+    stands_in,
+)  # fmt: skip
 from ncclwatch.text import compressed
 
 if TYPE_CHECKING:
+    from ncclwatch.engine.slow.detect import SlowDown
     from ncclwatch.engine.slow.watch import Judgement
-    from ncclwatch.engine.slow.windows import SlowDown
 
 WORTH_SAYING, FEWEST_ITERATIONS = 0.15, 8
 """A job that is so much slower than it was, for so many iterations, is said to be, also where nobody is named."""
@@ -43,6 +54,20 @@ NEXT_STEPS = {
     Kind.NIC: "on {host}: look at the NIC (ethtool -S, rdma statistic) for errors, pauses and its speed",
     Kind.LINK: "look at the path between the two hosts: port errors, retransmissions, congestion",
 }
+
+TERM_WORDS = {
+    "activity": "works in the lost time and does not wait",
+    "ends": "the waits end there",
+    "dominance": "most of what the waits have grown by",
+    "stretch": "the work between its calls takes longer",
+    "late": "its host thread begins iterations late",
+    "throttled": "a CPU limit holds it back",
+    "cpu_wait": "its threads want CPUs more than others do",
+    "asleep": "its threads want CPUs less than its neighbours'",
+    "delayed": "round trips on its links have grown",
+    "even": "several of its ranks or links are slow alike",
+}
+"""The terms of the likelihood (terms.TERMS) in words."""
 
 BEFORE_ALL = " in forward of micro-batch 0"
 LOADER_TOO = (
@@ -93,7 +118,25 @@ def verdict(job: Job, judgement: Judgement, topology: Topology | None = None) ->
         unobserved=_unobserved(job, judgement),
         next_steps=_next_steps(members, judgement),
         planes=("state", *(("calls",) if judgement.iteration_s is not None else ()), *(("device",) if judgement.timed else ())),
+        rules=tuple(dict.fromkeys(finding.rule for finding in findings if finding.rule)),
+        trail=tuple(_trail(members, judgement)),
     )
+
+
+def _trail(members: Mapping[int, Member], judgement: Judgement) -> Iterator[Step]:
+    """How the candidates were weighed: what speaks for those that are named, and which others lost."""
+    for finding in judgement.findings:
+        names = _names([members[at] for at in finding.members], [members[at].label for at in finding.members])
+        for term, part in finding.weighed:
+            yield Step(StepKind.FACT, finding.rule, f"{names}: {TERM_WORDS[term]} ({part:+.1f} in the logarithm of the odds)")
+    for finding in judgement.findings:
+        for kind, rival, chance in finding.rivals:
+            held = [members[at] for at in rival if at in members]
+            who = _names(held, [member.label for member in held]) if held else "nobody"
+            yield Step(StepKind.LOST, finding.rule, f"{who}{f' ({kind})' if held else ''}: {chance:.1%}", finding.rule)
+    for finding in judgement.findings:
+        names = _names([members[at] for at in finding.members], [members[at].label for at in finding.members])
+        yield Step(StepKind.STANDS, finding.rule, f"{names} ({finding.kind}): {finding.confidence:.1%}")
 
 
 def unlocated(job: Job, running: Verdict, slow: SlowDown) -> Verdict:
@@ -229,6 +272,8 @@ def _stage(job: Job, judgement: Judgement, finding: Finding, topology: Topology 
     return ", ".join(names) + where
 
 
+LOOKS = 3
+"""Samples at a culprit below which no pass is named."""
 MOSTLY = 0.75
 """Part of the looks at a culprit in which it was in one pass, for that pass to be named."""
 
@@ -295,7 +340,7 @@ def _evidence(members: Mapping[int, Member], judgement: Judgement) -> tuple[str,
         usual = "" if math.isnan(finding.reference) else f" (equal ranks: {finding.reference:.0%})"
         what = f"link {' → '.join(members[at].label for at in finding.members)}" if finding.link else f"{names}: {finding.kind}"
         # Who is judged by its late starts is not by looks: how many of them were late is said below.
-        seen = "" if starts_late(judgement, finding) else f", in {min(finding.looks, profile.looks)} of {profile.looks} looks"
+        seen = "" if starts_late(judgement, finding) else f", in {min(finding.looks, profile.looks)} of {profile.looks} samples"
         lines.append(
             f"{what} holds the job up for {finding.share:.0%} of all ranks' time{usual}{seen}"
             + (f"; it {price.text()}" if price is not None else "")
@@ -303,7 +348,7 @@ def _evidence(members: Mapping[int, Member], judgement: Judgement) -> tuple[str,
         if finding.kind.computes:
             for at in finding.members[:4]:
                 name, busy, waits = members[at].label, profile.busy[at], profile.waits[at]
-                lines.append(f"{name} works in {busy:.0%} of the looks and waits for others in {waits:.0%}")
+                lines.append(f"{name} works in {busy:.0%} of the samples and waits for others in {waits:.0%}")
                 if (start := judgement.starts.get(members[at].info.key)) is not None:
                     lines.append(f"{name}: {start.text()}")
                 factor, extra = judgement.factors[at], judgement.extras[at]
@@ -334,10 +379,13 @@ def _unobserved(job: Job, judgement: Judgement) -> tuple[str, ...]:
     return tuple(lines)
 
 
+SUREST = 0.99
+"""No estimate from samples is surer than this, whatever its odds."""
+
+
 def _confidence(judgement: Judgement) -> float:
-    looks = min(f.looks for f in judgement.findings)
-    base = 0.6 if judgement.slow is not None else 0.5
-    return round(min(0.95, base + 0.03 * looks), 2)
+    """The posterior probability that everybody named holds the job up."""
+    return min(SUREST, round(math.prod(finding.confidence for finding in judgement.findings), 2))
 
 
 def _next_steps(members: Mapping[int, Member], judgement: Judgement) -> tuple[str, ...]:

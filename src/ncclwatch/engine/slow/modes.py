@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.slow.cadence import Cadence
 from ncclwatch.engine.slow.gpu_times import Round, Rounds, numbering
-from ncclwatch.engine.slow.looks import StageOf
+from ncclwatch.engine.slow.snapshot import StageOf
 from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.engine.topology.model import Topology
 from ncclwatch.model.identity import ProcessKey

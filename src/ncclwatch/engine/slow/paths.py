@@ -14,13 +14,14 @@ import numpy as np
 
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.slow import iteration_graph as graph
-from ncclwatch.engine.slow.baselines import MEGATRACE_GATE
 from ncclwatch.engine.slow.cadence import Cadence
 from ncclwatch.engine.slow.clocks import ClockModel, estimate
 from ncclwatch.engine.slow.gpu_iterations import GpuIterations, TimedIteration
 from ncclwatch.engine.slow.iteration_graph import Anomaly, Indices, Operations, PathResult, Times
 from ncclwatch.engine.topology.model import Role, Topology
 
+MEGATRACE_GATE = 0.9
+"""Share of the usual speed at or above which an iteration is healthy and not analysed (MegaTrace, VenusTrace: as published)."""
 HEALTHY = 2
 """Iterations that are learned before one may be called slow: of one nobody knows whether it is the rule."""
 LEARNED, KEPT = 8, 32

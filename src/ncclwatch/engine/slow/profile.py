@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.slow.looks import Activity, CpuTimes, LinkPlace, Look, Part
+from ncclwatch.engine.slow.snapshot import Activity, CpuTimes, LinkPlace, Look, Part
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import CpuLimit
 

@@ -1,11 +1,11 @@
-"""Watch running jobs for slowness: keeps iteration times and looks, and says who is to blame once that has repeated."""
+"""Watch running jobs for slowness: keeps iteration times and samples, and says who is to blame once that has repeated."""
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -14,45 +14,46 @@ from numpy.typing import NDArray
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.slow import explain
-from ncclwatch.engine.slow.baselines import MEGATRACE_GATE, slope
-from ncclwatch.engine.slow.blame import find
+from ncclwatch.engine.slow.attribute import find
 from ncclwatch.engine.slow.cadence import Cadence, Cadences, Iteration, mean_profile
-from ncclwatch.engine.slow.equals import equals, hosts, nodes, replicas
+from ncclwatch.engine.slow.detect import IterationWatch, SlowDown
 from ncclwatch.engine.slow.findings import Context, Finding
 from ncclwatch.engine.slow.gpu_times import GpuTimes, Start, numbering
 from ncclwatch.engine.slow.lateness import Lateness, measure
-from ncclwatch.engine.slow.looks import Look, StageOf, only_network, take_look
-from ncclwatch.engine.slow.moments import near
 from ncclwatch.engine.slow.paths import Paths
+from ncclwatch.engine.slow.peer_groups import equals, hidden_together, hosts, nodes
 from ncclwatch.engine.slow.profile import Profile, Shares, add_up
+from ncclwatch.engine.slow.robust import slope
 from ncclwatch.engine.slow.round_trips import FlowPlace, RoundTrips
+from ncclwatch.engine.slow.sample_ordering import near
 from ncclwatch.engine.slow.skew import Skew, measure_skew, without_partners
-from ncclwatch.engine.slow.windows import NOISE_SIGMAS, SLOW_SHARE, IterationWatch, SlowDown
+from ncclwatch.engine.slow.snapshot import Look, StageOf, take_look
 from ncclwatch.engine.topology.model import Topology
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.verdict import Verdict, VerdictClass
 
-KEPT_LOOKS = 240
-WINDOW_LOOKS = 120
-PENDING_LOOKS = 10
+KEPT_SAMPLES = 240
+"""Samples of a job that are kept: four minutes of one a second."""
+WINDOW_SAMPLES = 120
+"""The newest of a slow-down that are judged: who is at fault may change."""
+PENDING_SAMPLES = 10
+"""Samples since the job last made progress that are kept until it goes on."""
 CHEAP_RANKS = 512
-"""Above this many ranks a look is taken only every so many rounds that looks cost no more than at this size."""
+"""Above this many ranks a sample is taken only every so many rounds that they cost no more than at this size."""
 SPREAD_S, SPREAD_SHARE = 0.1, 0.1
-"""Samples of different processes further apart in time, and more than this share of an iteration, are no look at one moment."""
+"""Seconds, and share of an iteration: samples of different hosts further apart in time are none of one moment."""
 CONFIRMED = 2
-"""Judgements in a row that must name the same before it is reported."""
+"""Judgements in a row that must name the same before it is reported: one may rest on a single odd sample."""
 FORGIVEN = 5
-"""Judgements without a finding after which what stood is withdrawn (or that part of it), while the job is still slow."""
+"""Judgements without a finding after which what was reported is withdrawn while the job is still slow: as many seconds."""
 MEANWHILE_S, MEANWHILE_MOST_S = 5.0, 60.0
-"""So long after its last progress (for an iteration's length, where that is more, and the second at most) a job that is slow is
-still said to be: then it may hang, or have come to its end."""
-IDLE_EXPLAINS = 0.5
-"""A job that pauses as a whole, nothing open on any rank, for this share of what iterations lose is held up by nobody in it."""
+"""So long after its last progress (an iteration's length, where that is more, and the second at most) a job that is slow is still
+said to be: then it may hang (the hang's own floor), or have come to its end."""
 
 
 @dataclass(slots=True)
 class Judgement:
-    """What stands behind a verdict of slowness."""
+    """What is behind a verdict of slowness."""
 
     findings: list[Finding]
     profile: Profile
@@ -78,32 +79,31 @@ class Judgement:
 
 @dataclass(slots=True)
 class _JobWatch:
-    """What is kept of one job. Memory: ``KEPT_LOOKS`` looks and one baseline."""
+    """What is kept of one job. Memory: ``KEPT_SAMPLES`` samples and the healthy iterations."""
 
     iterations: IterationWatch = field(default_factory=IterationWatch)
     reference: tuple[str, int] | None = None
     generation: int = 0
     offset_s: float = 0.0
     """Wall clock minus monotonic clock of the reference's node."""
-    looks: deque[Look] = field(default_factory=lambda: deque(maxlen=KEPT_LOOKS))
-    pending: deque[Look] = field(default_factory=lambda: deque(maxlen=PENDING_LOOKS))
-    """Looks since the job last made progress."""
-    idle: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=KEPT_LOOKS))
-    """From when to when nothing was open on any rank, between two looks each; wall time."""
+    looks: deque[Look] = field(default_factory=lambda: deque(maxlen=KEPT_SAMPLES))
+    pending: deque[Look] = field(default_factory=lambda: deque(maxlen=PENDING_SAMPLES))
+    """Samples since the job last made progress."""
+    idle: deque[tuple[float, float]] = field(default_factory=lambda: deque(maxlen=KEPT_SAMPLES))
+    """From when to when nothing was open on any rank, between two samples each; wall time."""
     judged_s: float = 0.0
     """Wall time of the verdict before; ``begun_s``: of the first."""
     begun_s: float = 0.0
     ran_s: float = 0.0
     """Wall time of the last verdict that it runs."""
     looked_ns: int = 0
-    """Time of the oldest sample of the last look."""
+    """Time of the oldest part of the last sample."""
     rounds: int = 0
     named: frozenset[object] = frozenset()
     repeated: int = 0
     missing: int = 0
-    was_slow: bool = False
-    slow_since: float = 0.0
-    """Wall time."""
+    slow_since: float | None = None
+    """Wall time; ``None`` while the job is not slow."""
     usual: dict[ProcessKey, float] = field(default_factory=dict)
     """When each process usually begins an iteration, as of :class:`Lateness`, from before the job was slow."""
     standing: Judgement | None = None
@@ -112,6 +112,13 @@ class _JobWatch:
     round_trips: RoundTrips = field(default_factory=RoundTrips)
     numbered: tuple[tuple[int, ProcessKey], ...] = ()
     """The members, as ``gpus`` and ``paths`` number them."""
+
+    def idle_share(self, since: float, lost: float) -> float:
+        """Part of the lost time since a moment (wall) in which nothing was open on any rank, 0 to 1."""
+        since = max(since, self.begun_s)
+        idle_s = sum(end - begin for begin, end in self.idle if begin >= since)
+        lost_s = lost * max(0.0, self.judged_s - since)
+        return min(1.0, idle_s / lost_s) if lost_s > 0 else 0.0
 
 
 class SlowWatch:
@@ -124,6 +131,8 @@ class SlowWatch:
         self.totals: Mapping[Place, tuple[int, int]] = {}
         self.delays: Mapping[str, tuple[int, Mapping[FlowPlace, float]]] = {}
         """What the wire says of connections, as of :meth:`NetworkMemory.delays`."""
+        self.observer: Callable[[Job, Profile, Context], None] | None = None
+        """Told of everything that is weighed, for calibration; it changes nothing."""
         self._jobs: dict[ProcessKey, _JobWatch] = {}
 
     def add_calls(self, events: NDArray[Any], lost: int = 0, source: str = "") -> None:
@@ -135,7 +144,7 @@ class SlowWatch:
     ) -> Verdict:  # fmt: skip
         """Take the newest samples of a job and the verdict on whether it hangs; a job that runs may be slow instead.
 
-        A look between two steps of progress counts once the job goes on; what is seen of a hang teaches nothing. ``topologies``
+        A sample between two steps of progress counts once the job goes on; what is seen of a hang teaches nothing. ``topologies``
         are what was learned of the jobs there are: they name stages, and say who does equal work. ``stage_of`` says of a call in
         which pass it is.
         """
@@ -151,28 +160,11 @@ class SlowWatch:
         if hangs or verdict.verdict_class is VerdictClass.IDLE:
             watch.pending.clear()
             return verdict if hangs else self._meanwhile(job, watch, verdict, topology)
-        watch.rounds += 1
-        self._follow_iterations(job, watch)
-        if len(job.members) <= CHEAP_RANKS:
-            watch.round_trips.take(job, self.delays)
-            numbered = numbering(job)
-            if numbered != watch.numbered:
-                watch.gpus, watch.paths, watch.numbered = GpuTimes(), Paths(), numbered
-            watch.gpus.take(job)
-            baseline = watch.iterations.baseline
-            limit = math.inf
-            if baseline.known:
-                limit = max(baseline.limit(SLOW_SHARE, NOISE_SIGMAS), baseline.normal / MEGATRACE_GATE)
-            watch.paths.take(job, [self.cadences.find(member.info.host, member.info.pid) for member in job.members], limit)
-        every = -(-len(job.members) // CHEAP_RANKS)
-        slow = watch.iterations.slow_down()
-        due = watch.rounds % every == 0 or (slow is not None and watch.rounds % max(1, every // 4) == 0)
-        due = due and self._shows_one_moment(job, watch)
-        if due:
-            watch.pending.append(take_look(job, self.cadences.orders.find, near(watch.iterations.duration), stage_of))
+        due = self._take_samples(job, watch, stage_of)
         if verdict.verdict_class is not VerdictClass.RUNNING:
             return self._meanwhile(job, watch, verdict, topology)
         watch.ran_s = watch.judged_s
+        slow = watch.iterations.slow_down()
         if due:
             watch.looks.extend(watch.pending)
             watch.pending.clear()
@@ -183,9 +175,29 @@ class SlowWatch:
             return verdict if slow is None else explain.unlocated(job, verdict, slow)
         return explain.verdict(job, watch.standing, topology)
 
+    def _take_samples(self, job: Job, watch: _JobWatch, stage_of: StageOf | None) -> bool:
+        """Take what the newest samples show of a job's iterations, links, GPUs and waits; whether it is to be judged."""
+        watch.rounds += 1
+        self._follow_iterations(job, watch)
+        if len(job.members) <= CHEAP_RANKS:
+            watch.round_trips.take(job, self.delays)
+            numbered = numbering(job)
+            if numbered != watch.numbered:
+                watch.gpus, watch.paths, watch.numbered = GpuTimes(), Paths(), numbered
+            watch.gpus.take(job)
+            cadences = [self.cadences.find(member.info.host, member.info.pid) for member in job.members]
+            watch.paths.take(job, cadences, watch.iterations.limit())
+        every = -(-len(job.members) // CHEAP_RANKS)
+        slow = watch.iterations.slow is not None
+        due = watch.rounds % every == 0 or (slow and watch.rounds % max(1, every // 4) == 0)
+        due = due and self._shows_one_moment(job, watch)
+        if due:
+            watch.pending.append(take_look(job, self.cadences.orders.find, near(watch.iterations.duration), stage_of))
+        return due
+
     @staticmethod
     def _meanwhile(job: Job, watch: _JobWatch, verdict: Verdict, topology: Topology | None) -> Verdict:
-        """What stands of a slow job, for a moment in which it does not move and does not hang: it pauses in every iteration."""
+        """What was said of a slow job, for a moment in which it does not move and does not hang: it pauses in every iteration."""
         pause_s = min(max(MEANWHILE_S, watch.iterations.duration or 0.0), MEANWHILE_MOST_S)
         rests = not verdict.verdict_class.accuses and watch.judged_s - watch.ran_s > pause_s
         if rests or watch.standing is None or not explain.holds(job, watch.standing):
@@ -207,10 +219,10 @@ class SlowWatch:
 
     @staticmethod
     def _shows_one_moment(job: Job, watch: _JobWatch) -> bool:
-        """Whether the hosts were looked at together, and after the last look.
+        """Whether the hosts were sampled together, and after the last sample.
 
-        Who waits for whom is read off counters of two processes: where one was looked at later, it seems to be ahead, and what it
-        has sent seems to be under way. (What lies between the samples of one look at a host is ``moments``' business.)
+        Who waits for whom is read off counters of two processes: where one was read later, it seems to be ahead, and what it has
+        sent seems to be under way. (What lies between the samples of one round on a host is ``moments``' business.)
         """
         begun: dict[str, int] = {}
         for member in job.members:
@@ -245,77 +257,85 @@ class SlowWatch:
         watch.iterations.feed(list(cadence.iterations), _at_hand(cadence, job, watch.reference[0]))
 
     def _judge(self, job: Job, watch: _JobWatch, slow: SlowDown | None, topology: Topology | None) -> None:
-        if slow is None and watch.was_slow:
+        """Attribute what the samples show; what has repeated is reported."""
+        since = slow.since + watch.offset_s if slow is not None else None
+        if watch.slow_since is not None and since is None:
             # What was seen while the job was slow is no picture of it now; what was seen before is.
             kept = [look for look in watch.looks if look.time < watch.slow_since]
             watch.looks.clear()
             watch.looks.extend(kept)
-            watch.pending.clear()
-            watch.standing, watch.repeated, watch.missing = None, 0, 0
-            watch.was_slow = False
+            watch.standing, watch.repeated, watch.missing, watch.slow_since = None, 0, 0, None
             watch.usual.clear()
             return
-        watch.was_slow = slow is not None
+        watch.slow_since = since
         processes = [member.info.key for member in job.members]
-        looks = list(watch.looks)
-        since = looks[0].time
+        looks = [look for look in watch.looks if since is None or look.time >= since]
         before = None
-        if slow is not None:
-            since = watch.slow_since = slow.since + watch.offset_s
-            began = watch.iterations.recent[0][0].begin + watch.offset_s
-            earlier = [look for look in looks if began <= look.time < since]
-            looks = [look for look in looks if look.time >= since]
-            before = add_up(earlier, processes) if len(earlier) >= 4 else None
-        profile = add_up(looks[-WINDOW_LOOKS:], processes)
+        if since is not None:
+            began = (watch.iterations.began() or 0.0) + watch.offset_s
+            before = add_up([look for look in watch.looks if began <= look.time < since], processes)
+        profile = add_up(looks[-WINDOW_SAMPLES:], processes)
         factors, extras = self._factors(job, slow)
-        equal = equals(job, topology, self.cadences)
-        alike = equals(job, topology, self.cadences, by_means=False) if slow is not None else None
-        lateness = self._lateness(job, watch, slow, alike) if slow is not None and alike is not None else None
-        skew = self._skew(job, watch, slow) if slow is not None else None
-        if slow is not None and skew is not None and lateness is not None and self.ledger is not None:
-            skew = without_partners(job, self.ledger, skew, lateness, slow.lost_share)
-        context = Context(
-            equal=equal,
-            host=hosts(job),
-            factor=factors,
-            lost=slow.lost_share if slow is not None else None,
-            stretch=1.0 + slow.ratio if slow is not None else 1.0,
-            before=before,
-            noise=watch.iterations.baseline.spread / watch.iterations.baseline.normal if slow is not None else 1.0,
-            late=skew.joined(lateness) if lateness is not None and skew is not None else lateness,
-            unseen=skew.waits if skew is not None else None,
-            node=nodes(job),
-            alike=alike,
-            replica=replicas(job, topology),
-            delayed=watch.round_trips.delayed(since, slow.lost_share * slow.mean_s) if slow is not None else frozenset(),
-            exposed=np.array([only_network(member) for member in job.members], np.bool_),
-        )
-        findings = find(profile, context) if profile.looks and not _pauses(watch, slow) else []
-        named = _named(findings)
-        stood = _named(watch.standing.findings) if watch.standing is not None else frozenset()
+        context = self._context(job, watch, slow, topology, before, factors)
+        if self.observer is not None:
+            self.observer(job, profile, context)
+        findings = find(profile, context)
+        self._report(job, watch, findings, Judgement(
+            findings, profile, context, slow, since if since is not None else (looks[0].time if looks else watch.judged_s),
+            slow.mean_s if slow is not None else watch.iterations.duration, factors, extras,
+        ), topology)  # fmt: skip
+
+    def _report(
+        self, job: Job, watch: _JobWatch, findings: Sequence[Finding], judgement: Judgement, topology: Topology | None
+    ) -> None:
+        """Keep what was found twice in a row as what is said; withdraw what was not found for a while."""
+        named = frozenset((finding.kind.computes, finding.members) for finding in findings)
+        said = frozenset((f.kind.computes, f.members) for f in watch.standing.findings) if watch.standing else frozenset()
         watch.repeated = watch.repeated + 1 if findings and named == watch.named else 1 if findings else 0
         watch.named = named
-        duration = slow.mean_s if slow is not None else watch.iterations.duration
-        # A culprit beside another may be missed by a few looks.
-        if watch.repeated >= CONFIRMED and not (named < stood and watch.missing < FORGIVEN - 1):
+        # A culprit beside another may be missed by a few samples.
+        if watch.repeated >= CONFIRMED and not (named < said and watch.missing < FORGIVEN - 1):
             watch.missing = 0
-            stands_since = watch.standing.since if watch.standing is not None else since
             gpus = watch.gpus
-            starts = gpus.starts(since)
-            late = {member.info.key: starts[member.index] for member in job.members if member.index in starts}
-            watch.standing = Judgement(
-                findings, profile, context, slow, stands_since, duration, factors, extras,
-                late, bool(gpus.kept), gpus.clocks_text(job), tuple(watch.paths.lines(job, since, topology)),
-                watch.paths.costs(since), watch.paths.problem,
-            )  # fmt: skip
+            starts = gpus.starts(judgement.since)
+            judgement.starts = {member.info.key: starts[member.index] for member in job.members if member.index in starts}
+            judgement.timed, judgement.clocks = bool(gpus.kept), gpus.clocks_text(job)
+            judgement.paths = tuple(watch.paths.lines(job, judgement.since, topology))
+            judgement.path_costs, judgement.no_path = watch.paths.costs(judgement.since), watch.paths.problem
+            if watch.standing is not None:
+                judgement.since = watch.standing.since
+            watch.standing = judgement
         elif watch.standing is not None:
-            watch.missing = 0 if stood <= named else watch.missing + 1
+            watch.missing = 0 if said <= named else watch.missing + 1
             if watch.missing >= FORGIVEN:
-                watch.standing = None
-                watch.missing = 0
+                watch.standing, watch.missing = None, 0
+
+    def _context(
+        self, job: Job, watch: _JobWatch, slow: SlowDown | None, topology: Topology | None, before: Profile | None,
+        factors: Shares,
+    ) -> Context:  # fmt: skip
+        """What is known of a job besides the samples since it is slow."""
+        equal = equals(job, topology, self.cadences)
+        context = Context(
+            equal, hosts(job), factors, lost=None, node=nodes(job), hidden=hidden_together(job),
+        )  # fmt: skip
+        if slow is None:
+            return context
+        alike = equals(job, topology, self.cadences, by_means=False)
+        late, skew = self._lateness(job, watch, slow, alike), self._skew(job, watch, slow)
+        if skew is not None and self.ledger is not None:
+            skew = without_partners(job, self.ledger, skew, late, slow.lost_share)
+        since = slow.since + watch.offset_s
+        return replace(
+            context, lost=slow.lost_share, before=before, alike=alike,
+            late=skew.joined(late) if skew is not None else late,
+            unseen=skew.waits if skew is not None else None,
+            delayed=watch.round_trips.delayed(since, slow.lost_share * slow.mean_s),
+            idle=watch.idle_share(since, slow.lost_share),
+        )  # fmt: skip
 
     def _lateness(self, job: Job, watch: _JobWatch, slow: SlowDown, equal: NDArray[np.int64]) -> Lateness:
-        """Hosts that begin iterations late since the job is slow."""
+        """Host threads that begin iterations late since the job is slow."""
         cadences = [self.cadences.find(member.info.host, member.info.pid) for member in job.members]
         keys = [member.info.key for member in job.members]
         usual = np.array([watch.usual.get(key, math.nan) for key in keys]) if watch.usual else None
@@ -325,7 +345,7 @@ class SlowWatch:
         return found
 
     def _skew(self, job: Job, watch: _JobWatch, slow: SlowDown) -> Skew | None:
-        """Hosts that call later than their fellows on the node since the job is slow.
+        """Host threads that call later than their peers on the node since the job is slow.
 
         Not in large jobs: of each rank the ledger then keeps less than three iterations.
         """
@@ -353,27 +373,13 @@ class SlowWatch:
         return factors, extras
 
 
-def _pauses(watch: _JobWatch, slow: SlowDown | None) -> bool:
-    """Whether iterations are long because the whole job does nothing for a while in each: who is seen beside that is not why."""
-    if slow is None:
-        return False
-    since = max(slow.since + watch.offset_s, watch.begun_s)
-    idle_s = sum(end - begin for begin, end in watch.idle if begin >= since)
-    return idle_s >= IDLE_EXPLAINS * slow.lost_share * max(0.0, watch.judged_s - since) > 0
-
-
-def _named(findings: Iterable[Finding]) -> frozenset[object]:
-    """Whom findings name, and for which side of the work."""
-    return frozenset((finding.kind.computes, finding.members) for finding in findings)
-
-
 def _on_own_clocks(job: Job, wall_s: float) -> list[float]:
     """A moment of the wall clock as seconds on the clock of each process's records."""
     return [wall_s - (member.last.wall_ns - member.last.time_ns) / 1e9 for member in job.members]
 
 
 def _at_hand(cadence: Cadence, job: Job, host: str) -> Iteration | None:
-    """The iteration that a process is in. Calls are known until the first sample of a look: they are taken just before it."""
+    """The iteration that a process is in. Calls are known until the first sample of a round: they are taken just before it."""
     since = cadence.open_since
     until = min((m.last.time_ns for m in job.members if m.info.host == host and not m.gone), default=0) / 1e9
     return None if since is None or until <= since else Iteration(since, until, 0)

@@ -1,126 +1,112 @@
-"""Machines with other work: samples taken one after the other, and ranks that wait for CPUs, accuse nobody."""
+"""Machines with other work and CPU limits: want of CPUs everywhere names nobody, want of one rank or container names it."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import cast
 
 import numpy as np
-import pytest
 
-from ncclwatch.engine.connections import ConnectionKey
-from ncclwatch.engine.edges import Wait, Why
-from ncclwatch.engine.job import Job, assemble
-from ncclwatch.engine.nodes import LinkNode, RankNode
-from ncclwatch.engine.slow.blame import find
-from ncclwatch.engine.slow.contention import lacks_cpu, running_part, short_of_cpu
+from ncclwatch.engine.slow.contention import held_back_alone, lacks_cpu, running_part, short_of_cpu
 from ncclwatch.engine.slow.findings import Context, Kind
-from ncclwatch.engine.slow.looks import Activity, CpuTimes, Hold, LinkPlace, Look, Part
-from ncclwatch.engine.slow.moments import Moments, near
-from ncclwatch.engine.slow.profile import Profile, add_up
-from ncclwatch.engine.waits import find_waits
-from ncclwatch.model.identity import ProcessKey
-from unit.synthetic import SECOND, Rank, communicator, recv, send
+from ncclwatch.engine.slow.profile import add_up
+from ncclwatch.engine.slow.snapshot import Activity, CpuTimes, Hold, Look, Part
+from ncclwatch.model.state import CpuLimit
+from unit.engine.slow import cases as made
+from unit.engine.slow.cases import Case, cases, link, own, sample
 
 RANKS = 4
-KEYS = [ProcessKey("boot", 100 + rank, 1, "build") for rank in range(RANKS)]
+KEYS = made.KEYS[:RANKS]
 CULPRIT = 1
 
 
-def looks(part: Part, wait: list[float], run: float, begin: float = 0.0, held: float = 0.6) -> list[Look]:
-    """Ten looks a second apart in which one rank holds the others up; ``wait`` threads of each want a CPU, ``run`` run."""
+def crowded(part: Part, wait: Sequence[float], run: float, held: float = 0.6) -> list[Look]:
+    """Ten samples a second apart in which one rank holds the others up; ``wait`` threads of each want a CPU, ``run`` run."""
     found = []
     for second in range(10):
-        at = begin + second
-        activities = {key: Activity.COMPUTES if rank == CULPRIT else Activity.WAITS for rank, key in enumerate(KEYS)}
-        times = {key: CpuTimes(at, at * wait[rank], at * run) for rank, key in enumerate(KEYS)}
-        # Not in every look: a share has a scatter.
-        holds = (Hold(part, held * (0.9 + 0.2 * (second % 2)), KEYS[CULPRIT], None, "AllReduce", 7),)
-        found.append(Look(at, RANKS, holds if held else (), activities, times))
+        times = {key: CpuTimes(second, second * wait[rank], second * run) for rank, key in enumerate(KEYS)}
+        # Not in every sample alike: a share has a scatter.
+        holds = [own(CULPRIT, held * (0.9 + 0.2 * (second % 2)), part)] if held else []
+        look = sample(holds, {CULPRIT}, {0, 2, 3}, RANKS)
+        found.append(replace(look, time=float(second), cpu_times=times))
     return found
 
 
 def context(before: list[Look] | None, lost: float = 0.5, hosts: int = 1) -> Context:
-    past = add_up(before, KEYS) if before is not None else None
-    host = np.arange(RANKS) * hosts // RANKS
-    return Context(np.zeros(RANKS, np.int64), host, np.full(RANKS, np.nan), lost, 1 / (1 - lost), past, noise=0.2)
+    return made.context(lost, hosts, RANKS, before=add_up(before, KEYS) if before is not None else None)
 
 
-QUIET = looks(Part.PROXY, [0.2] * RANKS, 0.2, held=0.0)
+QUIET = crowded(Part.PROXY, [0.2] * RANKS, 0.2, held=0.0)
+MANY = [3.0] * RANKS
 
 
-def test_a_proxy_that_does_not_run_is_named_where_cpus_are_free_and_where_its_rank_does_not_want_them() -> None:
-    free = add_up(looks(Part.PROXY, [0.4] * RANKS, 0.4), KEYS)
-    assert [(f.kind, f.members) for f in find(free, context(QUIET))] == [(Kind.PROXY, (CULPRIT,))], "polling costs the same part"
-    asleep = add_up(looks(Part.PROXY, [3.0, 1.0, 3.0, 3.0], 0.2), KEYS)
-    assert [(f.kind, f.members) for f in find(asleep, context(QUIET))] == [(Kind.PROXY, (CULPRIT,))]
+def late_proxy(beside: float) -> list[Look]:
+    """Of most waits samples do not show where they end; of those that they do, they end at one proxy (or two)."""
+    seen = []
+    for second in range(40):
+        holds = [own(CULPRIT, 0.3, Part.PROXY)] if second % 4 == 0 else []
+        if beside and second % 4 == 1:
+            holds = [own(3, beside, Part.PROXY)]
+        seen.append(sample(holds, (), range(RANKS), RANKS))
+    return seen
 
 
-def test_a_proxy_that_waits_for_a_cpu_like_its_neighbours_is_not_to_blame() -> None:
-    crowded = add_up(looks(Part.PROXY, [3.0] * RANKS, 0.2), KEYS)
-    assert short_of_cpu(crowded, add_up(QUIET, KEYS)).all()
-    assert find(crowded, context(QUIET)) == []
+def with_links(shares: Mapping[tuple[int, int], float], wait: Sequence[float]) -> list[Look]:
+    """Links hold the job up, while threads want CPUs."""
+    holds = tuple(link(*ends, share, RANKS) for ends, share in shares.items())
+    return [replace(look, holds=holds) for look in crowded(Part.PROXY, wait, 0.2, held=0.0)]
 
 
-def test_a_proxy_that_alone_is_late_explains_its_part_of_the_waits_that_show() -> None:
-    """Of most waits the looks do not show where they end; of those that they do, they end at one proxy."""
-
-    def named(beside: float) -> list[tuple[Kind, tuple[int, ...]]]:
-        seen = []
-        for second in range(40):
-            holds = [Hold(Part.PROXY, 0.3, KEYS[CULPRIT], None, "AllReduce", 7)] if second % 4 == 0 else []
-            if beside and second % 4 == 1:
-                holds = [Hold(Part.PROXY, beside, KEYS[3], None, "AllReduce", 7)]
-            seen.append(Look(float(second), RANKS, tuple(holds), dict.fromkeys(KEYS, Activity.WAITS)))
-        return [(f.kind, f.members) for f in find(add_up(seen, KEYS), context(None))]
-
-    assert named(0.0) == [(Kind.PROXY, (CULPRIT,))]
-    assert named(0.2) == [], "another proxy is late as well"
+def unknown(looks: list[Look]) -> list[Look]:
+    """The same where nothing is known of CPUs."""
+    return [replace(look, cpu_times={}) for look in looks]
 
 
-def test_a_nic_that_outweighs_all_other_links_is_named_though_all_lack_cpus_alike() -> None:
-    def with_links(shares: dict[tuple[int, int], float], wait: list[float]) -> Profile:
-        made = looks(Part.PROXY, wait, 0.2, held=0.0)
-        holds = [
-            Hold(Part.LINK, share, None, LinkPlace(7, 1, RANKS, a, b, KEYS[a], KEYS[b]), "AllReduce", 7)
-            for (a, b), share in shares.items()
-        ]
-        return add_up([replace(look, holds=tuple(holds)) for look in made], KEYS)
-
-    slow = {(1, 2): 0.3, (0, 1): 0.25, (2, 3): 0.03}
-    named = find(with_links(slow, [3.0] * RANKS), context(QUIET, hosts=4))
-    assert [(f.kind, f.members) for f in named] == [(Kind.NIC, (CULPRIT,))]
-    assert find(with_links(slow | {(2, 3): 0.25}, [3.0] * RANKS), context(QUIET, hosts=4)) == [], "others are late as well"
-    assert find(with_links(slow, [3.0, 5.0, 3.0, 3.0]), context(QUIET, hosts=4)) == [], "it lacks CPUs more than they do"
-    assert find(with_links(slow, [3.0] * RANKS), context(QUIET, lost=0.9, hosts=4)) != []
-    assert find(with_links({(1, 2): 0.2, (0, 1): 0.15}, [3.0] * RANKS), context(QUIET, lost=0.9, hosts=4)) == [], "too little"
+OF_NIC = {(1, 2): 0.3, (0, 1): 0.25, (2, 3): 0.03}
+APART = context(QUIET, hosts=4)
 
 
-def test_work_is_blamed_on_a_crowded_host_only_if_it_explains_most_of_what_is_lost() -> None:
-    little = add_up(looks(Part.GPU, [3.0] * RANKS, 0.2, held=0.2), KEYS)
-    assert find(little, context(QUIET, lost=0.6)) == []
-    much = add_up(looks(Part.GPU, [3.0] * RANKS, 0.2, held=0.7), KEYS)
-    assert [(f.kind, f.members) for f in find(much, context(QUIET, lost=0.6))] == [(Kind.COMPUTE, (CULPRIT,))]
+@cases(
+    Case("a proxy that does not run, where CPUs are free", crowded(Part.PROXY, [0.4] * RANKS, 0.4), context(QUIET),
+         [(Kind.PROXY, (CULPRIT,))]),
+    Case("a proxy that sleeps, on a crowded host", crowded(Part.PROXY, [3.0, 1.0, 3.0, 3.0], 0.2), context(QUIET),
+         [(Kind.PROXY, (CULPRIT,))]),
+    Case("a proxy that waits for a CPU like its neighbours", crowded(Part.PROXY, MANY, 0.2), context(QUIET),
+         disagrees="names 1 (proxy)"),
+    Case("from the start, a proxy that alone is late", late_proxy(0.0), context(None, lost=None), [(Kind.PROXY, (CULPRIT,))],
+         disagrees="names nobody"),
+    Case("from the start, another proxy is late as well", late_proxy(0.2), context(None, lost=None)),
+    Case("a NIC that outweighs other links though all lack CPUs alike", with_links(OF_NIC, MANY), APART,
+         [(Kind.NIC, (CULPRIT,))]),
+    Case("a NIC, where others are late as well", with_links(OF_NIC | {(2, 3): 0.25}, MANY), APART,
+         disagrees="names 1 (network interface)"),
+    Case("a NIC of a rank that lacks CPUs more than the others", with_links(OF_NIC, [3.0, 5.0, 3.0, 3.0]), APART,
+         disagrees="names 1 (network interface)"),
+    Case("a NIC that explains too little", with_links({(1, 2): 0.2, (0, 1): 0.15}, MANY), context(QUIET, lost=0.9, hosts=4),
+         disagrees="names 1 (network interface)"),
+    Case("work on a crowded host that explains little", crowded(Part.GPU, MANY, 0.2, held=0.2), context(QUIET, lost=0.6),
+         disagrees="names 1 (computation)"),
+    Case("work on a crowded host that explains most", crowded(Part.GPU, MANY, 0.2, held=0.7), context(QUIET, lost=0.6),
+         [(Kind.COMPUTE, (CULPRIT,))]),
+    Case("a rank that alone lacks a CPU", crowded(Part.GPU, [0.2, 3.0, 0.2, 0.2], 0.2, held=0.4), context(QUIET, lost=0.6),
+         [(None, (CULPRIT,))]),
+    Case("nothing is known of CPUs", unknown(crowded(Part.PROXY, MANY, 0.2)), context(QUIET), [(Kind.PROXY, (CULPRIT,))]),
+)  # fmt: skip
+def test_crowded_hosts(case: Case) -> None:
+    case.check()
 
 
-def test_a_rank_that_alone_lacks_a_cpu_is_named() -> None:
-    limited = add_up(looks(Part.GPU, [0.2, 3.0, 0.2, 0.2], 0.2, held=0.4), KEYS)
+def test_want_of_a_cpu_is_told_beside_the_past_and_the_others() -> None:
+    assert short_of_cpu(add_up(crowded(Part.PROXY, MANY, 0.2), KEYS), add_up(QUIET, KEYS)).all()
+    limited = add_up(crowded(Part.GPU, [0.2, 3.0, 0.2, 0.2], 0.2), KEYS)
     assert short_of_cpu(limited, add_up(QUIET, KEYS)).tolist() == [False, True, False, False]
-    assert [f.members for f in find(limited, context(QUIET, lost=0.6))] == [(CULPRIT,)]
     said = lacks_cpu(limited, context(QUIET), [CULPRIT])
     assert said.startswith("CPU contention: on average 3.0 of its threads") and "others' 0.2" in said
-    crowded = add_up(looks(Part.GPU, [3.0] * RANKS, 0.2), KEYS)
-    assert lacks_cpu(crowded, context(QUIET), [CULPRIT]) == "", "all lack them alike"
+    everywhere = add_up(crowded(Part.GPU, MANY, 0.2), KEYS)
+    assert lacks_cpu(everywhere, context(QUIET), [CULPRIT]) == "", "all lack them alike"
     assert lacks_cpu(add_up(QUIET, KEYS), context(QUIET), [CULPRIT]) == ""
-
-
-def test_cpu_times_that_are_not_known_change_nothing() -> None:
-    unknown = add_up(
-        [Look(look.time, look.ranks, look.holds, look.activities) for look in looks(Part.PROXY, [3.0] * 4, 0.2)], KEYS
-    )
-    assert np.isnan(running_part(unknown)).all() and not short_of_cpu(unknown, None).any()
-    assert [f.kind for f in find(unknown, context(QUIET))] == [Kind.PROXY]
+    nothing = add_up(unknown(QUIET), KEYS)
+    assert np.isnan(running_part(nothing)).all() and not short_of_cpu(nothing, None).any()
 
 
 def test_a_sum_that_falls_because_a_thread_ended_is_left_out() -> None:
@@ -131,48 +117,69 @@ def test_a_sum_that_falls_because_a_thread_ended_is_left_out() -> None:
     assert profile.cpu_wait.tolist() == [0.5] and profile.cpu_use.tolist() == [0.5]
 
 
-# --- samples one after the other ------------------------------------------------------------------------------------------
+# --- CPU limits ----------------------------------------------------------------------------------------------------------
 
 
-def job_read_at(*begun_ms: float, took_ms: float = 10.0) -> Job:
-    samples = [SimpleNamespace(wall_ns=int(ms * 1e6), duration_ns=int(took_ms * 1e6)) for ms in begun_ms]
-    members = [SimpleNamespace(index=index, last=sample) for index, sample in enumerate(samples)]
-    group = SimpleNamespace(members={index: (member, None) for index, member in enumerate(members)})
-    return cast(Job, SimpleNamespace(members=members, groups={7: group}))
+def throttled(held_back: float, begin: float = 100.0, *, slow: bool = True, limited: Sequence[int] = (CULPRIT,)) -> list[Look]:
+    """Thirty samples a second apart; rank 1 computes a little more than the others and its links are a little slower. A limit
+    holds back who is ``limited``.
+    """
+    found = []
+    for second in range(30):
+        at = begin + second
+        limit = CpuLimit(int(10 * at), int(10 * at * held_back), 77)
+        times = {
+            key: CpuTimes(at, at * 3.0, at * 0.4, limit if rank in limited else CpuLimit(0, 0)) for rank, key in enumerate(KEYS)
+        }
+        holds: tuple[Hold, ...] = ()
+        if slow and second % 10 == 0:
+            holds = (own(1, 0.3),)
+        elif slow and second % 10 == 5:
+            holds = (link(1, 2, 0.5, RANKS),)
+        activities = dict.fromkeys(KEYS, Activity.WAITS if second % 2 else Activity.COMPUTES)
+        found.append(Look(at, RANKS, holds, activities, times))
+    return found
 
 
-def wait(waiter: int, target: int | LinkNode) -> Wait:
-    key = ConnectionKey(7, 0, 0, 1, False)
-    return Wait(RankNode(waiter), target if isinstance(target, LinkNode) else RankNode(target), Why.EMPTY, key, str)
+def seldom(held_back: float, other: int = 0) -> list[Look]:
+    """The same without slow links; rank 2 holds others up in so many samples."""
+    looks = [replace(one, holds=one.holds if one.holds and one.holds[0].link is None else ()) for one in throttled(held_back)]
+    return [replace(one, holds=(own(2, 0.25),)) if at % 5 == 2 and at < 5 * other else one for at, one in enumerate(looks)]
 
 
-@pytest.mark.parametrize(("first", "second", "proven"), [(0.0, 200.0, True), (200.0, 0.0, False), (12.0, 0.0, True)])
-def test_a_wait_is_proven_by_reading_who_is_waited_for_later(first: float, second: float, proven: bool) -> None:
-    moments = Moments(job_read_at(first, second), near_s=0.03)
-    assert moments.prove(wait(0, 1)) is proven
-    assert moments.prove(wait(1, 1)), "what one sample says of itself needs no second"
+FREE = throttled(0.0, 1.0, slow=False)
+SLOW = context(FREE, lost=0.25, hosts=4)
+START = context(None, lost=None, hosts=4)
+MOST = context(FREE, lost=0.6, hosts=4)
 
 
-def test_data_is_under_way_if_the_receiver_was_read_later() -> None:
-    link = LinkNode(7, 0, 1)
-    assert Moments(job_read_at(0.0, 200.0), 0.03).prove(wait(1, link))
-    assert not Moments(job_read_at(200.0, 0.0), 0.03).prove(wait(1, link))
+@cases(
+    Case(
+        "a limit holds a rank back: its links as well", throttled(0.9), SLOW, [(Kind.HOST, (1,))], disagrees="names 1, 2 (link)"
+    ),
+    Case("no limit", throttled(0.05), SLOW, never=[(Kind.HOST, (1,))]),
+    Case("from the start", throttled(0.9), START, [(Kind.HOST, (1,))], disagrees="names nobody"),
+    Case("from the start, no limit", throttled(0.0), START),
+    Case(
+        "ranks under one limit, of which one is waited for",
+        throttled(0.9, limited=(1, 2)),
+        SLOW,
+        [(Kind.HOST, (1, 2))],
+        disagrees="names 1, 2 (link)",
+    ),
+    Case("a limit, where few waits can be followed", seldom(0.9), MOST, [(Kind.HOST, (1,))], disagrees="names 1 (computation)"),
+    Case("few waits can be followed, and no limit", seldom(0.05), MOST, disagrees="names 1 (computation)"),
+    Case("a limit, and another is waited for more often", seldom(0.9, other=4), MOST, never=[(None, (1,))]),
+)
+def test_cpu_limits(case: Case) -> None:
+    case.check()
 
 
-def test_who_already_waited_at_the_look_before_waits_though_read_later() -> None:
-    """Rank 1 starves and was read after rank 0, which it waits for; it had starved before rank 0 was read."""
-    idle = {"received": 4, "delivered": 4, "consumed": 4}
-    target = Rank(0, 2, (communicator(0, 2),), (send(1, sent=4, done=4, produced=4),))
-    waiter = Rank(1, 2, (communicator(1, 2),), (recv(0, posted=12, **idle),))
-    later = [replace(one, wall_ns=one.wall_ns + SECOND // 2) for one in waiter.looks()]
-    (job,) = assemble([target.looks(), later])
-    (starves,) = [one for one in find_waits(job).all() if one.waiter == RankNode(job.members[1].index)]
-    assert Moments(job, near_s=0.02).prove(starves)
-    came = [replace(later[0], operations=()), later[1]]
-    (job,) = assemble([target.looks(), came])
-    (starves,) = [one for one in find_waits(job).all() if one.waiter == RankNode(job.members[1].index)]
-    assert not Moments(job, near_s=0.02).prove(starves), "it may have come since"
-
-
-def test_how_near_is_near_goes_by_the_iteration() -> None:
-    assert near(10.0) > 0.1 > near(None) > near(0.1)
+def test_who_is_held_back_alone_is_told_beside_the_past_and_the_others() -> None:
+    profile = add_up(throttled(0.9), KEYS)
+    assert held_back_alone(profile, SLOW).tolist() == [False, True, False, False]
+    assert "CPU throttling" in lacks_cpu(profile, SLOW, [1]) and "90%" in lacks_cpu(profile, SLOW, [1])
+    assert not held_back_alone(add_up(throttled(0.05), KEYS), SLOW).any()
+    before = context(throttled(0.8, 1.0, slow=False), lost=0.25, hosts=4)
+    assert not held_back_alone(profile, before).any(), "it was held back before as well"
+    assert held_back_alone(add_up(throttled(0.9, limited=(1, 2)), KEYS), SLOW).tolist() == [False, True, True, False]

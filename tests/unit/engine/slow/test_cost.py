@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from ncclwatch.engine.slow.cost import costs
+from ncclwatch.engine.slow.detect import SlowDown
 from ncclwatch.engine.slow.findings import Finding, Kind
-from ncclwatch.engine.slow.windows import SlowDown
 
 SLOW = SlowDown(since=0.0, normal_s=0.6, mean_s=1.0, iterations=20, slow=20)
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from ncclwatch.engine.job import Job, assemble
 from ncclwatch.engine.network import NetworkMemory
-from ncclwatch.engine.slow.blame import find
-from ncclwatch.engine.slow.findings import Context, Kind
-from ncclwatch.engine.slow.looks import Activity, Hold, LinkPlace, Look, Part
-from ncclwatch.engine.slow.profile import add_up
-from ncclwatch.engine.slow.round_trips import Pair, RoundTrips
+from ncclwatch.engine.slow.findings import Kind
+from ncclwatch.engine.slow.round_trips import RoundTrips
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, SocketFacts
 from ncclwatch.model.state import Direction
+from unit.engine.slow.cases import KEYS, Case, Named, cases, context, link, sample
 from unit.synthetic import WORLD, Rank, communicator, looks
 
 RANKS = 4
@@ -94,30 +90,40 @@ def test_what_a_link_took_before_is_known_however_long_the_job_has_been_slow() -
     assert trips.delayed(590.0, 0.1) == frozenset(), "it was so before it slowed down once more"
 
 
-KEYS = [member.info.key for member in four().members]
+# --- who is named for it -------------------------------------------------------------------------------------------------
+
+RARELY = {(1, 2): 2, (2, 3): 2, (0, 1): 1, (3, 0): 1}
 
 
-def found(pairs: set[tuple[int, int]], holds: dict[tuple[int, int], int]) -> list[tuple[Kind, tuple[int, ...]]]:
-    """Whom 24 looks name, in so many of which each link holds somebody up, where the wire says that ``pairs`` are slow."""
-    seen = []
-    for (source, destination), times in holds.items():
-        place = LinkPlace(7, WORLD, RANKS, source, destination, KEYS[source], KEYS[destination], (0,))
-        held = Hold(Part.LINK, 0.25, None, place, "AllReduce", 7)
-        seen += [Look(1.0, RANKS, (held,), dict.fromkeys(KEYS, Activity.WAITS))] * times
-    seen += [Look(1.0, RANKS, (), dict.fromkeys(KEYS, Activity.TRANSFERS))] * (24 - len(seen))
-    slow: frozenset[Pair] = frozenset((KEYS[source], KEYS[destination]) for source, destination in pairs)
-    context = Context(
-        np.zeros(RANKS, np.int64), np.arange(RANKS), np.full(RANKS, np.nan), 0.3, 1.4, noise=0.06, delayed=slow
-    )  # fmt: skip
-    return [(finding.kind, finding.members) for finding in find(add_up(seen, KEYS), context)]
+def case(
+    name: str, pairs: set[tuple[int, int]], holds: dict[tuple[int, int], int], *named: Named, disagrees: str = ""
+) -> Case:  # fmt: skip
+    """24 samples, in so many of which each link holds somebody up, where the wire says that ``pairs`` are slow."""
+    seen = [sample([link(*ends, 0.25, RANKS)], (), range(RANKS), RANKS) for ends, times in holds.items() for _ in range(times)]
+    seen += [sample([], (), (), RANKS)] * (24 - len(seen))
+    slow = frozenset((KEYS[source], KEYS[destination]) for source, destination in pairs)
+    return Case(name, seen, context(0.3, hosts=RANKS, ranks=RANKS, delayed=slow), named, disagrees=disagrees)
 
 
-def test_what_the_wire_says_is_slow_need_hardly_be_waited_for() -> None:
-    rarely = {(1, 2): 2, (2, 3): 2, (0, 1): 1, (3, 0): 1}
-    assert found(set(), rarely) == []
-    assert found({(1, 2), (2, 3)}, rarely) == [(Kind.NIC, (2,))]
-    assert found({(1, 2), (2, 3)}, {(1, 2): 4, (3, 0): 1}) == [(Kind.NIC, (2,))], "of two one is waited for"
-    once_more = rarely | {(1, 2): 4}
-    assert found({(1, 2)}, once_more) == [(Kind.LINK, (1, 2))]
-    assert found({(1, 2), (3, 0)}, once_more) == [], "they have nothing in common"
-    assert found({(1, 2), (2, 3)}, {}) == [], "nobody waits for them"
+@cases(
+    case("the wire says nothing", set(), RARELY, disagrees="names 2 (network interface)"),
+    case("an adapter that is hardly waited for", {(1, 2), (2, 3)}, RARELY, (Kind.NIC, (2,))),
+    case(
+        "an adapter of whose links one is waited for",
+        {(1, 2), (2, 3)},
+        {(1, 2): 4, (3, 0): 1},
+        (Kind.NIC, (2,)),
+        disagrees="names 1, 2 (link)",
+    ),
+    case(
+        "a link that is waited for a little more",
+        {(1, 2)},
+        RARELY | {(1, 2): 4},
+        (Kind.LINK, (1, 2)),
+        disagrees="names 2 (network interface)",
+    ),
+    case("links that have nothing in common", {(1, 2), (3, 0)}, RARELY | {(1, 2): 4}, disagrees="names 2 (network interface)"),
+    case("nobody waits for them", {(1, 2), (2, 3)}, {}),
+)
+def test_what_the_wire_says_is_slow_need_hardly_be_waited_for(case: Case) -> None:
+    case.check()

@@ -10,8 +10,8 @@ from ncclwatch.engine.job import Job, assemble
 from ncclwatch.engine.nodes import RankNode
 from ncclwatch.engine.rings import all_under_way, exchanges, laggards, under_way
 from ncclwatch.engine.slow.cadence import Cadence
-from ncclwatch.engine.slow.equals import equals
-from ncclwatch.engine.slow.looks import Activity, take_look
+from ncclwatch.engine.slow.peer_groups import equals
+from ncclwatch.engine.slow.snapshot import Activity, take_look
 from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.model.state import Communicator, Direction, OpPhase, ProxyOperation, Transport
 from unit.synthetic import Rank, communicator, recv, send, shared

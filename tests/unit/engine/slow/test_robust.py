@@ -1,11 +1,11 @@
-"""Robust baselines: what is usual is learned, and proportional growth is told from additions."""
+"""Robust statistics of times: proportional growth is told from additions."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from ncclwatch.engine.slow.baselines import Baseline, slope
+from ncclwatch.engine.slow.robust import slope
 
 
 def test_slope_tells_work_from_additions() -> None:
@@ -14,11 +14,3 @@ def test_slope_tells_work_from_additions() -> None:
     factor, extra = slope(before, grown)
     assert factor == pytest.approx(2.0) and extra == pytest.approx(0.003)
     assert np.isnan(slope(np.full(40, 0.01), np.full(40, 0.02))[0]), "equal stretches say nothing of a factor"
-
-
-def test_baseline_learns_and_forgets_the_warm_up() -> None:
-    baseline = Baseline()
-    for value in [5.0, 5.0, 5.0, 5.0, 1.0, 1.0, 1.0, 1.01, 9.0, 1.0]:
-        baseline.learn(value)
-    assert baseline.normal == pytest.approx(1.0, abs=0.01)
-    assert baseline.limit(0.05) < 1.2

@@ -1,13 +1,12 @@
-"""Parts of the engine for slow jobs: iterations from calls, their order, and windows."""
+"""Iterations from calls, and their order."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 
-from ncclwatch.engine.slow.cadence import Cadences, Iteration
+from ncclwatch.engine.slow.cadence import Cadences
 from ncclwatch.engine.slow.order import FEWEST_CALLS, MOST_CALLS, UNMADE_RECORDS, CallOrders
-from ncclwatch.engine.slow.windows import IterationWatch
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 
 TENSOR, DATA, PIPE = 0x1000, 0x2000, 0x3000
@@ -160,100 +159,3 @@ class TestCadence:
         assert len(orders.of["f", 7].calls) == 40 and len(orders.of["a", 7].calls) == 200, "it shrinks when there are new ones"
         orders.add_calls(calls([(Function.ALL_REDUCE, TENSOR, -1)], [99.0]), "a")
         assert len(orders.of["a", 7].calls) == FEWEST_CALLS
-
-
-class TestWindows:
-    @staticmethod
-    def watch(durations: list[float]) -> IterationWatch:
-        watch, time = IterationWatch(), 10.0
-        for number, duration in enumerate(durations):
-            watch.feed([Iteration(time, time + duration, number)])
-            time += duration
-        return watch
-
-    def test_a_slow_down_is_repeated_and_dated(self) -> None:
-        slow = self.watch([1.0, 1.01, 0.99, 1.0, 1.0, 2.0, 2.0, 2.0]).slow_down()
-        assert slow is not None and slow.since == pytest.approx(15.0) and slow.ratio == pytest.approx(1.0, abs=0.02)
-        assert self.watch([1.0] * 6 + [9.0] + [1.0] * 2).slow_down() is None, "a checkpoint is slow once"
-
-    def test_two_iterations_in_a_row_that_take_many_times_as_long_are_enough(self) -> None:
-        """A third may be minutes away; one is a checkpoint, and two apart are two checkpoints."""
-        usual = [1.0, 1.01, 0.99, 1.0, 1.0, 1.0]
-        slow = self.watch([*usual, 9.0, 9.0]).slow_down()
-        assert slow is not None and slow.slow == 2 and slow.since == pytest.approx(16.0)
-        assert self.watch([*usual, 9.0, 3.0]).slow_down() is None
-        assert self.watch([*usual, 9.0, 1.0, 9.0]).slow_down() is None
-        for at_hand, found in ((4.0, False), (7.0, True)):
-            watch = self.watch([*usual, 9.0])
-            watch.feed([], Iteration(25.0, 25.0 + at_hand, 7))
-            assert (watch.slow_down() is not None) is found, at_hand
-
-    def test_pauses_of_a_rhythm_count_and_recovery_ends_it(self) -> None:
-        rhythm = [1.0] * 6 + [1.0, 1.0, 1.0, 1.0, 1.0, 2.5] * 4
-        slow = self.watch(rhythm).slow_down()
-        assert slow is not None and slow.slow == 4
-        assert self.watch(rhythm + [1.0] * 12).slow_down() is None
-
-    def test_a_slow_down_begins_where_it_goes_on_without_a_break(self) -> None:
-        disturbed = [1.0] * 12 + [3.0, 1.0, 1.0, 1.0, 3.0, 1.0, 1.0, 3.0, 1.0, 1.0, 1.0]
-        slow = self.watch([*disturbed, *[2.0] * 8]).slow_down()
-        assert slow is not None and slow.mean_s == pytest.approx(2.0) and (slow.iterations, slow.slow) == (8, 8)
-        pauses = self.watch([*disturbed, *[2.0, 1.0, 1.0] * 4]).slow_down()
-        assert pauses is not None and pauses.iterations > 12 and pauses.slow == 7
-
-    def test_an_iteration_at_hand_is_slow_as_soon_as_it_takes_too_long(self) -> None:
-        for before, upto, slow in (([4.0, 4.0], 1.5, True), ([4.0, 4.0], 0.9, False), ([1.0, 4.0], 7.0, False)):
-            watch = self.watch([1.0, 1.01, 0.99, 1.0, *before])
-            end = watch.recent[-1][0].end
-            watch.feed([], Iteration(end, end + upto, 99))
-            found = watch.slow_down()
-            assert (found is not None) == slow, "the third slow one, or a single long one so far"
-            assert found is None or (found.iterations, found.slow, found.mean_s) == (3, 3, 4.0)
-            watch.feed([], Iteration(end, end + 0.1, 100))
-            assert watch.slow_down() is None, "only the one at hand counts"
-
-    def test_noisy_iterations_that_are_longer_as_a_whole_are_slow(self) -> None:
-        """Healthy ones differ by a factor of two: none of the slow ones stands out by itself, nor do many in a row."""
-        chance = np.random.default_rng(7)
-
-        def drawn(number: int, times: float) -> list[float]:
-            durations: list[float] = (times * chance.uniform(0.4, 0.9, number)).tolist()
-            return durations
-
-        for _ in range(10):
-            healthy = drawn(40, 1.0)
-            assert self.watch(healthy).slow_down() is None
-            watch = self.watch([*healthy, *drawn(20, 1.7)])
-            slow = watch.slow_down()
-            assert slow is not None and slow.slow >= 6
-            assert slow.normal_s == pytest.approx(0.65, abs=0.12) and slow.since >= 10.0 + sum(healthy[:24])
-            time = watch.recent[-1][0].end
-            for number, duration in enumerate(drawn(16, 1.0)):
-                watch.feed([Iteration(time, time + duration, 60 + number)])
-                time += duration
-            assert watch.slow_down() is None, "as fast as it was"
-        assert all(self.watch(drawn(400, 1.0)).slow_down() is None for _ in range(10)), "noise alone"
-        worse = self.watch([*[1.0, 1.01, 0.99] * 10, *[2.0] * 60, *[3.0] * 20]).slow_down()
-        assert worse is not None and worse.normal_s == pytest.approx(1.0), "what was slow before is not normal"
-
-    def test_many_raised_in_a_row_are_slow_though_the_noise_could_explain_each(self) -> None:
-        noisy = [1.0, 1.2, 0.8, 1.1, 0.9, 1.15, 0.85, 1.05, 0.95, 1.0] * 2
-        assert self.watch([*noisy, *[1.7, 1.75, 1.8] * 2, 1.7]).slow_down() is None
-        raised = self.watch([*noisy, *[1.7, 1.75, 1.8] * 4])
-        slow = raised.slow_down()
-        assert slow is not None and slow.normal_s == pytest.approx(1.0, abs=0.05) and slow.slow == 12
-        assert slow.since == pytest.approx(10.0 + sum(noisy))
-        assert self.watch([*noisy, *[1.5, 1.0] * 8]).slow_down() is None, "not in a row"
-
-    def test_a_slow_job_that_becomes_slower_is_looked_at_as_it_is_now(self) -> None:
-        disturbed = [1.0] * 8 + [1.2, 1.3, 1.4, 1.25, 1.5] * 4
-        slow = self.watch([*disturbed, 4.0, 5.0, 1.3, 4.5, 5.5]).slow_down()
-        assert slow is not None and (slow.iterations, slow.slow) == (5, 5) and slow.normal_s == 1.0
-        assert slow.since == pytest.approx(10.0 + sum(disturbed))
-        pauses = self.watch([1.0] * 8 + [1.0, 1.0, 3.0] * 6).slow_down()
-        assert pauses is not None and pauses.slow == 6, "pauses are no second slow-down"
-
-    def test_warm_up_is_no_slow_down_and_noise_widens_the_limit(self) -> None:
-        assert self.watch([5.0, 4.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0]).slow_down() is None
-        noisy = [1.0, 1.4, 0.8, 1.2, 0.9, 1.3, 0.7, 1.1] * 3
-        assert self.watch(noisy).slow_down() is None

@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.connections import is_hidden
+from ncclwatch.engine.evidence.device import sees_everything
 from ncclwatch.engine.job import Job, Member, identity_of
 from ncclwatch.engine.slow.cadence import Cadence, Cadences
 from ncclwatch.engine.topology.model import Topology
@@ -50,10 +51,10 @@ def nodes(job: Job) -> NDArray[np.int64]:
     return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
-def replicas(job: Job, topology: Topology | None) -> NDArray[np.int64]:
-    """The place in the data group of each member: with equal ones they work on the same data; −1 where it is not known."""
-    known = [member.rank if _knows(topology, member.rank) else None for member in job.members]
-    return np.array([-1 if topology is None or rank is None else int(topology.replica[rank]) for rank in known], np.int64)
+def hidden_together(job: Job) -> NDArray[np.int64]:
+    """Sets of ranks of one node that are joined by what the host cannot see into (NVLink): a number each, −1 for none."""
+    hidden = np.array([any(is_hidden(own) for own in member.last.communicators) for member in job.members], np.bool_)
+    return np.where(hidden & (not sees_everything(job)), nodes(job), -1)
 
 
 def _means(member: Member) -> tuple[object, ...]:

@@ -1,0 +1,249 @@
+"""Whether a job runs slower than it did: one change-point test on its iteration times.
+
+Iteration times are sorted into a few bins by how far they lie above what was usual. Two things can be: all iterations of late
+come from the distribution that was learned while the job was healthy, or those since some moment come from another. The Bayes
+factor of the two (Dirichlet-multinomial, both sides with their prior) is taken for every moment of the last iterations; the
+largest decides against one threshold, which ``make calibrate`` derives from healthy jobs. Shifts, pauses in every third
+iteration and iterations that take minutes are all the same test: counts in bins. A slow-down ends when the iterations since
+speak for the healthy distribution as clearly.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from math import lgamma
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclwatch.engine.slow.cadence import Iteration
+from ncclwatch.engine.slow.calibration import TABLE
+
+WINDOW = 60
+"""Newest iterations among which a change point is looked for; cost is linear in it."""
+LEARNED = 200
+"""Newest healthy iterations that are remembered: what is usual may drift."""
+FEWEST_HEALTHY = 8
+"""Iterations before anything is called usual: as many as bins."""
+LEAST_RATIO = 1.05
+"""A change that costs less than a twentieth of an iteration is not worth anybody's time (CCL-D's smallest injected slow-down is
+more); a ratio of means.
+"""
+WORSE_RATIO = 1.5
+"""A slow-down within a slow-down counts as the one to explain from this ratio of means on: its explanation is another."""
+
+FEWEST_SLOW = 3
+"""Slow iterations before a slow-down is one, where normal ones lie between them."""
+
+STEPS = np.array([1.25, 1.6, 2.5, 4.0])
+"""Edges of the bins above the first that is slow at all, as ratios to it: about even on a logarithmic scale."""
+HEALTHY_PRIOR = np.array([15.0, 12.0, 2.0, 0.5, 0.5, 0.5, 0.5])
+"""Pseudo-counts of healthy iterations by bin: as if thirty had been seen before, two of them slow by chance, and now and then
+one that wrote a checkpoint, however long that took.
+"""
+OTHER_PRIOR = np.full(7, 0.5)
+"""The same of iterations since a change, of which nothing is known (Jeffreys)."""
+SLOW_FROM = 2
+"""The first bin that is slow."""
+
+
+@dataclass(frozen=True, slots=True)
+class SlowDown:
+    """A stretch of slow iterations: since when (seconds on the clock of the iterations), usual and mean duration in it."""
+
+    since: float
+    normal_s: float
+    mean_s: float
+    iterations: int
+    slow: int
+
+    @property
+    def ratio(self) -> float:
+        """How much longer an iteration takes: 1 means twice the usual time (CCL-D's R)."""
+        return self.mean_s / self.normal_s - 1.0
+
+    @property
+    def lost_share(self) -> float:
+        """The share of the time that is lost now, 0 to 1."""
+        return 1.0 - self.normal_s / self.mean_s
+
+
+@dataclass(slots=True)
+class _State:
+    """A slow-down that goes on: bins and durations of the iterations since, and the evidence that it is over."""
+
+    since: float
+    durations: list[float] = field(default_factory=list)
+    counts: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(OTHER_PRIOR)))
+    over: float = 0.0
+    """Cumulative sum of log(healthy/slow) over the newest iterations, never below 0 (Page's test)."""
+
+
+@dataclass(slots=True)
+class IterationWatch:
+    """Iteration times of one job, from one process that stands for it (an iteration takes as long on every rank)."""
+
+    healthy: deque[Iteration] = field(default_factory=lambda: deque(maxlen=LEARNED))
+    """What the job took while it was healthy, oldest first; the newest ``WINDOW`` may yet turn out to be slow."""
+    slow: _State | None = None
+    _recent: deque[float] = field(default_factory=lambda: deque(maxlen=8))
+    _last_end: float = 0.0
+    _open: Iteration | None = None
+
+    def feed(self, iterations: Sequence[Iteration], at_hand: Iteration | None = None) -> None:
+        """Take iterations in the order of their times; those seen before are left out. ``at_hand``: the one that has not ended,
+        up to the moment until which calls are known: it counts by what it has taken so far.
+        """
+        for iteration in iterations:
+            if iteration.end <= self._last_end:
+                continue
+            self._last_end = iteration.end
+            self._recent.append(iteration.duration)
+            if self.slow is None:
+                self.healthy.append(iteration)
+                self._look_for_change()
+            else:
+                self._go_on(iteration)
+        self._open = at_hand
+        if self.slow is None and at_hand is not None and self.known:
+            self._look_for_change(at_hand)
+
+    @property
+    def known(self) -> bool:
+        """Whether enough iterations were seen to say what is usual."""
+        return len(self.healthy) >= FEWEST_HEALTHY or self.slow is not None
+
+    @property
+    def usual(self) -> NDArray[np.float64]:
+        """Durations of the healthy iterations, seconds."""
+        return np.array([iteration.duration for iteration in self.healthy])
+
+    @property
+    def duration(self) -> float | None:
+        """The mean of the last iterations, seconds."""
+        return sum(self._recent) / len(self._recent) if self._recent else None
+
+    @property
+    def spread(self) -> float:
+        """How much healthy iterations differ: half of the range of the middle 80 %, relative to their median; 1 unknown."""
+        if not self.known:
+            return 1.0
+        low, middle, high = np.quantile(self.usual, (0.1, 0.5, 0.9)).tolist()
+        return float((high - low) / 2 / middle)
+
+    def limit(self) -> float:
+        """The duration from which on an iteration is slow, seconds; infinite while nothing is usual."""
+        return float(_edges(self.usual)[SLOW_FROM - 1]) if self.known else float("inf")
+
+    def began(self) -> float | None:
+        """When the oldest healthy iteration that is remembered began, seconds on the clock of the iterations."""
+        return self.healthy[0].begin if self.healthy else None
+
+    def slow_down(self) -> SlowDown | None:
+        """The slow-down that goes on now; ``None`` while the job runs as it did."""
+        if self.slow is None:
+            return None
+        durations = list(self.slow.durations)
+        if self._open is not None and self._open.duration > self.limit():
+            durations.append(self._open.duration)
+        normal, mean = float(self.usual.mean()), float(np.mean(durations))
+        if mean < LEAST_RATIO * normal:
+            return None
+        slow = int(np.count_nonzero(np.array(durations) > self.limit()))
+        return SlowDown(self.slow.since, normal, mean, len(durations), slow)
+
+    def _look_for_change(self, at_hand: Iteration | None = None) -> None:
+        """Set ``slow`` where the newest iterations come from another distribution than those before."""
+        kept = [*self.healthy, *([at_hand] if at_hand is not None else [])]
+        start = change_point(np.array([iteration.duration for iteration in kept]))
+        if start is None:
+            return
+        since = [iteration for iteration in kept[start:] if iteration is not at_hand]
+        self.healthy = deque(islice(self.healthy, start), maxlen=LEARNED)
+        self.slow = _State(kept[start].begin)
+        for iteration in since:
+            self._go_on(iteration)
+
+    def _go_on(self, iteration: Iteration) -> None:
+        """One more iteration of a slow-down: it may end it, or be the beginning of a worse one."""
+        state = self.slow
+        if state is None:
+            return
+        at = int(np.searchsorted(_edges(self.usual), iteration.duration))
+        healthy = _bins(self.usual, _edges(self.usual)) + HEALTHY_PRIOR
+        now = state.counts + OTHER_PRIOR
+        state.over = max(0.0, state.over + float(np.log(healthy[at] / healthy.sum()) - np.log(now[at] / now.sum())))
+        state.counts[at] += 1
+        state.durations.append(iteration.duration)
+        if state.over > TABLE.change_log_bayes_factor:
+            self.slow = None
+            return
+        if len(state.durations) > WINDOW:
+            state.counts[int(np.searchsorted(_edges(self.usual), state.durations.pop(0)))] -= 1
+        worse = change_point(np.array(state.durations), WORSE_RATIO)
+        if worse:
+            kept = state.durations[worse:]
+            self.slow = _State(iteration.end - sum(kept), kept, _bins(np.array(kept), _edges(self.usual)))
+
+
+def change_point(durations: NDArray[np.float64], least_ratio: float = LEAST_RATIO) -> int | None:
+    """The place from which on durations (seconds, oldest first) come from another, slower distribution; ``None`` if none.
+
+    O(``WINDOW`` x bins).
+    """
+    size = len(durations)
+    first = max(FEWEST_HEALTHY, size - WINDOW)
+    best, found = TABLE.change_log_bayes_factor, None
+    for start in range(size - 2, first - 1, -1):
+        past, since = durations[:start], durations[start:]
+        if since.mean() < least_ratio * past.mean():
+            continue
+        edges = _edges(past)
+        counts = _bins(since, edges)
+        slow = since > edges[SLOW_FROM - 1]
+        # Two that are slow are a slow-down only where one follows the other: checkpoints come apart.
+        if slow.sum() < FEWEST_SLOW and not slow[-2:].all():
+            continue
+        factor = log_bayes_factor(_bins(past, edges), counts)
+        if factor > best:
+            best, found = factor, start
+    return found
+
+
+def log_bayes_factor(past: NDArray[np.float64], since: NDArray[np.float64]) -> float:
+    """Natural logarithm of the odds that counts by bin ``since`` come from a distribution of their own, against that of ``past``.
+
+    Of their own means, with equal odds: all iterations changed (any distribution over the bins), or only some did (pauses: those
+    that are not slow are distributed as ever).
+    """
+    healthy = HEALTHY_PRIOR + past
+    same = _log_beta(healthy + since) - _log_beta(healthy)
+    shifted = _log_beta(OTHER_PRIOR + since) - _log_beta(OTHER_PRIOR)
+    slow, normal = since[SLOW_FROM:], since[:SLOW_FROM]
+    some = _log_beta(np.array([1.0 + normal.sum(), 1.0 + slow.sum()])) - _log_beta(np.ones(2))
+    some += _log_beta(OTHER_PRIOR[SLOW_FROM:] + slow) - _log_beta(OTHER_PRIOR[SLOW_FROM:])
+    some += _log_beta(healthy[:SLOW_FROM] + normal) - _log_beta(healthy[:SLOW_FROM])
+    return float(np.logaddexp(shifted, some) - np.log(2.0) - same)
+
+
+def _log_beta(values: NDArray[np.float64]) -> float:
+    """Logarithm of the multivariate beta function."""
+    return sum(map(lgamma, values.tolist())) - lgamma(float(values.sum()))
+
+
+def _edges(past: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Upper edges of the bins but the last, seconds: the median, what nine of ten stay below (and a twentieth above usual at
+    least), and multiples of that.
+    """
+    middle, high = np.quantile(past, (0.5, 0.9)).tolist()
+    slow = max(high, LEAST_RATIO * middle)
+    edges: NDArray[np.float64] = np.r_[middle, slow, slow * STEPS]
+    return edges
+
+
+def _bins(durations: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Counts by bin."""
+    return np.bincount(np.searchsorted(edges, durations), minlength=len(edges) + 1).astype(np.float64)

@@ -1,0 +1,422 @@
+"""Derive the weights and thresholds of the slowness estimate: ``python -m score.slowness`` (``make calibrate``), ``tests`` on
+the path.
+
+Reads recordings of real jobs with known faults and healthy ones (``--recordings``), simulates drawn scenarios beside them,
+collects the terms of every judged moment, and fits one conditional logit each for jobs that became slow, jobs that were slow
+from the start, and second culprits. Everything that is reported of it is cross-validated by job; fresh seeds judge the result,
+never these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import pickle
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from importlib import import_module
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclwatch.engine.job import Job
+from ncclwatch.engine.session import DiagnosisSession
+from ncclwatch.engine.slow import attribute
+from ncclwatch.engine.slow.calibration import Weights
+from ncclwatch.engine.slow.findings import Context
+from ncclwatch.engine.slow.profile import Profile
+from ncclwatch.engine.slow.terms import NOTHING, TERMS, CandidateKind, Terms, measure
+from ncclwatch.model.verdict import VerdictClass
+from ncclwatch.simulate.scenario import FaultKind, Scenario, ScoreClass, load_all
+from ncclwatch.store.replay import Recordings
+from score.cases import Case
+from score.diagnosers import Ncclwatch
+from score.drawn import draw
+from score.real import Saved, Transport, as_played, vary
+
+EVERY = 2
+"""Of the judged moments of a job, which hardly differ from one to the next, every second is taken."""
+FEWEST_SAMPLES = 3
+RIDGE = 0.3
+"""Strength of the penalty on weights: about a third of a job's evidence, so that a term which few jobs show stays small."""
+REAL_WEIGHT = 3.0
+"""A real job counts as much as three simulated ones."""
+STEPS, RATE = 350, 0.06
+"""Of the gradient ascent (Adam); it has converged by then to the second digit."""
+FOLDS = 5
+WRONG_AT_MOST = {"since": 0.05, "start": 0.01, "beside": 0.05}
+"""The chosen false-alarm figure: in how many jobs anybody innocent may be named at any moment. A hundredth where the job may
+be healthy (``start``: every healthy job is judged so); a twentieth where it is slow for certain, and somebody is to be found.
+"""
+CHANGE = 4.5
+"""Natural logarithm of the Bayes factor from which on iteration times have changed: of 47 real recordings no healthy stretch on a
+machine that was not starved reaches it, and of the slow ones whose mean grew by a twentieth all do but two (seed 1001).
+"""
+LEAST_NAMED = 0.65
+"""Nobody is named who is hardly likelier than not."""
+KINDS = tuple(kind.value for kind in CandidateKind)
+COLUMNS = (*TERMS, *KINDS, "nobody", "idle")
+
+
+@dataclass(slots=True)
+class Moment:
+    """One judged moment of one job: what was weighed, and the truth, which only this module sees."""
+
+    job: str
+    real: bool
+    start: bool
+    """Whether the job had no healthy past."""
+    ranks: list[int | None]
+    terms: Terms
+    idle: float
+    right: NDArray[np.bool_]
+    """For each candidate whether naming it is right; none before the fault shows."""
+    wanted: frozenset[int] = frozenset()
+    chances: NDArray[np.float64] | None = None
+    second: Moment | None = None
+    """The same once the first right culprit is found."""
+
+    def table(self) -> NDArray[np.float64]:
+        """Columns of every candidate and of nobody, which comes last: shape (candidates + 1, columns)."""
+        size = len(self.terms.members)
+        table = np.zeros((size + 1, len(COLUMNS)))
+        table[:-1, : len(TERMS)] = self.terms.values
+        table[np.arange(size), len(TERMS) + np.array([KINDS.index(kind.value) for kind in self.terms.kinds])] = 1.0
+        table[-1, COLUMNS.index("nobody")] = 1.0
+        table[-1, COLUMNS.index("idle")] = self.idle
+        return table
+
+    def answers(self) -> NDArray[np.bool_]:
+        """Which of the candidates and nobody may be said."""
+        return np.append(self.right, not self.right.any())
+
+
+# --- collecting --------------------------------------------------------------------------------------------------------------
+
+
+class _Collector:
+    """Listens to what a session weighs."""
+
+    def __init__(self, name: str, scenario: Scenario, since: float, *, real: bool) -> None:
+        self.name, self.scenario, self.since, self.real = name, scenario, since, real
+        self.moments: list[Moment] = []
+
+    def __call__(self, job: Job, profile: Profile, context: Context) -> None:
+        if profile.looks < FEWEST_SAMPLES:
+            return
+        terms = measure(profile, context)
+        ranks = [member.rank for member in job.members]
+        now = max(member.last.time_ns for member in job.members) / 1e9
+        wanted = frozenset(self.scenario.expect.ranks)
+        shows = now >= self.since and self.scenario.expect.score_class is not ScoreClass.CLEAN
+        right = self._right(terms, ranks) if shows else np.zeros(len(terms.members), np.bool_)
+        moment = Moment(self.name, self.real, context.lost is None, ranks, terms, context.idle, right, wanted)
+        if right.any() and context.lost is not None:
+            first = int(max(np.flatnonzero(right), key=lambda number: terms.values[number].sum()))
+            explained = attribute.also_explained(NOTHING, terms, first)
+            rest = attribute.beside(measure(profile, context, explained), explained.ranks)
+            named = {ranks[at] for at in explained.ranks}
+            left = self._right(rest, ranks) if not wanted <= named else np.zeros(len(rest.members), np.bool_)
+            moment.second = replace(moment, terms=rest, right=left) if rest.members else None
+        self.moments.append(moment)
+
+    def _right(self, terms: Terms, ranks: Sequence[int | None]) -> NDArray[np.bool_]:
+        """For each candidate whether naming it is right."""
+        return np.array([self._is_right(terms, number, ranks) for number in range(len(terms.members))], np.bool_)
+
+    def _is_right(self, terms: Terms, number: int, ranks: Sequence[int | None]) -> bool:
+        expect, kind = self.scenario.expect, terms.kinds[number]
+        named = {ranks[at] for at in terms.members[number]}
+        if not _classes(kind) & {str(verdict) for verdict in expect.verdicts}:
+            return False
+        wanted, allowed = set(expect.ranks), {*expect.ranks, *expect.also}
+        if len(self.scenario.faults) > 1 and named <= allowed:
+            return True  # they are found one after another
+        if not wanted or self.scenario.network.intra_node == "p2p":
+            return named <= allowed
+        if wanted <= named <= allowed:
+            return True
+        # Several ranks that no one candidate stands for are found one after another.
+        places = {
+            frozenset(ranks[at] for at in m) for k, m in zip(terms.kinds, terms.members, strict=True) if k is CandidateKind.HOST
+        }
+        return kind is CandidateKind.RANK and wanted not in places and named <= wanted
+
+
+def _classes(kind: CandidateKind) -> set[str]:
+    """The classes of verdicts that a candidate may be part of."""
+    if kind is CandidateKind.WHOLE_HOST:
+        return {"slow-mixed"}
+    return {"slow-mixed", "slow-computation" if kind.computes else "slow-communication"}
+
+
+def mixed(scenario: Scenario) -> Scenario | None:
+    """A scenario of a loaded host whose links are shared with other traffic as well; none of another scenario."""
+    loads = [fault for fault in scenario.faults if fault.kind is FaultKind.HOST_LOAD]
+    if not loads:
+        return None
+    traffic = replace(loads[0], kind=FaultKind.BACKGROUND_TRAFFIC, strength=20.0, delay_ms=2.0)
+    expect = replace(scenario.expect, score_class=ScoreClass.S3, verdicts=(VerdictClass.SLOW_MIXED,))
+    work = replace(scenario.workload, dp_bytes=max(scenario.workload.dp_bytes, 128 << 20))
+    return replace(scenario, name=f"{scenario.name}-mixed", faults=(*scenario.faults, traffic), expect=expect, workload=work)
+
+
+def of_recording(path: Path, known: dict[str, Scenario]) -> list[Moment]:
+    """The moments of a recorded real job; ``known`` holds the scenarios that have files."""
+    saved = Saved(**json.loads(path.with_suffix(".json").read_text("utf-8")))
+    scenario = as_played(
+        vary(scenario_of(saved.scenario, known), saved.seed, saved.number), saved.nccl, Transport(saved.transport)
+    )
+    collector = _Collector(path.stem, scenario, saved.since, real=True)
+    session = DiagnosisSession()
+    session.diagnosis.slow.observer = collector
+    with Recordings([path]) as recordings:
+        for _, _, batch in recordings.batches():
+            session.feed(batch)
+            if batch.looked:
+                session.judge(batch.time_ns)
+    return collector.moments[::-EVERY][::-1]
+
+
+def scenario_of(name: str, known: dict[str, Scenario]) -> Scenario:
+    """A scenario by its name: of a file, or drawn (``drawn-SEED-NUMBER-…``, ``drawn-slow-SEED-NUMBER-…``)."""
+    if name in known:
+        return known[name]
+    parts = name.split("-")
+    slow = parts[1] == "slow"
+    return draw(int(parts[1 + slow]), int(parts[2 + slow]), slow=slow)
+
+
+def of_scenario(scenario: Scenario) -> list[Moment]:
+    """The moments of a simulated job (SIMULATED)."""
+    case = Case(scenario, shift=sum(map(ord, scenario.name)) % 48)
+    *_, last = case.moments()
+    collector = _Collector(scenario.name, scenario, case.effect_s, real=False)
+    Ncclwatch(collector).diagnose(last.records, last.clock_s)
+    return collector.moments[::-EVERY][::-1]
+
+
+# --- fitting -----------------------------------------------------------------------------------------------------------------
+
+
+def fit(moments: Sequence[Moment]) -> NDArray[np.float64]:
+    """Weights of ``COLUMNS`` that make the right answers likeliest: conditional logit, each job with one voice, ridge penalty.
+
+    Weights of terms are not negative: none of them is evidence against what it is there to show.
+    """
+    number: dict[str, int] = defaultdict(int)
+    for moment in moments:
+        number[moment.job] += 1
+    tables = [moment.table() for moment in moments]
+    stacked, answers = np.concatenate(tables), np.concatenate([moment.answers() for moment in moments]).astype(np.float64)
+    sizes = [len(table) for table in tables]
+    segment, starts = np.repeat(np.arange(len(tables)), sizes), np.r_[0, np.cumsum(sizes)[:-1]]
+    voice = np.array([(REAL_WEIGHT if moment.real else 1.0) / number[moment.job] for moment in moments])
+    weights, mean, square = np.zeros(len(COLUMNS)), np.zeros(len(COLUMNS)), np.zeros(len(COLUMNS))
+    fixed = COLUMNS.index("rank")  # intercepts are told against that of a rank
+    for step in range(1, STEPS + 1):
+        odds = stacked @ weights
+        shares = np.exp(odds - np.maximum.reduceat(odds, starts)[segment])
+        shares /= np.add.reduceat(shares, starts)[segment]
+        right = shares * answers
+        right /= np.maximum(np.add.reduceat(right, starts), 1e-12)[segment]
+        gradient = stacked.T @ ((right - shares) * voice[segment]) - RIDGE * weights
+        gradient[fixed] = 0.0
+        mean, square = 0.9 * mean + 0.1 * gradient, 0.99 * square + 0.01 * gradient**2
+        weights = weights + RATE * (mean / (1 - 0.9**step)) / (np.sqrt(square / (1 - 0.99**step)) + 1e-8)
+        weights[: len(TERMS)] = np.maximum(weights[: len(TERMS)], 0.0)
+    return weights
+
+
+def as_weights(fitted: NDArray[np.float64], jobs: int) -> Weights:
+    """As the engine's table holds them."""
+    named = {name: round(float(value), 3) for name, value in zip(COLUMNS, fitted, strict=True)}
+    terms = {name: named[name] for name in (*TERMS, "idle")}
+    return Weights(terms, {kind: named[kind] for kind in KINDS}, named["nobody"], jobs)
+
+
+def validate(moments: Sequence[Moment], seed: int = 0) -> None:
+    """Give every moment its chances by weights that were fitted without its job."""
+    jobs = sorted({moment.job for moment in moments})
+    np.random.default_rng(seed).shuffle(jobs)
+    fold = {job: at % FOLDS for at, job in enumerate(jobs)}
+    for number in range(FOLDS):
+        kept = [moment for moment in moments if fold[moment.job] != number]
+        weights = fit(kept)
+        for moment in (moment for moment in moments if fold[moment.job] == number):
+            odds = moment.table() @ weights
+            shares = np.exp(odds - odds.max())
+            moment.chances = (shares / shares.sum())[:-1]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What naming from a probability on gives, cross-validated: faulty jobs, right ones at their last moment, silent ones, and
+    jobs in which anybody innocent was named at any moment.
+    """
+
+    jobs: int
+    faulty: int
+    right: int
+    silent: int
+    wrong: int
+
+
+def outcome(moments: Sequence[Moment], least: float) -> Outcome:
+    """Judge every job as the engine would: two moments in a row that name the same."""
+    by_job: dict[str, list[Moment]] = defaultdict(list)
+    for moment in moments:
+        by_job[moment.job].append(moment)
+    faulty = right = silent = wrong = 0
+    for series in by_job.values():
+        said = [_said(moment, least) for moment in series]
+        repeated = [
+            one if one is not None and before is not None and one[0] == before[0] else None
+            for before, one in zip([None, *said], said, strict=False)
+        ]
+        named = [one for one in repeated if one is not None]
+        wrong += any(not good for _, good in named)
+        if any(moment.right.any() for moment in series):
+            faulty += 1
+            last = next((one for one in reversed(repeated) if one is not None), None)
+            right += last is not None and last[1]
+            silent += not named
+    return Outcome(len(by_job), faulty, right, silent, wrong)
+
+
+def _said(moment: Moment, least: float) -> tuple[object, bool] | None:
+    """Whom a moment names, and whether that is right."""
+    if moment.chances is None:
+        return None
+    context = Context(np.zeros(0, np.int64), np.zeros(len(moment.ranks), np.int64), np.zeros(0), None)
+    found = attribute.likeliest(moment.terms, moment.chances, least, context)
+    return None if found is None else ((moment.terms.kinds[found[0]].computes, found[1]), bool(moment.right[found[0]]))
+
+
+def threshold(moments: Sequence[Moment], wrong: float = 0.01, *, real: bool = True) -> tuple[float, Outcome]:
+    """The smallest probability from which on naming somebody is wrong in few enough jobs (``wrong``, a share; in one at
+    least); of real jobs, if ``real`` and there are any.
+    """
+    if not moments:
+        raise ValueError("no jobs to calibrate with")
+    judged = [moment for moment in moments if moment.real or not real] or list(moments)
+    tried = []
+    for least in np.arange(LEAST_NAMED, 0.991, 0.01).round(2).tolist():
+        result = outcome(judged, least)
+        if result.wrong <= max(1, round(wrong * result.jobs)):
+            return least, outcome(moments, least)
+        tried.append((result.wrong, -result.right, least))
+    least = min(tried)[-1]
+    return least, outcome(moments, least)
+
+
+def seconds(moments: Iterable[Moment]) -> list[Moment]:
+    """What is left to weigh once one right culprit of a job is found."""
+    return [moment.second for moment in moments if moment.second is not None]
+
+
+# --- the command -------------------------------------------------------------------------------------------------------------
+
+
+def collect(options: argparse.Namespace) -> list[Moment]:
+    """All moments; of recordings and scenarios that were read before from the cache."""
+    known = {scenario.name: scenario for scenario in load_all(Path(__file__).resolve().parent.parent / "scenarios", "")}
+    paths = [
+        path for folder in options.recordings for path in sorted(folder.glob("*.ncclwatch")) if path.with_suffix(".json").exists()
+    ]
+    drawn = [draw(options.seed, number, slow=True) for number in range(options.simulated)]
+    drawn += [s for n in range(4 * options.healthy) if (s := draw(options.seed + 1, n)).expect.score_class is ScoreClass.CLEAN][
+        : options.healthy
+    ]
+    drawn += [both for scenario in drawn if (both := mixed(scenario)) is not None]
+    several = (draw(options.seed + 2, number, slow=True) for number in range(16 * options.pairs))
+    drawn += [scenario for scenario in several if len(scenario.faults) > 1][: options.pairs]
+    drawn = [scenario for scenario in drawn if scenario.layout.world <= options.largest]
+    options.cache.mkdir(parents=True, exist_ok=True)
+    moments: list[Moment] = []
+    with ProcessPoolExecutor(options.jobs, mp_context=get_context("spawn")) as pool:
+        waiting = [
+            (f"real-{p.stem}", pool.submit(_cached, options.cache / f"real-{p.stem}", partial(of_recording, p, known)))
+            for p in paths
+        ]
+        waiting += [(s.name, pool.submit(_cached, options.cache / f"sim-{s.name}", partial(of_scenario, s))) for s in drawn]
+        for name, future in waiting:
+            found = future.result()
+            moments += found
+            print(f"{name}: {len(found)} moments", file=sys.stderr, flush=True)
+    return moments
+
+
+def _cached(path: Path, make: Any) -> list[Moment]:
+    """What was collected before, if it was."""
+    if path.exists():
+        with path.open("rb") as file:
+            kept: list[Moment] = pickle.load(file)  # noqa: S301 - our own cache
+        return kept
+    made: list[Moment] = make()
+    with path.open("wb") as file:
+        pickle.dump(made, file)
+    return made
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Exit status 0 when the table was written."""
+    parser = argparse.ArgumentParser(prog="score.slowness", description="Derive the slowness estimate's weights and thresholds.")
+    parser.add_argument(
+        "--recordings", type=Path, nargs="*", default=[], help="folders of recordings with their notes beside them"
+    )
+    parser.add_argument("--simulated", type=int, default=100, help="drawn slow scenarios to simulate")
+    parser.add_argument("--healthy", type=int, default=60, help="drawn healthy scenarios to simulate")
+    parser.add_argument("--pairs", type=int, default=24, help="drawn scenarios with two culprits to simulate")
+    parser.add_argument("--largest", type=int, default=16, help="ranks of a simulated job at most")
+    parser.add_argument("--seed", type=int, default=2001)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--cache", type=Path, default=Path("build/slowness"))
+    parser.add_argument("--out", type=Path, help="write the table here (default: print what was found only)")
+    options = parser.parse_args(arguments)
+    moments = collect(options)
+    table: dict[str, Any] = {}
+    name_from: dict[str, float] = {}
+    note: dict[str, Any] = {
+        "made by": "make calibrate",
+        "chosen": {"innocent ranks named in at most this share of jobs": WRONG_AT_MOST},
+    }
+    parts = {
+        "since": [moment for moment in moments if not moment.start],
+        "start": [moment for moment in moments if moment.start],
+        "beside": seconds(moments),
+    }
+    for name, chosen in parts.items():
+        jobs = len({moment.job for moment in chosen})
+        validate(chosen)
+        # Every healthy job is judged as if it might be slow from the start: there simulated ones count as well.
+        name_from[name], result = threshold(chosen, WRONG_AT_MOST[name], real=name != "start")
+        weights = as_weights(fit(chosen), jobs)
+        table[name] = {"terms": weights.terms, "kinds": weights.kinds, "nobody": weights.nobody, "jobs": jobs}
+        real = len({moment.job for moment in chosen if moment.real})
+        note[name] = {
+            "jobs": jobs, "real": real, "faulty": result.faulty, "right": result.right, "silent": result.silent,
+            "wrong": result.wrong,
+        }  # fmt: skip
+        print(f"{name}: {note[name]} from {name_from[name]}")
+        print(
+            "  "
+            + ", ".join(f"{key} {value:g}" for key, value in {**weights.terms, **weights.kinds, "nobody": weights.nobody}.items())
+        )
+    table["name_from"], table["note"] = name_from, note
+    table["change_log_bayes_factor"] = CHANGE
+    if options.out:
+        options.out.write_text(json.dumps(table, indent=1) + "\n", "utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    # What is kept is of this module, not of ``__main__``.
+    sys.exit(import_module("score.slowness").main())

@@ -1,0 +1,61 @@
+"""Samples taken one after the other: which waits they prove, and how near in time is near."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from ncclwatch.engine.connections import ConnectionKey
+from ncclwatch.engine.edges import Wait, Why
+from ncclwatch.engine.job import Job, assemble
+from ncclwatch.engine.nodes import LinkNode, RankNode
+from ncclwatch.engine.slow.sample_ordering import Moments, near
+from ncclwatch.engine.waits import find_waits
+from unit.synthetic import SECOND, Rank, communicator, recv, send
+
+
+def job_read_at(*begun_ms: float, took_ms: float = 10.0) -> Job:
+    samples = [SimpleNamespace(wall_ns=int(ms * 1e6), duration_ns=int(took_ms * 1e6)) for ms in begun_ms]
+    members = [SimpleNamespace(index=index, last=sample) for index, sample in enumerate(samples)]
+    group = SimpleNamespace(members={index: (member, None) for index, member in enumerate(members)})
+    return cast(Job, SimpleNamespace(members=members, groups={7: group}))
+
+
+def wait(waiter: int, target: int | LinkNode) -> Wait:
+    key = ConnectionKey(7, 0, 0, 1, False)
+    return Wait(RankNode(waiter), target if isinstance(target, LinkNode) else RankNode(target), Why.EMPTY, key, str)
+
+
+@pytest.mark.parametrize(("first", "second", "proven"), [(0.0, 200.0, True), (200.0, 0.0, False), (12.0, 0.0, True)])
+def test_a_wait_is_proven_by_reading_who_is_waited_for_later(first: float, second: float, proven: bool) -> None:
+    moments = Moments(job_read_at(first, second), near_s=0.03)
+    assert moments.prove(wait(0, 1)) is proven
+    assert moments.prove(wait(1, 1)), "what one sample says of itself needs no second"
+
+
+def test_data_is_under_way_if_the_receiver_was_read_later() -> None:
+    link = LinkNode(7, 0, 1)
+    assert Moments(job_read_at(0.0, 200.0), 0.03).prove(wait(1, link))
+    assert not Moments(job_read_at(200.0, 0.0), 0.03).prove(wait(1, link))
+
+
+def test_who_already_waited_at_the_look_before_waits_though_read_later() -> None:
+    """Rank 1 starves and was read after rank 0, which it waits for; it had starved before rank 0 was read."""
+    idle = {"received": 4, "delivered": 4, "consumed": 4}
+    target = Rank(0, 2, (communicator(0, 2),), (send(1, sent=4, done=4, produced=4),))
+    waiter = Rank(1, 2, (communicator(1, 2),), (recv(0, posted=12, **idle),))
+    later = [replace(one, wall_ns=one.wall_ns + SECOND // 2) for one in waiter.looks()]
+    (job,) = assemble([target.looks(), later])
+    (starves,) = [one for one in find_waits(job).all() if one.waiter == RankNode(job.members[1].index)]
+    assert Moments(job, near_s=0.02).prove(starves)
+    came = [replace(later[0], operations=()), later[1]]
+    (job,) = assemble([target.looks(), came])
+    (starves,) = [one for one in find_waits(job).all() if one.waiter == RankNode(job.members[1].index)]
+    assert not Moments(job, near_s=0.02).prove(starves), "it may have come since"
+
+
+def test_how_near_is_near_goes_by_the_iteration() -> None:
+    assert near(10.0) > 0.1 > near(None) > near(0.1)
