@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,7 +30,7 @@ def profile(samples: Sequence[Look]) -> Profile:
     return add_up(samples, KEYS)
 
 
-def known(**more: object) -> Context:
+def known(**more: Any) -> Context:
     return context(0.5, before=PAST, **more)
 
 
