@@ -32,7 +32,7 @@ def crowded(part: Part, wait: Sequence[float], run: float, held: float = 0.6) ->
     return found
 
 
-def context(before: list[Look] | None, lost: float = 0.5, hosts: int = 1) -> Context:
+def context(before: list[Look] | None, lost: float | None = 0.5, hosts: int = 1) -> Context:
     return made.context(lost, hosts, RANKS, before=add_up(before, KEYS) if before is not None else None)
 
 
