@@ -108,6 +108,8 @@ def _is(found: tuple[Kind, tuple[int, ...]], wanted: Named) -> bool:
 
 def cases(*listed: Case) -> pytest.MarkDecorator:
     """Parametrise a test by ``case``."""
-    marks = {True: lambda case: [pytest.mark.xfail(strict=False, reason=case.disagrees)], False: lambda case: []}
-    parameters = [pytest.param(case, id=case.name, marks=marks[bool(case.disagrees)](case)) for case in listed]
+    parameters = []
+    for case in listed:
+        marks = [pytest.mark.xfail(strict=False, reason=case.disagrees)] if case.disagrees else []
+        parameters.append(pytest.param(case, id=case.name, marks=marks))
     return pytest.mark.parametrize("case", parameters)
