@@ -247,7 +247,7 @@ def test_evidence_grows_with_slow_iterations_and_falls_with_normal_ones() -> Non
     assert np.all(np.diff(shifted) > 0)
     normal = [log_bayes_factor(USUAL, bins(number, number, 0, 0, 0, 0, 0)) for number in range(1, 8)]
     assert max(normal) < 0.1, "iterations as ever are no evidence, however many"
-    paused = log_bayes_factor(USUAL, bins(12, 9, 0, 0, 7, 0, 0))
+    paused = log_bayes_factor(USUAL, bins(12, 9, 0, 0, 14, 0, 0))
     assert paused > TABLE.change_log_bayes_factor > log_bayes_factor(USUAL, bins(12, 9, 0, 0, 1, 0, 0))
 
 
