@@ -31,8 +31,9 @@ from ncclwatch.engine.session import DiagnosisSession
 from ncclwatch.engine.slow import attribute
 from ncclwatch.engine.slow.calibration import Weights
 from ncclwatch.engine.slow.findings import Context
-from ncclwatch.engine.slow.profile import Profile
+from ncclwatch.engine.slow.profile import Profile, add_up
 from ncclwatch.engine.slow.terms import NOTHING, TERMS, CandidateKind, Terms, measure
+from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.model.verdict import VerdictClass
 from ncclwatch.simulate.scenario import FaultKind, Scenario, ScoreClass, load_all
 from ncclwatch.store.replay import Recordings
@@ -44,6 +45,10 @@ from score.real import Saved, Transport, as_played, vary
 EVERY = 2
 """Of the judged moments of a job, which hardly differ from one to the next, every second is taken."""
 FEWEST_SAMPLES = 3
+FEWEST_PRETENDED = 6
+"""Samples of a healthy half."""
+PRETENDED = (0.08, 0.15, 0.3, 0.5)
+"""Shares of the time that are said to be lost there."""
 RIDGE = 0.3
 """Strength of the penalty on weights: about a third of a job's evidence, so that a term which few jobs show stays small."""
 REAL_WEIGHT = 3.0
@@ -102,7 +107,13 @@ class Moment:
 
 
 class _Collector:
-    """Listens to what a session weighs."""
+    """Listens to what a session weighs.
+
+    Of a healthy stretch it also keeps what would be weighed if the job had become slow in the middle of it: nobody is to be named
+    then, and how far chance alone goes is learned.
+    """
+
+    watch: SlowWatch | None = None
 
     def __init__(self, name: str, scenario: Scenario, since: float, *, real: bool) -> None:
         self.name, self.scenario, self.since, self.real = name, scenario, since, real
@@ -118,6 +129,8 @@ class _Collector:
         shows = now >= self.since and self.scenario.expect.score_class is not ScoreClass.CLEAN
         right = self._right(terms, ranks) if shows else np.zeros(len(terms.members), np.bool_)
         moment = Moment(self.name, self.real, context.lost is None, ranks, terms, context.idle, right, wanted)
+        if context.lost is None and (now < self.since or self.scenario.expect.score_class is ScoreClass.CLEAN):
+            self._pretend(job, profile, context, moment)
         if right.any() and context.lost is not None:
             first = int(max(np.flatnonzero(right), key=lambda number: terms.values[number].sum()))
             explained = attribute.also_explained(NOTHING, terms, first)
@@ -126,6 +139,18 @@ class _Collector:
             left = self._right(rest, ranks) if not wanted <= named else np.zeros(len(rest.members), np.bool_)
             moment.second = replace(moment, terms=rest, right=left) if rest.members else None
         self.moments.append(moment)
+
+    def _pretend(self, job: Job, profile: Profile, context: Context, moment: Moment) -> None:
+        """Keep the newest half of a healthy stretch as if it were slower than the half before."""
+        looks = self.watch.looks_of(job) if self.watch is not None else []
+        if len(looks) < 2 * FEWEST_PRETENDED:
+            return
+        half = len(looks) // 2
+        lost = PRETENDED[len(looks) % len(PRETENDED)]
+        pretended = replace(context, lost=lost, before=add_up(looks[:half], profile.processes), alike=context.equal)
+        terms = measure(add_up(looks[half:], profile.processes), pretended)
+        nobody = np.zeros(len(terms.members), np.bool_)
+        self.moments.append(replace(moment, job=f"{self.name}-healthy", start=False, terms=terms, right=nobody))
 
     def _right(self, terms: Terms, ranks: Sequence[int | None]) -> NDArray[np.bool_]:
         """For each candidate whether naming it is right."""
@@ -176,7 +201,7 @@ def of_recording(path: Path, known: dict[str, Scenario]) -> list[Moment]:
     )
     collector = _Collector(path.stem, scenario, saved.since, real=True)
     session = DiagnosisSession()
-    session.diagnosis.slow.observer = collector
+    session.diagnosis.slow.observer, collector.watch = collector, session.diagnosis.slow
     with Recordings([path]) as recordings:
         for _, _, batch in recordings.batches():
             session.feed(batch)
@@ -199,7 +224,9 @@ def of_scenario(scenario: Scenario) -> list[Moment]:
     case = Case(scenario, shift=sum(map(ord, scenario.name)) % 48)
     *_, last = case.moments()
     collector = _Collector(scenario.name, scenario, case.effect_s, real=False)
-    Ncclwatch(collector).diagnose(last.records, last.clock_s)
+    diagnoser = Ncclwatch(collector)
+    diagnoser.watching = lambda watch: setattr(collector, "watch", watch)
+    diagnoser.diagnose(last.records, last.clock_s)
     return collector.moments[::-EVERY][::-1]
 
 

@@ -135,6 +135,10 @@ class SlowWatch:
         """Told of everything that is weighed, for calibration; it changes nothing."""
         self._jobs: dict[ProcessKey, _JobWatch] = {}
 
+    def looks_of(self, job: Job) -> list[Look]:
+        """The samples that are kept of a job, oldest first."""
+        return list(self._watch_of(job).looks)
+
     def add_calls(self, events: NDArray[Any], lost: int = 0, source: str = "") -> None:
         """Take a batch of call records of one node."""
         self.cadences.add_calls(events, lost, source)

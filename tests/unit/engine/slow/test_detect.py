@@ -113,9 +113,9 @@ def test_one_checkpoint_is_none() -> None:
     assert slow_down([*QUIET, 9.0]) is None
 
 
-# Odds of one iteration in the last bin are about 170 to 1 by the prior; two of them are taken for a rhythm of pauses.
-@pytest.mark.xfail(strict=False, reason="two checkpoints among up to 60 iterations make a quiet job slow, for good")
-@pytest.mark.parametrize("apart", [20, 30, 50, 58])
+@pytest.mark.parametrize("apart", [
+    pytest.param(20, marks=pytest.mark.xfail(strict=False, reason="each costs nine iterations: taken for pauses")), 30, 50, 58,
+])  # fmt: skip
 def test_a_checkpoint_now_and_then_is_no_slow_down(apart: int) -> None:
     assert slow_down([*QUIET, *[9.0, *[1.0] * apart] * 4]) is None
 
@@ -156,8 +156,10 @@ def test_pauses_among_iterations_that_differ_a_little_count(every: int) -> None:
     assert slow is not None and slow.slow == 8
 
 
-@pytest.mark.xfail(strict=False, reason="any two iterations in the last bins are a slow-down")
-@pytest.mark.parametrize("after", [[9.0, 1.0, 9.0], [9.0, 3.0]])
+@pytest.mark.parametrize("after", [
+    [9.0, 1.0, 9.0],
+    pytest.param([9.0, 3.0], marks=pytest.mark.xfail(strict=False, reason="any two slow ones in a row are a slow-down")),
+])  # fmt: skip
 def test_two_checkpoints_close_to_each_other_are_none(after: list[float]) -> None:
     assert slow_down([*QUIET, *after]) is None
 
@@ -233,7 +235,12 @@ def test_the_bayes_factor_of_no_data_is_one() -> None:
 
 def test_the_bayes_factor_of_one_iteration_is_the_ratio_of_its_two_predictions() -> None:
     """By hand: after USUAL and its prior an iteration in the last bin has the probability of its pseudo-count. Of their own, all
+<<<<<<< HEAD
     changed: 1/7; some changed: half of them slow, and one of five bins. The mean of the two."""
+=======
+    changed:
+    1/7; some changed: half of them slow, and one of five bins. The mean of the two."""
+>>>>>>> slowtests
     healthy = HEALTHY_PRIOR[-1] / (USUAL.sum() + HEALTHY_PRIOR.sum())
     changed = (1 / 7 + 1 / 2 * 1 / 5) / 2
     assert log_bayes_factor(USUAL, bins(0, 0, 0, 0, 0, 0, 1)) == pytest.approx(np.log(changed / healthy))
@@ -244,7 +251,11 @@ def test_evidence_grows_with_slow_iterations_and_falls_with_normal_ones() -> Non
     assert np.all(np.diff(shifted) > 0)
     normal = [log_bayes_factor(USUAL, bins(number, number, 0, 0, 0, 0, 0)) for number in range(1, 8)]
     assert max(normal) < 0.1, "iterations as ever are no evidence, however many"
+<<<<<<< HEAD
     paused = log_bayes_factor(USUAL, bins(20, 16, 0, 0, 12, 0, 0))
+=======
+    paused = log_bayes_factor(USUAL, bins(12, 9, 0, 0, 14, 0, 0))
+>>>>>>> slowtests
     assert paused > TABLE.change_log_bayes_factor > log_bayes_factor(USUAL, bins(12, 9, 0, 0, 1, 0, 0))
 
 

@@ -161,7 +161,7 @@ def test_a_proxy_that_others_wait_for() -> None:
         assert values[CULPRIT] > 0.9 and np.delete(values, CULPRIT).max() < 0.1 and of_ranks(terms, name).max() < 0.1
 
 
-def slow_links(weights: dict[tuple[int, int], float], **more: object) -> Terms:
+def slow_links(weights: dict[tuple[int, int], float], **more: Any) -> Terms:
     holds = [link(*ends, weight) for ends, weight in weights.items()]
     return measure(profile(with_past([sample(holds, (), ALL)] * 12)), known(**more))
 
