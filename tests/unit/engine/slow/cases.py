@@ -108,14 +108,8 @@ def _is(found: tuple[Kind, tuple[int, ...]], wanted: Named) -> bool:
 
 def cases(*listed: Case) -> pytest.MarkDecorator:
     """Parametrise a test by ``case``."""
-<<<<<<< HEAD
-    # Not strict: weights are fitted anew (`make calibrate`), and on which side of a threshold such a case falls is nobody's choice.
-    marks = [[pytest.mark.xfail(strict=False, reason=case.disagrees)] if case.disagrees else [] for case in listed]
-    parameters = [pytest.param(case, id=case.name, marks=mark) for case, mark in zip(listed, marks, strict=True)]
-=======
     parameters = []
     for case in listed:
         marks = [pytest.mark.xfail(strict=False, reason=case.disagrees)] if case.disagrees else []
         parameters.append(pytest.param(case, id=case.name, marks=marks))
->>>>>>> slowtests
     return pytest.mark.parametrize("case", parameters)

@@ -235,12 +235,8 @@ def test_the_bayes_factor_of_no_data_is_one() -> None:
 
 def test_the_bayes_factor_of_one_iteration_is_the_ratio_of_its_two_predictions() -> None:
     """By hand: after USUAL and its prior an iteration in the last bin has the probability of its pseudo-count. Of their own, all
-<<<<<<< HEAD
-    changed: 1/7; some changed: half of them slow, and one of five bins. The mean of the two."""
-=======
     changed:
     1/7; some changed: half of them slow, and one of five bins. The mean of the two."""
->>>>>>> slowtests
     healthy = HEALTHY_PRIOR[-1] / (USUAL.sum() + HEALTHY_PRIOR.sum())
     changed = (1 / 7 + 1 / 2 * 1 / 5) / 2
     assert log_bayes_factor(USUAL, bins(0, 0, 0, 0, 0, 0, 1)) == pytest.approx(np.log(changed / healthy))
@@ -251,11 +247,7 @@ def test_evidence_grows_with_slow_iterations_and_falls_with_normal_ones() -> Non
     assert np.all(np.diff(shifted) > 0)
     normal = [log_bayes_factor(USUAL, bins(number, number, 0, 0, 0, 0, 0)) for number in range(1, 8)]
     assert max(normal) < 0.1, "iterations as ever are no evidence, however many"
-<<<<<<< HEAD
-    paused = log_bayes_factor(USUAL, bins(20, 16, 0, 0, 12, 0, 0))
-=======
     paused = log_bayes_factor(USUAL, bins(12, 9, 0, 0, 14, 0, 0))
->>>>>>> slowtests
     assert paused > TABLE.change_log_bayes_factor > log_bayes_factor(USUAL, bins(12, 9, 0, 0, 1, 0, 0))
 
 
