@@ -17,7 +17,7 @@ DEMO_NCCL := 2.27.5
 DEMO_PACKAGES := $(shell sed -e 's/\#.*//' scripts/debian-packages.txt)
 TEST_PACKAGES := $(DEMO_PACKAGES) bpftrace $(shell sed -e 's/\#.*//' tests/vm/packages.txt)
 
-.PHONY: help demo test setup setup-demo lint unit attach vm gpu shim bench eval eval-real eval-full clean
+.PHONY: help demo test setup setup-demo lint unit attach vm gpu shim bench eval eval-real eval-full calibrate clean
 
 help:
 	@echo "make demo [PID=...]  attach to a real NCCL job (without a GPU), freeze a rank, see it named"
@@ -25,6 +25,7 @@ help:
 	@echo "make eval            the scoreboard on simulated scenarios"
 	@echo "make eval-real       the scoreboard on a few scenarios played by real NCCL (root)"
 	@echo "make eval-full       all scenarios, simulated and real, all releases and transports (hours)"
+	@echo "make calibrate       weights and thresholds of the slowness estimate, from recordings"
 	@echo "make bench           the benchmarks"
 	@echo "make clean           remove what was built (not the download cache)"
 
@@ -139,6 +140,12 @@ SEED := 1
 eval-real: setup
 	@PYTHONPATH=tests $(PYTHON) -m score --real --set $(SET) $(NCCL:%=--nccl %) $(TRANSPORT:%=--transport %) --tries $(TRIES) \
 	  --seed $(SEED) --jobs $(if $(filter ci,$(SET)),4,1) --json build/score-real.json --markdown build/score-real.md --save build/recordings
+
+# Weights and thresholds of the slowness estimate, from recordings with known faults and healthy ones (RECORDINGS: folders that
+# `python -m score --real ... --save FOLDER` filled) and from simulated jobs. Fresh seeds judge the result, never these.
+RECORDINGS := build/recordings
+calibrate: setup
+	@PYTHONPATH=tests $(PYTHON) -m score.slowness --recordings $(RECORDINGS) --out src/ncclwatch/engine/slow/calibration.json
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache

@@ -7,6 +7,7 @@ two explanations is told.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import wraps
 
@@ -465,16 +466,24 @@ _BESIDE = (
 RULES = (*_STATED, *_DRAWN, *_RETRACTED, *_FOLLOWED, *_EXPLAINED, *_QUALIFIED, *_NETWORK, *_BESIDE)
 
 
-def markdown(rules: Sequence[Rule] = RULES) -> Iterator[str]:
-    """The table as Markdown, a row a rule."""
-    yield "| rule | when | concludes | defeats | why it is true | needed for | must leave alone |"
-    yield "| --- | --- | --- | --- | --- | --- | --- |"
+def _row(rule: Rule) -> tuple[str, str, str]:
+    says = " ".join((rule.apply.__doc__ or "").split("\n\n")[0].split())
+    return f"`{rule.id}`", rule.stratum.name.lower(), says
+
+
+def markdown(rules: Sequence[Rule] = RULES, *, short: bool = False) -> Iterator[str]:
+    """The table as Markdown, a row a rule. ``short``: without what each defeats and the tests that hold it."""
+    head = ["rule", "when", "concludes", *([] if short else ["defeats"]), "why it is true"]
+    head += [] if short else ["needed for", "must leave alone"]
+    yield f"| {' | '.join(head)} |"
+    yield f"|{' --- |' * len(head)}"
     for rule in rules:
-        says = " ".join((rule.apply.__doc__ or "").split("\n\n")[0].split())
-        defeats = ", ".join(f"`{one.id}`" for one in rules if one.id in rule.defeats)
-        cells = (f"`{rule.id}`", rule.stratum.name.lower(), says, defeats, rule.derivation, rule.recording, rule.near_miss)
+        cells = [*_row(rule), rule.derivation]
+        if not short:
+            cells.insert(3, ", ".join(f"`{one.id}`" for one in rules if one.id in rule.defeats))
+            cells += [rule.recording, rule.near_miss]
         yield f"| {' | '.join(cell.replace('|', '/') for cell in cells)} |"
 
 
 if __name__ == "__main__":
-    print("\n".join(markdown()))
+    print("\n".join(markdown(short="--short" in sys.argv)))
