@@ -107,7 +107,13 @@ def case(
 
 @cases(
     case("the wire says nothing", set(), RARELY, disagrees="names 2 (network interface)"),
-    case("an adapter that is hardly waited for", {(1, 2), (2, 3)}, RARELY, (Kind.NIC, (2,))),
+    case(
+        "an adapter that is hardly waited for",
+        {(1, 2), (2, 3)},
+        RARELY,
+        (Kind.NIC, (2,)),
+        disagrees="names nobody",
+    ),
     case(
         "an adapter of whose links one is waited for",
         {(1, 2), (2, 3)},
