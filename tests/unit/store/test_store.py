@@ -120,7 +120,7 @@ def test_killed_at_random_nothing_is_lost_that_was_written(tmp_path: Path, cap: 
     for i in range(rounds):
         path = tmp_path / f"r{i}"
         child = subprocess.Popen(
-            [sys.executable, "-c", KILLED, str(path), str(Path(__file__).parent.parent), str(cap)], stdout=subprocess.PIPE
+            [sys.executable, "-c", KILLED, str(path), str(Path(__file__).parents[2]), str(cap)], stdout=subprocess.PIPE
         )
         assert child.stdout is not None
         told = len(child.stdout.read(1))

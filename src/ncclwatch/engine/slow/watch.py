@@ -45,7 +45,9 @@ SPREAD_S, SPREAD_SHARE = 0.1, 0.1
 CONFIRMED = 2
 """Judgements in a row that must name the same before it is reported: one may rest on a single odd sample."""
 FORGIVEN = 5
-"""Judgements without a finding after which what was reported is withdrawn while the job is still slow: as many seconds."""
+"""Judgements without a finding after which what was reported is withdrawn while the job is still slow: as many seconds. And the
+judgements in a row that must agree where nothing is slower than before: each follows progress of its own, so that one long
+standstill does not name whoever it stands at. Of four equals, all five stand at the same by chance in 1 of 256 jobs."""
 MEANWHILE_S, MEANWHILE_MOST_S = 5.0, 60.0
 """So long after its last progress (an iteration's length, where that is more, and the second at most) a job that is slow is still
 said to be: then it may hang (the hang's own floor), or have come to its end."""
@@ -298,7 +300,8 @@ class SlowWatch:
         watch.repeated = watch.repeated + 1 if findings and named == watch.named else 1 if findings else 0
         watch.named = named
         # A culprit beside another may be missed by a few samples.
-        if watch.repeated >= CONFIRMED and not (named < said and watch.missing < FORGIVEN - 1):
+        enough = CONFIRMED if judgement.slow is not None or watch.standing is not None else FORGIVEN
+        if watch.repeated >= enough and not (named < said and watch.missing < FORGIVEN - 1):
             watch.missing = 0
             gpus = watch.gpus
             starts = gpus.starts(judgement.since)
