@@ -125,6 +125,8 @@ def test_what_was_found_by_drawing_is_right(found: Scenario) -> None:
     _check(found, found.name)
     (result,) = score_one(found, with_baselines=False)
     if found is FOUND[SILENT]:
-        assert not result.named and not result.false_alarm and not result.innocents, f"{result.said} {result.named} {result.summary}"
+        assert not result.named and not result.false_alarm and not result.innocents, (
+            f"{result.said} {result.named} {result.summary}"
+        )
         return
     assert result.right and not result.false_alarm, f"{result.said} {result.named} {result.summary}"
