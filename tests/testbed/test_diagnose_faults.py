@@ -13,7 +13,7 @@ import pytest
 from ncclwatch.collect.watched import as_gone
 from ncclwatch.engine.case import Known
 from ncclwatch.engine.diagnose import diagnose
-from ncclwatch.errors import TargetError
+from ncclwatch.errors import TargetError, TargetGoneError
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.target.session import TargetProcess
@@ -78,22 +78,31 @@ def test_a_rank_that_was_killed_before_anybody_looked_is_named_or_nobody_is(vers
 
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_rank_that_is_killed_under_our_eyes_is_named(version: str) -> None:
+    found = next(filter(None, (_killed_under_our_eyes(version) for _ in range(5))), None)
+    assert found is not None, "in five jobs a survivor exited as well"
+    told = f"{found.verdict_class}: {found.summary} {found.evidence}"
+    assert found.verdict_class is VerdictClass.DEAD, told
+    assert [culprit.rank for culprit in found.culprits] == [VICTIM], told
+    assert found.victims == (0, 1, 3), told
+
+
+def _killed_under_our_eyes(version: str) -> Verdict | None:
+    """What is said of it; ``None`` where NCCL noticed, so that a survivor's next call failed and it exited: another case."""
     with Job(version, 4, "allreduce", "socket", count=20_000) as job, ExitStack() as stack:
         targets = [stack.enter_context(TargetProcess.open(pid)) for pid in job.pids]
         last = [target.sample() for target in targets]
         job.kill(VICTIM)
         time.sleep(2.0)
         ended = as_gone(last[VICTIM])
-        series = [[ended, as_gone(ended)] if rank == VICTIM else [target.sample()] for rank, target in enumerate(targets)]
-        time.sleep(0.5)
-        for rank, target in enumerate(targets):
-            if rank != VICTIM:
-                series[rank].append(target.sample())
-        verdict = diagnose(series)
-    told = f"{verdict.verdict_class}: {verdict.summary} {verdict.evidence}"
-    assert verdict.verdict_class is VerdictClass.DEAD, told
-    assert [culprit.rank for culprit in verdict.culprits] == [VICTIM], told
-    assert verdict.victims == (0, 1, 3), told
+        try:
+            series = [[ended, as_gone(ended)] if rank == VICTIM else [target.sample()] for rank, target in enumerate(targets)]
+            time.sleep(0.5)
+            for rank, target in enumerate(targets):
+                if rank != VICTIM:
+                    series[rank].append(target.sample())
+        except TargetGoneError:
+            return None
+        return diagnose(series)
 
 
 def judge(pids: Sequence[int]) -> Verdict:
