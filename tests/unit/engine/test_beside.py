@@ -7,53 +7,21 @@ from datetime import datetime
 
 import jsonschema
 
-from ncclwatch.engine.beside import add_network
 from ncclwatch.engine.case import Known
 from ncclwatch.engine.diagnose import diagnose
-from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.engine.patience import Patience
 from ncclwatch.model.network import (
     FlowKind,
     FlowRecord,
     FlowState,
     KernelLogLine,
-    LinkChange,
     NetworkLook,
-    NicRecord,
 )
 from ncclwatch.model.state import CpuLimit, Direction
-from ncclwatch.model.verdict import Culprit, LinkRef, Verdict, VerdictClass, schema
-from unit.engine.evidence.said import of_network
+from ncclwatch.model.verdict import LinkRef, Verdict, VerdictClass, schema
 from unit.engine.evidence.test_cpu_limits import limited
+from unit.engine.network_looks import CHANGE, DOWN, HUNG, NIC, SECOND, explained, remembering
 from unit.synthetic import absent_from_ring, frozen_ring, looks, silent_link
-
-SECOND = 1_000_000_000
-
-
-NIC = NicRecord("node1", "eth0", "netdev", up=True, state="up", used_by=(0, 1))
-
-
-DOWN = replace(NIC, up=False, state="down")
-
-
-CHANGE = LinkChange("node1", "eth0", False, "no carrier", 5 * SECOND, 1_700_000_000 * SECOND)
-
-
-CULPRIT = Culprit(1, 1, "node1", 4711, 0)
-
-
-HUNG = Verdict(VerdictClass.HARDWARE, "the link stands still", (CULPRIT,), (0,), evidence=("steps",), next_steps=("look",))
-
-
-def remembering(*looks: NetworkLook, host: str = "node1") -> NetworkMemory:
-    memory = NetworkMemory()
-    for number, look in enumerate(looks):
-        memory.feed(host, look, number * SECOND)
-    return memory
-
-
-def explained(memory: NetworkMemory, verdict: Verdict) -> Verdict:
-    return add_network(of_network(memory), verdict)
 
 
 def test_a_link_that_is_down_is_named_with_its_host_time_and_ranks() -> None:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ncclwatch.engine.beside import NETWORK_CLASSES, add_network
-from ncclwatch.engine.network import NetworkMemory
+from ncclwatch.engine.beside import NETWORK_CLASSES
 from ncclwatch.engine.session import DiagnosisSession
 from ncclwatch.messaging.reader import BatchReader
 from ncclwatch.messaging.writer import BatchWriter
@@ -14,46 +13,16 @@ from ncclwatch.model.network import (
     FlowRecord,
     FlowState,
     KernelLogLine,
-    LinkChange,
     NetworkLook,
-    NicRecord,
     RdmaCounts,
     SocketFacts,
     StepRate,
 )
 from ncclwatch.model.state import Direction
-from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
+from ncclwatch.model.verdict import VerdictClass
 from unit.batches import node_batches
-from unit.engine.evidence.said import of_network
+from unit.engine.network_looks import CHANGE, DOWN, HUNG, NIC, SECOND, explained, remembering
 from unit.synthetic import frozen_ring
-
-SECOND = 1_000_000_000
-
-
-NIC = NicRecord("node1", "eth0", "netdev", up=True, state="up", used_by=(0, 1))
-
-
-DOWN = replace(NIC, up=False, state="down")
-
-
-CHANGE = LinkChange("node1", "eth0", False, "no carrier", 5 * SECOND, 1_700_000_000 * SECOND)
-
-
-CULPRIT = Culprit(1, 1, "node1", 4711, 0)
-
-
-HUNG = Verdict(VerdictClass.HARDWARE, "the link stands still", (CULPRIT,), (0,), evidence=("steps",), next_steps=("look",))
-
-
-def remembering(*looks: NetworkLook, host: str = "node1") -> NetworkMemory:
-    memory = NetworkMemory()
-    for number, look in enumerate(looks):
-        memory.feed(host, look, number * SECOND)
-    return memory
-
-
-def explained(memory: NetworkMemory, verdict: Verdict) -> Verdict:
-    return add_network(of_network(memory), verdict)
 
 
 def test_users_are_remembered_from_before_the_link_went_down() -> None:

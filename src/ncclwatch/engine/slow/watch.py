@@ -294,13 +294,13 @@ class SlowWatch:
     def _report(
         self, job: Job, watch: _JobWatch, findings: Sequence[Finding], judgement: Judgement, topology: Topology | None
     ) -> None:
-        """Keep what was found twice in a row as what is said; withdraw what was not found for a while."""
+        """Keep what was found often enough in a row as what is said; withdraw what was not found for a while."""
         named = frozenset((finding.kind.computes, finding.members) for finding in findings)
         said = frozenset((f.kind.computes, f.members) for f in watch.standing.findings) if watch.standing else frozenset()
         watch.repeated = watch.repeated + 1 if findings and named == watch.named else 1 if findings else 0
         watch.named = named
-        # A culprit beside another may be missed by a few samples.
         enough = CONFIRMED if judgement.slow is not None or watch.standing is not None else FORGIVEN
+        # A culprit beside another may be missed by a few samples.
         if watch.repeated >= enough and not (named < said and watch.missing < FORGIVEN - 1):
             watch.missing = 0
             gpus = watch.gpus

@@ -13,7 +13,7 @@ from ncclwatch.model.state import CpuLimit
 from unit.engine.evidence.said import Said, case_of
 from unit.engine.evidence.test_device import nvlink_ring
 from unit.engine.evidence.test_sockets import remembering, trying
-from unit.engine.test_network import NIC
+from unit.engine.network_looks import NIC
 from unit.synthetic import SECOND, Rank, communicator, frozen_ring, looks
 
 
