@@ -1,7 +1,7 @@
 """What a source of evidence is, and what it says: typed facts with their strength, interval and origin.
 
 A source reads records (samples, calls, what nodes say of their network) and nothing else: no other source, no graph, no verdict.
-Rules and the slowness estimate draw the conclusions.
+Rules draw the conclusions.
 """
 
 from __future__ import annotations
@@ -67,34 +67,6 @@ class FactKind(StrEnum):
     """The kernel's log names it."""
     ERROR = "error"
     """NCCL reports an error."""
-    SLOWED = "slowed"
-    """Graded evidence for the subject's being slow: ``value`` is in the unit of the fact's ``quantity`` (:class:`Measure`)."""
-
-
-class Quantity(StrEnum):
-    """What a graded fact measures; :attr:`unit` is that of its ``value``."""
-
-    LIKELIHOOD = "likelihood"
-    """Log-likelihood ratio for the subject's being a straggler."""
-    CPU_USED = "CPU used"
-    """How many CPUs the threads of the process used, on average over the interval."""
-    CPU_WAITED = "CPU waited for"
-    """How many threads of the process were runnable and waited for a CPU, on average over the interval."""
-    ROUND_TRIP = "round trip"
-    """From sending data on a link to its acknowledgement: TCP's round trip, or the completion of RDMA work requests."""
-    GPU_TIME = "GPU time"
-    """How long the GPU was in one operation."""
-
-    @property
-    def unit(self) -> str:
-        """The unit of the value."""
-        return _UNITS[self]
-
-
-_UNITS = {
-    Quantity.LIKELIHOOD: "nats", Quantity.CPU_USED: "CPUs", Quantity.CPU_WAITED: "threads",
-    Quantity.ROUND_TRIP: "s", Quantity.GPU_TIME: "s",
-}  # fmt: skip
 
 
 Subject = Hashable
@@ -124,13 +96,6 @@ class Fact:
     def text(self) -> str:
         """The fact as a line of evidence."""
         return self.describe()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measure(Fact):
-    """A graded fact: ``value`` in the unit of ``quantity``, over ``interval``."""
-
-    quantity: Quantity
 
 
 @dataclass(frozen=True, slots=True)
