@@ -257,14 +257,6 @@ class Transfers:
         others = self._begun[side].rows(int(self.connection[row]))
         return bool(others) and all(int(self.base[other]) > step for other in others)
 
-    def oldest_open(self) -> dict[tuple[int, int, int], int]:
-        """(group id, channel, rank) → ``op_count`` of the oldest collective it has unfinished in a network transfer."""
-        rows = np.flatnonzero(self.begun & (self.done < self.nsteps) & ~self.point_to_point)
-        rows = rows[np.argsort(-self.op_count[rows], kind="stable")]
-        groups = [self.members.groups[place].id for place in self.group[rows].tolist()]
-        places = zip(groups, self.channel[rows].tolist(), self.rank[rows].tolist(), strict=True)
-        return dict(zip(places, self.op_count[rows].tolist(), strict=True))
-
     def has_receive(self, rows: Column) -> Flags:
         """For each of ``rows`` whether its rank also has the operation open as a receiver, on the same channel."""
         places = numbered((self.group, self.channel, self.rank, self.op_count))

@@ -6,7 +6,7 @@ from ncclwatch.engine.evidence.base import Source
 from ncclwatch.engine.evidence.calls import Calls
 from ncclwatch.engine.evidence.cpu_limits import CpuLimits
 from ncclwatch.engine.evidence.device import DeviceShim
-from ncclwatch.engine.evidence.disagreements import SequenceCounts
+from ncclwatch.engine.evidence.disagreements import OpenCalls, SequenceCounts
 from ncclwatch.engine.evidence.exits import Exits
 from ncclwatch.engine.evidence.kernel_log import KernelLog
 from ncclwatch.engine.evidence.ports import Ports
@@ -15,6 +15,7 @@ from ncclwatch.engine.evidence.shared_memory import SharedMemory
 from ncclwatch.engine.evidence.sockets import Sockets
 
 SOURCES: tuple[Source, ...] = (
-    Exits(), Proxies(), SharedMemory(), DeviceShim(), Calls(), SequenceCounts(), Ports(), Sockets(), KernelLog(), CpuLimits(),
+    Exits(), Proxies(), SharedMemory(), DeviceShim(), Calls(), OpenCalls(), SequenceCounts(), Ports(), Sockets(), KernelLog(),
+    CpuLimits(),
 )  # fmt: skip
 """Every source, in the order in which what they say is told."""
