@@ -216,7 +216,7 @@ class Places:
 
     def behind(self, numbers: Sequence[int]) -> set[int]:
         """As of :meth:`Waits.behind`, by the numbers of the nodes."""
-        ends = np.searchsorted(self.nodes, numbers).tolist()
+        ends = np.flatnonzero(np.isin(self.nodes, numbers)).tolist()
         all_followed = len(self.edges) == len(self._waiters)
         preceding = self.preceding if all_followed else neighbours(len(self.nodes), self._targets, self._waiters)
         found = self.nodes[sorted(reaching(preceding, ends) - set(ends))]
