@@ -12,13 +12,14 @@ from ncclwatch.engine.evidence import calls
 from ncclwatch.engine.evidence.base import Facts, Source
 from ncclwatch.engine.evidence.calls import CallsFinding
 from ncclwatch.engine.evidence.registry import SOURCES
-from ncclwatch.engine.graph import Sink, Waits, find_sinks
+from ncclwatch.engine.graph import Sink, Waits
 from ncclwatch.engine.hypotheses import Hypothesis, Retraction, Trail
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.sends_and_receives import Messages
+from ncclwatch.engine.transfers import Transfers
 from ncclwatch.engine.waits import find_waits
 
 T = TypeVar("T")
@@ -63,8 +64,6 @@ class Case:
     still: float
     time: float
     loners: Sequence[Member] = ()
-    sinks: list[Sink] = field(default_factory=list)
-    """Where the waits end, of the graph as it is now."""
     standing: Hypothesis | None = None
     """The hypothesis that stands: the last that defeated the one before."""
     trail: Trail = field(default_factory=Trail)
@@ -77,6 +76,7 @@ class Case:
     _kept: dict[str, Any] = field(default_factory=dict)
     _concluded: set[Hashable] = field(default_factory=set)
     _facts: Facts | None = None
+    _transfers: Transfers | None = None
     _waits: Waits | None = None
     _findings: dict[int, CallsFinding] | None = None
     _messages: Messages | None = None
@@ -89,17 +89,28 @@ class Case:
         return self._facts
 
     @property
+    def transfers(self) -> Transfers:
+        """What the proxies show of transfers over the network, in columns: records that several sources read."""
+        if self._transfers is None:
+            self._transfers = Transfers(self.job)
+        return self._transfers
+
+    @property
     def waits(self) -> Waits:
-        """The wait-for graph: drawn from memory when it is first asked for, then changed by rules."""
+        """The wait-for graph: drawn from what the sources say when it is first asked for; rules put another in its place."""
         if self._waits is None:
-            self._waits = find_waits(self.job)
-            self.solve()
+            self._waits = find_waits(self)
         return self._waits
 
-    def solve(self) -> None:
-        """Follow the waits to their ends, of the graph as it is now: the one place where that is done. O(nodes + edges)."""
-        self.sinks = find_sinks(self.job, self.waits)
+    @waits.setter
+    def waits(self, waits: Waits) -> None:
+        self._waits = waits
         self._kept.clear()
+
+    @property
+    def sinks(self) -> list[Sink]:
+        """Where the waits end, of the graph as it is now."""
+        return self.waits.sinks
 
     def remember(self, what: str, make: Callable[[], T]) -> T:
         """What several rules ask for, made once for the graph as it is now."""
@@ -108,14 +119,14 @@ class Case:
         found: T = self._kept[what]
         return found
 
-    def is_new(self, rule: str, concluded: Wait | StallMark | Retraction) -> bool:
-        """Whether a rule concludes something for the first time."""
+    def is_new(self, concluded: Wait | StallMark | Retraction) -> bool:
+        """Whether something is concluded for the first time."""
         if isinstance(concluded, Retraction):
             return concluded.wait not in self.waits.retracted
         what = concluded.target if isinstance(concluded, Wait) else concluded.stall
         who = concluded.waiter if isinstance(concluded, Wait) else concluded.member.index
-        fresh = (rule, who, what, concluded.key) not in self._concluded
-        self._concluded.add((rule, who, what, concluded.key))
+        fresh = (who, what, concluded.key) not in self._concluded
+        self._concluded.add((who, what, concluded.key))
         return fresh
 
     @property
@@ -141,6 +152,11 @@ class Case:
         if self._messages is None and self.known.ledger is not None:
             self._messages = Messages(self.job, self.known.ledger, self.known.totals, self.known.orders)
         return self._messages
+
+
+def of_job(job: Job) -> Case:
+    """A case of which nothing is known but the samples."""
+    return Case(job, Known(), 0.0, 0.0)
 
 
 def of_nodes(known: Known) -> Case:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ncclwatch.engine.job import Group, Member
-from ncclwatch.model.state import Communicator, ProcessSample, ProxyOperation, ProxySub, Transport
+from ncclwatch.model.state import Communicator, HostConnection, ProcessSample, ProxyOperation, ProxySub, Transport
 
 CONNECTION_SLOTS = 8
 """Fact: NCCL_STEPS, buffers of a connection, a sender is at most so many steps ahead (all tags, ``src/include/device.h``)."""
@@ -39,6 +39,18 @@ class End:
     def last_step(self) -> int:
         """The connection's step at which this transfer ends."""
         return self.sub.base + self.sub.nsteps
+
+
+def steps_unread(connection: HostConnection) -> int | None:
+    """Steps that were written into a connection inside a node and not read; ``None`` where that is not seen."""
+    if connection.head is None or connection.tail is None:
+        return None
+    return max(0, connection.tail - connection.head)
+
+
+def memory_of(connection: HostConnection) -> str:
+    """Where the buffers of a connection inside a node lie."""
+    return "shared memory" if connection.transport is Transport.SHM else "P2P (GPU memory)"
 
 
 INVISIBLE = frozenset({Transport.P2P, Transport.NVLS, Transport.COLLNET, Transport.UNKNOWN})

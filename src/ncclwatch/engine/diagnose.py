@@ -11,11 +11,11 @@ from dataclasses import replace
 from itertools import groupby
 
 from ncclwatch.engine.case import Case, Known
-from ncclwatch.engine.edges import StallMark, Wait, wait_facts
+from ncclwatch.engine.edges import Wait, wait_facts
 from ncclwatch.engine.evidence.base import FactKind
 from ncclwatch.engine.evidence.sockets import RETRY_S
 from ncclwatch.engine.explain_network import ports_in_use
-from ncclwatch.engine.hypotheses import Conclusion, Hypothesis, Lost, Rule, Stratum
+from ncclwatch.engine.hypotheses import Conclusion, Hypothesis, Lost, Retraction, Rule, Stratum
 from ncclwatch.engine.job import Job, Member, assemble
 from ncclwatch.engine.patience import retry_patience
 from ncclwatch.engine.rules import RULES
@@ -134,19 +134,14 @@ def _follow(case: Case) -> None:
 
 def _take(case: Case, rule: Rule, concluded: Iterable[Conclusion]) -> bool:
     """Change the graph as a rule says, and solve it again; whether anything is new."""
-    new = [one for one in concluded if not isinstance(one, Hypothesis) and case.is_new(rule.id, one)]
-    for one in new:
-        if isinstance(one, Wait):
-            case.waits.added.append(one)
-            case.trail.drawn += [(rule.id, fact) for fact in wait_facts([one])]
-        elif isinstance(one, StallMark):
-            case.waits.added_stalls.append(one)
-        else:
-            case.waits.retracted.add(one.wait)
-            case.trail.retracted.append(one)
+    new = [one for one in concluded if not isinstance(one, Hypothesis) and case.is_new(one)]
+    facts = [one for one in new if not isinstance(one, Retraction)]
+    retracted = [one for one in new if isinstance(one, Retraction)]
     if new:
+        case.waits = case.waits.plus(facts, (one.wait for one in retracted))
         case.trail.fired[rule.id] = case.trail.fired.get(rule.id, 0) + len(new)
-        case.solve()
+        case.trail.drawn += [(rule.id, fact) for fact in wait_facts(fact for fact in facts if isinstance(fact, Wait))]
+        case.trail.retracted += retracted
     return bool(new)
 
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import Generic, TypeVar
+from typing import TypeVar
+
+import numpy as np
 
 from ncclwatch.engine.connections import ConnectionKey, End
-from ncclwatch.engine.evidence.base import Fact, FactKind, Strength
+from ncclwatch.engine.evidence.base import Fact, FactColumns, FactKind, Strength
 from ncclwatch.engine.job import Member
-from ncclwatch.engine.nodes import Node, RankNode
-from ncclwatch.engine.transfers import Column
-from ncclwatch.model.verdict import OperationRef
+from ncclwatch.engine.nodes import Node, Nodes, RankNode
 
 T = TypeVar("T")
+
+NOBODY = -1
+"""Fact: stands for the object of a fact in columns that has none."""
 
 
 class Why(StrEnum):
@@ -31,8 +34,8 @@ class Why(StrEnum):
     NO_BUFFER = "which has no receive buffer open"
     NO_CREDIT = "the receiver has buffers open, but the sender may not send: the clear-to-send has not arrived"
     NOT_TAKEN = "which does not take the data sent"
-    EMPTY = "which has written nothing more into shared memory"
-    FULL = "which does not consume what lies in shared memory"
+    EMPTY = "which has written nothing more for it"
+    FULL = "which does not consume what was written for it"
     NOT_CALLED = "which has not called it"
     NO_MESSAGE = "which has not called the other half of it"
     BROKEN = "whose connection is broken: NCCL has dropped the receive"
@@ -61,37 +64,40 @@ PROXY_STALLS = frozenset({
 """What a proxy thread alone decides: no peer and no GPU can hold it up there."""
 
 
-@dataclass(slots=True)
-class Wait:
-    """One need: ``waiter`` cannot go on before ``target`` does something.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait(Fact):
+    """An edge of the wait-for graph: the subject cannot go on before the object does something.
 
-    ``describe`` makes its text: of the thousands of waits of a large job a few are ever shown. ``operation`` is set where no end
-    of a transfer tells it. ``strength``: proven by counters of both ends; likely where nothing shows that the waiter has begun
-    the operation, and it may wait in one before; possible where nothing contradicts it.
+    Its text is made when it is asked for: of the thousands of waits of a large job a few are ever shown. ``operation`` is set
+    where no end of a transfer tells it. ``strength``: proven by counters of both ends; likely where nothing shows that the waiter
+    has begun the operation, and it may wait in one before; possible where nothing contradicts it.
     """
 
-    waiter: Node
-    target: Node
+    kind: FactKind = FactKind.WAITS_FOR
+    subject: Node
+    object: Node
     why: Why
     key: ConnectionKey
-    describe: Callable[[], str]
     end: End | None = None
     other: End | None = None
     """The far end of the transfer, where that is open."""
-    operation: OperationRef | None = None
-    strength: Strength = Strength.PROVEN
     number: int = -1
     """In the graph it was taken from."""
+
+    @property
+    def waiter(self) -> Node:
+        """Who waits."""
+        return self.subject
+
+    @property
+    def target(self) -> Node:
+        """For whom."""
+        return self.object
 
     @property
     def weak(self) -> bool:
         """Whether nothing shows that the waiter has begun the operation."""
         return self.strength is Strength.LIKELY
-
-    @property
-    def text(self) -> str:
-        """The wait as a line of evidence."""
-        return self.describe()
 
 
 def enough_pairs(waiting: Sequence[T], behind: Sequence[T]) -> list[tuple[T, T]]:
@@ -99,80 +105,43 @@ def enough_pairs(waiting: Sequence[T], behind: Sequence[T]) -> list[tuple[T, T]]
     return [(waiter, behind[0]) for waiter in waiting] + [(waiting[0], other) for other in behind[1:]]
 
 
-@dataclass(slots=True)
-class StallMark:
-    """One thing a rank could do and does not do."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StallMark(Fact):
+    """One thing a rank could do and does not do: it accuses nobody by itself, for the rank may wait elsewhere."""
 
+    kind: FactKind = FactKind.STANDS
+    subject: RankNode
     member: Member
     stall: Stall
     key: ConnectionKey
-    describe: Callable[[], str]
     end: End | None = None
 
-    @property
-    def text(self) -> str:
-        """The stall as a line of evidence."""
-        return self.describe()
 
-    @property
-    def fact(self) -> Fact:
-        """The stall as a fact."""
-        return Fact(FactKind.STANDS, RankNode(self.member.index), "state", describe=self.describe)
+EdgeT = TypeVar("EdgeT", Wait, StallMark)
 
 
-class Nodes:
-    """Nodes as numbers: an observed process is its index, everything else is negative."""
-
-    def __init__(self) -> None:
-        self._others: list[Node] = []
-        self._numbers: dict[Node, int] = {}
-
-    def number(self, node: Node) -> int:
-        """The number of a node."""
-        if isinstance(node, RankNode):
-            return int(node)
-        number = self._numbers.setdefault(node, -1 - len(self._others))
-        if number == -1 - len(self._others):
-            self._others.append(node)
-        return number
-
-    def node(self, number: int) -> Node:
-        """The node with a number."""
-        return RankNode(number) if number >= 0 else self._others[-1 - number]
-
-
-@dataclass(slots=True)
-class Columns(Generic[T]):
-    """Waits or stalls of the network's transfers, in columns: who (waiter or stalled process), and for whom where it waits.
-
-    ``make`` turns a row into an object; ``collectives`` are the ids of the communicators that have a collective among the rows.
-    """
-
-    who: Column
-    target: Column
-    make: Callable[[int], T]
-    collectives: set[int]
-
-    def __len__(self) -> int:
-        return len(self.who)
+def in_columns(facts: Sequence[EdgeT], nodes: Nodes) -> FactColumns[EdgeT]:
+    """Waits or stalls that are objects already, as those that are not."""
+    subjects = np.array([nodes.number(fact.subject) for fact in facts], np.int64)
+    objects = np.array([nodes.number(fact.object) if isinstance(fact, Wait) else NOBODY for fact in facts], np.int64)
+    possible = np.array([fact.strength is Strength.POSSIBLE for fact in facts], np.bool_)
+    collectives = frozenset(fact.key.group for fact in facts if not fact.key.point_to_point)
+    return FactColumns(facts[0].kind, subjects, objects, possible, facts.__getitem__, collectives)
 
 
 def wait_facts(waits: Iterable[Wait]) -> list[Fact]:
-    """Waits as facts: one for all channels between the same two ranks that stand for the same reason."""
-    first: dict[object, Wait] = {}
-    channels: dict[object, set[int]] = {}
+    """Waits as they are told: one for all channels between the same two ranks that stand for the same reason."""
+    first: dict[Hashable, Wait] = {}
+    channels: dict[Hashable, set[int]] = {}
     for wait in waits:
         same = (wait.waiter, wait.target, wait.why, wait.end.operation.direction if wait.end else None)
         first.setdefault(same, wait)
         channels.setdefault(same, set()).add(wait.key.channel)
-    return [_fact(wait, len(channels[same]) - 1) for same, wait in first.items()]
+    return [replace(wait, describe=partial(_text, wait, len(channels[same]) - 1)) for same, wait in first.items()]
 
 
-def _fact(wait: Wait, more: int) -> Fact:
-    def describe() -> str:
-        return wait.text + (f" (and {more} more channel{'s' if more > 1 else ''})" if more else "")
-
-    return Fact(FactKind.WAITS_FOR, wait.waiter, "state", wait.strength, wait.target, operation=wait.operation, describe=describe)
+def _text(wait: Wait, more: int) -> str:
+    return wait.text + (f" (and {more} more channel{'s' if more > 1 else ''})" if more else "")
 
 
 def told(text: str, subject: Node | None = None, kind: FactKind = FactKind.CALLED_OTHER, source: str = "state") -> Fact:

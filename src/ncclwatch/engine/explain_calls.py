@@ -14,7 +14,7 @@ from ncclwatch.engine.case import Case
 from ncclwatch.engine.edges import told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind
 from ncclwatch.engine.evidence.calls import CallsFinding, behind_text, operation_of
-from ncclwatch.engine.evidence.disagreements import Disagreement, find_disagreements
+from ncclwatch.engine.evidence.disagreements import Disagreement, Mismatch, find_disagreements
 from ncclwatch.engine.explain_waits import beside_unobserved, ends_of
 from ncclwatch.engine.graph import Sink
 from ncclwatch.engine.hypotheses import Cause, Hypothesis, Suspect
@@ -49,19 +49,19 @@ def open_calls_tie(case: Case) -> Iterator[Hypothesis]:
 
 def _open_calls(case: Case) -> Hypothesis | None:
     """Ranks that called different things hang whatever else the waits show: the disagreement is the cause."""
-    return case.remember("open calls", lambda: _compare_open_calls(case)) if case.waits.mismatches else None
+    return case.remember("open calls", lambda: _compare_open_calls(case)) if case.facts.of(FactKind.OPEN_OTHER) else None
 
 
 def _compare_open_calls(case: Case) -> Hypothesis | None:
     job, details = case.job, dict[int, str]()
     supports: list[Fact] = []
     tie = False
-    for mismatch in case.waits.mismatches:
+    for mismatch in case.facts.of(FactKind.OPEN_OTHER, Mismatch):
         ranks, how, even = mismatch.suspects()
         tie = tie or even
         supports += [told(line) for line in (*mismatch.lines(job), how)]
         for rank in ranks:
-            member, call = job.groups[mismatch.group_id].holder(rank), mismatch.calls.get(rank)
+            member, call = job.groups[mismatch.subject].holder(rank), mismatch.calls.get(rank)
             if member is not None:
                 details.setdefault(member.index, call.text() if call else "another operation")
     if not details:

@@ -211,7 +211,7 @@ def _ranks_behind(case: Case, rule: str, verdict_class: VerdictClass) -> Iterato
     supports: list[Fact] = []
     for (sink, member), (_, cause) in zip(named, causes, strict=True):
         suspects.append(observed(job, member, sink.waits, sink.stalls, cause))
-        supports += [*wait_facts(sink.waits), *(mark.fact for mark in sink.stalls)]
+        supports += [*wait_facts(sink.waits), *sink.stalls]
         supports += [told(line, RankNode(member.index), FactKind.CALLED_LESS) for line in counts.lines(member)]
     victims = victims_of(ends.ranks) | peers(job, [suspect.place for suspect in suspects])
     victims -= {member.index for _, member in named}

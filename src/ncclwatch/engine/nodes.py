@@ -53,3 +53,24 @@ def node_of(job: Job, group_id: int, comm_rank: int) -> RankNode | AbsentNode:
     group = job.groups.get(group_id)
     holder = group.holder(comm_rank) if group is not None else None
     return RankNode(holder.index) if holder is not None else AbsentNode(group_id, comm_rank)
+
+
+class Nodes:
+    """Nodes as numbers: an observed process is its index, everything else is negative."""
+
+    def __init__(self) -> None:
+        self._others: list[Node] = []
+        self._numbers: dict[Node, int] = {}
+
+    def number(self, node: Node) -> int:
+        """The number of a node."""
+        if isinstance(node, RankNode):
+            return int(node)
+        number = self._numbers.setdefault(node, -1 - len(self._others))
+        if number == -1 - len(self._others):
+            self._others.append(node)
+        return number
+
+    def node(self, number: int) -> Node:
+        """The node with a number."""
+        return RankNode(number) if number >= 0 else self._others[-1 - number]

@@ -9,17 +9,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 from ncclwatch.engine.case import Case
 from ncclwatch.engine.connections import acknowledges, was_before
 from ncclwatch.engine.edges import Stall, StallMark, Wait, Why, wait_facts
-from ncclwatch.engine.evidence.proxies import transfer_text
+from ncclwatch.engine.evidence.proxies import stall_text
 from ncclwatch.engine.graph import Sink, components
 from ncclwatch.engine.hypotheses import Retraction
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.nodes import Node, RankNode
-from ncclwatch.engine.rings import all_under_way, laggards
-from ncclwatch.engine.waits import RING_ENDS_RECEIVING, has_produced
+from ncclwatch.engine.rings import RING_ENDS_RECEIVING, all_under_way, laggards
+from ncclwatch.engine.waits import has_produced
 from ncclwatch.model.state import Direction, ProxyOperation, ProxySub
 
 ONE_SIDED = ("Broadcast", "Reduce")
@@ -81,7 +82,7 @@ def behind_in_ring(case: Case) -> Iterator[Retraction | Wait]:
         nodes = set(sink.nodes)
         behind = [wait for wait in lagging if wait.waiter in nodes and wait.target in nodes]
         following = _following([*(wait for wait in sink.inside if _is_proven(job, wait)), *behind])
-        if any(len(found) > 1 for found in components(sink.nodes, following)):
+        if any(len(found) > 1 for found in components(following)):
             continue
         ends = {wait.target for wait in behind} - following.keys()
         yield from (wait for wait in behind if wait.target in ends)
@@ -115,12 +116,17 @@ def _not_completed(job: Job, wait: Wait) -> StallMark | None:
         return None
     if not was_before(job.groups[wait.key.group], job.member(target.index), end.member):
         return None
-    member, stall = end.member, Stall.PROXY_NOT_COMPLETING
-
-    def describe() -> str:
-        return f"{member.label}: {stall}: {transfer_text(end, wait.other, wait.why)}"
-
-    return StallMark(member, stall, wait.key, describe, end)
+    stall = Stall.PROXY_NOT_COMPLETING
+    text = partial(stall_text, end, wait.other, stall)
+    return StallMark(
+        subject=RankNode(end.member.index),
+        source=wait.source,
+        member=end.member,
+        stall=stall,
+        key=wait.key,
+        end=end,
+        describe=text,
+    )
 
 
 def _is_proven(job: Job, wait: Wait) -> bool:

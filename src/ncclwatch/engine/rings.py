@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
-from ncclwatch.engine.connections import CONNECTION_SLOTS, ConnectionKey
+from ncclwatch.engine.connections import CONNECTION_SLOTS, ConnectionKey, steps_unread
 from ncclwatch.engine.edges import Wait, Why
-from ncclwatch.engine.job import Group, Job
-from ncclwatch.engine.nodes import RankNode
-from ncclwatch.model.state import Communicator, Direction
+from ncclwatch.engine.evidence.base import Strength
+from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.engine.nodes import AbsentNode, RankNode, node_of
+from ncclwatch.model.state import Communicator, Direction, HostConnection, Transport
+
+NAME = "rings"
+RING_ENDS_RECEIVING = frozenset({"AllReduce", "AllGather", "ReduceScatter"})
+"""Collectives whose ring ends with a receive on every rank (``src/device/all_reduce.h`` and its like)."""
 
 
 class RingPosition(NamedTuple):
@@ -126,7 +129,7 @@ def laggards(job: Job, amid: RingsUnderWay) -> Iterator[Wait]:
         for channel, previous in waiting.items():
             for rank, prev in previous.items():
                 if prev in group.members:
-                    yield _wait(job, group, channel, rank, prev, "all that was written is read")
+                    yield waits_for_more(job, group, channel, rank, prev, "all that was written into shared memory is read")
         if len(group.members) < group.nranks:
             continue
         for channel, tails in ring_written(group).items():
@@ -138,7 +141,7 @@ def laggards(job: Job, amid: RingsUnderWay) -> Iterator[Wait]:
             for rank, tail in tails.items():
                 for other in behind:
                     if 0 < tail - least <= CHUNK_STEPS * after[other].get(rank, 0):
-                        yield _wait(job, group, channel, rank, other, f"{tail - least} steps behind")
+                        yield waits_for_more(job, group, channel, rank, other, f"{tail - least} steps behind in shared memory")
 
 
 def _hops(group: Group, channel: int, first: int) -> dict[int, int]:
@@ -151,53 +154,55 @@ def _hops(group: Group, channel: int, first: int) -> dict[int, int]:
     return found
 
 
-def exchanges(job: Job) -> Iterator[Wait]:
-    """Waits in groups of three ranks and more all of whom send to all through shared memory, as experts do.
+# --- who has read all ------------------------------------------------------------------------------------------------
 
-    Who has written more to another than it has read from it, and has nothing of it to read, waits for it: both send the same
-    number of steps each time. Where they do not somebody has read more than it wrote, and nothing is said; nor in a pipeline, in
-    which nobody sends to all.
-    """
-    for group in job.groups.values():
-        if group.nranks < 3 or not any(own.host_connections for _, own in group.members.values()):
+
+class Hop(NamedTuple):
+    """A rank on the way backward through a ring, and those of its inputs of which all is read."""
+
+    member: Member
+    communicator: Communicator
+    empty: list[HostConnection]
+
+
+def empty_hops(group: Group, channel: int, rank: int) -> Iterator[Hop]:
+    """From a rank backward through the ring inputs in shared memory of which all is read, while only one feeds it."""
+    seen: set[int] = set()
+    while rank not in seen and rank in group.members:
+        seen.add(rank)
+        member, communicator = group.members[rank]
+        empty = [conn for conn in ring_inputs(communicator, channel) if steps_unread(conn) == 0]
+        if empty:
+            yield Hop(member, communicator, empty)
+        if len(empty) != 1:
+            return
+        rank = empty[0].peer
+
+
+def ring_inputs(communicator: Communicator, channel: int) -> Iterator[HostConnection]:
+    """Connections inside the node that feed this rank's ring on a channel; all of the channel's where the ring is unknown."""
+    if not communicator.host_connections:
+        return
+    previous = {ring.channel: ring.prev for ring in communicator.rings}.get(channel)
+    for conn in communicator.host_connections:
+        if conn.channel != channel or conn.direction is not Direction.RECV or conn.connection_index != 0:
             continue
-        totals = {rank: _messages(own) for rank, (_, own) in group.members.items()}
-        complete = all(len(peers) == group.nranks - 1 for peers in totals.values())
-        if not complete or any(m.written < m.read for peers in totals.values() for m in peers.values()):
-            continue
-        for rank, peers in totals.items():
-            for peer, m in peers.items():
-                if not m.unread and 0 < m.written - m.read <= CONNECTION_SLOTS and peer in group.members:
-                    yield _wait(job, group, m.channel, rank, peer, "all that was written is read", point_to_point=True)
+        if conn.transport in (Transport.SHM, Transport.P2P) and previous in (None, conn.peer):
+            yield conn
 
 
-@dataclass(slots=True)
-class _Messages:
-    """Steps a rank has written to another, read from it, and has yet to read, over all channels, one of which is ``channel``."""
+def waits_for_more(
+    job: Job, group: Group, channel: int, reader: int, writer: int, how: str, strength: Strength = Strength.PROVEN,
+    *, point_to_point: bool = False,
+) -> Wait:  # fmt: skip
+    """That a rank which is known to be in an operation, and has read all of a connection, waits for its writer."""
+    target, member = node_of(job, group.id, writer), group.members[reader][0]
+    key = ConnectionKey(group.id, channel, writer, reader, point_to_point)
+    why = Why.UNOBSERVED if isinstance(target, AbsentNode) else Why.EMPTY
 
-    channel: int = 0
-    written: int = 0
-    read: int = 0
-    unread: int = 0
+    def describe() -> str:
+        return f"{member.label} waits for {job.rank_name(group.id, writer)}, {why}: channel {channel}, {how}"
 
-
-def _messages(own: Communicator) -> dict[int, _Messages]:
-    """Peer → what was sent and received through shared memory, of those with whom there is both."""
-    found: dict[int, _Messages] = defaultdict(_Messages)
-    for conn in own.host_connections:
-        if conn.connection_index == 0 or not conn.head or not conn.tail:
-            continue
-        total = found[conn.peer]
-        if conn.direction is Direction.SEND:
-            total.written += conn.tail
-        else:
-            total.channel, total.read, total.unread = conn.channel, total.read + conn.head, total.unread + conn.tail - conn.head
-    return {peer: total for peer, total in found.items() if total.written and total.read}
-
-
-def _wait(job: Job, group: Group, channel: int, rank: int, other: int, how: str, *, point_to_point: bool = False) -> Wait:
-    waiter, target = RankNode(group.members[rank][0].index), RankNode(group.members[other][0].index)
-    key = ConnectionKey(group.id, channel, other, rank, point_to_point)
-    name, peer = group.members[rank][0].label, job.rank_name(group.id, other)
-    text = f"{name} waits for {peer}, {Why.EMPTY}: shared memory, channel {channel}, {how}"
-    return Wait(waiter, target, Why.EMPTY, key, partial(str, text))
+    return Wait(
+        subject=RankNode(member.index), source=NAME, object=target, why=why, key=key, strength=strength, describe=describe
+    )

@@ -88,7 +88,7 @@ class Places:
 RANK_SHIFT = 32
 """Fact: ranks are 32 bits wide (``ncclComm.rank``): a group's number and a rank fit into one integer."""
 
-FIELDS = 17
+FIELDS = 16
 """Fact: columns that are gathered of each transfer."""
 BEGUN, READY = 1, 2
 """Fact: phases that matter (``OpPhase``)."""
@@ -164,15 +164,12 @@ class Transfers:
             place, own = owner
             phase, op_count, siblings = operation.phase, operation.op_count, len(operation.subs)
             state = BEGUN if phase is in_progress else READY if phase is ready_phase else 0
-            sends, collective = operation.direction is send, names[operation.collective]
+            head = (place, own, index, operation.direction is send, op_count, names[operation.collective], state, siblings)
             for sub in operation.subs:
-                rank = own if sub.rank is None else sub.rank
-                if rank == UNKNOWN:
+                if own == UNKNOWN and sub.rank is None:
                     continue
-                values += (place, rank, index, sends, op_count, collective, state, siblings)
+                values += head
                 values += _COUNTERS(sub)
-                ready = sub.gpu_ready
-                values.append(UNKNOWN if ready is None else ready)
                 operations.append(operation)
                 subs.append(sub)
         for pending in member.last.pending:
@@ -196,9 +193,14 @@ class Transfers:
 
     def _fill(self, table: NDArray[np.int64]) -> None:
         """Turn what was gathered into columns."""
-        self.group, self.rank, holder, sends, self.op_count, self.collective, state, self.siblings = table.T[:8].copy()
+        own = [UNKNOWN if sub.rank is None else sub.rank for sub in self.subs]
+        produced = [UNKNOWN if sub.gpu_ready is None else sub.gpu_ready for sub in self.subs]
+        self.produced = column(lambda: produced, len(produced))
+        self.group, rank, holder, sends, self.op_count, self.collective, state, self.siblings = table.T[:8].copy()
         self.channel, self.peer, self.nsteps, self.base = table.T[8:12].copy()
-        self.posted, self.received, self.transmitted, self.done, self.produced = table.T[12:].copy()
+        self.posted, self.received, self.transmitted, self.done = table.T[12:].copy()
+        self.rank = column(lambda: own, len(own))
+        self.rank = np.where(self.rank == UNKNOWN, rank, self.rank)
         self.sends: Flags = sends != 0
         self.begun: Flags = state == BEGUN
         self.ready: Flags = state == READY
@@ -256,14 +258,6 @@ class Transfers:
         """Whether ``side`` of a row's connection works on a later transfer only: it has left ``step`` behind."""
         others = self._begun[side].rows(int(self.connection[row]))
         return bool(others) and all(int(self.base[other]) > step for other in others)
-
-    def oldest_open(self) -> dict[tuple[int, int, int], int]:
-        """(group id, channel, rank) → ``op_count`` of the oldest collective it has unfinished in a network transfer."""
-        rows = np.flatnonzero(self.begun & (self.done < self.nsteps) & ~self.point_to_point)
-        rows = rows[np.argsort(-self.op_count[rows], kind="stable")]
-        groups = [self.members.groups[place].id for place in self.group[rows].tolist()]
-        places = zip(groups, self.channel[rows].tolist(), self.rank[rows].tolist(), strict=True)
-        return dict(zip(places, self.op_count[rows].tolist(), strict=True))
 
     def has_receive(self, rows: Column) -> Flags:
         """For each of ``rows`` whether its rank also has the operation open as a receiver, on the same channel."""

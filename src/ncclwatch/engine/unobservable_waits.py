@@ -21,11 +21,12 @@ from ncclwatch.engine.evidence.exits import Census
 from ncclwatch.engine.graph import Waits
 from ncclwatch.engine.job import Group, Job, Member, launched
 from ncclwatch.engine.nodes import AbsentNode, HiddenNode, Node, RankNode, node_of
-from ncclwatch.engine.rings import ring_positions
+from ncclwatch.engine.rings import RING_ENDS_RECEIVING, ring_positions
 from ncclwatch.engine.stated import errors_of
-from ncclwatch.engine.waits import RING_ENDS_RECEIVING
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.state import Communicator, Transport
+
+NAME = "calls"
 
 MOST_PEERS = 8
 """Bound: peers for which waits of one rank are drawn on one communicator: one of them is enough to go on from."""
@@ -57,7 +58,10 @@ def calls_not_made(case: Case) -> Iterator[Wait]:
         for waiter, other in enough_pairs(waiting, behind):
             key = ConnectionKey(number, 0, group.ranks[other.index], group.ranks[waiter.index], False)
             text = partial(_call_text, waiter, other, finding)
-            yield Wait(RankNode(waiter.index), RankNode(other.index), Why.NOT_CALLED, key, text, operation=operation)
+            yield Wait(
+                subject=RankNode(waiter.index), source="calls", object=RankNode(other.index), why=Why.NOT_CALLED, key=key,
+                operation=operation, describe=text,
+            )  # fmt: skip
 
 
 def before_is_open(group: Group, finding: CallsFinding, waits: Waits) -> bool:
@@ -157,13 +161,11 @@ def message_possible(case: Case) -> Iterator[Wait]:
     """Waits of an idle rank for messages where the calls do not tell, or nobody recorded them: they end unseen."""
     messages = case.messages
     peers = messages.doubtful if messages is not None else partial(_by_memory, case.job)
-    drawn = _messages_drawn(case.waits)
     for member in _idle(case):
         for group, peer in peers(member):
             target: Node = HiddenNode(group.id, peer) if peer in group.members else AbsentNode(group.id, peer)
-            wait = _message(group, member, peer, target, Why.UNOBSERVED, partial(_possible_text, case.job, member, group, peer))
-            if (wait.waiter, wait.key) not in drawn:
-                yield wait
+            text = partial(_possible_text, case.job, member, group, peer)
+            yield _message(group, member, peer, target, Why.UNOBSERVED, text)
 
 
 def dropped_operation(case: Case) -> Iterator[Wait]:
@@ -202,7 +204,10 @@ def ring_before(case: Case) -> Iterator[Wait]:
                 key = ConnectionKey(group.id, at.channel, at.prev, own.rank, False)
                 text = partial(_before_text, case.job, member, group, at.prev, at.written, at.read)
                 strength = Strength.PROVEN if names else Strength.POSSIBLE
-                yield Wait(RankNode(member.index), target, Why.EMPTY, key, text, strength=strength)
+                yield Wait(
+                    subject=RankNode(member.index), source=NAME, object=target, why=Why.EMPTY, key=key, strength=strength,
+                    describe=text,
+                )  # fmt: skip
 
 
 def not_begun(job: Job, member: Member, mark: StallMark) -> bool:
@@ -248,17 +253,10 @@ def _messages_owed(case: Case, members: Sequence[Member]) -> Iterator[Wait]:
     messages = case.messages
     if messages is None or len(members) > MOST_CALLERS:
         return
-    drawn = _messages_drawn(case.waits)
     for member in members:
         for group, peer, other in messages.owed(member):
             text = partial(_owed_text, case.job, member, group, peer)
-            wait = _message(group, member, peer, RankNode(other.index), Why.NO_MESSAGE, text)
-            if (wait.waiter, wait.key) not in drawn:
-                yield wait
-
-
-def _messages_drawn(waits: Waits) -> set[tuple[Node, ConnectionKey]]:
-    return {(wait.waiter, wait.key) for wait in waits.added if wait.why in (Why.NO_MESSAGE, Why.UNOBSERVED)}
+            yield _message(group, member, peer, RankNode(other.index), Why.NO_MESSAGE, text)
 
 
 def _by_memory(job: Job, member: Member) -> Iterator[tuple[Group, int]]:
@@ -309,13 +307,17 @@ def _wait(
     strength: Strength = Strength.POSSIBLE,
 ) -> Wait:  # fmt: skip
     key = ConnectionKey(group.id, 0, rank, group.ranks[member.index], False)
-    return Wait(RankNode(member.index), target, why, key, text, strength=strength)
+    return Wait(
+        subject=RankNode(member.index), source=NAME, object=target, why=why, key=key, strength=strength, describe=text
+    )  # fmt: skip
 
 
 def _message(group: Group, member: Member, peer: int, target: Node, why: Why, text: Callable[[], str]) -> Wait:
     key = ConnectionKey(group.id, 0, peer, group.ranks[member.index], True)
     strength = Strength.PROVEN if why is Why.NO_MESSAGE else Strength.POSSIBLE
-    return Wait(RankNode(member.index), target, why, key, text, strength=strength)
+    return Wait(
+        subject=RankNode(member.index), source=NAME, object=target, why=why, key=key, strength=strength, describe=text
+    )  # fmt: skip
 
 
 # --- words -------------------------------------------------------------------------------------------------------------

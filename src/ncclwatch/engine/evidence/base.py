@@ -1,18 +1,23 @@
 """What a source of evidence is, and what it says: typed facts with their strength, interval and origin.
 
 A source reads records (samples, calls, what nodes say of their network) and nothing else: no other source, no graph, no verdict.
-Rules and the slowness estimate draw the conclusions.
+Rules draw the conclusions.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from typing import TYPE_CHECKING, TypeVar, overload
+from itertools import chain
+from typing import TYPE_CHECKING, Generic, TypeVar, overload
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclwatch.engine.nodes import Nodes
 from ncclwatch.model.verdict import OperationRef
 
 if TYPE_CHECKING:
@@ -44,6 +49,8 @@ class FactKind(StrEnum):
     """The rank has not called what its peers have."""
     CALLED_OTHER = "called other"
     """Ranks of one communicator called different things."""
+    OPEN_OTHER = "other open"
+    """Ranks of one communicator have different operations open."""
     PORT_DOWN = "port down"
     PORT_ERRORS = "port errors"
     """A port has counted errors or signs of loss since watching began; ``value`` is how many."""
@@ -67,34 +74,6 @@ class FactKind(StrEnum):
     """The kernel's log names it."""
     ERROR = "error"
     """NCCL reports an error."""
-    SLOWED = "slowed"
-    """Graded evidence for the subject's being slow: ``value`` is in the unit of the fact's ``quantity`` (:class:`Measure`)."""
-
-
-class Quantity(StrEnum):
-    """What a graded fact measures; :attr:`unit` is that of its ``value``."""
-
-    LIKELIHOOD = "likelihood"
-    """Log-likelihood ratio for the subject's being a straggler."""
-    CPU_USED = "CPU used"
-    """How many CPUs the threads of the process used, on average over the interval."""
-    CPU_WAITED = "CPU waited for"
-    """How many threads of the process were runnable and waited for a CPU, on average over the interval."""
-    ROUND_TRIP = "round trip"
-    """From sending data on a link to its acknowledgement: TCP's round trip, or the completion of RDMA work requests."""
-    GPU_TIME = "GPU time"
-    """How long the GPU was in one operation."""
-
-    @property
-    def unit(self) -> str:
-        """The unit of the value."""
-        return _UNITS[self]
-
-
-_UNITS = {
-    Quantity.LIKELIHOOD: "nats", Quantity.CPU_USED: "CPUs", Quantity.CPU_WAITED: "threads",
-    Quantity.ROUND_TRIP: "s", Quantity.GPU_TIME: "s",
-}  # fmt: skip
 
 
 Subject = Hashable
@@ -126,13 +105,6 @@ class Fact:
         return self.describe()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Measure(Fact):
-    """A graded fact: ``value`` in the unit of ``quantity``, over ``interval``."""
-
-    quantity: Quantity
-
-
 @dataclass(frozen=True, slots=True)
 class Coverage:
     """How much of a job a source saw: ``seen`` of ``wanted`` subjects, and why the rest was not, as lines for people."""
@@ -157,8 +129,8 @@ class Source(ABC):
         """Add to the records of a job what only those of several processes together show. Done once, before anything else."""
 
     @abstractmethod
-    def facts(self, case: Case) -> Iterable[Fact]:
-        """What it saw of a job. A pure function of the case's records. O(records)."""
+    def facts(self, case: Case) -> Iterable[Fact | FactColumns[Fact]]:
+        """What it saw of a job, of what is very many in columns. A pure function of the case's records. O(records)."""
 
     @abstractmethod
     def coverage(self, case: Case) -> Coverage:
@@ -168,26 +140,61 @@ class Source(ABC):
 F = TypeVar("F", bound=Fact)
 
 
+@dataclass(frozen=True, slots=True)
+class FactColumns(Generic[F]):
+    """Facts of one kind in columns: 100,000 ranks say hundreds of thousands, of which a handful ever becomes an object.
+
+    ``subject`` and ``object`` are numbers of :class:`Nodes`; ``possible`` marks those that are no more than that; ``make`` makes
+    the fact of a row. ``collectives``: ids of the communicators of which some fact is about a collective.
+    """
+
+    kind: FactKind
+    subject: NDArray[np.int64]
+    object: NDArray[np.int64]
+    possible: NDArray[np.bool_]
+    make: Callable[[int], F]
+    collectives: frozenset[int]
+
+    def __len__(self) -> int:
+        return len(self.subject)
+
+    def __iter__(self) -> Iterator[F]:
+        return map(self.make, range(len(self)))
+
+
+def one_by_one(facts: Iterable[Fact | FactColumns[Fact]]) -> Iterator[Fact]:
+    """Facts with those in columns made objects."""
+    return chain.from_iterable(part if isinstance(part, FactColumns) else (part,) for part in facts)
+
+
 class Facts:
-    """What the sources say of one case, by kind. A source runs once, when a kind it knows is first asked for."""
+    """What the sources say of one case, by kind. A source runs once, when a kind it knows is first asked for.
+
+    ``nodes`` numbers what facts in columns are about.
+    """
 
     def __init__(self, case: Case, sources: Sequence[Source]) -> None:
+        self.nodes = Nodes()
         self._case = case
         self._waiting = list(sources)
-        self._by_kind: dict[FactKind, list[Fact]] = defaultdict(list)
+        self._by_kind: dict[FactKind, list[Fact | FactColumns[Fact]]] = defaultdict(list)
         self._by_subject: dict[FactKind, dict[Subject, list[Fact]]] = {}
+
+    def parts(self, kind: FactKind) -> Sequence[Fact | FactColumns[Fact]]:
+        """All facts of a kind, in the order of the sources; columns as they are."""
+        for source in [source for source in self._waiting if kind in source.kinds]:
+            self._waiting.remove(source)
+            for fact in source.facts(self._case):
+                self._by_kind[fact.kind].append(fact)
+        return self._by_kind[kind]
 
     @overload
     def of(self, kind: FactKind) -> tuple[Fact, ...]: ...
     @overload
     def of(self, kind: FactKind, form: type[F]) -> tuple[F, ...]: ...
     def of(self, kind: FactKind, form: type[Fact] = Fact) -> tuple[Fact, ...]:
-        """All facts of a kind, in the order of the sources; those of a class (``form``) where one is given."""
-        for source in [source for source in self._waiting if kind in source.kinds]:
-            self._waiting.remove(source)
-            for fact in source.facts(self._case):
-                self._by_kind[fact.kind].append(fact)
-        return tuple(fact for fact in self._by_kind[kind] if isinstance(fact, form))
+        """All facts of a kind one by one; those of a class (``form``) where one is given."""
+        return tuple(fact for fact in one_by_one(self.parts(kind)) if isinstance(fact, form))
 
     def about(self, kind: FactKind, subject: Subject) -> tuple[Fact, ...]:
         """The facts of a kind that are about one subject."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ncclwatch.engine.evidence.base import Coverage, Fact, FactKind, Measure, Quantity, Source
+from ncclwatch.engine.evidence.base import Coverage, Fact, FactKind, Source
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.nodes import RankNode
 from ncclwatch.model.device import DeviceCommunicator, DeviceOperation, DeviceSample, KernelState
@@ -151,31 +151,6 @@ def gpu_state(job: Job, member: Member, group_id: int) -> KernelState | None:
         waiting = any(operation.state is KernelState.NOT_STARTED for operation in communicator.recent)
         return KernelState.NOT_STARTED if waiting else KernelState.FINISHED
     return None
-
-
-def gpu_times(member: Member, own: Communicator) -> Iterator[Measure]:
-    """How long a rank's GPU was in each operation of a communicator that it has ended, oldest first: graded evidence.
-
-    ``interval`` is by the clock of the rank's host. All ranks leave a collective at about the same time, so who was in it for a
-    shorter time than the others came to it later (CCL-D 4.2.2).
-    """
-    device = member.last.device
-    if device is None or member.stopped:
-        return
-    offset_s = (member.last.wall_ns - member.last.time_ns) / 1e9
-    for communicator in device.communicators:
-        for operation in communicator.recent if _is_same(communicator, own) else ():
-            if not operation.observed or operation.state is not KernelState.FINISHED:
-                continue
-            if operation.started_ns is None or operation.finished_ns is None:
-                continue
-            began, ended = operation.started_ns / 1e9 + offset_s, operation.finished_ns / 1e9 + offset_s
-            lasted = operation.duration_ns / 1e9 if operation.duration_ns is not None else ended - began
-            number = operation.sequence if operation.sequence is not None else operation.ordinal
-            yield Measure(
-                kind=FactKind.SLOWED, subject=RankNode(member.index), source=NAME, quantity=Quantity.GPU_TIME,
-                operation=OperationRef(operation.function, number), interval=(began, ended), value=lasted,
-            )  # fmt: skip
 
 
 def _is_same(seen: DeviceCommunicator, own: Communicator) -> bool:

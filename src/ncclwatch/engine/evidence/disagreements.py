@@ -48,11 +48,12 @@ class OpenCall:
         return f"{self.collective or 'operation'} #{self.sequence}, {self.nsteps} steps a channel"
 
 
-@dataclass(slots=True)
-class Mismatch:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mismatch(Fact):
     """Disagreement inside one communicator: what each rank has open, and which ends were seen to disagree."""
 
-    group_id: int
+    kind: FactKind = FactKind.OPEN_OTHER
+    subject: int
     calls: dict[int, OpenCall]
     """rank in the communicator → what it has open"""
     pairs: list[tuple[End, End]]
@@ -80,7 +81,7 @@ class Mismatch:
         for rank, call in sorted(self.calls.items()):
             groups[call].append(rank)
         lines = [
-            f"{', '.join(job.rank_name(self.group_id, rank) for rank in ranks)}: {call.text()}"
+            f"{', '.join(job.rank_name(self.subject, rank) for rank in ranks)}: {call.text()}"
             for call, ranks in sorted(groups.items(), key=lambda item: -len(item[1]))
         ]
         for sender, receiver in self.pairs:
@@ -93,13 +94,40 @@ class Mismatch:
         return lines
 
 
+class OpenCalls(Source):
+    """What the two ends of each connection work on."""
+
+    name = "open calls"
+    plane = "state"
+    kinds = frozenset({FactKind.OPEN_OTHER})
+
+    def facts(self, case: Case) -> Iterator[Mismatch]:
+        """Communicators in which two ends of a connection work on different operations. O(transfers)."""
+        yield from find_mismatches(case.transfers)
+
+    def coverage(self, case: Case) -> Coverage:
+        """Ranks of the job's communicators that were sampled."""
+        wanted = sum(group.nranks for group in case.job.groups.values())
+        return Coverage(self.name, sum(len(group.members) for group in case.job.groups.values()), wanted)
+
+
+def _open_text(job: Job, group_id: int) -> str:
+    return f"ranks of communicator {job.groups[group_id].hash:016x} have different operations open"
+
+
 def find_mismatches(transfers: Transfers) -> list[Mismatch]:
     """Communicators in which two ends of a connection work on different operations. O(transfers)."""
     pairs: dict[int, list[tuple[End, End]]] = defaultdict(list)
     odd = [_disagreeing(transfers, senders, receivers) for senders, receivers in transfers.pairs()]
     for sender, receiver in sorted(pair for pairs_of_turn in odd for pair in pairs_of_turn):
         pairs[transfers.group_of(sender).id].append((transfers.end(sender), transfers.end(receiver)))
-    return [Mismatch(group_id, _open_calls(transfers, group_id), found) for group_id, found in pairs.items()]
+    return [
+        Mismatch(
+            subject=group_id, source=OpenCalls.name, calls=_open_calls(transfers, group_id), pairs=found,
+            describe=partial(_open_text, transfers.job, group_id),
+        )
+        for group_id, found in pairs.items()
+    ]  # fmt: skip
 
 
 def _disagreeing(transfers: Transfers, senders: Column, receivers: Column) -> list[tuple[int, int]]:

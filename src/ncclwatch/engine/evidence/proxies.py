@@ -6,20 +6,19 @@ delivered, local or remote), NCCL ``src/transport/net.cc``.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ncclwatch.engine.connections import CONNECTION_SLOTS, End, acknowledges, was_before
-from ncclwatch.engine.edges import Columns, Nodes, Stall, StallMark, Wait, Why, wait_facts
-from ncclwatch.engine.evidence.base import Coverage, Fact, FactKind, Source
-from ncclwatch.engine.job import Job
+from ncclwatch.engine.edges import NOBODY, PROXY_STALLS, Stall, StallMark, Wait, Why
+from ncclwatch.engine.evidence.base import Coverage, F, Fact, FactColumns, FactKind, Source
 from ncclwatch.engine.nodes import AbsentNode, LinkNode, RankNode
-from ncclwatch.engine.transfers import UNKNOWN, Column, Flags, Transfers
-from ncclwatch.model.state import Direction, Transport
+from ncclwatch.engine.transfers import UNKNOWN, Column, Flags
+from ncclwatch.model.state import Direction, OpPhase, Transport
 
 if TYPE_CHECKING:
     from ncclwatch.engine.case import Case
@@ -30,47 +29,27 @@ SHARED_SLOTS = 16
 """Fact: NCCL_SHARED_STEPS (``src/include/device.h``)."""
 
 WHYS, STALLS = tuple(Why), tuple(Stall)
+OF_THE_LINK = frozenset({Why.IN_NETWORK, Why.UNCONFIRMED, Why.NO_CREDIT})
+"""Both sides have done their part: it is the link that does not do its own."""
+FINISHED_THERE = frozenset({Why.IN_NETWORK, Why.UNCONFIRMED, Stall.PROXY_NOT_TAKING})
+"""Where no other end is open, that is because it is through."""
+ROW, SHOWS, OTHER, TARGET = range(4)
+"""Rows of a table of what was found: the transfer, an index into ``WHYS`` or ``STALLS``, the other end or ``NOBODY``, and for a
+wait the number of the node it is for.
+"""
 
 
-@dataclass(slots=True)
-class _Found:
-    """Waits or stalls: rows of the transfers, what they show (index into ``WHYS`` or ``STALLS``), the row of the other end or -1,
-    for a wait whom it is for, and whether it is the link that does not do its part.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferColumns(FactColumns[F]):
+    """Waits or stalls of the network's transfers: ``rows`` of these, and what each shows (index into ``WHYS`` or ``STALLS``)."""
 
     rows: Column
-    what: Column
-    other: Column
-    target: Column
-    link: Flags
+    shows: Column
 
-    @classmethod
-    def of(
-        cls, rows: Column, what: int, other: Column | None = None, target: Column | None = None, *, link: bool = False
-    ) -> _Found:
-        """Rows that all show the same."""
-        nobody = np.full(len(rows), -1, np.int64)
-        shown = np.full(len(rows), what, np.int64)
-        return cls(
-            rows, shown, nobody if other is None else other, nobody if target is None else target, np.full(len(rows), link)
-        )
-
-    @classmethod
-    def join(cls, parts: Sequence[_Found]) -> _Found:
-        """One after the other."""
-        names = ("rows", "what", "other", "target", "link")
-        rows, what, other, target, link = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
-        return cls(rows, what, other, target, link)
-
-    @classmethod
-    def by_row(cls, parts: Sequence[_Found]) -> _Found:
-        """In the order of their rows."""
-        one = cls.join([_NOTHING, *parts])
-        order = np.argsort(one.rows, kind="stable")
-        return cls(one.rows[order], one.what[order], one.other[order], one.target[order], one.link[order])
-
-
-_NOTHING = _Found.of(np.zeros(0, np.int64), 0)
+    def showing(self, *what: Why | Stall) -> Flags:
+        """For each of them whether it shows one of these."""
+        shown: Flags = np.isin(self.shows, [(WHYS if isinstance(one, Why) else STALLS).index(one) for one in what])
+        return shown
 
 
 class Proxies(Source):
@@ -80,12 +59,11 @@ class Proxies(Source):
     plane = "state"
     kinds = frozenset({FactKind.WAITS_FOR, FactKind.STANDS})
 
-    def facts(self, case: Case) -> Iterator[Fact]:
-        """The waits and stalls of :class:`ProxyReader` one by one; the graph takes its columns. O(transfers)."""
-        reader = ProxyReader(case.job, Transfers(case.job), Nodes())
-        waits, stalls = reader.waits(), reader.stalls()
-        yield from (replace(fact, source=NAME) for fact in wait_facts(map(waits.make, range(len(waits)))))
-        yield from (replace(stalls.make(number).fact, source=NAME) for number in range(len(stalls)))
+    def facts(self, case: Case) -> Iterator[FactColumns[Fact]]:
+        """Waits and stalls, in columns. O(transfers)."""
+        reader = _Reader(case)
+        yield reader.columns(FactKind.WAITS_FOR, reader.waits, reader.make_wait)
+        yield reader.columns(FactKind.STANDS, reader.stalls, reader.make_stall)
 
     def coverage(self, case: Case) -> Coverage:
         """Ranks of communicators with connections over the network whose process was sampled."""
@@ -99,41 +77,37 @@ class Proxies(Source):
         return Coverage(NAME, seen, wanted, missing)
 
 
-class ProxyReader:
-    """Reads the transfers of a job. ``nodes`` numbers whom they wait for."""
+class _Reader:
+    """Compares both ends of the transfers of a job."""
 
-    def __init__(self, job: Job, transfers: Transfers, nodes: Nodes) -> None:
-        self.job = job
-        self.transfers = transfers
-        self.nodes = nodes
-        self._waits: list[_Found] = []
-        self._stalls: list[_Found] = []
-        senders, receivers = transfers.unfinished(Direction.SEND), transfers.unfinished(Direction.RECV)
-        self._look_at_senders(senders)
-        sending = self._take()
-        self._look_at_receivers(receivers)
-        receiving = self._take()
-        queued = self._look_at_queued()
-        self.found_waits = _Found.join([sending[0], receiving[0]])
-        self.found_stalls = _Found.join([sending[1], receiving[1], queued])
+    def __init__(self, case: Case) -> None:
+        self.job, self.transfers, self.nodes = case.job, case.transfers, case.facts.nodes
+        self._waits: list[Column] = []
+        self._stalls: list[Column] = []
+        self._look_at_senders(self.transfers.unfinished(Direction.SEND))
+        self._look_at_receivers(self.transfers.unfinished(Direction.RECV))
+        self._look_at_queued()
+        self.waits, self.stalls = self._in_order(self._waits), self._in_order(self._stalls)
+        self._blame_proxies_before_links()
 
-    def _take(self) -> tuple[_Found, _Found]:
-        waits, stalls = _Found.by_row(self._waits), _Found.by_row(self._stalls)
-        self._waits, self._stalls = [], []
-        return waits, stalls
+    def _in_order(self, found: list[Column]) -> Column:
+        """Senders first, each side by rows."""
+        table = np.hstack([np.zeros((4, 0), np.int64), *found])
+        return table[:, np.lexsort((table[ROW], ~self.transfers.sends[table[ROW]]))]
 
     # --- marking ---------------------------------------------------------------------------------------------------
 
     def _stall(self, rows: Column, stall: Stall, other: Column | None = None) -> None:
-        self._stalls.append(_Found.of(rows, STALLS.index(stall), other))
+        self._stalls.append(_table(rows, STALLS.index(stall), other))
 
-    def _wait(self, rows: Column, why: Why, other: Column | None = None, *, link: bool = False) -> None:
+    def _wait(self, rows: Column, why: Why, other: Column | None = None) -> None:
         """A wait for the peer, or for the link to it; a peer that was not observed is waited for as such."""
-        target = self.transfers.peer_index[rows]
-        for place in range(len(rows)) if link else np.flatnonzero(target < 0).tolist():
+        found = _table(rows, WHYS.index(why), other, self.transfers.peer_index[rows])
+        link = why in OF_THE_LINK
+        for place in range(len(rows)) if link else np.flatnonzero(found[TARGET] < 0).tolist():
             row = int(rows[place])
-            target[place] = self.nodes.number(self._link(row) if link else self._absent(row))
-        self._waits.append(_Found.of(rows, WHYS.index(why), other, target, link=link))
+            found[TARGET, place] = self.nodes.number(self._link(row) if link else self._absent(row))
+        self._waits.append(found)
 
     def _link(self, row: int) -> LinkNode:
         key = self.transfers.key(row)
@@ -213,7 +187,7 @@ class ProxyReader:
         finished = seen & (other < 0)
         missing = zip(rows[finished].tolist(), steps[finished].tolist(), strict=True)
         finished[finished] = [self._has_done(row, step) for row, step in missing]
-        self._wait(rows[finished], Why.UNCONFIRMED, link=True)
+        self._wait(rows[finished], Why.UNCONFIRMED)
         self._without(rows[~finished], steps[~finished], other[~finished], seen[~finished])
         found = seen & (other >= 0)
         rows, other, steps = rows[found], other[found], steps[found]
@@ -224,7 +198,7 @@ class ProxyReader:
         arrived &= ~no_buffer
         self._wait(rows[arrived], Why.NOT_TAKEN, other[arrived])
         lost = ~no_buffer & ~arrived
-        self._wait(rows[lost], Why.IN_NETWORK, other[lost], link=True)
+        self._wait(rows[lost], Why.IN_NETWORK, other[lost])
 
     def _produced_not_sent(self, rows: Column) -> None:
         t = self.transfers
@@ -232,7 +206,7 @@ class ProxyReader:
         rows, other, steps = self._with_other_end(Direction.RECV, rows, steps)
         no_buffer = t.base[other] + t.posted[other] <= steps
         self._wait(rows[no_buffer], Why.NO_BUFFER, other[no_buffer])
-        self._wait(rows[~no_buffer], Why.NO_CREDIT, other[~no_buffer], link=True)
+        self._wait(rows[~no_buffer], Why.NO_CREDIT, other[~no_buffer])
 
     def _sender_of_unknown_readiness(self, rows: Column) -> None:
         """Protocols LL and LL128 do not say by a counter what the GPU has produced; the receiver's credit decides."""
@@ -266,7 +240,7 @@ class ProxyReader:
         rows, other, steps = self._with_other_end(Direction.SEND, rows, steps)
         sent = t.base[other] + t.transmitted[other] > steps
         completed = t.base[other] + t.done[other] > steps
-        self._wait(rows[sent & ~completed], Why.IN_NETWORK, other[sent & ~completed], link=True)
+        self._wait(rows[sent & ~completed], Why.IN_NETWORK, other[sent & ~completed])
         self._not_received(rows[completed], other[completed])
         ready = ~sent & (t.produced[other] != UNKNOWN) & (t.base[other] + t.produced[other] > steps)
         self._wait(rows[ready], Why.NOT_TRANSMITTED, other[ready])
@@ -278,7 +252,7 @@ class ProxyReader:
         ends = np.full(len(rows), -1, np.int64) if other is None else other
         there = np.array([self._is_delivered(row) for row in rows.tolist()], np.bool_)
         self._stall(rows[there], Stall.PROXY_NOT_TAKING, ends[there])
-        self._wait(rows[~there], Why.IN_NETWORK, ends[~there], link=True)
+        self._wait(rows[~there], Why.IN_NETWORK, ends[~there])
 
     def _is_delivered(self, row: int) -> bool:
         t, peer = self.transfers, int(self.transfers.peer_index[row])
@@ -312,58 +286,73 @@ class ProxyReader:
             if (one.channel, one.peer, one.direction) == (channel, rank, side) and (one.connection_index > 0) == point_to_point
         )
 
-    def _look_at_queued(self) -> _Found:
+    def _look_at_queued(self) -> None:
         """An operation at the head of its connection that stays unbegun means that the proxy thread does not run."""
-        t = self.transfers
-        rows = np.flatnonzero(t.ready)
-        rows = rows[[t.operation_of(row).queued_behind == 0 for row in rows.tolist()]]
-        self._stall(np.r_[rows[t.sends[rows]], rows[~t.sends[rows]]], Stall.PROXY_NOT_BEGUN)
-        return self._stalls.pop()
+        rows = np.flatnonzero(self.transfers.ready)
+        self._stall(rows[[self.transfers.operation_of(row).queued_behind == 0 for row in rows.tolist()]], Stall.PROXY_NOT_BEGUN)
 
-    # --- asking ----------------------------------------------------------------------------------------------------
+    def _blame_proxies_before_links(self) -> None:
+        """Data that does not arrive says nothing about a link when the proxy at one of its ends stands still anyway.
 
-    def shows(self, stall: Stall) -> Flags:
-        """For each stall found whether it is this one."""
-        shown: Flags = self.found_stalls.what == STALLS.index(stall)
-        return shown
+        A request counts as handed to the network before the proxy has pushed all of it into the socket.
+        """
+        stalled = self.stalls[ROW, np.isin(self.stalls[SHOWS], [STALLS.index(stall) for stall in PROXY_STALLS])]
+        idle = {member.index for member in self.job.members if member.halted} | set(self.transfers.owner[stalled].tolist())
+        of_links = np.isin(self.waits[SHOWS], [WHYS.index(why) for why in OF_THE_LINK])
+        for place in np.flatnonzero(of_links).tolist() if idle else ():
+            key = self.transfers.key(int(self.waits[ROW, place]))
+            holders = [self.job.groups[key.group].holder(rank) for rank in (key.source, key.destination)]
+            blamed = next((one.index for one in holders if one is not None and one.index in idle), None)
+            if blamed is not None:
+                self.waits[TARGET, place] = blamed
 
-    def waits_because(self, why: Why) -> Flags:
-        """For each wait found whether it has this reason."""
-        shown: Flags = self.found_waits.what == WHYS.index(why)
-        return shown
+    # --- facts -----------------------------------------------------------------------------------------------------
 
-    # --- objects ---------------------------------------------------------------------------------------------------
+    def columns(self, kind: FactKind, found: Column, make: Callable[[int], F]) -> TransferColumns[F]:
+        """What was found, as facts."""
+        t, rows = self.transfers, found[ROW]
+        places = np.unique(t.group[rows[~t.point_to_point[rows]]]).tolist()
+        return TransferColumns(
+            kind, t.owner[rows], found[TARGET], np.zeros(len(rows), np.bool_), make,
+            frozenset(t.members.groups[place].id for place in places), rows=rows, shows=found[SHOWS],
+        )  # fmt: skip
 
-    def waits(self) -> Columns[Wait]:
-        """The waits as the graph holds them."""
-        found = self.found_waits
-        return Columns(self.transfers.owner[found.rows], found.target, self._make_wait, self._collectives(found))
+    def make_wait(self, number: int) -> Wait:
+        """One of the waits."""
+        row, shows, other, target = self.waits[:, number].tolist()
+        end, why = self.transfers.end(row), WHYS[shows]
+        far = self.transfers.end(other) if other != NOBODY else None
+        return Wait(
+            subject=RankNode(end.member.index), source=NAME, object=self.nodes.node(target), why=why, key=end.key, end=end,
+            other=far, describe=partial(self._wait_text, end, far, why),
+        )  # fmt: skip
 
-    def stalls(self) -> Columns[StallMark]:
-        """The stalls as the graph holds them."""
-        found = self.found_stalls
-        return Columns(self.transfers.owner[found.rows], found.target, self._make_stall, self._collectives(found))
+    def make_stall(self, number: int) -> StallMark:
+        """One of the stalls."""
+        row, shows, other, _ = self.stalls[:, number].tolist()
+        end, stall = self.transfers.end(row), STALLS[shows]
+        far = self.transfers.end(other) if other != NOBODY else None
+        text = partial(stall_text, end, far, stall)
+        return StallMark(
+            subject=RankNode(end.member.index), source=NAME, member=end.member, stall=stall, key=end.key, end=end, describe=text
+        )
 
-    def _collectives(self, found: _Found) -> set[int]:
-        places = self.transfers.group[found.rows[~self.transfers.point_to_point[found.rows]]]
-        return {self.transfers.members.groups[place].id for place in np.unique(places).tolist()}
+    def _wait_text(self, end: End, other: End | None, why: Why) -> str:
+        """Who waits for whom, or which link does not do its part; ``other`` is the far end of the transfer where it is open."""
+        key = end.key
+        source, destination = (self.job.rank_name(key.group, rank) for rank in (key.source, key.destination))
+        if why in OF_THE_LINK:
+            return f"{source} → {destination}: {why}: {transfer_text(end, other, why)}"
+        peer = destination if end.operation.direction is Direction.SEND else source
+        return f"{end.member.label} waits for {peer}, {why}: {transfer_text(end, other, why)}"
 
-    def _make_wait(self, number: int) -> Wait:
-        found = self.found_waits
-        end, other = self.transfers.end(int(found.rows[number])), self._other(found, number)
-        why, target = WHYS[found.what[number]], self.nodes.node(int(found.target[number]))
-        describe = partial(_wait_text, self.job, end, other, why, link=bool(found.link[number]))
-        return Wait(RankNode(end.member.index), target, why, end.key, describe, end, other)
 
-    def _make_stall(self, number: int) -> StallMark:
-        found = self.found_stalls
-        end, other = self.transfers.end(int(found.rows[number])), self._other(found, number)
-        stall = STALLS[found.what[number]]
-        return StallMark(end.member, stall, end.key, partial(_stall_text, end, other, stall), end)
-
-    def _other(self, found: _Found, number: int) -> End | None:
-        row = int(found.other[number])
-        return self.transfers.end(row) if row >= 0 else None
+def _table(rows: Column, shows: int, other: Column | None = None, target: Column | None = None) -> Column:
+    """Rows that all show the same."""
+    nobody = np.full(len(rows), NOBODY, np.int64)
+    return np.stack(
+        [rows, np.full(len(rows), shows, np.int64), nobody if other is None else other, nobody if target is None else target]
+    )
 
 
 # --- words --------------------------------------------------------------------------------------------------------------
@@ -376,73 +365,27 @@ def operation_text(end: End) -> str:
     return f"{name} #{one.sequence} {'sending' if one.direction is Direction.SEND else 'receiving'}"
 
 
-def _wait_text(job: Job, end: End, other: End | None, why: Why, *, link: bool) -> str:
-    """Who waits for whom, or which link does not do its part; ``other`` is the far end of the transfer where it is open."""
-    key, sends = end.key, end.operation.direction is Direction.SEND
-    where = transfer_text(end, other, why)
-    if link:
-        return f"{job.rank_name(key.group, key.source)} → {job.rank_name(key.group, key.destination)}: {why}: {where}"
-    return f"{end.member.label} waits for {job.rank_name(key.group, key.destination if sends else key.source)}, {why}: {where}"
+def transfer_text(end: End, other: End | None, shows: Why | Stall) -> str:
+    """Which transfer it is, and how far both ends have come."""
+    if end.operation.phase is not OpPhase.PROGRESS:
+        return f"{operation_text(end)}, channel {end.key.channel}, {end.sub.nsteps} steps queued"
+    far = "; its other end has finished this transfer" if shows in FINISHED_THERE else ""
+    far = f"; {_side(other)} {_counters(other)}" if other is not None else far
+    return f"{operation_text(end)}, channel {end.key.channel}, {_counters(end)} of {end.sub.nsteps} steps{far}"
 
 
-def transfer_text(end: End, other: End | None, why: Why) -> str:
-    """Which transfer it is, and how far it has come."""
-    numbers = _sender(end, other, why) if end.operation.direction is Direction.SEND else _receiver(end, other, why)
-    return f"{operation_text(end)}, channel {end.key.channel}, {numbers}"
+def _side(end: End) -> str:
+    return "sender" if end.operation.direction is Direction.SEND else "receiver"
 
 
-def _sender(end: End, other: End | None, why: Why) -> str:
+def _counters(end: End) -> str:
     sub = end.sub
-    under_way = sub.done < sub.transmitted
-    if under_way:
-        text = f"{sub.transmitted - sub.done} steps sent and not completed (completed {sub.done} of {sub.nsteps})"
-    elif sub.gpu_ready is not None:
-        text = f"produced {sub.gpu_ready}, sent {sub.transmitted} of {sub.nsteps} steps"
-    else:
-        text = f"sent {sub.transmitted} of {sub.nsteps} steps"
-    if why is Why.UNCONFIRMED:
-        return f"{text}; the receiver has finished this transfer"
-    if other is None:
-        return text
-    received = f", received {other.sub.received}" if under_way and why in (Why.NO_BUFFER, Why.NOT_TAKEN) else ""
-    return f"{text}; receiver posted {other.sub.posted}{received}"
+    if end.operation.direction is Direction.SEND:
+        produced = f"produced {sub.gpu_ready}, " if sub.gpu_ready is not None else ""
+        return f"{produced}opened {sub.posted}, sent {sub.transmitted}, completed {sub.done}"
+    return f"posted {sub.posted}, received {sub.received}, delivered {sub.transmitted}, consumed {sub.done}"
 
 
-def _receiver(end: End, other: End | None, why: Why) -> str:
-    text = f"received {end.sub.received} of {end.sub.nsteps} steps"
-    if other is None:
-        return f"{text}; the sender has finished this transfer" if why is Why.IN_NETWORK else text
-    sub = other.sub
-    if why is Why.IN_NETWORK:
-        return f"{text}; sender sent {sub.transmitted}, completed {sub.done}"
-    if why is Why.NOT_TRANSMITTED:
-        return f"{text}; sender produced {sub.gpu_ready}, sent {sub.transmitted}"
-    return f"{text}; sender has sent {sub.transmitted}"
-
-
-def _stall_text(end: End, other: End | None, what: Stall) -> str:
+def stall_text(end: End, other: End | None, what: Stall) -> str:
     """What a rank could do and does not do."""
-    return f"{end.member.label}: {what}: {operation_text(end)}, channel {end.key.channel}, {_standing(end, other, what)}"
-
-
-def _standing(end: End, other: End | None, what: Stall) -> str:
-    sub = end.sub
-    if what is Stall.PROXY_NOT_SENDING:
-        there = f"; receiver posted {other.sub.posted}" if other is not None else ""
-        return f"produced {sub.gpu_ready}, sent {sub.transmitted}, completed {sub.done} of {sub.nsteps} steps{there}"
-    if what is Stall.PROXY_NOT_TAKING:
-        there = f"the network has confirmed {other.sub.done} to the sender" if other is not None else "the sender has finished"
-        return f"received {sub.received} of {sub.nsteps} steps; {there}"
-    if what is Stall.PROXY_NOT_OPENING:
-        return f"opened {sub.posted}, completed {sub.done} of {sub.nsteps} steps"
-    if what is Stall.GPU_NOT_PRODUCING and other is not None:
-        return f"sent {sub.transmitted} of {sub.nsteps} steps, receiver posted {other.sub.posted}"
-    if what is Stall.GPU_NOT_PRODUCING:
-        return f"produced {sub.gpu_ready} of {sub.nsteps} steps"
-    if what is Stall.GPU_NOT_CONSUMING:
-        return f"delivered {sub.transmitted}, consumed {sub.done} of {sub.nsteps} steps"
-    if what is Stall.FLUSH:
-        return f"received {sub.received}, flushed {sub.transmitted} of {sub.nsteps} steps"
-    if what is Stall.PROXY_NOT_POSTING:
-        return f"posted {sub.posted} of {sub.nsteps} steps, all of them consumed"
-    return f"{sub.nsteps} steps queued"
+    return f"{end.member.label}: {what}: {transfer_text(end, other, what)}"

@@ -5,19 +5,17 @@ from __future__ import annotations
 from ncclwatch.engine.evidence.base import Source
 from ncclwatch.engine.evidence.calls import Calls
 from ncclwatch.engine.evidence.cpu_limits import CpuLimits
-from ncclwatch.engine.evidence.cpu_use import CpuUse
 from ncclwatch.engine.evidence.device import DeviceShim
-from ncclwatch.engine.evidence.disagreements import SequenceCounts
+from ncclwatch.engine.evidence.disagreements import OpenCalls, SequenceCounts
 from ncclwatch.engine.evidence.exits import Exits
 from ncclwatch.engine.evidence.kernel_log import KernelLog
 from ncclwatch.engine.evidence.ports import Ports
 from ncclwatch.engine.evidence.proxies import Proxies
-from ncclwatch.engine.evidence.round_trips import RoundTrips
 from ncclwatch.engine.evidence.shared_memory import SharedMemory
 from ncclwatch.engine.evidence.sockets import Sockets
 
 SOURCES: tuple[Source, ...] = (
-    Exits(), Proxies(), SharedMemory(), DeviceShim(), Calls(), SequenceCounts(), Ports(), Sockets(), KernelLog(), CpuLimits(),
-    CpuUse(), RoundTrips(),
+    Exits(), Proxies(), SharedMemory(), DeviceShim(), Calls(), OpenCalls(), SequenceCounts(), Ports(), Sockets(), KernelLog(),
+    CpuLimits(),
 )  # fmt: skip
 """Every source, in the order in which what they say is told."""

@@ -14,15 +14,15 @@ from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from ncclwatch.engine.case import of_job
 from ncclwatch.engine.edges import PROXY_STALLS, Wait, Why
-from ncclwatch.engine.graph import Sink, Waits, find_sinks
+from ncclwatch.engine.graph import Sink, Waits
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.nodes import AbsentNode, HiddenNode, LinkNode, Node, RankNode
-from ncclwatch.engine.rings import all_under_way, exchanges, laggards
+from ncclwatch.engine.rings import all_under_way, laggards
 from ncclwatch.engine.slow.kernels import Kernels, OrderOf
 from ncclwatch.engine.slow.sample_ordering import Moments
 from ncclwatch.engine.topology.labels import Stage, pass_text
-from ncclwatch.engine.waits import find_waits
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import CpuLimit, Direction, OpPhase, Transport
 
@@ -115,19 +115,19 @@ def take_look(
 
     ``near_s``: samples of two processes less than that apart are of one moment.
     """
-    everything = find_waits(job)
+    everything = of_job(job).waits
     kernels = Kernels(job, order_of)
     # Nobody is held up in a ring through shared memory of which nothing shows that it has begun it.
     seen = [wait for wait in everything.all() if kernels.waits(wait) and not (wait.weak and wait.end is None)]
     amid = all_under_way(job)
-    seen += [*laggards(job, amid), *exchanges(job)]
+    seen += laggards(job, amid)
     moments = Moments(job, near_s)
     proven = [moments.prove(wait) for wait in seen]
     edges = [wait for wait, certain in zip(seen, proven, strict=True) if certain]
     # Whoever may wait for another is no end of the waits.
     doubtful = {wait.waiter for wait, certain in zip(seen, proven, strict=True) if not certain}
     waits = everything.with_edges(edges)
-    sinks = [sink for sink in find_sinks(job, waits) if sink.waits or sink.inside]
+    sinks = [sink for sink in waits.sinks if sink.waits or sink.inside]
     blocked = [_blocked(sink) for sink in sinks]
     reached: dict[int, int] = defaultdict(int)
     for ranks in blocked:

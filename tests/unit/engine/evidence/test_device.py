@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ncclwatch.engine.diagnose import diagnose
-from ncclwatch.engine.evidence.base import FactKind, Quantity
-from ncclwatch.engine.evidence.device import DeviceShim, GpuState, gpu_times
+from ncclwatch.engine.evidence.base import FactKind
+from ncclwatch.engine.evidence.device import DeviceShim, GpuState
 from ncclwatch.engine.nodes import RankNode
 from ncclwatch.model.device import ConnectionCounter, DeviceCommunicator, DeviceOperation, DeviceSample, KernelState
 from ncclwatch.model.progress import progressed
@@ -182,17 +182,3 @@ def test_where_each_gpu_is_with_a_communicator_is_a_fact() -> None:
     coverage = DeviceShim().coverage(case)
     assert (coverage.seen, coverage.wanted) == (4, 4)
     assert case_of(looks(nvlink_ring(shim=False))).facts.of(FactKind.GPU_STATE) == ()
-
-
-def test_kernels_that_have_ended_are_timed_by_the_hosts_clock() -> None:
-    done = replace(operation(6, 2, 2), started_ns=90 * SECOND, finished_ns=92 * SECOND)
-    ranks = with_operations(nvlink_ring(), 2, done, replace(done, finished_ns=None), operation(7, 2, 0))
-    case = case_of(looks(ranks))
-    member = case.job.member(2)
-    (timed,) = gpu_times(member, member.last.communicators[0])
-    assert (timed.value, timed.quantity) == (2.0, Quantity.GPU_TIME)
-    # The samples' wall clock is 1,699,999,900 s ahead of their monotonic one.
-    assert timed.interval == (1_699_999_990.0, 1_699_999_992.0)
-    ranks[2].run_state = "T"
-    member = case_of(looks(ranks)).job.member(2)
-    assert list(gpu_times(member, member.last.communicators[0])) == []

@@ -8,12 +8,12 @@ from typing import cast
 
 import pytest
 
+from ncclwatch.engine.case import of_job
 from ncclwatch.engine.connections import ConnectionKey
 from ncclwatch.engine.edges import Wait, Why
 from ncclwatch.engine.job import Job, assemble
 from ncclwatch.engine.nodes import LinkNode, RankNode
 from ncclwatch.engine.slow.sample_ordering import Moments, near
-from ncclwatch.engine.waits import find_waits
 from unit.synthetic import SECOND, Rank, communicator, recv, send
 
 
@@ -26,7 +26,8 @@ def job_read_at(*begun_ms: float, took_ms: float = 10.0) -> Job:
 
 def wait(waiter: int, target: int | LinkNode) -> Wait:
     key = ConnectionKey(7, 0, 0, 1, False)
-    return Wait(RankNode(waiter), target if isinstance(target, LinkNode) else RankNode(target), Why.EMPTY, key, str)
+    node = target if isinstance(target, LinkNode) else RankNode(target)
+    return Wait(subject=RankNode(waiter), source="said", object=node, why=Why.EMPTY, key=key)
 
 
 @pytest.mark.parametrize(("first", "second", "proven"), [(0.0, 200.0, True), (200.0, 0.0, False), (12.0, 0.0, True)])
@@ -49,11 +50,11 @@ def test_who_already_waited_at_the_look_before_waits_though_read_later() -> None
     waiter = Rank(1, 2, (communicator(1, 2),), (recv(0, posted=12, **idle),))
     later = [replace(one, wall_ns=one.wall_ns + SECOND // 2) for one in waiter.looks()]
     (job,) = assemble([target.looks(), later])
-    (starves,) = [one for one in find_waits(job).all() if one.waiter == RankNode(job.members[1].index)]
+    (starves,) = [one for one in of_job(job).waits.all() if one.waiter == RankNode(job.members[1].index)]
     assert Moments(job, near_s=0.02).prove(starves)
     came = [replace(later[0], operations=()), later[1]]
     (job,) = assemble([target.looks(), came])
-    (starves,) = [one for one in find_waits(job).all() if one.waiter == RankNode(job.members[1].index)]
+    (starves,) = [one for one in of_job(job).waits.all() if one.waiter == RankNode(job.members[1].index)]
     assert not Moments(job, near_s=0.02).prove(starves), "it may have come since"
 
 

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ncclwatch.engine.edges import Wait
 from ncclwatch.engine.job import Job, assemble
 from ncclwatch.engine.nodes import RankNode
-from ncclwatch.engine.rings import all_under_way, exchanges, laggards, under_way
+from ncclwatch.engine.rings import all_under_way, laggards, under_way
 from ncclwatch.engine.slow.cadence import Cadence
 from ncclwatch.engine.slow.peer_groups import equals
 from ncclwatch.engine.slow.snapshot import Activity, take_look
@@ -133,32 +133,6 @@ def test_nobody_waits_for_one_without_whom_it_could_not_have_come_so_far() -> No
     found = ends_of_waits(lagging(job_of([20, 8, 8, 8])))
     assert (0, 1) in found and (0, 2) not in found and (0, 3) not in found
     assert (0, 3) in ends_of_waits(lagging(job_of([12, 8, 8, 8])))
-
-
-def experts(counts: dict[tuple[int, int], int]) -> Job:
-    """All send to all in one host; of each connection how many steps were written, all of them read where one more was."""
-    ranks = []
-    for rank in range(WORLD):
-        ends = []
-        for peer in set(range(WORLD)) - {rank}:
-            for direction, way in ((Direction.SEND, (rank, peer)), (Direction.RECV, (peer, rank))):
-                written = counts.get(way, 10)
-                read = 10 if written > 10 and counts.get((way[1], way[0]), 10) == 10 else written
-                ends.append(replace(shared(direction, peer, read, written), connection_index=1, channel=peer))
-        own = communicator(rank, WORLD, transport=Transport.SHM)
-        ranks.append(Rank(rank, WORLD, (replace(own, host_connections=tuple(ends)),), host="node"))
-    (job,) = assemble([rank.looks(1) for rank in ranks])
-    return job
-
-
-def test_who_has_sent_to_all_and_has_nothing_from_one_waits_for_it() -> None:
-    """Ranks 0, 1 and 3 have sent; 2 has not begun, and reads nothing."""
-    sent = {(rank, peer): 11 for rank in (0, 1, 3) for peer in range(WORLD) if peer != rank}
-    job = experts(sent)
-    assert ends_of_waits(exchanges(job)) == {(0, 2), (1, 2), (3, 2)}
-    assert activities(job) == [Activity.WAITS, Activity.WAITS, Activity.COMPUTES, Activity.WAITS]
-    assert ends_of_waits(exchanges(experts({}))) == set()
-    assert ends_of_waits(exchanges(experts(sent | {(2, 0): 9}))) == set(), "they do not send alike"
 
 
 def test_who_leaves_what_a_ring_has_delivered_unread_has_not_begun() -> None:
