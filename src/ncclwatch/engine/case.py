@@ -17,7 +17,7 @@ from ncclwatch.engine.hypotheses import Hypothesis, Retraction, Trail
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.network import NetworkMemory
-from ncclwatch.engine.patience import Patience
+from ncclwatch.engine.patience import CREATION_S, Patience
 from ncclwatch.engine.sends_and_receives import Messages
 from ncclwatch.engine.transfers import Transfers
 from ncclwatch.engine.waits import find_waits
@@ -35,7 +35,7 @@ class Known:
     """
 
     patience: Patience | None = None
-    creation_patience_s: float = 15.0
+    creation_patience_s: float = CREATION_S
     complete_hosts: Collection[str] = field(default_factory=frozenset)
     silent: Collection[tuple[int, int]] = field(default_factory=frozenset)
     """(communicator's hash, rank in it) of ranks whose node has fallen silent: they are not seen, which says nothing of them."""

@@ -34,22 +34,11 @@ TIE = 0.5
 
 
 def open_calls_differ(case: Case) -> Iterator[Hypothesis]:
-    """The two ends of a connection work on different operations, and a vote or a pattern tells which rank is wrong."""
-    found = _open_calls(case)
-    if found is not None and not found.tie:
+    """The two ends of a connection work on different operations; where no vote or pattern tells which, both are named."""
+    # Ranks that called different things hang whatever else the waits show: the disagreement is the cause.
+    found = _compare_open_calls(case) if case.facts.of(FactKind.OPEN_OTHER) else None
+    if found is not None:
         yield found
-
-
-def open_calls_tie(case: Case) -> Iterator[Hypothesis]:
-    """The same, where nothing tells which side is wrong."""
-    found = _open_calls(case)
-    if found is not None and found.tie:
-        yield replace(found, rule="open-calls-tie")
-
-
-def _open_calls(case: Case) -> Hypothesis | None:
-    """Ranks that called different things hang whatever else the waits show: the disagreement is the cause."""
-    return case.remember("open calls", lambda: _compare_open_calls(case)) if case.facts.of(FactKind.OPEN_OTHER) else None
 
 
 def _compare_open_calls(case: Case) -> Hypothesis | None:
@@ -85,17 +74,10 @@ def _compare_open_calls(case: Case) -> Hypothesis | None:
 
 
 def counts_differ(case: Case) -> Iterator[Hypothesis]:
-    """NCCL's counts of each collective contradict each other, and a vote or a pattern tells which rank is wrong."""
-    found = case.remember("counts", lambda: _compare_counts(case))
-    if found is not None and not found.tie:
+    """NCCL's counts of each collective contradict each other; where neither a vote nor a pattern tells which, all are named."""
+    found = _compare_counts(case)
+    if found is not None:
         yield found
-
-
-def counts_tie(case: Case) -> Iterator[Hypothesis]:
-    """The same, where nothing tells which side is wrong."""
-    found = case.remember("counts", lambda: _compare_counts(case))
-    if found is not None and found.tie:
-        yield replace(found, rule="counts-tie")
 
 
 def _compare_counts(case: Case) -> Hypothesis | None:
@@ -144,17 +126,10 @@ def _at_the_ends(job: Job, ends: Sequence[Sink], beyond: Sequence[Sink]) -> list
 
 
 def calls_differ(case: Case) -> Iterator[Hypothesis]:
-    """Ranks of a communicator called different things under one number, and a vote or a pattern tells which is wrong."""
+    """Ranks called different things under one number; where neither a vote nor a pattern tells which, all are named."""
     found = _inconsistent(case)
-    if found is not None and not found.tie:
+    if found is not None:
         yield found
-
-
-def calls_tie(case: Case) -> Iterator[Hypothesis]:
-    """The same, where nothing tells which side is wrong."""
-    found = _inconsistent(case)
-    if found is not None and found.tie:
-        yield replace(found, rule="calls-tie")
 
 
 def not_called(case: Case) -> Iterator[Hypothesis]:
@@ -283,7 +258,8 @@ def left_out(case: Case) -> Iterator[Hypothesis]:
 
     Who has left a call out is one behind in all that follows: the waits may well end at somebody else.
     """
-    if not case.waits.open:
+    standing = case.standing
+    if not case.waits.open or standing is None or not (standing.tie or standing.open_to_doubt):
         return
     job, found = case.job, find_alone_in_deviating(case.job, case.known.orders)
     deviations = {index: deviation for index, deviation in found.items() if deviation.left_out}

@@ -94,13 +94,13 @@ def test_a_stopped_rank_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_why_shows_what_led_there_and_what_was_weighed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_targets.install(monkeypatch, fake_targets.still(frozen_ring(2)))
-    assert "stands by rule stopped" not in run("--all")[1]
+    assert "stands by rule halted" not in run("--all")[1]
     out = run("--all", "--why")[1]
     evidence, _, trail = out.partition("\n  why\n")
     assert "rank 2 (node2, pid 1002) is stopped" in evidence
     assert "seen: the evidence above" in trail
     assert "is stopped (state T)" not in trail, "what stands above is not told twice"
-    why = trail[trail.index("    stands by rule stopped\n") :].splitlines()
+    why = trail[trail.index("    stands by rule halted\n") :].splitlines()
     assert why[1].startswith("      because: State T or t in /proc/PID/stat")
     assert why[2] == "      - stopped: rank 2: its process is stopped by a signal (confidence 99%)"
     verdict = json.loads(run("--all", "--json")[1])
