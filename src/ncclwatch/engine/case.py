@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ncclwatch.engine.call_patterns import Orders
+from ncclwatch.engine.conflicts import ConflictWatch
 from ncclwatch.engine.edges import StallMark, Wait
 from ncclwatch.engine.evidence import calls
 from ncclwatch.engine.evidence.base import Facts, Source
@@ -19,6 +20,7 @@ from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.engine.patience import CREATION_S, Patience
 from ncclwatch.engine.sends_and_receives import Messages
+from ncclwatch.engine.slow.snapshot import StageOf
 from ncclwatch.engine.transfers import Transfers
 from ncclwatch.engine.waits import find_waits
 
@@ -43,6 +45,10 @@ class Known:
     """What the calls plane recorded."""
     orders: Orders | None = None
     """In which order each process called what."""
+    conflicts: ConflictWatch | None = None
+    """Compares what the ranks of running jobs call."""
+    stage_of: StageOf | None = None
+    """Where in an iteration a call was."""
     network: NetworkMemory = field(default_factory=NetworkMemory)
     """What the nodes say of their network and their kernels."""
     sources: Sequence[Source] = SOURCES

@@ -22,7 +22,7 @@ from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.ledger import Signature
 from ncclwatch.engine.nodes import RankNode
 from ncclwatch.engine.stated import SHOWN
-from ncclwatch.engine.suspects import caller, names, observed, other_peers
+from ncclwatch.engine.suspects import accused, caller, names, observed, other_peers
 from ncclwatch.engine.unobservable_waits import before_is_open
 from ncclwatch.model.verdict import VerdictClass
 
@@ -268,6 +268,37 @@ def left_out(case: Case) -> Iterator[Hypothesis]:
         supports = (*_deviation_facts(job, deviations), *wait_facts(case.waits.first(SHOWN)))
         victims = frozenset({member.index for member in job.members} - deviations.keys())
         yield Hypothesis("left-out", VerdictClass.NOT_ENTERED, Cause.LEFT_OUT, suspects, victims, 0.6, supports)
+
+
+def conflict(case: Case) -> Iterator[Hypothesis]:
+    """Ranks of a job that goes on which called something else than their peers, and agree with them since."""
+    known, standing = case.known, case.standing
+    if known.conflicts is None or known.ledger is None or standing is None or standing.cause is not Cause.PROGRESS:
+        return
+    suspects: list[Suspect] = []
+    supports: list[Fact] = []
+    victims: set[int] = set()
+    for found in known.conflicts.find(case.job, case.time, known.ledger, known.totals, known.stage_of):
+        group = case.job.groups[found.group]
+        victims |= group.ranks.keys()
+        peers = found.others.text() if found.others is not None else "something else"
+        for rank, signature in sorted(found.called.items()):
+            member, called = group.holder(rank), signature.text()
+            if member is not None:
+                operation = operation_of(signature, found.sequence)
+                suspect = caller(group, rank, member, operation, Cause.RUNS_ON, f"{called} where its peers called {peers}")
+                suspects.append(replace(suspect, place=replace(suspect.place, stage=found.stages.get(rank, ""))))
+                supports.append(told(f"{member.label} called {called} as #{found.sequence}, its peers {peers}", source="calls"))
+        seen = f"; so in {found.times} of the last operations" if found.times > 1 else ""
+        tie = "; which of them is wrong does not show" if found.others is None else ""
+        text = f"communicator {group.hash:016x}: {found.ago} operations have been called since, alike on all ranks{seen}{tie}"
+        supports.append(told(text, source="calls"))
+    if suspects:
+        victims -= accused(case.job, [suspect.place for suspect in suspects])
+        yield Hypothesis(
+            "conflict", VerdictClass.INCONSISTENT, Cause.RUNS_ON, tuple(suspects), frozenset(victims), 0.9, tuple(supports),
+            planes=("state", "calls"),
+        )  # fmt: skip
 
 
 def _deviation_facts(job: Job, deviations: dict[int, Deviation]) -> list[Fact]:

@@ -53,6 +53,7 @@ class Cause(StrEnum):
     ALONE_IN_CALL = "alone-in-call"
     CALLED_OTHER = "called-other"
     CALLED_OTHER_AS = "called-other-as"
+    RUNS_ON = "runs-on"
     COUNTED_OTHER = "counted-other"
     ORDER = "order"
     # GPU and proxy.

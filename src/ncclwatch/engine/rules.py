@@ -330,16 +330,24 @@ _NETWORK = (
         "the same test: a path of other ranks",
         frozenset({"link"}),
     ),
-)  # fmt: skip
-"""What ports, paths and TCP say of the hypothesis that stands."""
-
-_BESIDE = (
     Rule(
         "crawls", Stratum.QUALIFY, beside.crawls,
         "A process runs in each period of its CPU limit (cpu.max, 100 ms): it crawls, and does not hang.",
         "tests/unit/engine/test_beside.py::test_who_is_held_back_alone_is_given_longer_before_that_is_a_hang",
         "the same test: limits of others, of everybody, or that hold back little",
         NETWORK | FROM_CALLS | {"link", "rank-behind", "lacks-call"},
+    ),
+)  # fmt: skip
+"""What ports, paths, TCP and CPU limits say of the hypothesis that stands."""
+
+_BESIDE = (
+    Rule(
+        "conflict", Stratum.BESIDE, explain_calls.conflict,
+        "NCCL compares nothing: as long as as many messages go as are waited for, the job goes on with what it got. Ranks lined "
+        "up by counts that need no guess agree again afterwards, and nowhere better when one is moved on or back.",
+        "tests/unit/engine/test_conflicts.py::test_another_size_type_or_operation_is_named_while_the_job_runs",
+        "tests/unit/engine/test_conflicts.py::test_what_proves_nothing_is_not_told",
+        frozenset({"progress"}),
     ),
     Rule(
         "newcomers", Stratum.BESIDE, beside.newcomers,
@@ -361,7 +369,7 @@ _BESIDE = (
         "tests/unit/engine/test_beside.py::test_limits_of_others_or_that_hold_nobody_back_are_not_told",
     ),
 )  # fmt: skip
-"""What CPU limits, GPUs and the number of samples say of whatever stands."""
+"""What calls, GPUs, CPU limits and the number of samples say of whatever stands."""
 
 RULES = (*_STATED, *_DRAWN, *_RETRACTED, *_FOLLOWED, *_EXPLAINED, *_QUALIFIED, *_NETWORK, *_BESIDE)
 

@@ -55,6 +55,7 @@ REASONS = {
     Cause.ALONE_IN_CALL: "is in an operation that its peers are not in: they have ended what they called instead, and gone on",
     Cause.CALLED_OTHER: "has called {detail}, unlike its peers",
     Cause.CALLED_OTHER_AS: "called {detail}, unlike its peers",
+    Cause.RUNS_ON: "called {detail}",
     Cause.COUNTED_OTHER: "has called {detail} where its peers called something else",
     Cause.ORDER: "waits in a cycle",
     Cause.GPU_NOT_BEGUN: "has called the operation, but its GPU has not begun it",
@@ -248,6 +249,9 @@ def _summary(job: Job, found: Hypothesis, culprits: Sequence[Culprit], operation
     if found.cause is Cause.ORDER:
         return f"{names} wait{s} in a cycle: operations of several communicators in different orders"
     reasons = {one.reason for one in culprits}
+    if found.cause is Cause.RUNS_ON:
+        what = reasons.pop() if len(reasons) == 1 else "called something else than their peers"
+        return f"{names} {what}: the job runs on with wrong results"
     why = f"{': ' if s else ', each: '}{reasons.pop()}" if len(reasons) == 1 else ": do not go on"
     return f"{names} hold{s} up the job{where}{why}"
 
