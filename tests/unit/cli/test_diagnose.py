@@ -112,7 +112,7 @@ def test_why_shows_what_led_there_and_what_was_weighed(run: Run, monkeypatch: py
     verdict = json.loads(run("--all", "--json")[1])
     assert verdict["rules"] == ["halted"]
     assert verdict["trail"][-1] == {
-        "kind": "stands", "rule": "stopped", "against": "",
+        "kind": "stands", "rule": "halted", "against": "",
         "text": "stopped: rank 2: its process is stopped by a signal (confidence 99%)",
     }  # fmt: skip
 
