@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ncclwatch.engine.call_patterns import Orders
-from ncclwatch.engine.conflicts import ConflictWatch
+from ncclwatch.engine.conflicts import ConflictWatch, StageOf
 from ncclwatch.engine.edges import StallMark, Wait
 from ncclwatch.engine.evidence import calls
 from ncclwatch.engine.evidence.base import Facts, Source
@@ -20,7 +20,6 @@ from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.engine.patience import CREATION_S, Patience
 from ncclwatch.engine.sends_and_receives import Messages
-from ncclwatch.engine.slow.snapshot import StageOf
 from ncclwatch.engine.transfers import Transfers
 from ncclwatch.engine.waits import find_waits
 

@@ -8,7 +8,7 @@ lined up by counts that need no guess, agree again afterwards, and agree nowhere
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from ncclwatch.engine.alignment import KEYS, AlignedBy, Entries, align_entries, has_lost, make_entries, rows_of
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.ledger import Ledger, Place, Signature
-from ncclwatch.engine.slow.snapshot import StageOf
 from ncclwatch.engine.topology.labels import Stage
 
 AGREEING = 3
@@ -41,6 +40,8 @@ PAUSE, LEAST_PAUSE_S = 20, 1.0
 least.
 """
 
+StageOf = Callable[[str, int, int, int], Stage | None]
+"""(host, pid, communicator's address or 0, calls made since) → where in the iteration that call stands."""
 PROVEN = [number for number, key in enumerate(KEYS) if key in (AlignedBy.BIRTH, AlignedBy.SEQUENCE_NUMBER)]
 
 
