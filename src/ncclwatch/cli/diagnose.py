@@ -20,7 +20,8 @@ from ncclwatch.errors import ExitStatus
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
 
-# What the operating system or NCCL states outright needs no further waiting.
+# What the operating system or NCCL states outright needs no further waiting, and two samples near to each other are enough.
+_EARLY_S = 0.2
 _HARD_EVIDENCE = frozenset({VerdictClass.STOPPED, VerdictClass.DEAD, VerdictClass.ERROR})
 _NOTHING_WRONG = frozenset({VerdictClass.RUNNING, VerdictClass.IDLE})
 
@@ -54,11 +55,13 @@ def diagnose(
     named, files = options.split_words(pid, words)
     options.require_files(files)
     rule = options.slow_rule(slow_mode, t_base, theta)
-    from ncclwatch.cli.recorded import judge_recordings, recordings_among
+    if files:
+        # Whoever asks about live processes need not wait until all that reads recordings is loaded.
+        from ncclwatch.cli.recorded import judge_recordings, recordings_among
 
-    recordings = recordings_among(files, alone=not named and not every)
-    if recordings:
-        return judge_recordings(recordings, as_json=as_json, exit_code=exit_code, slow=rule, why=why)
+        recordings = recordings_among(files, alone=not named and not every)
+        if recordings:
+            return judge_recordings(recordings, as_json=as_json, exit_code=exit_code, slow=rule, why=why)
     live = options.choose_pids(named, every) if named or every or not files else []
     verdicts, problems = judge(live, files, every=every, wait=wait, interval=interval)
     if as_json:
@@ -77,11 +80,12 @@ def judge(
 
     ``every`` says that ``pids`` are all NCCL processes of this node. Raises when nothing at all could be read.
     """
-    loaded, problems = load_files(files)
+    loaded, problems = load_files(files) if files else ([], [])
     recorded = [series for samples in loaded for series in series_of(samples)]
     with Watch() as watch:
         watch.open(pids)
         watch.round()
+        began = time.monotonic()
         if not recorded and not any(watched.last for watched in watch.watched):
             raise nothing_read(problems + watch.problems)
 
@@ -92,7 +96,7 @@ def judge(
         engine = _engine(complete_hosts=_hosts(watch) if every and not watch.problems else ())
         # Files hold all that will ever be seen: there is nothing to wait for.
         files_only = not watch.watched
-        verdicts = engine(list(recorded), 0.0) if files_only else settle(engine, read, wait=wait, interval=interval)
+        verdicts = engine(list(recorded), 0.0) if files_only else settle(engine, read, wait=wait, interval=interval, began=began)
         return verdicts, problems + watch.problems
 
 
@@ -120,20 +124,26 @@ def settle(
     *,
     wait: float,
     interval: float,
+    began: float | None = None,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Verdict]:
-    """Read again every ``interval`` seconds until every verdict is certain or ``wait`` seconds have passed.
+    """Read again, soon and then every ``interval`` seconds, until every verdict is certain or ``wait`` seconds have passed.
 
-    ``read`` reads once more and returns everything read so far. Certain is: progress was seen, nothing is open, or the culprit is
-    stopped, dead or in error. Standing still becomes an accusation only after ``wait``.
+    ``read`` reads once more and returns everything read so far; ``began``: when it was first read. Certain is: the culprit is
+    stopped, dead or in error; from the second interval on also that progress was seen or nothing is open, since iterations pause.
+    Standing still becomes an accusation only after ``wait``.
     """
-    began = clock()
+    began = clock() if began is None else began
+    due = early = min(_EARLY_S, interval)
     while True:
-        sleep(interval)
+        sleep(max(0.0, began + due - clock()))
         series = read()
         verdicts = engine(series, wait)
-        if all(verdict.verdict_class in _HARD_EVIDENCE | _NOTHING_WRONG for verdict in verdicts):
+        whole = due >= interval
+        certain = _HARD_EVIDENCE | _NOTHING_WRONG if whole else _HARD_EVIDENCE
+        if all(verdict.verdict_class in certain for verdict in verdicts):
             return verdicts
-        if clock() - began >= wait:
+        if whole and clock() - began >= wait:
             return engine(series, 0.0)
+        due = (clock() - began if whole else due - early) + interval

@@ -18,12 +18,14 @@ from ncclwatch.engine.evidence.cpu_limits import HELD_BACK, HELD_TIMES, held_bac
 from ncclwatch.engine.evidence.kernel_log import Logged
 from ncclwatch.engine.evidence.ports import PortDown, PortErrors, names_of
 from ncclwatch.engine.evidence.sockets import FlowFact
-from ncclwatch.engine.explain_network import first_waits
+from ncclwatch.engine.explain_network import BEFORE_S
 from ncclwatch.engine.flow_lines import flow_lines
 from ncclwatch.engine.hypotheses import Cause, Hypothesis
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.nodes import RankNode
+from ncclwatch.engine.patience import LONGEST_PATIENCE_S
 from ncclwatch.engine.slow.delay_matrix import delay_lines
+from ncclwatch.engine.stated import first_waits
 from ncclwatch.engine.suspects import accused, group_of
 from ncclwatch.model.network import KernelLogLine
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
@@ -34,8 +36,6 @@ CRAWL_TIMES = 6.0
 """Unit: times the patience with others; whoever is held back may stand still for so long. From: chosen. A process with a fiftieth
 of a CPU was seen to get none for seven seconds (Linux 6.18), and one step of a transfer takes several such turns.
 """
-CRAWL_S = 60.0
-"""Unit: s; up to so long, whatever the patience. From: chosen, twice what is given with the usual patience."""
 RAISE_LIMITS = "raise the CPU limits of the job's containers or pods, or take them away"
 
 
@@ -43,7 +43,7 @@ def crawls(case: Case) -> Iterator[Hypothesis]:
     """A standstill that names nobody but ranks that a CPU limit holds back, most others not, or links with such a rank at an end:
     that is too early to say anything.
     """
-    standing, longer = case.standing, max(case.patience_s, min(CRAWL_TIMES * case.patience_s, CRAWL_S))
+    standing, longer = case.standing, min(CRAWL_TIMES * case.patience_s, LONGEST_PATIENCE_S)
     if standing is None or case.still >= longer:
         return
     if standing.verdict_class not in (VerdictClass.NOT_ENTERED, VerdictClass.HARDWARE):
@@ -146,10 +146,6 @@ NETWORK_CLASSES = frozenset(
 """Verdicts that a NIC in trouble can explain; a stopped process is stopped whatever the network does."""
 MISSING_SOMETHING = frozenset({VerdictClass.DEAD, VerdictClass.NOT_ENTERED, VerdictClass.INIT_HANG})
 """Verdicts that a helper process which was killed can explain."""
-HELPER_S = 120.0
-"""Unit: s; a helper that was killed longer before the standstill has nothing to do with it. From: chosen, as data loaders are a
-few batches ahead.
-"""
 OUT_OF_MEMORY = (
     "it was killed for want of memory: raise the limit of its cgroup, or find what grew (data loaders, pinned buffers, /dev/shm)"
 )
@@ -233,7 +229,7 @@ def _is_a_helpers(line: KernelLogLine, verdict: Verdict) -> bool:
     began = verdict.since if verdict.since is not None else verdict.time
     if line.kind != "memory" or verdict.verdict_class not in MISSING_SOMETHING or began is None:
         return False
-    return began - HELPER_S <= line.wall_ns / 1e9
+    return began - BEFORE_S <= line.wall_ns / 1e9
 
 
 def _names(line: KernelLogLine, culprits: Iterable[Culprit]) -> bool:

@@ -8,34 +8,29 @@ lined up by counts that need no guess, agree again afterwards, and agree nowhere
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.alignment import KEYS, AlignedBy, Entries, align_entries, has_lost, make_entries, rows_of
-from ncclwatch.engine.evidence.calls import operation_of
-from ncclwatch.engine.hypotheses import Cause, Suspect
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.ledger import Ledger, Place, Signature
-from ncclwatch.engine.slow.snapshot import StageOf
-from ncclwatch.engine.suspects import accused, caller
 from ncclwatch.engine.topology.labels import Stage
-from ncclwatch.engine.verdict import next_steps, ranks_of
-from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 
 AGREEING = 3
-"""Unit: operations. Chosen: so many since the first conflict must be the same on all ranks, and more than half of them: what is
-a call apart from some point on differs nearly everywhere.
+"""Unit: operations; so many since the first conflict must be the same on all ranks, and more than half. From: chosen: what
+is a call apart from there on differs nearly everywhere.
+"""
+CONTEXTS = (64, 32, 16, 8, 4)
+"""Bound: operations before a place by which it is found again in the job's pattern, the longest first."""
+ALIKE = 2
+"""Unit: times that such a context must be found elsewhere, where as many called one thing as another. From: what was called once
+is no pattern.
 """
 MOVED = 4
 """Bound: operations by which a rank is moved either way to see whether it agrees better there."""
-CONTEXTS = (64, 32, 16, 8, 4)
-ALIKE = 2
-"""Unit: operations, times. Chosen: where as many called one thing as another, what precedes tells the place in the job's
-pattern: so many operations at the most, found so often elsewhere.
-"""
 COMPARED = 2048
 """Bound: newest operations of a communicator that are compared."""
 KEPT_S = 60.0
@@ -45,6 +40,8 @@ PAUSE, LEAST_PAUSE_S = 20, 1.0
 least.
 """
 
+StageOf = Callable[[str, int, int, int], Stage | None]
+"""(host, pid, communicator's address or 0, calls made since) → where in the iteration that call stands."""
 PROVEN = [number for number, key in enumerate(KEYS) if key in (AlignedBy.BIRTH, AlignedBy.SEQUENCE_NUMBER)]
 
 
@@ -96,21 +93,16 @@ class ConflictWatch:
     _lossy: set[str] = field(default_factory=set)
     """Hosts of which records were lost."""
 
-    def judge(
-        self,
-        job: Job,
-        verdict: Verdict,
-        ledger: Ledger,
-        totals: dict[Place, tuple[int, int]],
-        stage_of: StageOf | None = None,
-    ) -> Verdict:
-        """The verdict, or ``INCONSISTENT`` where the job runs and ranks of it called something else than their peers.
+    def find(
+        self, job: Job, now: float, ledger: Ledger, totals: dict[Place, tuple[int, int]], stage_of: StageOf | None
+    ) -> list[Conflict]:
+        """What ranks of a job that runs called otherwise than their peers.
 
         O(ranks x COMPARED) at most once a second of the job's time, and for at most a twentieth of it.
         """
-        if verdict.verdict_class is not VerdictClass.RUNNING or not ledger.rows or not job.groups:
-            return verdict
-        which, now = min(job.groups), verdict.time or 0.0
+        if not ledger.rows or not job.groups:
+            return []
+        which = min(job.groups)
         if now >= self._next.get(which, 0.0):
             begin = time.process_time()
             known = {number: kept for number, kept in self._found.get(which, {}).items() if kept[0] > now}
@@ -124,8 +116,7 @@ class ConflictWatch:
             self._found[which] = known | {conflict.group: (now + KEPT_S, conflict) for conflict in told}
             self._next[which] = now + max(LEAST_PAUSE_S, PAUSE * (time.process_time() - begin))
         found = [conflict for _, conflict in self._found.get(which, {}).values() if conflict.group in job.groups]
-        conflicts = [conflict for conflict in found if not self._is_lossy(job, conflict.group)]
-        return _explain(job, conflicts, verdict) if conflicts else verdict
+        return [conflict for conflict in found if not self._is_lossy(job, conflict.group)]
 
     def lose(self, source: str) -> None:
         """Records of a node were lost: its calls prove nothing any more. An empty source is all there is."""
@@ -277,44 +268,3 @@ def _is_moved(own: NDArray[np.uint64], usual: NDArray[np.uint64]) -> bool:
         if np.count_nonzero(own[:-by] != usual[by:]) < np.count_nonzero(differs[:-by]):
             return True
     return False
-
-
-def _explain(job: Job, conflicts: Sequence[Conflict], running: Verdict) -> Verdict:
-    culprits: list[Culprit] = []
-    suspects: list[Suspect] = []
-    evidence: list[str] = []
-    names: list[str] = []
-    victims: set[int] = set()
-    for conflict in conflicts:
-        group = job.groups[conflict.group]
-        victims |= group.ranks.keys()
-        for rank, signature in sorted(conflict.called.items()):
-            member = group.holder(rank)
-            if member is None:
-                continue
-            peers = conflict.others.text() if conflict.others is not None else "something else"
-            reason = f"called {signature.text()} where its peers called {peers}"
-            suspects.append(caller(group, rank, member, operation_of(signature, conflict.sequence), Cause.CALLED_OTHER_AS))
-            culprits.append(replace(suspects[-1].place, reason=reason, stage=conflict.stages.get(rank, "")))
-            names.append(f"{member.label} called {signature.text()}")
-        seen = f"; so in {conflict.times} of the last operations" if conflict.times > 1 else ""
-        others = f"all others {conflict.others.text()}" if conflict.others is not None else "which of them is wrong does not show"
-        evidence.append(
-            f"communicator {group.hash:016x} #{conflict.sequence}: {', '.join(names[-len(conflict.called) :])}; {others}; "
-            f"{conflict.ago} operations have been called since{seen}"
-        )
-    if not culprits:
-        return running
-    first = culprits[0]
-    summary = (
-        f"{names[0]}, its peers {conflicts[0].others.text()}: the job runs on with wrong results"
-        if len(culprits) == 1 and conflicts[0].others is not None
-        else f"{len(culprits)} ranks called something else than their peers: the job runs on with wrong results"
-    )
-    victims -= accused(job, culprits)
-    return replace(
-        running, verdict_class=VerdictClass.INCONSISTENT, summary=summary, culprits=tuple(culprits),
-        victims=ranks_of(job, victims),
-        communicator=first.communicator, operation=first.operation, confidence=0.9, evidence=tuple(evidence),
-        next_steps=next_steps(VerdictClass.INCONSISTENT, suspects), rules=("conflict",), planes=("state", "calls"),
-    )  # fmt: skip

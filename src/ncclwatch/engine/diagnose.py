@@ -7,7 +7,6 @@ accused. When nothing moves, rules draw who waits for whom, follow it to its end
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from itertools import groupby
 
 from ncclwatch.engine.case import Case, Known
@@ -20,7 +19,6 @@ from ncclwatch.engine.job import Job, Member, assemble
 from ncclwatch.engine.patience import retry_patience
 from ncclwatch.engine.rules import RULES
 from ncclwatch.engine.verdict import render, severity
-from ncclwatch.engine.why import trail_of
 from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import ProcessSample
@@ -75,8 +73,7 @@ def _judge(job: Job, known: Known, loners: Sequence[Member]) -> Verdict:
     settled = [member for member in job.members if not member.gone and len(member.samples) > 1]
     still = min(map(still_seconds, settled), default=0.0)
     case = Case(job, known, still, max(member.last.wall_ns for member in job.members) / 1e9, loners)
-    found = infer(case)
-    return replace(render(case, found), trail=trail_of(case, found))
+    return render(case, infer(case))
 
 
 def infer(case: Case) -> Hypothesis:
@@ -91,7 +88,7 @@ def _explain(case: Case) -> None:
     """Rules by stratum, to the first that ends the inference."""
     _weigh(case, Stratum.STATED)
     if case.standing is not None:
-        if case.known.patience is not None and case.standing.rule in ("stopped", "ended"):
+        if case.known.patience is not None and case.standing.rule == "halted":
             case.known.patience.halted(case.job)
         return
     case.blind = not case.waits.open
@@ -117,7 +114,7 @@ def _weigh(case: Case, stratum: Stratum) -> None:
             standing = case.standing
             if standing is None or standing.rule == found.rule:
                 case.standing = found
-            elif standing.rule in rule.defeats:
+            elif standing.rule in rule.defeats or (standing.tie and rule.breaks_ties):
                 case.trail.lost.append(Lost(standing, found.rule))
                 case.standing = found
             else:

@@ -22,7 +22,7 @@ from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.ledger import Signature
 from ncclwatch.engine.nodes import RankNode
 from ncclwatch.engine.stated import SHOWN
-from ncclwatch.engine.suspects import caller, names, observed, other_peers
+from ncclwatch.engine.suspects import accused, caller, names, observed, other_peers
 from ncclwatch.engine.unobservable_waits import before_is_open
 from ncclwatch.model.verdict import VerdictClass
 
@@ -34,22 +34,11 @@ TIE = 0.5
 
 
 def open_calls_differ(case: Case) -> Iterator[Hypothesis]:
-    """The two ends of a connection work on different operations, and a vote or a pattern tells which rank is wrong."""
-    found = _open_calls(case)
-    if found is not None and not found.tie:
+    """The two ends of a connection work on different operations; where no vote or pattern tells which, both are named."""
+    # Ranks that called different things hang whatever else the waits show: the disagreement is the cause.
+    found = _compare_open_calls(case) if case.facts.of(FactKind.OPEN_OTHER) else None
+    if found is not None:
         yield found
-
-
-def open_calls_tie(case: Case) -> Iterator[Hypothesis]:
-    """The same, where nothing tells which side is wrong."""
-    found = _open_calls(case)
-    if found is not None and found.tie:
-        yield replace(found, rule="open-calls-tie")
-
-
-def _open_calls(case: Case) -> Hypothesis | None:
-    """Ranks that called different things hang whatever else the waits show: the disagreement is the cause."""
-    return case.remember("open calls", lambda: _compare_open_calls(case)) if case.facts.of(FactKind.OPEN_OTHER) else None
 
 
 def _compare_open_calls(case: Case) -> Hypothesis | None:
@@ -85,17 +74,10 @@ def _compare_open_calls(case: Case) -> Hypothesis | None:
 
 
 def counts_differ(case: Case) -> Iterator[Hypothesis]:
-    """NCCL's counts of each collective contradict each other, and a vote or a pattern tells which rank is wrong."""
-    found = case.remember("counts", lambda: _compare_counts(case))
-    if found is not None and not found.tie:
+    """NCCL's counts of each collective contradict each other; where neither a vote nor a pattern tells which, all are named."""
+    found = _compare_counts(case)
+    if found is not None:
         yield found
-
-
-def counts_tie(case: Case) -> Iterator[Hypothesis]:
-    """The same, where nothing tells which side is wrong."""
-    found = case.remember("counts", lambda: _compare_counts(case))
-    if found is not None and found.tie:
-        yield replace(found, rule="counts-tie")
 
 
 def _compare_counts(case: Case) -> Hypothesis | None:
@@ -144,17 +126,10 @@ def _at_the_ends(job: Job, ends: Sequence[Sink], beyond: Sequence[Sink]) -> list
 
 
 def calls_differ(case: Case) -> Iterator[Hypothesis]:
-    """Ranks of a communicator called different things under one number, and a vote or a pattern tells which is wrong."""
+    """Ranks called different things under one number; where neither a vote nor a pattern tells which, all are named."""
     found = _inconsistent(case)
-    if found is not None and not found.tie:
+    if found is not None:
         yield found
-
-
-def calls_tie(case: Case) -> Iterator[Hypothesis]:
-    """The same, where nothing tells which side is wrong."""
-    found = _inconsistent(case)
-    if found is not None and found.tie:
-        yield replace(found, rule="calls-tie")
 
 
 def not_called(case: Case) -> Iterator[Hypothesis]:
@@ -283,7 +258,8 @@ def left_out(case: Case) -> Iterator[Hypothesis]:
 
     Who has left a call out is one behind in all that follows: the waits may well end at somebody else.
     """
-    if not case.waits.open:
+    standing = case.standing
+    if not case.waits.open or standing is None or not (standing.tie or standing.open_to_doubt):
         return
     job, found = case.job, find_alone_in_deviating(case.job, case.known.orders)
     deviations = {index: deviation for index, deviation in found.items() if deviation.left_out}
@@ -292,6 +268,37 @@ def left_out(case: Case) -> Iterator[Hypothesis]:
         supports = (*_deviation_facts(job, deviations), *wait_facts(case.waits.first(SHOWN)))
         victims = frozenset({member.index for member in job.members} - deviations.keys())
         yield Hypothesis("left-out", VerdictClass.NOT_ENTERED, Cause.LEFT_OUT, suspects, victims, 0.6, supports)
+
+
+def conflict(case: Case) -> Iterator[Hypothesis]:
+    """Ranks of a job that goes on which called something else than their peers, and agree with them since."""
+    known, standing = case.known, case.standing
+    if known.conflicts is None or known.ledger is None or standing is None or standing.cause is not Cause.PROGRESS:
+        return
+    suspects: list[Suspect] = []
+    supports: list[Fact] = []
+    victims: set[int] = set()
+    for found in known.conflicts.find(case.job, case.time, known.ledger, known.totals, known.stage_of):
+        group = case.job.groups[found.group]
+        victims |= group.ranks.keys()
+        peers = found.others.text() if found.others is not None else "something else"
+        for rank, signature in sorted(found.called.items()):
+            member, called = group.holder(rank), signature.text()
+            if member is not None:
+                operation = operation_of(signature, found.sequence)
+                suspect = caller(group, rank, member, operation, Cause.RUNS_ON, f"{called} where its peers called {peers}")
+                suspects.append(replace(suspect, place=replace(suspect.place, stage=found.stages.get(rank, ""))))
+                supports.append(told(f"{member.label} called {called} as #{found.sequence}, its peers {peers}", source="calls"))
+        seen = f"; so in {found.times} of the last operations" if found.times > 1 else ""
+        tie = "; which of them is wrong does not show" if found.others is None else ""
+        text = f"communicator {group.hash:016x}: {found.ago} operations have been called since, alike on all ranks{seen}{tie}"
+        supports.append(told(text, source="calls"))
+    if suspects:
+        victims -= accused(case.job, [suspect.place for suspect in suspects])
+        yield Hypothesis(
+            "conflict", VerdictClass.INCONSISTENT, Cause.RUNS_ON, tuple(suspects), frozenset(victims), 0.9, tuple(supports),
+            planes=("state", "calls"),
+        )  # fmt: skip
 
 
 def _deviation_facts(job: Job, deviations: dict[int, Deviation]) -> list[Fact]:

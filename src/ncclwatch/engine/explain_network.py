@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ncclwatch.engine.case import Case
-from ncclwatch.engine.edges import told, wait_facts
+from ncclwatch.engine.edges import told
 from ncclwatch.engine.evidence.base import Fact, FactKind
 from ncclwatch.engine.evidence.ports import PortDown
 from ncclwatch.engine.evidence.sockets import DeadPath
@@ -24,20 +24,15 @@ from ncclwatch.model.state import Communicator, Direction, Transport
 from ncclwatch.model.verdict import Culprit, LinkRef, VerdictClass
 
 BEFORE_S = 120.0
-"""Unit: s; a port may have gone down so long before the job came to stand. From: chosen, as what lies inside the nodes may go on
-for a while.
+"""Unit: s; what happened so long before a job came to stand may be why: a port went down, a helper process was killed. From:
+chosen, as data loaders are a few batches ahead, and what lies inside the nodes may go on for a while.
 """
-AFTER_S = 5.0
-"""Unit: s; a port that went down later than this after the job came to stand is not why. From: chosen, as samples and listings of
-NICs are a second or two old, and wall clocks may differ.
+UNORDERED_S = 5.0
+"""Unit: s; which of two events came first is not known where they are nearer than this. From: chosen, as samples and listings of
+NICs are a second or two old each, and wall clocks may differ.
 """
-BETWEEN_SAMPLES_S = 2.0
-"""Unit: s; when a job came to stand is known no better. From: two samples, a second apart by default."""
 SHOWN = 4
 """Bound: suspects that a line of evidence names, and ends of waits that a pause shows."""
-
-OPEN_TO_DOUBT = frozenset({VerdictClass.NOT_ENTERED, VerdictClass.DEADLOCK, VerdictClass.UNKNOWN})
-"""Verdicts on where waits end; what the operating system states, and calls that disagree, stand by themselves."""
 
 
 # --- ports -------------------------------------------------------------------------------------------------------------
@@ -73,23 +68,24 @@ def port_end(case: Case) -> Iterator[Hypothesis]:
     if standing is None or standing.verdict_class is not VerdictClass.HARDWARE or not _has_link(standing) or not ports:
         return
 
-    def is_down(host: str, rank: int | None) -> bool:
-        return any(port.is_used_by(host, rank) for port in ports)
+    def port_of(host: str, rank: int | None) -> PortDown | None:
+        return next((port for port in ports if port.is_used_by(host, rank)), None)
 
-    down = [s for s in standing.suspects if is_down(s.place.host, s.place.rank)]
-    kept = []
+    kept, because = list[Suspect](), dict[int, PortDown]()
     for suspect in standing.suspects:
-        other = None if suspect in down else _other_end(case.job, suspect)
-        if suspect in down or other is None or not is_down(other.info.host, other.rank):
+        port, other = port_of(suspect.place.host, suspect.place.rank), _other_end(case.job, suspect)
+        if port is not None:
+            because[id(port)] = port
+            kept.append(replace(suspect, cause=Cause.PORT, detail=f"{port.nic.label} {port.state}"))
+        elif other is None or port_of(other.info.host, other.rank) is None:
             kept.append(suspect)
-    if not down or len(kept) == len(standing.suspects):
-        return
-    freed = accused(case.job, [s.place for s in standing.suspects if s not in kept])
-    because = tuple(port for port in ports if any(port.is_used_by(s.place.host, s.place.rank) for s in down))
-    yield standing.amended(
-        "port-end", suspects=tuple(kept), victims=standing.victims | freed, because=because, narrowed=standing,
-        planes=_and_nic(standing),
-    )  # fmt: skip
+    if because and len(kept) < len(standing.suspects):
+        left = {(s.place.host, s.place.pid, s.place.rank) for s in kept}
+        freed = [s.place for s in standing.suspects if (s.place.host, s.place.pid, s.place.rank) not in left]
+        yield standing.amended(
+            "port-end", cause=Cause.PORT if all(s.cause is Cause.PORT for s in kept) else Cause.LINK, suspects=tuple(kept),
+            victims=standing.victims | accused(case.job, freed), because=tuple(because.values()), planes=_and_nic(standing),
+        )  # fmt: skip
 
 
 def ports_in_use(case: Case) -> list[PortDown]:
@@ -99,9 +95,9 @@ def ports_in_use(case: Case) -> list[PortDown]:
 
 def explains(port: PortDown, began: float) -> bool:
     """Whether a standstill that began then may be a port's doing, also once it is up again: what was lost comes later."""
-    if port.until is not None and port.until < began - BETWEEN_SAMPLES_S:
+    if port.until is not None and port.until < began - UNORDERED_S:
         return False
-    return port.since is None or -BEFORE_S <= port.since - began <= AFTER_S
+    return port.since is None or -BEFORE_S <= port.since - began <= UNORDERED_S
 
 
 def _ports_down(case: Case) -> list[PortDown]:
@@ -109,7 +105,7 @@ def _ports_down(case: Case) -> list[PortDown]:
 
 
 def _is_open_to_doubt(standing: Hypothesis, ports: Sequence[PortDown]) -> bool:
-    if standing.verdict_class in OPEN_TO_DOUBT:
+    if standing.open_to_doubt:
         return True
     if standing.verdict_class is not VerdictClass.HARDWARE or _has_link(standing):
         return False
@@ -176,7 +172,7 @@ def path_dead(case: Case) -> Iterator[Hypothesis]:
     Of several paths the address they share is named, of a single one both ends. O(paths x communicators of a hash).
     """
     standing = case.standing
-    if standing is None or standing.verdict_class not in OPEN_TO_DOUBT or _is_cut_off(standing):
+    if standing is None or not standing.open_to_doubt or _is_cut_off(standing):
         return
     paths = _paths(case)
     suspects = _path_suspects(case.job, paths)
@@ -258,18 +254,7 @@ def tcp_slow(case: Case) -> Iterator[Hypothesis]:
         )  # fmt: skip
 
 
-def tcp_pause(case: Case) -> Iterator[Hypothesis]:
-    """While TCP still tries, what else the waits show may be over in a moment."""
-    if case.standing is not None and case.still < case.retries_s:
-        yield Hypothesis("tcp-pause", VerdictClass.UNKNOWN, Cause.PAUSE, supports=first_waits(case), seconds=case.retries_s)
-
-
 # --- parts -------------------------------------------------------------------------------------------------------------
-
-
-def first_waits(case: Case) -> tuple[Fact, ...]:
-    """The first waits that lead to ends: what is shown of a pause."""
-    return tuple(wait_facts(wait for sink in case.sinks[:SHOWN] for wait in sink.waits[:SHOWN]))
 
 
 def _explained(

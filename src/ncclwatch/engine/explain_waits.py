@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ncclwatch.engine.call_patterns import deviation_fact, find_deviations
 from ncclwatch.engine.case import Case
-from ncclwatch.engine.connections import unseen_peers
+from ncclwatch.engine.connections import End, unseen_peers
 from ncclwatch.engine.edges import PROXY_STALLS, Stall, Wait, Why, told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind
 from ncclwatch.engine.evidence.device import gpu_state
@@ -17,14 +17,14 @@ from ncclwatch.engine.graph import Sink, victims_of
 from ncclwatch.engine.hypotheses import Cause, Hypothesis, Suspect
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.nodes import AbsentNode, HiddenNode, LinkNode, Node, RankNode
+from ncclwatch.engine.patience import HANG_FLOOR_S
 from ncclwatch.engine.retract import is_begun
+from ncclwatch.engine.rings import RING_ENDS_RECEIVING
 from ncclwatch.engine.suspects import accused, observed, peers
-from ncclwatch.engine.verdict import SEVERITY
 from ncclwatch.model.device import KernelState
+from ncclwatch.model.state import Direction, Transport
 from ncclwatch.model.verdict import LinkRef, VerdictClass
 
-SOON_S = 3.0
-"""Unit: s. Chosen: three samples at the usual interval; where a standstill has lasted for less, less is said for sure."""
 NAMED_ABSENT = 8
 """Bound: unobserved ranks of a communicator that are named."""
 
@@ -67,7 +67,7 @@ def _sort(case: Case) -> Ends:
 
 def sureness(case: Case) -> float:
     """Confidence in where waits end, by how long nothing has moved."""
-    return 0.6 if case.still < SOON_S else 0.85
+    return 0.6 if case.still < HANG_FLOOR_S else 0.85
 
 
 # --- ends nobody sees --------------------------------------------------------------------------------------------------
@@ -82,7 +82,8 @@ def unseen(case: Case) -> Iterator[Hypothesis]:
         return
     waits = [wait for sink in found for wait in sink.waits] or case.waits.first(12)
     nodes = tuple(sink.nodes[0] for sink in found)
-    yield Hypothesis("unseen", VerdictClass.UNKNOWN, Cause.UNSEEN, supports=tuple(wait_facts(waits)), ends=nodes)
+    cause = Cause.UNSEEN if any(isinstance(node, AbsentNode) for node in nodes) else Cause.HIDDEN
+    yield Hypothesis("unseen", VerdictClass.UNKNOWN, cause, supports=tuple(wait_facts(waits)), ends=nodes)
 
 
 def beside_absent(case: Case) -> Iterator[Hypothesis]:
@@ -129,40 +130,32 @@ def beside_unobserved(job: Job, member: Member) -> bool:
 
 
 def link(case: Case) -> Iterator[Hypothesis]:
-    """Data does not arrive over links that have no end in common: both ends of each are named."""
+    """Data does not arrive over links: both ends of each are named, or the one process that is an end of all of several.
+
+    Several links do not die at once: what they have in common is the cause.
+    """
     job, ends = case.job, ends_of(case)
-    if not ends.links or _common_end(job, ends.links) is not None:
-        return
+    shared = _common_end(job, ends.links)
     suspects: dict[int, Suspect] = {}
-    for sink in ends.links:
+    if shared is not None:
+        waits = [wait for sink in ends.links for wait in sink.waits]
+        suspects[shared.index] = observed(job, shared, waits, (), Cause.CUT_OFF)
+    for sink in ends.links if shared is None else ():
         node = sink.nodes[0]
         if not isinstance(node, LinkNode):
             continue
-        for comm_rank in (node.source, node.destination):
-            member = job.groups[node.group_id].holder(comm_rank)
+        for end in (node.source, node.destination):
+            member = job.groups[node.group_id].holder(end)
             if member is not None and member.index not in suspects:
                 suspects[member.index] = observed(job, member, sink.waits, (), Cause.LINK, link=_reference(node, sink.waits))
     if suspects:
-        yield _of_links(case, "link", Cause.LINK, [*suspects.values()])
-
-
-def cut_off(case: Case) -> Iterator[Hypothesis]:
-    """The one process that is an end of every link on which data does not arrive: of several, it is not the links."""
-    ends = ends_of(case)
-    member = _common_end(case.job, ends.links)
-    if member is not None:
-        waits = [wait for sink in ends.links for wait in sink.waits]
-        yield _of_links(case, "cut-off", Cause.CUT_OFF, [observed(case.job, member, waits, (), Cause.CUT_OFF)])
-
-
-def _of_links(case: Case, rule: str, cause: Cause, suspects: Sequence[Suspect]) -> Hypothesis:
-    ends = ends_of(case)
-    supports = [fact for sink in ends.links for fact in wait_facts(sink.waits)]
-    victims = victims_of(ends.links) - accused(case.job, [suspect.place for suspect in suspects])
-    return Hypothesis(
-        rule, VerdictClass.HARDWARE, cause, tuple(suspects), frozenset(victims), min(sureness(case), 0.7), tuple(supports),
-        missing=_notes([*ends.unseen, *ends.cycles]),
-    )  # fmt: skip
+        named = tuple(suspects.values())
+        supports = tuple(fact for sink in ends.links for fact in wait_facts(sink.waits))
+        victims = victims_of(ends.links) - accused(job, [suspect.place for suspect in named])
+        yield Hypothesis(
+            "link", VerdictClass.HARDWARE, named[0].cause, named, frozenset(victims), min(sureness(case), 0.7), supports,
+            missing=_notes([*ends.unseen, *ends.cycles]),
+        )  # fmt: skip
 
 
 def _reference(node: LinkNode, waits: Sequence[Wait]) -> LinkRef:
@@ -190,57 +183,78 @@ def _common_end(job: Job, sinks: Sequence[Sink]) -> Member | None:
 # --- ranks -------------------------------------------------------------------------------------------------------------
 
 
-def rank_stalled(case: Case) -> Iterator[Hypothesis]:
-    """Ranks that are in the operation and do not go on, though nothing they need is missing."""
-    yield from _ranks_behind(case, "rank-stalled", VerdictClass.HARDWARE)
-
-
-def rank_not_entered(case: Case) -> Iterator[Hypothesis]:
-    """Ranks that have not started the operation the others wait in: the host has not called it, or the GPU has not started it."""
-    yield from _ranks_behind(case, "rank-not-entered", VerdictClass.NOT_ENTERED)
-
-
-def _ranks_behind(case: Case, rule: str, verdict_class: VerdictClass) -> Iterator[Hypothesis]:
+def rank_behind(case: Case) -> Iterator[Hypothesis]:
+    """Ranks at which the waits end: they have not started the operation the others wait in (host or GPU), or are in it and do not
+    go on though nothing they need is missing.
+    """
     job, ends = case.job, ends_of(case)
     named = [(sink, member) for sink in ends.ranks if (member := sink.member(job)) is not None]
-    causes = [_cause(job, member, sink) for sink, member in named]
-    if not causes or verdict_class is not max((found for found, _ in causes), key=SEVERITY.index):
+    if not named:
         return
+    causes = [_cause(job, member, sink) for sink, member in named]
+    verdict_class = VerdictClass.NOT_ENTERED if any(cause in NOT_STARTED for cause in causes) else VerdictClass.HARDWARE
     counts = Counts(job)
     suspects: list[Suspect] = []
     supports: list[Fact] = []
-    for (sink, member), (_, cause) in zip(named, causes, strict=True):
+    for (sink, member), cause in zip(named, causes, strict=True):
         suspects.append(observed(job, member, sink.waits, sink.stalls, cause))
         supports += [*wait_facts(sink.waits), *sink.stalls]
         supports += [told(line, RankNode(member.index), FactKind.CALLED_LESS) for line in counts.lines(member)]
     victims = victims_of(ends.ranks) | peers(job, [suspect.place for suspect in suspects])
     victims -= {member.index for _, member in named}
     yield Hypothesis(
-        rule, verdict_class, suspects[0].cause, tuple(suspects), frozenset(victims), sureness(case), tuple(supports),
+        "rank-behind", verdict_class, causes[0], tuple(suspects), frozenset(victims), sureness(case), tuple(supports),
         missing=_notes([*ends.unseen, *ends.cycles, *ends.beside_absent]),
     )  # fmt: skip
 
 
-def _cause(job: Job, member: Member, sink: Sink) -> tuple[VerdictClass, Cause]:
-    """Not entered: it has not started the operation the others wait in. Hardware: it is in it and does not go on."""
+NOT_STARTED = frozenset({Cause.GPU_NOT_BEGUN, Cause.NOT_TAKING_PART, Cause.NOT_ENTERED})
+"""The host has not called the operation the others wait in, or its GPU has not started it. All else is in it."""
+
+
+def _cause(job: Job, member: Member, sink: Sink) -> Cause:
     stalls = {mark.stall for mark in sink.stalls}
     if stalls & PROXY_STALLS:
-        return VerdictClass.HARDWARE, Cause.PROXY_STALLED
+        return Cause.PROXY_STALLED
     if Stall.FLUSH in stalls:
-        return VerdictClass.HARDWARE, Cause.FLUSH
-    gpu = gpu_state(job, member, sink.stalls[0].key.group) if stalls else None
+        return Cause.FLUSH
+    if not stalls:
+        return Cause.PROXY_NOT_BEGUN if all(wait.why is Why.NOT_BEGUN for wait in sink.waits) else Cause.NOT_ENTERED
+    gpu = gpu_state(job, member, sink.stalls[0].key.group)
     if gpu is KernelState.RUNNING:
-        return VerdictClass.HARDWARE, Cause.GPU_RUNNING
-    if gpu is KernelState.NOT_STARTED:
-        return VerdictClass.NOT_ENTERED, Cause.GPU_NOT_BEGUN
-    if stalls and all(mark.end is None for mark in sink.stalls):
-        return VerdictClass.NOT_ENTERED, Cause.NOT_TAKING_PART
-    if stalls:
-        started = any(mark.end.sub.done > 0 or (mark.end.sub.gpu_ready or 0) > 0 for mark in sink.stalls if mark.end is not None)
-        return (VerdictClass.HARDWARE, Cause.GPU_STOPPED) if started else (VerdictClass.NOT_ENTERED, Cause.GPU_NOT_BEGUN)
-    if all(wait.why is Why.NOT_BEGUN for wait in sink.waits):
-        return VerdictClass.HARDWARE, Cause.PROXY_NOT_BEGUN
-    return VerdictClass.NOT_ENTERED, Cause.NOT_ENTERED
+        return Cause.GPU_RUNNING
+    ends = [mark.end for mark in sink.stalls if mark.end is not None]
+    if gpu is not KernelState.NOT_STARTED and not ends:
+        return Cause.NOT_TAKING_PART
+    begun = gpu is not KernelState.NOT_STARTED and any(
+        end.sub.done > 0 or (end.sub.gpu_ready or 0) > 0 or _has_sent(job, end) for end in ends
+    )  # fmt: skip
+    return Cause.GPU_STOPPED if begun else Cause.GPU_NOT_BEGUN
+
+
+def _has_sent(job: Job, end: End) -> bool:
+    """Whether a rank that has a receive open has completed the send that the operation begins with: no proxy shows that any more.
+
+    Proxies are given both together (ncclProxySaveOp, src/proxy.cc); with PXN it is a neighbour's proxy that sends.
+    """
+    operation, channel, group = end.operation, end.sub.channel, job.groups[end.key.group]
+    rank = group.rank_of(end.member)
+    if operation.direction is not Direction.RECV or rank is None or end.member.last.torn:
+        return False
+    if operation.algorithm != "Ring" or operation.collective not in RING_ENDS_RECEIVING:
+        return False
+    own = group.members[rank][1]
+    following = next((ring.next for ring in own.rings if ring.channel == channel), -1)
+    if (channel, following, Direction.SEND, Transport.NET) not in own.transports:
+        return False
+    sends = (
+        (near, sub)
+        for near in job.members if near.info.host == end.member.info.host
+        for other in near.last.operations
+        if (other.comm_hash, other.op_count) == (operation.comm_hash, operation.op_count) and other.direction is Direction.SEND
+        for sub in other.subs if sub.channel == channel
+    )  # fmt: skip
+    return not any(sub.rank == rank or (sub.rank is None and near is end.member) for near, sub in sends)
 
 
 def _notes(sinks: Iterable[Sink]) -> tuple[Fact, ...]:
@@ -261,6 +275,11 @@ class Cycle:
     of_orders: bool
     """Whether ranks wait in more than one thing, and some of it is begun: inside one operation there is no order."""
 
+    @property
+    def of_messages(self) -> bool:
+        """Whether some wait only by calls: for the other half of a Send or Recv."""
+        return any(wait.why is Why.NO_MESSAGE for wait in self.inside)
+
 
 def _cycle(case: Case) -> Cycle | None:
     ends = ends_of(case)
@@ -275,59 +294,44 @@ def _cycle(case: Case) -> Cycle | None:
     return Cycle(sinks, inside, members, bool(ordered))
 
 
-def cycle_in_operation(case: Case) -> Iterator[Hypothesis]:
-    """Ranks wait for each other inside one operation, which by itself names nobody."""
-    cycle = _cycle(case)
-    if cycle is not None and not cycle.of_orders:
-        yield _nobody("cycle-in-operation", Cause.CYCLE_IN_OPERATION, cycle.inside)
+def cycle(case: Case) -> Iterator[Hypothesis]:
+    """Ranks wait for each other inside one operation, or through messages that were called: which by itself names nobody.
 
-
-def cycle_of_calls(case: Case) -> Iterator[Hypothesis]:
-    """Ranks wait for each other through messages that were called: a host may have run ahead of one its GPU does not wait for."""
-    cycle = _cycle(case)
-    if cycle is None or not cycle.of_orders or not any(wait.why is Why.NO_MESSAGE for wait in cycle.inside):
+    Host call time is not GPU time: a host may have called a Send that its GPU does not wait for yet.
+    """
+    found = _cycle(case)
+    if found is None:
         return
-    if not find_deviations(case.job, cycle.members, case.known.orders):
-        yield _nobody("cycle-of-calls", Cause.CYCLE_OF_CALLS, cycle.inside)
-
-
-def _nobody(rule: str, cause: Cause, inside: Sequence[Wait]) -> Hypothesis:
-    return Hypothesis(rule, VerdictClass.UNKNOWN, cause, supports=tuple(wait_facts(inside)))
+    cause = Cause.CYCLE_OF_CALLS if found.of_orders else Cause.CYCLE_IN_OPERATION
+    if not found.of_orders or (found.of_messages and not find_deviations(case.job, found.members, case.known.orders)):
+        yield Hypothesis("cycle", VerdictClass.UNKNOWN, cause, supports=tuple(wait_facts(found.inside)))
 
 
 def lacks_call(case: Case) -> Iterator[Hypothesis]:
-    """The one rank of a cycle that has called less than the others, where all others have called all they are waited for in."""
-    yield from _lacking_one(case, "lacks-call", Lack.LESS)
+    """The one rank of a cycle that has called less than the others, or as much but not what they wait in; or who is alone in it.
 
-
-def lacks_other_call(case: Case) -> Iterator[Hypothesis]:
-    """The one rank of a cycle that has called as much as the others, but not what they wait in; or who is alone in that."""
-    yield from _lacking_one(case, "lacks-other-call", Lack.OTHER)
-
-
-def _lacking_one(case: Case, rule: str, why: Lack) -> Iterator[Hypothesis]:
-    """Hosts that run ahead of their GPUs have called everything although their GPUs wait in a cycle; hosts that do not have each
+    Hosts that run ahead of their GPUs have called everything although their GPUs wait in a cycle; hosts that do not have each
     left a call to make. Where only one has, it is the one that the others are ahead of.
     """
-    job, cycle = case.job, _cycle(case)
-    if cycle is None or not cycle.of_orders:
+    job, found = case.job, _cycle(case)
+    if found is None or not found.of_orders or found.of_messages:
         return
-    lacking = [w for w in cycle.inside if w.why is Why.NO_OPERATION or (w.why is Why.EMPTY and lacks(job, w))]
-    missing = {wait.target for wait in lacking}
+    asked = [(wait, lacks(job, wait)) for wait in found.inside if wait.why in (Why.NO_OPERATION, Why.EMPTY)]
+    lacking = [(wait, why) for wait, why in asked if why is not None or wait.why is Why.NO_OPERATION]
+    waits, missing = [wait for wait, _ in lacking], {wait.target for wait, _ in lacking}
     only = missing.pop() if len(missing) == 1 else None
-    if not isinstance(only, RankNode) or not all(lacks(job, wait) for wait in lacking):
+    if not isinstance(only, RankNode) or any(why is None for _, why in lacking):
         return
-    if any(wait.why is Why.NO_MESSAGE for wait in cycle.inside) or find_deviations(job, cycle.members, case.known.orders):
+    if find_deviations(job, found.members, case.known.orders):
         return
-    if why is not (Lack.LESS if any(lacks(job, wait) is Lack.LESS for wait in lacking) else Lack.OTHER):
-        return
-    alone = _alone_in_it(job, lacking[0]) if why is Lack.OTHER else []
-    cause = Cause.ALONE_IN_CALL if alone else Cause.LACKS_CALL if why is Lack.LESS else Cause.LACKS_OTHER_CALL
-    suspects = [observed(job, member, lacking, (), cause) for member in alone or [job.member(only.index)]]
-    supports = wait_facts([*lacking, *(wait for wait in cycle.inside if wait not in lacking)])
-    victims = (victims_of(cycle.sinks) | cycle.members) - accused(job, [suspect.place for suspect in suspects])
-    verdict_class = VerdictClass.NOT_ENTERED if why is Lack.LESS else VerdictClass.INCONSISTENT
-    yield Hypothesis(rule, verdict_class, cause, tuple(suspects), frozenset(victims), 0.7, tuple(supports))
+    less = any(why is Lack.LESS for _, why in lacking)
+    alone = [] if less else _alone_in_it(job, waits[0])
+    cause = Cause.LACKS_CALL if less else Cause.ALONE_IN_CALL if alone else Cause.LACKS_OTHER_CALL
+    suspects = [observed(job, member, waits, (), cause) for member in alone or [job.member(only.index)]]
+    supports = wait_facts([*waits, *(wait for wait in found.inside if wait not in waits)])
+    victims = (victims_of(found.sinks) | found.members) - accused(job, [suspect.place for suspect in suspects])
+    verdict_class = VerdictClass.NOT_ENTERED if less else VerdictClass.INCONSISTENT
+    yield Hypothesis("lacks-call", verdict_class, cause, tuple(suspects), frozenset(victims), 0.7, tuple(supports))
 
 
 def _alone_in_it(job: Job, wait: Wait) -> list[Member]:
@@ -352,36 +356,36 @@ def order(case: Case) -> Iterator[Hypothesis]:
     What stands in memory is the same for both, and for either side of the cycle. The calls tell more: a training job calls the
     same things in the same order again and again, and the rank that broke its own pattern is at fault.
     """
-    job, cycle = case.job, _cycle(case)
-    if cycle is None or not cycle.of_orders:
+    job, found = case.job, _cycle(case)
+    if found is None or not found.of_orders:
         return
-    entered = _entered_first(cycle.inside)
+    entered = _entered_first(found.inside)
     supports = _order_facts(job, entered)
-    deviations = find_deviations(job, cycle.members, case.known.orders)
+    deviations = find_deviations(job, found.members, case.known.orders)
     supports += [deviation_fact(job, job.member(index), deviation) for index, deviation in deviations.items()]
     left_out = bool(deviations) and all(deviation.left_out for deviation in deviations.values())
     confidence, odd, tie = sureness(case), set(deviations), False
     if not deviations:
         biggest = max(entered.values(), key=len)
         # One rank against many others: its order is the odd one. Otherwise nobody's order is more right than another's.
-        odd = cycle.members - biggest if len(biggest) > len(cycle.members) - len(biggest) else cycle.members
-        odd = odd or cycle.members
-        tie = odd == cycle.members
+        odd = found.members - biggest if len(biggest) > len(found.members) - len(biggest) else found.members
+        odd = odd or found.members
+        tie = odd == found.members
         # All that is proven is the cycle: whoever broke the order, or left a call out, is one of them.
         confidence = min(confidence, 0.6) if tie else confidence
     cause = Cause.LEFT_OUT if left_out else Cause.ORDER
     # Whom the others wait for (it has left out theirs), or what it waits in itself (its order is the odd one).
     suspects = [
         observed(
-            job, member, [w for w in cycle.inside if (w.target if left_out else w.waiter) == RankNode(member.index)], (), cause
+            job, member, [w for w in found.inside if (w.target if left_out else w.waiter) == RankNode(member.index)], (), cause
         )
         for member in job.members
         if member.index in odd
     ]
-    victims = (victims_of(cycle.sinks) | cycle.members) - odd
+    victims = (victims_of(found.sinks) | found.members) - odd
     yield Hypothesis(
         "order", VerdictClass.NOT_ENTERED if left_out else VerdictClass.DEADLOCK, cause, tuple(suspects), frozenset(victims),
-        confidence, (*supports, *wait_facts(cycle.inside)), tie=tie,
+        confidence, (*supports, *wait_facts(found.inside)), tie=tie,
     )  # fmt: skip
 
 

@@ -27,10 +27,12 @@ class Cause(StrEnum):
     ONE_SAMPLE = "one-sample"
     PROGRESS = "progress"
     PAUSE = "pause"
+    TCP_TRIES = "tcp-tries"
     NOTHING_OPEN = "nothing-open"
     NOTHING_SEEN = "nothing-seen"
     CREATING = "creating"
     UNSEEN = "unseen"
+    HIDDEN = "hidden"
     BESIDE_ABSENT = "beside-absent"
     CYCLE_IN_OPERATION = "cycle-in-operation"
     CYCLE_OF_CALLS = "cycle-of-calls"
@@ -51,6 +53,7 @@ class Cause(StrEnum):
     ALONE_IN_CALL = "alone-in-call"
     CALLED_OTHER = "called-other"
     CALLED_OTHER_AS = "called-other-as"
+    RUNS_ON = "runs-on"
     COUNTED_OTHER = "counted-other"
     ORDER = "order"
     # GPU and proxy.
@@ -97,8 +100,6 @@ class Hypothesis:
     """What other planes say of those it names: shown after that, whole."""
     because: tuple[Fact, ...] = ()
     """Ports, paths and limits of which its words speak."""
-    narrowed: Hypothesis | None = None
-    """The hypothesis of which it names only some; its words still tell of all."""
     missing: tuple[Fact, ...] = ()
     """What was not observed and might have told otherwise."""
     tie: bool = False
@@ -125,6 +126,11 @@ class Hypothesis:
     def accuses(self) -> bool:
         """Whether it says that something is wrong."""
         return self.verdict_class.accuses
+
+    @property
+    def open_to_doubt(self) -> bool:
+        """Whether it says where waits end; what the operating system states, and calls that disagree, stand by themselves."""
+        return self.verdict_class in (VerdictClass.NOT_ENTERED, VerdictClass.DEADLOCK, VerdictClass.UNKNOWN)
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,3 +204,5 @@ class Rule:
     recording: str
     near_miss: str
     defeats: frozenset[str] = field(default_factory=frozenset)
+    breaks_ties: bool = False
+    """Whether it defeats, too, what names all sides of a disagreement for want of anything better."""

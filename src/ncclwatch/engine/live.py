@@ -116,12 +116,9 @@ class LiveDiagnosis:
             self._note_totals(sample)
         self._previous = list(samples)
         known = Known(
-            self.patience,
-            complete_hosts=self.complete_hosts,
-            silent=self.silent,
-            network=self.network,
-            sources=self.sources,
-        )
+            self.patience, complete_hosts=self.complete_hosts, silent=self.silent, network=self.network, sources=self.sources,
+            conflicts=self.conflicts, stage_of=self._stage_of,
+        )  # fmt: skip
         if self.ledger.rows:
             known.ledger, known.totals, known.orders = self.ledger, self._totals, self.slow.cadences.orders
         looks = [series.samples for series in self._series.values()]
@@ -135,8 +132,7 @@ class LiveDiagnosis:
         topologies = [learned.topology for learned in self.namer.jobs]
         if self.ledger.rows:
             self.slow.ledger, self.slow.totals = self.ledger, self._totals
-        slow = [(job, self.slow.judge(job, verdict, topologies, self._stage_of)) for job, verdict in judged]
-        found = [(job, self.conflicts.judge(job, verdict, self.ledger, self._totals, self._stage_of)) for job, verdict in slow]
+        found = [(job, self.slow.judge(job, verdict, topologies, self._stage_of)) for job, verdict in judged]
         self.verdicts = sorted((self._named(job, verdict) for job, verdict in found), key=severity)
         self.patience.end_round()
         return self._stand(self.verdicts[0] if self.verdicts else NOTHING_OBSERVED)

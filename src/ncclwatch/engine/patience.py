@@ -20,29 +20,26 @@ from ncclwatch.engine.ledger import Ledger
 from ncclwatch.engine.nodes import LinkNode
 
 HANG_FLOOR_S = 5.0
-"""Unit: s. Chosen: nothing moves for this long before waits alone accuse a rank."""
-
-EXPECTATION_FACTOR = 2.0
-"""Unit: ratio. Chosen: an operation that was seen to stand still and go on is given this many times its longest standstill of
-late.
+"""Unit: s; nothing moves for this long before waits alone accuse a rank, and what is said sooner, to who asks, is less sure.
+From: chosen: five samples at the usual interval.
 """
-
+EXPECTATION_FACTOR = 2.0
+"""Unit: times the longest standstill that an operation was lately seen to end by itself. From: chosen: it may have gone on just
+after the last look, and what is written grows.
+"""
 LONGEST_PATIENCE_S = 600.0
 """Bound: seconds that any operation is given; twice the five minutes of CCL-D."""
-CAREFUL_FACTOR = 2.0
-"""Unit: ratio. Chosen: the first operations of a communicator and barriers are given this many floors: never immunity."""
-UNTOUCHED_FACTOR = 3.0
-"""Unit: ratio. Chosen: where nothing has ever come through, ranks still make their connections, which takes as long as making
-communicators.
+CAREFUL_FACTOR = 3.0
+"""Unit: floors that is given what has no usual duration: the creation of a communicator, its first operations, a barrier; never
+immunity. From: chosen for creation; connections are made in the first operations, which takes as long.
 """
-
+CREATION_S = CAREFUL_FACTOR * HANG_FLOOR_S
 YOUNG_OPERATIONS = 3
-"""Unit: operations. Chosen: a communicator that has launched fewer has just begun: kernels load, buffers are made, caches are
-cold.
+"""Unit: operations; a communicator that has launched fewer has just begun. From: chosen: kernels load, buffers are made, caches
+are cold.
 """
-
-BARRIER_ELEMENTS = 4
-"""Unit: elements. Chosen: a collective of so few elements carries no data worth waiting for: it is there for the waiting."""
+BARRIER_ELEMENTS = 1
+"""Fact: elements of the AllReduce that a barrier of PyTorch is (ProcessGroupNCCL.cpp, barrier)."""
 
 REMEMBERED, MAX_KINDS = 16, 4096
 """Bound: standstills that are remembered of a kind of operation, and kinds."""
@@ -86,11 +83,10 @@ class Patience:
         self._seen |= kinds
         groups = {kind.group for kind in kinds if kind.group in job.groups}
         # A barrier beside an ordinary operation (the norm of the gradients) is no reason to wait longer for that.
-        careful = bool(groups) and all(_young(job.groups[number]) or _barrier(job.groups[number], ledger) for number in groups)
+        known = [job.groups[number] for number in groups]
+        careful = bool(known) and all(_young(group) or _untouched(group) or _barrier(group, ledger) for group in known)
         expected = max((max(self._learned[kind]) for kind in kinds if kind in self._learned), default=0.0)
         factor = CAREFUL_FACTOR if careful else 1.0
-        if groups and all(_untouched(job.groups[number]) for number in groups):
-            factor = UNTOUCHED_FACTOR
         return max(factor * self.floor_s, min(LONGEST_PATIENCE_S, EXPECTATION_FACTOR * expected))
 
     def halted(self, job: Job) -> None:

@@ -8,39 +8,21 @@ two explanations is told.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import wraps
+from collections.abc import Iterator, Sequence
 
 from ncclwatch.engine import beside, explain_calls, explain_network, explain_waits, retract, stated, unobservable_waits
-from ncclwatch.engine.case import Case
-from ncclwatch.engine.hypotheses import Hypothesis, Rule, Stratum
+from ncclwatch.engine.hypotheses import Rule, Stratum
 
-UNCERTAIN = frozenset({"nothing-open", "nothing-seen", "unseen", "beside-absent"})
+UNCERTAIN = frozenset({"nothing-open", "unseen", "beside-absent"})
 """Rules that name nobody, since too little was seen."""
-FROM_ENDS = UNCERTAIN | {"link", "cut-off", "rank-stalled", "rank-not-entered"}
-COUNTED = frozenset({"counts-tie", "counts-differ"})
-FROM_CYCLES = frozenset({"order", "cycle-in-operation", "cycle-of-calls", "lacks-call", "lacks-other-call"})
-FROM_MEMORY = FROM_ENDS | FROM_CYCLES | COUNTED | {"open-calls-tie", "open-calls-differ"}
-TIES = frozenset({"counts-tie", "open-calls-tie", "calls-tie"})
+FROM_ENDS = UNCERTAIN | {"link", "rank-behind"}
+FROM_CYCLES = frozenset({"order", "cycle", "lacks-call"})
+DISAGREE = frozenset({"counts-differ", "open-calls-differ"})
+FROM_MEMORY = FROM_ENDS | FROM_CYCLES | DISAGREE
 FROM_CALLS = frozenset({"not-called", "calls-differ", "left-out"})
-DISAGREE = COUNTED | {"open-calls-tie", "open-calls-differ"}
-OPEN_TO_DOUBT = (FROM_MEMORY | FROM_CALLS) - DISAGREE - {"nothing-open"}
+OPEN_TO_DOUBT = (FROM_MEMORY | FROM_CALLS) - DISAGREE
 """Where the waits or the calls that can be seen end: a port or a path below that may be why."""
 NETWORK = frozenset({"port-down", "port-end", "path-dead", "path-cut-off"})
-BEHIND = frozenset({"link", "cut-off", "rank-stalled", "rank-not-entered", "lacks-call", "lacks-other-call"})
-ACCUSING = BEHIND | NETWORK | FROM_CALLS | TIES | {"order", "counts-differ", "open-calls-differ", "nccl-error", "tcp-slow"}
-UNLESS_STATED = OPEN_TO_DOUBT | TIES | DISAGREE | {"nothing-open", "nccl-error"}
-
-
-def only(rule: str, apply: Callable[[Case], Iterable[Hypothesis]]) -> Callable[[Case], Iterable[Hypothesis]]:
-    """Of what is concluded only what this rule concludes."""
-
-    @wraps(apply)
-    def applied(case: Case) -> Iterable[Hypothesis]:
-        return (found for found in apply(case) if found.rule == rule)
-
-    return applied
-
 
 _STATED = (
     Rule(
@@ -62,28 +44,16 @@ _STATED = (
         "tests/unit/engine/test_diagnose.py::test_progress_long_ago_does_not_hide_a_standstill",
     ),
     Rule(
-        "stopped", Stratum.STATED, stated.stopped,
-        "State T or t in /proc/PID/stat of two samples: no thread of it runs, and it waits for nobody.",
-        "tests/unit/engine/test_fixture_diagnose.py::test_the_frozen_rank_is_named_from_the_file",
-        "tests/scenarios/h1-stop-and-continue",
-    ),
-    Rule(
-        "ended", Stratum.STATED, stated.ended,
-        "It is gone from its host, and a collective of its communicator stands still: none can end without every rank.",
+        "halted", Stratum.STATED, stated.halted,
+        "State T or t in /proc/PID/stat of two samples: no thread of it runs. Or it is gone from its host, and a collective of "
+        "its communicator stands still: none can end without every rank.",
         "tests/scenarios/h1-kill",
         "tests/unit/engine/test_diagnose.py::test_ranks_that_end_when_the_work_is_done_are_not_accused",
     ),
     Rule(
-        "creating", Stratum.STATED, only("creating", stated.creation),
-        "initState of a communicator that is not ncclSuccess yet (ncclCommInitRankFunc, src/init.cc): creation takes its "
-        "time.",
-        "tests/scenarios/init-one-missing",
-        "tests/scenarios/clean-16",
-    ),
-    Rule(
-        "not-joined", Stratum.STATED, only("not-joined", stated.creation),
-        "NCCL sets hash, rank and size before the ranks meet (src/init.cc): who is missing can be read while creation "
-        "hangs.",
+        "creation", Stratum.STATED, stated.creation,
+        "initState of a communicator that is not ncclSuccess yet; NCCL sets hash, rank and size before the ranks meet "
+        "(ncclCommInitRankFunc, src/init.cc): who is missing can be read while creation hangs.",
         "tests/scenarios/init-two-missing",
         "tests/unit/engine/test_diagnose.py::test_a_rank_missing_from_creation_that_nobody_looked_at_is_not_accused",
     ),
@@ -116,12 +86,6 @@ _DRAWN = (
         "operation that ended.",
         "tests/scenarios/lookalike-checkpoint",
         "tests/unit/engine/test_live.py::test_first_operations_get_a_longer_floor_but_no_immunity",
-    ),
-    Rule(
-        "rest", Stratum.PATIENCE, stated.rest,
-        "No proxy has an operation, no shared memory holds unread data: the job computes, or waits outside NCCL.",
-        "tests/unit/engine/test_calls.py::test_an_odd_call_is_not_told_before_the_floor",
-        "tests/scenarios/h1-never-enters-nvlink",
     ),
 )  # fmt: skip
 """Waits of every rank by calls and counts, and whether it is too early to accuse anybody."""
@@ -210,20 +174,9 @@ _FOLLOWED = (
 
 _EXPLAINED = (
     Rule(
-        "nccl-error", Stratum.EXPLAIN, stated.nccl_error,
-        "asyncResult of a communicator is an error: NCCL has given it up.",
-        "tests/unit/engine/test_diagnose.py::test_an_error_that_nccl_reports_is_told_where_nothing_is_open",
-        "tests/unit/engine/test_diagnose.py::test_shared_memory_at_rest_is_idle",
-    ),
-    Rule(
-        "nothing-seen", Stratum.EXPLAIN, stated.nothing_seen,
-        "What joins the ranks has no counters that the host can read.",
-        "tests/unit/engine/test_one_machine.py::test_a_stalled_gpu_is_no_rest",
-        "tests/unit/engine/test_diagnose.py::test_shared_memory_at_rest_is_idle",
-    ),
-    Rule(
         "nothing-open", Stratum.EXPLAIN, stated.nothing_open,
-        "As rest.",
+        "No proxy has an operation, no shared memory holds unread data. asyncResult of a communicator is an error: NCCL has "
+        "given it up. What NVLink joins has no counters that the host can read.",
         "tests/unit/engine/test_diagnose.py::test_shared_memory_at_rest_is_idle",
         "tests/scenarios/h1-never-enters-nvlink",
     ),
@@ -236,16 +189,9 @@ _EXPLAINED = (
     Rule(
         "link", Stratum.EXPLAIN, explain_waits.link,
         "Steps at both ends (src/transport/net.cc): handed to the network by one, not arrived at the other, and both "
-        "proxies run.",
+        "proxies run. Several links do not die at once.",
         "tests/fixtures/jobs/h3-link-down-gradients-2.27.5-shm-post-hang-0",
         "tests/unit/engine/test_diagnose.py::test_a_link_is_not_blamed_when_the_sender_was_stopped_while_sending",
-        frozenset({"unseen"}),
-    ),
-    Rule(
-        "cut-off", Stratum.EXPLAIN, explain_waits.cut_off,
-        "As link, of several links with one end in common: several links do not die at once.",
-        "tests/unit/engine/test_diagnose.py::test_two_broken_links_with_one_rank_in_common_name_that_rank",
-        "tests/unit/engine/test_diagnose.py::test_data_lost_between_two_live_ranks_names_the_link",
         frozenset({"unseen"}),
     ),
     Rule(
@@ -253,21 +199,15 @@ _EXPLAINED = (
         "A rank with nothing open beside one nobody observed may wait for that: either may be the cause.",
         "tests/unit/engine/test_diagnose.py::test_a_rank_with_nothing_open_beside_one_nobody_looked_at_is_not_accused",
         "tests/unit/engine/test_diagnose.py::test_the_same_names_the_rank_that_was_seen_to_end",
-        frozenset({"unseen", "link", "cut-off"}),
+        frozenset({"unseen", "link"}),
     ),
     Rule(
-        "rank-stalled", Stratum.EXPLAIN, explain_waits.rank_stalled,
-        "Mycroft, table 4: the rank is in the operation, all it needs is there, and its GPU or its proxy does not go on.",
-        "tests/fixtures/jobs/drawn-802-69-gpu-stall-2.21.5-socket-post-hang-0",
-        "tests/unit/engine/test_diagnose.py::test_a_rank_that_has_not_entered_is_where_the_waits_end",
-        FROM_ENDS - {"rank-stalled", "rank-not-entered"},
-    ),
-    Rule(
-        "rank-not-entered", Stratum.EXPLAIN, explain_waits.rank_not_entered,
-        "CCL-D H1: others wait in an operation that this rank's host has not called, or its GPU has not started.",
+        "rank-behind", Stratum.EXPLAIN, explain_waits.rank_behind,
+        "CCL-D H1: others wait in an operation that this rank's host has not called, or its GPU has not started. Mycroft, table "
+        "4: it is in it, all it needs is there, and its GPU or its proxy does not go on.",
         "tests/fixtures/jobs/drawn-802-112-never-enters-2.27.5-shm-post-hang-0",
-        "tests/unit/engine/test_diagnose.py::test_a_gpu_that_stops_in_the_middle_is_a_hardware_verdict",
-        FROM_ENDS - {"rank-not-entered"},
+        "tests/unit/engine/test_diagnose.py::test_a_rank_with_nothing_open_beside_one_nobody_looked_at_is_not_accused",
+        FROM_ENDS - {"rank-behind"},
     ),
     Rule(
         "order", Stratum.EXPLAIN, explain_waits.order,
@@ -277,47 +217,27 @@ _EXPLAINED = (
         FROM_ENDS,
     ),
     Rule(
-        "cycle-in-operation", Stratum.EXPLAIN, explain_waits.cycle_in_operation,
-        "Inside one operation there is no order to break: a cycle there names nobody.",
-        "tests/unit/engine/test_retract.py::test_where_nobody_has_begun_anything_there_is_no_cycle_either",
-        "tests/unit/engine/test_retract.py::test_where_nobody_has_begun_anything_there_is_no_cycle_either",
-        FROM_ENDS,
-    ),
-    Rule(
-        "cycle-of-calls", Stratum.EXPLAIN, explain_waits.cycle_of_calls,
-        "Host call time is not GPU time: a host may have called a Send that its GPU does not wait for yet.",
+        "cycle", Stratum.EXPLAIN, explain_waits.cycle,
+        "Inside one operation there is no order to break. Host call time is not GPU time: a host may have called a Send that its "
+        "GPU does not wait for yet.",
         "tests/unit/engine/test_calls.py::test_a_rank_that_may_wait_in_a_receive_is_not_accused_of_being_behind",
         "tests/fixtures/jobs/deadlock-of-four-2.32.3-shm-post-hang-0",
         FROM_ENDS | {"order"},
     ),
     Rule(
         "lacks-call", Stratum.EXPLAIN, explain_waits.lacks_call,
-        "Hosts that run ahead have called everything: where one alone has a call to make, the others are ahead of it.",
+        "Hosts that run ahead have called everything: where one alone has a call to make, the others are ahead of it. As many "
+        "calls, another operation: CCL-D H2.",
         "tests/fixtures/jobs/drawn-802-80-skip-2.21.5-shm-post-hang-0",
         "tests/unit/engine/test_disagreements.py::test_a_cycle_is_all_that_is_said_where_the_counts_do_not_tell",
         FROM_ENDS | {"order"},
     ),
     Rule(
-        "lacks-other-call", Stratum.EXPLAIN, explain_waits.lacks_other_call,
-        "As many calls, another operation: CCL-D H2.",
-        "tests/fixtures/jobs/drawn-801-86-other-operation-2.21.5-shm-post-hang-0",
-        "tests/unit/engine/test_disagreements.py::test_the_only_rank_of_a_cycle_that_has_not_called_is_named",
-        FROM_ENDS | {"order"},
-    ),
-    Rule(
         "counts-differ", Stratum.EXPLAIN, explain_calls.counts_differ,
         "Of ranks that call the same in one order none is ahead in one collective and behind in another (seqNumber, 2.26 "
-        "on).",
+        "on). CCL-D H2: a tie is a tie.",
         "tests/fixtures/jobs/drawn-802-23-other-operation-2.27.5-socket-post-hang-0",
         "tests/unit/engine/test_disagreements.py::test_a_rank_that_is_behind_or_ahead_does_not_disagree",
-        FROM_ENDS | FROM_CYCLES,
-    ),
-    Rule(
-        "counts-tie", Stratum.EXPLAIN, explain_calls.counts_tie,
-        "As counts-differ; CCL-D H2: a tie is a tie.",
-        "tests/unit/engine/test_disagreements.py::test_where_both_calls_are_usual_nobody_of_two_is_more_wrong_than_the_"
-        "other",
-        "tests/unit/engine/test_disagreements.py::test_one_among_many_is_the_odd_one",
         FROM_ENDS | FROM_CYCLES,
     ),
     Rule(
@@ -326,42 +246,28 @@ _EXPLAINED = (
         "operations.",
         "tests/unit/engine/test_diagnose.py::test_a_rank_that_called_something_else_is_outvoted",
         "tests/unit/engine/test_diagnose.py::test_two_orders_on_two_communicators_are_a_deadlock",
-        FROM_ENDS | FROM_CYCLES | COUNTED,
-    ),
-    Rule(
-        "open-calls-tie", Stratum.EXPLAIN, explain_calls.open_calls_tie,
-        "As open-calls-differ; CCL-D H2: a tie is a tie.",
-        "tests/unit/engine/test_diagnose.py::test_equally_large_groups_are_a_tie",
-        "tests/unit/engine/test_diagnose.py::test_a_rank_that_called_something_else_is_outvoted",
-        FROM_ENDS | FROM_CYCLES | COUNTED,
+        FROM_ENDS | FROM_CYCLES | {"counts-differ"},
     ),
     Rule(
         "not-called", Stratum.EXPLAIN, explain_calls.not_called,
         "CCL-D H1 by calls: the others have called it, and this rank waits for nobody.",
         "tests/unit/engine/test_calls.py::test_who_has_not_called_is_named_although_the_waits_end_unseen",
         "tests/unit/engine/test_calls.py::test_behind_on_one_communicator_because_it_waits_in_another_is_a_victim",
-        UNCERTAIN | {"nccl-error", "cycle-in-operation", "cycle-of-calls"},
+        UNCERTAIN | {"cycle"},
     ),
     Rule(
         "calls-differ", Stratum.EXPLAIN, explain_calls.calls_differ,
         "CCL-D H2 by calls: NCCL does not compare what ranks call under one number.",
         "tests/scenarios/h2-other-type",
         "tests/unit/engine/test_calls.py::test_what_was_recorded_before_a_loss_proves_nothing",
-        FROM_MEMORY | {"nccl-error"},
-    ),
-    Rule(
-        "calls-tie", Stratum.EXPLAIN, explain_calls.calls_tie,
-        "As calls-differ; CCL-D H2: a tie is a tie.",
-        "tests/unit/engine/test_calls.py::test_two_ranks_that_call_familiar_things_in_different_orders_are_a_tie",
-        "tests/unit/engine/test_calls.py::test_of_two_ranks_the_one_that_called_what_nobody_ever_calls_here_is_named",
-        FROM_MEMORY | {"nccl-error"},
+        FROM_MEMORY,
     ),
     Rule(
         "ended-behind", Stratum.EXPLAIN, stated.ended_behind,
         "As ended, where a followed wait leads to the rank.",
         "tests/unit/engine/test_dropped_operations.py::test_one_that_is_missing_on_a_host_that_was_seen_whole_has_ended",
         "tests/unit/engine/test_dropped_operations.py::test_beside_one_that_was_not_observed_nobody_is_accused",
-        FROM_MEMORY | {"not-called", "calls-differ", "calls-tie"},
+        FROM_MEMORY | {"not-called", "calls-differ"},
     ),
 )  # fmt: skip
 """Hypotheses, from the weakest to the strongest."""
@@ -379,7 +285,8 @@ _QUALIFIED = (
         "follows.",
         "tests/scenarios/h1-skip-tensor",
         "tests/unit/engine/test_call_patterns.py::test_a_habit_with_two_kinds_of_iterations_is_no_deviation",
-        TIES | UNCERTAIN | FROM_CYCLES - {"lacks-other-call"} | {"rank-not-entered", "not-called"},
+        UNCERTAIN | FROM_CYCLES | {"rank-behind", "not-called"},
+        breaks_ties=True,
     ),
 )  # fmt: skip
 """What calls say of the hypothesis that stands."""
@@ -406,14 +313,7 @@ _NETWORK = (
         "seconds, and comes through.",
         "tests/unit/engine/test_live.py::test_a_link_that_loses_much_is_slow_until_tcp_has_tried_once_more",
         "the same test: once TCP has tried",
-        frozenset({"link", "cut-off"}),
-    ),
-    Rule(
-        "tcp-pause", Stratum.QUALIFY, explain_network.tcp_pause,
-        "As tcp-slow: what else the waits show may be over once the lost segment is sent again.",
-        "tests/unit/engine/test_live.py::test_a_link_whose_sockets_try_again_is_given_their_time",
-        "the same test: another link's sockets",
-        UNLESS_STATED,
+        frozenset({"link"}),
     ),
     Rule(
         "path-dead", Stratum.QUALIFY, explain_network.path_dead,
@@ -421,32 +321,40 @@ _NETWORK = (
         "answer are the network's doing.",
         "tests/unit/engine/test_explain_network.py::test_what_several_dead_paths_share_is_named",
         "tests/unit/engine/test_explain_network.py::test_paths_that_prove_nothing_here_change_nothing",
-        OPEN_TO_DOUBT | {"tcp-pause"},
+        OPEN_TO_DOUBT,
     ),
     Rule(
         "path-cut-off", Stratum.QUALIFY, explain_network.path_cut_off,
         "As path-dead: of a rank that data neither reaches nor leaves, proxy and network are told apart by TCP.",
         "tests/unit/engine/test_explain_network.py::test_of_who_is_cut_off_it_is_said_that_the_network_is_why",
         "the same test: a path of other ranks",
-        frozenset({"cut-off"}),
+        frozenset({"link"}),
     ),
-)  # fmt: skip
-"""What ports, paths and TCP say of the hypothesis that stands."""
-
-_BESIDE = (
     Rule(
         "crawls", Stratum.QUALIFY, beside.crawls,
         "A process runs in each period of its CPU limit (cpu.max, 100 ms): it crawls, and does not hang.",
         "tests/unit/engine/test_beside.py::test_who_is_held_back_alone_is_given_longer_before_that_is_a_hang",
         "the same test: limits of others, of everybody, or that hold back little",
-        BEHIND | NETWORK | FROM_CALLS,
+        NETWORK | FROM_CALLS | {"link", "rank-behind", "lacks-call"},
+    ),
+)  # fmt: skip
+"""What ports, paths, TCP and CPU limits say of the hypothesis that stands."""
+
+_BESIDE = (
+    Rule(
+        "conflict", Stratum.BESIDE, explain_calls.conflict,
+        "NCCL compares nothing: as long as as many messages go as are waited for, the job goes on with what it got. Ranks lined "
+        "up by counts that need no guess agree again afterwards, and nowhere better when one is moved on or back.",
+        "tests/unit/engine/test_conflicts.py::test_another_size_type_or_operation_is_named_while_the_job_runs",
+        "tests/unit/engine/test_conflicts.py::test_what_proves_nothing_is_not_told",
+        frozenset({"progress"}),
     ),
     Rule(
         "newcomers", Stratum.BESIDE, beside.newcomers,
         "Progress is told by comparing two samples of a process.",
         "tests/unit/engine/test_diagnose.py",
         "a job of which all processes were sampled twice",
-        ACCUSING | {"stopped", "ended", "not-joined", "ended-behind"},
+        FROM_MEMORY | FROM_CALLS | NETWORK | {"tcp-slow", "halted", "creation", "ended-behind"},
     ),
     Rule(
         "gpu", Stratum.BESIDE, beside.gpus,
@@ -461,7 +369,7 @@ _BESIDE = (
         "tests/unit/engine/test_beside.py::test_limits_of_others_or_that_hold_nobody_back_are_not_told",
     ),
 )  # fmt: skip
-"""What CPU limits, GPUs and the number of samples say of whatever stands."""
+"""What calls, GPUs, CPU limits and the number of samples say of whatever stands."""
 
 RULES = (*_STATED, *_DRAWN, *_RETRACTED, *_FOLLOWED, *_EXPLAINED, *_QUALIFIED, *_NETWORK, *_BESIDE)
 

@@ -26,18 +26,18 @@ from ncclwatch.model.verdict import Verdict, VerdictClass
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-STALE_LOOKS, STALE_FLOOR_S = 3.0, 3.0
-"""Unit: samples, s. Chosen: a node that has said nothing for this many of its looks, and at least this long, is silent: its
-last word counts no longer.
+STALE_LOOKS = 3.0
+"""Unit: samples, of a second at the least; a node that has said nothing for so long is silent: its last word counts no longer.
+From: chosen: one batch may be late, and one lost with a connection that is made anew.
 """
+SHORTEST_LOOK_S = 1.0
+"""Fact: seconds between two samples, by default."""
 
 FORGET_NS = 3600 * 10**9
 """Bound: a node that has been silent for an hour is gone for good."""
 
-SAME_CLOCK_NS = 1_000_000
-"""Unit: ns. Chosen: wall clocks that differ by less are taken for the same."""
-
 MAX_NODES, MAX_NOTES = 65536, 200
+"""Bound: nodes, and notes between two judgements."""
 MAX_WAITING_CALLS, MAX_WAITING_EVENTS = 100_000, 1000
 """Bound: what is kept of nodes, and of calls that wait for a judgement."""
 
@@ -107,7 +107,7 @@ class Node:
     @property
     def patience_ns(self) -> int:
         """How long it may say nothing."""
-        return int(max(STALE_LOOKS * self.interval_s, STALE_FLOOR_S) * 1e9)
+        return int(STALE_LOOKS * max(self.interval_s, SHORTEST_LOOK_S) * 1e9)
 
 
 class DiagnosisSession:
@@ -210,7 +210,7 @@ class DiagnosisSession:
 
     def _take_look(self, node: Node, batch: NodeBatch) -> None:
         offset = batch.clock_offset_ns or 0
-        ahead = offset if abs(offset) > max(batch.clock_error_ns or 0, SAME_CLOCK_NS) else 0
+        ahead = offset if abs(offset) > (batch.clock_error_ns or 0) else 0
         samples = {s.process.key: replace(s, wall_ns=s.wall_ns + ahead) if ahead else s for s in batch.samples}
         for key, sample in samples.items():
             if sample.run_state == "X":

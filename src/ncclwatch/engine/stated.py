@@ -53,25 +53,16 @@ def progress(case: Case) -> Iterator[Hypothesis]:
 # --- stopped, ended ----------------------------------------------------------------------------------------------------
 
 
-def stopped(case: Case) -> Iterator[Hypothesis]:
-    """Processes that a signal or a debugger has stopped, where none has ended."""
-    halted, ended = find_halted(case)
-    if halted and not ended and not any(member.gone for member in halted):
-        yield _halted(case, "stopped", VerdictClass.STOPPED)
-
-
-def ended(case: Case) -> Iterator[Hypothesis]:
-    """Processes, or ranks nobody observed, that have ended while others needed them."""
-    halted, found = find_halted(case)
-    if found or any(member.gone for member in halted):
-        yield _halted(case, "ended", VerdictClass.DEAD)
+def halted(case: Case) -> Iterator[Hypothesis]:
+    """Processes that a signal or a debugger has stopped, and those, observed or not, that have ended while others needed them."""
+    if any(find_halted(case)):
+        yield _halted(case, "halted", 0.99)
 
 
 def ended_behind(case: Case) -> Iterator[Hypothesis]:
     """The same once waits that are not seen were followed: what they lead to is less sure."""
-    halted, found = find_halted(case)
-    if case.waits.open and (halted or found):
-        yield _halted(case, "ended-behind", VerdictClass.DEAD, confidence=0.85)
+    if case.waits.open and any(find_halted(case)):
+        yield _halted(case, "ended-behind", 0.85)
 
 
 def find_halted(case: Case) -> tuple[list[Member], list[Sink]]:
@@ -139,8 +130,8 @@ def _has_ended(job: Job, sink: Sink, silent: Collection[tuple[int, int]], census
     return any(RankNode(member.index) in waiting and errors_of(member) for member in job.members)
 
 
-def _halted(case: Case, rule: str, verdict_class: VerdictClass, confidence: float = 0.99) -> Hypothesis:
-    """A hypothesis on stopped and ended processes, and on ranks nobody observed that have ended."""
+def _halted(case: Case, rule: str, confidence: float) -> Hypothesis:
+    """A hypothesis on stopped and ended processes, and on ranks nobody observed that have ended: those are the cause, if any."""
     job, (halted, ended) = case.job, find_halted(case)
     by_member = {sink.nodes[0].index: sink for sink in case.sinks if isinstance(sink.nodes[0], RankNode) and not sink.is_cycle}
     suspects: list[Suspect] = []
@@ -161,14 +152,9 @@ def _halted(case: Case, rule: str, verdict_class: VerdictClass, confidence: floa
     supports += [fact for member in job.members for fact in error_facts(member)]
     victims = _victims(case, halted, [*(by_member[m.index] for m in halted if m.index in by_member), *ended], suspects)
     return Hypothesis(
-        rule,
-        verdict_class,
-        suspects[0].cause,
-        tuple(suspects),
-        frozenset(victims),
-        confidence if victims else 0.8,
-        tuple(supports),
-    )
+        rule, VerdictClass.DEAD if ended or any(member.gone for member in halted) else VerdictClass.STOPPED, suspects[0].cause,
+        tuple(suspects), frozenset(victims), confidence if victims else 0.8, tuple(supports),
+    )  # fmt: skip
 
 
 def _victims(case: Case, halted: Sequence[Member], ends: Sequence[Sink], suspects: Sequence[Suspect]) -> set[int]:
@@ -226,12 +212,12 @@ def creation(case: Case) -> Iterator[Hypothesis]:
     found = {rank: member for rank in group.missing if (member := _process_of(group, rank, candidates)) is not None}
     supports = tuple(told(line, kind=FactKind.STANDS) for line in _creation_lines(case, group, found))
     if case.still < case.known.creation_patience_s or not found:
-        yield Hypothesis("creating", VerdictClass.UNKNOWN, Cause.CREATING, supports=supports, group=group.id)
+        yield Hypothesis("creation", VerdictClass.UNKNOWN, Cause.CREATING, supports=supports, group=group.id)
         return
     suspects = tuple(_not_joined(member, group, rank) for rank, member in found.items())
     victims = frozenset(member.index for member, _ in group.members.values())
     confidence = 0.8 if len(found) == len(group.missing) else 0.5
-    yield Hypothesis("not-joined", VerdictClass.INIT_HANG, Cause.NOT_JOINED, suspects, victims, confidence, supports)
+    yield Hypothesis("creation", VerdictClass.INIT_HANG, Cause.NOT_JOINED, suspects, victims, confidence, supports)
 
 
 def _creation_lines(case: Case, group: Group, found: dict[int, Member]) -> Iterator[str]:
@@ -264,65 +250,46 @@ def _process_of(group: Group, rank: int, candidates: Sequence[Member]) -> Member
 
 
 def _not_joined(member: Member, group: Group, rank: int) -> Suspect:
-    place = Culprit(
-        rank=member.info.rank,
-        comm_rank=rank,
-        host=member.info.host,
-        pid=member.info.pid,
-        gpu=None,
-        communicator=group.reference(),
-    )
-    return Suspect(place, Cause.NOT_JOINED)
+    return Suspect(Culprit(member.info.rank, rank, member.info.host, member.info.pid, None, group.reference()), Cause.NOT_JOINED)
 
 
 # --- nothing open, or not for long enough ------------------------------------------------------------------------------
 
 
 def pause(case: Case) -> Iterator[Hypothesis]:
-    """Nothing moves, but not for long enough to accuse a rank that merely computes."""
-    if case.waits.open and case.still < case.patience_s:
-        facts = wait_facts(wait for sink in case.sinks[:SHOWN] for wait in sink.waits[:SHOWN])
-        yield Hypothesis("pause", VerdictClass.UNKNOWN, Cause.PAUSE, supports=tuple(facts), seconds=case.patience_s)
-
-
-def rest(case: Case) -> Iterator[Hypothesis]:
-    """No transfer is open, and not for long enough to say anything by calls."""
-    if not case.waits.open and case.still < case.patience_s:
-        yield from [*nccl_error(case), *nothing_open(case)][:1]
-
-
-def nccl_error(case: Case) -> Iterator[Hypothesis]:
-    """No transfer is open, and NCCL reports an error."""
-    members = [member for member in case.job.members if errors_of(member)] if not case.waits.open else []
-    if members:
-        suspects = tuple(_failed(case.job, member) for member in members)
-        facts = tuple(fact for member in members for fact in error_facts(member))
-        yield Hypothesis("nccl-error", VerdictClass.ERROR, Cause.NCCL_ERROR, suspects, confidence=0.9, supports=facts)
-
-
-def nothing_seen(case: Case) -> Iterator[Hypothesis]:
-    """No transfer is open that can be seen, and transports hide others: nobody can tell whether the job hangs."""
-    if case.waits.open or case.still < case.patience_s or any(errors_of(member) for member in case.job.members):
+    """Nothing moves, but not for long enough to accuse a rank that merely computes, or to say anything by calls."""
+    if case.still >= case.patience_s:
         return
-    if any(is_hidden(own) for member in case.job.members for own in member.last.communicators):
-        facts = tuple(halted_fact(member) for member in case.job.members if member.gone)
-        yield Hypothesis("nothing-seen", VerdictClass.UNKNOWN, Cause.NOTHING_SEEN, supports=facts)
+    if case.waits.open:
+        cause = Cause.TCP_TRIES if case.patience_s == case.retries_s else Cause.PAUSE
+        yield Hypothesis("pause", VerdictClass.UNKNOWN, cause, supports=first_waits(case), seconds=case.patience_s)
+    else:
+        yield from nothing_open(case)
 
 
 def nothing_open(case: Case) -> Iterator[Hypothesis]:
-    """No transfer is open: the job computes or waits outside NCCL."""
-    if not case.waits.open:
+    """No transfer is open that can be seen: NCCL reports an error, transports hide others, or the job computes."""
+    if case.waits.open:
+        return
+    members = [member for member in case.job.members if errors_of(member)]
+    if members:
+        suspects = tuple(_failed(case.job, member) for member in members)
+        facts = tuple(fact for member in members for fact in error_facts(member))
+        yield Hypothesis("nothing-open", VerdictClass.ERROR, Cause.NCCL_ERROR, suspects, confidence=0.9, supports=facts)
+    elif case.still >= case.patience_s and any(is_hidden(own) for one in case.job.members for own in one.last.communicators):
+        ended = tuple(halted_fact(member) for member in case.job.members if member.gone)
+        yield Hypothesis("nothing-open", VerdictClass.UNKNOWN, Cause.NOTHING_SEEN, supports=ended)
+    else:
         yield Hypothesis("nothing-open", VerdictClass.IDLE, Cause.NOTHING_OPEN, confidence=0.7)
+
+
+def first_waits(case: Case) -> tuple[Fact, ...]:
+    """The first waits that lead to ends: what is shown of a pause."""
+    return tuple(wait_facts(wait for sink in case.sinks[:SHOWN] for wait in sink.waits[:SHOWN]))
 
 
 def _failed(job: Job, member: Member) -> Suspect:
     own, result = errors_of(member)[0]
-    place = Culprit(
-        rank=member.rank,
-        comm_rank=own.rank,
-        host=member.info.host,
-        pid=member.info.pid,
-        gpu=own.device,
-        communicator=job.groups[job.group_of[member.index, own.address]].reference(),
-    )
+    reference = job.groups[job.group_of[member.index, own.address]].reference()
+    place = Culprit(member.rank, own.rank, member.info.host, member.info.pid, own.device, reference)
     return Suspect(place, Cause.NCCL_ERROR, result)

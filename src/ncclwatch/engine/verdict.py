@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ncclwatch.engine.case import Case
-from ncclwatch.engine.evidence.base import FactKind
+from ncclwatch.engine.evidence.base import Fact, FactKind
 from ncclwatch.engine.evidence.ports import PortDown
 from ncclwatch.engine.hypotheses import Cause, Hypothesis, Suspect
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.nodes import AbsentNode, HiddenNode, RankNode
 from ncclwatch.engine.suspects import group_of, one_of_each
 from ncclwatch.engine.unobserved import not_observed, not_read
-from ncclwatch.model.verdict import Culprit, OperationRef, Verdict, VerdictClass
+from ncclwatch.model.verdict import Culprit, OperationRef, Step, StepKind, Verdict, VerdictClass
 from ncclwatch.text import compressed
 
 EVIDENCE_LINES = 12
@@ -55,6 +55,7 @@ REASONS = {
     Cause.ALONE_IN_CALL: "is in an operation that its peers are not in: they have ended what they called instead, and gone on",
     Cause.CALLED_OTHER: "has called {detail}, unlike its peers",
     Cause.CALLED_OTHER_AS: "called {detail}, unlike its peers",
+    Cause.RUNS_ON: "called {detail}",
     Cause.COUNTED_OTHER: "has called {detail} where its peers called something else",
     Cause.ORDER: "waits in a cycle",
     Cause.GPU_NOT_BEGUN: "has called the operation, but its GPU has not begun it",
@@ -123,6 +124,7 @@ STEPS_BY_CAUSE = {
         "see where the ranks stand: `py-spy dump --nonblocking --pid PID` for each; a healthy job computes or loads data",
         "start the job with the counter shim to see inside a node (docs/device-plane.md)",
     ),
+    Cause.UNSEEN: ("attach to the processes of the ranks named as well",),
     Cause.BESIDE_ABSENT: ("look whether the ranks that were not observed still run; attach to them as well",),
 }
 """Where the class alone would send people to look in the wrong place."""
@@ -138,7 +140,6 @@ NOT_TOLD = {
 }
 """What a cause leaves open."""
 ORDER_NOT_TOLD = "which of them broke the order, or left a call out: memory does not keep the order of finished calls"
-TCP_TRIES = "what was lost is sent again by TCP"
 RAISE_LIMIT = "on {host}: raise the CPU limit of process {pid} (of its container or pod; `cat /proc/{pid}/cgroup`, cpu.max there)"
 
 
@@ -149,14 +150,9 @@ def severity(verdict: Verdict) -> int:
 
 def render(case: Case, found: Hypothesis) -> Verdict:
     """The verdict that a hypothesis is."""
-    words = _UNNAMED.get(found.cause)
-    if words is not None:
-        verdict = words(case, found)
-        verdict = replace(verdict, unobserved=(*verdict.unobserved, *(fact.text for fact in found.missing)))
-    else:
-        verdict = _named(case, found)
+    verdict = _nobody(case, found) if found.cause in NOBODY else _named(case, found)
     verdict = _with_limits(case, found, verdict)
-    return replace(verdict, time=case.time, rules=rules_of(case, found), planes=found.planes)
+    return replace(verdict, time=case.time, rules=rules_of(case, found), planes=found.planes, trail=tuple(_trail(case, found)))
 
 
 def rules_of(case: Case, found: Hypothesis) -> tuple[str, ...]:
@@ -239,30 +235,25 @@ def _evidence(case: Case, found: Hypothesis) -> list[str]:
 
 def _summary(job: Job, found: Hypothesis, culprits: Sequence[Culprit], operation: OperationRef | None) -> str:
     where = f" in {operation.name} #{operation.sequence}" if operation and operation.name else ""
-    ports = [fact for fact in found.because if isinstance(fact, PortDown)]
     if found.cause is Cause.PORT:
+        ports = [fact for fact in found.because if isinstance(fact, PortDown)]
         return f"{'; '.join(_port_words(port, culprits) for port in ports[:3])}: the job stands still{where}"
-    if ports and found.narrowed is not None:
-        users = [one for one in culprits if any(port.is_used_by(one.host, one.rank) for port in ports)]
-        names = ", ".join(f"rank {rank}" for rank in sorted(one.rank for one in users if one.rank is not None))
-        labels = ", ".join(sorted({port.nic.label for port in ports}))
-        use = "use" if len(users) > 1 else "uses"
-        rest = _summary(job, found.narrowed, [culprit(one) for one in one_of_each(found.narrowed.suspects)], operation)
-        return f"{labels}, which {names} {use}, {ports[0].state}: {rest}"
     if found.cause is Cause.NCCL_ERROR:
         return f"{count(job)}: NCCL reports an error and nothing moves"
+    if found.cause is not Cause.ORDER and all(one.link for one in culprits):
+        return _links_summary(job, culprits, where, found)
     names = ", ".join(name_of(one) for one in culprits[:NAMED])
     if len(culprits) > NAMED:
         names += f" and {len(culprits) - NAMED} more"
+    s = "s" if len(culprits) == 1 else ""
     if found.cause is Cause.ORDER:
-        verb = "waits" if len(culprits) == 1 else "wait"
-        return f"{names} {verb} in a cycle: operations of several communicators in different orders"
-    if all(one.link for one in culprits):
-        return _links_summary(job, culprits, where, found)
-    if len(culprits) == 1:
-        return f"{names} holds up the job{where}: {culprits[0].reason}"
+        return f"{names} wait{s} in a cycle: operations of several communicators in different orders"
     reasons = {one.reason for one in culprits}
-    return f"{names} hold up the job{where}" + (f", each: {reasons.pop()}" if len(reasons) == 1 else ": do not go on")
+    if found.cause is Cause.RUNS_ON:
+        what = reasons.pop() if len(reasons) == 1 else "called something else than their peers"
+        return f"{names} {what}: the job runs on with wrong results"
+    why = f"{': ' if s else ', each: '}{reasons.pop()}" if len(reasons) == 1 else ": do not go on"
+    return f"{names} hold{s} up the job{where}{why}"
 
 
 def _port_words(port: PortDown, culprits: Sequence[Culprit]) -> str:
@@ -306,92 +297,79 @@ def name_of(one: Culprit) -> str:
 # --- nobody is named ---------------------------------------------------------------------------------------------------
 
 
-def _nobody(case: Case, found: Hypothesis, text: str, *, limit: int | None = None, unobserved: Iterable[str] = ()) -> Verdict:
-    lines = tuple(fact.text for fact in found.supports)[:limit]
+NOBODY: dict[Cause, str] = {
+    Cause.ALL_ENDED: "all have ended",
+    Cause.ONE_SAMPLE: "only one sample of a process, so progress cannot be told from standstill",
+    Cause.PROGRESS: "NCCL makes progress",
+    Cause.PAUSE: "no NCCL counter has moved for {still:.1f} s; a pause of up to {seconds:.0f} s is not yet a hang",
+    Cause.TCP_TRIES: "no NCCL counter has moved for {still:.1f} s; a pause of up to {seconds:.0f} s is not yet a hang; what "
+    "was lost is sent again by TCP",
+    Cause.NOTHING_OPEN: "no NCCL operation is open",
+    Cause.NOTHING_SEEN: "NCCL has not moved for {still:.0f} s; what joins the ranks hides whether an operation is open",
+    Cause.CREATING: "{come} ranks wait in the creation of communicator {communicator}",
+    Cause.UNSEEN: "nothing moves; the waits lead to {unseen}, which was not observed",
+    Cause.HIDDEN: "nothing moves; the waits lead to {unseen}, which is joined by a transport the host cannot see into",
+    Cause.BESIDE_ABSENT: "the waits lead to {ranks}, which has nothing open and may wait for {unseen}, not observed",
+    Cause.CYCLE_IN_OPERATION: "ranks wait for each other inside one operation; what was read does not single one out",
+    Cause.CYCLE_OF_CALLS: "ranks wait for each other in a cycle of calls; what was read does not single one out",
+}
+"""What is said of the processes where nobody is named, by cause."""
+MAY_BE_HIDDEN = frozenset({Cause.NOTHING_OPEN, Cause.NOTHING_SEEN, Cause.UNSEEN, Cause.HIDDEN})
+"""Where what the transports hide may be why nobody is named."""
+SAMPLES_ALONE = frozenset({Cause.ALL_ENDED, Cause.ONE_SAMPLE})
+"""Where nothing was looked for in the samples."""
+
+
+def _nobody(case: Case, found: Hypothesis) -> Verdict:
+    job, group = case.job, case.job.groups.get(found.group if found.group is not None else -1)
+    unseen = [job.rank_name(node.group_id, node.comm_rank) for node in found.ends if isinstance(node, AbsentNode | HiddenNode)]
+    text = NOBODY[found.cause].format(
+        still=case.still, seconds=found.seconds, unseen=", ".join(dict.fromkeys(unseen)) or "no rank",
+        ranks=", ".join(job.member(node.index).label for node in found.ends if isinstance(node, RankNode)),
+        come=f"{len(group.members)} of {group.nranks}" if group else "", communicator=f"{group.hash:016x}" if group else "",
+    )  # fmt: skip
+    lines = [fact.text for fact in found.supports][:EVIDENCE_LINES]
+    hidden = not_observed(job) if found.cause in MAY_BE_HIDDEN else () if found.cause in SAMPLES_ALONE else not_read(job)
     return Verdict(
-        found.verdict_class, f"{count(case.job)}: {text}", confidence=found.confidence, evidence=(*lines, _stillness(case)),
-        unobserved=tuple(unobserved), next_steps=STEPS_BY_CAUSE.get(found.cause, ()),
+        found.verdict_class, f"{count(job)}: {text}", confidence=found.confidence,
+        evidence=(*lines, *(() if found.cause in SAMPLES_ALONE or found.cause is Cause.PROGRESS else (_stillness(case),))),
+        unobserved=(*hidden, *(fact.text for fact in found.missing)), next_steps=STEPS_BY_CAUSE.get(found.cause, ()),
     )  # fmt: skip
 
 
-def _all_ended(case: Case, found: Hypothesis) -> Verdict:
-    return Verdict(found.verdict_class, f"{count(case.job)}: all have ended", confidence=found.confidence)
+# --- the trail ---------------------------------------------------------------------------------------------------------
+
+FACTS_SHOWN = 6
+"""Bound: facts of one kind by one rule that the trail shows; of more only the number is told."""
 
 
-def _one_sample(case: Case, found: Hypothesis) -> Verdict:
-    text = f"{count(case.job)}: only one sample of a process, so progress cannot be told from standstill"
-    return Verdict(found.verdict_class, text, next_steps=STEPS_BY_CAUSE[Cause.ONE_SAMPLE])
+def _trail(case: Case, found: Hypothesis) -> Iterator[Step]:
+    """How it came about: facts, what rules drew and took back, what was weighed and lost, what was missing."""
+    trail = case.trail
+    yield from _steps(StepKind.FACT, "", [*found.because, *found.supports, *found.beside])
+    taken_back = [(one.rule, one.fact) for one in trail.retracted]
+    for kind, pairs in ((StepKind.DRAWN, trail.drawn), (StepKind.RETRACTED, taken_back)):
+        for rule in dict.fromkeys(rule for rule, _ in pairs):
+            yield from _steps(kind, rule, [fact for other, fact in pairs if other == rule])
+    yield from (Step(StepKind.LOST, lost.hypothesis.rule, _in_short(lost.hypothesis), lost.against) for lost in trail.lost)
+    yield from (Step(StepKind.STANDS, rule, "") for rule in found.follows if rule != found.rule)
+    yield Step(StepKind.STANDS, found.rule, _in_short(found))
+    yield from _steps(StepKind.MISSING, "", found.missing)
 
 
-def _progress(case: Case, found: Hypothesis) -> Verdict:
-    text, notes = f"{count(case.job)}: NCCL makes progress", tuple(fact.text for fact in found.supports)
-    return Verdict(found.verdict_class, text, confidence=found.confidence, evidence=notes, unobserved=not_read(case.job))
+def _steps(kind: StepKind, rule: str, facts: Sequence[Fact]) -> Iterator[Step]:
+    yield from (Step(kind, rule, fact.text) for fact in facts[:FACTS_SHOWN])
+    if len(facts) > FACTS_SHOWN:
+        yield Step(kind, rule, f"… {len(facts) - FACTS_SHOWN} more")
 
 
-def _pause(case: Case, found: Hypothesis) -> Verdict:
-    """Nothing moves, but not for long enough to accuse a rank that merely computes."""
-    text = f"no NCCL counter has moved for {case.still:.1f} s; a pause of up to {found.seconds:.0f} s is not yet a hang"
-    if found.seconds == case.retries_s:
-        text = f"{text}; {TCP_TRIES}"
-    return _nobody(case, found, text)
-
-
-def _nothing_open(case: Case, found: Hypothesis) -> Verdict:
-    return _nobody(case, found, "no NCCL operation is open", unobserved=not_observed(case.job))
-
-
-def _nothing_seen(case: Case, found: Hypothesis) -> Verdict:
-    text = f"NCCL has not moved for {case.still:.0f} s; what joins the ranks hides whether an operation is open"
-    return _nobody(case, found, text, limit=EVIDENCE_LINES, unobserved=not_observed(case.job))
-
-
-def _creating(case: Case, found: Hypothesis) -> Verdict:
-    group = case.job.groups[found.group or 0]
-    text = f"{len(group.members)} of {group.nranks} ranks wait in the creation of communicator {group.hash:016x}"
-    return replace(_nobody(case, found, "", unobserved=not_read(case.job)), summary=text)
-
-
-def _unseen(case: Case, found: Hypothesis) -> Verdict:
-    nodes = [node for node in found.ends if isinstance(node, AbsentNode | HiddenNode)]
-    names = dict.fromkeys(case.job.rank_name(node.group_id, node.comm_rank) for node in nodes)
-    absent = any(isinstance(node, AbsentNode) for node in found.ends)
-    what = "was not observed" if absent else "is joined by a transport the host cannot see into"
-    text = f"nothing moves; the waits lead to {', '.join(names) or 'no rank'}, which {what}"
-    verdict = _nobody(case, found, text, limit=EVIDENCE_LINES, unobserved=not_observed(case.job))
-    return replace(verdict, next_steps=("attach to the processes of the ranks named as well",) if absent else ())
-
-
-def _beside_absent(case: Case, found: Hypothesis) -> Verdict:
-    job = case.job
-    names = ", ".join(job.member(node.index).label for node in found.ends if isinstance(node, RankNode))
-    absent = [job.rank_name(node.group_id, node.comm_rank) for node in found.ends if isinstance(node, AbsentNode)]
-    text = f"the waits lead to {names}, which has nothing open and may wait for {', '.join(absent)}, not observed"
-    return _nobody(case, found, text, unobserved=not_read(job))
-
-
-def _cycle_in_operation(case: Case, found: Hypothesis) -> Verdict:
-    text = "ranks wait for each other inside one operation; what was read does not single one out"
-    return _nobody(case, found, text, limit=EVIDENCE_LINES)
-
-
-def _cycle_of_calls(case: Case, found: Hypothesis) -> Verdict:
-    text = "ranks wait for each other in a cycle of calls; what was read does not single one out"
-    return _nobody(case, found, text, limit=EVIDENCE_LINES)
-
-
-_UNNAMED: dict[Cause, Callable[[Case, Hypothesis], Verdict]] = {
-    Cause.ALL_ENDED: _all_ended,
-    Cause.ONE_SAMPLE: _one_sample,
-    Cause.PROGRESS: _progress,
-    Cause.PAUSE: _pause,
-    Cause.NOTHING_OPEN: _nothing_open,
-    Cause.NOTHING_SEEN: _nothing_seen,
-    Cause.CREATING: _creating,
-    Cause.UNSEEN: _unseen,
-    Cause.BESIDE_ABSENT: _beside_absent,
-    Cause.CYCLE_IN_OPERATION: _cycle_in_operation,
-    Cause.CYCLE_OF_CALLS: _cycle_of_calls,
-}
+def _in_short(found: Hypothesis) -> str:
+    if not found.suspects:
+        return f"{found.verdict_class}: nobody is named ({found.cause})"
+    places = [suspect.place for suspect in found.suspects[: 2 * NAMED]]
+    ranks = ", ".join(f"rank {p.rank}" if p.rank is not None else f"communicator rank {p.comm_rank}" for p in places)
+    more = f" and {len(found.suspects) - len(places)} more" if len(found.suspects) > len(places) else ""
+    return f"{found.verdict_class}: {ranks}{more}: {culprit(found.suspects[0]).reason} (confidence {found.confidence:.0%})"
 
 
 # --- parts -------------------------------------------------------------------------------------------------------------

@@ -45,26 +45,32 @@ def settled(classes: Sequence[VerdictClass], *, wait: float = 5.0) -> tuple[list
     return verdicts, clock.now, patience
 
 
-@pytest.mark.parametrize("certain", [VerdictClass.RUNNING, VerdictClass.IDLE, VerdictClass.STOPPED, VerdictClass.DEAD])
-def test_a_certain_verdict_is_given_after_two_looks(certain: VerdictClass) -> None:
+@pytest.mark.parametrize("certain", [VerdictClass.RUNNING, VerdictClass.IDLE])
+def test_that_nothing_is_wrong_is_said_after_an_interval(certain: VerdictClass) -> None:
     verdicts, seconds, _ = settled([certain])
     assert (verdicts[0].verdict_class, seconds) == (certain, 1.0)
 
 
+@pytest.mark.parametrize("certain", [VerdictClass.STOPPED, VerdictClass.DEAD, VerdictClass.ERROR])
+def test_a_plain_fact_is_told_after_two_looks_shortly_after_each_other(certain: VerdictClass) -> None:
+    verdicts, seconds, _ = settled([certain])
+    assert (verdicts[0].verdict_class, seconds) == (certain, 0.2)
+
+
 def test_progress_in_the_meantime_ends_the_wait() -> None:
-    verdicts, seconds, _ = settled([VerdictClass.UNKNOWN, VerdictClass.UNKNOWN, VerdictClass.RUNNING])
+    verdicts, seconds, _ = settled([VerdictClass.UNKNOWN] * 3 + [VerdictClass.RUNNING])
     assert (verdicts[0].verdict_class, seconds) == (VerdictClass.RUNNING, 3.0)
 
 
 def test_standing_still_accuses_only_after_the_wait() -> None:
-    verdicts, seconds, patience = settled([VerdictClass.UNKNOWN] * 5 + [VerdictClass.NOT_ENTERED])
+    verdicts, seconds, patience = settled([VerdictClass.UNKNOWN] * 6 + [VerdictClass.NOT_ENTERED])
     assert (verdicts[0].verdict_class, seconds) == (VerdictClass.NOT_ENTERED, 5.0)
-    assert patience == [5.0] * 5 + [0.0], "patience is only dropped when the wait is over"
+    assert patience == [5.0] * 6 + [0.0], "patience is only dropped when the wait is over"
 
 
 def test_even_without_a_wait_there_are_two_looks() -> None:
     _, seconds, patience = settled([VerdictClass.UNKNOWN], wait=0.0)
-    assert (seconds, patience) == (1.0, [0.0, 0.0])
+    assert (seconds, patience) == (1.0, [0.0, 0.0, 0.0])
 
 
 Run = Callable[..., tuple[int, str, str]]
@@ -94,19 +100,19 @@ def test_a_stopped_rank_is_named(run: Run, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_why_shows_what_led_there_and_what_was_weighed(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     fake_targets.install(monkeypatch, fake_targets.still(frozen_ring(2)))
-    assert "stands by rule stopped" not in run("--all")[1]
+    assert "stands by rule halted" not in run("--all")[1]
     out = run("--all", "--why")[1]
     evidence, _, trail = out.partition("\n  why\n")
     assert "rank 2 (node2, pid 1002) is stopped" in evidence
     assert "seen: the evidence above" in trail
     assert "is stopped (state T)" not in trail, "what stands above is not told twice"
-    why = trail[trail.index("    stands by rule stopped\n") :].splitlines()
+    why = trail[trail.index("    stands by rule halted\n") :].splitlines()
     assert why[1].startswith("      because: State T or t in /proc/PID/stat")
     assert why[2] == "      - stopped: rank 2: its process is stopped by a signal (confidence 99%)"
     verdict = json.loads(run("--all", "--json")[1])
-    assert verdict["rules"] == ["stopped"]
+    assert verdict["rules"] == ["halted"]
     assert verdict["trail"][-1] == {
-        "kind": "stands", "rule": "stopped", "against": "",
+        "kind": "stands", "rule": "halted", "against": "",
         "text": "stopped: rank 2: its process is stopped by a signal (confidence 99%)",
     }  # fmt: skip
 

@@ -678,6 +678,6 @@ def test_an_error_that_nccl_reports_is_told_where_nothing_is_open() -> None:
     assert diagnose(looks(ranks)).verdict_class is VerdictClass.IDLE
     ranks[1].communicators = (replace(ranks[1].communicators[0], async_result="ncclSystemError"),)
     verdict = diagnose(looks(ranks))
-    assert verdict.verdict_class is VerdictClass.ERROR and verdict.rules == ("nccl-error",)
+    assert verdict.verdict_class is VerdictClass.ERROR and verdict.rules == ("nothing-open",)
     assert [culprit.rank for culprit in verdict.culprits] == [1]
     assert verdict.culprits[0].reason == "reports ncclSystemError"

@@ -121,7 +121,7 @@ def test_of_a_link_that_carries_nothing_the_end_whose_port_is_down_is_kept() -> 
     verdict = said(port_down(DOWN), ranks=ranks)
     assert [c.rank for c in verdict.culprits] == [1] and 0 in verdict.victims
     assert verdict.link == both.link
-    assert "eth0, which rank 1 uses, is down" in verdict.summary
+    assert "eth0 on node1 is down, and rank 1 uses it" in verdict.summary
     assert said(port_down(replace(DOWN, host="node2", used_by=(2,))), ranks=ranks) == both, "another rank's port"
 
 

@@ -51,7 +51,7 @@ def test_where_nobody_has_begun_anything_there_is_no_cycle_either() -> None:
     verdict = said(ahead(begun=False))
     assert verdict.verdict_class is VerdictClass.UNKNOWN
     assert not verdict.culprits
-    assert verdict.rules == ("cycle-in-operation",) and "does not single one out" in verdict.summary
+    assert verdict.rules == ("cycle",) and "does not single one out" in verdict.summary
 
 
 PIPES = (0xD0, 0xD1)

@@ -63,7 +63,7 @@ def test_what_the_verdict_says_above_is_not_told_again() -> None:
 
 def test_a_rule_says_why_it_is_true() -> None:
     assert {rule.id: derivation(rule.id) for rule in RULES} == {rule.id: rule.derivation for rule in RULES}
-    assert "/proc/PID/stat" in derivation("stopped")
+    assert "/proc/PID/stat" in derivation("halted")
     assert derivation("no such rule") == ""
     line = next(line for line in why_lines(verdict(), Style(enabled=False)) if "because: " in line)
     assert derivation("hidden-peer") in line
@@ -95,4 +95,4 @@ def test_diagnose_says_why_when_it_is_asked(capsys: pytest.CaptureFixture[str]) 
     assert why[1:3] == ["  why", "    seen: the evidence above"]
     assert "    taken back by rule data-at-hand: a wait that has not started" in why
     assert f"      because: {derivation('data-at-hand')}" in why
-    assert "    stands by rule rank-not-entered" in why
+    assert "    stands by rule rank-behind" in why
