@@ -64,8 +64,6 @@ class FactKind(StrEnum):
     """Segments that one sending connection has sent again in the last 30 s; ``value`` is how many."""
     THROTTLED = "throttled"
     """A CPU limit holds the process back; ``value`` is the share of the limit's periods in which it did."""
-    GPU_STATE = "GPU state"
-    """Where the GPU is with the newest operations of a communicator, by the device shim."""
     GPU_UNFINISHED = "GPU unfinished"
     """Operations that the GPU has not begun, or is in, by the device shim."""
     GPU_SILENT = "GPU silent"

@@ -25,9 +25,6 @@ if TYPE_CHECKING:
 
 NAME = "proxies"
 
-SHARED_SLOTS = 16
-"""Fact: NCCL_SHARED_STEPS (``src/include/device.h``)."""
-
 WHYS, STALLS = tuple(Why), tuple(Stall)
 OF_THE_LINK = frozenset({Why.IN_NETWORK, Why.UNCONFIRMED, Why.NO_CREDIT})
 """Both sides have done their part: it is the link that does not do its own."""
@@ -143,7 +140,6 @@ class _Reader:
     def _look_at_senders(self, rows: Column) -> None:
         t = self.transfers
         rows = rows[~self._proxy_holds_back(rows)]
-        self._proxy_opens_nothing(rows)
         done, transmitted, produced = t.done[rows], t.transmitted[rows], t.produced[rows]
         under_way = done < transmitted
         self._sent_not_completed(rows[under_way])
@@ -170,15 +166,6 @@ class _Reader:
         holds[place[open_there]] = True
         self._stall(rows[open_there], Stall.PROXY_NOT_SENDING, other[open_there])
         return holds
-
-    def _proxy_opens_nothing(self, rows: Column) -> None:
-        """Opening a send buffer needs nobody else: a running proxy has always opened as many as the depth allows.
-
-        The depth is shared among the transfers of one operation (``sendProxyProgress`` in ``src/transport/net.cc``).
-        """
-        t = self.transfers
-        depth = np.minimum(CONNECTION_SLOTS, SHARED_SLOTS // np.maximum(1, t.siblings[rows]))
-        self._stall(rows[t.posted[rows] < np.minimum(t.nsteps[rows], t.done[rows] + depth)], Stall.PROXY_NOT_OPENING)
 
     def _sent_not_completed(self, rows: Column) -> None:
         t = self.transfers
