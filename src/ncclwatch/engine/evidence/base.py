@@ -45,6 +45,8 @@ class FactKind(StrEnum):
     """The subject could do something and does not."""
     HALTED = "halted"
     """The process is stopped or has ended."""
+    CALLED = "called"
+    """What the ranks of a communicator have called, compared."""
     CALLED_LESS = "called less"
     """The rank has not called what its peers have."""
     CALLED_OTHER = "called other"

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 
 NAME = "device shim"
 
+HIDDEN = {
+    Transport.P2P: "P2P/NVLink connections: their counters lie in GPU memory; only launches are seen without the shim",
+    Transport.NVLS: "NVLS: the switch adds up inside the fabric; no host-visible counters, only launches are seen",
+}
+MULTI_NODE = "NVLink between nodes (MNNVL): connections to other nodes are P2P as well; only launches are seen"
+
 _Place = tuple[int, int, int, int]
 """Channel, source, destination, connection index."""
 
@@ -59,9 +65,15 @@ class DeviceShim(Source):
                 yield Fact(FactKind.GPU_SILENT, RankNode(member.index), NAME, value=seconds, describe=text)
 
     def coverage(self, case: Case) -> Coverage:
-        """Processes that have the shim."""
+        """Processes that have the shim, and what joins ranks that nothing but a shim could look into."""
         seen = sum(member.last.device is not None for member in case.job.members)
-        return Coverage(NAME, seen, len(case.job.members))
+        joined = case.job.transports()
+        if Transport.P2P in joined and sees_everything(case.job):
+            joined -= {Transport.P2P}
+        missing = [text for transport, text in HIDDEN.items() if transport in joined]
+        if any(own.multi_node_nvlink for member in case.job.members for own in member.last.communicators):
+            missing.append(MULTI_NODE)
+        return Coverage(NAME, seen, len(case.job.members), tuple(missing))
 
 
 # --- connections -------------------------------------------------------------------------------------------------------

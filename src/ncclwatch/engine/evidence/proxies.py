@@ -25,6 +25,13 @@ if TYPE_CHECKING:
 
 NAME = "proxies"
 
+HIDDEN = {
+    Transport.COLLNET: "CollNet: the switch adds up inside the network; its own counters are not compared between ranks",
+    Transport.UNKNOWN: "connections of a transport that was not recognised",
+}
+CAPTURED = "operations captured in CUDA graphs: their replays make no calls; only proxy steps are seen"
+BY_DEVICE = "operations that kernels start themselves (device API, GIN): neither calls nor proxy steps show them"
+
 WHYS, STALLS = tuple(Why), tuple(Stall)
 OF_THE_LINK = frozenset({Why.IN_NETWORK, Why.UNCONFIRMED, Why.NO_CREDIT})
 """Both sides have done their part: it is the link that does not do its own."""
@@ -63,15 +70,14 @@ class Proxies(Source):
         yield reader.columns(FactKind.STANDS, reader.stalls, reader.make_stall)
 
     def coverage(self, case: Case) -> Coverage:
-        """Ranks of communicators with connections over the network whose process was sampled."""
-        over = [
-            group
-            for group in case.job.groups.values()
-            if any(kind is Transport.NET for _, own in group.members.values() for _, _, _, kind in own.transports)
-        ]
-        seen, wanted = sum(len(group.members) for group in over), sum(group.nranks for group in over)
-        missing = () if seen == wanted else (f"{wanted - seen} of {wanted} ranks with network connections were not sampled",)
-        return Coverage(NAME, seen, wanted, missing)
+        """Ranks that were sampled, of communicators some of whose ranks were; operations that no proxy shows, or that it shows
+        alone.
+        """
+        views = [own for group in case.job.groups.values() for _, own in group.members.values()]
+        missing = [text for transport, text in HIDDEN.items() if transport in case.job.transports()]
+        missing += [CAPTURED] * any(own.captured_plans for own in views)
+        missing += [BY_DEVICE] * any(own.device_initiated for own in views)
+        return Coverage(NAME, len(views), sum(group.nranks for group in case.job.groups.values()), tuple(missing))
 
 
 class _Reader:
