@@ -9,9 +9,8 @@ from typing import Any, TypeVar
 from ncclwatch.engine.call_patterns import Orders
 from ncclwatch.engine.conflicts import ConflictWatch, StageOf
 from ncclwatch.engine.edges import StallMark, Wait
-from ncclwatch.engine.evidence import calls
-from ncclwatch.engine.evidence.base import Facts, Source
-from ncclwatch.engine.evidence.calls import CallsFinding
+from ncclwatch.engine.evidence.base import FactKind, Facts, Source
+from ncclwatch.engine.evidence.calls import Called, CallsFinding
 from ncclwatch.engine.evidence.registry import SOURCES
 from ncclwatch.engine.graph import Sink, Waits
 from ncclwatch.engine.hypotheses import Hypothesis, Retraction, Trail
@@ -148,7 +147,7 @@ class Case:
     def findings(self) -> dict[int, CallsFinding]:
         """What the calls plane says of each communicator of the job; empty without one."""
         if self._findings is None:
-            self._findings = calls.find(self.job, self.known.ledger, self.known.totals)
+            self._findings = {called.subject: called.finding for called in self.facts.of(FactKind.CALLED, Called)}
         return self._findings
 
     @property

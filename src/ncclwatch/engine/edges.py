@@ -53,12 +53,11 @@ class Stall(StrEnum):
     PROXY_NOT_POSTING = "its proxy opens no receive buffers"
     PROXY_NOT_TAKING = "data has arrived in its memory, and its proxy does not take it"
     PROXY_NOT_COMPLETING = "what it sent has been received, and its proxy does not take the completions"
-    PROXY_NOT_OPENING = "its proxy opens no further send buffers although it may"
     PROXY_NOT_BEGUN = "its proxy thread does not begin a queued operation"
 
 
 PROXY_STALLS = frozenset({
-    Stall.PROXY_NOT_SENDING, Stall.PROXY_NOT_POSTING, Stall.PROXY_NOT_TAKING, Stall.PROXY_NOT_COMPLETING, Stall.PROXY_NOT_OPENING,
+    Stall.PROXY_NOT_SENDING, Stall.PROXY_NOT_POSTING, Stall.PROXY_NOT_TAKING, Stall.PROXY_NOT_COMPLETING,
     Stall.PROXY_NOT_BEGUN,
 })  # fmt: skip
 """What a proxy thread alone decides: no peer and no GPU can hold it up there."""

@@ -14,7 +14,7 @@ from ncclwatch.engine.case import Case
 from ncclwatch.engine.edges import told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind
 from ncclwatch.engine.evidence.calls import CallsFinding, behind_text, operation_of
-from ncclwatch.engine.evidence.disagreements import Disagreement, Mismatch, find_disagreements
+from ncclwatch.engine.evidence.disagreements import Disagreement, Mismatch
 from ncclwatch.engine.explain_waits import beside_unobserved, ends_of
 from ncclwatch.engine.graph import Sink
 from ncclwatch.engine.hypotheses import Cause, Hypothesis, Suspect
@@ -84,7 +84,8 @@ def _compare_counts(case: Case) -> Hypothesis | None:
     """What finished has left no trace but its count: ranks that called different things, though nothing of it is open."""
     job, ends = case.job, ends_of(case)
     at_ends = _at_the_ends(job, [*ends.cycles, *ends.ranks, *ends.beside_absent], [*ends.unseen, *ends.links])
-    disagreements = find_disagreements(job, at_ends) if case.waits.open else []
+    seen = case.facts.of(FactKind.CALLED_OTHER, Disagreement) if case.waits.open else ()
+    disagreements = [found for found in seen if any(member.index in found.group.ranks for member in at_ends)]
     if not disagreements:
         return None
     found: dict[int, tuple[Member, str, Disagreement]] = {}

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from ncclwatch.model.state import Communicator, ProcessInfo, ProcessSample
+from ncclwatch.model.state import Communicator, ProcessInfo, ProcessSample, Transport
 from ncclwatch.model.verdict import CommunicatorRef
 
 STOPPED_STATES = frozenset("Tt")
@@ -102,8 +102,16 @@ class Job:
     groups: dict[int, Group]
     group_of: dict[tuple[int, int], int]
     """(index of the member, address of the communicator in its process) → group"""
+    _transports: frozenset[Transport] | None = None
     _by_identity: dict[Identity, int | None] | None = None
     _by_index: dict[int, Member] = field(default_factory=dict)
+
+    def transports(self) -> frozenset[Transport]:
+        """All that join ranks of the job. O(connections)."""
+        if self._transports is None:
+            views = (own for member in self.members for own in member.last.communicators)
+            self._transports = frozenset(transport for own in views for _, _, _, transport in own.transports)
+        return self._transports
 
     def add(self, member: Member) -> None:
         """Take a process in."""

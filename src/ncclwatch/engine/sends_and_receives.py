@@ -3,8 +3,7 @@
 A rank that has not called a collective may wait for a message instead. How many messages two processes have called since
 somebody watches differs by what was under way when watching began, so numbers are compared only where they mean the same:
 since the making of the communicator, or since the newest collective that both have called on a communicator they share (what
-a program sends before it is received before it). Else only that much is said: a rank that stands as far behind its peer as
-it ever did waits for nothing.
+a program sends before it is received before it). Else a rank is compared with peers in its place of other pipelines.
 """
 
 from __future__ import annotations
@@ -13,8 +12,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from itertools import islice
-
-import numpy as np
 
 from ncclwatch.engine.alignment import Alignment, align, rows_of
 from ncclwatch.engine.call_patterns import Orders
@@ -28,9 +25,6 @@ PEERS = 4
 """Bound: ranks in the same place of other pipelines that a process is compared with: one is enough, and the first may not be
 kept.
 """
-
-FEWEST = 16
-"""Unit: messages. Chosen: between two ranks so many must be kept to say how far one ever was behind the other."""
 
 MATCHING = {Function.SEND: Function.RECV, Function.RECV: Function.SEND}
 
@@ -99,9 +93,7 @@ class Messages:
         since = self._since_common(member, other[0])
         if since is not None:
             return Owed.YES if _number(since[0], makes) > _number(since[1], matches) else Owed.NO
-        if self._waits_for_no_more_than_a_peer(group, member, other[0], makes, matches):
-            return Owed.NO
-        return self._by_pattern(member, other[0], makes, matches)
+        return Owed.NO if self._waits_for_no_more_than_a_peer(group, member, other[0], makes, matches) else Owed.UNKNOWN
 
     def _waits_for_no_more_than_a_peer(self, group: Group, member: Member, other: Member, makes: _Way, matches: _Way) -> bool:
         """Whether a process has no more to wait for than a peer with the same place in a pipeline beside it, that has called what
@@ -174,18 +166,6 @@ class Messages:
             self._orders[member.index] = calls
         return self._orders[member.index]
 
-    def _by_pattern(self, member: Member, other: Member, makes: _Way, matches: _Way) -> Owed:
-        mine, theirs = self._calls(member), self._calls(other)
-        if not mine or not theirs or member.info.host != other.info.host:
-            return Owed.UNKNOWN
-        begin = max(mine[0][0], theirs[0][0])
-        made, matched = _times(mine, makes, begin), _times(theirs, matches, begin)
-        if min(len(made), len(matched)) < FEWEST:
-            return Owed.UNKNOWN
-        order = np.argsort(np.r_[made, matched], kind="stable")
-        ahead = np.cumsum(np.r_[np.ones(len(made), np.int64), -np.ones(len(matched), np.int64)][order])
-        return Owed.NO if int(ahead[-1]) <= min(0, int(ahead.min())) else Owed.UNKNOWN
-
 
 _Way = tuple[int, tuple[bool, int]]
 """Address of the communicator in its process; whether it sends, and the peer."""
@@ -211,7 +191,3 @@ def _after(calls: _Calls, comm: int, newer: int) -> _Calls | None:
 
 def _number(calls: _Calls, way: _Way) -> int:
     return sum(ways.count(way[1]) for _, comm, ways in calls if comm == way[0])
-
-
-def _times(calls: _Calls, way: _Way, begin: int) -> list[int]:
-    return [time for time, comm, ways in calls if comm == way[0] and time >= begin for one in ways if one == way[1]]

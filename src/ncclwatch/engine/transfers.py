@@ -88,7 +88,7 @@ class Places:
 RANK_SHIFT = 32
 """Fact: ranks are 32 bits wide (``ncclComm.rank``): a group's number and a rank fit into one integer."""
 
-FIELDS = 16
+FIELDS = 15
 """Fact: columns that are gathered of each transfer."""
 BEGUN, READY = 1, 2
 """Fact: phases that matter (``OpPhase``)."""
@@ -162,9 +162,9 @@ class Transfers:
             if owner is None:
                 continue
             place, own = owner
-            phase, op_count, siblings = operation.phase, operation.op_count, len(operation.subs)
+            phase, op_count = operation.phase, operation.op_count
             state = BEGUN if phase is in_progress else READY if phase is ready_phase else 0
-            head = (place, own, index, operation.direction is send, op_count, names[operation.collective], state, siblings)
+            head = (place, own, index, operation.direction is send, op_count, names[operation.collective], state)
             for sub in operation.subs:
                 if own == UNKNOWN and sub.rank is None:
                     continue
@@ -196,9 +196,9 @@ class Transfers:
         own = [UNKNOWN if sub.rank is None else sub.rank for sub in self.subs]
         produced = [UNKNOWN if sub.gpu_ready is None else sub.gpu_ready for sub in self.subs]
         self.produced = column(lambda: produced, len(produced))
-        self.group, rank, holder, sends, self.op_count, self.collective, state, self.siblings = table.T[:8].copy()
-        self.channel, self.peer, self.nsteps, self.base = table.T[8:12].copy()
-        self.posted, self.received, self.transmitted, self.done = table.T[12:].copy()
+        self.group, rank, holder, sends, self.op_count, self.collective, state = table.T[:7].copy()
+        self.channel, self.peer, self.nsteps, self.base = table.T[7:11].copy()
+        self.posted, self.received, self.transmitted, self.done = table.T[11:].copy()
         self.rank = column(lambda: own, len(own))
         self.rank = np.where(self.rank == UNKNOWN, rank, self.rank)
         self.sends: Flags = sends != 0

@@ -199,7 +199,7 @@ def _named(case: Case, found: Hypothesis) -> Verdict:
         link=next((c.link for c in culprits if c.link), None),
         confidence=found.confidence,
         evidence=(*_evidence(case, found), *beside),
-        unobserved=(*missing, *not_observed(job)),
+        unobserved=(*missing, *not_observed(case)),
         next_steps=next_steps(found.verdict_class, suspects),
     )
 
@@ -329,7 +329,7 @@ def _nobody(case: Case, found: Hypothesis) -> Verdict:
         come=f"{len(group.members)} of {group.nranks}" if group else "", communicator=f"{group.hash:016x}" if group else "",
     )  # fmt: skip
     lines = [fact.text for fact in found.supports][:EVIDENCE_LINES]
-    hidden = not_observed(job) if found.cause in MAY_BE_HIDDEN else () if found.cause in SAMPLES_ALONE else not_read(job)
+    hidden = not_observed(case) if found.cause in MAY_BE_HIDDEN else () if found.cause in SAMPLES_ALONE else not_read(job)
     return Verdict(
         found.verdict_class, f"{count(job)}: {text}", confidence=found.confidence,
         evidence=(*lines, *(() if found.cause in SAMPLES_ALONE or found.cause is Cause.PROGRESS else (_stillness(case),))),

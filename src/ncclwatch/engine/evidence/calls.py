@@ -7,7 +7,7 @@ did *not* call, and ranks whose call differs; what happens after the call is the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -19,7 +19,6 @@ from ncclwatch.engine.alignment import Entries, align_entries, make_entries, row
 from ncclwatch.engine.evidence.base import Coverage, Fact, FactKind, Source
 from ncclwatch.engine.job import Group, Job, launched
 from ncclwatch.engine.ledger import Ledger, Place, Signature
-from ncclwatch.engine.nodes import RankNode
 from ncclwatch.model.events import Function
 from ncclwatch.model.verdict import OperationRef
 
@@ -29,26 +28,26 @@ if TYPE_CHECKING:
 NAME = "calls"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Called(Fact):
+    """What the ranks of a communicator (``subject``, by its id) have called."""
+
+    subject: int
+    finding: CallsFinding
+
+
 class Calls(Source):
     """API calls, where the calls plane recorded them."""
 
     name = NAME
     plane = "calls"
-    kinds = frozenset({FactKind.CALLED_LESS, FactKind.CALLED_OTHER})
+    kinds = frozenset({FactKind.CALLED})
 
-    def facts(self, case: Case) -> Iterator[Fact]:
-        """Ranks that have not called what others of their communicator have, and ranks that called something else."""
-        for number, finding in case.findings.items():
-            group = case.job.groups[number]
-            for rank in finding.behind:
-                operation = operation_of(finding.called, finding.sequence)
-                text = partial(behind_text, case.job, group, finding)
-                yield from _about(group, rank, FactKind.CALLED_LESS, operation, text)
-            for signature in finding.odd_ones[0]:
-                operation = operation_of(signature, finding.odd_sequence)
-                for rank in finding.groups[signature]:
-                    text = partial(_odd_text, case.job, group, rank, signature, finding.odd_sequence)
-                    yield from _about(group, rank, FactKind.CALLED_OTHER, operation, text)
+    def facts(self, case: Case) -> Iterator[Called]:
+        """What the ranks of each communicator have called, compared. O(ranks x depth)."""
+        for number, finding in find(case.job, case.known.ledger, case.known.totals).items():
+            text = partial(_text, case.job, case.job.groups[number], finding)
+            yield Called(kind=FactKind.CALLED, subject=number, source=NAME, finding=finding, describe=text)
 
     def coverage(self, case: Case) -> Coverage:
         """Ranks of communicators whose calls are recorded, and those that could not be lined up with their peers."""
@@ -61,10 +60,12 @@ class Calls(Source):
         return Coverage(NAME, seen - unaligned, wanted, missing)
 
 
-def _about(group: Group, rank: int, kind: FactKind, operation: OperationRef, text: Callable[[], str]) -> Iterator[Fact]:
-    member = group.holder(rank)
-    if member is not None:
-        yield Fact(kind, RankNode(member.index), NAME, object=group.id, operation=operation, describe=text)
+def _text(job: Job, group: Group, finding: CallsFinding) -> str:
+    lines = [behind_text(job, group, finding)] if finding.behind else []
+    for signature in finding.odd_ones[0]:
+        names = ", ".join(job.rank_name(group.id, rank) for rank in finding.groups[signature])
+        lines.append(f"{names} called {signature.text()} as #{finding.odd_sequence}, unlike its peers")
+    return "; ".join(lines) or f"all ranks of communicator {group.hash:016x} have called the same"
 
 
 def behind_text(job: Job, group: Group, finding: CallsFinding) -> str:
@@ -75,10 +76,6 @@ def behind_text(job: Job, group: Group, finding: CallsFinding) -> str:
         f"calls on communicator {group.hash:016x}: {behind} has not called #{finding.sequence} ({what}), "
         f"{len(finding.waiting)} other ranks have"
     )
-
-
-def _odd_text(job: Job, group: Group, rank: int, signature: Signature, sequence: int | None) -> str:
-    return f"{job.rank_name(group.id, rank)} called {signature.text()} as #{sequence}, unlike its peers"
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -24,15 +24,14 @@ if TYPE_CHECKING:
 
 NAME = "device shim"
 
+HIDDEN = {
+    Transport.P2P: "P2P/NVLink connections: their counters lie in GPU memory; only launches are seen without the shim",
+    Transport.NVLS: "NVLS: the switch adds up inside the fabric; no host-visible counters, only launches are seen",
+}
+MULTI_NODE = "NVLink between nodes (MNNVL): connections to other nodes are P2P as well; only launches are seen"
+
 _Place = tuple[int, int, int, int]
 """Channel, source, destination, connection index."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuState(Fact):
-    """Where a rank's GPU is with the newest operations of a communicator (``object``: the group's id)."""
-
-    state: KernelState
 
 
 class DeviceShim(Source):
@@ -40,7 +39,7 @@ class DeviceShim(Source):
 
     name = NAME
     plane = "device"
-    kinds = frozenset({FactKind.GPU_STATE, FactKind.GPU_UNFINISHED, FactKind.GPU_SILENT})
+    kinds = frozenset({FactKind.GPU_UNFINISHED, FactKind.GPU_SILENT})
 
     def complete(self, job: Job) -> None:
         """Give the communicators the connections whose two counters the shim has read; without a shim nothing changes."""
@@ -54,30 +53,27 @@ class DeviceShim(Source):
                     group.members[rank] = (member, replace(own, host_connections=(*own.host_connections, *seen)))
 
     def facts(self, case: Case) -> Iterator[Fact]:
-        """Where each GPU is with each communicator, what it has not ended, and copies that do not come back. O(operations)."""
+        """What each GPU has not ended, and copies that do not come back. O(operations)."""
         for member in case.job.members:
             device = member.last.device
             if device is None:
                 continue
-            node = RankNode(member.index)
-            for own in member.last.communicators:
-                group_id = case.job.group_of.get((member.index, own.address))
-                state = gpu_state(case.job, member, group_id) if group_id is not None else None
-                if state is not None:
-                    text = partial(_state_text, member, own, state)
-                    yield GpuState(
-                        kind=FactKind.GPU_STATE, subject=node, source=NAME, object=group_id, state=state, describe=text
-                    )
             yield from _unfinished(member, device)
             if device.copy_engine_silent and device.copy_pending_ns is not None:
                 seconds = device.copy_pending_ns / 1e9
                 text = partial(_silent_text, member, seconds)
-                yield Fact(FactKind.GPU_SILENT, node, NAME, value=seconds, describe=text)
+                yield Fact(FactKind.GPU_SILENT, RankNode(member.index), NAME, value=seconds, describe=text)
 
     def coverage(self, case: Case) -> Coverage:
-        """Processes that have the shim."""
+        """Processes that have the shim, and what joins ranks that nothing but a shim could look into."""
         seen = sum(member.last.device is not None for member in case.job.members)
-        return Coverage(NAME, seen, len(case.job.members))
+        joined = case.job.transports()
+        if Transport.P2P in joined and sees_everything(case.job):
+            joined -= {Transport.P2P}
+        missing = [text for transport, text in HIDDEN.items() if transport in joined]
+        if any(own.multi_node_nvlink for member in case.job.members for own in member.last.communicators):
+            missing.append(MULTI_NODE)
+        return Coverage(NAME, seen, len(case.job.members), tuple(missing))
 
 
 # --- connections -------------------------------------------------------------------------------------------------------
@@ -158,10 +154,6 @@ def _is_same(seen: DeviceCommunicator, own: Communicator) -> bool:
     return (seen.hash, seen.rank) == (own.hash, own.rank) or seen.inside_address == own.address
 
 
-def _state_text(member: Member, own: Communicator, state: KernelState) -> str:
-    return f"{member.label}: its GPU, on communicator {own.hash:016x}: {state}"
-
-
 def _silent_text(member: Member, seconds: float) -> str:
     return f"{member.label}: the GPU's copy engine does not respond: a copy of a few bytes is under way for {seconds:.0f} s"
 
@@ -182,10 +174,10 @@ def _unfinished(member: Member, device: DeviceSample) -> Iterator[Fact]:
         first = operations[0]
         begun_ns = first.launched_ns if state is KernelState.NOT_STARTED else first.started_ns or first.launched_ns
         age = max(0.0, (member.last.time_ns - begun_ns) / 1e9)
-        yield GpuState(
-            kind=FactKind.GPU_UNFINISHED, subject=RankNode(member.index), source=NAME, state=state,
+        yield Fact(
+            FactKind.GPU_UNFINISHED, RankNode(member.index), NAME, value=age,
             operation=OperationRef(first.function, first.sequence if first.sequence is not None else first.ordinal),
-            value=age, describe=partial(_unfinished_text, member, where, state, tuple(operations), age),
+            describe=partial(_unfinished_text, member, where, state, tuple(operations), age),
         )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ ahead of the other in something have called different things: sizes and order st
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -22,12 +22,10 @@ import numpy as np
 
 from ncclwatch.engine.connections import End
 from ncclwatch.engine.edges import Wait, Why
-from ncclwatch.engine.evidence.base import Coverage, Fact, FactKind, Source, Strength
+from ncclwatch.engine.evidence.base import Coverage, Fact, FactKind, Source
 from ncclwatch.engine.job import Group, Job, Member, launched
-from ncclwatch.engine.nodes import RankNode
 from ncclwatch.engine.transfers import Column, Transfers
 from ncclwatch.model.state import Communicator, Direction
-from ncclwatch.model.verdict import OperationRef
 
 if TYPE_CHECKING:
     from ncclwatch.engine.case import Case
@@ -171,34 +169,24 @@ class SequenceCounts(Source):
     plane = "state"
     kinds = frozenset({FactKind.CALLED_OTHER})
 
-    def facts(self, case: Case) -> Iterator[Fact]:
-        """Ranks whose counts contradict those of their peers: they called something else. O(ranks of communicators)."""
-        for found in find_disagreements(case.job, case.job.members):
-            for rank, name in found.odd.items():
-                member, text = found.group.holder(rank), partial(_odd_text, case.job, found, rank)
-                if member is not None:
-                    yield Fact(
-                        FactKind.CALLED_OTHER, RankNode(member.index), NAME, object=found.group.id, operation=OperationRef(name),
-                        strength=Strength.POSSIBLE if found.tie else Strength.PROVEN, describe=text,
-                    )  # fmt: skip
+    def facts(self, case: Case) -> Iterator[Disagreement]:
+        """Communicators in which the counts of two ranks contradict each other. O(ranks of communicators)."""
+        found = (_disagreement(case.job.groups[number]) for number in sorted(case.job.groups))
+        yield from (disagreement for disagreement in found if disagreement is not None)
 
     def coverage(self, case: Case) -> Coverage:
         """Ranks of communicators that NCCL counts collectives of: none before 2.26."""
         views = [own for group in case.job.groups.values() for _, own in group.members.values()]
         seen = sum(_counted(own) for own in views)
-        missing = () if seen == len(views) else (f"{len(views) - seen} of {len(views)} ranks: no counts of each collective",)
-        return Coverage(NAME, seen, len(views), missing)
+        return Coverage(NAME, seen, len(views))
 
 
-def _odd_text(job: Job, found: Disagreement, rank: int) -> str:
-    name = job.rank_name(found.group.id, rank)
-    return f"{name} has called {found.odd[rank]} more often than its peers, and they something else: {found.how}"
-
-
-@dataclass(frozen=True, slots=True)
-class Disagreement:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disagreement(Fact):
     """Ranks of one communicator whose counts contradict each other: those to name, and what they called that others did not."""
 
+    kind: FactKind = FactKind.CALLED_OTHER
+    subject: int
     group: Group
     odd: Mapping[int, str]
     """rank in the communicator → the collective it has called more often than others"""
@@ -223,13 +211,6 @@ class Disagreement:
         ]
 
 
-def find_disagreements(job: Job, members: Iterable[Member]) -> list[Disagreement]:
-    """Communicators of these processes in which the counts of two ranks contradict each other. O(their ranks)."""
-    numbers = {job.group_of[member.index, own.address] for member in members for own in member.last.communicators}
-    found = (_disagreement(job.groups[number]) for number in sorted(numbers))
-    return [disagreement for disagreement in found if disagreement is not None]
-
-
 def _disagreement(group: Group) -> Disagreement | None:
     # Calls captured in a graph are counted on some ranks only (``ncclProfilerStartTaskEvents``, src/plugin/profiler.cc).
     counts = {rank: own.sequence_numbers for rank, (_, own) in group.members.items() if _counted(own)}
@@ -252,12 +233,19 @@ def _disagreement(group: Group) -> Disagreement | None:
     # The one among many first; else who called what nobody, itself included, used to call there.
     most, times = alike.most_common(1)[0]
     minority = {rank: name for rank, name in ahead.items() if kinds[rank] != most}
-    if times > sum(alike.values()) - times and minority:
-        return Disagreement(group, minority, f"{times} ranks agree")
     unheard = {rank: name for rank, name in ahead.items() if counts[rank][name] < FAMILIAR}
-    if unheard and len(unheard) < len(ahead):
-        return Disagreement(group, unheard, "what it called more often was hardly ever called on this communicator before")
-    return Disagreement(group, ahead, "nothing tells which of them is wrong: a tie")
+    if times > sum(alike.values()) - times and minority:
+        odd, how = minority, f"{times} ranks agree"
+    elif unheard and len(unheard) < len(ahead):
+        odd, how = unheard, "what it called more often was hardly ever called on this communicator before"
+    else:
+        odd, how = ahead, "nothing tells which of them is wrong: a tie"
+    return Disagreement(subject=group.id, source=NAME, group=group, odd=odd, how=how, describe=partial(_odd_text, group, odd))
+
+
+def _odd_text(group: Group, odd: Mapping[int, str]) -> str:
+    ranks = ", ".join(f"rank {rank} {name}" for rank, name in odd.items())
+    return f"communicator {group.hash:016x}: called more often than by peers, which called something else: {ranks}"
 
 
 def _counted(own: Communicator) -> bool:

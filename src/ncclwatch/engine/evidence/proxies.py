@@ -25,8 +25,12 @@ if TYPE_CHECKING:
 
 NAME = "proxies"
 
-SHARED_SLOTS = 16
-"""Fact: NCCL_SHARED_STEPS (``src/include/device.h``)."""
+HIDDEN = {
+    Transport.COLLNET: "CollNet: the switch adds up inside the network; its own counters are not compared between ranks",
+    Transport.UNKNOWN: "connections of a transport that was not recognised",
+}
+CAPTURED = "operations captured in CUDA graphs: their replays make no calls; only proxy steps are seen"
+BY_DEVICE = "operations that kernels start themselves (device API, GIN): neither calls nor proxy steps show them"
 
 WHYS, STALLS = tuple(Why), tuple(Stall)
 OF_THE_LINK = frozenset({Why.IN_NETWORK, Why.UNCONFIRMED, Why.NO_CREDIT})
@@ -66,15 +70,14 @@ class Proxies(Source):
         yield reader.columns(FactKind.STANDS, reader.stalls, reader.make_stall)
 
     def coverage(self, case: Case) -> Coverage:
-        """Ranks of communicators with connections over the network whose process was sampled."""
-        over = [
-            group
-            for group in case.job.groups.values()
-            if any(kind is Transport.NET for _, own in group.members.values() for _, _, _, kind in own.transports)
-        ]
-        seen, wanted = sum(len(group.members) for group in over), sum(group.nranks for group in over)
-        missing = () if seen == wanted else (f"{wanted - seen} of {wanted} ranks with network connections were not sampled",)
-        return Coverage(NAME, seen, wanted, missing)
+        """Ranks that were sampled, of communicators some of whose ranks were; operations that no proxy shows, or that it shows
+        alone.
+        """
+        views = [own for group in case.job.groups.values() for _, own in group.members.values()]
+        missing = [text for transport, text in HIDDEN.items() if transport in case.job.transports()]
+        missing += [CAPTURED] * any(own.captured_plans for own in views)
+        missing += [BY_DEVICE] * any(own.device_initiated for own in views)
+        return Coverage(NAME, len(views), sum(group.nranks for group in case.job.groups.values()), tuple(missing))
 
 
 class _Reader:
@@ -143,7 +146,6 @@ class _Reader:
     def _look_at_senders(self, rows: Column) -> None:
         t = self.transfers
         rows = rows[~self._proxy_holds_back(rows)]
-        self._proxy_opens_nothing(rows)
         done, transmitted, produced = t.done[rows], t.transmitted[rows], t.produced[rows]
         under_way = done < transmitted
         self._sent_not_completed(rows[under_way])
@@ -170,15 +172,6 @@ class _Reader:
         holds[place[open_there]] = True
         self._stall(rows[open_there], Stall.PROXY_NOT_SENDING, other[open_there])
         return holds
-
-    def _proxy_opens_nothing(self, rows: Column) -> None:
-        """Opening a send buffer needs nobody else: a running proxy has always opened as many as the depth allows.
-
-        The depth is shared among the transfers of one operation (``sendProxyProgress`` in ``src/transport/net.cc``).
-        """
-        t = self.transfers
-        depth = np.minimum(CONNECTION_SLOTS, SHARED_SLOTS // np.maximum(1, t.siblings[rows]))
-        self._stall(rows[t.posted[rows] < np.minimum(t.nsteps[rows], t.done[rows] + depth)], Stall.PROXY_NOT_OPENING)
 
     def _sent_not_completed(self, rows: Column) -> None:
         t = self.transfers

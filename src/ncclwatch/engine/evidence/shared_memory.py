@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 NAME = "shared memory"
 
+NO_OPERATION = "shared-memory connections: steps are seen, the operation they belong to is not"
+
 
 class SharedMemory(Source):
     """Connections inside the nodes."""
@@ -44,9 +46,9 @@ class SharedMemory(Source):
     def coverage(self, case: Case) -> Coverage:
         """Connections inside the nodes whose head and tail could be read."""
         joined = [own for group in case.job.groups.values() for _, own in group.members.values()]
-        seen = sum(conn.head is not None and conn.tail is not None for own in joined for conn in own.host_connections)
+        seen = sum(steps_unread(conn) is not None for own in joined for conn in own.host_connections)
         wanted = sum(kind in (Transport.SHM, Transport.P2P) for own in joined for _, _, _, kind in own.transports)
-        missing = () if seen >= wanted else (f"{wanted - seen} of {wanted} connections inside nodes are not seen",)
+        missing = (NO_OPERATION,) if Transport.SHM in case.job.transports() else ()
         return Coverage(NAME, min(seen, wanted), wanted, missing)
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from ncclwatch.engine.case import Case
-from ncclwatch.engine.evidence.base import Fact, FactKind
-from ncclwatch.engine.evidence.calls import Calls
+from ncclwatch.engine.evidence.base import FactKind
+from ncclwatch.engine.evidence.calls import Called, Calls
 from ncclwatch.engine.ledger import Ledger
-from ncclwatch.engine.nodes import RankNode
 from unit.engine.evidence.said import case_of
 from unit.engine.test_calls import calls
 from unit.synthetic import WORLD, Rank, communicator, looks
@@ -20,26 +19,26 @@ def recorded(*counts: list[int]) -> Case:
     return case_of(looks([Rank(rank, 4, (communicator(rank, 4),)) for rank in range(4)]), ledger=ledger)
 
 
-def said(case: Case) -> list[Fact]:
-    return [fact for fact in case.facts.of(FactKind.CALLED_LESS) + case.facts.of(FactKind.CALLED_OTHER) if fact.source == "calls"]
+def said(case: Case) -> Called:
+    (fact,) = case.facts.of(FactKind.CALLED, Called)
+    return fact
 
 
 def test_who_has_not_called_what_the_others_have() -> None:
-    (fact,) = said(recorded([64, 64, 64], [64, 64, 64], [64, 64], [64, 64, 64]))
-    assert (fact.kind, fact.subject, fact.object) == (FactKind.CALLED_LESS, RankNode(2), WORLD)
-    assert fact.operation is not None and (fact.operation.name, fact.operation.sequence) == ("AllReduce", 2)
+    fact = said(recorded([64, 64, 64], [64, 64, 64], [64, 64], [64, 64, 64]))
+    assert (fact.subject, fact.finding.behind, fact.finding.sequence) == (WORLD, [2], 2)
     assert "rank 2 has not called #2 (AllReduce of 64 x float32), 3 other ranks have" in fact.text
 
 
 def test_who_called_something_else() -> None:
-    (fact,) = said(recorded([64, 64], [64, 64], [64, 64], [64, 32]))
-    assert (fact.kind, fact.subject) == (FactKind.CALLED_OTHER, RankNode(3))
+    fact = said(recorded([64, 64], [64, 64], [64, 64], [64, 32]))
+    assert fact.finding.behind == [] and fact.finding.inconsistent
     assert fact.text == "rank 3 called AllReduce of 32 x float32 as #1, unlike its peers"
 
 
 def test_ranks_that_called_the_same_say_nothing_and_coverage_tells_whose_calls_are_known() -> None:
     whole = recorded([64], [64], [64], [64])
-    assert said(whole) == []
+    assert (said(whole).finding.behind, said(whole).finding.inconsistent) == ([], False)
     assert (Calls().coverage(whole).seen, Calls().coverage(whole).wanted) == (4, 4)
     assert Calls().coverage(recorded([64], [64])).seen == 2
     nothing = Calls().coverage(case_of(looks([Rank(0, 4, (communicator(0, 4),))])))

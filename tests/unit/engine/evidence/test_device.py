@@ -9,7 +9,7 @@ import pytest
 
 from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.engine.evidence.base import FactKind
-from ncclwatch.engine.evidence.device import DeviceShim, GpuState
+from ncclwatch.engine.evidence.device import DeviceShim, gpu_state
 from ncclwatch.engine.nodes import RankNode
 from ncclwatch.model.device import ConnectionCounter, DeviceCommunicator, DeviceOperation, DeviceSample, KernelState
 from ncclwatch.model.progress import progressed
@@ -174,11 +174,10 @@ def test_states_of_an_operation() -> None:
 
 def test_where_each_gpu_is_with_a_communicator_is_a_fact() -> None:
     case = case_of(looks(nvlink_ring()))
-    states = {fact.subject: fact.state for fact in case.facts.of(FactKind.GPU_STATE, GpuState)}
-    assert states == dict.fromkeys(map(RankNode, (0, 1, 3)), KernelState.RUNNING), "rank 2 has begun nothing so far"
-    assert {fact.object for fact in case.facts.of(FactKind.GPU_STATE)} == {WORLD}
+    states = {member.index: gpu_state(case.job, member, WORLD) for member in case.job.members}
+    assert states == {rank: None if rank == 2 else KernelState.RUNNING for rank in range(4)}, "rank 2 has begun nothing so far"
     (waiting,) = case.facts.about(FactKind.GPU_UNFINISHED, RankNode(2))
     assert waiting.value == 41.0 and waiting.operation is not None and waiting.operation.name == "AllReduce"
     coverage = DeviceShim().coverage(case)
     assert (coverage.seen, coverage.wanted) == (4, 4)
-    assert case_of(looks(nvlink_ring(shim=False))).facts.of(FactKind.GPU_STATE) == ()
+    assert case_of(looks(nvlink_ring(shim=False))).facts.of(FactKind.GPU_UNFINISHED) == ()
