@@ -29,7 +29,9 @@ INSIDE = (Role.TENSOR, Role.CONTEXT, Role.EXPERT)
 REDUCING = (SUM, SCATTER, int(Function.REDUCE))
 
 CONTEXT = 24
-"""Calls in a row that must fit in one place of the pattern only, where none is unique: more than a layer makes in both passes."""
+"""Unit: calls in a row that must fit in one place of the pattern only, where none is unique. From: more than a layer makes in
+both passes; in the jobs of ``score.topology`` half and twice as many place 0.1 % of the calls more or fewer.
+"""
 
 
 def _is(role: NDArray[np.int64], roles: Collection[Role]) -> NDArray[np.bool_]:
@@ -175,8 +177,9 @@ def _draft(encoding: Encoding, specimens: Sequence[Specimen], *, first: bool) ->
         tokens, direction = encoding.tokens(word, word["row"])
         role = encoding.role[word["row"]]
         begin = _beginning(word, role, direction, first=first)
-        word, tokens, direction, role = (np.roll(column, -begin) for column in (word, tokens, direction, role))
-        versions[tokens.tobytes()].append(_Draft(word, tokens, direction, role, specimen.period.repeats))
+        word, tokens = np.roll(word, -begin), np.roll(tokens, -begin)
+        draft = _Draft(word, tokens, np.roll(direction, -begin), np.roll(role, -begin), specimen.period.repeats)
+        versions[tokens.tobytes()].append(draft)
     best = max(versions.values(), key=lambda drafts: sum(draft.seen for draft in drafts))
     best[0].seen, best[0].share = sum(draft.seen for draft in best), len(best) / len(specimens)
     return best[0]
