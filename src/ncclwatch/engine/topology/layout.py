@@ -4,9 +4,8 @@ What does not fit is ``UNSURE``, not made to fit. Ranks nobody observes are fill
 follows one rule (equal distance and size), as in every rank order in use; for Megatron-LM's, tp-cp-ep-dp-pp, see
 ``RankGenerator`` in its ``megatron/core/parallel_state.py``. The rule is checked, never assumed.
 
-The order of stages follows from who sends to whom. Which end is the first shows at the end of an iteration, when nothing is under
-way: from there on the first stage has sent more to its neighbour than it received back, the last one less. Where no end of an
-iteration is seen, the communicator's own order is taken.
+The order of stages follows from who sends to whom. Which end is the first shows where an iteration begins: there the first stage
+sends, and the last one receives. Where no begin of an iteration is seen, the communicator's own order is taken.
 """
 
 from __future__ import annotations
@@ -45,8 +44,6 @@ class Dimension:
     trouble: str = ""
     """Why it is not known, or not of all ranks."""
     known: bool = True
-    reversed: bool = False
-    """Of pipelines: whether the last rank of a communicator is the first stage."""
     groups: list[Group] = field(default_factory=list)
     """Groups of which nobody is observed, and which follow from the others."""
 
@@ -86,83 +83,61 @@ def _of_role(job: KnownJob, roles: Mapping[int, Opinion], role: Role) -> list[Kn
 
 def order_stages(world: int, groups: Sequence[KnownGroup], specimens: Sequence[Specimen], opinions: Opinions) -> Dimension:
     """Put the ranks of all pipeline communicators in order. Without any there is one stage."""
-    if not groups:
-        return Dimension(1, np.zeros(world, np.int32), np.arange(world, dtype=np.int32))
     chains = list(dict.fromkeys(tuple(group.ranks.tolist()) for group in groups))
     known = [rank for chain in chains for rank in chain if rank >= 0]
-    if len({group.nranks for group in groups}) > 1 or len(set(known)) < len(known):
-        return _joined(world, chains)
-    stages = groups[0].nranks
+    if len({len(chain) for chain in chains}) > 1 or len(set(known)) < len(known):
+        return _dimension(world, Role.PIPELINE, *_joined(chains))
     used = [
         (specimen, specimen.usages[row])
         for specimen in specimens
         for row, opinion in opinions[specimen.process].items()
         if opinion.role is Role.PIPELINE
     ]
-    if any((peer - usage.comm_rank) % stages not in (1, stages - 1) for _, usage in used for peer in usage.peers):
-        return _unordered(world, stages, "stages that are not neighbours in their communicator exchange data")
+    steps = {((peer - usage.comm_rank) % usage.group.nranks, usage.group.nranks) for _, usage in used for peer in usage.peers}
+    if any(step not in (1, stages - 1) for step, stages in steps):
+        return _dimension(world, Role.PIPELINE, chains, "stages that are not neighbours in their communicator exchange data")
     ends = [_direction(specimen, usage, opinions[specimen.process]) for specimen, usage in used]
     turned = ends.count(-1) > ends.count(1)
-    return _ordered(world, [chain[::-1] if turned else chain for chain in chains], turned=turned)
+    return _dimension(world, Role.PIPELINE, [chain[::-1] if turned else chain for chain in chains])
 
 
-def _unordered(world: int, stages: int, trouble: str) -> Dimension:
-    none = np.full(world, -1, np.int32)
-    return Dimension(stages, none, none, trouble, known=False)
+def _joined(pairs: Sequence[tuple[int, ...]]) -> tuple[list[tuple[int, ...]], str]:
+    """Pipelines made of several communicators, one for each pair of neighbours: paths through shared ranks, lowest end first.
 
-
-def _ordered(world: int, chains: Sequence[Sequence[int]], *, turned: bool = False) -> Dimension:
-    result = Dimension(len(chains[0]), np.full(world, -1, np.int32), np.full(world, -1, np.int32), reversed=turned)
-    for number, chain in enumerate(chains):
-        for stage, rank in enumerate(chain):
-            if rank >= 0:
-                result.index[rank], result.group[rank] = stage, number
-    return result
-
-
-def _joined(world: int, pairs: Sequence[tuple[int, ...]]) -> Dimension:
-    """Pipelines made of several communicators, one for each pair of neighbours: paths through shared ranks, lowest end first."""
+    Or no path, and why.
+    """
     if any(len(pair) != 2 or -1 in pair for pair in pairs):
-        return _unordered(world, 1, "pipeline communicators of different sizes over the same ranks")
+        return [], "pipeline communicators of different sizes over the same ranks"
     import networkx as nx
 
     graph = nx.Graph(pairs)
     parts = [graph.subgraph(part) for part in nx.connected_components(graph)]
     paths = all(part.size() == len(part) - 1 and max(degree for _, degree in part.degree) <= 2 for part in parts)
     if not paths or len({len(part) for part in parts}) != 1:
-        return _unordered(world, 1, "stages exchange data in no chain of one length")
-    first = sorted((min(rank for rank, degree in part.degree if degree == 1), number) for number, part in enumerate(parts))
-    return _ordered(world, [list(nx.dfs_preorder_nodes(parts[number], end)) for end, number in first])
+        return [], "stages exchange data in no chain of one length"
+    lowest = (min(rank for rank, degree in part.degree if degree == 1) for part in parts)
+    return sorted(tuple(nx.dfs_preorder_nodes(part, end)) for end, part in zip(lowest, parts, strict=True)), ""
 
 
 def _direction(specimen: Specimen, usage: Usage, roles: Mapping[int, Opinion]) -> int:
-    """+1 where higher ranks are later stages, −1 where lower ones are, 0 where this process (no end of a chain) does not tell.
-
-    At the end of an iteration as much was sent as received; the side to which the balance goes from there tells the end.
-    """
+    """+1 where higher ranks are later stages, −1 where lower ones are, 0 where this process (no end of a chain) does not tell."""
     word = specimen.pattern
     once = np.isin(word["row"], [row for row, opinion in roles.items() if opinion.role in ONCE])
     if specimen.iteration is None or len(usage.peers) != 1 or not once.any():
         return 0
     word = np.roll(word, -after_update(once, np.isin(word["function"], POINT_TO_POINT)))
-    point = np.isin(word["function"], POINT_TO_POINT) & (word["row"] == usage.row)
-    # Only the ends of calls count: inside a grouped call the order means nothing.
-    last = np.r_[word["call"][1:] != word["call"][:-1], True]
-    balance = np.cumsum(np.where(point, np.where(word["function"] == Function.SEND, 1, -1), 0))[last]
-    if balance[-1] != 0:
-        return 0
-    ahead = int(balance.min() >= 0 and balance.max() > 0) - int(balance.max() <= 0 and balance.min() < 0)
-    return ahead if min(usage.peers) > usage.comm_rank else -ahead
+    first = word[np.isin(word["function"], POINT_TO_POINT) & (word["row"] == usage.row)]["function"][0]
+    return 1 if (first == Function.SEND) == (min(usage.peers) > usage.comm_rank) else -1
 
 
 def assemble_topology(job: KnownJob, roles: Mapping[int, Opinion], order: Dimension, *, calls: bool) -> Topology:
     """The topology that roles of groups (by id) and the order of stages make; ``calls``: whether any call was seen."""
     world, none = job.world, np.full(job.world, -1, np.int32)
     groups_of = {role: _of_role(job, roles, role) for role in PARTITIONING}
-    dimensions = {role: _dimension(world, role, groups) for role, groups in groups_of.items()}
-    dimensions[Role.PIPELINE] = order
-    if order.known and order.size > 1 and all(group.nranks == order.size for group in groups_of[Role.PIPELINE]):
-        _fill_in(world, Role.PIPELINE, groups_of[Role.PIPELINE], order)
+    dimensions = {
+        role: order if role is Role.PIPELINE else _dimension(world, role, [group.ranks.tolist() for group in groups])
+        for role, groups in groups_of.items()
+    }
     unsure = [one.trouble for one in dimensions.values() if one.trouble]
     unclear = [group for group in job.groups if group.id in roles and roles[group.id].role is Role.UNSURE]
     layout, misfit = _layout(world, dimensions, unclear) if any(groups_of.values()) else (Layout(), "")
@@ -202,41 +177,40 @@ def _doubted(group: Group) -> Group:
     return Group(group.id, group.hash, Role.UNSURE, group.ranks, 0.0, (f"looks {group.role}, but the sizes do not fit together",))
 
 
-def _dimension(world: int, role: Role, groups: Sequence[KnownGroup]) -> Dimension:
-    """Sizes and places of one role; groups that nobody observed follow where all that are known have one distance and size."""
-    if not groups:
+def _dimension(world: int, role: Role, groups: Sequence[Sequence[int]], trouble: str = "") -> Dimension:
+    """How groups of one role, each its ranks in order, divide the ranks; ``trouble`` says why they do not."""
+    if not groups and not trouble:
         return Dimension(1, np.zeros(world, np.int32), np.arange(world, dtype=np.int32))
-    sizes = {group.nranks for group in groups}
-    result = Dimension(max(sizes), np.full(world, -1, np.int32), np.full(world, -1, np.int32))
+    sizes, seen = {len(ranks) for ranks in groups}, Counter(rank for ranks in groups for rank in ranks if rank >= 0)
     if len(sizes) > 1:
-        result.known, result.trouble = False, f"{role} groups of different sizes: {', '.join(map(str, sorted(sizes)))}"
-        return result
-    for number, group in enumerate(groups):
-        known = group.ranks[group.ranks >= 0]
-        if (result.group[known] >= 0).any():
-            result.known, result.trouble = False, f"ranks that are in two {role} groups"
-            return result
-        result.group[known] = number
-        result.index[known] = np.flatnonzero(group.ranks >= 0)
-    _fill_in(world, role, groups, result)
+        trouble = f"{role} groups of different sizes: {', '.join(map(str, sorted(sizes)))}"
+    elif max(seen.values(), default=1) > 1:
+        trouble = f"ranks that are in two {role} groups"
+    result = Dimension(max(sizes, default=1), np.full(world, -1, np.int32), np.full(world, -1, np.int32), trouble, not trouble)
+    if not trouble:
+        for number, ranks in enumerate(groups):
+            order = np.array(ranks)
+            result.index[order[order >= 0]], result.group[order[order >= 0]] = np.flatnonzero(order >= 0), number
+        _fill_in(world, role, groups, result)
     return result
 
 
-def _fill_in(world: int, role: Role, groups: Sequence[KnownGroup], result: Dimension) -> None:
-    """Groups of ranks that nobody observes, by the regular distance of the ranks of the others."""
+def _fill_in(world: int, role: Role, groups: Sequence[Sequence[int]], result: Dimension) -> None:
+    """Groups of ranks that nobody observes follow where all that are known have one distance and size."""
     missing = np.flatnonzero(result.group < 0)
     size = result.size
-    whole = [group.ranks for group in groups if (group.ranks >= 0).all()]
+    whole = [np.array(ranks) for ranks in groups if -1 not in ranks]
     distances = {int(d) for ranks in whole for d in np.unique(np.diff(np.sort(ranks)))}
     if len(missing) and len(distances) == 1 and world % (size * (distance := distances.pop())) == 0:
         everybody = np.arange(world)
         number = everybody // (size * distance) * distance + everybody % distance
         regular = all(len(np.unique(number[ranks])) == 1 for ranks in whole)
+        # Of pipelines the last rank of a communicator may be the first stage.
+        turned = all(ranks[0] > ranks[-1] for ranks in whole)
         for one in np.unique(number[missing]).tolist() if regular else ():
             ranks = np.flatnonzero(number == one).astype(np.int32)
             if (result.group[ranks] < 0).all():
-                places = np.arange(size)[:: -1 if result.reversed else 1]
-                result.group[ranks], result.index[ranks] = int(result.group.max()) + 1, places
+                result.group[ranks], result.index[ranks] = int(result.group.max()) + 1, np.arange(size)[:: -1 if turned else 1]
                 why = ("nobody of it is observed; it follows from the regular distance of the others",)
                 result.groups.append(Group(-1, 0, role, tuple(ranks.tolist()), 0.6, why, inferred=True))
     if left := int((result.group < 0).sum()):

@@ -20,13 +20,15 @@ from ncclwatch.model.events import Function, Kind
 from ncclwatch.model.state import ProcessSample
 
 FIRST_AT = 24
-"""Operations a process, on average, before anything is inferred: two iterations of the smallest jobs, two layers of others."""
+"""Unit: operations a process, on average, before anything is inferred. From: two iterations of the smallest jobs of
+``score.topology``, two layers of others; half as many name no layout wrong, four times as many place 11 % fewer calls.
+"""
 GROWTH = 1.35
-"""Learn again when so many times as many operations were seen: all learning together costs four times the last."""
+"""Bound: learn again when so many times as many operations were seen: all learning together costs four times the last."""
 SETTLED_GROWTH = 2.0
-"""The same once a pattern was confirmed: all learning together costs no more than twice the last."""
+"""Bound: the same once a pattern was confirmed: all learning together costs no more than twice the last."""
 EARLY = 1_000_000
-"""Records kept until the first samples say whose they are."""
+"""Bound: records kept until the first samples say whose they are."""
 
 _GROUPS = (int(Function.GROUP_START), int(Function.GROUP_END))
 

@@ -18,11 +18,11 @@ from ncclwatch.model.verdict import Culprit, OperationRef, Verdict, VerdictClass
 from ncclwatch.text import compressed
 
 SHOWN = 3
-"""Lines on where victims are."""
+"""Bound: lines on where victims are."""
 LATEST = 4
-"""Calls on one communicator: gather, scatter, sum and a barrier may take turns, and memory names one of them."""
+"""Bound: calls on one communicator that are looked at: gather, scatter, sum and a barrier may take turns; memory names one."""
 ASKED = 16
-"""Members of a communicator that are asked where an operation is: as they call alike, more would tell no more."""
+"""Bound: members of a communicator that are asked where an operation is: they call alike, so more would tell no more."""
 
 HALTED = (VerdictClass.STOPPED, VerdictClass.DEAD)
 """Classes of jobs that go on: where their ranks are at this moment says nothing."""

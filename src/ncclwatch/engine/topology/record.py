@@ -24,21 +24,21 @@ from ncclwatch.model.events import Flag, Function
 from ncclwatch.model.state import Communicator, ProcessSample
 
 LARGEST_WORLD = 1 << 20
-"""Ranks: ten times the largest job designed for. What a target claims beyond it would only fill memory."""
+"""Bound: ranks: ten times the largest job designed for. What a target claims beyond it would only fill memory."""
 
 SPECIMENS = 128
-"""Processes: at most two for each of 64 stages, the deepest pipelines in use."""
+"""Bound: processes: at most two for each of 64 stages, the deepest pipelines in use."""
 BUDGET = 2_000_000
-"""Operations kept over all specimens: 64 MB."""
+"""Bound: operations kept over all specimens: 64 MB."""
 LONGEST = 32_768
-"""Operations kept of one specimen: ten iterations of 64 micro-batches of 12 layers with four calls each."""
+"""Bound: operations kept of one specimen: ten iterations of 64 micro-batches of 12 layers with four calls each."""
 THREADS = 1024
-"""Threads of one process that are told apart: thread ids that keep changing do not fill memory."""
+"""Bound: threads of one process that are told apart: thread ids that keep changing do not fill memory."""
 STUCK_GROUP = 4096
-"""Operations: a group call with so many has lost its GroupEnd; an exchange with 1,024 peers, both ways, makes 2,048."""
+"""Bound: operations: a group call with so many has lost its GroupEnd; an exchange with 1,024 peers, both ways, makes 2,048."""
 
 FUNCTIONS = 16
-"""Functions below this number are operations (``model.events.Function``)."""
+"""Fact: functions below this number are operations (``model.events.Function``)."""
 POINT_TO_POINT = (int(Function.SEND), int(Function.RECV))
 GATHER, SCATTER, SUM = int(Function.ALL_GATHER), int(Function.REDUCE_SCATTER), int(Function.ALL_REDUCE)
 

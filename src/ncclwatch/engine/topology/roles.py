@@ -12,8 +12,9 @@ Where two readings fit, the role is ``UNSURE``.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,17 +26,21 @@ from ncclwatch.engine.topology.specimen import Shape, Specimen, Usage
 from ncclwatch.model.events import Function
 
 LARGE_GROUP = 8
-"""Ranks: GPUs of one host. A single group of more, over several hosts, is data parallel: tensor groups stay within NVLink."""
-DATA_PERIOD_S = 0.2
-"""Seconds: a layer takes milliseconds, so that what is called this seldom is called once an iteration."""
+"""Unit: ranks. From: GPUs of one host joined by NVLink, as tensor groups are (Megatron-LM's advice, and every job of
+``score.topology``). A single group of more, over several hosts, is data parallel.
+"""
 MANY = 40
-"""Periods: of micro-batches in an iteration; a group that was unused in so many is not used for gradients."""
+"""Unit: periods. From: micro-batches in an iteration, of which there are fewer. A group that was unused in so many periods is not
+used for gradients.
+"""
 OFTEN = 2.0
-"""Ratio of calls: what is inside the passes is called at least forward and backward for each reduction of gradients."""
+"""Unit: ratio of calls. From: a layer has a pass forward and one backward, and gradients are reduced once for both; each pass
+calls a tensor group twice for each time it exchanges (Megatron-LM).
+"""
 RARE = 0.05
-"""Share of the calls on a communicator: barriers and checkpoints are less; a layer has no 20 calls for each of one kind."""
-ALIKE = 0.5
-"""Distance of two usage vectors: a quarter of the calls is of another function, or one is called four times as often."""
+"""Unit: share of the calls on a communicator. From: barriers and checkpoints of the simulated jobs are less; a layer has no 20
+calls for each of one kind.
+"""
 
 ONCE = (Role.DATA, Role.MODEL, Role.EMBEDDING, Role.EXPERT_DATA, Role.WORLD)
 """Roles whose operations belong to the update of parameters, once an iteration."""
@@ -252,17 +257,22 @@ def _single(specimen: Specimen, usage: Usage) -> Opinion:
         return Opinion(Role.DATA, 0.75, "the only group: AllReduce of several sizes, as buckets of gradients have")
     if collective and usage.group.nranks > LARGE_GROUP and usage.group.hosts > 1:
         return Opinion(Role.DATA, 0.7, f"the only group, of {usage.group.nranks} ranks on {usage.group.hosts} hosts")
-    if collective and SCATTER in functions and _seldom(specimen, usage):
-        return Opinion(Role.DATA, 0.65, "the only group: scatters far apart in time, as gradients are")
     return _unsure("the only group, used alike all the time: tensor or data parallel")
 
 
-def _seldom(specimen: Specimen, usage: Usage) -> bool:
-    own = specimen.operations[(specimen.operations["row"] == usage.row) & (specimen.operations["function"] == SCATTER)]
-    if len(own) < 4:
-        return False
-    gaps = np.diff(own["time_ns"].astype(np.int64)) / 1e9
-    return bool(np.quantile(gaps, 0.25) >= DATA_PERIOD_S)
+def kinds(world: int, uses: Iterable[tuple[KnownGroup, object, float]]) -> Iterator[list[int]]:
+    """Groups of one kind, by their ids: of one size, one distance of their ranks, called alike, and about as often.
+
+    ``uses``: (group, what is called on it, how often). Counts are far from each other where roles may be told apart by them.
+    """
+    alike: dict[object, list[tuple[float, int]]] = defaultdict(list)
+    for group, what, times in uses:
+        distances = tuple(np.diff(np.sort(group.ranks)).tolist()) if group.nranks < world else ()
+        alike[group.nranks, distances, what].append((times, group.id))
+    for members in alike.values():
+        members.sort()
+        far = [at for at in range(1, len(members)) if members[at][0] > OFTEN * members[at - 1][0]]
+        yield from ([number for _, number in members[start:end]] for start, end in pairwise([0, *far, len(members)]))
 
 
 def vote(
@@ -274,19 +284,24 @@ def vote(
         for row, opinion in opinions[specimen.process].items():
             votes[specimen.usages[row].group.id].append(opinion)
     found = {number: _majority(said) for number, said in votes.items()}
-    # Groups of one size that call the same functions are of one kind.
-    kinds: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    uses = []
     for group in job.groups:
         calls = recorder.calls[group.rows].sum(axis=0)
-        if group.id in found and found[group.id].role is not Role.UNUSED:
-            kinds[group.nranks, *np.flatnonzero(calls > RARE * calls.sum()).tolist()].append(group.id)
-    for members in kinds.values():
-        # Ranks that could not tell (too few calls, lost records) follow their kind, where their kind has one role only.
-        sure = [found[number] for number in members if found[number].role is not Role.UNSURE]
-        if len({one.role for one in sure}) == 1 and 2 * len(sure) > len(members):
+        if group.rows and not calls.any():
+            found.setdefault(group.id, Opinion(Role.UNUSED, 0.8, "no operation was seen on it"))
+        elif group.rows and (group.id not in found or found[group.id].role is not Role.UNUSED):
+            uses.append((group, tuple(np.flatnonzero(calls > RARE * calls.sum()).tolist()), calls.sum() / len(group.rows)))
+    for members in kinds(job.world, uses):
+        # Ranks that could not tell (too few calls, lost records), or are not among the specimens, follow their kind, where it has
+        # one role only.
+        judged = [found[number] for number in members if number in found]
+        sure = [one for one in judged if one.role is not Role.UNSURE]
+        follow = _unsure("used unlike any group kept in full")
+        if len({one.role for one in sure}) == 1 and 2 * len(sure) > len(judged):
             follow = Opinion(sure[0].role, 0.7 * sure[0].confidence, "like the other groups of its kind")
-            found |= {number: follow for number in members if found[number].role is Role.UNSURE}
-    return found | _by_likeness(recorder, job, found)
+            found |= {number: follow for number in members if number in found and found[number].role is Role.UNSURE}
+        found |= {number: follow for number in members if number not in found}
+    return found
 
 
 def _majority(votes: Sequence[Opinion]) -> Opinion:
@@ -301,33 +316,3 @@ def _majority(votes: Sequence[Opinion]) -> Opinion:
     if 2 * len(own) <= len(sure):
         return _unsure(f"its ranks use it differently: {', '.join(sorted(weight))}")
     return Opinion(role, max(one.confidence for one in own) * len(own) / len(sure), own[0].why)
-
-
-def _by_likeness(recorder: Recorder, job: KnownJob, known: Mapping[int, Opinion]) -> dict[int, Opinion]:
-    """Groups without a member among the specimens have the role of the group that is used most alike."""
-    rest = [group for group in job.groups if group.id not in known and group.rows]
-    examples: dict[int, list[tuple[Role, NDArray[np.float64]]]] = defaultdict(list)
-    for group in job.groups if rest else ():
-        if group.id in known and known[group.id].role is not Role.UNUSED:
-            examples[group.nranks].append((known[group.id].role, _usage_vector(recorder, group)))
-    found: dict[int, Opinion] = {}
-    for group in rest:
-        vector = _usage_vector(recorder, group)
-        distance: dict[Role, float] = {}
-        for role, example in examples[group.nranks]:
-            distance[role] = min(distance.get(role, np.inf), float(np.abs(vector - example).sum()))
-        near = sorted((away, role) for role, away in distance.items())
-        if not vector.any():
-            found[group.id] = Opinion(Role.UNUSED, 0.8, "no operation was seen on it")
-        elif near and near[0][0] < ALIKE and (len(near) == 1 or near[0][0] * 2 < near[1][0]):
-            found[group.id] = Opinion(near[0][1], 0.8, "used like the groups kept in full")
-        else:
-            found[group.id] = _unsure("used unlike any group kept in full")
-    return found
-
-
-def _usage_vector(recorder: Recorder, group: KnownGroup) -> NDArray[np.float64]:
-    """Shares of functions, and how often a member calls (a quarter of the binary logarithm)."""
-    calls = recorder.calls[group.rows].sum(axis=0)
-    often = np.log2(1 + calls.sum() / len(group.rows)) / 4
-    return np.append(calls / max(1, calls.sum()), often)

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, pairwise, product
+from itertools import combinations, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,20 +21,11 @@ from numpy.typing import NDArray
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.topology.model import Role
 from ncclwatch.engine.topology.record import JobMap, KnownGroup, KnownJob
-from ncclwatch.engine.topology.roles import LARGE_GROUP, RARE, Opinion
+from ncclwatch.engine.topology.roles import LARGE_GROUP, OFTEN, RARE, Opinion, kinds
 from ncclwatch.model.state import Communicator, Direction
 
-CONFIDENCE = 0.6
-SEVERAL = 4.0
-"""Ratio of counts: a layer sums twice forward and twice backward while gradients are reduced once, at the least."""
-SPLIT = SEVERAL**0.5
-"""Ratio of counts above which groups of one kind are not used alike: half of what tells roles apart, on a logarithmic scale."""
-PER_EXCHANGE = 2.0
-"""Ratio of counts: a layer sums twice in a pass, which exchanges once; and gradients are reduced once for two passes."""
-MEMBERS = 4
-"""Of each group at least so many members are asked, if there are: they count alike, and two may be at the ends of a pipeline."""
 MAX_FAMILIES = 16
-"""A job with more kinds of groups is not understood: there would be more than 17³ = 4,913 assignments to try."""
+"""Bound: a job with more kinds of groups is not understood: there would be more than 17³ = 4,913 assignments to try."""
 
 SUM, GATHER, SCATTER = "AllReduce", "AllGather", "ReduceScatter"
 REDUCES = {SUM, GATHER, SCATTER, "Reduce", "Broadcast"}
@@ -112,7 +103,7 @@ def _opinion(role: Role, use: Use) -> Opinion:
     counted = f"NCCL has counted {use.times} operations on it" if use.times else "NCCL does not count Send and Recv over NVLink"
     if role is Role.UNSURE:
         return Opinion(role, 0.0, f"{counted}, which fits more than one role, or none")
-    return Opinion(role, CONFIDENCE, f"{counted}; no other role fits the sets of ranks")
+    return Opinion(role, 0.6, f"{counted}; no other role fits the sets of ranks")
 
 
 def _idle(use: Use) -> Opinion | None:
@@ -128,7 +119,7 @@ def _uses(jobmap: JobMap, job: KnownJob) -> list[Use]:
         if not group.rows or (group.ranks < 0).any() or (group.ranks >= job.world).any():
             continue
         use = Use(group)
-        for row in group.rows[:: max(1, len(group.rows) // MEMBERS)]:
+        for row in group.rows:
             own = jobmap.communicators.get(row)
             if own is not None:
                 _count(use, jobmap.row_rank[row], own)
@@ -157,22 +148,13 @@ def _count(use: Use, rank: int, own: Communicator) -> None:
 
 
 def _families(jobmap: JobMap, job: KnownJob, uses: Sequence[Use]) -> Iterable[Family]:
-    """Groups alike in size, distances of their ranks and functions, taken apart where their counts are far from each other."""
-    alike: dict[tuple[object, ...], list[Use]] = defaultdict(list)
-    for use in uses:
-        if use.collectives and use.exchanges:
-            continue  # both on one communicator: no role is known for that
-        distances = tuple(np.diff(np.sort(use.group.ranks)).tolist()) if use.group.nranks < job.world else ()
-        alike[use.group.nranks, distances, bool(use.collectives), use.usual].append(use)
+    """Groups of one kind, if they divide the ranks among them. Counts of Send and Recv differ between the stages."""
+    of = {use.group.id: use for use in uses if not (use.collectives and use.exchanges)}  # no role is known for both on one
     observed = np.array([rank for process in job.processes if 0 <= (rank := jobmap.rank[process]) < job.world], np.int64)
-    for members in alike.values():
-        members.sort(key=lambda use: use.times)
-        times = np.array([use.times for use in members], np.float64)
-        far = times[1:] > SPLIT * times[:-1] if members[0].collectives else np.zeros(len(members) - 1, np.bool_)
-        bounds = [0, *(np.flatnonzero(far) + 1).tolist(), len(members)]
-        for start, end in pairwise(bounds):
-            if (family := _family(job.world, observed, members[start:end])) is not None:
-                yield family
+    called = [(use.group, (use.collectives > 0, use.usual), float(use.collectives)) for use in of.values()]
+    for members in kinds(job.world, called):
+        if (family := _family(job.world, observed, [of[number] for number in members])) is not None:
+            yield family
 
 
 def _family(world: int, observed: NDArray[np.int64], uses: list[Use]) -> Family | None:
@@ -213,9 +195,9 @@ def _fits(families: Sequence[Family], t: int | None, p: int | None, d: int | Non
         return None
     if data is not None and pipeline is not None:
         # With nothing to compare it with, a group may as well be used inside the passes.
-        if pipeline.uncounted and not any(family.times >= SEVERAL * data.times for family in families):
+        if pipeline.uncounted and not any(family.times >= 2 * OFTEN * data.times for family in families):
             return None
-        if not pipeline.uncounted and data.times * PER_EXCHANGE > pipeline.times:
+        if not pipeline.uncounted and data.times * OFTEN > pipeline.times:
             return None
     given = {t: Role.TENSOR, p: Role.PIPELINE, d: Role.DATA}
     roles = [given.get(at) or _other(family, tensor, pipeline, data) for at, family in enumerate(families)]
@@ -226,12 +208,12 @@ def _fits(families: Sequence[Family], t: int | None, p: int | None, d: int | Non
 def _often(tensor: Family, pipeline: Family | None, data: Family | None) -> bool:
     """Whether it is used inside the passes."""
     if data is None:
-        return pipeline is not None and not pipeline.uncounted and tensor.times >= PER_EXCHANGE * pipeline.times
+        return pipeline is not None and not pipeline.uncounted and tensor.times >= OFTEN * pipeline.times
     if tensor.functions and tensor.functions != {SUM} and data.functions == {SUM}:
         # Sharded data with replicas sums once for each scatter.
-        return data.times * SEVERAL <= max(use.functions.get(SCATTER, 0) for use in tensor.uses)
-    known = 1.0 if tensor.functions else 2.0
-    return tensor.times >= known * SEVERAL * data.times
+        return 2 * OFTEN * data.times <= max(use.functions.get(SCATTER, 0) for use in tensor.uses)
+    known = 2 if tensor.functions else 4
+    return tensor.times >= known * OFTEN * data.times
 
 
 def _other(family: Family, tensor: Family | None, pipeline: Family | None, data: Family | None) -> Role | None:
@@ -241,7 +223,7 @@ def _other(family: Family, tensor: Family | None, pipeline: Family | None, data:
         return Role.UNSURE
     if family.exchanges:
         return _exchanges_inside_data(family) if inside else None
-    often = data is not None and family.times >= SEVERAL * data.times
+    often = data is not None and family.times >= 2 * OFTEN * data.times
     if data is not None and inside:
         if often:
             return _often_inside_data(family, data)

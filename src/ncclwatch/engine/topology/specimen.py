@@ -21,15 +21,17 @@ from ncclwatch.engine.topology.record import POINT_TO_POINT, KnownGroup, element
 from ncclwatch.model.events import Function
 
 TINY_BYTES = 1024
-"""Bytes: a collective of at most so many carries a flag or a norm; activations and gradients of any model are larger."""
+"""Unit: bytes. From: the generated jobs of ``score.topology``: from half to 16 times as many change no layout, none at all make
+layouts unsure. A collective of at most so many carries a flag or a norm; activations and gradients of any model are larger.
+"""
 VARIABLE = 0.25
-"""Share of the calls of one function that differ in count: above it sizes depend on data (experts, padding)."""
+"""Unit: share of the calls of one function that differ in count. From: the same jobs: half or twice as much changes none.
+Above it sizes depend on the data (experts, padding); a model has a few sizes, its layers' and its buckets'.
+"""
 RAREST = 8
-"""So many of the rarest operations propose periods: of those that come once an iteration there are fewer than that."""
+"""Bound: so many of the rarest operations propose periods: of those that come once an iteration there are fewer than that."""
 DISTANCES = 48
-"""Occurrences apart: an operation that comes more often in an iteration proposes no period, and the search stays linear."""
-NEAR = 1.25
-"""Of periods within this ratio the one that fits most of the sequence is believed: lost records make one shorter, by less."""
+"""Bound: occurrences apart: an operation that comes more often in an iteration proposes no period; the search stays linear."""
 
 Tokens = NDArray[np.uint64]
 
@@ -161,19 +163,17 @@ def _shape(operations: NDArray[Any], own: int, nranks: int) -> Shape:
     send = part["function"] == Function.SEND
     numbers, index = np.unique(part["call"], return_inverse=True)
     sent, received = np.bincount(index, send, len(numbers)), np.bincount(index, ~send, len(numbers))
-    both = np.mean((sent > 0) & (received > 0)) > 0.5  # most calls; of an uneven exchange some parts are empty
-    if own in peers and both:
+    both = 2 * np.count_nonzero((sent > 0) & (received > 0)) > len(numbers)  # of an uneven exchange some parts are empty
+    if both and (own in peers or 2 < len(peers) == nranks - 1):
         return Shape.ALL_TO_ALL
     if nranks == 2:
         return Shape.PAIRS if np.all(sent == received) else Shape.CHAIN
     if len(peers) > 2:
-        return Shape.ALL_TO_ALL if both and (nranks <= 4 or np.median(sent + received) > 4) else Shape.OTHER
+        return Shape.OTHER
     # At most two peers: a ring only ever sends one way round, a chain of stages returns gradients.
-    targets, origins = set(part["peer"][send].tolist()), set(part["peer"][~send].tolist())
-    if both and len(targets) == len(origins) == 1 and targets != origins:
-        (target,), (origin,) = targets, origins
-        return Shape.RING if (target - own) % nranks == (own - origin) % nranks else Shape.CHAIN
-    return Shape.CHAIN
+    ahead = {(peer - own) % nranks for peer in part["peer"][send].tolist()}
+    behind = {(own - peer) % nranks for peer in part["peer"][~send].tolist()}
+    return Shape.RING if both and ahead == behind and ahead in ({1}, {nranks - 1}) else Shape.CHAIN
 
 
 def collapse(operations: NDArray[Any], rows: set[int]) -> NDArray[Any]:
@@ -212,18 +212,18 @@ def find_period(tokens: Tokens, owners: NDArray[np.int64], known: Collection[int
 
 
 def _shortest(word: NDArray[np.int64], lengths: Sequence[int], regular: NDArray[np.bool_]) -> Period | None:
-    """Of the lengths, which rise, the shortest that is a period; of those nearly as short the one that fits best."""
+    """Of the lengths, which rise, the shortest that is a period; of those not twice as long the one that fits best.
+
+    Two iterations that lost the same number of records may look alike; whole ones fit more of the sequence.
+    """
     best: Period | None = None
     fit = -1.0
     for length in lengths:
-        if best is not None and length > NEAR * best.length:
+        if best is not None and length >= 2 * best.length:
             break
         start = _stretch(word, length, regular)
-        if start is not None:
-            # Two iterations that lost the same number of records may look alike; whole ones fit more of the sequence.
-            share = float(np.mean(word[length:] == word[:-length]))
-            if share > fit:
-                best, fit = Period(start, length, len(occurrences(word, word[start : start + length]))), share
+        if start is not None and (share := float(np.mean(word[length:] == word[:-length]))) > fit:
+            best, fit = Period(start, length, len(occurrences(word, word[start : start + length]))), share
     return best
 
 
@@ -278,19 +278,6 @@ def after_update(once: NDArray[np.bool_], passing: NDArray[np.bool_]) -> int:
     turned = np.roll(passing, -start)
     run = np.bincount(np.cumsum(turned), np.roll(once & ~passing, -start))
     return (start + int(np.r_[np.flatnonzero(turned), len(turned)][run.argmax()])) % len(turned)
-
-
-def canonical_start(tokens: Tokens) -> int:
-    """Where the smallest rotation of a cyclic sequence begins: equal for all rotations of one pattern. O(n log² n).
-
-    Rotations are ordered by their first 1, 2, 4, … tokens.
-    """
-    _, order = np.unique(tokens, return_inverse=True)
-    width = 1
-    while width < len(tokens):
-        _, order = np.unique(order * len(tokens) + np.roll(order, -width), return_inverse=True)
-        width *= 2
-    return int(np.argmin(order))
 
 
 def _raw_tokens(operations: NDArray[Any]) -> Tokens:

@@ -10,7 +10,7 @@ from ncclwatch.engine.topology.model import Pattern, Phase, Role, Step
 from ncclwatch.engine.topology.passes import Call, Hints, find_passes
 from ncclwatch.engine.topology.patterns import Track
 from ncclwatch.engine.topology.record import JobMap, KnownJob, choose_specimens
-from ncclwatch.engine.topology.specimen import canonical_start, find_period
+from ncclwatch.engine.topology.specimen import find_period
 from ncclwatch.simulate.scenario import Schedule
 from ncclwatch.simulate.schedule import Pass, steps
 from ncclwatch.text import compressed
@@ -39,13 +39,6 @@ def test_an_evaluation_phase_or_lost_records_between_iterations_do_not_hide_it()
     found = period(lossy)
     assert found is not None
     assert found[0] == len(ITERATION)
-
-
-def test_rotations_of_one_pattern_have_one_canonical_start() -> None:
-    word = np.array(ITERATION, np.uint64)
-    turned = np.roll(word, 9)
-    first, second = canonical_start(word), canonical_start(turned)
-    assert np.array_equal(np.roll(word, -first), np.roll(turned, -second))
 
 
 def calls_of(
