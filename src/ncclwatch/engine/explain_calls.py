@@ -5,7 +5,7 @@ Calls are told by their records (the calls plane), by what is open at the two en
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -19,7 +19,6 @@ from ncclwatch.engine.explain_waits import beside_unobserved, ends_of
 from ncclwatch.engine.graph import Sink
 from ncclwatch.engine.hypotheses import Cause, Hypothesis, Suspect
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.ledger import Signature
 from ncclwatch.engine.nodes import RankNode
 from ncclwatch.engine.stated import SHOWN
 from ncclwatch.engine.suspects import accused, caller, names, observed, other_peers
@@ -30,22 +29,36 @@ TIE = 0.5
 """Fact: confidence where all sides of a disagreement are named: as likely wrong as right."""
 
 
-# --- what is open at both ends of a connection -------------------------------------------------------------------------
+# --- ranks called something else ---------------------------------------------------------------------------------------
+
+
+def _disagree(
+    case: Case, rule: str, suspects: dict[int, Suspect], supports: list[Fact], confidence: float, groups: Iterable[Group],
+    *, tie: bool, planes: tuple[str, ...] = ("state",),
+) -> Iterator[Hypothesis]:  # fmt: skip
+    """Ranks that called something else than their peers. The side that broke its own pattern breaks a tie.
+
+    What was called in the place of another may be what used to come next: then the other was left out.
+    """
+    deviations = find_deviations(case.job, set(suspects), case.known.orders, proper=tie)
+    if tie and deviations:
+        suspects, confidence, tie = {index: suspects[index] for index in deviations}, 0.8, False
+    left_out = 0 < len(deviations) == len(suspects) and all(deviation.left_out for deviation in deviations.values())
+    named = [replace(suspect, cause=Cause.LEFT_OUT) if left_out else suspect for suspect in suspects.values()]
+    if named:
+        victims = frozenset({index for group in groups for index in group.ranks} - suspects.keys())
+        yield Hypothesis(
+            rule, VerdictClass.NOT_ENTERED if left_out else VerdictClass.INCONSISTENT, named[0].cause, tuple(named), victims,
+            TIE if tie else confidence, (*supports, *_deviation_facts(case.job, deviations)), tie=tie, planes=planes,
+        )  # fmt: skip
 
 
 def open_calls_differ(case: Case) -> Iterator[Hypothesis]:
     """The two ends of a connection work on different operations; where no vote or pattern tells which, both are named."""
-    # Ranks that called different things hang whatever else the waits show: the disagreement is the cause.
-    found = _compare_open_calls(case) if case.facts.of(FactKind.OPEN_OTHER) else None
-    if found is not None:
-        yield found
-
-
-def _compare_open_calls(case: Case) -> Hypothesis | None:
     job, details = case.job, dict[int, str]()
     supports: list[Fact] = []
-    tie = False
-    for mismatch in case.facts.of(FactKind.OPEN_OTHER, Mismatch):
+    mismatches, tie = case.facts.of(FactKind.OPEN_OTHER, Mismatch), False
+    for mismatch in mismatches:
         ranks, how, even = mismatch.suspects()
         tie = tie or even
         supports += [told(line) for line in (*mismatch.lines(job), how)]
@@ -53,67 +66,37 @@ def _compare_open_calls(case: Case) -> Hypothesis | None:
             member, call = job.groups[mismatch.subject].holder(rank), mismatch.calls.get(rank)
             if member is not None:
                 details.setdefault(member.index, call.text() if call else "another operation")
-    if not details:
-        return None
-    deviations = find_deviations(job, set(details), case.known.orders) if tie else {}
-    confidence = TIE if tie else 0.9
-    if deviations:
-        # The side that broke its own pattern breaks the tie.
-        details, confidence, tie = {index: details[index] for index in deviations}, 0.8, False
-        supports += _deviation_facts(job, deviations)
-    left_out = bool(deviations) and all(deviation.left_out for deviation in deviations.values())
-    cause = Cause.LEFT_OUT if left_out else Cause.CALLED_OTHER
-    own = case.waits.of(details)
-    suspects = tuple(observed(job, job.member(index), own[index], (), cause, detail) for index, detail in details.items())
-    verdict_class = VerdictClass.NOT_ENTERED if left_out else VerdictClass.INCONSISTENT
-    victims = frozenset(other_peers(job, suspects))
-    return Hypothesis("open-calls-differ", verdict_class, cause, suspects, victims, confidence, tuple(supports), tie=tie)
-
-
-# --- NCCL's own counts -------------------------------------------------------------------------------------------------
+    own = case.waits.of(details) if details else {}
+    suspects = {
+        index: observed(job, job.member(index), own[index], (), Cause.CALLED_OTHER, text) for index, text in details.items()
+    }
+    groups = [job.groups[mismatch.subject] for mismatch in mismatches]
+    yield from _disagree(case, "open-calls-differ", suspects, supports, 0.9, groups, tie=tie)
 
 
 def counts_differ(case: Case) -> Iterator[Hypothesis]:
-    """NCCL's counts of each collective contradict each other; where neither a vote nor a pattern tells which, all are named."""
-    found = _compare_counts(case)
-    if found is not None:
-        yield found
+    """NCCL's counts of each collective contradict each other; where neither a vote nor a pattern tells which, all are named.
 
-
-def _compare_counts(case: Case) -> Hypothesis | None:
-    """What finished has left no trace but its count: ranks that called different things, though nothing of it is open."""
+    What finished has left no trace but its count: ranks that called different things, though nothing of it is open.
+    """
+    if not case.waits.open:
+        return
     job, ends = case.job, ends_of(case)
     at_ends = _at_the_ends(job, [*ends.cycles, *ends.ranks, *ends.beside_absent], [*ends.unseen, *ends.links])
-    seen = case.facts.of(FactKind.CALLED_OTHER, Disagreement) if case.waits.open else ()
+    seen = case.facts.of(FactKind.CALLED_OTHER, Disagreement)
     disagreements = [found for found in seen if any(member.index in found.group.ranks for member in at_ends)]
-    if not disagreements:
-        return None
-    found: dict[int, tuple[Member, str, Disagreement]] = {}
-    supports: list[Fact] = []
-    for disagreement in disagreements:
-        supports += [told(line) for line in (*disagreement.lines(job), disagreement.how)]
-        for rank, name in disagreement.odd.items():
-            member = disagreement.group.members[rank][0]
-            found.setdefault(member.index, (member, name, disagreement))
-    tie = any(disagreement.tie for disagreement in disagreements)
-    deviations = find_deviations(job, set(found), case.known.orders) if tie else {}
-    if deviations:
-        found, tie = {index: found[index] for index in deviations}, False
-        supports += _deviation_facts(job, deviations)
-    suspects = tuple(_counted(job, *one) for one in found.values())
-    own = case.waits.of(found)
-    supports += wait_facts(wait for index in found for wait in own[index])
-    victims = frozenset({index for d in disagreements for index in d.group.ranks} - found.keys())
-    return Hypothesis(
-        "counts-differ", VerdictClass.INCONSISTENT, Cause.COUNTED_OTHER, suspects, victims, TIE if tie else 0.85, tuple(supports),
-        tie=tie,
-    )  # fmt: skip
-
-
-def _counted(job: Job, member: Member, name: str, disagreement: Disagreement) -> Suspect:
-    suspect, group = observed(job, member, (), (), Cause.COUNTED_OTHER, name), disagreement.group
-    place = replace(suspect.place, communicator=group.reference(), comm_rank=group.rank_of(member), operation=None)
-    return replace(suspect, place=place)
+    suspects, supports = dict[int, Suspect](), list[Fact]()
+    for found in disagreements:
+        supports += [told(line) for line in (*found.lines(job), found.how)]
+        for rank, name in found.odd.items():
+            member = found.group.members[rank][0]
+            suspect = observed(job, member, (), (), Cause.COUNTED_OTHER, name)
+            place = replace(suspect.place, communicator=found.group.reference(), comm_rank=rank, operation=None)
+            suspects.setdefault(member.index, replace(suspect, place=place))
+    own = case.waits.of(suspects) if suspects else {}
+    supports += wait_facts(wait for index in suspects for wait in own[index])
+    tie, groups = any(found.tie for found in disagreements), [found.group for found in disagreements]
+    yield from _disagree(case, "counts-differ", suspects, supports, 0.85, groups, tie=tie)
 
 
 def _at_the_ends(job: Job, ends: Sequence[Sink], beyond: Sequence[Sink]) -> list[Member]:
@@ -128,14 +111,26 @@ def _at_the_ends(job: Job, ends: Sequence[Sink], beyond: Sequence[Sink]) -> list
 
 def calls_differ(case: Case) -> Iterator[Hypothesis]:
     """Ranks called different things under one number; where neither a vote nor a pattern tells which, all are named."""
-    found = _inconsistent(case)
-    if found is not None:
-        yield found
+    number, finding = _inconsistent(case)
+    if finding is None:
+        return
+    group, sequence = case.job.groups[number], finding.odd_sequence
+    wrong, how = finding.odd_ones
+    suspects = {
+        member.index: caller(
+            group, rank, member, operation_of(signature, sequence), Cause.CALLED_OTHER_AS, f"{signature.text()} as #{sequence}"
+        )
+        for signature in wrong for rank in finding.groups[signature] if (member := group.holder(rank)) is not None
+    }  # fmt: skip
+    supports, tie = _call_facts(case.job, group, finding, how), len(wrong) == len(finding.groups)
+    yield from _disagree(
+        case, "calls-differ", suspects, supports, 0.75 if how else 0.95, [group], tie=tie, planes=("state", "calls")
+    )
 
 
 def not_called(case: Case) -> Iterator[Hypothesis]:
     """Ranks that wait for nobody and have not called the operation that others of their communicator have called."""
-    if case.messages is None or _inconsistent(case) is not None:
+    if case.messages is None or _inconsistent(case)[1] is not None:
         return
     blocked = _blocked(case) | case.waits.waiting()
     suspects: list[Suspect] = []
@@ -189,39 +184,10 @@ def _behind_fact(job: Job, group: Group, finding: CallsFinding) -> Fact:
     return Fact(FactKind.CALLED_LESS, None, "calls", object=group.id, describe=partial(behind_text, job, group, finding))
 
 
-def _inconsistent(case: Case) -> Hypothesis | None:
-    for number, finding in case.findings.items() if case.messages is not None else ():
-        if finding.inconsistent:
-            return case.remember("inconsistent", lambda: _compare(case, case.job.groups[number], finding))  # noqa: B023
-    return None
-
-
-def _compare(case: Case, group: Group, finding: CallsFinding) -> Hypothesis:
-    job, orders = case.job, case.known.orders
-    wrong, how = finding.odd_ones
-    odd = {rank: signature for signature in wrong for rank in finding.groups[signature]}
-    supports = _call_facts(job, group, finding, how)
-    tie = len(wrong) == len(finding.groups)
-    confidence = TIE if tie else 0.75 if how else 0.95
-    holders = {group.members[rank][0].index: rank for rank in odd if rank in group.members}
-    deviations = find_deviations(job, set(holders), orders, proper=tie)
-    # What was called in the place of another may be what used to come next: then the other was left out.
-    supports += _deviation_facts(job, deviations)
-    if tie and deviations:
-        odd, confidence, tie = {holders[index]: odd[holders[index]] for index in deviations}, 0.8, False
-    left_out = 0 < len(deviations) == len(odd) and all(deviation.left_out for deviation in deviations.values())
-    cause = Cause.LEFT_OUT if left_out else Cause.CALLED_OTHER_AS
-    suspects = tuple(_caller(group, rank, signature, finding, cause) for rank, signature in odd.items() if rank in group.members)
-    victims = frozenset(member.index for rank, (member, _) in group.members.items() if rank not in odd)
-    verdict_class = VerdictClass.NOT_ENTERED if left_out else VerdictClass.INCONSISTENT
-    return Hypothesis(
-        "calls-differ", verdict_class, cause, suspects, victims, confidence, tuple(supports), tie=tie, planes=("state", "calls")
-    )
-
-
-def _caller(group: Group, rank: int, signature: Signature, finding: CallsFinding, cause: Cause) -> Suspect:
-    member, sequence = group.members[rank][0], finding.odd_sequence
-    return caller(group, rank, member, operation_of(signature, sequence), cause, f"{signature.text()} as #{sequence}")
+def _inconsistent(case: Case) -> tuple[int, CallsFinding | None]:
+    """The first communicator of which the records of calls contradict each other."""
+    found = case.findings.items() if case.messages is not None else ()
+    return next(((number, finding) for number, finding in found if finding.inconsistent), (0, None))
 
 
 def _call_facts(job: Job, group: Group, finding: CallsFinding, how: str) -> list[Fact]:
