@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import groupby
 from statistics import median_low
 
-from ncclwatch.engine.case import Case
+from ncclwatch.engine.case import Case, Cause, Hypothesis
 from ncclwatch.engine.edges import told
 from ncclwatch.engine.evidence.base import FactKind, Strength
 from ncclwatch.engine.evidence.cpu_limits import HELD_BACK, HELD_TIMES, held_back
@@ -20,7 +20,6 @@ from ncclwatch.engine.evidence.ports import PortDown, PortErrors, names_of
 from ncclwatch.engine.evidence.sockets import FlowFact
 from ncclwatch.engine.explain_network import BEFORE_S
 from ncclwatch.engine.flow_lines import flow_lines
-from ncclwatch.engine.hypotheses import Cause, Hypothesis
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.nodes import RankNode
 from ncclwatch.engine.patience import LONGEST_PATIENCE_S

@@ -10,14 +10,13 @@ from dataclasses import replace
 from functools import partial
 
 from ncclwatch.engine.call_patterns import Deviation, deviation_fact, find_alone_in_deviating, find_deviations
-from ncclwatch.engine.case import Case
+from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect
 from ncclwatch.engine.edges import told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind
 from ncclwatch.engine.evidence.calls import CallsFinding, behind_text, operation_of
 from ncclwatch.engine.evidence.disagreements import Disagreement, Mismatch
 from ncclwatch.engine.explain_waits import beside_unobserved, ends_of
 from ncclwatch.engine.graph import Sink
-from ncclwatch.engine.hypotheses import Cause, Hypothesis, Suspect
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.nodes import RankNode
 from ncclwatch.engine.stated import SHOWN

@@ -11,12 +11,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ncclwatch.engine.case import Case
+from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect
 from ncclwatch.engine.edges import told
 from ncclwatch.engine.evidence.base import Fact, FactKind
 from ncclwatch.engine.evidence.ports import PortDown
 from ncclwatch.engine.evidence.sockets import DeadPath
-from ncclwatch.engine.hypotheses import Cause, Hypothesis, Suspect
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.suspects import accused, group_of, observed, one_of_each
 from ncclwatch.model.network import NicRecord

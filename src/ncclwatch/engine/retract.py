@@ -11,12 +11,11 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from ncclwatch.engine.case import Case
+from ncclwatch.engine.case import Case, Retraction
 from ncclwatch.engine.connections import acknowledges, was_before
 from ncclwatch.engine.edges import Stall, StallMark, Wait, Why, wait_facts
 from ncclwatch.engine.evidence.proxies import stall_text
 from ncclwatch.engine.graph import Sink, components
-from ncclwatch.engine.hypotheses import Retraction
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.nodes import Node, RankNode
 from ncclwatch.engine.rings import RING_ENDS_RECEIVING, all_under_way, laggards

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from ncclwatch.engine import beside, explain_calls, explain_network, explain_waits, retract, stated, unobservable_waits
-from ncclwatch.engine.hypotheses import Rule, Stratum
+from ncclwatch.engine.case import Rule, Stratum
 
 UNCERTAIN = frozenset({"nothing-open", "unseen", "beside-absent"})
 """Rules that name nobody, since too little was seen."""

@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
-from ncclwatch.engine.case import Case
+from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.edges import Why, told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind
 from ncclwatch.engine.evidence.exits import Census, halted_text
 from ncclwatch.engine.graph import Sink, Waits, victims_of
-from ncclwatch.engine.hypotheses import Cause, Hypothesis, Suspect
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.nodes import AbsentNode, RankNode
 from ncclwatch.engine.suspects import absent, observed, peers

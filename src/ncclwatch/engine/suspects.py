@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 
+from ncclwatch.engine.case import Cause, Suspect
 from ncclwatch.engine.connections import End
 from ncclwatch.engine.edges import StallMark, Wait
 from ncclwatch.engine.graph import Sink
-from ncclwatch.engine.hypotheses import Cause, Suspect
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.nodes import AbsentNode
 from ncclwatch.model.verdict import Culprit, LinkRef, OperationRef, places, stands_in
