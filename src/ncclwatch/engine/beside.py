@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import groupby
 from statistics import median_low
 
-from ncclwatch.engine.case import Case, Cause, Hypothesis
+from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect
 from ncclwatch.engine.edges import told
 from ncclwatch.engine.evidence.base import FactKind, Strength
 from ncclwatch.engine.evidence.cpu_limits import HELD_BACK, HELD_TIMES, held_back
@@ -25,7 +25,6 @@ from ncclwatch.engine.nodes import RankNode
 from ncclwatch.engine.patience import LONGEST_PATIENCE_S
 from ncclwatch.engine.slow.delay_matrix import delay_lines
 from ncclwatch.engine.stated import first_waits
-from ncclwatch.engine.suspects import accused, group_of
 from ncclwatch.model.network import KernelLogLine
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 
@@ -55,7 +54,7 @@ def crawls(case: Case) -> Iterator[Hypothesis]:
     least = max(HELD_BACK, HELD_TIMES * median_low(parts.values()))
     found: set[int] = set()
     for suspect in standing.suspects:
-        slow = {index for index in _involved(job, suspect.place) if parts[index] >= least}
+        slow = {index for index in _involved(job, suspect) if parts[index] >= least}
         if not slow:
             return
         found |= slow
@@ -75,8 +74,9 @@ def limited(case: Case) -> Iterator[Hypothesis]:
     standing = case.standing
     if standing is None or not standing.accuses or not standing.suspects:
         return
-    named = accused(case.job, [suspect.place for suspect in standing.suspects])
-    held = [fact for fact in case.facts.of(FactKind.THROTTLED) if fact.strength is Strength.PROVEN and fact.subject in named]
+    held = [
+        fact for fact in case.facts.of(FactKind.THROTTLED) if fact.strength is Strength.PROVEN and fact.subject in standing.named
+    ]
     held = [fact for fact in held if (fact.value or 0.0) >= HELD_BACK]
     if held:
         yield standing.beside_it("cpu-limit", (), because=(*standing.because, *held))
@@ -92,13 +92,12 @@ def all_held_back(job: Job) -> str:
     )
 
 
-def _involved(job: Job, place: Culprit) -> set[int]:
-    """The rank a culprit is; both ends where it is the end of a link, since either may keep that from carrying."""
-    if place.link is None:
-        return accused(job, [place])
-    group = group_of(job, place)
-    ends = (place.link.source, place.link.destination) if group is not None else ()
-    return {member.index for end in ends if group is not None and (member := group.holder(end)) is not None}
+def _involved(job: Job, suspect: Suspect) -> set[int]:
+    """The rank a suspect is; both ends where it is the end of a link, since either may keep that from carrying."""
+    link, group = suspect.place.link, job.groups.get(suspect.group)
+    if link is None or group is None:
+        return {suspect.index} if suspect.index is not None else set()
+    return {member.index for end in (link.source, link.destination) if (member := group.holder(end)) is not None}
 
 
 # --- GPUs, samples -----------------------------------------------------------------------------------------------------
@@ -117,8 +116,11 @@ def gpus(case: Case) -> Iterator[Hypothesis]:
     if not standing.accuses:
         yield standing.beside_it("gpu", (), missing=(*standing.missing, *silent), planes=planes)
         return
-    named = sorted(accused(job, [suspect.place for suspect in standing.suspects]))
-    lines = [fact for index in named for fact in case.facts.about(FactKind.GPU_UNFINISHED, RankNode(index))[:GPU_LINES]]
+    lines = [
+        fact
+        for index in sorted(standing.named)
+        for fact in case.facts.about(FactKind.GPU_UNFINISHED, RankNode(index))[:GPU_LINES]
+    ]
     yield standing.beside_it("gpu", (*lines, *silent), planes=planes)
 
 
@@ -127,7 +129,7 @@ def newcomers(case: Case) -> Iterator[Hypothesis]:
     standing, number = case.standing, len(case.newcomers)
     if standing is None or not number or standing.cause in (Cause.ALL_ENDED, Cause.ONE_SAMPLE, Cause.PROGRESS):
         return
-    if standing.accuses and not case.newcomers.isdisjoint(accused(case.job, [s.place for s in standing.suspects])):
+    if standing.accuses and not case.newcomers.isdisjoint(standing.named):
         yield Hypothesis("newcomers", VerdictClass.UNKNOWN, Cause.ONE_SAMPLE, follows=(*standing.follows, standing.rule))
         return
     what = "1 process was" if number == 1 else f"{number} processes were"

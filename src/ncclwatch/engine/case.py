@@ -95,6 +95,10 @@ class Suspect:
     place: Culprit
     cause: Cause
     detail: str = ""
+    index: int | None = None
+    """Of the process; ``None`` where it was not observed."""
+    group: int = -1
+    """Id of the communicator that it is named in."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +139,11 @@ class Hypothesis:
     def beside_it(self, rule: str, facts: Iterable[Fact], **changes: Any) -> Hypothesis:
         """The same with what a rule found beside it."""
         return replace(self, beside=(*self.beside, *facts), follows=(*self.follows, rule), **changes)
+
+    @property
+    def named(self) -> frozenset[int]:
+        """Indices of the processes that it names."""
+        return frozenset(suspect.index for suspect in self.suspects if suspect.index is not None)
 
     @property
     def accuses(self) -> bool:

@@ -20,7 +20,7 @@ from ncclwatch.engine.graph import Sink
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.nodes import RankNode
 from ncclwatch.engine.stated import SHOWN
-from ncclwatch.engine.suspects import accused, caller, names, observed, other_peers
+from ncclwatch.engine.suspects import caller, observed, peers
 from ncclwatch.engine.unobservable_waits import before_is_open
 from ncclwatch.model.verdict import VerdictClass
 
@@ -91,7 +91,7 @@ def counts_differ(case: Case) -> Iterator[Hypothesis]:
             member = found.group.members[rank][0]
             suspect = observed(job, member, (), (), Cause.COUNTED_OTHER, name)
             place = replace(suspect.place, communicator=found.group.reference(), comm_rank=rank, operation=None)
-            suspects.setdefault(member.index, replace(suspect, place=place))
+            suspects.setdefault(member.index, replace(suspect, place=place, group=found.group.id))
     own = case.waits.of(suspects) if suspects else {}
     supports += wait_facts(wait for index in suspects for wait in own[index])
     tie, groups = any(found.tie for found in disagreements), [found.group for found in disagreements]
@@ -142,13 +142,13 @@ def not_called(case: Case) -> Iterator[Hypothesis]:
             member = group.holder(rank)
             if member is None or member.gone or member.index in blocked:
                 continue
-            if names([suspect.place for suspect in suspects], member):
+            if any(suspect.index == member.index for suspect in suspects):
                 continue
             operation = operation_of(finding.called, finding.sequence)
             suspects.append(caller(group, rank, member, operation, Cause.NOT_CALLED))
             supports.append(_behind_fact(case.job, group, finding))
     if suspects:
-        victims = frozenset(other_peers(case.job, suspects))
+        victims = frozenset(peers(case.job, suspects) - {suspect.index for suspect in suspects})
         yield Hypothesis(
             "not-called", VerdictClass.NOT_ENTERED, Cause.NOT_CALLED, tuple(suspects), victims, 0.9, tuple(supports),
             planes=("state", "calls"),
@@ -208,12 +208,11 @@ def calls_beside(case: Case) -> Iterator[Hypothesis]:
     standing = case.standing
     if standing is None or case.messages is None or "calls" in standing.planes:
         return
-    culprits = [suspect.place for suspect in standing.suspects]
     beside: list[Fact] = []
     for number, finding in case.findings.items():
         group = case.job.groups[number]
         members = (group.holder(rank) for rank in finding.behind)
-        if any(member is not None and names(culprits, member) for member in members):
+        if any(member is not None and member.index in standing.named for member in members):
             beside.append(_behind_fact(case.job, group, finding))
     if beside:
         yield standing.beside_it("calls-beside", beside, planes=("state", "calls"))
@@ -247,22 +246,22 @@ def conflict(case: Case) -> Iterator[Hypothesis]:
     for found in known.conflicts.find(case.job, case.time, known.ledger, known.totals, known.stage_of):
         group = case.job.groups[found.group]
         victims |= group.ranks.keys()
-        peers = found.others.text() if found.others is not None else "something else"
+        usual = found.others.text() if found.others is not None else "something else"
         for rank, signature in sorted(found.called.items()):
             member, called = group.holder(rank), signature.text()
             if member is not None:
                 operation = operation_of(signature, found.sequence)
-                suspect = caller(group, rank, member, operation, Cause.RUNS_ON, f"{called} where its peers called {peers}")
+                suspect = caller(group, rank, member, operation, Cause.RUNS_ON, f"{called} where its peers called {usual}")
                 suspects.append(replace(suspect, place=replace(suspect.place, stage=found.stages.get(rank, ""))))
-                supports.append(told(f"{member.label} called {called} as #{found.sequence}, its peers {peers}", source="calls"))
+                supports.append(told(f"{member.label} called {called} as #{found.sequence}, its peers {usual}", source="calls"))
         seen = f"; so in {found.times} of the last operations" if found.times > 1 else ""
         tie = "; which of them is wrong does not show" if found.others is None else ""
         text = f"communicator {group.hash:016x}: {found.ago} operations have been called since, alike on all ranks{seen}{tie}"
         supports.append(told(text, source="calls"))
+    waiting = frozenset(victims - {suspect.index for suspect in suspects})
     if suspects:
-        victims -= accused(case.job, [suspect.place for suspect in suspects])
         yield Hypothesis(
-            "conflict", VerdictClass.INCONSISTENT, Cause.RUNS_ON, tuple(suspects), frozenset(victims), 0.9, tuple(supports),
+            "conflict", VerdictClass.INCONSISTENT, Cause.RUNS_ON, tuple(suspects), waiting, 0.9, tuple(supports),
             planes=("state", "calls"),
         )  # fmt: skip
 

@@ -17,7 +17,7 @@ from ncclwatch.engine.evidence.base import Fact, FactKind
 from ncclwatch.engine.evidence.ports import PortDown
 from ncclwatch.engine.evidence.sockets import DeadPath
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.suspects import accused, group_of, observed, one_of_each
+from ncclwatch.engine.suspects import observed, one_of_each
 from ncclwatch.model.network import NicRecord
 from ncclwatch.model.state import Communicator, Direction, Transport
 from ncclwatch.model.verdict import Culprit, LinkRef, VerdictClass
@@ -79,11 +79,10 @@ def port_end(case: Case) -> Iterator[Hypothesis]:
         elif other is None or port_of(other.info.host, other.rank) is None:
             kept.append(suspect)
     if because and len(kept) < len(standing.suspects):
-        left = {(s.place.host, s.place.pid, s.place.rank) for s in kept}
-        freed = [s.place for s in standing.suspects if (s.place.host, s.place.pid, s.place.rank) not in left]
+        freed = standing.named - {suspect.index for suspect in kept}
         yield standing.amended(
             "port-end", cause=Cause.PORT if all(s.cause is Cause.PORT for s in kept) else Cause.LINK, suspects=tuple(kept),
-            victims=standing.victims | accused(case.job, freed), because=tuple(because.values()), planes=_and_nic(standing),
+            victims=standing.victims | freed, because=tuple(because.values()), planes=_and_nic(standing),
         )  # fmt: skip
 
 
@@ -116,10 +115,9 @@ def _groups_that_stand(case: Case, standing: Hypothesis) -> set[int]:
     """Communicators in which something stands still."""
     job, waits = case.job, case.waits
     found = {number for number in waits.collectives() if number in job.groups}
-    places = _places(standing)
-    first = next((place for place in places if place.operation), places[0] if places else None)
-    if first is not None and first.communicator is not None:
-        found |= {group.id for group in job.groups.values() if f"{group.hash:016x}" == first.communicator.hash}
+    first = next((suspect for suspect in standing.suspects if suspect.place.operation), next(iter(standing.suspects), None))
+    if first is not None and first.group in job.groups:
+        found.add(first.group)
     return found or {wait.key.group for wait in waits.first(64) if wait.key.group in job.groups}
 
 
@@ -147,7 +145,7 @@ def _link(own: Communicator, nic: NicRecord) -> LinkRef | None:
 
 def _other_end(job: Job, suspect: Suspect) -> Member | None:
     """The observed process at the other end of a suspect's link."""
-    place, group = suspect.place, group_of(job, suspect.place)
+    place, group = suspect.place, job.groups.get(suspect.group)
     link = place.link
     if link is None or group is None or place.comm_rank not in (link.source, link.destination):
         return None
@@ -231,7 +229,7 @@ def _path_suspect(job: Job, member: Member, path: _Path, *, alone: bool) -> Susp
     link = None if alone else LinkRef(path.fact.way.rank, path.fact.way.peer, "net")
     suspect = observed(job, member, (), (), Cause.PATH if alone else Cause.PATH_END, link=link)
     place = replace(suspect.place, communicator=path.group.reference(), comm_rank=path.group.rank_of(member))
-    return replace(suspect, place=place)
+    return replace(suspect, place=place, group=path.group.id)
 
 
 # --- TCP still tries ---------------------------------------------------------------------------------------------------
@@ -265,7 +263,7 @@ def _explained(
     if standing.suspects:
         line = f"the waits that can be seen end at {_named_in(standing)}, which may itself wait for such a {what}"
         supports.insert(0, told(line))
-    victims = frozenset(ranks - accused(case.job, [suspect.place for suspect in suspects]))
+    victims = frozenset(ranks - {suspect.index for suspect in suspects})
     return Hypothesis(
         rule, VerdictClass.HARDWARE, suspects[0].cause, tuple(suspects), victims, 0.8, tuple(supports), missing=standing.missing,
         planes=_and_nic(standing), because=because, follows=(*standing.follows, standing.rule),

@@ -19,7 +19,7 @@ from ncclwatch.engine.nodes import AbsentNode, HiddenNode, LinkNode, Node, RankN
 from ncclwatch.engine.patience import HANG_FLOOR_S
 from ncclwatch.engine.retract import is_begun
 from ncclwatch.engine.rings import RING_ENDS_RECEIVING
-from ncclwatch.engine.suspects import accused, observed, peers
+from ncclwatch.engine.suspects import observed, peers
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.state import Direction, Transport
 from ncclwatch.model.verdict import LinkRef, VerdictClass
@@ -150,7 +150,7 @@ def link(case: Case) -> Iterator[Hypothesis]:
     if suspects:
         named = tuple(suspects.values())
         supports = tuple(fact for sink in ends.links for fact in wait_facts(sink.waits))
-        victims = victims_of(ends.links) - accused(job, [suspect.place for suspect in named])
+        victims = victims_of(ends.links) - suspects.keys()
         yield Hypothesis(
             "link", VerdictClass.HARDWARE, named[0].cause, named, frozenset(victims), min(sureness(case), 0.7), supports,
             missing=_notes([*ends.unseen, *ends.cycles]),
@@ -199,7 +199,7 @@ def rank_behind(case: Case) -> Iterator[Hypothesis]:
         suspects.append(observed(job, member, sink.waits, sink.stalls, cause))
         supports += [*wait_facts(sink.waits), *sink.stalls]
         supports += [told(line, RankNode(member.index), FactKind.CALLED_LESS) for line in counts.lines(member)]
-    victims = victims_of(ends.ranks) | peers(job, [suspect.place for suspect in suspects])
+    victims = victims_of(ends.ranks) | peers(job, suspects)
     victims -= {member.index for _, member in named}
     yield Hypothesis(
         "rank-behind", verdict_class, causes[0], tuple(suspects), frozenset(victims), sureness(case), tuple(supports),
@@ -326,9 +326,10 @@ def lacks_call(case: Case) -> Iterator[Hypothesis]:
     less = any(why is Lack.LESS for _, why in lacking)
     alone = [] if less else _alone_in_it(job, waits[0])
     cause = Cause.LACKS_CALL if less else Cause.ALONE_IN_CALL if alone else Cause.LACKS_OTHER_CALL
-    suspects = [observed(job, member, waits, (), cause) for member in alone or [job.member(only.index)]]
+    named = alone or [job.member(only.index)]
+    suspects = [observed(job, member, waits, (), cause) for member in named]
     supports = wait_facts([*waits, *(wait for wait in found.inside if wait not in waits)])
-    victims = (victims_of(found.sinks) | found.members) - accused(job, [suspect.place for suspect in suspects])
+    victims = (victims_of(found.sinks) | found.members) - {member.index for member in named}
     verdict_class = VerdictClass.NOT_ENTERED if less else VerdictClass.INCONSISTENT
     yield Hypothesis("lacks-call", verdict_class, cause, tuple(suspects), frozenset(victims), 0.7, tuple(supports))
 

@@ -158,7 +158,7 @@ def _halted(case: Case, rule: str, confidence: float) -> Hypothesis:
 
 def _victims(case: Case, halted: Sequence[Member], ends: Sequence[Sink], suspects: Sequence[Suspect]) -> set[int]:
     """Whoever waits for whom: everybody in a collective that stands still with a halted process waits for it in the end."""
-    victims = victims_of(ends) | peers(case.job, [suspect.place for suspect in suspects])
+    victims = victims_of(ends) | peers(case.job, suspects)
     indices = {member.index for member in halted}
     for number in case.waits.collectives():
         if not indices.isdisjoint(case.job.groups[number].ranks):
@@ -291,4 +291,4 @@ def _failed(job: Job, member: Member) -> Suspect:
     own, result = errors_of(member)[0]
     reference = job.groups[job.group_of[member.index, own.address]].reference()
     place = Culprit(member.rank, own.rank, member.info.host, member.info.pid, own.device, reference)
-    return Suspect(place, Cause.NCCL_ERROR, result)
+    return Suspect(place, Cause.NCCL_ERROR, result, member.index)
