@@ -159,9 +159,9 @@ def _halted(case: Case, rule: str, confidence: float) -> Hypothesis:
 def _victims(case: Case, halted: Sequence[Member], ends: Sequence[Sink], suspects: Sequence[Suspect]) -> set[int]:
     """Whoever waits for whom: everybody in a collective that stands still with a halted process waits for it in the end."""
     victims = victims_of(ends) | peers(case.job, suspects)
-    indices = {member.index for member in halted}
+    indices, missing = {member.index for member in halted}, {suspect.group for suspect in suspects if suspect.index is None}
     for number in case.waits.collectives():
-        if not indices.isdisjoint(case.job.groups[number].ranks):
+        if number in missing or not indices.isdisjoint(case.job.groups[number].ranks):
             victims |= case.job.groups[number].ranks.keys()
     return victims - indices
 
