@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from ncclwatch.engine.call_patterns import deviation_fact, find_deviations
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect
-from ncclwatch.engine.connections import End, unseen_peers
+from ncclwatch.engine.connections import unseen_peers
 from ncclwatch.engine.edges import PROXY_STALLS, Stall, Wait, Why, told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind
 from ncclwatch.engine.evidence.device import gpu_state
@@ -17,11 +17,9 @@ from ncclwatch.engine.graph import Sink, victims_of
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.nodes import AbsentNode, HiddenNode, LinkNode, Node, RankNode
 from ncclwatch.engine.patience import HANG_FLOOR_S
-from ncclwatch.engine.retract import is_begun
-from ncclwatch.engine.rings import RING_ENDS_RECEIVING
+from ncclwatch.engine.retract import has_sent, is_begun
 from ncclwatch.engine.suspects import observed, peers
 from ncclwatch.model.device import KernelState
-from ncclwatch.model.state import Direction, Transport
 from ncclwatch.model.verdict import LinkRef, VerdictClass
 
 NAMED_ABSENT = 8
@@ -226,34 +224,9 @@ def _cause(job: Job, member: Member, sink: Sink) -> Cause:
     if gpu is not KernelState.NOT_STARTED and not ends:
         return Cause.NOT_TAKING_PART
     begun = gpu is not KernelState.NOT_STARTED and any(
-        end.sub.done > 0 or (end.sub.gpu_ready or 0) > 0 or _has_sent(job, end) for end in ends
+        end.sub.done > 0 or (end.sub.gpu_ready or 0) > 0 or has_sent(job, end) for end in ends
     )  # fmt: skip
     return Cause.GPU_STOPPED if begun else Cause.GPU_NOT_BEGUN
-
-
-def _has_sent(job: Job, end: End) -> bool:
-    """Whether a rank that has a receive open has completed the send that the operation begins with: no proxy shows that any more.
-
-    Proxies are given both together (ncclProxySaveOp, src/proxy.cc); with PXN it is a neighbour's proxy that sends.
-    """
-    operation, channel, group = end.operation, end.sub.channel, job.groups[end.key.group]
-    rank = group.rank_of(end.member)
-    if operation.direction is not Direction.RECV or rank is None or end.member.last.torn:
-        return False
-    if operation.algorithm != "Ring" or operation.collective not in RING_ENDS_RECEIVING:
-        return False
-    own = group.members[rank][1]
-    following = next((ring.next for ring in own.rings if ring.channel == channel), -1)
-    if (channel, following, Direction.SEND, Transport.NET) not in own.transports:
-        return False
-    sends = (
-        (near, sub)
-        for near in job.members if near.info.host == end.member.info.host
-        for other in near.last.operations
-        if (other.comm_hash, other.op_count) == (operation.comm_hash, operation.op_count) and other.direction is Direction.SEND
-        for sub in other.subs if sub.channel == channel
-    )  # fmt: skip
-    return not any(sub.rank == rank or (sub.rank is None and near is end.member) for near, sub in sends)
 
 
 def _notes(sinks: Iterable[Sink]) -> tuple[Fact, ...]:
