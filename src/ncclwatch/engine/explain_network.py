@@ -38,9 +38,7 @@ SHOWN = 4
 
 
 def network_down(case: Case) -> Iterator[Hypothesis]:
-    """Ports that went down when the job came to stand, or else paths without an answer, where it was only said where the waits end
-    that can be seen.
-    """
+    """Ports that went down when the job came to stand, or else paths without an answer, where only the ends of waits were named."""
     standing = case.standing
     if standing is None:
         return
@@ -64,8 +62,8 @@ def network_down(case: Case) -> Iterator[Hypothesis]:
 
 
 def network_end(case: Case) -> Iterator[Hypothesis]:
-    """Of links that carry no data the ends whose port is down, where both ends were named; of a rank that data neither reaches nor leaves
-    that the network is why, where a dead path ends at it.
+    """Of links that carry no data the ends whose port is down; of a rank that data neither reaches nor leaves that the network is
+    why, where a dead path ends at it.
 
     An end is let go only where the other end of its own link is known to be down: another link may have another trouble.
     """
