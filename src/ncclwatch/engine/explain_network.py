@@ -38,7 +38,7 @@ SHOWN = 4
 
 
 def network_down(case: Case) -> Iterator[Hypothesis]:
-    """Ports that went down when the job came to stand, or else paths without an answer, where only the ends of waits were named."""
+    """Ports that went down when the job came to stand, or else paths without an answer, where only ends of waits were named."""
     standing = case.standing
     if standing is None:
         return
