@@ -188,7 +188,7 @@ def rank_behind(case: Case) -> Iterator[Hypothesis]:
     named = [(sink, member) for sink in ends.ranks if (member := sink.member(job)) is not None]
     if not named:
         return
-    causes = [_cause(job, member, sink) for sink, member in named]
+    causes = [_cause(case, member, sink) for sink, member in named]
     verdict_class = VerdictClass.NOT_ENTERED if any(cause in NOT_STARTED for cause in causes) else VerdictClass.HARDWARE
     counts = Counts(job)
     suspects: list[Suspect] = []
@@ -209,7 +209,7 @@ NOT_STARTED = frozenset({Cause.GPU_NOT_BEGUN, Cause.NOT_TAKING_PART, Cause.NOT_E
 """The host has not called the operation the others wait in, or its GPU has not started it. All else is in it."""
 
 
-def _cause(job: Job, member: Member, sink: Sink) -> Cause:
+def _cause(case: Case, member: Member, sink: Sink) -> Cause:
     stalls = {mark.stall for mark in sink.stalls}
     if stalls & PROXY_STALLS:
         return Cause.PROXY_STALLED
@@ -217,14 +217,14 @@ def _cause(job: Job, member: Member, sink: Sink) -> Cause:
         return Cause.FLUSH
     if not stalls:
         return Cause.PROXY_NOT_BEGUN if all(wait.why is Why.NOT_BEGUN for wait in sink.waits) else Cause.NOT_ENTERED
-    gpu = gpu_state(job, member, sink.stalls[0].key.group)
+    gpu = gpu_state(case.job, member, sink.stalls[0].key.group)
     if gpu is KernelState.RUNNING:
         return Cause.GPU_RUNNING
     ends = [mark.end for mark in sink.stalls if mark.end is not None]
     if gpu is not KernelState.NOT_STARTED and not ends:
         return Cause.NOT_TAKING_PART
     begun = gpu is not KernelState.NOT_STARTED and any(
-        end.sub.done > 0 or (end.sub.gpu_ready or 0) > 0 or has_sent(job, end) for end in ends
+        end.sub.done > 0 or (end.sub.gpu_ready or 0) > 0 or has_sent(case, end) for end in ends
     )  # fmt: skip
     return Cause.GPU_STOPPED if begun else Cause.GPU_NOT_BEGUN
 

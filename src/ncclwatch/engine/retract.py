@@ -155,12 +155,12 @@ def is_begun(job: Job, wait: Wait) -> bool:
     return not own or any(map(has_produced, own))
 
 
-def has_sent(job: Job, end: End) -> bool:
+def has_sent(case: Case, end: End) -> bool:
     """Whether a rank that has a receive open has completed the send that the operation begins with: no proxy shows that any more.
 
     Proxies are given both together (ncclProxySaveOp, src/proxy.cc); with PXN it is a neighbour's proxy that sends.
     """
-    operation, channel, group = end.operation, end.sub.channel, job.groups[end.key.group]
+    operation, channel, group = end.operation, end.sub.channel, case.job.groups[end.key.group]
     rank = group.rank_of(end.member)
     if operation.direction is not Direction.RECV or rank is None or end.member.last.torn:
         return False
@@ -172,12 +172,19 @@ def has_sent(job: Job, end: End) -> bool:
         return False
     sends = (
         (near, sub)
-        for near in job.members if near.info.host == end.member.info.host
+        for near in case.remember("hosts", lambda: _by_host(case.job))[end.member.info.host]
         for other in near.last.operations
         if (other.comm_hash, other.op_count) == (operation.comm_hash, operation.op_count) and other.direction is Direction.SEND
         for sub in other.subs if sub.channel == channel
     )  # fmt: skip
     return not any(sub.rank == rank or (sub.rank is None and near is end.member) for near, sub in sends)
+
+
+def _by_host(job: Job) -> dict[str, list[Member]]:
+    hosts: dict[str, list[Member]] = defaultdict(list)
+    for member in job.members:
+        hosts[member.info.host].append(member)
+    return hosts
 
 
 def _sends(job: Job, node: RankNode, operation: ProxyOperation) -> list[ProxyOperation]:

@@ -259,7 +259,7 @@ def _port_words(port: PortDown, culprits: Sequence[Culprit]) -> str:
     """``eth0 on node1 is down, and rank 1 uses it``."""
     users = [one for one in culprits if port.is_used_by(one.host, one.rank)]
     names = sorted(one.rank for one in users if one.rank is not None)
-    shown = ", ".join(map(str, names[:8])) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    shown = ", ".join(map(str, names[: 2 * NAMED])) + (f" and {len(names) - 2 * NAMED} more" if len(names) > 2 * NAMED else "")
     who, verb = ("rank", "uses") if len(names) == 1 else ("ranks", "use")
     return f"{port.nic.label} on {port.nic.host} {port.state}, and {who} {shown} {verb} it"
 
