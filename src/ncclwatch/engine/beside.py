@@ -6,12 +6,12 @@ log that names a culprit's process or came from a culprit's host.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from statistics import median_low
 
-from ncclwatch.engine.case import Case
+from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect
 from ncclwatch.engine.edges import told
 from ncclwatch.engine.evidence.base import FactKind, Strength
 from ncclwatch.engine.evidence.cpu_limits import HELD_BACK, HELD_TIMES, held_back
@@ -19,15 +19,14 @@ from ncclwatch.engine.evidence.kernel_log import Logged
 from ncclwatch.engine.evidence.ports import PortDown, PortErrors, names_of
 from ncclwatch.engine.evidence.sockets import FlowFact
 from ncclwatch.engine.explain_network import BEFORE_S
-from ncclwatch.engine.flow_lines import flow_lines
-from ncclwatch.engine.hypotheses import Cause, Hypothesis
 from ncclwatch.engine.job import Job
+from ncclwatch.engine.network import LOSSY_SEGMENTS
 from ncclwatch.engine.nodes import RankNode
 from ncclwatch.engine.patience import LONGEST_PATIENCE_S
 from ncclwatch.engine.slow.delay_matrix import delay_lines
 from ncclwatch.engine.stated import first_waits
-from ncclwatch.engine.suspects import accused, group_of
-from ncclwatch.model.network import KernelLogLine
+from ncclwatch.model.network import FlowState, KernelLogLine
+from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 
 # --- CPU limits --------------------------------------------------------------------------------------------------------
@@ -56,7 +55,7 @@ def crawls(case: Case) -> Iterator[Hypothesis]:
     least = max(HELD_BACK, HELD_TIMES * median_low(parts.values()))
     found: set[int] = set()
     for suspect in standing.suspects:
-        slow = {index for index in _involved(job, suspect.place) if parts[index] >= least}
+        slow = {index for index in _involved(job, suspect) if parts[index] >= least}
         if not slow:
             return
         found |= slow
@@ -76,8 +75,9 @@ def limited(case: Case) -> Iterator[Hypothesis]:
     standing = case.standing
     if standing is None or not standing.accuses or not standing.suspects:
         return
-    named = accused(case.job, [suspect.place for suspect in standing.suspects])
-    held = [fact for fact in case.facts.of(FactKind.THROTTLED) if fact.strength is Strength.PROVEN and fact.subject in named]
+    held = [
+        fact for fact in case.facts.of(FactKind.THROTTLED) if fact.strength is Strength.PROVEN and fact.subject in standing.named
+    ]
     held = [fact for fact in held if (fact.value or 0.0) >= HELD_BACK]
     if held:
         yield standing.beside_it("cpu-limit", (), because=(*standing.because, *held))
@@ -93,13 +93,12 @@ def all_held_back(job: Job) -> str:
     )
 
 
-def _involved(job: Job, place: Culprit) -> set[int]:
-    """The rank a culprit is; both ends where it is the end of a link, since either may keep that from carrying."""
-    if place.link is None:
-        return accused(job, [place])
-    group = group_of(job, place)
-    ends = (place.link.source, place.link.destination) if group is not None else ()
-    return {member.index for end in ends if group is not None and (member := group.holder(end)) is not None}
+def _involved(job: Job, suspect: Suspect) -> set[int]:
+    """The rank a suspect is; both ends where it is the end of a link, since either may keep that from carrying."""
+    link, group = suspect.place.link, job.groups.get(suspect.group)
+    if link is None or group is None:
+        return {suspect.index} if suspect.index is not None else set()
+    return {member.index for end in (link.source, link.destination) if (member := group.holder(end)) is not None}
 
 
 # --- GPUs, samples -----------------------------------------------------------------------------------------------------
@@ -118,8 +117,11 @@ def gpus(case: Case) -> Iterator[Hypothesis]:
     if not standing.accuses:
         yield standing.beside_it("gpu", (), missing=(*standing.missing, *silent), planes=planes)
         return
-    named = sorted(accused(job, [suspect.place for suspect in standing.suspects]))
-    lines = [fact for index in named for fact in case.facts.about(FactKind.GPU_UNFINISHED, RankNode(index))[:GPU_LINES]]
+    lines = [
+        fact
+        for index in sorted(standing.named)
+        for fact in case.facts.about(FactKind.GPU_UNFINISHED, RankNode(index))[:GPU_LINES]
+    ]
     yield standing.beside_it("gpu", (*lines, *silent), planes=planes)
 
 
@@ -128,7 +130,7 @@ def newcomers(case: Case) -> Iterator[Hypothesis]:
     standing, number = case.standing, len(case.newcomers)
     if standing is None or not number or standing.cause in (Cause.ALL_ENDED, Cause.ONE_SAMPLE, Cause.PROGRESS):
         return
-    if standing.accuses and not case.newcomers.isdisjoint(accused(case.job, [s.place for s in standing.suspects])):
+    if standing.accuses and not case.newcomers.isdisjoint(standing.named):
         yield Hypothesis("newcomers", VerdictClass.UNKNOWN, Cause.ONE_SAMPLE, follows=(*standing.follows, standing.rule))
         return
     what = "1 process was" if number == 1 else f"{number} processes were"
@@ -234,3 +236,106 @@ def _is_a_helpers(line: KernelLogLine, verdict: Verdict) -> bool:
 
 def _names(line: KernelLogLine, culprits: Iterable[Culprit]) -> bool:
     return any((culprit.host, culprit.pid) == (line.host, line.pid) for culprit in culprits)
+
+
+# --- connections -------------------------------------------------------------------------------------------------------
+
+MAX_FLOWS = 3
+"""Bound: connections that are told of."""
+LOST = LOSSY_SEGMENTS
+"""Unit: segments that a culprit's sockets sent again in 30 s. Fewer are not spoken of. From: :data:`network.LOSSY_SEGMENTS`."""
+TIMES = 5.0
+"""Unit: times what other sockets send again. From: chosen, as counts of ten differ by less than twofold by chance."""
+WHERE_LOST = (
+    "packets of {who} are lost on the way: look for errors and drops at the cable, the transceiver and the switch port "
+    "(ethtool -S), and for queues that overflow"
+)
+
+
+def flow_lines(
+    troubled: Sequence[FlowFact], lost: Sequence[FlowFact], verdict: Verdict, *, slow: bool
+) -> tuple[list[str], list[str]]:
+    """Lines of evidence, and next steps; of a job that stands still (not ``slow``) it says nothing that a connection was slow.
+
+    ``troubled`` are facts of connections in trouble, ``lost`` of what connections have sent again.
+    """
+    culprits = {culprit.rank for culprit in verdict.culprits if culprit.rank is not None}
+    ranks = culprits | set(verdict.victims)
+    said: dict[str, list[FlowFact]] = {}
+    for fact in troubled:
+        flow = fact.flow
+        blocked = flow.state is FlowState.BLOCKED and flow.global_rank in culprits
+        trouble = flow.state.is_trouble and (slow or flow.state is not FlowState.SLOW)
+        if blocked or (trouble and (not ranks or flow.global_rank in ranks)):
+            said.setdefault(f"{flow.global_rank} {flow.direction} {flow.peer} {flow.state}", []).append(fact)
+    together = list(said.values())
+    if slow and culprits:
+        # Others' connections may be slower than they were, too: who reads this asks why the culprit's are.
+        together = sorted((group for group in together if _touches(group[0], verdict.culprits, culprits)), key=_severity)
+    lines = [_flow_line(group, verdict.culprits) for group in together[:MAX_FLOWS]]
+    if not slow or (loss := _loss(lost, verdict.culprits, culprits)) is None:
+        return lines, []
+    who = f"rank {min(culprits)}" if len(culprits) == 1 else "these ranks"
+    return [loss, *lines], [WHERE_LOST.format(who=who)]
+
+
+def far_end(fact: FlowFact, culprits: Sequence[Culprit]) -> int | None:
+    """The job's rank at the other end of a connection; ``None`` where it is not known, or several could be.
+
+    Culprits are known by both ranks, also where nobody watches their hosts.
+    """
+    found = set(fact.far)
+    if not fact.by_address:
+        place = fact.flow.comm_hash, fact.flow.peer
+        found |= {c.rank for c in culprits if c.rank is not None and _comm_place(c) == place}
+    return next(iter(found)) if len(found) == 1 else None
+
+
+def _comm_place(culprit: Culprit) -> tuple[int, int] | None:
+    """Hash of the communicator that a culprit is accused in, and its rank in it."""
+    if culprit.communicator is None or culprit.comm_rank is None:
+        return None
+    return int(culprit.communicator.hash, 16), culprit.comm_rank
+
+
+def _touches(fact: FlowFact, named: Sequence[Culprit], culprits: Collection[int]) -> bool:
+    return fact.flow.global_rank in culprits or far_end(fact, named) in culprits
+
+
+def _severity(group: Sequence[FlowFact]) -> tuple[bool, float]:
+    """The worst first: what it carries of what it used to (nothing where it stands); data that nobody reads last."""
+    flows = [fact.flow for fact in group]
+    carried = min(flow.bandwidth / flow.expected if flow.bandwidth is not None and flow.expected else 0.0 for flow in flows)
+    return flows[0].state is FlowState.BLOCKED, carried
+
+
+def _flow_line(group: Sequence[FlowFact], named: Sequence[Culprit]) -> str:
+    first = group[0].flow
+    other = far_end(group[0], named)
+    peer = f"rank {other}" if other is not None else f"rank {first.peer} of its communicator"
+    way = "to" if first.direction is Direction.SEND else "from"
+    channels = sorted({fact.flow.channel for fact in group if fact.flow.channel is not None})
+    where = f" over {first.device}" if first.device else ""
+    return (
+        f"rank {first.global_rank} {way} {peer}{where}, "
+        f"channel{'s' if len(channels) != 1 else ''} {', '.join(map(str, channels))}: {group[0].text}"
+    )
+
+
+def _loss(lost: Sequence[FlowFact], named: Sequence[Culprit], culprits: Collection[int]) -> str | None:
+    """That segments of the culprits' sockets are sent again much more often than those of others, where they are."""
+    sockets = {
+        fact.flow.socket.local: (int(fact.value or 0), _touches(fact, named, culprits))
+        for fact in lost
+        if fact.flow.socket is not None
+    }
+    theirs = [count for count, near in sockets.values() if near]
+    others = [count for count, near in sockets.values() if not near]
+    total = sum(theirs)
+    usual = sum(others) / len(others) if others else 0.0
+    if total < LOST or total / len(theirs) < TIMES * usual:
+        return None
+    beside = f", {sum(others)} on {len(others)} others" if others else ""
+    return (
+        f"{total} segments retransmitted on {len(theirs)} connection{'s' * (len(theirs) > 1)}{beside}, in 30 s: packets are lost"
+    )

@@ -20,15 +20,11 @@ from ncclwatch.engine.ledger import Ledger, Place, Signature
 from ncclwatch.engine.topology.labels import Stage
 
 AGREEING = 3
-"""Unit: operations; so many since the first conflict must be the same on all ranks, and more than half. From: chosen: what
-is a call apart from there on differs nearly everywhere.
+"""Unit: operations; so many since the first conflict must be the same on all ranks, and more than half; as often a context must
+be met for what follows it to be a pattern. From: chosen: what is a call apart differs nearly everywhere.
 """
 CONTEXTS = (64, 32, 16, 8, 4)
 """Bound: operations before a place by which it is found again in the job's pattern, the longest first."""
-ALIKE = 2
-"""Unit: times that such a context must be found elsewhere, where as many called one thing as another. From: what was called once
-is no pattern.
-"""
 MOVED = 4
 """Bound: operations by which a rank is moved either way to see whether it agrees better there."""
 COMPARED = 2048
@@ -252,7 +248,7 @@ def _in_that_place(agreed: NDArray[np.uint64], column: int) -> np.uint64:
         windows = np.lib.stride_tricks.sliding_window_view(agreed[:-1], length)
         after = agreed[length:][(windows == context).all(axis=1)]
         after = after[after != 0]
-        if len(after) >= ALIKE:
+        if len(after) >= AGREEING:
             return after[0] if (after == after[0]).all() else np.uint64(0)
     return np.uint64(0)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from ncclwatch.engine.job import Group, Member
-from ncclwatch.model.state import Communicator, HostConnection, ProcessSample, ProxyOperation, ProxySub, Transport
+from ncclwatch.model.state import ChannelRing, Communicator, HostConnection, ProcessSample, ProxyOperation, ProxySub, Transport
 
 CONNECTION_SLOTS = 8
 """Fact: NCCL_STEPS, buffers of a connection, a sender is at most so many steps ahead (all tags, ``src/include/device.h``)."""
@@ -39,6 +39,11 @@ class End:
     def last_step(self) -> int:
         """The connection's step at which this transfer ends."""
         return self.sub.base + self.sub.nsteps
+
+
+def ring_of(communicator: Communicator, channel: int) -> ChannelRing | None:
+    """The neighbours of a rank in the ring of a channel."""
+    return next((ring for ring in communicator.rings if ring.channel == channel), None)
 
 
 def steps_unread(connection: HostConnection) -> int | None:

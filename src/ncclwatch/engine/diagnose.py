@@ -9,12 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import groupby
 
-from ncclwatch.engine.case import Case, Known
+from ncclwatch.engine.case import Case, Conclusion, Hypothesis, Known, Lost, Retraction, Rule, Stratum
 from ncclwatch.engine.edges import Wait, wait_facts
 from ncclwatch.engine.evidence.base import FactKind
 from ncclwatch.engine.evidence.sockets import RETRY_S
 from ncclwatch.engine.explain_network import ports_in_use
-from ncclwatch.engine.hypotheses import Conclusion, Hypothesis, Lost, Retraction, Rule, Stratum
 from ncclwatch.engine.job import Job, Member, assemble
 from ncclwatch.engine.patience import retry_patience
 from ncclwatch.engine.rules import RULES

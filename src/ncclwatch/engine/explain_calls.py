@@ -5,24 +5,22 @@ Calls are told by their records (the calls plane), by what is open at the two en
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
 from ncclwatch.engine.call_patterns import Deviation, deviation_fact, find_alone_in_deviating, find_deviations
-from ncclwatch.engine.case import Case
+from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect
 from ncclwatch.engine.edges import told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind
 from ncclwatch.engine.evidence.calls import CallsFinding, behind_text, operation_of
 from ncclwatch.engine.evidence.disagreements import Disagreement, Mismatch
 from ncclwatch.engine.explain_waits import beside_unobserved, ends_of
 from ncclwatch.engine.graph import Sink
-from ncclwatch.engine.hypotheses import Cause, Hypothesis, Suspect
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.ledger import Signature
 from ncclwatch.engine.nodes import RankNode
 from ncclwatch.engine.stated import SHOWN
-from ncclwatch.engine.suspects import accused, caller, names, observed, other_peers
+from ncclwatch.engine.suspects import caller, observed, peers
 from ncclwatch.engine.unobservable_waits import before_is_open
 from ncclwatch.model.verdict import VerdictClass
 
@@ -30,22 +28,36 @@ TIE = 0.5
 """Fact: confidence where all sides of a disagreement are named: as likely wrong as right."""
 
 
-# --- what is open at both ends of a connection -------------------------------------------------------------------------
+# --- ranks called something else ---------------------------------------------------------------------------------------
+
+
+def _disagree(
+    case: Case, rule: str, suspects: dict[int, Suspect], supports: list[Fact], confidence: float, groups: Iterable[Group],
+    *, tie: bool, planes: tuple[str, ...] = ("state",),
+) -> Iterator[Hypothesis]:  # fmt: skip
+    """Ranks that called something else than their peers. The side that broke its own pattern breaks a tie.
+
+    What was called in the place of another may be what used to come next: then the other was left out.
+    """
+    deviations = find_deviations(case.job, set(suspects), case.known.orders, proper=tie)
+    if tie and deviations:
+        suspects, confidence, tie = {index: suspects[index] for index in deviations}, 0.8, False
+    left_out = 0 < len(deviations) == len(suspects) and all(deviation.left_out for deviation in deviations.values())
+    named = [replace(suspect, cause=Cause.LEFT_OUT) if left_out else suspect for suspect in suspects.values()]
+    if named:
+        victims = frozenset({index for group in groups for index in group.ranks} - suspects.keys())
+        yield Hypothesis(
+            rule, VerdictClass.NOT_ENTERED if left_out else VerdictClass.INCONSISTENT, named[0].cause, tuple(named), victims,
+            TIE if tie else confidence, (*supports, *_deviation_facts(case.job, deviations)), tie=tie, planes=planes,
+        )  # fmt: skip
 
 
 def open_calls_differ(case: Case) -> Iterator[Hypothesis]:
     """The two ends of a connection work on different operations; where no vote or pattern tells which, both are named."""
-    # Ranks that called different things hang whatever else the waits show: the disagreement is the cause.
-    found = _compare_open_calls(case) if case.facts.of(FactKind.OPEN_OTHER) else None
-    if found is not None:
-        yield found
-
-
-def _compare_open_calls(case: Case) -> Hypothesis | None:
     job, details = case.job, dict[int, str]()
     supports: list[Fact] = []
-    tie = False
-    for mismatch in case.facts.of(FactKind.OPEN_OTHER, Mismatch):
+    mismatches, tie = case.facts.of(FactKind.OPEN_OTHER, Mismatch), False
+    for mismatch in mismatches:
         ranks, how, even = mismatch.suspects()
         tie = tie or even
         supports += [told(line) for line in (*mismatch.lines(job), how)]
@@ -53,67 +65,37 @@ def _compare_open_calls(case: Case) -> Hypothesis | None:
             member, call = job.groups[mismatch.subject].holder(rank), mismatch.calls.get(rank)
             if member is not None:
                 details.setdefault(member.index, call.text() if call else "another operation")
-    if not details:
-        return None
-    deviations = find_deviations(job, set(details), case.known.orders) if tie else {}
-    confidence = TIE if tie else 0.9
-    if deviations:
-        # The side that broke its own pattern breaks the tie.
-        details, confidence, tie = {index: details[index] for index in deviations}, 0.8, False
-        supports += _deviation_facts(job, deviations)
-    left_out = bool(deviations) and all(deviation.left_out for deviation in deviations.values())
-    cause = Cause.LEFT_OUT if left_out else Cause.CALLED_OTHER
-    own = case.waits.of(details)
-    suspects = tuple(observed(job, job.member(index), own[index], (), cause, detail) for index, detail in details.items())
-    verdict_class = VerdictClass.NOT_ENTERED if left_out else VerdictClass.INCONSISTENT
-    victims = frozenset(other_peers(job, suspects))
-    return Hypothesis("open-calls-differ", verdict_class, cause, suspects, victims, confidence, tuple(supports), tie=tie)
-
-
-# --- NCCL's own counts -------------------------------------------------------------------------------------------------
+    own = case.waits.of(details) if details else {}
+    suspects = {
+        index: observed(job, job.member(index), own[index], (), Cause.CALLED_OTHER, text) for index, text in details.items()
+    }
+    groups = [job.groups[mismatch.subject] for mismatch in mismatches]
+    yield from _disagree(case, "open-calls-differ", suspects, supports, 0.9, groups, tie=tie)
 
 
 def counts_differ(case: Case) -> Iterator[Hypothesis]:
-    """NCCL's counts of each collective contradict each other; where neither a vote nor a pattern tells which, all are named."""
-    found = _compare_counts(case)
-    if found is not None:
-        yield found
+    """NCCL's counts of each collective contradict each other; where neither a vote nor a pattern tells which, all are named.
 
-
-def _compare_counts(case: Case) -> Hypothesis | None:
-    """What finished has left no trace but its count: ranks that called different things, though nothing of it is open."""
+    What finished has left no trace but its count: ranks that called different things, though nothing of it is open.
+    """
+    if not case.waits.open:
+        return
     job, ends = case.job, ends_of(case)
     at_ends = _at_the_ends(job, [*ends.cycles, *ends.ranks, *ends.beside_absent], [*ends.unseen, *ends.links])
-    seen = case.facts.of(FactKind.CALLED_OTHER, Disagreement) if case.waits.open else ()
+    seen = case.facts.of(FactKind.CALLED_OTHER, Disagreement)
     disagreements = [found for found in seen if any(member.index in found.group.ranks for member in at_ends)]
-    if not disagreements:
-        return None
-    found: dict[int, tuple[Member, str, Disagreement]] = {}
-    supports: list[Fact] = []
-    for disagreement in disagreements:
-        supports += [told(line) for line in (*disagreement.lines(job), disagreement.how)]
-        for rank, name in disagreement.odd.items():
-            member = disagreement.group.members[rank][0]
-            found.setdefault(member.index, (member, name, disagreement))
-    tie = any(disagreement.tie for disagreement in disagreements)
-    deviations = find_deviations(job, set(found), case.known.orders) if tie else {}
-    if deviations:
-        found, tie = {index: found[index] for index in deviations}, False
-        supports += _deviation_facts(job, deviations)
-    suspects = tuple(_counted(job, *one) for one in found.values())
-    own = case.waits.of(found)
-    supports += wait_facts(wait for index in found for wait in own[index])
-    victims = frozenset({index for d in disagreements for index in d.group.ranks} - found.keys())
-    return Hypothesis(
-        "counts-differ", VerdictClass.INCONSISTENT, Cause.COUNTED_OTHER, suspects, victims, TIE if tie else 0.85, tuple(supports),
-        tie=tie,
-    )  # fmt: skip
-
-
-def _counted(job: Job, member: Member, name: str, disagreement: Disagreement) -> Suspect:
-    suspect, group = observed(job, member, (), (), Cause.COUNTED_OTHER, name), disagreement.group
-    place = replace(suspect.place, communicator=group.reference(), comm_rank=group.rank_of(member), operation=None)
-    return replace(suspect, place=place)
+    suspects, supports = dict[int, Suspect](), list[Fact]()
+    for found in disagreements:
+        supports += [told(line) for line in (*found.lines(job), found.how)]
+        for rank, name in found.odd.items():
+            member = found.group.members[rank][0]
+            suspect = observed(job, member, (), (), Cause.COUNTED_OTHER, name)
+            place = replace(suspect.place, communicator=found.group.reference(), comm_rank=rank, operation=None)
+            suspects.setdefault(member.index, replace(suspect, place=place, group=found.group.id))
+    own = case.waits.of(suspects) if suspects else {}
+    supports += wait_facts(wait for index in suspects for wait in own[index])
+    tie, groups = any(found.tie for found in disagreements), [found.group for found in disagreements]
+    yield from _disagree(case, "counts-differ", suspects, supports, 0.85, groups, tie=tie)
 
 
 def _at_the_ends(job: Job, ends: Sequence[Sink], beyond: Sequence[Sink]) -> list[Member]:
@@ -128,14 +110,26 @@ def _at_the_ends(job: Job, ends: Sequence[Sink], beyond: Sequence[Sink]) -> list
 
 def calls_differ(case: Case) -> Iterator[Hypothesis]:
     """Ranks called different things under one number; where neither a vote nor a pattern tells which, all are named."""
-    found = _inconsistent(case)
-    if found is not None:
-        yield found
+    number, finding = _inconsistent(case)
+    if finding is None:
+        return
+    group, sequence = case.job.groups[number], finding.odd_sequence
+    wrong, how = finding.odd_ones
+    suspects = {
+        member.index: caller(
+            group, rank, member, operation_of(signature, sequence), Cause.CALLED_OTHER_AS, f"{signature.text()} as #{sequence}"
+        )
+        for signature in wrong for rank in finding.groups[signature] if (member := group.holder(rank)) is not None
+    }  # fmt: skip
+    supports, tie = _call_facts(case.job, group, finding, how), len(wrong) == len(finding.groups)
+    yield from _disagree(
+        case, "calls-differ", suspects, supports, 0.75 if how else 0.95, [group], tie=tie, planes=("state", "calls")
+    )
 
 
 def not_called(case: Case) -> Iterator[Hypothesis]:
     """Ranks that wait for nobody and have not called the operation that others of their communicator have called."""
-    if case.messages is None or _inconsistent(case) is not None:
+    if case.messages is None or _inconsistent(case)[1] is not None:
         return
     blocked = _blocked(case) | case.waits.waiting()
     suspects: list[Suspect] = []
@@ -148,13 +142,13 @@ def not_called(case: Case) -> Iterator[Hypothesis]:
             member = group.holder(rank)
             if member is None or member.gone or member.index in blocked:
                 continue
-            if names([suspect.place for suspect in suspects], member):
+            if any(suspect.index == member.index for suspect in suspects):
                 continue
             operation = operation_of(finding.called, finding.sequence)
             suspects.append(caller(group, rank, member, operation, Cause.NOT_CALLED))
             supports.append(_behind_fact(case.job, group, finding))
     if suspects:
-        victims = frozenset(other_peers(case.job, suspects))
+        victims = frozenset(peers(case.job, suspects) - {suspect.index for suspect in suspects})
         yield Hypothesis(
             "not-called", VerdictClass.NOT_ENTERED, Cause.NOT_CALLED, tuple(suspects), victims, 0.9, tuple(supports),
             planes=("state", "calls"),
@@ -189,39 +183,10 @@ def _behind_fact(job: Job, group: Group, finding: CallsFinding) -> Fact:
     return Fact(FactKind.CALLED_LESS, None, "calls", object=group.id, describe=partial(behind_text, job, group, finding))
 
 
-def _inconsistent(case: Case) -> Hypothesis | None:
-    for number, finding in case.findings.items() if case.messages is not None else ():
-        if finding.inconsistent:
-            return case.remember("inconsistent", lambda: _compare(case, case.job.groups[number], finding))  # noqa: B023
-    return None
-
-
-def _compare(case: Case, group: Group, finding: CallsFinding) -> Hypothesis:
-    job, orders = case.job, case.known.orders
-    wrong, how = finding.odd_ones
-    odd = {rank: signature for signature in wrong for rank in finding.groups[signature]}
-    supports = _call_facts(job, group, finding, how)
-    tie = len(wrong) == len(finding.groups)
-    confidence = TIE if tie else 0.75 if how else 0.95
-    holders = {group.members[rank][0].index: rank for rank in odd if rank in group.members}
-    deviations = find_deviations(job, set(holders), orders, proper=tie)
-    # What was called in the place of another may be what used to come next: then the other was left out.
-    supports += _deviation_facts(job, deviations)
-    if tie and deviations:
-        odd, confidence, tie = {holders[index]: odd[holders[index]] for index in deviations}, 0.8, False
-    left_out = 0 < len(deviations) == len(odd) and all(deviation.left_out for deviation in deviations.values())
-    cause = Cause.LEFT_OUT if left_out else Cause.CALLED_OTHER_AS
-    suspects = tuple(_caller(group, rank, signature, finding, cause) for rank, signature in odd.items() if rank in group.members)
-    victims = frozenset(member.index for rank, (member, _) in group.members.items() if rank not in odd)
-    verdict_class = VerdictClass.NOT_ENTERED if left_out else VerdictClass.INCONSISTENT
-    return Hypothesis(
-        "calls-differ", verdict_class, cause, suspects, victims, confidence, tuple(supports), tie=tie, planes=("state", "calls")
-    )
-
-
-def _caller(group: Group, rank: int, signature: Signature, finding: CallsFinding, cause: Cause) -> Suspect:
-    member, sequence = group.members[rank][0], finding.odd_sequence
-    return caller(group, rank, member, operation_of(signature, sequence), cause, f"{signature.text()} as #{sequence}")
+def _inconsistent(case: Case) -> tuple[int, CallsFinding | None]:
+    """The first communicator of which the records of calls contradict each other."""
+    found = case.findings.items() if case.messages is not None else ()
+    return next(((number, finding) for number, finding in found if finding.inconsistent), (0, None))
 
 
 def _call_facts(job: Job, group: Group, finding: CallsFinding, how: str) -> list[Fact]:
@@ -243,12 +208,11 @@ def calls_beside(case: Case) -> Iterator[Hypothesis]:
     standing = case.standing
     if standing is None or case.messages is None or "calls" in standing.planes:
         return
-    culprits = [suspect.place for suspect in standing.suspects]
     beside: list[Fact] = []
     for number, finding in case.findings.items():
         group = case.job.groups[number]
         members = (group.holder(rank) for rank in finding.behind)
-        if any(member is not None and names(culprits, member) for member in members):
+        if any(member is not None and member.index in standing.named for member in members):
             beside.append(_behind_fact(case.job, group, finding))
     if beside:
         yield standing.beside_it("calls-beside", beside, planes=("state", "calls"))
@@ -282,22 +246,22 @@ def conflict(case: Case) -> Iterator[Hypothesis]:
     for found in known.conflicts.find(case.job, case.time, known.ledger, known.totals, known.stage_of):
         group = case.job.groups[found.group]
         victims |= group.ranks.keys()
-        peers = found.others.text() if found.others is not None else "something else"
+        usual = found.others.text() if found.others is not None else "something else"
         for rank, signature in sorted(found.called.items()):
             member, called = group.holder(rank), signature.text()
             if member is not None:
                 operation = operation_of(signature, found.sequence)
-                suspect = caller(group, rank, member, operation, Cause.RUNS_ON, f"{called} where its peers called {peers}")
+                suspect = caller(group, rank, member, operation, Cause.RUNS_ON, f"{called} where its peers called {usual}")
                 suspects.append(replace(suspect, place=replace(suspect.place, stage=found.stages.get(rank, ""))))
-                supports.append(told(f"{member.label} called {called} as #{found.sequence}, its peers {peers}", source="calls"))
+                supports.append(told(f"{member.label} called {called} as #{found.sequence}, its peers {usual}", source="calls"))
         seen = f"; so in {found.times} of the last operations" if found.times > 1 else ""
         tie = "; which of them is wrong does not show" if found.others is None else ""
         text = f"communicator {group.hash:016x}: {found.ago} operations have been called since, alike on all ranks{seen}{tie}"
         supports.append(told(text, source="calls"))
+    waiting = frozenset(victims - {suspect.index for suspect in suspects})
     if suspects:
-        victims -= accused(case.job, [suspect.place for suspect in suspects])
         yield Hypothesis(
-            "conflict", VerdictClass.INCONSISTENT, Cause.RUNS_ON, tuple(suspects), frozenset(victims), 0.9, tuple(supports),
+            "conflict", VerdictClass.INCONSISTENT, Cause.RUNS_ON, tuple(suspects), waiting, 0.9, tuple(supports),
             planes=("state", "calls"),
         )  # fmt: skip
 

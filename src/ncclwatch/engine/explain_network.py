@@ -11,14 +11,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from ncclwatch.engine.case import Case
+from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect
 from ncclwatch.engine.edges import told
 from ncclwatch.engine.evidence.base import Fact, FactKind
 from ncclwatch.engine.evidence.ports import PortDown
 from ncclwatch.engine.evidence.sockets import DeadPath
-from ncclwatch.engine.hypotheses import Cause, Hypothesis, Suspect
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.suspects import accused, group_of, observed, one_of_each
+from ncclwatch.engine.suspects import observed, one_of_each
 from ncclwatch.model.network import NicRecord
 from ncclwatch.model.state import Communicator, Direction, Transport
 from ncclwatch.model.verdict import Culprit, LinkRef, VerdictClass
@@ -35,15 +34,79 @@ SHOWN = 4
 """Bound: suspects that a line of evidence names, and ends of waits that a pause shows."""
 
 
+# --- what is down ------------------------------------------------------------------------------------------------------
+
+
+def network_down(case: Case) -> Iterator[Hypothesis]:
+    """Ports that went down when the job came to stand, or else paths without an answer, where only ends of waits were named."""
+    standing = case.standing
+    if standing is None:
+        return
+    suspects, ranks, because = _of_ports(case, standing)
+    if not suspects and standing.open_to_doubt:
+        suspects, ranks, because = _of_paths(case, standing)
+    if not suspects:
+        return
+    supports = [*standing.supports, *standing.beside]
+    if standing.suspects:
+        places = _places(standing)
+        names = ", ".join(f"rank {one.rank if one.rank is not None else one.comm_rank}" for one in places[:SHOWN])
+        more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
+        what = "port" if suspects[0].cause is Cause.PORT else "path"
+        supports.insert(0, told(f"the waits that can be seen end at {names}{more}, which may itself wait for such a {what}"))
+    yield Hypothesis(
+        "network-down", VerdictClass.HARDWARE, suspects[0].cause, tuple(suspects),
+        frozenset(ranks - {suspect.index for suspect in suspects}), 0.8, tuple(supports), missing=standing.missing,
+        planes=(*standing.planes, "nic"), because=because, follows=(*standing.follows, standing.rule),
+    )  # fmt: skip
+
+
+def network_end(case: Case) -> Iterator[Hypothesis]:
+    """Of links that carry no data the ends whose port is down; of a rank that data neither reaches nor leaves that the network is
+    why, where a dead path ends at it.
+
+    An end is let go only where the other end of its own link is known to be down: another link may have another trouble.
+    """
+    standing, ports = case.standing, _ports_down(case)
+    if standing is None or standing.verdict_class is not VerdictClass.HARDWARE:
+        return
+    kept, because = list[Suspect](), dict[int, Fact]()
+    paths = _paths(case) if any(suspect.cause is Cause.CUT_OFF for suspect in standing.suspects) else []
+    ends = {member.index for path in paths for end in path.ends.values() if (member := path.group.holder(end)) is not None}
+
+    def port_of(host: str, rank: int | None) -> PortDown | None:
+        return next((port for port in ports if port.is_used_by(host, rank)), None)
+
+    for suspect in standing.suspects:
+        port, other = port_of(suspect.place.host, suspect.place.rank), _other_end(case.job, suspect)
+        if suspect.cause is Cause.CUT_OFF and suspect.index in ends:
+            because |= {id(path.fact): path.fact for path in paths}
+            kept.append(replace(suspect, cause=Cause.PATH))
+        elif port is not None and suspect.place.link is not None:
+            because[id(port)] = port
+            kept.append(replace(suspect, cause=Cause.PORT, detail=f"{port.nic.label} {port.state}"))
+        elif other is None or port_of(other.info.host, other.rank) is None:
+            kept.append(suspect)
+    causes = {suspect.cause for suspect in kept}
+    if because and (len(kept) < len(standing.suspects) or Cause.PATH in causes):
+        yield standing.amended(
+            "network-end", cause=causes.pop() if len(causes) == 1 else Cause.LINK, suspects=tuple(kept),
+            victims=standing.victims | (standing.named - {suspect.index for suspect in kept}), because=tuple(because.values()),
+            planes=(*standing.planes, "nic"),
+        )  # fmt: skip
+
+
 # --- ports -------------------------------------------------------------------------------------------------------------
 
+_Found = tuple[list[Suspect], set[int], tuple[Fact, ...]]
+"""Whom to name, who waits for them (indices of processes, those named among them), and what is down."""
 
-def port_down(case: Case) -> Iterator[Hypothesis]:
-    """Ports below the standstill, where that explains it better: ranks use them and went down when the job came to stand."""
-    standing, down = case.standing, _ports_down(case)
-    if standing is None or not down or not _is_open_to_doubt(standing, ports_in_use(case)):
-        return
-    job = case.job
+
+def _of_ports(case: Case, standing: Hypothesis) -> _Found:
+    """Ranks whose port is down."""
+    job, down = case.job, _ports_down(case)
+    if not down or not _is_open_to_doubt(standing, ports_in_use(case)):
+        return [], set(), ()
     first = next((s.place for s in standing.suspects if s.place.operation), None) or next(iter(_places(standing)), None)
     groups = [job.groups[number] for number in sorted(_groups_that_stand(case, standing))]
     found = [(port, users) for port in down if (users := _users(port, groups))]
@@ -54,38 +117,7 @@ def port_down(case: Case) -> Iterator[Hypothesis]:
             communicator = (first.communicator if first else None) or suspect.place.communicator
             place = replace(suspect.place, communicator=communicator, operation=first.operation if first else None)
             suspects.append(replace(suspect, place=place))
-    if suspects:
-        ranks = {index for group in groups for index in group.ranks}
-        yield _explained(case, "port-down", suspects, ranks, standing, "port", tuple(port for port, _ in found))
-
-
-def port_end(case: Case) -> Iterator[Hypothesis]:
-    """Of links that carry no data, the ends whose port is down, where both ends were named for want of anything better.
-
-    An end is let go only where the other end of its own link is known to be down: another link may have another trouble.
-    """
-    standing, ports = case.standing, _ports_down(case)
-    if standing is None or standing.verdict_class is not VerdictClass.HARDWARE or not _has_link(standing) or not ports:
-        return
-
-    def port_of(host: str, rank: int | None) -> PortDown | None:
-        return next((port for port in ports if port.is_used_by(host, rank)), None)
-
-    kept, because = list[Suspect](), dict[int, PortDown]()
-    for suspect in standing.suspects:
-        port, other = port_of(suspect.place.host, suspect.place.rank), _other_end(case.job, suspect)
-        if port is not None:
-            because[id(port)] = port
-            kept.append(replace(suspect, cause=Cause.PORT, detail=f"{port.nic.label} {port.state}"))
-        elif other is None or port_of(other.info.host, other.rank) is None:
-            kept.append(suspect)
-    if because and len(kept) < len(standing.suspects):
-        left = {(s.place.host, s.place.pid, s.place.rank) for s in kept}
-        freed = [s.place for s in standing.suspects if (s.place.host, s.place.pid, s.place.rank) not in left]
-        yield standing.amended(
-            "port-end", cause=Cause.PORT if all(s.cause is Cause.PORT for s in kept) else Cause.LINK, suspects=tuple(kept),
-            victims=standing.victims | accused(case.job, freed), because=tuple(because.values()), planes=_and_nic(standing),
-        )  # fmt: skip
+    return suspects, {index for group in groups for index in group.ranks}, tuple(port for port, _ in found)
 
 
 def ports_in_use(case: Case) -> list[PortDown]:
@@ -117,10 +149,9 @@ def _groups_that_stand(case: Case, standing: Hypothesis) -> set[int]:
     """Communicators in which something stands still."""
     job, waits = case.job, case.waits
     found = {number for number in waits.collectives() if number in job.groups}
-    places = _places(standing)
-    first = next((place for place in places if place.operation), places[0] if places else None)
-    if first is not None and first.communicator is not None:
-        found |= {group.id for group in job.groups.values() if f"{group.hash:016x}" == first.communicator.hash}
+    first = next((suspect for suspect in standing.suspects if suspect.place.operation), next(iter(standing.suspects), None))
+    if first is not None and first.group in job.groups:
+        found.add(first.group)
     return found or {wait.key.group for wait in waits.first(64) if wait.key.group in job.groups}
 
 
@@ -148,7 +179,7 @@ def _link(own: Communicator, nic: NicRecord) -> LinkRef | None:
 
 def _other_end(job: Job, suspect: Suspect) -> Member | None:
     """The observed process at the other end of a suspect's link."""
-    place, group = suspect.place, group_of(job, suspect.place)
+    place, group = suspect.place, job.groups.get(suspect.group)
     link = place.link
     if link is None or group is None or place.comm_rank not in (link.source, link.destination):
         return None
@@ -166,36 +197,14 @@ class _Path:
     """Address → rank in the communicator."""
 
 
-def path_dead(case: Case) -> Iterator[Hypothesis]:
-    """The ends of paths over which nothing is acknowledged, where it was only said where the waits that can be seen end.
+def _of_paths(case: Case, standing: Hypothesis) -> _Found:
+    """The ends of paths over which nothing is acknowledged: of several the address they share, of a single one both ends.
 
-    Of several paths the address they share is named, of a single one both ends. O(paths x communicators of a hash).
+    O(paths x communicators of a hash).
     """
-    standing = case.standing
-    if standing is None or not standing.open_to_doubt or _is_cut_off(standing):
-        return
     paths = _paths(case)
-    suspects = _path_suspects(case.job, paths)
-    if suspects:
-        ranks = {index for path in paths for index in path.group.ranks} | standing.victims
-        yield _explained(case, "path-dead", suspects, ranks, standing, "path", tuple(path.fact for path in paths))
-
-
-def path_cut_off(case: Case) -> Iterator[Hypothesis]:
-    """Of a rank that data neither reaches nor leaves the network is why, where a dead path ends at it."""
-    standing = case.standing
-    if standing is None or not _is_cut_off(standing):
-        return
-    paths = _paths(case)
-    ends = {member.rank for path in paths for end in path.ends.values() if (member := path.group.holder(end)) is not None}
-    if all(place.rank in ends for place in _places(standing)):
-        suspects = tuple(replace(suspect, cause=Cause.PATH) for suspect in standing.suspects)
-        because = tuple(path.fact for path in paths)
-        yield standing.amended("path-cut-off", cause=Cause.PATH, suspects=suspects, because=because, planes=_and_nic(standing))
-
-
-def _is_cut_off(standing: Hypothesis) -> bool:
-    return any(suspect.cause is Cause.CUT_OFF for suspect in standing.suspects)
+    ranks = {index for path in paths for index in path.group.ranks} | standing.victims
+    return _path_suspects(case.job, paths), ranks, tuple(path.fact for path in paths)
 
 
 def _paths(case: Case) -> list[_Path]:
@@ -232,7 +241,7 @@ def _path_suspect(job: Job, member: Member, path: _Path, *, alone: bool) -> Susp
     link = None if alone else LinkRef(path.fact.way.rank, path.fact.way.peer, "net")
     suspect = observed(job, member, (), (), Cause.PATH if alone else Cause.PATH_END, link=link)
     place = replace(suspect.place, communicator=path.group.reference(), comm_rank=path.group.rank_of(member))
-    return replace(suspect, place=place)
+    return replace(suspect, place=place, group=path.group.id)
 
 
 # --- TCP still tries ---------------------------------------------------------------------------------------------------
@@ -254,39 +263,9 @@ def tcp_slow(case: Case) -> Iterator[Hypothesis]:
         )  # fmt: skip
 
 
-# --- parts -------------------------------------------------------------------------------------------------------------
-
-
-def _explained(
-    case: Case, rule: str, suspects: Sequence[Suspect], ranks: set[int], standing: Hypothesis, what: str,
-    because: tuple[Fact, ...],
-) -> Hypothesis:  # fmt: skip
-    """That the standstill is the doing of ports or paths (``because``), and not of whom ``standing`` names."""
-    supports = [*standing.supports, *standing.beside]
-    if standing.suspects:
-        line = f"the waits that can be seen end at {_named_in(standing)}, which may itself wait for such a {what}"
-        supports.insert(0, told(line))
-    victims = frozenset(ranks - accused(case.job, [suspect.place for suspect in suspects]))
-    return Hypothesis(
-        rule, VerdictClass.HARDWARE, suspects[0].cause, tuple(suspects), victims, 0.8, tuple(supports), missing=standing.missing,
-        planes=_and_nic(standing), because=because, follows=(*standing.follows, standing.rule),
-    )  # fmt: skip
-
-
-def _named_in(standing: Hypothesis) -> str:
-    """The suspects of a hypothesis, the first few of many."""
-    places = _places(standing)
-    shown = ", ".join(f"rank {one.rank if one.rank is not None else one.comm_rank}" for one in places[:SHOWN])
-    return shown + (f" and {len(places) - SHOWN} more" if len(places) > SHOWN else "")
-
-
 def _places(standing: Hypothesis) -> list[Culprit]:
     return [suspect.place for suspect in one_of_each(standing.suspects)]
 
 
 def _has_link(standing: Hypothesis) -> bool:
     return any(suspect.place.link for suspect in standing.suspects)
-
-
-def _and_nic(standing: Hypothesis) -> tuple[str, ...]:
-    return (*standing.planes, "nic")

@@ -7,22 +7,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from ncclwatch.engine.call_patterns import deviation_fact, find_deviations
-from ncclwatch.engine.case import Case
-from ncclwatch.engine.connections import End, unseen_peers
+from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect
+from ncclwatch.engine.connections import unseen_peers
 from ncclwatch.engine.edges import PROXY_STALLS, Stall, Wait, Why, told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind
 from ncclwatch.engine.evidence.device import gpu_state
 from ncclwatch.engine.evidence.disagreements import Counts, Lack, lacks
 from ncclwatch.engine.graph import Sink, victims_of
-from ncclwatch.engine.hypotheses import Cause, Hypothesis, Suspect
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.nodes import AbsentNode, HiddenNode, LinkNode, Node, RankNode
 from ncclwatch.engine.patience import HANG_FLOOR_S
-from ncclwatch.engine.retract import is_begun
-from ncclwatch.engine.rings import RING_ENDS_RECEIVING
-from ncclwatch.engine.suspects import accused, observed, peers
+from ncclwatch.engine.retract import has_sent, is_begun
+from ncclwatch.engine.suspects import observed, peers
 from ncclwatch.model.device import KernelState
-from ncclwatch.model.state import Direction, Transport
 from ncclwatch.model.verdict import LinkRef, VerdictClass
 
 NAMED_ABSENT = 8
@@ -151,7 +148,7 @@ def link(case: Case) -> Iterator[Hypothesis]:
     if suspects:
         named = tuple(suspects.values())
         supports = tuple(fact for sink in ends.links for fact in wait_facts(sink.waits))
-        victims = victims_of(ends.links) - accused(job, [suspect.place for suspect in named])
+        victims = victims_of(ends.links) - suspects.keys()
         yield Hypothesis(
             "link", VerdictClass.HARDWARE, named[0].cause, named, frozenset(victims), min(sureness(case), 0.7), supports,
             missing=_notes([*ends.unseen, *ends.cycles]),
@@ -191,7 +188,7 @@ def rank_behind(case: Case) -> Iterator[Hypothesis]:
     named = [(sink, member) for sink in ends.ranks if (member := sink.member(job)) is not None]
     if not named:
         return
-    causes = [_cause(job, member, sink) for sink, member in named]
+    causes = [_cause(case, member, sink) for sink, member in named]
     verdict_class = VerdictClass.NOT_ENTERED if any(cause in NOT_STARTED for cause in causes) else VerdictClass.HARDWARE
     counts = Counts(job)
     suspects: list[Suspect] = []
@@ -200,7 +197,7 @@ def rank_behind(case: Case) -> Iterator[Hypothesis]:
         suspects.append(observed(job, member, sink.waits, sink.stalls, cause))
         supports += [*wait_facts(sink.waits), *sink.stalls]
         supports += [told(line, RankNode(member.index), FactKind.CALLED_LESS) for line in counts.lines(member)]
-    victims = victims_of(ends.ranks) | peers(job, [suspect.place for suspect in suspects])
+    victims = victims_of(ends.ranks) | peers(job, suspects)
     victims -= {member.index for _, member in named}
     yield Hypothesis(
         "rank-behind", verdict_class, causes[0], tuple(suspects), frozenset(victims), sureness(case), tuple(supports),
@@ -212,7 +209,7 @@ NOT_STARTED = frozenset({Cause.GPU_NOT_BEGUN, Cause.NOT_TAKING_PART, Cause.NOT_E
 """The host has not called the operation the others wait in, or its GPU has not started it. All else is in it."""
 
 
-def _cause(job: Job, member: Member, sink: Sink) -> Cause:
+def _cause(case: Case, member: Member, sink: Sink) -> Cause:
     stalls = {mark.stall for mark in sink.stalls}
     if stalls & PROXY_STALLS:
         return Cause.PROXY_STALLED
@@ -220,41 +217,16 @@ def _cause(job: Job, member: Member, sink: Sink) -> Cause:
         return Cause.FLUSH
     if not stalls:
         return Cause.PROXY_NOT_BEGUN if all(wait.why is Why.NOT_BEGUN for wait in sink.waits) else Cause.NOT_ENTERED
-    gpu = gpu_state(job, member, sink.stalls[0].key.group)
+    gpu = gpu_state(case.job, member, sink.stalls[0].key.group)
     if gpu is KernelState.RUNNING:
         return Cause.GPU_RUNNING
     ends = [mark.end for mark in sink.stalls if mark.end is not None]
     if gpu is not KernelState.NOT_STARTED and not ends:
         return Cause.NOT_TAKING_PART
     begun = gpu is not KernelState.NOT_STARTED and any(
-        end.sub.done > 0 or (end.sub.gpu_ready or 0) > 0 or _has_sent(job, end) for end in ends
+        end.sub.done > 0 or (end.sub.gpu_ready or 0) > 0 or has_sent(case, end) for end in ends
     )  # fmt: skip
     return Cause.GPU_STOPPED if begun else Cause.GPU_NOT_BEGUN
-
-
-def _has_sent(job: Job, end: End) -> bool:
-    """Whether a rank that has a receive open has completed the send that the operation begins with: no proxy shows that any more.
-
-    Proxies are given both together (ncclProxySaveOp, src/proxy.cc); with PXN it is a neighbour's proxy that sends.
-    """
-    operation, channel, group = end.operation, end.sub.channel, job.groups[end.key.group]
-    rank = group.rank_of(end.member)
-    if operation.direction is not Direction.RECV or rank is None or end.member.last.torn:
-        return False
-    if operation.algorithm != "Ring" or operation.collective not in RING_ENDS_RECEIVING:
-        return False
-    own = group.members[rank][1]
-    following = next((ring.next for ring in own.rings if ring.channel == channel), -1)
-    if (channel, following, Direction.SEND, Transport.NET) not in own.transports:
-        return False
-    sends = (
-        (near, sub)
-        for near in job.members if near.info.host == end.member.info.host
-        for other in near.last.operations
-        if (other.comm_hash, other.op_count) == (operation.comm_hash, operation.op_count) and other.direction is Direction.SEND
-        for sub in other.subs if sub.channel == channel
-    )  # fmt: skip
-    return not any(sub.rank == rank or (sub.rank is None and near is end.member) for near, sub in sends)
 
 
 def _notes(sinks: Iterable[Sink]) -> tuple[Fact, ...]:
@@ -327,9 +299,10 @@ def lacks_call(case: Case) -> Iterator[Hypothesis]:
     less = any(why is Lack.LESS for _, why in lacking)
     alone = [] if less else _alone_in_it(job, waits[0])
     cause = Cause.LACKS_CALL if less else Cause.ALONE_IN_CALL if alone else Cause.LACKS_OTHER_CALL
-    suspects = [observed(job, member, waits, (), cause) for member in alone or [job.member(only.index)]]
+    named = alone or [job.member(only.index)]
+    suspects = [observed(job, member, waits, (), cause) for member in named]
     supports = wait_facts([*waits, *(wait for wait in found.inside if wait not in waits)])
-    victims = (victims_of(found.sinks) | found.members) - accused(job, [suspect.place for suspect in suspects])
+    victims = (victims_of(found.sinks) | found.members) - {member.index for member in named}
     verdict_class = VerdictClass.NOT_ENTERED if less else VerdictClass.INCONSISTENT
     yield Hypothesis("lacks-call", verdict_class, cause, tuple(suspects), frozenset(victims), 0.7, tuple(supports))
 

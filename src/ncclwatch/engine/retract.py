@@ -11,17 +11,16 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from ncclwatch.engine.case import Case
-from ncclwatch.engine.connections import acknowledges, was_before
+from ncclwatch.engine.case import Case, Retraction
+from ncclwatch.engine.connections import End, acknowledges, was_before
 from ncclwatch.engine.edges import Stall, StallMark, Wait, Why, wait_facts
 from ncclwatch.engine.evidence.proxies import stall_text
 from ncclwatch.engine.graph import Sink, components
-from ncclwatch.engine.hypotheses import Retraction
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.nodes import Node, RankNode
 from ncclwatch.engine.rings import RING_ENDS_RECEIVING, all_under_way, laggards
 from ncclwatch.engine.waits import has_produced
-from ncclwatch.model.state import Direction, ProxyOperation, ProxySub
+from ncclwatch.model.state import Direction, ProxyOperation, ProxySub, Transport
 
 ONE_SIDED = ("Broadcast", "Reduce")
 
@@ -154,6 +153,38 @@ def is_begun(job: Job, wait: Wait) -> bool:
     sends = _sends(job, waiter, operation)
     own = [sub for other in sends if other.comm_address == operation.comm_address for sub in other.subs]
     return not own or any(map(has_produced, own))
+
+
+def has_sent(case: Case, end: End) -> bool:
+    """Whether a rank that has a receive open has completed the send that the operation begins with: no proxy shows that any more.
+
+    Proxies are given both together (ncclProxySaveOp, src/proxy.cc); with PXN it is a neighbour's proxy that sends.
+    """
+    operation, channel, group = end.operation, end.sub.channel, case.job.groups[end.key.group]
+    rank = group.rank_of(end.member)
+    if operation.direction is not Direction.RECV or rank is None or end.member.last.torn:
+        return False
+    if operation.algorithm != "Ring" or operation.collective not in RING_ENDS_RECEIVING:
+        return False
+    own = group.members[rank][1]
+    following = next((ring.next for ring in own.rings if ring.channel == channel), -1)
+    if (channel, following, Direction.SEND, Transport.NET) not in own.transports:
+        return False
+    sends = (
+        (near, sub)
+        for near in case.remember("hosts", lambda: _by_host(case.job))[end.member.info.host]
+        for other in near.last.operations
+        if (other.comm_hash, other.op_count) == (operation.comm_hash, operation.op_count) and other.direction is Direction.SEND
+        for sub in other.subs if sub.channel == channel
+    )  # fmt: skip
+    return not any(sub.rank == rank or (sub.rank is None and near is end.member) for near, sub in sends)
+
+
+def _by_host(job: Job) -> dict[str, list[Member]]:
+    hosts: dict[str, list[Member]] = defaultdict(list)
+    for member in job.members:
+        hosts[member.info.host].append(member)
+    return hosts
 
 
 def _sends(job: Job, node: RankNode, operation: ProxyOperation) -> list[ProxyOperation]:

@@ -10,10 +10,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ncclwatch.engine.connections import CONNECTION_SLOTS, ConnectionKey, steps_unread
+from ncclwatch.engine.connections import CONNECTION_SLOTS, ConnectionKey, ring_of, steps_unread
 from ncclwatch.engine.edges import Wait, Why
 from ncclwatch.engine.evidence.base import Strength
-from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.engine.job import Group, Job
 from ncclwatch.engine.nodes import AbsentNode, RankNode, node_of
 from ncclwatch.model.state import Communicator, Direction, HostConnection, Transport
 
@@ -83,11 +83,6 @@ def all_under_way(job: Job) -> RingsUnderWay:
     return {group.id: under_way(group) for group in job.groups.values()}
 
 
-def is_between(own: Communicator) -> bool:
-    """Whether a rank is in the middle of an operation of a communicator, as far as its rings show."""
-    return any(position.between for position in ring_positions(own))
-
-
 def ring_written(group: Group) -> dict[int, dict[int, int]]:
     """Channel → rank in a communicator → steps it has written to the next in the ring, of those joined to it by shared memory.
 
@@ -146,34 +141,29 @@ def laggards(job: Job, amid: RingsUnderWay) -> Iterator[Wait]:
 
 def _hops(group: Group, channel: int, first: int) -> dict[int, int]:
     """How many ranks further on in the ring of a channel each rank is than the first."""
-    following = {rank: ring.next for rank, (_, own) in group.members.items() for ring in own.rings if ring.channel == channel}
-    found, rank = {first: 0}, following.get(first)
-    while rank is not None and rank not in found:
+    found: dict[int, int] = {}
+    rank: int | None = first
+    while rank in group.members and rank not in found:
         found[rank] = len(found)
-        rank = following.get(rank)
+        ring = ring_of(group.members[rank][1], channel)
+        rank = ring.next if ring is not None else None
     return found
 
 
 # --- who has read all ------------------------------------------------------------------------------------------------
 
 
-class Hop(NamedTuple):
-    """A rank on the way backward through a ring, and those of its inputs of which all is read."""
-
-    member: Member
-    communicator: Communicator
-    empty: list[HostConnection]
-
-
-def empty_hops(group: Group, channel: int, rank: int) -> Iterator[Hop]:
-    """From a rank backward through the ring inputs in shared memory of which all is read, while only one feeds it."""
+def empty_hops(group: Group, channel: int, rank: int) -> Iterator[tuple[Communicator, list[HostConnection]]]:
+    """From a rank backward through the ring inputs in shared memory of which all is read, while only one feeds it: each rank's
+    view, and those of its inputs of which all is read.
+    """
     seen: set[int] = set()
     while rank not in seen and rank in group.members:
         seen.add(rank)
-        member, communicator = group.members[rank]
+        _, communicator = group.members[rank]
         empty = [conn for conn in ring_inputs(communicator, channel) if steps_unread(conn) == 0]
         if empty:
-            yield Hop(member, communicator, empty)
+            yield communicator, empty
         if len(empty) != 1:
             return
         rank = empty[0].peer
@@ -183,11 +173,11 @@ def ring_inputs(communicator: Communicator, channel: int) -> Iterator[HostConnec
     """Connections inside the node that feed this rank's ring on a channel; all of the channel's where the ring is unknown."""
     if not communicator.host_connections:
         return
-    previous = {ring.channel: ring.prev for ring in communicator.rings}.get(channel)
+    ring = ring_of(communicator, channel)
     for conn in communicator.host_connections:
         if conn.channel != channel or conn.direction is not Direction.RECV or conn.connection_index != 0:
             continue
-        if conn.transport in (Transport.SHM, Transport.P2P) and previous in (None, conn.peer):
+        if conn.transport in (Transport.SHM, Transport.P2P) and (ring is None or ring.prev == conn.peer):
             yield conn
 
 

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from ncclwatch.engine import beside, explain_calls, explain_network, explain_waits, retract, stated, unobservable_waits
-from ncclwatch.engine.hypotheses import Rule, Stratum
+from ncclwatch.engine.case import Rule, Stratum
 
 UNCERTAIN = frozenset({"nothing-open", "unseen", "beside-absent"})
 """Rules that name nobody, since too little was seen."""
@@ -22,7 +22,7 @@ FROM_MEMORY = FROM_ENDS | FROM_CYCLES | DISAGREE
 FROM_CALLS = frozenset({"not-called", "calls-differ", "left-out"})
 OPEN_TO_DOUBT = (FROM_MEMORY | FROM_CALLS) - DISAGREE
 """Where the waits or the calls that can be seen end: a port or a path below that may be why."""
-NETWORK = frozenset({"port-down", "port-end", "path-dead", "path-cut-off"})
+NETWORK = frozenset({"network-down", "network-end"})
 
 _STATED = (
     Rule(
@@ -293,19 +293,13 @@ _QUALIFIED = (
 
 _NETWORK = (
     Rule(
-        "port-down", Stratum.QUALIFY, explain_network.port_down,
+        "network-down", Stratum.QUALIFY, explain_network.network_down,
         "A link cut while nothing is under way leaves no trace in memory, and proxies drop what their transport reports as "
-        "failed (progressOps, src/proxy.cc): a port that went down with the job says more than where the waits end.",
+        "failed (progressOps, src/proxy.cc). Whoever has only stopped reading still acknowledges (RFC 9293, 3.8.6): segments "
+        "that are sent five times without an answer are the network's doing.",
         "tests/unit/engine/test_explain_network.py::test_a_port_that_went_down_when_the_job_came_to_stand_is_the_cause",
         "tests/unit/engine/test_explain_network.py::test_a_port_that_has_nothing_to_do_with_it_changes_nothing",
         OPEN_TO_DOUBT,
-    ),
-    Rule(
-        "port-end", Stratum.QUALIFY, explain_network.port_end,
-        "Both ends of a dead link are named for want of anything better: the port of one being down decides between them.",
-        "tests/unit/engine/test_explain_network.py::test_of_a_link_that_carries_nothing_the_end_whose_port_is_down_is_kept",
-        "the same test: a port of another rank",
-        frozenset({"link"}),
     ),
     Rule(
         "tcp-slow", Stratum.QUALIFY, explain_network.tcp_slow,
@@ -316,18 +310,11 @@ _NETWORK = (
         frozenset({"link"}),
     ),
     Rule(
-        "path-dead", Stratum.QUALIFY, explain_network.path_dead,
-        "Whoever has only stopped reading still acknowledges (RFC 9293, 3.8.6): segments that are sent five times without an "
-        "answer are the network's doing.",
-        "tests/unit/engine/test_explain_network.py::test_what_several_dead_paths_share_is_named",
-        "tests/unit/engine/test_explain_network.py::test_paths_that_prove_nothing_here_change_nothing",
-        OPEN_TO_DOUBT,
-    ),
-    Rule(
-        "path-cut-off", Stratum.QUALIFY, explain_network.path_cut_off,
-        "As path-dead: of a rank that data neither reaches nor leaves, proxy and network are told apart by TCP.",
-        "tests/unit/engine/test_explain_network.py::test_of_who_is_cut_off_it_is_said_that_the_network_is_why",
-        "the same test: a path of other ranks",
+        "network-end", Stratum.QUALIFY, explain_network.network_end,
+        "Both ends of a dead link are named for want of anything better: the port of one being down decides between them. Of a "
+        "rank that data neither reaches nor leaves, proxy and network are told apart by TCP.",
+        "tests/unit/engine/test_explain_network.py::test_of_a_link_that_carries_nothing_the_end_whose_port_is_down_is_kept",
+        "the same test: a port of another rank",
         frozenset({"link"}),
     ),
     Rule(

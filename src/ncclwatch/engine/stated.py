@@ -9,13 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from functools import partial
 
-from ncclwatch.engine.case import Case
+from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.edges import Why, told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind
 from ncclwatch.engine.evidence.exits import Census, halted_text
 from ncclwatch.engine.graph import Sink, Waits, victims_of
-from ncclwatch.engine.hypotheses import Cause, Hypothesis, Suspect
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.nodes import AbsentNode, RankNode
 from ncclwatch.engine.suspects import absent, observed, peers
@@ -159,10 +158,10 @@ def _halted(case: Case, rule: str, confidence: float) -> Hypothesis:
 
 def _victims(case: Case, halted: Sequence[Member], ends: Sequence[Sink], suspects: Sequence[Suspect]) -> set[int]:
     """Whoever waits for whom: everybody in a collective that stands still with a halted process waits for it in the end."""
-    victims = victims_of(ends) | peers(case.job, [suspect.place for suspect in suspects])
-    indices = {member.index for member in halted}
+    victims = victims_of(ends) | peers(case.job, suspects)
+    indices, missing = {member.index for member in halted}, {suspect.group for suspect in suspects if suspect.index is None}
     for number in case.waits.collectives():
-        if not indices.isdisjoint(case.job.groups[number].ranks):
+        if number in missing or not indices.isdisjoint(case.job.groups[number].ranks):
             victims |= case.job.groups[number].ranks.keys()
     return victims - indices
 
@@ -292,4 +291,4 @@ def _failed(job: Job, member: Member) -> Suspect:
     own, result = errors_of(member)[0]
     reference = job.groups[job.group_of[member.index, own.address]].reference()
     place = Culprit(member.rank, own.rank, member.info.host, member.info.pid, own.device, reference)
-    return Suspect(place, Cause.NCCL_ERROR, result)
+    return Suspect(place, Cause.NCCL_ERROR, result, member.index)

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
+from ncclwatch.engine.case import Cause, Suspect
 from ncclwatch.engine.connections import End
 from ncclwatch.engine.edges import StallMark, Wait
 from ncclwatch.engine.graph import Sink
-from ncclwatch.engine.hypotheses import Cause, Suspect
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.nodes import AbsentNode
-from ncclwatch.model.verdict import Culprit, LinkRef, OperationRef, places, stands_in
+from ncclwatch.model.verdict import Culprit, LinkRef, OperationRef
 
 POINT_TO_POINT = frozenset({"", "Send", "Recv", "SendRecv"})
 """Names of operations that the rest of a communicator does not take part in."""
@@ -32,16 +31,11 @@ def observed(
     group_id = keys[0].group if keys else job.group_of[member.index, largest.address] if largest else None
     own = next((c for c in communicators if job.group_of[member.index, c.address] == group_id), None)
     place = Culprit(
-        rank=member.rank,
-        comm_rank=own.rank if own else None,
-        host=member.info.host,
-        pid=member.info.pid,
-        gpu=own.device if own else None,
-        communicator=job.groups[group_id].reference() if group_id in job.groups else None,
-        operation=operation_reference(ends) or next((wait.operation for wait in waits if wait.operation), None),
-        link=link,
-    )
-    return Suspect(place, cause, detail)
+        member.rank, own.rank if own else None, member.info.host, member.info.pid, own.device if own else None,
+        job.groups[group_id].reference() if group_id in job.groups else None,
+        operation_reference(ends) or next((wait.operation for wait in waits if wait.operation), None), link=link,
+    )  # fmt: skip
+    return Suspect(place, cause, detail, member.index, -1 if group_id is None else group_id)
 
 
 def absent(job: Job, sink: Sink, cause: Cause) -> Suspect:
@@ -49,31 +43,17 @@ def absent(job: Job, sink: Sink, cause: Cause) -> Suspect:
     node = sink.nodes[0]
     if not isinstance(node, AbsentNode):
         raise TypeError(f"not an absent rank: {node}")
-    place = Culprit(
-        rank=job.global_rank(node.group_id, node.comm_rank),
-        comm_rank=node.comm_rank,
-        host="",
-        pid=None,
-        gpu=None,
-        communicator=job.groups[node.group_id].reference(),
-        operation=operation_reference([wait.end for wait in sink.waits]),
-        observed=False,
-    )
-    return Suspect(place, cause)
+    rank, operation = job.global_rank(node.group_id, node.comm_rank), operation_reference([wait.end for wait in sink.waits])
+    reference = job.groups[node.group_id].reference()
+    place = Culprit(rank, node.comm_rank, "", None, None, reference, operation, observed=False)
+    return Suspect(place, cause, group=node.group_id)
 
 
 def caller(group: Group, rank: int, member: Member, operation: OperationRef, cause: Cause, detail: str = "") -> Suspect:
     """A rank of a communicator that is named for what it called, or has not called."""
-    place = Culprit(
-        rank=member.rank,
-        comm_rank=rank,
-        host=member.info.host,
-        pid=member.info.pid,
-        gpu=group.members[rank][1].device,
-        communicator=group.reference(),
-        operation=operation,
-    )
-    return Suspect(place, cause, detail)
+    device = group.members[rank][1].device
+    place = Culprit(member.rank, rank, member.info.host, member.info.pid, device, group.reference(), operation)
+    return Suspect(place, cause, detail, member.index, group.id)
 
 
 def operation_reference(ends: Sequence[End | None]) -> OperationRef | None:
@@ -97,51 +77,10 @@ def one_of_each(suspects: Sequence[Suspect]) -> list[Suspect]:
     return kept
 
 
-def peers(job: Job, culprits: Sequence[Culprit]) -> set[int]:
-    """Members that share a culprit's communicator: a collective that one rank does not finish, no rank finishes."""
-    groups: dict[str, list[Group]] = defaultdict(list)
-    for group in job.groups.values():
-        groups[f"{group.hash:016x}"].append(group)
-    hit: dict[int, Group] = {}
-    for culprit in culprits:
-        if culprit.communicator is None or culprit.operation is None or culprit.operation.name in POINT_TO_POINT:
-            continue
-        for group in groups.get(culprit.communicator.hash, ()):
-            holder = group.holder(culprit.comm_rank) if culprit.comm_rank is not None else None
-            if culprit.pid is None or (holder is not None and names([culprit], holder)):
-                hit[group.id] = group
-    return {member.index for group in hit.values() for member, _ in group.members.values()}
-
-
-def other_peers(job: Job, suspects: Sequence[Suspect]) -> set[int]:
-    """The peers that are not suspects themselves."""
-    culprits = [suspect.place for suspect in suspects]
-    return peers(job, culprits) - accused(job, culprits)
-
-
-def names(culprits: Iterable[Culprit], member: Member) -> bool:
-    """Whether a member is among the culprits."""
-    return any(culprit.is_at(member.info.host, member.info.pid, member.rank) for culprit in culprits)
-
-
-def group_of(job: Job, culprit: Culprit) -> Group | None:
-    """The communicator a culprit is accused in."""
-    if culprit.communicator is None or culprit.comm_rank is None:
-        return None
-    for group in job.groups.values():
-        if group.reference() == culprit.communicator:
-            holder = group.holder(culprit.comm_rank)
-            if holder is None or names([culprit], holder):
-                return group
-    return None
-
-
-def accused(job: Job, culprits: Iterable[Culprit]) -> set[int]:
-    """Members that are among the culprits."""
-    found = places(culprits)
-    pids = {pid for _, pid, _ in found}
-    near = (member for member in job.members if member.last.process.pid in pids)
-    return {member.index for member in near if stands_in(found, member.info.host, member.info.pid, member.rank)}
+def peers(job: Job, suspects: Sequence[Suspect]) -> set[int]:
+    """Members that share a suspect's communicator: a collective that one rank does not finish, no rank finishes."""
+    collectives = (one for one in suspects if one.place.operation and one.place.operation.name not in POINT_TO_POINT)
+    return {index for one in collectives if one.group in job.groups for index in job.groups[one.group].ranks}
 
 
 def _under_way(end: End | None) -> bool:

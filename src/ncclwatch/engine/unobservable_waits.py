@@ -9,6 +9,7 @@ for ever in a kernel of which memory shows no trace, and what was called after i
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import replace
 from functools import cache, partial
 
 from ncclwatch.engine.case import Case
@@ -27,6 +28,7 @@ from ncclwatch.model.device import KernelState
 from ncclwatch.model.state import Communicator, Transport
 
 NAME = "calls"
+POSSIBLE = Strength.POSSIBLE
 
 MOST_PEERS = 8
 """Bound: peers for which waits of one rank are drawn on one communicator: one of them is enough to go on from."""
@@ -55,13 +57,10 @@ def calls_not_made(case: Case) -> Iterator[Wait]:
         if not behind or not waiting or before_is_open(group, finding, case.waits):
             continue
         operation = operation_of(finding.called, finding.sequence)
+        what = f"#{finding.sequence} ({finding.called.text() if finding.called else 'an operation'})"
         for waiter, other in enough_pairs(waiting, behind):
-            key = ConnectionKey(number, 0, group.ranks[other.index], group.ranks[waiter.index], False)
-            text = partial(_call_text, waiter, other, finding)
-            yield Wait(
-                subject=RankNode(waiter.index), source="calls", object=RankNode(other.index), why=Why.NOT_CALLED, key=key,
-                operation=operation, describe=text,
-            )  # fmt: skip
+            wait = _wait(case.job, group, waiter, group.ranks[other.index], Why.NOT_CALLED, what)
+            yield replace(wait, operation=operation)
 
 
 def before_is_open(group: Group, finding: CallsFinding, waits: Waits) -> bool:
@@ -98,7 +97,7 @@ def counted_less(case: Case) -> Iterator[Wait]:
         behind = [rank for rank, count in known.items() if count < most]
         ahead = [rank for rank, count in known.items() if count == most]
         for waiter, rank in enough_pairs(ahead, behind):
-            yield _counted(group, group.members[waiter][0], rank, most, known[rank])
+            yield _counted(case.job, group, group.members[waiter][0], rank, most, known[rank])
 
 
 def messages_owed_by_all(case: Case) -> Iterator[Wait]:
@@ -128,7 +127,7 @@ def called_less(case: Case) -> Iterator[Wait]:
             for rank in [rank for rank, count in known.items() if count == least][:MOST_PEERS]:
                 other = group.members[rank][0]
                 if idle or other.index not in (busy := case.waits.busy() if busy is None else busy):
-                    yield _counted(group, member, rank, mine, least)
+                    yield _counted(case.job, group, member, rank, mine, least)
 
 
 def hidden_peer(case: Case) -> Iterator[Wait]:
@@ -147,8 +146,8 @@ def hidden_peer(case: Case) -> Iterator[Wait]:
                 behind = sink.behind() if behind is None else behind
                 if other.index in behind:
                     continue
-                text = partial(_hidden_text, member, other, group)
-                yield _wait(group, member, rank, HiddenNode(group.id, rank), Why.UNOBSERVED, text)
+                text = "it waits itself, and what joins them cannot be looked into"
+                yield _wait(case.job, group, member, rank, Why.UNOBSERVED, text, HiddenNode(group.id, rank), POSSIBLE)
                 break
 
 
@@ -164,8 +163,8 @@ def message_possible(case: Case) -> Iterator[Wait]:
     for member in _idle(case):
         for group, peer in peers(member):
             target: Node = HiddenNode(group.id, peer) if peer in group.members else AbsentNode(group.id, peer)
-            text = partial(_possible_text, case.job, member, group, peer)
-            yield _message(group, member, peer, target, Why.UNOBSERVED, text)
+            text = "in a Send or Recv: what was read does not tell"
+            yield _wait(case.job, group, member, peer, Why.UNOBSERVED, text, target, POSSIBLE, point_to_point=True)
 
 
 def dropped_operation(case: Case) -> Iterator[Wait]:
@@ -181,7 +180,7 @@ def dropped_operation(case: Case) -> Iterator[Wait]:
     census = cache(lambda: Census.of(job, case.known.complete_hosts))
     for member, idle in _may_wait_inside(case):
         for group, rank, target in _may_have_ended(job, member, gone, census, unseen_too=not idle):
-            yield _wait(group, member, rank, target, Why.DROPPED, partial(_dropped_text, job, member, group, rank))
+            yield _wait(job, group, member, rank, Why.DROPPED, "", target, POSSIBLE)
 
 
 def ring_before(case: Case) -> Iterator[Wait]:
@@ -200,14 +199,9 @@ def ring_before(case: Case) -> Iterator[Wait]:
             for at in ring_positions(own):
                 if at.unread or not at.between:
                     continue
-                target: Node = node_of(case.job, group.id, at.prev) if names else HiddenNode(group.id, at.prev)
-                key = ConnectionKey(group.id, at.channel, at.prev, own.rank, False)
-                text = partial(_before_text, case.job, member, group, at.prev, at.written, at.read)
-                strength = Strength.PROVEN if names else Strength.POSSIBLE
-                yield Wait(
-                    subject=RankNode(member.index), source=NAME, object=target, why=Why.EMPTY, key=key, strength=strength,
-                    describe=text,
-                )  # fmt: skip
+                text = f"it has written {at.written} steps of the ring itself, and read {at.read}"
+                target, strength = (None, Strength.PROVEN) if names else (HiddenNode(group.id, at.prev), POSSIBLE)
+                yield _wait(case.job, group, member, at.prev, Why.EMPTY, text, target, strength, channel=at.channel)
 
 
 def not_begun(job: Job, member: Member, mark: StallMark) -> bool:
@@ -254,9 +248,8 @@ def _messages_owed(case: Case, members: Sequence[Member]) -> Iterator[Wait]:
     if messages is None or len(members) > MOST_CALLERS:
         return
     for member in members:
-        for group, peer, other in messages.owed(member):
-            text = partial(_owed_text, case.job, member, group, peer)
-            yield _message(group, member, peer, RankNode(other.index), Why.NO_MESSAGE, text)
+        for group, peer, _ in messages.owed(member):
+            yield _wait(case.job, group, member, peer, Why.NO_MESSAGE, "a Send or Recv", point_to_point=True)
 
 
 def _by_memory(job: Job, member: Member) -> Iterator[tuple[Group, int]]:
@@ -296,64 +289,24 @@ def _neighbours(own: Communicator) -> Collection[int]:
     return joined & {neighbour for ring in own.rings for neighbour in (ring.prev, ring.next)}
 
 
-def _counted(group: Group, member: Member, rank: int, mine: int, theirs: int) -> Wait:
-    other = group.members[rank][0]
-    text = partial(_count_text, member, other, group, mine, theirs)
-    return _wait(group, member, rank, RankNode(other.index), Why.NOT_CALLED, text, Strength.PROVEN)
+def _counted(job: Job, group: Group, member: Member, rank: int, mine: int, theirs: int) -> Wait:
+    return _wait(job, group, member, rank, Why.NOT_CALLED, f"{mine} calls there, {theirs} by that one")
 
 
 def _wait(
-    group: Group, member: Member, rank: int, target: Node, why: Why, text: Callable[[], str],
-    strength: Strength = Strength.POSSIBLE,
+    job: Job, group: Group, member: Member, rank: int, why: Why, detail: str, target: Node | None = None,
+    strength: Strength = Strength.PROVEN, *, channel: int = 0, point_to_point: bool = False,
 ) -> Wait:  # fmt: skip
-    key = ConnectionKey(group.id, 0, rank, group.ranks[member.index], False)
+    """That a process waits, or may, for a rank of a communicator; ``target``: where the wait leads, if not to that rank."""
+    key = ConnectionKey(group.id, channel, rank, group.ranks[member.index], point_to_point)
+
+    def describe() -> str:
+        verb = "may wait" if strength is POSSIBLE else "waits"
+        reason = "" if isinstance(target, HiddenNode) else f", {why}"
+        what = f": {detail}" if detail else ""
+        return f"{member.label} {verb} on communicator {group.hash:016x} for {job.rank_name(group.id, rank)}{reason}{what}"
+
     return Wait(
-        subject=RankNode(member.index), source=NAME, object=target, why=why, key=key, strength=strength, describe=text
+        subject=RankNode(member.index), source=NAME, object=target or node_of(job, group.id, rank), why=why, key=key,
+        strength=strength, describe=describe,
     )  # fmt: skip
-
-
-def _message(group: Group, member: Member, peer: int, target: Node, why: Why, text: Callable[[], str]) -> Wait:
-    key = ConnectionKey(group.id, 0, peer, group.ranks[member.index], True)
-    strength = Strength.PROVEN if why is Why.NO_MESSAGE else Strength.POSSIBLE
-    return Wait(
-        subject=RankNode(member.index), source=NAME, object=target, why=why, key=key, strength=strength, describe=text
-    )  # fmt: skip
-
-
-# --- words -------------------------------------------------------------------------------------------------------------
-
-
-def _call_text(waiter: Member, other: Member, finding: CallsFinding) -> str:
-    what = finding.called.text() if finding.called else "an operation"
-    return f"{waiter.label} has called #{finding.sequence} ({what}) and waits for {other.label}, {Why.NOT_CALLED}"
-
-
-def _count_text(member: Member, other: Member, group: Group, mine: int, theirs: int) -> str:
-    numbers = f"{mine} calls on communicator {group.hash:016x}, {other.label} {theirs}"
-    return f"{member.label} has made {numbers}: it waits for that one, {Why.NOT_CALLED}"
-
-
-def _hidden_text(member: Member, other: Member, group: Group) -> str:
-    return (
-        f"{member.label} may wait on communicator {group.hash:016x} for {other.label}, which waits itself: "
-        "what joins them cannot be looked into"
-    )
-
-
-def _owed_text(job: Job, member: Member, group: Group, peer: int) -> str:
-    where = f"on communicator {group.hash:016x}"
-    return f"{member.label} has called a Send or Recv {where} and waits for {job.rank_name(group.id, peer)}, {Why.NO_MESSAGE}"
-
-
-def _possible_text(job: Job, member: Member, group: Group, peer: int) -> str:
-    where = f"on communicator {group.hash:016x}"
-    return f"{member.label} may wait for {job.rank_name(group.id, peer)} in a Send or Recv {where}: what was read does not tell"
-
-
-def _dropped_text(job: Job, member: Member, group: Group, rank: int) -> str:
-    return f"{member.label} may wait for {job.rank_name(group.id, rank)} on communicator {group.hash:016x}, {Why.DROPPED}"
-
-
-def _before_text(job: Job, member: Member, group: Group, rank: int, written: int, read: int) -> str:
-    peer = job.rank_name(group.id, rank)
-    return f"{member.label} waits for {peer}, {Why.EMPTY}: it has written {written} steps of the ring itself, and read {read}"

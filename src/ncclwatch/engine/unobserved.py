@@ -13,7 +13,7 @@ LISTED = 6
 
 def not_observed(case: Case) -> tuple[str, ...]:
     """All that was hidden from a verdict on a job."""
-    missing = [line for source in case.known.sources for line in source.coverage(case).missing]
+    missing = [line for source in case.known.sources for line in source.coverage(case)]
     return (*missing, *not_read(case.job))
 
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ncclwatch.engine.case import Case
+from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect
 from ncclwatch.engine.evidence.base import Fact, FactKind
 from ncclwatch.engine.evidence.ports import PortDown
-from ncclwatch.engine.hypotheses import Cause, Hypothesis, Suspect
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.nodes import AbsentNode, HiddenNode, RankNode
-from ncclwatch.engine.suspects import group_of, one_of_each
+from ncclwatch.engine.suspects import one_of_each
 from ncclwatch.engine.unobserved import not_observed, not_read
 from ncclwatch.model.verdict import Culprit, OperationRef, Step, StepKind, Verdict, VerdictClass
 from ncclwatch.text import compressed
@@ -241,7 +240,7 @@ def _summary(job: Job, found: Hypothesis, culprits: Sequence[Culprit], operation
     if found.cause is Cause.NCCL_ERROR:
         return f"{count(job)}: NCCL reports an error and nothing moves"
     if found.cause is not Cause.ORDER and all(one.link for one in culprits):
-        return _links_summary(job, culprits, where, found)
+        return _links_summary(job, one_of_each(found.suspects), where, found)
     names = ", ".join(name_of(one) for one in culprits[:NAMED])
     if len(culprits) > NAMED:
         names += f" and {len(culprits) - NAMED} more"
@@ -260,19 +259,19 @@ def _port_words(port: PortDown, culprits: Sequence[Culprit]) -> str:
     """``eth0 on node1 is down, and rank 1 uses it``."""
     users = [one for one in culprits if port.is_used_by(one.host, one.rank)]
     names = sorted(one.rank for one in users if one.rank is not None)
-    shown = ", ".join(map(str, names[:8])) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    shown = ", ".join(map(str, names[: 2 * NAMED])) + (f" and {len(names) - 2 * NAMED} more" if len(names) > 2 * NAMED else "")
     who, verb = ("rank", "uses") if len(names) == 1 else ("ranks", "use")
     return f"{port.nic.label} on {port.nic.host} {port.state}, and {who} {shown} {verb} it"
 
 
-def _links_summary(job: Job, culprits: Sequence[Culprit], where: str, found: Hypothesis) -> str:
+def _links_summary(job: Job, suspects: Sequence[Suspect], where: str, found: Hypothesis) -> str:
     """Links that carry nothing, each by both ends: no rank is to blame for its link."""
-    known = {f"rank {c.rank}": name_of(c) for c in culprits if c.rank is not None}
+    known = {f"rank {one.place.rank}": name_of(one.place) for one in suspects if one.place.rank is not None}
     texts: dict[str, None] = {}
-    for one in culprits:
-        group = group_of(job, one)
-        if one.link is not None:
-            ends = (one.link.source, one.link.destination)
+    for one in suspects:
+        group, link = job.groups.get(one.group), one.place.link
+        if link is not None:
+            ends = (link.source, link.destination)
             ranks = [job.rank_name(group.id, end) if group is not None else f"rank {end}" for end in ends]
             texts[" → ".join(known.get(name, name) for name in ranks)] = None
     more = f" and {len(texts) - NAMED} more" if len(texts) > NAMED else ""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ncclwatch.engine.connections import ConnectionKey, hidden_peers, memory_of, steps_unread
+from ncclwatch.engine.connections import ConnectionKey, hidden_peers, memory_of, ring_of, steps_unread
 from ncclwatch.engine.edges import Stall, StallMark, Wait, Why
 from ncclwatch.engine.evidence.base import FactKind, Strength
 from ncclwatch.engine.evidence.device import is_seen
@@ -20,7 +20,7 @@ from ncclwatch.engine.evidence.proxies import TransferColumns, operation_text
 from ncclwatch.engine.graph import Waits
 from ncclwatch.engine.job import Group, Member
 from ncclwatch.engine.nodes import HiddenNode, LinkNode, Node, RankNode, node_of
-from ncclwatch.engine.rings import NAME, RING_ENDS_RECEIVING, empty_hops, is_between, ring_inputs, ring_written, waits_for_more
+from ncclwatch.engine.rings import NAME, RING_ENDS_RECEIVING, empty_hops, ring_inputs, ring_written, waits_for_more
 from ncclwatch.engine.transfers import Column, numbered
 from ncclwatch.model.state import Communicator, Direction, HostConnection, ProxySub, Transport
 
@@ -112,9 +112,9 @@ class _Joiner:
         begins_sending = mark.end is not None and mark.end.operation.collective in RING_ENDS_RECEIVING
         weak = mark.end is not None and mark.end.operation.algorithm == "Ring" and not has_produced(mark.end.sub)
         group = self.job.groups[mark.key.group]
-        for hop in empty_hops(group, mark.key.channel, communicator.rank):
-            for conn in hop.empty:
-                self._nothing_written(group, hop.communicator, conn, weak=begins_sending and weak)
+        for own, empty in empty_hops(group, mark.key.channel, communicator.rank):
+            for conn in empty:
+                self._nothing_written(group, own, conn, weak=begins_sending and weak)
             if not begins_sending:
                 break
 
@@ -127,7 +127,8 @@ class _Joiner:
         end, channel = mark.end, mark.key.channel
         if end is None or end.operation.algorithm != "Ring" or end.operation.collective not in RING_ENDS_RECEIVING:
             return
-        previous = {ring.channel: ring.prev for ring in communicator.rings}.get(channel)
+        ring = ring_of(communicator, channel)
+        previous = ring.prev if ring is not None else None
         if previous is None or (channel, previous, Direction.RECV, Transport.NET) not in communicator.transports:
             return
         if self.transfers.is_receiving(mark.key.group, channel, previous, communicator.rank, end.operation.op_count):
@@ -194,8 +195,7 @@ class _Joiner:
     def _follow(self, group: Group, channel: int, first: int) -> None:
         """Everybody after a rank in its ring who finds nothing to read waits for the one before.
 
-        A ring collective begins with a send: of one that has written less than others of the ring that is not proven, nor of one
-        that is in the middle of another ring, and shows nothing of this one.
+        A ring collective begins with a send: of one that has written less than others of the ring that is not proven.
         """
         if group.id not in self._written:
             self._written[group.id] = ring_written(group)
@@ -204,17 +204,15 @@ class _Joiner:
         some_began = max(written.values(), default=0) > least
         rank = first
         for _ in range(group.nranks - 1):
-            own = group.members.get(rank)
-            following = {ring.channel: ring.next for ring in own[1].rings}.get(channel) if own else None
-            found = group.members.get(following) if following is not None else None
-            if found is None or following == first:
+            ring = ring_of(group.members[rank][1], channel) if rank in group.members else None
+            if ring is None or ring.next == first or ring.next not in group.members:
                 break
-            inputs = [c for c in ring_inputs(found[1], channel) if c.peer == rank and steps_unread(c) == 0]
+            own = group.members[ring.next][1]
+            inputs = [c for c in ring_inputs(own, channel) if c.peer == rank and steps_unread(c) == 0]
             if not inputs:
                 break
-            weak = (some_began and written.get(found[1].rank) == least) or _is_elsewhere(*found)
-            self._nothing_written(group, found[1], inputs[0], weak=weak)
-            rank = found[1].rank
+            self._nothing_written(group, own, inputs[0], weak=some_began and written.get(ring.next) == least)
+            rank = ring.next
 
     def _follow_unread_messages(self) -> None:
         """Who has sent another a message that lies unread there, and has none from it, waits for that one's.
@@ -238,11 +236,6 @@ class _Joiner:
             if unread and not any(unread):
                 self._nothing_written(group, own, conns[0])
                 graph = self.seen.plus(self.added)
-
-
-def _is_elsewhere(member: Member, own: Communicator) -> bool:
-    """Whether a rank shows itself in the middle of a ring of another communicator, and in none of this one."""
-    return not is_between(own) and any(is_between(other) for other in member.last.communicators if other.address != own.address)
 
 
 def has_produced(sub: ProxySub) -> bool:

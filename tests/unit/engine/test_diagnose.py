@@ -147,6 +147,25 @@ def test_a_gpu_that_stops_in_the_middle_is_a_hardware_verdict() -> None:
     assert "GPU" in verdict.summary
 
 
+@pytest.mark.parametrize("sent", [True, False])
+def test_a_gpu_whose_send_is_complete_is_in_the_operation_though_only_its_receive_is_open(sent: bool) -> None:
+    """A ring begins with a send: rank 1 has sent all of the ReduceScatter, or nothing of it, and takes nothing."""
+    scatter: dict[str, object] = {"nsteps": 4, "collective": "ReduceScatter"}
+    gather: dict[str, object] = {"nsteps": 4, "collective": "AllGather", "op_count": 28, "base": 964}
+    open_send = () if sent else (send(0, sent=0, done=0, produced=0, **scatter),)
+    arrived = recv(0, posted=4, received=4, delivered=4, consumed=0, **scatter)
+    here = 4 if sent else 0
+    ahead = (
+        send(0, sent=0, done=0, produced=0, **gather),
+        recv(0, posted=4, received=here, delivered=here, consumed=0, **gather),
+    )
+    waiting = (recv(1, posted=4, received=0, delivered=0, consumed=0, **(gather if sent else scatter)),)
+    ranks = [Rank(0, 2, (communicator(0, 2),), waiting), Rank(1, 2, (communicator(1, 2),), (*open_send, arrived, *ahead))]
+    verdict = diagnose(looks(ranks))
+    assert named(verdict) == [1]
+    assert verdict.verdict_class is (VerdictClass.HARDWARE if sent else VerdictClass.NOT_ENTERED)
+
+
 def test_a_proxy_that_does_not_send_what_is_ready_is_named() -> None:
     ranks = absent_from_ring()
     ranks[2] = replace(

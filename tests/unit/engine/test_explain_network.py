@@ -6,11 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from ncclwatch.engine.case import Known
+from ncclwatch.engine.case import Cause, Known
 from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.engine.evidence.ports import PortDown, port_down
 from ncclwatch.engine.evidence.sockets import DeadPath, dead_path
-from ncclwatch.engine.hypotheses import Cause
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.network import Way
 from ncclwatch.engine.verdict import REASONS

@@ -7,7 +7,7 @@ from pathlib import Path
 import networkx as nx
 import pytest
 
-from ncclwatch.engine.hypotheses import Rule, Stratum
+from ncclwatch.engine.case import Rule, Stratum
 from ncclwatch.engine.rules import RULES, markdown
 
 ROOT = Path(__file__).resolve().parents[3]

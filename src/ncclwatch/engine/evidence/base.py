@@ -105,16 +105,6 @@ class Fact:
         return self.describe()
 
 
-@dataclass(frozen=True, slots=True)
-class Coverage:
-    """How much of a job a source saw: ``seen`` of ``wanted`` subjects, and why the rest was not, as lines for people."""
-
-    source: str
-    seen: int
-    wanted: int
-    missing: tuple[str, ...] = ()
-
-
 class Source(ABC):
     """One source of evidence: a module of this package, listed in :mod:`ncclwatch.engine.evidence.registry`."""
 
@@ -132,9 +122,9 @@ class Source(ABC):
     def facts(self, case: Case) -> Iterable[Fact | FactColumns[Fact]]:
         """What it saw of a job, of what is very many in columns. A pure function of the case's records. O(records)."""
 
-    @abstractmethod
-    def coverage(self, case: Case) -> Coverage:
-        """How much of the job it could see."""
+    def coverage(self, case: Case) -> Iterable[str]:
+        """Where it was blind, as lines for people: they stand under "not observed" in every verdict. O(processes)."""
+        return ()
 
 
 F = TypeVar("F", bound=Fact)

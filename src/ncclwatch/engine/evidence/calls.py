@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.alignment import Entries, align_entries, make_entries, rows_of
-from ncclwatch.engine.evidence.base import Coverage, Fact, FactKind, Source
+from ncclwatch.engine.evidence.base import Fact, FactKind, Source
 from ncclwatch.engine.job import Group, Job, launched
 from ncclwatch.engine.ledger import Ledger, Place, Signature
 from ncclwatch.model.events import Function
@@ -49,15 +49,13 @@ class Calls(Source):
             text = partial(_text, case.job, case.job.groups[number], finding)
             yield Called(kind=FactKind.CALLED, subject=number, source=NAME, finding=finding, describe=text)
 
-    def coverage(self, case: Case) -> Coverage:
-        """Ranks of communicators whose calls are recorded, and those that could not be lined up with their peers."""
-        wanted, ledger = sum(len(group.members) for group in case.job.groups.values()), case.known.ledger
-        if ledger is None:
-            return Coverage(NAME, 0, wanted, ("no calls were recorded",))
-        seen = sum(len(rows_of(group, ledger, case.known.totals)[0]) for group in case.job.groups.values())
+    def coverage(self, case: Case) -> Iterator[str]:
+        """That calls are not recorded, or cannot be lined up with those of the peers."""
+        if case.known.ledger is None:
+            yield "no calls were recorded"
         unaligned = sum(len(finding.unaligned) for finding in case.findings.values())
-        missing = (f"{unaligned} ranks whose calls cannot be lined up with those of their peers",) if unaligned else ()
-        return Coverage(NAME, seen - unaligned, wanted, missing)
+        if unaligned:
+            yield f"{unaligned} ranks whose calls cannot be lined up with those of their peers"
 
 
 def _text(job: Job, group: Group, finding: CallsFinding) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ncclwatch.engine.evidence.base import Coverage, Fact, FactKind, Source, Strength
+from ncclwatch.engine.evidence.base import Fact, FactKind, Source, Strength
 from ncclwatch.engine.job import Member
 from ncclwatch.engine.nodes import RankNode
 from ncclwatch.model.state import CpuLimit
@@ -66,11 +66,6 @@ class CpuLimits(Source):
                 yield _fact(member, share, Strength.PROVEN, (began, ended))
             if last.periods and last.throttled and last.periods - first.periods < FEW_PERIODS:
                 yield _fact(member, min(1.0, last.throttled / last.periods), Strength.LIKELY, None)
-
-    def coverage(self, case: Case) -> Coverage:
-        """Processes whose control group could be read."""
-        seen = sum(member.last.cpu_limit is not None for member in case.job.members)
-        return Coverage(NAME, seen, len(case.job.members))
 
 
 def _known(member: Member) -> list[tuple[float, CpuLimit]]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ncclwatch.engine.evidence.base import Coverage, Fact, FactKind, Source
+from ncclwatch.engine.evidence.base import Fact, FactKind, Source
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.nodes import RankNode
 from ncclwatch.model.device import DeviceCommunicator, DeviceOperation, DeviceSample, KernelState
@@ -28,8 +28,6 @@ HIDDEN = {
     Transport.P2P: "P2P/NVLink connections: their counters lie in GPU memory; only launches are seen without the shim",
     Transport.NVLS: "NVLS: the switch adds up inside the fabric; no host-visible counters, only launches are seen",
 }
-MULTI_NODE = "NVLink between nodes (MNNVL): connections to other nodes are P2P as well; only launches are seen"
-
 _Place = tuple[int, int, int, int]
 """Channel, source, destination, connection index."""
 
@@ -64,16 +62,14 @@ class DeviceShim(Source):
                 text = partial(_silent_text, member, seconds)
                 yield Fact(FactKind.GPU_SILENT, RankNode(member.index), NAME, value=seconds, describe=text)
 
-    def coverage(self, case: Case) -> Coverage:
-        """Processes that have the shim, and what joins ranks that nothing but a shim could look into."""
-        seen = sum(member.last.device is not None for member in case.job.members)
+    def coverage(self, case: Case) -> Iterator[str]:
+        """What joins ranks that nothing but a shim could look into, and it did not."""
         joined = case.job.transports()
         if Transport.P2P in joined and sees_everything(case.job):
             joined -= {Transport.P2P}
-        missing = [text for transport, text in HIDDEN.items() if transport in joined]
+        yield from (text for transport, text in HIDDEN.items() if transport in joined)
         if any(own.multi_node_nvlink for member in case.job.members for own in member.last.communicators):
-            missing.append(MULTI_NODE)
-        return Coverage(NAME, seen, len(case.job.members), tuple(missing))
+            yield "NVLink between nodes (MNNVL): connections to other nodes are P2P as well; only launches are seen"
 
 
 # --- connections -------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import numpy as np
 
 from ncclwatch.engine.connections import End
 from ncclwatch.engine.edges import Wait, Why
-from ncclwatch.engine.evidence.base import Coverage, Fact, FactKind, Source
+from ncclwatch.engine.evidence.base import Fact, FactKind, Source
 from ncclwatch.engine.job import Group, Job, Member, launched
 from ncclwatch.engine.transfers import Column, Transfers
 from ncclwatch.model.state import Communicator, Direction
@@ -103,11 +103,6 @@ class OpenCalls(Source):
         """Communicators in which two ends of a connection work on different operations. O(transfers)."""
         yield from find_mismatches(case.transfers)
 
-    def coverage(self, case: Case) -> Coverage:
-        """Ranks of the job's communicators that were sampled."""
-        wanted = sum(group.nranks for group in case.job.groups.values())
-        return Coverage(self.name, sum(len(group.members) for group in case.job.groups.values()), wanted)
-
 
 def _open_text(job: Job, group_id: int) -> str:
     return f"ranks of communicator {job.groups[group_id].hash:016x} have different operations open"
@@ -173,12 +168,6 @@ class SequenceCounts(Source):
         """Communicators in which the counts of two ranks contradict each other. O(ranks of communicators)."""
         found = (_disagreement(case.job.groups[number]) for number in sorted(case.job.groups))
         yield from (disagreement for disagreement in found if disagreement is not None)
-
-    def coverage(self, case: Case) -> Coverage:
-        """Ranks of communicators that NCCL counts collectives of: none before 2.26."""
-        views = [own for group in case.job.groups.values() for _, own in group.members.values()]
-        seen = sum(_counted(own) for own in views)
-        return Coverage(NAME, seen, len(views))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ncclwatch.engine.evidence.base import Coverage, Fact, FactKind, Source
+from ncclwatch.engine.evidence.base import Fact, FactKind, Source
 from ncclwatch.engine.job import Group, Identity, Job, Member, identity_of
 from ncclwatch.engine.nodes import AbsentNode, RankNode
 
@@ -53,11 +53,6 @@ class Exits(Source):
                         kind=FactKind.HALTED, subject=AbsentNode(group.id, rank), source=NAME, ended=True,
                         describe=partial(_absent_text, case.job, group.id, rank),
                     )  # fmt: skip
-
-    def coverage(self, case: Case) -> Coverage:
-        """Ranks of the job's communicators of which it is known whether they run."""
-        wanted = sum(group.nranks for group in case.job.groups.values())
-        return Coverage(NAME, sum(len(group.members) for group in case.job.groups.values()), wanted)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ncclwatch.engine.evidence.base import Coverage, Fact, FactKind, Source
+from ncclwatch.engine.evidence.base import Fact, FactKind, Source
 from ncclwatch.model.network import KernelLogLine
 
 if TYPE_CHECKING:
@@ -40,11 +40,6 @@ class KernelLog(Source):
                     kind=FactKind.LOGGED, subject=(host, line.pid), source=NAME, interval=(at, at), host=host,
                     line=line, describe=partial(_text, line),
                 )  # fmt: skip
-
-    def coverage(self, case: Case) -> Coverage:
-        """Hosts with NCCL processes that tell of their network and their kernels: one without lines has logged nothing."""
-        wanted = {member.info.host for member in case.job.members}
-        return Coverage(NAME, len(wanted & case.known.network.hosts.keys()), len(wanted))
 
 
 def _text(line: KernelLogLine) -> str:

@@ -8,7 +8,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ncclwatch.engine.evidence.base import Coverage, Fact, FactKind, Source
+from ncclwatch.engine.evidence.base import Fact, FactKind, Source
 from ncclwatch.model.network import LinkChange, NicRecord
 
 if TYPE_CHECKING:
@@ -96,11 +96,12 @@ class Ports(Source):
                         describe=partial(_errors_text, nic),
                     )  # fmt: skip
 
-    def coverage(self, case: Case) -> Coverage:
-        """Hosts with NCCL processes that tell of their NICs."""
-        wanted = {member.info.host for member in case.job.members}
-        seen = {host for host in wanted if host in case.known.network.hosts and case.known.network.hosts[host].nics}
-        return Coverage(NAME, len(seen), len(wanted))
+    def coverage(self, case: Case) -> Iterator[str]:
+        """Hosts that say nothing of their network, where others do."""
+        told = {host for host, known in case.known.network.hosts.items() if known.nics}
+        silent = {member.info.host for member in case.job.members} - told if told else ()
+        if silent:
+            yield f"{len(silent)} hosts say nothing of their NICs, connections and kernel logs"
 
 
 def names_of(nic: NicRecord) -> set[str]:

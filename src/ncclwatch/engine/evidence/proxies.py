@@ -15,7 +15,7 @@ import numpy as np
 
 from ncclwatch.engine.connections import CONNECTION_SLOTS, End, acknowledges, was_before
 from ncclwatch.engine.edges import NOBODY, PROXY_STALLS, Stall, StallMark, Wait, Why
-from ncclwatch.engine.evidence.base import Coverage, F, Fact, FactColumns, FactKind, Source
+from ncclwatch.engine.evidence.base import F, Fact, FactColumns, FactKind, Source
 from ncclwatch.engine.nodes import AbsentNode, LinkNode, RankNode
 from ncclwatch.engine.transfers import UNKNOWN, Column, Flags
 from ncclwatch.model.state import Direction, OpPhase, Transport
@@ -29,9 +29,6 @@ HIDDEN = {
     Transport.COLLNET: "CollNet: the switch adds up inside the network; its own counters are not compared between ranks",
     Transport.UNKNOWN: "connections of a transport that was not recognised",
 }
-CAPTURED = "operations captured in CUDA graphs: their replays make no calls; only proxy steps are seen"
-BY_DEVICE = "operations that kernels start themselves (device API, GIN): neither calls nor proxy steps show them"
-
 WHYS, STALLS = tuple(Why), tuple(Stall)
 OF_THE_LINK = frozenset({Why.IN_NETWORK, Why.UNCONFIRMED, Why.NO_CREDIT})
 """Both sides have done their part: it is the link that does not do its own."""
@@ -69,15 +66,14 @@ class Proxies(Source):
         yield reader.columns(FactKind.WAITS_FOR, reader.waits, reader.make_wait)
         yield reader.columns(FactKind.STANDS, reader.stalls, reader.make_stall)
 
-    def coverage(self, case: Case) -> Coverage:
-        """Ranks that were sampled, of communicators some of whose ranks were; operations that no proxy shows, or that it shows
-        alone.
-        """
-        views = [own for group in case.job.groups.values() for _, own in group.members.values()]
-        missing = [text for transport, text in HIDDEN.items() if transport in case.job.transports()]
-        missing += [CAPTURED] * any(own.captured_plans for own in views)
-        missing += [BY_DEVICE] * any(own.device_initiated for own in views)
-        return Coverage(NAME, len(views), sum(group.nranks for group in case.job.groups.values()), tuple(missing))
+    def coverage(self, case: Case) -> Iterator[str]:
+        """Operations that no proxy shows, or that it shows alone."""
+        yield from (text for transport, text in HIDDEN.items() if transport in case.job.transports())
+        views = [own for member in case.job.members for own in member.last.communicators]
+        if any(own.captured_plans for own in views):
+            yield "operations captured in CUDA graphs: their replays make no calls; only proxy steps are seen"
+        if any(own.device_initiated for own in views):
+            yield "operations that kernels start themselves (device API, GIN): neither calls nor proxy steps show them"
 
 
 class _Reader:

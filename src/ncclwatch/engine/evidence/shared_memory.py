@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ncclwatch.engine.connections import CONNECTION_SLOTS, ConnectionKey, memory_of, steps_unread
 from ncclwatch.engine.edges import Stall, StallMark, Wait, Why
-from ncclwatch.engine.evidence.base import Coverage, FactKind, Source
+from ncclwatch.engine.evidence.base import FactKind, Source
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.nodes import AbsentNode, RankNode, node_of
 from ncclwatch.model.state import Direction, HostConnection, Transport
@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from ncclwatch.engine.case import Case
 
 NAME = "shared memory"
-
-NO_OPERATION = "shared-memory connections: steps are seen, the operation they belong to is not"
 
 
 class SharedMemory(Source):
@@ -43,13 +41,10 @@ class SharedMemory(Source):
                     elif conn.direction is Direction.RECV and 0 < unread <= CONNECTION_SLOTS:
                         yield _unread(case.job, group, rank, member, conn)
 
-    def coverage(self, case: Case) -> Coverage:
-        """Connections inside the nodes whose head and tail could be read."""
-        joined = [own for group in case.job.groups.values() for _, own in group.members.values()]
-        seen = sum(steps_unread(conn) is not None for own in joined for conn in own.host_connections)
-        wanted = sum(kind in (Transport.SHM, Transport.P2P) for own in joined for _, _, _, kind in own.transports)
-        missing = (NO_OPERATION,) if Transport.SHM in case.job.transports() else ()
-        return Coverage(NAME, min(seen, wanted), wanted, missing)
+    def coverage(self, case: Case) -> Iterator[str]:
+        """That steps are all it sees."""
+        if Transport.SHM in case.job.transports():
+            yield "shared-memory connections: steps are seen, the operation they belong to is not"
 
 
 def _full(job: Job, group: Group, rank: int, member: Member, conn: HostConnection) -> Wait:

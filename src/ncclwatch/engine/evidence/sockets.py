@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ncclwatch.engine.evidence.base import Coverage, Fact, FactKind, Source
+from ncclwatch.engine.evidence.base import Fact, FactKind, Source
 from ncclwatch.engine.network import HostNetwork, Way, way_of
 from ncclwatch.model.network import FlowRecord, FlowState, SocketFacts
 from ncclwatch.model.state import Direction
@@ -122,12 +122,6 @@ class Sockets(Source):
                 yield fact
             if sends:
                 yield replace(fact, kind=FactKind.LOST, value=flow.retries)
-
-    def coverage(self, case: Case) -> Coverage:
-        """Hosts with NCCL processes that list their connections."""
-        wanted = {member.info.host for member in case.job.members}
-        seen = {host for host in wanted if host in case.known.network.hosts and case.known.network.hosts[host].flows}
-        return Coverage(NAME, len(seen), len(wanted))
 
 
 def tries_left(known: HostNetwork, way: Way, facts: SocketFacts) -> bool:

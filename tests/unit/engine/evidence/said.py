@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from ncclwatch.engine.case import Case, Known, of_nodes
-from ncclwatch.engine.evidence.base import Coverage, Fact, Source
+from ncclwatch.engine.evidence.base import Fact, Source
 from ncclwatch.engine.evidence.registry import SOURCES
 from ncclwatch.engine.job import assemble
 from ncclwatch.engine.network import NetworkMemory
@@ -25,9 +25,6 @@ class Said(Source):
 
     def facts(self, case: Case) -> Iterable[Fact]:
         return self._facts
-
-    def coverage(self, case: Case) -> Coverage:
-        return Coverage(self.name, 1, 1)
 
 
 def with_facts(*facts: Fact) -> tuple[Source, ...]:

@@ -39,7 +39,5 @@ def test_who_called_something_else() -> None:
 def test_ranks_that_called_the_same_say_nothing_and_coverage_tells_whose_calls_are_known() -> None:
     whole = recorded([64], [64], [64], [64])
     assert (said(whole).finding.behind, said(whole).finding.inconsistent) == ([], False)
-    assert (Calls().coverage(whole).seen, Calls().coverage(whole).wanted) == (4, 4)
-    assert Calls().coverage(recorded([64], [64])).seen == 2
-    nothing = Calls().coverage(case_of(looks([Rank(0, 4, (communicator(0, 4),))])))
-    assert (nothing.seen, nothing.missing) == (0, ("no calls were recorded",))
+    assert list(Calls().coverage(whole)) == []
+    assert list(Calls().coverage(case_of(looks([Rank(0, 4, (communicator(0, 4),))])))) == ["no calls were recorded"]

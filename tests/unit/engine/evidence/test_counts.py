@@ -21,8 +21,3 @@ def test_counts_that_contradict_each_other_are_facts_and_a_tie_is_no_proof() -> 
     assert facts(usual, usual, usual, other) == [([3], False)]
     assert facts(usual, other) == [([0, 1], True)]
     assert facts(usual, {"AllReduce": 8, "AllGather": 5}) == [], "one that is behind has called nothing else"
-
-
-def test_where_nccl_does_not_count_the_coverage_says_so() -> None:
-    coverage = SequenceCounts().coverage(case_of(looks([Rank(rank, 2, (communicator(rank, 2),)) for rank in range(2)])))
-    assert (coverage.seen, coverage.wanted) == (0, 2)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ncclwatch.engine.evidence.base import FactKind, Strength
-from ncclwatch.engine.evidence.cpu_limits import CpuLimits, throttled_share
+from ncclwatch.engine.evidence.cpu_limits import throttled_share
 from ncclwatch.engine.nodes import RankNode
 from ncclwatch.model.state import CpuLimit, ProcessSample
 from unit.engine.evidence.said import case_of
@@ -48,5 +48,3 @@ def test_shares_between_readings() -> None:
     assert throttled_share(None, CpuLimit(5, 1)) is None and throttled_share(CpuLimit(5, 1), None) is None
     assert throttled_share(CpuLimit(0, 0), CpuLimit(90, 80)) is None, "put into the group in between: its past is not its own"
     assert throttled_share(CpuLimit(90, 80), CpuLimit(3, 1)) is None, "moved to another group"
-    coverage = CpuLimits().coverage(case_of(limited(looks(frozen_ring(2)), {})))
-    assert (coverage.seen, coverage.wanted) == (4, 4)

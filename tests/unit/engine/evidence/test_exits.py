@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ncclwatch.engine.case import Case
 from ncclwatch.engine.evidence.base import FactKind
-from ncclwatch.engine.evidence.exits import Exits, Halted
+from ncclwatch.engine.evidence.exits import Halted
 from ncclwatch.engine.nodes import AbsentNode, RankNode
 from unit.engine.evidence.said import case_of
 from unit.synthetic import WORLD, frozen_ring, looks
@@ -41,8 +41,3 @@ def test_who_is_not_among_the_processes_of_a_host_that_was_seen_whole_has_ended(
     assert halted(case_of(three)) == {}, "others of its processes may not have been looked at"
     elsewhere = looks(frozen_ring(2, run_state="S"))[:3]
     assert halted(case_of(elsewhere, complete_hosts={"node0"})) == {}, "it should be on a host that nobody looked at"
-
-
-def test_coverage_counts_ranks_of_communicators() -> None:
-    coverage = Exits().coverage(case_of(looks(frozen_ring())[:3]))
-    assert (coverage.seen, coverage.wanted) == (3, 4)

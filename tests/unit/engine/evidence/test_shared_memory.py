@@ -47,5 +47,4 @@ def test_a_reader_that_was_not_sampled_is_waited_for_as_such() -> None:
 
 def test_connections_that_cannot_be_read_are_told() -> None:
     coverage = SharedMemory().coverage(joined(1))
-    assert (coverage.seen, coverage.wanted) == (2, 4), "of each rank one of two connections was read"
-    assert [line.partition(":")[0] for line in coverage.missing] == ["shared-memory connections"]
+    assert [line.partition(":")[0] for line in coverage] == ["shared-memory connections"]

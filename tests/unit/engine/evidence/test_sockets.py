@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from ncclwatch.engine.beside import far_end
 from ncclwatch.engine.evidence.base import FactKind
 from ncclwatch.engine.evidence.sockets import DeadPath, FlowFact, dead_path
-from ncclwatch.engine.flow_lines import far_end
 from ncclwatch.engine.network import NetworkMemory, Way
 from ncclwatch.model.network import (
     FlowKind,

@@ -12,10 +12,9 @@ import pytest
 
 from ncclwatch.engine import beside
 from ncclwatch.engine import diagnose as diagnosis
-from ncclwatch.engine.case import Known
+from ncclwatch.engine.case import Known, Rule, Stratum
 from ncclwatch.engine.evidence.base import Source
 from ncclwatch.engine.evidence.registry import SOURCES
-from ncclwatch.engine.hypotheses import Rule, Stratum
 from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.model.network import NetworkLook
 from unit.synthetic import SECOND, frozen_ring, looks

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ncclwatch.engine import flow_lines as lines_of_flows
+from ncclwatch.engine import beside
+from ncclwatch.engine.beside import LOST, TIMES
 from ncclwatch.engine.evidence.base import FactKind
 from ncclwatch.engine.evidence.sockets import FlowFact
-from ncclwatch.engine.flow_lines import LOST, TIMES
 from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, SocketFacts
 from ncclwatch.model.state import Direction
@@ -33,7 +33,7 @@ def flow_lines(flows: list[FlowRecord], verdict: Verdict, *, slow: bool) -> tupl
     memory.feed("node1", NetworkLook(flows=tuple(flows)), 1)
     facts = of_network(memory).facts
     troubled, lost = facts.of(FactKind.FLOW_TROUBLE, FlowFact), facts.of(FactKind.LOST, FlowFact)
-    return lines_of_flows.flow_lines(troubled, lost, verdict, slow=slow)
+    return beside.flow_lines(troubled, lost, verdict, slow=slow)
 
 
 def test_of_a_slow_job_only_connections_with_an_end_at_a_culprit_are_told_the_worst_first() -> None:
