@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     from ncclwatch.engine.case import Case
 
 
+OUTSIDE = frozenset({Transport.NET, Transport.SHM})
+"""Transports of which all that the host could see is looked at in any case."""
+
+
 def find_waits(case: Case) -> Waits:
     """Draw the wait-for graph. O(operations + connections inside the nodes)."""
     return _Joiner(case, Waits.drawn(case.job, case.facts)).joined()
@@ -94,13 +98,15 @@ class _Joiner:
             return np.zeros(0, np.int64)
         chosen = np.flatnonzero(stalls.showing(Stall.GPU_NOT_PRODUCING, Stall.GPU_NOT_CONSUMING) & ~t.point_to_point[stalls.rows])
         rows = stalls.rows[chosen]
+        produces = stalls.showing(Stall.GPU_NOT_PRODUCING)[chosen]
+        worth: Column = chosen[produces & ~t.has_receive(rows)]
+        if not self.job.joined.seen and self.job.joined.transports <= OUTSIDE:
+            return worth
         _, first, which = np.unique(numbered((t.group[rows], t.rank[rows])), return_index=True, return_inverse=True)
         owners = zip(t.group[rows[first]].tolist(), t.rank[rows[first]].tolist(), strict=True)
         holders = [t.members.groups[place].members.get(rank) for place, rank in owners]
         inside = np.array([held is not None and _has_neighbours_inside(held[1]) for held in holders], np.bool_)
-        produces = stalls.showing(Stall.GPU_NOT_PRODUCING)[chosen]
-        worth: Column = chosen[inside[which.reshape(-1)] | (produces & ~t.has_receive(rows))]
-        return worth
+        return np.union1d(worth, chosen[inside[which.reshape(-1)]])
 
     def _empty_inputs(self, mark: StallMark, communicator: Communicator) -> None:
         """Follow a ring backward through shared memory as long as nothing lies there to be read.
@@ -172,9 +178,9 @@ class _Joiner:
         Its own proxy may show nothing of that operation any more, or never have: a ring's last receive goes nowhere.
         """
         transfers, groups = self.transfers, self.transfers.members.groups
-        inside = np.array([any(own.host_connections for _, own in group.members.values()) for group in groups], np.bool_)
-        if not inside.any():
+        if not self.job.joined.seen:
             return
+        inside = np.array([any(own.host_connections for _, own in group.members.values()) for group in groups], np.bool_)
         receiving = ~transfers.sends & transfers.begun & ~transfers.point_to_point & (transfers.done > 0)
         for row in np.flatnonzero(receiving & (transfers.done < transfers.nsteps) & inside[transfers.group]).tolist():
             operation, group = transfers.operation_of(row), transfers.group_of(row)
@@ -245,7 +251,4 @@ def has_produced(sub: ProxySub) -> bool:
 
 def _has_neighbours_inside(communicator: Communicator) -> bool:
     """Whether anything joins a rank to others inside its node that is, or should be, looked at."""
-    if communicator.host_connections:
-        return True
-    net, shared = Transport.NET, Transport.SHM
-    return any(transport is not net and transport is not shared for _, _, _, transport in communicator.transports)
+    return bool(communicator.host_connections) or not {link[3] for link in communicator.transports} <= OUTSIDE
