@@ -92,8 +92,8 @@ class Group:
 
 
 class Joined(NamedTuple):
-    """What joins the ranks of a job: transports; whether connections inside nodes are ``seen``, plans captured in CUDA graphs, operations
-    started by kernels, and nodes joined by NVLink.
+    """What joins the ranks of a job: transports; whether connections inside nodes are ``seen``, plans are captured in CUDA
+    graphs, kernels start operations themselves, and NVLink joins nodes.
     """
 
     transports: frozenset[Transport]
