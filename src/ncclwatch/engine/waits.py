@@ -7,6 +7,8 @@ operation, and has read all there is by the other, waits for more.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -228,12 +230,13 @@ class _Joiner:
         """
         marks = [mark for mark in self.inside if mark.key.point_to_point]
         graph = self.seen.plus(self.added) if marks else self.seen
+        after: dict[int, set[int]] = defaultdict(set)
+        for waiter, waited_for in zip(graph.waiters.tolist(), graph.targets.tolist(), strict=True) if marks else ():
+            after[waiter].add(waited_for)
         for mark in marks:
             group = self.job.groups[mark.key.group]
             writer, target = group.holder(mark.key.source), mark.member.index
-            if writer is None or writer.halted or set(graph.targets[graph.waiters == writer.index].tolist()) - {target}:
-                continue
-            if target in graph.behind([RankNode(writer.index)]):
+            if writer is None or writer.halted or after[writer.index] - {target} or _reaches(after, target, writer.index):
                 continue
             own = group.members[mark.key.source][1]
             place = (mark.key.destination, Direction.RECV, mark.key.channel)
@@ -241,7 +244,17 @@ class _Joiner:
             unread = [left for conn in conns if (left := steps_unread(conn)) is not None]
             if unread and not any(unread):
                 self._nothing_written(group, own, conns[0])
-                graph = self.seen.plus(self.added)
+                after[writer.index].add(target)
+
+
+def _reaches(after: Mapping[int, set[int]], begin: int, end: int) -> bool:
+    """Whether the waits lead from one node to another."""
+    seen, left = {begin}, [begin]
+    while left:
+        new = after.get(left.pop(), set()) - seen
+        seen |= new
+        left += new
+    return end in seen
 
 
 def has_produced(sub: ProxySub) -> bool:
