@@ -160,7 +160,7 @@ class JobRounds:
         lasted: dict[int, list[float]] = {}
         length = math.inf
         for member, cadence in zip(job.members, cadences, strict=True):
-            if cadence is None or not cadence.marker or not cadence.profiles:
+            if cadence is None or not cadence.profiles:
                 return []
             offset = (member.last.wall_ns - member.last.time_ns) / 1e9
             iterations = list(cadence.iterations)[-len(cadence.profiles) :]

@@ -16,10 +16,11 @@ from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 T = TypeVar("T")
 
 ALL_CALLS = 400_000
+"""Bound: calls that are kept of all processes together."""
 FEWEST_CALLS, MOST_CALLS = 96, 2048
-"""Calls that are kept of all processes together, and of one: a habit shows where there are two iterations and more."""
+"""Bound: calls that are kept of one: a habit shows where there are two iterations and more."""
 UNMADE_RECORDS = 512
-"""Records a process that wait to be made into calls: of a job that goes on hardly anybody asks."""
+"""Bound: records a process that wait to be made into calls: of a job that goes on hardly anybody asks."""
 
 Way = tuple[bool, int] | None
 """Of a send or receive: whether it sends, and the peer; ``None`` for a collective."""
@@ -27,9 +28,9 @@ Place = tuple[int, Way]
 """Address of the communicator in its process, and the way."""
 
 OPERATIONS = np.array([f.value for f in Function if Function.ALL_REDUCE <= f <= Function.WAIT_SIGNAL], np.uint16)
-_MARKS = np.array([Function.GROUP_START.value, Function.GROUP_END.value], np.uint16)
-_ORDERED = np.concatenate([OPERATIONS, _MARKS])
-_POINT_TO_POINT = np.array([Function.SEND.value, Function.RECV.value], np.uint16)
+MARKS = np.array([Function.GROUP_START.value, Function.GROUP_END.value], np.uint16)
+_ORDERED = np.concatenate([OPERATIONS, MARKS])
+POINT_TO_POINT = np.array([Function.SEND.value, Function.RECV.value], np.uint16)
 _RECORD = np.dtype([(name, EVENT_DTYPE[name]) for name in ("time_ns", "comm", "count", "peer", "function", "datatype")])
 
 
@@ -97,12 +98,12 @@ class CallOrder:
         depth = total - np.minimum(np.minimum.accumulate(total), 0)
         group = np.cumsum(starts & (depth == 1))
         self._depth = int(depth[-1])
-        at = np.flatnonzero(~np.isin(function, _MARKS))
+        at = np.flatnonzero(~np.isin(function, MARKS))
         if not len(at):
             self._joinable = self._joinable if self._depth and group[-1] == 0 else None
             return
         kept, groups = records[at], group[at]
-        paired = np.isin(kept["function"], _POINT_TO_POINT)
+        paired = np.isin(kept["function"], POINT_TO_POINT)
         grouped = paired & (depth[at] > 0)
         joins = np.zeros(len(at), np.bool_)
         joins[1:] = grouped[1:] & grouped[:-1] & (groups[1:] == groups[:-1]) & (kept["comm"][1:] == kept["comm"][:-1])
@@ -163,21 +164,30 @@ class CallOrders:
 
     def add_calls(self, events: NDArray[Any], source: str = "") -> None:
         """Take a batch of ``EVENT_DTYPE`` records of one node, in the order of their times."""
-        function = events["function"]
-        read = (events["flags"] & np.uint16(Flag.COMM_READ)) != 0
-        entered = events[(events["kind"] == Kind.ENTER) & np.isin(function, _ORDERED) & (read | np.isin(function, _MARKS))]
-        if not len(entered):
-            return
-        entered = entered[np.lexsort((entered["time_ns"], entered["pid"]))]
-        records = np.empty(len(entered), _RECORD)
-        for name in _RECORD.names or ():
-            records[name] = entered[name]
-        pids = entered["pid"]
-        bounds = np.flatnonzero(np.r_[True, pids[1:] != pids[:-1], True]).tolist()
+        calls, bounds = by_process(events)
         for start, end in pairwise(bounds):
-            order = self.of.get((source, int(pids[start])))
-            if order is None:
-                order = self.of.setdefault((source, int(pids[start])), CallOrder(_room=self._room))
-                self._room.calls = min(MOST_CALLS, max(FEWEST_CALLS, ALL_CALLS // len(self.of)))
-            # A copy: what is kept of one process must not keep the batch.
-            order.add(records[start:end].copy())
+            self.add((source, int(calls["pid"][start])), calls[start:end])
+
+    def add(self, key: tuple[str, int], calls: NDArray[Any]) -> None:
+        """Take what ``by_process`` found of one process."""
+        order = self.of.get(key)
+        if order is None:
+            order = self.of[key] = CallOrder(_room=self._room)
+            self._room.calls = min(MOST_CALLS, max(FEWEST_CALLS, ALL_CALLS // len(self.of)))
+        # A copy: what is kept of one process must not keep the batch.
+        records = np.empty(len(calls), _RECORD)
+        for name in _RECORD.names or ():
+            records[name] = calls[name]
+        order.add(records)
+
+
+def by_process(events: NDArray[Any]) -> tuple[NDArray[Any], list[int]]:
+    """The beginnings of operations on known communicators, and of groups and their ends: sorted by process and time, and the
+    bounds of each process among them.
+    """
+    function = events["function"]
+    read = (events["flags"] & np.uint16(Flag.COMM_READ)) != 0
+    calls = events[(events["kind"] == Kind.ENTER) & np.isin(function, _ORDERED) & (read | np.isin(function, MARKS))]
+    calls = calls[np.lexsort((calls["time_ns"], calls["pid"]))]
+    pids = calls["pid"]
+    return calls, np.flatnonzero(np.r_[True, pids[1:] != pids[:-1], True]).tolist() if len(calls) else []
