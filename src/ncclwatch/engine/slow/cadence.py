@@ -195,7 +195,9 @@ class Cadence:
     def _drop(self, calls: int) -> None:
         """Forget the oldest calls."""
         if calls > 0:
-            self._times, self._tokens, self._kinds = (kept[calls:].copy() for kept in (self._times, self._tokens, self._kinds))
+            # Copies: what is kept must not keep all there was.
+            self._times = self._times[calls:].copy()
+            self._tokens, self._kinds = self._tokens[calls:].copy(), self._kinds[calls:].copy()
             self._cut = self._cut and calls <= self._done
             self._done = max(0, self._done - calls)
 
