@@ -21,6 +21,7 @@ GAPS = 2
 """Bound: equal gaps that make a period; a third occurrence is the first that could have contradicted the two before."""
 
 _FACTOR = 0x9E3779B97F4A7C15
+"""Fact: an odd number near 2^64 over the golden ratio (Fibonacci hashing): what differs in one call stays apart in the sum."""
 
 
 class Period(NamedTuple):
