@@ -22,6 +22,8 @@ class Bursts:
         self.plane = plane
         self.governor = governor
         self._completed: dict[tuple[int, int, int], int] = {}
+        self.counted_ns = (0, 0)
+        """From when to when the last burst counted: every request in between, none outside."""
 
     def step(self) -> list[QueuePairAccount] | None:
         """Run a whole burst if one is due (a quarter of a second at most), and return the accounts after it, else ``None``.
@@ -46,15 +48,23 @@ class Bursts:
         """Begin a burst, whatever the plan was."""
         self._completed = {account.key: account.completed for account in self.plane.accounts()}
         before = self._tallies()
-        self.plane.attach()
+        # Probes come and go one after the other; between two writes to a map all of them count.
+        self.plane.attach(paused=True)
         # The length counts from here, the hits from before: attaching takes its time, and its hits cost as well.
-        self.governor.begin(monotonic_ns(), before)
+        self.plane.kernel.new_generation()
+        began_ns = monotonic_ns()
+        self.counted_ns = (began_ns, began_ns)
+        self.governor.begin(began_ns, before)
 
     def stop(self, *, cut_short: bool = False) -> list[QueuePairAccount]:
         """End the burst that is on, whatever the plan was."""
+        self.plane.kernel.pause()
         ended_ns = monotonic_ns()
+        self.counted_ns = (self.counted_ns[0], ended_ns)
         self.plane.detach()
         accounts = self.plane.accounts()
+        # Without probes nothing is counted: from now on whoever attaches some is, the calibration too.
+        self.plane.kernel.resume()
         completions = max((account.completed - self._completed.get(account.key, 0) for account in accounts), default=0)
         self.governor.end(ended_ns, self._tallies(), completions, cut_short=cut_short)
         return accounts
