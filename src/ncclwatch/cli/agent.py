@@ -10,7 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclwatch.cli import options
-from ncclwatch.cli.options import AllOption, DurationOption, IntervalOption, JobOption, KeysOption, PidOption, ProbesOption
+from ncclwatch.cli.options import (
+    WIRE,
+    AllOption,
+    DurationOption,
+    IntervalOption,
+    JobOption,
+    KeysOption,
+    PidOption,
+    ProbesOption,
+    WireOption,
+)
 from ncclwatch.cli.output import emit, flush
 from ncclwatch.errors import UsageError
 from ncclwatch.stopping import stop_on_signals
@@ -37,6 +47,7 @@ def agent(
     job: JobOption = None,
     interval: IntervalOption = 1.0,
     probes: ProbesOption = True,
+    wire: WireOption = WIRE,
     spool: Annotated[
         Path | None, typer.Option("--spool", metavar="FOLDER", help="Keep what cannot be sent here, also over a restart.")
     ] = None,
@@ -66,7 +77,10 @@ def agent(
         spool_bytes=spool_mb << 20, spool_age_s=spool_age,
     )  # fmt: skip
     choose = matching(match) if match else None
-    collector = NodeCollector(every=not named, interval_s=interval, stop=stop, choose=choose, common_ns=sender.engine_time_ns)
+    collector = NodeCollector(
+        every=not named, interval_s=interval, stop=stop, choose=choose, common_ns=sender.engine_time_ns,
+        wire=options.wire_mode(wire),
+    )  # fmt: skip
     found = named or [info.pid for info in find_processes() if choose is None or choose(info)]
     until = None if duration is None else time.monotonic() + duration
     try:

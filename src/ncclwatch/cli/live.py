@@ -23,6 +23,7 @@ from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.stopping import Stop
+from ncclwatch.wire.governor import DEFAULT_BUDGET, Mode
 
 
 class Session(Protocol):
@@ -88,9 +89,12 @@ class LiveSession(Judged):
         sampling: Sampling | None = None,
         asked: Callable[[], bool] | None = None,
         slow: SlowRule | None = None,
+        wire: tuple[Mode, float] = (Mode.BURSTS, DEFAULT_BUDGET),
     ) -> None:
         # By the wall clock, so that recordings of several nodes hold samples of the same moments.
-        self.collector = NodeCollector(every=every, interval_s=interval_s, stop=stop, sampling=sampling, common_ns=time.time_ns)
+        self.collector = NodeCollector(
+            every=every, interval_s=interval_s, stop=stop, sampling=sampling, common_ns=time.time_ns, wire=wire
+        )
         super().__init__(DiagnosisSession(LiveDiagnosis(patience=patience or Patience(), slow=(slow or SlowRule()).watch())))
         self._asked = asked
         self.taps: list[Callable[[NodeBatch], None]] = []

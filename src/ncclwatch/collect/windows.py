@@ -74,4 +74,4 @@ class RankWindow:
     problem: str = ""
     """Why the newest look failed; empty when it succeeded."""
     work: WorkWindow | None = None
-    """What its connections over a network carried, all ports together, in the newest window: it stays until there is a newer one."""
+    """What its connections over a network carried, all ports together, in the newest window; it stays until there is another."""

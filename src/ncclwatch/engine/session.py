@@ -22,6 +22,7 @@ from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.network import FlowRecord, KernelLogLine, LinkChange, NicRecord
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
+from ncclwatch.model.work import FlowWindow
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -38,8 +39,8 @@ FORGET_NS = 3600 * 10**9
 
 MAX_NODES, MAX_NOTES = 65536, 200
 """Bound: nodes, and notes between two judgements."""
-MAX_WAITING_CALLS, MAX_WAITING_EVENTS = 100_000, 1000
-"""Bound: what is kept of nodes, and of calls that wait for a judgement."""
+MAX_WAITING_CALLS, MAX_WAITING_EVENTS, MAX_WORK = 100_000, 1000, 65536
+"""Bound: what is kept of nodes, and of calls and windows of work that wait for a judgement."""
 
 _NO_EVENTS = np.zeros(0, EVENT_DTYPE)
 
@@ -77,6 +78,8 @@ class Update:
     """NICs of the nodes that were looked at since the last update."""
     flows: list[FlowRecord] = field(default_factory=list)
     """Connections over a network that were looked at since the last update."""
+    work: list[FlowWindow] = field(default_factory=list)
+    """Windows of work requests and sockets that came since the last update."""
     links: list[LinkChange] = field(default_factory=list)
     kernel: list[KernelLogLine] = field(default_factory=list)
     finished: str = ""
@@ -172,6 +175,8 @@ class DiagnosisSession:
         self._pending.changes += batch.changes
         for text in batch.notes:
             self._note(text)
+        if len(self._pending.work) < MAX_WORK:
+            self._pending.work += batch.work
         if batch.network is not None:
             self.network.feed(batch.host, batch.network, batch.wall_ns)
             self._pending.nics += batch.network.nics

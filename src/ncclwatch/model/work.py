@@ -124,13 +124,21 @@ class FlowWindow:
     remote: str = ""
     role: str = ""
     order: int = 0
+    host: str = ""
+
+    @property
+    def place(self) -> tuple[object, ...]:
+        """What no other flow, port or peer has."""
+        connection = (self.comm_hash, self.rank, self.channel, self.peer, self.direction, self.connection_index)
+        return self.host, self.pid, self.scope, self.device, self.port, *connection, self.queue_pair
 
 
 def added(windows: Iterable[WorkWindow]) -> WorkWindow | None:
     """Windows of several flows over the same time as one; ``None`` of none.
 
     Sums of counts; the longest of the latencies, for quantiles of a mixture are not known from those of its parts; the sum of the
-    throughputs; the lowest of CCL-D's rates. The seen time is that of the part that was seen least: more is not known of all.
+    throughputs of those that send; the lowest of CCL-D's rates. The seen time is that of the part that was seen least: more is
+    not known of all.
     """
     parts = list(windows)
     if not parts:
@@ -156,7 +164,7 @@ def added(windows: Iterable[WorkWindow]) -> WorkWindow | None:
         errors=sum(part.errors for part in parts),
         latency_p50_ns=_most(part.latency_p50_ns for part in parts),
         latency_p99_ns=_most(part.latency_p99_ns for part in parts),
-        throughput=_sum(part.throughput for part in parts),
+        throughput=_sum(part.throughput for part in parts if part.posted_bytes or not total),
         uncertainty=hypot(*errors) / total if known and total else 0.0 if known else None,
         send_rate=_least(part.send_rate for part in parts),
         recv_rate=_least(part.recv_rate for part in parts),
