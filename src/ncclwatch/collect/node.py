@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Sequence
@@ -14,6 +15,7 @@ from ncclwatch.collect.batch import Change, NodeBatch, Overhead, PlaneState, Pro
 from ncclwatch.collect.calls import communicators_named, creating
 from ncclwatch.collect.calls_plane import CallsPlane
 from ncclwatch.collect.cost import OwnCost
+from ncclwatch.collect.flows import FlowCollector
 from ncclwatch.collect.look_times import next_time
 from ncclwatch.collect.network import NetworkWatch
 from ncclwatch.collect.ranks import ranks_of
@@ -245,14 +247,24 @@ class NodeCollector:
             batch.network = self.network.look(batch.samples, self._running()) if draft.looked else self.network.news()
             batch.notes = (*batch.notes, *batch.network.notes)
         if self.network is not None and self.work is not None:
-            if draft.looked:
-                self.work.follow(self.network.flows, [target for target, _ in self._running()])
-            batch.work = self.work.take(self.network.flows, self._host, looked=draft.looked)
-            if batch.network is not None and batch.network.flows:
-                batch.network = replace(batch.network, flows=self.work.joined(batch.network.flows, time_ns))
-            if draft.looked:
-                batch.windows = [self._with_work(window) for window in batch.windows]
+            try:
+                self._add_work(batch, self.network.flows, self.work)
+            except Exception as error:
+                # What lies in a target's memory can be anything: it must not end the session.
+                if os.environ.get("NCCLWATCH_DEBUG") == "1":
+                    raise
+                self.work.give_up(f"{type(error).__name__}: {error}")
+                batch.notes = (*batch.notes, f"work requests are counted no longer ({self.work.plane.reason})")
         return batch
+
+    def _add_work(self, batch: NodeBatch, flows: FlowCollector, work: WorkWatch) -> None:
+        if batch.looked:
+            work.follow(flows, [target for target, _ in self._running()])
+        batch.work = work.take(flows, self._host, looked=batch.looked)
+        if batch.network is not None and batch.network.flows:
+            batch.network = replace(batch.network, flows=work.joined(batch.network.flows, batch.time_ns))
+        if batch.looked:
+            batch.windows = [self._with_work(window) for window in batch.windows]
 
     def order(self, order: Order) -> bool:
         """Have work requests counted now, whatever the budget; the windows come with a later batch, under the order's number.

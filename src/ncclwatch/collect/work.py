@@ -6,6 +6,7 @@ RDMA device open; here it is only told and heard, without waiting. Of sockets th
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -19,6 +20,7 @@ from ncclwatch.model.network import FlowKind, FlowRecord, RdmaCounts
 from ncclwatch.model.state import Direction, ProcessSample
 from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkWindow, added
 from ncclwatch.target.session import TargetProcess
+from ncclwatch.text import clean
 from ncclwatch.wire.contexts import verbs_files
 from ncclwatch.wire.governor import DEFAULT_BUDGET, Mode
 from ncclwatch.wire.nccl_connections import NetConnection
@@ -44,6 +46,7 @@ class WorkWatch:
         self._wire = WireProcess(mode, budget)
         self._users: dict[int, User | None] = {}
         self._next_devices = 0.0
+        self._gave_up = False
         self._owners: dict[tuple[ConnectionKey, int], tuple[Owner, ...]] = {}
         self._sockets: dict[ConnectionKey, tuple[int, int]] = {}
         """Time and bytes at the end of the last window of a connection over sockets."""
@@ -71,6 +74,13 @@ class WorkWatch:
         """Have a burst run now, whatever the budget; whether there is anybody to run it."""
         return self._wire.order(order)
 
+    def give_up(self, reason: str) -> None:
+        """Take every probe away, and count no more."""
+        self._wire.close()
+        self._wire = WireProcess(Mode.STATE)
+        self._wire.reason = clean(reason, 200)
+        self._gave_up = True
+
     def close(self) -> None:
         """Take every probe away."""
         self._wire.close()
@@ -79,6 +89,8 @@ class WorkWatch:
 
     def follow(self, flows: FlowCollector, targets: Iterable[TargetProcess]) -> None:
         """These processes run now; ``flows`` has looked at them."""
+        if self._gave_up:
+            return
         alive = {target.pid for target in targets}
         for pid in self._users.keys() - alive:
             self._forget(pid)
@@ -86,7 +98,11 @@ class WorkWatch:
         again = now >= self._next_devices
         if again:
             self._next_devices = now + DEVICES_EVERY_S
-        networks = flows.networks() if again or alive - self._users.keys() else {}
+        networks: dict[int, tuple[str, ...]] = {}
+        if again or alive - self._users.keys():
+            # A process that has just ended is not looked at again.
+            with contextlib.suppress(NcclwatchError, OSError):
+                networks = flows.networks()
         for pid in alive:
             if pid not in self._users or (again and self._users[pid] is None):
                 self._users[pid] = User(pid, networks.get(pid, ())) if verbs_files(pid) else None
@@ -124,6 +140,8 @@ class WorkWatch:
 
     def take(self, flows: FlowCollector, host: str, *, looked: bool) -> tuple[FlowWindow, ...]:
         """The windows that are new, of this host. Sockets are counted where they were ``looked`` at."""
+        if self._gave_up:
+            return ()
         self._rates = flows.rates
         counted = [self._with_rates(window) for report in self._wire.reports() for window in report.windows]
         found = _with_slowest(counted) + (self._of_sockets(flows) if looked else [])

@@ -72,6 +72,9 @@ class Wire:
     def own(self, owners: list[Owner]) -> None:
         self.owners = list(owners)
 
+    def close(self) -> None:
+        self.users = []
+
     def reports(self) -> list[Report]:
         said, self.said = self.said, []
         return said
@@ -205,3 +208,13 @@ def test_sockets_have_windows_of_all_the_time(watch: WorkWatch) -> None:
     # Connections that were made anew count from nothing: no window spans the change.
     assert look(10, 1000, 15.0).keys() == {(Scope.FLOW, Direction.RECV), (Scope.PORT, None), (Scope.PEER, None)}
     assert look(30, 1100, 18.0)[Scope.FLOW, Direction.SEND].work.posted_bytes == 20
+
+
+def test_once_given_up_nothing_is_counted_and_the_plane_says_why(watch: WorkWatch) -> None:
+    flows: Any = Flows([(Target(7), []), (Target(8), [SOCKET])])
+    follow(watch, flows)
+    watch.give_up("ValueError: \x1b[2Jnonsense")
+    assert not watch.plane.running and "nonsense" in watch.plane.reason and "\x1b" not in watch.plane.reason
+    follow(watch, flows)
+    assert watch.take(flows, "h", looked=True) == ()
+    assert watch._wire.users == []  # type: ignore[attr-defined]
