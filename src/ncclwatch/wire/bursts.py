@@ -82,6 +82,13 @@ class Bursts:
         self.governor.end(ended_ns, self._tallies(), completions, cut_short=cut_short)
         return accounts
 
+    def abort(self) -> None:
+        """Something failed in the middle of a burst: take its probes away, and bill what they have cost."""
+        self.plane.detach()
+        self.plane.kernel.resume()
+        if self.governor.attached:
+            self.governor.end(monotonic_ns(), self._tallies(), 0, cut_short=True)
+
     def _tallies(self) -> dict[tuple[int, int], Tally]:
         return tallies(self.plane.kernel, self.prices)
 

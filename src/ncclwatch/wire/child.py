@@ -85,8 +85,7 @@ class Service:
                 return None
         except NcclwatchError as error:
             # A process that went in the middle of a burst: what was attached is taken away, and the others go on.
-            session.plane.detach()
-            session.plane.kernel.resume()
+            session.bursts.abort()
             return self.report(reason=str(error))
         return self.report(self._windows(Counting.BURSTS, session.bursts.counted_ns))
 
