@@ -58,6 +58,8 @@ class WorkWindow:
     of :attr:`bytes_per_s` as a mean of the last 16 windows: 0 where all was seen, ``None`` where too little was.
 
     ``send_rate`` and ``recv_rate`` are CCL-D's: 1 / how often the step counts were seen to have changed in the last 10 s.
+
+    ``polls`` is how often the threads of the process asked for completions in the seen time: of the process, not of the flow.
     """
 
     counting: Counting
@@ -80,6 +82,7 @@ class WorkWindow:
     uncertainty: float | None = None
     send_rate: float | None = None
     recv_rate: float | None = None
+    polls: int | None = None
 
     @property
     def coverage(self) -> float:
@@ -133,6 +136,16 @@ class FlowWindow:
         return self.host, self.pid, self.scope, self.device, self.port, *connection, self.queue_pair
 
 
+@dataclass(frozen=True, slots=True)
+class WorkOrder:
+    """What an engine wants counted: now, every request of these processes of a host. ``standing``: since their job stands."""
+
+    number: int
+    host: str
+    pids: tuple[int, ...]
+    standing: bool = False
+
+
 def added(windows: Iterable[WorkWindow]) -> WorkWindow | None:
     """Windows of several flows over the same time as one; ``None`` of none.
 
@@ -168,6 +181,7 @@ def added(windows: Iterable[WorkWindow]) -> WorkWindow | None:
         uncertainty=hypot(*errors) / total if known and total else 0.0 if known else None,
         send_rate=_least(part.send_rate for part in parts),
         recv_rate=_least(part.recv_rate for part in parts),
+        polls=_most_polls(part.polls for part in parts),
     )
 
 
@@ -177,6 +191,11 @@ def _sum(values: Iterable[_Number | None]) -> _Number | None:
 
 
 def _most(values: Iterable[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _most_polls(values: Iterable[int | None]) -> int | None:
+    """Of windows of one process each has the same."""
     return max((value for value in values if value is not None), default=None)
 
 

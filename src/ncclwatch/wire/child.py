@@ -123,6 +123,7 @@ class Service:
             began_ns=counted_ns[0],
             ended_ns=counted_ns[1],
             order=order,
+            polls=self.session.polls(),
         )
 
     def report(self, windows: Iterable[FlowWindow] = (), *, reason: str = "") -> Report:

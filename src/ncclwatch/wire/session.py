@@ -24,6 +24,7 @@ from ncclwatch.wire.nccl_connections import BUILT_IN
 from ncclwatch.wire.nccl_queues import QueueOwner
 from ncclwatch.wire.plane import WirePlane, monotonic_ns
 from ncclwatch.wire.prices import measure_costs
+from ncclwatch.wire.sites import POLLING
 
 QpKey = tuple[int, int, int]
 """(pid, address of the context, number of the queue pair)."""
@@ -147,6 +148,20 @@ class WireSession:
     def counted(self) -> set[int]:
         """The processes whose requests are counted while probes are in place."""
         return set() if self.plane is None else {pid for pid, process in self.plane.processes.items() if process.sites}
+
+    def polls(self) -> dict[int, int]:
+        """How often the threads of each process have asked for completions while probes were in place; of one whose polling
+        functions are not probed that is not known.
+        """
+        if self.plane is None:
+            return {}
+        processes = self.plane.processes.items()
+        found = {pid: 0 for pid, process in processes if any(site.role in POLLING for site in process.sites.values())}
+        for (pid, _), thread in self.plane.kernel.threads().items():
+            if pid in found:
+                # Of a plain poll entry and return are counted; of an extended one each call and its return.
+                found[pid] += int(thread["polls"]) // 2
+        return found
 
     @property
     def accounts(self) -> list[QueuePairAccount]:

@@ -58,6 +58,7 @@ class WorkWindows:
 
     _totals: dict[QpKey, tuple[dict[str, int], npt.NDArray[Any]]] = field(default_factory=dict)
     _rates: dict[Hashable, deque[float]] = field(default_factory=dict)
+    _polls: dict[int, int] = field(default_factory=dict)
     _ended_ns: int = 0
 
     def take(
@@ -71,10 +72,12 @@ class WorkWindows:
         began_ns: int,
         ended_ns: int,
         order: int = 0,
+        polls: Mapping[int, int] | None = None,
     ) -> list[FlowWindow]:
         """The windows that end at ``ended_ns``, of which the time from ``began_ns`` was seen.
 
         ``devices`` are RDMA device and port by (pid, context); ``pids`` the processes whose probes were in place.
+        ``polls`` is how often their threads have asked for completions in all.
         """
         parts = [
             *self._parts([account for account in accounts if account.pid in pids], owners, devices),
@@ -87,7 +90,9 @@ class WorkWindows:
                 device, port = devices.get(key[:2], ("", 0))
                 role = "data" if owner.direction is Direction.SEND else "control"
                 parts.append(_Part(key, owner, device, port, role, dict.fromkeys(_COUNTED, 0), nothing, None))
-        frame = _Frame(counting, self._ended_ns or began_ns, began_ns, ended_ns)
+        asked = {pid: max(total - self._polls.get(pid, 0), 0) for pid, total in (polls or {}).items()}
+        self._polls |= polls or {}
+        frame = _Frame(counting, self._ended_ns or began_ns, began_ns, ended_ns, asked)
         self._ended_ns = ended_ns
         flows = [
             FlowWindow(
@@ -115,6 +120,7 @@ class WorkWindows:
 
     def forget(self, pid: int) -> None:
         """Let go of a process."""
+        self._polls.pop(pid, None)
         self._totals = {key: total for key, total in self._totals.items() if key[0] != pid}
         self._rates = {key: rates for key, rates in self._rates.items() if not (isinstance(key, tuple) and pid in key[1][:1])}
 
@@ -195,6 +201,7 @@ class WorkWindows:
             latency_p50_ns=histogram_quantile(latency, 0.5),
             latency_p99_ns=histogram_quantile(latency, 0.99),
             throughput=merged_bandwidth(moving, DEFAULT_WINDOW),
+            polls=frame.polls.get(parts[0].key[0]),
             uncertainty=0.0 if frame.counting is Counting.EXACT else uncertainty(rates),
         )
 
@@ -207,6 +214,8 @@ class _Frame:
     begin_ns: int
     began_ns: int
     ended_ns: int
+    polls: Mapping[int, int]
+    """Of each process, how often it has asked for completions."""
 
     @property
     def seen_s(self) -> float:
