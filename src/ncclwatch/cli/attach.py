@@ -10,6 +10,7 @@ from ncclwatch.cli import options
 from ncclwatch.cli.asking import AskFileOption, Bell
 from ncclwatch.cli.options import (
     HANG_FLOOR_S,
+    ORDER_BUDGET,
     WIRE,
     AllOption,
     DurationOption,
@@ -19,6 +20,7 @@ from ncclwatch.cli.options import (
     IntervalOption,
     JsonOption,
     MetricsOption,
+    OrderBudgetOption,
     PidOption,
     ProbesOption,
     SampleOption,
@@ -46,6 +48,7 @@ def attach(
     plain: Annotated[bool, typer.Option("--plain", help="Lines as things change, also on a terminal.")] = False,
     probes: ProbesOption = True,
     wire: WireOption = WIRE,
+    order_budget: OrderBudgetOption = ORDER_BUDGET,
     hang_after: HangAfterOption = HANG_FLOOR_S,
     fixed: FixedOption = False,
     sample: SampleOption = None,
@@ -77,15 +80,14 @@ def attach(
     from ncclwatch.engine.patience import Patience
 
     session = LiveSession(
-        every=every,
-        interval_s=interval,
-        stop=stop_on_signals(),
+        every=every, interval_s=interval, stop=stop_on_signals(),
         patience=Patience(hang_after, adaptive=not fixed),
         sampling=None if sample is None else Sampling(sample),
         asked=Bell(ask_file).rung,
         slow=slow_rule(slow_mode, t_base, theta),
         wire=options.wire_mode(wire),
-    )
+        order_budget=order_budget / 100,
+    )  # fmt: skip
     try:
         session.start(options.choose_pids(named, every), calls=probes)
         with serving(metrics) as also:

@@ -48,6 +48,18 @@ WireOption = Annotated[
         help="Count RDMA requests in bursts that cost this share of a thread's time; 'exact': all, at any cost; 'off': none.",
     ),
 ]
+OrderBudgetOption = Annotated[
+    float,
+    typer.Option(
+        "--order-budget",
+        min=0.0,
+        max=100.0,
+        metavar="PERCENT",
+        help="Share of a thread's time that counting RDMA requests may cost while a job stands; 0: not beyond --wire.",
+    ),
+]
+ORDER_BUDGET = 5.0
+"""Percent, what :data:`OrderBudgetOption` is by default."""
 
 KeysOption = Annotated[
     Path | None,

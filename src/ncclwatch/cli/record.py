@@ -10,10 +10,12 @@ import typer
 
 from ncclwatch.cli import options
 from ncclwatch.cli.options import (
+    ORDER_BUDGET,
     WIRE,
     AllOption,
     DurationOption,
     IntervalOption,
+    OrderBudgetOption,
     PidOption,
     ProbesOption,
     WireOption,
@@ -61,6 +63,7 @@ def record(
     ] = False,
     probes: ProbesOption = True,
     wire: WireOption = WIRE,
+    order_budget: OrderBudgetOption = ORDER_BUDGET,
 ) -> int:
     """Record NCCL processes of this node into a file, until they end or Ctrl-C.
 
@@ -81,7 +84,8 @@ def record(
     from ncclwatch.store.recorder import Recorder
 
     stop = stop_on_signals()
-    session = LiveSession(every=every, interval_s=interval, stop=stop, wire=options.wire_mode(wire))
+    how = options.wire_mode(wire)
+    session = LiveSession(every=every, interval_s=interval, stop=stop, wire=how, order_budget=order_budget / 100)
     recorder = Recorder(output, cap_bytes=cap, calls="all" if all_calls else "ledger", about={"command": "record"})
     reason = "ended by an error"
     try:
