@@ -345,7 +345,7 @@ class NodeCollector:
         # Who is read later seems to be ahead of who was read before: by turns each is.
         self._backwards = not self._backwards
         looked = [
-            (watched, watched.gone is not None, watched.look(keep=2))
+            (watched, watched.gone is not None, watched.look(keep=3))
             for watched in (reversed(wanted) if self._backwards else wanted)
         ]
         for watched, was_gone, error in looked:

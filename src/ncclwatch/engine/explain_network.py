@@ -253,7 +253,8 @@ def completions(case: Case) -> Iterator[Hypothesis]:
     wait for any in vain; of a rank that data neither reaches nor leaves and that asks in vain, the network is.
     """
     standing = case.standing
-    if standing is None or not (_has_link(standing) or _is_cut_off(standing)):
+    cut_off = standing is not None and any(suspect.cause is Cause.CUT_OFF for suspect in standing.suspects)
+    if standing is None or not (cut_off or _has_link(standing)):
         return
     facts = [fact for fact in case.facts.of(FactKind.WORK, WorkFact) if fact.owner in standing.named]
     of_proxy = {fact.owner: fact for fact in facts if fact.shows.by_proxy}
@@ -270,7 +271,7 @@ def completions(case: Case) -> Iterator[Hypothesis]:
             "completions", cause=Cause.PROXY_STALLED, suspects=suspects, victims=standing.victims | freed,
             because=tuple(of_proxy.values()), planes=planes,
         )  # fmt: skip
-    elif _is_cut_off(standing) and standing.named <= of_network.keys():
+    elif cut_off and standing.named <= of_network.keys():
         suspects = tuple(replace(suspect, cause=Cause.PATH) for suspect in standing.suspects)
         yield standing.amended(
             "completions", cause=Cause.PATH, suspects=suspects, because=tuple(of_network.values()), planes=planes

@@ -79,3 +79,11 @@ def test_a_process_that_was_looked_at_once_is_not_taken_to_stand() -> None:
     collector = Collector()
     del collector.watched[1000].history[0]
     assert "refused" in desk_of(collector).take(WorkOrder(1, "node0", (1000,), standing=True))
+
+
+def test_a_job_that_moved_once_and_stands_now_stands() -> None:
+    """A collector keeps the first sample and the newest: the last two looks are what tells standing from moving."""
+    collector = Collector()
+    first = collector.watched[1000].history[0]
+    collector.watched[1000].history = [first, moved(first), moved(first)]
+    assert "they stand" in desk_of(collector).take(WorkOrder(1, "node0", (1000,), standing=True))
