@@ -99,6 +99,7 @@ def test_an_order_is_answered_at_once_and_billed_apart(wire_kernel: WireKernel, 
     (window,) = [window for window in report.windows if window.scope is Scope.FLOW]
     assert (window.order, window.work.counting) == (7, Counting.ORDER)
     assert window.work.posted and window.work.seen_s >= 0.1
+    assert window.work.polls, "it asks for the completions of what it posts"
     assert report.bill is not None
     assert (report.bill.bursts, report.bill.ordered, report.bill.worst_share) == (0, 1, 0.0)
     assert report.bill.ordered_s > 0
@@ -120,6 +121,7 @@ def test_of_a_process_that_posts_nothing_that_is_said(wire_kernel: WireKernel, l
     (window,) = [window for window in report.windows if window.scope is Scope.FLOW]
     assert (window.work.posted, window.work.completed, window.work.in_flight, window.work.posted_bytes) == (0, 0, 0, 0)
     assert window.work.seen_s >= 0.05 and window.work.throughput is None
+    assert window.work.polls == 0, "nor does it ask for completions"
 
 
 def test_exact_windows_add_up_to_everything(wire_kernel: WireKernel, load_program: Path) -> None:

@@ -15,7 +15,9 @@ MOST_PIDS = 64
 STANDS_S = 3.0
 """Bound: a job of which nobody is named yet is counted once it has stood so long: before anybody is, after five seconds."""
 AGAIN_NS = 30_000_000_000
-"""Bound: a process is not counted again before; in a standstill the counts stay what they are."""
+"""Bound: a process is not counted again before."""
+SAME_NS = 600_000_000_000
+"""Bound: nor before this in one standstill, in which the counts stay what they are."""
 MOST_REMEMBERED = 100_000
 """Bound: processes of which it is remembered when they were counted."""
 
@@ -41,7 +43,8 @@ class Ordering:
                 place = member.info.host, member.info.pid
                 if member.gone or place[0] not in hosts:
                     continue
-                if not asked and now_ns - self._last.get(place, -AGAIN_NS) < AGAIN_NS:
+                ago = now_ns - self._last.get(place, -SAME_NS)
+                if not asked and ago < (SAME_NS if standing and ago < still * 1e9 else AGAIN_NS):
                     continue
                 self._last[place] = now_ns
                 found.setdefault((place[0], standing), []).append(place[1])

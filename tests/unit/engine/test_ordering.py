@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ncclwatch.collect.batch import NodeBatch, PlaneState
 from ncclwatch.engine.job import Job, assemble
-from ncclwatch.engine.ordering import AGAIN_NS, MOST_PIDS, Ordering
+from ncclwatch.engine.ordering import AGAIN_NS, MOST_PIDS, SAME_NS, Ordering
 from ncclwatch.engine.session import ANSWER_NS, DiagnosisSession, Update
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 from ncclwatch.model.work import WorkOrder
@@ -65,6 +65,9 @@ def test_nobody_is_counted_again_and_again() -> None:
     assert ordering.orders([(job, HANG)], HOSTS, AGAIN_NS - 1) == []
     assert len(ordering.orders([(job, HANG)], HOSTS, AGAIN_NS - 1, asked=True)) == 4, "somebody asks"
     assert len(ordering.orders([(job, HANG)], HOSTS, 2 * AGAIN_NS)) == 4 and ordering.newest == 12
+    long = job_of(silent_link(), 100)
+    assert ordering.orders([(long, HANG)], HOSTS, 3 * AGAIN_NS) == [], "the standstill is the same"
+    assert len(ordering.orders([(long, HANG)], HOSTS, 2 * AGAIN_NS + SAME_NS)) == 4
 
 
 # --- answers -----------------------------------------------------------------------------------------------------------
