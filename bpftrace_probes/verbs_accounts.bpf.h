@@ -76,7 +76,7 @@ static inline struct nwv_qp *account(struct nwv_qp_key *key, u64 now)
 	struct nwv_config *cfg = config.lookup(&zero);
 	struct nwv_qp *qp = qps.lookup(key);
 
-	if (!cfg)
+	if (!cfg || cfg->paused)
 		return 0;
 	if (!qp) {
 		struct nwv_qp *empty = blank.lookup(&zero);

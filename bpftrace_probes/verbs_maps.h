@@ -102,6 +102,7 @@ struct nwv_thread {
 
 struct nwv_config {
 	__u64 generation; /* raised when a burst begins: what was in flight before is unknown */
+	__u64 paused;     /* accounts stand still: probes come and go one after the other, a burst counts between two moments */
 };
 
 /* What happened on the control path. */

@@ -134,6 +134,22 @@ def duration(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
+def time_text(ns: float | None) -> str:
+    """``850 ns``, ``12 µs``, ``3.4 ms``, ``1.2 s``; ``-`` for unknown."""
+    if ns is None:
+        return "-"
+    for unit, factor in (("ns", 1.0), ("µs", 1e3), ("ms", 1e6)):
+        if ns < 999.5 * factor:
+            value = ns / factor
+            return f"{value:.1f} {unit}" if value < 10 and unit != "ns" else f"{value:.0f} {unit}"
+    return f"{ns / 1e9:.1f} s"
+
+
+def share(part: float) -> str:
+    """A share of one in percent, short: ``100%``, ``12%``, ``0.14%``."""
+    return f"{part:.0%}" if part >= 0.0995 or part <= 0 else f"{part * 100:.2g}%"
+
+
 def width(text: str) -> int:
     """Terminal cells that ``text`` takes: wide East Asian characters take two, combining marks none."""
     return sum(0 if unicodedata.combining(ch) else 2 if unicodedata.east_asian_width(ch) in ("W", "F") else 1 for ch in text)

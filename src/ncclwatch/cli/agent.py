@@ -10,7 +10,19 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclwatch.cli import options
-from ncclwatch.cli.options import AllOption, DurationOption, IntervalOption, JobOption, KeysOption, PidOption, ProbesOption
+from ncclwatch.cli.options import (
+    ORDER_BUDGET,
+    WIRE,
+    AllOption,
+    DurationOption,
+    IntervalOption,
+    JobOption,
+    KeysOption,
+    OrderBudgetOption,
+    PidOption,
+    ProbesOption,
+    WireOption,
+)
 from ncclwatch.cli.output import emit, flush
 from ncclwatch.errors import UsageError
 from ncclwatch.stopping import stop_on_signals
@@ -20,6 +32,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ncclwatch.collect.batch import NodeBatch
+    from ncclwatch.collect.ordering import OrderDesk
     from ncclwatch.messaging.agent import Agent
     from ncclwatch.model.state import ProcessInfo
 
@@ -37,6 +50,8 @@ def agent(
     job: JobOption = None,
     interval: IntervalOption = 1.0,
     probes: ProbesOption = True,
+    wire: WireOption = WIRE,
+    order_budget: OrderBudgetOption = ORDER_BUDGET,
     spool: Annotated[
         Path | None, typer.Option("--spool", metavar="FOLDER", help="Keep what cannot be sent here, also over a restart.")
     ] = None,
@@ -53,20 +68,23 @@ def agent(
         raise UsageError("an agent watches --all, --pid or --match processes", "give one of them")
     from ncclwatch.cli.remote import client_keys
     from ncclwatch.collect.node import NodeCollector
+    from ncclwatch.collect.ordering import OrderDesk
     from ncclwatch.messaging import protocol
     from ncclwatch.messaging.agent import Agent
     from ncclwatch.messaging.privileges import drop_privileges
     from ncclwatch.target.discover import find_processes
 
     address = protocol.endpoint(engine)
-    pair = client_keys(address, keys, "agent")
     stop = stop_on_signals()
     sender = Agent(
-        address, keys=pair, token=job or "", host=socket.gethostname(), spool_folder=spool,
-        spool_bytes=spool_mb << 20, spool_age_s=spool_age,
+        address, keys=client_keys(address, keys, "agent"), token=job or "", host=socket.gethostname(),
+        spool_folder=spool, spool_bytes=spool_mb << 20, spool_age_s=spool_age,
     )  # fmt: skip
-    choose = matching(match) if match else None
-    collector = NodeCollector(every=not named, interval_s=interval, stop=stop, choose=choose, common_ns=sender.engine_time_ns)
+    choose, how = matching(match) if match else None, options.wire_mode(wire)
+    collector = NodeCollector(
+        every=not named, interval_s=interval, stop=stop, choose=choose, common_ns=sender.engine_time_ns, wire=how
+    )  # fmt: skip
+    desk = OrderDesk(collector, how[1], order_budget / 100)
     found = named or [info.pid for info in find_processes() if choose is None or choose(info)]
     until = None if duration is None else time.monotonic() + duration
     try:
@@ -76,14 +94,14 @@ def agent(
             _line(f"not watched: {problem.line}")
         _line(drop_privileges(user, spool))
         first.notes = (*first.notes, *sender.start(), *(f"not watched: {problem.line}" for problem in collector.problems))
-        _run(sender, first, lambda: collector.step(until=until))
+        _run(sender, first, lambda: collector.step(until=until), desk)
     finally:
         sender.close()
         collector.close()
 
 
-def _run(sender: Agent, batch: NodeBatch, step: Callable[[], NodeBatch]) -> None:
-    """Send batch after batch until the last."""
+def _run(sender: Agent, batch: NodeBatch, step: Callable[[], NodeBatch], desk: OrderDesk) -> None:
+    """Send batch after batch until the last, and do what the engine orders as far as the desk allows."""
     next_summary = time.monotonic() + SUMMARY_EVERY_S
     while True:
         news = sender.link.take_news()
@@ -99,7 +117,9 @@ def _run(sender: Agent, batch: NodeBatch, step: Callable[[], NodeBatch]) -> None
         if batch.finished:
             _line(f"end: {batch.finished}")
             return
+        done = [desk.take(order) for order in sender.link.take_orders()]
         batch = step()
+        batch.notes = (*batch.notes, *done)
 
 
 def matching(text: str) -> Callable[[ProcessInfo], bool]:

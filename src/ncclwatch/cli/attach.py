@@ -10,6 +10,8 @@ from ncclwatch.cli import options
 from ncclwatch.cli.asking import AskFileOption, Bell
 from ncclwatch.cli.options import (
     HANG_FLOOR_S,
+    ORDER_BUDGET,
+    WIRE,
     AllOption,
     DurationOption,
     ExitCodeOption,
@@ -18,12 +20,14 @@ from ncclwatch.cli.options import (
     IntervalOption,
     JsonOption,
     MetricsOption,
+    OrderBudgetOption,
     PidOption,
     ProbesOption,
     SampleOption,
     SlowModeOption,
     TBaseOption,
     ThetaOption,
+    WireOption,
     slow_rule,
 )
 from ncclwatch.cli.showing import show, surface_of
@@ -43,6 +47,8 @@ def attach(
     exit_code: ExitCodeOption = False,
     plain: Annotated[bool, typer.Option("--plain", help="Lines as things change, also on a terminal.")] = False,
     probes: ProbesOption = True,
+    wire: WireOption = WIRE,
+    order_budget: OrderBudgetOption = ORDER_BUDGET,
     hang_after: HangAfterOption = HANG_FLOOR_S,
     fixed: FixedOption = False,
     sample: SampleOption = None,
@@ -69,23 +75,21 @@ def attach(
     named = options.only_pids(pid, words, "snapshot files are for 'ncclwatch diagnose'")
     if calls and not as_json:
         raise UsageError("--calls needs --json", "add --json")
-    rule = slow_rule(slow_mode, t_base, theta)
-    chosen = options.choose_pids(named, every)
     from ncclwatch.cli.live import LiveSession, verdict_stands
     from ncclwatch.collect.sampling import Sampling
     from ncclwatch.engine.patience import Patience
 
     session = LiveSession(
-        every=every,
-        interval_s=interval,
-        stop=stop_on_signals(),
+        every=every, interval_s=interval, stop=stop_on_signals(),
         patience=Patience(hang_after, adaptive=not fixed),
         sampling=None if sample is None else Sampling(sample),
         asked=Bell(ask_file).rung,
-        slow=rule,
-    )
+        slow=slow_rule(slow_mode, t_base, theta),
+        wire=options.wire_mode(wire),
+        order_budget=order_budget / 100,
+    )  # fmt: skip
     try:
-        session.start(chosen, calls=probes)
+        session.start(options.choose_pids(named, every), calls=probes)
         with serving(metrics) as also:
             show(session, surface_of(as_json=as_json, plain=plain, calls=calls), duration, also)
     finally:

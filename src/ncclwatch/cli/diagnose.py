@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -20,8 +21,14 @@ from ncclwatch.errors import ExitStatus
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
 
+if TYPE_CHECKING:
+    from ncclwatch.collect.counting import WorkCount
+    from ncclwatch.engine.network import NetworkMemory
+
 # What the operating system or NCCL states outright needs no further waiting, and two samples near to each other are enough.
 _EARLY_S = 0.2
+COUNT_AFTER_S = 0.9
+"""What stands for less is not counted: hard evidence needs no more than two looks, and loading the programs takes its time."""
 _HARD_EVIDENCE = frozenset({VerdictClass.STOPPED, VerdictClass.DEAD, VerdictClass.ERROR})
 _NOTHING_WRONG = frozenset({VerdictClass.RUNNING, VerdictClass.IDLE})
 
@@ -47,6 +54,9 @@ def diagnose(
     slow_mode: SlowModeOption = "ncclwatch",
     t_base: TBaseOption = None,
     theta: ThetaOption = 3.0,
+    wire: Annotated[
+        bool, typer.Option("--wire/--no-wire", help="Count RDMA requests for a quarter of a second where nothing moves.")
+    ] = True,
     why: Annotated[
         bool, typer.Option("--why", help="Show which facts and rules led there, and what was weighed and lost.")
     ] = False,
@@ -63,7 +73,7 @@ def diagnose(
         if recordings:
             return judge_recordings(recordings, as_json=as_json, exit_code=exit_code, slow=rule, why=why)
     live = options.choose_pids(named, every) if named or every or not files else []
-    verdicts, problems = judge(live, files, every=every, wait=wait, interval=interval)
+    verdicts, problems = judge(live, files, every=every, wait=wait, interval=interval, wire=wire)
     if as_json:
         emit_json(verdicts[0].to_json())
     else:
@@ -74,15 +84,20 @@ def diagnose(
 
 
 def judge(
-    pids: Sequence[int], files: Sequence[Path], *, every: bool, wait: float, interval: float
+    pids: Sequence[int], files: Sequence[Path], *, every: bool, wait: float, interval: float, wire: bool = False
 ) -> tuple[list[Verdict], list[Problem]]:
     """One verdict a job, worst first, over live processes and snapshot files together, and what could not be read.
 
-    ``every`` says that ``pids`` are all NCCL processes of this node. Raises when nothing at all could be read.
+    ``every`` says that ``pids`` are all NCCL processes of this node; ``wire`` has their work requests counted where they stand.
+    Raises when nothing at all could be read.
     """
     loaded, problems = load_files(files) if files else ([], [])
     recorded = [series for samples in loaded for series in series_of(samples)]
-    with Watch() as watch:
+    from ncclwatch.engine.network import NetworkMemory
+
+    network = NetworkMemory()
+    count: WorkCount | None = None
+    with Watch() as watch, ExitStack() as stack:
         watch.open(pids)
         watch.round()
         began = time.monotonic()
@@ -90,14 +105,29 @@ def judge(
             raise nothing_read(problems + watch.problems)
 
         def read() -> Series:
+            nonlocal count
             watch.round()
+            if count is None and wire and time.monotonic() - began > COUNT_AFTER_S:
+                count = _counting(stack)
+            if count is not None:
+                for host, windows in count.look(watch.watched).items():
+                    network.feed_work(host, windows, time.time_ns())
             return [*recorded, *watch.series()]
 
-        engine = _engine(complete_hosts=_hosts(watch) if every and not watch.problems else ())
+        engine = _engine(_hosts(watch) if every and not watch.problems else (), network)
         # Files hold all that will ever be seen: there is nothing to wait for.
         files_only = not watch.watched
         verdicts = engine(list(recorded), 0.0) if files_only else settle(engine, read, wait=wait, interval=interval, began=began)
         return verdicts, problems + watch.problems
+
+
+def _counting(stack: ExitStack) -> WorkCount:
+    """What counts work requests, until the stack is left."""
+    from ncclwatch.collect.counting import WorkCount
+
+    count = WorkCount()
+    stack.callback(count.close)
+    return count
 
 
 def _hosts(watch: Watch) -> Sequence[str]:
@@ -105,14 +135,14 @@ def _hosts(watch: Watch) -> Sequence[str]:
     return sorted({watched.target.info.host for watched in watch.watched}) if sees_every_process() else ()
 
 
-def _engine(complete_hosts: Sequence[str]) -> Engine:
+def _engine(complete_hosts: Sequence[str], network: NetworkMemory) -> Engine:
     from ncclwatch.engine.case import Known
     from ncclwatch.engine.diagnose import diagnose, judge_jobs
     from ncclwatch.engine.patience import Patience
     from ncclwatch.engine.topology.naming import name_places
 
     def engine(series: Series, patience_s: float) -> list[Verdict]:
-        known = Known(patience=Patience(patience_s, adaptive=False), complete_hosts=frozenset(complete_hosts))
+        known = Known(patience=Patience(patience_s, adaptive=False), complete_hosts=frozenset(complete_hosts), network=network)
         return name_places(judge_jobs(series, known)) or [diagnose(series, known)]
 
     return engine

@@ -116,6 +116,9 @@ class EngineService:
             for job in self.jobs.values():
                 job.session.ask()
                 job.next_judge = 0.0
+        for job in self.jobs.values():
+            if job.session.answer_due(time.monotonic_ns()):
+                job.next_judge = 0.0
         due = min((job.next_judge for job in self.jobs.values()), default=until)
         self.hub.poll(max(0.0, min(due, until, now + 0.5) - now))
         for job in list(self.jobs.values()):
@@ -134,6 +137,8 @@ class EngineService:
             self._failed(f"job {job.name}", error)
             job.next_judge = self._judgement_after(began + self.interval_s / 2)
             return
+        for order in update.orders:
+            self.hub.order(job.lives.get(order.host, ""), order)
         viewers = self.hub.viewers(job.name)
         interval, job.unheard_s = self.interval_s + job.behind_s, self.hub.unheard_s
         if viewers:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ncclwatch.cli.output import plain
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState
 from ncclwatch.model.state import Direction
-from ncclwatch.text import Style, clean, columns, fit, rate, size, wrap
+from ncclwatch.text import Style, clean, columns, fit, rate, size, time_text, wrap
 
 if TYPE_CHECKING:
     from ncclwatch.collect.flows import FlowCollector
@@ -101,17 +101,6 @@ def cells(record: FlowRecord) -> dict[str, str]:
 
 def _sockets(remote: str, number: int) -> str:
     return clean(remote, 48) + (f" +{number - 1}" if number > 1 else "")
-
-
-def time_text(ns: float | None) -> str:
-    """``850 ns``, ``12 µs``, ``3.4 ms``, ``1.2 s``; ``-`` for unknown."""
-    if ns is None:
-        return "-"
-    for unit, factor in (("ns", 1.0), ("µs", 1e3), ("ms", 1e6)):
-        if ns < 999.5 * factor:
-            value = ns / factor
-            return f"{value:.1f} {unit}" if value < 10 and unit != "ns" else f"{value:.0f} {unit}"
-    return f"{ns / 1e9:.1f} s"
 
 
 def explanations(records: Sequence[FlowRecord]) -> Iterator[str]:

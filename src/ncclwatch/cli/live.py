@@ -11,6 +11,7 @@ from typing import Protocol
 
 from ncclwatch.collect.batch import NodeBatch, Overhead, PlaneState
 from ncclwatch.collect.node import NodeCollector
+from ncclwatch.collect.ordering import STANDING_BUDGET, OrderDesk
 from ncclwatch.collect.sampling import Sampling
 from ncclwatch.collect.watched import Problem
 from ncclwatch.collect.windows import RankWindow
@@ -23,6 +24,7 @@ from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.stopping import Stop
+from ncclwatch.wire.governor import DEFAULT_BUDGET, Mode
 
 
 class Session(Protocol):
@@ -88,10 +90,15 @@ class LiveSession(Judged):
         sampling: Sampling | None = None,
         asked: Callable[[], bool] | None = None,
         slow: SlowRule | None = None,
+        wire: tuple[Mode, float] = (Mode.BURSTS, DEFAULT_BUDGET),
+        order_budget: float = STANDING_BUDGET,
     ) -> None:
         # By the wall clock, so that recordings of several nodes hold samples of the same moments.
-        self.collector = NodeCollector(every=every, interval_s=interval_s, stop=stop, sampling=sampling, common_ns=time.time_ns)
+        self.collector = NodeCollector(
+            every=every, interval_s=interval_s, stop=stop, sampling=sampling, common_ns=time.time_ns, wire=wire
+        )
         super().__init__(DiagnosisSession(LiveDiagnosis(patience=patience or Patience(), slow=(slow or SlowRule()).watch())))
+        self._desk = OrderDesk(self.collector, wire[1] if wire[0] is not Mode.STATE else 0.0, order_budget)
         self._asked = asked
         self.taps: list[Callable[[NodeBatch], None]] = []
         """Who else takes every batch: a recording."""
@@ -110,6 +117,8 @@ class LiveSession(Judged):
         if self._asked is not None and self._asked():
             self.judge.ask()
             self.collector.look_now()
+        if self.judge.answer_due(time.monotonic_ns()):
+            self.collector.look_now()
         return self._take(self.collector.step(until=until))
 
     def _take(self, batch: NodeBatch) -> Update:
@@ -118,6 +127,7 @@ class LiveSession(Judged):
         self.judge.feed(batch)
         update = self.judge.judge(batch.time_ns) if batch.looked else self.judge.take(batch.time_ns)
         update.finished = batch.finished
+        update.notes += [self._desk.take(order) for order in update.orders]
         return update
 
     def close(self) -> None:

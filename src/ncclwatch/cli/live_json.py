@@ -3,9 +3,9 @@
 Types: ``attached`` (first line), ``rank`` (one per process and sample), ``call`` (with ``--calls``), ``verdict`` (when one begins
 to stand, or changes), ``answer`` (a verdict somebody asked for), ``recovery`` (it stands no longer), ``process`` (started, ended,
 replaced, unreadable), ``loss``, ``nic`` (a NIC at every sample: one that the job uses or that counted errors, others when they
-change), ``link-event`` (a link went up or down), ``flow`` (a connection over a network that is in trouble), ``kernel-log`` (a
-line about GPUs or NICs), ``note`` (something in words), ``overhead`` (every ten seconds), ``end`` (last line). Times are seconds
-since the epoch.
+change), ``link-event`` (a link went up or down), ``flow`` (a connection over a network that is in trouble), ``work`` (a window of
+work requests or of a socket: of a connection, a port or a peer of a rank), ``kernel-log`` (a line about GPUs or NICs), ``note``
+(something in words), ``overhead`` (every ten seconds), ``end`` (last line). Times are seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ncclwatch.collect.functions import function
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.model.events import Flag, Kind
 from ncclwatch.model.network import NicKey
+from ncclwatch.model.work import FlowWindow, WorkWindow
 
 if TYPE_CHECKING:
     from ncclwatch.cli.live import Session
@@ -90,6 +91,9 @@ class JsonSurface:
             if flow.state.is_trouble:
                 self._write("flow", **flow_json(flow))
 
+        for window in update.work:
+            self._write("work", **work_json(window))
+
     def end(self, session: Session, reason: str) -> None:
         """Say why it ended and what stands."""
         standing = session.verdict if session.verdict and session.verdict.verdict_class.accuses else None
@@ -111,9 +115,27 @@ def window_json(window: RankWindow) -> dict[str, Any]:
     """A window without the parts of the process's identity that ``attached`` and ``process`` have told."""
     data: dict[str, Any] = plain(window)
     process = window.process
+    if window.work is not None:
+        data["work"] |= derived_json(window.work)
     data["process"] = None
     del data["process"], data["time_ns"]
     return {"pid": process.pid, "host": plain(process.host), **data}
+
+
+def derived_json(work: WorkWindow) -> dict[str, Any]:
+    """What follows from the fields of a window."""
+    return {
+        "coverage": round(work.coverage, 9),
+        "bytes_per_s": work.bytes_per_s,
+        "received_per_s": work.received_per_s,
+    }
+
+
+def work_json(window: FlowWindow) -> dict[str, Any]:
+    """A window of work as JSON, what follows from its counts beside them."""
+    data: dict[str, Any] = plain(window)
+    data["work"] |= derived_json(window.work)
+    return data
 
 
 def call_json(row: Any) -> dict[str, Any]:

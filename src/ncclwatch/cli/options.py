@@ -13,6 +13,7 @@ from ncclwatch.text import clean
 
 if TYPE_CHECKING:
     from ncclwatch.engine.slow.modes import SlowRule
+    from ncclwatch.wire.governor import Mode
 
 # 2^22 is the kernel's PID_MAX_LIMIT on 64-bit machines (include/linux/threads.h).
 PID_MAX = 1 << 22
@@ -37,6 +38,29 @@ ProbesOption = Annotated[
     bool, typer.Option("--probes/--no-probes", help="Trace calls with uprobes; without, only memory is read.")
 ]
 
+WIRE = "0.1"
+"""What :data:`WireOption` is by default."""
+WireOption = Annotated[
+    str,
+    typer.Option(
+        "--wire",
+        metavar="PERCENT",
+        help="Count RDMA requests in bursts that cost this share of a thread's time; 'exact': all, at any cost; 'off': none.",
+    ),
+]
+OrderBudgetOption = Annotated[
+    float,
+    typer.Option(
+        "--order-budget",
+        min=0.0,
+        max=100.0,
+        metavar="PERCENT",
+        help="Share of a thread's time that counting RDMA requests may cost while a job stands; 0: not beyond --wire.",
+    ),
+]
+ORDER_BUDGET = 5.0
+"""Percent, what :data:`OrderBudgetOption` is by default."""
+
 KeysOption = Annotated[
     Path | None,
     typer.Option("--keys", metavar="FOLDER", help="Folder made by 'ncclwatch keys make'; needed beyond this machine."),
@@ -55,6 +79,22 @@ MetricsOption = Annotated[
     str | None,
     typer.Option("--metrics", metavar="[ADDRESS]:PORT", help="Serve Prometheus metrics, on 127.0.0.1 if no address is given."),
 ]
+
+
+def wire_mode(text: str) -> tuple[Mode, float]:
+    """How work requests are counted, and the share of any thread's time that it may cost."""
+    from ncclwatch.wire.governor import DEFAULT_BUDGET, Mode
+
+    named = {"exact": Mode.EXACT, "off": Mode.STATE}.get(text.lower())
+    if named is not None:
+        return named, DEFAULT_BUDGET
+    try:
+        budget = float(text.removesuffix("%")) / 100
+    except ValueError:
+        budget = -1.0
+    if not 0 <= budget <= 1:
+        raise UsageError(f"'{clean(text, 40)}' is no share of a thread's time", "give --wire a number of percent, exact, or off")
+    return (Mode.BURSTS, budget) if budget > 0 else (Mode.STATE, DEFAULT_BUDGET)
 
 
 def pids(options: Sequence[str] | None) -> list[int]:

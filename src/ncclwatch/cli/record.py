@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclwatch.cli import options
-from ncclwatch.cli.options import AllOption, DurationOption, IntervalOption, PidOption, ProbesOption
+from ncclwatch.cli.options import (
+    ORDER_BUDGET,
+    WIRE,
+    AllOption,
+    DurationOption,
+    IntervalOption,
+    OrderBudgetOption,
+    PidOption,
+    ProbesOption,
+    WireOption,
+)
 from ncclwatch.cli.output import emit, flush, note
 from ncclwatch.errors import ExitStatus, UsageError
 from ncclwatch.stopping import stop_on_signals
@@ -52,6 +62,8 @@ def record(
         bool, typer.Option("--all-calls", help="Keep every field of every call; without, what a diagnosis needs of operations.")
     ] = False,
     probes: ProbesOption = True,
+    wire: WireOption = WIRE,
+    order_budget: OrderBudgetOption = ORDER_BUDGET,
 ) -> int:
     """Record NCCL processes of this node into a file, until they end or Ctrl-C.
 
@@ -72,7 +84,8 @@ def record(
     from ncclwatch.store.recorder import Recorder
 
     stop = stop_on_signals()
-    session = LiveSession(every=every, interval_s=interval, stop=stop)
+    how = options.wire_mode(wire)
+    session = LiveSession(every=every, interval_s=interval, stop=stop, wire=how, order_budget=order_budget / 100)
     recorder = Recorder(output, cap_bytes=cap, calls="all" if all_calls else "ledger", about={"command": "record"})
     reason = "ended by an error"
     try:

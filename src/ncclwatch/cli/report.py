@@ -137,7 +137,7 @@ def _json(replay: Replay) -> bytes:
 
 def as_json_data(found: Report) -> dict[str, Any]:
     """A report as plain data; times are seconds since the epoch."""
-    from ncclwatch.cli.live_json import window_json
+    from ncclwatch.cli.live_json import window_json, work_json
     from ncclwatch.cli.recorded import incident_json
 
     view = found.view
@@ -150,6 +150,7 @@ def as_json_data(found: Report) -> dict[str, Any]:
         "focus": found.focus.id if found.focus else None,
         "event": found.event,
         "look": view.frame.time,
+        "work": [work_json(window) for window in view.frame.work or ()],
         "ranks": [
             {**window_json(window), "state": letter} for window, letter in zip(view.frame.windows, view.letters, strict=True)
         ],

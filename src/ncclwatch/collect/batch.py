@@ -14,6 +14,7 @@ from ncclwatch.collect.windows import RankWindow
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.network import NetworkLook
 from ncclwatch.model.state import ProcessInfo, ProcessSample
+from ncclwatch.model.work import FlowWindow
 
 
 class Change(StrEnum):
@@ -49,12 +50,19 @@ class PlaneState:
 
 @dataclass(frozen=True, slots=True)
 class Overhead:
-    """What watching costs: probe hits and their estimated cost as a share of one core; our own CPU share and memory."""
+    """What watching costs: probe hits and their estimated cost as a share of one core; our own CPU share and memory.
+
+    ``wire_share`` is the largest share of its time that any thread has paid for bursts of probes on work requests so far, by the
+    governor's bill, ``wire_budget`` the share it may be, ``wire_bursts`` how many there were.
+    """
 
     hits_per_s: float | None
     probe_share: float | None
     own_share: float
     rss_bytes: int
+    wire_share: float | None = None
+    wire_budget: float | None = None
+    wire_bursts: int = 0
 
 
 class BatchHead(msgspec.Struct, kw_only=True):
@@ -97,6 +105,8 @@ class NodeBatch(BatchHead, kw_only=True):
     """Over the last seconds; not with every batch."""
     network: NetworkLook | None = None
     """NICs, at every look; changes of links and lines of the kernel's log whenever there are any."""
+    work: Sequence[FlowWindow] = ()
+    """Windows of work requests and of sockets that came since the last batch: none between two bursts."""
     clock_offset_ns: int | None = None
     """What has to be added to ``wall_ns`` to give the engine's CLOCK_REALTIME, measured by messages there and back."""
     clock_error_ns: int | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -171,7 +171,7 @@ class FlowCollector:
             for one in process.connections:
                 if one.network != SOCKET_NETWORK:
                     continue
-                key = _key(pid, one)
+                key = connection_key(pid, one)
                 try:
                     descriptors = connection_sockets(decoder, one.communicator, sockets[pid])
                 except TargetGoneError:
@@ -196,6 +196,14 @@ class FlowCollector:
                         self._owners.setdefault((pid, owner.pair.context, owner.pair.number), owner)
             except (NcclwatchError, OSError) as error:
                 self._note(f"pid {pid}: {error}")
+
+    def connections(self) -> Iterator[tuple[TargetProcess, Sequence[NetConnection]]]:
+        """The network connections of every process as last looked up."""
+        return ((process.target, process.connections) for process in self._processes.values())
+
+    def socket_of(self, pid: int, one: NetConnection) -> SocketJudgement | None:
+        """What the sockets of a connection were last seen to do."""
+        return self._judged.get(connection_key(pid, one))
 
     def _note(self, text: str) -> None:
         if len(self.notes) < 64:
@@ -237,14 +245,14 @@ class FlowCollector:
         rates: defaultdict[tuple[int, int, int, int, Direction], float] = defaultdict(float)
         for pid, process in self._processes.items():
             for one in process.connections:
-                found = self.rates.rate(_key(pid, one))
+                found = self.rates.rate(connection_key(pid, one))
                 if found is not None:
                     rates[pid, one.comm_hash, one.channel, one.peer, one.direction] += found.per_second
         return dict(rates)
 
     def _record(self, process: _Process, one: NetConnection, flow: Flow | None, shared_by: int) -> FlowRecord:
         pid = process.target.pid
-        key = _key(pid, one)
+        key = connection_key(pid, one)
         judged = self._judged.get(key)
         kind = {SOCKET_NETWORK: FlowKind.SOCKET, "IB": FlowKind.RDMA}.get(one.network, FlowKind.RDMA if flow else FlowKind.OTHER)
         steps = self.rates.rate(key)
@@ -300,7 +308,8 @@ class FlowCollector:
         return (FlowState.IDLE if steps is not None else state), reason
 
 
-def _key(pid: int, one: NetConnection) -> ConnectionKey:
+def connection_key(pid: int, one: NetConnection) -> ConnectionKey:
+    """What no other connection has."""
     return pid, one.comm_hash, one.rank, one.channel, one.peer, one.direction, one.index
 
 

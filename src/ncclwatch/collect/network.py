@@ -112,6 +112,11 @@ class NetworkWatch:
                 self._log = None
 
     @property
+    def flows(self) -> FlowCollector:
+        """Who looks at the connections of the watched processes."""
+        return self._flows
+
+    @property
     def running(self) -> bool:
         """Whether links are watched."""
         return not self.reason

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ncclwatch.collect import watched as watching
@@ -14,16 +15,21 @@ from ncclwatch.collect.batch import Change, NodeBatch, Overhead, PlaneState, Pro
 from ncclwatch.collect.calls import communicators_named, creating
 from ncclwatch.collect.calls_plane import CallsPlane
 from ncclwatch.collect.cost import OwnCost
+from ncclwatch.collect.flows import FlowCollector
 from ncclwatch.collect.look_times import next_time
 from ncclwatch.collect.network import NetworkWatch
 from ncclwatch.collect.ranks import ranks_of
 from ncclwatch.collect.sampling import Sampling
 from ncclwatch.collect.watched import Problem, Readable, Watched, nothing_read, sees_every_process
+from ncclwatch.collect.windows import RankWindow
+from ncclwatch.collect.work import WorkWatch
 from ncclwatch.errors import NcclwatchError, TargetGoneError
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.stopping import Stop
 from ncclwatch.target.process import boot_id
 from ncclwatch.target.session import TargetProcess
+from ncclwatch.wire.governor import DEFAULT_BUDGET, Mode
+from ncclwatch.wire.orders import Order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -58,6 +64,7 @@ class NodeCollector:
     ``every`` takes up processes that come later as well; of these ``choose`` decides which. With ``sampling`` only a few are
     looked at while they move. ``common_ns`` is a clock that several nodes have in common: looks are taken at the same
     times of it, so that those of all nodes show one moment (who waits for whom in a running job can be told from no other).
+    ``wire`` is how work requests are counted, and the share of any thread's time that it may cost.
     """
 
     def __init__(
@@ -70,6 +77,7 @@ class NodeCollector:
         wake_s: float = WAKE_S,
         sampling: Sampling | None = None,
         common_ns: Callable[[], int] = time.monotonic_ns,
+        wire: tuple[Mode, float] = (Mode.BURSTS, DEFAULT_BUDGET),
     ) -> None:
         self.every = every
         self.sampling = sampling
@@ -78,6 +86,8 @@ class NodeCollector:
         self.stop = stop or Stop()
         self.calls = CallsPlane(every=every)
         self.network: NetworkWatch | None = None
+        self.work: WorkWatch | None = None
+        self._wire = wire
         self.aggregator = Aggregator()
         self.watched: dict[int, Watched] = {}
         self.problems: list[Problem] = []
@@ -103,7 +113,7 @@ class NodeCollector:
     def start(self, pids: Sequence[int], *, calls: bool = True, require: bool = True, network: bool = True) -> NodeBatch:
         """Open every process, read each once, and only then load the probes; returns the first batch.
 
-        With ``network`` the NICs of the node are watched too.
+        With ``network`` the NICs of the node are watched too, and the work requests of its processes counted.
         Raises when no process at all can be read, unless ``require`` is false: an agent waits for processes to come.
         """
         if calls:
@@ -131,6 +141,7 @@ class NodeCollector:
                 self.aggregator.feed_sample(watched.last)
         if network:
             self.network = NetworkWatch(infos[0].host if infos else None)
+            self.work = WorkWatch(*self._wire)
         self._next_look = self._look_after(time.monotonic())
         # The first samples count: the second look, an interval later, already tells running from standing still.
         return self._close(_Draft(looked=True), "")
@@ -138,6 +149,9 @@ class NodeCollector:
     def close(self) -> None:
         """Detach the probes and let go of every process."""
         self.calls.stop()
+        if self.work is not None:
+            self.work.close()
+            self.work = None
         if self.network is not None:
             self.network.close()
             self.network = None
@@ -232,7 +246,41 @@ class NodeCollector:
             self.network.host = self._host
             batch.network = self.network.look(batch.samples, self._running()) if draft.looked else self.network.news()
             batch.notes = (*batch.notes, *batch.network.notes)
+        if self.network is not None and self.work is not None:
+            try:
+                self._add_work(batch, self.network.flows, self.work)
+            except Exception as error:
+                # What lies in a target's memory can be anything: it must not end the session.
+                if os.environ.get("NCCLWATCH_DEBUG") == "1":
+                    raise
+                self.work.give_up(f"{type(error).__name__}: {error}")
+                batch.notes = (*batch.notes, f"work requests are counted no longer ({self.work.plane.reason})")
         return batch
+
+    def _add_work(self, batch: NodeBatch, flows: FlowCollector, work: WorkWatch) -> None:
+        if batch.looked:
+            work.follow(flows, [target for target, _ in self._running()])
+        batch.work = work.take(flows, self._host, looked=batch.looked)
+        if batch.network is not None and batch.network.flows:
+            batch.network = replace(batch.network, flows=work.joined(batch.network.flows, batch.time_ns))
+        if batch.looked:
+            batch.windows = [self._with_work(window) for window in batch.windows]
+
+    def order(self, order: Order) -> bool:
+        """Have work requests counted now, whatever the budget; the windows come with a later batch, under the order's number.
+        Whether there is anything to count.
+        """
+        return self.work is not None and self.work.order(order)
+
+    def _with_work(self, window: RankWindow) -> RankWindow:
+        """A window with what its connections carried."""
+        watched = self.watched.get(window.process.pid)
+        if self.work is None or watched is None or watched.last is None:
+            return window
+        parts = ranks_of(watched.last)
+        sample = next((part for part in parts if part.process.key == window.process.key), None)
+        work = self.work.of_rank(window.process.key, sample, alone=len(parts) == 1)
+        return replace(window, work=work) if work is not None else window
 
     def _running(self) -> list[tuple[TargetProcess, ProcessSample]]:
         """The newest look at every process that runs, with its target."""
@@ -244,7 +292,8 @@ class NodeCollector:
         planes = (PlaneState("state", True), PlaneState("calls", self.calls.running, self.calls.reason), *self._device_plane())
         if self.network is None:
             return planes
-        return (*planes, PlaneState("nic", self.network.running, self.network.reason))
+        wire = () if self.work is None else (self.work.plane,)
+        return (*planes, PlaneState("nic", self.network.running, self.network.reason), *wire)
 
     def _device_plane(self) -> tuple[PlaneState, ...]:
         """The counter shim, where any process has it: it is the user's choice, and no gap where nobody took it."""
@@ -262,7 +311,13 @@ class NodeCollector:
             return None
         self._next_overhead = now + OVERHEAD_EVERY_S
         hits, share = self.calls.cost()
-        return Overhead(hits, share, self._own.share(), self._own.resident_bytes())
+        own, resident = self._own.share(), self._own.resident_bytes()
+        bill = self.work.bill if self.work is not None else None
+        if bill is None:
+            return Overhead(hits, share, own, resident)
+        return Overhead(
+            hits, share, own + bill.own_share, resident + bill.rss_bytes, bill.worst_share or 0.0, bill.budget, bill.bursts
+        )
 
     # --- parts of a step -----------------------------------------------------------------------------------------------
 
@@ -290,7 +345,7 @@ class NodeCollector:
         # Who is read later seems to be ahead of who was read before: by turns each is.
         self._backwards = not self._backwards
         looked = [
-            (watched, watched.gone is not None, watched.look(keep=2))
+            (watched, watched.gone is not None, watched.look(keep=3))
             for watched in (reversed(wanted) if self._backwards else wanted)
         ]
         for watched, was_gone, error in looked:

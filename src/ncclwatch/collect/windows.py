@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ncclwatch.model.state import ProcessInfo
+from ncclwatch.model.work import WorkWindow
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,3 +73,5 @@ class RankWindow:
     torn: int = 0
     problem: str = ""
     """Why the newest look failed; empty when it succeeded."""
+    work: WorkWindow | None = None
+    """What its connections over a network carried, all ports together, in the newest window; it stays until there is another."""

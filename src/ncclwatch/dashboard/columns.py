@@ -10,7 +10,7 @@ from ncclwatch.collect.windows import RankWindow
 from ncclwatch.dashboard import rows
 from ncclwatch.dashboard.history import spark
 from ncclwatch.dashboard.table import Column
-from ncclwatch.text import clean, duration, ranges, rate, size
+from ncclwatch.text import clean, duration, ranges, rate, share, size, time_text
 from ncclwatch.view.frame import CommunicatorRow, FlowRow, LogEntry, NicRow, OperationRow
 from ncclwatch.view.ranks import RankRow
 from ncclwatch.view.states import BY_LETTER, URGENCY
@@ -182,6 +182,22 @@ def _flow_rate(row: FlowRow) -> str:
     return f"{rate(record.steps.per_second)} st/s" if record.steps else "-"
 
 
+def _flow_latency(row: FlowRow) -> str:
+    return time_text(None if row.record.delay_us is None else row.record.delay_us * 1e3)
+
+
+def _flow_p99(row: FlowRow) -> str:
+    return time_text(row.work.latency_p99_ns if row.work else None)
+
+
+def _flow_flight(row: FlowRow) -> str:
+    return "-" if row.work is None or row.work.in_flight is None else str(row.work.in_flight)
+
+
+def _flow_seen(row: FlowRow) -> str:
+    return "-" if row.work is None else share(row.work.coverage)
+
+
 FLOWS: list[Column[FlowRow]] = [
     Column(
         "RANK",
@@ -198,6 +214,10 @@ FLOWS: list[Column[FlowRow]] = [
     Column("STATE", 8, lambda r: str(r.record.state), lambda r: not r.record.state.is_trouble),
     Column("RATE", 11, _flow_rate, lambda r: r.record.bandwidth, right=True),
     Column("THROUGHPUT", FLOW_CELLS, lambda r: spark(r.rates, FLOW_CELLS), from_width=90),
+    Column("LATENCY", 8, _flow_latency, lambda r: r.record.delay_us, right=True, from_width=130),
+    Column("P99", 8, _flow_p99, lambda r: r.work.latency_p99_ns if r.work else None, right=True, from_width=150),
+    Column("FLIGHT", 6, _flow_flight, lambda r: r.work.in_flight if r.work else None, right=True, from_width=150),
+    Column("SEEN", 6, _flow_seen, lambda r: r.work.coverage if r.work else None, right=True, from_width=130),
     Column(
         "RETRIES", 7, lambda r: "-" if r.record.retries is None else str(r.record.retries), lambda r: r.record.retries, right=True
     ),

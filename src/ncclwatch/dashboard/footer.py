@@ -29,6 +29,8 @@ def footer(view: View | None, said: str, cells: int) -> list[Line]:
         parts = []
         if spent.probe_share is not None and spent.hits_per_s is not None:
             parts.append(f"probes {rate(spent.hits_per_s)}/s = {spent.probe_share:.3%} of a core")
+        if spent.wire_share is not None and spent.wire_budget is not None:
+            parts.append(f"wire {spent.wire_share:.3%} of a thread (budget {spent.wire_budget:.1%})")
         if spent.own_share is not None and spent.rss_bytes is not None:
             parts.append(f"ncclwatch {spent.own_share:.1%} of a core, {size(spent.rss_bytes)}")
         cost = "; ".join(parts)

@@ -26,6 +26,7 @@ from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import Communicator, ProxyOperation
 from ncclwatch.view.frame import View, communicator_key
 from ncclwatch.view.states import BY_LETTER
+from ncclwatch.view.work_text import work_line
 
 
 class RankComm(NamedTuple):
@@ -75,6 +76,8 @@ class RankPage(Page):
             fact("operation", operation_line(window)),
             fact("rate", rate_line(window)),
         ]
+        if window.work is not None:
+            lines.append(fact("network", work_line(window.work)))
         if window.problem:
             lines.append(fact("not read", window.problem, Style(bold=True)))
         sample = view.frame.samples.get(self.process)

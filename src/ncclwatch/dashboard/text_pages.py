@@ -30,6 +30,7 @@ KEYS = (
     ("v", "the verdicts in full; v again: why (facts, rules, what was weighed and lost)"),
     ("/", "show only rows with these words; Esc ends it"),
     ("s  r, click on a heading", "sort by the next column; turn the order round"),
+    ("l", "in Delays: completion latencies, or waits"),
     ("Space", "stop the picture (watching goes on), and go on"),
     ("[  ]", "one sample back, one forward;  { and } ten"),
     ("e", "back to now"),

@@ -18,6 +18,7 @@ from ncclwatch.engine.evidence.cpu_limits import HELD_BACK, HELD_TIMES, held_bac
 from ncclwatch.engine.evidence.kernel_log import Logged
 from ncclwatch.engine.evidence.ports import PortDown, PortErrors, names_of
 from ncclwatch.engine.evidence.sockets import FlowFact
+from ncclwatch.engine.evidence.work_requests import WorkFact
 from ncclwatch.engine.explain_network import BEFORE_S
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.network import LOSSY_SEGMENTS
@@ -138,6 +139,25 @@ def newcomers(case: Case) -> Iterator[Hypothesis]:
     yield standing.beside_it("newcomers", (), missing=(*standing.missing, told(line, kind=FactKind.HALTED)))
 
 
+# --- work requests -----------------------------------------------------------------------------------------------------
+
+WORK_LINES = 4
+"""Bound: lines of evidence about work requests."""
+
+
+def work_requests(case: Case) -> Iterator[Hypothesis]:
+    """What the flows of those named, and of their peers with them, show since the job stands."""
+    standing = case.standing
+    if standing is None or not standing.suspects:
+        return
+    named = standing.named
+    about = [fact for fact in case.facts.of(FactKind.WORK, WorkFact) if named & {fact.owner, fact.peer}]
+    facts = sorted(about, key=lambda fact: fact.owner not in named)[:WORK_LINES]
+    if facts:
+        planes = standing.planes if "wire" in standing.planes else (*standing.planes, "wire")
+        yield standing.beside_it("work-requests", facts, planes=planes)
+
+
 # --- network and kernel logs -------------------------------------------------------------------------------------------
 
 MAX_LINES = 6
@@ -171,6 +191,9 @@ def add_network(case: Case, verdict: Verdict) -> Verdict:
         steps += lossy
         flows = [flow for _, known in sorted(case.known.network.hosts.items()) for flow in known.flows] if slow else []
         evidence += delay_lines(flows, verdict) if slow else []
+        named = {culprit.rank for culprit in verdict.culprits}
+        work = case.facts.of(FactKind.WORK, WorkFact) if slow else ()
+        evidence += [fact.text for fact in work if fact.global_rank in named][:WORK_LINES]
     evidence = [line for line in dict.fromkeys(evidence) if line not in verdict.evidence][:MAX_LINES]
     if not evidence:
         return verdict

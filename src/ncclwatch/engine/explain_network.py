@@ -16,6 +16,7 @@ from ncclwatch.engine.edges import told
 from ncclwatch.engine.evidence.base import Fact, FactKind
 from ncclwatch.engine.evidence.ports import PortDown
 from ncclwatch.engine.evidence.sockets import DeadPath
+from ncclwatch.engine.evidence.work_requests import Shows, WorkFact
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.suspects import observed, one_of_each
 from ncclwatch.model.network import NicRecord
@@ -242,6 +243,39 @@ def _path_suspect(job: Job, member: Member, path: _Path, *, alone: bool) -> Susp
     suspect = observed(job, member, (), (), Cause.PATH if alone else Cause.PATH_END, link=link)
     place = replace(suspect.place, communicator=path.group.reference(), comm_rank=path.group.rank_of(member))
     return replace(suspect, place=place, group=path.group.id)
+
+
+# --- work requests -----------------------------------------------------------------------------------------------------
+
+
+def completions(case: Case) -> Iterator[Hypothesis]:
+    """Proxy or network, of links that carry no data: an end that asks for no completions is why, where the other end does not
+    wait for any in vain; of a rank that data neither reaches nor leaves and that asks in vain, the network is.
+    """
+    standing = case.standing
+    cut_off = standing is not None and any(suspect.cause is Cause.CUT_OFF for suspect in standing.suspects)
+    if standing is None or not (cut_off or _has_link(standing)):
+        return
+    facts = [fact for fact in case.facts.of(FactKind.WORK, WorkFact) if fact.owner in standing.named]
+    of_proxy = {fact.owner: fact for fact in facts if fact.shows.by_proxy}
+    of_network = {fact.owner: fact for fact in facts if fact.shows is Shows.NOT_COMPLETED}
+    planes = (*standing.planes, "wire")
+    if of_proxy and not of_network:
+        suspects = tuple(
+            replace(suspect, cause=Cause.PROXY_STALLED, place=replace(suspect.place, link=None))
+            for suspect in standing.suspects
+            if suspect.index in of_proxy
+        )
+        freed = standing.named - of_proxy.keys()
+        yield standing.amended(
+            "completions", cause=Cause.PROXY_STALLED, suspects=suspects, victims=standing.victims | freed,
+            because=tuple(of_proxy.values()), planes=planes,
+        )  # fmt: skip
+    elif cut_off and standing.named <= of_network.keys():
+        suspects = tuple(replace(suspect, cause=Cause.PATH) for suspect in standing.suspects)
+        yield standing.amended(
+            "completions", cause=Cause.PATH, suspects=suspects, because=tuple(of_network.values()), planes=planes
+        )
 
 
 # --- TCP still tries ---------------------------------------------------------------------------------------------------

@@ -77,6 +77,8 @@ class LiveDiagnosis:
     """To :meth:`ask`: one verdict for each job, worst first; the caller takes them out."""
     verdicts: list[Verdict] = field(default_factory=list)
     """Of the last round: one verdict for each job on the observed processes, worst first."""
+    judged: list[tuple[Job, Verdict]] = field(default_factory=list)
+    """Of the last round: the jobs, each with its verdict."""
     _series: dict[ProcessKey, _Series] = field(default_factory=dict)
     _standing: Verdict | None = None
     _asked: bool = False
@@ -133,6 +135,7 @@ class LiveDiagnosis:
         if self.ledger.rows:
             self.slow.ledger, self.slow.totals = self.ledger, self._totals
         found = [(job, self.slow.judge(job, verdict, topologies, self._stage_of)) for job, verdict in judged]
+        self.judged = found
         self.verdicts = sorted((self._named(job, verdict) for job, verdict in found), key=severity)
         self.patience.end_round()
         return self._stand(self.verdicts[0] if self.verdicts else NOTHING_OBSERVED)

@@ -1,7 +1,7 @@
 """What the nodes last said of their network and their kernels: NICs, connections, changes of links, lines of the kernel's log.
 
 Records alone, bounded; what follows from them is said by the sources of evidence that read it (``evidence.ports``,
-``evidence.sockets``, ``evidence.round_trips``, ``evidence.kernel_log``).
+``evidence.sockets``, ``evidence.work_requests``, ``evidence.kernel_log``).
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from ncclwatch.model.network import FlowRecord, KernelLogLine, LinkChange, NetworkLook, NicKey, NicRecord, SocketFacts
+from ncclwatch.model.state import Direction
+from ncclwatch.model.work import Counting, FlowWindow, Scope
 
 MEMORY_NS = 900_000_000_000
 """Bound: changes and log lines older than this are not told any more."""
@@ -32,6 +34,8 @@ and a row of seven timeouts takes 25 s to 100 s.
 """
 FLOWS_STALE_NS = 10_000_000_000
 """Bound: a host that has listed no flow for this long has none; listings come every few seconds."""
+KEPT_WINDOWS = 32
+"""Bound: windows of work requests of a flow; they come every two to ten seconds."""
 SETTLED_NS = 3_000_000_000
 """Fact: a NIC that is switched on goes up, down (no carrier) and up within milliseconds; up for less than this it was not up."""
 
@@ -62,6 +66,39 @@ class HostNetwork:
     """Connections that have lost much, each with when that was last seen, in ns since the epoch."""
     delays: dict[FlowPlace, float] = field(default_factory=dict)
     """How long what is sent takes to be acknowledged, µs: the longest of the sockets or queue pairs of a connection."""
+    work: dict[tuple[object, ...], deque[FlowWindow]] = field(default_factory=dict)
+    """The newest windows of work requests of each flow and peer (``FlowWindow.place``), the oldest first."""
+    work_ns: int = 0
+    """When the newest came, in ns since the epoch."""
+    completions: dict[FlowPlace, float] = field(default_factory=dict)
+    """As ``delays``, of work requests: the median time from post to completion in the newest windows, µs."""
+
+    def take_work(self, windows: Sequence[FlowWindow], wall_ns: int) -> None:
+        """New windows of work requests; those of at most :data:`MAX_FLOWS` flows are kept."""
+        completions: dict[FlowPlace, float] = {}
+        for window in windows:
+            work = window.work
+            if window.scope is Scope.PORT or not work.seen_s > 0:
+                continue
+            place = window.place
+            kept = self.work.get(place)
+            if kept is None:
+                if len(self.work) >= MAX_FLOWS:
+                    self._forget_work(work.end_ns)
+                if len(self.work) >= MAX_FLOWS:
+                    continue
+                kept = self.work[place] = deque(maxlen=KEPT_WINDOWS)
+            kept.append(window)
+            delay = work.latency_p50_ns if work.counting is not Counting.TCP and window.role == "data" else None
+            if delay is not None and window.direction is Direction.SEND and window.comm_hash is not None:
+                flow = window.pid, window.comm_hash, window.rank or 0, window.peer or 0
+                completions[flow] = max(completions.get(flow, 0.0), delay / 1e3)
+        if completions:
+            self.work_ns, self.completions = wall_ns, completions
+
+    def _forget_work(self, now_ns: int) -> None:
+        """Let go of flows that have long said nothing: their processes have ended."""
+        self.work = {place: kept for place, kept in self.work.items() if now_ns - kept[-1].work.end_ns < MEMORY_NS}
 
     def take_flows(self, flows: Sequence[FlowRecord], wall_ns: int) -> None:
         """What the connections do now; at most :data:`MAX_FLOWS` of them."""
@@ -78,6 +115,10 @@ class HostNetwork:
             if delay is not None:
                 place = flow.pid, *way
                 self.delays[place] = max(self.delays.get(place, 0.0), delay)
+
+    def measured(self) -> tuple[int, dict[FlowPlace, float]]:
+        """When what the connections send was last seen to be acknowledged, in ns since the epoch, and how long that took, µs."""
+        return (self.flows_ns, self.delays) if self.delays else (self.work_ns, self.completions)
 
     def known_sockets(self) -> Iterator[tuple[Way, FlowRecord, SocketFacts]]:
         """The connections over sockets of which it is known whom they connect."""
@@ -119,11 +160,9 @@ class NetworkMemory:
 
     def feed(self, host: str, look: NetworkLook, wall_ns: int) -> None:
         """Take what a host says; ``wall_ns`` is when it looked."""
-        known = self.hosts.get(host)
+        known = self._host(host)
         if known is None:
-            if len(self.hosts) >= MAX_HOSTS:
-                return
-            known = self.hosts[host] = HostNetwork()
+            return
         if look.nics:
             known.nics = {nic.key: _with_users(nic, known.nics.get(nic.key)) for nic in look.nics}
         if look.flows or wall_ns - known.flows_ns > FLOWS_STALE_NS:
@@ -135,9 +174,24 @@ class NetworkMemory:
         while known.kernel and known.kernel[0][0] < wall_ns - MEMORY_NS:
             known.kernel.popleft()
 
+    def feed_work(self, host: str, windows: Sequence[FlowWindow], wall_ns: int) -> None:
+        """Take what a host has counted of work requests; ``wall_ns`` is when it said so."""
+        known = self._host(host)
+        if known is not None:
+            known.take_work(windows, wall_ns)
+
+    def _host(self, host: str) -> HostNetwork | None:
+        """What is known of a host; ``None`` where there are too many."""
+        if host not in self.hosts and len(self.hosts) < MAX_HOSTS:
+            self.hosts[host] = HostNetwork()
+        return self.hosts.get(host)
+
     def delays(self) -> dict[str, tuple[int, dict[FlowPlace, float]]]:
-        """Of each host when its connections were listed, in ns since the epoch, and their delays, µs."""
-        return {host: (known.flows_ns, known.delays) for host, known in self.hosts.items() if known.delays}
+        """Of each host when its connections were measured, in ns since the epoch, and their delays, µs: round trips of sockets,
+        else the times in which work requests are completed.
+        """
+        measured = ((host, *known.measured()) for host, known in self.hosts.items())
+        return {host: (time_ns, delays) for host, time_ns, delays in measured if delays}
 
 
 def way_of(flow: FlowRecord) -> Way | None:

@@ -22,7 +22,7 @@ FROM_MEMORY = FROM_ENDS | FROM_CYCLES | DISAGREE
 FROM_CALLS = frozenset({"not-called", "calls-differ", "left-out"})
 OPEN_TO_DOUBT = (FROM_MEMORY | FROM_CALLS) - DISAGREE
 """Where the waits or the calls that can be seen end: a port or a path below that may be why."""
-NETWORK = frozenset({"network-down", "network-end"})
+NETWORK = frozenset({"network-down", "network-end", "completions"})
 
 _STATED = (
     Rule(
@@ -318,6 +318,14 @@ _NETWORK = (
         frozenset({"link"}),
     ),
     Rule(
+        "completions", Stratum.QUALIFY, explain_network.completions,
+        "An adapter completes what the one at the other end acknowledges (reliable connection), and a proxy with requests under "
+        "way polls for it without pause (ncclIbTest, src/transport/net_ib.cc): who polls in vain waits for the network.",
+        "tests/unit/engine/test_explain_network.py::test_work_requests_tell_a_proxy_from_the_network",
+        "tests/unit/engine/test_explain_network.py::test_work_requests_that_were_not_seen_since_tell_nothing",
+        frozenset({"link"}),
+    ),
+    Rule(
         "crawls", Stratum.QUALIFY, beside.crawls,
         "A process runs in each period of its CPU limit (cpu.max, 100 ms): it crawls, and does not hang.",
         "tests/unit/engine/test_beside.py::test_who_is_held_back_alone_is_given_longer_before_that_is_a_hang",
@@ -354,6 +362,12 @@ _BESIDE = (
         "The kernel counts the periods in which a limit held a control group back (nr_throttled, cpu.stat).",
         "tests/unit/engine/test_beside.py::test_who_is_named_for_standing_still_and_is_held_back_is_shown_so",
         "tests/unit/engine/test_beside.py::test_limits_of_others_or_that_hold_nobody_back_are_not_told",
+    ),
+    Rule(
+        "work-requests", Stratum.BESIDE, beside.work_requests,
+        "Requests and completions as counted where the proxy posts and polls them (ibv_post_send, ibv_poll_cq).",
+        "tests/unit/engine/evidence/test_work_requests.py::test_a_verdict_says_what_the_flows_of_those_named_show",
+        "tests/unit/engine/evidence/test_work_requests.py::test_flows_of_others_are_not_told",
     ),
 )  # fmt: skip
 """What calls, GPUs, CPU limits and the number of samples say of whatever stands."""

@@ -5,7 +5,7 @@ It is a function of the batches and of the times it is given: the same live, ove
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +16,14 @@ from ncclwatch.collect.windows import RankWindow
 from ncclwatch.engine.beside import add_network
 from ncclwatch.engine.case import Known, of_nodes
 from ncclwatch.engine.live import LiveDiagnosis
+from ncclwatch.engine.ordering import Ordering
 from ncclwatch.engine.topology.model import Role
 from ncclwatch.model.events import EVENT_DTYPE, Flag
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.network import FlowRecord, KernelLogLine, LinkChange, NicRecord
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
+from ncclwatch.model.work import FlowWindow, WorkOrder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -36,10 +38,13 @@ SHORTEST_LOOK_S = 1.0
 FORGET_NS = 3600 * 10**9
 """Bound: a node that has been silent for an hour is gone for good."""
 
+ANSWER_NS = 2_000_000_000
+"""Bound: an answer waits so long for counts of work requests that were ordered for it."""
+
 MAX_NODES, MAX_NOTES = 65536, 200
 """Bound: nodes, and notes between two judgements."""
-MAX_WAITING_CALLS, MAX_WAITING_EVENTS = 100_000, 1000
-"""Bound: what is kept of nodes, and of calls that wait for a judgement."""
+MAX_WAITING_CALLS, MAX_WAITING_EVENTS, MAX_WORK = 100_000, 1000, 65536
+"""Bound: what is kept of nodes, and of calls and windows of work that wait for a judgement."""
 
 _NO_EVENTS = np.zeros(0, EVENT_DTYPE)
 
@@ -77,6 +82,10 @@ class Update:
     """NICs of the nodes that were looked at since the last update."""
     flows: list[FlowRecord] = field(default_factory=list)
     """Connections over a network that were looked at since the last update."""
+    work: list[FlowWindow] = field(default_factory=list)
+    """Windows of work requests and sockets that came since the last update."""
+    orders: list[WorkOrder] = field(default_factory=list)
+    """What is to be counted now: for whoever can reach the nodes."""
     links: list[LinkChange] = field(default_factory=list)
     kernel: list[KernelLogLine] = field(default_factory=list)
     finished: str = ""
@@ -131,6 +140,11 @@ class DiagnosisSession:
         """Calls of each host since the last judgement."""
         self._ended: dict[ProcessKey, ProcessSample] = {}
         """Processes that have ended and that live ones may be waiting for, with their last samples."""
+        self._ordering = Ordering()
+        self._ordered: set[int] = set()
+        """Orders of which no count has come yet."""
+        self._answer_by: int | None = None
+        """When to answer somebody who has asked, though counts that were ordered for it have not come; 0: not ordered yet."""
         self._told: str | None = None
         self._standing: frozenset[str] = frozenset()
 
@@ -172,12 +186,17 @@ class DiagnosisSession:
         self._pending.changes += batch.changes
         for text in batch.notes:
             self._note(text)
+        if len(self._pending.work) < MAX_WORK:
+            self._pending.work += batch.work
         if batch.network is not None:
             self.network.feed(batch.host, batch.network, batch.wall_ns)
             self._pending.nics += batch.network.nics
             self._pending.flows += batch.network.flows
             self._pending.links += batch.network.changes
             self._pending.kernel += batch.network.kernel
+        self._ordered -= {window.order for window in batch.work}
+        if batch.work:
+            self.network.feed_work(batch.host, batch.work, batch.wall_ns)
         return node
 
     def _take_calls(self, node: Node, batch: NodeBatch, *, began_anew: bool, gap: bool) -> None:
@@ -248,6 +267,8 @@ class DiagnosisSession:
         )
         self.diagnosis.slow.delays = self.network.delays()
         self.diagnosis.complete_hosts = frozenset(node.name for node in heard if node.complete)
+        countable = {node.name for node in heard if any(plane.name == "wire" and plane.running for plane in node.planes)}
+        self._answer(countable, now_ns, update)
         said = of_nodes(Known(network=self.network, sources=self.diagnosis.sources))
         if any(sample.run_state != "X" for sample in samples.values()):
             self.verdict = self.diagnosis.update(list(samples.values()))
@@ -257,6 +278,7 @@ class DiagnosisSession:
             self._name_silent(now_ns)
             self.verdicts = [add_network(said, verdict) for verdict in self.verdicts]
             self.verdict = self.verdicts[0] if self.verdicts else add_network(said, self.verdict)
+            update.orders += self._ordering.orders(self.diagnosis.judged, countable, now_ns)
         self.windows = self._merge_windows(heard)
         update.windows = self.windows
         update.verdict, update.verdicts = self.verdict, self.verdicts
@@ -273,8 +295,22 @@ class DiagnosisSession:
         return update
 
     def ask(self) -> None:
-        """Answer at the next judgement, whatever patience says."""
-        self.diagnosis.ask()
+        """Answer, whatever patience says: at the next judgement, or once work requests were counted for it, where they can be."""
+        self._answer_by = self._answer_by or 0
+
+    def answer_due(self, now_ns: int) -> bool:
+        """Whether somebody who has asked waits for nothing but a judgement."""
+        return self._answer_by is not None and (not self._ordered or now_ns >= self._answer_by)
+
+    def _answer(self, countable: Collection[str], now_ns: int, update: Update) -> None:
+        """Have counted what a question wants counted, or have it answered in this judgement."""
+        if self._answer_by == 0:
+            update.orders = self._ordering.orders(self.diagnosis.judged, countable, now_ns, asked=True)
+            self._ordered = {order.number for order in update.orders}
+            self._answer_by = now_ns + ANSWER_NS
+        if self.answer_due(now_ns):
+            self._answer_by = None
+            self.diagnosis.ask()
 
     def take(self, now_ns: int) -> Update:
         """What came since the last time, without judging."""

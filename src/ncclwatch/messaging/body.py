@@ -32,15 +32,18 @@ from ncclwatch.model.state import (
     ProxyOperation,
     ProxySub,
 )
+from ncclwatch.model.work import FlowWindow, WorkWindow
 
 _TABLES = frozenset(
     {
         *(Communicator, HostConnection, NetStep, ProxyOperation, ProxySub, PendingOperation, CurrentOperation, LastCall),
+        *(FlowWindow, WorkWindow),
         *(DeviceSample, DeviceCommunicator, DeviceChannel, DeviceOperation, UnfinishedTransfer, StepWait, ConnectionCounter),
     }
 )
 
 WINDOWS = RankWindow.__name__
+WORK = FlowWindow.__name__
 
 
 class Body(BatchHead, omit_defaults=True, kw_only=True):
@@ -60,13 +63,19 @@ class Body(BatchHead, omit_defaults=True, kw_only=True):
 
 
 HEAD = BatchHead.__struct_fields__
-IN_TABLES = frozenset({"samples", "windows", "events"})
+IN_TABLES = frozenset({"samples", "windows", "work", "events"})
 
 
 @cache
 def window_type() -> RecordType:
     """Windows as a table."""
     return RecordType(RankWindow, _TABLES)
+
+
+@cache
+def work_type() -> RecordType:
+    """Windows of work requests as a table."""
+    return RecordType(FlowWindow, _TABLES)
 
 
 @cache
@@ -84,7 +93,7 @@ def sample_types() -> tuple[RecordType, RecordType]:
 @cache
 def layouts() -> dict[str, Layout]:
     """Of every table, by name."""
-    types = [window_type(), *sample_types()]
+    types = [window_type(), work_type(), *sample_types()]
     known = {part.name: part.layout for whole in types for part in whole.every()}
     return {**known, "calls": packing.layout_of(EVENT_DTYPE)}
 

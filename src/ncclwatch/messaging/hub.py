@@ -20,9 +20,23 @@ from ncclwatch.messaging import packing, protocol
 from ncclwatch.messaging.doorkeeper import DOMAIN, Doorkeeper
 from ncclwatch.messaging.keys import Key, KnownKeys, job_of
 from ncclwatch.messaging.limits import APART, FormatError
-from ncclwatch.messaging.protocol import Ack, Batch, Farewell, Hello, History, NeedKey, Ping, Pong, Refused, View, Welcome
+from ncclwatch.messaging.protocol import (
+    Ack,
+    Batch,
+    CountWork,
+    Farewell,
+    Hello,
+    History,
+    NeedKey,
+    Ping,
+    Pong,
+    Refused,
+    View,
+    Welcome,
+)
 from ncclwatch.messaging.reader import BatchReader
 from ncclwatch.messaging.values import Shared
+from ncclwatch.model.work import WorkOrder
 
 MAX_PEERS = 20_000
 MAX_LIVES = 40_000
@@ -208,6 +222,13 @@ class Hub:
     def show(self, route: bytes, payload: bytes) -> None:
         """Send a view; to a viewer that does not read it is dropped."""
         self._send(route, View(), payload)
+
+    def order(self, number: str, order: WorkOrder) -> bool:
+        """Send an order to the agent of this life; whether it could be sent."""
+        life = self._lives.get(number)
+        if life is None or life.peer not in self.peers:
+            return False
+        return self._send(life.peer, CountWork(order.number, list(order.pids), order.standing))
 
     def close(self) -> None:
         """Tell everybody and let go."""

@@ -22,8 +22,9 @@ from ncclwatch.messaging import packing, protocol
 from ncclwatch.messaging.clock import ClockOffset
 from ncclwatch.messaging.keys import Key
 from ncclwatch.messaging.limits import FormatError
-from ncclwatch.messaging.protocol import Ack, Batch, Farewell, Hello, History, NeedKey, Ping, Pong, Refused, Welcome
+from ncclwatch.messaging.protocol import Ack, Batch, CountWork, Farewell, Hello, History, NeedKey, Ping, Pong, Refused, Welcome
 from ncclwatch.messaging.spool import Spool
+from ncclwatch.model.work import WorkOrder
 
 WINDOW = 64
 """Batches under way at most."""
@@ -33,6 +34,8 @@ REFUSED_AGAIN_S = 30.0
 POLL_MS = 200
 BACKOFF_MS = (200, 3_000)
 NOT_YET, BROKE = "not connected yet", "the connection to the engine broke"
+MAX_ORDERS = 16
+"""Orders that wait to be taken; of more the newest count."""
 MAX_WAITING = 4096
 """Batches handed over and not yet in the spool; the thread takes them at once unless the disk hangs."""
 
@@ -83,6 +86,7 @@ class AgentLink:
         self._request_key, self._history = request_key, history
         self._given: deque[_Given] = deque()
         self._news: deque[str] = deque(maxlen=100)
+        self._orders: deque[WorkOrder] = deque(maxlen=MAX_ORDERS)
         self._wake_in, self._wake_out = sockets.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -114,6 +118,13 @@ class AgentLink:
         found = []
         while self._news:
             found.append(self._news.popleft())
+        return found
+
+    def take_orders(self) -> list[WorkOrder]:
+        """What the engine has ordered since the last time."""
+        found = []
+        while self._orders:
+            found.append(self._orders.popleft())
         return found
 
     def close(self, *, flush_s: float = 2.0) -> None:
@@ -272,6 +283,8 @@ class AgentLink:
             self.status.clock_offset_ns, self.status.clock_error_ns = self._clock.offset_ns, self._clock.error_ns
         elif isinstance(message, NeedKey):
             self._request_key()
+        elif isinstance(message, CountWork):
+            self._orders.append(WorkOrder(message.number, self._host, tuple(message.pids), message.standing))
         elif isinstance(message, Welcome):
             # A hello that went out just before the handshake was told of is said twice: what is under way would be sent again.
             if not self._welcomed or message.engine != self.status.engine:

@@ -6,6 +6,7 @@ A message is one or two ZeroMQ frames: the control message, then the payload. Wh
 from __future__ import annotations
 
 import ipaddress
+from typing import Annotated
 from urllib.parse import urlsplit
 
 import msgspec
@@ -96,7 +97,18 @@ class Farewell(msgspec.Struct, tag="farewell"):
     """The speaker goes away on purpose."""
 
 
-Message = Hello | Welcome | Refused | Batch | History | Ack | NeedKey | Ping | Pong | View | Farewell
+class CountWork(msgspec.Struct, tag="count-work"):
+    """From an engine: count the work requests of these processes now (:class:`ncclwatch.model.work.WorkOrder`). The agent does so
+    as far as its own options allow, and the windows come in a batch under this number. Only sent to agents that say that their
+    wire plane runs: older ones do not know it.
+    """
+
+    number: Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]
+    pids: Annotated[list[Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]], msgspec.Meta(min_length=1, max_length=64)]
+    standing: bool = False
+
+
+Message = Hello | Welcome | Refused | Batch | History | Ack | NeedKey | Ping | Pong | View | CountWork | Farewell
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)

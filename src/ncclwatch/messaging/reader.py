@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.messaging import packing
-from ncclwatch.messaging.body import HEAD, WINDOWS, Body, more_fields, sample_types, window_type
+from ncclwatch.messaging.body import HEAD, WINDOWS, WORK, Body, more_fields, sample_types, window_type, work_type
 from ncclwatch.messaging.limits import MAX_PROCESSES, MAX_RANKS, UNDECODABLE, FormatError, MissingBaseError
 from ncclwatch.messaging.packing import Table
 from ncclwatch.messaging.values import Shared, ValueReader
@@ -113,8 +113,11 @@ class BatchReader:
         tables = {table.layout: table for table in body.tables if table.layout in epoch.dtypes}
         if "calls" in tables:
             batch.events = _calls_of(tables.pop("calls"), epoch)
+        work = {name: tables.pop(name) for name in list(tables) if name.startswith(WORK)}
         try:
             epoch.values.add(body.first_value, body.values)
+            if work:
+                batch.work = tuple(work_type().read(_unpacked(work, epoch), epoch.values))
             if body.since or "sample" in tables:
                 batch.samples = self._read_samples(body, epoch, tables)
         except MissingBaseError:
@@ -180,6 +183,10 @@ def _own_calls(body: Body, data: bytes | memoryview) -> NDArray[Any] | None:
     if packing.version_of(data) != packing.VERSION:
         return None
     return next((packing.unpack(table, EVENT_DTYPE) for table in body.tables if table.layout == "calls"), None)
+
+
+def _unpacked(tables: dict[str, Table], epoch: _Epoch) -> dict[str, NDArray[Any]]:
+    return {name: packing.unpack(table, epoch.dtypes[name]) for name, table in tables.items()}
 
 
 def _check_sizes(tables: dict[str, Table], epoch: _Epoch) -> None:

@@ -20,6 +20,7 @@ from ncclwatch.view.steps import operation_name, waits_for
 from ncclwatch.view.verdict_text import communicator_name, culprit_name, link_name
 from ncclwatch.view.verdict_text import operation_name as operation_words
 from ncclwatch.view.why import parts
+from ncclwatch.view.work_text import work_line
 
 MAX_TRANSFERS = 48
 MAX_RANKS = 256
@@ -68,6 +69,7 @@ def _body(report: Report) -> Iterator[str]:
     yield f"<p class=dim>share of {report.waits.samples} samples in which a rank's own counters waited for another</p>"
     yield f"<div class=scroll>{svg.delay_matrix(report.waits, names)}</div>"
     yield from _table(report)
+    yield from _work(report)
     yield from _unobserved(report, focus)
     yield from _environment(report)
     yield from _log(report)
@@ -183,6 +185,21 @@ def _table(report: Report) -> Iterator[str]:
     yield "</table></div>"
     if len(rows) > MAX_RANKS:
         yield f"<p>… and {len(rows) - MAX_RANKS} more (all of them with --json)</p>"
+
+
+def _work(report: Report) -> Iterator[str]:
+    """What every rank's ports carried, in the newest windows of the moment that is shown."""
+    windows = report.view.ports
+    if not windows:
+        return
+    yield "<h2>What the network carried</h2><div class=scroll><table>"
+    yield "<tr><th class=n>rank</th><th>NIC</th><th>host</th><th>in the window that ended last</th></tr>"
+    for window in windows[:MAX_RANKS]:
+        nic = window.device + (f":{window.port}" if window.port else "")
+        rank = "?" if window.global_rank is None else str(window.global_rank)
+        inner = f"<td>{text(nic, 60)}</td><td>{text(window.host, 60)}</td><td>{text(work_line(window.work), 300)}</td>"
+        yield f"<tr><td class=n>{text(rank)}</td>{inner}</tr>"
+    yield "</table></div>"
 
 
 def _unobserved(report: Report, verdict: Verdict | None) -> Iterator[str]:

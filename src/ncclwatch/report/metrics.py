@@ -61,6 +61,7 @@ def _page(view: View | None, counts: Counts) -> Iterator[str]:
     yield from _job(view)
     yield from _verdicts(view)
     yield from _ranks(view)
+    yield from _work(view)
     yield from _network(view)
 
 
@@ -89,6 +90,12 @@ def _job(view: View) -> Iterator[str]:
             "Estimated time of probes in the watched processes, as a share of one core.",
             cost.probe_share,
         ),
+        (
+            "ncclwatch_wire_thread_ratio",
+            "Largest share of its time that a thread has paid for bursts of probes on work requests.",
+            cost.wire_share,
+        ),
+        ("ncclwatch_wire_budget_ratio", "What that share may be.", cost.wire_budget),
     ):
         yield from _metric(name, "gauge", text, [({}, value)])
 
@@ -158,6 +165,50 @@ def _ranks(view: View) -> Iterator[str]:
     )
     for name, text, values in columns:
         yield from _metric(name, "gauge", text, zip(labels, values, strict=True))
+
+
+def _work(view: View) -> Iterator[str]:
+    """What the ports of ranks carried, in their newest windows."""
+    windows = view.ports[:MAX_RANKS]
+    labels: list[dict[str, object]] = [
+        {
+            "rank": "" if w.global_rank is None else w.global_rank,
+            "host": clean(w.host, 64),
+            "pid": w.pid,
+            "nic": clean(w.device, 64) + (f":{w.port}" if w.port else ""),
+            "counting": str(w.work.counting),
+        }
+        for w in windows
+    ]
+    works = [w.work for w in windows]
+    columns: Sequence[tuple[str, str, list[float | None]]] = (
+        ("ncclwatch_work_sent_bytes_per_second", "Bytes a rank hands to a port.", [w.bytes_per_s for w in works]),
+        ("ncclwatch_work_received_bytes_per_second", "Bytes a rank receives from a port.", [w.received_per_s for w in works]),
+        (
+            "ncclwatch_work_throughput_bytes_per_second",
+            "Bytes over time of the last 64 completions; of sockets while there was something to send.",
+            [w.throughput for w in works],
+        ),
+        ("ncclwatch_work_in_flight", "Requests posted and not completed at the end of the window.", [w.in_flight for w in works]),
+        ("ncclwatch_work_coverage_ratio", "How much of the window was seen.", [w.coverage for w in works]),
+        (
+            "ncclwatch_work_uncertainty_ratio",
+            "Relative standard error of the bytes sent.",
+            [w.uncertainty for w in works],
+        ),
+    )
+    for name, text, values in columns:
+        yield from _metric(name, "gauge", text, zip(labels, values, strict=True))
+    latencies = [
+        (label | {"quantile": quantile}, _seconds(ns))
+        for label, work in zip(labels, works, strict=True)
+        for quantile, ns in (("0.5", work.latency_p50_ns), ("0.99", work.latency_p99_ns))
+    ]
+    yield from _metric("ncclwatch_work_latency_seconds", "gauge", "Time from post to completion.", latencies)
+
+
+def _seconds(ns: float | None) -> float | None:
+    return None if ns is None else ns / 1e9
 
 
 def _network(view: View) -> Iterator[str]:

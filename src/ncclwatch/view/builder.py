@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Protocol
 from ncclwatch.collect.batch import Change, Overhead, PlaneState
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.model.identity import ProcessKey
-from ncclwatch.model.network import NicKey
+from ncclwatch.model.network import FlowRecord, NicKey
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict
+from ncclwatch.model.work import FlowWindow, Scope, WorkWindow
 from ncclwatch.text import clean, duration
 from ncclwatch.view.frame import Cost, FlowRow, Frame, LogEntry, NicRow, Plane, View
 
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
 MAX_LOG = 1000
 MAX_FLOWS = 2048
 """Flows shown at most: those in trouble are kept."""
+MAX_WORK = 1 << 16
+"""Windows of work kept at most."""
+STALE_NS = 60_000_000_000
+"""A window that ended so long before the newest of its host is of something that is gone."""
 SPARK = 40
 """Samples a sparkline remembers."""
 
@@ -58,8 +63,10 @@ class ViewBuilder:
     def __init__(self) -> None:
         self.log: deque[LogEntry] = deque(maxlen=MAX_LOG)
         self._number = 0
+        self._by_connection: dict[object, WorkWindow] = {}
         self._nics: dict[NicKey, NicRow] | None = None
         self._flows: dict[object, FlowRow] | None = None
+        self._work: dict[object, FlowWindow] | None = None
         self._time = 0.0
         self._shown_log: tuple[LogEntry, ...] = ()
 
@@ -105,6 +112,8 @@ class ViewBuilder:
                 both = [rate for rate in (nic.receive_rate, nic.send_rate) if rate is not None]
                 rates = (*(known.rates if known else ()), sum(both) if both else None)[-SPARK:]
                 self._nics[nic.key] = NicRow(nic, rates)
+        if update.work:
+            self._take_work(update)
         if update.flows:
             before, self._flows = self._flows or {}, {}
             for flow in sorted(update.flows, key=lambda flow: not flow.state.is_trouble)[:MAX_FLOWS]:
@@ -120,12 +129,34 @@ class ViewBuilder:
                 )
                 now = flow.bandwidth if flow.bandwidth is not None else flow.steps.per_second if flow.steps else None
                 known_flow = before.get(key)
-                self._flows[key] = FlowRow("", flow, (*(known_flow.rates if known_flow else ()), now)[-SPARK:])
+                rates = (*(known_flow.rates if known_flow else ()), now)[-SPARK:]
+                self._flows[key] = FlowRow("", flow, rates, self._work_of(flow))
+
+    def _take_work(self, update: Update) -> None:
+        """Keep the newest window of everything; what has ended, or was not seen for long, goes."""
+        known = self._work or {}
+        for window in update.work:
+            known.pop(window.place, None)
+            known[window.place] = window
+        while len(known) > MAX_WORK:
+            del known[next(iter(known))]
+        newest: dict[str, int] = {}
+        for window in known.values():
+            newest[window.host] = max(newest.get(window.host, 0), window.work.end_ns)
+        self._work = {k: window for k, window in known.items() if window.work.end_ns > newest[window.host] - STALE_NS}
+        self._by_connection = {
+            (w.pid, w.comm_hash, w.rank, w.channel, w.peer, w.direction, w.connection_index): w.work
+            for w in reversed(self._work.values())
+            if w.scope is Scope.FLOW
+        }
+
+    def _work_of(self, flow: FlowRecord) -> WorkWindow | None:
+        place = (flow.pid, flow.comm_hash, flow.rank, flow.channel, flow.peer, flow.direction, flow.connection_index)
+        return self._by_connection.get(place)
 
     def _view(self, session: Told, time: float) -> View:
         if len(self.log) != len(self._shown_log) or (self.log and self.log[-1] is not self._shown_log[-1]):
             self._shown_log = tuple(self.log)
-        spent = session.overhead()
         self._number += 1
         return View(
             Frame(
@@ -136,11 +167,19 @@ class ViewBuilder:
                 verdicts=tuple(session.verdicts),
                 planes=tuple(Plane(p.name, p.running, p.reason) for p in session.planes),
                 lost=session.lost,
-                cost=Cost(spent.hits_per_s, spent.probe_share, spent.own_share, spent.rss_bytes) if spent else Cost(),
+                cost=_cost(session.overhead()),
                 log=self._shown_log,
                 nics=None if self._nics is None else tuple(self._nics.values()),
                 flows=None if self._flows is None else tuple(self._flows.values()),
+                work=None if self._work is None else tuple(self._work.values()),
                 roles=getattr(session, "roles", {}),
                 layout=getattr(session, "layout", ""),
             )
         )
+
+
+def _cost(spent: Overhead | None) -> Cost:
+    if spent is None:
+        return Cost()
+    wire = (spent.wire_share, spent.wire_budget)
+    return Cost(spent.hits_per_s, spent.probe_share, spent.own_share, spent.rss_bytes, *wire)

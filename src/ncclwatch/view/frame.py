@@ -17,8 +17,9 @@ from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.network import FlowRecord, NicRecord
 from ncclwatch.model.state import Communicator, ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
+from ncclwatch.model.work import FlowWindow, Scope, WorkWindow
 from ncclwatch.view.states import Accused, letter
-from ncclwatch.view.waits import Pair, pairs
+from ncclwatch.view.waits import Pair, latencies, pairs
 
 MAX_GRID = 1 << 17
 """Ranks in the grid at most; a target can claim any world size."""
@@ -35,12 +36,17 @@ class Plane:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What watching costs: probe hits a second, their share of one core, and our own share of a core and memory in bytes."""
+    """What watching costs: probe hits a second, their share of one core, and our own share of a core and memory in bytes.
+
+    ``wire_share`` is the largest share of its time that a thread has paid for bursts on work requests, ``wire_budget`` its limit.
+    """
 
     hits_per_s: float | None = None
     probe_share: float | None = None
     own_share: float | None = None
     rss_bytes: int | None = None
+    wire_share: float | None = None
+    wire_budget: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +68,14 @@ class NicRow:
 
 @dataclass(frozen=True, slots=True)
 class FlowRow:
-    """A connection over a network, and its bytes (or, where those are not known, steps) a second over the last looks."""
+    """A connection over a network, and its bytes (or, where those are not known, steps) a second over the last looks. ``work`` is
+    the newest window of its queue pair or sockets.
+    """
 
     host: str
     record: FlowRecord
     rates: tuple[float | None, ...] = ()
+    work: WorkWindow | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +98,8 @@ class Frame:
     log: Sequence[LogEntry] = ()
     nics: Sequence[NicRow] | None = None
     flows: Sequence[FlowRow] | None = None
+    work: Sequence[FlowWindow] | None = None
+    """The newest window of work of every flow, port and peer; ``None`` where none was ever seen."""
     roles: Mapping[int, str] = field(default_factory=dict)
     """What communicators are for (data, tensor, …), by hash, where that was inferred."""
     layout: str = ""
@@ -249,6 +260,19 @@ class View:
                 if communicator.name:
                     roles.setdefault(communicator.hash, communicator.name)
         return roles
+
+    @cached_property
+    def ports(self) -> list[FlowWindow]:
+        """What each rank's ports carried in their newest windows, by rank."""
+        found = [window for window in self.frame.work or () if window.scope is Scope.PORT]
+        return sorted(found, key=lambda w: (w.global_rank is None, w.global_rank or 0, w.host, w.pid, w.device, w.port))
+
+    @cached_property
+    def latencies(self) -> dict[Pair, float]:
+        """How long what one rank sends another takes to be completed, ns: the median in the newest window, by (source,
+        destination).
+        """
+        return latencies(self.frame.work or (), self.frame.samples)
 
     @cached_property
     def operations(self) -> list[OperationRow]:

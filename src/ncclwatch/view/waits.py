@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import Communicator, Direction, HostConnection, OpPhase, ProcessSample, ProxyOperation, ProxySub
+from ncclwatch.model.work import FlowWindow, Scope
 
 CONNECTION_STEPS = 8
 """Slots of a connection's buffer (NCCL_STEPS, ``src/include/device.h``)."""
@@ -71,6 +72,21 @@ def _pairs(samples: Mapping[ProcessKey, ProcessSample], victims: Collection[int]
                     _is_empty(communicator, end) and places.get((_group(communicator), communicator.rank)) in victims
                 ):
                     yield from _resolve(places, communicator, communicator.rank, end.peer)
+
+
+def latencies(work: Iterable[FlowWindow], samples: Mapping[ProcessKey, ProcessSample]) -> dict[Pair, float]:
+    """(rank that sends, rank that receives) → the median time from post to completion, ns, where both are known: C4's matrix."""
+    places = _global_ranks(samples.values())
+    own = {(s.process.host, s.process.pid, c.hash): c for s in samples.values() for c in s.communicators}
+    found: dict[Pair, float] = {}
+    for window in work:
+        communicator = own.get((window.host, window.pid, window.comm_hash or 0))
+        took = window.work.latency_p50_ns
+        if window.scope is not Scope.PEER or communicator is None or took is None or window.peer is None:
+            continue
+        for pair in _resolve(places, communicator, window.rank or 0, window.peer):
+            found[pair] = max(found.get(pair, 0.0), took)
+    return found
 
 
 def waits(operation: ProxyOperation, sub: ProxySub) -> bool:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Collection
 
 from ncclwatch.wire.accounts import QueuePairAccount
-from ncclwatch.wire.governor import Governor
+from ncclwatch.wire.governor import MIN_BURST_S, Governor
 from ncclwatch.wire.kernel import hurry
 from ncclwatch.wire.plane import WirePlane, monotonic_ns
 from ncclwatch.wire.prices import Price, Tally, price_of, tallies
 
+MAX_ORDER_S = 2.0
 SLICE_S = 0.001
 """How often the account is looked at while probes are in place."""
 
@@ -22,6 +24,8 @@ class Bursts:
         self.plane = plane
         self.governor = governor
         self._completed: dict[tuple[int, int, int], int] = {}
+        self.counted_ns = (0, 0)
+        """From when to when the last burst counted: every request in between, none outside."""
 
     def step(self) -> list[QueuePairAccount] | None:
         """Run a whole burst if one is due (a quarter of a second at most), and return the accounts after it, else ``None``.
@@ -42,22 +46,48 @@ class Bursts:
         finally:
             hurry(usual)
 
-    def begin(self) -> None:
-        """Begin a burst, whatever the plan was."""
+    def order(self, seconds: float, share: float, pids: Collection[int] | None = None) -> list[QueuePairAccount]:
+        """Run a burst that somebody asked for, of these processes (all), and return the accounts after it."""
+        self._enrol(monotonic_ns())
+        usual = os.getpriority(os.PRIO_PROCESS, 0)
+        hurry()
+        try:
+            self.begin(ordered=(min(max(seconds, MIN_BURST_S), MAX_ORDER_S), share), pids=pids)
+            return self.stop(cut_short=self._wait())
+        finally:
+            hurry(usual)
+
+    def begin(self, *, ordered: tuple[float, float] | None = None, pids: Collection[int] | None = None) -> None:
+        """Begin a burst, whatever the plan was; ``ordered`` as in :meth:`Governor.begin`."""
         self._completed = {account.key: account.completed for account in self.plane.accounts()}
         before = self._tallies()
-        self.plane.attach()
+        # Probes come and go one after the other; between two writes to a map all of them count.
+        self.plane.attach(pids, paused=True)
         # The length counts from here, the hits from before: attaching takes its time, and its hits cost as well.
-        self.governor.begin(monotonic_ns(), before)
+        self.plane.kernel.new_generation()
+        began_ns = monotonic_ns()
+        self.counted_ns = (began_ns, began_ns)
+        self.governor.begin(began_ns, before, ordered=ordered)
 
     def stop(self, *, cut_short: bool = False) -> list[QueuePairAccount]:
         """End the burst that is on, whatever the plan was."""
+        self.plane.kernel.pause()
         ended_ns = monotonic_ns()
+        self.counted_ns = (self.counted_ns[0], ended_ns)
         self.plane.detach()
         accounts = self.plane.accounts()
+        # Without probes nothing is counted: from now on whoever attaches some is, the calibration too.
+        self.plane.kernel.resume()
         completions = max((account.completed - self._completed.get(account.key, 0) for account in accounts), default=0)
         self.governor.end(ended_ns, self._tallies(), completions, cut_short=cut_short)
         return accounts
+
+    def abort(self) -> None:
+        """Something failed in the middle of a burst: take its probes away, and bill what they have cost."""
+        self.plane.detach()
+        self.plane.kernel.resume()
+        if self.governor.attached:
+            self.governor.end(monotonic_ns(), self._tallies(), 0, cut_short=True)
 
     def _tallies(self) -> dict[tuple[int, int], Tally]:
         return tallies(self.plane.kernel, self.prices)

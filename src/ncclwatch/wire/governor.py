@@ -48,6 +48,8 @@ class ThreadCost:
     first_ns: int
     hits: int = 0
     cost_ns: float = 0.0
+    ordered_ns: float = 0.0
+    """What it paid in bursts that somebody ordered, on another account."""
     last_share: float = 0.0
     """The share of the last burst that it spent in traps."""
 
@@ -77,6 +79,8 @@ class Governor:
         self.bursts = 0
         self.cut_short = 0
         self.burst_ns = 0
+        self.ordered = 0
+        """Bursts that somebody ordered; they are no part of ``bursts``."""
         self.threads: dict[tuple[int, int], ThreadCost] = {}
         self.length_s = MIN_BURST_S
         self._enrolled: dict[int, int] = {}
@@ -84,6 +88,8 @@ class Governor:
         self._before: dict[tuple[int, int], Tally] = {}
         self._began_ns: int | None = None
         self._rested_ns = 0
+        self._ordered: tuple[float, float] | None = None
+        """Length in seconds and largest share of the burst that is on, where it was ordered."""
 
     # --- accounts --------------------------------------------------------------------------------------------------------
 
@@ -122,23 +128,31 @@ class Governor:
     def due(self, now_ns: int) -> bool:
         """Whether something is to be done now: begin a burst, or end the one that is on."""
         if self._began_ns is not None:
-            return now_ns >= self._began_ns + int(self.length_s * 1e9)
+            return now_ns >= self._began_ns + int((self._ordered[0] if self._ordered else self.length_s) * 1e9)
         return bool(self._enrolled) and now_ns >= self._rested_ns and self.credit_ns(now_ns) >= self.price_ns(self.length_s)
 
-    def begin(self, now_ns: int, tallies: Tallies) -> None:
-        """A burst begins: probes are being attached; ``tallies`` are those before it."""
+    def begin(self, now_ns: int, tallies: Tallies, *, ordered: tuple[float, float] | None = None) -> None:
+        """A burst begins: probes are being attached; ``tallies`` are those before it.
+
+        ``ordered`` is one that somebody asked for: its length in seconds, and the share of its time since it was enrolled that a
+        thread may pay for orders. Such a burst is billed apart.
+        """
         for pid, _ in tallies:
             self.enrol(pid, now_ns)
         self._began_ns = now_ns
         self._before = dict(tallies)
-        self.bursts += 1
+        self._ordered = ordered
+        self.bursts += not ordered
+        self.ordered += bool(ordered)
 
     def exhausted(self, now_ns: int, tallies: Tallies) -> bool:
         """Whether a thread has spent, in the burst that is on, all that its account holds but for what detaching may cost."""
         for key, total in tallies.items():
             thread = self.threads.get(key)
             since = self._enrolled.get(key[0], self._began_ns or now_ns)
-            left = self.budget * (now_ns - since) - (thread.cost_ns if thread else 0.0) - self._overshoot_ns / 2
+            budget = self._ordered[1] if self._ordered else self.budget
+            paid = 0.0 if thread is None else thread.ordered_ns if self._ordered else thread.cost_ns
+            left = budget * (now_ns - since) - paid - self._overshoot_ns / 2
             if total.cost_ns - self._before.get(key, NOTHING).cost_ns > max(left, 0.0):
                 return True
         return False
@@ -150,6 +164,10 @@ class Governor:
         """
         assert self._began_ns is not None  # noqa: S101 - begin comes first
         length_ns = max(now_ns - self._began_ns, 1)
+        if self._ordered is not None:
+            self._bill(tallies, length_ns)
+            self._began_ns = self._ordered = None
+            return
         self.burst_ns += length_ns
         self.cut_short += cut_short
         worst = self._bill(tallies, length_ns)
@@ -168,8 +186,9 @@ class Governor:
         """Charge every thread for its hits; returns what the one that was hit most has to pay."""
         assert self._began_ns is not None  # noqa: S101 - called by end
         worst = 0.0
-        for thread in self.threads.values():
-            thread.last_share = 0.0
+        if self._ordered is None:
+            for thread in self.threads.values():
+                thread.last_share = 0.0
         for key, total in tallies.items():
             before = self._before.get(key, NOTHING)
             if total.hits <= before.hits:
@@ -178,6 +197,9 @@ class Governor:
             thread = self.threads.setdefault(key, ThreadCost(*key, first_ns=since))
             cost = total.cost_ns - before.cost_ns
             thread.hits += total.hits - before.hits
+            if self._ordered is not None:
+                thread.ordered_ns += cost
+                continue
             thread.cost_ns += cost
             thread.last_share = min(cost / length_ns, 1.0)
             worst = max(worst, cost)

@@ -186,12 +186,23 @@ class WireKernel:
         return self._programs[name]
 
     def new_generation(self) -> int:
-        """Begin a burst: what is in flight now is unknown, so rings start empty; returns the number of the generation."""
+        """Begin to count: what is in flight now is unknown, so rings start empty; returns the number of the generation."""
         self._generation += 1
-        value = np.zeros(1, dtype=layouts.CONFIG)
-        value["generation"] = self._generation
-        self._kernel.maps["config"].update(b"\0\0\0\0", value.tobytes())
+        self._configure(paused=False)
         return self._generation
+
+    def pause(self) -> None:
+        """Let the accounts stand still until the next generation, whatever probes are hit; hits are tallied all the same."""
+        self._configure(paused=True)
+
+    def resume(self) -> None:
+        """Count again, in the same generation."""
+        self._configure(paused=False)
+
+    def _configure(self, *, paused: bool) -> None:
+        value = np.zeros(1, dtype=layouts.CONFIG)
+        value["generation"], value["paused"] = self._generation, paused
+        self._kernel.maps["config"].update(b"\0\0\0\0", value.tobytes())
 
     def queue_pairs(self) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
         """(keys, accounts) of all queue pairs seen so far, of dtypes ``layouts.QP_KEY`` and ``layouts.QP``."""

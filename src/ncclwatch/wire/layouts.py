@@ -92,7 +92,7 @@ THREAD: Final = np.dtype(
     ]
 )
 
-CONFIG: Final = np.dtype([("generation", "<u8")])
+CONFIG: Final = np.dtype([("generation", "<u8"), ("paused", "<u8")])
 
 CONTROL: Final = np.dtype(
     [

@@ -16,7 +16,7 @@ from ncclwatch.target.connectors import Connector
 from ncclwatch.target.decode import Decoder
 from ncclwatch.target.layout import Layout
 from ncclwatch.wire.contexts import QueuePair, queue_pair_at
-from ncclwatch.wire.nccl_connections import network_communicators
+from ncclwatch.wire.nccl_connections import NetConnection, network_communicators
 
 MAX_QUEUE_PAIRS = 128
 """``NCCL_IB_MAX_QPS``, v2.18.3-1 … v2.30.7-1."""
@@ -66,6 +66,12 @@ def queue_owners(decoder: Decoder, comm_hash: int, rank: int, connectors: Iterab
                 for index, pair in enumerate(pairs)
             ]
     return found
+
+
+def pairs_of(decoder: Decoder, connection: NetConnection) -> list[QueuePair]:
+    """The queue pairs of one connection that was found before; none where it has none (yet), or they are not NCCL's own."""
+    array = _array(decoder.layout, connection.direction)
+    return _queue_pairs(decoder, connection.communicator, array) if array is not None and connection.communicator else []
 
 
 def _queue_pairs(decoder: Decoder, communicator: int, array: _QueueArray) -> list[QueuePair]:

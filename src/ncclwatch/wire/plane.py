@@ -189,9 +189,15 @@ class WirePlane:
         if fresh and (self.always or process.attached):
             process.attached += self.kernel.attach(fresh.values())
 
-    def attach(self, pids: Iterable[int] | None = None) -> None:
-        """Put the probes of these processes (all) in place, as one burst: what is in flight before it is not known."""
-        self.kernel.new_generation()
+    def attach(self, pids: Iterable[int] | None = None, *, paused: bool = False) -> None:
+        """Put the probes of these processes (all) in place, as one burst: what is in flight before it is not known.
+
+        ``paused``: nothing is counted until :meth:`WireKernel.new_generation`.
+        """
+        if paused:
+            self.kernel.pause()
+        else:
+            self.kernel.new_generation()
         for pid in list(self.processes) if pids is None else pids:
             process = self.processes[pid]
             if process.attached or not process.sites:

@@ -24,6 +24,7 @@ from ncclwatch.wire.nccl_connections import BUILT_IN
 from ncclwatch.wire.nccl_queues import QueueOwner
 from ncclwatch.wire.plane import WirePlane, monotonic_ns
 from ncclwatch.wire.prices import measure_costs
+from ncclwatch.wire.sites import POLLING
 
 QpKey = tuple[int, int, int]
 """(pid, address of the context, number of the queue pair)."""
@@ -97,18 +98,27 @@ class WireSession:
 
     def start(self, users: Iterable[VerbsUser]) -> None:
         """Resolve what these processes have open, and load the programs if any of them uses RDMA. A failure becomes
-        ``reason``.
+        ``reason``. Once it runs, further processes are taken in.
         """
         if self.mode is Mode.STATE:
             return
         candidates = []
         for user in users:
+            if self.plane is not None and user.pid in self.plane.processes:
+                continue
             files = list(user.files) if user.files is not None else verbs_files(user.pid)
             self.reasons[user.pid] = why_no_verbs(user, files)
             if files:
                 candidates.append((user, files))
         if not candidates:
             return
+        if self.plane is None and not self._load():
+            return
+        for user, files in candidates:
+            self._take_in(user, files)
+
+    def _load(self) -> bool:
+        """The programs into the kernel, and their price; whether that went well."""
         try:
             check_support()
             check_numbering()
@@ -118,12 +128,59 @@ class WireSession:
         except (NcclwatchError, OSError, ImportError) as error:
             self.reason = _in_words(error)
             self.close()
-            return
+            return False
         self.reason = ""
         self.plane = WirePlane(self._kernel, exact=self.mode is Mode.EXACT)
         self.bursts = Bursts(self.plane, Governor(costs, self.budget))
-        for user, files in candidates:
-            self._take_in(user, files)
+        return True
+
+    def drop(self, pid: int) -> None:
+        """Let go of a process."""
+        self.reasons.pop(pid, None)
+        self._ports = {key: port for key, port in self._ports.items() if key[0] != pid}
+        if self.plane is not None and self.bursts is not None:
+            self.plane.forget(pid)
+            keys, _ = self.plane.kernel.queue_pairs()
+            self.plane.kernel.forget(keys[keys["pid"] == pid])
+            self.bursts.governor.release(pid)
+
+    @property
+    def counted(self) -> set[int]:
+        """The processes whose requests are counted while probes are in place."""
+        return set() if self.plane is None else {pid for pid, process in self.plane.processes.items() if process.sites}
+
+    def polls(self) -> dict[int, int]:
+        """How often the threads of each process have asked for completions while probes were in place; of one whose polling
+        functions are not probed that is not known.
+        """
+        if self.plane is None:
+            return {}
+        processes = self.plane.processes.items()
+        found = {pid: 0 for pid, process in processes if any(site.role in POLLING for site in process.sites.values())}
+        for (pid, _), thread in self.plane.kernel.threads().items():
+            if pid in found:
+                # Of a plain poll entry and return are counted; of an extended one each call and its return.
+                found[pid] += int(thread["polls"]) // 2
+        return found
+
+    @property
+    def accounts(self) -> list[QueuePairAccount]:
+        """The accounts as last read."""
+        return self._accounts
+
+    def devices(self, accounts: Iterable[QueuePairAccount]) -> dict[tuple[int, int], tuple[str, int]]:
+        """RDMA device and port by (pid, context), of these accounts and of every context that was found."""
+        if self.plane is None:
+            return {}
+        found = {
+            (pid, context.address): (context.device, self._ports.get((pid, context.address)) or context.port or 1)
+            for pid, process in self.plane.processes.items()
+            for context in process.contexts.values()
+        }
+        for account in accounts:
+            place = account.pid, account.context
+            found.setdefault(place, (self.plane.device_of(account), self._ports.get(place) or 1))
+        return found
 
     def _take_in(self, user: VerbsUser, files: list[VerbsFile]) -> None:
         assert self.plane is not None and self.bursts is not None  # noqa: S101 - start made them
@@ -199,8 +256,12 @@ class WireSession:
         found = self.plane.accounts() if self.mode is Mode.EXACT else self.bursts.step()
         if found is None:
             return False
-        self._accounts, self._flows = found, None
+        self.take(found)
         return True
+
+    def take(self, accounts: list[QueuePairAccount]) -> None:
+        """New accounts, of a burst that was not planned."""
+        self._accounts, self._flows = accounts, None
 
     def flows(
         self,
@@ -215,21 +276,17 @@ class WireSession:
         if self.plane is None:
             return []
         if self._flows is None:
-            self._flows = self._judge(self.plane, owners, retries, step_rates)
+            self._flows = self._judge(owners, retries, step_rates)
         return self._flows
 
     def _judge(
         self,
-        plane: WirePlane,
         owners: Mapping[QpKey, QueueOwner],
         retries: Mapping[str, int],
         step_rates: Mapping[tuple[int, int, int, int, Direction], float] | None,
     ) -> list[Flow]:
         seen = [account for account in self._accounts if account.posted or account.completed or account.key in owners]
-        devices = {
-            (account.pid, account.context): (plane.device_of(account), self._ports.get((account.pid, account.context)) or 1)
-            for account in seen
-        }
+        devices = self.devices(seen)
         return self._watch.look(
             seen,
             monotonic_ns(),

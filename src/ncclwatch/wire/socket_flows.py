@@ -38,7 +38,10 @@ COUNTED_EVERY_NS = 1_000_000_000
 
 @dataclass(frozen=True, slots=True)
 class SocketJudgement:
-    """``bandwidth`` and ``expected`` are bytes a second of busy time; ``retransmitted`` segments in the last 30 s."""
+    """``bandwidth`` and ``expected`` are bytes a second of busy time; ``retransmitted`` segments in the last 30 s.
+
+    ``moved`` are bytes since the connection was made, acknowledged by the other end or received, until ``time_ns`` (monotonic).
+    """
 
     state: FlowState
     reason: str
@@ -46,6 +49,8 @@ class SocketJudgement:
     bandwidth: float | None
     expected: float | None
     retransmitted: int | None
+    moved: int = 0
+    time_ns: int = 0
 
 
 @dataclass
@@ -82,7 +87,7 @@ class SocketWatch:
         self._last = (now_ns, moved, busy)
         retransmitted = self._sent_again(facts.retransmits, now_ns)
         state, reason = self._state(sockets, facts, retransmitted, progressed and not first, now_ns)
-        return SocketJudgement(state, reason, facts, self._bandwidth, self.expected, retransmitted)
+        return SocketJudgement(state, reason, facts, self._bandwidth, self.expected, retransmitted, moved, now_ns)
 
     @property
     def expected(self) -> float | None:

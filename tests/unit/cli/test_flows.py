@@ -10,7 +10,7 @@ import pytest
 from ncclwatch.cli import flows_text
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, RdmaCounts, SocketFacts, StepRate
 from ncclwatch.model.state import Direction
-from ncclwatch.text import Style, width
+from ncclwatch.text import Style, time_text, width
 
 SOCKET = FlowRecord(
     pid=4711, kind=FlowKind.SOCKET, network="Socket", device="eth0", port=0, state=FlowState.ACTIVE, global_rank=3,
@@ -105,4 +105,4 @@ def test_json_has_ccl_ds_rate_beside_its_counts() -> None:
     ("ns", "text"), [(None, "-"), (850, "850 ns"), (1500, "1.5 µs"), (12e3, "12 µs"), (3.4e6, "3.4 ms"), (1.2e9, "1.2 s")]
 )
 def test_times(ns: float | None, text: str) -> None:
-    assert flows_text.time_text(ns) == text
+    assert time_text(ns) == text

@@ -17,6 +17,7 @@ from ncclwatch.model.network import NicRecord
 from ncclwatch.model.state import Direction, NetStep, Transport
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from unit.engine.evidence.said import with_facts
+from unit.engine.evidence.test_work_requests import RECV, judged, window
 from unit.engine.test_calls import calls
 from unit.engine.test_net_steps import BEGIN, STEPS, tail_of_a_ring
 from unit.synthetic import WORLD, Rank, communicator, frozen_ring, looks, recv, silent_link
@@ -170,3 +171,24 @@ def test_of_who_is_cut_off_it_is_said_that_the_network_is_why() -> None:
     assert dead.summary.endswith(REASONS[Cause.PATH]) and dead.victims == alone.victims
     assert "ncclwatch probe" in "".join(dead.next_steps) and "nic" in dead.planes
     assert said_of_paths(path(0, 1), ranks=ranks) == alone, "of other ranks"
+
+
+def test_work_requests_tell_a_proxy_from_the_network() -> None:
+    ranks = silent_link(2)
+    assert judged(ranks).culprits[0].reason == REASONS[Cause.CUT_OFF]
+    asleep = judged(ranks, window(2, 3, polls=0))
+    assert [(c.rank, c.reason) for c in asleep.culprits] == [(2, REASONS[Cause.PROXY_STALLED])]
+    assert "completions" in asleep.rules and "wire" in asleep.planes
+    dead = judged(ranks, window(2, 3))
+    assert [(c.rank, c.reason) for c in dead.culprits] == [(2, REASONS[Cause.PATH])]
+    link = judged(silent_link(), window(1, 2, polls=0))
+    assert [(c.rank, c.reason, c.link) for c in link.culprits] == [(1, REASONS[Cause.PROXY_STALLED], None)]
+    assert 2 in link.victims
+    both = judged(silent_link(), window(1, 2), window(2, 1, RECV, polls=0))
+    assert [c.rank for c in both.culprits] == [1, 2], "the sender waits in vain for what the other adapter acknowledges"
+
+
+def test_work_requests_that_were_not_seen_since_tell_nothing() -> None:
+    ranks = silent_link(2)
+    assert judged(ranks, window(2, 3, polls=0, end_ns=0)) == judged(ranks)
+    assert judged(ranks, window(0, 1, polls=0)).culprits == judged(ranks).culprits, "of other ranks"

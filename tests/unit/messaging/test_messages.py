@@ -31,6 +31,7 @@ from ncclwatch.model.state import (
     ProcessSample,
     Transport,
 )
+from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkWindow
 from ncclwatch.simulate.records import Observer
 from ncclwatch.simulate.run import simulate
 from ncclwatch.simulate.scenario import load
@@ -102,6 +103,59 @@ def test_every_field_of_the_model_travels() -> None:
     assert written == {field.name for field in dataclasses.fields(ProcessSample)}
     handled = {*messages.HEAD, *messages.IN_TABLES, *messages.more_fields()}
     assert handled == set(NodeBatch.__struct_fields__)
+    assert {field.name for field in messages.work_type().fields} == {field.name for field in dataclasses.fields(FlowWindow)}
+
+
+WORK = WorkWindow(
+    Counting.BURSTS, 10**15, 10**15 + 7 * 10**9, 0.0078125, posted=14, posted_bytes=14 << 20, completed=12, received=0,
+    in_flight=2, errors=1, latency_p50_ns=24e3, throughput=2e9, uncertainty=0.03125, send_rate=0.125,
+)  # fmt: skip
+
+
+def windows_of_work(count: int) -> tuple[FlowWindow, ...]:
+    socket = WorkWindow(Counting.TCP, 1, 2, 0.5, posted_bytes=1 << 50, uncertainty=0.0)
+    flows = (
+        FlowWindow(
+            100 + number, Scope.FLOW, dataclasses.replace(WORK, posted=number), number, "mlx5_0", 1, (1 << 64) - 3, number, 0, 1,
+            Direction.SEND, 0, 4711 + number, role="data", order=3, host="node0",
+        )
+        for number in range(count)
+    )  # fmt: skip
+    return (*flows, FlowWindow(7, Scope.PORT, WORK), FlowWindow(8, Scope.PEER, socket, remote="10.0.0.1:77", peer=3))
+
+
+def test_windows_of_work_travel_with_the_batch_in_which_they_came() -> None:
+    node = FakeNode(frozen_ring(2, 4))
+    writer, reader = BatchWriter(), BatchReader()
+    batch = node.batch(work=windows_of_work(3))
+    batch.windows = [dataclasses.replace(window, work=WORK) for window in batch.windows]
+    same(batch, reader.decode(writer.encode(batch)).batch)
+    # Between two bursts there are none, also in batches without a look.
+    without = node.batch(looked=False)
+    assert reader.decode(writer.encode(without)).batch.work == ()
+    later = node.batch(looked=False, work=windows_of_work(1))
+    same(later, reader.decode(writer.encode(later)).batch)
+
+
+def test_a_window_of_work_takes_some_forty_bytes() -> None:
+    node = FakeNode(frozen_ring(2, 4))
+    writer = BatchWriter()
+    writer.encode(node.batch(work=windows_of_work(2)))
+    plain, full = len(writer.encode(node.batch())), len(writer.encode(node.batch(work=windows_of_work(200))))
+    assert (full - plain) / 202 < 40
+
+
+def test_windows_of_work_are_unknown_to_an_older_reader_and_missing_in_what_an_older_writer_wrote() -> None:
+    """An older writer's layouts hold neither the table nor the field of a rank's window; an older reader skips both."""
+    node = FakeNode(frozen_ring(2, 4))
+    frame = BatchWriter().encode(node.batch(work=windows_of_work(2)))
+    raw, key = packing.unframe(frame)
+    body = msgspec.msgpack.decode(raw, type=messages.Body)
+    body.layouts = {name: layout for name, layout in body.layouts.items() if "FlowWindow" not in name and "work" not in name}
+    body.tables = [table for table in body.tables if table.layout in body.layouts]
+    old = BatchReader().decode(packing.frame(msgspec.msgpack.encode(body), key=key)).batch
+    assert old.work == () and len(old.samples) == 4
+    assert all(window.work is None for window in old.windows)
 
 
 def test_a_job_that_stands_still_costs_a_few_hundred_bytes_a_look() -> None:

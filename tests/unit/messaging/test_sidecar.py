@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zmq
@@ -15,6 +16,7 @@ import zmq
 from ncclwatch.cli.engine_log import EngineLog
 from ncclwatch.cli.engine_service import EngineService, Job
 from ncclwatch.cli.remote import EngineUnreachableError, RemoteSession, client_keys
+from ncclwatch.collect.batch import PlaneState
 from ncclwatch.collect.cost import OwnCost
 from ncclwatch.engine.session import Update
 from ncclwatch.errors import UsageError
@@ -22,12 +24,14 @@ from ncclwatch.messaging import packing, protocol
 from ncclwatch.messaging.agent import Agent
 from ncclwatch.messaging.hub import Hub
 from ncclwatch.messaging.keys import Key, KeyFileError, KnownKeys, make_key, own_key, read_key, write_key
+from ncclwatch.messaging.limits import FormatError
 from ncclwatch.messaging.link import AgentLink
-from ncclwatch.messaging.protocol import Batch, Hello, Refused, Welcome
+from ncclwatch.messaging.protocol import Batch, CountWork, Hello, Refused, Welcome
 from ncclwatch.messaging.spool import Spool
 from ncclwatch.model.verdict import VerdictClass
+from ncclwatch.model.work import WorkOrder
 from unit.fake_node import FakeNode, calls
-from unit.synthetic import frozen_ring
+from unit.synthetic import frozen_ring, silent_link
 
 ONE, TWO = "one", "two"
 LOOPBACK = "tcp://127.0.0.1:*"
@@ -121,6 +125,60 @@ def test_two_nodes_make_one_verdict_and_a_viewer_sees_it() -> None:
         assert [culprit.rank for culprit in verdict.culprits] == [2]
         assert [window.rank for window in viewer.windows] == [0, 1, 2, 3]
         assert len(viewer.samples) == 4
+
+
+def plane(*, running: bool) -> tuple[PlaneState, ...]:
+    return (PlaneState("wire", running, "" if running else "no process uses RDMA"),)
+
+
+def test_an_engine_orders_counts_of_a_job_that_stands() -> None:
+    with engine() as bench, agent(bench.address) as sender:
+        node, orders = FakeNode(silent_link(), looks=60, host="node1"), list[WorkOrder]()
+
+        def ordered() -> bool:
+            sender.take(node.batch(planes=plane(running=True)))
+            orders.extend(sender.link.take_orders())
+            return bool(orders)
+
+        bench.until(ordered, "an order")
+        assert orders == [WorkOrder(1, orders[0].host, (1001,), standing=True)]
+
+
+def test_an_agent_that_cannot_count_or_is_older_gets_no_orders() -> None:
+    for planes in (plane(running=False), ()):
+        with engine() as bench, agent(bench.address) as sender:
+            node = FakeNode(silent_link(), looks=60, host="node1")
+
+            def told(
+                node: FakeNode = node, bench: Bench = bench, sender: Agent = sender, planes: tuple[PlaneState, ...] = planes
+            ) -> bool:
+                sender.take(node.batch(planes=planes))
+                return bool(bench.told())
+
+            bench.until(told, "a verdict")
+            assert sender.link.take_orders() == []
+
+
+def test_orders_are_bounded(tmp_path: Path) -> None:
+    good = CountWork(1, [4711], True)
+    assert protocol.decode(protocol.encode(good)) == good
+    bad: list[tuple[Any, Any]] = [
+        (0, [1]),
+        (1 << 62, [1]),
+        (1, []),
+        (1, [0]),
+        (1, [1 << 23]),
+        (1, list(range(1, 66))),
+        (1, ["x"]),
+    ]
+    for number, pids in bad:
+        with pytest.raises(FormatError):
+            protocol.decode(protocol.encode(CountWork(number, pids)))
+    link = AgentLink("tcp://127.0.0.1:1", Spool("L1", tmp_path / "spool"))
+    for number in range(1, 100):
+        link._hear(Heard(CountWork(number, [1])))  # type: ignore[arg-type]
+    assert [order.number for order in link.take_orders()] == list(range(84, 100)), "the newest"
+    assert link.take_orders() == []
 
 
 def test_acknowledged_batches_leave_the_spool() -> None:

@@ -15,6 +15,7 @@ import pytest
 from ncclwatch.cli.metrics import MetricsServer, parse_address
 from ncclwatch.errors import UsageError
 from ncclwatch.model.verdict import VerdictClass
+from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkWindow
 from ncclwatch.report.metrics import Counts, metrics
 from ncclwatch.view.frame import View
 from testbed.sidecar import free_port
@@ -93,7 +94,31 @@ def test_hostile_text_stays_in_its_label() -> None:
 
 def test_every_metric_is_documented() -> None:
     documented = set(re.findall(r"`(ncclwatch_[a-z_]+)`", (ROOT / "docs" / "metrics.md").read_text()))
-    assert set(parse(metrics(with_network(view(8, VerdictClass.STOPPED)), Counts()))) == documented
+    assert set(parse(metrics(with_work(with_network(view(8, VerdictClass.STOPPED))), Counts()))) == documented
+
+
+def with_work(base: View) -> View:
+    """A view with the windows of two ports, of one of which little is known."""
+    burst = WorkWindow(
+        Counting.BURSTS, 0, 7_000_000_000, 0.007, posted_bytes=7_000, received_bytes=70, in_flight=3, latency_p50_ns=24_000.0,
+        latency_p99_ns=95_000.0, throughput=2e9, uncertainty=0.03,
+    )  # fmt: skip
+    ports = [
+        FlowWindow(1000 + i, Scope.PORT, work, i, "mlx5_0", 1, host="node000")
+        for i, work in enumerate((burst, WorkWindow(Counting.BURSTS, 0, 7, 0.0)))
+    ]
+    return View(replace(base.frame, work=ports, cost=replace(base.frame.cost, wire_share=0.0007, wire_budget=0.001)))
+
+
+def test_what_ports_carried_is_told_as_far_as_it_is_known() -> None:
+    found = parse(metrics(with_work(view(8)), Counts()))
+    label = '{rank="0",host="node000",pid="1000",nic="mlx5_0:1",counting="bursts"}'
+    assert found["ncclwatch_work_sent_bytes_per_second"] == [(label, 1e6)]
+    tail = label.replace("}", ',quantile="0.99"}')
+    assert (tail, 95e-6) in found["ncclwatch_work_latency_seconds"]
+    assert found["ncclwatch_work_in_flight"] == [(label, 3.0)]
+    assert [value for _, value in found["ncclwatch_work_coverage_ratio"]] == [0.001, 0.0]
+    assert found["ncclwatch_wire_budget_ratio"] == [("", 0.001)]
 
 
 @pytest.mark.parametrize(

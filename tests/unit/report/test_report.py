@@ -14,8 +14,10 @@ from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
 from ncclwatch.cli import main
 from ncclwatch.model.verdict import VerdictClass
+from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkWindow
 from ncclwatch.store.recorder import Recorder
 from unit.batches import node_batches, ring_looks
+from unit.synthetic import SECOND
 from unit.traces import ReadTrace
 
 FIXTURES = Path(__file__).parent.parent.parent / "fixtures"
@@ -122,6 +124,35 @@ def test_the_json_names_culprit_waits_and_what_was_not_seen(stuck: Path, capsys:
     assert {(w["rank"], w["waits_for"]) for w in data["waits"]} >= {(3, 2), (1, 2)}
     assert {rank["rank"]: rank["state"] for rank in data["ranks"]}[2] == "X"
     assert data["planes"][1]["reason"] == "switched off"
+
+
+def test_what_the_network_carried_is_in_page_and_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Windows of work go through a recording: those of a burst long before the end are there, and each rank's own."""
+    burst = WorkWindow(
+        Counting.BURSTS, 100 * SECOND, 107 * SECOND, 0.007, posted=7, posted_bytes=7 << 20, in_flight=3, throughput=2e9,
+        latency_p50_ns=24_000.0, latency_p99_ns=95_000.0, uncertainty=0.03,
+    )  # fmt: skip
+    path = tmp_path / "work"
+    recorder = Recorder(path, about={"command": "record"})
+    for number, batch in enumerate(node_batches(list(ring_looks(20, stuck_from=None)))):
+        if number == 7:
+            batch.work = [FlowWindow(1000 + rank, Scope.PORT, burst, rank, "mlx5_0", 1, host="node0") for rank in (0, 1)]
+        if number >= 7:
+            batch.windows = [replace(w, work=burst) if w.rank == 0 else w for w in batch.windows]
+        recorder.put(batch)
+    recorder.close("ended")
+    page = harmless(run(capsys, path))
+    assert "What the network carried" in page.words
+    assert "latency 24 µs (p99 95 µs); seen 0.1% of 7.0s, in bursts of probes" in page.words
+    data = json.loads(run(capsys, path, "--json"))
+    assert [(window["global_rank"], window["work"]["posted"], window["scope"]) for window in data["work"]] == [
+        (0, 7, "port"),
+        (1, 7, "port"),
+    ]
+    ranks = {rank["rank"]: rank["work"] for rank in data["ranks"]}
+    assert ranks[0]["coverage"] == 0.001 and ranks[0]["bytes_per_s"] == pytest.approx((7 << 20) / 0.007, rel=1e-6)
+    assert ranks[1] is None
+    assert "What the network carried" not in harmless(run(capsys, written(tmp_path / "none", stuck_from=None))).words
 
 
 def traced(*files: object, folder: Path) -> ReadTrace:

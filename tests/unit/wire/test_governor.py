@@ -182,3 +182,22 @@ def test_posts_and_polls_have_prices_of_their_own() -> None:
 )
 def test_the_cheapest_instruction_is_probed(code: str, keep_stack: bool, expected: tuple[int, CostClass]) -> None:
     assert cheapest_entry(bytes.fromhex(code), keep_stack=keep_stack) == expected
+
+
+def test_an_order_has_a_length_and_a_share_of_its_own_and_is_billed_apart() -> None:
+    governor = Governor(COSTS, 0.001)
+    governor.enrol(THREAD[0], 0)
+    now, second = 10_000_000_000, 1_000_000_000
+    governor.begin(now, {THREAD: Tally(0, 0.0)}, ordered=(0.5, 0.02))
+    assert not governor.due(now + second // 4) and governor.due(now + second // 2)
+    # 2 % of the ten seconds since it was enrolled, less what taking the probes away may cost.
+    assert not governor.exhausted(now, {THREAD: Tally(1000, 150e6)})
+    assert governor.exhausted(now, {THREAD: Tally(1000, 201e6)})
+    governor.end(now + second // 2, {THREAD: Tally(1000, 180e6)}, 64)
+    assert (governor.bursts, governor.ordered, governor.attached) == (0, 1, False)
+    thread = governor.threads[THREAD]
+    assert (thread.ordered_ns, thread.cost_ns, thread.share(now)) == (180e6, 0.0, 0.0)
+    # The next one within the budget is due as if nothing had been ordered.
+    assert governor.due(now + second // 2)
+    governor.begin(now + second, {THREAD: Tally(1000, 180e6)}, ordered=(0.5, 0.02))
+    assert governor.exhausted(now + second, {THREAD: Tally(1200, 230e6)}), "orders add up"

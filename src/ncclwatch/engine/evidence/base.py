@@ -74,6 +74,8 @@ class FactKind(StrEnum):
     """The kernel's log names it."""
     ERROR = "error"
     """NCCL reports an error."""
+    WORK = "work requests"
+    """What a rank's flows over the network show: posted, completed, asked for (``work_requests.WorkFact``)."""
 
 
 Subject = Hashable

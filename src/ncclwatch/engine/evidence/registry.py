@@ -19,6 +19,7 @@ from ncclwatch.engine.evidence.ports import Ports
 from ncclwatch.engine.evidence.proxies import Proxies
 from ncclwatch.engine.evidence.shared_memory import SharedMemory
 from ncclwatch.engine.evidence.sockets import Sockets
+from ncclwatch.engine.evidence.work_requests import WorkRequests
 from ncclwatch.engine.job import Job
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 SOURCES: tuple[Source, ...] = (
     Exits(), Proxies(), SharedMemory(), DeviceShim(), Calls(), OpenCalls(), SequenceCounts(), Ports(), Sockets(), KernelLog(),
-    CpuLimits(),
+    CpuLimits(), WorkRequests(),
 )  # fmt: skip
 """Every source, in the order in which what they say is told."""
 

@@ -52,8 +52,8 @@ def test_names_are_unique_and_facts_are_of_the_kinds_and_sources_that_say_so() -
         assert all(fact.text for fact in facts if fact.kind is not FactKind.LOST), source.name
         blind += source.coverage(case)
         silent += [source.name] if not facts else []
-    # Nothing is open in the network, no call was recorded, and the only connection ends at no rank of this job.
-    assert silent == ["proxies", "calls", "open calls", "counts"]
+    # Nothing is open in the network, no call or work request was recorded, and the only connection ends at no rank of this job.
+    assert silent == ["proxies", "calls", "open calls", "counts", "work requests"]
     assert "no calls were recorded" in blind and "2 hosts say nothing of their NICs, connections and kernel logs" in blind
 
 

@@ -1,0 +1,68 @@
+"""Counts of work requests that an engine orders, as far as this node's own options allow: who asks cannot raise the price."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ncclwatch.collect.node import NodeCollector
+from ncclwatch.model.progress import progressed
+from ncclwatch.model.work import WorkOrder
+from ncclwatch.wire.orders import Order
+
+SECONDS = 0.25
+"""The length of a count that is ordered."""
+LEAST_S = 2.0
+"""Orders that come faster are refused."""
+STANDING_BUDGET = 0.05
+"""Share of a thread's time that orders may cost while its process stands, unless the user says otherwise: no work is slowed."""
+
+
+@dataclass(slots=True)
+class OrderDesk:
+    """Takes orders for one collector. ``budget`` is the share of a thread's time that they may cost while the process moves,
+    ``standing_budget`` while it stands, which is looked at here.
+    """
+
+    collector: NodeCollector
+    budget: float
+    standing_budget: float = STANDING_BUDGET
+    clock: Callable[[], float] = time.monotonic
+    taken: int = 0
+    refused: int = 0
+    _last: float = field(default=float("-inf"))
+
+    def take(self, order: WorkOrder) -> str:
+        """Have requests counted, if that is allowed; a line that says what is done, or why it is not."""
+        pids = tuple(pid for pid in order.pids if pid in self.collector.watched)
+        now = self.clock()
+        standing = bool(pids) and not any(self._moved(pid) for pid in pids)
+        share = max(self.standing_budget, self.budget) if standing else self.budget
+        why = ""
+        if not pids:
+            why = "none of its processes is watched here"
+        elif order.standing and not standing:
+            why = "it is for a job that stands, and the job moves"
+        elif share <= 0:
+            why = "this agent's options allow none"
+        elif now - self._last < LEAST_S:
+            why = f"the one before came less than {LEAST_S:.0f} s ago"
+        elif not self.collector.order(Order(order.number, pids, SECONDS, share)):
+            why = "no work requests can be counted here"
+        if why:
+            self.refused += 1
+            return f"order {order.number} to count work requests is refused: {why}"
+        self._last = now
+        self.taken += 1
+        state = "stand" if standing else "move"
+        who = "process" if len(pids) == 1 else "processes"
+        return (
+            f"work requests of {len(pids)} {who} are counted for {SECONDS} s, as ordered; they {state}, "
+            f"so that this may cost {share:.3g} of a thread's time"
+        )
+
+    def _moved(self, pid: int) -> bool:
+        """Whether a process has moved between its last two looks; one that was looked at once may have."""
+        history = self.collector.watched[pid].history
+        return len(history) < 2 or progressed(history[-2], history[-1])

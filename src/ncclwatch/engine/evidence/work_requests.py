@@ -1,0 +1,249 @@
+"""What work requests show: of a job that stands, whether anything was posted, completed and asked for; of one that runs, links
+that carry less, or later, than they did under load.
+
+Counts are of moments (:mod:`ncclwatch.model.work`). A flow that was not seen since the job stands says nothing, and no count is
+ever taken for "in flight" but where every request was counted. What NCCL has handed to the network and not got back is read from
+its steps.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import partial
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+from ncclwatch.engine.evidence.base import Fact, FactKind, Source, Strength
+from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.engine.nodes import LinkNode
+from ncclwatch.model.state import Direction, OpPhase, ProxySub, Transport
+from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkWindow, added
+from ncclwatch.text import compressed
+
+if TYPE_CHECKING:
+    from ncclwatch.engine.case import Case
+
+NAME = "work requests"
+
+SEEN_S = 0.01
+"""Unit: s; of a flow that was seen for less since the job stands nothing is said. From: a completion over RDMA takes microseconds
+to a few milliseconds, and a proxy that runs asks for it thousands of times in so long.
+"""
+DROP = 0.2
+"""Unit: part of a flow's own throughput under load; a larger drop is the network's. From: MegaTrace's m (IV)."""
+LATER_TIMES = 2.0
+"""Unit: times a flow's own time from post to completion. From: as wire/socket_flows takes a round trip for a second witness."""
+RECENT, PAST = 4, 8
+"""Bound: windows whose median is what a flow does now, and the fewest before them that say what it used to do."""
+
+
+class Shows(StrEnum):
+    """What the counts of a flow come to, as the clause that ends its line."""
+
+    NOTHING_POSTED = "nothing is posted, and nothing is there to post: it waits for something before the network"
+    NO_RECEIVES = "nothing is posted, for the other end has no receive open"
+    NOT_POSTED = "nothing is posted although data and a receive are there"
+    NOT_COMPLETED = "what was posted does not complete: the network, or the adapter at the other end"
+    NOT_TAKEN = "nobody asks for the completions of what was posted: its proxy thread"
+    NOTHING_RECEIVED = "receives are posted, and nothing arrives"
+    NOT_RECEIVED = "receives are posted, and nobody asks for what has arrived: its proxy thread"
+    FAILED = "requests ended with an error"
+    SLOWED = "it carries less than it did under load"
+    LATER = "what is posted completes later than it did"
+
+    @property
+    def by_proxy(self) -> bool:
+        """Whether it says that the proxy thread of the flow's own rank stands still."""
+        return self in (Shows.NOT_TAKEN, Shows.NOT_RECEIVED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkFact(Fact):
+    """What the flows of a rank with a peer show. ``subject`` is their link; ``owner`` the index of the process that has them,
+    ``peer`` of the one they lead to, ``global_rank`` the owner's rank. ``value`` of what has become slow: times what it was.
+    """
+
+    shows: Shows
+    owner: int | None = None
+    peer: int | None = None
+    global_rank: int | None = None
+
+
+class WorkRequests(Source):
+    """Work requests of RDMA, counted at the verbs; of sockets what they carried under load."""
+
+    name = NAME
+    plane = "wire"
+    kinds = frozenset({FactKind.WORK})
+
+    def facts(self, case: Case) -> Iterator[WorkFact]:
+        """Of a job that stands what its flows show since; without one, flows that have become slow. O(windows + transfers)."""
+        hosts = [(host, known.work) for host, known in sorted(case.known.network.hosts.items()) if known.work]
+        if not case.job.members:
+            for _, work in hosts:
+                yield from _slowed(work.values())
+            return
+        if not case.still or not hosts:
+            return
+        groups: dict[int, list[Group]] = defaultdict(list)
+        for group in case.job.groups.values():
+            groups[group.hash].append(group)
+        for host, work in hosts:
+            found: dict[tuple[int, int, int, Direction], tuple[_Way, list[FlowWindow]]] = {}
+            for kept in work.values():
+                way = _way(groups, host, kept[-1])
+                if way is not None and _is_since(case, way.member, kept[-1]):
+                    key = way.group.id, way.member.index, way.peer, way.direction
+                    found.setdefault(key, (way, []))[1].append(kept[-1])
+            for way, windows in found.values():
+                yield from _standing(case.job, way, windows)
+
+    def coverage(self, case: Case) -> Iterator[str]:
+        """Processes whose flows were not counted since the job stands, where those of others were."""
+        counted, missing = 0, 0
+        for member in case.job.members if case.still else ():
+            known = case.known.network.hosts.get(member.info.host)
+            newest = [kept[-1] for kept in known.work.values()] if known is not None else []
+            seen = any(one.pid == member.info.pid and _is_since(case, member, one) for one in newest)
+            uses = any(transport is Transport.NET for own in member.last.communicators for *_, transport in own.transports)
+            counted, missing = counted + seen, missing + (uses and not seen)
+        if counted and missing:
+            yield f"work requests of {missing} process{'es' if missing != 1 else ''} since the job stands: they were not counted"
+
+
+# --- a job that stands -------------------------------------------------------------------------------------------------
+
+
+class _Way(NamedTuple):
+    """The flows of a rank to a peer of its communicator, or from it."""
+
+    group: Group
+    member: Member
+    own: int
+    peer: int
+    direction: Direction
+
+    @property
+    def sends(self) -> bool:
+        return self.direction is Direction.SEND
+
+
+def _way(groups: dict[int, list[Group]], host: str, window: FlowWindow) -> _Way | None:
+    """Whose flow it is; ``None`` for a socket, of which the kernel counts no requests, and where it is not known."""
+    if window.scope is not Scope.FLOW or window.comm_hash is None or window.work.counting is Counting.TCP:
+        return None
+    if window.rank is None or window.peer is None or window.direction is None:
+        return None
+    for group in groups.get(window.comm_hash, ()):
+        member = group.holder(window.rank)
+        if member is not None and (member.info.host, member.info.pid) == (host, window.pid):
+            return _Way(group, member, window.rank, window.peer, window.direction)
+    return None
+
+
+def _is_since(case: Case, member: Member, window: FlowWindow) -> bool:
+    """Whether all that was seen of a window lies in the standstill: both times are of the member's own clock."""
+    work = window.work
+    began_ns = member.last.time_ns - int(case.still * 1e9)
+    return work.seen_s >= SEEN_S and work.end_ns - int(work.seen_s * 1e9) >= began_ns
+
+
+def _standing(job: Job, way: _Way, windows: Sequence[FlowWindow]) -> Iterator[WorkFact]:
+    """What the flows of a rank with a peer show, all its queue pairs that way together."""
+    work = added(window.work for window in windows)
+    shows = _shows(job, way, work) if work is not None else None
+    if work is not None and shows is not None:
+        far = way.group.holder(way.peer)
+        link = LinkNode(way.group.id, *((way.own, way.peer) if way.sends else (way.peer, way.own)))
+        # That nobody of a process asks is certain; who of it does is not known: another communicator's proxy may.
+        exact = work.counting is Counting.EXACT or shows.by_proxy
+        yield WorkFact(
+            kind=FactKind.WORK, subject=link, source=NAME, shows=shows, owner=way.member.index,
+            peer=far.index if far is not None else None, strength=Strength.PROVEN if exact else Strength.LIKELY,
+            global_rank=way.member.rank, describe=partial(_text, job, way, windows, work, shows),
+        )  # fmt: skip
+
+
+def _shows(job: Job, way: _Way, work: WorkWindow) -> Shows | None:
+    """What counts show, with the steps that NCCL has handed to the network; ``None`` where they move, or tell nothing."""
+    if work.errors:
+        return Shows.FAILED
+    if work.completed if way.sends else work.received:
+        return None
+    subs = _subs(job, way.group, way.member, way.peer, way.direction)
+    if not way.sends:
+        if work.polls is None or not any(sub.posted > sub.received for sub in subs):
+            return None
+        return Shows.NOTHING_RECEIVED if work.polls else Shows.NOT_RECEIVED
+    if work.posted or work.in_flight or any(sub.transmitted > sub.done for sub in subs):
+        return None if work.polls is None else Shows.NOT_COMPLETED if work.polls else Shows.NOT_TAKEN
+    if not any(sub.gpu_ready is not None and min(sub.gpu_ready, sub.nsteps) > sub.transmitted for sub in subs):
+        return Shows.NOTHING_POSTED
+    if (far := way.group.holder(way.peer)) is None:
+        return None
+    open_there = any(sub.posted > sub.received for sub in _subs(job, way.group, far, way.own, Direction.RECV))
+    return Shows.NOT_POSTED if open_there else Shows.NO_RECEIVES
+
+
+def _subs(job: Job, group: Group, member: Member, peer: int, direction: Direction) -> list[ProxySub]:
+    """The transfers of a rank with a peer that its proxy works on."""
+    kind = Transport.NET, direction, OpPhase.PROGRESS
+    running = [one for one in member.last.operations if (one.transport, one.direction, one.phase) == kind]
+    of_group = [one for one in running if job.find_group(member, one.comm_address, one.comm_hash) == group.id]
+    return [sub for one in of_group for sub in one.subs if sub.peer == peer]
+
+
+def _text(job: Job, way: _Way, windows: Sequence[FlowWindow], work: WorkWindow, shows: Shows) -> str:
+    device = "/".join(sorted({window.device for window in windows} - {""}))
+    pairs = compressed(sorted({window.queue_pair for window in windows}))
+    where = f"{device} queue pair{'s' if len(windows) > 1 else ''} {pairs}".strip()
+    counts = f"{work.posted or 0} posted, {work.completed or 0} completed"
+    if not way.sends:
+        counts = f"{work.receives_posted or 0} receives posted, {work.received or 0} received"
+    flying = f", {work.in_flight} in flight for {work.oldest_s:.1f} s" if work.in_flight and work.oldest_s is not None else ""
+    asked = f", asked {work.polls:,} times" if work.polls is not None else ""
+    ordered = "ordered, " if work.counting is Counting.ORDER else ""
+    other = f"{'to' if way.sends else 'from'} {job.rank_name(way.group.id, way.peer)} ({where})"
+    seen = f"in {work.seen_s:.2g} s ({ordered}while the job stands)"
+    return f"{way.member.label} {other}: {counts}{flying}{asked} {seen}: {shows}"
+
+
+# --- a job that runs ---------------------------------------------------------------------------------------------------
+
+
+def _slowed(flows: Iterable[Sequence[FlowWindow]]) -> Iterator[WorkFact]:
+    """Flows with a peer that carry less under load than they did, or whose requests complete later (MegaTrace III-B, IV)."""
+    for windows in flows:
+        if windows[-1].scope is not Scope.PEER:
+            continue
+        loaded = [window.work for window in windows if window.work.posted_bytes and window.work.in_flight != 0]
+        if len(loaded) < RECENT + PAST or loaded[-1] is not windows[-1].work:
+            continue
+        recent, past = loaded[-RECENT:], loaded[:-RECENT]
+        doubt = max((work.uncertainty for work in recent if work.uncertainty is not None), default=0.0)
+        rates = _medians([work.throughput for work in recent], [work.throughput for work in past])
+        if rates is not None and rates[0] * (1 + 2 * doubt) < (1 - DROP) * rates[1]:
+            yield _slow(windows[-1], Shows.SLOWED, rates, f"{rates[0] / 1e6:,.0f} MB/s of {rates[1] / 1e6:,.0f} MB/s")
+        times = _medians([work.latency_p50_ns for work in recent], [work.latency_p50_ns for work in past])
+        if times is not None and times[0] >= LATER_TIMES * times[1]:
+            yield _slow(windows[-1], Shows.LATER, times, f"{times[0] / 1e3:,.0f} µs, {times[1] / 1e3:,.0f} µs before")
+
+
+def _medians(recent: Iterable[float | None], past: Iterable[float | None]) -> tuple[float, float] | None:
+    """What it is now and what it was; ``None`` where too little is known of either."""
+    now, before = ([value for value in values if value is not None] for values in (recent, past))
+    if len(now) < RECENT or len(before) < PAST or not median(before):
+        return None
+    return median(now), median(before)
+
+
+def _slow(window: FlowWindow, shows: Shows, values: tuple[float, float], figures: str) -> WorkFact:
+    who = f"rank {window.global_rank}" if window.global_rank is not None else f"pid {window.pid}"
+    text = f"{who} to rank {window.peer} of communicator {window.comm_hash or 0:016x}: {shows}: {figures}"
+    return WorkFact(
+        kind=FactKind.WORK, subject=None, source=NAME, strength=Strength.LIKELY, shows=shows, global_rank=window.global_rank,
+        value=values[0] / values[1], describe=partial(str, text),
+    )  # fmt: skip

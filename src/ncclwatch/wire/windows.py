@@ -1,0 +1,230 @@
+"""From successive readings of the accounts to windows: of each queue pair, of each port of a rank, and of each peer of a rank.
+
+Counts are differences between two readings. Of bursts nothing counts in between (:class:`ncclwatch.wire.bursts.Bursts`), so a
+difference is what the last burst counted, between two moments that are known.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Collection, Hashable, Iterable, Mapping
+from dataclasses import dataclass, field
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ncclwatch.model.state import Direction
+from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkWindow
+from ncclwatch.wire import layouts
+from ncclwatch.wire.accounts import DEFAULT_WINDOW, QueuePairAccount, histogram_quantile, merged_bandwidth
+from ncclwatch.wire.orders import Owner
+
+QpKey = tuple[int, int, int]
+"""(pid, address of the context, number of the queue pair)."""
+
+MEAN_OF = 16
+"""Windows whose spread tells how far a rate may be off."""
+FEWEST = 3
+"""Fewer tell nothing."""
+MAX_WINDOWS = 2048
+"""Windows of one reading at most: ports and peers first, then the busiest queue pairs."""
+
+_COUNTED = ("posted", "posted_bytes", "completed", "retired_bytes", "received", "received_bytes", "receives_posted", "errors")
+
+
+@dataclass(slots=True)
+class _Part:
+    """What one queue pair did between two readings; ``account`` is ``None`` for one that never did anything while seen."""
+
+    key: QpKey
+    owner: Owner | None
+    device: str
+    port: int
+    role: str
+    counts: dict[str, int]
+    latency: npt.NDArray[Any]
+    account: QueuePairAccount | None
+
+    @property
+    def is_active(self) -> bool:
+        return any(self.counts.values())
+
+
+@dataclass(slots=True)
+class WorkWindows:
+    """Feed it every reading, in order."""
+
+    _totals: dict[QpKey, tuple[dict[str, int], npt.NDArray[Any]]] = field(default_factory=dict)
+    _rates: dict[Hashable, deque[float]] = field(default_factory=dict)
+    _polls: dict[int, int] = field(default_factory=dict)
+    _ended_ns: int = 0
+
+    def take(
+        self,
+        accounts: Iterable[QueuePairAccount],
+        owners: Mapping[QpKey, Owner],
+        devices: Mapping[tuple[int, int], tuple[str, int]],
+        *,
+        pids: Collection[int],
+        counting: Counting,
+        began_ns: int,
+        ended_ns: int,
+        order: int = 0,
+        polls: Mapping[int, int] | None = None,
+    ) -> list[FlowWindow]:
+        """The windows that end at ``ended_ns``, of which the time from ``began_ns`` was seen.
+
+        ``devices`` are RDMA device and port by (pid, context); ``pids`` the processes whose probes were in place.
+        ``polls`` is how often their threads have asked for completions in all.
+        """
+        parts = [
+            *self._parts([account for account in accounts if account.pid in pids], owners, devices),
+        ]
+        seen = {part.key for part in parts}
+        nothing = np.zeros(layouts.BUCKETS, dtype="<u8")
+        for key, owner in owners.items():
+            if key[0] in pids and key not in seen:
+                # Nothing was posted to it, and nothing completed: that, too, was seen.
+                device, port = devices.get(key[:2], ("", 0))
+                role = "data" if owner.direction is Direction.SEND else "control"
+                parts.append(_Part(key, owner, device, port, role, dict.fromkeys(_COUNTED, 0), nothing, None))
+        asked = {pid: max(total - self._polls.get(pid, 0), 0) for pid, total in (polls or {}).items()}
+        self._polls |= polls or {}
+        frame = _Frame(counting, self._ended_ns or began_ns, began_ns, ended_ns, asked)
+        self._ended_ns = ended_ns
+        flows = [
+            FlowWindow(
+                pid=part.key[0],
+                scope=Scope.FLOW,
+                work=self._window(("flow", part.key), [part], frame),
+                global_rank=part.owner.global_rank if part.owner else None,
+                device=part.device,
+                port=part.port,
+                comm_hash=part.owner.comm_hash if part.owner else None,
+                rank=part.owner.rank if part.owner else None,
+                channel=part.owner.channel if part.owner else None,
+                peer=part.owner.peer if part.owner else None,
+                direction=part.owner.direction if part.owner else None,
+                connection_index=part.owner.connection_index if part.owner else None,
+                queue_pair=part.key[2],
+                role=part.role,
+                order=order,
+            )
+            for part in parts
+            if part.owner is not None or part.is_active
+        ]
+        flows.sort(key=lambda flow: -(flow.work.posted_bytes + flow.work.received_bytes))
+        return [*self._ports(parts, frame, order), *self._peers(parts, frame, order), *flows][:MAX_WINDOWS]
+
+    def forget(self, pid: int) -> None:
+        """Let go of a process."""
+        self._polls.pop(pid, None)
+        self._totals = {key: total for key, total in self._totals.items() if key[0] != pid}
+        self._rates = {key: rates for key, rates in self._rates.items() if not (isinstance(key, tuple) and pid in key[1][:1])}
+
+    def _parts(
+        self,
+        accounts: Iterable[QueuePairAccount],
+        owners: Mapping[QpKey, Owner],
+        devices: Mapping[tuple[int, int], tuple[str, int]],
+    ) -> Iterable[_Part]:
+        for account in accounts:
+            now = {name: getattr(account, name) for name in _COUNTED}
+            latency = np.array(account.record["latency"])
+            before, before_latency = self._totals.get(account.key, ({}, np.zeros_like(latency)))
+            self._totals[account.key] = now, latency
+            device, port = devices.get((account.pid, account.context), ("", 0))
+            counts = {name: max(count - before.get(name, 0), 0) for name, count in now.items()}
+            owner = owners.get(account.key)
+            yield _Part(account.key, owner, device, port, account.role(), counts, latency - before_latency, account)
+
+    def _ports(self, parts: Iterable[_Part], frame: _Frame, order: int) -> Iterable[FlowWindow]:
+        groups: dict[tuple[int, str, int, int | None], list[_Part]] = {}
+        for part in parts:
+            if part.owner is not None:
+                groups.setdefault((part.key[0], part.device, part.port, part.owner.global_rank), []).append(part)
+        for (pid, device, port, rank), members in groups.items():
+            work = self._window(("port", (pid, device, port, rank)), members, frame)
+            yield FlowWindow(pid, Scope.PORT, work, rank, device, port, role="data", order=order)
+
+    def _peers(self, parts: Iterable[_Part], frame: _Frame, order: int) -> Iterable[FlowWindow]:
+        groups: dict[tuple[int, int, int, int], list[_Part]] = {}
+        for part in parts:
+            if part.owner is not None:
+                groups.setdefault((part.key[0], part.owner.comm_hash, part.owner.rank, part.owner.peer), []).append(part)
+        for (pid, comm_hash, rank, peer), members in groups.items():
+            work = self._window(("peer", (pid, comm_hash, rank, peer)), members, frame)
+            owner = members[0].owner
+            yield FlowWindow(
+                pid,
+                Scope.PEER,
+                work,
+                owner.global_rank if owner else None,
+                comm_hash=comm_hash,
+                rank=rank,
+                peer=peer,
+                role="data",
+                order=order,
+            )
+
+    def _window(self, key: Hashable, parts: list[_Part], frame: _Frame) -> WorkWindow:
+        """The window of some queue pairs together: what carries data, and of the others what they receive of it."""
+        posting = parts if len(parts) == 1 else [part for part in parts if part.role in ("data", "")]
+        moving = [part.account for part in posting if part.account is not None and part.counts["completed"]]
+        flying = [
+            part.account for part in posting if part.account is not None and (part.is_active or frame.counting is Counting.EXACT)
+        ]
+        oldest = min((since for account in flying if (since := account.oldest_pending_ns) is not None), default=None)
+        latency = sum((part.latency for part in posting), np.zeros(layouts.BUCKETS, dtype="<u8"))
+        sent = sum(part.counts["posted_bytes"] for part in posting)
+        received = sum(part.counts["received_bytes"] for part in parts)
+        rates = self._rates.setdefault(key, deque(maxlen=MEAN_OF))
+        if frame.seen_s > 0:
+            rates.append((sent or received) / frame.seen_s)
+        return WorkWindow(
+            counting=frame.counting,
+            begin_ns=frame.begin_ns,
+            end_ns=frame.ended_ns,
+            seen_s=frame.seen_s,
+            posted=sum(part.counts["posted"] for part in posting),
+            posted_bytes=sent,
+            completed=sum(part.counts["completed"] for part in posting),
+            completed_bytes=sum(part.counts["retired_bytes"] for part in posting),
+            received=sum(part.counts["received"] for part in parts),
+            received_bytes=received,
+            receives_posted=sum(part.counts["receives_posted"] for part in parts),
+            in_flight=sum(account.in_flight for account in flying),
+            oldest_s=None if oldest is None else max(frame.ended_ns - oldest, 0) / 1e9,
+            errors=sum(part.counts["errors"] for part in parts),
+            latency_p50_ns=histogram_quantile(latency, 0.5),
+            latency_p99_ns=histogram_quantile(latency, 0.99),
+            throughput=merged_bandwidth(moving, DEFAULT_WINDOW),
+            polls=frame.polls.get(parts[0].key[0]),
+            uncertainty=0.0 if frame.counting is Counting.EXACT else uncertainty(rates),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Frame:
+    """The time of a window, and how it was counted."""
+
+    counting: Counting
+    begin_ns: int
+    began_ns: int
+    ended_ns: int
+    polls: Mapping[int, int]
+    """Of each process, how often it has asked for completions."""
+
+    @property
+    def seen_s(self) -> float:
+        return max(self.ended_ns - self.began_ns, 0) / 1e9
+
+
+def uncertainty(rates: Collection[float]) -> float | None:
+    """The relative standard error of the mean of these rates; ``None`` of too few, or where nothing moved."""
+    if len(rates) < FEWEST:
+        return None
+    middle = mean(rates)
+    return stdev(rates) / len(rates) ** 0.5 / middle if middle > 0 else None

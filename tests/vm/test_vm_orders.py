@@ -1,0 +1,107 @@
+"""Counts of work requests that a verdict on a job that stands orders, of real NCCL over its InfiniBand transport."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from ncclwatch.cli.diagnose import judge
+from ncclwatch.cli.live import LiveSession
+from ncclwatch.engine.evidence.work_requests import Shows
+from ncclwatch.model.verdict import Verdict, VerdictClass
+from ncclwatch.probes.image_cache import ImageCache, digest
+from ncclwatch.probes.program import source_folder
+from ncclwatch.wire.kernel import SOURCE
+from testbed.job import Job, available
+from vm.fabric import Fabric, command
+from vm.initramfs import SHARE
+
+pytestmark = pytest.mark.vm
+
+VERSION = "2.32.3"
+VICTIM = 1
+WAIT_S = 40.0
+"""Loading the programs takes long on an emulated machine."""
+
+
+@pytest.fixture(autouse=True)
+def programs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The programs as the host compiled them, where the plane's process looks for what was compiled before."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    image, folder = Path(SHARE, f"{SOURCE}.json"), source_folder()
+    if image.exists():
+        ImageCache(tmp_path / "ncclwatch" / "programs").save(digest(folder / SOURCE, folder), json.loads(image.read_text()))
+
+
+def job_of(fabric: Fabric, *extra: str) -> Job:
+    if not available(VERSION):
+        pytest.skip(f"NCCL {VERSION} is not in the cache")
+    # A long timeout of the adapter: what is judged is a hang, not the error that ends it.
+    return fabric.job(VERSION, 2, count=1 << 14, extra=extra, env={"NCCL_IB_TIMEOUT": "21"}, start_timeout=240)
+
+
+def until_still(job: Job, still_s: float = 3.0) -> None:
+    """Wait until no rank gets any further."""
+    deadline = time.monotonic() + 120
+    reached, since = [-1], time.monotonic()
+    while time.monotonic() < min(deadline, since + still_s):
+        if (now := [job.progress(rank) for rank in range(2)]) != reached:
+            reached, since = now, time.monotonic()
+        time.sleep(0.1)
+
+
+def lines_of(verdict: Verdict) -> list[str]:
+    return [line for line in verdict.evidence if "while the job stands" in line]
+
+
+def swallow(fabric: Fabric, *, swallows: bool) -> None:
+    """Have both ends of the cable lose all that is sent, or no more."""
+    for port in (fabric.a, fabric.b):
+        command(f"tc qdisc {'replace' if swallows else 'del'} dev {port.netdev} root{' netem loss 100%' if swallows else ''}")
+
+
+def test_what_was_posted_and_does_not_complete_is_said(soft_roce: Fabric) -> None:
+    """Everything that is sent is lost: ``attach`` orders counts by itself and says so, and so does ``diagnose`` afterwards."""
+    with job_of(soft_roce) as job:
+        session = LiveSession(every=False)
+        notes: list[str] = []
+        told: list[str] = []
+        try:
+            session.start(job.pids, calls=False)
+            started = time.monotonic()
+            while not any(plane.name == "wire" and plane.running for plane in session.planes) and time.monotonic() < started + 90:
+                session.step()
+            print(f"the plane runs after {time.monotonic() - started:.1f} s", *session.planes, sep="\n")
+            swallow(soft_roce, swallows=True)
+            began = time.monotonic()
+            while not told and time.monotonic() < began + 60:
+                update = session.step()
+                notes += update.notes
+                if update.verdict is not None and update.verdict.verdict_class.accuses:
+                    told = lines_of(update.verdict)
+            print(f"told after {time.monotonic() - began:.1f} s", *notes, *told, sep="\n")
+            session.close()
+            verdicts, problems = judge(job.pids, (), every=False, wait=WAIT_S, interval=1.0, wire=True)
+            print(*verdicts[0].evidence, verdicts[0].summary, sep="\n")
+        finally:
+            session.close()
+            swallow(soft_roce, swallows=False)
+        assert any("as ordered; they stand" in note for note in notes), notes
+        assert any(str(Shows.NOT_COMPLETED) in line for line in told), (told, notes)
+        assert not problems and verdicts[0].verdict_class is VerdictClass.HARDWARE, verdicts[0]
+        assert any(str(Shows.NOT_COMPLETED) in line and "ordered" in line for line in lines_of(verdicts[0])), verdicts[0]
+        assert "wire" in verdicts[0].planes
+
+
+def test_that_nobody_takes_completions_is_said(soft_roce: Fabric) -> None:
+    """The proxy thread of rank 1 sleeps."""
+    with job_of(soft_roce, "--fault", f"stall_proxy:rank={VICTIM},at=200") as job:
+        until_still(job)
+        verdicts, _ = judge(job.pids, (), every=False, wait=WAIT_S, interval=1.0, wire=True)
+        print(*verdicts[0].evidence, verdicts[0].summary, sep="\n")
+        assert [culprit.rank for culprit in verdicts[0].culprits] == [VICTIM], verdicts[0]
+        told = [line for line in lines_of(verdicts[0]) if line.startswith(f"rank {VICTIM} ")]
+        assert any(str(Shows.NOT_RECEIVED) in line for line in told), verdicts[0]

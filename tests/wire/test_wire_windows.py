@@ -1,0 +1,146 @@
+"""Windows of work requests on a load of known size: what bursts, an order and exact counting say of it."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from pathlib import Path
+
+import pytest
+
+from ncclwatch.model.state import Direction
+from ncclwatch.model.work import Counting, FlowWindow, Scope
+from ncclwatch.wire.child import Service
+from ncclwatch.wire.governor import Mode
+from ncclwatch.wire.kernel import WireKernel
+from ncclwatch.wire.orders import Order, Owner, Owners
+from ncclwatch.wire.session import VerbsUser, WireSession
+from wire.standin import Load, load
+
+pytestmark = pytest.mark.attach
+
+RATE, SIZE = 2_000, 65_536
+
+
+def owned(job: Load, accounts: WireSession) -> Owners:
+    """As a connection of rank 0 to rank 1 would own the load's one queue pair."""
+    assert accounts.plane is not None
+    keys = [account.key for account in accounts.plane.accounts()] or [
+        (job.pid, context, 0) for context in accounts.plane.processes[job.pid].contexts
+    ]
+    return Owners(tuple(Owner(*key, 0xABCD, 0, 2, 1, Direction.SEND, 0) for key in keys))
+
+
+def collect(service: Service, wanted: int, seconds: float = 60) -> list[FlowWindow]:
+    found: list[FlowWindow] = []
+    deadline = time.monotonic() + seconds
+    while sum(window.scope is Scope.FLOW for window in found) < wanted and time.monotonic() < deadline:
+        report = service.step()
+        if report is not None:
+            found += report.windows
+        time.sleep(0.01)
+    return found
+
+
+def test_bursts_tell_the_rate_that_the_load_has(wire_kernel: WireKernel, load_program: Path) -> None:
+    with load(load_program, posts=100_000_000, rate=RATE, bytes=SIZE, busy=0) as job:
+        session = WireSession(Mode.BURSTS, 0.5, kernel=wire_kernel)
+        service = Service(session)
+        try:
+            session.start([VerbsUser(job.pid, None, 0, files=tuple(job.files))])
+            job.begin()
+            collect(service, 1)
+            service.take(owned(job, session))
+            found = collect(service, 12)
+            bill = service.report().bill
+        finally:
+            session.close()
+    flows = [window for window in found if window.scope is Scope.FLOW]
+    assert len(flows) >= 12
+    for window in flows:
+        assert (window.pid, window.rank, window.peer, window.channel, window.role) == (job.pid, 0, 1, 2, "data")
+        assert (window.device, window.port) == ("standin0", 1)
+        work = window.work
+        assert work.counting is Counting.BURSTS
+        assert 0 < work.coverage < 1 and work.seen_s >= 0.002
+        assert work.posted is not None and work.posted_bytes == work.posted * SIZE
+        assert work.in_flight is not None and 0 <= work.in_flight <= work.posted
+    for before, after in itertools.pairwise(flows):
+        assert after.work.begin_ns == before.work.end_ns, "windows follow one another without a gap"
+    seen = sum(window.work.seen_s for window in flows)
+    rate = sum(window.work.posted_bytes for window in flows) / seen
+    # The load sleeps between two posts: on a busy machine it may be late, never early.
+    assert 0.5 * RATE * SIZE < rate <= 1.05 * RATE * SIZE
+    last = flows[-1].work
+    assert last.uncertainty is not None and last.uncertainty < 0.5
+    assert last.throughput is not None and last.latency_p50_ns is not None and last.latency_p99_ns is not None
+    ports = [window for window in found if window.scope is Scope.PORT]
+    peers = [window for window in found if window.scope is Scope.PEER]
+    assert ports[-1].work.posted == peers[-1].work.posted == last.posted
+    assert (peers[-1].rank, peers[-1].peer, ports[-1].device) == (0, 1, "standin0")
+    assert bill is not None and bill.bursts >= 12 and bill.worst_share is not None and bill.budget == 0.5
+
+
+def test_an_order_is_answered_at_once_and_billed_apart(wire_kernel: WireKernel, load_program: Path) -> None:
+    with load(load_program, posts=100_000_000, rate=RATE, bytes=SIZE, busy=0) as job:
+        session = WireSession(Mode.BURSTS, 0.000_001, kernel=wire_kernel)
+        service = Service(session)
+        try:
+            session.start([VerbsUser(job.pid, None, 0, files=tuple(job.files))])
+            job.begin()
+            time.sleep(0.2)
+            service.take(Order(7, (job.pid,), seconds=0.1, share=0.9))
+            began = time.monotonic()
+            report = service.step()
+            took = time.monotonic() - began
+        finally:
+            session.close()
+    assert report is not None and took < 2.0
+    (window,) = [window for window in report.windows if window.scope is Scope.FLOW]
+    assert (window.order, window.work.counting) == (7, Counting.ORDER)
+    assert window.work.posted and window.work.seen_s >= 0.1
+    assert window.work.polls, "it asks for the completions of what it posts"
+    assert report.bill is not None
+    assert (report.bill.bursts, report.bill.ordered, report.bill.worst_share) == (0, 1, 0.0)
+    assert report.bill.ordered_s > 0
+
+
+def test_of_a_process_that_posts_nothing_that_is_said(wire_kernel: WireKernel, load_program: Path) -> None:
+    """A queue pair without a request has no account in the kernel; that nothing was posted was seen all the same."""
+    with load(load_program, posts=10, rate=RATE) as job:
+        session = WireSession(Mode.BURSTS, 0.000_001, kernel=wire_kernel)
+        service = Service(session)
+        try:
+            session.start([VerbsUser(job.pid, None, 0, files=tuple(job.files))])
+            service.take(owned(job, session))
+            service.take(Order(1, (), seconds=0.05, share=0.9))
+            report = service.step()
+        finally:
+            session.close()
+    assert report is not None
+    (window,) = [window for window in report.windows if window.scope is Scope.FLOW]
+    assert (window.work.posted, window.work.completed, window.work.in_flight, window.work.posted_bytes) == (0, 0, 0, 0)
+    assert window.work.seen_s >= 0.05 and window.work.throughput is None
+    assert window.work.polls == 0, "nor does it ask for completions"
+
+
+def test_exact_windows_add_up_to_everything(wire_kernel: WireKernel, load_program: Path) -> None:
+    with load(load_program, posts=3_000, rate=2_000, bytes=SIZE) as job:
+        session = WireSession(Mode.EXACT, kernel=wire_kernel)
+        service = Service(session)
+        try:
+            session.start([VerbsUser(job.pid, None, 0, files=tuple(job.files))])
+            session.begin_exact()
+            service._exact_since_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+            job.begin()
+            expected = job.result()["qps"][0]
+            service._next_exact = 0.0
+            found = collect(service, 1)
+        finally:
+            session.close()
+    flows = [window.work for window in found if window.scope is Scope.FLOW]
+    assert sum(work.posted or 0 for work in flows) == expected["posted"]
+    assert sum(work.completed or 0 for work in flows) == expected["signalled"]
+    assert sum(work.completed_bytes for work in flows) == expected["posted"] * SIZE
+    assert flows[-1].in_flight == 0
+    assert flows[-1].coverage == 1.0 and flows[-1].uncertainty == 0.0
