@@ -55,6 +55,7 @@ def verdict_of(kind: VerdictClass, culprit: int, world: int) -> Verdict:
         }.get(kind, "nothing moves in AllReduce #1124, and the evidence singles nobody out")
         steps = ("look again with 'ncclwatch diagnose --wait 30'",) if kind is VerdictClass.UNKNOWN else ()
         return Verdict(kind, summary, next_steps=steps, confidence=1.0)
+    rule = "halted" if kind is VerdictClass.STOPPED else kind.value
     host = f"node{culprit // 8:03d}"
     waits = f"rank {(culprit + 1) % world} waits for rank {culprit}: AllReduce #1124 receiving, channel 0, received 92 of 96"
     return Verdict(
@@ -78,8 +79,8 @@ def verdict_of(kind: VerdictClass, culprit: int, world: int) -> Verdict:
             Step(StepKind.FACT, "", waits),
             Step(StepKind.DRAWN, "some-rule", f"rank {(culprit + 2) % world} waits for rank {(culprit + 1) % world}, unseen"),
             Step(StepKind.RETRACTED, "another-rule", f"rank {culprit} waits for rank {(culprit - 1) % world}: AllReduce #1125"),
-            Step(StepKind.LOST, "unseen", "unknown: nobody is named", kind.value),
-            Step(StepKind.STANDS, kind.value, f"{kind.value}: rank {culprit} (confidence 93%)"),
+            Step(StepKind.LOST, "unseen", "unknown: nobody is named", rule),
+            Step(StepKind.STANDS, rule, f"{kind.value}: rank {culprit} (confidence 93%)"),
         ),
     )
 

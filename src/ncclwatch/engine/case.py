@@ -181,8 +181,6 @@ class Trail:
     """(rule, wait that it drew)"""
     retracted: list[Retraction] = field(default_factory=list)
     lost: list[Lost] = field(default_factory=list)
-    fired: dict[str, int] = field(default_factory=dict)
-    """Rule → how many facts, retractions or hypotheses it concluded, in the order in which they first did."""
 
 
 # --- a job -------------------------------------------------------------------------------------------------------------

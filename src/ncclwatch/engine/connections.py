@@ -80,7 +80,9 @@ def hidden_peers(communicator: Communicator, channel: int) -> list[int]:
 RELIABLE = "IB"
 """How the names of NCCL's own InfiniBand transport and of its SHARP plugin begin (``IB``, ``IBext_v8``)."""
 CLOCKS_S = 0.1
-"""Unit: s. Chosen: samples of two hosts are ordered by their clocks only where they are further apart."""
+"""Unit: s. From: NTP keeps the clocks of hosts within tens of ms: samples of two hosts are ordered by them only where
+they are further apart.
+"""
 
 
 def acknowledges(operation: ProxyOperation) -> bool:

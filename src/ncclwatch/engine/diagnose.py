@@ -109,7 +109,6 @@ def _weigh(case: Case, stratum: Stratum) -> None:
             return
         for found in rule.apply(case):
             assert isinstance(found, Hypothesis)  # noqa: S101 - by the table
-            case.trail.fired[rule.id] = case.trail.fired.get(rule.id, 0) + 1
             standing = case.standing
             if standing is None or standing.rule == found.rule:
                 case.standing = found
@@ -135,7 +134,6 @@ def _take(case: Case, rule: Rule, concluded: Iterable[Conclusion]) -> bool:
     retracted = [one for one in new if isinstance(one, Retraction)]
     if new:
         case.waits = case.waits.plus(facts, (one.wait for one in retracted))
-        case.trail.fired[rule.id] = case.trail.fired.get(rule.id, 0) + len(new)
         case.trail.drawn += [(rule.id, fact) for fact in wait_facts(fact for fact in facts if isinstance(fact, Wait))]
         case.trail.retracted += retracted
     return bool(new)

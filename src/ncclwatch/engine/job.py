@@ -12,6 +12,7 @@ import hashlib
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ncclwatch.model.state import Communicator, ProcessInfo, ProcessSample, Transport
 from ncclwatch.model.verdict import CommunicatorRef
@@ -90,6 +91,18 @@ class Group:
         return CommunicatorRef(hash=f"{self.hash:016x}", nranks=self.nranks)
 
 
+class Joined(NamedTuple):
+    """What joins the ranks of a job: transports; whether connections inside nodes are ``seen``, plans are captured in CUDA
+    graphs, kernels start operations themselves, and NVLink joins nodes.
+    """
+
+    transports: frozenset[Transport]
+    seen: bool
+    captured: bool
+    by_device: bool
+    multi_node: bool
+
+
 Identity = tuple[int, int]
 """What NCCL knows of a process on all communicators alike: (``hostHash``, ``pidHash``) of ``ncclPeerInfo``."""
 
@@ -102,16 +115,25 @@ class Job:
     groups: dict[int, Group]
     group_of: dict[tuple[int, int], int]
     """(index of the member, address of the communicator in its process) → group"""
-    _transports: frozenset[Transport] | None = None
+    _joined: Joined | None = None
     _by_identity: dict[Identity, int | None] | None = None
     _by_index: dict[int, Member] = field(default_factory=dict)
 
-    def transports(self) -> frozenset[Transport]:
-        """All that join ranks of the job. O(connections)."""
-        if self._transports is None:
-            views = (own for member in self.members for own in member.last.communicators)
-            self._transports = frozenset(transport for own in views for _, _, _, transport in own.transports)
-        return self._transports
+    @property
+    def joined(self) -> Joined:
+        """What joins its ranks. O(connections), once."""
+        if self._joined is None:
+            transports: set[Transport] = set()
+            seen = captured = by_device = multi_node = False
+            for group in self.groups.values():
+                for _, own in group.members.values():
+                    transports.update([link[3] for link in own.transports])
+                    seen = seen or bool(own.host_connections)
+                    captured = captured or bool(own.captured_plans)
+                    by_device = by_device or bool(own.device_initiated)
+                    multi_node = multi_node or bool(own.multi_node_nvlink)
+            self._joined = Joined(frozenset(transports), seen, captured, by_device, multi_node)
+        return self._joined
 
     def add(self, member: Member) -> None:
         """Take a process in."""

@@ -164,6 +164,7 @@ class LiveDiagnosis:
             return
         process = self.ledger.place(info.host, info.pid, 0)[0]
         self.ledger.forget_process(info.host, info.pid)
+        self.slow.cadences.forget(info.host, info.pid)
         self._calls_seen.pop(process, None)
         self._totals = {place: known for place, known in self._totals.items() if place[0] != process}
 

@@ -7,13 +7,12 @@ the ranks meet (``src/init.cc``, ``ncclCommInitRankFunc``), so the waiting ranks
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
-from functools import partial
 
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.edges import Why, told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind
-from ncclwatch.engine.evidence.exits import Census, halted_text
+from ncclwatch.engine.evidence.exits import Census, Halted
 from ncclwatch.engine.graph import Sink, Waits, victims_of
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.nodes import AbsentNode, RankNode
@@ -45,7 +44,7 @@ def one_sample(case: Case) -> Iterator[Hypothesis]:
 def progress(case: Case) -> Iterator[Hypothesis]:
     """NCCL moved between the last two samples of some process."""
     if case.still == 0.0:
-        notes = tuple(halted_fact(member) for member in case.job.members if member.stopped)
+        notes = tuple(fact for fact in case.facts.of(FactKind.HALTED, Halted) if not fact.ended)
         yield Hypothesis("progress", VerdictClass.RUNNING, Cause.PROGRESS, confidence=1.0, supports=notes)
 
 
@@ -139,7 +138,7 @@ def _halted(case: Case, rule: str, confidence: float) -> Hypothesis:
     for member in halted:
         sink = by_member.get(member.index)
         suspects.append(observed(job, member, sink.waits if sink else (), (), _halted_cause(member)))
-        supports.append(halted_fact(member))
+        supports += case.facts.about(FactKind.HALTED, RankNode(member.index))
         if sink is not None:
             supports += wait_facts(sink.waits)
         if member.gone or sink is None or not sink.waits:
@@ -170,11 +169,6 @@ def _halted_cause(member: Member) -> Cause:
     if member.gone:
         return Cause.ENDED
     return Cause.STOPPED_BY_DEBUGGER if member.last.run_state == "t" else Cause.STOPPED
-
-
-def halted_fact(member: Member) -> Fact:
-    """The operating system's word on a stopped or ended process."""
-    return Fact(FactKind.HALTED, RankNode(member.index), "exits", describe=partial(halted_text, member))
 
 
 def errors_of(member: Member) -> list[tuple[Communicator, str]]:
@@ -276,7 +270,9 @@ def nothing_open(case: Case) -> Iterator[Hypothesis]:
         facts = tuple(fact for member in members for fact in error_facts(member))
         yield Hypothesis("nothing-open", VerdictClass.ERROR, Cause.NCCL_ERROR, suspects, confidence=0.9, supports=facts)
     elif case.still >= case.patience_s and any(is_hidden(own) for one in case.job.members for own in one.last.communicators):
-        ended = tuple(halted_fact(member) for member in case.job.members if member.gone)
+        ended = tuple(
+            fact for fact in case.facts.of(FactKind.HALTED, Halted) if fact.ended and isinstance(fact.subject, RankNode)
+        )
         yield Hypothesis("nothing-open", VerdictClass.UNKNOWN, Cause.NOTHING_SEEN, supports=ended)
     else:
         yield Hypothesis("nothing-open", VerdictClass.IDLE, Cause.NOTHING_OPEN, confidence=0.7)

@@ -7,6 +7,8 @@ operation, and has read all there is by the other, waits for more.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -26,6 +28,10 @@ from ncclwatch.model.state import Communicator, Direction, HostConnection, Proxy
 
 if TYPE_CHECKING:
     from ncclwatch.engine.case import Case
+
+
+OUTSIDE = frozenset({Transport.NET, Transport.SHM})
+"""Transports of which all that the host could see is looked at in any case."""
 
 
 def find_waits(case: Case) -> Waits:
@@ -94,13 +100,15 @@ class _Joiner:
             return np.zeros(0, np.int64)
         chosen = np.flatnonzero(stalls.showing(Stall.GPU_NOT_PRODUCING, Stall.GPU_NOT_CONSUMING) & ~t.point_to_point[stalls.rows])
         rows = stalls.rows[chosen]
+        produces = stalls.showing(Stall.GPU_NOT_PRODUCING)[chosen]
+        worth: Column = chosen[produces & ~t.has_receive(rows)]
+        if not self.job.joined.seen and self.job.joined.transports <= OUTSIDE:
+            return worth
         _, first, which = np.unique(numbered((t.group[rows], t.rank[rows])), return_index=True, return_inverse=True)
         owners = zip(t.group[rows[first]].tolist(), t.rank[rows[first]].tolist(), strict=True)
         holders = [t.members.groups[place].members.get(rank) for place, rank in owners]
         inside = np.array([held is not None and _has_neighbours_inside(held[1]) for held in holders], np.bool_)
-        produces = stalls.showing(Stall.GPU_NOT_PRODUCING)[chosen]
-        worth: Column = chosen[inside[which.reshape(-1)] | (produces & ~t.has_receive(rows))]
-        return worth
+        return np.union1d(worth, chosen[inside[which.reshape(-1)]])
 
     def _empty_inputs(self, mark: StallMark, communicator: Communicator) -> None:
         """Follow a ring backward through shared memory as long as nothing lies there to be read.
@@ -172,9 +180,9 @@ class _Joiner:
         Its own proxy may show nothing of that operation any more, or never have: a ring's last receive goes nowhere.
         """
         transfers, groups = self.transfers, self.transfers.members.groups
-        inside = np.array([any(own.host_connections for _, own in group.members.values()) for group in groups], np.bool_)
-        if not inside.any():
+        if not self.job.joined.seen:
             return
+        inside = np.array([any(own.host_connections for _, own in group.members.values()) for group in groups], np.bool_)
         receiving = ~transfers.sends & transfers.begun & ~transfers.point_to_point & (transfers.done > 0)
         for row in np.flatnonzero(receiving & (transfers.done < transfers.nsteps) & inside[transfers.group]).tolist():
             operation, group = transfers.operation_of(row), transfers.group_of(row)
@@ -222,12 +230,13 @@ class _Joiner:
         """
         marks = [mark for mark in self.inside if mark.key.point_to_point]
         graph = self.seen.plus(self.added) if marks else self.seen
+        after: dict[int, set[int]] = defaultdict(set)
+        for waiter, waited_for in zip(graph.waiters.tolist(), graph.targets.tolist(), strict=True) if marks else ():
+            after[waiter].add(waited_for)
         for mark in marks:
             group = self.job.groups[mark.key.group]
             writer, target = group.holder(mark.key.source), mark.member.index
-            if writer is None or writer.halted or set(graph.targets[graph.waiters == writer.index].tolist()) - {target}:
-                continue
-            if target in graph.behind([RankNode(writer.index)]):
+            if writer is None or writer.halted or after[writer.index] - {target} or _reaches(after, target, writer.index):
                 continue
             own = group.members[mark.key.source][1]
             place = (mark.key.destination, Direction.RECV, mark.key.channel)
@@ -235,7 +244,17 @@ class _Joiner:
             unread = [left for conn in conns if (left := steps_unread(conn)) is not None]
             if unread and not any(unread):
                 self._nothing_written(group, own, conns[0])
-                graph = self.seen.plus(self.added)
+                after[writer.index].add(target)
+
+
+def _reaches(after: Mapping[int, set[int]], begin: int, end: int) -> bool:
+    """Whether the waits lead from one node to another."""
+    seen, left = {begin}, [begin]
+    while left:
+        new = after.get(left.pop(), set()) - seen
+        seen |= new
+        left += new
+    return end in seen
 
 
 def has_produced(sub: ProxySub) -> bool:
@@ -245,7 +264,4 @@ def has_produced(sub: ProxySub) -> bool:
 
 def _has_neighbours_inside(communicator: Communicator) -> bool:
     """Whether anything joins a rank to others inside its node that is, or should be, looked at."""
-    if communicator.host_connections:
-        return True
-    net, shared = Transport.NET, Transport.SHM
-    return any(transport is not net and transport is not shared for _, _, _, transport in communicator.transports)
+    return bool(communicator.host_connections) or not {link[3] for link in communicator.transports} <= OUTSIDE

@@ -128,6 +128,18 @@ def test_a_missing_rank_of_a_host_that_was_seen_whole_has_ended() -> None:
     assert named(verdict) == [2]
 
 
+def test_where_nobody_is_seen_to_wait_for_a_missing_rank_all_of_its_collective_do() -> None:
+    """Only rank 0 still shows what it waits in: the proxies of the neighbours have dropped their transfers."""
+    ranks = []
+    for rank in absent_from_ring():
+        peers = tuple(replace(peer, host_hash=7) for peer in rank.communicators[0].peers)
+        left = rank.operations if rank.rank == 0 else ()
+        ranks.append(replace(rank, host="node", operations=left, communicators=(replace(rank.communicators[0], peers=peers),)))
+    verdict = diagnose(looks([rank for rank in ranks if rank.rank != 2]), Known(complete_hosts=frozenset({"node"})))
+    assert verdict.verdict_class is VerdictClass.DEAD and named(verdict) == [2]
+    assert verdict.victims == (0, 1, 3)
+
+
 def test_a_process_that_ended_while_being_watched_is_dead() -> None:
     verdict = diagnose(looks(frozen_ring(3, run_state="X")))
     assert verdict.verdict_class is VerdictClass.DEAD

@@ -272,7 +272,7 @@ def test_an_agent_that_comes_again_sends_what_its_predecessor_left(tmp_path: Pat
 
 
 def test_a_silent_agent_is_said_and_its_ranks_are_not_accused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ncclwatch.engine.session.STALE_FLOOR_S", 0.5)
+    monkeypatch.setattr("ncclwatch.engine.session.SHORTEST_LOOK_S", 0.17)
     monkeypatch.setattr("ncclwatch.engine.session.STALE_LOOKS", 0.1)
     with engine() as bench, agent(bench.address) as left, agent(bench.address) as right:
         nodes = [(left, rings("a", (0, 1))), (right, rings("b", (2, 3)))]
@@ -301,7 +301,7 @@ def test_a_silent_agent_is_said_and_its_ranks_are_not_accused(monkeypatch: pytes
 def test_an_engine_that_cannot_hear_everything_says_so_and_calls_nobody_silent(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ncclwatch.engine.session.STALE_FLOOR_S", 1.0)
+    monkeypatch.setattr("ncclwatch.engine.session.SHORTEST_LOOK_S", 0.34)
     monkeypatch.setattr("ncclwatch.engine.session.STALE_LOOKS", 0.1)
     with engine() as bench, agent(bench.address) as left, agent(bench.address) as right:
         nodes, log = [(left, rings("a", (0, 1))), (right, rings("b", (2, 3)))], EngineLog(as_json=False)
@@ -330,7 +330,7 @@ def test_an_engine_that_cannot_hear_everything_says_so_and_calls_nobody_silent(
         assert "agents have sent more than it can hear" in capsys.readouterr().out
         assert not job.session.nodes["b"].silent, "it may be waiting to be heard"
         monkeypatch.undo()
-        monkeypatch.setattr("ncclwatch.engine.session.STALE_FLOOR_S", 1.0)
+        monkeypatch.setattr("ncclwatch.engine.session.SHORTEST_LOOK_S", 0.34)
         monkeypatch.setattr("ncclwatch.engine.session.STALE_LOOKS", 0.1)
         bench.until(lambda: job.session.nodes["b"].silent and not job.unheard_s, "silence")
         log.update(job, Update(0))

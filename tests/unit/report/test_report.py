@@ -99,7 +99,7 @@ def test_the_page_tells_the_verdict_and_asks_nobody_anything(stuck: Path, capsys
     assert page.tags.count("svg") == 5
     # Closed, but in the page: what is printed or searched holds it.
     assert page.tags.count("details") == 1
-    assert "stands by rule stopped" in page.words
+    assert "stands by rule halted" in page.words
 
 
 def test_a_healthy_job_has_a_report_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,10 +19,10 @@ TRAIL = (
     Step(StepKind.DRAWN, "hidden-peer", "rank 1 waits for rank 3"),
     Step(StepKind.DRAWN, "message-owed", "rank 0 waits for rank 1"),
     Step(StepKind.RETRACTED, "not-begun", "rank 2 waits for rank 0"),
-    Step(StepKind.LOST, "link", "hardware: the link 2 → 3", "rank-stalled"),
-    Step(StepKind.LOST, "unseen", "nobody is named", "rank-stalled"),
-    Step(StepKind.STANDS, "rank-not-entered", ""),
-    Step(StepKind.STANDS, "rank-stalled", "hardware: rank 2: its GPU stands"),
+    Step(StepKind.LOST, "link", "hardware: the link 2 → 3", "rank-behind"),
+    Step(StepKind.LOST, "unseen", "nobody is named", "rank-behind"),
+    Step(StepKind.STANDS, "unseen", ""),
+    Step(StepKind.STANDS, "rank-behind", "hardware: rank 2: its GPU stands"),
     Step(StepKind.MISSING, "", "rank 5: not read"),
     Step(StepKind.MISSING, "", "what NVLink carries"),
 )
@@ -41,12 +41,12 @@ def test_each_kind_of_step_has_its_part_in_order() -> None:
         Part(
             "weighed, and lost",
             (
-                "hardware: the link 2 → 3  [rule link, against rank-stalled]",
-                "nobody is named  [rule unseen, against rank-stalled]",
+                "hardware: the link 2 → 3  [rule link, against rank-behind]",
+                "nobody is named  [rule unseen, against rank-behind]",
             ),
         ),
-        Part("made from what rule rank-not-entered says", (), derivation("rank-not-entered")),
-        Part("stands by rule rank-stalled", ("hardware: rank 2: its GPU stands",), derivation("rank-stalled")),
+        Part("made from what rule unseen says", (), derivation("unseen")),
+        Part("stands by rule rank-behind", ("hardware: rank 2: its GPU stands",), derivation("rank-behind")),
         Part("not seen, and might tell otherwise", ("what NVLink carries",)),
     ]
 

@@ -64,11 +64,11 @@ class DeviceShim(Source):
 
     def coverage(self, case: Case) -> Iterator[str]:
         """What joins ranks that nothing but a shim could look into, and it did not."""
-        joined = case.job.transports()
+        joined = case.job.joined.transports
         if Transport.P2P in joined and sees_everything(case.job):
             joined -= {Transport.P2P}
         yield from (text for transport, text in HIDDEN.items() if transport in joined)
-        if any(own.multi_node_nvlink for member in case.job.members for own in member.last.communicators):
+        if case.job.joined.multi_node:
             yield "NVLink between nodes (MNNVL): connections to other nodes are P2P as well; only launches are seen"
 
 

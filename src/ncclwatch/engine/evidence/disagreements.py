@@ -152,8 +152,8 @@ def _open_calls(transfers: Transfers, group_id: int) -> dict[int, OpenCall]:
 # --- counts of calls --------------------------------------------------------------------------------------------------
 
 FAMILIAR = 3
-"""Unit: calls. Chosen: a collective that a rank has called so often on a communicator, before it was ahead in it, is nothing
-unheard of there.
+"""Unit: calls. From: one call too many is the fault, another may be of before the job's loop; what a rank has called more often
+than that on a communicator is nothing unheard of there.
 """
 
 

@@ -9,15 +9,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ncclwatch.engine.evidence.base import Fact, FactKind, Source
+from ncclwatch.engine.network import LOSSY_SEGMENTS
 from ncclwatch.model.network import LinkChange, NicRecord
 
 if TYPE_CHECKING:
     from ncclwatch.engine.case import Case
 
 NAME = "ports"
-
-LIKELY_LOSS = 10
-"""Unit: errors and signs of loss since watching began; one with fewer is not told of. From: chosen, a few happen every day."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,14 +81,14 @@ class Ports(Source):
                 change = last if last is not None and not last.up else None
                 outage = known.last_outage(nic) if nic.used_by else None
                 total = sum(nic.errors.values())
-                if nic.up and outage is None and total < LIKELY_LOSS:
+                if nic.up and outage is None and total < LOSSY_SEGMENTS:
                     continue
                 namesakes = _namesakes(nic, known.nics.values()) if not nic.used_by else ()
                 if outage is not None and (outage[1] is None) is not nic.up:
                     yield port_down(nic, *outage, change, namesakes)
                 elif not nic.up:
                     yield port_down(nic, change=change, namesakes=namesakes)
-                if total >= LIKELY_LOSS:
+                if total >= LOSSY_SEGMENTS:
                     yield PortErrors(
                         kind=FactKind.PORT_ERRORS, subject=nic.key, source=NAME, value=total, nic=nic, namesakes=namesakes,
                         describe=partial(_errors_text, nic),

@@ -30,7 +30,7 @@ class SharedMemory(Source):
 
     def facts(self, case: Case) -> Iterator[Wait | StallMark]:
         """Waits for readers that leave a full connection, and ranks that leave data unread. O(connections)."""
-        for group in case.job.groups.values():
+        for group in case.job.groups.values() if case.job.joined.seen else ():
             for rank, (member, own) in group.members.items():
                 for conn in own.host_connections:
                     unread = steps_unread(conn)
@@ -43,7 +43,7 @@ class SharedMemory(Source):
 
     def coverage(self, case: Case) -> Iterator[str]:
         """That steps are all it sees."""
-        if Transport.SHM in case.job.transports():
+        if Transport.SHM in case.job.joined.transports:
             yield "shared-memory connections: steps are seen, the operation they belong to is not"
 
 

@@ -20,7 +20,7 @@ Times = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 STRETCH_S = 10.0
-"""Seconds whose bounds are taken together: two clocks of common quartzes (50 ppm each) move apart by 1 ms in them."""
+"""Unit: s. From: common quartzes (50 ppm each): in so long two clocks move apart by 1 ms, so bounds within it count together."""
 
 
 class NodeClock(NamedTuple):

@@ -21,14 +21,15 @@ from ncclwatch.model.verdict import Verdict
 Matrix = NDArray[np.float64]
 
 SLOW_TIMES = 3.0
-"""A delay this many times the usual is told (ratio). Chosen, not measured."""
+"""Unit: ratio. From: chosen: a delay so many times the usual is told."""
 SLOW_SIGMAS = 6.0
-"""And that is this many robust standard deviations above: of a million healthy cells none is by chance."""
+"""Unit: robust standard deviations. From: the normal distribution: of a million healthy cells none is so far above by chance."""
 POLISHES = 8
-"""Rounds of the median polish at most (time); two or three are enough."""
+"""Bound: rounds of the median polish; two or three are enough."""
 MAX_RANKS = 1024
-"""Larger communicators are left out: the matrix is dense (memory)."""
+"""Bound: ranks of a communicator, for the matrix is dense."""
 MAX_LINES = 3
+"""Bound: lines that are told."""
 
 _CALLED = {FlowKind.RDMA: "completion of work requests", FlowKind.SOCKET: "TCP round trip"}
 

@@ -22,14 +22,15 @@ from ncclwatch.model.device import DeviceOperation, KernelState
 from ncclwatch.model.identity import ProcessKey
 
 LARGEST_JOB = 64
-"""Ranks (bounds time and memory)."""
+"""Bound: ranks (time and memory)."""
 KEPT_OPERATIONS = 512
-"""Of a communicator of one rank (memory)."""
+"""Bound: operations of a communicator of one rank (memory)."""
 NEWEST = 128
-"""Times of ranks in one iteration that are put together in one sample (time): the newest iterations, two at least."""
+"""Bound: times of ranks in one iteration that are put together in one sample (time): the newest iterations, two at least."""
 OVERLAP_SHARE = 0.02
-"""Share of an iteration by which two operations of a rank may overlap and still follow each other (or ``LEAST_S``, where that is
-more). Chosen, not measured: where polling threads want for CPU they are late by more, and so is the iteration."""
+"""Unit: share of an iteration. From: chosen: by so much (or ``LEAST_S``, where that is more) two operations of a rank may overlap
+and still follow each other. Where polling threads want for CPU they are late by more, and so is the iteration.
+"""
 
 
 @dataclass(slots=True)

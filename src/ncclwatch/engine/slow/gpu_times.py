@@ -21,13 +21,13 @@ from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import Communicator
 
 KEPT_ROUNDS = 512
-"""Rounds of a communicator that are remembered until all ranks have told, and rounds of a job that are kept (memory)."""
+"""Bound: rounds of a communicator that are remembered until all ranks have told, and rounds of a job that are kept (memory)."""
 NEWEST = 20_000
-"""Times of ranks in the newest rounds that are compared (time)."""
+"""Bound: times of ranks in the newest rounds that are compared (time)."""
 LEAST_ROUNDS = 3
-"""Rounds that must say the same of a rank: the median of fewer is one outlier."""
+"""Unit: rounds. From: the median, which says nothing of fewer: one of two may be an outlier."""
 BARRIER_ELEMENTS = 1
-"""Elements of an AllReduce that is a barrier (CCL-D leaves out those of at most 4 bytes)."""
+"""Fact: CCL-D, section 4.2.1: an AllReduce of less than 4 bytes is a barrier; of how many elements it is says the call."""
 
 
 @dataclass(frozen=True, slots=True)

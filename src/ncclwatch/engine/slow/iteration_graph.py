@@ -22,9 +22,9 @@ Segment = tuple[int, bool]
 """An operation, and whether the work before it is meant (else its transfer)."""
 
 BETA = 0.5
-"""Share of its expected time by which a segment must be longer to be anomalous: MegaTrace's parameter m, as published."""
+"""Fact: MegaTrace III-C, parameter m: the share of its expected time by which an anomalous segment is longer."""
 LEAST_S = 0.002
-"""Seconds by which it must be longer at least: a kernel's begin and end are seen by threads that poll. Chosen, not measured."""
+"""Unit: s. From: threads that poll see a kernel's begin and end: by less no two times of GPUs differ (chosen, not measured)."""
 
 
 @dataclass(slots=True)

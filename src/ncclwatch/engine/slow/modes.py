@@ -32,18 +32,21 @@ from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.verdict import CommunicatorRef, Culprit, OperationRef, Verdict, VerdictClass
 
 THETA = 3.0
-"""Threshold of R (of the base, a ratio)."""
+"""Fact: CCL-D, section 4.2.2: R above this is slow ("usually close to 3")."""
 ALPHA, BETA = 0.4, 0.6
-"""P below the first is communication, above the second computation (ratio)."""
+"""Fact: CCL-D, section 4.2.2, below equation 4: P below the first is communication, above the second computation."""
 WINDOW_S = 60.0
+"""Fact: CCL-D, section 5: slow anomalies are detected within a minute."""
 LEARNED_ROUNDS, LEARNED_S = 100, 120.0
-"""Rounds, or seconds, whichever comes first, of which the base is the mean."""
+"""Fact: CCL-D, section 4.2.2: of the first 100 rounds, or of those in two minutes where these are fewer, the base is the mean."""
 REPEATED = 2
-"""Windows that must be slow before anybody is named."""
+"""Unit: windows. From: CCL-D, section 4.2.2: a slow-down must recur before anybody is named (how often it does not say): twice is
+the least that is a recurrence.
+"""
 KEPT_ROUNDS = 4096
-"""Of a communicator in a window (memory)."""
+"""Bound: rounds of a communicator that are kept of a window."""
 HOST = -1
-"""The group of rounds that are made of the hosts' calls: all ranks of the job."""
+"""Bound: no group: that of rounds that are made of the hosts' calls: all ranks of the job."""
 
 CLASSES = {
     "S1": VerdictClass.SLOW_COMPUTATION,
@@ -160,7 +163,7 @@ class JobRounds:
         lasted: dict[int, list[float]] = {}
         length = math.inf
         for member, cadence in zip(job.members, cadences, strict=True):
-            if cadence is None or not cadence.marker or not cadence.profiles:
+            if cadence is None or not cadence.profiles:
                 return []
             offset = (member.last.wall_ns - member.last.time_ns) / 1e9
             iterations = list(cadence.iterations)[-len(cadence.profiles) :]

@@ -21,18 +21,17 @@ from ncclwatch.engine.slow.iteration_graph import Anomaly, Indices, Operations, 
 from ncclwatch.engine.topology.model import Role, Topology
 
 MEGATRACE_GATE = 0.9
-"""Share of the usual speed at or above which an iteration is healthy and not analysed (MegaTrace, VenusTrace: as published)."""
+"""Fact: MegaTrace III-C, VenusTrace 3.3: at or above this share of the usual speed an iteration is healthy and not analysed."""
 HEALTHY = 2
-"""Iterations that are learned before one may be called slow: of one nobody knows whether it is the rule."""
+"""Unit: iterations. From: one says nothing of what is the rule: so many are learned before one may be called slow."""
 LEARNED, KEPT = 8, 32
-"""Healthy iterations of which the medians are what is usual, and slow iterations that are kept (memory)."""
+"""Bound: healthy iterations of which the medians are what is usual, and slow iterations that are kept (memory)."""
 CLOCK_EVERY = 6
-"""Iterations by which clocks are set, and after which they are set anew, for they drift (cost: each time is one estimate)."""
-OTHER_PATTERN = 8
-"""Iterations of another making in a row after which everything is learned anew: fewer are an evaluation phase."""
+"""Bound: iterations by which clocks are set, and after which they are set anew, for they drift (cost: each is one estimate)."""
 LEAST_SHARE = 0.1
-"""Share of what an iteration loses that a culprit must explain to be told: ten parts at most are worth reading."""
+"""Unit: share of what an iteration loses. From: chosen: a culprit that explains less is not told; ten parts are worth reading."""
 TOLD = 3
+"""Bound: culprits that are told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +209,7 @@ class Paths:
     def _look(self, iteration: TimedIteration, limit_s: float) -> None:
         if not self.analysis.fits(iteration):
             self._others += 1
-            if self._others >= OTHER_PATTERN:
+            if self._others >= LEARNED:
                 self.analysis, self._others = IterationAnalysis(), 0
             return
         self._others = 0

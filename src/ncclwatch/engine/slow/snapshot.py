@@ -20,7 +20,7 @@ from ncclwatch.engine.graph import Sink, Waits
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.nodes import AbsentNode, HiddenNode, LinkNode, Node, RankNode
 from ncclwatch.engine.rings import all_under_way, laggards
-from ncclwatch.engine.slow.kernels import Kernels, OrderOf
+from ncclwatch.engine.slow.order import Kernels, OrderOf
 from ncclwatch.engine.slow.sample_ordering import Moments
 from ncclwatch.engine.topology.labels import Stage, pass_text
 from ncclwatch.model.identity import ProcessKey

@@ -33,7 +33,7 @@ class Call:
     thread: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Place:
     """What was found for one operation."""
 
@@ -57,8 +57,7 @@ class Passes:
     def forget_micro_batches(self) -> None:
         """Say nothing of micro-batches and chunks."""
         self.micro_batches = 0
-        for place in self.places:
-            place.micro_batch = place.chunk = -1
+        self.places = [Place(place.phase) for place in self.places]
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +71,8 @@ class Hints:
 
 
 @dataclass(slots=True)
-class _Block:
-    """Operations inside passes between two exchanges, and the passes (phase, ordinal) that lie there, in order."""
-
-    operations: list[int] = field(default_factory=list)
-    passes: list[tuple[Phase, int]] = field(default_factory=list)
-
-
-@dataclass(slots=True)
 class _Ends:
-    """Of one direction the exchanges that bring an input and that take a result: (number of the block before, operation)."""
+    """Exchanges of one direction that begin passes (inputs) or end them (results): (number of the block before, operation)."""
 
     inputs: list[tuple[int, int]] = field(default_factory=list)
     results: list[tuple[int, int]] = field(default_factory=list)
@@ -111,25 +102,27 @@ def _by_exchanges(calls: Sequence[Call], stages: int, stage: int, hints: Hints, 
     result.micro_batches, result.chunks = m, max(v, 1)
     order = _order(forward.number, stages, m, v)
     orders = {Phase.FORWARD: order, Phase.BACKWARD: [(b, v - 1 - chunk if chunk >= 0 else -1) for b, chunk in order]}
+    passes: list[list[tuple[Phase, int]]] = [[] for _ in blocks]
     for phase, own in ends.items():
         _mark_exchanges(own, phase, orders[phase], (stages, stage, v), result)
-        _place_passes(blocks, own, phase, interleaved=v != 1)
-    _divide(blocks, orders, hints, result)
+        _place_passes(passes, own, phase, interleaved=v != 1)
+    _divide(blocks, passes, orders, hints, result)
 
 
-def _read(calls: Sequence[Call], stages: int) -> tuple[list[_Block], dict[Phase, _Ends], bool]:
-    """Stretches between exchanges, the ends of passes, and whether these cannot be told apart."""
-    blocks, ends = [_Block()], {Phase.FORWARD: _Ends(), Phase.BACKWARD: _Ends()}
+def _read(calls: Sequence[Call], stages: int) -> tuple[list[list[int]], dict[Phase, _Ends], bool]:
+    """Operations inside passes between two exchanges (blocks), the ends of passes, and whether these cannot be told apart."""
+    blocks: list[list[int]] = [[]]
+    ends = {Phase.FORWARD: _Ends(), Phase.BACKWARD: _Ends()}
     current, ambiguous = -1, False
     seen: set[bool] = set()
     for at, call in enumerate(calls):
         if call.towards == 0:
             if call.inside:
-                blocks[-1].operations.append(at)
+                blocks[-1].append(at)
             continue
         if call.call != current:
             current, seen = call.call, set()
-            blocks.append(_Block())
+            blocks.append([])
         # Of two stages each is the other's next and previous: with chunks, what goes where cannot be told.
         ambiguous = ambiguous or (stages == 2 and call.send in seen)
         seen.add(call.send)
@@ -167,56 +160,58 @@ def _mark_exchanges(ends: _Ends, phase: Phase, order: Order, shape: tuple[int, i
     ``shape``: number of stages, this one, and chunks.
     """
     stages, stage, v = shape
-    (entry, first), (leave, last) = (0, 0), (stages - 1, v - 1)
+    begin, end = (0, 0), (stages - 1, v - 1)
     if phase is Phase.BACKWARD:
-        (entry, first), (leave, last) = (leave, last), (entry, first)
-    with_input = [p for p in order if stage != entry or (v > 1 and p[1] != first)]
-    with_result = [p for p in order if stage != leave or (v > 1 and p[1] != last)]
-    for exchanges, passes in ((ends.inputs, with_input), (ends.results, with_result)):
+        begin, end = end, begin
+    for exchanges, (lacking, chunk) in ((ends.inputs, begin), (ends.results, end)):
+        passes = [p for p in order if stage != lacking or (v > 1 and p[1] != chunk)]
         known = len(exchanges) == len(passes)
         for i, (_, at) in enumerate(exchanges):
-            micro_batch, chunk = passes[i] if known else (-1, -1)
-            result.places[at] = Place(phase, micro_batch, chunk)
+            result.places[at] = Place(phase, *(passes[i] if known else (-1, -1)))
 
 
-def _place_passes(blocks: list[_Block], ends: _Ends, phase: Phase, *, interleaved: bool) -> None:
-    """Put each pass where its computation lies: right before its result leaves, or right after its input came."""
+def _place_passes(passes: list[list[tuple[Phase, int]]], ends: _Ends, phase: Phase, *, interleaved: bool) -> None:
+    """Put each pass into the block where its computation lies: right before its result leaves, or right after its input came."""
     if len(ends.results) >= len(ends.inputs):
-        for ordinal, (exchange, _) in enumerate(ends.results):
-            blocks[exchange].passes.append((phase, ordinal))
+        for ordinal, (block, _) in enumerate(ends.results):
+            passes[block].append((phase, ordinal))
         return
     # What begins with its input comes before what ends with its result in the same stretch; but with interleaved chunks inputs
     # come a pass early, and the forward pass is first (Megatron-LM's order).
     behind = phase is Phase.FORWARD or interleaved
-    for ordinal, (exchange, _) in enumerate(ends.inputs):
-        after = blocks[exchange + 1].passes
+    for ordinal, (block, _) in enumerate(ends.inputs):
+        after = passes[block + 1]
         after.insert(sum(other is Phase.FORWARD for other, _ in after) if behind else 0, (phase, ordinal))
 
 
-def _divide(blocks: Sequence[_Block], orders: dict[Phase, Order], hints: Hints, result: Passes) -> None:
-    """Give the operations of each stretch to the passes that lie there."""
-    own: dict[Phase, int] = {}
-    for phase in orders:
-        lengths = {len(block.operations) for block in blocks if [p for p, _ in block.passes] == [phase]}
-        own[phase] = lengths.pop() if len(lengths) == 1 else -1
+def _divide(
+    blocks: Sequence[Sequence[int]],
+    passes: Sequence[Sequence[tuple[Phase, int]]],
+    orders: dict[Phase, Order],
+    hints: Hints,
+    result: Passes,
+) -> None:
+    """Give the operations of each block to the passes that lie there."""
+    alone: dict[Phase, set[int]] = {phase: set() for phase in orders}
+    for block, here in zip(blocks, passes, strict=True):
+        if len(here) == 1:
+            alone[here[0][0]].add(len(block))
+    own = {phase: lengths.pop() if len(lengths) == 1 else -1 for phase, lengths in alone.items()}
     others = {Phase.FORWARD: hints.forward_length, Phase.BACKWARD: hints.backward_length}
     result.forward_length, result.backward_length = own[Phase.FORWARD], own[Phase.BACKWARD]
-    for block in blocks:
-        total = len(block.operations)
-        if not total or not block.passes:
+    for block, here in zip(blocks, passes, strict=True):
+        if not block or not here:
             continue
-        phases = [phase for phase, _ in block.passes]
-        places = [(phase, *orders[phase][ordinal]) for phase, ordinal in block.passes]
-        parts = [total] if len(phases) == 1 else _parts(phases, total, own, others)
+        places = [Place(phase, *orders[phase][ordinal]) for phase, ordinal in here]
+        parts = [len(block)] if len(here) == 1 else _parts([phase for phase, _ in here], len(block), own, others)
         if not parts:
             # The passes cannot be divided; where both are of one micro-batch (the last stage), that much is known.
-            micro_batches = {micro_batch for _, micro_batch, _ in places}
-            micro_batch = micro_batches.pop() if len(micro_batches) == 1 else -1
-            places, parts = [(Phase.EITHER, micro_batch, -1)], [total]
-        operations = iter(block.operations)
+            micro_batches = {place.micro_batch for place in places}
+            places, parts = [Place(micro_batch=micro_batches.pop() if len(micro_batches) == 1 else -1)], [len(block)]
+        operations = iter(block)
         for place, length in zip(places, parts, strict=True):
             for at in itertools.islice(operations, length):
-                result.places[at] = Place(*place)
+                result.places[at] = place
 
 
 def _parts(phases: Sequence[Phase], total: int, own: dict[Phase, int], others: dict[Phase, int]) -> list[int]:

@@ -110,6 +110,26 @@ class TestCadence:
         cadences.add_calls(calls(program[10:], times[10:]), lost=8)
         assert len(cadences.of["", 7].iterations) == before
 
+    def test_a_pattern_that_changes_for_good_is_given_up_for_the_new_one(self) -> None:
+        cadences = Cadences()
+        end = feed(cadences, [("train", 0.01)] * 20)
+        found, first = cadences.of["", 7], cadences.of["", 7].generation
+        assert found.usual == 18
+        program = [(Function.ALL_REDUCE, TENSOR, -1)] * 4 + [(Function.ALL_GATHER, DATA, -1)]
+        for _ in range(60):
+            cadences.add_calls(calls(program, [end + 0.05 * k for k in range(5)]))
+            end += 0.25
+        assert found.usual == 5 and found.generation > first
+        assert [i.duration for i in found.iterations] == pytest.approx([0.25] * len(found.iterations))
+
+    def test_a_process_that_is_gone_is_forgotten(self) -> None:
+        cadences = Cadences()
+        feed(cadences, [("train", 0.01)] * 4)
+        cadences.forget("host", 8)
+        assert cadences.find("host", 7) is not None and cadences.orders.find("host", 7) is not None
+        cadences.forget("host", 7)
+        assert cadences.find("host", 7) is None and cadences.orders.find("host", 7) is None
+
     def test_order_of_calls_places_open_operations(self) -> None:
         orders = CallOrders()
         group = [(Function.GROUP_START, 0, -1), (Function.SEND, PIPE, 1), (Function.RECV, PIPE, 1), (Function.GROUP_END, 0, -1)]

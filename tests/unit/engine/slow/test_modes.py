@@ -93,7 +93,7 @@ def test_without_the_shim_the_wait_at_the_end_of_an_iteration_stands_for_it() ->
     cadences = []
     for rank in range(WORLD_SIZE):
         waits = 0.1 if rank == 2 else 0.6
-        cadence = Cadence(marker=1)
+        cadence = Cadence()
         for number in range(4):
             cadence.iterations.append(Iteration(float(number), number + 1.0, number))
             cadence.profiles.append(np.array([0.0, 1.0 - waits, 1.0]))

@@ -100,7 +100,7 @@ def test_ends_of_a_ring_with_fewer_connections_do_equal_work() -> None:
     made[1:3] = [replace(one, transports=(*one.transports, more)) for one in made[1:3]]
     job, watch = job_of([8] * WORLD, made), SlowWatch()
     for member in job.members:
-        watch.cadences.of[member.info.host, member.info.pid] = Cadence(marker=1, program=7)
+        watch.cadences.of[member.info.host, member.info.pid] = Cadence(program=7)
     assert equals(job, None, watch.cadences).tolist() == [0, 0, 0, 0]
     over_the_network = [communicator(rank, WORLD, transport=Transport.NET if rank else Transport.SHM) for rank in range(WORLD)]
     assert equals(job_of([8] * WORLD, over_the_network), None, watch.cadences).tolist() == [-1, 1, 1, 1], "seen by other means"
