@@ -51,6 +51,9 @@ def find(tokens: Tokens, times: NDArray[np.float64]) -> Period:
     """
     best, held = NONE, 0
     for run in RUNS:
+        # A longer run must show a period that has held for an iteration longer.
+        if held + best.length >= len(tokens):
+            break
         marks = fingerprints(tokens, run)
         _, kind, numbers = np.unique(marks, return_inverse=True, return_counts=True)
         places = np.argsort(kind, kind="stable")
