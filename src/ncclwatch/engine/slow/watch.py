@@ -17,17 +17,13 @@ from ncclwatch.engine.slow import explain
 from ncclwatch.engine.slow.attribute import find
 from ncclwatch.engine.slow.cadence import Cadence, Cadences, Iteration, mean_profile
 from ncclwatch.engine.slow.detect import IterationWatch, SlowDown
-from ncclwatch.engine.slow.findings import Context, Finding
+from ncclwatch.engine.slow.findings import Context, Finding, equals, hidden_together, hosts, nodes
 from ncclwatch.engine.slow.gpu_times import GpuTimes, Start, numbering
-from ncclwatch.engine.slow.lateness import Lateness, measure
+from ncclwatch.engine.slow.lateness import Lateness, Skew, measure, measure_skew, slope, without_partners
 from ncclwatch.engine.slow.paths import Paths
-from ncclwatch.engine.slow.peer_groups import equals, hidden_together, hosts, nodes
 from ncclwatch.engine.slow.profile import Profile, Shares, add_up
-from ncclwatch.engine.slow.robust import slope
 from ncclwatch.engine.slow.round_trips import FlowPlace, RoundTrips
-from ncclwatch.engine.slow.sample_ordering import near
-from ncclwatch.engine.slow.skew import Skew, measure_skew, without_partners
-from ncclwatch.engine.slow.snapshot import Look, StageOf, take_look
+from ncclwatch.engine.slow.snapshot import Look, StageOf, near, take_look
 from ncclwatch.engine.topology.model import Topology
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.verdict import Verdict, VerdictClass
@@ -282,7 +278,7 @@ class SlowWatch:
             before = add_up([look for look in watch.looks if began <= look.time < since], processes)
         profile = add_up(looks[-WINDOW_SAMPLES:], processes)
         factors, extras = self._factors(job, slow)
-        context = self._context(job, watch, slow, topology, before, factors)
+        context = self._context(job, watch, slow, topology, before)
         if self.observer is not None:
             self.observer(job, profile, context)
         findings = find(profile, context)
@@ -318,13 +314,12 @@ class SlowWatch:
                 watch.standing, watch.missing = None, 0
 
     def _context(
-        self, job: Job, watch: _JobWatch, slow: SlowDown | None, topology: Topology | None, before: Profile | None,
-        factors: Shares,
-    ) -> Context:  # fmt: skip
+        self, job: Job, watch: _JobWatch, slow: SlowDown | None, topology: Topology | None, before: Profile | None
+    ) -> Context:
         """What is known of a job besides the samples since it is slow."""
         equal = equals(job, topology, self.cadences)
         context = Context(
-            equal, hosts(job), factors, lost=None, node=nodes(job), hidden=hidden_together(job),
+            equal, hosts(job), lost=None, node=nodes(job), hidden=hidden_together(job),
         )  # fmt: skip
         if slow is None:
             return context
@@ -337,7 +332,7 @@ class SlowWatch:
             context, lost=slow.lost_share, before=before, alike=alike,
             late=skew.joined(late) if skew is not None else late,
             unseen=skew.waits if skew is not None else None,
-            delayed=watch.round_trips.delayed(since, slow.lost_share * slow.mean_s),
+            delayed=watch.round_trips.delayed(since),
             idle=watch.idle_share(since, slow.lost_share),
         )  # fmt: skip
 

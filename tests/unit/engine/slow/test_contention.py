@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ncclwatch.engine.slow.contention import held_back_alone, lacks_cpu, running_part, short_of_cpu
+from ncclwatch.engine.slow.classify import held_back_alone, lacks_cpu, running_part, short_of_cpu
 from ncclwatch.engine.slow.findings import Context, Kind
 from ncclwatch.engine.slow.profile import add_up
 from ncclwatch.engine.slow.snapshot import Activity, CpuTimes, Hold, Look, Part
