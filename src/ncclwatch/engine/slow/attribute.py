@@ -15,26 +15,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.slow.calibration import TABLE, Weights
-from ncclwatch.engine.slow.findings import Context, Finding, Kind
+from ncclwatch.engine.slow.findings import FEWEST_PAST, Context, Finding, Kind
 from ncclwatch.engine.slow.profile import OWN, LinkKey, Profile
 from ncclwatch.engine.slow.snapshot import LinkPlace, Part
 from ncclwatch.engine.slow.terms import NOTHING, TERMS, CandidateKind, Explained, Members, Terms, measure
 
-FEWEST_SAMPLES = 4
+FEWEST_SAMPLES = FEWEST_PAST
 """Samples since a job is slow before anybody is named: fewer are one moment."""
 HOSTLY, KERNELLY = 0.3, 0.8
 """Parts of the waits for a rank that make it its host thread (which shows as the GPU while anything is queued), or its kernel
 (which nearly always is only what the samples happened to see).
 """
 MOST_EXPLAINED = 0.9
-"""Part of the lost time that one culprit explains at most: samples see ends of waits, not their beginnings."""
+"""Part of the lost time that one culprit explains at most: samples see ends of waits, not their beginnings. Unit: share. From:
+chosen; what is left is divided among further culprits, which few recordings have.
+"""
 RIVALS = 3
-"""Candidates that are told beside the one that is named: bound of what is shown."""
+"""Bound: candidates that are told beside the one that is named."""
 AS_MUCH = 0.85
 """A link is named rather than a NIC, and a NIC rather than a host's, where it explains at least this part of what that does."""
+SAID = 0.1
+"""Bound: nats of a term below which it is not told."""
 NETWORKS = (CandidateKind.LINK, CandidateKind.NIC, CandidateKind.HOST_NICS)
 MOST_CULPRITS = 4
-"""A person can follow up no more at once, and what is left of the lost time after so many is noise."""
+"""Bound: a person can follow up no more at once, and what is left of the lost time after so many is noise."""
 
 
 def find(profile: Profile, context: Context) -> list[Finding]:
@@ -151,7 +155,7 @@ def _finding(
 ) -> Finding:
     kind = terms.kinds[number]
     parts = [(name, weights.terms.get(name, 0.0) * float(value)) for name, value in zip(TERMS, terms.values[number], strict=True)]
-    weighed = tuple(sorted(((name, part) for name, part in parts if abs(part) >= 0.1), key=lambda item: -abs(item[1])))
+    weighed = tuple(sorted(((name, part) for name, part in parts if abs(part) >= SAID), key=lambda item: -abs(item[1])))
     share, looks = float(terms.share[number]), int(terms.looks[number])
     if len(members) > len(terms.members[number]):
         share = float((profile.own()[list(members)]).sum())

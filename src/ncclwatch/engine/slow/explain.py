@@ -291,7 +291,7 @@ def _pass(judgement: Judgement, finding: Finding) -> str:
 
 
 MANY = 3
-"""From so many ranks on they are named together."""
+"""Bound: from so many ranks on they are named together."""
 
 
 def _names(blamed: Sequence[Member], each: Sequence[str]) -> str:
@@ -373,7 +373,7 @@ def _unobserved(job: Job, judgement: Judgement) -> tuple[str, ...]:
 
 
 SUREST = 0.99
-"""No estimate from samples is surer than this, whatever its odds."""
+"""Bound: no estimate from samples is surer than this, whatever its odds."""
 
 
 def _confidence(judgement: Judgement) -> float:

@@ -21,7 +21,9 @@ from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import Communicator
 
 FEWEST_PAST = 4
-"""Samples of the healthy past below which it is not used: of fewer a share is mostly chance."""
+"""Samples below which a stretch, slow or healthy, is not used: of fewer a share is mostly chance. Unit: samples. From: the
+standard error of a share of four samples is a quarter, as much as a straggler costs that is worth naming at once.
+"""
 
 
 class Kind(StrEnum):

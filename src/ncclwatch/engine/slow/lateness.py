@@ -32,12 +32,13 @@ LEAST_SHARE = 0.05
 CLOSE = 0.5
 """Of the normal iteration: so far apart at most do processes begin the same one while nothing is wrong."""
 ENOUGH = 3
-BELIEVED = 0.5
-"""Part of a rank's lateness by which its iterations must be longer than the others."""
-FEWEST = 3
-"""Iterations since the job is slow, and late ones among them, that it takes."""
+"""Iterations of a kind that it takes to say anything of them: healthy, since the job is slow, and late ones. Unit: iterations.
+From: the median of fewer is one outlier.
+"""
 EXPLAINS = 0.5
-"""Part of the lost time for which a rank must keep its fellows waiting: then they wait, and do not work."""
+"""Part that must be explained by lateness: of its own seconds by longer iterations, of the lost time by fellows that it keeps
+waiting. Unit: share. From: more than half, so that no two ranks explain the same loss.
+"""
 LONGEST_TIMES = 5.0
 """A stretch that many times the usual is no stretch of work but the wait for an iteration's end."""
 
@@ -71,7 +72,7 @@ def measure(
     size = len(cadences)
     nothing = Lateness(np.zeros(size), np.zeros(size, np.int64), 0, np.zeros(size))
     ends = [np.array([i.end for i in c.iterations]) if c is not None else np.zeros(0) for c in cadences]
-    known = [at for at in range(size) if len(ends[at]) >= 3]
+    known = [at for at in range(size) if len(ends[at]) >= ENOUGH]
     if len(known) < 2:
         return nothing
     reference = max(known, key=lambda at: len(ends[at]))
@@ -87,7 +88,7 @@ def measure(
     now = begins >= since[reference] - 1e-9
     complete = np.isfinite(table[known]).mean(axis=0) >= 0.75
     now &= complete
-    if np.count_nonzero(now) < 3:
+    if np.count_nonzero(now) < ENOUGH:
         return nothing
     usual = known_usual
     if np.count_nonzero(~now & complete) >= ENOUGH:
@@ -110,14 +111,14 @@ def measure(
     counts = late > max(LEAST_S, LEAST_SHARE * normal_s)
     result = Lateness(np.zeros(size), counts.sum(axis=1), int(np.count_nonzero(now)), np.zeros(size), usual)
     for at in known:
-        if result.late[at] < 3:
+        if result.late[at] < ENOUGH:
             continue
         own = counts[at]
         result.seconds[at] = float(late[at][own].mean())
-        rest = float(np.median(durations[~own])) if np.count_nonzero(~own) >= 3 else normal_s
+        rest = float(np.median(durations[~own])) if np.count_nonzero(~own) >= ENOUGH else normal_s
         # An iteration's duration counts from the reference's first call: lateness of others lies in it, its own before it.
         length = durations if at != reference else durations + late[at]
-        if float(length[own].mean()) - rest >= BELIEVED * result.seconds[at]:
+        if float(length[own].mean()) - rest >= EXPLAINS * result.seconds[at]:
             result.share[at] = float(late[at][own].sum() / length.sum())
     return result
 
@@ -270,7 +271,7 @@ def _latest_of(
     usual, _, _ = _latest(times[:, ~began], normal_s, normal_s)
     share = np.maximum(share - usual, 0.0)
     worst = int(np.argmax(share))
-    if late[worst] < FEWEST:
+    if late[worst] < ENOUGH:
         return None
     others = frozenset(np.delete(members, worst).tolist())
     return _Late(int(members[worst]), float(share[worst]), int(late[worst]), float(seconds[worst]), others)
@@ -347,7 +348,7 @@ def _latest(
     waits, last = order[-1] - order[-2], np.argmax(times, axis=0)
     begin, end = float(order[-1].min()), float(order[-1].max())
     stretches = int((end - begin) / iteration_s)
-    if stretches < FEWEST:
+    if stretches < ENOUGH:
         return share, late, seconds
     stretch = np.minimum(((order[-1] - begin) / iteration_s).astype(np.int64), stretches - 1)
     longest = np.zeros((size, stretches))

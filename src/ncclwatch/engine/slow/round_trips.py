@@ -21,7 +21,7 @@ Pair = tuple[ProcessKey, ProcessKey]
 """Sender and receiver."""
 
 KEPT = 40
-"""Newest measurements of a link; they are made every few seconds."""
+"""Bound: newest measurements of a link; they are made every few seconds."""
 FEWEST = 2
 """Measurements of a link before it is judged, before the job was slow and since."""
 

@@ -19,7 +19,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.slow.findings import Context
+from ncclwatch.engine.slow.findings import FEWEST_PAST, Context
 from ncclwatch.engine.slow.profile import LinkKey, Profile, Shares
 from ncclwatch.engine.slow.snapshot import Part
 
@@ -46,8 +46,6 @@ MISREAD = 0.02
 """Part of samples that say nothing at all: keeps every probability above 0."""
 ASSUMED = np.array([0.6, 0.3, 0.1])
 """What a rank does in a healthy job, where too little was seen of this one."""
-PAST_SAMPLES = 4.0
-"""Samples that the mean of a rank's peers counts for in its past; also the fewest samples that are a past at all."""
 ASSUMED_LOST = 0.3
 """Share of the time that is lost, where nothing says how fast the job was."""
 LEAST_GROWN, LEAST_BESIDE = 0.02, 0.25
@@ -57,7 +55,7 @@ candidates: of less the parts are chance.
 SEVERAL = 0.1
 """Part of what the links of a NIC or a host hold up that must lie outside the worst of them, for it to be theirs in common."""
 STEPS_LOST = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
-"""Shares of the time that a straggler may cost which was there from the start: the likeliest is taken."""
+"""Bound: shares of the time that a straggler may cost which was there from the start: the likeliest is taken."""
 
 
 class CandidateKind(StrEnum):
@@ -280,7 +278,7 @@ def _usual(profile: Profile, context: Context) -> NDArray[np.float64]:
     rows = np.array([place.get(process, -1) for process in profile.processes])
     past = np.where(rows[:, None] >= 0, counts[rows], 0.0)
     mean = _mean_of_peers(past, context.alike if context.alike is not None else context.equal)
-    shares: NDArray[np.float64] = (past + PAST_SAMPLES * mean) / (past.sum(axis=1, keepdims=True) + PAST_SAMPLES)
+    shares: NDArray[np.float64] = (past + FEWEST_PAST * mean) / (past.sum(axis=1, keepdims=True) + FEWEST_PAST)
     return shares
 
 

@@ -24,7 +24,6 @@ from unit.engine.slow.cases import (
     but,
     cases,
     context,
-    grown,
     late,
     link,
     own,
@@ -51,7 +50,7 @@ FAR = rarely_proven(27)
 SELDOM = [sample([own(3, 0.8)], {3}, but(3))] * 3 + HEALTHY[:1] * 26
 BOTH = sample([own(rank, 0.4) for rank in (2, 3)], {2, 3}, but(2, 3))
 ONLY = sample([own(3, 0.8)], {3}, but(3))
-PACED = context(0.6, hosts=4, factor=grown({2: 2.4, 3: 2.5}))
+PACED = context(0.6, hosts=4)
 
 
 @cases(
@@ -76,7 +75,7 @@ PACED = context(0.6, hosts=4, factor=grown({2: 2.4, 3: 2.5}))
          disagrees="names 3 (computation)"),
     Case("nobody waits for it", [sample([own(3, 0.01)], {3}, but(3))] * 12, context(0.5)),
     Case("samples alone are too few", SELDOM, context(0.6, hosts=4), disagrees="names 3 (computation)"),
-    Case("its calls say that it is slow as well", SELDOM, context(0.6, hosts=4, factor=grown({3: 2.5})), [(ANY, (3,))]),
+    Case("its calls say that it is slow as well", SELDOM, context(0.6, hosts=4), [(ANY, (3,))]),
     Case("all have become slower alike", SELDOM, context(0.6, hosts=4, factor=np.full(RANKS, 2.5)),
          disagrees="names 3 (computation)"),
     Case("a peer of its tensor group is paced by it", [BOTH, ONLY, ONLY] * 5 + HEALTHY, PACED, [(ANY, (3,))]),
@@ -174,7 +173,7 @@ RING = replace(
     Case("who waits for it inside the node, unseen", INSIDE_NODE,
          context(0.3, late=late({3: 0.3}), alike=PAIRS, equal=PAIRS, unseen=np.arange(RANKS) == 2), [(Kind.HOST, (3,))]),
     Case("who is slow beside it by its calls", INSIDE_NODE,
-         context(0.3, late=late({3: 0.3}), alike=PAIRS, equal=PAIRS, factor=grown({2: 2.0})), ranks=frozenset({2, 3}),
+         context(0.3, late=late({3: 0.3}), alike=PAIRS, equal=PAIRS), ranks=frozenset({2, 3}),
          disagrees="names nobody"),
 )  # fmt: skip
 def test_late_hosts(case: Case) -> None:
@@ -242,9 +241,9 @@ def two_work(second_works: int) -> list[Look]:
 @cases(
     Case("all ranks of a host of two", [sample([own(2, 0.4), own(3, 0.4)], {2, 3}, but(2, 3))] * 10 + HEALTHY,
          context(0.5, hosts=4), [(ANY, (2, 3))]),
-    Case("a host whose work has grown, and not its link", first_host(), context(0.5, hosts=2, factor=GROWN),
+    Case("a host whose work has grown, and not its link", first_host(), context(0.5, hosts=2),
          [(Kind.COMPUTE, FIRST)]),
-    Case("a link where all work is as it was", links({(3, 4): 0.9}) + HEALTHY, context(0.5, hosts=2, factor=grown({})),
+    Case("a link where all work is as it was", links({(3, 4): 0.9}) + HEALTHY, context(0.5, hosts=2),
          [(Kind.LINK, (3, 4))]),
     Case("a host that works while others wait", at_work(), context(0.5, hosts=2), [(ANY, FIRST)]),
     Case("a node that works while others wait", at_work(), context(0.5, host=ONE_HOST, node=HOST), [(ANY, FIRST)]),
@@ -369,9 +368,9 @@ def test_a_further_culprit_shares_no_rank_with_one_found_before() -> None:
 def test_links_and_nics_of_one_place_count_together() -> None:
     """Named is the smallest that explains as much as any."""
     kinds = [CandidateKind.LINK, CandidateKind.NIC, CandidateKind.RANK]
-    terms = Terms(kinds, [(2, 3), (3,), (5,)], np.zeros((3, len(TERMS))), np.zeros(3), np.zeros(3, np.int64))
+    terms = Terms(kinds, [(2, 3), (3,), (5,)], np.zeros((3, len(TERMS))), np.zeros(3), np.zeros(3), np.zeros(3, np.int64))
     for of_link, named in ((0.5, (3,)), (0.95, (2, 3))):
-        terms.values[:2, TERMS.index("dominance")] = (of_link, 1.0)
+        terms.explains[:2] = (of_link, 1.0)
         found = likeliest(terms, np.array([0.3, 0.35, 0.34]), 0.6, context(0.5))
         assert found is not None and found[1] == named and found[2] == pytest.approx(0.65)
     assert likeliest(terms, np.array([0.3, 0.2, 0.4]), 0.6, context(0.5)) is None
@@ -379,7 +378,9 @@ def test_links_and_nics_of_one_place_count_together() -> None:
 
 def test_ranks_that_nothing_tells_apart_are_named_together() -> None:
     """What joins them is hidden: which of them waits for which does not show."""
-    terms = Terms([CandidateKind.RANK] * 3, [(1,), (2,), (5,)], np.zeros((3, len(TERMS))), np.zeros(3), np.zeros(3, np.int64))
+    terms = Terms(
+        [CandidateKind.RANK] * 3, [(1,), (2,), (5,)], np.zeros((3, len(TERMS))), np.zeros(3), np.zeros(3), np.zeros(3, np.int64)
+    )
     chances = np.array([0.45, 0.4, 0.05])
     hidden = np.where(np.arange(RANKS) < 4, 0, -1)
     found = likeliest(terms, chances, 0.8, context(0.5, hidden=hidden))
