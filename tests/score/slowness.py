@@ -62,7 +62,7 @@ WRONG_AT_MOST = {"since": 0.05, "start": 0.01, "beside": 0.05}
 """The chosen false-alarm figure: in how many jobs anybody innocent may be named at any moment. A hundredth where the job may
 be healthy (``start``: every healthy job is judged so); a twentieth where it is slow for certain, and somebody is to be found.
 """
-CHANGE = 5.5
+CHANGE = 4.5
 """Natural logarithm of the Bayes factor from which on iteration times have changed: of 47 real recordings no healthy stretch on a
 machine that was not starved reaches it, and of the slow ones whose mean grew by a twentieth all do but two (seed 1001).
 """

@@ -27,7 +27,7 @@ WINDOW = 60
 LEARNED = 200
 """Bound: newest healthy iterations that are remembered: what is usual may drift."""
 FEWEST_HEALTHY = 8
-"""Iterations before anything is called usual. Unit: iterations. From: the prior counts as four times as many: fewer say nothing."""
+"""Iterations before anything is called usual. Unit: iterations. From: the prior counts as thirty; fewer hardly change it."""
 LEAST_RATIO = 1.05
 """A change that costs less than a twentieth of an iteration is not worth anybody's time (CCL-D's smallest injected slow-down is
 more); a ratio of means.
@@ -48,8 +48,8 @@ HEALTHY_PRIOR = np.array([15.0, 12.0, 2.0, 0.3])
 """Pseudo-counts of healthy iterations by bin: as if thirty had been seen before, two of them slow by chance, and now and then
 one that wrote a checkpoint, however long that took.
 """
-OTHER_PRIOR = np.full(len(HEALTHY_PRIOR), 0.5)
-"""The same of iterations since a change, of which nothing is known (Jeffreys)."""
+OTHER_PRIOR = np.array([0.5, 0.5, 0.5, 2.0])
+"""The same of iterations since a change, of which nothing is known: half a one (Jeffreys) for each bin of a quarter more."""
 SLOW_FROM = 2
 """Fact: the first bin that is slow, as ``_edges`` makes them."""
 

@@ -37,7 +37,7 @@ POOLED = np.array([0.70, 0.25, 0.05])
 that hold it up by turns. The remainders are what a sample misreads: samples of two ranks are never of one moment.
 """
 CREDIT = 8.0
-"""What the samples of a candidate say of its work counts for so much at most, since they depend on each other. Unit: nats. From:
+"""What the samples of a rank say of its work counts for so much at most, since they depend on each other. Unit: nats. From:
 cross-validation by job on 69 recordings (seeds 1001, 1401, 1101): 8 and 12 do equally well, a logarithm worse.
 """
 OWN_END = 0.7
@@ -339,7 +339,7 @@ class _Seen:
         if works is not None:
             now, past, looks = (_sum(values, members) for values in (ends.own, ends.own_past, profile.own_looks()))
             own = own + [len(one) for one in members]
-            columns["activity"] = np.clip(_sum(works, members), -CREDIT, CREDIT)
+            columns["activity"] = _sum(np.clip(works, -CREDIT, CREDIT), members)
             columns |= {name: _match(values, members, FLOORS[name]) for name, values in self.excesses.items()}
         elif links is None:
             now, past, looks = (_sum(v, members) for v in (ends.proxy, ends.proxy_past, profile.looks_held[Part.PROXY]))

@@ -76,7 +76,7 @@ PACED = context(0.6, hosts=4)
     Case("nobody waits for it", [sample([own(3, 0.01)], {3}, but(3))] * 12, context(0.5)),
     Case("samples alone are too few", SELDOM, context(0.6, hosts=4), disagrees="names 3 (computation)"),
     Case("its calls say that it is slow as well", SELDOM, context(0.6, hosts=4), [(ANY, (3,))]),
-    Case("all have become slower alike", SELDOM, context(0.6, hosts=4, factor=np.full(RANKS, 2.5)),
+    Case("all have become slower alike", SELDOM, context(0.6, hosts=4),
          disagrees="names 3 (computation)"),
     Case("a peer of its tensor group is paced by it", [BOTH, ONLY, ONLY] * 5 + HEALTHY, PACED, [(ANY, (3,))]),
     Case("a peer of its tensor group is as slow", [BOTH] * 12 + HEALTHY, PACED, ranks=frozenset({2, 3})),
@@ -120,7 +120,7 @@ def alike(second: float) -> list[Look]:
     Case("the stage before it is an onlooker", pipelines(), context(0.6, equal=np.arange(RANKS) // 4), [(Kind.COMPUTE, (4,))],
          disagrees="names 0 (computation) and 4 (computation)"),
     Case("the stage before it is slow by its calls", pipelines(),
-         context(0.6, equal=np.arange(RANKS) // 4, factor=np.where(np.arange(RANKS) == 0, 2.0, np.nan)), among=[(ANY, (0,))]),
+         context(0.6, equal=np.arange(RANKS) // 4), among=[(ANY, (0,))]),
 )  # fmt: skip
 def test_two_ranks(case: Case) -> None:
     case.check()
@@ -185,7 +185,6 @@ def test_late_hosts(case: Case) -> None:
 INSIDE = 4
 HOST = np.arange(RANKS) // INSIDE
 ONE_HOST = np.zeros(RANKS, np.int64)
-GROWN = np.where(HOST == 0, 2.4, 1.0)
 FIRST, SECOND = (0, 1, 2, 3), (4, 5, 6, 7)
 APART = context(0.6, before=PAST)
 """Each rank is on a host of its own."""
@@ -422,7 +421,7 @@ def test_who_is_named_does_not_depend_on_the_order_of_ranks(name: str, seed: int
     order = np.random.default_rng(seed).permutation(RANKS)
     back = np.argsort(order)
     other = replace(
-        known, equal=known.equal[back], host=known.host[back], factor=known.factor[back],
+        known, equal=known.equal[back], host=known.host[back],
         late=replace(known.late, share=known.late.share[back], late=known.late.late[back], seconds=known.late.seconds[back])
         if known.late is not None else None,
     )  # fmt: skip
