@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.evidence.device import sees_everything
 from ncclwatch.engine.job import Job, Member, identity_of
-from ncclwatch.engine.slow.cadence import Cadence, Cadences
+from ncclwatch.engine.slow.cadence import Cadences
 from ncclwatch.engine.slow.lateness import Lateness
 from ncclwatch.engine.slow.profile import Profile
 from ncclwatch.engine.slow.snapshot import LinkPlace
@@ -129,7 +129,7 @@ def equals(job: Job, topology: Topology | None, cadences: Cadences, *, by_means:
         seen = _means(member) if by_means else ()
         stage = int(topology.stage[member.rank]) if _knows(topology, member.rank) and topology is not None else -1
         cadence = cadences.find(member.info.host, member.info.pid)
-        program = _program(cadence)
+        program = cadence.program if cadence is not None else 0
         if stage >= 0:
             keys.append((seen, "stage", stage))
         elif program:
@@ -178,10 +178,6 @@ def _is_used(communicator: Communicator) -> bool:
         return True
     moved = any(s.step for s in communicator.net_steps) or any(h.tail for h in communicator.host_connections)
     return moved or is_hidden(communicator)
-
-
-def _program(cadence: Cadence | None) -> int:
-    return cadence.program if cadence is not None and cadence.marker else 0
 
 
 def _knows(topology: Topology | None, rank: int | None) -> bool:
