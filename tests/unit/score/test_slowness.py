@@ -46,7 +46,7 @@ def moments(jobs: int, *, healthy: float = 0.3, each: int = 1, seed: int = 1) ->
             values = np.minimum(values, 0.0)
         terms = Terms(
             [CandidateKind.RANK] * CANDIDATES, [(rank,) for rank in range(CANDIDATES)], values, np.zeros(CANDIDATES),
-            np.zeros(CANDIDATES, np.int64),
+            np.zeros(CANDIDATES), np.zeros(CANDIDATES, np.int64),
         )  # fmt: skip
         right = np.arange(CANDIDATES) == culprit
         wanted = frozenset(np.flatnonzero(right).tolist())

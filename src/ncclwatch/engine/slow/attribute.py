@@ -15,26 +15,30 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.slow.calibration import TABLE, Weights
-from ncclwatch.engine.slow.findings import Context, Finding, Kind
+from ncclwatch.engine.slow.findings import FEWEST_PAST, Context, Finding, Kind
 from ncclwatch.engine.slow.profile import OWN, LinkKey, Profile
 from ncclwatch.engine.slow.snapshot import LinkPlace, Part
 from ncclwatch.engine.slow.terms import NOTHING, TERMS, CandidateKind, Explained, Members, Terms, measure
 
-FEWEST_SAMPLES = 4
+FEWEST_SAMPLES = FEWEST_PAST
 """Samples since a job is slow before anybody is named: fewer are one moment."""
 HOSTLY, KERNELLY = 0.3, 0.8
 """Parts of the waits for a rank that make it its host thread (which shows as the GPU while anything is queued), or its kernel
 (which nearly always is only what the samples happened to see).
 """
 MOST_EXPLAINED = 0.9
-"""Part of the lost time that one culprit explains at most: samples see ends of waits, not their beginnings."""
+"""Part of the lost time that one culprit explains at most: samples see ends of waits, not their beginnings. Unit: share. From:
+chosen; what is left is divided among further culprits, which few recordings have.
+"""
 RIVALS = 3
-"""Candidates that are told beside the one that is named: bound of what is shown."""
+"""Bound: candidates that are told beside the one that is named."""
 AS_MUCH = 0.85
 """A link is named rather than a NIC, and a NIC rather than a host's, where it explains at least this part of what that does."""
+SAID = 0.1
+"""Bound: nats of a term below which it is not told."""
 NETWORKS = (CandidateKind.LINK, CandidateKind.NIC, CandidateKind.HOST_NICS)
 MOST_CULPRITS = 4
-"""A person can follow up no more at once, and what is left of the lost time after so many is noise."""
+"""Bound: a person can follow up no more at once, and what is left of the lost time after so many is noise."""
 
 
 def find(profile: Profile, context: Context) -> list[Finding]:
@@ -51,7 +55,7 @@ def find(profile: Profile, context: Context) -> list[Finding]:
     first = _finding(profile, context, terms, *found, weights)
     findings = [replace(first, rivals=_rivals(terms, chances, found[0]), rule=f"slow-{name_from}")]
     if terms.kinds[found[0]] is CandidateKind.WHOLE_HOST:
-        findings.append(_links_too(profile, findings[0]))
+        findings.append(_links_too(profile, context, findings[0]))
     explained = NOTHING
     while len(findings) < MOST_CULPRITS and context.lost is not None:
         explained = also_explained(explained, terms, found[0])
@@ -74,8 +78,8 @@ def _rivals(terms: Terms, chances: NDArray[np.float64], named: int) -> tuple[tup
 
 def also_explained(before: Explained, terms: Terms, number: int) -> Explained:
     """What is explained once a candidate is a culprit as well."""
-    dominance = float(np.clip(terms.values[number, TERMS.index("dominance")], 0.0, MOST_EXPLAINED))
-    return Explained(before.ranks | frozenset(terms.members[number]), before.part + (1 - before.part) * dominance)
+    part = min(float(terms.explains[number]), MOST_EXPLAINED)
+    return Explained(before.ranks | frozenset(terms.members[number]), before.part + (1 - before.part) * part)
 
 
 def log_odds(terms: Terms, weights: Weights) -> NDArray[np.float64]:
@@ -129,7 +133,7 @@ def _place(terms: Terms, chances: NDArray[np.float64]) -> tuple[int, float]:
     it is there. What explains more by more links is believed only where it explains clearly more.
     """
     networks = [number for number, kind in enumerate(terms.kinds) if kind in NETWORKS]
-    explains = terms.values[:, TERMS.index("dominance")]
+    explains = terms.explains
     most = max(float(explains[number]) for number in networks)
     enough = AS_MUCH * most if most > 0 else most
     best = min(
@@ -151,7 +155,7 @@ def _finding(
 ) -> Finding:
     kind = terms.kinds[number]
     parts = [(name, weights.terms.get(name, 0.0) * float(value)) for name, value in zip(TERMS, terms.values[number], strict=True)]
-    weighed = tuple(sorted(((name, part) for name, part in parts if abs(part) >= 0.1), key=lambda item: -abs(item[1])))
+    weighed = tuple(sorted(((name, part) for name, part in parts if abs(part) >= SAID), key=lambda item: -abs(item[1])))
     share, looks = float(terms.share[number]), int(terms.looks[number])
     if len(members) > len(terms.members[number]):
         share = float((profile.own()[list(members)]).sum())
@@ -160,7 +164,7 @@ def _finding(
         return _of_ranks(profile, context, found)
     if kind is CandidateKind.PROXY:
         return replace(found, keys=tuple(profile.processes[at] for at in members))
-    keys = _links_of(profile, kind, members)
+    keys = _links_of(profile, context, kind, members)
     place = profile.places.get(keys[0]) if keys and kind is CandidateKind.LINK else None
     if kind is CandidateKind.LINK and place is None:
         place = _place_of(profile, context, members)
@@ -178,8 +182,8 @@ def _of_ranks(profile: Profile, context: Context, found: Finding) -> Finding:
         kind = Kind.KERNEL
     weighed = dict(found.weighed)
     # A host thread that calls late shows as the GPU's work while something is queued.
-    by_host = max(weighed.get("late", 0.0), weighed.get("throttled", 0.0), weighed.get("cpu_wait", 0.0))
-    if by_host > 0 and by_host >= max(weighed.get("stretch", 0.0), 0.0):
+    by_host = max(weighed.get("late", 0.0), weighed.get("throttled", 0.0))
+    if by_host > 0:
         kind = Kind.HOST
     share = found.share
     if context.late is not None:
@@ -187,14 +191,14 @@ def _of_ranks(profile: Profile, context: Context, found: Finding) -> Finding:
     return replace(found, kind=kind, share=share, keys=tuple(profile.processes[at] for at in members))
 
 
-def _links_too(profile: Profile, found: Finding) -> Finding:
+def _links_too(profile: Profile, context: Context, found: Finding) -> Finding:
     """The links of a host that is slow in its work and in its links."""
-    keys = tuple(_links_of(profile, CandidateKind.HOST_NICS, found.members))
+    keys = tuple(_links_of(profile, context, CandidateKind.HOST_NICS, found.members))
     share = sum(profile.links[key] for key in keys)
     return replace(found, kind=Kind.NIC, share=share, looks=sum(profile.link_looks[key] for key in keys), keys=keys)
 
 
-def _links_of(profile: Profile, kind: CandidateKind, members: Members) -> list[LinkKey]:
+def _links_of(profile: Profile, context: Context, kind: CandidateKind, members: Members) -> list[LinkKey]:
     """The links that a candidate consists of, those that hold the job up most first."""
     index = {key: at for at, key in enumerate(profile.processes)}
     inside = set(members)
@@ -202,6 +206,8 @@ def _links_of(profile: Profile, kind: CandidateKind, members: Members) -> list[L
     def belongs(key: LinkKey) -> bool:
         ends = [index.get(end, -1) if end is not None else -1 for end in key[:2]]
         within = [end in inside for end in ends]
+        if kind is CandidateKind.HOST_NICS and all(within):  # of two hosts that have but each other
+            return bool(context.nodes[ends[0]] != context.nodes[ends[1]])
         return all(within) if kind is CandidateKind.LINK else any(within) if kind is CandidateKind.NIC else within[0] != within[1]
 
     return sorted((key for key in profile.links if belongs(key)), key=lambda key: -profile.links[key])

@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING
 from ncclwatch.engine.beside import RAISE_LIMITS, all_held_back
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.slow.classify import cause, classify, short_cause, starts_late, works_slower
-from ncclwatch.engine.slow.contention import held_back_alone
-from ncclwatch.engine.slow.cost import costs
+from ncclwatch.engine.slow.classify import cause, classify, costs, held_back_alone, short_cause, starts_late, works_slower
 from ncclwatch.engine.slow.findings import Finding, Kind
 from ncclwatch.engine.topology.labels import DATA_WORDS
 from ncclwatch.engine.topology.model import Role, Topology
@@ -58,14 +56,10 @@ NEXT_STEPS = {
 TERM_WORDS = {
     "activity": "works in the lost time and does not wait",
     "ends": "the waits end there",
-    "dominance": "most of what the waits have grown by",
-    "stretch": "the work between its calls takes longer",
     "late": "its host thread begins iterations late",
     "throttled": "a CPU limit holds it back",
-    "cpu_wait": "its threads want CPUs more than others do",
     "asleep": "its threads want CPUs less than its neighbours'",
     "delayed": "round trips on its links have grown",
-    "even": "several of its ranks or links are slow alike",
 }
 """The terms of the likelihood (terms.TERMS) in words."""
 
@@ -297,7 +291,7 @@ def _pass(judgement: Judgement, finding: Finding) -> str:
 
 
 MANY = 3
-"""From so many ranks on they are named together."""
+"""Bound: from so many ranks on they are named together."""
 
 
 def _names(blamed: Sequence[Member], each: Sequence[str]) -> str:
@@ -337,12 +331,11 @@ def _evidence(members: Mapping[int, Member], judgement: Judgement) -> tuple[str,
     every = costs(judgement.findings, slow, judgement.iteration_s, judgement.path_costs)
     for finding, price in zip(judgement.findings, every, strict=True):
         names = _names([members[at] for at in finding.members], [members[at].label for at in finding.members])
-        usual = "" if math.isnan(finding.reference) else f" (equal ranks: {finding.reference:.0%})"
         what = f"link {' → '.join(members[at].label for at in finding.members)}" if finding.link else f"{names}: {finding.kind}"
         # Who is judged by its late starts is not by looks: how many of them were late is said below.
         seen = "" if starts_late(judgement, finding) else f", in {min(finding.looks, profile.looks)} of {profile.looks} samples"
         lines.append(
-            f"{what} holds the job up for {finding.share:.0%} of all ranks' time{usual}{seen}"
+            f"{what} holds the job up for {finding.share:.0%} of all ranks' time{seen}"
             + (f"; it {price.text()}" if price is not None else "")
         )
         if finding.kind.computes:
@@ -380,7 +373,7 @@ def _unobserved(job: Job, judgement: Judgement) -> tuple[str, ...]:
 
 
 SUREST = 0.99
-"""No estimate from samples is surer than this, whatever its odds."""
+"""Bound: no estimate from samples is surer than this, whatever its odds."""
 
 
 def _confidence(judgement: Judgement) -> float:

@@ -7,7 +7,6 @@ here in time as well).
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,13 +21,9 @@ Pair = tuple[ProcessKey, ProcessKey]
 """Sender and receiver."""
 
 KEPT = 40
-"""Newest measurements of a link; they are made every few seconds."""
+"""Bound: newest measurements of a link; they are made every few seconds."""
 FEWEST = 2
 """Measurements of a link before it is judged, before the job was slow and since."""
-TIMES = 4.0
-"""A delayed link's messages take so many times what they took, and what those of any link do that shares no end with it."""
-LEAST_S, LEAST_SHARE = 0.001, 0.02
-"""They take so much longer, in seconds and of what an iteration loses."""
 
 
 @dataclass(slots=True)
@@ -66,25 +61,14 @@ class RoundTrips:
             del self._recent[pair]
             self._usual.pop(pair, None)
 
-    def delayed(self, since: float, lost_s: float) -> frozenset[Pair]:
-        """Links that have become slow since a moment (wall time, seconds), in a job that loses ``lost_s`` an iteration since.
-
-        O(links log links).
-        """
-        now: dict[Pair, float] = {}
+    def delayed(self, since: float) -> dict[Pair, float]:
+        """By how much longer a link's messages take since a moment (wall time, seconds) than before: seconds. O(measurements)."""
+        found: dict[Pair, float] = {}
         for pair, seen in self._recent.items():
             past = [delay for time, delay in seen if time < since]
+            now = [delay for time, delay in seen if time >= since]
             if len(past) >= FEWEST:
                 self._usual[pair] = median(past)
-            if len(seen) - len(past) >= FEWEST:
-                now[pair] = median(delay for time, delay in seen if time >= since)
-        longest = sorted(now, key=lambda pair: -now[pair])
-        found = set()
-        for pair, delay in now.items():
-            usual = self._usual.get(pair, math.inf)
-            if delay < TIMES * usual or delay - usual < max(LEAST_S, LEAST_SHARE * lost_s):
-                continue
-            beside = next((now[other] for other in longest if not set(other) & set(pair)), 0.0)
-            if delay >= TIMES * beside:
-                found.add(pair)
-        return frozenset(found)
+            if len(now) >= FEWEST and pair in self._usual and (longer := median(now) - self._usual[pair]) > 0:
+                found[pair] = longer
+        return found

@@ -21,10 +21,14 @@ from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.nodes import AbsentNode, HiddenNode, LinkNode, Node, RankNode
 from ncclwatch.engine.rings import all_under_way, laggards
 from ncclwatch.engine.slow.order import Kernels, OrderOf
-from ncclwatch.engine.slow.sample_ordering import Moments
 from ncclwatch.engine.topology.labels import Stage, pass_text
 from ncclwatch.model.identity import ProcessKey
-from ncclwatch.model.state import CpuLimit, Direction, OpPhase, Transport
+from ncclwatch.model.state import CpuLimit, Direction, OpPhase, ProcessSample, Transport
+
+NEAR_SHARE = 0.03
+"""Samples that are nearer together than this share of an iteration are taken for one moment."""
+NEAR_S = 0.02
+"""The same where iterations are not known."""
 
 
 class Part(StrEnum):
@@ -102,6 +106,8 @@ class Look:
     """Of the processes of which it is known at this look."""
     passes: dict[ProcessKey, str] = field(default_factory=dict)
     """Where it is known, in which pass of the iteration those are who hold others up (``backward of micro-batch 5``)."""
+    inferred: frozenset[ProcessKey] = frozenset()
+    """Of whose kernels nothing shows: only that others wait for them, or they for others, says what they do."""
 
 
 StageOf = Callable[[str, int, int, int], Stage | None]
@@ -153,19 +159,15 @@ def take_look(
         for member in job.members
         if (sample := member.last).run_queue_wait_ns is not None and sample.cpu_time_ns is not None
     }
-    return Look(
-        time,
-        len(job.members),
-        tuple(holds),
-        _activities(job, waits, kernels, doubtful, inside),
-        cpu_times,
-        _passes(job, kernels, holds, stage_of),
-    )
+    activities, inferred = _activities(job, waits, kernels, doubtful, inside)
+    passes = _passes(job, kernels, holds, stage_of)
+    return Look(time, len(job.members), tuple(holds), activities, cpu_times, passes, inferred)
 
 
 def _activities(
     job: Job, waits: Waits, kernels: Kernels, doubtful: Collection[Node], inside: Collection[int]
-) -> dict[ProcessKey, Activity]:
+) -> tuple[dict[ProcessKey, Activity], frozenset[ProcessKey]]:
+    """What each rank does, and for whom that is only inferred."""
     waiting: dict[int, set[bool]] = defaultdict(set)
     awaited: set[int] = set()
     for wait in waits.all():
@@ -174,30 +176,35 @@ def _activities(
         if isinstance(wait.target, RankNode):
             awaited.add(wait.target.index)
     found: dict[ProcessKey, Activity] = {}
+    inferred: set[ProcessKey] = set()
     for member in job.members:
         targets = waiting.get(member.index, set())
         if not targets and RankNode(member.index) in doubtful:
             found[member.info.key] = Activity.UNKNOWN
             continue
         within = kernels.current(member)
-        if within is None:
-            if not member.last.operations and not member.last.pending and only_network(member):
-                activity = Activity.CALLS_NOTHING
-            elif targets:
-                activity = Activity.WAITS
-            elif member.index in inside:
-                activity = Activity.TRANSFERS
-            else:
-                # What is queued for shared memory does not show, nor whether a receive has begun: who holds others up and waits
-                # for nobody is at work, of the rest nothing is known.
-                activity = Activity.COMPUTES if member.index in awaited else Activity.UNKNOWN
-        elif within:
-            activity = Activity.WAITS if False in targets else Activity.TRANSFERS
-        else:
-            # What is queued for the network has not begun: it may be in an operation of shared memory before that.
-            activity = Activity.WAITS if False in targets else Activity.COMPUTES
-        found[member.info.key] = activity
-    return found
+        found[member.info.key] = _activity(
+            member, targets, within, awaited=member.index in awaited, inside=member.index in inside
+        )
+        if not within and not only_network(member):  # it may be in an operation of shared memory, of which nothing shows
+            inferred.add(member.info.key)
+    return found, frozenset(inferred)
+
+
+def _activity(member: Member, targets: set[bool], within: bool | None, *, awaited: bool, inside: bool) -> Activity:
+    """What a rank does that waits for ``targets`` (links: True); its kernel is ``within`` an operation (``None``: unknown)."""
+    if within:
+        return Activity.WAITS if False in targets else Activity.TRANSFERS
+    if within is not None:
+        # What is queued for the network has not begun: it may be in an operation of shared memory before that.
+        return Activity.WAITS if False in targets else Activity.COMPUTES
+    if not member.last.operations and not member.last.pending and only_network(member):
+        return Activity.CALLS_NOTHING
+    if targets or inside:
+        return Activity.WAITS if targets else Activity.TRANSFERS
+    # What is queued for shared memory does not show, nor whether a receive has begun: who holds others up and waits for nobody is
+    # at work, of the rest nothing is known.
+    return Activity.COMPUTES if awaited else Activity.UNKNOWN
 
 
 def _blocked(sink: Sink) -> set[int]:
@@ -263,3 +270,56 @@ def _part(member: Member, sink: Sink, waits: list[Wait], *, inside: bool) -> Par
 def only_network(member: Member) -> bool:
     """Whether everything a rank does with others passes its proxy, so that nothing open means nothing called."""
     return all(transport is Transport.NET for c in member.last.communicators for _, _, _, transport in c.transports)
+
+
+# --- what samples prove of one another ----------------------------------------------------------------------------------------
+
+
+def near(iteration_s: float | None) -> float:
+    """How far apart samples of one moment may be, seconds."""
+    return NEAR_SHARE * iteration_s if iteration_s is not None else NEAR_S
+
+
+class Moments:
+    """What two samples of different processes prove of one another: they are read one after the other, and the job runs
+    meanwhile.
+
+    Counters only rise. Who waits for a rank that was read later really waited: until then it had not come. A rank that was read
+    earlier may have come in between, and data that was "sent and not received" may have been received: that proves nothing,
+    unless hardly any time lay between (``near_s``), or who waits had already waited at the look before. On a machine with much
+    to do, reading all ranks can take longer than an iteration.
+    """
+
+    def __init__(self, job: Job, near_s: float) -> None:
+        self._job = job
+        self._near_ns = near_s * 1e9
+        self._last = {member.index: member.last for member in job.members}
+
+    def prove(self, wait: Wait) -> bool:
+        """Whether who is waited for had been read late enough to know that it had not come."""
+        if isinstance(wait.target, LinkNode):
+            group = self._job.groups.get(wait.target.group_id)
+            ends = [group.members.get(rank) if group else None for rank in (wait.target.source, wait.target.destination)]
+            first, then = (end[0].last if end else None for end in ends)
+        else:
+            first = self._last.get(wait.waiter.index) if isinstance(wait.waiter, RankNode) else None
+            then = self._last.get(wait.target.index) if isinstance(wait.target, RankNode) else None
+        if first is None or then is None or self._follows(first, then):
+            return True
+        return not isinstance(wait.target, LinkNode) and self._waited_before(wait, then)
+
+    def _waited_before(self, wait: Wait, then: ProcessSample) -> bool:
+        """Whether the look before showed the waiter's end as it stands now: it waited before the other was read."""
+        if wait.end is None or len(wait.end.member.samples) < 2:
+            return False
+        before, operation, sub = wait.end.member.samples[-2], wait.end.operation, wait.end.sub
+        stood = any(
+            one.address == operation.address and one.op_count == operation.op_count and sub in one.subs
+            for one in before.operations
+        )
+        return stood and self._follows(before, then)
+
+    def _follows(self, first: ProcessSample, then: ProcessSample) -> bool:
+        if first is then:
+            return True
+        return first.wall_ns + first.duration_ns - then.wall_ns <= self._near_ns

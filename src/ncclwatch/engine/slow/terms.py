@@ -3,35 +3,31 @@
 A job that loses the share L of its time spends 1 - L as it always did, and L waiting for whoever holds it up. So in the samples
 since it is slow each rank does what it did before, with weight 1 - L, and with weight L what its part in the slow-down makes
 it do: a straggler works, whoever waits for it waits. Every candidate is asked how likely it makes what was sampled
-(``activity``, ``ends``); what was measured elsewhere (call times, late starts, CPU limits, run queues, round trips) are terms
-of their own. All candidates compete for the same lost time in ``attribute``; here nothing is decided.
+(``activity``, ``ends``). What was measured elsewhere (late starts, CPU limits, run queues, round trips) are excesses by rank or
+link, and a candidate is asked how well the excess is that of its members and of nobody else: a matched filter. So a rank of a
+starved host explains a part of what the host explains. All candidates compete for the same lost time in ``attribute``; here
+nothing is decided.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.slow.findings import Context
+from ncclwatch.engine.slow.findings import FEWEST_PAST, Context
 from ncclwatch.engine.slow.profile import LinkKey, Profile, Shares
 from ncclwatch.engine.slow.snapshot import Part
 
-TERMS = (
-    "activity",
-    "ends",
-    "dominance",
-    "stretch",
-    "late",
-    "throttled",
-    "cpu_wait",
-    "asleep",
-    "delayed",
-    "even",
-)
+FLOORS = {"late": 0.3, "throttled": 0.2, "asleep": 0.05, "delayed": 0.001}
+"""Excesses of which a smaller one is noise, for each measured term: part of the lost time, part of the periods, logarithm of
+wanted CPUs, seconds. Unit: as said. From: the scatter of healthy recordings (seed 1101).
+"""
+TERMS = ("activity", "ends", *FLOORS)
 """Columns of :attr:`Terms.values`; each is about 0 for an innocent one, and at most of the order of 1 to 5."""
 
 STRAGGLER = np.array([0.90, 0.05, 0.05])
@@ -40,14 +36,16 @@ POOLED = np.array([0.70, 0.25, 0.05])
 """What a rank does in lost time, as shares of works, waits, moves data: who holds the job up, who waits, and one of several
 that hold it up by turns. The remainders are what a sample misreads: samples of two ranks are never of one moment.
 """
+CREDIT = 8.0
+"""What the samples of a rank say of its work counts for so much at most, since they depend on each other. Unit: nats. From:
+cross-validation by job on 69 recordings (seeds 1001, 1401, 1101): 8 and 12 do equally well, a logarithm worse.
+"""
 OWN_END = 0.7
 """Part of the lost time in which the waits that a sample shows end at the culprit; the others end at whom it holds up first."""
 MISREAD = 0.02
 """Part of samples that say nothing at all: keeps every probability above 0."""
 ASSUMED = np.array([0.6, 0.3, 0.1])
 """What a rank does in a healthy job, where too little was seen of this one."""
-PAST_SAMPLES = 4.0
-"""Samples that the mean of a rank's peers counts for in its past; also the fewest samples that are a past at all."""
 ASSUMED_LOST = 0.3
 """Share of the time that is lost, where nothing says how fast the job was."""
 LEAST_GROWN, LEAST_BESIDE = 0.02, 0.25
@@ -57,7 +55,7 @@ candidates: of less the parts are chance.
 SEVERAL = 0.1
 """Part of what the links of a NIC or a host hold up that must lie outside the worst of them, for it to be theirs in common."""
 STEPS_LOST = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
-"""Shares of the time that a straggler may cost which was there from the start: the likeliest is taken."""
+"""Bound: shares of the time that a straggler may cost which was there from the start: the likeliest is taken."""
 
 
 class CandidateKind(StrEnum):
@@ -98,6 +96,8 @@ class Terms:
     values: NDArray[np.float64]
     share: Shares
     """Part of the job's time in which the samples' waits end at each candidate, beyond what they always did."""
+    explains: Shares
+    """Part of what all waits have grown by that ends at each, 0 to 1."""
     looks: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Samples in which each held others up."""
 
@@ -106,7 +106,7 @@ class Terms:
         chosen = [int(number) for number in kept]
         return Terms(
             [self.kinds[number] for number in chosen], [self.members[number] for number in chosen], self.values[chosen],
-            self.share[chosen], self.looks[chosen],
+            self.share[chosen], self.explains[chosen], self.looks[chosen],
         )  # fmt: skip
 
 
@@ -138,6 +138,8 @@ class _Ends:
     destination: NDArray[np.int64]
     link: Shares
     link_past: Shares
+    delayed: Shares
+    """By how much longer messages of each link take to be acknowledged than they did, seconds."""
     total: float
     """Of all ends together."""
     excess: float
@@ -148,7 +150,8 @@ class _Ends:
         """``kept``: the part of the time that is not lost."""
         index = {key: at for at, key in enumerate(profile.processes)}
         before, size = context.past, len(profile.processes)
-        links = [*profile.links, *(key for key in (before.links if before is not None else ()) if key not in profile.links)]
+        measured = [(one, other, 0, 0, 0) for one, other in context.delayed if one in index and other in index]
+        links = list(dict.fromkeys([*profile.links, *(before.links if before is not None else ()), *measured]))
         own, proxy = profile.own(), profile.hold[Part.PROXY]
         link = np.array([profile.links.get(key, 0.0) for key in links])
         if before is not None:
@@ -163,6 +166,9 @@ class _Ends:
                 _mean_of_others(proxy, size),
                 _mean_of_others(link, 2 * size),
             )
+        delayed = np.array(
+            [context.delayed.get((one, other), 0.0) if one and other else 0.0 for one, other, *_ in links], np.float64
+        )
         source = np.array([-1 if key[0] is None else index.get(key[0], -1) for key in links], np.int64)
         destination = np.array([-1 if key[1] is None else index.get(key[1], -1) for key in links], np.int64)
         least = LEAST_GROWN
@@ -170,12 +176,12 @@ class _Ends:
             told = list(explained.ranks)
             of_link = np.isin(source, told) | np.isin(destination, told)
             own, own_past, proxy, proxy_past = (_without(values, told) for values in (own, own_past, proxy, proxy_past))
-            link, link_past = np.where(of_link, 0.0, link), np.where(of_link, 0.0, link_past)
+            link, link_past, delayed = (np.where(of_link, 0.0, values) for values in (link, link_past, delayed))
             least = max(least, LEAST_BESIDE * (1.0 - kept))
         total = float(own.sum() + proxy.sum() + link.sum())
         grown = (np.maximum(now - past, 0.0).sum() for now, past in ((own, own_past), (proxy, proxy_past), (link, link_past)))
         excess = max(float(sum(grown)), least)
-        return cls(own, own_past, proxy, proxy_past, links, source, destination, link, link_past, total, excess)
+        return cls(own, own_past, proxy, proxy_past, links, source, destination, link, link_past, delayed, total, excess)
 
 
 def _without(values: Shares, ranks: list[int]) -> Shares:
@@ -202,7 +208,7 @@ def _mean_of_others(values: Shares, fewest: int) -> Shares:
 
 
 def measure(profile: Profile, context: Context, explained: Explained = NOTHING) -> Terms:
-    """The terms of every candidate of a job. O((ranks + links) x terms).
+    """The terms of every candidate of a job. O((ranks + places x links) x terms).
 
     ``explained`` are culprits found before: what they make everybody do is part of the usual then, and what is left of the lost
     time is to be explained.
@@ -213,11 +219,14 @@ def measure(profile: Profile, context: Context, explained: Explained = NOTHING) 
     lost = max(0.03, lost * (1.0 - explained.part))
     if context.unseen is not None:  # they seem to be at work, and wait where nothing shows it
         straggler, pooled = (np.where(context.unseen, np.minimum(ratio, 0.0), ratio) for ratio in (straggler, pooled))
+    seen = _Seen(profile, context, ends, lost)
+    ranks: list[Members] = [(at,) for at in range(len(profile.processes))]
+    places = context.places(profile.limits)
     parts = [
-        _ranks(profile, context, ends, lost, straggler),
-        _proxies(profile, context, ends, lost),
-        *_networks(profile, context, ends, lost),
-        *_hosts(profile, context, ends, lost, pooled),
+        seen.terms(CandidateKind.RANK, ranks, straggler),
+        seen.terms(CandidateKind.PROXY, ranks),
+        seen.terms(CandidateKind.HOST, places, pooled),
+        *seen.networks(places, pooled),
     ]
     if context.lost is None:  # a healthy job may well spend half of its time on its network
         parts = [part for part in parts if not part.kinds or part.kinds[0] not in FROM_PAST]
@@ -226,6 +235,7 @@ def measure(profile: Profile, context: Context, explained: Explained = NOTHING) 
         [members for part in parts for members in part.members],
         np.concatenate([part.values for part in parts]),
         np.concatenate([part.share for part in parts]),
+        np.concatenate([part.explains for part in parts]),
         np.concatenate([part.looks for part in parts]),
     )
 
@@ -268,7 +278,7 @@ def _usual(profile: Profile, context: Context) -> NDArray[np.float64]:
     rows = np.array([place.get(process, -1) for process in profile.processes])
     past = np.where(rows[:, None] >= 0, counts[rows], 0.0)
     mean = _mean_of_peers(past, context.alike if context.alike is not None else context.equal)
-    shares: NDArray[np.float64] = (past + PAST_SAMPLES * mean) / (past.sum(axis=1, keepdims=True) + PAST_SAMPLES)
+    shares: NDArray[np.float64] = (past + FEWEST_PAST * mean) / (past.sum(axis=1, keepdims=True) + FEWEST_PAST)
     return shares
 
 
@@ -300,260 +310,130 @@ def _straggler_from_start(now: NDArray[np.float64], context: Context) -> Shares:
     return np.where(sizes >= 2, best, 0.0)
 
 
-# --- candidates of each kind -------------------------------------------------------------------------------------------------
+# --- candidates --------------------------------------------------------------------------------------------------------------
 
 
-def _block(kind: CandidateKind, members: list[Members], share: Shares, looks: NDArray[np.int64], **terms: Shares) -> Terms:
-    values = np.zeros((len(members), len(TERMS)))
-    for name, column in terms.items():
-        values[:, TERMS.index(name)] = column
-    return Terms([kind] * len(members), members, values, share, looks)
+@dataclass(frozen=True)
+class _Seen:
+    """What was seen of a job, to be asked for the terms of candidates. ``lost``: the share of the time to be explained."""
+
+    profile: Profile
+    context: Context
+    ends: _Ends
+    lost: float
+
+    def terms(
+        self,
+        kind: CandidateKind,
+        members: list[Members],
+        works: Shares | None = None,
+        links: list[list[int]] | None = None,
+    ) -> Terms:
+        """Candidates of one kind: the work of their members (``works``: by rank, how much likelier it is to hold up than to
+        wait), the links by their numbers, or both; with neither, their proxies.
+        """
+        ends, profile = self.ends, self.profile
+        size = len(members)
+        now, past, own, looks = np.zeros(size), np.zeros(size), np.zeros(size), np.zeros(size)
+        columns: dict[str, Shares] = {}
+        if works is not None:
+            now, past, looks = (_sum(values, members) for values in (ends.own, ends.own_past, profile.own_looks()))
+            own = own + [len(one) for one in members]
+            columns["activity"] = _sum(np.clip(works, -CREDIT, CREDIT), members)
+            columns |= {name: _match(values, members, FLOORS[name]) for name, values in self.excesses.items()}
+        elif links is None:
+            now, past, looks = (_sum(v, members) for v in (ends.proxy, ends.proxy_past, profile.looks_held[Part.PROXY]))
+            own = own + 1.0
+            columns["asleep"] = _match(self.excesses["asleep"], members, FLOORS["asleep"])
+        if links is not None:
+            seen = np.array([profile.link_looks[key] for key in ends.links], np.float64)
+            now, past = now + _sum(ends.link, links), past + _sum(ends.link_past, links)
+            looks, own = np.maximum(looks, _sum(seen, links)), own + [len(one) for one in links]
+            columns["delayed"] = _match(ends.delayed, links, FLOORS["delayed"])
+        values = np.zeros((size, len(TERMS)))
+        for name, column in columns.items():
+            values[:, TERMS.index(name)] = column
+        values[:, TERMS.index("ends")] = self._ends(now, past, own)
+        explains = np.clip((now - past) / ends.excess, 0.0, 1.0)
+        return Terms([kind] * size, members, values, now - past, explains, looks.astype(np.int64))
+
+    def networks(self, places: list[Members], pooled: Shares) -> list[Terms]:
+        """Links, NICs, the links of hosts, and hosts as a whole. A link is told by its two ranks, whichever way data goes."""
+        ends = self.ends
+        known = np.flatnonzero((ends.source >= 0) & (ends.destination >= 0))
+        pairs: dict[Members, list[int]] = {}
+        nics: dict[Members, list[int]] = {}
+        for link in known.tolist():
+            one, other = sorted((int(ends.source[link]), int(ends.destination[link])))
+            pairs.setdefault((one, other), []).append(link)
+            for end in (one, other):
+                nics.setdefault((end,), []).append(link)
+        inside = [np.isin(ends.source[known], place) != np.isin(ends.destination[known], place) for place in places]
+        leaving = {place: known[crossing].tolist() for place, crossing in zip(places, inside, strict=True) if crossing.any()}
+        # Links between two hosts are those of the one as well as of the other: which it is does not show.
+        between: dict[frozenset[int], Members] = {}
+        for place, links in leaving.items():
+            same = frozenset(links)
+            between[same] = tuple(sorted({*between.get(same, ()), *place}))
+        hosts = {place: sorted(links) for links, place in between.items()}
+        return [
+            self.terms(CandidateKind.LINK, list(pairs), links=list(pairs.values())),
+            self._several(CandidateKind.NIC, nics),
+            self._several(CandidateKind.HOST_NICS, hosts),
+            self._several(CandidateKind.WHOLE_HOST, leaving, pooled),
+        ]
+
+    def _several(self, kind: CandidateKind, links: dict[Members, list[int]], works: Shares | None = None) -> Terms:
+        """Candidates of several links each: what only one link shows is that link's."""
+        grown = np.maximum(self.ends.link - self.ends.link_past, 0.0)
+        kept = {one: numbers for one, numbers in links.items() if grown[numbers].max() < (1.0 - SEVERAL) * grown[numbers].sum()}
+        return self.terms(kind, list(kept), works, list(kept.values()))
+
+    def _ends(self, now: Shares, past: Shares, own: Shares) -> Shares:
+        """Log-likelihood ratio of where the waits end: at the candidate's ``own`` ends for ``OWN_END`` of the lost time, or at
+        any.
+        """
+        ends, lost = self.ends, self.lost
+        chance = np.minimum(own / max(len(ends.own) * 2 + len(ends.links), 1), 0.5) / 2
+        blamed, innocent = past + lost * OWN_END + 0.002, past + lost * chance + 0.002
+        elsewhere = np.maximum(min(ends.total, 1.0) - np.minimum(now, 1.0), 0.0)
+        missed = np.log(np.maximum(1 - blamed, 0.05) / np.maximum(1 - innocent, 0.05))
+        ratio = self.profile.looks * (np.minimum(now, 1.0) * np.log(blamed / innocent) + elsewhere * missed)
+        damped: Shares = np.sign(ratio) * np.log1p(np.abs(ratio))  # samples depend on each other: their number counts ever less
+        return damped
+
+    @cached_property
+    def excesses(self) -> dict[str, Shares]:
+        """What was measured of each rank beyond its own past and beyond the others, by term."""
+        profile, context, past = self.profile, self.context, self.context.past
+
+        def grown(of: Callable[[Profile], Shares]) -> Shares:
+            """Beyond its own past, where it has one."""
+            before = past.of(profile.processes, of(past)) if past is not None else np.zeros(len(profile.processes))
+            return of(profile) - np.where(np.isfinite(before), before, 0.0)
+
+        return {
+            "late": np.zeros(len(profile.processes)) if context.late is None else np.minimum(context.late.share / self.lost, 1.0),
+            "throttled": _beyond(grown(lambda of: np.nan_to_num(of.held_back))),
+            "asleep": _beyond(-grown(lambda of: np.log(np.maximum(of.cpu_wait + of.cpu_use, 0.01)))),
+        }
 
 
-def _log(values: Shares) -> Shares:
-    """A log-likelihood ratio of samples that depend on each other: their number counts ever less."""
-    damped: Shares = np.sign(values) * np.log1p(np.abs(values))
-    return damped
+def _sum(values: Shares, members: Sequence[Sequence[int]]) -> Shares:
+    """The sum over the members of each candidate."""
+    return np.array([values[np.asarray(one, np.int64)].sum() for one in members], np.float64)
 
 
-def _end_term(profile: Profile, ends: _Ends, lost: float, now: Shares, past: Shares, own: Shares | float) -> Shares:
-    """Log-likelihood ratio of where the waits end: at the candidate's ``own`` ends for ``OWN_END`` of the lost time, or at
-    any.
-    """
-    chance = np.minimum(np.asarray(own) / max(len(ends.own) * 2 + len(ends.links), 1), 0.5) / 2
-    blamed, innocent = past + lost * OWN_END + 0.002, past + lost * chance + 0.002
-    elsewhere = np.maximum(min(ends.total, 1.0) - np.minimum(now, 1.0), 0.0)
-    ratio = np.log(np.maximum(1 - blamed, 0.05) / np.maximum(1 - innocent, 0.05))
-    return _log(profile.looks * (np.minimum(now, 1.0) * np.log(blamed / innocent) + elsewhere * ratio))
+def _match(values: Shares, members: Sequence[Sequence[int]], floor: float) -> Shares:
+    """How well an excess is that of a candidate's members and of nobody else, 0 to 1 (a matched filter)."""
+    sizes = np.array([len(one) for one in members], np.float64)
+    match: Shares = _sum(values, members) / np.sqrt(sizes) / np.sqrt(float((values**2).sum()) + floor**2)
+    return match
 
 
-def _dominance(now: Shares, past: Shares, ends: _Ends) -> Shares:
-    clipped: Shares = np.clip((now - past) / ends.excess, -0.5, 1.0)
-    return clipped
-
-
-def _ranks(profile: Profile, context: Context, ends: _Ends, lost: float, straggler: Shares) -> Terms:
-    size = len(profile.processes)
-    singles: list[Members] = [(at,) for at in range(size)]
-    return _block(
-        CandidateKind.RANK, singles, ends.own - ends.own_past, profile.own_looks().astype(np.int64),
-        activity=_log(straggler),
-        ends=_end_term(profile, ends, lost, ends.own, ends.own_past, 1.0),
-        dominance=_dominance(ends.own, ends.own_past, ends),
-        stretch=_stretch(context, singles),
-        late=_late(context, lost, singles),
-        throttled=_throttled(profile, context, singles),
-        cpu_wait=_cpu_wait(profile, singles),
-    )  # fmt: skip
-
-
-def _hosts(profile: Profile, context: Context, ends: _Ends, lost: float, pooled: Shares) -> list[Terms]:
-    places = context.places(profile.limits)
-    if not places:
-        return []
-
-    def over(values: Shares) -> Shares:
-        return np.array([values[list(members)].sum() for members in places])
-
-    sizes = np.array([len(members) for members in places], np.float64)
-    looks = np.array([profile.own_looks()[list(members)].max() for members in places], np.int64)
-    own, past = over(ends.own), over(ends.own_past)
-    work = _block(
-        CandidateKind.HOST, places, own - past, looks,
-        activity=_log(over(pooled)),
-        ends=_end_term(profile, ends, lost, own, past, sizes),
-        dominance=_dominance(own, past, ends),
-        stretch=_stretch(context, places),
-        late=_late(context, lost, places),
-        throttled=_throttled(profile, context, places),
-        cpu_wait=_cpu_wait(profile, places),
-        even=over(np.where(pooled > 0, 1.0, 0.0)) / sizes,
-    )  # fmt: skip
-    link, place = _leaving(places, ends, len(profile.processes))
-    nics = _of_links(CandidateKind.HOST_NICS, places, link, place, profile, context, ends, lost)
-    return [work, nics, *_whole_hosts(profile, ends, lost, work, nics, (link, place))]
-
-
-def _whole_hosts(
-    profile: Profile, ends: _Ends, lost: float, work: Terms, nics: Terms, leaving: tuple[NDArray[np.int64], NDArray[np.int64]]
-) -> list[Terms]:
-    """Hosts of which both may be slow: those with several slow links."""
-    chosen = [work.members.index(members) for members in nics.members]
-    if not chosen:
-        return []
-    link, place = leaving
-    size = len(work.members)
-    over = [
-        np.bincount(place, weights=values[link], minlength=size)[chosen].astype(np.float64)
-        for values in (ends.link, ends.link_past)
-    ]
-    own, past = (np.array([values[list(members)].sum() for members in nics.members]) for values in (ends.own, ends.own_past))
-    now, before = own + over[0], past + over[1]
-    columns = {name: work.values[chosen, TERMS.index(name)] for name in ("activity", "stretch", "late", "throttled", "cpu_wait")}
-    return [
-        _block(
-            CandidateKind.WHOLE_HOST, nics.members, now - before, np.maximum(work.looks[chosen], nics.looks),
-            ends=_end_term(profile, ends, lost, now, before, 4.0),
-            dominance=_dominance(now, before, ends),
-            even=nics.values[:, TERMS.index("even")],
-            **columns,
-        )
-    ]  # fmt: skip
-
-
-def _leaving(places: list[Members], ends: _Ends, size: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Links with one end inside a place and the other outside: (number of the link, number of the place)."""
-    links, found = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    left = list(range(len(places)))
-    while left:  # places of one numbering (hosts, say) have no rank in common: they are done at once
-        number = np.full(size + 1, -1, np.int64)  # the last is an end that was not observed
-        for place in list(left):
-            members = list(places[place])
-            if (number[members] < 0).all():
-                number[members] = place
-                left.remove(place)
-        one, other = number[ends.source], number[ends.destination]
-        known = (ends.source >= 0) & (ends.destination >= 0) & (one != other)
-        for end in (one, other):
-            crossing = np.flatnonzero(known & (end >= 0))
-            links.append(crossing)
-            found.append(end[crossing])
-    return np.concatenate(links), np.concatenate(found)
-
-
-def _networks(profile: Profile, context: Context, ends: _Ends, lost: float) -> list[Terms]:
-    """Links, and the NICs of the ranks at their ends. A link is told by its two ranks, whichever way data goes."""
-    known = np.flatnonzero((ends.source >= 0) & (ends.destination >= 0))
-    low, high = np.minimum(ends.source, ends.destination)[known], np.maximum(ends.source, ends.destination)[known]
-    index = {key: at for at, key in enumerate(profile.processes)}
-    delayed = ((index.get(one), index.get(other)) for one, other in context.delayed)
-    told = {(min(a, b), max(a, b)) for a, b in delayed if a is not None and b is not None}
-    pairs: list[Members] = sorted({*zip(low.tolist(), high.tolist(), strict=True), *told})
-    if not pairs:
-        return []
-    number = {pair: at for at, pair in enumerate(pairs)}
-    of_pair = np.array([number[pair] for pair in zip(low.tolist(), high.tolist(), strict=True)], np.int64)
-    at_end = [np.flatnonzero(side >= 0) for side in (ends.source, ends.destination)]
-    own, of_rank = np.unique(np.r_[ends.source[at_end[0]], ends.destination[at_end[1]]], return_inverse=True)
-    ranks: list[Members] = [(at,) for at in own.tolist()]
-    return [
-        _of_links(CandidateKind.LINK, pairs, known, of_pair, profile, context, ends, lost),
-        _of_links(CandidateKind.NIC, ranks, np.concatenate(at_end), of_rank.reshape(-1), profile, context, ends, lost),
-    ]
-
-
-def _of_links(
-    kind: CandidateKind, members: list[Members], link: NDArray[np.int64], candidate: NDArray[np.int64],
-    profile: Profile, context: Context, ends: _Ends, lost: float,
-) -> Terms:  # fmt: skip
-    """Candidates that are sets of links: each of ``link`` belongs to the one of ``candidate`` beside it."""
-
-    def over(values: NDArray[np.float64]) -> NDArray[np.float64]:
-        return np.bincount(candidate, weights=values[link], minlength=len(members)).astype(np.float64)
-
-    now, past, grown = over(ends.link), over(ends.link_past), np.maximum(ends.link - ends.link_past, 0.0)
-    seen = np.array([profile.link_looks[key] for key in ends.links], np.float64)
-    largest = np.zeros(len(members))
-    np.maximum.at(largest, candidate, grown[link])
-    total = over(grown)
-    index = {key: at for at, key in enumerate(profile.processes)}
-    told = [{index[end] for end in pair if end in index} for pair in context.delayed]
-    common = set.intersection(*told) if told else set()
-    whole = kind is CandidateKind.HOST_NICS
-    delayed = np.zeros(len(members))
-    if common:
-        delayed = np.array([float(common == set(own) or (whole and common <= set(own))) for own in members])
-    even = np.where(total > 0, 1.0 - largest / np.maximum(total, 1e-9), 0.0)
-    found = _block(
-        kind, members, now - past, over(seen).astype(np.int64),
-        ends=_end_term(profile, ends, lost, now, past, over(np.ones(len(ends.links)))),
-        dominance=_dominance(now, past, ends),
-        delayed=delayed,
-        even=even,
-    )  # fmt: skip
-    # What only one link shows is that link's.
-    return found if kind is CandidateKind.LINK else found.only(np.flatnonzero((even >= SEVERAL) | (delayed > 0)))
-
-
-def _proxies(profile: Profile, context: Context, ends: _Ends, lost: float) -> Terms:
-    singles: list[Members] = [(at,) for at in range(len(profile.processes))]
-    return _block(
-        CandidateKind.PROXY, singles, ends.proxy - ends.proxy_past, profile.looks_held[Part.PROXY].astype(np.int64),
-        ends=_end_term(profile, ends, lost, ends.proxy, ends.proxy_past, 1.0),
-        dominance=_dominance(ends.proxy, ends.proxy_past, ends),
-        asleep=_asleep(profile, context),
-    )  # fmt: skip
-
-
-# --- what was measured elsewhere ---------------------------------------------------------------------------------------------
-
-
-def _beside(values: Shares, members: Members) -> float:
-    """The median of all other ranks; nan without any that is known."""
-    others = np.delete(values, list(members))
-    others = others[np.isfinite(others)]
-    return float(np.median(others)) if len(others) else float("nan")
-
-
-def _compared(values: Shares, places: list[Members]) -> Shares:
-    """For each candidate what all its members have at least, less what the others usually have; 0 where either is not known."""
-    if len(places) == len(values) and len(values) > 64:  # of so many ranks one does not move the median
-        rest = np.nanmedian(values) if np.isfinite(values).any() else np.nan
-        differences: Shares = np.nan_to_num(values - rest)
-        return differences
-    least = np.array([values[list(members)].min() for members in places])
-    beyond: Shares = np.nan_to_num(least - np.array([_beside(values, members) for members in places]))
+def _beyond(values: Shares) -> Shares:
+    """Values beyond what three of four ranks exceed; 0 where it is not known."""
+    known = values[np.isfinite(values)]
+    usual = float(np.quantile(known, 0.25)) if len(known) else 0.0
+    beyond: Shares = np.clip(np.nan_to_num(values - usual), 0.0, 2.0)
     return beyond
-
-
-def _stretch(context: Context, places: list[Members]) -> Shares:
-    """Logarithm of how much longer the work between calls takes than it did, beside that of the others."""
-    with np.errstate(divide="ignore", invalid="ignore"):
-        logs = np.log(np.clip(context.factor, 0.2, 8.0))
-    clipped: Shares = np.clip(_compared(logs, places), -1.0, 2.0)
-    return clipped
-
-
-def _late(context: Context, lost: float, places: list[Members]) -> Shares:
-    """Part of the lost time for which hosts begin iterations late, as far as they alone do: where a collective ends late, all
-    ranks behind it begin late.
-    """
-    if context.late is None:
-        return np.zeros(len(places))
-    shares = context.late.share
-    if len(places) == len(shares):
-        least, total = shares, shares
-    else:
-        least = np.array([shares[list(members)].min() for members in places])
-        total = np.array([shares[list(members)].sum() for members in places])
-    part: Shares = np.minimum(1.0, least / lost) * total / max(float(shares.sum()), 1e-9)
-    return part
-
-
-def _throttled(profile: Profile, context: Context, places: list[Members]) -> Shares:
-    """Part of its periods in which a CPU limit holds a rank back, beyond what it did before and does to the others."""
-    now = np.nan_to_num(profile.held_back)
-    if not now.any():
-        return np.zeros(len(places))
-    before = context.past
-    past = before.of(profile.processes, before.held_back, 0.0) if before is not None else np.zeros(len(now))
-    return np.maximum(_compared(now - np.nan_to_num(past), places), 0.0)
-
-
-def _cpu_wait(profile: Profile, places: list[Members]) -> Shares:
-    """Logarithm of how many threads wait for a CPU, beside the others' (a third of a thread is nothing)."""
-    clipped: Shares = np.clip(_compared(np.log(profile.cpu_wait + 0.3), places), -1.0, 2.0)
-    return clipped
-
-
-def _asleep(profile: Profile, context: Context) -> Shares:
-    """How much less the threads of a rank want CPUs than those of its neighbours on the host, who poll: logarithm, 0 unknown."""
-    logs = np.log(profile.cpu_wait + 0.3)
-    result = np.zeros(len(logs))
-    for number in np.unique(context.host):
-        here = np.flatnonzero(context.host == number)
-        for at in here if 1 < len(here) <= 64 else ():
-            rest = logs[here[here != at]]
-            result[at] = np.nan_to_num(np.median(rest) - logs[at])
-    clipped: Shares = np.clip(result, -1.0, 2.0)
-    return clipped

@@ -17,37 +17,40 @@ from ncclwatch.engine.slow import explain
 from ncclwatch.engine.slow.attribute import find
 from ncclwatch.engine.slow.cadence import Cadence, Cadences, Iteration, mean_profile
 from ncclwatch.engine.slow.detect import IterationWatch, SlowDown
-from ncclwatch.engine.slow.findings import Context, Finding
+from ncclwatch.engine.slow.findings import Context, Finding, equals, hidden_together, hosts, nodes
 from ncclwatch.engine.slow.gpu_times import GpuTimes, Start, numbering
-from ncclwatch.engine.slow.lateness import Lateness, measure
+from ncclwatch.engine.slow.lateness import Lateness, Skew, measure, measure_skew, slope, without_partners
 from ncclwatch.engine.slow.paths import Paths
-from ncclwatch.engine.slow.peer_groups import equals, hidden_together, hosts, nodes
 from ncclwatch.engine.slow.profile import Profile, Shares, add_up
-from ncclwatch.engine.slow.robust import slope
 from ncclwatch.engine.slow.round_trips import FlowPlace, RoundTrips
-from ncclwatch.engine.slow.sample_ordering import near
-from ncclwatch.engine.slow.skew import Skew, measure_skew, without_partners
-from ncclwatch.engine.slow.snapshot import Look, StageOf, take_look
+from ncclwatch.engine.slow.snapshot import Look, StageOf, near, take_look
 from ncclwatch.engine.topology.model import Topology
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.verdict import Verdict, VerdictClass
 
 KEPT_SAMPLES = 240
-"""Samples of a job that are kept: four minutes of one a second."""
+"""Bound: samples of a job that are kept: four minutes of one a second."""
 WINDOW_SAMPLES = 120
-"""The newest of a slow-down that are judged: who is at fault may change."""
+"""Bound: the newest of a slow-down that are judged; who is at fault may change."""
 PENDING_SAMPLES = 10
-"""Samples since the job last made progress that are kept until it goes on."""
+"""Bound: samples since the job last made progress that are kept until it goes on."""
 CHEAP_RANKS = 512
-"""Above this many ranks a sample is taken only every so many rounds that they cost no more than at this size."""
+"""Bound: above this many ranks a sample is taken only every so many rounds that they cost no more than at this size."""
 SPREAD_S, SPREAD_SHARE = 0.1, 0.1
 """Seconds, and share of an iteration: samples of different hosts further apart in time are none of one moment."""
 CONFIRMED = 2
-"""Judgements in a row that must name the same before it is reported: one may rest on a single odd sample."""
-FORGIVEN = 5
-"""Judgements without a finding after which what was reported is withdrawn while the job is still slow: as many seconds. And the
-judgements in a row that must agree where nothing is slower than before: each follows progress of its own, so that one long
-standstill does not name whoever it stands at. Of four equals, all five stand at the same by chance in 1 of 256 jobs."""
+"""Judgements in a row that must name the same before it is reported: one may rest on a single odd sample. Unit: judgements. From:
+calibration judges by it, so that the false-alarm rate holds with it.
+"""
+FROM_START = 5
+"""Judgements in a row that must agree where nothing is slower than before: each follows progress of its own, so that one long
+standstill does not name whoever it stands at. Unit: judgements. From: of four equals all stand at the same by chance in 1 of 256
+jobs.
+"""
+WITHDRAWN = 5
+"""Judgements without a culprit after which it is named no longer while the job is still slow. Unit: judgements, one a second.
+From: chosen, as long as a hang's floor: a culprit may be missed by a few samples.
+"""
 MEANWHILE_S, MEANWHILE_MOST_S = 5.0, 60.0
 """So long after its last progress (an iteration's length, where that is more, and the second at most) a job that is slow is still
 said to be: then it may hang (the hang's own floor), or have come to its end."""
@@ -282,7 +285,7 @@ class SlowWatch:
             before = add_up([look for look in watch.looks if began <= look.time < since], processes)
         profile = add_up(looks[-WINDOW_SAMPLES:], processes)
         factors, extras = self._factors(job, slow)
-        context = self._context(job, watch, slow, topology, before, factors)
+        context = self._context(job, watch, slow, topology, before)
         if self.observer is not None:
             self.observer(job, profile, context)
         findings = find(profile, context)
@@ -299,9 +302,9 @@ class SlowWatch:
         said = frozenset((f.kind.computes, f.members) for f in watch.standing.findings) if watch.standing else frozenset()
         watch.repeated = watch.repeated + 1 if findings and named == watch.named else 1 if findings else 0
         watch.named = named
-        enough = CONFIRMED if judgement.slow is not None or watch.standing is not None else FORGIVEN
+        enough = CONFIRMED if judgement.slow is not None or watch.standing is not None else FROM_START
         # A culprit beside another may be missed by a few samples.
-        if watch.repeated >= enough and not (named < said and watch.missing < FORGIVEN - 1):
+        if watch.repeated >= enough and not (named < said and watch.missing < WITHDRAWN - 1):
             watch.missing = 0
             gpus = watch.gpus
             starts = gpus.starts(judgement.since)
@@ -314,17 +317,16 @@ class SlowWatch:
             watch.standing = judgement
         elif watch.standing is not None:
             watch.missing = 0 if said <= named else watch.missing + 1
-            if watch.missing >= FORGIVEN:
+            if watch.missing >= WITHDRAWN:
                 watch.standing, watch.missing = None, 0
 
     def _context(
-        self, job: Job, watch: _JobWatch, slow: SlowDown | None, topology: Topology | None, before: Profile | None,
-        factors: Shares,
-    ) -> Context:  # fmt: skip
+        self, job: Job, watch: _JobWatch, slow: SlowDown | None, topology: Topology | None, before: Profile | None
+    ) -> Context:
         """What is known of a job besides the samples since it is slow."""
         equal = equals(job, topology, self.cadences)
         context = Context(
-            equal, hosts(job), factors, lost=None, node=nodes(job), hidden=hidden_together(job),
+            equal, hosts(job), lost=None, node=nodes(job), hidden=hidden_together(job),
         )  # fmt: skip
         if slow is None:
             return context
@@ -337,7 +339,7 @@ class SlowWatch:
             context, lost=slow.lost_share, before=before, alike=alike,
             late=skew.joined(late) if skew is not None else late,
             unseen=skew.waits if skew is not None else None,
-            delayed=watch.round_trips.delayed(since, slow.lost_share * slow.mean_s),
+            delayed=watch.round_trips.delayed(since),
             idle=watch.idle_share(since, slow.lost_share),
         )  # fmt: skip
 

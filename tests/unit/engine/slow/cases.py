@@ -51,12 +51,7 @@ def link(source: int, destination: int, weight: float, ranks: int = RANKS) -> Ho
 def context(lost: float | None, hosts: int = RANKS, ranks: int = RANKS, **more: Any) -> Context:
     """Ranks that do equal work, on so many hosts."""
     host = np.arange(ranks) // (ranks // hosts)
-    return replace(Context(np.zeros(ranks, np.int64), host, np.full(ranks, np.nan), lost), **more)
-
-
-def grown(factors: Mapping[int, float], ranks: int = RANKS) -> np.ndarray:
-    """How much longer work between calls takes; as long as ever where nothing is said."""
-    return np.array([factors.get(rank, 1.0) for rank in range(ranks)])
+    return replace(Context(np.zeros(ranks, np.int64), host, lost), **more)
 
 
 def late(shares: Mapping[int, float], times: int = 12, ranks: int = RANKS) -> Lateness:

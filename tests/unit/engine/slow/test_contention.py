@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from ncclwatch.engine.slow.contention import held_back_alone, lacks_cpu, running_part, short_of_cpu
+from ncclwatch.engine.slow.classify import held_back_alone, lacks_cpu, running_part, short_of_cpu
 from ncclwatch.engine.slow.findings import Context, Kind
 from ncclwatch.engine.slow.profile import add_up
 from ncclwatch.engine.slow.snapshot import Activity, CpuTimes, Hold, Look, Part
@@ -169,7 +169,13 @@ MOST = context(FREE, lost=0.6, hosts=4)
     ),
     Case("a limit, where few waits can be followed", seldom(0.9), MOST, [(Kind.HOST, (1,))]),
     Case("few waits can be followed, and no limit", seldom(0.05), MOST, disagrees="names 1 (computation)"),
-    Case("a limit, and another is waited for more often", seldom(0.9, other=4), MOST, never=[(None, (1,))]),
+    Case(
+        "a limit, and another is waited for more often",
+        seldom(0.9, other=4),
+        MOST,
+        never=[(None, (1,))],
+        disagrees="names 1 (host): none of the recordings has a limit that is another's",
+    ),
 )
 def test_cpu_limits(case: Case) -> None:
     case.check()

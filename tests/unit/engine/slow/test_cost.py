@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ncclwatch.engine.slow.cost import costs
+from ncclwatch.engine.slow.classify import costs
 from ncclwatch.engine.slow.detect import SlowDown
 from ncclwatch.engine.slow.findings import Finding, Kind
 

@@ -42,7 +42,7 @@ def job_of(processes: list[list[ProcessSample]]) -> Job:
 def judgement(job: Job, *findings: Finding) -> Judgement:
     size = len(job.members)
     unknown = np.full(size, np.nan)
-    context = Context(np.zeros(size, np.int64), np.zeros(size, np.int64), unknown, None)
+    context = Context(np.zeros(size, np.int64), np.zeros(size, np.int64), None)
     profile = add_up([], [member.info.key for member in job.members])
     return Judgement(list(findings), profile, context, None, 0.0, 1.0, unknown, unknown)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ncclwatch.engine.slow.robust import slope
+from ncclwatch.engine.slow.lateness import slope
 
 
 def test_slope_tells_work_from_additions() -> None:

@@ -13,7 +13,7 @@ from ncclwatch.engine.connections import ConnectionKey
 from ncclwatch.engine.edges import Wait, Why
 from ncclwatch.engine.job import Job, assemble
 from ncclwatch.engine.nodes import LinkNode, RankNode
-from ncclwatch.engine.slow.sample_ordering import Moments, near
+from ncclwatch.engine.slow.snapshot import Moments, near
 from unit.synthetic import SECOND, Rank, communicator, recv, send
 
 

@@ -10,7 +10,7 @@ from ncclwatch.engine.job import Job, assemble
 from ncclwatch.engine.nodes import RankNode
 from ncclwatch.engine.rings import all_under_way, laggards, under_way
 from ncclwatch.engine.slow.cadence import Cadence
-from ncclwatch.engine.slow.peer_groups import equals
+from ncclwatch.engine.slow.findings import equals
 from ncclwatch.engine.slow.snapshot import Activity, take_look
 from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.model.state import Communicator, Direction, OpPhase, ProxyOperation, Transport

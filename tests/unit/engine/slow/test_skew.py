@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from ncclwatch.engine.job import Job, assemble
 from ncclwatch.engine.ledger import Ledger
-from ncclwatch.engine.slow.lateness import Lateness
-from ncclwatch.engine.slow.skew import Skew, measure_skew
+from ncclwatch.engine.slow.lateness import Lateness, Skew, measure_skew
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 from ncclwatch.model.state import Transport
 from unit.synthetic import WORLD, Rank, address_of, communicator, looks
