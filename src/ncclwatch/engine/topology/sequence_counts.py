@@ -148,23 +148,19 @@ def _count(use: Use, rank: int, own: Communicator) -> None:
 
 
 def _families(jobmap: JobMap, job: KnownJob, uses: Sequence[Use]) -> Iterable[Family]:
-    """Groups of one kind, if they divide the ranks among them. Counts of Send and Recv differ between the stages."""
+    """Groups of one kind, where they do not overlap, and every rank that was observed is in one of them."""
     of = {use.group.id: use for use in uses if not (use.collectives and use.exchanges)}  # no role is known for both on one
-    observed = np.array([rank for process in job.processes if 0 <= (rank := jobmap.rank[process]) < job.world], np.int64)
+    observed = {rank for process in job.processes if 0 <= (rank := jobmap.rank[process]) < job.world}
+    # Counts of Send and Recv differ between the stages.
     called = [(use.group, (use.collectives > 0, use.usual), float(use.collectives)) for use in of.values()]
     for members in kinds(job.world, called):
-        if (family := _family(job.world, observed, [of[number] for number in members])) is not None:
-            yield family
-
-
-def _family(world: int, observed: NDArray[np.int64], uses: list[Use]) -> Family | None:
-    """``None`` where the groups overlap, or where a rank that was observed is in none of them."""
-    number = np.full(world, -1, np.int32)
-    for at, ranks in enumerate({tuple(use.group.ranks.tolist()): use.group.ranks for use in uses}.values()):
-        if (number[ranks] >= 0).any():
-            return None
-        number[ranks] = at
-    return Family(uses, number) if (number[observed] >= 0).all() else None
+        groups = list(dict.fromkeys(tuple(of[number].group.ranks.tolist()) for number in members))
+        ranks = {rank for group in groups for rank in group}
+        if len(ranks) == sum(map(len, groups)) and observed <= ranks:
+            number = np.full(job.world, -1, np.int32)
+            for at, group in enumerate(groups):
+                number[list(group)] = at
+            yield Family([of[one] for one in members], number)
 
 
 def _assignments(world: int, families: Sequence[Family]) -> Iterable[tuple[Role, ...]]:
