@@ -29,6 +29,10 @@ LARGE_GROUP = 8
 """Unit: ranks. From: GPUs of one host joined by NVLink, as tensor groups are (Megatron-LM's advice, and every job of
 ``score.topology``). A single group of more, over several hosts, is data parallel.
 """
+DATA_PERIOD_S = 0.2
+"""Unit: seconds. From: a layer takes milliseconds, so that what is called this seldom is called once an iteration. It names the
+only group of a job of ``score.topology`` that reduces gradients and nothing else; at 0.4 s that is unsure.
+"""
 MANY = 40
 """Unit: periods. From: micro-batches in an iteration, of which there are fewer. A group that was unused in so many periods is not
 used for gradients.
@@ -257,7 +261,15 @@ def _single(specimen: Specimen, usage: Usage) -> Opinion:
         return Opinion(Role.DATA, 0.75, "the only group: AllReduce of several sizes, as buckets of gradients have")
     if collective and usage.group.nranks > LARGE_GROUP and usage.group.hosts > 1:
         return Opinion(Role.DATA, 0.7, f"the only group, of {usage.group.nranks} ranks on {usage.group.hosts} hosts")
+    if collective and SCATTER in functions and _seldom(specimen, usage):
+        return Opinion(Role.DATA, 0.65, "the only group: scatters far apart in time, as gradients are")
     return _unsure("the only group, used alike all the time: tensor or data parallel")
+
+
+def _seldom(specimen: Specimen, usage: Usage) -> bool:
+    own = specimen.operations[(specimen.operations["row"] == usage.row) & (specimen.operations["function"] == SCATTER)]
+    gaps = np.diff(own["time_ns"].astype(np.int64)) / 1e9
+    return len(gaps) > 2 and bool(np.quantile(gaps, 0.25) >= DATA_PERIOD_S)
 
 
 def kinds(world: int, uses: Iterable[tuple[KnownGroup, object, float]]) -> Iterator[list[int]]:
