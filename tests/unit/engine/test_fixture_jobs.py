@@ -43,7 +43,7 @@ def test_who_comes_afterwards_is_told_the_place_in_the_layout(name: str) -> None
 def test_many_ranks_are_named_as_a_range() -> None:
     (path,) = (job for job in JOBS if job.stem == "drawn-801-63-slow-link-2.21.5-shm-live-0")
     verdict = accusing(path)[-1]
-    assert "ranks 4-7 (network interface)" in verdict.summary
+    assert "ranks 0-7 (network interface)" in verdict.summary
     assert not any("of its communicator" in line for line in verdict.evidence)
 
 

@@ -36,7 +36,9 @@ WORSE_RATIO = 1.5
 """A slow-down within a slow-down counts as the one to explain from this ratio of means on: its explanation is another."""
 
 FEWEST_SLOW = 3
-"""Slow iterations before a slow-down is one, where normal ones lie between them."""
+"""Slow iterations before a slow-down is one. What happens once (a checkpoint) can lie across the end of an iteration, and makes
+two of them slow, however long it takes. Unit: iterations. From: a checkpoint of a pipeline's stage shows in two (drawn 502-36).
+"""
 
 FAR = 1.25
 """Where the bin of iterations that are far beyond slow begins, as a ratio to what is slow. Bins above it would only cost: each
@@ -193,15 +195,14 @@ def change_point(durations: NDArray[np.float64], least_ratio: float = LEAST_RATI
     size = len(durations)
     first = max(FEWEST_HEALTHY, size - WINDOW)
     best, found = TABLE.change_log_bayes_factor, None
-    for start in range(size - 2, first - 1, -1):
+    for start in range(size - FEWEST_SLOW, first - 1, -1):
         past, since = durations[:start], durations[start:]
         if since.mean() < least_ratio * past.mean():
             continue
         edges = _edges(past)
         counts = _bins(since, edges)
         slow = since > edges[SLOW_FROM - 1]
-        # Two that are slow are a slow-down only where one follows the other: checkpoints come apart.
-        if slow.sum() < FEWEST_SLOW and not slow[-2:].all():
+        if slow.sum() < FEWEST_SLOW:
             continue
         factor = log_bayes_factor(_bins(past, edges), counts)
         if factor > best:

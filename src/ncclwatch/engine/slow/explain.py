@@ -57,6 +57,7 @@ TERM_WORDS = {
     "activity": "works in the lost time and does not wait",
     "ends": "the waits end there",
     "late": "its host thread begins iterations late",
+    "stretch": "the work between its calls takes longer",
     "throttled": "a CPU limit holds it back",
     "asleep": "its threads want CPUs less than its neighbours'",
     "delayed": "round trips on its links have grown",

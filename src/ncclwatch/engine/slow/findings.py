@@ -14,7 +14,7 @@ from ncclwatch.engine.evidence.device import sees_everything
 from ncclwatch.engine.job import Job, Member, identity_of
 from ncclwatch.engine.slow.cadence import Cadences
 from ncclwatch.engine.slow.lateness import Lateness
-from ncclwatch.engine.slow.profile import Profile
+from ncclwatch.engine.slow.profile import Profile, Shares
 from ncclwatch.engine.slow.snapshot import LinkPlace
 from ncclwatch.engine.topology.model import Topology
 from ncclwatch.model.identity import ProcessKey
@@ -78,6 +78,8 @@ class Context:
     before: Profile | None = None
     late: Lateness | None = None
     """Host threads that begin iterations late, or call later than their peers on the node."""
+    factor: Shares | None = None
+    """How much longer the work between each rank's calls takes than it did, as a ratio; NaN where it is not known."""
     unseen: NDArray[np.bool_] | None = None
     """Who waits, where samples do not show it, for a peer on the node that calls late."""
     node: NDArray[np.int64] | None = None

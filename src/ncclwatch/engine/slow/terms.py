@@ -23,9 +23,10 @@ from ncclwatch.engine.slow.findings import FEWEST_PAST, Context
 from ncclwatch.engine.slow.profile import LinkKey, Profile, Shares
 from ncclwatch.engine.slow.snapshot import Part
 
-FLOORS = {"late": 0.3, "throttled": 0.2, "asleep": 0.05, "delayed": 0.001}
-"""Excesses of which a smaller one is noise, for each measured term: part of the lost time, part of the periods, logarithm of
-wanted CPUs, seconds. Unit: as said. From: the scatter of healthy recordings (seed 1101).
+FLOORS = {"late": 0.3, "stretch": 0.1, "throttled": 0.2, "asleep": 0.05, "delayed": 0.001}
+"""Excesses of which a smaller one is noise, for each measured term: part of the lost time, logarithm of how much longer the work
+between calls takes, part of the periods, logarithm of wanted CPUs, seconds. Unit: as said. From: chosen, below what any recorded
+fault makes of it.
 """
 TERMS = ("activity", "ends", *FLOORS)
 """Columns of :attr:`Terms.values`; each is about 0 for an innocent one, and at most of the order of 1 to 5."""
@@ -414,9 +415,16 @@ class _Seen:
 
         return {
             "late": np.zeros(len(profile.processes)) if context.late is None else np.minimum(context.late.share / self.lost, 1.0),
+            "stretch": self._stretch,
             "throttled": _beyond(grown(lambda of: np.nan_to_num(of.held_back))),
             "asleep": _beyond(-grown(lambda of: np.log(np.maximum(of.cpu_wait + of.cpu_use, 0.01)))),
         }
+
+    @property
+    def _stretch(self) -> Shares:
+        """Logarithm of how much longer the work between calls takes than it did, beyond the others."""
+        factor = self.context.factor
+        return np.zeros(len(self.profile.processes)) if factor is None else _beyond(np.log(np.clip(factor, 0.2, 8.0)))
 
 
 def _sum(values: Shares, members: Sequence[Sequence[int]]) -> Shares:

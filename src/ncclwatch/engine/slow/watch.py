@@ -285,7 +285,7 @@ class SlowWatch:
             before = add_up([look for look in watch.looks if began <= look.time < since], processes)
         profile = add_up(looks[-WINDOW_SAMPLES:], processes)
         factors, extras = self._factors(job, slow)
-        context = self._context(job, watch, slow, topology, before)
+        context = self._context(job, watch, slow, topology, before, factors)
         if self.observer is not None:
             self.observer(job, profile, context)
         findings = find(profile, context)
@@ -321,8 +321,9 @@ class SlowWatch:
                 watch.standing, watch.missing = None, 0
 
     def _context(
-        self, job: Job, watch: _JobWatch, slow: SlowDown | None, topology: Topology | None, before: Profile | None
-    ) -> Context:
+        self, job: Job, watch: _JobWatch, slow: SlowDown | None, topology: Topology | None, before: Profile | None,
+        factors: Shares,
+    ) -> Context:  # fmt: skip
         """What is known of a job besides the samples since it is slow."""
         equal = equals(job, topology, self.cadences)
         context = Context(
@@ -336,7 +337,7 @@ class SlowWatch:
             skew = without_partners(job, self.ledger, skew, late, slow.lost_share)
         since = slow.since + watch.offset_s
         return replace(
-            context, lost=slow.lost_share, before=before, alike=alike,
+            context, lost=slow.lost_share, before=before, alike=alike, factor=factors,
             late=skew.joined(late) if skew is not None else late,
             unseen=skew.waits if skew is not None else None,
             delayed=watch.round_trips.delayed(since),

@@ -154,9 +154,7 @@ MOST = context(FREE, lost=0.6, hosts=4)
 
 
 @cases(
-    Case(
-        "a limit holds a rank back: its links as well", throttled(0.9), SLOW, [(Kind.HOST, (1,))], disagrees="names 1, 2 (link)"
-    ),
+    Case("a limit holds a rank back: its links as well", throttled(0.9), SLOW, [(Kind.HOST, (1,))]),
     Case("no limit", throttled(0.05), SLOW, never=[(Kind.HOST, (1,))]),
     Case("from the start", throttled(0.9), START, [(Kind.HOST, (1,))], disagrees="names nobody"),
     Case("from the start, no limit", throttled(0.0), START),

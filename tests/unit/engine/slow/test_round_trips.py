@@ -105,7 +105,6 @@ def case(
         {(1, 2), (2, 3)},
         RARELY,
         (Kind.NIC, (2,)),
-        disagrees="names nobody",
     ),
     case(
         "an adapter of whose links one is waited for",
