@@ -29,11 +29,15 @@ after the last look, and what is written grows.
 """
 LONGEST_PATIENCE_S = 600.0
 """Bound: seconds that any operation is given; twice the five minutes of CCL-D."""
-CAREFUL_FACTOR = 3.0
-"""Unit: floors that is given what has no usual duration: the creation of a communicator, its first operations, a barrier; never
-immunity. From: chosen for creation; connections are made in the first operations, which takes as long.
+CAREFUL_FACTOR = 2.0
+"""Unit: floors that is given what has no usual duration: the first operations of a communicator, a barrier; never immunity. From:
+chosen; three are too many: who comes to a job that hangs already sees first operations often, and waited 15 s (drawn 1301-138).
 """
-CREATION_S = CAREFUL_FACTOR * HANG_FLOOR_S
+UNTOUCHED_FACTOR = 3.0
+"""Unit: floors that is given to the creation of a communicator, and where nothing has ever come through. From: chosen: ranks still
+make their connections, which takes as long as making communicators.
+"""
+CREATION_S = UNTOUCHED_FACTOR * HANG_FLOOR_S
 YOUNG_OPERATIONS = 3
 """Unit: operations; a communicator that has launched fewer has just begun. From: chosen: kernels load, buffers are made, caches
 are cold.
@@ -84,9 +88,10 @@ class Patience:
         groups = {kind.group for kind in kinds if kind.group in job.groups}
         # A barrier beside an ordinary operation (the norm of the gradients) is no reason to wait longer for that.
         known = [job.groups[number] for number in groups]
-        careful = bool(known) and all(_young(group) or _untouched(group) or _barrier(group, ledger) for group in known)
+        careful = bool(known) and all(_young(group) or _barrier(group, ledger) for group in known)
         expected = max((max(self._learned[kind]) for kind in kinds if kind in self._learned), default=0.0)
-        factor = CAREFUL_FACTOR if careful else 1.0
+        untouched = bool(known) and all(map(_untouched, known))
+        factor = UNTOUCHED_FACTOR if untouched else CAREFUL_FACTOR if careful else 1.0
         return max(factor * self.floor_s, min(LONGEST_PATIENCE_S, EXPECTATION_FACTOR * expected))
 
     def halted(self, job: Job) -> None:

@@ -43,8 +43,8 @@ two of them slow, however long it takes. Unit: iterations. From: a checkpoint of
 FAR = 1.25
 """Where the bin of iterations that are far beyond slow begins, as a ratio to what is slow. Bins above it would only cost: each
 has to be learned by itself, and pauses of 0.9 s in iterations of 0.5 s took 22 s to show with four of them, and 10 s with one.
-Unit: ratio. From: 69 recordings (seeds 1001, 1401, 1101): of nine jobs with pauses three
-are seen to be slow twice as early, and one later.
+Unit: ratio. From: 69 recordings (seeds 1001, 1401, 1101), at a log Bayes factor of 5.5: of nine jobs with pauses three are seen
+to be slow twice as early, and one later.
 """
 HEALTHY_PRIOR = np.array([15.0, 12.0, 2.0, 0.3])
 """Pseudo-counts of healthy iterations by bin: as if thirty had been seen before, two of them slow by chance, and now and then

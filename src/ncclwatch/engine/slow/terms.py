@@ -39,7 +39,7 @@ that hold it up by turns. The remainders are what a sample misreads: samples of 
 """
 CREDIT = 8.0
 """What the samples of a rank say of its work counts for so much at most, since they depend on each other. Unit: nats. From:
-cross-validation by job on 69 recordings (seeds 1001, 1401, 1101): 8 and 12 do equally well, a logarithm worse.
+cross-validation by job on 69 recordings (seeds 1001, 1401, 1101), of an earlier form: 8 and 12 alike, a logarithm worse.
 """
 OWN_END = 0.7
 """Part of the lost time in which the waits that a sample shows end at the culprit; the others end at whom it holds up first."""
