@@ -34,8 +34,8 @@ CAREFUL_FACTOR = 2.0
 chosen; three are too many: who comes to a job that hangs already sees first operations often, and waited 15 s (drawn 1301-138).
 """
 UNTOUCHED_FACTOR = 3.0
-"""Unit: floors that is given to the creation of a communicator, and where nothing has ever come through. From: chosen: ranks still
-make their connections, which takes as long as making communicators.
+"""Unit: floors that is given to the creation of a communicator, and where nothing has ever come through. From: chosen: ranks
+still make their connections, which takes as long as making communicators.
 """
 CREATION_S = UNTOUCHED_FACTOR * HANG_FLOOR_S
 YOUNG_OPERATIONS = 3
