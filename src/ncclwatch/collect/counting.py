@@ -9,7 +9,6 @@ from ncclwatch.collect.ordering import SECONDS
 from ncclwatch.collect.watched import Watched
 from ncclwatch.collect.work import WorkWatch
 from ncclwatch.errors import NcclwatchError
-from ncclwatch.model.progress import progressed
 from ncclwatch.model.work import FlowWindow
 from ncclwatch.target.session import TargetProcess
 from ncclwatch.wire.governor import Mode
@@ -38,7 +37,7 @@ class WorkCount:
         ]
         hosts = {target.pid: target.info.host for target, _ in looks}
         try:
-            stands = bool(looks) and not any(_moved(one) for one in watched if one.pid in hosts)
+            stands = bool(looks) and all(one.stands for one in watched if one.pid in hosts)
             if stands or self.ordered:
                 self._flows.observe(looks)
                 self._work.follow(self._flows, [target for target, _ in looks])
@@ -58,8 +57,3 @@ class WorkCount:
         """Take the probes away."""
         self._work.close()
         self._flows.close()
-
-
-def _moved(one: Watched) -> bool:
-    """Whether a process has moved between its last two looks; one that was looked at once may have."""
-    return len(one.history) < 2 or progressed(one.history[-2], one.history[-1])

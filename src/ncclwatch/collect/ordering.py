@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ncclwatch.collect.node import NodeCollector
-from ncclwatch.model.progress import progressed
 from ncclwatch.model.work import WorkOrder
 from ncclwatch.wire.orders import Order
 
@@ -37,7 +36,7 @@ class OrderDesk:
         """Have requests counted, if that is allowed; a line that says what is done, or why it is not."""
         pids = tuple(pid for pid in order.pids if pid in self.collector.watched)
         now = self.clock()
-        standing = bool(pids) and not any(self._moved(pid) for pid in pids)
+        standing = bool(pids) and all(self.collector.watched[pid].stands for pid in pids)
         share = max(self.standing_budget, self.budget) if standing else self.budget
         why = ""
         if not pids:
@@ -61,8 +60,3 @@ class OrderDesk:
             f"work requests of {len(pids)} {who} are counted for {SECONDS} s, as ordered; they {state}, "
             f"so that this may cost {share:.3g} of a thread's time"
         )
-
-    def _moved(self, pid: int) -> bool:
-        """Whether a process has moved between its last two looks; one that was looked at once may have."""
-        history = self.collector.watched[pid].history
-        return len(history) < 2 or progressed(history[-2], history[-1])

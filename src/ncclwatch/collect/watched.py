@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol, runtime_checkable
 
 from ncclwatch.errors import ExitStatus, NcclwatchError, TargetError, TargetGoneError
+from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 
 
@@ -83,6 +84,11 @@ class Watched:
     def last(self) -> ProcessSample | None:
         """The newest sample."""
         return self.history[-1] if self.history else None
+
+    @property
+    def stands(self) -> bool:
+        """Whether it made no progress between its last two samples; one that was sampled once may have."""
+        return len(self.history) >= 2 and not progressed(self.history[-2], self.history[-1])
 
     def look(self, *, keep: int = 64) -> NcclwatchError | None:
         """Read once more. A process that ended yields a sample with run state ``X``; any other error is returned.

@@ -160,10 +160,8 @@ class WorkWatch:
         return tuple(self._joined(record, now_ns) for record in records)
 
     def _joined(self, record: FlowRecord, now_ns: int) -> FlowRecord:
-        if record.kind is not FlowKind.RDMA or record.direction is None or record.comm_hash is None:
-            return record
-        place = (record.pid, record.comm_hash, record.rank or 0, record.channel or 0, record.peer or 0)
-        window = self._newest.get((*place, record.direction, record.connection_index or 0))
+        key = _key_of(record) if record.kind is FlowKind.RDMA else None
+        window = self._newest.get(key) if key is not None else None
         if window is None or window.work.end_ns < now_ns - STALE_NS:
             return record
         work = window.work
@@ -252,11 +250,15 @@ class WorkWatch:
 
 
 def _connection_of(window: FlowWindow) -> ConnectionKey | None:
-    """The connection of a queue pair that is NCCL's."""
-    if window.scope is not Scope.FLOW or window.comm_hash is None or window.direction is None:
+    """The connection of a queue pair that is NCCL's; ports and peers are of none."""
+    return _key_of(window) if window.scope is Scope.FLOW else None
+
+
+def _key_of(flow: FlowWindow | FlowRecord) -> ConnectionKey | None:
+    if flow.comm_hash is None or flow.direction is None:
         return None
-    place = (window.pid, window.comm_hash, window.rank or 0, window.channel or 0, window.peer or 0)
-    return *place, window.direction, window.connection_index or 0
+    place = (flow.pid, flow.comm_hash, flow.rank or 0, flow.channel or 0, flow.peer or 0)
+    return *place, flow.direction, flow.connection_index or 0
 
 
 def _owners_of(target: TargetProcess, one: NetConnection) -> tuple[Owner, ...]:
@@ -273,18 +275,21 @@ def _with_slowest(windows: Sequence[FlowWindow]) -> list[FlowWindow]:
     members: dict[tuple[object, ...], list[WorkWindow]] = {}
     for window in windows:
         if window.scope is Scope.FLOW:
-            for place in (window.pid, window.device), (window.pid, window.comm_hash, window.rank, window.peer):
-                members.setdefault(place, []).append(window.work)
+            for scope in Scope.PORT, Scope.PEER:
+                members.setdefault(_group_of(window, scope), []).append(window.work)
     found = []
     for window in windows:
-        port = window.scope is Scope.PORT
-        place = (window.pid, window.device) if port else (window.pid, window.comm_hash, window.rank, window.peer)
-        slowest = added(members.get(place, ())) if window.scope is not Scope.FLOW else None
+        slowest = added(members.get(_group_of(window, window.scope), ())) if window.scope is not Scope.FLOW else None
         if slowest is not None:
             work = replace(window.work, send_rate=slowest.send_rate, recv_rate=slowest.recv_rate)
             window = replace(window, work=work)  # noqa: PLW2901
         found.append(window)
     return found
+
+
+def _group_of(window: FlowWindow, scope: Scope) -> tuple[object, ...]:
+    """The port or the peer of a window: what its connections have in common."""
+    return (window.pid, window.device) if scope is Scope.PORT else (window.pid, window.comm_hash, window.rank, window.peer)
 
 
 def _by_rank(windows: Iterable[FlowWindow]) -> dict[tuple[int, int | None, int | None], list[WorkWindow]]:
@@ -296,15 +301,15 @@ def _by_rank(windows: Iterable[FlowWindow]) -> dict[tuple[int, int | None, int |
         elif window.scope is Scope.PEER:
             found.setdefault((window.pid, window.comm_hash, window.rank), []).append(window.work)
     # Several reports may have come at once: the newest counts.
-    return {key: [work for work in works if work.end_ns == max(w.end_ns for w in works)] for key, works in found.items()}
+    newest = {key: max(work.end_ns for work in works) for key, works in found.items()}
+    return {key: [work for work in works if work.end_ns == newest[key]] for key, works in found.items()}
 
 
 def _together(flows: Iterable[FlowWindow], scope: Scope) -> list[FlowWindow]:
     """Connections over sockets by port, or by peer."""
     groups: dict[tuple[object, ...], list[FlowWindow]] = {}
     for flow in flows:
-        by = (flow.device,) if scope is Scope.PORT else (flow.comm_hash, flow.rank, flow.peer)
-        groups.setdefault((flow.pid, *by), []).append(flow)
+        groups.setdefault(_group_of(flow, scope), []).append(flow)
     found = []
     for members in groups.values():
         work, one = added(member.work for member in members), members[0]

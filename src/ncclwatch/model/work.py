@@ -181,7 +181,7 @@ def added(windows: Iterable[WorkWindow]) -> WorkWindow | None:
         uncertainty=hypot(*errors) / total if known and total else 0.0 if known else None,
         send_rate=_least(part.send_rate for part in parts),
         recv_rate=_least(part.recv_rate for part in parts),
-        polls=_most_polls(part.polls for part in parts),
+        polls=_most(part.polls for part in parts),
     )
 
 
@@ -190,12 +190,7 @@ def _sum(values: Iterable[_Number | None]) -> _Number | None:
     return sum(known[1:], known[0]) if known else None
 
 
-def _most(values: Iterable[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
-
-
-def _most_polls(values: Iterable[int | None]) -> int | None:
-    """Of windows of one process each has the same."""
+def _most(values: Iterable[_Number | None]) -> _Number | None:
     return max((value for value in values if value is not None), default=None)
 
 

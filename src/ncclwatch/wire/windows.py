@@ -79,9 +79,7 @@ class WorkWindows:
         ``devices`` are RDMA device and port by (pid, context); ``pids`` the processes whose probes were in place.
         ``polls`` is how often their threads have asked for completions in all.
         """
-        parts = [
-            *self._parts([account for account in accounts if account.pid in pids], owners, devices),
-        ]
+        parts = list(self._parts([account for account in accounts if account.pid in pids], owners, devices))
         seen = {part.key for part in parts}
         nothing = np.zeros(layouts.BUCKETS, dtype="<u8")
         for key, owner in owners.items():

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import cast
 
 from ncclwatch.collect.node import NodeCollector
 from ncclwatch.collect.ordering import SECONDS, OrderDesk
-from ncclwatch.model.state import ProcessSample
+from ncclwatch.collect.watched import Readable, Watched
 from ncclwatch.model.work import WorkOrder
 from ncclwatch.wire.orders import Order
 from unit.synthetic import looks, moved, silent_link
@@ -19,16 +19,18 @@ class Collector:
     def __init__(self, *, counts: bool = True) -> None:
         self.counts = counts
         self.ordered: list[Order] = []
-        self.watched: dict[int, Any] = {}
+        self.watched: dict[int, Watched] = {}
         for series in looks(silent_link()[:2]):
-            self.watched[series[-1].process.pid] = SimpleNamespace(history=series)
+            target = SimpleNamespace(info=series[-1].process)
+            one = self.watched[series[-1].process.pid] = Watched(cast(Readable, target))
+            one.history = series
 
     def order(self, order: Order) -> bool:
         self.ordered.append(order)
         return self.counts
 
     def move(self, pid: int) -> None:
-        history: list[ProcessSample] = self.watched[pid].history
+        history = self.watched[pid].history
         history.append(moved(history[-1]))
 
 

@@ -8,11 +8,12 @@ import numpy as np
 
 from ncclwatch.engine.job import Job, assemble
 from ncclwatch.engine.slow.detect import SlowDown
-from ncclwatch.engine.slow.explain import holds, unlocated, verdict
+from ncclwatch.engine.slow.explain import TERM_WORDS, holds, unlocated, verdict
 from ncclwatch.engine.slow.findings import Context, Finding, Kind
 from ncclwatch.engine.slow.lateness import Lateness
 from ncclwatch.engine.slow.profile import add_up
 from ncclwatch.engine.slow.snapshot import LinkPlace
+from ncclwatch.engine.slow.terms import TERMS
 from ncclwatch.engine.slow.watch import Judgement
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessSample
@@ -105,3 +106,8 @@ def test_a_job_that_takes_twice_as_long_is_said_to_as_soon_as_that_has_repeated(
     assert "iterations take 12.00 s instead of 1.00 s" in said(11.0, 3)
     assert said(0.5, 3) == running.summary and "who holds it up does not show" in said(0.5, 8)
     assert said(0.1, 8) == running.summary
+
+
+def test_every_term_has_words() -> None:
+    """The trail says what spoke for a culprit: a term without words would end the judgement."""
+    assert set(TERM_WORDS) == set(TERMS)
