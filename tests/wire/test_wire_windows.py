@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -130,8 +131,7 @@ def test_exact_windows_add_up_to_everything(wire_kernel: WireKernel, load_progra
         service = Service(session)
         try:
             session.start([VerbsUser(job.pid, None, 0, files=tuple(job.files))])
-            session.begin_exact()
-            service._exact_since_ns = time.clock_gettime_ns(time.CLOCK_MONOTONIC)
+            service.begin_exact({job.pid})
             job.begin()
             expected = job.result()["qps"][0]
             service._next_exact = 0.0
@@ -144,3 +144,56 @@ def test_exact_windows_add_up_to_everything(wire_kernel: WireKernel, load_progra
     assert sum(work.completed_bytes for work in flows) == expected["posted"] * SIZE
     assert flows[-1].in_flight == 0
     assert flows[-1].coverage == 1.0 and flows[-1].uncertainty == 0.0
+
+
+def exactly(kernel: WireKernel, job: Load) -> Service:
+    """Every request of a load that is under way is counted from now on."""
+    service = Service(WireSession(Mode.EXACT, kernel=kernel))
+    service.session.start([VerbsUser(job.pid, None, 0, files=tuple(job.files))])
+    job.begin()
+    time.sleep(0.3)
+    service.begin_exact({job.pid})
+    return service
+
+
+def test_exact_windows_of_a_job_under_way_have_latency_however_slowly_probes_come(
+    wire_kernel: WireKernel, load_program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is posted while probes come one by one must not wait for ever for a completion that nobody saw."""
+    attach_one = wire_kernel._attach_one
+
+    def slowly(site: Any) -> Any:
+        time.sleep(0.05)
+        return attach_one(site)
+
+    monkeypatch.setattr(wire_kernel, "_attach_one", slowly)
+    with load(load_program, posts=100_000_000, rate=RATE, bytes=SIZE, busy=0) as job:
+        service = exactly(wire_kernel, job)
+        try:
+            flows = [window.work for window in collect(service, 2) if window.scope is Scope.FLOW]
+        finally:
+            service.session.close()
+    for work in flows:
+        assert work.counting is Counting.EXACT and work.coverage == 1.0 and work.seen_s > 1.9
+        assert work.completed and work.latency_p50_ns and work.latency_p99_ns and work.throughput
+        assert work.in_flight is not None and work.in_flight < 64, "no more than the load has in flight"
+        # The load may be late on a busy machine, and is never early: what came before the window is not counted.
+        assert 0 < work.posted_bytes / work.seen_s <= 1.05 * RATE * SIZE
+
+
+def test_counting_exactly_an_order_is_answered_with_a_window_of_its_own(wire_kernel: WireKernel, load_program: Path) -> None:
+    with load(load_program, posts=100_000_000, rate=RATE, bytes=SIZE, busy=0) as job:
+        service = exactly(wire_kernel, job)
+        try:
+            service.take(Order(9, (job.pid,), seconds=0.25, share=0.01))
+            began = time.monotonic()
+            report = service.step()
+            took = time.monotonic() - began
+        finally:
+            service.session.close()
+    assert report is not None and took < 2.0
+    before, ordered = (window for window in report.windows if window.scope is Scope.FLOW)
+    assert (before.order, ordered.order) == (0, 9)
+    assert ordered.work.counting is Counting.EXACT and ordered.work.posted and ordered.work.polls
+    assert before.work.end_ns == ordered.work.begin_ns, "nothing went uncounted in between"
+    assert 0.25 <= ordered.work.seen_s < 1.0 and ordered.work.coverage == 1.0

@@ -198,7 +198,7 @@ class FlowCollector:
                 self._note(f"pid {pid}: {error}")
 
     def connections(self) -> Iterator[tuple[TargetProcess, Sequence[NetConnection]]]:
-        """The network connections of every process as last looked up."""
+        """The network connections of every process as last looked up: another list once they were looked up again."""
         return ((process.target, process.connections) for process in self._processes.values())
 
     def socket_of(self, pid: int, one: NetConnection) -> SocketJudgement | None:

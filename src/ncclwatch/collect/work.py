@@ -47,7 +47,9 @@ class WorkWatch:
         self._users: dict[int, User | None] = {}
         self._next_devices = 0.0
         self._gave_up = False
-        self._owners: dict[tuple[ConnectionKey, int], tuple[Owner, ...]] = {}
+        self._looked: dict[int, Sequence[NetConnection]] = {}
+        """Of each process the connections whose queue pairs were looked up."""
+        self._owners: dict[int, dict[tuple[ConnectionKey, int], tuple[Owner, ...]]] = {}
         self._sockets: dict[ConnectionKey, tuple[int, int]] = {}
         """Time and bytes at the end of the last window of a connection over sockets."""
         self._totals: dict[tuple[int, int | None, int | None], WorkWindow] = {}
@@ -108,33 +110,38 @@ class WorkWatch:
                 self._users[pid] = User(pid, networks.get(pid, ())) if verbs_files(pid) else None
         users = [user for user in self._users.values() if user is not None]
         self._wire.follow(users)
-        if users:
-            self._wire.own(self._owned(flows))
+        if users and self._look_up(flows):
+            owned = (owner for connections in self._owners.values() for owners in connections.values() for owner in owners)
+            # Connections that share a queue pair: the first one names it.
+            self._wire.own({owner.key: owner for owner in reversed(list(owned))}.values())
 
     def _forget(self, pid: int) -> None:
         del self._users[pid]
-        self._owners = {place: owners for place, owners in self._owners.items() if place[0][0] != pid}
+        self._owners.pop(pid, None)
+        self._looked.pop(pid, None)
         self._newest = {key: window for key, window in self._newest.items() if key[0] != pid}
         self._sockets = {key: known for key, known in self._sockets.items() if key[0] != pid}
         self._totals = {key: total for key, total in self._totals.items() if key[0] != pid}
 
-    def _owned(self, flows: FlowCollector) -> list[Owner]:
-        """Whose every queue pair is. A connection's queue pairs are looked up once: they stay as long as it does."""
-        found: dict[tuple[int, int, int], Owner] = {}
+    def _look_up(self, flows: FlowCollector) -> bool:
+        """Look up whose the queue pairs are, of processes whose connections were listed anew; whether anything changed.
+
+        Until they are, the list is the same object: a sample costs one comparison a process. A connection's queue pairs are looked
+        up once, for they stay as long as it does.
+        """
+        changed = False
         for target, connections in flows.connections():
-            if self._users.get(target.pid) is None:
+            pid = target.pid
+            if self._looked.get(pid) is connections or self._users.get(pid) is None:
                 continue
+            self._looked[pid] = connections
+            before, owners = self._owners.get(pid, {}), {}
             for one in connections:
-                place = connection_key(target.pid, one), one.communicator
-                owners = self._owners.get(place)
-                if owners is None:
-                    owners = _owners_of(target, one)
-                    if owners:
-                        self._owners[place] = owners
-                for owner in owners:
-                    # Connections that share a queue pair: the first one names it.
-                    found.setdefault(owner.key, owner)
-        return list(found.values())
+                place = connection_key(pid, one), one.communicator
+                owners[place] = before.get(place) or _owners_of(target, one)
+            changed |= owners != before
+            self._owners[pid] = owners
+        return changed
 
     # --- what was counted ------------------------------------------------------------------------------------------------
 

@@ -20,7 +20,8 @@ from ncclwatch.model.work import Counting, FlowWindow
 from ncclwatch.target.discover import examine, layout_of
 from ncclwatch.target.layout import Layout
 from ncclwatch.wire import orders
-from ncclwatch.wire.governor import Mode
+from ncclwatch.wire.bursts import MAX_ORDER_S
+from ncclwatch.wire.governor import MIN_BURST_S, Mode
 from ncclwatch.wire.orders import Bill, Follow, Order, Owner, Owners, Report, User
 from ncclwatch.wire.plane import monotonic_ns
 from ncclwatch.wire.session import VerbsUser, WireSession
@@ -44,7 +45,6 @@ class Service:
     owners: dict[QpKey, Owner] = field(default_factory=dict)
     waiting: list[Order] = field(default_factory=list)
     """Orders that are still to be carried out."""
-    _exact_since_ns: int = 0
     _next_exact: float = 0.0
     _own: tuple[int, int] = (0, 0)
 
@@ -66,9 +66,15 @@ class Service:
         fresh = [_verbs_user(user) for pid, user in wanted.items() if pid not in known]
         if fresh:
             self.session.start(fresh)
-            if self.session.mode is Mode.EXACT and self.session.running and not self._exact_since_ns:
-                self.session.begin_exact()
-                self._exact_since_ns = monotonic_ns()
+            if self.session.mode is Mode.EXACT and self.session.running:
+                self.begin_exact({user.pid for user in fresh})
+
+    def begin_exact(self, pids: set[int]) -> None:
+        """Every request of these processes is counted from now on. What their accounts hold came while probes did."""
+        self.session.begin_exact()
+        self.session.step()
+        self.windows.begin(self.session.accounts, self.session.counted & pids, monotonic_ns(), self.session.polls())
+        self._next_exact = time.monotonic() + EXACT_EVERY_S
 
     def step(self) -> Report | None:
         """Carry out an order or run a burst, if one is due; what came of it."""
@@ -77,10 +83,13 @@ class Service:
             self.waiting.clear()
             return None
         try:
-            if session.mode is Mode.EXACT:
-                return self._exact()
             if self.waiting:
                 return self._ordered(self.waiting.pop(0))
+            if session.mode is Mode.EXACT:
+                if time.monotonic() < self._next_exact:
+                    return None
+                self._next_exact = time.monotonic() + EXACT_EVERY_S
+                return self.report(self._exact(session.counted))
             if not session.step():
                 return None
         except NcclwatchError as error:
@@ -95,23 +104,20 @@ class Service:
         pids = self.session.counted & set(order.pids) if order.pids else self.session.counted
         if not pids:
             return self.report(reason="none of the processes of an order can be counted")
+        if self.session.mode is Mode.EXACT:
+            before = self._exact(pids)
+            time.sleep(min(max(order.seconds, MIN_BURST_S), MAX_ORDER_S))
+            return self.report([*before, *self._exact(pids, order.number)])
         self.session.take(self.session.bursts.order(order.seconds, order.share, pids))
         return self.report(self._windows(Counting.ORDER, self.session.bursts.counted_ns, order.number, pids))
 
-    def _exact(self) -> Report | None:
-        self.waiting.clear()
-        now = time.monotonic()
-        if now < self._next_exact:
-            return None
-        self._next_exact = now + EXACT_EVERY_S
+    def _exact(self, pids: set[int], order: int = 0) -> list[FlowWindow]:
+        """What these processes did since their last window; nothing went unseen."""
         self.session.step()
-        ended_ns = monotonic_ns()
-        found = self._windows(Counting.EXACT, (self._exact_since_ns, ended_ns))
-        self._exact_since_ns = ended_ns
-        return self.report(found)
+        return self._windows(Counting.EXACT, (None, monotonic_ns()), order, pids)
 
     def _windows(
-        self, counting: Counting, counted_ns: tuple[int, int], order: int = 0, pids: set[int] | None = None
+        self, counting: Counting, counted_ns: tuple[int | None, int], order: int = 0, pids: set[int] | None = None
     ) -> list[FlowWindow]:
         accounts = self.session.accounts
         return self.windows.take(

@@ -97,13 +97,18 @@ class WireKernel:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
-    def attach(self, sites: Iterable[Site]) -> list[Attachment]:
+    def attach(self, sites: Iterable[Site], *, counting: bool = False) -> list[Attachment]:
         """Put probes in place, for the process of each site alone; those on polling last, because they are hit without pause.
+
+        ``counting``: accounts do not stand still meanwhile (:meth:`pause`). Then those on polling come first: a request that was
+        seen to be posted, and its completion not, would wait for ever, and no completion of a later one would find it.
 
         When one is refused, those already in place are taken away again and the error is raised.
         """
         done: list[Attachment] = []
         ordered = sorted(sites, key=_heat)
+        if counting:
+            ordered.sort(key=lambda site: site.role not in POLLING)
         if self.multi and ordered:
             self._ready_closers(len(ordered))
         try:

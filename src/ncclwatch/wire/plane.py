@@ -187,7 +187,7 @@ class WirePlane:
         fresh = {key: site for key, site in fresh.items() if key not in process.sites}
         process.sites.update(fresh)
         if fresh and (self.always or process.attached):
-            process.attached += self.kernel.attach(fresh.values())
+            process.attached += self.kernel.attach(fresh.values(), counting=True)
 
     def attach(self, pids: Iterable[int] | None = None, *, paused: bool = False) -> None:
         """Put the probes of these processes (all) in place, as one burst: what is in flight before it is not known.
@@ -203,7 +203,7 @@ class WirePlane:
             if process.attached or not process.sites:
                 continue
             try:
-                process.attached = self.kernel.attach(process.sites.values())
+                process.attached = self.kernel.attach(process.sites.values(), counting=not paused)
             except NcclwatchError as error:
                 process.unavailable = error.message
 

@@ -207,8 +207,10 @@ class WireSession:
     # --- counting --------------------------------------------------------------------------------------------------------
 
     def begin_exact(self) -> None:
-        """Attach for good: from now on every request is counted. Tell the user :meth:`trial` first."""
-        if self.plane is not None:
+        """Attach for good: from now on every request is counted, of processes that come later too. Tell the user :meth:`trial`
+        first.
+        """
+        if self.plane is not None and not self.plane.always:
             self.plane.always = True
             self.plane.attach()
 

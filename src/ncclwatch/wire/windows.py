@@ -59,7 +59,18 @@ class WorkWindows:
     _totals: dict[QpKey, tuple[dict[str, int], npt.NDArray[Any]]] = field(default_factory=dict)
     _rates: dict[Hashable, deque[float]] = field(default_factory=dict)
     _polls: dict[int, int] = field(default_factory=dict)
-    _ended_ns: int = 0
+    _ended: dict[int, int] = field(default_factory=dict)
+    """Of each process, when its last window ended."""
+
+    def begin(
+        self, accounts: Iterable[QueuePairAccount], pids: Collection[int], now_ns: int, polls: Mapping[int, int] | None = None
+    ) -> None:
+        """From now on every request of these processes is counted; what is in their accounts came before."""
+        for account in accounts:
+            if account.pid in pids:
+                self._totals[account.key] = _totals_of(account)
+        self._ended |= dict.fromkeys(pids, now_ns)
+        self._polls |= polls or {}
 
     def take(
         self,
@@ -69,12 +80,12 @@ class WorkWindows:
         *,
         pids: Collection[int],
         counting: Counting,
-        began_ns: int,
+        began_ns: int | None,
         ended_ns: int,
         order: int = 0,
         polls: Mapping[int, int] | None = None,
     ) -> list[FlowWindow]:
-        """The windows that end at ``ended_ns``, of which the time from ``began_ns`` was seen.
+        """The windows that end at ``ended_ns``, of which the time from ``began_ns`` was seen; ``None``: all of it.
 
         ``devices`` are RDMA device and port by (pid, context); ``pids`` the processes whose probes were in place.
         ``polls`` is how often their threads have asked for completions in all.
@@ -88,15 +99,12 @@ class WorkWindows:
                 device, port = devices.get(key[:2], ("", 0))
                 role = "data" if owner.direction is Direction.SEND else "control"
                 parts.append(_Part(key, owner, device, port, role, dict.fromkeys(_COUNTED, 0), nothing, None))
-        asked = {pid: max(total - self._polls.get(pid, 0), 0) for pid, total in (polls or {}).items()}
-        self._polls |= polls or {}
-        frame = _Frame(counting, self._ended_ns or began_ns, began_ns, ended_ns, asked)
-        self._ended_ns = ended_ns
+        frames = self._frames(pids, counting, began_ns, ended_ns, polls or {})
         flows = [
             FlowWindow(
                 pid=part.key[0],
                 scope=Scope.FLOW,
-                work=self._window(("flow", part.key), [part], frame),
+                work=self._window(("flow", part.key), [part], frames),
                 global_rank=part.owner.global_rank if part.owner else None,
                 device=part.device,
                 port=part.port,
@@ -114,11 +122,25 @@ class WorkWindows:
             if part.owner is not None or part.is_active
         ]
         flows.sort(key=lambda flow: -(flow.work.posted_bytes + flow.work.received_bytes))
-        return [*self._ports(parts, frame, order), *self._peers(parts, frame, order), *flows][:MAX_WINDOWS]
+        return [*self._ports(parts, frames, order), *self._peers(parts, frames, order), *flows][:MAX_WINDOWS]
+
+    def _frames(
+        self, pids: Collection[int], counting: Counting, began_ns: int | None, ended_ns: int, polls: Mapping[int, int]
+    ) -> dict[int, _Frame]:
+        """The time of each process's windows: an order may be of some, and a process that came later is counted since later."""
+        found = {}
+        for pid in pids:
+            begin_ns = self._ended.get(pid, ended_ns if began_ns is None else began_ns)
+            asked = max(polls[pid] - self._polls.get(pid, 0), 0) if pid in polls else None
+            found[pid] = _Frame(counting, begin_ns, begin_ns if began_ns is None else began_ns, ended_ns, asked)
+            self._ended[pid] = ended_ns
+        self._polls |= {pid: total for pid, total in polls.items() if pid in found}
+        return found
 
     def forget(self, pid: int) -> None:
         """Let go of a process."""
         self._polls.pop(pid, None)
+        self._ended.pop(pid, None)
         self._totals = {key: total for key, total in self._totals.items() if key[0] != pid}
         self._rates = {key: rates for key, rates in self._rates.items() if not (isinstance(key, tuple) and pid in key[1][:1])}
 
@@ -129,8 +151,7 @@ class WorkWindows:
         devices: Mapping[tuple[int, int], tuple[str, int]],
     ) -> Iterable[_Part]:
         for account in accounts:
-            now = {name: getattr(account, name) for name in _COUNTED}
-            latency = np.array(account.record["latency"])
+            now, latency = _totals_of(account)
             before, before_latency = self._totals.get(account.key, ({}, np.zeros_like(latency)))
             self._totals[account.key] = now, latency
             device, port = devices.get((account.pid, account.context), ("", 0))
@@ -138,22 +159,22 @@ class WorkWindows:
             owner = owners.get(account.key)
             yield _Part(account.key, owner, device, port, account.role(), counts, latency - before_latency, account)
 
-    def _ports(self, parts: Iterable[_Part], frame: _Frame, order: int) -> Iterable[FlowWindow]:
+    def _ports(self, parts: Iterable[_Part], frames: Mapping[int, _Frame], order: int) -> Iterable[FlowWindow]:
         groups: dict[tuple[int, str, int, int | None], list[_Part]] = {}
         for part in parts:
             if part.owner is not None:
                 groups.setdefault((part.key[0], part.device, part.port, part.owner.global_rank), []).append(part)
         for (pid, device, port, rank), members in groups.items():
-            work = self._window(("port", (pid, device, port, rank)), members, frame)
+            work = self._window(("port", (pid, device, port, rank)), members, frames)
             yield FlowWindow(pid, Scope.PORT, work, rank, device, port, role="data", order=order)
 
-    def _peers(self, parts: Iterable[_Part], frame: _Frame, order: int) -> Iterable[FlowWindow]:
+    def _peers(self, parts: Iterable[_Part], frames: Mapping[int, _Frame], order: int) -> Iterable[FlowWindow]:
         groups: dict[tuple[int, int, int, int], list[_Part]] = {}
         for part in parts:
             if part.owner is not None:
                 groups.setdefault((part.key[0], part.owner.comm_hash, part.owner.rank, part.owner.peer), []).append(part)
         for (pid, comm_hash, rank, peer), members in groups.items():
-            work = self._window(("peer", (pid, comm_hash, rank, peer)), members, frame)
+            work = self._window(("peer", (pid, comm_hash, rank, peer)), members, frames)
             owner = members[0].owner
             yield FlowWindow(
                 pid,
@@ -167,8 +188,13 @@ class WorkWindows:
                 order=order,
             )
 
-    def _window(self, key: Hashable, parts: list[_Part], frame: _Frame) -> WorkWindow:
-        """The window of some queue pairs together: what carries data, and of the others what they receive of it."""
+    def _window(self, key: Hashable, parts: list[_Part], frames: Mapping[int, _Frame]) -> WorkWindow:
+        """The window of some queue pairs of a process together: what carries data, and of the others what they receive of it.
+
+        A latency is of requests whose posting was seen, and a throughput needs two completions of them: without, both are
+        ``None`` although something completed. So it is of what was under way when the probes came.
+        """
+        frame = frames[parts[0].key[0]]
         posting = parts if len(parts) == 1 else [part for part in parts if part.role in ("data", "")]
         moving = [part.account for part in posting if part.account is not None and part.counts["completed"]]
         flying = [
@@ -199,25 +225,29 @@ class WorkWindows:
             latency_p50_ns=histogram_quantile(latency, 0.5),
             latency_p99_ns=histogram_quantile(latency, 0.99),
             throughput=merged_bandwidth(moving, DEFAULT_WINDOW),
-            polls=frame.polls.get(parts[0].key[0]),
+            polls=frame.polls,
             uncertainty=0.0 if frame.counting is Counting.EXACT else uncertainty(rates),
         )
 
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """The time of a window, and how it was counted."""
+    """The time of a process's windows, and how they were counted."""
 
     counting: Counting
     begin_ns: int
     began_ns: int
     ended_ns: int
-    polls: Mapping[int, int]
-    """Of each process, how often it has asked for completions."""
+    polls: int | None
+    """How often the process has asked for completions."""
 
     @property
     def seen_s(self) -> float:
         return max(self.ended_ns - self.began_ns, 0) / 1e9
+
+
+def _totals_of(account: QueuePairAccount) -> tuple[dict[str, int], npt.NDArray[Any]]:
+    return {name: getattr(account, name) for name in _COUNTED}, np.array(account.record["latency"])
 
 
 def uncertainty(rates: Collection[float]) -> float | None:

@@ -122,8 +122,11 @@ def test_only_who_has_a_device_open_is_counted_and_its_queue_pairs_are_looked_up
     wire = follow(watch, flows)
     assert wire.users == [User(7, ("IB",))]
     assert wire.owners == [Owner(7, 0xC0, 17, 0xABC, 2, 0, 3, Direction.SEND, 2, 0)]
+    wire.owners = []
     follow(watch, flows)
-    assert looked == [IB.communicator]
+    assert looked == [IB.communicator] and wire.owners == [], "the same list of connections is not walked again"
+    follow(watch, Flows([(Target(7), [replace(IB, step=99)])]))
+    assert looked == [IB.communicator] and wire.owners == [], "nor are they told anew where they are the same"
     # A connection that was made anew has other queue pairs.
     follow(watch, Flows([(Target(7), [replace(IB, communicator=0x99)])]))
     assert looked == [IB.communicator, 0x99]
