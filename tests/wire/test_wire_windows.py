@@ -185,6 +185,7 @@ def test_counting_exactly_an_order_is_answered_with_a_window_of_its_own(wire_ker
     with load(load_program, posts=100_000_000, rate=RATE, bytes=SIZE, busy=0) as job:
         service = exactly(wire_kernel, job)
         try:
+            time.sleep(0.2)
             service.take(Order(9, (job.pid,), seconds=0.25, share=0.01))
             began = time.monotonic()
             report = service.step()

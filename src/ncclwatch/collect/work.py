@@ -126,8 +126,8 @@ class WorkWatch:
     def _look_up(self, flows: FlowCollector) -> bool:
         """Look up whose the queue pairs are, of processes whose connections were listed anew; whether anything changed.
 
-        Until they are, the list is the same object: a sample costs one comparison a process. A connection's queue pairs are looked
-        up once, for they stay as long as it does.
+        Until they are, the list is the same object: a sample costs one comparison a process. The queue pairs of a connection are
+        looked up once, for they stay as long as it does.
         """
         changed = False
         for target, connections in flows.connections():
