@@ -3,8 +3,8 @@
 
 One copy of a model (TP 8, PP 8) is simulated and laid out as many times as there are replicas, each with its own scatter; one
 segment of one replica is delayed. What is timed is the engine's: splitting observed times into work and transfers with the
-critical path and blame, and slack (needed where something took long and is not on the path). The structure is made once for a
-pattern and shown apart.
+critical path and blame, and one replay (what it would take without a culprit, or how much of a delay is absorbed). The structure
+is made once for a pattern and shown apart.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from ncclwatch.engine.slow.iteration_graph import Structure, Weights, analyse, build, replay, slack, weigh
+from ncclwatch.engine.slow.critical_path import Structure, Weights
 from ncclwatch.simulate.observe import Cast
 from ncclwatch.simulate.scenario import Expectation, Layout, Network, Observation, Scenario, ScoreClass, Workload
 from score.delays import DelayedExecutor, Observed, Run, observe
@@ -65,17 +65,17 @@ def laid_out(
     joint = np.where(apart, joint * (replicas + 1) + 1 + replica, np.where(joint >= 0, joint * (replicas + 1), -1))
     needs = (model.needs[None, :, :] + (np.arange(replicas) * size)[:, None, None]).reshape(-1, 2)
     began = time.perf_counter()
-    structure = build(rank, joint, needs)
+    structure = Structure(rank, joint, needs)
     structure.levels()
     made = time.perf_counter() - began
-    one = build(model.rank, model.joint, model.needs)
-    base = weigh(one, model.begin, model.end, float(model.begin.min()))
+    one = Structure(model.rank, model.joint, model.needs)
+    base = Weights(one, model.begin, model.end, float(model.begin.min()))
     rng = np.random.default_rng(3)
     work = np.tile(base.work, replicas) * np.maximum(0.5, 1 + 0.02 * rng.standard_normal(len(rank)))
     work[(replicas // 2) * size + size // 3] += 0.5
     transfer = np.tile(np.maximum(base.transfer, 0.0), replicas)
-    begin, end = replay(structure, work, transfer, 0.0)
-    return structure, Weights(work, transfer, begin, end), replica, base.work, made
+    begin, end = structure.replay(work, transfer, 0.0)
+    return structure, Weights(structure, begin, end, 0.0), replica, base.work, made
 
 
 def quickest(work: object, repeats: int) -> float:
@@ -107,17 +107,17 @@ def measure(model: Observed, joins: NDArray[np.bool_], ranks: int) -> dict[str, 
     found: list[int] = []
 
     def full() -> None:
-        result = analyse(structure, weigh(structure, weights.begin, weights.end, 0.0), expected)
+        result = Weights(structure, weights.begin, weights.end, 0.0).analyse(*expected)
         found.append(result.culprits[0].operation)
 
-    one = build(model.rank, np.where(joins, -1, model.joint), model.needs)
+    one = Structure(model.rank, np.where(joins, -1, model.joint), model.needs)
     one.levels()
 
     def pruned() -> None:
         for number in last_to_come(weights, replica, joining)[:4].tolist() if len(joining) else [0]:
             part = slice(number * size, (number + 1) * size)
-            own = weigh(one, weights.begin[part], weights.end[part], 0.0)
-            result = analyse(one, own, (expected[0][part], expected[1][part]))
+            own = Weights(one, weights.begin[part], weights.end[part], 0.0)
+            result = own.analyse(expected[0][part], expected[1][part])
             found.append(number * size + result.culprits[0].operation)
 
     repeats = REPEATS if ranks <= 16384 else 1
@@ -125,7 +125,7 @@ def measure(model: Observed, joins: NDArray[np.bool_], ranks: int) -> dict[str, 
         "operations": float(len(structure)),
         "structure": made,
         "full": quickest(full, repeats),
-        "slack": quickest(lambda: slack(structure, weights), repeats),
+        "replay": quickest(lambda: weights.slack(0), repeats),
         "pruned": quickest(pruned, repeats),
     }
     wanted = (replicas // 2) * size + size // 3
@@ -140,7 +140,7 @@ def main() -> None:
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args()
     model, joins = one_model()
-    head = ("ranks", "operations", "structure, once (ms)", "path and blame (ms)", "slack (ms)", "pruned (ms)")
+    head = ("ranks", "operations", "structure, once (ms)", "path and blame (ms)", "replay (ms)", "pruned (ms)")
     print("Analysis of one iteration; records: SIMULATED")
     print("| " + " | ".join(head) + " |" if options.markdown else "  ".join(head))
     if options.markdown:
@@ -148,7 +148,7 @@ def main() -> None:
     for ranks in (r for r in RANKS if r <= options.most):
         seconds = measure(model, joins, ranks)
         cells = [f"{ranks}", f"{seconds['operations']:.0f}"]
-        cells += [f"{seconds[name] * 1e3:.1f}" for name in ("structure", "full", "slack", "pruned")]
+        cells += [f"{seconds[name] * 1e3:.1f}" for name in ("structure", "full", "replay", "pruned")]
         print("| " + " | ".join(cells) + " |" if options.markdown else "  ".join(cells), flush=True)
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.slow.iteration_graph import Operations
+from ncclwatch.engine.slow.gpu_operations import Operations
 from ncclwatch.simulate.observe import Cast
 from ncclwatch.simulate.program import Compute
 from ncclwatch.simulate.scenario import Scenario

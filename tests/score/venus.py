@@ -19,8 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ncclwatch.engine.slow.iteration_graph import BETA, Anomaly, PathResult
-from ncclwatch.engine.slow.paths import MEGATRACE_GATE, IterationAnalysis
+from ncclwatch.engine.slow.critical_path import BETA, MEGATRACE_GATE, Anomaly, IterationAnalysis, PathResult
 from ncclwatch.engine.topology.model import Learned, Phase
 from ncclwatch.engine.topology.namer import StageNamer
 from ncclwatch.simulate.layout import groups
@@ -204,8 +203,8 @@ def _count(
     outcome.true_positive += right
     outcome.false_negative += not right
     outcome.false_positive += not right
-    if right:
-        outcome.whatif_errors.append(abs(analyser.without(blamed[:1]) - normal) / normal)
+    if right and analyser.last is not None:
+        outcome.whatif_errors.append(abs(analyser.last.without(blamed[:1]) - normal) / normal)
 
 
 def clean(iterations: int, seed: int = 7) -> tuple[int, int]:

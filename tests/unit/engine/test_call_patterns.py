@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
-
+import numpy as np
 import pytest
 
 from ncclwatch.engine.call_patterns import Deviation, find_deviation
-from ncclwatch.engine.slow.order import CallOrder, _Call
+from ncclwatch.engine.slow.order import RECORD, CallOrder
+from ncclwatch.model.events import Function
 
 TENSOR, DATA = 0x10, 0x20
 KINDS = {
@@ -22,8 +22,12 @@ KINDS = {
 
 def order(calls: str) -> CallOrder:
     """A process's calls, a letter each."""
-    made = [_Call(1000 + n, KINDS[letter][0], [None], KINDS[letter][1]) for n, letter in enumerate(calls)]
-    return CallOrder(deque(made))
+    made, records = CallOrder(), np.zeros(len(calls), RECORD)
+    for n, letter in enumerate(calls):
+        comm, (function, count, datatype) = KINDS[letter]
+        records[n] = 1000 + n, comm, count, -1, Function.ALL_REDUCE + function, datatype, 0
+    made.add(records)
+    return made
 
 
 ITERATION = "ttttttrg"

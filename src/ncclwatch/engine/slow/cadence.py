@@ -3,9 +3,10 @@
 A call says when the host asked, not when the GPU did it. But a host cannot run ahead of its GPU for long, so over an iteration
 the cadence of calls is that of the work; and what a host does between iterations (loading data) shows as it is.
 
-An iteration ends with what comes back at a constant number of calls (``engine.period``; in training the last operation on the
-gradients or parameters). Evaluation phases, barriers and checkpoints that call something change that number, and such stretches
-are left out.
+An iteration ends with what comes back at a constant number of calls (in training the last operation on the gradients or
+parameters): a call, or a short run of calls, where an iteration ends by nothing but a change of what is called, as in GPipe
+without data parallelism. What lies between may be anything: sizes that depend on data, threads whose calls interleave.
+Evaluation phases, barriers and checkpoints that call something change the number, and such stretches are left out.
 """
 
 from __future__ import annotations
@@ -14,12 +15,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.period import NONE, Period, Tokens, find, fingerprints
 from ncclwatch.engine.slow.order import MARKS, POINT_TO_POINT, CallOrders, by_process
 
 KEPT_CALLS = 8192
@@ -39,8 +39,79 @@ INNER_S = 0.1
 """Unit: s. From: simulated and recorded jobs: a layer's calls come back within less, an iteration of training takes longer."""
 INNER_CALLS = KEPT_CALLS // 2
 """Bound: calls of an inner loop after which nothing longer is looked for."""
+RUNS = (1, 2, 4, 8, 16)
+"""Bound: calls in a run that marks an end."""
+GAPS = 2
+"""Bound: equal gaps that make a period; a third occurrence is the first that could have contradicted the two before."""
 
+_FACTOR = 0x9E3779B97F4A7C15
+"""Fact: an odd number near 2^64 over the golden ratio (Fibonacci hashing): what differs in one call stays apart in the sum."""
+
+CALL = np.dtype([("time", "<f8"), ("token", "<u8"), ("kind", "<u8")])
+"""One call: seconds, and numbers for what is called: with communicator and peer, and without."""
+
+Tokens = NDArray[np.uint64]
 Times = NDArray[np.float64]
+
+
+class Period(NamedTuple):
+    """An iteration of ``length`` calls ends with ``marker``, the fingerprint of a run of ``run`` calls; length 0: none."""
+
+    length: int = 0
+    run: int = 1
+    marker: int = 0
+
+
+NONE = Period()
+
+
+def fingerprints(tokens: Tokens, run: int) -> Tokens:
+    """For each call a number for the run of so many calls that ends with it; at the beginning for as many as there are."""
+    found = tokens.copy()
+    for back in range(1, min(run, len(tokens))):
+        found[back:] += tokens[:-back] * np.uint64(pow(_FACTOR, back, 1 << 64))
+    return found
+
+
+def find(tokens: Tokens, times: NDArray[np.float64]) -> Period:
+    """The period that has held for most of a sequence up to its end; of such the longest. O(n log n).
+
+    An inner loop (layers, micro-batches) has a period too, but it breaks off where the loop ends. ``times`` decide where nothing
+    else says which call is an iteration's last: the one after which the longest pause is.
+    """
+    best, held = NONE, 0
+    for run in RUNS:
+        # A longer run must show a period that has held for an iteration longer.
+        if held + best.length >= len(tokens):
+            break
+        marks = fingerprints(tokens, run)
+        _, kind, numbers = np.unique(marks, return_inverse=True, return_counts=True)
+        places = np.argsort(kind, kind="stable")
+        last = np.cumsum(numbers) - 1
+        first = last - numbers + 1
+        gaps = np.diff(places, prepend=0)
+        gap = gaps[last]
+        # Where the newest equal gaps of each kind begin; before the first of a kind there is no gap.
+        odd = gaps != np.repeat(gap, numbers)
+        odd[first] = True
+        begin = np.maximum.reduceat(np.where(odd, np.arange(len(places)), 0), first)
+        live = np.flatnonzero((last - begin >= GAPS) & (len(tokens) - places[last] <= 2 * gap))
+        if not len(live):
+            continue
+        end, gap = places[last[live]], gap[live]
+        reach = np.minimum(end + gap, len(tokens)) - np.maximum(places[begin[live]] - gap + 1, 0)
+        if reach.max() <= held + best.length:
+            continue
+        # Nobody saw where between two calls of a kind its period began.
+        length, held = int(gap[reach + gap > reach.max()].max()), int(reach.max())
+        # Of what comes once an iteration the last of the cluster: the one with the most calls from it to the next.
+        ends = end[(gap == length) & (reach + gap > held)]
+        ends = ends[np.argsort(ends % length)]
+        after = np.diff(ends % length, append=ends[0] % length + length)
+        ends = ends[after == after.max()]
+        pause = times[ends - length + 1] - times[ends - length]
+        best = Period(length, run, int(marks[ends[np.argmax(pause)]]))
+    return best
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,9 +148,7 @@ class Cadence:
     """Fingerprint of what the iteration calls in which order, whichever communicator: equal on ranks that do equal work; 0 while
     no iteration is known.
     """
-    _times: Times = field(default_factory=lambda: np.zeros(0))
-    _tokens: Tokens = field(default_factory=lambda: np.zeros(0, np.uint64))
-    _kinds: Tokens = field(default_factory=lambda: np.zeros(0, np.uint64))
+    _calls: NDArray[Any] = field(default_factory=lambda: np.zeros(0, CALL))
     _since_search: int = 0
     _cut: bool = False
     """Whether an iteration begins at ``_done``, up to which everything is cut into iterations."""
@@ -90,31 +159,28 @@ class Cadence:
     _odd: int = 0
     """Iterations of another length, less those of the usual one since."""
 
-    def add(self, times: Times, tokens: Tokens, kinds: Tokens) -> None:
-        """Take calls in the order of their times; ``kinds`` are tokens that leave out the communicator and the peer."""
-        if not len(times):
-            return
-        self._times, self._tokens = np.concatenate([self._times, times]), np.concatenate([self._tokens, tokens])
-        self._kinds = np.concatenate([self._kinds, kinds])
-        self._since_search += len(times)
+    def add(self, calls: NDArray[Any]) -> None:
+        """Take calls (``CALL``) in the order of their times."""
+        self._calls = np.concatenate([self._calls, calls])
+        self._since_search += len(calls)
         # The more there is to search, the rarer: of a job that was just taken up every rank is searched at once.
-        if self._since_search >= max(SEARCH_EVERY, len(self._tokens) // 8) and not self._settled:
+        if self._since_search >= max(SEARCH_EVERY, len(self._calls) // 8) and not self._settled:
             self._since_search = 0
-            found = find(self._tokens, self._times)
+            found = find(self._calls["token"], self._calls["time"])
             if found.length > self.period.length:
                 self._forget_period()
                 self.period = found
                 self.generation += 1
         if self.period.length:
             self._split()
-        if len(self._times) > KEPT_CALLS:
+        if len(self._calls) > KEPT_CALLS:
             if self._settled:
                 self._forget_period()
-            self._drop(len(self._times) - KEPT_CALLS // 2)
+            self._drop(len(self._calls) - KEPT_CALLS // 2)
 
     def lose(self) -> None:
         """Records were lost: the iteration at hand is not whole."""
-        self._drop(len(self._times))
+        self._drop(len(self._calls))
         self.first.clear()
         self._cut = False
 
@@ -133,15 +199,14 @@ class Cadence:
     @property
     def begins(self) -> dict[int, float]:
         """When iterations began, by their numbers, as far back as those can be compared with other processes' numbers."""
-        return (
-            {i.number: i.begin for i in (*self.first, *self.iterations) if i.number >= self.first[0].number} if self.first else {}
-        )
+        comparable = [i for i in (*self.first, *self.iterations) if self.first and i.number >= self.first[0].number]
+        return {i.number: i.begin for i in comparable}
 
     @property
     def open_since(self) -> float | None:
         """When the iteration at hand began, seconds; ``None`` where that is not known, or it has more calls than an iteration."""
-        known = self._cut and 0 < len(self._times) - self._done <= self.usual
-        return float(self._times[self._done]) if known else None
+        known = self._cut and 0 < len(self._calls) - self._done <= self.usual
+        return float(self._calls["time"][self._done]) if known else None
 
     @property
     def _settled(self) -> bool:
@@ -157,9 +222,9 @@ class Cadence:
     def _split(self) -> None:
         """Cut what is kept where iterations end; while the period is not settled the calls stay, to be searched again."""
         before = max(0, self._done - (self.period.run - 1))
-        marks = fingerprints(self._tokens[before:], self.period.run)
+        marks = fingerprints(self._calls["token"][before:], self.period.run)
         begins = before + 1 + np.flatnonzero(marks == np.uint64(self.period.marker))
-        begins = begins[(begins > self._done) & (begins < len(self._tokens))]
+        begins = begins[(begins > self._done) & (begins < len(self._calls))]
         if not len(begins):
             return
         if not self._cut:
@@ -183,8 +248,8 @@ class Cadence:
     def _keep(self, begin: int, number: int) -> None:
         """Keep one iteration of the usual length."""
         end = begin + self.usual
-        times = self._times[begin : end + 1]
-        self.program = self.program or hash(tuple(self._kinds[begin:end].tolist()))
+        times = self._calls["time"][begin : end + 1]
+        self.program = self.program or hash(tuple(self._calls["kind"][begin:end].tolist()))
         self.iterations.append(Iteration(float(times[0]), float(times[-1]), number))
         self.profiles.append(times - times[0])
         if len(self.first) < KEPT_TIMES:
@@ -195,9 +260,8 @@ class Cadence:
     def _drop(self, calls: int) -> None:
         """Forget the oldest calls."""
         if calls > 0:
-            # Copies: what is kept must not keep all there was.
-            self._times = self._times[calls:].copy()
-            self._tokens, self._kinds = self._tokens[calls:].copy(), self._kinds[calls:].copy()
+            # A copy: what is kept must not keep all there was.
+            self._calls = self._calls[calls:].copy()
             self._cut = self._cut and calls <= self._done
             self._done = max(0, self._done - calls)
 
@@ -229,15 +293,12 @@ class Cadences:
                     cadence.lose()
             self.orders.lose(source)
         calls, bounds = by_process(events)
-        tokens, kinds = _tokens(calls)
-        times = calls["time_ns"].astype(np.float64) / 1e9
-        operation = ~np.isin(calls["function"], MARKS)
+        made, operation = _calls(calls), ~np.isin(calls["function"], MARKS)
         for start, end in pairwise(bounds):
-            key = (source, int(calls["pid"][start]))
+            key, own = (source, int(calls["pid"][start])), operation[start:end]
             self.orders.add(key, calls[start:end])
-            own = start + np.flatnonzero(operation[start:end])
-            if len(own):
-                self.of.setdefault(key, Cadence()).add(times[own], tokens[own], kinds[own])
+            if own.any():
+                self.of.setdefault(key, Cadence()).add(made[start:end][own])
 
     def find(self, host: str, pid: int) -> Cadence | None:
         """The cadence of a process; records without a source belong to the only host there is."""
@@ -250,19 +311,22 @@ class Cadences:
             self.orders.of.pop(key, None)
 
 
-def _tokens(events: NDArray[Any]) -> tuple[Tokens, Tokens]:
-    """Numbers for what is called: with communicator and peer, and without. Odd multipliers keep different calls apart.
+def _calls(events: NDArray[Any]) -> NDArray[Any]:
+    """Records as ``CALL``. Odd multipliers keep different calls apart.
 
     Sizes of messages count for nothing: they may depend on the data (experts).
     """
+    made = np.zeros(len(events), CALL)
     message = np.isin(events["function"], POINT_TO_POINT)
-    kinds = np.zeros(len(events), np.uint64)
+    kinds = made["kind"]
     for name, factor in _FACTORS.items():
         values = np.where(message & (name == "count"), 0, events[name].astype(np.int64))
         kinds = (kinds ^ (kinds >> np.uint64(29))) + (values + 2).astype(np.uint64) * np.uint64(factor)
     peers = (events["peer"].astype(np.int64) + 2).astype(np.uint64)
     places = events["comm"].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + peers * np.uint64(0x85EBCA77C2B2AE63)
-    return (kinds ^ (places ^ (places >> np.uint64(32)))) | np.uint64(1), kinds
+    made["time"], made["kind"] = events["time_ns"].astype(np.float64) / 1e9, kinds
+    made["token"] = (kinds ^ (places ^ (places >> np.uint64(32)))) | np.uint64(1)
+    return made
 
 
 _FACTORS = {
@@ -275,10 +339,6 @@ _FACTORS = {
 
 
 def mean_profile(profiles: Sequence[Times]) -> Times:
-    """Median call times over iterations of equal length, shape (calls,); empty without any."""
-    if not profiles:
-        return np.zeros(0)
-    length = len(profiles[-1])
-    same = [profile for profile in profiles if len(profile) == length]
-    result: Times = np.median(np.array(same), axis=0)
-    return result
+    """Median call times over iterations as long as the newest, shape (calls,); empty without any."""
+    same = [profile for profile in profiles if len(profile) == len(profiles[-1])]
+    return np.asarray(np.median(same, axis=0)) if same else np.zeros(0)

@@ -8,8 +8,8 @@ Evidence beside a verdict of slowness; it accuses nobody by itself.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,8 +24,8 @@ SLOW_TIMES = 3.0
 """Unit: ratio. From: chosen: a delay so many times the usual is told."""
 SLOW_SIGMAS = 6.0
 """Unit: robust standard deviations. From: the normal distribution: of a million healthy cells none is so far above by chance."""
-POLISHES = 8
-"""Bound: rounds of the median polish; two or three are enough."""
+POLISHES = 3
+"""Bound: rounds of the median polish; more change nothing."""
 MAX_RANKS = 1024
 """Bound: ranks of a communicator, for the matrix is dense."""
 MAX_LINES = 3
@@ -34,8 +34,7 @@ MAX_LINES = 3
 _CALLED = {FlowKind.RDMA: "completion of work requests", FlowKind.SOCKET: "TCP round trip"}
 
 
-@dataclass(frozen=True, slots=True)
-class SlowPart:
+class SlowPart(NamedTuple):
     """A slow cell, row (no destination: −1) or column (no source); ``delay`` in the matrix's unit, ``times`` the usual one."""
 
     source: int
@@ -48,8 +47,7 @@ def matrix_of(size: int, transfers: Iterable[tuple[int, int, float]]) -> Matrix:
     """The median delay of each pair, shape (size, size), nan where nothing was seen, of (source, destination, delay)."""
     found: dict[tuple[int, int], list[float]] = defaultdict(list)
     for source, destination, delay in transfers:
-        if 0 <= source < size and 0 <= destination < size:
-            found[source, destination].append(delay)
+        found[source, destination].append(delay)
     matrix = np.full((size, size), np.nan)
     for pair, delays in found.items():
         matrix[pair] = float(np.median(delays))
@@ -62,44 +60,30 @@ def slow_parts(matrix: Matrix) -> list[SlowPart]:
     In a ring each row has one cell: then a cell cannot be told from its row, and the link is named.
     """
     known = np.isfinite(matrix) & (matrix > 0)
-    if np.count_nonzero(known) < 3:
+    if np.count_nonzero(known) <= 2:
         return []
-    logs = np.where(known, np.log(np.where(known, matrix, 1.0)), np.nan)
+    logs = np.log(np.where(known, matrix, 1.0))
     level, spread = median_mad(logs[known])
-    rows, columns, rest = _polish(logs - level, known)
     least = max(float(np.log(SLOW_TIMES)), SLOW_SIGMAS * spread)
-    in_row, in_column = known.sum(axis=1), known.sum(axis=0)
-    slow_rows, slow_columns = (rows > least) & (in_row >= 2), (columns > least) & (in_column >= 2)
-    alone = (in_row[:, None] < 2) | (in_column[None, :] < 2)
-    excess = np.where(alone, logs - level, rest)
-    cells = known & (excess > least) & ~slow_rows[:, None] & ~slow_columns[None, :]
-
-    slow = [(at, -1, float(rows[at])) for at in np.flatnonzero(slow_rows).tolist()]
-    slow += [(-1, at, float(columns[at])) for at in np.flatnonzero(slow_columns).tolist()]
+    # Tukey's median polish: the level of each row and column is taken out, where they have more than one cell.
+    several = [known.sum(axis=axis) > 1 for axis in (0, 1)]
+    levels = [np.zeros(len(matrix)), np.zeros(len(matrix))]
+    rest = np.ma.masked_array(logs - level, ~known)
+    for axis in (1, 0) * POLISHES:
+        middle = np.where(several[axis], np.ma.median(rest, axis=axis).filled(0.0), 0.0)  # type: ignore[no-untyped-call]
+        levels[axis] += middle
+        rest = rest - np.expand_dims(middle, axis)
+    columns, rows = levels
+    alone = ~(several[1][:, None] & several[0][None, :])
+    excess = np.where(alone, logs - level, rest.filled(0.0))
+    cells = known & (excess > least) & (rows[:, None] <= least) & (columns[None, :] <= least)
+    slow = [(at, -1, float(rows[at])) for at in np.flatnonzero(rows > least).tolist()]
+    slow += [(-1, at, float(columns[at])) for at in np.flatnonzero(columns > least).tolist()]
     slow += [(a, b, float(excess[a, b])) for a, b in np.argwhere(cells).tolist()]
     parts = [
         SlowPart(a, b, float(np.exp(level + more) if min(a, b) < 0 else matrix[a, b]), float(np.exp(more))) for a, b, more in slow
     ]
     return sorted(parts, key=lambda part: -part.times)
-
-
-def _polish(table: Matrix, known: NDArray[np.bool_]) -> tuple[Matrix, Matrix, Matrix]:
-    """Tukey's median polish of a table with holes: effects of rows and of columns, and what remains."""
-    rest = np.where(known, table, np.nan)
-    effects = np.zeros(table.shape[0]), np.zeros(table.shape[1])
-    for _ in range(POLISHES):
-        moved = 0.0
-        for axis in (1, 0):
-            seen = known.sum(axis=axis) >= 2
-            middle = np.zeros(len(seen))
-            if seen.any():
-                middle[seen] = np.nanmedian(np.compress(seen, rest, axis=1 - axis), axis=axis)
-            effects[1 - axis][:] += middle
-            rest = rest - np.expand_dims(middle, axis)
-            moved = max(moved, float(np.abs(middle).max(initial=0.0)))
-        if moved < 1e-9:
-            break
-    return *effects, rest
 
 
 def delay_lines(flows: Iterable[FlowRecord], verdict: Verdict) -> list[str]:
@@ -127,14 +111,14 @@ def delay_lines(flows: Iterable[FlowRecord], verdict: Verdict) -> list[str]:
     return [line for _, line in sorted(found, reverse=True)[:MAX_LINES]]
 
 
-def _line(comm: int, kind: FlowKind, part: SlowPart, names: dict[int, int | None], cells: int) -> str:
-    def name(rank: int) -> str:
-        known = names.get(rank)
-        return f"rank {known}" if known is not None else f"rank {rank} of the communicator"
-
-    what = f"from {name(part.source)} to {name(part.destination)}"
-    if part.destination < 0 or part.source < 0:
-        what = f"all that {name(part.source)} sends" if part.destination < 0 else f"all that {name(part.destination)} receives"
+def _line(comm: int, kind: FlowKind, part: SlowPart, names: Mapping[int, int | None], cells: int) -> str:
+    source, destination = (
+        f"rank {names[rank]}" if names.get(rank) is not None else f"rank {rank} of the communicator"
+        for rank in (part.source, part.destination)
+    )
+    what = f"from {source} to {destination}"
+    if min(part.source, part.destination) < 0:
+        what = f"all that {source} sends" if part.destination < 0 else f"all that {destination} receives"
     called = _CALLED.get(kind, "delay")
     return (
         f"delay matrix of communicator {comm:016x} ({called}, {cells} pairs): {what} takes {part.delay:.0f} µs, "

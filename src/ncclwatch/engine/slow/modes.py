@@ -1,10 +1,10 @@
-"""By which rule jobs that run are judged: ncclwatch's own (``watch``), or CCL-D's as published (4.2, equations 1-4).
+"""By which rule jobs that run are judged: ncclwatch's own (``watch``), or another as published, for those who want what it says.
 
-CCL-D's is for those who want what the paper describes. T_base is the administrator's until the first min(100 rounds, two
-minutes) have been seen, then the mean of their longest times. Each minute the round with the largest range between ranks is
-judged. R above theta is slow, and repeated before anybody is named. P says whether computation is slow (the rank with the
-shortest time in the operation came last) or communication (the rank with the lowest send or receive rate). Its figures are the
-paper's.
+A :class:`Mode` takes what each sample shows of one job and says what stands. CCL-D's (4.2, equations 1-4): T_base is the
+administrator's until the first min(100 rounds, two minutes) have been seen, then the mean of their longest times. Each minute the
+round with the largest range between ranks is judged. R above theta is slow, and repeated before anybody is named. P says whether
+computation is slow (the rank with the shortest time in the operation came last) or communication (the rank with the lowest send
+or receive rate). Its figures are the paper's.
 
 A round is a collective as the GPUs of all its ranks timed it. Where no shim does, the hosts' calls stand for it, as far as a host
 waits for its GPU: an iteration's last operation, from the call to the first call of the next iteration. The two are never mixed.
@@ -13,23 +13,24 @@ waits for its GPU: an iteration's last operation, from the call to the first cal
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Literal
+from functools import partial
+from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.slow.cadence import Cadence
-from ncclwatch.engine.slow.gpu_times import Round, Rounds, numbering
+from ncclwatch.engine.slow.gpu_operations import GpuOperations, Round, numbering
 from ncclwatch.engine.slow.snapshot import StageOf
 from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.engine.topology.model import Topology
 from ncclwatch.model.identity import ProcessKey
-from ncclwatch.model.verdict import CommunicatorRef, Culprit, OperationRef, Verdict, VerdictClass
+from ncclwatch.model.verdict import Culprit, OperationRef, Verdict, VerdictClass
 
 THETA = 3.0
 """Fact: CCL-D, section 4.2.2: R above this is slow ("usually close to 3")."""
@@ -53,6 +54,56 @@ CLASSES = {
     "S2": VerdictClass.SLOW_COMMUNICATION,
     "S3": VerdictClass.SLOW_MIXED,
 }
+
+
+class Sample(NamedTuple):
+    """What the newest sample shows of one job that runs: its members, and the calls of each (in their order)."""
+
+    job: Job
+    cadences: Sequence[Cadence | None]
+
+    @property
+    def time(self) -> float:
+        """Wall time, seconds."""
+        return max(member.last.wall_ns for member in self.job.members) / 1e9
+
+
+class Mode(ABC):
+    """A rule that judges one job that runs. It keeps what it needs; no clock is read."""
+
+    @abstractmethod
+    def judge(self, sample: Sample) -> Verdict | None:
+        """Take one sample of the job and say what stands; ``None`` where nothing is slow."""
+
+
+class ModeWatch(SlowWatch):
+    """Judges each job by a mode of its own."""
+
+    def __init__(self, make: Callable[[], Mode]) -> None:
+        super().__init__()
+        self._make = make
+        self._modes: dict[ProcessKey, Mode] = {}
+
+    def judge(
+        self, job: Job, verdict: Verdict, topologies: Sequence[Topology] = (), stage_of: StageOf | None = None
+    ) -> Verdict:  # fmt: skip
+        """Take the newest samples of a job; the verdict on whether it hangs stands unless the job runs and is slow."""
+        del topologies, stage_of
+        keys = [member.info.key for member in job.members]
+        mode = next((self._modes[key] for key in keys if key in self._modes), None) or self._make()
+        self._modes.setdefault(keys[0], mode)
+        cadences = [self.cadences.find(member.info.host, member.info.pid) for member in job.members]
+        found = mode.judge(Sample(job, cadences))
+        return found if found is not None and verdict.verdict_class is VerdictClass.RUNNING else verdict
+
+    def forget(self, present: Collection[ProcessKey]) -> None:
+        """Forget jobs that are watched no longer."""
+        super().forget(present)
+        kept = set(present)
+        self._modes = {key: mode for key, mode in self._modes.items() if key in kept}
+
+
+# --- CCL-D -------------------------------------------------------------------------------------------------------------------
 
 
 def _range(done: Round) -> float:
@@ -92,13 +143,13 @@ class CcldResult:
 
 
 @dataclass(slots=True)
-class Ccld:
-    """The rule for one communicator: ``initial`` is the administrator's T_base. Barriers are the caller's to leave out."""
+class CcldRule:
+    """The equations for one communicator: ``initial`` is the administrator's T_base."""
 
     initial: float
     theta: float = THETA
     window: deque[Round] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
-    ends: float | None = None
+    ends: float = math.inf
     """When the window ends, wall time."""
     since: float | None = None
     found: CcldResult | None = None
@@ -129,109 +180,75 @@ class Ccld:
         return result
 
 
-@dataclass(slots=True)
-class JobRounds:
-    """The rounds of one job, from whichever plane tells them, and what the equations made of them by communicator."""
+class Ccld(Mode):
+    """CCL-D's equations, by communicator. ``t_base_s`` is T_base(init): without, nothing is slow before it was learned."""
 
-    plane: Literal["device", "calls", ""] = ""
-    rounds: Rounds = field(default_factory=Rounds)
-    groups: dict[int, Ccld] = field(default_factory=dict)
-    numbered: tuple[tuple[int, ProcessKey], ...] = ()
-    _calls_until: float = 0.0
+    def __init__(self, *, t_base_s: float | None = None, theta: float = THETA, window_s: float = WINDOW_S) -> None:
+        self.by_gpus = False
+        """Whether rounds are what the GPUs timed, rather than the hosts' calls."""
+        self._initial = t_base_s if t_base_s is not None else math.inf
+        self._theta, self._window_s = theta, window_s
+        self._rules: dict[int, CcldRule] = {}
+        self._gpus = GpuOperations()
+        self._numbered: tuple[ProcessKey, ...] = ()
+        self._calls_until = 0.0
 
-    def take(self, job: Job, cadences: Sequence[Cadence | None]) -> list[Round]:
-        """The rounds that have become complete. ``cadences`` are the members' own, in their order.
+    def judge(self, sample: Sample) -> Verdict | None:
+        """Take the rounds of a sample; what stands is the last window's."""
+        for done in self.rounds(sample):
+            rule = self._rules.setdefault(done.group, CcldRule(self._initial, self._theta))
+            rule.ends = min(rule.ends, done.time + self._window_s)
+            rule.window.append(done)
+        for rule in self._rules.values():
+            if sample.time >= rule.ends:
+                rule.close()
+                rule.ends = sample.time + self._window_s
+        found = [(rule.found, rule.since) for rule in self._rules.values() if rule.found is not None]
+        return _verdict(sample, *max(found, key=lambda one: one[0].ratio), self.by_gpus) if found else None
+
+    def rounds(self, sample: Sample) -> list[Round]:
+        """The rounds that have become complete.
 
         Where the processes are numbered in another way than before, rounds are forgotten; what was learned stays.
         """
-        numbered = numbering(job)
-        if numbered != self.numbered:
-            self.numbered, self.rounds, self.plane, self._calls_until = numbered, Rounds(), "", 0.0
-            for rule in self.groups.values():
+        numbered = numbering(sample.job)
+        if numbered != self._numbered:
+            self._numbered, self._gpus, self.by_gpus, self._calls_until = numbered, GpuOperations(), False, 0.0
+            for rule in self._rules.values():
                 rule.window.clear()
                 rule.found = None
-        if self.plane == "device" or any(_times_kernels(member) for member in job.members):
-            self.plane = "device"
-            return self.rounds.take(job)
-        found = self._from_calls(job, cadences)
-        self.plane = "calls" if found else self.plane
-        return found
+        self._gpus.take(sample.job)
+        self.by_gpus = self.by_gpus or bool(np.isfinite(self._gpus.rows["end"]).any())
+        return self._gpus.rounds(sample.job) if self.by_gpus else self._from_calls(sample)
 
-    def _from_calls(self, job: Job, cadences: Sequence[Cadence | None]) -> list[Round]:
+    def _from_calls(self, sample: Sample) -> list[Round]:
         """The last operation of each iteration, by the host's calls; ranks are matched by when their iterations end."""
-        ends: dict[int, NDArray[np.float64]] = {}
-        lasted: dict[int, list[float]] = {}
-        length = math.inf
-        for member, cadence in zip(job.members, cadences, strict=True):
+        ends, lasted, length = [], [], math.inf
+        for member, cadence in zip(sample.job.members, sample.cadences, strict=True):
             if cadence is None or not cadence.profiles:
                 return []
-            offset = (member.last.wall_ns - member.last.time_ns) / 1e9
             iterations = list(cadence.iterations)[-len(cadence.profiles) :]
-            ends[member.index] = np.array([iteration.end + offset for iteration in iterations])
-            lasted[member.index] = [float(profile[-1] - profile[-2]) if len(profile) > 1 else 0.0 for profile in cadence.profiles]
+            offset_s = (member.last.wall_ns - member.last.time_ns) / 1e9
+            ends.append(np.array([iteration.end for iteration in iterations]) + offset_s)
+            lasted.append([float(profile[-1] - profile[-2:][0]) for profile in cadence.profiles])
             length = min(length, iterations[-1].duration)
         found = []
-        for end in ends[job.members[0].index].tolist():
-            near = {at: int(np.argmin(np.abs(times - end))) for at, times in ends.items()}
-            if end > self._calls_until and all(abs(ends[at][place] - end) <= length / 2 for at, place in near.items()):
-                durations = {at: lasted[at][place] for at, place in near.items()}
-                begins = {at: float(ends[at][place]) - durations[at] for at, place in near.items()}
-                found.append(Round(HOST, "end of the iteration", end, durations, begins))
-        self._calls_until = max((done.time for done in found), default=self._calls_until)
+        for end in ends[0][ends[0] > self._calls_until].tolist():
+            places = [int(np.argmin(np.abs(times - end))) for times in ends]
+            if all(abs(times[place] - end) <= length / 2 for times, place in zip(ends, places, strict=True)):
+                durations = {at: lasted[at][place] for at, place in enumerate(places)}
+                found.append(Round(HOST, "end of the iteration", end, durations))
+                self._calls_until = end
         return found
 
 
-def _times_kernels(member: Member) -> bool:
-    communicators = member.last.device.communicators if member.last.device is not None else ()
-    return any(operation.observed and operation.finished_ns is not None for c in communicators for operation in c.recent)
-
-
-class CcldWatch(SlowWatch):
-    """Judges jobs that run by CCL-D's equations. ``t_base_s`` is T_base(init): without, nothing is slow before it was learned."""
-
-    def __init__(self, *, t_base_s: float | None = None, theta: float = THETA, window_s: float = WINDOW_S) -> None:
-        super().__init__()
-        self._initial = t_base_s if t_base_s is not None else math.inf
-        self._theta, self._window_s = theta, window_s
-        self._rounds: dict[ProcessKey, JobRounds] = {}
-
-    def judge(
-        self, job: Job, verdict: Verdict, topologies: Sequence[Topology] = (), stage_of: StageOf | None = None
-    ) -> Verdict:  # fmt: skip
-        """Take the newest samples of a job; what stands of it is the last window's."""
-        del topologies, stage_of
-        keys = [member.info.key for member in job.members]
-        known = next((self._rounds[key] for key in keys if key in self._rounds), None)
-        if known is None:
-            known = self._rounds.setdefault(keys[0], JobRounds())
-        for done in known.take(job, [self.cadences.find(member.info.host, member.info.pid) for member in job.members]):
-            rule = known.groups.setdefault(done.group, Ccld(self._initial, self._theta))
-            rule.ends = rule.ends if rule.ends is not None else done.time + self._window_s
-            rule.window.append(done)
-        now = max(member.last.wall_ns for member in job.members) / 1e9
-        for rule in known.groups.values():
-            if rule.ends is not None and now >= rule.ends:
-                rule.close()
-                rule.ends = now + self._window_s
-        found = [(rule.found, rule.since) for rule in known.groups.values() if rule.found is not None]
-        if verdict.verdict_class is not VerdictClass.RUNNING or not found:
-            return verdict
-        return _verdict(job, *max(found, key=lambda item: item[0].ratio), known.plane)
-
-    def forget(self, present: Collection[ProcessKey]) -> None:
-        """Forget jobs that are watched no longer."""
-        super().forget(present)
-        kept = set(present)
-        self._rounds = {key: known for key, known in self._rounds.items() if key in kept}
-
-
-def _verdict(job: Job, result: CcldResult, since: float | None, plane: str) -> Verdict:
+def _verdict(sample: Sample, result: CcldResult, since: float | None, by_gpus: bool) -> Verdict:
     kind, durations = result.kind, result.chosen.durations
-    members = {member.index: member for member in job.members}
-    group = job.groups.get(result.chosen.group)
-    last = members.get(min(durations, key=lambda at: durations[at])) if kind != "S2" else None
-    slowest = _lowest_rate(job, group) if kind != "S1" else None
-    reference = CommunicatorRef(f"{group.hash:016x}", group.nranks) if group is not None else None
+    members = sample.job.members
+    group = sample.job.groups.get(result.chosen.group)
+    last = members[min(durations, key=lambda at: durations[at])] if kind != "S2" else None
+    slowest = _lowest_rate(sample.job, group) if kind != "S1" else None
+    reference = group.reference() if group is not None else None
     culprits = tuple(
         Culprit(
             rank=member.rank,
@@ -241,7 +258,7 @@ def _verdict(job: Job, result: CcldResult, since: float | None, plane: str) -> V
             gpu=None,
             communicator=reference,
             operation=OperationRef(result.chosen.name) if group is not None else None,
-            reason=f"{why}: {durations.get(member.index, math.nan):.4f} s in the operation",
+            reason=f"{why}: {durations.get(members.index(member), math.nan):.4f} s in the operation",
         )
         for member, why in ((last, "came last"), (slowest, "has the lowest rate"))
         if member is not None
@@ -251,7 +268,7 @@ def _verdict(job: Job, result: CcldResult, since: float | None, plane: str) -> V
         f"{result.chosen.name} of {group.nranks} ranks" if group is not None else "the end of the iteration, by the hosts' calls"
     )
     unobserved = []
-    if plane != "device":
+    if not by_gpus:
         unobserved.append("GPU times are not known without the shim: a host's wait at the end of an iteration stands for them")
     if kind != "S1" and slowest is None:
         unobserved.append("send and receive rates need the shim's counters: which rank communicates slowly is not known")
@@ -262,7 +279,7 @@ def _verdict(job: Job, result: CcldResult, since: float | None, plane: str) -> V
         culprits=culprits,
         communicator=reference,
         since=since,
-        time=max(member.last.wall_ns for member in job.members) / 1e9,
+        time=sample.time,
         confidence=0.5,
         evidence=(
             f"T_base {result.t_base:.4f} s ({base}); in the round with the largest range of the window: "
@@ -270,23 +287,21 @@ def _verdict(job: Job, result: CcldResult, since: float | None, plane: str) -> V
             f"R = (T_max - T_base) / T_base = {result.ratio:.2f}, P = (T_max - T_min) / (T_max - T_base) = {share}",
         ),
         unobserved=tuple(unobserved),
-        planes=("device",) if plane == "device" else ("calls",),
+        planes=("device",) if by_gpus else ("calls",),
     )
 
 
 def _lowest_rate(job: Job, group: Group | None) -> Member | None:
     """The rank with the lowest SendRate or RecvRate (steps a second), where the shim reads counters of at least two ranks."""
-    rates: dict[int, float] = {}
-    for member in job.members:
-        if member.last.device is None or (group is not None and group.rank_of(member) is None):
-            continue
-        own = [c.steps_per_s for c in member.last.device.counters if c.steps_per_s is not None and not c.stale and not c.problem]
-        if own:
-            rates[member.index] = min(own)
-    if len(rates) < 2:
-        return None
-    lowest = min(rates, key=lambda at: rates[at])
-    return next(member for member in job.members if member.index == lowest)
+    rates: list[tuple[float, int]] = []
+    for at, member in enumerate(job.members):
+        if member.last.device is not None and (group is None or group.rank_of(member) is not None):
+            counters = [one for one in member.last.device.counters if not one.stale and not one.problem]
+            rates += [(one.steps_per_s, at) for one in counters if one.steps_per_s is not None]
+    return job.members[min(rates)[1]] if len({at for _, at in rates}) > 1 else None
+
+
+# --- which there are ---------------------------------------------------------------------------------------------------------
 
 
 class SlowMode(StrEnum):
@@ -307,5 +322,5 @@ class SlowRule:
     def watch(self) -> SlowWatch:
         """A watch that judges by it, for one session."""
         if self.mode is SlowMode.CCL_D:
-            return CcldWatch(t_base_s=self.t_base_s, theta=self.theta)
+            return ModeWatch(partial(Ccld, t_base_s=self.t_base_s, theta=self.theta))
         return SlowWatch()

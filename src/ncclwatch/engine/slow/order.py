@@ -6,11 +6,11 @@ written or consumed says it has. A receive alone shows nothing, but the order of
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
-from collections.abc import Callable, Hashable, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,16 +39,18 @@ OPERATIONS = np.array([f.value for f in Function if Function.ALL_REDUCE <= f <= 
 MARKS = np.array([Function.GROUP_START.value, Function.GROUP_END.value], np.uint16)
 _ORDERED = np.concatenate([OPERATIONS, MARKS])
 POINT_TO_POINT = np.array([Function.SEND.value, Function.RECV.value], np.uint16)
-_RECORD = np.dtype([(name, EVENT_DTYPE[name]) for name in ("time_ns", "comm", "count", "peer", "function", "datatype")])
+_FIELDS = ("time_ns", "comm", "count", "peer", "function", "datatype")
+RECORD = np.dtype([*((name, EVENT_DTYPE[name]) for name in _FIELDS), ("number", "<i8")])
+"""A record of a call; ``number`` counts operations: equal where sends and receives of one group call are one."""
 
 
-@dataclass(slots=True)
-class _Call:
+class Call(NamedTuple):
+    """One operation as it was called: all its ways, or function, elements and type of a collective (else zeros)."""
+
     time_ns: int
     comm: int
     ways: list[Way]
     what: tuple[int, int, int] = (0, 0, 0)
-    """Function, elements and type of a collective; zeros of sends and receives."""
 
 
 @dataclass(slots=True)
@@ -60,77 +62,70 @@ class Room:
 
 @dataclass(slots=True)
 class CallOrder:
-    """The newest operations of one process; sends and receives of one group call are one operation."""
+    """The newest operations of one process; sends and receives of one group call are one operation, known once the group ends."""
 
-    _made: deque[_Call] = field(default_factory=deque)
     _room: Room = field(default_factory=Room)
+    _made: NDArray[Any] = field(default_factory=lambda: np.zeros(0, RECORD))
     _unmade: list[NDArray[Any]] = field(default_factory=list)
     _waiting: int = 0
-    _depth: int = 0
-    """Groups that are open after the last call that was made."""
-    _joinable: int | None = None
-    """The communicator of that call, if it is a send or receive of a group that is still open."""
-
-    _memo: dict[str, tuple[tuple[int, int], Any]] = field(default_factory=dict)
-
-    def remember(self, name: str, make: Callable[[], T]) -> T:
-        """What was worked out of the calls under a name, made anew only when there are newer calls."""
-        state = len(self.calls), self.calls[-1].time_ns if self.calls else 0
-        known = self._memo.get(name)
-        if known is None or known[0] != state:
-            known = self._memo[name] = state, make()
-        made: T = known[1]
-        return made
-
-    @property
-    def calls(self) -> deque[_Call]:
-        """The newest calls, oldest first."""
-        if self._unmade:
-            self._make()
-        return self._made
+    _memo: dict[str, Any] = field(default_factory=dict)
 
     def add(self, records: NDArray[Any]) -> None:
-        """Take records of operations and of group starts and ends (``_RECORD``) in the order of their times."""
+        """Take records of operations and of group starts and ends (``RECORD``) in the order of their times."""
         self._unmade.append(records)
         self._waiting += len(records)
         if self._waiting > UNMADE_RECORDS:
             self._make()
 
+    def remember(self, name: str, make: Callable[[], T]) -> T:
+        """What was worked out of the calls under a name, made anew only when there are newer calls."""
+        self._make()
+        if name not in self._memo:
+            self._memo[name] = make()
+        made: T = self._memo[name]
+        return made
+
+    @property
+    def calls(self) -> list[Call]:
+        """The newest calls, oldest first."""
+        return self.remember("calls", self._calls)
+
+    def _calls(self) -> list[Call]:
+        made: list[Call] = []
+        last = None
+        for time, comm, count, peer, function, datatype, number in self._made.tolist():
+            paired = function in (Function.SEND, Function.RECV)
+            way = (function == Function.SEND, peer) if paired else None
+            if number == last:
+                made[-1].ways.append(way)
+            else:
+                made.append(Call(time, comm, [way], (0, 0, 0) if paired else (function, count, datatype)))
+            last = number
+        return made
+
     def _make(self) -> None:
+        """Make operations of what waits, up to a group that is still open: what is called in it is launched when it ends."""
+        if not self._unmade:
+            return
         records = np.concatenate(self._unmade)
-        self._unmade, self._waiting = [], 0
         function = records["function"]
         starts = function == Function.GROUP_START
-        total = self._depth + np.cumsum(starts.astype(np.int64) - (function == Function.GROUP_END))
+        total = np.cumsum(starts.astype(np.int64) - (function == Function.GROUP_END))
         # An end without a start (it was lost) leaves the depth at 0.
         depth = total - np.minimum(np.minimum.accumulate(total), 0)
-        group = np.cumsum(starts & (depth == 1))
-        self._depth = int(depth[-1])
-        at = np.flatnonzero(~np.isin(function, MARKS))
+        closed = len(records) if len(records) > MOST_CALLS else int(np.append(np.flatnonzero(depth == 0), -1).max()) + 1
+        self._unmade, self._waiting = [records[closed:]] if closed < len(records) else [], len(records) - closed
+        at = np.flatnonzero(~np.isin(function[:closed], MARKS))
         if not len(at):
-            self._joinable = self._joinable if self._depth and group[-1] == 0 else None
             return
-        kept, groups = records[at], group[at]
-        paired = np.isin(kept["function"], POINT_TO_POINT)
-        grouped = paired & (depth[at] > 0)
-        joins = np.zeros(len(at), np.bool_)
-        joins[1:] = grouped[1:] & grouped[:-1] & (groups[1:] == groups[:-1]) & (kept["comm"][1:] == kept["comm"][:-1])
-        joins[0] = bool(self._made) and grouped[0] and groups[0] == 0 and int(kept["comm"][0]) == self._joinable
-        open_still = bool(grouped[-1]) and self._depth > 0 and groups[-1] == group[-1]
-        self._joinable = int(kept["comm"][-1]) if open_still else None
-        number = np.cumsum(~joins)
-        newest = number > number[-1] - self._room.calls
-        kept, paired, joins = kept[newest], paired[newest], joins[newest]
-        for (time, comm, count, peer, called, datatype), is_paired, joined in zip(
-            kept.tolist(), paired.tolist(), joins.tolist(), strict=True
-        ):
-            way: Way = (called == Function.SEND, peer) if is_paired else None
-            if joined:
-                self._made[-1].ways.append(way)
-            else:
-                self._made.append(_Call(time, comm, [way], (0, 0, 0) if is_paired else (called, count, datatype)))
-        while len(self._made) > self._room.calls:
-            self._made.popleft()
+        calls, group = records[at], np.cumsum(starts & (depth == 1))[at]
+        grouped = np.isin(calls["function"], POINT_TO_POINT) & (depth[at] > 0)
+        same = (group[1:] == group[:-1]) & (calls["comm"][1:] == calls["comm"][:-1])
+        joins = np.r_[False, grouped[1:] & grouped[:-1] & same]
+        calls["number"] = np.cumsum(~joins) + (self._made["number"][-1] if len(self._made) else 0)
+        kept = np.concatenate([self._made, calls])
+        self._made = kept[kept["number"] > kept["number"][-1] - self._room.calls]
+        self._memo.clear()
 
     def locate(self, unfinished: Mapping[Place, int], until_ns: int) -> dict[Place, list[int]] | None:
         """Where in the order unfinished operations (their number by place) stand: positions, smallest first; ``None`` when calls
@@ -138,21 +133,19 @@ class CallOrder:
 
         Operations of one communicator in one way end in the order of their calls, so the unfinished ones are the newest.
         """
-        wanted = dict(unfinished)
-        missing = sum(wanted.values())
-        found: dict[Place, list[int]] = defaultdict(list)
-        for back, call in enumerate(reversed(self.calls)):
-            if not missing:
-                break
-            if call.time_ns > until_ns:
-                continue
-            for way in call.ways:
-                place = (call.comm, way)
-                if wanted.get(place, 0) > 0:
-                    wanted[place] -= 1
-                    missing -= 1
-                    found[place].insert(0, -back)
-        return None if missing else dict(found)
+        self._make()
+        rows = self._made[self._made["time_ns"] <= until_ns]
+        positions = rows["number"] - (self._made["number"][-1] if len(rows) else 0)
+        paired = np.isin(rows["function"], POINT_TO_POINT)
+        found: dict[Place, list[int]] = {}
+        for (comm, way), missing in unfinished.items():
+            own = (rows["comm"] == comm) & (paired == (way is not None))
+            if way is not None:
+                own &= ((rows["function"] == Function.SEND) == way[0]) & (rows["peer"] == way[1])
+            found[comm, way] = positions[own][-missing:].tolist()
+            if len(found[comm, way]) < missing:
+                return None
+        return found
 
 
 class CallOrders:
@@ -183,8 +176,8 @@ class CallOrders:
             order = self.of[key] = CallOrder(_room=self._room)
             self._room.calls = min(MOST_CALLS, max(FEWEST_CALLS, ALL_CALLS // len(self.of)))
         # A copy: what is kept of one process must not keep the batch.
-        records = np.empty(len(calls), _RECORD)
-        for name in _RECORD.names or ():
+        records = np.zeros(len(calls), RECORD)
+        for name in _FIELDS:
             records[name] = calls[name]
         order.add(records)
 
@@ -203,80 +196,84 @@ def by_process(events: NDArray[Any]) -> tuple[NDArray[Any], list[int]]:
 
 OrderOf = Callable[[str, int], CallOrder | None]
 """(host, pid) → the order of a process's calls, where the calls plane saw them."""
+_Operation = ProxyOperation | PendingOperation
+
+
+@dataclass(slots=True)
+class _OfRank:
+    """The kernels of one rank's unfinished operations."""
+
+    kernels: dict[int, Hashable] = field(default_factory=dict)
+    """By address of the operation."""
+    begun: dict[Hashable, bool] = field(default_factory=dict)
+    """Whether a kernel has begun, where that is known."""
+    first: Hashable | None = None
+    """The kernel that comes first, where the order is known."""
+    place: tuple[int, int] | None = None
+    """Communicator of that kernel, if it is a collective, and how many calls were made on it since."""
 
 
 class Kernels:
     """For every process its unfinished operations, joined to the kernels they belong to, and whether those have begun."""
 
     def __init__(self, job: Job, order_of: OrderOf | None = None) -> None:
-        self._kernel: dict[tuple[int, int], Hashable] = {}
-        """(index of the member, address of the operation) → its kernel"""
-        self._begun: dict[tuple[int, Hashable], bool] = {}
-        """(index, kernel) → whether it has begun, where that is known"""
-        self._first: dict[int, Hashable] = {}
-        """Index of the member → the kernel that comes first, where the order is known"""
-        self._place: dict[int, tuple[int, int]] = {}
-        """Index → communicator of that kernel, if it is a collective, and how many calls were made on it since"""
-        for member in job.members:
-            if member.last.operations or member.last.pending:
-                self._read(job, member, order_of(member.info.host, member.info.pid) if order_of is not None else None)
+        self._of = {
+            member.index: _read(job, member, order_of(member.info.host, member.info.pid) if order_of is not None else None)
+            for member in job.members
+            if member.last.operations or member.last.pending
+        }
 
     def waits(self, wait: Wait) -> bool:
         """Whether the kernel of a wait may be under way: one that has not begun does not wait, the rank still computes."""
-        if wait.end is None:
+        known = self._of.get(wait.end.member.index) if wait.end is not None else None
+        if known is None or wait.end is None:
             return True
-        index = wait.end.member.index
-        kernel = self._kernel.get((index, wait.end.operation.address))
-        first = self._first.get(index)
-        if first is not None and kernel is not None and kernel != first:
+        kernel = known.kernels.get(wait.end.operation.address)
+        if known.first is not None and kernel is not None and kernel != known.first:
             return False
-        return self._begun.get((index, kernel), True)
+        return known.begun.get(kernel, True)
 
     def current(self, member: Member) -> bool | None:
         """Whether a rank is inside an operation (True), before one (False); ``None`` where neither shows or nothing is open."""
-        first = self._first.get(member.index)
-        if first is not None:
-            return self._begun.get((member.index, first))
-        known = [begun for (index, _), begun in self._begun.items() if index == member.index] if self._begun else []
-        if True in known:
-            return True
-        return False if known else None
+        known = self._of.get(member.index, _OfRank())
+        if known.first is not None:
+            return known.begun.get(known.first)
+        return any(known.begun.values()) if known.begun else None
 
     def place(self, member: Member) -> tuple[int, int] | None:
         """The operation a rank is in or before: address of its communicator, and how many calls were made on it since.
 
         (0, −1) where nothing is open: the call it has yet to make. ``None`` where that is not known.
         """
-        if not member.last.operations and not member.last.pending:
-            return (0, -1)
-        return self._place.get(member.index)
+        return self._of[member.index].place if member.index in self._of else (0, -1)
 
-    def _read(self, job: Job, member: Member, order: CallOrder | None) -> None:
-        index = member.index
-        everything: list[ProxyOperation | PendingOperation] = [*member.last.operations, *member.last.pending]
-        operations = [(operation, _places(job, member, operation)) for operation in everything]
-        positions = _positions(operations, order, member.last.time_ns)
-        for number, (operation, _) in enumerate(operations):
-            if not isinstance(operation, ProxyOperation):
-                continue
-            if positions is not None:
-                kernel: Hashable = positions[number]
-            else:
-                way = operation.direction if operation.is_point_to_point else None
-                kernel = (operation.comm_address, operation.comm_hash, operation.op_count, way)
-            self._kernel[index, operation.address] = kernel
-            begun = _has_begun(operation)
-            if begun is None and operation.algorithm == "Ring" and _leaves_unread(job, member, operation):
-                begun = False
-            if begun is not None:
-                self._begun[index, kernel] = self._begun.get((index, kernel), False) or begun
-        if positions:
-            self._first[index] = first = min(positions)
-            places = next(found for (_, found), position in zip(operations, positions, strict=True) if position == first)
-            # Of one communicator all that was called since is unfinished too.
-            since = {o.op_count for o, found in operations if set(found) & set(places)}
-            if len(places) == 1 and places[0][1] is None:
-                self._place[index] = (places[0][0], len(since) - 1)
+
+def _read(job: Job, member: Member, order: CallOrder | None) -> _OfRank:
+    found = _OfRank()
+    own = {job.group_of[member.index, c.address]: c for c in member.last.communicators}
+    everything: list[_Operation] = [*member.last.operations, *member.last.pending]
+    held = [own.get(job.find_group(member, o.comm_address, o.comm_hash) or 0) for o in everything]
+    operations = [(operation, _places(known, operation)) for operation, known in zip(everything, held, strict=True)]
+    positions = _positions(operations, order, member.last.time_ns)
+    for number, (operation, communicator) in enumerate(zip(everything, held, strict=True)):
+        if not isinstance(operation, ProxyOperation):
+            continue
+        way = operation.direction if operation.is_point_to_point else None
+        alone = operation.comm_address, operation.comm_hash, operation.op_count, way
+        kernel = found.kernels[operation.address] = positions[number] if positions is not None else alone
+        begun = _has_begun(operation)
+        if begun is None and communicator is not None and _leaves_unread(communicator, operation):
+            begun = False
+        if begun is not None:
+            found.begun[kernel] = found.begun.get(kernel, False) or begun
+    if positions:
+        found.first = first = min(positions)
+        places = operations[positions.index(first)][1]
+        # Of one communicator all that was called since is unfinished too.
+        since = {operation.op_count for operation, others in operations if set(others) & set(places)}
+        if len(places) == 1 and places[0][1] is None:
+            found.place = places[0][0], len(since) - 1
+    return found
 
 
 def _has_begun(operation: ProxyOperation) -> bool | None:
@@ -290,38 +287,25 @@ def _has_begun(operation: ProxyOperation) -> bool | None:
     return False if any(sub.gpu_ready is not None and sub.posted > 0 for sub in operation.subs) else None
 
 
-def _leaves_unread(job: Job, member: Member, operation: ProxyOperation) -> bool:
+def _leaves_unread(own: Communicator, operation: ProxyOperation) -> bool:
     """Whether a ring's data has been delivered to a rank which reads none of it, though there is room for what it writes first to
     the next in shared memory: then its kernel has not begun.
     """
-    delivered = [sub for sub in operation.subs if sub.transmitted]
-    if not delivered or operation.direction is not Direction.RECV or any(sub.done for sub in operation.subs):
-        return False
-    own = _communicator(job, member, operation)
-    if own is None:
+    if operation.algorithm != "Ring" or operation.direction is not Direction.RECV or any(sub.done for sub in operation.subs):
         return False
     rings = {ring.channel: (ring.prev, ring.next) for ring in own.rings}
     room = {
-        (conn.channel, conn.peer): conn.tail - conn.head < CONNECTION_SLOTS // 2
+        (conn.channel, conn.peer)
         for conn in own.host_connections
         if conn.direction is Direction.SEND and conn.connection_index == 0 and conn.head is not None and conn.tail is not None
-    }
-    for sub in delivered:
-        before, after = rings.get(sub.channel, (None, -1))
-        if sub.peer == before and room.get((sub.channel, after), False):
-            return True
-    return False
+        and conn.tail - conn.head < CONNECTION_SLOTS // 2
+    }  # fmt: skip
+    ends = [(sub, *rings.get(sub.channel, (None, -1))) for sub in operation.subs if sub.transmitted]
+    return any(sub.peer == before and (sub.channel, after) in room for sub, before, after in ends)
 
 
-def _communicator(job: Job, member: Member, operation: ProxyOperation | PendingOperation) -> Communicator | None:
-    """The communicator of an operation, if it is known."""
-    number = job.find_group(member, operation.comm_address, operation.comm_hash)
-    return next((c for c in member.last.communicators if job.group_of[member.index, c.address] == number), None)
-
-
-def _places(job: Job, member: Member, operation: ProxyOperation | PendingOperation) -> list[Place]:
+def _places(own: Communicator | None, operation: _Operation) -> list[Place]:
     """The places in the order of calls that an operation fills; empty where its communicator is not known."""
-    own = _communicator(job, member, operation)
     if own is None:
         return []
     if not operation.op_count & 1:
@@ -330,9 +314,7 @@ def _places(job: Job, member: Member, operation: ProxyOperation | PendingOperati
     return [(own.address, (operation.direction is Direction.SEND, peer)) for peer in sorted(peers)]
 
 
-def _positions(
-    operations: list[tuple[ProxyOperation | PendingOperation, list[Place]]], order: CallOrder | None, until_ns: int
-) -> list[int] | None:
+def _positions(operations: Sequence[tuple[_Operation, list[Place]]], order: CallOrder | None, until_ns: int) -> list[int] | None:
     """The position of each operation in the order of calls; ``None`` where that cannot be told of all of them."""
     if order is None or not all(places for _, places in operations):
         return None

@@ -16,11 +16,11 @@ from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.slow import explain
 from ncclwatch.engine.slow.attribute import find
 from ncclwatch.engine.slow.cadence import Cadence, Cadences, Iteration, mean_profile
+from ncclwatch.engine.slow.critical_path import Paths
 from ncclwatch.engine.slow.detect import IterationWatch, SlowDown
 from ncclwatch.engine.slow.findings import Context, Finding, equals, hidden_together, hosts, nodes
-from ncclwatch.engine.slow.gpu_times import GpuTimes, Start, numbering
+from ncclwatch.engine.slow.gpu_operations import Start, numbering
 from ncclwatch.engine.slow.lateness import Lateness, Skew, measure, measure_skew, slope, without_partners
-from ncclwatch.engine.slow.paths import Paths
 from ncclwatch.engine.slow.profile import Profile, Shares, add_up
 from ncclwatch.engine.slow.round_trips import FlowPlace, RoundTrips
 from ncclwatch.engine.slow.snapshot import Look, StageOf, near, take_look
@@ -112,11 +112,10 @@ class _JobWatch:
     usual: dict[ProcessKey, float] = field(default_factory=dict)
     """When each process usually begins an iteration, as of :class:`Lateness`, from before the job was slow."""
     standing: Judgement | None = None
-    gpus: GpuTimes = field(default_factory=GpuTimes)
     paths: Paths = field(default_factory=Paths)
     round_trips: RoundTrips = field(default_factory=RoundTrips)
-    numbered: tuple[tuple[int, ProcessKey], ...] = ()
-    """The members, as ``gpus`` and ``paths`` number them."""
+    numbered: tuple[ProcessKey, ...] = ()
+    """The members, as ``paths`` numbers them."""
 
     def idle_share(self, since: float, lost: float) -> float:
         """Part of the lost time since a moment (wall) in which nothing was open on any rank, 0 to 1."""
@@ -192,8 +191,7 @@ class SlowWatch:
             watch.round_trips.take(job, self.delays)
             numbered = numbering(job)
             if numbered != watch.numbered:
-                watch.gpus, watch.paths, watch.numbered = GpuTimes(), Paths(), numbered
-            watch.gpus.take(job)
+                watch.paths, watch.numbered = Paths(), numbered
             cadences = [self.cadences.find(member.info.host, member.info.pid) for member in job.members]
             watch.paths.take(job, cadences, watch.iterations.limit())
         every = -(-len(job.members) // CHEAP_RANKS)
@@ -306,10 +304,9 @@ class SlowWatch:
         # A culprit beside another may be missed by a few samples.
         if watch.repeated >= enough and not (named < said and watch.missing < WITHDRAWN - 1):
             watch.missing = 0
-            gpus = watch.gpus
-            starts = gpus.starts(judgement.since)
-            judgement.starts = {member.info.key: starts[member.index] for member in job.members if member.index in starts}
-            judgement.timed, judgement.clocks = bool(gpus.kept), gpus.clocks_text(job)
+            gpus = watch.paths.gpus
+            judgement.starts = {job.members[at].info.key: start for at, start in gpus.starts(job, judgement.since).items()}
+            judgement.timed, judgement.clocks = bool(len(gpus.rows)), gpus.clocks_text(job)
             judgement.paths = tuple(watch.paths.lines(job, judgement.since, topology))
             judgement.path_costs, judgement.no_path = watch.paths.costs(judgement.since), watch.paths.problem
             if watch.standing is not None:

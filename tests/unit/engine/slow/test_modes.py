@@ -12,8 +12,18 @@ from ncclwatch.cli import main, options
 from ncclwatch.cli.recorded import write_series
 from ncclwatch.engine.job import assemble
 from ncclwatch.engine.slow.cadence import Cadence, Iteration
-from ncclwatch.engine.slow.gpu_times import Round
-from ncclwatch.engine.slow.modes import HOST, LEARNED_ROUNDS, Ccld, CcldResult, CcldWatch, JobRounds, SlowMode, SlowRule
+from ncclwatch.engine.slow.gpu_operations import Round
+from ncclwatch.engine.slow.modes import (
+    HOST,
+    LEARNED_ROUNDS,
+    Ccld,
+    CcldResult,
+    CcldRule,
+    ModeWatch,
+    Sample,
+    SlowMode,
+    SlowRule,
+)
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from unit.engine.slow.gpu_samples import WORLD_SIZE, at, operation
 from unit.synthetic import SECOND, Rank, communicator, looks
@@ -21,9 +31,9 @@ from unit.synthetic import SECOND, Rank, communicator, looks
 RUNNING = Verdict(VerdictClass.RUNNING, "")
 
 
-def run(lasted: dict[int, list[float]], watch: CcldWatch, rates: list[float] | None = None) -> list[Verdict]:
+def run(lasted: dict[int, list[float]], mode: Ccld, rates: list[float] | None = None) -> list[Verdict]:
     """One round a second; from round k on it lasts on each rank as ``lasted[k]`` says."""
-    said = []
+    said, watch = [], ModeWatch(lambda: mode)
     for second in range(1, 150):
         times = lasted[max(k for k in lasted if k <= second)]
         ended = [[operation(second, second - 0.9, t)] for t in times]
@@ -33,10 +43,10 @@ def run(lasted: dict[int, list[float]], watch: CcldWatch, rates: list[float] | N
 
 
 def test_the_equations() -> None:
-    rule = Ccld(initial=2.0)
+    rule = CcldRule(initial=2.0)
 
     def window(*rounds: tuple[float, list[float]]) -> CcldResult:
-        rule.window.extend(Round(1, "AllReduce", time, dict(enumerate(lasted)), {}) for time, lasted in rounds)
+        rule.window.extend(Round(1, "AllReduce", time, dict(enumerate(lasted))) for time, lasted in rounds)
         result = rule.close()
         assert result is not None
         return result
@@ -58,7 +68,7 @@ def test_the_equations() -> None:
 
 
 def test_a_rank_that_comes_late_is_named_by_its_short_time_in_the_operation() -> None:
-    said = run({0: [0.1] * 4, 120: [0.8, 0.8, 0.1, 0.8]}, CcldWatch(window_s=5.0, theta=3.0))
+    said = run({0: [0.1] * 4, 120: [0.8, 0.8, 0.1, 0.8]}, Ccld(window_s=5.0, theta=3.0))
     assert all(verdict is RUNNING for verdict in said[:118])
     last = said[-1]
     assert last.verdict_class is VerdictClass.SLOW_COMPUTATION and [c.rank for c in last.culprits] == [2]
@@ -67,26 +77,26 @@ def test_a_rank_that_comes_late_is_named_by_its_short_time_in_the_operation() ->
 
 def test_an_operation_that_is_slow_for_everybody_is_communication_and_the_lowest_rate_is_named() -> None:
     slow = {0: [0.1] * 4, 120: [0.8, 0.8, 0.79, 0.8]}
-    last = run(slow, CcldWatch(window_s=5.0), rates=[90.0, 20.0, 90.0, 90.0])[-1]
+    last = run(slow, Ccld(window_s=5.0), rates=[90.0, 20.0, 90.0, 90.0])[-1]
     assert last.verdict_class is VerdictClass.SLOW_COMMUNICATION and [c.rank for c in last.culprits] == [1]
-    unknown = run(slow, CcldWatch(window_s=5.0))[-1]
+    unknown = run(slow, Ccld(window_s=5.0))[-1]
     assert unknown.verdict_class is VerdictClass.SLOW_COMMUNICATION and not unknown.culprits and unknown.unobserved
 
 
 def test_the_administrators_base_finds_a_job_that_is_slow_from_the_start() -> None:
     late = {0: [0.8, 0.1, 0.8, 0.8]}
-    assert all(verdict is RUNNING for verdict in run(late, CcldWatch(window_s=5.0)))
-    said = run(late, CcldWatch(window_s=5.0, t_base_s=0.1))
+    assert all(verdict is RUNNING for verdict in run(late, Ccld(window_s=5.0)))
+    said = run(late, Ccld(window_s=5.0, t_base_s=0.1))
     slow = [verdict for verdict in said if verdict is not RUNNING]
     assert slow and [c.rank for c in slow[0].culprits] == [1] and any("administrator" in line for line in slow[0].evidence)
 
 
 def test_one_slow_window_and_barriers_say_nothing() -> None:
-    once = run({0: [0.1] * 4, 120: [0.8, 0.8, 0.1, 0.8], 121: [0.1] * 4}, CcldWatch(window_s=5.0))
+    once = run({0: [0.1] * 4, 120: [0.8, 0.8, 0.1, 0.8], 121: [0.1] * 4}, Ccld(window_s=5.0))
     assert all(verdict is RUNNING for verdict in once)
     barrier = [[replace(operation(1, 0.1, 0.5), count=1)] for _ in range(4)]
     (job,) = assemble([[sample] for sample in at(1.0, barrier)])
-    assert JobRounds().take(job, [None] * 4) == []
+    assert Ccld().rounds(Sample(job, [None] * 4)) == []
 
 
 def test_without_the_shim_the_wait_at_the_end_of_an_iteration_stands_for_it() -> None:
@@ -100,12 +110,12 @@ def test_without_the_shim_the_wait_at_the_end_of_an_iteration_stands_for_it() ->
         cadences.append(cadence)
     ranks = [Rank(r, WORLD_SIZE, (communicator(r, WORLD_SIZE),), host=f"node{r}") for r in range(WORLD_SIZE)]
     (job,) = assemble([[replace(series[-1], time_ns=5 * SECOND, wall_ns=5 * SECOND)] for series in looks(ranks)])
-    rounds = JobRounds()
-    found = rounds.take(job, cadences)
-    assert len(found) == 4 and {done.group for done in found} == {HOST} and rounds.plane == "calls"
-    by_rank = {member.rank: found[0].durations[member.index] for member in job.members}
+    rule = Ccld()
+    found = rule.rounds(Sample(job, cadences))
+    assert len(found) == 4 and {done.group for done in found} == {HOST} and not rule.by_gpus
+    by_rank = {member.rank: found[0].durations[at] for at, member in enumerate(job.members)}
     assert by_rank[2] == pytest.approx(0.1) and by_rank[0] == pytest.approx(0.6)
-    assert rounds.take(job, cadences) == []
+    assert rule.rounds(Sample(job, cadences)) == []
 
 
 # --- the command line -----------------------------------------------------------------------------------------------------
@@ -132,7 +142,7 @@ def test_a_recording_is_judged_by_the_rule_that_was_asked_for(tmp_path: Path, ca
 
 def test_what_the_command_line_says_of_the_modes_is_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert tuple(SlowMode) == options.SLOW_MODES
-    assert SlowRule().theta == Ccld(1.0).theta
+    assert SlowRule().theta == CcldRule(1.0).theta
     for wrong in (["--slow-mode", "other"], ["--t-base", "1.0"]):
         assert main.run(["attach", "--pid", "1", *wrong]) == 2
         assert "--slow-mode" in capsys.readouterr().err

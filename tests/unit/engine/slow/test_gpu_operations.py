@@ -4,35 +4,41 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from ncclwatch.engine.job import assemble
-from ncclwatch.engine.slow.gpu_times import GpuTimes, Rounds
+from ncclwatch.engine.slow.gpu_operations import GpuOperations
 from unit.engine.slow.gpu_samples import WORLD_SIZE, at, operation
 from unit.synthetic import SECOND
 
 
 def test_a_round_is_complete_when_every_rank_has_told_and_told_once() -> None:
-    rounds = Rounds()
+    rounds = GpuOperations()
     early = [[operation(1, 0.1, 0.2)] for _ in range(3)] + [[]]
     (job,) = assemble([[sample] for sample in at(1.0, early)])
-    assert rounds.take(job) == []
+    rounds.take(job)
+    assert rounds.rounds(job) == []
     everybody = [[operation(1, 0.1, 0.2, duration_ns=SECOND // 4)] for _ in range(4)]
     (job,) = assemble([[sample] for sample in at(2.0, everybody)])
-    (done,) = rounds.take(job)
+    rounds.take(job)
+    (done,) = rounds.rounds(job)
     assert done.durations[3] == pytest.approx(0.25), "by the GPU's own clock where it tells"
-    assert rounds.take(job) == []
+    rounds.take(job)
+    assert rounds.rounds(job) == []
 
 
 def test_barriers_are_no_rounds() -> None:
     barrier = [[replace(operation(1, 0.1, 0.5), count=1)] for _ in range(4)]
     (job,) = assemble([[sample] for sample in at(1.0, barrier)])
-    assert Rounds().take(job) == []
+    rounds = GpuOperations()
+    rounds.take(job)
+    assert rounds.rounds(job) == [] and len(rounds.rows) == 4
 
 
 def test_whose_gpu_comes_late_is_told_across_clocks_that_are_wrong() -> None:
     wrong_s = (0.0, 0.03, -0.05, 0.04)
-    times = GpuTimes()
+    times = GpuOperations()
     job = None
     for second in range(1, 20):
         # Everybody ends when the last has come; rank 2 comes 200 ms after the others.
@@ -43,20 +49,18 @@ def test_whose_gpu_comes_late_is_told_across_clocks_that_are_wrong() -> None:
         (job,) = assemble([[sample] for sample in shifted])
         times.take(job)
     assert job is not None
-    starts = times.starts(0.0)
-    rank_of = {member.index: member.rank for member in job.members}
-    assert [rank_of[index] for index in starts] == [2]
+    starts = times.starts(job, 0.0)
+    assert [job.members[at].rank for at in starts] == [2]
     assert starts.popitem()[1].late_s == pytest.approx(0.2, abs=0.005), "durations need no clock"
-    assert times.starts(since=1e9) == {}
+    assert times.starts(job, since=1e9) == {}
     model = times.clocks(job)
-    for rank, clock in model.clocks.items():
-        assert abs(clock.offset_s - (wrong_s[rank] - wrong_s[0])) <= clock.error_s
+    assert np.abs(model.offsets - (np.array(wrong_s) - wrong_s[0])).max() <= model.error
     assert "clocks of 4 hosts differ by up to" in times.clocks_text(job)
 
 
 def test_gpus_that_come_together_are_not_told() -> None:
-    times = GpuTimes()
+    times = GpuOperations()
     for second in range(1, 10):
         (job,) = assemble([[s] for s in at(second + 0.5, [[operation(second, second + 0.0002 * r, 0.1)] for r in range(4)])])
         times.take(job)
-    assert times.starts(0.0) == {} and len(times.kept) == 9
+    assert times.starts(job, 0.0) == {} and len(times.rounds(job)) == 9

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ncclwatch.engine.slow.iteration_graph import analyse, build, critical_path, duration_without, replay, slack, weigh
+from ncclwatch.engine.slow.critical_path import Structure, Weights
 from score.venus import clean, experiment
 
 # Two ranks of a stage, then one of the next: 0 and 1 work, add up, 0 sends to 2, all end together.
@@ -17,18 +17,18 @@ TRANSFER = np.array([0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1])
 
 
 def test_replay_and_weigh_are_inverse() -> None:
-    structure = build(RANK, JOINT, NEEDS)
-    begin, end = replay(structure, WORK, TRANSFER, 0.0)
+    structure = Structure(RANK, JOINT, NEEDS)
+    begin, end = structure.replay(WORK, TRANSFER, 0.0)
     assert end.max() == pytest.approx(1.0 + 0.1 + 0.1 + 1.0 + 0.1)
-    weights = weigh(structure, begin, end, 0.0)
+    weights = Weights(structure, begin, end, 0.0)
     assert weights.work == pytest.approx(WORK) and weights.transfer == pytest.approx(TRANSFER)
 
 
 def test_the_path_goes_through_messages_and_collectives() -> None:
-    structure = build(RANK, JOINT, NEEDS)
-    begin, end = replay(structure, WORK, TRANSFER, 0.0)
-    weights = weigh(structure, begin, end, 0.0)
-    path = critical_path(structure, weights)
+    structure = Structure(RANK, JOINT, NEEDS)
+    begin, end = structure.replay(WORK, TRANSFER, 0.0)
+    weights = Weights(structure, begin, end, 0.0)
+    path = list(weights.critical_path())
     assert sum((weights.work if work else weights.transfer)[at] for at, work in path) == pytest.approx(float(end.max()))
     assert (6, True) in path, "rank 2 works on what it received"
     assert (4, True) not in path, "rank 1 has time to spare"
@@ -36,39 +36,39 @@ def test_the_path_goes_through_messages_and_collectives() -> None:
 
 def test_operations_that_need_each_other_in_a_cycle_are_left_out() -> None:
     """Rank 0 receives before it sends to rank 1, which does the same."""
-    crossed = build(np.array([0, 0, 1, 1]), np.full(4, -1), np.array([[0, 3], [2, 1]]))
-    _, end = replay(crossed, np.ones(4), np.ones(4), 0.0)
+    crossed = Structure(np.array([0, 0, 1, 1]), np.full(4, -1), np.array([[0, 3], [2, 1]]))
+    _, end = crossed.replay(np.ones(4), np.ones(4), 0.0)
     assert np.isnan(end).all()
 
 
 def test_only_what_is_on_the_path_is_blamed() -> None:
-    structure = build(RANK, JOINT, NEEDS)
-    _, usual = replay(structure, WORK, TRANSFER, 0.0)
+    structure = Structure(RANK, JOINT, NEEDS)
+    _, usual = structure.replay(WORK, TRANSFER, 0.0)
     # Rank 1 has 0.6 s to spare before the last operation: half a second more is absorbed, two seconds are not.
     for delay, harmful in ((0.5, False), (2.0, True)):
         work = WORK.copy()
         work[4] += delay
-        begin, end = replay(structure, work, TRANSFER, 0.0)
-        weights = weigh(structure, begin, end, 0.0)
-        result = analyse(structure, weights, (WORK, TRANSFER))
+        begin, end = structure.replay(work, TRANSFER, 0.0)
+        weights = Weights(structure, begin, end, 0.0)
+        result = weights.analyse(WORK, TRANSFER)
         assert [anomaly.operation for anomaly in result.culprits] == ([4] if harmful else [])
         assert [anomaly.operation for anomaly in result.harmless] == ([] if harmful else [4])
         if not harmful:
-            assert result.harmless[0].slack == pytest.approx(slack(structure, weights)[4]) == pytest.approx(0.1)
+            assert weights.slack(4) == pytest.approx(0.1)
         else:
-            assert duration_without(structure, weights, result.culprits, 0.0) == pytest.approx(float(usual.max()))
+            assert weights.without(result.culprits) == pytest.approx(float(usual.max()))
 
 
 def test_two_culprits_are_ranked_by_what_they_cost() -> None:
-    structure = build(RANK, JOINT, NEEDS)
+    structure = Structure(RANK, JOINT, NEEDS)
     work, transfer = WORK.copy(), TRANSFER.copy()
     work[0] += 2.0
     transfer[5] += 5.0
-    begin, end = replay(structure, work, transfer, 0.0)
-    weights = weigh(structure, begin, end, 0.0)
-    found = analyse(structure, weights, (WORK, TRANSFER)).culprits
+    begin, end = structure.replay(work, transfer, 0.0)
+    weights = Weights(structure, begin, end, 0.0)
+    found = weights.analyse(WORK, TRANSFER).culprits
     assert [(a.operation, a.work) for a in found] == [(5, False), (0, True)]
-    unsure = analyse(structure, weights, (WORK, TRANSFER), clock_error_s=6.0).culprits
+    unsure = weights.analyse(WORK, TRANSFER, clock_error_s=6.0).culprits
     assert [(a.operation, a.work) for a in unsure] == [(0, True)], "clocks explain a transfer, and no work of one rank"
 
 

@@ -1,0 +1,427 @@
+"""The dependency graph of an iteration, its critical path against what is usual, and what each culprit costs.
+
+Made of observed operations alone: nothing is assumed of a schedule. An operation of a rank begins when the rank's work before it
+ends. It ends a time after the last of those it needs has begun: all ranks of a collective, the sender of what a rank receives,
+and the receiver of what it sends where a message does not fit into buffers. Only what lies on the critical path costs time; what
+waits for something later anyway is absorbed (MegaTrace III-C; VenusTrace 3.3, Appendix A). Arrays are over operations, sorted by
+rank and in program order. It stands beside a verdict of slowness and accuses nobody by itself.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from ncclwatch.engine.job import Job
+from ncclwatch.engine.slow.cadence import Cadence
+from ncclwatch.engine.slow.gpu_operations import (
+    LEAST_S,
+    ClockModel,
+    GpuOperations,
+    Indices,
+    Operations,
+    TimedIteration,
+    Times,
+    estimate,
+)
+from ncclwatch.engine.topology.model import Role, Topology
+
+BETA = 0.5
+"""Fact: MegaTrace III-C, parameter m: the share of its expected time by which an anomalous segment is longer."""
+MEGATRACE_GATE = 0.9
+"""Fact: MegaTrace III-C, VenusTrace 3.3: at or above this share of the usual speed an iteration is healthy and not analysed."""
+HEALTHY = 2
+"""Unit: iterations. From: one says nothing of what is the rule: so many are learned before one may be called slow."""
+LEARNED, KEPT = 8, 32
+"""Bound: healthy iterations of which the medians are what is usual, and slow iterations that are kept (memory)."""
+CLOCKED = 6
+"""Bound: iterations by which clocks are set (cost)."""
+LEAST_SHARE = 0.1
+"""Unit: share of what an iteration loses. From: chosen: a culprit that explains less is not told; ten parts are worth reading."""
+TOLD = 3
+"""Bound: culprits that are told."""
+
+
+class Level(NamedTuple):
+    """Sets that need what earlier levels end: their members (each set's from ``first`` on), and the operations that need them."""
+
+    sets: Indices
+    members: Indices
+    first: Indices
+    operations: Indices
+
+
+class Structure:
+    """Who needs whom, of columns as of :class:`Operations`; the same in every iteration of a pattern.
+
+    ``previous`` and ``following`` operation of the same rank, −1 and the number of operations at the ends. ``set_of`` is the set
+    of operations whose beginnings an operation needs, itself among them; sets are rows of ``members`` from ``offsets[s]`` to
+    ``offsets[s + 1]``.
+    """
+
+    def __init__(self, rank: Indices, joint: Indices, needs: Indices) -> None:
+        index = np.arange(len(rank))
+        first = np.r_[True, rank[1:] != rank[:-1]]
+        self.previous = np.where(first, -1, index - 1)
+        self.following = np.where(np.r_[first[1:], True], len(rank), index + 1)
+        self.set_of = np.unique(np.where(joint >= 0, joint, -1 - index), return_inverse=True)[1]
+        sets = np.concatenate([self.set_of, self.set_of[needs[:, 0]]])
+        self.members = np.concatenate([index, needs[:, 1]])[np.argsort(sets, kind="stable")]
+        self.offsets = np.r_[0, np.cumsum(np.bincount(sets))]
+        self._levels: list[Level] = []
+
+    def __len__(self) -> int:
+        return len(self.previous)
+
+    def latest(self, begin: Times) -> Times:
+        """For each operation when the last of those it needs begins."""
+        found: Times = np.maximum.reduceat(begin[self.members], self.offsets[:-1])[self.set_of]
+        return found
+
+    def levels(self) -> list[Level]:
+        """All sets, each after all it needs; made once. Sets that need each other in a cycle (which no real iteration has), and
+        what needs these, are left out.
+        """
+        if self._levels:
+            return self._levels
+        sizes, before = np.diff(self.offsets), np.zeros(0)
+        level = np.zeros(len(self))
+        while not np.array_equal(level, before) and level.max() < len(sizes):
+            before, level = level, self.latest(np.where(self.previous >= 0, level[self.previous] + 1, 0))
+        of_set = np.zeros(len(sizes), np.int64)
+        of_set[self.set_of] = np.where(level == before, level, -1)
+
+        def apart(levels: Indices) -> list[Indices]:
+            order = np.argsort(levels, kind="stable")
+            return np.split(order, np.searchsorted(levels[order], np.arange(of_set.max() + 1)))[1:]
+
+        parts = apart(of_set), apart(np.repeat(of_set, sizes)), apart(of_set[self.set_of])
+        for sets, places, operations in zip(*parts, strict=True):
+            self._levels.append(Level(sets, self.members[places], np.cumsum(sizes[sets]) - sizes[sets], operations))
+        return self._levels
+
+    def replay(self, work: Times, transfer: Times, start: float) -> tuple[Times, Times]:
+        """Begin and end of every operation if the segments lasted as given. O(memberships), one pass a level."""
+        begin, end = np.append(np.where(self.previous < 0, start + work, np.nan), np.nan), np.full(len(self), np.nan)
+        latest, work = np.zeros(len(self.offsets) - 1), np.append(work, 0.0)
+        for sets, members, first, operations in self.levels():
+            latest[sets] = np.maximum.reduceat(begin[members], first)
+            end[operations] = latest[self.set_of[operations]] + transfer[operations]
+            following = self.following[operations]
+            begin[following] = end[operations] + work[following]
+        return begin[:-1], end
+
+
+class Anomaly(NamedTuple):
+    """A segment (work before an operation, or its transfer) that took ``excess`` seconds more than ``expected``."""
+
+    operation: int
+    work: bool
+    excess: float
+    expected: float
+
+
+class PathResult(NamedTuple):
+    """What is odd in an iteration, the most first: on the critical path, and off it (``harmless``: bubbles absorbed it)."""
+
+    culprits: list[Anomaly]
+    harmless: list[Anomaly]
+
+
+class Weights:
+    """Durations of one iteration in seconds, by operation: ``work`` before it begins, ``transfer`` from when the last it needs
+    has begun to its end. ``begin`` and ``end`` are as observed, ``start`` when the iteration began.
+    """
+
+    def __init__(self, structure: Structure, begin: Times, end: Times, start: float) -> None:
+        self.structure, self.begin, self.end, self.start = structure, begin, end, start
+        self.work = begin - np.where(structure.previous >= 0, end[structure.previous], start)
+        self.transfer = end - structure.latest(begin)
+
+    @property
+    def duration(self) -> float:
+        """From its begin to the last end, seconds."""
+        return float(self.end.max()) - self.start
+
+    def critical_path(self) -> Iterator[tuple[int, bool]]:
+        """Walk back from the last end: through each operation (its transfer: False) to whoever began last, and through its work
+        (True) to what it did before. O(path × group).
+        """
+        structure, at = self.structure, int(np.argmax(self.end))
+        while at >= 0:
+            yield at, False
+            number = int(structure.set_of[at])
+            needed = structure.members[structure.offsets[number] : structure.offsets[number + 1]]
+            at = int(needed[np.argmax(self.begin[needed])])
+            yield at, True
+            at = int(structure.previous[at])
+
+    def analyse(self, work: Times, transfer: Times, *, beta: float = BETA, clock_error_s: float = 0.0) -> PathResult:
+        """Blame what took longer than expected (``work``, ``transfer``) by operation.
+
+        Work is a difference of times of one rank. A transfer is one of two ranks' and may be wrong by ``clock_error_s``.
+        """
+        usual = {True: work, False: transfer}
+        excess = {True: self.work - work, False: self.transfer - transfer}
+        odd = {is_work: excess[is_work] > np.maximum(beta * usual[is_work], LEAST_S) for is_work in usual}
+        odd[False] &= excess[False] > clock_error_s
+
+        def made(at: int, is_work: bool) -> Anomaly:
+            return Anomaly(at, is_work, float(excess[is_work][at]), float(usual[is_work][at]))
+
+        culprits = [made(*segment) for segment in self.critical_path() if odd[segment[1]][segment[0]]]
+        on_path = {anomaly.operation for anomaly in culprits if anomaly.work}
+        harmless = [made(at, True) for at in np.flatnonzero(odd[True]).tolist() if at not in on_path]
+        return PathResult(*(sorted(found, key=lambda one: -one.excess) for found in (culprits, harmless)))
+
+    def slack(self, operation: int) -> float:
+        """How much later an operation's work could end without delaying the end of the iteration, seconds: so much of a delay as
+        long as the iteration does not show in the end.
+        """
+        work = self.work.copy()
+        work[operation] += self.duration
+        delayed = self.structure.replay(work, self.transfer, self.start)[1].max()
+        return self.duration - float(delayed - self.end.max())
+
+    def without(self, anomalies: Iterable[Anomaly]) -> float:
+        """Duration of the iteration if the anomalies had taken what is expected of them, everything else unchanged."""
+        work, transfer, set_of = self.work.copy(), self.transfer.copy(), self.structure.set_of
+        for anomaly in anomalies:
+            if anomaly.work:
+                work[anomaly.operation] = anomaly.expected
+                continue
+            # A collective ends for all its ranks: what delayed it delayed every member.
+            same = (set_of == set_of[anomaly.operation]) & (transfer > anomaly.expected)
+            transfer[same] -= max(0.0, anomaly.excess)
+            transfer[anomaly.operation] = anomaly.expected
+        return float(self.structure.replay(work, transfer, self.start)[1].max()) - self.start
+
+
+# --- iterations of one pattern, and what is usual of them -------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class IterationAnalysis:
+    """Learns an iteration and judges each one; times are corrected by clocks that are estimated from the operations themselves.
+
+    ``gate``: an iteration above this share of the usual speed is healthy and learned (MegaTrace).
+    """
+
+    gate: float = MEGATRACE_GATE
+    beta: float = BETA
+    clocks: ClockModel = field(default_factory=ClockModel)
+    last: Weights | None = None
+    """The last iteration."""
+    _healthy: deque[Weights] = field(default_factory=lambda: deque(maxlen=LEARNED))
+    _clocked: deque[tuple[Indices, Indices, Times, Times]] = field(default_factory=lambda: deque(maxlen=CLOCKED))
+    _shape: tuple[Indices, Indices, Indices] | None = None
+    _structure: Structure | None = None
+
+    @property
+    def learned(self) -> bool:
+        """Whether enough healthy iterations were seen."""
+        return len(self._healthy) >= HEALTHY
+
+    @property
+    def usual(self) -> float:
+        """Duration of the healthy iterations, seconds; nan before there are any."""
+        return float(np.median([one.duration for one in self._healthy] or [np.nan]))
+
+    def fits(self, observed: Operations) -> bool:
+        """Whether an iteration is made of the same operations as those before."""
+        now = (observed.rank, observed.joint, observed.needs)
+        return self._shape is None or all(np.array_equal(a, b) for a, b in zip(self._shape, now, strict=True))
+
+    def look(self, observed: Operations, learn: bool = True) -> PathResult | None:
+        """Take an iteration, which must fit: a result if it is slow enough to be analysed.
+
+        It begins when the iteration before has ended. What is known to be slow is not to be learned (``learn``).
+        """
+        if self._structure is None:
+            self._shape = (observed.rank, observed.joint, observed.needs)
+            self._structure = Structure(*self._shape)
+        self._clocked.append(_sides(observed, len(self._clocked) and int(self._clocked[-1][1].max()) + 1))
+        self.clocks = estimate(*(np.concatenate(column) for column in zip(*self._clocked, strict=True)))
+        if not np.isfinite(self.clocks.error):
+            return None
+        begin, end = (self.clocks.correct(observed.node, times) for times in (observed.begin, observed.end))
+        start = float(self.last.end.max() if self.last is not None else begin.min())
+        if observed.before is not None:
+            start = float(self.clocks.correct(observed.node, observed.before).max())
+        self.last = Weights(self._structure, begin, end, start)
+        if not self.last.duration > 0:
+            return None
+        if not self.learned or self.usual / self.last.duration >= self.gate:
+            if learn:
+                self._healthy.append(self.last)
+            return None
+        usual = (np.median([getattr(one, name) for one in self._healthy], axis=0) for name in ("work", "transfer"))
+        return self.last.analyse(*usual, beta=self.beta, clock_error_s=self.clocks.error)
+
+    def idle(self, observed: Operations, operation: int) -> float:
+        """For how long before an operation of the last iteration its host had not launched it, while its GPU had no work."""
+        if observed.launched is None or self.last is None:
+            return 0.0
+        launched = self.clocks.correct(observed.node, observed.launched)[operation]
+        return max(0.0, float(launched - self.last.begin[operation] + self.last.work[operation]))
+
+
+def _sides(observed: Operations, first: int) -> tuple[Indices, Indices, Times, Times]:
+    """An iteration's operations as ``estimate`` takes them, numbered from ``first``: of a message the send's begin and the
+    receive's end.
+    """
+    joint = observed.joint >= 0
+    receives, sends = observed.needs.T
+    unknown = np.full(len(sends), np.nan)
+    messages = 1 + int(observed.joint.max(initial=-1)) + np.arange(len(sends))
+    return (
+        np.concatenate([observed.node[joint], observed.node[sends], observed.node[receives]]),
+        first + np.concatenate([observed.joint[joint], messages, messages]),
+        np.concatenate([observed.begin[joint], observed.begin[sends], unknown]),
+        np.concatenate([observed.end[joint], unknown, observed.end[receives]]),
+    )
+
+
+# --- the slow iterations of a running job ------------------------------------------------------------------------------------
+
+Name = tuple[int, str, int]
+"""(group, function, how many of these were before it in the iteration)"""
+
+
+class Blame(NamedTuple):
+    """All that one rank's work (or one group's transfers) added to the critical path of a slow iteration.
+
+    ``excess`` is by how much these took longer than usual, ``cost`` how much shorter the iteration would have been with them as
+    usual, seconds; ``worst`` the operation that they were worst before (or in); for ``host_s`` of it the host had called nothing.
+    """
+
+    where: int
+    work: bool
+    segments: int
+    excess: float
+    cost: float
+    worst: Name
+    host_s: float
+
+
+class SlowIteration(NamedTuple):
+    """One slow iteration: what is to blame on its critical path, and what took longest and cost nothing: rank, name, and seconds
+    longer and to spare.
+    """
+
+    time: float
+    duration: float
+    usual: float
+    operations: int
+    blames: list[Blame]
+    harmless: tuple[int, Name, float, float] | None
+
+
+@dataclass(slots=True)
+class Paths:
+    """The slow iterations of one job."""
+
+    gpus: GpuOperations = field(default_factory=GpuOperations)
+    analysis: IterationAnalysis = field(default_factory=IterationAnalysis)
+    kept: deque[SlowIteration] = field(default_factory=lambda: deque(maxlen=KEPT))
+    problem: str = ""
+    """Why there are none, where GPUs tell their times."""
+    _others: int = 0
+
+    def take(self, job: Job, cadences: Sequence[Cadence | None], limit_s: float) -> None:
+        """Take what the newest samples show; iterations that last longer than ``limit_s`` by the calls are known to be slow."""
+        self.gpus.take(job)
+        for iteration in self.gpus.iterations(job, cadences):
+            if not self.analysis.fits(iteration):
+                self._others += 1
+                if self._others >= LEARNED:
+                    self.analysis, self._others = IterationAnalysis(), 0
+                continue
+            self._others = 0
+            result = self.analysis.look(iteration, learn=iteration.called_s <= limit_s)
+            if result is not None and self.analysis.last is not None:
+                self.kept.append(self._slow(result, iteration, self.analysis.last))
+        self.problem = self.gpus.problem
+        if not self.problem and not self.analysis.learned:
+            self.problem = f"fewer than {HEALTHY} healthy iterations were seen whole"
+
+    def _slow(self, result: PathResult, iteration: TimedIteration, weights: Weights) -> SlowIteration:
+        """The culprits of the last iteration added up: work by rank, transfers by group; what explains little is left out."""
+        parts: dict[tuple[int, bool], list[Anomaly]] = defaultdict(list)
+        for anomaly in result.culprits:
+            where = iteration.rank if anomaly.work else iteration.group
+            parts[int(where[anomaly.operation]), anomaly.work].append(anomaly)
+        duration, usual = weights.duration, self.analysis.usual
+        blames = []
+        for (place, work), anomalies in parts.items():
+            excess = sum(anomaly.excess for anomaly in anomalies)
+            if excess < LEAST_SHARE * max(duration - usual, 0.0):
+                continue
+            cost = max(0.0, duration - weights.without(anomalies))
+            host = sum(min(a.excess, self.analysis.idle(iteration, a.operation)) for a in anomalies) if work else 0.0
+            blames.append(Blame(place, work, len(anomalies), excess, cost, iteration.name(anomalies[0].operation), host))
+        harmless = None
+        for anomaly in result.harmless[:1]:
+            at = anomaly.operation
+            harmless = int(iteration.rank[at]), iteration.name(at), anomaly.excess, weights.slack(at)
+        time, size = float(iteration.end.max()), len(iteration.rank)
+        return SlowIteration(time, duration, usual, size, sorted(blames, key=lambda one: -one.cost), harmless)
+
+    def _since(self, since: float) -> tuple[list[SlowIteration], dict[tuple[int, bool], list[Blame]]]:
+        """The slow iterations since a moment, and what is to blame in them by whose it is."""
+        slow = [one for one in self.kept if one.time >= since]
+        parts: dict[tuple[int, bool], list[Blame]] = defaultdict(list)
+        for one in slow:
+            for blame in one.blames:
+                parts[blame.where, blame.work].append(blame)
+        return slow, parts
+
+    def costs(self, since: float) -> dict[int, float]:
+        """By place among the job's members: what their work costs a slow iteration on average since a moment, seconds."""
+        slow, parts = self._since(since)
+        return {where: sum(one.cost for one in found) / len(slow) for (where, work), found in parts.items() if work}
+
+    def lines(self, job: Job, since: float, topology: Topology | None = None) -> list[str]:
+        """What the slow iterations since a moment (wall time) have in common, costliest first; ``topology`` names groups."""
+        slow, parts = self._since(since)
+        if not slow:
+            return []
+        average = sum(one.duration for one in slow) / len(slow)
+        lost = average - sum(one.usual for one in slow) / len(slow)
+        seen = f"{slow[-1].operations} operations on {len(job.members)} GPUs, timed by the shim"
+        lines = []
+        for found in sorted(parts.values(), key=lambda found: -sum(one.cost for one in found))[:TOLD]:
+            cost = sum(one.cost for one in found) / len(slow)
+            if cost >= LEAST_SHARE * lost:
+                without = f"without it: {max(0.0, average - cost):.2f} s instead of {average:.2f} s"
+                often = f"in {len(found)} of {len(slow)} slow iterations"
+                what = _blamed(job, found[-1], topology)
+                lines.append(f"critical path of an iteration ({seen}): {what}, {often}; {without}")
+        if slow[-1].harmless is not None:
+            rank, name, excess, spare = slow[-1].harmless
+            took = f"took {excess:.2f} s longer and cost nothing: {spare:.2f} s of slack"
+            work = f"{job.members[rank].label}'s work before {_operation(job, name, topology)}"
+            lines.append(f"off the critical path: {work} {took}")
+        return lines
+
+
+def _blamed(job: Job, blame: Blame, topology: Topology | None) -> str:
+    place = _operation(job, blame.worst, topology)
+    longer = f"{blame.excess:.2f} s longer than usual" + (f" in {blame.segments} places, most" if blame.segments > 1 else "")
+    if not blame.work:
+        return f"transfers take {longer} in {place}"
+    host = f", {blame.host_s:.2f} s of it because its host had not called" if blame.host_s >= LEAST_SHARE * blame.excess else ""
+    return f"{job.members[blame.where].label} takes {longer} before {place}{host}"
+
+
+def _operation(job: Job, name: Name, topology: Topology | None) -> str:
+    number, function, before = name
+    group, known = job.groups.get(number), topology.by_id.get(number) if topology is not None else None
+    if group is None:
+        return f"{function} {before + 1}"
+    role = f"{known.role} " if known is not None and known.role is not Role.UNSURE else ""
+    return f"{function} {before + 1} of the iteration on the {role}communicator {group.hash:016x} ({group.nranks} ranks)"
