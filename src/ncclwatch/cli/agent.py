@@ -20,6 +20,7 @@ from ncclwatch.cli.options import (
     KeysOption,
     OrderBudgetOption,
     PidOption,
+    ProbePathsOption,
     ProbesOption,
     WireOption,
 )
@@ -52,6 +53,7 @@ def agent(
     probes: ProbesOption = True,
     wire: WireOption = WIRE,
     order_budget: OrderBudgetOption = ORDER_BUDGET,
+    probe_paths: ProbePathsOption = None,
     spool: Annotated[
         Path | None, typer.Option("--spool", metavar="FOLDER", help="Keep what cannot be sent here, also over a restart.")
     ] = None,
@@ -82,7 +84,8 @@ def agent(
     )  # fmt: skip
     choose, how = matching(match) if match else None, options.wire_mode(wire)
     collector = NodeCollector(
-        every=not named, interval_s=interval, stop=stop, choose=choose, common_ns=sender.engine_time_ns, wire=how
+        every=not named, interval_s=interval, stop=stop, choose=choose, common_ns=sender.engine_time_ns, wire=how,
+        paths=options.path_probes(probe_paths),
     )  # fmt: skip
     desk = OrderDesk(collector, how[1], order_budget / 100)
     found = named or [info.pid for info in find_processes() if choose is None or choose(info)]

@@ -22,6 +22,7 @@ from ncclwatch.cli.options import (
     MetricsOption,
     OrderBudgetOption,
     PidOption,
+    ProbePathsOption,
     ProbesOption,
     SampleOption,
     SlowModeOption,
@@ -49,6 +50,7 @@ def attach(
     probes: ProbesOption = True,
     wire: WireOption = WIRE,
     order_budget: OrderBudgetOption = ORDER_BUDGET,
+    probe_paths: ProbePathsOption = None,
     hang_after: HangAfterOption = HANG_FLOOR_S,
     fixed: FixedOption = False,
     sample: SampleOption = None,
@@ -87,6 +89,7 @@ def attach(
         slow=slow_rule(slow_mode, t_base, theta),
         wire=options.wire_mode(wire),
         order_budget=order_budget / 100,
+        paths=options.path_probes(probe_paths),
     )  # fmt: skip
     try:
         session.start(options.choose_pids(named, every), calls=probes)

@@ -12,6 +12,7 @@ from typing import Protocol
 from ncclwatch.collect.batch import NodeBatch, Overhead, PlaneState
 from ncclwatch.collect.node import NodeCollector
 from ncclwatch.collect.ordering import STANDING_BUDGET, OrderDesk
+from ncclwatch.collect.paths import PathProbes
 from ncclwatch.collect.sampling import Sampling
 from ncclwatch.collect.watched import Problem
 from ncclwatch.collect.windows import RankWindow
@@ -92,10 +93,11 @@ class LiveSession(Judged):
         slow: SlowRule | None = None,
         wire: tuple[Mode, float] = (Mode.BURSTS, DEFAULT_BUDGET),
         order_budget: float = STANDING_BUDGET,
+        paths: PathProbes | None = None,
     ) -> None:
         # By the wall clock, so that recordings of several nodes hold samples of the same moments.
         self.collector = NodeCollector(
-            every=every, interval_s=interval_s, stop=stop, sampling=sampling, common_ns=time.time_ns, wire=wire
+            every=every, interval_s=interval_s, stop=stop, sampling=sampling, common_ns=time.time_ns, wire=wire, paths=paths
         )
         super().__init__(DiagnosisSession(LiveDiagnosis(patience=patience or Patience(), slow=(slow or SlowRule()).watch())))
         self._desk = OrderDesk(self.collector, wire[1] if wire[0] is not Mode.STATE else 0.0, order_budget)

@@ -12,6 +12,7 @@ from ncclwatch.errors import TargetError, UsageError
 from ncclwatch.text import clean
 
 if TYPE_CHECKING:
+    from ncclwatch.collect.paths import PathProbes
     from ncclwatch.engine.slow.modes import SlowRule
     from ncclwatch.wire.governor import Mode
 
@@ -56,6 +57,15 @@ OrderBudgetOption = Annotated[
         max=100.0,
         metavar="PERCENT",
         help="Share of a thread's time that counting RDMA requests may cost while a job stands; 0: not beyond --wire.",
+    ),
+]
+ProbePathsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--probe-paths",
+        metavar="TOKEN_FILE",
+        help="Probe paths on which a job stands still, when the engine asks: zero payload, own sockets and queue pairs. The file "
+        "has a secret that the nodes share, by which they answer one another on TCP port 28050.",
     ),
 ]
 ORDER_BUDGET = 5.0
@@ -172,7 +182,7 @@ HangAfterOption = Annotated[
         help="Nothing must move for so long before waits accuse a rank; longer where a like standstill ended by itself.",
     ),
 ]
-SLOW_MODES = ("ncclwatch", "ccl-d")
+SLOW_MODES = ("ncclwatch", "ccl-d", "megatrace")
 """``engine.slow.modes.SlowMode``, and T_base and theta as there; repeated for the same reason."""
 
 SlowModeOption = Annotated[
@@ -180,7 +190,8 @@ SlowModeOption = Annotated[
     typer.Option(
         "--slow-mode",
         metavar="|".join(SLOW_MODES),
-        help="By which rule a job that runs is slow: ours, or CCL-D's equations 1-4 (one-minute windows).",
+        help="By which rule a job that runs is slow: ours, CCL-D's equations 1-4 (one-minute windows), or MegaTrace's check of "
+        "the network.",
     ),
 ]
 TBaseOption = Annotated[
@@ -207,6 +218,19 @@ def slow_rule(mode: str, t_base_s: float | None, theta: float) -> SlowRule:
     if t_base_s is not None and mode != SlowMode.CCL_D:
         raise UsageError("--t-base belongs to --slow-mode ccl-d", "add it, or leave --t-base out")
     return SlowRule(SlowMode(mode), t_base_s, theta)
+
+
+def path_probes(token_file: Path | None) -> PathProbes | None:
+    """Who probes paths, where that is allowed."""
+    if token_file is None:
+        return None
+    from ncclwatch.cli.probe import read_token
+    from ncclwatch.collect.paths import PathProbes
+    from ncclwatch.pathprobe.listener import check_token
+
+    token = read_token(token_file)
+    check_token("0.0.0.0", token)  # noqa: S104 - callers must know the token
+    return PathProbes(token)
 
 
 FixedOption = Annotated[bool, typer.Option("--fixed", help="Keep to --hang-after, whatever was learned (CCL-D: 300).")]
