@@ -24,6 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.engine.slow.cadence import Cadence
 from ncclwatch.engine.slow.gpu_operations import GpuOperations, Round, numbering
 from ncclwatch.engine.slow.snapshot import StageOf
@@ -57,10 +58,12 @@ CLASSES = {
 
 
 class Sample(NamedTuple):
-    """What the newest sample shows of one job that runs: its members, and the calls of each (in their order)."""
+    """What the newest sample shows of one job that runs: its members, the calls of each (in their order), and what nodes say of
+    their network."""
 
     job: Job
     cadences: Sequence[Cadence | None]
+    network: NetworkMemory | None = None
 
     @property
     def time(self) -> float:
@@ -93,7 +96,7 @@ class ModeWatch(SlowWatch):
         mode = next((self._modes[key] for key in keys if key in self._modes), None) or self._make()
         self._modes.setdefault(keys[0], mode)
         cadences = [self.cadences.find(member.info.host, member.info.pid) for member in job.members]
-        found = mode.judge(Sample(job, cadences))
+        found = mode.judge(Sample(job, cadences, self.network))
         return found if found is not None and verdict.verdict_class is VerdictClass.RUNNING else verdict
 
     def forget(self, present: Collection[ProcessKey]) -> None:
@@ -309,6 +312,7 @@ class SlowMode(StrEnum):
 
     OWN = "ncclwatch"
     CCL_D = "ccl-d"
+    MEGATRACE = "megatrace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,4 +327,8 @@ class SlowRule:
         """A watch that judges by it, for one session."""
         if self.mode is SlowMode.CCL_D:
             return ModeWatch(partial(Ccld, t_base_s=self.t_base_s, theta=self.theta))
+        if self.mode is SlowMode.MEGATRACE:
+            from ncclwatch.engine.slow.megatrace import MegaTrace
+
+            return ModeWatch(MegaTrace)
         return SlowWatch()

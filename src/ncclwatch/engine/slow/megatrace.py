@@ -1,0 +1,193 @@
+"""MegaTrace's check of the network, as published (III-B 2 and III-C): what work requests say of a job's flows, and nothing else.
+
+A flow's throughput is the slope of its cumulative bytes over its last w = 64 completions (equation 1); a drop of more than
+m = 20 % below its running average flags the network at once. Requests in flight while nothing completes are a hang of the
+network. Computation, which the paper finds by critical paths, is not judged: this mode tells what the wire plane alone tells.
+
+Windows come by bursts, orders or exact counts (:mod:`ncclwatch.model.work`). Of sockets the bytes that a connection carried over
+the time in which it had something to send stand for the slope. What no window shows says nothing.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from ncclwatch.engine.job import Group, Job
+from ncclwatch.engine.network import NetworkMemory
+from ncclwatch.engine.slow.snapshot import StageOf
+from ncclwatch.engine.slow.watch import SlowWatch
+from ncclwatch.engine.topology.model import Topology
+from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.verdict import Culprit, LinkRef, Verdict, VerdictClass
+from ncclwatch.model.work import Counting, FlowWindow, Scope
+
+DROP = 0.2
+"""Fact: MegaTrace, III-C: m, the drop of bandwidth below what is expected that flags the network."""
+STALL_S = 0.5
+"""Fact: MegaTrace, IV: the guardband of a timeout, 500 ms."""
+WARM_UP = 8
+"""Bound: windows of a flow before it is judged: the running average leaves out the first iterations (III-C), and does not say how
+many.
+"""
+TOLD = 8
+"""Bound: flagged flows that are told, a line each."""
+
+
+@dataclass(slots=True)
+class _Flow:
+    """What one rank sends to one peer: its running average, and how far below it the newest window is."""
+
+    newest: FlowWindow
+    seen_ns: int = 0
+    windows: int = 0
+    average: float = 0.0
+    drop: float = 0.0
+    stalled_s: float = 0.0
+    since: float | None = None
+    """Wall time since which it is flagged."""
+
+    def take(self, window: FlowWindow, now: float) -> None:
+        """A newer window. One that is flagged teaches nothing."""
+        work = window.work
+        self.newest, self.seen_ns = window, work.end_ns
+        counted = work.counting in (Counting.EXACT, Counting.ORDER)
+        self.stalled_s = (work.oldest_s or 0.0) if counted and work.in_flight and not work.completed else 0.0
+        rate = work.throughput if work.posted_bytes else None
+        if rate is not None:
+            judged = self.windows >= WARM_UP
+            self.drop = 1 - rate / self.average if judged and rate < (1 - DROP) * self.average else 0.0
+            if not self.drop:
+                self.windows += 1
+                self.average += (rate - self.average) / self.windows
+        self.since = (self.since or now) if self.flagged else None
+
+    @property
+    def flagged(self) -> bool:
+        return self.drop > 0 or self.stalled_s >= STALL_S
+
+
+@dataclass(frozen=True, slots=True)
+class _Flagged:
+    """A flow that is flagged, and between whom it is; ranks are of the group."""
+
+    flow: _Flow
+    group: Group
+    rank: int
+    peer: int
+
+
+@dataclass(slots=True)
+class MegaTrace:
+    """The check for one job."""
+
+    _flows: dict[tuple[object, ...], _Flow] = field(default_factory=dict)
+
+    def judge(self, job: Job, network: NetworkMemory) -> Verdict | None:
+        """Take the windows that are new and say what is flagged; ``None`` where nothing is. O(windows of the job's hosts)."""
+        now = max(member.last.wall_ns for member in job.members) / 1e9
+        groups: dict[int, list[Group]] = {}
+        for group in job.groups.values():
+            groups.setdefault(group.hash, []).append(group)
+        flagged = []
+        for host in sorted({member.info.host for member in job.members}):
+            known = network.hosts.get(host)
+            for place, kept in known.work.items() if known is not None else ():
+                ends = _ends(groups, host, kept[-1])
+                if ends is None:
+                    continue
+                flow = self._flows.setdefault(place, _Flow(kept[-1]))
+                for window in kept:
+                    if window.work.end_ns > flow.seen_ns:
+                        flow.take(window, now)
+                if flow.flagged:
+                    flagged.append(_Flagged(flow, *ends))
+        return _verdict(job, flagged, now) if flagged else None
+
+
+def _ends(groups: Mapping[int, Sequence[Group]], host: str, window: FlowWindow) -> tuple[Group, int, int] | None:
+    """The communicator of this job whose flow it is, its rank there and its peer; a port's windows are of no flow."""
+    if window.scope is not Scope.PEER or window.comm_hash is None or window.rank is None or window.peer is None:
+        return None
+    for group in groups.get(window.comm_hash, ()):
+        member = group.holder(window.rank)
+        if member is not None and (member.info.host, member.info.pid) == (host, window.pid):
+            return group, window.rank, window.peer
+    return None
+
+
+def _verdict(job: Job, flagged: Sequence[_Flagged], now: float) -> Verdict:
+    """The faulty paths that the paper reports to its manager: who has an end of most of them is named, of one path both ends."""
+    flagged = sorted(flagged, key=lambda one: (-one.flow.stalled_s, -one.flow.drop))
+    worst = flagged[0]
+    ends = Counter(rank for one in flagged if one.group.id == worst.group.id for rank in (one.rank, one.peer))
+    most = max(ends.values())
+    named = sorted(rank for rank, count in ends.items() if count == most)
+    reference = worst.group.reference()
+    culprits = []
+    for rank in named:
+        member = worst.group.holder(rank)
+        culprits.append(
+            Culprit(
+                rank=member.rank if member is not None else None,
+                comm_rank=rank,
+                host=member.info.host if member is not None else "",
+                pid=member.info.pid if member is not None else None,
+                gpu=None,
+                communicator=reference,
+                reason=f"an end of {ends[rank]} of {len(flagged)} flagged paths",
+                observed=member is not None,
+            )
+        )
+    names = ", ".join(job.rank_name(worst.group.id, rank) for rank in named)
+    stalls = worst.flow.stalled_s >= STALL_S
+    what = "requests in flight and none completes" if stalls else f"throughput {worst.flow.drop:.0%} below its average"
+    return Verdict(
+        verdict_class=VerdictClass.SLOW_COMMUNICATION,
+        summary=f"MegaTrace: the network at {names}: {what}",
+        culprits=tuple(culprits),
+        communicator=reference,
+        link=LinkRef(worst.rank, worst.peer, "net"),
+        since=min(one.flow.since for one in flagged if one.flow.since is not None),
+        time=now,
+        confidence=0.5,
+        evidence=tuple(_line(job, one) for one in flagged[:TOLD]),
+        unobserved=("computation: this rule looks at the network alone",),
+        planes=("wire",),
+    )
+
+
+def _line(job: Job, one: _Flagged) -> str:
+    flow, work = one.flow, one.flow.newest.work
+    path = f"{job.rank_name(one.group.id, one.rank)} to {job.rank_name(one.group.id, one.peer)}"
+    if flow.stalled_s >= STALL_S:
+        return f"{path}: {work.in_flight} in flight, none completed in {work.seen_s:.2g} s, the oldest for {flow.stalled_s:.1f} s"
+    return (
+        f"{path}: {(work.throughput or 0) / 1e6:,.1f} MB/s over the last completions, {flow.average / 1e6:,.1f} MB/s on average"
+    )
+
+
+class MegaTraceWatch(SlowWatch):
+    """Judges each job that runs by the check, from what the session's nodes have said."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._checks: dict[ProcessKey, MegaTrace] = {}
+
+    def judge(
+        self, job: Job, verdict: Verdict, topologies: Sequence[Topology] = (), stage_of: StageOf | None = None
+    ) -> Verdict:  # fmt: skip
+        """Take the newest windows of a job; the verdict on whether it hangs stands unless the job runs and a path is flagged."""
+        del topologies, stage_of
+        keys = [member.info.key for member in job.members]
+        check = next((self._checks[key] for key in keys if key in self._checks), None) or MegaTrace()
+        self._checks.setdefault(keys[0], check)
+        found = check.judge(job, self.network) if self.network is not None else None
+        return found if found is not None and verdict.verdict_class is VerdictClass.RUNNING else verdict
+
+    def forget(self, present: Collection[ProcessKey]) -> None:
+        """Forget jobs that are watched no longer."""
+        super().forget(present)
+        kept = set(present)
+        self._checks = {key: check for key, check in self._checks.items() if key in kept}
