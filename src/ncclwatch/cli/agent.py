@@ -76,16 +76,14 @@ def agent(
     from ncclwatch.messaging.privileges import drop_privileges
     from ncclwatch.target.discover import find_processes
 
-    address = protocol.endpoint(engine)
-    stop = stop_on_signals()
+    address, stop = protocol.endpoint(engine), stop_on_signals()
     sender = Agent(
         address, keys=client_keys(address, keys, "agent"), token=job or "", host=socket.gethostname(),
         spool_folder=spool, spool_bytes=spool_mb << 20, spool_age_s=spool_age,
     )  # fmt: skip
-    choose, how = matching(match) if match else None, options.wire_mode(wire)
+    choose, how, paths = matching(match) if match else None, options.wire_mode(wire), options.path_probes(probe_paths)
     collector = NodeCollector(
-        every=not named, interval_s=interval, stop=stop, choose=choose, common_ns=sender.engine_time_ns, wire=how,
-        paths=options.path_probes(probe_paths),
+        every=not named, interval_s=interval, stop=stop, choose=choose, common_ns=sender.engine_time_ns, wire=how, paths=paths,
     )  # fmt: skip
     desk = OrderDesk(collector, how[1], order_budget / 100)
     found = named or [info.pid for info in find_processes() if choose is None or choose(info)]

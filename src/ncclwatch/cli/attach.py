@@ -87,9 +87,7 @@ def attach(
         sampling=None if sample is None else Sampling(sample),
         asked=Bell(ask_file).rung,
         slow=slow_rule(slow_mode, t_base, theta),
-        wire=options.wire_mode(wire),
-        order_budget=order_budget / 100,
-        paths=options.path_probes(probe_paths),
+        wire=options.wire_mode(wire), order_budget=order_budget / 100, paths=options.path_probes(probe_paths),
     )  # fmt: skip
     try:
         session.start(options.choose_pids(named, every), calls=probes)

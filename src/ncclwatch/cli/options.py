@@ -224,9 +224,9 @@ def path_probes(token_file: Path | None) -> PathProbes | None:
     """Who probes paths, where that is allowed."""
     if token_file is None:
         return None
-    from ncclwatch.cli.probe import read_token
     from ncclwatch.collect.paths import PathProbes
     from ncclwatch.pathprobe.listener import check_token
+    from ncclwatch.pathprobe.token import read_token
 
     token = read_token(token_file)
     check_token("0.0.0.0", token)  # noqa: S104 - callers must know the token

@@ -22,6 +22,7 @@ from ncclwatch.model.network import FlowRecord, PathAnswer
 from ncclwatch.model.work import FlowWindow
 from ncclwatch.pathprobe.listener import Listener
 from ncclwatch.pathprobe.outcome import Answer
+from ncclwatch.probes.capabilities import inherited
 from ncclwatch.text import clean
 
 PORT = 28050
@@ -88,7 +89,7 @@ class PathProbes:
             ways.setdefault((path.key[0], path.address, path.device), []).append(path.key)
         for (pid, address, device), keys in list(ways.items())[:MOST_PATHS]:
             command = [sys.executable, "-P", "-m", "ncclwatch.pathprobe.child", f"/proc/{pid}/ns/net", address, str(self.port)]
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError), inherited():
                 process = subprocess.Popen(
                     [*command, device, str(SECONDS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                     start_new_session=True,

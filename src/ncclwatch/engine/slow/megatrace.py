@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from ncclwatch.engine.job import Group, Job
 from ncclwatch.engine.network import NetworkMemory
@@ -68,14 +69,22 @@ class _Flow:
         return self.drop > 0 or self.stalled_s >= STALL_S
 
 
-@dataclass(frozen=True, slots=True)
-class _Flagged:
-    """A flow that is flagged, and between whom it is; ranks are of the group."""
+class _Path(NamedTuple):
+    """A flow that is flagged, and between which ranks of the group it is."""
 
     flow: _Flow
     group: Group
     rank: int
     peer: int
+
+    def text(self, job: Job) -> str:
+        """What flags it."""
+        flow, work = self.flow, self.flow.newest.work
+        ends = f"{job.rank_name(self.group.id, self.rank)} to {job.rank_name(self.group.id, self.peer)}"
+        if flow.drop:
+            now, usual = (work.throughput or 0.0) / 1e6, flow.average / 1e6
+            return f"{ends}: {now:,.1f} MB/s over the last completions, {usual:,.1f} on average"
+        return f"{ends}: {work.in_flight} in flight, none completed in {work.seen_s:.2g} s, the oldest for {flow.stalled_s:.1f} s"
 
 
 @dataclass(slots=True)
@@ -102,7 +111,7 @@ class MegaTrace:
                     if window.work.end_ns > flow.seen_ns:
                         flow.take(window, now)
                 if flow.flagged:
-                    flagged.append(_Flagged(flow, *ends))
+                    flagged.append(_Path(flow, *ends))
         return _verdict(job, flagged, now) if flagged else None
 
 
@@ -117,54 +126,33 @@ def _ends(groups: Mapping[int, Sequence[Group]], host: str, window: FlowWindow) 
     return None
 
 
-def _verdict(job: Job, flagged: Sequence[_Flagged], now: float) -> Verdict:
+def _verdict(job: Job, flagged: Sequence[_Path], now: float) -> Verdict:
     """The faulty paths that the paper reports to its manager: who has an end of most of them is named, of one path both ends."""
-    flagged = sorted(flagged, key=lambda one: (-one.flow.stalled_s, -one.flow.drop))
-    worst = flagged[0]
-    ends = Counter(rank for one in flagged if one.group.id == worst.group.id for rank in (one.rank, one.peer))
-    most = max(ends.values())
-    named = sorted(rank for rank, count in ends.items() if count == most)
-    reference = worst.group.reference()
+    worst = max(flagged, key=lambda path: (path.flow.stalled_s, path.flow.drop))
+    group = worst.group
+    ends = Counter(rank for path in flagged if path.group is group for rank in (path.rank, path.peer))
+    named = sorted(rank for rank, count in ends.items() if count == max(ends.values()))
     culprits = []
     for rank in named:
-        member = worst.group.holder(rank)
-        culprits.append(
-            Culprit(
-                rank=member.rank if member is not None else None,
-                comm_rank=rank,
-                host=member.info.host if member is not None else "",
-                pid=member.info.pid if member is not None else None,
-                gpu=None,
-                communicator=reference,
-                reason=f"an end of {ends[rank]} of {len(flagged)} flagged paths",
-                observed=member is not None,
-            )
-        )
-    names = ", ".join(job.rank_name(worst.group.id, rank) for rank in named)
-    stalls = worst.flow.stalled_s >= STALL_S
-    what = "requests in flight and none completes" if stalls else f"throughput {worst.flow.drop:.0%} below its average"
+        member, reason = group.holder(rank), f"an end of {ends[rank]} of {len(flagged)} flagged paths"
+        if member is not None:
+            place = member.rank, rank, member.info.host, member.info.pid
+            culprits.append(Culprit(*place, None, communicator=group.reference(), reason=reason))
+        else:
+            culprits.append(Culprit(None, rank, "", None, None, communicator=group.reference(), reason=reason, observed=False))
+    what = f"throughput {worst.flow.drop:.0%} below its average" if worst.flow.drop else "requests in flight and none completes"
     return Verdict(
         verdict_class=VerdictClass.SLOW_COMMUNICATION,
-        summary=f"MegaTrace: the network at {names}: {what}",
+        summary=f"MegaTrace: the network at {', '.join(job.rank_name(group.id, rank) for rank in named)}: {what}",
         culprits=tuple(culprits),
-        communicator=reference,
+        communicator=group.reference(),
         link=LinkRef(worst.rank, worst.peer, "net"),
-        since=min(one.flow.since for one in flagged if one.flow.since is not None),
+        since=min(path.flow.since or now for path in flagged),
         time=now,
         confidence=0.5,
-        evidence=tuple(_line(job, one) for one in flagged[:TOLD]),
+        evidence=tuple(path.text(job) for path in flagged[:TOLD]),
         unobserved=("computation: this rule looks at the network alone",),
         planes=("wire",),
-    )
-
-
-def _line(job: Job, one: _Flagged) -> str:
-    flow, work = one.flow, one.flow.newest.work
-    path = f"{job.rank_name(one.group.id, one.rank)} to {job.rank_name(one.group.id, one.peer)}"
-    if flow.stalled_s >= STALL_S:
-        return f"{path}: {work.in_flight} in flight, none completed in {work.seen_s:.2g} s, the oldest for {flow.stalled_s:.1f} s"
-    return (
-        f"{path}: {(work.throughput or 0) / 1e6:,.1f} MB/s over the last completions, {flow.average / 1e6:,.1f} MB/s on average"
     )
 
 

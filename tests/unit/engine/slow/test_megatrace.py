@@ -16,6 +16,7 @@ from unit.synthetic import SECOND, WORLD, Rank, communicator, looks
 
 RUNNING = Verdict(VerdictClass.RUNNING, "")
 RATE = 1e9
+Rates = dict[tuple[int, int], float | None]
 MB = 1 << 20
 
 
@@ -26,7 +27,7 @@ def watch() -> MegaTraceWatch:
     return made
 
 
-def step(mode: MegaTraceWatch, second: int, rates: dict[tuple[int, int], float | None], **work: Any) -> Verdict:
+def step(mode: MegaTraceWatch, second: int, rates: Rates, **work: Any) -> Verdict:
     """A window of each flow of a job of four ranks, and what is said then."""
     assert mode.network is not None
     for (rank, peer), rate in rates.items():
@@ -39,7 +40,7 @@ def step(mode: MegaTraceWatch, second: int, rates: dict[tuple[int, int], float |
     return mode.judge(job, RUNNING)
 
 
-RING = {(0, 1): RATE, (1, 2): RATE, (2, 3): RATE, (3, 0): RATE}
+RING: Rates = {(0, 1): RATE, (1, 2): RATE, (2, 3): RATE, (3, 0): RATE}
 
 
 def warm(mode: MegaTraceWatch) -> int:
