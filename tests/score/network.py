@@ -99,7 +99,7 @@ FAULTS: dict[str, tuple[ScoreClass, VerdictClass, _Make]] = {
 """By name: what it is scored as, the verdict that is right, and how it is drawn. A silent receiver's proxy thread stops."""
 
 IN_GUEST = ("nic-limit", "sleeping-proxy", "silent-receiver", "link-down")
-"""Those that the guest's cable can play: RoCE there takes seconds to recover from a loss. A port that goes down may leave its kernel
+"""Those that the guest can play: RoCE there takes seconds to recover from a loss. A port that goes down may leave its kernel
 spinning, and is the last."""
 
 _NAME = re.compile(r"network-([a-z-]+)-(\d+)-(\d+)$")
