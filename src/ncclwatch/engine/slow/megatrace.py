@@ -11,16 +11,12 @@ the time in which it had something to send stand for the slope. What no window s
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ncclwatch.engine.job import Group, Job
-from ncclwatch.engine.network import NetworkMemory
-from ncclwatch.engine.slow.snapshot import StageOf
-from ncclwatch.engine.slow.watch import SlowWatch
-from ncclwatch.engine.topology.model import Topology
-from ncclwatch.model.identity import ProcessKey
+from ncclwatch.engine.slow.mode import Mode, Sample
 from ncclwatch.model.verdict import Culprit, LinkRef, Verdict, VerdictClass
 from ncclwatch.model.work import Counting, FlowWindow, Scope
 
@@ -88,20 +84,20 @@ class _Path(NamedTuple):
 
 
 @dataclass(slots=True)
-class MegaTrace:
+class MegaTrace(Mode):
     """The check for one job."""
 
     _flows: dict[tuple[object, ...], _Flow] = field(default_factory=dict)
 
-    def judge(self, job: Job, network: NetworkMemory) -> Verdict | None:
+    def judge(self, sample: Sample) -> Verdict | None:
         """Take the windows that are new and say what is flagged; ``None`` where nothing is. O(windows of the job's hosts)."""
-        now = max(member.last.wall_ns for member in job.members) / 1e9
+        job, now = sample.job, sample.time
         groups: dict[int, list[Group]] = {}
         for group in job.groups.values():
             groups.setdefault(group.hash, []).append(group)
         flagged = []
         for host in sorted({member.info.host for member in job.members}):
-            known = network.hosts.get(host)
+            known = sample.network.hosts.get(host) if sample.network is not None else None
             for place, kept in known.work.items() if known is not None else ():
                 ends = _ends(groups, host, kept[-1])
                 if ends is None:
@@ -154,28 +150,3 @@ def _verdict(job: Job, flagged: Sequence[_Path], now: float) -> Verdict:
         unobserved=("computation: this rule looks at the network alone",),
         planes=("wire",),
     )
-
-
-class MegaTraceWatch(SlowWatch):
-    """Judges each job that runs by the check, from what the session's nodes have said."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._checks: dict[ProcessKey, MegaTrace] = {}
-
-    def judge(
-        self, job: Job, verdict: Verdict, topologies: Sequence[Topology] = (), stage_of: StageOf | None = None
-    ) -> Verdict:  # fmt: skip
-        """Take the newest windows of a job; the verdict on whether it hangs stands unless the job runs and a path is flagged."""
-        del topologies, stage_of
-        keys = [member.info.key for member in job.members]
-        check = next((self._checks[key] for key in keys if key in self._checks), None) or MegaTrace()
-        self._checks.setdefault(keys[0], check)
-        found = check.judge(job, self.network) if self.network is not None else None
-        return found if found is not None and verdict.verdict_class is VerdictClass.RUNNING else verdict
-
-    def forget(self, present: Collection[ProcessKey]) -> None:
-        """Forget jobs that are watched no longer."""
-        super().forget(present)
-        kept = set(present)
-        self._checks = {key: check for key, check in self._checks.items() if key in kept}

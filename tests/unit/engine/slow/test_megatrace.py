@@ -8,7 +8,8 @@ import pytest
 
 from ncclwatch.engine.job import assemble
 from ncclwatch.engine.network import NetworkMemory
-from ncclwatch.engine.slow.megatrace import WARM_UP, MegaTraceWatch
+from ncclwatch.engine.slow.megatrace import WARM_UP
+from ncclwatch.engine.slow.mode import ModeWatch
 from ncclwatch.engine.slow.modes import SlowMode, SlowRule
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkWindow
@@ -20,14 +21,14 @@ Rates = dict[tuple[int, int], float | None]
 MB = 1 << 20
 
 
-def watch() -> MegaTraceWatch:
+def watch() -> ModeWatch:
     made = SlowRule(SlowMode.MEGATRACE).watch()
-    assert isinstance(made, MegaTraceWatch)
+    assert isinstance(made, ModeWatch)
     made.network = NetworkMemory()
     return made
 
 
-def step(mode: MegaTraceWatch, second: int, rates: Rates, **work: Any) -> Verdict:
+def step(mode: ModeWatch, second: int, rates: Rates, **work: Any) -> Verdict:
     """A window of each flow of a job of four ranks, and what is said then."""
     assert mode.network is not None
     for (rank, peer), rate in rates.items():
@@ -43,7 +44,7 @@ def step(mode: MegaTraceWatch, second: int, rates: Rates, **work: Any) -> Verdic
 RING: Rates = {(0, 1): RATE, (1, 2): RATE, (2, 3): RATE, (3, 0): RATE}
 
 
-def warm(mode: MegaTraceWatch) -> int:
+def warm(mode: ModeWatch) -> int:
     for second in range(1, WARM_UP + 1):
         assert step(mode, second, RING) is RUNNING
     return WARM_UP
@@ -107,7 +108,3 @@ def test_another_verdict_than_that_it_runs_stands() -> None:
     (job,) = assemble(looks([Rank(rank, 4, (communicator(rank, 4),)) for rank in range(4)]))
     assert mode.judge(job, hangs) is hangs
     assert mode.judge(job, RUNNING).culprits
-    mode.forget([member.info.key for member in job.members])
-    assert mode._checks
-    mode.forget(())
-    assert not mode._checks
