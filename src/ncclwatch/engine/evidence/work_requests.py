@@ -21,7 +21,7 @@ from ncclwatch.engine.evidence.sockets import DeadPath
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.network import Way
 from ncclwatch.engine.nodes import LinkNode
-from ncclwatch.model.network import FlowRecord, PathAnswer
+from ncclwatch.model.network import FlowRecord, FlowState, PathAnswer
 from ncclwatch.model.state import Direction, OpPhase, ProxySub, Transport
 from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkWindow, added
 from ncclwatch.text import compressed
@@ -56,8 +56,8 @@ class Shows(StrEnum):
     FAILED = "requests ended with an error"
     SLOWED = "it carries less than it did under load"
     LATER = "what is posted completes later than it did"
-    ALIVE = "the path is alive, though what was lost is still sent again"
-    PEER = "the path is alive, the process at its end does not receive"
+    ALIVE = "the path is alive"
+    PEER = "the path is alive, and the process at its end does not receive"
     NO_PATH = "the path is dead: the network, or the adapter at the other end"
 
     @property
@@ -162,7 +162,8 @@ def _probed(case: Case, groups: dict[int, list[Group]], flows: Iterable[tuple[st
     """What probes found on paths that stand still, by ranks and peers; an answer from before the standstill says nothing.
 
     That nobody answers is the path's doing where the connection itself gets no answer either: a firewall may keep a probe out. A
-    write of nothing between queue pairs that had agreed by another way needs no such witness.
+    write of nothing between queue pairs that had agreed by another way needs no such witness. A path that is alive leaves both
+    ends: that the other one does not receive is known where its window is full.
     """
     told: set[tuple[object, ...]] = set()
     for host, flow in flows:
@@ -174,7 +175,7 @@ def _probed(case: Case, groups: dict[int, list[Group]], flows: Iterable[tuple[st
         if key in told or not (answer.alive or waits or answer.kind == "rdma"):
             continue
         told.add(key)
-        shows = Shows.NO_PATH if not answer.alive else Shows.ALIVE if waits else Shows.PEER
+        shows = Shows.NO_PATH if not answer.alive else Shows.PEER if flow.state is FlowState.BLOCKED else Shows.ALIVE
         far, describe = way.group.holder(way.peer), partial(_probe_text, case.job, way, answer, shows)
         strength = Strength.PROVEN if answer.alive else Strength.LIKELY
         yield WorkFact(
