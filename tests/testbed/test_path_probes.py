@@ -1,4 +1,4 @@
-"""Paths that a real job stands still on, probed by the collector itself between its hosts: dead, or alive and not received."""
+"""Paths that a real job stands still on, probed by the collector itself between its hosts: dead, or alive."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from testbed.netns import Network
 pytestmark = [pytest.mark.attach]
 
 VICTIM = 1
-CASES = {"link-down": (False, Shows.NO_PATH), "silent-receiver": (True, Shows.PEER)}
+CASES = {"link-down": (False, Shows.NO_PATH), "silent-receiver": (True, Shows.ALIVE)}
 
 
 def until_told(session: LiveSession, shows: Shows, seconds: float) -> tuple[list[str], list[str], list[FlowRecord]]:
