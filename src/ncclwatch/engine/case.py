@@ -25,7 +25,6 @@ from ncclwatch.engine.nodes import Node
 from ncclwatch.engine.patience import CREATION_S, Patience
 from ncclwatch.engine.sends_and_receives import Messages
 from ncclwatch.engine.transfers import Transfers
-from ncclwatch.engine.waits import find_waits
 from ncclwatch.model.verdict import Culprit, VerdictClass
 
 T = TypeVar("T")
@@ -273,7 +272,7 @@ class Case:
     @cached_property
     def waits(self) -> Waits:
         """The wait-for graph: drawn from what the sources say when it is first asked for; rules put another in its place."""
-        return find_waits(self)
+        return Waits.drawn(self.job, self.facts)
 
     @property
     def sinks(self) -> list[Sink]:

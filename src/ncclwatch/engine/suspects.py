@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ncclwatch.engine.case import Cause, Suspect
-from ncclwatch.engine.connections import End
-from ncclwatch.engine.edges import StallMark, Wait
+from ncclwatch.engine.edges import End, StallMark, Wait
 from ncclwatch.engine.graph import Sink
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.nodes import AbsentNode

@@ -13,16 +13,15 @@ from dataclasses import replace
 from functools import cache, partial
 
 from ncclwatch.engine.case import Case
-from ncclwatch.engine.connections import ConnectionKey, is_hidden, unseen_peers
-from ncclwatch.engine.edges import Stall, StallMark, Wait, Why, enough_pairs
+from ncclwatch.engine.connections import RING_ENDS_RECEIVING, is_hidden, ring_places, unseen_peers
+from ncclwatch.engine.edges import Stall, StallMark, Wait, Why, enough_pairs, waits_for
 from ncclwatch.engine.evidence.base import Strength
 from ncclwatch.engine.evidence.calls import CallsFinding, operation_of
 from ncclwatch.engine.evidence.device import gpu_state
 from ncclwatch.engine.evidence.exits import Census
 from ncclwatch.engine.graph import Waits
 from ncclwatch.engine.job import Group, Job, Member, launched
-from ncclwatch.engine.nodes import AbsentNode, HiddenNode, Node, RankNode, node_of
-from ncclwatch.engine.rings import RING_ENDS_RECEIVING, ring_positions
+from ncclwatch.engine.nodes import AbsentNode, HiddenNode, Node, RankNode
 from ncclwatch.engine.stated import errors_of
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.state import Communicator, Transport
@@ -196,12 +195,12 @@ def ring_before(case: Case) -> Iterator[Wait]:
             names = set(own.sequence_numbers)
             if group.rank_of(member) is None or not names <= RING_ENDS_RECEIVING:
                 continue
-            for at in ring_positions(own):
-                if at.unread or not at.between:
+            for at in ring_places(own):
+                if at.unread or at.ahead <= 0:
                     continue
-                text = f"it has written {at.written} steps of the ring itself, and read {at.read}"
-                target, strength = (None, Strength.PROVEN) if names else (HiddenNode(group.id, at.prev), POSSIBLE)
-                yield _wait(case.job, group, member, at.prev, Why.EMPTY, text, target, strength, channel=at.channel)
+                prev, text = at.ring.prev, f"it has written {at.written} steps of the ring itself, and read {at.read}"
+                target, strength = (None, Strength.PROVEN) if names else (HiddenNode(group.id, prev), POSSIBLE)
+                yield _wait(case.job, group, member, prev, Why.EMPTY, text, target, strength, channel=at.ring.channel)
 
 
 def not_begun(job: Job, member: Member, mark: StallMark) -> bool:
@@ -298,15 +297,7 @@ def _wait(
     strength: Strength = Strength.PROVEN, *, channel: int = 0, point_to_point: bool = False,
 ) -> Wait:  # fmt: skip
     """That a process waits, or may, for a rank of a communicator; ``target``: where the wait leads, if not to that rank."""
-    key = ConnectionKey(group.id, channel, rank, group.ranks[member.index], point_to_point)
-
-    def describe() -> str:
-        verb = "may wait" if strength is POSSIBLE else "waits"
-        reason = "" if isinstance(target, HiddenNode) else f", {why}"
-        what = f": {detail}" if detail else ""
-        return f"{member.label} {verb} on communicator {group.hash:016x} for {job.rank_name(group.id, rank)}{reason}{what}"
-
-    return Wait(
-        subject=RankNode(member.index), source=NAME, object=target or node_of(job, group.id, rank), why=why, key=key,
-        strength=strength, describe=describe,
+    return waits_for(
+        job, group, member, rank, why, detail, source=NAME, channel=channel, point_to_point=point_to_point, strength=strength,
+        target=target, where=f" on communicator {group.hash:016x}",
     )  # fmt: skip

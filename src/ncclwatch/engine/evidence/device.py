@@ -12,6 +12,7 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ncclwatch.engine.connections import is_seen
 from ncclwatch.engine.evidence.base import Fact, FactKind, Source
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.nodes import RankNode
@@ -98,13 +99,6 @@ def _ends(rank: int, connections: dict[_Place, tuple[int, int]]) -> Iterator[Hos
             yield HostConnection(channel, destination, Direction.SEND, index, head, tail, Transport.P2P)
         if rank == destination:
             yield HostConnection(channel, source, Direction.RECV, index, head, tail, Transport.P2P)
-
-
-def is_seen(communicator: Communicator, channel: int, peer: int) -> bool:
-    """Whether all that joins this rank to a peer on a channel inside the node was read by the shim."""
-    wanted = {d for c, p, d, transport in communicator.transports if (c, p, transport) == (channel, peer, Transport.P2P)}
-    seen = {str(conn.direction) for conn in communicator.host_connections if (conn.channel, conn.peer) == (channel, peer)}
-    return bool(wanted) and {str(direction) for direction in wanted} <= seen
 
 
 def sees_everything(job: Job) -> bool:

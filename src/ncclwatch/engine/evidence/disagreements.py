@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ncclwatch.engine.connections import End
-from ncclwatch.engine.edges import Wait, Why
+from ncclwatch.engine.edges import End, Wait, Why
 from ncclwatch.engine.evidence.base import Fact, FactKind, Source
 from ncclwatch.engine.job import Group, Job, Member, launched
 from ncclwatch.engine.transfers import Column, Transfers

@@ -1,6 +1,7 @@
-"""What connections whose head and tail can be seen show by themselves: shared memory, and P2P where the device shim reads it.
+"""What connections whose head and tail can be seen show: shared memory, and P2P where the device shim reads it.
 
-Head and tail count the same steps at both ends; only the protocol Simple moves the tail.
+By itself such a connection shows that it is full, or that data lies unread; not whether its reader is in an operation. Of a ring
+that goes through the network as well proxies tell that: who is in an operation, and has read all there is, waits for more.
 """
 
 from __future__ import annotations
@@ -8,17 +9,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ncclwatch.engine.connections import CONNECTION_SLOTS, ConnectionKey, memory_of, steps_unread
-from ncclwatch.engine.edges import Stall, StallMark, Wait, Why
-from ncclwatch.engine.evidence.base import FactKind, Source
-from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.nodes import AbsentNode, RankNode, node_of
-from ncclwatch.model.state import Direction, HostConnection, Transport
+import numpy as np
+
+from ncclwatch.engine.connections import (
+    CONNECTION_SLOTS,
+    RING_ENDS_RECEIVING,
+    Rings,
+    has_produced,
+    is_seen,
+    memory_of,
+    rings_inside,
+    steps_unread,
+    unseen_peers,
+)
+from ncclwatch.engine.edges import ConnectionKey, End, Stall, StallMark, Wait, Why, operation_text, waits_for
+from ncclwatch.engine.evidence.base import FactKind, Source, Strength
+from ncclwatch.engine.job import Group, Member
+from ncclwatch.engine.nodes import HiddenNode, LinkNode, RankNode, node_of
+from ncclwatch.engine.transfers import SHOWN
+from ncclwatch.model.state import Direction, HostConnection, ProxyOperation, Transport
 
 if TYPE_CHECKING:
     from ncclwatch.engine.case import Case
 
 NAME = "shared memory"
+OUTSIDE = frozenset({Transport.NET, Transport.SHM})
+"""Transports of which all that the host could see is looked at in any case."""
+GPU_STALLS = (Stall.GPU_NOT_PRODUCING, Stall.GPU_NOT_CONSUMING)
 
 
 class SharedMemory(Source):
@@ -29,17 +46,10 @@ class SharedMemory(Source):
     kinds = frozenset({FactKind.WAITS_FOR, FactKind.STANDS})
 
     def facts(self, case: Case) -> Iterator[Wait | StallMark]:
-        """Waits for readers that leave a full connection, and ranks that leave data unread. O(connections)."""
-        for group in case.job.groups.values() if case.job.joined.seen else ():
-            for rank, (member, own) in group.members.items():
-                for conn in own.host_connections:
-                    unread = steps_unread(conn)
-                    if unread is None:
-                        continue
-                    if conn.direction is Direction.SEND and unread >= CONNECTION_SLOTS:
-                        yield _full(case.job, group, rank, member, conn)
-                    elif conn.direction is Direction.RECV and 0 < unread <= CONNECTION_SLOTS:
-                        yield _unread(case.job, group, rank, member, conn)
+        """Waits for readers that leave a full connection, ranks that leave data unread, and waits of those who are known to be in
+        an operation and have read all. O(connections + transfers).
+        """
+        return _Inside(case).facts()
 
     def coverage(self, case: Case) -> Iterator[str]:
         """That steps are all it sees."""
@@ -47,24 +57,193 @@ class SharedMemory(Source):
             yield "shared-memory connections: steps are seen, the operation they belong to is not"
 
 
-def _full(job: Job, group: Group, rank: int, member: Member, conn: HostConnection) -> Wait:
-    target = node_of(job, group.id, conn.peer)
-    key = ConnectionKey(group.id, conn.channel, rank, conn.peer, conn.connection_index > 0)
-    why = Why.UNOBSERVED if isinstance(target, AbsentNode) else Why.FULL
+class _Inside:
+    """The connections inside the nodes of one job."""
 
-    def describe() -> str:
-        where = f"{memory_of(conn)}, channel {conn.channel}, {steps_unread(conn)} steps lie unread"
-        return f"{member.label} waits for {job.rank_name(group.id, conn.peer)}, {why}: {where}"
+    def __init__(self, case: Case) -> None:
+        self.job, self.transfers = case.job, case.transfers
+        self._rings: dict[int, Rings] = {}
+        self._waits: set[tuple[int, int, int, int]] = set()
+        """(communicator, reader, writer, channel) of what is known to wait for more."""
 
-    return Wait(subject=RankNode(member.index), source=NAME, object=target, why=why, key=key, describe=describe)
+    def facts(self) -> Iterator[Wait | StallMark]:
+        """All that they show."""
+        full, unread = self._full_and_unread() if self.job.joined.seen else ([], [])
+        yield from full
+        yield from unread
+        for group, row in self._receiving() if self.job.joined.seen else ():
+            yield from self._follow(group, int(self.transfers.channel[row]), int(self.transfers.rank[row]))
+        for end, stall in self._standing():
+            yield from self._behind_stall(end, stall)
+        for mark in unread:
+            if mark.key.point_to_point:
+                yield from self._answer(mark)
+            else:
+                group = self.job.groups[mark.key.group]
+                yield from self._hidden(group, mark.key.channel, mark.key.source, mark.member)
+                yield from self._follow(group, mark.key.channel, mark.key.destination)
+
+    # --- what a connection shows by itself -------------------------------------------------------------------------------
+
+    def _full_and_unread(self) -> tuple[list[Wait], list[StallMark]]:
+        full, unread = list[Wait](), list[StallMark]()
+        for group in self.job.groups.values():
+            for rank, (member, own) in group.members.items():
+                for conn in own.host_connections:
+                    left = steps_unread(conn) or 0
+                    if conn.direction is Direction.SEND and left >= CONNECTION_SLOTS:
+                        detail = f"{memory_of(conn)}, channel {conn.channel}, {left} steps lie unread"
+                        full.append(
+                            waits_for(
+                                self.job, group, member, conn.peer, Why.FULL, detail, source=NAME, channel=conn.channel,
+                                sends=True, point_to_point=conn.connection_index > 0,
+                            )
+                        )  # fmt: skip
+                    elif conn.direction is Direction.RECV and 0 < left <= CONNECTION_SLOTS:
+                        unread.append(self._unread(group, rank, member, conn))
+        return full, unread
+
+    def _unread(self, group: Group, rank: int, member: Member, conn: HostConnection) -> StallMark:
+        key = ConnectionKey(group.id, conn.channel, conn.peer, rank, conn.connection_index > 0)
+        stall = Stall.GPU_NOT_CONSUMING
+
+        def describe() -> str:
+            where = f"{memory_of(conn)} from {self.job.rank_name(group.id, conn.peer)}, channel {conn.channel}"
+            return f"{member.label}: {stall}: {where}, {steps_unread(conn)} steps lie unread"
+
+        return StallMark(subject=RankNode(member.index), source=NAME, member=member, stall=stall, key=key, describe=describe)
+
+    # --- rings that go through a node --------------------------------------------------------------------------------------
+
+    def _receiving(self) -> Iterator[tuple[Group, int]]:
+        """Receives of ring operations that are under way, and of which more is to come than the rank's last part: who comes after
+        it in its node and has read all that it wrote is in the operation as well, though its own proxy may show nothing of it any
+        more, or never have: a ring's last receive goes nowhere.
+        """
+        t, groups = self.transfers, self.transfers.members.groups
+        inside = np.array([any(own.host_connections for _, own in group.members.values()) for group in groups], np.bool_)
+        open_here = ~t.sends & t.begun & ~t.point_to_point & (t.done > 0) & (t.done < t.nsteps)
+        for row in np.flatnonzero(open_here & inside[t.group]).tolist():
+            operation, group, nsteps = t.operation_of(row), t.group_of(row), int(t.nsteps[row])
+            # What a rank has received it has sent on, and one part of its own: so much is still to come from it.
+            rounds = max(group.nranks - 1, 1) * (2 if operation.collective == "AllReduce" else 1)
+            if _is_ring(operation) and int(t.done[row]) - (-nsteps // rounds) < nsteps:
+                yield group, row
+
+    def _standing(self) -> Iterator[tuple[End, Stall]]:
+        """GPUs that stand still in the network, behind which something may be found: in a large job most have nothing inside
+        their node, and their receive open.
+        """
+        t, compared, job = self.transfers, self.transfers.compared, self.job
+        chosen = np.flatnonzero(compared.showing(*GPU_STALLS) & ~t.point_to_point[compared.rows])
+        rows = compared.rows[chosen]
+        worth = compared.showing(Stall.GPU_NOT_PRODUCING)[chosen] & ~t.has_receive(rows)
+        if job.joined.seen or job.joined.transports - OUTSIDE:
+            inside = {
+                (place, rank)
+                for place, group in enumerate(t.members.groups) for rank, (_, own) in group.members.items()
+                if own.host_connections or {link[3] for link in own.transports} - OUTSIDE
+            }  # fmt: skip
+            ranks = zip(t.group[rows].tolist(), t.rank[rows].tolist(), strict=True)
+            worth |= np.array([rank in inside for rank in ranks], np.bool_)
+        for place in chosen[worth].tolist():
+            yield compared.ends(place)[0], Stall(SHOWN[compared.shows[place]])
+
+    def _behind_stall(self, end: End, stall: Stall) -> Iterator[Wait]:
+        """A GPU that stands still may itself wait for a rank inside its node: see that wait, or say that it is hidden.
+
+        In a ring that begins with a send, a rank that has entered has written: so who finds nothing waits for its predecessor.
+        Who has not even made that first send has not entered: it waits in something before, inside the node most likely, and
+        there for the same ranks more often than not. So these are weak waits.
+        """
+        group, channel = self.job.groups[end.key.group], end.key.channel
+        rank, other = (end.key.source, end.key.destination) if end.sends else (end.key.destination, end.key.source)
+        if rank not in group.members:
+            return
+        member = group.members[rank][0]
+        if stall is Stall.GPU_NOT_PRODUCING:
+            weak = _is_ring(end.operation) and not has_produced(end.sub)
+            far = end.operation.collective in RING_ENDS_RECEIVING
+            yield from self._follow(group, channel, rank, back=group.nranks if far else 1, weak=weak)
+            yield from self._dropped(group, end, member)
+        yield from self._hidden(group, channel, other, member)
+
+    def _follow(self, group: Group, channel: int, rank: int, *, back: int = 0, weak: bool = False) -> Iterator[Wait]:
+        """From a rank in an operation on along its ring, or so many ranks ``back``, as long as all is read: each waits for the
+        one before. A ring collective begins with a send: of one that has written less than others of it that is not proven.
+        """
+        if group.id not in self._rings:
+            self._rings[group.id] = rings_inside(group)
+        places = self._rings[group.id].get(channel, {})
+        written = [at.written for at in places.values() if at.written is not None]
+        some_began = bool(written) and max(written) > min(written)
+        at = places.get(rank)
+        at = places.get(at.ring.next) if at is not None and not back else at
+        for _ in range(back or group.nranks - 1):
+            if at is None or at.source is None or at.unread != 0:
+                return
+            doubtful = weak if back else some_began and at.written == min(written)
+            strength = Strength.LIKELY if doubtful else Strength.PROVEN
+            yield from self._nothing_written(group, group.members[at.rank][0], at.source, strength)
+            at = places.get(at.ring.prev if back else at.ring.next)
+
+    def _nothing_written(self, group: Group, member: Member, conn: HostConnection, strength: Strength) -> Iterator[Wait]:
+        """A rank that has read all of a connection waits for its writer; said once."""
+        point_to_point = conn.connection_index > 0
+        place = (group.id, member.index, conn.peer, ~conn.channel if point_to_point else conn.channel)
+        if place not in self._waits:
+            self._waits.add(place)
+            detail = f"channel {conn.channel}, {memory_of(conn)}, all {conn.tail} steps read"
+            yield waits_for(
+                self.job, group, member, conn.peer, Why.EMPTY, detail, source=NAME, channel=conn.channel, strength=strength,
+                point_to_point=point_to_point,
+            )  # fmt: skip
+
+    def _dropped(self, group: Group, end: End, member: Member) -> Iterator[Wait]:
+        """A ring that still has to send has not received all, so its receive must be open; gone means that it failed.
+
+        Newer proxies (2.27.5 among them) drop an operation whose transport reports an error and tell nobody (``progressOps``,
+        ``src/proxy.cc``).
+        """
+        channel, own = end.key.channel, group.members[group.ranks[member.index]][1]
+        previous = next((ring.prev for ring in own.rings if ring.channel == channel), -1)
+        if not _is_ring(end.operation) or (channel, previous, Direction.RECV, Transport.NET) not in own.transports:
+            return
+        if self.transfers.is_receiving(group, channel, previous, own.rank, end.operation.op_count):
+            return
+        target = node_of(self.job, group.id, previous)
+        link = isinstance(target, RankNode) and not self.job.member(target.index).halted
+        yield waits_for(
+            self.job, group, member, previous, Why.BROKEN, f"{operation_text(end)}, channel {channel}, produced "
+            f"{end.sub.gpu_ready} of {end.sub.nsteps} steps", source=NAME, channel=channel, end=end,
+            target=LinkNode(group.id, previous, own.rank) if link else target,
+        )  # fmt: skip
+
+    def _hidden(self, group: Group, channel: int, other: int, member: Member) -> Iterator[Wait]:
+        """Peers but for one that a rank may wait for inside its node, where nobody can look."""
+        own = group.members[group.ranks[member.index]][1]
+        for peer in sorted(unseen_peers(own, channel) - {other}):
+            if not is_seen(own, channel, peer):
+                yield waits_for(
+                    self.job, group, member, peer, Why.UNOBSERVED, "the host cannot see that", source=NAME, channel=channel,
+                    strength=Strength.POSSIBLE, target=HiddenNode(group.id, peer), where=" inside the node",
+                )  # fmt: skip
+
+    def _answer(self, mark: StallMark) -> Iterator[Wait]:
+        """Who has sent another a message that lies unread there, and has none from it, may wait for that one's: neighbours in a
+        pipeline send and receive in turn, and shared memory does not show an open receive.
+        """
+        group, key = self.job.groups[mark.key.group], mark.key
+        if key.source not in group.members or group.members[key.source][0].halted:
+            return
+        writer, own = group.members[key.source]
+        place = (key.destination, Direction.RECV, key.channel)
+        conns = [c for c in own.host_connections if (c.peer, c.direction, c.channel) == place and c.connection_index > 0]
+        unread = [left for conn in conns if (left := steps_unread(conn)) is not None]
+        if unread and not any(unread):
+            yield from self._nothing_written(group, writer, conns[0], Strength.POSSIBLE)
 
 
-def _unread(job: Job, group: Group, rank: int, member: Member, conn: HostConnection) -> StallMark:
-    key = ConnectionKey(group.id, conn.channel, conn.peer, rank, conn.connection_index > 0)
-    stall = Stall.GPU_NOT_CONSUMING
-
-    def describe() -> str:
-        where = f"{memory_of(conn)} from {job.rank_name(group.id, conn.peer)}, channel {conn.channel}"
-        return f"{member.label}: {stall}: {where}, {steps_unread(conn)} steps lie unread"
-
-    return StallMark(subject=RankNode(member.index), source=NAME, member=member, stall=stall, key=key, describe=describe)
+def _is_ring(operation: ProxyOperation) -> bool:
+    """Whether all ranks send and receive as much in it."""
+    return operation.algorithm == "Ring" and operation.collective in RING_ENDS_RECEIVING
