@@ -12,7 +12,7 @@ from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobo
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.edges import Why, told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind
-from ncclwatch.engine.evidence.exits import Census, Halted
+from ncclwatch.engine.evidence.kernel import Census, Halted
 from ncclwatch.engine.graph import Sink, Waits, victims_of
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.nodes import AbsentNode, RankNode

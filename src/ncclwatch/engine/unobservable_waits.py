@@ -18,7 +18,7 @@ from ncclwatch.engine.edges import Stall, StallMark, Wait, Why, enough_pairs, wa
 from ncclwatch.engine.evidence.base import Strength
 from ncclwatch.engine.evidence.calls import CallsFinding, operation_of
 from ncclwatch.engine.evidence.device import gpu_state
-from ncclwatch.engine.evidence.exits import Census
+from ncclwatch.engine.evidence.kernel import Census
 from ncclwatch.engine.graph import Waits
 from ncclwatch.engine.job import Group, Job, Member, launched
 from ncclwatch.engine.nodes import AbsentNode, HiddenNode, Node, RankNode

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect
 from ncclwatch.engine.evidence.base import Fact, FactKind
-from ncclwatch.engine.evidence.ports import PortDown
+from ncclwatch.engine.evidence.nics import PortDown
 from ncclwatch.engine.evidence.registry import not_observed, not_read
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.nodes import AbsentNode, HiddenNode, RankNode

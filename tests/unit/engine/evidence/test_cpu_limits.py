@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ncclwatch.engine.evidence.base import FactKind, Strength
-from ncclwatch.engine.evidence.cpu_limits import throttled_share
+from ncclwatch.engine.evidence.kernel import throttled_share
 from ncclwatch.engine.nodes import RankNode
 from ncclwatch.model.state import CpuLimit, ProcessSample
 from unit.engine.evidence.said import case_of

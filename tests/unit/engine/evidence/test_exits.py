@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from ncclwatch.engine.case import Case
 from ncclwatch.engine.evidence.base import FactKind
-from ncclwatch.engine.evidence.exits import Halted
+from ncclwatch.engine.evidence.kernel import Halted
 from ncclwatch.engine.nodes import AbsentNode, RankNode
 from unit.engine.evidence.said import case_of
 from unit.synthetic import WORLD, frozen_ring, looks

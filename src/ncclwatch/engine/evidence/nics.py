@@ -1,0 +1,279 @@
+"""What the hosts say of their network: ports that are or were down or count errors; paths without an answer, losses that TCP
+repairs, trouble of sockets and queue pairs.
+
+Segments that are sent again and again without an answer are the network's doing: who has only stopped reading still acknowledges.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ncclwatch.engine.evidence.base import Fact, FactKind, Source
+from ncclwatch.engine.network import LOSSY_SEGMENTS, HostNetwork, Way, way_of
+from ncclwatch.model.network import FlowRecord, FlowState, LinkChange, NicRecord, SocketFacts
+from ncclwatch.model.state import Direction
+
+if TYPE_CHECKING:
+    from ncclwatch.engine.case import Case
+
+# --- ports --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortDown(Fact):
+    """A NIC that is or was down, from ``since`` to ``until`` in seconds since the epoch; ``None`` where nobody saw it go down,
+    and for one that still is. ``change`` is what its link did last, where that took it down. ``subject`` is the NIC's key.
+    ``namesakes``: where nobody was seen to use it, NICs of the host that ranks do use and that go by the same name.
+    """
+
+    kind: FactKind = FactKind.PORT_DOWN
+    nic: NicRecord
+    since: float | None = None
+    until: float | None = None
+    change: LinkChange | None = None
+    namesakes: tuple[NicRecord, ...] = ()
+
+    def is_used_by(self, host: str, rank: int | None) -> bool:
+        """Whether a rank of the job uses it."""
+        return host == self.nic.host and rank in self.nic.used_by
+
+    @property
+    def state(self) -> str:
+        """``is down``, or ``was down``."""
+        return "is down" if self.until is None else "was down"
+
+    @property
+    def text(self) -> str:
+        """Which NIC, and since when or until when."""
+        what = f"{self.nic.label} on {self.nic.host} {self.state}"
+        if self.until is not None:
+            return f"{what} until {datetime.fromtimestamp(self.until):%H:%M:%S}"
+        change = self.change
+        why = change.detail if change is not None and change.detail else self.nic.state
+        when = f", since {datetime.fromtimestamp(change.wall_ns / 1e9):%H:%M:%S}" if change is not None else ""
+        return f"{what} ({why}{when})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortErrors(Fact):
+    """A port that has counted errors or signs of loss; ``value`` is how many. ``subject`` is the NIC's key; ``namesakes`` as of
+    :class:`PortDown`.
+    """
+
+    kind: FactKind = FactKind.PORT_ERRORS
+    nic: NicRecord
+    namesakes: tuple[NicRecord, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Which NIC, and what it counts most of."""
+        worst = sorted(self.nic.errors.items(), key=lambda item: -item[1])[:3]
+        counted = ", ".join(f"{name} {number}" for name, number in worst)
+        return f"{self.nic.label} on {self.nic.host} counted errors since watching began: {counted}"
+
+
+class Ports(Source):
+    """The NICs of the hosts."""
+
+    name = "ports"
+    plane = "nic"
+    kinds = frozenset({FactKind.PORT_DOWN, FactKind.PORT_ERRORS})
+
+    def facts(self, case: Case) -> Iterator[Fact]:
+        """Ports that are down, or that ranks use and that were, and ports with errors. O(NICs + changes of their links)."""
+        for _, known in sorted(case.known.network.hosts.items()):
+            for nic in known.nics.values():
+                last = known.last_change(nic) if not nic.up else None
+                change = last if last is not None and not last.up else None
+                outage = known.last_outage(nic) if nic.used_by else None
+                total = sum(nic.errors.values())
+                if nic.up and outage is None and total < LOSSY_SEGMENTS:
+                    continue
+                others = known.nics.values() if not nic.used_by else ()
+                # Every host has an eth0, and so may each of its containers: the name alone says little where users are known.
+                alike = tuple(other for other in others if other.used_by and names_of(other) & names_of(nic))
+                seen = outage if outage is not None and (outage[1] is None) is not nic.up else None
+                if seen is not None or not nic.up:
+                    yield port_down(nic, *(seen or ()), change=change, namesakes=alike)
+                if total >= LOSSY_SEGMENTS:
+                    yield PortErrors(subject=nic.key, source=self.name, value=total, nic=nic, namesakes=alike)
+
+    def coverage(self, case: Case) -> Iterator[str]:
+        """Hosts that say nothing of their network, where others do."""
+        told = {host for host, known in case.known.network.hosts.items() if known.nics}
+        silent = {member.info.host for member in case.job.members} - told if told else ()
+        if silent:
+            yield f"{len(silent)} hosts say nothing of their NICs, connections and kernel logs"
+
+
+def port_down(
+    nic: NicRecord, since: float | None = None, until: float | None = None, *, change: LinkChange | None = None,
+    namesakes: tuple[NicRecord, ...] = (),
+) -> PortDown:  # fmt: skip
+    """The fact that a NIC is or was down."""
+    interval = (since, until if until is not None else float("inf")) if since is not None else None
+    return PortDown(
+        subject=nic.key, source=Ports.name, interval=interval, nic=nic, since=since, until=until, change=change,
+        namesakes=namesakes,
+    )  # fmt: skip
+
+
+def names_of(nic: NicRecord) -> set[str]:
+    """What a NIC is called: ``mlx5_0:1``, ``mlx5_0``, ``eth0``."""
+    return {nic.name, nic.name.partition(":")[0], nic.netdev} - {""}
+
+
+# --- connections --------------------------------------------------------------------------------------------------------
+
+RETRY_S = 7.0
+"""Fact: TCP sends again 0.2, 0.6, 1.4, 3.0 and 6.2 s after what was lost (Linux, ``TCP_RTO_MIN``, doubled each time), then
+12.6 s.
+"""
+RETRY_ALIVE_S = 30.0
+"""Fact: so long where something came through meanwhile: the round trip then holds the wait, and the next timeout comes late."""
+RETRY_LOSSY_S = 60.0
+"""Fact: so long on connections that have lost much of late: an answer after 6.2 s makes the measured round trip so long that the
+next tries come only 7, 21 and 49 s after what was lost.
+"""
+LAST_TIMEOUT = 5
+"""Fact: after so many timeouts in a row TCP's next try is not waited for: 6.2 s where the first comes after 0.2 s."""
+LAST_LOSSY_TIMEOUT = 7
+"""Fact: after so many on connections that have lost much of late: 25 s where the first comes after 0.2 s. Where a tenth is lost
+both ways one try in five goes unanswered, and one row of seven in a hundred thousand.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadPath(Fact):
+    """A connection on which sockets have sent the same again and again, and longer than TCP is given, without an answer.
+
+    ``subject`` is its :class:`Way`; ``local`` and ``remote`` are IP addresses. ``global_rank`` of who sends tells communicators
+    of one hash apart; ``None`` where it is not known.
+    """
+
+    kind: FactKind = FactKind.PATH_DEAD
+    way: Way
+    local: str
+    remote: str
+    global_rank: int | None = None
+
+    @property
+    def text(self) -> str:
+        """Which path, and how often it was tried."""
+        return f"nothing that {self.local} sends to {self.remote} is acknowledged, after {self.value:.0f} timeouts in a row"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowFact(Fact):
+    """What was seen of one connection, and which ranks of the job may be at its other end, by what hosts say.
+
+    ``by_address``: a socket with the two addresses changed over was found, which leaves no other choice.
+    """
+
+    kind: FactKind = FactKind.FLOW_TROUBLE
+    flow: FlowRecord
+    far: frozenset[int] = frozenset()
+    by_address: bool = False
+
+    @property
+    def text(self) -> str:
+        """What the host says of it."""
+        return self.flow.reason
+
+
+class FarEnds:
+    """The far ends of connections, by what the hosts at both ends say of them.
+
+    A socket's other end is the socket with the two addresses changed over. Without one (RDMA, or a host that is not watched) it
+    is the rank of the communicator, where hashes of communicators that are equal (splits before NCCL 2.24) leave no doubt.
+    """
+
+    def __init__(self, flows: Iterable[FlowRecord]) -> None:
+        self._by_address: dict[tuple[str, str], set[int]] = {}
+        self._by_rank: dict[tuple[int, int], set[int]] = {}
+        for flow in flows:
+            if flow.global_rank is None:
+                continue
+            if flow.socket is not None:
+                self._by_address.setdefault((flow.socket.local, flow.socket.remote), set()).add(flow.global_rank)
+            if flow.comm_hash is not None and flow.rank is not None:
+                self._by_rank.setdefault((flow.comm_hash, flow.rank), set()).add(flow.global_rank)
+
+    def of(self, flow: FlowRecord) -> tuple[frozenset[int], bool]:
+        """The job's ranks that may be at the other end of a connection, and whether the addresses say so."""
+        if flow.socket is not None and (found := self._by_address.get((flow.socket.remote, flow.socket.local))):
+            return frozenset(found), True
+        if flow.comm_hash is None or flow.peer is None:
+            return frozenset(), False
+        return frozenset(self._by_rank.get((flow.comm_hash, flow.peer), ())), False
+
+
+class Sockets(Source):
+    """Connections over the network, as their hosts list them."""
+
+    name = "sockets"
+    plane = "nic"
+    kinds = frozenset({FactKind.PATH_DEAD, FactKind.RETRYING, FactKind.FLOW_TROUBLE, FactKind.LOST})
+
+    def facts(self, case: Case) -> Iterator[Fact]:
+        """Dead paths, connections that TCP tries to repair, trouble of each connection, and what it lost. O(connections)."""
+        hosts = [known for _, known in sorted(case.known.network.hosts.items()) if known.flows]
+        for known in hosts:
+            yield from _dead_paths(known)
+        for way, worth in _retrying(hosts).items():
+            yield Fact(FactKind.RETRYING, way, self.name, value=worth, describe=partial(_retrying_text, way, worth))
+        flows = [flow for known in hosts for flow in known.flows]
+        ends: FarEnds | None = None
+        for flow in flows:
+            troubled = bool(flow.reason) and (flow.state is FlowState.BLOCKED or flow.state.is_trouble)
+            sends = flow.socket is not None and flow.retries is not None and flow.direction is Direction.SEND
+            if not troubled and not sends:
+                continue
+            ends = ends or FarEnds(flows)
+            far, by_address = ends.of(flow)
+            fact = FlowFact(subject=way_of(flow), source=self.name, flow=flow, far=far, by_address=by_address)
+            if troubled:
+                yield fact
+            if sends:
+                yield replace(fact, kind=FactKind.LOST, value=flow.retries)
+
+
+def tries_left(known: HostNetwork, way: Way, facts: SocketFacts) -> bool:
+    """Whether TCP is to be given another try on a connection whose sockets wait for an answer."""
+    return (facts.timeouts or 0) < (LAST_LOSSY_TIMEOUT if way in known.lossy else LAST_TIMEOUT)
+
+
+def _retrying(hosts: Iterable[HostNetwork]) -> dict[Way, float]:
+    """Connections whose sockets wait to send again what was lost, and may come through, each with the seconds of standstill it is
+    worth waiting for that: each time they wait twice as long, so a link that only loses much can stand still for many seconds.
+    """
+    found: dict[Way, float] = {}
+    for known in hosts:
+        for way, _, facts in known.known_sockets():
+            if facts.unacknowledged and facts.timeouts is not None and tries_left(known, way, facts):
+                alone = RETRY_S if facts.timeouts else RETRY_ALIVE_S
+                found[way] = max(found.get(way, 0.0), RETRY_LOSSY_S if way in known.lossy else alone)
+    return found
+
+
+def dead_path(way: Way, local: str, remote: str, *, global_rank: int | None = None, timeouts: int = LAST_TIMEOUT) -> DeadPath:
+    """The fact that nothing sent on a connection is acknowledged, after so many timeouts in a row."""
+    source = Sockets.name
+    return DeadPath(subject=way, source=source, way=way, local=local, remote=remote, global_rank=global_rank, value=timeouts)
+
+
+def _dead_paths(known: HostNetwork) -> Iterator[DeadPath]:
+    for way, flow, facts in known.known_sockets():
+        if flow.state is FlowState.STALLED and facts.unacknowledged and not tries_left(known, way, facts):
+            # ``10.0.0.1`` of ``10.0.0.1:4711``.
+            local, remote = (end.rpartition(":")[0] for end in (facts.local, facts.remote))
+            yield dead_path(way, local, remote, global_rank=flow.global_rank, timeouts=facts.timeouts or 0)
+
+
+def _retrying_text(way: Way, worth: float) -> str:
+    where = f"rank {way.rank} to rank {way.peer} of communicator {way.comm_hash:016x}"
+    return f"{where}: what was lost is sent again by TCP, which may come through within {worth:.0f} s"
