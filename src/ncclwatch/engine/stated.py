@@ -154,13 +154,15 @@ def _halted(case: Case, confidence: float) -> Hypothesis:
 
 
 def _victims(case: Case, halted: Sequence[Member], ends: Sequence[Sink], suspects: Sequence[Suspect]) -> set[int]:
-    """Whoever waits for whom: everybody in a collective that stands still with a halted process waits for it in the end."""
+    """Whoever waits for whom: everybody in a collective that stands still with a halted process waits for it in the end, and
+    whoever waits for one of those.
+    """
     victims = victims_of(ends) | peers(case.job, suspects)
     indices, missing = {member.index for member in halted}, {suspect.group for suspect in suspects if suspect.index is None}
     for number in case.waits.collectives():
         if number in missing or not indices.isdisjoint(case.job.groups[number].ranks):
             victims |= case.job.groups[number].ranks.keys()
-    return victims - indices
+    return (victims | case.waits.behind(map(RankNode, victims))) - indices
 
 
 def _halted_cause(member: Member) -> Cause:

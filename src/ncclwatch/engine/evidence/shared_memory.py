@@ -25,7 +25,7 @@ from ncclwatch.engine.connections import (
 from ncclwatch.engine.edges import ConnectionKey, End, Stall, StallMark, Wait, Why, operation_text, waits_for
 from ncclwatch.engine.evidence.base import FactKind, Source, Strength
 from ncclwatch.engine.job import Group, Member
-from ncclwatch.engine.nodes import HiddenNode, LinkNode, RankNode, node_of
+from ncclwatch.engine.nodes import HiddenNode, LinkNode, Node, RankNode, node_of
 from ncclwatch.engine.transfers import SHOWN
 from ncclwatch.model.state import Direction, HostConnection, ProxyOperation, Transport
 
@@ -63,25 +63,32 @@ class _Inside:
     def __init__(self, case: Case) -> None:
         self.job, self.transfers = case.job, case.transfers
         self._rings: dict[int, Rings] = {}
-        self._waits: set[tuple[int, int, int, int]] = set()
+        self._empty: set[tuple[int, int, int, int]] = set()
         """(communicator, reader, writer, channel) of what is known to wait for more."""
+        compared = self.transfers.compared
+        self._waiting: set[Node] = {
+            *map(RankNode, np.unique(self.transfers.owner[compared.rows[~compared.showing(*Stall)]]).tolist()),
+            *(RankNode(member.index) for member in self.job.members if member.halted),
+        }
+        """Of whom a wait is seen, and who waits for nobody."""
 
     def facts(self) -> Iterator[Wait | StallMark]:
         """All that they show."""
         full, unread = self._full_and_unread() if self.job.joined.seen else ([], [])
         yield from full
         yield from unread
+        self._waiting |= {wait.subject for wait in full}
         for group, row in self._receiving() if self.job.joined.seen else ():
             yield from self._follow(group, int(self.transfers.channel[row]), int(self.transfers.rank[row]))
         for end, stall in self._standing():
             yield from self._behind_stall(end, stall)
         for mark in unread:
-            if mark.key.point_to_point:
-                yield from self._answer(mark)
-            else:
-                group = self.job.groups[mark.key.group]
-                yield from self._hidden(group, mark.key.channel, mark.key.source, mark.member)
-                yield from self._follow(group, mark.key.channel, mark.key.destination)
+            group, key = self.job.groups[mark.key.group], mark.key
+            if not key.point_to_point:
+                yield from self._hidden(group, key.channel, key.source, mark.member)
+                yield from self._follow(group, key.channel, key.destination)
+        for mark in unread:
+            yield from self._answer(mark) if mark.key.point_to_point else ()
 
     # --- what a connection shows by itself -------------------------------------------------------------------------------
 
@@ -191,8 +198,9 @@ class _Inside:
         """A rank that has read all of a connection waits for its writer; said once."""
         point_to_point = conn.connection_index > 0
         place = (group.id, member.index, conn.peer, ~conn.channel if point_to_point else conn.channel)
-        if place not in self._waits:
-            self._waits.add(place)
+        if place not in self._empty:
+            self._empty.add(place)
+            self._waiting.add(RankNode(member.index))
             detail = f"channel {conn.channel}, {memory_of(conn)}, all {conn.tail} steps read"
             yield waits_for(
                 self.job, group, member, conn.peer, Why.EMPTY, detail, source=NAME, channel=conn.channel, strength=strength,
@@ -231,10 +239,10 @@ class _Inside:
 
     def _answer(self, mark: StallMark) -> Iterator[Wait]:
         """Who has sent another a message that lies unread there, and has none from it, may wait for that one's: neighbours in a
-        pipeline send and receive in turn, and shared memory does not show an open receive.
+        pipeline send and receive in turn, and shared memory does not show an open receive. Said of who shows no other wait.
         """
         group, key = self.job.groups[mark.key.group], mark.key
-        if key.source not in group.members or group.members[key.source][0].halted:
+        if key.source not in group.members or group.members[key.source][0].index in self._waiting:
             return
         writer, own = group.members[key.source]
         place = (key.destination, Direction.RECV, key.channel)
