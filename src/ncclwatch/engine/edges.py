@@ -103,7 +103,16 @@ FINISHED_THERE = frozenset({Why.IN_NETWORK, Why.UNCONFIRMED, Stall.PROXY_NOT_TAK
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wait(Fact):
+class OnConnection(Fact):
+    """What a rank shows at its end of a connection; ``end`` where that is one of the network with a transfer open."""
+
+    subject: Node
+    key: ConnectionKey
+    end: End | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait(OnConnection):
     """An edge of the wait-for graph: the subject cannot go on before the object does something.
 
     Its text is made when it is asked for: of the thousands of waits of a large job a few are ever shown. ``operation`` is set
@@ -112,11 +121,8 @@ class Wait(Fact):
     """
 
     kind: FactKind = FactKind.WAITS_FOR
-    subject: Node
     object: Node
     why: Why
-    key: ConnectionKey
-    end: End | None = None
     other: End | None = None
     """The far end of the transfer, where that is open."""
     number: int = -1
@@ -144,15 +150,13 @@ def enough_pairs(waiting: Sequence[T], behind: Sequence[T]) -> list[tuple[T, T]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StallMark(Fact):
+class StallMark(OnConnection):
     """One thing a rank could do and does not do: it accuses nobody by itself, for the rank may wait elsewhere."""
 
     kind: FactKind = FactKind.STANDS
     subject: RankNode
     member: Member
     stall: Stall
-    key: ConnectionKey
-    end: End | None = None
 
 
 EdgeT = TypeVar("EdgeT", Wait, StallMark)
