@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -152,6 +152,13 @@ class Job:
     def member(self, index: int) -> Member:
         """The process with this index, which counts the processes of all jobs."""
         return self._by_index[index]
+
+    def held_by(self, member: Member) -> Iterator[tuple[Group, Communicator]]:
+        """The communicators in which a process is a rank, with its views of them."""
+        for own in member.last.communicators:
+            group = self.groups[self.group_of[member.index, own.address]]
+            if member.index in group.ranks:
+                yield group, own
 
     def find_group(self, member: Member, address: int, comm_hash: int) -> int | None:
         """The group an operation belongs to: by its communicator's address, else by a hash that is unique in the process."""

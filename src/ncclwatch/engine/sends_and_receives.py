@@ -50,10 +50,7 @@ class Messages:
 
     def of(self, member: Member) -> Iterator[tuple[Group, int, Owed]]:
         """What a process has called of sends and receives over connections nobody can look into: (communicator, peer, answer)."""
-        for own in member.last.communicators:
-            group = self.job.groups[self.job.group_of[member.index, own.address]]
-            if group.rank_of(member) is None:
-                continue
+        for group, own in self.job.held_by(member):
             made = self.ledger.point_to_point.get(self._place(member, own), {})
             seen = _visible_peers(own)
             for peer in sorted({peer for _, peer in made} - seen):
@@ -131,9 +128,8 @@ class Messages:
         mine, theirs = self._calls(member), self._calls(other)
         if mine is None or theirs is None:
             return None
-        held = (self.job.groups[self.job.group_of[member.index, own.address]] for own in member.last.communicators)
-        for group in held:
-            if member.index not in group.ranks or other.index not in group.ranks:
+        for group, _ in self.job.held_by(member):
+            if other.index not in group.ranks:
                 continue
             alignment = self._align(group)
             numbers = [self._called(group, alignment, one) for one in (member, other)]
