@@ -14,14 +14,13 @@ from typing import Any, TypeVar
 from ncclwatch.engine.call_patterns import Orders
 from ncclwatch.engine.conflicts import ConflictWatch, StageOf
 from ncclwatch.engine.edges import StallMark, Wait, wait_facts
-from ncclwatch.engine.evidence.base import Fact, FactKind, Facts, Source
+from ncclwatch.engine.evidence.base import Fact, FactKind, Facts, Node, Source
 from ncclwatch.engine.evidence.calls import Called, CallsFinding
 from ncclwatch.engine.evidence.registry import SOURCES
 from ncclwatch.engine.graph import Sink, Waits
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.network import NetworkMemory
-from ncclwatch.engine.nodes import Node
 from ncclwatch.engine.patience import CREATION_S, Patience
 from ncclwatch.engine.sends_and_receives import Messages
 from ncclwatch.engine.transfers import Transfers

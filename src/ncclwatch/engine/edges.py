@@ -10,9 +10,19 @@ from typing import NamedTuple, TypeVar
 
 import numpy as np
 
-from ncclwatch.engine.evidence.base import Fact, FactColumns, FactKind, Strength
+from ncclwatch.engine.evidence.base import (
+    AbsentNode,
+    Fact,
+    FactColumns,
+    FactKind,
+    HiddenNode,
+    Node,
+    Nodes,
+    RankNode,
+    Strength,
+    node_of,
+)
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.nodes import AbsentNode, HiddenNode, Node, Nodes, RankNode, node_of
 from ncclwatch.model.state import Direction, OpPhase, ProxyOperation, ProxySub
 from ncclwatch.model.verdict import OperationRef
 
@@ -171,7 +181,7 @@ def waits_for(
 
     ``target``: where the wait leads, if not to that rank; ``where``: where it waits, if that is not seen.
     """
-    target = target or node_of(job, group.id, rank)
+    target = target or node_of(group, rank)
     own = group.ranks[member.index]
     if isinstance(target, AbsentNode) and why in SAID_BY_THE_OTHER:
         why = Why.UNOBSERVED

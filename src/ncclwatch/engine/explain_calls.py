@@ -12,12 +12,11 @@ from functools import partial
 from ncclwatch.engine.call_patterns import Deviation, deviation_fact, find_alone_in_deviating, find_deviations
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming
 from ncclwatch.engine.edges import told, wait_facts
-from ncclwatch.engine.evidence.base import Fact, FactKind
+from ncclwatch.engine.evidence.base import Fact, FactKind, RankNode
 from ncclwatch.engine.evidence.calls import CallsFinding, behind_text, operation_of
 from ncclwatch.engine.evidence.disagreements import Disagreement
 from ncclwatch.engine.explain_waits import beside_unobserved, ends_of
 from ncclwatch.engine.job import Group, Job
-from ncclwatch.engine.nodes import RankNode
 from ncclwatch.engine.sends_and_receives import Messages
 from ncclwatch.engine.stated import SHOWN
 from ncclwatch.engine.suspects import caller, observed, peers

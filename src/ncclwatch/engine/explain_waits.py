@@ -10,12 +10,11 @@ from ncclwatch.engine.call_patterns import Deviation, deviation_fact, find_devia
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody
 from ncclwatch.engine.connections import unseen_peers
 from ncclwatch.engine.edges import PROXY_STALLS, Stall, Wait, Why, told, wait_facts
-from ncclwatch.engine.evidence.base import Fact, FactKind
+from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, HiddenNode, LinkNode, Node, RankNode
 from ncclwatch.engine.evidence.device import gpu_state
 from ncclwatch.engine.evidence.disagreements import Counts, Lack, lacks
 from ncclwatch.engine.graph import Sink, victims_of
 from ncclwatch.engine.job import Job, Member
-from ncclwatch.engine.nodes import AbsentNode, HiddenNode, LinkNode, Node, RankNode
 from ncclwatch.engine.patience import HANG_FLOOR_S
 from ncclwatch.engine.retract import has_sent, is_begun
 from ncclwatch.engine.suspects import observed, peers

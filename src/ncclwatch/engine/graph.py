@@ -17,9 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.edges import EdgeT, StallMark, Wait, in_columns
-from ncclwatch.engine.evidence.base import Fact, FactColumns, FactKind, Facts
+from ncclwatch.engine.evidence.base import Fact, FactColumns, FactKind, Facts, Node, Nodes, RankNode
 from ncclwatch.engine.job import Job, Member
-from ncclwatch.engine.nodes import Node, Nodes, RankNode
 from ncclwatch.engine.transfers import Column, Flags
 
 NodeT = TypeVar("NodeT", bound=Hashable)

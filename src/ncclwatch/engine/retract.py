@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from ncclwatch.engine.case import Case, Retraction
 from ncclwatch.engine.connections import RING_ENDS_RECEIVING, acknowledges, has_produced, laggards, was_before
 from ncclwatch.engine.edges import End, Stall, StallMark, Wait, Why, stalls_at, wait_facts
+from ncclwatch.engine.evidence.base import Node, RankNode
 from ncclwatch.engine.graph import Sink, components
 from ncclwatch.engine.job import Job, Member
-from ncclwatch.engine.nodes import Node, RankNode
 from ncclwatch.model.state import Direction, ProxyOperation, ProxySub, Transport
 
 ONE_SIDED = ("Broadcast", "Reduce")

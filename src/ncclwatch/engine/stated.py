@@ -11,11 +11,10 @@ from collections.abc import Collection, Iterator, Sequence
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.edges import Why, told, wait_facts
-from ncclwatch.engine.evidence.base import Fact, FactKind
+from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, RankNode
 from ncclwatch.engine.evidence.kernel import Census, Halted
 from ncclwatch.engine.graph import Sink, Waits, victims_of
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.nodes import AbsentNode, RankNode
 from ncclwatch.engine.suspects import absent, observed, peers
 from ncclwatch.model.state import Communicator
 from ncclwatch.model.verdict import Culprit, VerdictClass

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 from ncclwatch.engine.case import Cause, Suspect
 from ncclwatch.engine.edges import End, StallMark, Wait
+from ncclwatch.engine.evidence.base import AbsentNode
 from ncclwatch.engine.graph import Sink
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.nodes import AbsentNode
 from ncclwatch.model.verdict import Culprit, LinkRef, OperationRef
 
 POINT_TO_POINT = frozenset({"", "Send", "Recv", "SendRecv"})

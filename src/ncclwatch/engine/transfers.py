@@ -61,6 +61,12 @@ def _dense(values: Column) -> Column:
     return dense
 
 
+def _has(numbers: Column, chosen: Flags) -> Flags:
+    """For each row whether one with the same number is among those chosen."""
+    found: Flags = (np.bincount(numbers[chosen], minlength=int(numbers.max(initial=-1)) + 1) > 0)[numbers]
+    return found
+
+
 class Places:
     """Finds rows by a number from 0 on, of which several may be equal."""
 
@@ -213,26 +219,28 @@ class Transfers:
         self.peer_index = self.members.find(self.group, self.peer)
 
     def _join(self) -> None:
-        """Number the connections, and find the rows of each side by them."""
-        known = [(g, p.channel, rank, p.peer, p.direction is Direction.SEND, p.op_count) for g, rank, p in self._pending]
+        """Number the connections, and find the rows of each side by them; of what its proxy thread has not begun yet, or not
+        taken from the pool, only that it is there.
+        """
+        size = len(self.subs)
+        known = [(g, p.channel, rank, p.peer, p.op_count, p.direction is Direction.SEND) for g, rank, p in self._pending]
         waiting = column(lambda: chain.from_iterable(known), 6 * len(known)).reshape(-1, 6).T
-        group, channel, rank, peer = (
-            np.r_[own, more] for own, more in zip((self.group, self.channel, self.rank, self.peer), waiting[:4], strict=True)
-        )
-        sends = np.r_[self.sends, waiting[4] != 0]
-        point_to_point = np.r_[self.point_to_point, (waiting[5] & 1) != 0].astype(np.int64)
-        source, destination = np.where(sends, rank, peer), np.where(sends, peer, rank)
-        everything = numbered((group, channel, source, destination, point_to_point))
-        self.connection = everything[: len(self.subs)]
-        self.count = int(everything.max(initial=-1)) + 1
+        own = self.group, self.channel, self.rank, self.peer, self.op_count, self.sends
+        group, channel, rank, peer, op_count, sends = (np.r_[mine, more] for mine, more in zip(own, waiting, strict=True))
+        sends, point_to_point, idle = sends != 0, op_count & 1, np.r_[~self.begun, np.ones(len(known), np.bool_)]
+        connection = numbered((group, channel, np.where(sends, rank, peer), np.where(sends, peer, rank), point_to_point))
+        self.connection, count = connection[:size], int(connection.max(initial=-1)) + 1
         self.queued: dict[Direction, Flags] = {}
-        """Connections with an operation that its proxy thread has not begun or not yet taken from the pool."""
+        """Connections with an operation that is not begun."""
         self._begun: dict[Direction, Places] = {}
-        idle = np.r_[~self.begun, np.ones(len(known), np.bool_)]
-        for side, own in ((Direction.SEND, sends), (Direction.RECV, ~sends)):
-            self.queued[side] = np.bincount(everything[own & idle], minlength=self.count) > 0
-            rows = np.flatnonzero(self.begun & own[: len(self.subs)])
-            self._begun[side] = Places(self.connection[rows], rows, self.count)
+        for side, of_side in ((Direction.SEND, sends), (Direction.RECV, ~sends)):
+            self.queued[side] = np.bincount(connection[of_side & idle], minlength=count) > 0
+            rows = np.flatnonzero(self.begun & of_side[:size])
+            self._begun[side] = Places(self.connection[rows], rows, count)
+        ring, operation = numbered((group, channel, rank)), numbered((group, channel, rank, op_count))
+        receives = ~sends & (point_to_point == 0)
+        self.receiving: Flags = _has(ring, receives & idle)[:size] | _has(operation, receives)[:size]
+        """Whether the rank has the receive of the same operation open on the channel, or that of any collective queued."""
 
     # --- asking ----------------------------------------------------------------------------------------------------
 
@@ -259,34 +267,6 @@ class Transfers:
         """Whether ``side`` of a row's connection works on a later transfer only: it has left ``step`` behind."""
         others = self._begun[side].rows(int(self.connection[row]))
         return bool(others) and all(int(self.base[other]) > step for other in others)
-
-    def has_receive(self, rows: Column) -> Flags:
-        """For each of ``rows`` whether its rank also has the operation open as a receiver, on the same channel."""
-        places = numbered((self.group, self.channel, self.rank, self.op_count))
-        with_receive = np.bincount(places[~self.sends], minlength=len(places)) > 0
-        found: Flags = with_receive[places[rows]]
-        return found
-
-    def is_receiving(self, group: Group, channel: int, source: int, rank: int, op_count: int) -> bool:
-        """Whether a rank has the receive of a collective from ``source`` open, or any queued on that connection."""
-        place = self.members.places[group.id]
-        rows = self._receiving.get((place, channel, source, rank), ())
-        queued = (
-            (number, own, one.channel, one.peer) == (place, rank, channel, source) and one.direction is Direction.RECV
-            for number, own, one in self._pending if not one.op_count & 1
-        )  # fmt: skip
-        return any(not self.begun[row] or self.op_count[row] == op_count for row in rows) or any(queued)
-
-    @cached_property
-    def _receiving(self) -> dict[tuple[int, ...], list[int]]:
-        """(group, channel, source, rank) → rows of the collectives being received."""
-        receives: dict[tuple[int, ...], list[int]] = defaultdict(list)
-        rows = np.flatnonzero(~self.sends & ~self.point_to_point)
-        for row, *place in zip(
-            rows.tolist(), *(c[rows].tolist() for c in (self.group, self.channel, self.peer, self.rank)), strict=True
-        ):
-            receives[tuple(place)].append(row)
-        return dict(receives)
 
     @cached_property
     def compared(self) -> Compared:

@@ -15,13 +15,12 @@ from functools import cache, partial
 from ncclwatch.engine.case import Case
 from ncclwatch.engine.connections import RING_ENDS_RECEIVING, is_hidden, ring_places, unseen_peers
 from ncclwatch.engine.edges import Stall, StallMark, Wait, Why, enough_pairs, waits_for
-from ncclwatch.engine.evidence.base import Strength
+from ncclwatch.engine.evidence.base import AbsentNode, HiddenNode, Node, RankNode, Strength
 from ncclwatch.engine.evidence.calls import CallsFinding, operation_of
 from ncclwatch.engine.evidence.device import gpu_state
 from ncclwatch.engine.evidence.kernel import Census
 from ncclwatch.engine.graph import Waits
 from ncclwatch.engine.job import Group, Job, Member, launched
-from ncclwatch.engine.nodes import AbsentNode, HiddenNode, Node, RankNode
 from ncclwatch.engine.stated import errors_of
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.state import Communicator, Transport

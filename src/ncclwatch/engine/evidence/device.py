@@ -13,9 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ncclwatch.engine.connections import is_seen
-from ncclwatch.engine.evidence.base import Fact, FactKind, Source
+from ncclwatch.engine.evidence.base import Fact, FactKind, RankNode, Source
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.nodes import RankNode
 from ncclwatch.model.device import DeviceCommunicator, DeviceOperation, DeviceSample, KernelState
 from ncclwatch.model.state import Communicator, Direction, HostConnection, Transport
 from ncclwatch.model.verdict import OperationRef

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ncclwatch.engine.evidence.base import Fact, FactKind, Source, Strength
+from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, RankNode, Source, Strength
 from ncclwatch.engine.job import Group, Identity, Job, Member, identity_of
-from ncclwatch.engine.nodes import AbsentNode, RankNode
 from ncclwatch.model.network import KernelLogLine
 from ncclwatch.model.state import CpuLimit
 

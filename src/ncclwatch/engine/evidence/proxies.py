@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ncclwatch.engine.edges import NOBODY, OF_THE_LINK, PROXY_STALLS, Stall, StallMark, Wait, Why, stalls_at, wait_text
-from ncclwatch.engine.evidence.base import F, Fact, FactColumns, FactKind, Source
-from ncclwatch.engine.nodes import AbsentNode, LinkNode, RankNode
+from ncclwatch.engine.evidence.base import AbsentNode, F, Fact, FactColumns, FactKind, LinkNode, RankNode, Source
 from ncclwatch.engine.transfers import SHOWN, Column
 from ncclwatch.model.state import Transport
 

@@ -14,8 +14,7 @@ from ncclwatch.engine.evidence.device import DeviceShim
 from ncclwatch.engine.evidence.disagreements import OpenCalls, SequenceCounts
 from ncclwatch.engine.evidence.kernel import CpuLimits, Exits, KernelLog
 from ncclwatch.engine.evidence.nics import Ports, Sockets
-from ncclwatch.engine.evidence.proxies import Proxies
-from ncclwatch.engine.evidence.shared_memory import SharedMemory
+from ncclwatch.engine.evidence.transfers import Proxies, SharedMemory
 from ncclwatch.engine.evidence.work_requests import WorkRequests
 from ncclwatch.engine.job import Job
 

@@ -23,9 +23,8 @@ from ncclwatch.engine.connections import (
     unseen_peers,
 )
 from ncclwatch.engine.edges import ConnectionKey, End, Stall, StallMark, Wait, Why, operation_text, waits_for
-from ncclwatch.engine.evidence.base import FactKind, Source, Strength
+from ncclwatch.engine.evidence.base import FactKind, HiddenNode, LinkNode, Node, RankNode, Source, Strength, node_of
 from ncclwatch.engine.job import Group, Member
-from ncclwatch.engine.nodes import HiddenNode, LinkNode, Node, RankNode, node_of
 from ncclwatch.engine.transfers import SHOWN
 from ncclwatch.model.state import Direction, HostConnection, ProxyOperation, Transport
 
@@ -80,8 +79,8 @@ class _Inside:
         self._waiting |= {wait.subject for wait in full}
         for group, row in self._receiving() if self.job.joined.seen else ():
             yield from self._follow(group, int(self.transfers.channel[row]), int(self.transfers.rank[row]))
-        for end, stall in self._standing():
-            yield from self._behind_stall(end, stall)
+        for place in self._standing():
+            yield from self._behind_stall(place)
         for mark in unread:
             group, key = self.job.groups[mark.key.group], mark.key
             if not key.point_to_point:
@@ -137,14 +136,14 @@ class _Inside:
             if _is_ring(operation) and int(t.done[row]) - (-nsteps // rounds) < nsteps:
                 yield group, row
 
-    def _standing(self) -> Iterator[tuple[End, Stall]]:
+    def _standing(self) -> list[int]:
         """GPUs that stand still in the network, behind which something may be found: in a large job most have nothing inside
         their node, and their receive open.
         """
         t, compared, job = self.transfers, self.transfers.compared, self.job
         chosen = np.flatnonzero(compared.showing(*GPU_STALLS) & ~t.point_to_point[compared.rows])
         rows = compared.rows[chosen]
-        worth = compared.showing(Stall.GPU_NOT_PRODUCING)[chosen] & ~t.has_receive(rows)
+        worth = compared.showing(Stall.GPU_NOT_PRODUCING)[chosen] & ~t.receiving[rows]
         if job.joined.seen or job.joined.transports - OUTSIDE:
             inside = {
                 (place, rank)
@@ -153,26 +152,28 @@ class _Inside:
             }  # fmt: skip
             ranks = zip(t.group[rows].tolist(), t.rank[rows].tolist(), strict=True)
             worth |= np.array([rank in inside for rank in ranks], np.bool_)
-        for place in chosen[worth].tolist():
-            yield compared.ends(place)[0], Stall(SHOWN[compared.shows[place]])
+        found: list[int] = chosen[worth].tolist()
+        return found
 
-    def _behind_stall(self, end: End, stall: Stall) -> Iterator[Wait]:
+    def _behind_stall(self, place: int) -> Iterator[Wait]:
         """A GPU that stands still may itself wait for a rank inside its node: see that wait, or say that it is hidden.
 
         In a ring that begins with a send, a rank that has entered has written: so who finds nothing waits for its predecessor.
         Who has not even made that first send has not entered: it waits in something before, inside the node most likely, and
         there for the same ranks more often than not. So these are weak waits.
         """
+        compared, (end, _) = self.transfers.compared, self.transfers.compared.ends(place)
         group, channel = self.job.groups[end.key.group], end.key.channel
         rank, other = (end.key.source, end.key.destination) if end.sends else (end.key.destination, end.key.source)
         if rank not in group.members:
             return
         member = group.members[rank][0]
-        if stall is Stall.GPU_NOT_PRODUCING:
+        if SHOWN[compared.shows[place]] is Stall.GPU_NOT_PRODUCING:
             weak = _is_ring(end.operation) and not has_produced(end.sub)
             far = end.operation.collective in RING_ENDS_RECEIVING
             yield from self._follow(group, channel, rank, back=group.nranks if far else 1, weak=weak)
-            yield from self._dropped(group, end, member)
+            if not self.transfers.receiving[compared.rows[place]]:
+                yield from self._dropped(group, end, member)
         yield from self._hidden(group, channel, other, member)
 
     def _follow(self, group: Group, channel: int, rank: int, *, back: int = 0, weak: bool = False) -> Iterator[Wait]:
@@ -217,9 +218,7 @@ class _Inside:
         previous = next((ring.prev for ring in own.rings if ring.channel == channel), -1)
         if not _is_ring(end.operation) or (channel, previous, Direction.RECV, Transport.NET) not in own.transports:
             return
-        if self.transfers.is_receiving(group, channel, previous, own.rank, end.operation.op_count):
-            return
-        target = node_of(self.job, group.id, previous)
+        target = node_of(group, previous)
         link = isinstance(target, RankNode) and not self.job.member(target.index).halted
         yield waits_for(
             self.job, group, member, previous, Why.BROKEN, f"{operation_text(end)}, channel {channel}, produced "

@@ -17,9 +17,9 @@ from enum import StrEnum
 from ncclwatch.engine.case import of_job
 from ncclwatch.engine.connections import amid_rings, laggards
 from ncclwatch.engine.edges import PROXY_STALLS, Wait, Why
+from ncclwatch.engine.evidence.base import AbsentNode, HiddenNode, LinkNode, Node, RankNode
 from ncclwatch.engine.graph import Sink, Waits
 from ncclwatch.engine.job import Job, Member
-from ncclwatch.engine.nodes import AbsentNode, HiddenNode, LinkNode, Node, RankNode
 from ncclwatch.engine.slow.order import Kernels, OrderOf
 from ncclwatch.engine.topology.labels import Stage, pass_text
 from ncclwatch.model.identity import ProcessKey

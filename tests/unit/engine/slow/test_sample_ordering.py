@@ -10,8 +10,8 @@ import pytest
 
 from ncclwatch.engine.case import of_job
 from ncclwatch.engine.edges import ConnectionKey, Wait, Why
+from ncclwatch.engine.evidence.base import LinkNode, RankNode
 from ncclwatch.engine.job import Job, assemble
-from ncclwatch.engine.nodes import LinkNode, RankNode
 from ncclwatch.engine.slow.snapshot import Moments, near
 from unit.synthetic import SECOND, Rank, communicator, recv, send
 

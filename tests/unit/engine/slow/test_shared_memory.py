@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from ncclwatch.engine.connections import laggards, rings_inside, under_way
 from ncclwatch.engine.edges import Wait
+from ncclwatch.engine.evidence.base import RankNode
 from ncclwatch.engine.job import Job, assemble
-from ncclwatch.engine.nodes import RankNode
 from ncclwatch.engine.slow.cadence import Cadence
 from ncclwatch.engine.slow.findings import equals
 from ncclwatch.engine.slow.snapshot import Activity, take_look
