@@ -134,7 +134,7 @@ class Job:
 
     @cached_property
     def _by_identity(self) -> dict[Identity, int | None]:
-        """The job's rank of every process that a communicator numbered like the job knows; ``None`` where two claim one process."""
+        """The job's rank of every process that a communicator numbered like the job knows; ``None`` where two claim it."""
         ranks: dict[Identity, int | None] = {}
         for group in filter(_numbers_as_the_job, self.groups.values()):
             _, view = next(iter(group.members.values()))
