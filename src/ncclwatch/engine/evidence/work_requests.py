@@ -114,7 +114,8 @@ class WorkRequests(Source):
     def coverage(self, case: Case) -> Iterator[str]:
         """Processes whose flows were not counted since the job stands, where those of others were."""
         counted, missing = 0, 0
-        for member in case.job.members if case.still else ():
+        counting = any(known.work for known in case.known.network.hosts.values())
+        for member in case.job.members if case.still and counting else ():
             known = case.known.network.hosts.get(member.info.host)
             newest = [kept[-1] for kept in known.work.values()] if known is not None else []
             seen = any(one.pid == member.info.pid and _is_since(case, member, one) for one in newest)
