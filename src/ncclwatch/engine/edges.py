@@ -6,7 +6,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from ncclwatch.engine.evidence.base import (
     Nodes,
     RankNode,
     Strength,
+    joined,
     node_of,
 )
 from ncclwatch.engine.job import Group, Job, Member
@@ -206,13 +207,16 @@ def stalls_at(end: End, other: End | None, stall: Stall, source: str) -> StallMa
     )
 
 
-def in_columns(facts: Sequence[EdgeT], nodes: Nodes) -> FactColumns[EdgeT]:
-    """Waits or stalls that are objects already, as those that are not."""
-    subjects = np.array([nodes.number(fact.subject) for fact in facts], np.int64)
-    objects = np.array([nodes.number(fact.object) if isinstance(fact, Wait) else NOBODY for fact in facts], np.int64)
-    possible = np.array([fact.strength is Strength.POSSIBLE for fact in facts], np.bool_)
-    collectives = frozenset(fact.key.group for fact in facts if not fact.key.point_to_point)
-    return FactColumns(facts[0].kind, subjects, objects, possible, facts.__getitem__, collectives)
+def in_columns(form: type[EdgeT], facts: Sequence[Fact | FactColumns[Any]], nodes: Nodes) -> FactColumns[EdgeT]:
+    """All waits, or all stalls, of some facts: those in columns, and behind them those that are objects already."""
+    kind: FactKind = FactKind.WAITS_FOR if form is Wait else FactKind.STANDS
+    objects = [fact for fact in facts if isinstance(fact, form)]
+    subjects = np.array([nodes.number(fact.subject) for fact in objects], np.int64)
+    targets = np.array([nodes.number(fact.object) if isinstance(fact, Wait) else NOBODY for fact in objects], np.int64)
+    possible = np.array([fact.strength is Strength.POSSIBLE for fact in objects], np.bool_)
+    collectives = frozenset(fact.key.group for fact in objects if not fact.key.point_to_point)
+    last = FactColumns(kind, subjects, targets, possible, objects.__getitem__, collectives)
+    return joined([*(fact for fact in facts if isinstance(fact, FactColumns) and fact.kind is kind), last])
 
 
 def wait_facts(waits: Iterable[Wait]) -> list[Fact]:

@@ -7,11 +7,12 @@ Rules draw the conclusions.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from itertools import chain
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
@@ -224,6 +225,20 @@ class FactColumns(Generic[F]):
 
     def __iter__(self) -> Iterator[F]:
         return map(self.make, range(len(self)))
+
+
+def joined(parts: Sequence[FactColumns[F]]) -> FactColumns[F]:
+    """Facts of one kind in columns, one part after the other."""
+    first = list(accumulate(map(len, parts), initial=0))
+
+    def make(number: int) -> F:
+        part = bisect_right(first, number) - 1
+        return parts[part].make(number - first[part])
+
+    subject, about, possible = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("subject", "object", "possible")
+    )
+    return FactColumns(parts[0].kind, subject, about, possible, make, frozenset().union(*(part.collectives for part in parts)))
 
 
 def one_by_one(facts: Iterable[Fact | FactColumns[Fact]]) -> Iterator[Fact]:
