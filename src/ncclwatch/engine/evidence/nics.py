@@ -6,7 +6,8 @@ Segments that are sent again and again without an answer are the network's doing
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -14,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ncclwatch.engine.evidence.base import Fact, FactKind, Source
 from ncclwatch.engine.network import LOSSY_SEGMENTS, HostNetwork, Way, way_of
-from ncclwatch.model.network import FlowRecord, FlowState, LinkChange, NicRecord, SocketFacts
+from ncclwatch.model.network import FlowRecord, FlowState, LinkChange, NicRecord
 from ncclwatch.model.state import Direction
 
 if TYPE_CHECKING:
@@ -185,33 +186,6 @@ class FlowFact(Fact):
         return self.flow.reason
 
 
-class FarEnds:
-    """The far ends of connections, by what the hosts at both ends say of them.
-
-    A socket's other end is the socket with the two addresses changed over. Without one (RDMA, or a host that is not watched) it
-    is the rank of the communicator, where hashes of communicators that are equal (splits before NCCL 2.24) leave no doubt.
-    """
-
-    def __init__(self, flows: Iterable[FlowRecord]) -> None:
-        self._by_address: dict[tuple[str, str], set[int]] = {}
-        self._by_rank: dict[tuple[int, int], set[int]] = {}
-        for flow in flows:
-            if flow.global_rank is None:
-                continue
-            if flow.socket is not None:
-                self._by_address.setdefault((flow.socket.local, flow.socket.remote), set()).add(flow.global_rank)
-            if flow.comm_hash is not None and flow.rank is not None:
-                self._by_rank.setdefault((flow.comm_hash, flow.rank), set()).add(flow.global_rank)
-
-    def of(self, flow: FlowRecord) -> tuple[frozenset[int], bool]:
-        """The job's ranks that may be at the other end of a connection, and whether the addresses say so."""
-        if flow.socket is not None and (found := self._by_address.get((flow.socket.remote, flow.socket.local))):
-            return frozenset(found), True
-        if flow.comm_hash is None or flow.peer is None:
-            return frozenset(), False
-        return frozenset(self._by_rank.get((flow.comm_hash, flow.peer), ())), False
-
-
 class Sockets(Source):
     """Connections over the network, as their hosts list them."""
 
@@ -223,18 +197,16 @@ class Sockets(Source):
         """Dead paths, connections that TCP tries to repair, trouble of each connection, and what it lost. O(connections)."""
         hosts = [known for _, known in sorted(case.known.network.hosts.items()) if known.flows]
         for known in hosts:
-            yield from _dead_paths(known)
-        for way, worth in _retrying(hosts).items():
-            yield Fact(FactKind.RETRYING, way, self.name, value=worth, describe=partial(_retrying_text, way, worth))
+            yield from _unanswered(known)
         flows = [flow for known in hosts for flow in known.flows]
-        ends: FarEnds | None = None
+        far_end: Callable[[FlowRecord], tuple[frozenset[int], bool]] | None = None
         for flow in flows:
             troubled = bool(flow.reason) and (flow.state is FlowState.BLOCKED or flow.state.is_trouble)
             sends = flow.socket is not None and flow.retries is not None and flow.direction is Direction.SEND
             if not troubled and not sends:
                 continue
-            ends = ends or FarEnds(flows)
-            far, by_address = ends.of(flow)
+            far_end = far_end or _far_ends(flows)
+            far, by_address = far_end(flow)
             fact = FlowFact(subject=way_of(flow), source=self.name, flow=flow, far=far, by_address=by_address)
             if troubled:
                 yield fact
@@ -242,38 +214,50 @@ class Sockets(Source):
                 yield replace(fact, kind=FactKind.LOST, value=flow.retries)
 
 
-def tries_left(known: HostNetwork, way: Way, facts: SocketFacts) -> bool:
-    """Whether TCP is to be given another try on a connection whose sockets wait for an answer."""
-    return (facts.timeouts or 0) < (LAST_LOSSY_TIMEOUT if way in known.lossy else LAST_TIMEOUT)
+def _far_ends(flows: Iterable[FlowRecord]) -> Callable[[FlowRecord], tuple[frozenset[int], bool]]:
+    """Tells the job's ranks that may be at the other end of a connection, and whether the addresses say so.
 
-
-def _retrying(hosts: Iterable[HostNetwork]) -> dict[Way, float]:
-    """Connections whose sockets wait to send again what was lost, and may come through, each with the seconds of standstill it is
-    worth waiting for that: each time they wait twice as long, so a link that only loses much can stand still for many seconds.
+    A socket's other end is the socket with the two addresses changed over. Without one (RDMA, or a host that is not watched) it
+    is the rank of the communicator, where hashes of communicators that are equal (splits before NCCL 2.24) leave no doubt.
     """
-    found: dict[Way, float] = {}
-    for known in hosts:
-        for way, _, facts in known.known_sockets():
-            if facts.unacknowledged and facts.timeouts is not None and tries_left(known, way, facts):
-                alone = RETRY_S if facts.timeouts else RETRY_ALIVE_S
-                found[way] = max(found.get(way, 0.0), RETRY_LOSSY_S if way in known.lossy else alone)
-    return found
+    ranks: dict[Hashable, set[int]] = defaultdict(set)
+    for flow in flows:
+        if flow.global_rank is not None:
+            if flow.socket is not None:
+                ranks[flow.socket.local, flow.socket.remote].add(flow.global_rank)
+            ranks[flow.comm_hash, flow.rank].add(flow.global_rank)
+
+    def far_end(flow: FlowRecord) -> tuple[frozenset[int], bool]:
+        by_address = ranks.get((flow.socket.remote, flow.socket.local)) if flow.socket is not None else None
+        known = flow.comm_hash is not None and flow.peer is not None
+        return frozenset(by_address or (ranks.get((flow.comm_hash, flow.peer), ()) if known else ())), bool(by_address)
+
+    return far_end
+
+
+def _unanswered(known: HostNetwork) -> Iterator[Fact]:
+    """Dead paths of a host, and connections whose sockets wait to send again what was lost, and may come through, each with the
+    seconds of standstill it is worth waiting for that: each time they wait twice as long, so a link that only loses much can
+    stand still for many seconds.
+    """
+    retrying: dict[Way, float] = {}
+    for way, flow, facts in known.known_sockets():
+        lossy, tried = way in known.lossy, facts.timeouts or 0
+        left = tried < (LAST_LOSSY_TIMEOUT if lossy else LAST_TIMEOUT)
+        if facts.unacknowledged and flow.state is FlowState.STALLED and not left:
+            # ``10.0.0.1`` of ``10.0.0.1:4711``.
+            local, remote = (end.rpartition(":")[0] for end in (facts.local, facts.remote))
+            yield dead_path(way, local, remote, global_rank=flow.global_rank, timeouts=tried)
+        elif facts.unacknowledged and facts.timeouts is not None and left:
+            worth = RETRY_LOSSY_S if lossy else RETRY_S if tried else RETRY_ALIVE_S
+            retrying[way] = max(retrying.get(way, 0.0), worth)
+    for way, worth in retrying.items():
+        where = f"rank {way.rank} to rank {way.peer} of communicator {way.comm_hash:016x}"
+        text = f"{where}: what was lost is sent again by TCP, which may come through within {worth:.0f} s"
+        yield Fact(FactKind.RETRYING, way, Sockets.name, value=worth, describe=partial(str, text))
 
 
 def dead_path(way: Way, local: str, remote: str, *, global_rank: int | None = None, timeouts: int = LAST_TIMEOUT) -> DeadPath:
     """The fact that nothing sent on a connection is acknowledged, after so many timeouts in a row."""
     source = Sockets.name
     return DeadPath(subject=way, source=source, way=way, local=local, remote=remote, global_rank=global_rank, value=timeouts)
-
-
-def _dead_paths(known: HostNetwork) -> Iterator[DeadPath]:
-    for way, flow, facts in known.known_sockets():
-        if flow.state is FlowState.STALLED and facts.unacknowledged and not tries_left(known, way, facts):
-            # ``10.0.0.1`` of ``10.0.0.1:4711``.
-            local, remote = (end.rpartition(":")[0] for end in (facts.local, facts.remote))
-            yield dead_path(way, local, remote, global_rank=flow.global_rank, timeouts=facts.timeouts or 0)
-
-
-def _retrying_text(way: Way, worth: float) -> str:
-    where = f"rank {way.rank} to rank {way.peer} of communicator {way.comm_hash:016x}"
-    return f"{where}: what was lost is sent again by TCP, which may come through within {worth:.0f} s"
