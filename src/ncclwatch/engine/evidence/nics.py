@@ -230,7 +230,8 @@ def _far_ends(flows: Iterable[FlowRecord]) -> Callable[[FlowRecord], tuple[froze
     def far_end(flow: FlowRecord) -> tuple[frozenset[int], bool]:
         by_address = ranks.get((flow.socket.remote, flow.socket.local)) if flow.socket is not None else None
         known = flow.comm_hash is not None and flow.peer is not None
-        return frozenset(by_address or (ranks.get((flow.comm_hash, flow.peer), ()) if known else ())), bool(by_address)
+        by_rank = ranks.get((flow.comm_hash, flow.peer)) if known else None
+        return frozenset(by_address or by_rank or ()), bool(by_address)
 
     return far_end
 
