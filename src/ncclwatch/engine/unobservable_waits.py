@@ -243,7 +243,7 @@ def _messages_owed(case: Case, members: Sequence[Member]) -> Iterator[Wait]:
     if messages is None or len(members) > MOST_CALLERS:
         return
     for member in members:
-        for group, peer, _ in messages.owed(member):
+        for group, peer in messages.owed(member):
             yield _wait(case.job, group, member, peer, Why.NO_MESSAGE, "a Send or Recv", point_to_point=True)
 
 
