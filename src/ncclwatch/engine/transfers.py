@@ -97,6 +97,8 @@ class Places:
 
 RANK_SHIFT = 32
 """Fact: ranks are 32 bits wide (``ncclComm.rank``): a group's number and a rank fit into one integer."""
+MOST_RANKS = 1 << 31
+"""Fact: they are signed."""
 
 BEGUN, READY = 1, 2
 """Fact: phases that matter (``OpPhase``)."""
@@ -129,7 +131,7 @@ class Members:
             return np.full(len(group), -1, np.int64)
         keys = _mixed(group, rank)
         place = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-        known = (self._keys[place] == keys) & (rank >= 0) & (rank < 1 << (RANK_SHIFT - 1))
+        known = (self._keys[place] == keys) & (rank >= 0) & (rank < MOST_RANKS)
         return np.where(known, self._indices[place], -1)
 
 

@@ -1,12 +1,15 @@
-"""What connections whose head and tail can be seen show: shared memory, and P2P where the device shim reads it.
+"""What the ends of connections say: who needs whom, and who could go on and does not, over the network and inside nodes.
 
-By itself such a connection shows that it is full, or that data lies unread; not whether its reader is in an operation. Of a ring
-that goes through the network as well proxies tell that: who is in an operation, and has read all there is, waits for more.
+All transfers over the network are compared at once, in columns (:class:`ncclwatch.engine.transfers.Compared`). Connections whose
+head and tail can be seen (shared memory, and P2P where the device shim reads it) show by themselves that they are full, or that
+data lies unread; not whether their reader is in an operation. Of a ring that goes through the network as well proxies tell that:
+who is in an operation, and has read all there is, waits for more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -22,16 +25,128 @@ from ncclwatch.engine.connections import (
     steps_unread,
     unseen_peers,
 )
-from ncclwatch.engine.edges import ConnectionKey, End, Stall, StallMark, Wait, Why, operation_text, waits_for
-from ncclwatch.engine.evidence.base import FactKind, HiddenNode, LinkNode, Node, RankNode, Source, Strength, node_of
+from ncclwatch.engine.edges import (
+    NOBODY,
+    OF_THE_LINK,
+    PROXY_STALLS,
+    ConnectionKey,
+    End,
+    Stall,
+    StallMark,
+    Wait,
+    Why,
+    operation_text,
+    stalls_at,
+    wait_text,
+    waits_for,
+)
+from ncclwatch.engine.evidence.base import (
+    AbsentNode,
+    F,
+    Fact,
+    FactColumns,
+    FactKind,
+    HiddenNode,
+    LinkNode,
+    Node,
+    RankNode,
+    Source,
+    Strength,
+    node_of,
+)
 from ncclwatch.engine.job import Group, Member
-from ncclwatch.engine.transfers import SHOWN
+from ncclwatch.engine.transfers import SHOWN, Column
 from ncclwatch.model.state import Direction, HostConnection, ProxyOperation, Transport
 
 if TYPE_CHECKING:
     from ncclwatch.engine.case import Case
 
-NAME = "shared memory"
+# --- the network ----------------------------------------------------------------------------------------------------------
+
+HIDDEN = {
+    Transport.COLLNET: "CollNet: the switch adds up inside the network; its own counters are not compared between ranks",
+    Transport.UNKNOWN: "connections of a transport that was not recognised",
+}
+
+
+class Proxies(Source):
+    """Transfers over the network, as the proxies at both ends hold them."""
+
+    name = "proxies"
+    plane = "state"
+    kinds = frozenset({FactKind.WAITS_FOR, FactKind.STANDS})
+
+    def facts(self, case: Case) -> Iterator[FactColumns[Fact]]:
+        """Waits and stalls, in columns. O(transfers)."""
+        found = _Found(case)
+        yield found.columns(FactKind.WAITS_FOR, found.waits, found.make_wait)
+        yield found.columns(FactKind.STANDS, found.stalls, found.make_stall)
+
+    def coverage(self, case: Case) -> Iterator[str]:
+        """Operations that no proxy shows, or that it shows alone."""
+        yield from (text for transport, text in HIDDEN.items() if transport in case.job.joined.transports)
+        if case.job.joined.captured:
+            yield "operations captured in CUDA graphs: their replays make no calls; only proxy steps are seen"
+        if case.job.joined.by_device:
+            yield "operations that kernels start themselves (device API, GIN): neither calls nor proxy steps show them"
+
+
+class _Found:
+    """What the transfers of a job show, as facts: ``waits`` and ``stalls`` are rows of the comparison."""
+
+    def __init__(self, case: Case) -> None:
+        self.job, self.nodes, self.transfers, self.compared = case.job, case.facts.nodes, case.transfers, case.transfers.compared
+        stands = self.compared.showing(*Stall)
+        self.waits, self.stalls = np.flatnonzero(~stands), np.flatnonzero(stands)
+        self.target = self._targets()
+
+    def _targets(self) -> Column:
+        """Whom each waits for: the peer, the link to it, or a peer that was not observed; numbers of nodes.
+
+        Data that does not arrive says nothing about a link when the proxy at one of its ends stands still anyway: a request
+        counts as handed to the network before the proxy has pushed all of it into the socket.
+        """
+        t, rows = self.transfers, self.compared.rows
+        of_links = self.compared.showing(*OF_THE_LINK)
+        target = np.where(of_links, NOBODY, t.peer_index[rows])
+        target[self.stalls] = 0
+        idle = {member.index for member in self.job.members if member.halted}
+        idle |= set(t.owner[rows[self.compared.showing(*PROXY_STALLS)]].tolist())
+        for place in np.flatnonzero(target < 0).tolist():
+            key, row = t.key(int(rows[place])), int(rows[place])
+            holders = [self.job.groups[key.group].holder(rank) for rank in (key.source, key.destination)]
+            blamed = next((one.index for one in holders if one is not None and one.index in idle), None)
+            link, absent = LinkNode(key.group, key.source, key.destination), AbsentNode(key.group, int(t.peer[row]))
+            node = absent if not of_links[place] else link if blamed is None else RankNode(blamed)
+            target[place] = self.nodes.number(node)
+        target[self.stalls] = NOBODY
+        return target
+
+    def columns(self, kind: FactKind, found: Column, make: Callable[[int], F]) -> FactColumns[F]:
+        """What was found, as facts."""
+        t, rows = self.transfers, self.compared.rows[found]
+        places = np.unique(t.group[rows[~t.point_to_point[rows]]]).tolist()
+        collectives = frozenset(t.members.groups[place].id for place in places)
+        return FactColumns(kind, t.owner[rows], self.target[found], np.zeros(len(rows), np.bool_), make, collectives)
+
+    def make_wait(self, number: int) -> Wait:
+        """One of the waits."""
+        place = int(self.waits[number])
+        end, far, why = *self.compared.ends(place), Why(SHOWN[self.compared.shows[place]])
+        target = self.nodes.node(int(self.target[place]))
+        return Wait(
+            subject=RankNode(end.member.index), source=Proxies.name, object=target, why=why, key=end.key,
+            end=end, other=far, describe=partial(wait_text, self.job, end, far, why),
+        )  # fmt: skip
+
+    def make_stall(self, number: int) -> StallMark:
+        """One of the stalls."""
+        place = int(self.stalls[number])
+        return stalls_at(*self.compared.ends(place), Stall(SHOWN[self.compared.shows[place]]), Proxies.name)
+
+
+# --- inside nodes ---------------------------------------------------------------------------------------------------------
+
 OUTSIDE = frozenset({Transport.NET, Transport.SHM})
 """Transports of which all that the host could see is looked at in any case."""
 GPU_STALLS = (Stall.GPU_NOT_PRODUCING, Stall.GPU_NOT_CONSUMING)
@@ -40,7 +155,7 @@ GPU_STALLS = (Stall.GPU_NOT_PRODUCING, Stall.GPU_NOT_CONSUMING)
 class SharedMemory(Source):
     """Connections inside the nodes."""
 
-    name = NAME
+    name = "shared memory"
     plane = "state"
     kinds = frozenset({FactKind.WAITS_FOR, FactKind.STANDS})
 
@@ -61,6 +176,7 @@ class _Inside:
 
     def __init__(self, case: Case) -> None:
         self.job, self.transfers = case.job, case.transfers
+        self._wait = partial(waits_for, case.job, source=SharedMemory.name)
         self._rings: dict[int, Rings] = {}
         self._empty: set[tuple[int, int, int, int]] = set()
         """(communicator, reader, writer, channel) of what is known to wait for more."""
@@ -99,12 +215,9 @@ class _Inside:
                     left = steps_unread(conn) or 0
                     if conn.direction is Direction.SEND and left >= CONNECTION_SLOTS:
                         detail = f"{memory_of(conn)}, channel {conn.channel}, {left} steps lie unread"
-                        full.append(
-                            waits_for(
-                                self.job, group, member, conn.peer, Why.FULL, detail, source=NAME, channel=conn.channel,
-                                sends=True, point_to_point=conn.connection_index > 0,
-                            )
-                        )  # fmt: skip
+                        point_to_point = conn.connection_index > 0
+                        wait = partial(self._wait, sends=True, point_to_point=point_to_point)
+                        full.append(wait(group, member, conn.peer, Why.FULL, detail, channel=conn.channel))
                     elif conn.direction is Direction.RECV and 0 < left <= CONNECTION_SLOTS:
                         unread.append(self._unread(group, rank, member, conn))
         return full, unread
@@ -117,7 +230,8 @@ class _Inside:
             where = f"{memory_of(conn)} from {self.job.rank_name(group.id, conn.peer)}, channel {conn.channel}"
             return f"{member.label}: {stall}: {where}, {steps_unread(conn)} steps lie unread"
 
-        return StallMark(subject=RankNode(member.index), source=NAME, member=member, stall=stall, key=key, describe=describe)
+        node, source = RankNode(member.index), SharedMemory.name
+        return StallMark(subject=node, source=source, member=member, stall=stall, key=key, describe=describe)
 
     # --- rings that go through a node --------------------------------------------------------------------------------------
 
@@ -203,10 +317,8 @@ class _Inside:
             self._empty.add(place)
             self._waiting.add(RankNode(member.index))
             detail = f"channel {conn.channel}, {memory_of(conn)}, all {conn.tail} steps read"
-            yield waits_for(
-                self.job, group, member, conn.peer, Why.EMPTY, detail, source=NAME, channel=conn.channel, strength=strength,
-                point_to_point=point_to_point,
-            )  # fmt: skip
+            wait = partial(self._wait, strength=strength, point_to_point=point_to_point)
+            yield wait(group, member, conn.peer, Why.EMPTY, detail, channel=conn.channel)
 
     def _dropped(self, group: Group, end: End, member: Member) -> Iterator[Wait]:
         """A ring that still has to send has not received all, so its receive must be open; gone means that it failed.
@@ -220,21 +332,19 @@ class _Inside:
             return
         target = node_of(group, previous)
         link = isinstance(target, RankNode) and not self.job.member(target.index).halted
-        yield waits_for(
-            self.job, group, member, previous, Why.BROKEN, f"{operation_text(end)}, channel {channel}, produced "
-            f"{end.sub.gpu_ready} of {end.sub.nsteps} steps", source=NAME, channel=channel, end=end,
-            target=LinkNode(group.id, previous, own.rank) if link else target,
-        )  # fmt: skip
+        leads = LinkNode(group.id, previous, own.rank) if link else target
+        detail = f"{operation_text(end)}, channel {channel}, produced {end.sub.gpu_ready} of {end.sub.nsteps} steps"
+        yield self._wait(group, member, previous, Why.BROKEN, detail, channel=channel, end=end, target=leads)
 
     def _hidden(self, group: Group, channel: int, other: int, member: Member) -> Iterator[Wait]:
         """Peers but for one that a rank may wait for inside its node, where nobody can look."""
         own = group.members[group.ranks[member.index]][1]
         for peer in sorted(unseen_peers(own, channel) - {other}):
             if not is_seen(own, channel, peer):
-                yield waits_for(
-                    self.job, group, member, peer, Why.UNOBSERVED, "the host cannot see that", source=NAME, channel=channel,
-                    strength=Strength.POSSIBLE, target=HiddenNode(group.id, peer), where=" inside the node",
-                )  # fmt: skip
+                wait = partial(
+                    self._wait, strength=Strength.POSSIBLE, target=HiddenNode(group.id, peer), where=" inside the node"
+                )
+                yield wait(group, member, peer, Why.UNOBSERVED, "the host cannot see that", channel=channel)
 
     def _answer(self, mark: StallMark) -> Iterator[Wait]:
         """Who has sent another a message that lies unread there, and has none from it, may wait for that one's: neighbours in a
