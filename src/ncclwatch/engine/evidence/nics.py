@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ncclwatch.engine.evidence.base import Fact, FactKind, Source
+from ncclwatch.engine.evidence.base import DeadPath, Fact, FactKind, Source
 from ncclwatch.engine.network import LOSSY_SEGMENTS, HostNetwork, Way, way_of
 from ncclwatch.model.network import FlowRecord, FlowState, LinkChange, NicRecord
 from ncclwatch.model.state import Direction
@@ -149,26 +149,6 @@ both ways one try in five goes unanswered, and one row of seven in a hundred tho
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeadPath(Fact):
-    """A connection on which sockets have sent the same again and again, and longer than TCP is given, without an answer.
-
-    ``subject`` is its :class:`Way`; ``local`` and ``remote`` are IP addresses. ``global_rank`` of who sends tells communicators
-    of one hash apart; ``None`` where it is not known.
-    """
-
-    kind: FactKind = FactKind.PATH_DEAD
-    way: Way
-    local: str
-    remote: str
-    global_rank: int | None = None
-
-    @property
-    def text(self) -> str:
-        """Which path, and how often it was tried."""
-        return f"nothing that {self.local} sends to {self.remote} is acknowledged, after {self.value:.0f} timeouts in a row"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class FlowFact(Fact):
     """What was seen of one connection, and which ranks of the job may be at its other end, by what hosts say.
 
@@ -260,5 +240,8 @@ def _unanswered(known: HostNetwork) -> Iterator[Fact]:
 
 def dead_path(way: Way, local: str, remote: str, *, global_rank: int | None = None, timeouts: int = LAST_TIMEOUT) -> DeadPath:
     """The fact that nothing sent on a connection is acknowledged, after so many timeouts in a row."""
-    source = Sockets.name
-    return DeadPath(subject=way, source=source, way=way, local=local, remote=remote, global_rank=global_rank, value=timeouts)
+    text = f"nothing that {local} sends to {remote} is acknowledged, after {timeouts} timeouts in a row"
+    return DeadPath(
+        subject=way, source=Sockets.name, way=way, local=local, remote=remote, global_rank=global_rank, value=timeouts,
+        describe=partial(str, text),
+    )  # fmt: skip

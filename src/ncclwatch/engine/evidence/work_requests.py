@@ -16,8 +16,7 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from ncclwatch.engine.evidence.base import Fact, FactKind, LinkNode, Source, Strength
-from ncclwatch.engine.evidence.nics import DeadPath
+from ncclwatch.engine.evidence.base import DeadPath, Fact, FactKind, LinkNode, Source, Strength
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.network import Way
 from ncclwatch.model.network import FlowRecord, FlowState, PathAnswer
