@@ -183,8 +183,8 @@ class Fact:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadPath(Fact):
-    """A connection on which sockets have sent the same again and again, and longer than TCP is given, without an answer; or a path
-    on which a probe of ours had none.
+    """A connection on which sockets have sent the same again and again, and longer than TCP is given, without an answer; or
+    a path on which a probe of ours had none.
 
     ``subject`` is its :class:`Way`; ``local`` and ``remote`` are IP addresses. ``global_rank`` of who sends tells communicators
     of one hash apart; ``None`` where it is not known.
