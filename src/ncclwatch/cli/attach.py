@@ -32,6 +32,7 @@ from ncclwatch.cli.options import (
 )
 from ncclwatch.cli.showing import show, surface_of
 from ncclwatch.cli.surfaces import serving
+from ncclwatch.cli.wire_option import wire_mode
 from ncclwatch.errors import ExitStatus, UsageError
 from ncclwatch.stopping import stop_on_signals
 
@@ -85,7 +86,7 @@ def attach(
         sampling=None if sample is None else Sampling(sample),
         asked=Bell(ask_file).rung,
         slow=slow_rule(slow_mode, t_base, theta),
-        wire=options.wire_mode(wire),
+        wire=wire_mode(wire),
         order_budget=order_budget / 100,
     )  # fmt: skip
     try:

@@ -13,7 +13,6 @@ from ncclwatch.text import clean
 
 if TYPE_CHECKING:
     from ncclwatch.engine.slow.modes import SlowRule
-    from ncclwatch.wire.governor import Mode
 
 # 2^22 is the kernel's PID_MAX_LIMIT on 64-bit machines (include/linux/threads.h).
 PID_MAX = 1 << 22
@@ -79,22 +78,6 @@ MetricsOption = Annotated[
     str | None,
     typer.Option("--metrics", metavar="[ADDRESS]:PORT", help="Serve Prometheus metrics, on 127.0.0.1 if no address is given."),
 ]
-
-
-def wire_mode(text: str) -> tuple[Mode, float]:
-    """How work requests are counted, and the share of any thread's time that it may cost."""
-    from ncclwatch.wire.governor import DEFAULT_BUDGET, Mode
-
-    named = {"exact": Mode.EXACT, "off": Mode.STATE}.get(text.lower())
-    if named is not None:
-        return named, DEFAULT_BUDGET
-    try:
-        budget = float(text.removesuffix("%")) / 100
-    except ValueError:
-        budget = -1.0
-    if not 0 <= budget <= 1:
-        raise UsageError(f"'{clean(text, 40)}' is no share of a thread's time", "give --wire a number of percent, exact, or off")
-    return (Mode.BURSTS, budget) if budget > 0 else (Mode.STATE, DEFAULT_BUDGET)
 
 
 def pids(options: Sequence[str] | None) -> list[int]:

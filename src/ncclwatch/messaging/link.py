@@ -15,13 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from ncclwatch import __version__
 from ncclwatch.messaging import packing, protocol
 from ncclwatch.messaging.clock import ClockOffset
 from ncclwatch.messaging.keys import Key
 from ncclwatch.messaging.limits import FormatError
+from ncclwatch.messaging.monitor import next_event
 from ncclwatch.messaging.protocol import Ack, Batch, CountWork, Farewell, Hello, History, NeedKey, Ping, Pong, Refused, Welcome
 from ncclwatch.messaging.spool import Spool
 from ncclwatch.model.work import WorkOrder
@@ -211,8 +211,7 @@ class AgentLink:
     def _watch(self, monitor: zmq.Socket[bytes]) -> None:
         """What ZeroMQ says of the connection."""
         while monitor.poll(0):
-            event = recv_monitor_message(monitor)
-            kind, value = event["event"], event["value"]
+            kind, value = next_event(monitor)
             if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._next_hello = 0.0
             elif kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
