@@ -144,11 +144,20 @@ def mapping_at(mappings: Sequence[Mapping], address: int) -> Mapping | None:
     return mappings[low] if low < len(mappings) and mappings[low].start <= address else None
 
 
+def read_small(path: str, limit: int = 1 << 14) -> bytes:
+    """A small file below ``/proc`` in one read, which the kernel answers whole; raises :class:`OSError`."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, limit)
+    finally:
+        os.close(descriptor)
+
+
 def read_bounded(path: Path, pid: int, limit: int) -> bytes:
     """At most ``limit`` bytes of a file below ``/proc/PID``; raises :class:`TargetGoneError` and :class:`PrivilegeError`."""
     with target_errors(pid, path.name), path.open("rb", buffering=0) as file:
         parts = []
-        while limit > 0 and (part := file.read(min(limit, 1 << 20))):
+        while limit > 0 and (part := file.read(min(limit, 1 << 16))):
             parts.append(part)
             limit -= len(part)
     return b"".join(parts)
