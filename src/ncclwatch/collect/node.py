@@ -42,9 +42,6 @@ RESCAN_S = 2.0
 RETRY_S = 30.0
 # Reading the hit counters of every probe costs a few system calls.
 OVERHEAD_EVERY_S = 5.0
-# A link that goes up or down is told within this time.
-NEWS_S = 0.05
-
 Choice = Callable[[ProcessInfo], bool]
 
 
@@ -140,7 +137,7 @@ class NodeCollector:
             if watched.last is not None:
                 self.aggregator.feed_sample(watched.last)
         if network:
-            self.network = NetworkWatch(infos[0].host if infos else None)
+            self.network = NetworkWatch(infos[0].host if infos else None, on_news=self.stop.wake)
             self.work = WorkWatch(*self._wire)
         self._next_look = self._look_after(time.monotonic())
         # The first samples count: the second look, an interval later, already tells running from standing still.
@@ -208,7 +205,7 @@ class NodeCollector:
         """Sleep, but not through news of the network, and not past ``stop``."""
         until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0:
-            if self.stop.wait(min(left, NEWS_S)) or (self.network is not None and self.network.has_news):
+            if self.stop.wait(left) or (self.network is not None and self.network.has_news):
                 return
 
     def _close(self, draft: _Draft, finished: str) -> NodeBatch:

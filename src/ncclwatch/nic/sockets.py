@@ -60,7 +60,7 @@ class TcpSocket:
     """One TCP socket at one moment. Times are in µs, rates in bytes a second, the rest in bytes, packets or a plain count; totals
     since it connected.
 
-    Members that this kernel does not report are ``None``. Not frozen, because hundreds are made at every look; nobody changes one.
+    Members that this kernel does not report are ``None``. Not frozen, for hundreds are made at every look; nobody changes one.
     """
 
     local: str
