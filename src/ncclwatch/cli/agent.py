@@ -11,6 +11,7 @@ import typer
 
 from ncclwatch.cli import options
 from ncclwatch.cli.agent_process import OPTIONS_VARIABLE, AgentOptions
+from ncclwatch.cli.haste import HASTE
 from ncclwatch.cli.options import (
     ORDER_BUDGET,
     WIRE,
@@ -60,7 +61,7 @@ def agent(
     become(
         AgentOptions(
             engine, named, every, match, _text(keys), job, interval, probes, wire, order_budget, _text(spool), spool_mb,
-            spool_age, user, duration,
+            spool_age, user, duration, HASTE.active,
         )
     )  # fmt: skip
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ncclwatch.cli.ending import ended, prepare_streams
+from ncclwatch.cli.haste import HASTE
 from ncclwatch.cli.output import emit, flush
 from ncclwatch.cli.wire_option import wire_mode
 from ncclwatch.stopping import stop_on_signals
@@ -48,6 +49,8 @@ class AgentOptions:
     spool_age: float
     user: str | None
     duration: float | None
+    hurries: bool = False
+    """Whether the priority is raised until it has attached."""
 
     def to_json(self) -> str:
         """As text, for the process that becomes the agent."""
@@ -73,6 +76,7 @@ def run(chosen: AgentOptions) -> None:
     from ncclwatch.messaging.privileges import drop_privileges
     from ncclwatch.target.discover import find_processes
 
+    HASTE.active = chosen.hurries
     address = protocol.endpoint(chosen.engine)
     keys, spool = (None if path is None else Path(path) for path in (chosen.keys, chosen.spool))
     stop = stop_on_signals()
@@ -82,7 +86,8 @@ def run(chosen: AgentOptions) -> None:
     )  # fmt: skip
     choose, how = _matching(chosen.match) if chosen.match else None, wire_mode(chosen.wire)
     collector = NodeCollector(
-        every=not chosen.pids, interval_s=chosen.interval, stop=stop, choose=choose, common_ns=sender.engine_time_ns, wire=how
+        every=not chosen.pids, interval_s=chosen.interval, stop=stop, choose=choose, common_ns=sender.engine_time_ns, wire=how,
+        tell=_line,
     )  # fmt: skip
     desk = OrderDesk(collector, how[1], chosen.order_budget / 100)
     found = chosen.pids or [info.pid for info in find_processes() if choose is None or choose(info)]
@@ -94,6 +99,7 @@ def run(chosen: AgentOptions) -> None:
             _line(f"not watched: {problem.line}")
         _line(drop_privileges(chosen.user, spool))
         first.notes = (*first.notes, *sender.start(), *(f"not watched: {problem.line}" for problem in collector.problems))
+        HASTE.end()
         _run(sender, first, lambda: collector.step(until=until), desk)
     finally:
         sender.close()

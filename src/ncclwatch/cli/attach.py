@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ncclwatch.cli import options
 from ncclwatch.cli.asking import AskFileOption, Bell
+from ncclwatch.cli.haste import HASTE, tell
 from ncclwatch.cli.options import (
     HANG_FLOOR_S,
     ORDER_BUDGET,
@@ -35,6 +38,11 @@ from ncclwatch.cli.surfaces import serving
 from ncclwatch.cli.wire_option import wire_mode
 from ncclwatch.errors import ExitStatus, UsageError
 from ncclwatch.stopping import stop_on_signals
+
+if TYPE_CHECKING:
+    from ncclwatch.collect.batch import NodeBatch
+
+FIRST_LOOKS = 2
 
 
 def attach(
@@ -76,6 +84,8 @@ def attach(
     named = options.only_pids(pid, words, "snapshot files are for 'ncclwatch diagnose'")
     if calls and not as_json:
         raise UsageError("--calls needs --json", "add --json")
+    said = said_by(as_json=as_json)
+    said("loading what judges")
     from ncclwatch.cli.live import LiveSession, verdict_stands
     from ncclwatch.collect.sampling import Sampling
     from ncclwatch.engine.patience import Patience
@@ -88,7 +98,9 @@ def attach(
         slow=slow_rule(slow_mode, t_base, theta),
         wire=wire_mode(wire),
         order_budget=order_budget / 100,
+        tell=said,
     )  # fmt: skip
+    session.taps.append(_until_judged())
     try:
         session.start(options.choose_pids(named, every), calls=probes)
         with serving(metrics) as also:
@@ -96,3 +108,22 @@ def attach(
     finally:
         session.close()
     return ExitStatus.VERDICT if exit_code and verdict_stands(session.verdict) else ExitStatus.OK
+
+
+def said_by(*, as_json: bool) -> Callable[[str], None]:
+    """Where a start says what it does: on standard error, unless whoever reads JSON may have joined it with standard output."""
+    return tell if not as_json or sys.stderr.isatty() else lambda _: None
+
+
+def _until_judged() -> Callable[[NodeBatch], None]:
+    """Ends the haste of the start once the job was judged for the first time, or when it has cost enough."""
+    looks = 0
+
+    def take(batch: NodeBatch) -> None:
+        nonlocal looks
+        looks += batch.looked
+        if looks > FIRST_LOOKS:
+            HASTE.end()
+        HASTE.check()
+
+    return take

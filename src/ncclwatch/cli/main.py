@@ -9,11 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-
-import typer
+from typing import TYPE_CHECKING
 
 from ncclwatch.cli.ending import INTERRUPTED, ended, fail, prepare_streams
+from ncclwatch.cli.haste import at_start
 from ncclwatch.errors import ExitStatus
+
+if TYPE_CHECKING:
+    import typer
 
 _COMMANDS: dict[str, str] = {
     "ps": "The NCCL processes of this node.",
@@ -45,6 +48,8 @@ _NEEDS_ALL = ("completion",)
 
 def application(only: str = "") -> typer.Typer:
     """The command line: all of it, or the one command that was named, so that nobody waits until the others are loaded."""
+    import typer
+
     app = typer.Typer(
         name="ncclwatch",
         help="Attach to a live, unmodified NCCL job and say which rank, which stage and which link holds it up.",
@@ -64,18 +69,16 @@ def application(only: str = "") -> typer.Typer:
             app.add_typer(module.app, name=name, short_help=about)
         else:
             app.command(name, short_help=about)(getattr(module, name))
-    app.callback(invoke_without_command=True)(_root)
+
+    @app.callback(invoke_without_command=True)
+    def _root(
+        show_version: bool = typer.Option(False, "--version", help="Print the version and exit."),
+    ) -> None:
+        if show_version:
+            import_module("ncclwatch.cli.version").version()
+            raise typer.Exit
+
     return app
-
-
-def _root(
-    show_version: bool = typer.Option(False, "--version", help="Print the version and exit."),
-) -> None:
-    if show_version:
-        from ncclwatch.cli.version import version
-
-        version()
-        raise typer.Exit
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -91,6 +94,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
 
 def main() -> None:
     """Entry point of the ``ncclwatch`` script."""
+    at_start(sys.argv[1:])
     sys.exit(run())
 
 
@@ -101,7 +105,7 @@ def _command_path(arguments: Sequence[str]) -> str:
 
 def _usage(error: Exception, arguments: Sequence[str]) -> int | None:
     """typer's own usage errors, told in our way; ``None`` for what is none."""
-    if isinstance(error, typer.Abort):
+    if type(error).__name__ == "Abort":
         return INTERRUPTED
     if not (hasattr(error, "format_message") and hasattr(error, "exit_code")):
         return None

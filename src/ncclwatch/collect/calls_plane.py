@@ -46,6 +46,11 @@ class CallsPlane:
         except (NcclwatchError, OSError) as error:
             self.reason = str(error)
 
+    @property
+    def compiles(self) -> bool:
+        """Whether programs are being compiled, which takes a second of CPU time."""
+        return self._compilation is not None and self._compilation.running
+
     def start(self, infos: Iterable[ProcessInfo]) -> None:
         """Attach to the libraries of these processes. A failure is kept as ``reason``."""
         if self._compilation is None:

@@ -42,6 +42,9 @@ RESCAN_S = 2.0
 RETRY_S = 30.0
 # Reading the hit counters of every probe costs a few system calls.
 OVERHEAD_EVERY_S = 5.0
+# While it starts, a collector says again what it does after so long.
+TELL_S = 1.0
+
 Choice = Callable[[ProcessInfo], bool]
 
 
@@ -61,7 +64,8 @@ class NodeCollector:
     ``every`` takes up processes that come later as well; of these ``choose`` decides which. With ``sampling`` only a few are
     looked at while they move. ``common_ns`` is a clock that several nodes have in common: looks are taken at the same
     times of it, so that those of all nodes show one moment (who waits for whom in a running job can be told from no other).
-    ``wire`` is how work requests are counted, and the share of any thread's time that it may cost.
+    ``wire`` is how work requests are counted, and the share of any thread's time that it may cost. ``tell`` hears what is done
+    while it starts, which on a crowded node takes long.
     """
 
     def __init__(
@@ -75,7 +79,9 @@ class NodeCollector:
         sampling: Sampling | None = None,
         common_ns: Callable[[], int] = time.monotonic_ns,
         wire: tuple[Mode, float] = (Mode.BURSTS, DEFAULT_BUDGET),
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
+        self.tell = tell
         self.every = every
         self.sampling = sampling
         self.interval_s = interval_s
@@ -115,7 +121,14 @@ class NodeCollector:
         """
         if calls:
             self.calls.prepare()
-        for pid in pids:
+            if self.calls.compiles:
+                self.tell("compiling probes")
+        self.tell(f"finding NCCL in {len(pids)} process{'es' if len(pids) != 1 else ''}")
+        told = time.monotonic()
+        for number, pid in enumerate(pids):
+            if time.monotonic() - told > TELL_S:
+                told = time.monotonic()
+                self.tell(f"reading structures of NCCL and memory: {number} of {len(pids)} processes done")
             self._open(pid)
         for watched in list(self.watched.values()):
             error = watched.look()
@@ -127,6 +140,7 @@ class NodeCollector:
         infos = self.infos
         self.complete = self.every and self._choose is None and not self.problems and sees_every_process()
         if calls and infos:
+            self.tell("attaching probes")
             self.calls.start(infos)
         # Without a process there is no library to attach to yet.
         self._calls_later = calls and not infos

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ncclwatch.errors import PrivilegeError, TargetGoneError
+from ncclwatch.target.forbidden import hint
 
 PROC = Path("/proc")
 MAX_TEXT = 256 << 20
@@ -171,8 +172,6 @@ def target_errors(pid: int, what: str) -> Iterator[None]:
     except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
         raise TargetGoneError(f"process {pid} is gone", "list the NCCL processes with 'ncclwatch ps'") from None
     except PermissionError:
-        raise PrivilegeError(
-            f"not allowed to read {what} of process {pid}", "run as root, or with CAP_SYS_PTRACE in the process's user namespace"
-        ) from None
+        raise PrivilegeError(f"not allowed to read {what} of process {pid}", hint(pid)) from None
     except OSError as error:
         raise TargetGoneError(f"{what} of process {pid} cannot be read ({error.strerror})", "is it exiting?") from None
