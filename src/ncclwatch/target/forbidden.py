@@ -1,7 +1,8 @@
 """What forbids looking into a process: said where the kernel refuses, because "run as root" helps nobody who is root.
 
 The kernel asks for ptrace access (ptrace(2), "Ptrace access mode checking"): the same user, or CAP_SYS_PTRACE in the user
-namespace of the process, then what its security modules say. Each is looked at here in that order; the first that explains it is named.
+namespace of the process, then what its security modules say. Each is looked at here in that order; the first that explains it is
+named.
 """
 
 from __future__ import annotations
