@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import json
 import os
 import socket
@@ -28,6 +31,8 @@ if TYPE_CHECKING:
 
 OPTIONS_VARIABLE = "NCCLWATCH_AGENT_OPTIONS"
 SUMMARY_EVERY_S = 60.0
+COLLECT = 10_000, 10, 10
+"""Python's thresholds of garbage collection: a look makes some thousands of records, which are no garbage yet."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +92,9 @@ def run(chosen: AgentOptions) -> None:
     choose, how = _matching(chosen.match) if chosen.match else None, wire_mode(chosen.wire)
     collector = NodeCollector(
         every=not chosen.pids, interval_s=chosen.interval, stop=stop, choose=choose, common_ns=sender.engine_time_ns, wire=how,
-        tell=_line,
+        tell=_line, patient=True,
     )  # fmt: skip
+    sender.link.on_order = collector.nudge
     desk = OrderDesk(collector, how[1], chosen.order_budget / 100)
     found = chosen.pids or [info.pid for info in find_processes() if choose is None or choose(info)]
     until = None if chosen.duration is None else time.monotonic() + chosen.duration
@@ -100,10 +106,20 @@ def run(chosen: AgentOptions) -> None:
         _line(drop_privileges(chosen.user, spool))
         first.notes = (*first.notes, *sender.start(), *(f"not watched: {problem.line}" for problem in collector.problems))
         HASTE.end()
+        _settle()
         _run(sender, first, lambda: collector.step(until=until), desk)
     finally:
         sender.close()
         collector.close()
+
+
+def _settle() -> None:
+    """What the start has left behind goes back to the system, and what stays for good is no longer looked through for garbage."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECT)
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _run(sender: Agent, batch: NodeBatch, step: Callable[[], NodeBatch], desk: OrderDesk) -> None:

@@ -87,6 +87,11 @@ class CallsPlane:
         if self._tracer is not None:
             self._tracer.remove_process(info.pid)
 
+    @property
+    def filled(self) -> float:
+        """How full the ring of records is, from 0 to 1."""
+        return self._tracer.filled if self._tracer is not None else 0.0
+
     def poll(self) -> NDArray[Any] | None:
         """Records since the last time, without waiting; a damaged ring ends the plane."""
         if self._tracer is None:

@@ -87,6 +87,8 @@ class AgentLink:
         self._given: deque[_Given] = deque()
         self._news: deque[str] = deque(maxlen=100)
         self._orders: deque[WorkOrder] = deque(maxlen=MAX_ORDERS)
+        self.on_order: Callable[[], None] = lambda: None
+        """Called, by the link's own thread, when an order has come."""
         self._wake_in, self._wake_out = sockets.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -284,6 +286,7 @@ class AgentLink:
             self._request_key()
         elif isinstance(message, CountWork):
             self._orders.append(WorkOrder(message.number, self._host, tuple(message.pids), message.standing))
+            self.on_order()
         elif isinstance(message, Welcome):
             # A hello that went out just before the handshake was told of is said twice: what is under way would be sent again.
             if not self._welcomed or message.engine != self.status.engine:

@@ -154,6 +154,15 @@ def tcp_sockets_by_descriptor(pids: Iterable[int], proc: Path = Path("/proc")) -
         return table.by_descriptor(pids)
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The sockets a process has open: when they were listed, descriptor → inode, and the network namespace it lives in."""
+
+    listed: float
+    inodes: dict[int, int]
+    space: tuple[int, int] | None
+
+
 class SocketTable:
     """Asks the kernel for the TCP sockets of processes again and again, once a look for each network namespace they live in.
 
@@ -163,8 +172,7 @@ class SocketTable:
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._netlink: dict[tuple[int, int], socket.socket] = {}
-        self._held: dict[int, tuple[float, dict[int, int]]] = {}
-        """Process → when its sockets were listed last, and descriptor → inode."""
+        self._held: dict[int, _Held] = {}
         self._names: dict[bytes, _Ends] = {}
 
     def __enter__(self) -> SocketTable:
@@ -186,7 +194,7 @@ class SocketTable:
             del self._held[pid]
         spaces: dict[tuple[int, int], list[int]] = {}
         for pid, held in descriptors.items():
-            if held and (space := _network_namespace(pid, self._proc)) is not None:
+            if held and (space := self._held[pid].space) is not None:
                 spaces.setdefault(space, []).append(pid)
         for space in [space for space in self._netlink if space not in spaces]:
             self._netlink.pop(space).close()
@@ -203,12 +211,10 @@ class SocketTable:
         self._held.clear()
 
     def _descriptors(self, pid: int) -> dict[int, int]:
-        now = time.monotonic()
-        listed, held = self._held.get(pid, (-DESCRIPTORS_S, {}))
-        if now - listed >= DESCRIPTORS_S:
-            held = socket_descriptors(pid, self._proc)
-            self._held[pid] = (now, held)
-        return held
+        now, held = time.monotonic(), self._held.get(pid)
+        if held is None or now - held.listed >= DESCRIPTORS_S:
+            held = self._held[pid] = _Held(now, socket_descriptors(pid, self._proc), _network_namespace(pid, self._proc))
+        return held.inodes
 
     def _ask(self, space: tuple[int, int], pid: int, inodes: Container[int]) -> dict[int, TcpSocket]:
         """Inode → socket, of those wanted among all of the network namespace that a process lives in."""

@@ -37,6 +37,7 @@ class RingReader:
         self._consumer_page = mmap.mmap(fd, PAGE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=0)
         # Of the second copy of the data a page is enough for the record that wraps around; what is mapped counts as our memory.
         self._producer_pages = mmap.mmap(fd, PAGE + size + PAGE, mmap.MAP_SHARED, mmap.PROT_READ, offset=PAGE)
+        self._size = size
         self._poll = select.epoll()
         self._poll.register(fd, select.EPOLLIN)
         self._decoder = RingDecoder(
@@ -57,6 +58,11 @@ class RingReader:
     def pending(self) -> int:
         """Bytes that wait to be read."""
         return self._decoder.pending()
+
+    @property
+    def filled(self) -> float:
+        """How full it is, from 0 to 1."""
+        return self._decoder.pending() / self._size
 
     def read(self) -> npt.NDArray[Any]:
         """All finished records, and free their room; raises :class:`RingError`."""

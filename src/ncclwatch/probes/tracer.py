@@ -271,6 +271,11 @@ class CallTracer:
 
     # --- records ---------------------------------------------------------------------------------------------------------------
 
+    @property
+    def filled(self) -> float:
+        """How full the ring of records is, from 0 to 1."""
+        return self._ring.filled if self._ring is not None else 0.0
+
     def poll(self, timeout_s: float = 0.0, *, batch_s: float = 0.0) -> Events:
         """Records since the last poll (dtype ``EVENT_DTYPE``), in the order in which the kernel wrote them.
 

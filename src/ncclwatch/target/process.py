@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from ncclwatch.errors import NcclwatchError, TargetGoneError
-from ncclwatch.target.maps import PROC, read_bounded, read_small
+from ncclwatch.target.maps import PROC, read_bounded, read_small, target_errors
 
 _PF_KTHREAD = 0x00200000
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -135,7 +135,8 @@ def boot_id(proc: Path = PROC) -> str:
 
 def read_stat(pid: int, proc: Path = PROC) -> Stat:
     """Parse ``/proc/PID/stat``; raises :class:`TargetGoneError`."""
-    text = read_bounded(proc / str(pid) / "stat", pid, 4096)
+    with target_errors(pid, "stat"):
+        text = read_small(f"{proc}/{pid}/stat", 4096)
     # The name is in parentheses and may hold anything, parentheses included.
     start, end = text.find(b"("), text.rfind(b")")
     fields = text[end + 2 :].split()

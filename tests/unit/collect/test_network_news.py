@@ -50,3 +50,32 @@ def test_after_a_wake_the_end_is_still_heard() -> None:
     assert not stop.wait(5.0)
     stop.set()
     assert stop.wait(5.0) and stop.wait(5.0)
+
+
+class FakeCalls:
+    filled = 0.0
+
+
+def test_a_patient_collector_sleeps_to_the_next_look_but_not_past_a_full_ring() -> None:
+    stop = Stop()
+    made, calls = NodeCollector(every=True, stop=stop, patient=True, wake_s=0.05), FakeCalls()
+    made.calls = calls  # type: ignore[assignment]
+    began = time.monotonic()
+    made._sleep(0.3)
+    assert time.monotonic() - began >= 0.3
+    calls.filled = 0.5
+    began = time.monotonic()
+    made._sleep(20.0)
+    assert time.monotonic() - began < 10.0
+
+
+def test_a_nudge_ends_the_sleep_once() -> None:
+    stop = Stop()
+    made, _ = collector(stop)
+    threading.Timer(0.1, made.nudge).start()
+    began = time.monotonic()
+    made._sleep(20.0)
+    assert time.monotonic() - began < 10.0
+    began = time.monotonic()
+    made._sleep(0.2)
+    assert time.monotonic() - began >= 0.2
