@@ -85,20 +85,16 @@ def attach(
     if calls and not as_json:
         raise UsageError("--calls needs --json", "add --json")
     said = said_by(as_json=as_json)
-    said("loading what judges")
     from ncclwatch.cli.live import LiveSession, verdict_stands
     from ncclwatch.collect.sampling import Sampling
     from ncclwatch.engine.patience import Patience
 
     session = LiveSession(
         every=every, interval_s=interval, stop=stop_on_signals(),
-        patience=Patience(hang_after, adaptive=not fixed),
+        patience=Patience(hang_after, adaptive=not fixed), asked=Bell(ask_file).rung,
         sampling=None if sample is None else Sampling(sample),
-        asked=Bell(ask_file).rung,
         slow=slow_rule(slow_mode, t_base, theta),
-        wire=wire_mode(wire),
-        order_budget=order_budget / 100,
-        tell=said,
+        wire=wire_mode(wire), order_budget=order_budget / 100, tell=said,
     )  # fmt: skip
     session.taps.append(_until_judged())
     try:
@@ -112,7 +108,10 @@ def attach(
 
 def said_by(*, as_json: bool) -> Callable[[str], None]:
     """Where a start says what it does: on standard error, unless whoever reads JSON may have joined it with standard output."""
-    return tell if not as_json or sys.stderr.isatty() else lambda _: None
+    if as_json and not sys.stderr.isatty():
+        return lambda _: None
+    tell("loading what judges")
+    return tell
 
 
 def _until_judged() -> Callable[[NodeBatch], None]:
