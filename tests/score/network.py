@@ -19,7 +19,7 @@ import random
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,11 @@ from typing import Any
 import msgspec
 
 from ncclwatch.collect.batch import NodeBatch
+from ncclwatch.engine.live import LiveDiagnosis
+from ncclwatch.engine.session import DiagnosisSession
+from ncclwatch.engine.slow.modes import SlowMode, SlowRule
 from ncclwatch.errors import NcclwatchError
-from ncclwatch.model.verdict import VerdictClass
+from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.simulate.layout import groups
 from ncclwatch.simulate.scenario import Expectation, Fault, FaultKind, Layout, Network, Scenario, ScoreClass, Workload
 from ncclwatch.simulate.testbed import plan
@@ -94,6 +97,10 @@ FAULTS: dict[str, tuple[ScoreClass, VerdictClass, _Make]] = {
     "silent-receiver": (ScoreClass.H3, VerdictClass.HARDWARE, _silent),
 }
 """By name: what it is scored as, the verdict that is right, and how it is drawn. A silent receiver's proxy thread stops."""
+
+IN_GUEST = ("nic-limit", "sleeping-proxy", "silent-receiver", "link-down")
+"""Those that the guest can play: RoCE there takes seconds to recover from a loss. A port that goes down may leave its kernel
+spinning, and is the last."""
 
 _NAME = re.compile(r"network-([a-z-]+)-(\d+)-(\d+)$")
 
@@ -176,12 +183,19 @@ def without_network(batch: NodeBatch) -> NodeBatch:
     return msgspec.structs.replace(without_windows(batch), network=None)
 
 
-VIEWS: dict[str, Callable[[NodeBatch], NodeBatch]] = {
-    "all": lambda batch: batch,
-    "no windows": without_windows,
-    "no network": without_network,
+def whole(batch: NodeBatch) -> NodeBatch:
+    """All of it."""
+    return batch
+
+
+VIEWS: dict[str, tuple[Callable[[NodeBatch], NodeBatch], SlowMode]] = {
+    "all": (whole, SlowMode.OWN),
+    "no windows": (without_windows, SlowMode.OWN),
+    "no network": (without_network, SlowMode.OWN),
+    "MegaTrace": (whole, SlowMode.MEGATRACE),
 }
-"""What a diagnosis gets to see of a recording: all; not the windows of the wire plane; nothing of NICs and sockets either."""
+"""What a diagnosis gets to see of a recording, and by which rule it judges jobs that run: all; not the windows of the wire plane;
+nothing of NICs and sockets either; all, by MegaTrace's check. (CCL-D's windows of a minute are longer than a try.)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,16 +224,25 @@ def judge(path: Path) -> list[Row]:
     shown = visibility(scenario, saved.iterations, saved.since, batches[-1].time_ns / 1e9 if batches else None).visible
     hangs = scenario.expect.score_class in HANG_CLASSES
     rows = []
-    for view, see in VIEWS.items():
+    for view, (see, mode) in VIEWS.items():
         recording = Recording([see(batch) for batch in batches], OwnLines(tuple(saved.iterations), saved.stalled))
         tally = Tally(scenario, Roster(scenario, recording), "ncclwatch", f"{saved.nccl} {saved.transport} {view}")
         computation = False
-        for moment, verdicts in recording.said():
+        for moment, verdicts in _said(recording.batches, mode):
             tally.hear(verdicts, moment - saved.since)
             computation |= any(verdict.verdict_class is VerdictClass.SLOW_COMPUTATION for verdict in verdicts)
         result = replace(tally.result(), visible=True if hangs else shown)
         rows.append(Row(fault[1] if fault else "", view, result, computation))
     return rows
+
+
+def _said(batches: Iterable[NodeBatch], mode: SlowMode) -> Iterator[tuple[float, list[Verdict]]]:
+    """What a session says at each look, as :meth:`score.real.Recording.said`."""
+    session = DiagnosisSession(LiveDiagnosis(slow=SlowRule(mode).watch()))
+    for batch in batches:
+        session.feed(batch)
+        if batch.looked:
+            yield batch.time_ns / 1e9, list(session.judge(batch.time_ns).verdicts)
 
 
 HEAD = ("fault", "seen", "tries", "shows", "class", "place", "right", "95 %", "median s", "p90 s", "computation", "innocents")
@@ -293,8 +316,7 @@ def inside_guest(options: argparse.Namespace) -> int:
     command("mount -t cgroup2 none /sys/fs/cgroup")
     fabric, missing = Fabric.create(), 0
     for number in range(options.first_try, options.first_try + options.tries):
-        # A port that goes down may leave the guest's kernel spinning: it is the last.
-        for fault in sorted(options.faults, key=lambda name: name == "link-down"):
+        for fault in (name for name in IN_GUEST if name in options.faults):
             outcome = slow.play(fabric, draw(fault, options.seed, number), options.nccl, options.seed, 0, options.inside)
             missing += bool(outcome.note)
             print(f"played {fault} try {number}: {outcome.pace} {outcome.note}", flush=True)
@@ -345,6 +367,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="write every judgement here")
     parser.add_argument("--markdown", type=Path, help="write the table here as Markdown")
     options = parser.parse_args()
+    if options.guest and (left := [name for name in options.faults if name not in IN_GUEST]):
+        print(f"not in the guest: {', '.join(left)}", file=sys.stderr)
     options.nccl = options.nccl or (GUEST_RELEASE if options.guest or options.inside else RELEASES)
     if options.inside:
         return 1 if inside_guest(options) else 0

@@ -11,7 +11,9 @@ import pytest
 
 from ncclwatch.cli.diagnose import judge
 from ncclwatch.cli.live import LiveSession
+from ncclwatch.collect.paths import PathProbes
 from ncclwatch.engine.evidence.work_requests import Shows
+from ncclwatch.model.network import PathAnswer
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.probes.image_cache import ImageCache, digest
 from ncclwatch.probes.program import source_folder
@@ -109,3 +111,23 @@ def test_that_nobody_takes_completions_is_said(soft_roce: Fabric) -> None:
         assert [culprit.rank for culprit in verdicts[0].culprits] == [VICTIM], verdicts[0]
         told = [line for line in lines_of(verdicts[0]) if line.startswith(f"rank {VICTIM} ")]
         assert any(str(Shows.NOT_RECEIVED) in line for line in told), verdicts[0]
+
+
+@pytest.mark.timeout(600)
+def test_a_path_that_stands_still_is_probed_by_zero_payload_writes(soft_roce: Fabric) -> None:
+    """The proxy thread of rank 1 sleeps with steps in the network: its adapters answer queue pairs of ours all the same."""
+    with job_of(soft_roce, "--fault", f"stall_proxy:rank={VICTIM},at=200") as job:
+        session = LiveSession(every=False, paths=PathProbes(b"sixteen bytes it is"))
+        notes: list[str] = []
+        answers: list[PathAnswer] = []
+        try:
+            session.start(job.pids, calls=False)
+            deadline = time.monotonic() + 240
+            while not answers and time.monotonic() < deadline:
+                update = session.step(until=deadline)
+                notes += update.notes
+                answers += [flow.path for flow in update.flows if flow.path is not None]
+        finally:
+            session.close()
+        print(*notes, *answers, sep="\n")
+        assert answers and answers[0].alive and answers[0].kind == "rdma" and answers[0].round_trip_us, (answers, notes)

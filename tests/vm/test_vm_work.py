@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -120,8 +121,9 @@ def test_exact_windows_are_what_the_collective_must_move(job: Job, soft_roce: Fa
         assert window.direction is Direction.SEND and window.peer == 1 - (window.rank or 0) and window.queue_pair
     newest = [window.work for window in next(batch.windows for batch in reversed(batches) if len(batch.windows))]
     assert all(work is not None and work.counting is Counting.EXACT and work.coverage > 0.999 for work in newest), newest
-    busy = [window.work for window in found if window.scope is Scope.PORT and window.work.completed]
-    assert any(work.latency_p50_ns and work.latency_p99_ns and work.throughput for work in busy), busy
+    # What was under way when the probes came has no latency; after the first window nothing was.
+    busy = [window.work for pid in job.pids for window in ports_of(found, pid)[1:] if window.work.completed]
+    assert busy and all(work.latency_p50_ns and work.latency_p99_ns and work.throughput for work in busy), busy
 
 
 @pytest.mark.usefixtures("programs")
@@ -185,3 +187,56 @@ def probed(pid: int) -> bool:
     """Whether a process holds probes: links, or events of performance counters."""
     names = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()]  # noqa: PTH115
     return any("perf_event" in name or "bpf_link" in name or "bpf-link" in name for name in names)
+
+
+@pytest.mark.usefixtures("programs")
+def test_a_nic_that_is_unplugged_in_a_burst_leaves_no_probe_behind_and_nothing_unsaid(job: Job, soft_roce: Fabric) -> None:
+    """A long burst is on while the port goes down: it is answered all the same, its probes go with it, and counting goes on."""
+    collector = NodeCollector(every=False, wire=(Mode.BURSTS, BUDGET))
+    batches: list[NodeBatch] = []
+    try:
+        with job:
+            batches.append(collector.start(job.pids, calls=False))
+            step_until(collector, batches, lambda: bool(batches[-1].work))
+            (child,) = [pid for pid in children_of(os.getpid()) if b"ncclwatch.wire.child" in command_line(pid)]
+            assert collector.order(Order(9, tuple(job.pids), seconds=2.0, share=1.0))
+            step_until(collector, batches, lambda: probed(child))
+            soft_roce.set_down(soft_roce.b)
+            step_until(collector, batches, lambda: any(window.order == 9 for window in batches[-1].work))
+            answered = [window.work for window in batches[-1].work if window.order == 9 and window.scope is Scope.PORT]
+            assert {work.counting for work in answered} == {Counting.ORDER} and all(work.seen_s > 0 for work in answered), (
+                answered
+            )
+            step_until(collector, batches, lambda: not probed(child))
+            # Its ranks end, or wait for completions: of neither is anything lost in silence.
+            last = batches[-1].time_ns
+            step_until(
+                collector, batches, lambda: any(w.work.begin_ns > last for w in batches[-1].work) or not planes_run(batches[-1])
+            )
+            (plane,) = [plane for plane in batches[-1].planes if plane.name == "wire"]
+            assert plane.running or plane.reason, plane
+            assert Path(f"/proc/{child}").exists(), "the plane's process does not mind"
+            links = [change for batch in batches if batch.network is not None for change in batch.network.changes]
+            assert any(change.name == soft_roce.b.netdev and not change.up for change in links), links
+    finally:
+        collector.close()
+        soft_roce.set_up()
+    assert not Path(f"/proc/{child}").exists()
+
+
+def planes_run(batch: NodeBatch) -> bool:
+    return any(plane.name == "wire" and plane.running for plane in batch.planes)
+
+
+def step_until(collector: NodeCollector, batches: list[NodeBatch], holds: Callable[[], bool], seconds: float = 120) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline, batches[-3:]
+        batches.append(collector.step())
+
+
+def command_line(pid: int) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return b""

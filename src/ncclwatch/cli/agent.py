@@ -22,6 +22,7 @@ from ncclwatch.cli.options import (
     KeysOption,
     OrderBudgetOption,
     PidOption,
+    ProbePathsOption,
     ProbesOption,
     WireOption,
 )
@@ -43,6 +44,7 @@ def agent(
     probes: ProbesOption = True,
     wire: WireOption = WIRE,
     order_budget: OrderBudgetOption = ORDER_BUDGET,
+    probe_paths: ProbePathsOption = None,
     spool: Annotated[
         Path | None, typer.Option("--spool", metavar="FOLDER", help="Keep what cannot be sent here, also over a restart.")
     ] = None,
@@ -61,7 +63,7 @@ def agent(
     become(
         AgentOptions(
             engine, named, every, match, _text(keys), job, interval, probes, wire, order_budget, _text(spool), spool_mb,
-            spool_age, user, duration, HASTE.active,
+            spool_age, user, duration, HASTE.active, _text(probe_paths),
         )
     )  # fmt: skip
 

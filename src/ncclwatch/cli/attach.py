@@ -25,6 +25,7 @@ from ncclwatch.cli.options import (
     MetricsOption,
     OrderBudgetOption,
     PidOption,
+    ProbePathsOption,
     ProbesOption,
     SampleOption,
     SlowModeOption,
@@ -35,7 +36,7 @@ from ncclwatch.cli.options import (
 )
 from ncclwatch.cli.showing import show, surface_of
 from ncclwatch.cli.surfaces import serving
-from ncclwatch.cli.wire_option import wire_mode
+from ncclwatch.cli.wire_option import path_probes, wire_mode
 from ncclwatch.errors import ExitStatus, UsageError
 from ncclwatch.stopping import stop_on_signals
 
@@ -58,6 +59,7 @@ def attach(
     probes: ProbesOption = True,
     wire: WireOption = WIRE,
     order_budget: OrderBudgetOption = ORDER_BUDGET,
+    probe_paths: ProbePathsOption = None,
     hang_after: HangAfterOption = HANG_FLOOR_S,
     fixed: FixedOption = False,
     sample: SampleOption = None,
@@ -92,9 +94,8 @@ def attach(
     session = LiveSession(
         every=every, interval_s=interval, stop=stop_on_signals(),
         patience=Patience(hang_after, adaptive=not fixed), asked=Bell(ask_file).rung,
-        sampling=None if sample is None else Sampling(sample),
-        slow=slow_rule(slow_mode, t_base, theta),
-        wire=wire_mode(wire), order_budget=order_budget / 100, tell=said,
+        sampling=None if sample is None else Sampling(sample), slow=slow_rule(slow_mode, t_base, theta),
+        wire=wire_mode(wire), order_budget=order_budget / 100, paths=path_probes(probe_paths), tell=said,
     )  # fmt: skip
     session.taps.append(_until_judged())
     try:

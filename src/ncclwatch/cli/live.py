@@ -12,6 +12,7 @@ from typing import Protocol
 from ncclwatch.collect.batch import NodeBatch, Overhead, PlaneState
 from ncclwatch.collect.node import NodeCollector
 from ncclwatch.collect.ordering import STANDING_BUDGET, OrderDesk
+from ncclwatch.collect.paths import PathProbes
 from ncclwatch.collect.sampling import Sampling
 from ncclwatch.collect.watched import Problem
 from ncclwatch.collect.windows import RankWindow
@@ -92,6 +93,7 @@ class LiveSession(Judged):
         slow: SlowRule | None = None,
         wire: tuple[Mode, float] = (Mode.BURSTS, DEFAULT_BUDGET),
         order_budget: float = STANDING_BUDGET,
+        paths: PathProbes | None = None,
         tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         # By the wall clock, so that recordings of several nodes hold samples of the same moments.
@@ -102,6 +104,7 @@ class LiveSession(Judged):
             sampling=sampling,
             common_ns=time.time_ns,
             wire=wire,
+            paths=paths,
             tell=tell,
         )
         super().__init__(DiagnosisSession(LiveDiagnosis(patience=patience or Patience(), slow=(slow or SlowRule()).watch())))

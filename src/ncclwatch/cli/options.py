@@ -57,6 +57,15 @@ OrderBudgetOption = Annotated[
         help="Share of a thread's time that counting RDMA requests may cost while a job stands; 0: not beyond --wire.",
     ),
 ]
+ProbePathsOption = Annotated[
+    Path | None,
+    typer.Option(
+        "--probe-paths",
+        metavar="TOKEN_FILE",
+        help="Probe paths on which a job stands still, when the engine asks: zero payload, own sockets and queue pairs. The file "
+        "has a secret that the nodes share, by which they answer one another on TCP port 28050.",
+    ),
+]
 ORDER_BUDGET = 5.0
 """Percent, what :data:`OrderBudgetOption` is by default."""
 
@@ -155,7 +164,7 @@ HangAfterOption = Annotated[
         help="Nothing must move for so long before waits accuse a rank; longer where a like standstill ended by itself.",
     ),
 ]
-SLOW_MODES = ("ncclwatch", "ccl-d")
+SLOW_MODES = ("ncclwatch", "ccl-d", "megatrace")
 """``engine.slow.modes.SlowMode``, and T_base and theta as there; repeated for the same reason."""
 
 SlowModeOption = Annotated[
@@ -163,7 +172,8 @@ SlowModeOption = Annotated[
     typer.Option(
         "--slow-mode",
         metavar="|".join(SLOW_MODES),
-        help="By which rule a job that runs is slow: ours, or CCL-D's equations 1-4 (one-minute windows).",
+        help="By which rule a job that runs is slow: ours, CCL-D's equations 1-4 (one-minute windows), or MegaTrace's check of "
+        "the network.",
     ),
 ]
 TBaseOption = Annotated[

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import stat
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,6 +10,7 @@ import typer
 from ncclwatch.cli.options import JsonOption
 from ncclwatch.cli.output import emit, emit_json, flush, plain
 from ncclwatch.errors import ExitStatus, UsageError
+from ncclwatch.pathprobe.token import TOKEN_VARIABLE, read_token
 from ncclwatch.stopping import stop_on_signals
 from ncclwatch.text import Style, clean
 
@@ -20,8 +19,6 @@ if TYPE_CHECKING:
 
 SCHEMA_NAME = "ncclwatch.probe/1"
 DEFAULT_PORT = 28050
-TOKEN_VARIABLE = "NCCLWATCH_PROBE_TOKEN"  # noqa: S105 - its name, not the token
-MAX_TOKEN = 4096
 
 
 def probe(
@@ -139,23 +136,6 @@ def host_and_port(where: str) -> tuple[str, int]:
     if not host or (port and not (port.isascii() and port.isdigit() and 0 < int(port[:6]) < 65536)):
         raise UsageError(f"'{clean(where, 80)}' is not HOST[:PORT]", "write node1, node1:28050 or [fe80::1]:28050")
     return host, int(port) if port else DEFAULT_PORT
-
-
-def read_token(file: Path | None) -> bytes:
-    """The shared secret; raises :class:`UsageError` for a file that others may read."""
-    if file is None:
-        return os.environb.get(TOKEN_VARIABLE.encode(), b"").strip()
-    try:
-        with file.open("rb") as stream:
-            mode = os.fstat(stream.fileno()).st_mode
-            data = stream.read(MAX_TOKEN).strip()
-    except OSError as error:
-        raise UsageError(f"cannot read the token in {clean(str(file))}: {error.strerror}", "name a file") from None
-    if stat.S_ISREG(mode) and mode & 0o077:
-        raise UsageError(f"others may read the token in {clean(str(file))}", f"chmod 600 {clean(str(file))}")
-    if not data:
-        raise UsageError(f"there is no token in {clean(str(file))}", "make one: openssl rand -hex 16")
-    return data
 
 
 def _listen(

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from ncclwatch.collect.paths import StuckPath
 from ncclwatch.collect.step_rates import ConnectionKey, StepRates, absolute_counts, in_network, running_counts
 from ncclwatch.errors import NcclwatchError, TargetGoneError
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, RdmaCounts
@@ -21,7 +22,7 @@ from ncclwatch.nic.sockets import SocketTable
 from ncclwatch.target.session import TargetProcess
 from ncclwatch.wire.flows import Flow
 from ncclwatch.wire.nccl_connections import NetConnection, net_connections, network_name
-from ncclwatch.wire.nccl_queues import QueueOwner, queue_owners
+from ncclwatch.wire.nccl_queues import QueueOwner, queue_owners, remote_address
 from ncclwatch.wire.nccl_sockets import SOCKET_NETWORK, connection_sockets
 from ncclwatch.wire.session import QpKey, VerbsUser, WireSession
 from ncclwatch.wire.socket_flows import SocketJudgement, SocketWatch
@@ -211,6 +212,24 @@ class FlowCollector:
     def socket_of(self, pid: int, one: NetConnection) -> SocketJudgement | None:
         """What the sockets of a connection were last seen to do."""
         return self._judged.get(connection_key(pid, one))
+
+    def stuck(self, pids: Collection[int]) -> list[StuckPath]:
+        """The connections of these processes on which steps were handed to the network and are not completed, or bytes are not
+        acknowledged, with the addresses of their far ends, where those are known.
+        """
+        found = []
+        for pid, process in ((pid, self._processes[pid]) for pid in pids if pid in self._processes):
+            for one in process.connections:
+                key = connection_key(pid, one)
+                judged = self._judged.get(key)
+                facts = judged.facts if judged is not None else None
+                if one.direction is not Direction.SEND or not (key in process.in_network or (facts and facts.unacknowledged)):
+                    continue
+                if facts is not None:
+                    found.append(StuckPath(key, facts.remote.rpartition(":")[0].strip("[]")))
+                elif address := remote_address(process.target.decoder, one):
+                    found.append(StuckPath(key, address, one.device))
+        return found
 
     def _note(self, text: str) -> None:
         if len(self.notes) < 64:

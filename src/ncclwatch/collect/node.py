@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +33,8 @@ from ncclwatch.wire.orders import Order
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from ncclwatch.collect.paths import PathProbes
 
 # The ring holds many times what a quarter of a second brings; waking more often costs the node and shows a person nothing.
 WAKE_S = 0.25
@@ -67,9 +69,9 @@ class NodeCollector:
     ``every`` takes up processes that come later as well; of these ``choose`` decides which. With ``sampling`` only a few are
     looked at while they move. ``common_ns`` is a clock that several nodes have in common: looks are taken at the same
     times of it, so that those of all nodes show one moment (who waits for whom in a running job can be told from no other).
-    ``wire`` is how work requests are counted, and the share of any thread's time that it may cost. ``tell`` hears what is done
-    while it starts, which on a crowded node takes long. ``patient``: records of calls wait in their ring for the next look,
-    unless they fill it: one batch a look costs less, and is smaller, than four.
+    ``wire`` is how work requests are counted, and the share of any thread's time that it may cost; ``paths`` probes paths where
+    that is allowed. ``tell`` hears what is done while it starts, which on a crowded node takes long. ``patient``: records of
+    calls wait in their ring for the next look, unless they fill it: one batch a look costs less, and is smaller, than four.
     """
 
     def __init__(
@@ -83,6 +85,7 @@ class NodeCollector:
         sampling: Sampling | None = None,
         common_ns: Callable[[], int] = time.monotonic_ns,
         wire: tuple[Mode, float] = (Mode.BURSTS, DEFAULT_BUDGET),
+        paths: PathProbes | None = None,
         tell: Callable[[str], None] = lambda _: None,
         patient: bool = False,
     ) -> None:
@@ -97,6 +100,7 @@ class NodeCollector:
         self.calls = CallsPlane(every=every)
         self.network: NetworkWatch | None = None
         self.work: WorkWatch | None = None
+        self.paths = paths
         self._wire = wire
         self.aggregator = Aggregator()
         self.watched: dict[int, Watched] = {}
@@ -160,6 +164,8 @@ class NodeCollector:
         if network:
             self.network = NetworkWatch(infos[0].host if infos else None, on_news=self.stop.wake)
             self.work = WorkWatch(*self._wire)
+            if self.paths is not None:
+                self.paths.listen()
         self._next_look = self._look_after(time.monotonic())
         # The first samples count: the second look, an interval later, already tells running from standing still.
         return self._close(_Draft(looked=True), "")
@@ -170,6 +176,8 @@ class NodeCollector:
         if self.work is not None:
             self.work.close()
             self.work = None
+        if self.paths is not None:
+            self.paths.close()
         if self.network is not None:
             self.network.close()
             self.network = None
@@ -290,7 +298,10 @@ class NodeCollector:
             work.follow(flows, [target for target, _ in self._running()])
         batch.work = work.take(flows, self._host, looked=batch.looked)
         if batch.network is not None and batch.network.flows:
-            batch.network = replace(batch.network, flows=work.joined(batch.network.flows, batch.time_ns))
+            records = work.joined(batch.network.flows, batch.time_ns)
+            batch.network = replace(
+                batch.network, flows=records if self.paths is None else self.paths.joined(records, batch.time_ns)
+            )
         if batch.looked:
             batch.windows = [self._with_work(window) for window in batch.windows]
 
@@ -299,6 +310,10 @@ class NodeCollector:
         Whether there is anything to count.
         """
         return self.work is not None and self.work.order(order)
+
+    def probe_paths(self, pids: Collection[int]) -> int:
+        """Probe the paths on which these processes stand still; how many probes were begun. The answers come with the flows."""
+        return self.paths.order(self.network.flows.stuck(pids)) if self.paths is not None and self.network is not None else 0
 
     def _with_work(self, window: RankWindow) -> RankWindow:
         """A window with what its connections carried."""
@@ -321,7 +336,8 @@ class NodeCollector:
         if self.network is None:
             return planes
         wire = () if self.work is None else (self.work.plane,)
-        return (*planes, PlaneState("nic", self.network.running, self.network.reason), *wire)
+        paths = () if self.paths is None else (self.paths.plane,)
+        return (*planes, PlaneState("nic", self.network.running, self.network.reason), *wire, *paths)
 
     def _device_plane(self) -> tuple[PlaneState, ...]:
         """The counter shim, where any process has it: it is the user's choice, and no gap where nobody took it."""

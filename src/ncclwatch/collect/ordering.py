@@ -43,20 +43,30 @@ class OrderDesk:
             why = "none of its processes is watched here"
         elif order.standing and not standing:
             why = "it is for a job that stands, and the job moves"
-        elif share <= 0:
-            why = "this agent's options allow none"
         elif now - self._last < LEAST_S:
             why = f"the one before came less than {LEAST_S:.0f} s ago"
+        if why:
+            return self._refuse(order, why)
+        # A path is probed beside the count, or without it: of sockets there is nothing to count.
+        probes = self.collector.probe_paths(pids) if standing else 0
+        probed = f"{probes} path{'s' if probes != 1 else ''} on which they stand still {'is' if probes == 1 else 'are'} probed"
+        if share <= 0:
+            why = "this agent's options allow none"
         elif not self.collector.order(Order(order.number, pids, SECONDS, share)):
             why = "no work requests can be counted here"
-        if why:
-            self.refused += 1
-            return f"order {order.number} to count work requests is refused: {why}"
+        if why and not probes:
+            return self._refuse(order, why)
         self._last = now
         self.taken += 1
+        if why:
+            return f"{probed}, as ordered; work requests are not counted: {why}"
         state = "stand" if standing else "move"
         who = "process" if len(pids) == 1 else "processes"
         return (
             f"work requests of {len(pids)} {who} are counted for {SECONDS} s, as ordered; they {state}, "
-            f"so that this may cost {share:.3g} of a thread's time"
+            f"so that this may cost {share:.3g} of a thread's time" + (f"; {probed}" if probes else "")
         )
+
+    def _refuse(self, order: WorkOrder, why: str) -> str:
+        self.refused += 1
+        return f"order {order.number} to count work requests is refused: {why}"

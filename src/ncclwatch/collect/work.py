@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from ncclwatch.collect.batch import PlaneState
 from ncclwatch.collect.flows import FlowCollector, connection_key
+from ncclwatch.collect.paths import key_of
 from ncclwatch.collect.step_rates import ConnectionKey, StepRates
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.identity import ProcessKey
@@ -167,7 +168,7 @@ class WorkWatch:
         return tuple(self._joined(record, now_ns) for record in records)
 
     def _joined(self, record: FlowRecord, now_ns: int) -> FlowRecord:
-        key = _key_of(record) if record.kind is FlowKind.RDMA else None
+        key = key_of(record) if record.kind is FlowKind.RDMA else None
         window = self._newest.get(key) if key is not None else None
         if window is None or window.work.end_ns < now_ns - STALE_NS:
             return record
@@ -258,14 +259,7 @@ class WorkWatch:
 
 def _connection_of(window: FlowWindow) -> ConnectionKey | None:
     """The connection of a queue pair that is NCCL's; ports and peers are of none."""
-    return _key_of(window) if window.scope is Scope.FLOW else None
-
-
-def _key_of(flow: FlowWindow | FlowRecord) -> ConnectionKey | None:
-    if flow.comm_hash is None or flow.direction is None:
-        return None
-    place = (flow.pid, flow.comm_hash, flow.rank or 0, flow.channel or 0, flow.peer or 0)
-    return *place, flow.direction, flow.connection_index or 0
+    return key_of(window) if window.scope is Scope.FLOW else None
 
 
 def _owners_of(target: TargetProcess, one: NetConnection) -> tuple[Owner, ...]:

@@ -45,6 +45,8 @@ MAX_NODES, MAX_NOTES = 65536, 200
 """Bound: nodes, and notes between two judgements."""
 MAX_WAITING_CALLS, MAX_WAITING_EVENTS, MAX_WORK = 100_000, 1000, 65536
 """Bound: what is kept of nodes, and of calls and windows of work that wait for a judgement."""
+ORDERED = ("wire", "paths")
+"""Planes of a node that take orders: to count work requests, to probe paths."""
 
 _NO_EVENTS = np.zeros(0, EVENT_DTYPE)
 
@@ -265,9 +267,9 @@ class DiagnosisSession:
             for s in node.samples.values()
             for c in s.communicators
         )
-        self.diagnosis.slow.delays = self.network.delays()
+        self.diagnosis.slow.delays, self.diagnosis.slow.network = self.network.delays(), self.network
         self.diagnosis.complete_hosts = frozenset(node.name for node in heard if node.complete)
-        countable = {node.name for node in heard if any(plane.name == "wire" and plane.running for plane in node.planes)}
+        countable = {node.name for node in heard if any(plane.name in ORDERED and plane.running for plane in node.planes)}
         self._answer(countable, now_ns, update)
         said = of_nodes(Known(network=self.network, sources=self.diagnosis.sources))
         if any(sample.run_state != "X" for sample in samples.values()):

@@ -101,6 +101,24 @@ class StepRate:
 
 
 @dataclass(frozen=True, slots=True)
+class PathAnswer:
+    """What a probe of ours found out on the path of a connection that stands still, to the ``address`` of its other end.
+
+    ``time_ns`` is CLOCK_MONOTONIC of its node. ``alive``: the other host or its adapter answered. ``kind`` is ``rdma``
+    (zero-payload writes) or ``tcp``; ``answer`` and ``detail`` say it in the words of ``ncclwatch probe``; ``round_trip_us`` is
+    the median of those timed.
+    """
+
+    time_ns: int
+    address: str
+    alive: bool
+    kind: str
+    answer: str
+    detail: str = ""
+    round_trip_us: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class FlowRecord:
     """One connection of NCCL over a network at one moment, or one queue pair of nobody's we know (``comm_hash`` ``None``).
 
@@ -109,7 +127,7 @@ class FlowRecord:
     ``expected`` are bytes a second: over the last w completions (RDMA), or while the socket had something to send. ``retries``
     are signs of loss: of the RDMA port during the look, or segments its sockets sent again in the last 30 s. ``role`` is
     ``data``, ``control`` (clear-to-send), ``flush`` or empty. ``shared_by`` counts the connections that use the same queue pairs
-    or sockets.
+    or sockets. ``path`` is what a probe of ours found, where one was ordered of late.
     """
 
     pid: int
@@ -134,6 +152,7 @@ class FlowRecord:
     rdma: RdmaCounts | None = None
     socket: SocketFacts | None = None
     shared_by: int = 1
+    path: PathAnswer | None = None
 
     @property
     def sends_data(self) -> bool:

@@ -22,6 +22,12 @@ MAX_QUEUE_PAIRS = 128
 """``NCCL_IB_MAX_QPS``, v2.18.3-1 … v2.30.7-1."""
 
 
+MAPPED = bytes(10) + b"\xff\xff"
+"""How the GID of an IPv4 address begins (RoCE v2)."""
+REMOTE_BYTES = 64
+"""Of what the other end told, as much as holds its GID in every release."""
+
+
 @dataclass(frozen=True, slots=True)
 class QueueOwner:
     """What a queue pair serves: ranks are of the communicator, ``index`` its place among the queue pairs of the connection."""
@@ -72,6 +78,26 @@ def pairs_of(decoder: Decoder, connection: NetConnection) -> list[QueuePair]:
     """The queue pairs of one connection that was found before; none where it has none (yet), or they are not NCCL's own."""
     array = _array(decoder.layout, connection.direction)
     return _queue_pairs(decoder, connection.communicator, array) if array is not None and connection.communicator else []
+
+
+def remote_address(decoder: Decoder, connection: NetConnection) -> str:
+    """The IP address of a connection's other end, as a RoCE GID names it (``::ffff:10.0.0.2``); empty where it has none, or this
+    build keeps it elsewhere.
+
+    What both ends told each other is in ``remDevs`` (2.20 on; src/transport/net_ib.cc of v2.21.5-1), whose first address is the
+    remote GID behind some small numbers: whatever there is not an IPv4 address as a GID is none.
+    """
+    layout = decoder.layout
+    structure = "ncclIbSendComm" if connection.direction is Direction.SEND else "ncclIbRecvComm"
+    if not (connection.communicator and layout.has(f"{structure}.base") and layout.has("ncclIbNetCommBase.remDevs")):
+        return ""
+    place = layout.member(f"{structure}.base").offset + layout.member("ncclIbNetCommBase.remDevs").offset
+    (data,) = decoder.reader.read_many([(connection.communicator + place, REMOTE_BYTES)])
+    for at in range(0, REMOTE_BYTES - 15, 8):
+        gid = (data or b"")[at : at + 16]
+        if gid.startswith(MAPPED) and any(gid[12:]):
+            return ".".join(map(str, gid[12:]))
+    return ""
 
 
 def _queue_pairs(decoder: Decoder, communicator: int, array: _QueueArray) -> list[QueuePair]:

@@ -18,6 +18,8 @@ class Collector:
 
     def __init__(self, *, counts: bool = True) -> None:
         self.counts = counts
+        self.stuck = 0
+        self.probed: list[tuple[int, ...]] = []
         self.ordered: list[Order] = []
         self.watched: dict[int, Watched] = {}
         for series in looks(silent_link()[:2]):
@@ -28,6 +30,10 @@ class Collector:
     def order(self, order: Order) -> bool:
         self.ordered.append(order)
         return self.counts
+
+    def probe_paths(self, pids: tuple[int, ...]) -> int:
+        self.probed.append(pids)
+        return self.stuck
 
     def move(self, pid: int) -> None:
         history = self.watched[pid].history
@@ -89,3 +95,23 @@ def test_a_job_that_moved_once_and_stands_now_stands() -> None:
     first = collector.watched[1000].history[0]
     collector.watched[1000].history = [first, moved(first), moved(first)]
     assert "they stand" in desk_of(collector).take(WorkOrder(1, "node0", (1000,), standing=True))
+
+
+def test_paths_are_probed_of_processes_that_stand_also_where_nothing_can_be_counted() -> None:
+    collector = Collector(counts=False)
+    desk = desk_of(collector, standing_budget=0.0, budget=0.0)
+    order = WorkOrder(7, "node0", (1000, 1001), standing=True)
+    assert "refused: this agent's options allow none" in desk.take(order) and desk.refused == 1
+    collector.stuck = 2
+    line = desk.take(order)
+    assert line == (
+        "2 paths on which they stand still are probed, as ordered; work requests are not counted: this agent's options allow none"
+    )
+    assert (desk.taken, collector.ordered) == (1, [])
+    collector.counts = True
+    counting = desk_of(collector)
+    assert counting.take(order).endswith("; 2 paths on which they stand still are probed")
+    probed = len(collector.probed)
+    collector.move(1000)
+    counting.take(WorkOrder(8, "node0", (1000, 1001)))
+    assert len(collector.probed) == probed, "a job that moves is not probed"

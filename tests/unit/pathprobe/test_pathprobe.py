@@ -26,6 +26,7 @@ from ncclwatch.pathprobe.listener import MAX_CALLERS, Listener, check_token
 from ncclwatch.pathprobe.outcome import Answer, Outcome
 from ncclwatch.pathprobe.rdma import device_of
 from ncclwatch.pathprobe.tcp import probe_tcp
+from ncclwatch.pathprobe.token import TOKEN_VARIABLE, read_token
 from ncclwatch.pathprobe.verbs import Address, VerbsError, pick_gid
 
 TOKEN = b"sixteen bytes it is"
@@ -238,14 +239,14 @@ def test_a_token_that_others_may_read_is_refused(tmp_path: Path) -> None:
     file.write_bytes(TOKEN + b"\n")
     file.chmod(0o644)
     with pytest.raises(UsageError, match="others may read"):
-        command.read_token(file)
+        read_token(file)
     file.chmod(0o600)
-    assert command.read_token(file) == TOKEN
+    assert read_token(file) == TOKEN
     file.write_bytes(b"\n")
     with pytest.raises(UsageError, match="no token"):
-        command.read_token(file)
+        read_token(file)
     with pytest.raises(UsageError, match="cannot read"):
-        command.read_token(tmp_path / "none")
+        read_token(tmp_path / "none")
 
 
 def test_every_outcome_has_words_and_a_status() -> None:
@@ -261,7 +262,7 @@ def test_every_outcome_has_words_and_a_status() -> None:
 
 
 def test_the_command_from_both_ends(tmp_path: Path) -> None:
-    environment = {**os.environ, command.TOKEN_VARIABLE: TOKEN.decode()}
+    environment = {**os.environ, TOKEN_VARIABLE: TOKEN.decode()}
     base = [sys.executable, "-m", "ncclwatch", "probe", "--json"]
     with socket.create_server((HERE, 0)) as free:
         port = free.getsockname()[1]

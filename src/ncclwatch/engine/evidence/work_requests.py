@@ -17,8 +17,11 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from ncclwatch.engine.evidence.base import Fact, FactKind, Source, Strength
+from ncclwatch.engine.evidence.sockets import DeadPath
 from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.engine.network import Way
 from ncclwatch.engine.nodes import LinkNode
+from ncclwatch.model.network import FlowRecord, FlowState, PathAnswer
 from ncclwatch.model.state import Direction, OpPhase, ProxySub, Transport
 from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkWindow, added
 from ncclwatch.text import compressed
@@ -53,6 +56,9 @@ class Shows(StrEnum):
     FAILED = "requests ended with an error"
     SLOWED = "it carries less than it did under load"
     LATER = "what is posted completes later than it did"
+    ALIVE = "the path is alive"
+    PEER = "the path is alive, and the process at its end does not receive"
+    NO_PATH = "the path is dead: the network, or the adapter at the other end"
 
     @property
     def by_proxy(self) -> bool:
@@ -77,24 +83,29 @@ class WorkRequests(Source):
 
     name = NAME
     plane = "wire"
-    kinds = frozenset({FactKind.WORK})
+    kinds = frozenset({FactKind.WORK, FactKind.PATH_DEAD})
 
-    def facts(self, case: Case) -> Iterator[WorkFact]:
-        """Of a job that stands what its flows show since; without one, flows that have become slow. O(windows + transfers)."""
-        hosts = [(host, known.work) for host, known in sorted(case.known.network.hosts.items()) if known.work]
+    def facts(self, case: Case) -> Iterator[WorkFact | DeadPath]:
+        """Of a job that stands what its flows show since, and probes of their paths; without one, flows that have become slow.
+        O(windows + connections + transfers).
+        """
+        known_hosts = sorted(case.known.network.hosts.items())
+        hosts = [(host, known.work) for host, known in known_hosts if known.work]
         if not case.job.members:
             for _, work in hosts:
                 yield from _slowed(work.values())
             return
-        if not case.still or not hosts:
+        probed = [(host, flow) for host, known in known_hosts for flow in known.flows if flow.path is not None]
+        if not case.still or not (hosts or probed):
             return
         groups: dict[int, list[Group]] = defaultdict(list)
         for group in case.job.groups.values():
             groups[group.hash].append(group)
+        yield from _probed(case, groups, probed)
         for host, work in hosts:
             found: dict[tuple[int, int, int, Direction], tuple[_Way, list[FlowWindow]]] = {}
             for kept in work.values():
-                way = _way(groups, host, kept[-1])
+                way = _way(groups, host, kept[-1]) if _is_counted(kept[-1]) else None
                 if way is not None and _is_since(case, way.member, kept[-1]):
                     key = way.group.id, way.member.index, way.peer, way.direction
                     found.setdefault(key, (way, []))[1].append(kept[-1])
@@ -131,17 +142,60 @@ class _Way(NamedTuple):
         return self.direction is Direction.SEND
 
 
-def _way(groups: dict[int, list[Group]], host: str, window: FlowWindow) -> _Way | None:
-    """Whose flow it is; ``None`` for a socket, of which the kernel counts no requests, and where it is not known."""
-    if window.scope is not Scope.FLOW or window.comm_hash is None or window.work.counting is Counting.TCP:
+def _way(groups: dict[int, list[Group]], host: str, flow: FlowWindow | FlowRecord) -> _Way | None:
+    """Whose flow it is; ``None`` where it is not known."""
+    if flow.comm_hash is None or flow.rank is None or flow.peer is None or flow.direction is None:
         return None
-    if window.rank is None or window.peer is None or window.direction is None:
-        return None
-    for group in groups.get(window.comm_hash, ()):
-        member = group.holder(window.rank)
-        if member is not None and (member.info.host, member.info.pid) == (host, window.pid):
-            return _Way(group, member, window.rank, window.peer, window.direction)
+    for group in groups.get(flow.comm_hash, ()):
+        member = group.holder(flow.rank)
+        if member is not None and (member.info.host, member.info.pid) == (host, flow.pid):
+            return _Way(group, member, flow.rank, flow.peer, flow.direction)
     return None
+
+
+def _is_counted(window: FlowWindow) -> bool:
+    """Whether it is of a queue pair: of a socket the kernel counts no requests, and a port or peer has several."""
+    return window.scope is Scope.FLOW and window.work.counting is not Counting.TCP
+
+
+def _probed(case: Case, groups: dict[int, list[Group]], flows: Iterable[tuple[str, FlowRecord]]) -> Iterator[WorkFact | DeadPath]:
+    """What probes found on paths that stand still, by ranks and peers; an answer from before the standstill says nothing.
+
+    That nobody answers is the path's doing where the connection itself gets no answer either: a firewall may keep a probe out. A
+    write of nothing between queue pairs that had agreed by another way needs no such witness. A path that is alive leaves both
+    ends: that the other one does not receive is known where its window is full.
+    """
+    told: set[tuple[object, ...]] = set()
+    for host, flow in flows:
+        way, answer = _way(groups, host, flow), flow.path
+        if way is None or answer is None or answer.time_ns < way.member.last.time_ns - int(case.still * 1e9):
+            continue
+        waits = flow.socket is not None and bool(flow.socket.unacknowledged)
+        key = way.group.id, way.own, way.peer, answer.alive
+        if key in told or not (answer.alive or waits or answer.kind == "rdma"):
+            continue
+        told.add(key)
+        shows = Shows.NO_PATH if not answer.alive else Shows.PEER if flow.state is FlowState.BLOCKED else Shows.ALIVE
+        far, describe = way.group.holder(way.peer), partial(_probe_text, case.job, way, answer, shows)
+        strength = Strength.PROVEN if answer.alive else Strength.LIKELY
+        yield WorkFact(
+            kind=FactKind.WORK, subject=LinkNode(way.group.id, way.own, way.peer), source=NAME, strength=strength, shows=shows,
+            owner=way.member.index, peer=far.index if far is not None else None, global_rank=way.member.rank, describe=describe,
+        )  # fmt: skip
+        if not answer.alive:
+            own = Way(way.group.hash, way.own, way.peer)
+            local = flow.socket.local.rpartition(":")[0] if flow.socket is not None else f"{flow.device} of {host}"
+            yield DeadPath(
+                kind=FactKind.PATH_DEAD, subject=own, source=NAME, strength=strength, way=own, local=local, remote=answer.address,
+                global_rank=way.member.rank, describe=describe,
+            )  # fmt: skip
+
+
+def _probe_text(job: Job, way: _Way, answer: PathAnswer, shows: Shows) -> str:
+    trip = f", {answer.round_trip_us:,.0f} µs" if answer.round_trip_us is not None else ""
+    by = "zero-payload writes" if answer.kind == "rdma" else "TCP"
+    path = f"{way.member.label} to {job.rank_name(way.group.id, way.peer)}"
+    return f"{path}: a probe of ours ({by}{trip}) says {answer.answer}: {answer.detail}: {shows}"
 
 
 def _is_since(case: Case, member: Member, window: FlowWindow) -> bool:

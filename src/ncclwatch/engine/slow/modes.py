@@ -13,22 +13,18 @@ waits for its GPU: an iteration's last operation, from the call to the first cal
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.slow.cadence import Cadence
 from ncclwatch.engine.slow.gpu_operations import GpuOperations, Round, numbering
-from ncclwatch.engine.slow.snapshot import StageOf
+from ncclwatch.engine.slow.megatrace import MegaTrace
+from ncclwatch.engine.slow.mode import Mode, ModeWatch, Sample
 from ncclwatch.engine.slow.watch import SlowWatch
-from ncclwatch.engine.topology.model import Topology
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.verdict import Culprit, OperationRef, Verdict, VerdictClass
 
@@ -54,53 +50,6 @@ CLASSES = {
     "S2": VerdictClass.SLOW_COMMUNICATION,
     "S3": VerdictClass.SLOW_MIXED,
 }
-
-
-class Sample(NamedTuple):
-    """What the newest sample shows of one job that runs: its members, and the calls of each (in their order)."""
-
-    job: Job
-    cadences: Sequence[Cadence | None]
-
-    @property
-    def time(self) -> float:
-        """Wall time, seconds."""
-        return max(member.last.wall_ns for member in self.job.members) / 1e9
-
-
-class Mode(ABC):
-    """A rule that judges one job that runs. It keeps what it needs; no clock is read."""
-
-    @abstractmethod
-    def judge(self, sample: Sample) -> Verdict | None:
-        """Take one sample of the job and say what stands; ``None`` where nothing is slow."""
-
-
-class ModeWatch(SlowWatch):
-    """Judges each job by a mode of its own."""
-
-    def __init__(self, make: Callable[[], Mode]) -> None:
-        super().__init__()
-        self._make = make
-        self._modes: dict[ProcessKey, Mode] = {}
-
-    def judge(
-        self, job: Job, verdict: Verdict, topologies: Sequence[Topology] = (), stage_of: StageOf | None = None
-    ) -> Verdict:  # fmt: skip
-        """Take the newest samples of a job; the verdict on whether it hangs stands unless the job runs and is slow."""
-        del topologies, stage_of
-        keys = [member.info.key for member in job.members]
-        mode = next((self._modes[key] for key in keys if key in self._modes), None) or self._make()
-        self._modes.setdefault(keys[0], mode)
-        cadences = [self.cadences.find(member.info.host, member.info.pid) for member in job.members]
-        found = mode.judge(Sample(job, cadences))
-        return found if found is not None and verdict.verdict_class is VerdictClass.RUNNING else verdict
-
-    def forget(self, present: Collection[ProcessKey]) -> None:
-        """Forget jobs that are watched no longer."""
-        super().forget(present)
-        kept = set(present)
-        self._modes = {key: mode for key, mode in self._modes.items() if key in kept}
 
 
 # --- CCL-D -------------------------------------------------------------------------------------------------------------------
@@ -309,6 +258,7 @@ class SlowMode(StrEnum):
 
     OWN = "ncclwatch"
     CCL_D = "ccl-d"
+    MEGATRACE = "megatrace"
 
 
 @dataclass(frozen=True, slots=True)
@@ -323,4 +273,6 @@ class SlowRule:
         """A watch that judges by it, for one session."""
         if self.mode is SlowMode.CCL_D:
             return ModeWatch(partial(Ccld, t_base_s=self.t_base_s, theta=self.theta))
+        if self.mode is SlowMode.MEGATRACE:
+            return ModeWatch(MegaTrace)
         return SlowWatch()

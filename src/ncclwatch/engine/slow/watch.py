@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.ledger import Ledger, Place
+from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.engine.slow import explain
 from ncclwatch.engine.slow.attribute import find
 from ncclwatch.engine.slow.cadence import Cadence, Cadences, Iteration, mean_profile
@@ -135,6 +136,8 @@ class SlowWatch:
         self.totals: Mapping[Place, tuple[int, int]] = {}
         self.delays: Mapping[str, tuple[int, Mapping[FlowPlace, float]]] = {}
         """What the wire says of connections, as of :meth:`NetworkMemory.delays`."""
+        self.network: NetworkMemory | None = None
+        """What the nodes last said of their network, for a rule that judges by it."""
         self.observer: Callable[[Job, Profile, Context], None] | None = None
         """Told of everything that is weighed, for calibration; it changes nothing."""
         self._jobs: dict[ProcessKey, _JobWatch] = {}

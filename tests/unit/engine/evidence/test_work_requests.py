@@ -9,10 +9,11 @@ from typing import Any
 from ncclwatch.engine.case import Case, Known, of_nodes
 from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.engine.evidence.base import FactKind, Strength
+from ncclwatch.engine.evidence.sockets import DeadPath
 from ncclwatch.engine.evidence.work_requests import Shows, WorkFact, WorkRequests
 from ncclwatch.engine.network import KEPT_WINDOWS, MAX_FLOWS, MEMORY_NS, NetworkMemory
 from ncclwatch.engine.nodes import LinkNode
-from ncclwatch.model.network import NetworkLook
+from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, PathAnswer, SocketFacts
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkWindow
@@ -221,3 +222,41 @@ def test_completion_times_stand_in_for_round_trips_where_there_are_none() -> Non
     memory.feed_work("node2", [replace(pair, work=replace(pair.work, counting=Counting.TCP))], 5)
     memory.feed("node3", NetworkLook(), 5)
     assert memory.delays().keys() == {"node1"}
+
+
+def probed(
+    alive: bool, *, unacknowledged: int | None, kind: str = "tcp", time_ns: int = END_NS, state: FlowState = FlowState.BLOCKED
+) -> Case:
+    """The same job; a probe was answered on the path of rank 1 to rank 2, over a socket or (``None``) a queue pair."""
+    answer = PathAnswer(time_ns, "10.0.0.2", alive, kind, "refused" if alive else "timeout", "as it says", 90.0)
+    sock = None if unacknowledged is None else SocketFacts(1, "10.0.0.1:5", "10.0.0.2:7", unacknowledged=unacknowledged)
+    flow = FlowRecord(
+        1001, FlowKind.SOCKET if sock else FlowKind.RDMA, "Socket", "mlx5_0", 1, state, comm_hash=WORLD, rank=1,
+        channel=0, peer=2, direction=SEND, global_rank=1, socket=sock, path=answer,
+    )  # fmt: skip
+    case = standing(silent_link())
+    case.known.network.feed("node1", NetworkLook(flows=(flow, replace(flow, channel=1))), 7 * SECOND)
+    return case
+
+
+def test_an_answer_on_a_path_that_stands_still_is_a_fact_once() -> None:
+    (fact,) = probed(True, unacknowledged=0).facts.of(FactKind.WORK, WorkFact)
+    assert (fact.shows, fact.subject, fact.owner, fact.peer, fact.strength) == (Shows.PEER, LINK, 1, 2, Strength.PROVEN)
+    assert fact.text == (
+        f"rank 1 (node1, pid 1001) to rank 2: a probe of ours (TCP, 90 µs) says refused: as it says: {Shows.PEER}"
+    )
+    for state in (FlowState.ACTIVE, FlowState.STALLED, FlowState.UNKNOWN):
+        (fact,) = probed(True, unacknowledged=3, state=state).facts.of(FactKind.WORK, WorkFact)
+        assert fact.shows is Shows.ALIVE, "its own proxy may not take what is done: that nobody receives is not known"
+    assert not probed(True, unacknowledged=0, time_ns=SECOND - 1).facts.of(FactKind.WORK, WorkFact), "from before the standstill"
+
+
+def test_that_nobody_answers_is_the_path_s_doing_where_the_connection_gets_no_answer_either() -> None:
+    for case in (probed(False, unacknowledged=3), probed(False, unacknowledged=None, kind="rdma")):
+        (fact,) = case.facts.of(FactKind.WORK, WorkFact)
+        assert (fact.shows, fact.strength) == (Shows.NO_PATH, Strength.LIKELY)
+        (dead,) = case.facts.of(FactKind.PATH_DEAD, DeadPath)
+        assert (dead.way, dead.remote, dead.global_rank) == ((WORLD, 1, 2), "10.0.0.2", 1)
+        assert dead.local == ("10.0.0.1" if case.known.network.hosts["node1"].flows[0].socket else "mlx5_0 of node1")
+    kept_out = probed(False, unacknowledged=0)
+    assert not [*kept_out.facts.of(FactKind.WORK, WorkFact), *kept_out.facts.of(FactKind.PATH_DEAD, DeadPath)], "a firewall"
