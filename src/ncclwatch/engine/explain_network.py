@@ -1,4 +1,4 @@
-"""A port or a path that is down below a standstill is its cause, whoever the waits lead to; and TCP that still tries.
+"""A port or a path that is down below a standstill is its cause, whoever the waits lead to; and who may still come through.
 
 What is cut while nothing is under way on it leaves no trace in anybody's memory, and newer proxies drop what their transport
 reports as failed: then the waits end at a rank that merely waits unseen. That a port which ranks of the job use went down when
@@ -10,14 +10,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from statistics import median_low
 
-from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect
+from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody
 from ncclwatch.engine.edges import told
 from ncclwatch.engine.evidence.base import Fact, FactKind
+from ncclwatch.engine.evidence.cpu_limits import HELD_BACK, HELD_TIMES
 from ncclwatch.engine.evidence.ports import PortDown
 from ncclwatch.engine.evidence.sockets import DeadPath
 from ncclwatch.engine.evidence.work_requests import Shows, WorkFact
 from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.engine.nodes import RankNode
+from ncclwatch.engine.patience import LONGEST_PATIENCE_S
+from ncclwatch.engine.stated import first_waits
 from ncclwatch.engine.suspects import observed, one_of_each
 from ncclwatch.model.network import NicRecord
 from ncclwatch.model.state import Communicator, Direction, Transport
@@ -55,46 +60,64 @@ def network_down(case: Case) -> Iterator[Hypothesis]:
         more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
         what = "port" if suspects[0].cause is Cause.PORT else "path"
         supports.insert(0, told(f"the waits that can be seen end at {names}{more}, which may itself wait for such a {what}"))
-    yield Hypothesis(
-        "network-down", VerdictClass.HARDWARE, suspects[0].cause, tuple(suspects),
-        frozenset(ranks - {suspect.index for suspect in suspects}), 0.8, tuple(supports), missing=standing.missing,
-        planes=(*standing.planes, "nic"), because=because, follows=(*standing.follows, standing.rule),
-    )  # fmt: skip
+    made_from = {"because": because, "missing": standing.missing, "follows": (*standing.follows, standing.rule)}
+    yield naming(VerdictClass.HARDWARE, suspects, ranks, 0.8, supports, planes=standing.planes, **made_from).seen_by("nic")
+
+
+# --- links, and ranks that data neither reaches nor leaves --------------------------------------------------------------
 
 
 def network_end(case: Case) -> Iterator[Hypothesis]:
-    """Of links that carry no data the ends whose port is down; of a rank that data neither reaches nor leaves that the network is
-    why, where a dead path ends at it.
+    """Of links that carry no data, and of a rank that data neither reaches nor leaves, whose doing it is: of the end whose port
+    is down, of the end whose proxy asks for no completions where the other does not wait for any in vain; or the network is why,
+    where a dead path ends at the rank, or it asks in vain.
 
-    An end is let go only where the other end of its own link is known to be down: another link may have another trouble.
+    An end is let go only where the other end of its own link is known to be at fault: another link may have another trouble.
     """
-    standing, ports = case.standing, _ports_down(case)
+    standing = case.standing
     if standing is None or standing.verdict_class is not VerdictClass.HARDWARE:
         return
-    kept, because = list[Suspect](), dict[int, Fact]()
-    paths = _paths(case) if any(suspect.cause is Cause.CUT_OFF for suspect in standing.suspects) else []
-    ends = {member.index for path in paths for end in path.ends.values() if (member := path.group.holder(end)) is not None}
-
-    def port_of(host: str, rank: int | None) -> PortDown | None:
-        return next((port for port in ports if port.is_used_by(host, rank)), None)
-
-    for suspect in standing.suspects:
-        port, other = port_of(suspect.place.host, suspect.place.rank), _other_end(case.job, suspect)
-        if suspect.cause is Cause.CUT_OFF and suspect.index in ends:
-            because |= {id(path.fact): path.fact for path in paths}
-            kept.append(replace(suspect, cause=Cause.PATH))
-        elif port is not None and suspect.place.link is not None:
-            because[id(port)] = port
-            kept.append(replace(suspect, cause=Cause.PORT, detail=f"{port.nic.label} {port.state}"))
-        elif other is None or port_of(other.info.host, other.rank) is None:
-            kept.append(suspect)
-    causes = {suspect.cause for suspect in kept}
-    if because and (len(kept) < len(standing.suspects) or Cause.PATH in causes):
+    job, doubtful = case.job, {one.index for one in standing.suspects if one.place.link or one.cause is Cause.CUT_OFF}
+    proven = _proven(case, doubtful, {one.index for one in standing.suspects if one.cause is Cause.CUT_OFF}) if doubtful else {}
+    kept: list[Suspect] = []
+    because: dict[int, Fact] = {}
+    for one in standing.suspects:
+        if one.index in proven and one.index in doubtful:
+            cause, detail, fact = proven[one.index]
+            because[id(fact)] = fact
+            place = replace(one.place, link=None) if cause is Cause.PROXY_STALLED else one.place
+            kept.append(replace(one, cause=cause, detail=detail, place=place))
+        elif _other_end(job, one) not in proven:
+            kept.append(one)
+    if because:
+        causes, freed = {one.cause for one in kept}, standing.named - {one.index for one in kept}
         yield standing.amended(
-            "network-end", cause=causes.pop() if len(causes) == 1 else Cause.LINK, suspects=tuple(kept),
-            victims=standing.victims | (standing.named - {suspect.index for suspect in kept}), because=tuple(because.values()),
-            planes=(*standing.planes, "nic"),
+            *(PLANES[fact.kind] for fact in because.values()), suspects=tuple(kept), victims=standing.victims | freed,
+            cause=kept[0].cause if len(causes) == 1 else Cause.LINK, because=tuple(because.values()),
         )  # fmt: skip
+
+
+PLANES = {FactKind.PORT_DOWN: "nic", FactKind.PATH_DEAD: "nic", FactKind.WORK: "wire"}
+"""By what each kind of proof is seen."""
+
+
+def _proven(case: Case, doubtful: set[int | None], cut_off: set[int | None]) -> dict[int | None, tuple[Cause, str, Fact]]:
+    """Processes that something else says to be at fault: why, what completes the words, and what says so.
+
+    ``doubtful`` are those named for links, ``cut_off`` those that data neither reaches nor leaves.
+    """
+    found: dict[int | None, tuple[Cause, str, Fact]] = {}
+    for path in _paths(case) if cut_off else ():
+        members = (member for end in path.ends.values() if (member := path.group.holder(end)) is not None)
+        found |= {member.index: (Cause.PATH, "", path.fact) for member in members if member.index in cut_off}
+    for port in _ports_down(case):
+        using = [one.index for one in case.job.members if port.is_used_by(one.info.host, one.rank) and one.index not in cut_off]
+        found |= dict.fromkeys(using, (Cause.PORT, f"{port.nic.label} {port.state}", port))
+    work = [fact for fact in case.facts.of(FactKind.WORK, WorkFact) if fact.owner in doubtful]
+    in_vain = [fact for fact in work if fact.shows is Shows.NOT_COMPLETED]
+    asleep = [fact for fact in work if fact.shows.by_proxy] if not in_vain else []
+    found |= {fact.owner: (Cause.PROXY_STALLED, "", fact) for fact in asleep}
+    return found | {fact.owner: (Cause.PATH, "", fact) for fact in in_vain if fact.owner in cut_off}
 
 
 # --- ports -------------------------------------------------------------------------------------------------------------
@@ -178,13 +201,14 @@ def _link(own: Communicator, nic: NicRecord) -> LinkRef | None:
     return LinkRef(source, destination, "net", channels, nic.name)
 
 
-def _other_end(job: Job, suspect: Suspect) -> Member | None:
-    """The observed process at the other end of a suspect's link."""
+def _other_end(job: Job, suspect: Suspect) -> int | None:
+    """The observed process at the other end of a suspect's link; -1 where there is none."""
     place, group = suspect.place, job.groups.get(suspect.group)
     link = place.link
     if link is None or group is None or place.comm_rank not in (link.source, link.destination):
-        return None
-    return group.holder(link.destination if place.comm_rank == link.source else link.source)
+        return -1
+    other = group.holder(link.destination if place.comm_rank == link.source else link.source)
+    return other.index if other is not None else -1
 
 
 # --- paths -------------------------------------------------------------------------------------------------------------
@@ -245,40 +269,12 @@ def _path_suspect(job: Job, member: Member, path: _Path, *, alone: bool) -> Susp
     return replace(suspect, place=place, group=path.group.id)
 
 
-# --- work requests -----------------------------------------------------------------------------------------------------
+# --- too early to say --------------------------------------------------------------------------------------------------
 
-
-def completions(case: Case) -> Iterator[Hypothesis]:
-    """Proxy or network, of links that carry no data: an end that asks for no completions is why, where the other end does not
-    wait for any in vain; of a rank that data neither reaches nor leaves and that asks in vain, the network is.
-    """
-    standing = case.standing
-    cut_off = standing is not None and any(suspect.cause is Cause.CUT_OFF for suspect in standing.suspects)
-    if standing is None or not (cut_off or _has_link(standing)):
-        return
-    facts = [fact for fact in case.facts.of(FactKind.WORK, WorkFact) if fact.owner in standing.named]
-    of_proxy = {fact.owner: fact for fact in facts if fact.shows.by_proxy}
-    of_network = {fact.owner: fact for fact in facts if fact.shows is Shows.NOT_COMPLETED}
-    planes = (*standing.planes, "wire")
-    if of_proxy and not of_network:
-        suspects = tuple(
-            replace(suspect, cause=Cause.PROXY_STALLED, place=replace(suspect.place, link=None))
-            for suspect in standing.suspects
-            if suspect.index in of_proxy
-        )
-        freed = standing.named - of_proxy.keys()
-        yield standing.amended(
-            "completions", cause=Cause.PROXY_STALLED, suspects=suspects, victims=standing.victims | freed,
-            because=tuple(of_proxy.values()), planes=planes,
-        )  # fmt: skip
-    elif cut_off and standing.named <= of_network.keys():
-        suspects = tuple(replace(suspect, cause=Cause.PATH) for suspect in standing.suspects)
-        yield standing.amended(
-            "completions", cause=Cause.PATH, suspects=suspects, because=tuple(of_network.values()), planes=planes
-        )
-
-
-# --- TCP still tries ---------------------------------------------------------------------------------------------------
+CRAWL_TIMES = 6.0
+"""Unit: times the patience with others; whoever is held back may stand still for so long. From: chosen. A process with a fiftieth
+of a CPU was seen to get none for seven seconds (Linux 6.18), and one step of a transfer takes several such turns.
+"""
 
 
 def tcp_slow(case: Case) -> Iterator[Hypothesis]:
@@ -286,15 +282,34 @@ def tcp_slow(case: Case) -> Iterator[Hypothesis]:
     standing = case.standing
     if standing is None or case.still >= case.retries_s or standing.verdict_class is not VerdictClass.HARDWARE:
         return
-    if all(suspect.place.link or suspect.cause is Cause.CUT_OFF for suspect in standing.suspects):
-        suspects = tuple(
-            replace(suspect, cause=Cause.PORT_RETRIES) if suspect.cause is Cause.CUT_OFF else suspect
-            for suspect in standing.suspects
-        )
+    if all(one.place.link or one.cause is Cause.CUT_OFF for one in standing.suspects):
+        suspects = [replace(one, cause=Cause.PORT_RETRIES) if one.cause is Cause.CUT_OFF else one for one in standing.suspects]
         yield standing.amended(
-            "tcp-slow", verdict_class=VerdictClass.SLOW_COMMUNICATION, cause=suspects[0].cause, suspects=suspects,
-            seconds=case.still, because=case.facts.of(FactKind.RETRYING),
+            verdict_class=VerdictClass.SLOW_COMMUNICATION, cause=suspects[0].cause, suspects=tuple(suspects), seconds=case.still,
+            because=case.facts.of(FactKind.RETRYING),
         )  # fmt: skip
+
+
+def crawls(case: Case) -> Iterator[Hypothesis]:
+    """A standstill that names nobody but ranks that a CPU limit holds back, most others not, or links with such a rank at an end:
+    that is too early to say anything.
+    """
+    standing, longer = case.standing, min(CRAWL_TIMES * case.patience_s, LONGEST_PATIENCE_S)
+    if standing is None or case.still >= longer:
+        return
+    if standing.verdict_class not in (VerdictClass.NOT_ENTERED, VerdictClass.HARDWARE):
+        return
+    shares: dict[int | None, float] = dict.fromkeys((member.index for member in case.job.members), 0.0)
+    throttled = [(fact.subject.index, fact) for fact in case.facts.of(FactKind.THROTTLED) if isinstance(fact.subject, RankNode)]
+    for index, fact in throttled:
+        shares[index] = max(shares[index], fact.value or 0.0)
+    least = max(HELD_BACK, HELD_TIMES * median_low(shares.values()))
+    ends = [(suspect.index, _other_end(case.job, suspect)) for suspect in standing.suspects]
+    held = [{index for index in pair if shares.get(index, 0.0) >= least} for pair in ends]
+    if all(held):
+        because = [fact for index, fact in throttled if index in set.union(*held) and fact.value == shares[index]]
+        follows = (*standing.follows, standing.rule)
+        yield nobody(Cause.PAUSE, first_waits(case), seconds=longer, because=tuple(because), follows=follows)
 
 
 def _places(standing: Hypothesis) -> list[Culprit]:

@@ -99,7 +99,7 @@ def _retract(rule: str, sink: Sink, doubtful: Sequence[Wait]) -> Iterator[Retrac
 
 
 def _retraction(rule: str, wait: Wait) -> Retraction:
-    return Retraction(wait.number, rule, wait_facts([wait])[0])
+    return Retraction(wait.number, wait_facts([wait])[0])
 
 
 def _following(waits: Sequence[Wait]) -> dict[Node, list[Node]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect
+from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.edges import Why, told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind
@@ -32,20 +32,20 @@ SHOWN = 4
 def all_ended(case: Case) -> Iterator[Hypothesis]:
     """Every observed process has ended."""
     if not case.alive:
-        yield Hypothesis("all-ended", VerdictClass.IDLE, Cause.ALL_ENDED, confidence=1.0)
+        yield Hypothesis(VerdictClass.IDLE, Cause.ALL_ENDED, confidence=1.0)
 
 
 def one_sample(case: Case) -> Iterator[Hypothesis]:
     """One sample cannot tell a pause from a hang."""
     if len(case.newcomers) == len(case.alive):
-        yield Hypothesis("one-sample", VerdictClass.UNKNOWN, Cause.ONE_SAMPLE)
+        yield nobody(Cause.ONE_SAMPLE)
 
 
 def progress(case: Case) -> Iterator[Hypothesis]:
     """NCCL moved between the last two samples of some process."""
     if case.still == 0.0:
         notes = tuple(fact for fact in case.facts.of(FactKind.HALTED, Halted) if not fact.ended)
-        yield Hypothesis("progress", VerdictClass.RUNNING, Cause.PROGRESS, confidence=1.0, supports=notes)
+        yield Hypothesis(VerdictClass.RUNNING, Cause.PROGRESS, confidence=1.0, supports=notes)
 
 
 # --- stopped, ended ----------------------------------------------------------------------------------------------------
@@ -54,13 +54,13 @@ def progress(case: Case) -> Iterator[Hypothesis]:
 def halted(case: Case) -> Iterator[Hypothesis]:
     """Processes that a signal or a debugger has stopped, and those, observed or not, that have ended while others needed them."""
     if any(find_halted(case)):
-        yield _halted(case, "halted", 0.99)
+        yield _halted(case, 0.99)
 
 
 def ended_behind(case: Case) -> Iterator[Hypothesis]:
     """The same once waits that are not seen were followed: what they lead to is less sure."""
     if case.waits.open and any(find_halted(case)):
-        yield _halted(case, "ended-behind", 0.85)
+        yield _halted(case, 0.85)
 
 
 def find_halted(case: Case) -> tuple[list[Member], list[Sink]]:
@@ -128,7 +128,7 @@ def _has_ended(job: Job, sink: Sink, silent: Collection[tuple[int, int]], census
     return any(RankNode(member.index) in waiting and errors_of(member) for member in job.members)
 
 
-def _halted(case: Case, rule: str, confidence: float) -> Hypothesis:
+def _halted(case: Case, confidence: float) -> Hypothesis:
     """A hypothesis on stopped and ended processes, and on ranks nobody observed that have ended: those are the cause, if any."""
     job, (halted, ended) = case.job, find_halted(case)
     by_member = {sink.nodes[0].index: sink for sink in case.sinks if isinstance(sink.nodes[0], RankNode) and not sink.is_cycle}
@@ -149,10 +149,8 @@ def _halted(case: Case, rule: str, confidence: float) -> Hypothesis:
         supports += wait_facts(sink.waits)
     supports += [fact for member in job.members for fact in error_facts(member)]
     victims = _victims(case, halted, [*(by_member[m.index] for m in halted if m.index in by_member), *ended], suspects)
-    return Hypothesis(
-        rule, VerdictClass.DEAD if ended or any(member.gone for member in halted) else VerdictClass.STOPPED, suspects[0].cause,
-        tuple(suspects), frozenset(victims), confidence if victims else 0.8, tuple(supports),
-    )  # fmt: skip
+    verdict_class = VerdictClass.DEAD if ended or any(member.gone for member in halted) else VerdictClass.STOPPED
+    return naming(verdict_class, suspects, victims, confidence if victims else 0.8, supports)
 
 
 def _victims(case: Case, halted: Sequence[Member], ends: Sequence[Sink], suspects: Sequence[Suspect]) -> set[int]:
@@ -205,12 +203,14 @@ def creation(case: Case) -> Iterator[Hypothesis]:
     found = {rank: member for rank in group.missing if (member := _process_of(group, rank, candidates)) is not None}
     supports = tuple(told(line, kind=FactKind.STANDS) for line in _creation_lines(case, group, found))
     if case.still < case.known.creation_patience_s or not found:
-        yield Hypothesis("creation", VerdictClass.UNKNOWN, Cause.CREATING, supports=supports, group=group.id)
+        yield nobody(Cause.CREATING, supports, group=group.id)
         return
-    suspects = tuple(_not_joined(member, group, rank) for rank, member in found.items())
-    victims = frozenset(member.index for member, _ in group.members.values())
+    suspects = [
+        Suspect(Culprit(member.info.rank, rank, member.info.host, member.info.pid, None, group.reference()), Cause.NOT_JOINED)
+        for rank, member in found.items()
+    ]
     confidence = 0.8 if len(found) == len(group.missing) else 0.5
-    yield Hypothesis("creation", VerdictClass.INIT_HANG, Cause.NOT_JOINED, suspects, victims, confidence, supports)
+    yield naming(VerdictClass.INIT_HANG, suspects, group.ranks, confidence, supports)
 
 
 def _creation_lines(case: Case, group: Group, found: dict[int, Member]) -> Iterator[str]:
@@ -242,10 +242,6 @@ def _process_of(group: Group, rank: int, candidates: Sequence[Member]) -> Member
     return None
 
 
-def _not_joined(member: Member, group: Group, rank: int) -> Suspect:
-    return Suspect(Culprit(member.info.rank, rank, member.info.host, member.info.pid, None, group.reference()), Cause.NOT_JOINED)
-
-
 # --- nothing open, or not for long enough ------------------------------------------------------------------------------
 
 
@@ -255,7 +251,7 @@ def pause(case: Case) -> Iterator[Hypothesis]:
         return
     if case.waits.open:
         cause = Cause.TCP_TRIES if case.patience_s == case.retries_s else Cause.PAUSE
-        yield Hypothesis("pause", VerdictClass.UNKNOWN, cause, supports=first_waits(case), seconds=case.patience_s)
+        yield nobody(cause, first_waits(case), seconds=case.patience_s)
     else:
         yield from nothing_open(case)
 
@@ -266,16 +262,13 @@ def nothing_open(case: Case) -> Iterator[Hypothesis]:
         return
     members = [member for member in case.job.members if errors_of(member)]
     if members:
-        suspects = tuple(_failed(case.job, member) for member in members)
-        facts = tuple(fact for member in members for fact in error_facts(member))
-        yield Hypothesis("nothing-open", VerdictClass.ERROR, Cause.NCCL_ERROR, suspects, confidence=0.9, supports=facts)
+        facts = [fact for member in members for fact in error_facts(member)]
+        yield naming(VerdictClass.ERROR, (_failed(case.job, member) for member in members), (), 0.9, facts)
     elif case.still >= case.patience_s and any(is_hidden(own) for one in case.job.members for own in one.last.communicators):
-        ended = tuple(
-            fact for fact in case.facts.of(FactKind.HALTED, Halted) if fact.ended and isinstance(fact.subject, RankNode)
-        )
-        yield Hypothesis("nothing-open", VerdictClass.UNKNOWN, Cause.NOTHING_SEEN, supports=ended)
+        halted = case.facts.of(FactKind.HALTED, Halted)
+        yield nobody(Cause.NOTHING_SEEN, (fact for fact in halted if fact.ended and isinstance(fact.subject, RankNode)))
     else:
-        yield Hypothesis("nothing-open", VerdictClass.IDLE, Cause.NOTHING_OPEN, confidence=0.7)
+        yield Hypothesis(VerdictClass.IDLE, Cause.NOTHING_OPEN, confidence=0.7)
 
 
 def first_waits(case: Case) -> tuple[Fact, ...]:

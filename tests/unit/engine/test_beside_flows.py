@@ -33,7 +33,8 @@ def flow_lines(flows: list[FlowRecord], verdict: Verdict, *, slow: bool) -> tupl
     memory.feed("node1", NetworkLook(flows=tuple(flows)), 1)
     facts = of_network(memory).facts
     troubled, lost = facts.of(FactKind.FLOW_TROUBLE, FlowFact), facts.of(FactKind.LOST, FlowFact)
-    return beside.flow_lines(troubled, lost, verdict, slow=slow)
+    told = list(beside.flow_lines(troubled, lost, verdict, slow=slow))
+    return [line for line, _ in told], [step for _, step in told if step]
 
 
 def test_of_a_slow_job_only_connections_with_an_end_at_a_culprit_are_told_the_worst_first() -> None:
