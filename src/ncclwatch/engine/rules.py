@@ -205,7 +205,7 @@ _EXPLAINED = (
         "another operation: CCL-D H2.",
         "tests/fixtures/jobs/deadlock-of-four-2.32.3-shm-post-hang-0",
         "tests/fixtures/jobs/h1-skip-tensor-2.27.5-shm-post-hang-0",
-        FROM_ENDS,
+        FROM_ENDS | {"unseen"},
     ),
     Rule(
         "counts-differ", Stratum.EXPLAIN, explain_calls.counts_differ,
