@@ -14,10 +14,11 @@ from ncclwatch.engine.evidence.base import Fact, FactKind
 from ncclwatch.engine.evidence.device import gpu_state
 from ncclwatch.engine.evidence.disagreements import Counts, Lack, lacks
 from ncclwatch.engine.graph import Sink, victims_of
-from ncclwatch.engine.job import Job, Member
+from ncclwatch.engine.job import Job, Member, launched
 from ncclwatch.engine.nodes import AbsentNode, HiddenNode, LinkNode, Node, RankNode
 from ncclwatch.engine.patience import HANG_FLOOR_S
 from ncclwatch.engine.retract import has_sent, is_begun
+from ncclwatch.engine.rings import ring_written
 from ncclwatch.engine.suspects import observed, peers
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.verdict import LinkRef, VerdictClass
@@ -247,7 +248,8 @@ def cycle(case: Case) -> Iterator[Hypothesis]:
     found = _Cycle(sinks, inside, members, find_deviations(case.job, members, case.known.orders))
     by_calls = any(wait.why is Why.NO_MESSAGE for wait in inside)
     if found.deviations or not by_calls:
-        yield (None if by_calls or found.deviations else _lacks_call(case.job, found)) or _order(case, found)
+        told = None if found.deviations else _lacks_call(case.job, found) or _wrote_more(case.job, found)
+        yield told or _order(case, found)
     else:
         yield nobody(Cause.CYCLE_OF_CALLS, wait_facts(inside))
 
@@ -288,6 +290,32 @@ def _alone_in_it(job: Job, wait: Wait) -> list[Member]:
         if any((o.comm_hash, o.op_count) == (operation.comm_hash, operation.op_count) for o in member.last.operations)
     ]  # fmt: skip
     return inside if 2 * len(inside) < len(group.members) else []
+
+
+def _wrote_more(job: Job, found: _Cycle) -> Hypothesis | None:
+    """Who waits in a ring of shared memory for ranks that have called as often, and have written what so many calls alike amount
+    to, each the same: they have ended all theirs, and whoever has written more called something else.
+
+    Whose last call has not begun has written one call less. That is as much for each call only by chance: of k steps a call it
+    takes k to be a multiple of the number of calls.
+    """
+    for number in dict.fromkeys(wait.key.group for wait in found.inside if wait.why is Why.EMPTY):
+        group = job.groups[number]
+        calls = {launched(member, own) for member, own in group.members.values()}
+        count = calls.pop() if len(calls) == 1 and len(group.members) == group.nranks else None
+        least: dict[int, int] = {}
+        odd: set[int] = set()
+        for channel, written in ring_written(group).items():
+            least[channel] = min(written.values())
+            odd |= {rank for rank, steps in written.items() if steps > least[channel]}
+        ended = count and all(not steps % count and steps < count * (count - 1) for steps in least.values())
+        members = [group.members[rank][0] for rank in sorted(odd)]
+        if ended and any(least.values()) and 0 < 2 * len(odd) <= group.nranks:
+            waits = [wait for wait in found.inside if wait.key.group == number]
+            suspects = [observed(job, member, waits, (), Cause.WROTE_MORE) for member in members]
+            supports = wait_facts([*waits, *(wait for wait in found.inside if wait not in waits)])
+            return naming(VerdictClass.INCONSISTENT, suspects, found.victims, 0.7, supports)
+    return None
 
 
 def _order(case: Case, found: _Cycle) -> Hypothesis:
