@@ -157,7 +157,7 @@ def test_who_is_in_the_middle_of_one_ring_is_not_in_the_next() -> None:
     ids=["as many steps for each call", "one call less", "not as many for each", "by chance", "calls that are not known"],
 )
 def test_who_has_written_more_than_its_calls_amount_to_called_something_else(calls: int, ended: int, accused: set[int]) -> None:
-    """As read from a real job (2.25.1): both have called as often; 0 has ended all and waits elsewhere for 1, which wants more."""
+    """As read from a real job (2.25.1): both called as often; 0 has ended all and waits elsewhere for 1, which asks more."""
     written = {TENSOR: (ended, ended + 4), GATHER: (296, 288)}
     read = {TENSOR: (ended, ended), GATHER: (288, 288)}
 
