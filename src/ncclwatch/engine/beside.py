@@ -32,6 +32,8 @@ from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 
 GPU_LINES, WORK_LINES = 4, 4
 """Bound: lines of evidence from the device plane for one rank, and about work requests."""
+STATED = frozenset({VerdictClass.STOPPED, VerdictClass.DEAD, VerdictClass.INIT_HANG, VerdictClass.ERROR})
+"""Verdicts that the operating system or NCCL states outright."""
 RAISE_LIMITS = "raise the CPU limits of the job's containers or pods, or take them away"
 
 
@@ -60,7 +62,9 @@ def planes_beside(case: Case) -> Iterator[Hypothesis]:
             yield replace(standing, missing=(*standing.missing, *silent)).seen_by(*shim)
         return
     named = standing.named
-    behind = [(job.groups[number], finding) for number, finding in case.findings.items() if "calls" not in standing.planes]
+    # What the operating system states needs no word of the calls; finding that takes a while.
+    findings = {} if "calls" in standing.planes or standing.verdict_class in STATED else case.findings
+    behind = [(job.groups[number], finding) for number, finding in findings.items()]
     calls = [
         behind_fact(job, group, finding) for group, finding in behind
         if any(rank in group.members and group.members[rank][0].index in named for rank in finding.behind)
