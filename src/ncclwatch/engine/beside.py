@@ -190,8 +190,6 @@ MAX_FLOWS = 3
 """Bound: connections that are told of."""
 LOST = LOSSY_SEGMENTS
 """Unit: segments that a culprit's sockets sent again in 30 s. Fewer are not spoken of. From: :data:`network.LOSSY_SEGMENTS`."""
-TIMES = 5.0
-"""Unit: times what other sockets send again. From: chosen, as counts of ten differ by less than twofold by chance."""
 WHERE_LOST = (
     "packets of {who} are lost on the way: look for errors and drops at the cable, the transceiver and the switch port "
     "(ethtool -S), and for queues that overflow"
@@ -259,17 +257,14 @@ def _flow_line(group: Sequence[FlowFact], named: Sequence[Culprit]) -> str:
 
 
 def _loss(lost: Sequence[FlowFact], named: Sequence[Culprit], culprits: Collection[int]) -> str | None:
-    """That segments of the culprits' sockets are sent again much more often than those of others, where they are."""
-    sockets = {
-        fact.flow.socket.local: (int(fact.value or 0), _touches(fact, named, culprits))
-        for fact in lost
-        if fact.flow.socket is not None
-    }
-    theirs = [count for count, near in sockets.values() if near]
-    others = [count for count, near in sockets.values() if not near]
+    """That segments of the culprits' sockets are sent again, where each has more of it than any other socket."""
+    flows = {fact.flow.socket.local: fact for fact in lost if fact.flow.socket is not None}
+    near = {local for local, fact in flows.items() if _touches(fact, named, culprits)}
+    theirs, others = (
+        [int(fact.value or 0) for local, fact in flows.items() if (local in near) is side] for side in (True, False)
+    )
     total = sum(theirs)
-    usual = sum(others) / len(others) if others else 0.0
-    if total < LOST or total / len(theirs) < TIMES * usual:
+    if total < LOST or total <= len(theirs) * max(others, default=0):
         return None
     beside = f", {sum(others)} on {len(others)} others" if others else ""
     return (
