@@ -18,7 +18,7 @@ from ncclwatch.engine.job import Job, Member, launched
 from ncclwatch.engine.nodes import AbsentNode, HiddenNode, LinkNode, Node, RankNode
 from ncclwatch.engine.patience import HANG_FLOOR_S
 from ncclwatch.engine.retract import has_sent, is_begun
-from ncclwatch.engine.rings import ring_written
+from ncclwatch.engine.rings import CHUNK_STEPS, ring_written
 from ncclwatch.engine.suspects import observed, peers
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.verdict import LinkRef, VerdictClass
@@ -302,17 +302,17 @@ def _wrote_more(job: Job, found: _Cycle) -> Hypothesis | None:
     for number in dict.fromkeys(wait.key.group for wait in found.inside if wait.why is Why.EMPTY):
         group = job.groups[number]
         calls = {launched(member, own) for member, own in group.members.values()}
-        count = calls.pop() if len(calls) == 1 and len(group.members) == group.nranks else None
-        least: dict[int, int] = {}
-        odd: set[int] = set()
-        for channel, written in ring_written(group).items():
-            least[channel] = min(written.values())
-            odd |= {rank for rank, steps in written.items() if steps > least[channel]}
-        ended = count and all(not steps % count and steps < count * (count - 1) for steps in least.values())
-        members = [group.members[rank][0] for rank in sorted(odd)]
-        if ended and any(least.values()) and 0 < 2 * len(odd) <= group.nranks:
+        count, odd = (calls.pop() if len(calls) == 1 else None) or 0, set[int]()
+        rings = ring_written(group).values()
+        for written in rings:
+            least, most = min(written.values()), max(written.values())
+            # Without those that have ended it goes on no further than the ring lets it: what is more is several calls.
+            alike = 0 < least < count * (count - 1) and not least % count and most - least <= CHUNK_STEPS * (group.nranks - 1)
+            odd |= {rank for rank, steps in written.items() if steps > least} if alike else group.members.keys()
+        whole = all(len(written) == group.nranks for written in rings)
+        if whole and 0 < 2 * len(odd) <= group.nranks:
             waits = [wait for wait in found.inside if wait.key.group == number]
-            suspects = [observed(job, member, waits, (), Cause.WROTE_MORE) for member in members]
+            suspects = [observed(job, group.members[rank][0], waits, (), Cause.WROTE_MORE) for rank in sorted(odd)]
             supports = wait_facts([*waits, *(wait for wait in found.inside if wait not in waits)])
             return naming(VerdictClass.INCONSISTENT, suspects, found.victims, 0.7, supports)
     return None

@@ -89,22 +89,11 @@ _DRAWN = (
 _RETRACTED = (
     Rule(
         "not-begun", Stratum.RETRACT, retract.not_begun,
-        "Proxies open receives of all that is called; a ring begins with a send (src/device/all_reduce.h): no send "
-        "produced, not begun.",
+        "A GPU is in one operation of a stream, but proxies open the receives of all that is called. A ring begins with a "
+        "send (src/device/all_reduce.h): no send produced, not begun. Ranks run one program: a receive that a peer has open "
+        "as well did not keep that peer from the collective.",
         "tests/unit/engine/test_retract.py::test_a_rank_that_is_at_two_operations_waits_in_neither",
         "tests/unit/engine/test_retract.py::test_where_nobody_has_begun_anything_there_is_no_cycle_either",
-    ),
-    Rule(
-        "data-at-hand", Stratum.RETRACT, retract.data_at_hand,
-        "Whose data lies unread in one operation is not held up in another, of which nothing shows that it has begun it.",
-        "tests/fixtures/jobs/drawn-801-64-gpu-stall-2.21.5-shm-post-hang-0",
-        "tests/unit/engine/test_retract.py::test_a_rank_that_is_at_two_operations_waits_in_neither",
-    ),
-    Rule(
-        "called-later", Stratum.RETRACT, retract.called_later,
-        "Ranks run one program: a receive that a peer has open as well did not keep that peer from the collective.",
-        "tests/fixtures/jobs/drawn-801-51-gpu-stall-2.27.5-socket-post-hang-0",
-        "tests/unit/engine/test_retract.py::test_a_receive_that_may_come_first_makes_a_cycle",
     ),
     Rule(
         "not-completing", Stratum.RETRACT, retract.not_completing,
