@@ -14,7 +14,7 @@ from ncclwatch.engine import beside, explain_calls, explain_network, explain_wai
 from ncclwatch.engine.case import Rule, Stratum
 
 FROM_ENDS = frozenset({"link", "rank-behind"})
-FROM_MEMORY = FROM_ENDS | {"cycle", "counts-differ", "open-calls-differ"}
+FROM_MEMORY = FROM_ENDS | {"nothing-open", "cycle", "counts-differ", "open-calls-differ"}
 FROM_CALLS = frozenset({"not-called", "calls-differ", "left-out"})
 OPEN_TO_DOUBT = FROM_ENDS | FROM_CALLS | {"cycle"}
 """Where the waits or the calls that can be seen end: a port or a path below that may be why."""
@@ -217,6 +217,7 @@ _EXPLAINED = (
         "CCL-D H1 by calls: the others have called it, and this rank waits for nobody.",
         "tests/unit/engine/test_calls.py::test_who_has_not_called_is_named_although_the_waits_end_unseen",
         "tests/unit/engine/test_calls.py::test_behind_on_one_communicator_because_it_waits_in_another_is_a_victim",
+        frozenset({"nothing-open"}),
     ),
     Rule(
         "calls-differ", Stratum.EXPLAIN, explain_calls.calls_differ,

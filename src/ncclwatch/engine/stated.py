@@ -122,24 +122,21 @@ def _is_lost(job: Job, sink: Sink) -> bool:
 def _halted(case: Case, confidence: float) -> Hypothesis:
     """A hypothesis on stopped and ended processes, and on ranks nobody observed that have ended: those are the cause, if any."""
     job, (halted, ended) = case.job, find_halted(case)
-    by_member = {sink.nodes[0].index: sink for sink in case.sinks if isinstance(sink.nodes[0], RankNode) and not sink.is_cycle}
+    ends = {sink.nodes[0].index: sink for sink in case.sinks if isinstance(sink.nodes[0], RankNode) and not sink.is_cycle}
     suspects: list[Suspect] = []
     supports: list[Fact] = []
     first = wait_facts(case.waits.first(SHOWN))[:SHOWN]
     for member in halted:
-        sink = by_member.get(member.index)
-        suspects.append(observed(job, member, sink.waits if sink else (), (), _halted_cause(member)))
-        supports += case.facts.about(FactKind.HALTED, RankNode(member.index))
-        if sink is not None:
-            supports += wait_facts(sink.waits)
-        if member.gone or sink is None or not sink.waits:
-            # Its neighbours' transfers with it may be gone, or hidden inside the node.
-            supports += first
+        waits = ends[member.index].waits if member.index in ends else []
+        suspects.append(observed(job, member, waits, (), _halted_cause(member)))
+        supports += [*case.facts.about(FactKind.HALTED, RankNode(member.index)), *wait_facts(waits)]
+        # Its neighbours' transfers with it may be gone, or hidden inside the node.
+        supports += first if member.gone or not waits else []
     for sink in ended:
         suspects.append(absent(job, sink, Cause.ENDED_UNSEEN))
         supports += wait_facts(sink.waits)
     supports += [fact for member in job.members for fact in error_facts(member)]
-    victims = _victims(case, halted, [*(by_member[m.index] for m in halted if m.index in by_member), *ended], suspects)
+    victims = _victims(case, halted, [*(ends[m.index] for m in halted if m.index in ends), *ended], suspects)
     verdict_class = VerdictClass.DEAD if ended or any(member.gone for member in halted) else VerdictClass.STOPPED
     return naming(verdict_class, suspects, victims, confidence if victims else 0.8, supports)
 
