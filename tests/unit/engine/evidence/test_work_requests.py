@@ -156,7 +156,7 @@ def test_a_verdict_says_what_the_flows_of_those_named_show() -> None:
     lines = told.evidence[len(plain.evidence) :]
     assert [str(Shows.NOT_COMPLETED) in line for line in lines] == [True, False] and str(Shows.NOTHING_RECEIVED) in lines[1]
     assert "wire" in told.planes and "wire" not in plain.planes
-    assert "work-requests" in told.rules
+    assert "planes-beside" in told.rules
 
 
 def test_flows_of_others_are_not_told() -> None:
