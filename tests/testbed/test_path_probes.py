@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -88,11 +89,16 @@ def test_agents_probe_one_another_where_both_may(tmp_path: Path) -> None:
             )
             for host in network.hosts
         ]
-        said = lambda words: any(words in agent.text for agent in agents)  # noqa: E731
-        engine.wait(lambda: said("probed, as ordered"), "a probe", 120)
+
+        def probed() -> bool:
+            return any("probed, as ordered" in agent.text for agent in agents)
+
+        def answers() -> list[dict[str, Any]]:
+            return [data["verdict"] for data in engine.objects("answer")]
+
+        engine.wait(probed, "a probe", 120)
         time.sleep(5)
         asked.write_text("now\n")
-        answers = lambda: [data["verdict"] for data in engine.objects("answer")]  # noqa: E731
         engine.wait(answers, "an answer", 60)
         lines = [line for line in answers()[-1]["evidence"] if "a probe of ours" in line]
         assert any("says ok: 3 of 3 answered" in line and str(Shows.PEER) in line for line in lines), (
