@@ -23,21 +23,26 @@ class Stop:
         self._set = True
         self._wakes.put(None)
 
+    def wake(self) -> None:
+        """Wake who waits, without asking for the end: there is something to do."""
+        self._wakes.put(None)
+
     def is_set(self) -> bool:
         """Whether somebody has."""
         return self._set
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for so many seconds at most, without a number for ever; returns whether it is set."""
+        """Wait for so many seconds at most, without a number for ever, or until woken; returns whether it is set."""
         if self._set:
             return True
         try:
             self._wakes.get(timeout=None if timeout is None else max(timeout, 0.0))
         except Empty:
             return self._set
-        # One put wakes one: the next who waits.
-        self._wakes.put(None)
-        return True
+        if self._set:
+            # One put wakes one: the next who waits.
+            self._wakes.put(None)
+        return self._set
 
 
 def stop_on_signals() -> Stop:

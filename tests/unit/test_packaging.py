@@ -133,7 +133,7 @@ def ncclwatch_containers() -> list[tuple[str, dict[str, Any], dict[str, Any]]]:
 
 
 def options_of(command: str) -> set[str]:
-    group = typer.main.get_command(main.app)
+    group = typer.main.get_command(main.application())
     found = group.commands[command]  # type: ignore[attr-defined]
     return {option for parameter in found.params for option in parameter.opts}
 

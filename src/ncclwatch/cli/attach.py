@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ncclwatch.cli import options
 from ncclwatch.cli.asking import AskFileOption, Bell
+from ncclwatch.cli.haste import HASTE, tell
 from ncclwatch.cli.options import (
     HANG_FLOOR_S,
     ORDER_BUDGET,
@@ -33,8 +36,14 @@ from ncclwatch.cli.options import (
 )
 from ncclwatch.cli.showing import show, surface_of
 from ncclwatch.cli.surfaces import serving
+from ncclwatch.cli.wire_option import path_probes, wire_mode
 from ncclwatch.errors import ExitStatus, UsageError
 from ncclwatch.stopping import stop_on_signals
+
+if TYPE_CHECKING:
+    from ncclwatch.collect.batch import NodeBatch
+
+FIRST_LOOKS = 2
 
 
 def attach(
@@ -77,18 +86,18 @@ def attach(
     named = options.only_pids(pid, words, "snapshot files are for 'ncclwatch diagnose'")
     if calls and not as_json:
         raise UsageError("--calls needs --json", "add --json")
+    said = said_by(as_json=as_json)
     from ncclwatch.cli.live import LiveSession, verdict_stands
     from ncclwatch.collect.sampling import Sampling
     from ncclwatch.engine.patience import Patience
 
     session = LiveSession(
         every=every, interval_s=interval, stop=stop_on_signals(),
-        patience=Patience(hang_after, adaptive=not fixed),
-        sampling=None if sample is None else Sampling(sample),
-        asked=Bell(ask_file).rung,
-        slow=slow_rule(slow_mode, t_base, theta),
-        wire=options.wire_mode(wire), order_budget=order_budget / 100, paths=options.path_probes(probe_paths),
+        patience=Patience(hang_after, adaptive=not fixed), asked=Bell(ask_file).rung,
+        sampling=None if sample is None else Sampling(sample), slow=slow_rule(slow_mode, t_base, theta),
+        wire=wire_mode(wire), order_budget=order_budget / 100, paths=path_probes(probe_paths), tell=said,
     )  # fmt: skip
+    session.taps.append(_until_judged())
     try:
         session.start(options.choose_pids(named, every), calls=probes)
         with serving(metrics) as also:
@@ -96,3 +105,25 @@ def attach(
     finally:
         session.close()
     return ExitStatus.VERDICT if exit_code and verdict_stands(session.verdict) else ExitStatus.OK
+
+
+def said_by(*, as_json: bool) -> Callable[[str], None]:
+    """Where a start says what it does: on standard error, unless whoever reads JSON may have joined it with standard output."""
+    if as_json and not sys.stderr.isatty():
+        return lambda _: None
+    tell("loading what judges")
+    return tell
+
+
+def _until_judged() -> Callable[[NodeBatch], None]:
+    """Ends the haste of the start once the job was judged for the first time, or when it has cost enough."""
+    looks = 0
+
+    def take(batch: NodeBatch) -> None:
+        nonlocal looks
+        looks += batch.looked
+        if looks > FIRST_LOOKS:
+            HASTE.end()
+        HASTE.check()
+
+    return take

@@ -94,10 +94,18 @@ class LiveSession(Judged):
         wire: tuple[Mode, float] = (Mode.BURSTS, DEFAULT_BUDGET),
         order_budget: float = STANDING_BUDGET,
         paths: PathProbes | None = None,
+        tell: Callable[[str], None] = lambda _: None,
     ) -> None:
         # By the wall clock, so that recordings of several nodes hold samples of the same moments.
         self.collector = NodeCollector(
-            every=every, interval_s=interval_s, stop=stop, sampling=sampling, common_ns=time.time_ns, wire=wire, paths=paths
+            every=every,
+            interval_s=interval_s,
+            stop=stop,
+            sampling=sampling,
+            common_ns=time.time_ns,
+            wire=wire,
+            paths=paths,
+            tell=tell,
         )
         super().__init__(DiagnosisSession(LiveDiagnosis(patience=patience or Patience(), slow=(slow or SlowRule()).watch())))
         self._desk = OrderDesk(self.collector, wire[1] if wire[0] is not Mode.STATE else 0.0, order_budget)

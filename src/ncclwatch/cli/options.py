@@ -12,9 +12,7 @@ from ncclwatch.errors import TargetError, UsageError
 from ncclwatch.text import clean
 
 if TYPE_CHECKING:
-    from ncclwatch.collect.paths import PathProbes
     from ncclwatch.engine.slow.modes import SlowRule
-    from ncclwatch.wire.governor import Mode
 
 # 2^22 is the kernel's PID_MAX_LIMIT on 64-bit machines (include/linux/threads.h).
 PID_MAX = 1 << 22
@@ -89,22 +87,6 @@ MetricsOption = Annotated[
     str | None,
     typer.Option("--metrics", metavar="[ADDRESS]:PORT", help="Serve Prometheus metrics, on 127.0.0.1 if no address is given."),
 ]
-
-
-def wire_mode(text: str) -> tuple[Mode, float]:
-    """How work requests are counted, and the share of any thread's time that it may cost."""
-    from ncclwatch.wire.governor import DEFAULT_BUDGET, Mode
-
-    named = {"exact": Mode.EXACT, "off": Mode.STATE}.get(text.lower())
-    if named is not None:
-        return named, DEFAULT_BUDGET
-    try:
-        budget = float(text.removesuffix("%")) / 100
-    except ValueError:
-        budget = -1.0
-    if not 0 <= budget <= 1:
-        raise UsageError(f"'{clean(text, 40)}' is no share of a thread's time", "give --wire a number of percent, exact, or off")
-    return (Mode.BURSTS, budget) if budget > 0 else (Mode.STATE, DEFAULT_BUDGET)
 
 
 def pids(options: Sequence[str] | None) -> list[int]:
@@ -218,19 +200,6 @@ def slow_rule(mode: str, t_base_s: float | None, theta: float) -> SlowRule:
     if t_base_s is not None and mode != SlowMode.CCL_D:
         raise UsageError("--t-base belongs to --slow-mode ccl-d", "add it, or leave --t-base out")
     return SlowRule(SlowMode(mode), t_base_s, theta)
-
-
-def path_probes(token_file: Path | None) -> PathProbes | None:
-    """Who probes paths, where that is allowed."""
-    if token_file is None:
-        return None
-    from ncclwatch.collect.paths import PathProbes
-    from ncclwatch.pathprobe.listener import check_token
-    from ncclwatch.pathprobe.token import read_token
-
-    token = read_token(token_file)
-    check_token("0.0.0.0", token)  # noqa: S104 - callers must know the token
-    return PathProbes(token)
 
 
 FixedOption = Annotated[bool, typer.Option("--fixed", help="Keep to --hang-after, whatever was learned (CCL-D: 300).")]

@@ -21,6 +21,7 @@ from ncclwatch.cli.options import (
     WireOption,
 )
 from ncclwatch.cli.output import emit, flush, note
+from ncclwatch.cli.wire_option import wire_mode
 from ncclwatch.errors import ExitStatus, UsageError
 from ncclwatch.stopping import stop_on_signals
 from ncclwatch.text import clean, duration, size
@@ -84,7 +85,7 @@ def record(
     from ncclwatch.store.recorder import Recorder
 
     stop = stop_on_signals()
-    how = options.wire_mode(wire)
+    how = wire_mode(wire)
     session = LiveSession(every=every, interval_s=interval, stop=stop, wire=how, order_budget=order_budget / 100)
     recorder = Recorder(output, cap_bytes=cap, calls="all" if all_calls else "ledger", about={"command": "record"})
     reason = "ended by an error"

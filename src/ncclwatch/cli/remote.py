@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from ncclwatch import __version__
 from ncclwatch.cli.remote_view import JobView, ViewReader
@@ -15,10 +13,11 @@ from ncclwatch.collect.batch import Overhead, PlaneState
 from ncclwatch.collect.watched import Problem
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.engine.session import Update
-from ncclwatch.errors import NcclwatchError, UsageError
+from ncclwatch.errors import NcclwatchError
 from ncclwatch.messaging import packing, protocol
-from ncclwatch.messaging.keys import Key, own_key, read_key
+from ncclwatch.messaging.keys import Key
 from ncclwatch.messaging.limits import FormatError
+from ncclwatch.messaging.monitor import next_event
 from ncclwatch.messaging.protocol import Farewell, Hello, Ping, Refused, View, Welcome
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessInfo, ProcessSample
@@ -34,18 +33,6 @@ SILENT_S = 5.0
 
 class EngineUnreachableError(NcclwatchError):
     """No engine answers, or it does not take us."""
-
-
-def client_keys(address: str, folder: Path | None, role: str) -> tuple[Key, bytes] | None:
-    """Our key and the engine's; without a folder only an engine on this machine is spoken to."""
-    if folder is None:
-        if not protocol.is_loopback(address):
-            raise UsageError(
-                f"{address} is on another machine, and there are no keys",
-                "give the folder made by 'ncclwatch keys make' with --keys",
-            )
-        return None
-    return own_key(folder, role), read_key(folder / "engine.pub").public
 
 
 class RemoteSession:
@@ -194,7 +181,7 @@ class RemoteSession:
 
     def _watch(self) -> None:
         while self._monitor.poll(0):
-            event = recv_monitor_message(self._monitor)["event"]
+            event, _ = next_event(self._monitor)
             if event == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
                 raise EngineUnreachableError(
                     f"the engine at {self.address} does not know this key", "copy its public half to the engine's known/ folder"

@@ -23,8 +23,9 @@ def top(
 ) -> int:
     """Watch a whole job from its engine: every rank of every node, and the verdict."""
     from ncclwatch.cli.live import verdict_stands
-    from ncclwatch.cli.remote import RemoteSession, client_keys
+    from ncclwatch.cli.remote import RemoteSession
     from ncclwatch.messaging import protocol
+    from ncclwatch.messaging.keys import client_keys
 
     address = protocol.endpoint(engine)
     stop = stop_on_signals()

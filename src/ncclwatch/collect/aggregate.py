@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ncclwatch.collect.calls import Call, CallTracker
+from ncclwatch.collect.calls import FIELDS, Call, CallTracker, Row
 from ncclwatch.collect.ranks import ranks_of
 from ncclwatch.collect.rates import BUCKET_NS
 from ncclwatch.collect.state import OpenOperation, StateTracker
@@ -101,22 +101,23 @@ class Aggregator:
 
     def feed_events(self, events: NDArray[Any]) -> None:
         """Take call records, a structured array in the layout of ``struct nw_event``, in the order of the ring."""
-        names = events.dtype.names or ()
-        for row in events.tolist():
-            self.feed_record(dict(zip(names, row, strict=True)))
-
-    def feed_record(self, record: Mapping[str, int]) -> None:
-        """Take one call record."""
         # A process that is not on the tracer's list comes with its number in its own pid namespace, which may not be ours.
-        foreign = bool(record["flags"] & Flag.UNKNOWN_PROCESS) and record["pid_namespace"] != 0
-        process = None if foreign else self._by_pid.get(record["pid"])
-        if process is None:
-            self.strangers.records += 1
-            if not foreign and len(self.strangers.pids) < MAX_PROCESSES:
-                self.strangers.pids.add(record["pid"])
-            return
-        for rank in process.taking(record["comm"]):
-            rank.calls.feed(record)
+        foreign = (events["flags"] & int(Flag.UNKNOWN_PROCESS) != 0) & (events["pid_namespace"] != 0)
+        self.strangers.records += int(foreign.sum())
+        ours = events[~foreign] if foreign.any() else events
+        rows = zip(*(ours[name].tolist() for name in FIELDS), strict=True)
+        taken: dict[int, tuple[_Rank, list[Row]]] = {}
+        for pid, comm, row in zip(ours["pid"].tolist(), ours["comm"].tolist(), rows, strict=True):
+            process = self._by_pid.get(pid)
+            if process is None:
+                self.strangers.records += 1
+                if len(self.strangers.pids) < MAX_PROCESSES:
+                    self.strangers.pids.add(pid)
+                continue
+            for rank in process.taking(comm):
+                taken.setdefault(id(rank), (rank, []))[1].append(row)
+        for rank, found in taken.values():
+            rank.calls.feed(found)
 
     def feed_sample(self, sample: ProcessSample) -> None:
         """Take a look at a process that was added."""

@@ -46,6 +46,11 @@ class CallsPlane:
         except (NcclwatchError, OSError) as error:
             self.reason = str(error)
 
+    @property
+    def compiles(self) -> bool:
+        """Whether programs are being compiled, which takes a second of CPU time."""
+        return self._compilation is not None and self._compilation.running
+
     def start(self, infos: Iterable[ProcessInfo]) -> None:
         """Attach to the libraries of these processes. A failure is kept as ``reason``."""
         if self._compilation is None:
@@ -81,6 +86,11 @@ class CallsPlane:
         """Watch a process no longer."""
         if self._tracer is not None:
             self._tracer.remove_process(info.pid)
+
+    @property
+    def filled(self) -> float:
+        """How full the ring of records is, from 0 to 1."""
+        return self._tracer.filled if self._tracer is not None else 0.0
 
     def poll(self) -> NDArray[Any] | None:
         """Records since the last time, without waiting; a damaged ring ends the plane."""

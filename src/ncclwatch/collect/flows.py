@@ -45,6 +45,8 @@ class _Process:
     connections: list[NetConnection] = field(default_factory=list)
     open: frozenset[ConnectionKey] = frozenset()
     in_network: dict[ConnectionKey, int] = field(default_factory=dict)
+    descriptors: dict[ConnectionKey, tuple[int, ...]] = field(default_factory=dict)
+    """The sockets of each connection, until connections are looked up again."""
 
 
 class FlowCollector:
@@ -173,10 +175,13 @@ class FlowCollector:
                 if one.network != SOCKET_NETWORK:
                     continue
                 key = connection_key(pid, one)
-                try:
-                    descriptors = connection_sockets(decoder, one.communicator, sockets[pid])
-                except TargetGoneError:
-                    break
+                descriptors = process.descriptors.get(key, ())
+                if not descriptors or not all(fd in sockets[pid] for fd in descriptors):
+                    try:
+                        descriptors = tuple(connection_sockets(decoder, one.communicator, sockets[pid]))
+                    except TargetGoneError:
+                        break
+                    process.descriptors[key] = descriptors
                 watch = self._sockets.setdefault(key, SocketWatch(one.direction))
                 self._judged[key] = watch.look([sockets[pid][fd] for fd in descriptors], now)
         for key in [key for key in self._judged if key[0] in pids and key not in self._sockets]:
@@ -184,8 +189,10 @@ class FlowCollector:
 
     def _look_at_connections(self) -> None:
         self._owners = {}
+        self._table.refresh()
         for pid, process in self._processes.items():
             target = process.target
+            process.descriptors.clear()
             try:
                 process.connections = net_connections(target.decoder, target.load_bias, target.communicator_states)
                 if self.wire is None or not self.wire.running:

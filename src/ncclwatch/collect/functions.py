@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 
 from ncclwatch.model import events
 
@@ -87,6 +88,7 @@ def type_name(datatype: int) -> str:
     return TYPES[datatype][0] if 0 <= datatype < len(TYPES) else f"type {datatype}"
 
 
+@lru_cache(maxsize=4096)
 def algorithm_bytes(number: int, count: int, datatype: int, nranks: int) -> int | None:
     """Bytes the operation is about, as nccl-tests counts them; ``None`` where type or number of ranks is not known."""
     meaning = function(number).data

@@ -13,7 +13,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
@@ -60,7 +60,15 @@ class NetworkWatch:
     ``host`` is the name that records carry. Make it early: errors are counted from then on. Nothing it cannot do raises.
     """
 
-    def __init__(self, host: str | None = None, *, sys: Path = SYS, kernel_log: bool = True) -> None:
+    def __init__(
+        self,
+        host: str | None = None,
+        *,
+        sys: Path = SYS,
+        kernel_log: bool = True,
+        on_news: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._on_news = on_news
         self.host = host or socket.gethostname()
         self.reason = ""
         """Why links are not watched; empty while they are."""
@@ -194,6 +202,8 @@ class NetworkWatch:
                     self._notes.append(f"kernel log no longer watched: {error}")
                     with self._lock:
                         self._log = None
+            if self.has_news:
+                self._on_news()
 
     # --- looking -------------------------------------------------------------------------------------------------------------
 

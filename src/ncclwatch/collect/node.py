@@ -18,7 +18,6 @@ from ncclwatch.collect.cost import OwnCost
 from ncclwatch.collect.flows import FlowCollector
 from ncclwatch.collect.look_times import next_time
 from ncclwatch.collect.network import NetworkWatch
-from ncclwatch.collect.paths import PathProbes
 from ncclwatch.collect.ranks import ranks_of
 from ncclwatch.collect.sampling import Sampling
 from ncclwatch.collect.watched import Problem, Readable, Watched, nothing_read, sees_every_process
@@ -35,6 +34,8 @@ from ncclwatch.wire.orders import Order
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from ncclwatch.collect.paths import PathProbes
+
 # The ring holds many times what a quarter of a second brings; waking more often costs the node and shows a person nothing.
 WAKE_S = 0.25
 # Every so often --all looks for processes that came; a process that loads NCCL late is found on a later round.
@@ -43,8 +44,11 @@ RESCAN_S = 2.0
 RETRY_S = 30.0
 # Reading the hit counters of every probe costs a few system calls.
 OVERHEAD_EVERY_S = 5.0
-# A link that goes up or down is told within this time.
-NEWS_S = 0.05
+# While it starts, a collector says again what it does after so long.
+TELL_S = 1.0
+
+# A ring that is fuller is emptied at once: it holds a quarter of a second of the busiest node at least.
+FILLED = 0.125
 
 Choice = Callable[[ProcessInfo], bool]
 
@@ -66,7 +70,8 @@ class NodeCollector:
     looked at while they move. ``common_ns`` is a clock that several nodes have in common: looks are taken at the same
     times of it, so that those of all nodes show one moment (who waits for whom in a running job can be told from no other).
     ``wire`` is how work requests are counted, and the share of any thread's time that it may cost; ``paths`` probes paths where
-    that is allowed.
+    that is allowed. ``tell`` hears what is done while it starts, which on a crowded node takes long. ``patient``: records of
+    calls wait in their ring for the next look, unless they fill it: one batch a look costs less, and is smaller, than four.
     """
 
     def __init__(
@@ -81,7 +86,12 @@ class NodeCollector:
         common_ns: Callable[[], int] = time.monotonic_ns,
         wire: tuple[Mode, float] = (Mode.BURSTS, DEFAULT_BUDGET),
         paths: PathProbes | None = None,
+        tell: Callable[[str], None] = lambda _: None,
+        patient: bool = False,
     ) -> None:
+        self._patient = patient
+        self._nudged = False
+        self.tell = tell
         self.every = every
         self.sampling = sampling
         self.interval_s = interval_s
@@ -122,7 +132,14 @@ class NodeCollector:
         """
         if calls:
             self.calls.prepare()
-        for pid in pids:
+            if self.calls.compiles:
+                self.tell("compiling probes")
+        self.tell(f"finding NCCL in {len(pids)} process{'es' if len(pids) != 1 else ''}")
+        told = time.monotonic()
+        for number, pid in enumerate(pids):
+            if time.monotonic() - told > TELL_S:
+                told = time.monotonic()
+                self.tell(f"reading structures of NCCL and memory: {number} of {len(pids)} processes done")
             self._open(pid)
         for watched in list(self.watched.values()):
             error = watched.look()
@@ -134,6 +151,7 @@ class NodeCollector:
         infos = self.infos
         self.complete = self.every and self._choose is None and not self.problems and sees_every_process()
         if calls and infos:
+            self.tell("attaching probes")
             self.calls.start(infos)
         # Without a process there is no library to attach to yet.
         self._calls_later = calls and not infos
@@ -144,7 +162,7 @@ class NodeCollector:
             if watched.last is not None:
                 self.aggregator.feed_sample(watched.last)
         if network:
-            self.network = NetworkWatch(infos[0].host if infos else None)
+            self.network = NetworkWatch(infos[0].host if infos else None, on_news=self.stop.wake)
             self.work = WorkWatch(*self._wire)
             if self.paths is not None:
                 self.paths.listen()
@@ -179,7 +197,9 @@ class NodeCollector:
         ``until`` is the time of ``time.monotonic`` at which to end.
         """
         now = time.monotonic()
-        sleep = min(self.wake_s, max(self._next_look - now, 0.0))
+        sleep = max(self._next_look - now, 0.0)
+        if not self._patient:
+            sleep = min(self.wake_s, sleep)
         if until is not None:
             sleep = min(sleep, max(until - now, 0.0))
         self._sleep(sleep)
@@ -213,11 +233,19 @@ class NodeCollector:
         return now + next_time(clock + self.interval_s / 4, self.interval_s) - clock
 
     def _sleep(self, seconds: float) -> None:
-        """Sleep, but not through news of the network, and not past ``stop``."""
+        """Sleep, but not through news of the network nor a ring that fills, and not past ``stop``."""
         until = time.monotonic() + seconds
-        while (left := until - time.monotonic()) > 0:
-            if self.stop.wait(min(left, NEWS_S)) or (self.network is not None and self.network.has_news):
-                return
+        while (left := until - time.monotonic()) > 0 and not self._nudged:
+            if self.stop.wait(min(left, self.wake_s)) or (self.network is not None and self.network.has_news):
+                break
+            if self.calls.filled > FILLED:
+                break
+        self._nudged = False
+
+    def nudge(self) -> None:
+        """End the sleep of :meth:`step`: something came from elsewhere. Any thread may call it."""
+        self._nudged = True
+        self.stop.wake()
 
     def _close(self, draft: _Draft, finished: str) -> NodeBatch:
         time_ns = time.monotonic_ns()

@@ -13,17 +13,19 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ncclwatch.collect.batch import PlaneState
 from ncclwatch.collect.step_rates import ConnectionKey
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.network import FlowRecord, PathAnswer
 from ncclwatch.model.work import FlowWindow
-from ncclwatch.pathprobe.listener import Listener
 from ncclwatch.pathprobe.outcome import Answer
 from ncclwatch.probes.capabilities import inherited
 from ncclwatch.text import clean
+
+if TYPE_CHECKING:
+    from ncclwatch.pathprobe.listener import Listener
 
 PORT = 28050
 """Where probes of other nodes are answered, unless the user says otherwise."""
@@ -68,6 +70,8 @@ class PathProbes:
 
     def listen(self) -> None:
         """Answer probes of other nodes, where there is a token."""
+        from ncclwatch.pathprobe.listener import Listener
+
         if self.token and self._listener is None:
             try:
                 self._listener = Listener("0.0.0.0", self.port, self.token)  # noqa: S104 - callers must know the token

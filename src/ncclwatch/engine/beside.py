@@ -29,6 +29,8 @@ from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 
 GPU_LINES, WORK_LINES = 4, 4
 """Bound: lines of evidence from the device plane for one rank, and about work requests."""
+STATED = frozenset({VerdictClass.STOPPED, VerdictClass.DEAD, VerdictClass.INIT_HANG, VerdictClass.ERROR})
+"""Verdicts that the operating system or NCCL states outright."""
 RAISE_LIMITS = "raise the CPU limits of the job's containers or pods, or take them away"
 
 
@@ -57,7 +59,9 @@ def planes_beside(case: Case) -> Iterator[Hypothesis]:
             yield replace(standing, missing=(*standing.missing, *silent)).seen_by(*shim)
         return
     named = standing.named
-    behind = [(job.groups[number], finding) for number, finding in case.findings.items() if "calls" not in standing.planes]
+    # What the operating system states needs no word of the calls; finding that takes a while.
+    findings = {} if "calls" in standing.planes or standing.verdict_class in STATED else case.findings
+    behind = [(job.groups[number], finding) for number, finding in findings.items()]
     calls = [
         behind_fact(job, group, finding) for group, finding in behind
         if any(rank in group.members and group.members[rank][0].index in named for rank in finding.behind)
@@ -183,8 +187,6 @@ MAX_FLOWS = 3
 """Bound: connections that are told of."""
 LOST = LOSSY_SEGMENTS
 """Unit: segments that a culprit's sockets sent again in 30 s. Fewer are not spoken of. From: :data:`network.LOSSY_SEGMENTS`."""
-TIMES = 5.0
-"""Unit: times what other sockets send again. From: chosen, as counts of ten differ by less than twofold by chance."""
 WHERE_LOST = (
     "packets of {who} are lost on the way: look for errors and drops at the cable, the transceiver and the switch port "
     "(ethtool -S), and for queues that overflow"
@@ -252,17 +254,14 @@ def _flow_line(group: Sequence[FlowFact], named: Sequence[Culprit]) -> str:
 
 
 def _loss(lost: Sequence[FlowFact], named: Sequence[Culprit], culprits: Collection[int]) -> str | None:
-    """That segments of the culprits' sockets are sent again much more often than those of others, where they are."""
-    sockets = {
-        fact.flow.socket.local: (int(fact.value or 0), _touches(fact, named, culprits))
-        for fact in lost
-        if fact.flow.socket is not None
-    }
-    theirs = [count for count, near in sockets.values() if near]
-    others = [count for count, near in sockets.values() if not near]
+    """That segments of the culprits' sockets are sent again, where each has more of it than any other socket."""
+    flows = {fact.flow.socket.local: fact for fact in lost if fact.flow.socket is not None}
+    near = {local for local, fact in flows.items() if _touches(fact, named, culprits)}
+    theirs, others = (
+        [int(fact.value or 0) for local, fact in flows.items() if (local in near) is side] for side in (True, False)
+    )
     total = sum(theirs)
-    usual = sum(others) / len(others) if others else 0.0
-    if total < LOST or total / len(theirs) < TIMES * usual:
+    if total < LOST or total <= len(theirs) * max(others, default=0):
         return None
     beside = f", {sum(others)} on {len(others)} others" if others else ""
     return (

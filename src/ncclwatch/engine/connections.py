@@ -176,6 +176,16 @@ def rings_inside(group: Group) -> dict[int, dict[int, RingPlace]]:
     return found
 
 
+def ring_written(rings: Rings) -> dict[int, dict[int, int]]:
+    """Channel → rank → steps that it has written to the next in its ring, where that is seen."""
+    found: dict[int, dict[int, int]] = defaultdict(dict)
+    for channel, places in rings.items():
+        for rank, at in places.items():
+            if at.written is not None:
+                found[channel][rank] = at.written
+    return found
+
+
 def under_way(rings: Rings) -> dict[int, dict[int, RingPlace]]:
     """Of those rings who is amid an operation. Nobody of a ring in which somebody has read more than it wrote, as the last of a
     Broadcast has.
@@ -201,13 +211,13 @@ def laggards(job: Job) -> Iterator[Wait]:
     """
     for group in job.groups.values():
         inside = rings_inside(group)
-        amid = under_way(inside)
+        amid, steps_written = under_way(inside), ring_written(inside)
         for channel, places in inside.items() if group.nranks > 1 else ():
             waiting = {rank: at.ring.prev for rank, at in amid.get(channel, {}).items() if not at.unread}
             for rank, prev in waiting.items():
                 if prev in group.members:
                     yield _waits_inside(job, group, channel, rank, prev, "all that was written into shared memory is read")
-            written = {rank: at.written for rank, at in places.items() if at.written is not None}
+            written = steps_written.get(channel, {})
             least = min(written.values(), default=0)
             if len(written) < group.nranks or least == max(written.values()):
                 continue

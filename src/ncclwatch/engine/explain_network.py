@@ -8,7 +8,7 @@ the job came to stand, or that TCP gets no answer on a path, says more than wher
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import median_low
 
@@ -106,8 +106,8 @@ def _proven(case: Case, doubtful: set[int | None], cut_off: set[int | None]) -> 
     """
     found: dict[int | None, tuple[Cause, str, Fact]] = {}
     for path in _paths(case) if cut_off else ():
-        members = (member for end in path.ends.values() if (member := path.group.holder(end)) is not None)
-        found |= {member.index: (Cause.PATH, "", path.fact) for member in members if member.index in cut_off}
+        indices = {member.index for member in path.ends.values() if member is not None} & cut_off
+        found |= dict.fromkeys(indices, (Cause.PATH, "", path.fact))
     for port in _ports_down(case):
         using = [one.index for one in case.job.members if port.is_used_by(one.info.host, one.rank) and one.index not in cut_off]
         found |= dict.fromkeys(using, (Cause.PORT, f"{port.nic.label} {port.state}", port))
@@ -125,21 +125,32 @@ _Found = tuple[list[Suspect], set[int], tuple[Fact, ...]]
 
 
 def _of_ports(case: Case, standing: Hypothesis) -> _Found:
-    """Ranks whose port is down."""
-    job, down = case.job, _ports_down(case)
-    if not down or not _is_open_to_doubt(standing, ports_in_use(case)):
+    """Ranks whose port is down, of those that have a connection over the network in a communicator that stands still."""
+    job, down, places = case.job, _ports_down(case), _places(standing)
+    # A GPU or proxy that "does not go on" may wait, unseen, for the port; of a rank that uses the port, that is told already.
+    told = any(port.is_used_by(place.host, place.rank) for place in places for port in ports_in_use(case))
+    inside = standing.verdict_class is VerdictClass.HARDWARE and not told and not any(place.link for place in places)
+    if not down or not (standing.open_to_doubt or inside):
         return [], set(), ()
-    first = next((s.place for s in standing.suspects if s.place.operation), None) or next(iter(_places(standing)), None)
-    groups = [job.groups[number] for number in sorted(_groups_that_stand(case, standing))]
-    found = [(port, users) for port in down if (users := _users(port, groups))]
-    suspects = []
-    for port, users in found:
-        for member, link in users:
+    first = next((one for one in standing.suspects if one.place.operation), next(iter(standing.suspects), None))
+    numbers = case.waits.collectives() | ({first.group} if first else set())
+    numbers = numbers & job.groups.keys() or {wait.key.group for wait in case.waits.first(64)} & job.groups.keys()
+    groups = [job.groups[number] for number in sorted(numbers)]
+    suspects: list[Suspect] = []
+    because: list[Fact] = []
+    for port in down:
+        users: dict[int, tuple[Member, LinkRef]] = {}
+        for member, own in (held for group in groups for held in group.members.values()):
+            link = _link(own, port.nic) if port.is_used_by(member.info.host, member.rank) else None
+            if link is not None:
+                users.setdefault(member.index, (member, link))
+        because += [port] if users else []
+        for _, (member, link) in sorted(users.items()):
             suspect = observed(job, member, (), (), Cause.PORT, f"{port.nic.label} {port.state}", link=link)
-            communicator = (first.communicator if first else None) or suspect.place.communicator
-            place = replace(suspect.place, communicator=communicator, operation=first.operation if first else None)
+            communicator = (first.place.communicator if first else None) or suspect.place.communicator
+            place = replace(suspect.place, communicator=communicator, operation=first.place.operation if first else None)
             suspects.append(replace(suspect, place=place))
-    return suspects, {index for group in groups for index in group.ranks}, tuple(port for port, _ in found)
+    return suspects, {index for group in groups for index in group.ranks}, tuple(because)
 
 
 def ports_in_use(case: Case) -> list[PortDown]:
@@ -147,46 +158,11 @@ def ports_in_use(case: Case) -> list[PortDown]:
     return [port for port in case.facts.of(FactKind.PORT_DOWN, PortDown) if port.nic.used_by]
 
 
-def explains(port: PortDown, began: float) -> bool:
-    """Whether a standstill that began then may be a port's doing, also once it is up again: what was lost comes later."""
-    if port.until is not None and port.until < began - UNORDERED_S:
-        return False
-    return port.since is None or -BEFORE_S <= port.since - began <= UNORDERED_S
-
-
 def _ports_down(case: Case) -> list[PortDown]:
-    return [port for port in ports_in_use(case) if explains(port, case.time - case.still)]
-
-
-def _is_open_to_doubt(standing: Hypothesis, ports: Sequence[PortDown]) -> bool:
-    if standing.open_to_doubt:
-        return True
-    if standing.verdict_class is not VerdictClass.HARDWARE or _has_link(standing):
-        return False
-    # A GPU or proxy that "does not go on" may wait, unseen, for the port; of a rank that uses the port, that is told already.
-    return not any(port.is_used_by(place.host, place.rank) for place in _places(standing) for port in ports)
-
-
-def _groups_that_stand(case: Case, standing: Hypothesis) -> set[int]:
-    """Communicators in which something stands still."""
-    job, waits = case.job, case.waits
-    found = {number for number in waits.collectives() if number in job.groups}
-    first = next((suspect for suspect in standing.suspects if suspect.place.operation), next(iter(standing.suspects), None))
-    if first is not None and first.group in job.groups:
-        found.add(first.group)
-    return found or {wait.key.group for wait in waits.first(64) if wait.key.group in job.groups}
-
-
-def _users(port: PortDown, standing: Sequence[Group]) -> list[tuple[Member, LinkRef | None]]:
-    """Ranks that use a NIC and have a connection over the network in a communicator that stands still, with one such link."""
-    found: dict[int, tuple[Member, LinkRef | None]] = {}
-    for group in standing:
-        for member, own in group.members.values():
-            if member.index not in found and port.is_used_by(member.info.host, member.rank):
-                link = _link(own, port.nic)
-                if link is not None:
-                    found[member.index] = (member, link)
-    return [found[index] for index in sorted(found)]
+    """Those that may be why the job came to stand, also once they are up again: what was lost comes later."""
+    began = case.time - case.still
+    ended = [port for port in ports_in_use(case) if port.until is None or port.until >= began - UNORDERED_S]
+    return [port for port in ended if port.since is None or -BEFORE_S <= port.since - began <= UNORDERED_S]
 
 
 def _link(own: Communicator, nic: NicRecord) -> LinkRef | None:
@@ -214,39 +190,20 @@ def _other_end(job: Job, suspect: Suspect) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class _Path:
+    """A dead path in a communicator of the job; ``ends``: address → who has it, as far as it was observed."""
+
     fact: DeadPath
     group: Group
-    ends: dict[str, int]
-    """Address → rank in the communicator."""
+    ends: dict[str, Member | None]
 
 
 def _of_paths(case: Case, standing: Hypothesis) -> _Found:
     """The ends of paths over which nothing is acknowledged: of several the address they share, of a single one both ends.
 
+    Greedily the address that most of the remaining paths share; where none is shared, both ends, if both were observed.
     O(paths x communicators of a hash).
     """
     paths = _paths(case)
-    ranks = {index for path in paths for index in path.group.ranks} | standing.victims
-    return _path_suspects(case.job, paths), ranks, tuple(path.fact for path in paths)
-
-
-def _paths(case: Case) -> list[_Path]:
-    """Dead paths between ranks of the job."""
-    facts = sorted(case.facts.of(FactKind.PATH_DEAD, DeadPath), key=lambda fact: fact.way)
-    return [path for fact in facts if (path := _path_of(case.job, fact)) is not None]
-
-
-def _path_of(job: Job, fact: DeadPath) -> _Path | None:
-    way = fact.way
-    for group in job.groups.values() if fact.local != fact.remote else ():
-        sender = group.holder(way.rank) if group.hash == way.comm_hash and way.peer < group.nranks else None
-        if sender is not None and fact.global_rank in (None, sender.rank):
-            return _Path(fact, group, {fact.local: way.rank, fact.remote: way.peer})
-    return None
-
-
-def _path_suspects(job: Job, paths: Sequence[_Path]) -> list[Suspect]:
-    """Greedily the address that most of the remaining paths share; where none is shared, both ends, if both were observed."""
     left, named = list(paths), dict[int, Suspect]()
     while left:
         common = Counter(address for path in left for address in path.ends).most_common(2)
@@ -254,17 +211,27 @@ def _path_suspects(job: Job, paths: Sequence[_Path]) -> list[Suspect]:
         addresses = (common[0][0],) if alone else tuple(left[0].ends)
         for path in [path for path in left if set(addresses) <= path.ends.keys()]:
             left.remove(path)
-            members = [held for address in addresses if (held := path.group.holder(path.ends[address])) is not None]
+            members = [member for address in addresses if (member := path.ends[address]) is not None]
             for member in members if len(members) == len(addresses) else ():
-                named.setdefault(member.index, _path_suspect(job, member, path, alone=alone))
-    return list(named.values())
+                link = None if alone else LinkRef(path.fact.way.rank, path.fact.way.peer, "net")
+                suspect = observed(case.job, member, (), (), Cause.PATH if alone else Cause.PATH_END, link=link)
+                place = replace(suspect.place, communicator=path.group.reference(), comm_rank=path.group.rank_of(member))
+                named.setdefault(member.index, replace(suspect, place=place, group=path.group.id))
+    ranks = {index for path in paths for index in path.group.ranks} | standing.victims
+    return list(named.values()), ranks, tuple(path.fact for path in paths)
 
 
-def _path_suspect(job: Job, member: Member, path: _Path, *, alone: bool) -> Suspect:
-    link = None if alone else LinkRef(path.fact.way.rank, path.fact.way.peer, "net")
-    suspect = observed(job, member, (), (), Cause.PATH if alone else Cause.PATH_END, link=link)
-    place = replace(suspect.place, communicator=path.group.reference(), comm_rank=path.group.rank_of(member))
-    return replace(suspect, place=place, group=path.group.id)
+def _paths(case: Case) -> list[_Path]:
+    """Dead paths between ranks of the job."""
+    found = []
+    for fact in sorted(case.facts.of(FactKind.PATH_DEAD, DeadPath), key=lambda fact: fact.way):
+        way, groups = fact.way, case.job.groups.values() if fact.local != fact.remote else ()
+        for group in (group for group in groups if group.hash == way.comm_hash and way.peer < group.nranks):
+            sender = group.holder(way.rank)
+            if sender is not None and fact.global_rank in (None, sender.rank):
+                found.append(_Path(fact, group, {fact.local: sender, fact.remote: group.holder(way.peer)}))
+                break
+    return found
 
 
 # --- too early to say --------------------------------------------------------------------------------------------------
@@ -312,7 +279,3 @@ def crawls(case: Case) -> Iterator[Hypothesis]:
 
 def _places(standing: Hypothesis) -> list[Culprit]:
     return [suspect.place for suspect in one_of_each(standing.suspects)]
-
-
-def _has_link(standing: Hypothesis) -> bool:
-    return any(suspect.place.link for suspect in standing.suspects)

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field
 
 from ncclwatch.engine.call_patterns import Deviation, deviation_fact, find_deviations
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody
-from ncclwatch.engine.connections import unseen_peers
+from ncclwatch.engine.connections import CHUNK_STEPS, ring_written, rings_inside, unseen_peers
 from ncclwatch.engine.edges import PROXY_STALLS, Stall, Wait, Why, told, wait_facts
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, HiddenNode, LinkNode, Node, RankNode
 from ncclwatch.engine.evidence.device import gpu_state
 from ncclwatch.engine.evidence.disagreements import Counts, Lack, lacks
 from ncclwatch.engine.graph import Sink, victims_of
-from ncclwatch.engine.job import Job, Member
+from ncclwatch.engine.job import Job, Member, launched
 from ncclwatch.engine.patience import HANG_FLOOR_S
 from ncclwatch.engine.retract import has_sent, is_begun
 from ncclwatch.engine.suspects import observed, peers
@@ -246,7 +246,8 @@ def cycle(case: Case) -> Iterator[Hypothesis]:
     found = _Cycle(sinks, inside, members, find_deviations(case.job, members, case.known.orders))
     by_calls = any(wait.why is Why.NO_MESSAGE for wait in inside)
     if found.deviations or not by_calls:
-        yield (None if by_calls or found.deviations else _lacks_call(case.job, found)) or _order(case, found)
+        told = None if found.deviations else _lacks_call(case.job, found) or _wrote_more(case.job, found)
+        yield told or _order(case, found)
     else:
         yield nobody(Cause.CYCLE_OF_CALLS, wait_facts(inside))
 
@@ -287,6 +288,32 @@ def _alone_in_it(job: Job, wait: Wait) -> list[Member]:
         if any((o.comm_hash, o.op_count) == (operation.comm_hash, operation.op_count) for o in member.last.operations)
     ]  # fmt: skip
     return inside if 2 * len(inside) < len(group.members) else []
+
+
+def _wrote_more(job: Job, found: _Cycle) -> Hypothesis | None:
+    """Who waits in a ring of shared memory for ranks that have called as often, and have written what so many calls alike amount
+    to, each the same: they have ended all theirs, and whoever has written more called something else.
+
+    Whose last call has not begun has written one call less. That is as much for each call only by chance: of k steps a call it
+    takes k to be a multiple of the number of calls.
+    """
+    for number in dict.fromkeys(wait.key.group for wait in found.inside if wait.why is Why.EMPTY):
+        group = job.groups[number]
+        calls = {launched(member, own) for member, own in group.members.values()}
+        count, odd = (calls.pop() if len(calls) == 1 else None) or 0, set[int]()
+        rings = ring_written(rings_inside(group)).values()
+        for written in rings:
+            least, most = min(written.values()), max(written.values())
+            # Without those that have ended it goes on no further than the ring lets it: what is more is several calls.
+            alike = 0 < least < count * (count - 1) and not least % count and most - least <= CHUNK_STEPS * (group.nranks - 1)
+            odd |= {rank for rank, steps in written.items() if steps > least} if alike else group.members.keys()
+        whole = all(len(written) == group.nranks for written in rings)
+        if whole and 0 < 2 * len(odd) <= group.nranks:
+            waits = [wait for wait in found.inside if wait.key.group == number]
+            suspects = [observed(job, group.members[rank][0], waits, (), Cause.WROTE_MORE) for rank in sorted(odd)]
+            supports = wait_facts([*waits, *(wait for wait in found.inside if wait not in waits)])
+            return naming(VerdictClass.INCONSISTENT, suspects, found.victims, 0.7, supports)
+    return None
 
 
 def _order(case: Case, found: _Cycle) -> Hypothesis:

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ncclwatch.engine.edges import StallMark, Wait
 from ncclwatch.engine.evidence.base import LinkNode, Subject
 from ncclwatch.engine.evidence.calls import CallsFinding
 from ncclwatch.engine.graph import Sink
@@ -118,7 +119,8 @@ def wait_kinds(sinks: Iterable[Sink]) -> set[WaitKind]:
     """The kinds of operation in which the sinks are waited for, or stand still themselves."""
     kinds: set[WaitKind] = set()
     for sink in sinks:
-        for one in (*sink.waits, *sink.inside, *sink.stalls):
+        marks: list[Wait | StallMark] = [*sink.waits, *sink.inside, *sink.stalls]
+        for one in marks:
             name = one.operation.name if one.operation else ""
             of_end = (one.end.operation.collective, one.end.sub.nsteps) if one.end is not None else (name, 0)
             kinds.add(WaitKind(one.key.group, *of_end))

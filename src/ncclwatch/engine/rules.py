@@ -14,7 +14,7 @@ from ncclwatch.engine import beside, explain_calls, explain_network, explain_wai
 from ncclwatch.engine.case import Rule, Stratum
 
 FROM_ENDS = frozenset({"link", "rank-behind"})
-FROM_MEMORY = FROM_ENDS | {"cycle", "counts-differ", "open-calls-differ"}
+FROM_MEMORY = FROM_ENDS | {"nothing-open", "cycle", "counts-differ", "open-calls-differ"}
 FROM_CALLS = frozenset({"not-called", "calls-differ", "left-out"})
 OPEN_TO_DOUBT = FROM_ENDS | FROM_CALLS | {"cycle"}
 """Where the waits or the calls that can be seen end: a port or a path below that may be why."""
@@ -89,22 +89,11 @@ _DRAWN = (
 _RETRACTED = (
     Rule(
         "not-begun", Stratum.RETRACT, retract.not_begun,
-        "Proxies open receives of all that is called; a ring begins with a send (src/device/all_reduce.h): no send "
-        "produced, not begun.",
+        "A GPU is in one operation of a stream, but proxies open the receives of all that is called. A ring begins with a "
+        "send (src/device/all_reduce.h): no send produced, not begun. Ranks run one program: a receive that a peer has open "
+        "as well did not keep that peer from the collective.",
         "tests/unit/engine/test_retract.py::test_a_rank_that_is_at_two_operations_waits_in_neither",
         "tests/unit/engine/test_retract.py::test_where_nobody_has_begun_anything_there_is_no_cycle_either",
-    ),
-    Rule(
-        "data-at-hand", Stratum.RETRACT, retract.data_at_hand,
-        "Whose data lies unread in one operation is not held up in another, of which nothing shows that it has begun it.",
-        "tests/fixtures/jobs/drawn-801-64-gpu-stall-2.21.5-shm-post-hang-0",
-        "tests/unit/engine/test_retract.py::test_a_rank_that_is_at_two_operations_waits_in_neither",
-    ),
-    Rule(
-        "called-later", Stratum.RETRACT, retract.called_later,
-        "Ranks run one program: a receive that a peer has open as well did not keep that peer from the collective.",
-        "tests/fixtures/jobs/drawn-801-51-gpu-stall-2.27.5-socket-post-hang-0",
-        "tests/unit/engine/test_retract.py::test_a_receive_that_may_come_first_makes_a_cycle",
     ),
     Rule(
         "not-completing", Stratum.RETRACT, retract.not_completing,
@@ -228,6 +217,7 @@ _EXPLAINED = (
         "CCL-D H1 by calls: the others have called it, and this rank waits for nobody.",
         "tests/unit/engine/test_calls.py::test_who_has_not_called_is_named_although_the_waits_end_unseen",
         "tests/unit/engine/test_calls.py::test_behind_on_one_communicator_because_it_waits_in_another_is_a_victim",
+        frozenset({"nothing-open"}),
     ),
     Rule(
         "calls-differ", Stratum.EXPLAIN, explain_calls.calls_differ,

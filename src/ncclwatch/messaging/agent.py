@@ -74,7 +74,7 @@ class Agent:
         self.life = secrets.token_hex(8)
         self.spool = Spool(self.life, spool_folder, spool_bytes, spool_age_s)
         self._left_behind = len(self.spool)
-        self.writer = BatchWriter(calls="ledger", key_every=KEY_EVERY)
+        self.writer = BatchWriter(calls="ledger", key_every=KEY_EVERY, grouped=True)
         self._history = History()
         self._key_wanted = threading.Event()
         self._n = 0

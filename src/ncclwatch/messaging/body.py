@@ -56,6 +56,8 @@ class Body(BatchHead, omit_defaults=True, kw_only=True):
     layouts: dict[str, Layout] = msgspec.field(default_factory=dict)
     """With a key batch."""
     tables: list[Table] = msgspec.field(default_factory=list)
+    grouped: bool = False
+    """The calls of a process follow one another, in their order; else all are in the order of the ring."""
     since: list[int] = msgspec.field(default_factory=list)
     """For each sample, the sequence number of the batch that holds what it showed."""
     more: dict[str, msgspec.Raw] = msgspec.field(default_factory=dict)

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from ncclwatch import __version__
 from ncclwatch.collect.batch import NodeBatch
@@ -20,6 +19,7 @@ from ncclwatch.messaging import packing, protocol
 from ncclwatch.messaging.doorkeeper import DOMAIN, Doorkeeper
 from ncclwatch.messaging.keys import Key, KnownKeys, job_of
 from ncclwatch.messaging.limits import APART, FormatError
+from ncclwatch.messaging.monitor import next_event
 from ncclwatch.messaging.protocol import (
     Ack,
     Batch,
@@ -383,7 +383,7 @@ class Hub:
 
     def _count_failures(self) -> None:
         while self._monitor.poll(0):
-            recv_monitor_message(self._monitor)
+            next_event(self._monitor)
             self.counts.failed_handshakes += 1
             self._lines.tell("handshake", "a peer was turned away: no key, the wrong engine key, or it does not speak ZeroMQ")
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import zmq
 
 from ncclwatch.errors import NcclwatchError, UsageError
+from ncclwatch.messaging.protocol import is_loopback
 from ncclwatch.text import clean
 
 ROLES = ("engine", "agent", "viewer")
@@ -169,3 +170,15 @@ def make_token() -> str:
 def job_of(token: str) -> str:
     """What names a job in an engine: not the token, which is a secret."""
     return hashlib.sha256(token.encode()).hexdigest()[:12] if token else "default"
+
+
+def client_keys(address: str, folder: Path | None, role: str) -> tuple[Key, bytes] | None:
+    """Our key and the engine's; without a folder only an engine on this machine is spoken to."""
+    if folder is None:
+        if not is_loopback(address):
+            raise UsageError(
+                f"{address} is on another machine, and there are no keys",
+                "give the folder made by 'ncclwatch keys make' with --keys",
+            )
+        return None
+    return own_key(folder, role), read_key(folder / "engine.pub").public

@@ -15,13 +15,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from ncclwatch import __version__
 from ncclwatch.messaging import packing, protocol
 from ncclwatch.messaging.clock import ClockOffset
 from ncclwatch.messaging.keys import Key
 from ncclwatch.messaging.limits import FormatError
+from ncclwatch.messaging.monitor import next_event
 from ncclwatch.messaging.protocol import Ack, Batch, CountWork, Farewell, Hello, History, NeedKey, Ping, Pong, Refused, Welcome
 from ncclwatch.messaging.spool import Spool
 from ncclwatch.model.work import WorkOrder
@@ -87,6 +87,8 @@ class AgentLink:
         self._given: deque[_Given] = deque()
         self._news: deque[str] = deque(maxlen=100)
         self._orders: deque[WorkOrder] = deque(maxlen=MAX_ORDERS)
+        self.on_order: Callable[[], None] = lambda: None
+        """Called, by the link's own thread, when an order has come."""
         self._wake_in, self._wake_out = sockets.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -211,8 +213,7 @@ class AgentLink:
     def _watch(self, monitor: zmq.Socket[bytes]) -> None:
         """What ZeroMQ says of the connection."""
         while monitor.poll(0):
-            event = recv_monitor_message(monitor)
-            kind, value = event["event"], event["value"]
+            kind, value = next_event(monitor)
             if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._next_hello = 0.0
             elif kind == zmq.EVENT_HANDSHAKE_FAILED_AUTH:
@@ -285,6 +286,7 @@ class AgentLink:
             self._request_key()
         elif isinstance(message, CountWork):
             self._orders.append(WorkOrder(message.number, self._host, tuple(message.pids), message.standing))
+            self.on_order()
         elif isinstance(message, Welcome):
             # A hello that went out just before the handshake was told of is said twice: what is under way would be sent again.
             if not self._welcomed or message.engine != self.status.engine:

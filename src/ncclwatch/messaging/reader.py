@@ -108,11 +108,11 @@ class BatchReader:
         epoch = self._epoch
         if epoch is None:
             batch.looked = False
-            batch.events = _own_calls(body, data)
+            batch.events = _in_time(_own_calls(body, data), body)
             return Decoded(batch, body.stream, needs_key=True)
         tables = {table.layout: table for table in body.tables if table.layout in epoch.dtypes}
         if "calls" in tables:
-            batch.events = _calls_of(tables.pop("calls"), epoch)
+            batch.events = _in_time(_calls_of(tables.pop("calls"), epoch), body)
         work = {name: tables.pop(name) for name in list(tables) if name.startswith(WORK)}
         try:
             epoch.values.add(body.first_value, body.values)
@@ -183,6 +183,16 @@ def _own_calls(body: Body, data: bytes | memoryview) -> NDArray[Any] | None:
     if packing.version_of(data) != packing.VERSION:
         return None
     return next((packing.unpack(table, EVENT_DTYPE) for table in body.tables if table.layout == "calls"), None)
+
+
+def _in_time(calls: NDArray[Any] | None, body: Body) -> NDArray[Any] | None:
+    """Calls that came grouped by process, merged by their times; those of a process stay in their order, whatever these say."""
+    if calls is None or not body.grouped or not len(calls):
+        return calls
+    borders = np.flatnonzero(np.diff(calls["pid"])) + 1
+    times = np.concatenate([np.maximum.accumulate(part) for part in np.split(calls["time_ns"], borders)])
+    merged: NDArray[Any] = calls[np.argsort(times, kind="stable")]
+    return merged
 
 
 def _unpacked(tables: dict[str, Table], epoch: _Epoch) -> dict[str, NDArray[Any]]:

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.nic.namespaces import attributes, open_socket
@@ -21,13 +20,31 @@ from ncclwatch.nic.rdma import SYS, port_state, read_ports
 RTMGRP_LINK = 1
 RTM_NEWLINK = 16
 RTM_DELLINK = 17
+RTM_GETLINK = 18
 IFLA_IFNAME = 3
+IFLA_MTU = 4
+IFLA_OPERSTATE = 16
+IFLA_STATS64 = 23
+NLM_F_REQUEST_DUMP = 0x301
+NLMSG_ERROR = 2
+NLMSG_DONE = 3
 RECEIVE_BYTES = 1 << 16
 _HEADER = struct.Struct("=IHHII")
 _LINK = struct.Struct("=BxHiII")
+_OPERSTATES = ("unknown", "notpresent", "down", "lowerlayerdown", "testing", "dormant", "up")
+_STATISTICS = (
+    "rx_packets", "tx_packets", "rx_bytes", "tx_bytes", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "multicast",
+    "collisions", "rx_length_errors", "rx_over_errors", "rx_crc_errors", "rx_frame_errors", "rx_fifo_errors", "rx_missed_errors",
+    "tx_aborted_errors", "tx_carrier_errors", "tx_fifo_errors", "tx_heartbeat_errors", "tx_window_errors", "rx_compressed",
+    "tx_compressed", "rx_nohandler", "rx_otherhost_dropped",
+)  # fmt: skip
+"""``struct rtnl_link_stats64`` (include/uapi/linux/if_link.h), which only ever grew at its end."""
 
 IFF_UP = 1
 IFF_LOWER_UP = 1 << 16
+
+DUMP_TIMEOUT_S = 5.0
+"""The kernel answers in a millisecond; a socket that does not must not hold up a look for ever."""
 
 POLL_S = 0.05
 """How often the state of ports without a network device is read: nothing tells of their changes."""
@@ -66,9 +83,7 @@ class LinkMonitor:
     """Tells when links go up and down.
 
     ``namespace`` is the path of a network namespace (``/proc/PID/ns/net``) other than our own: netlink only speaks of its own.
-    ``fileno`` can be polled. Its notifications are decoded here (``struct ifinfomsg`` of linux/rtnetlink.h): pyroute2 reads ahead
-    into a queue of its own, so that a poll of its descriptor misses what is already there. Raises :class:`NcclwatchError` when
-    the namespace cannot be entered.
+    ``fileno`` can be polled. Raises :class:`NcclwatchError` when the namespace cannot be entered.
     """
 
     def __init__(self, namespace: str | None = None, sys: Path = SYS) -> None:
@@ -166,37 +181,68 @@ def read_devices(
     namespace: str | None = None, sys: Path = SYS, wanted: Callable[[str], bool] = lambda _: True
 ) -> list[NetDevice]:
     """All network devices of our own or the given network namespace, by name; raises :class:`NcclwatchError`."""
-    from pyroute2 import IPRoute
-
     try:
-        with IPRoute(netns=namespace) if namespace else IPRoute() as route:
-            messages = [message for message in route.get_links() if wanted(_name(message))]
+        with open_socket(
+            Path(namespace or "/proc/self/ns/net"), socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE
+        ) as route:
+            route.settimeout(DUMP_TIMEOUT_S)
+            messages = [link for link in _dump(route) if wanted(_name(link.attributes))]
     except OSError as error:
         raise NcclwatchError(f"cannot list network devices: {error}", "run as root") from None
     # Our sysfs shows our own namespace: another one's eth0 is not the eth0 found there.
     return sorted((_device(message, None if namespace else sys) for message in messages), key=lambda device: device.name)
 
 
-def _device(message: Any, sys: Path | None) -> NetDevice:
-    name = _name(message)
-    totals = message.get_attr("IFLA_STATS64") or {}
+@dataclass(frozen=True, slots=True)
+class _Link:
+    """One link message (``struct ifinfomsg`` of linux/rtnetlink.h, and the attributes behind it)."""
+
+    kind: int
+    index: int
+    flags: int
+    attributes: dict[int, bytes]
+
+
+def _dump(route: socket.socket) -> Iterator[_Link]:
+    """Every link of the namespace that the socket lives in; raises :class:`OSError`."""
+    size = _HEADER.size + _LINK.size
+    route.sendto(_HEADER.pack(size, RTM_GETLINK, NLM_F_REQUEST_DUMP, 1, 0) + bytes(_LINK.size), (0, 0))
+    while True:
+        data = route.recv(RECEIVE_BYTES)
+        for kind, message in _messages(data):
+            if kind == NLMSG_DONE:
+                return
+            if kind == NLMSG_ERROR:
+                code = -struct.unpack_from("=i", message)[0] if len(message) >= 4 else errno.EBADMSG
+                raise OSError(code, f"the kernel does not list them ({errno.errorcode.get(code, code)})")
+            if kind == RTM_NEWLINK and (link := _link(kind, message)) is not None:
+                yield link
+        if len(data) < _HEADER.size:
+            raise OSError(errno.EBADMSG, "the kernel's answer ended early")
+
+
+def _device(link: _Link, sys: Path | None) -> NetDevice:
+    name = _name(link.attributes)
     speed = -1
     if sys is not None:
         with contextlib.suppress(OSError, ValueError):
             speed = int((sys / "class/net" / name / "speed").read_text())
+    state = link.attributes.get(IFLA_OPERSTATE, b"\0")[0]
+    totals = link.attributes.get(IFLA_STATS64, b"")
+    known = min(len(totals) // 8, len(_STATISTICS))
     return NetDevice(
         name=name,
-        index=int(message["index"]),
-        up=_is_up(int(message["flags"])),
-        operstate=str(message.get_attr("IFLA_OPERSTATE") or "").lower(),
-        mtu=int(message.get_attr("IFLA_MTU") or 0),
+        index=link.index,
+        up=_is_up(link.flags),
+        operstate=_OPERSTATES[state] if state < len(_OPERSTATES) else "",
+        mtu=int.from_bytes(link.attributes.get(IFLA_MTU, b"")[:4], "little"),
         speed_mbps=speed if speed > 0 else None,
-        statistics={key: int(value) for key, value in totals.items() if isinstance(value, int)},
+        statistics=dict(zip(_STATISTICS, struct.unpack_from(f"={known}Q", totals), strict=False)),
     )
 
 
-def _name(message: Any) -> str:
-    return str(message.get_attr("IFLA_IFNAME") or "")
+def _name(attributes: dict[int, bytes]) -> str:
+    return attributes.get(IFLA_IFNAME, b"").split(b"\0", 1)[0].decode("ascii", "replace")
 
 
 def _is_up(flags: int) -> bool:
@@ -210,19 +256,30 @@ def _describe(flags: int) -> str:
     return "carrier" if flags & IFF_LOWER_UP else "no carrier"
 
 
-def _link_messages(data: bytes) -> Iterator[tuple[int, str, int]]:
-    """(message type, name, flags) of the link messages in a netlink datagram."""
+def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
+    """(type, content) of the messages in a netlink datagram; ends at the first one that is damaged."""
     position = 0
-    while position + _HEADER.size + _LINK.size <= len(data):
+    while position + _HEADER.size <= len(data):
         length, kind, _, _, _ = _HEADER.unpack_from(data, position)
         if length < _HEADER.size or position + length > len(data):
             return
-        if kind in (RTM_NEWLINK, RTM_DELLINK):
-            _, _, _, flags, _ = _LINK.unpack_from(data, position + _HEADER.size)
-            for attribute, value in attributes(data[position + _HEADER.size + _LINK.size : position + length]):
-                if attribute == IFLA_IFNAME:
-                    yield kind, value.split(b"\0", 1)[0].decode("ascii", "replace"), flags
+        yield kind, data[position + _HEADER.size : position + length]
         position += length + 3 & ~3
+
+
+def _link(kind: int, message: bytes) -> _Link | None:
+    if len(message) < _LINK.size:
+        return None
+    _, _, index, flags, _ = _LINK.unpack_from(message)
+    return _Link(kind, index, flags, dict(attributes(message[_LINK.size :])))
+
+
+def _link_messages(data: bytes) -> Iterator[tuple[int, str, int]]:
+    """(message type, name, flags) of the link messages in a netlink datagram."""
+    for kind, message in _messages(data):
+        link = _link(kind, message) if kind in (RTM_NEWLINK, RTM_DELLINK) else None
+        if link is not None and IFLA_IFNAME in link.attributes:
+            yield kind, _name(link.attributes), link.flags
 
 
 def _now() -> int:

@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import socket
 import struct
+import time
 from collections.abc import Container, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
 from ncclwatch.errors import NcclwatchError
-from ncclwatch.nic.namespaces import attributes, open_socket
+from ncclwatch.nic.namespaces import open_socket
 
 NETLINK_SOCK_DIAG = 4
 SOCK_DIAG_BY_FAMILY = 20
@@ -29,6 +30,8 @@ RECEIVE_BYTES = 1 << 16
 
 _REQUEST = struct.Struct("=IHHIIBBBBI48s")
 _HEADER = struct.Struct("=IHHII")
+_INODE_AT = struct.Struct("=I")
+_ATTRIBUTE = struct.Struct("=HH")
 _MESSAGE_SIZE = 72
 """``struct inet_diag_msg``: family, state, timer, retrans, id (ports and addresses in network order), expires, queues, uid,
 inode."""
@@ -52,12 +55,12 @@ _STATES = [
 ]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class TcpSocket:
-    """One TCP socket. Times are in µs, rates in bytes a second, the rest in bytes, packets or a plain count; totals since it
-    connected.
+    """One TCP socket at one moment. Times are in µs, rates in bytes a second, the rest in bytes, packets or a plain count; totals
+    since it connected.
 
-    Members that this kernel does not report are ``None``.
+    Members that this kernel does not report are ``None``. Not frozen, for hundreds are made at every look; nobody changes one.
     """
 
     local: str
@@ -114,7 +117,25 @@ _INFO: dict[str, tuple[int, str]] = {
     "receive_window_limited_us": (176, "=Q"),
     "bytes_retransmitted": (208, "=Q"),
 }
-"""Offset and format of members of ``struct tcp_info`` (the test compares them with the installed linux/tcp.h)."""
+"""Offset and format of members of ``struct tcp_info``, ascending (the test compares them with the installed linux/tcp.h)."""
+
+
+def _together(members: dict[str, tuple[int, str]]) -> struct.Struct:
+    """All of them as one structure."""
+    pattern, position = "=", 0
+    for offset, form in members.values():
+        pattern += f"{offset - position}x{form[1:]}"
+        position = offset + struct.calcsize(form)
+    return struct.Struct(pattern)
+
+
+_WHOLE_INFO = _together(_INFO)
+_SOCKET = struct.Struct("=BB2x48sIIIII")
+"""``struct inet_diag_msg``: family and state, the identity (ports, addresses, interface, cookie), expires, queues, uid, inode."""
+
+MAX_NAMES = 1 << 16
+DESCRIPTORS_S = 5.0
+"""How long the sockets that a process has open are believed; one that is gone meanwhile is in the kernel's answer no longer."""
 
 
 def tcp_sockets(pid: int, proc: Path = Path("/proc")) -> list[TcpSocket]:
@@ -133,6 +154,15 @@ def tcp_sockets_by_descriptor(pids: Iterable[int], proc: Path = Path("/proc")) -
         return table.by_descriptor(pids)
 
 
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The sockets a process has open: when they were listed, descriptor → inode, and the network namespace it lives in."""
+
+    listed: float
+    inodes: dict[int, int]
+    space: tuple[int, int] | None
+
+
 class SocketTable:
     """Asks the kernel for the TCP sockets of processes again and again, once a look for each network namespace they live in.
 
@@ -142,6 +172,8 @@ class SocketTable:
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
         self._netlink: dict[tuple[int, int], socket.socket] = {}
+        self._held: dict[int, _Held] = {}
+        self._names: dict[bytes, _Ends] = {}
 
     def __enter__(self) -> SocketTable:
         return self
@@ -157,10 +189,12 @@ class SocketTable:
 
     def by_descriptor(self, pids: Iterable[int]) -> dict[int, dict[int, TcpSocket]]:
         """Process → descriptor → connected TCP socket; raises as :func:`tcp_sockets`."""
-        descriptors = {pid: socket_descriptors(pid, self._proc) for pid in pids}
+        descriptors = {pid: self._descriptors(pid) for pid in pids}
+        for pid in self._held.keys() - descriptors.keys():
+            del self._held[pid]
         spaces: dict[tuple[int, int], list[int]] = {}
         for pid, held in descriptors.items():
-            if held and (space := _network_namespace(pid, self._proc)) is not None:
+            if held and (space := self._held[pid].space) is not None:
                 spaces.setdefault(space, []).append(pid)
         for space in [space for space in self._netlink if space not in spaces]:
             self._netlink.pop(space).close()
@@ -172,6 +206,16 @@ class SocketTable:
                 found[pid] = {fd: by_inode[inode] for fd, inode in descriptors[pid].items() if inode in by_inode}
         return found
 
+    def refresh(self) -> None:
+        """Ask processes for their sockets anew at the next look: they have made connections."""
+        self._held.clear()
+
+    def _descriptors(self, pid: int) -> dict[int, int]:
+        now, held = time.monotonic(), self._held.get(pid)
+        if held is None or now - held.listed >= DESCRIPTORS_S:
+            held = self._held[pid] = _Held(now, socket_descriptors(pid, self._proc), _network_namespace(pid, self._proc))
+        return held.inodes
+
     def _ask(self, space: tuple[int, int], pid: int, inodes: Container[int]) -> dict[int, TcpSocket]:
         """Inode → socket, of those wanted among all of the network namespace that a process lives in."""
         netlink = self._netlink.get(space)
@@ -181,7 +225,9 @@ class SocketTable:
             netlink.settimeout(5)
         try:
             families = (socket.AF_INET, socket.AF_INET6)
-            return {entry.inode: entry for family in families for entry in _dump(netlink, family, inodes)}
+            if len(self._names) > MAX_NAMES:
+                self._names.clear()
+            return {entry.inode: entry for family in families for entry in _dump(netlink, family, inodes, self._names)}
         except NcclwatchError:
             # An answer that was not read to its end would be taken for the next one's.
             self._netlink.pop(space).close()
@@ -191,13 +237,14 @@ class SocketTable:
 def socket_descriptors(pid: int, proc: Path = Path("/proc")) -> dict[int, int]:
     """Descriptor → inode of the sockets a process has open; empty when it is gone or may not be looked at."""
     found: dict[int, int] = {}
+    folder = f"{proc}/{pid}/fd"
     try:
-        entries = os.listdir(proc / str(pid) / "fd")  # noqa: PTH208 - names only
+        entries = os.listdir(folder)  # noqa: PTH208 - names only
     except OSError:
         return found
     for name in entries:
         try:
-            target = os.readlink(proc / str(pid) / "fd" / name)  # noqa: PTH115 - thousands of them: a Path each costs more
+            target = os.readlink(f"{folder}/{name}")  # noqa: PTH115 - thousands of them: a Path each costs more
         except OSError:
             continue
         if target.startswith("socket:[") and name.isdigit():
@@ -213,7 +260,11 @@ def _network_namespace(pid: int, proc: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _dump(netlink: socket.socket, family: int, inodes: Container[int]) -> Iterator[TcpSocket]:
+_Ends = tuple[str, int, str, int]
+"""Address and port of this end and of the other."""
+
+
+def _dump(netlink: socket.socket, family: int, inodes: Container[int], names: dict[bytes, _Ends]) -> Iterator[TcpSocket]:
     """The established TCP sockets of the namespace with these inodes; a node has thousands of others, which are passed over."""
     extensions = 1 << (INET_DIAG_INFO - 1)
     request = _REQUEST.pack(
@@ -241,37 +292,48 @@ def _dump(netlink: socket.socket, family: int, inodes: Container[int]) -> Iterat
                 if kind == NLMSG_ERROR:
                     code = -struct.unpack_from("=i", data, position + _HEADER.size)[0]
                     raise NcclwatchError(f"the kernel does not list TCP sockets (error {code})", "load the module tcp_diag")
-                message = data[position + _HEADER.size : position + length]
-                if len(message) >= _MESSAGE_SIZE and struct.unpack_from("=I", message, _INODE)[0] in inodes:
-                    yield _decode(message, family)
+                start, end = position + _HEADER.size, min(position + length, len(data))
+                if end - start >= _MESSAGE_SIZE and _INODE_AT.unpack_from(data, start + _INODE)[0] in inodes:
+                    yield _decode(data, start, end, family, names)
                 position += length + 3 & ~3
     except OSError as error:
         raise NcclwatchError(f"cannot ask the kernel for TCP sockets: {error}", "load the module tcp_diag") from None
 
 
-def _decode(message: bytes, family: int) -> TcpSocket:
-    state = message[1]
-    local_port, remote_port = struct.unpack_from(">HH", message, 4)
-    size = 4 if family == socket.AF_INET else 16
-    local, remote = (socket.inet_ntop(family, message[at : at + size]) for at in (8, 24))
-    _, receive_queue, send_queue, _, inode = struct.unpack_from("=IIIII", message, 52)
-    values: dict[str, int] = {}
-    for kind, payload in attributes(message[_MESSAGE_SIZE:]):
-        if kind == INET_DIAG_INFO:
-            values = {
-                name: struct.unpack_from(form, payload, offset)[0]
-                for name, (offset, form) in _INFO.items()
-                if offset + struct.calcsize(form) <= len(payload)
-            }
+def _decode(data: bytes, start: int, end: int, family: int, names: dict[bytes, _Ends]) -> TcpSocket:
+    _, state, identity, _, receive_queue, send_queue, _, inode = _SOCKET.unpack_from(data, start)
+    ends = names.get(identity)
+    if ends is None:
+        ends = names[identity] = _ends(identity, family)
     name = _STATES[state] if state < len(_STATES) else str(state)
-    return TcpSocket(
-        local.removeprefix("::ffff:"),
-        local_port,
-        remote.removeprefix("::ffff:"),
-        remote_port,
-        name,
-        inode,
-        receive_queue,
-        send_queue,
-        **values,
-    )
+    one = TcpSocket(*ends, name, inode, receive_queue, send_queue)
+    position = start + _MESSAGE_SIZE
+    while position + 4 <= end:
+        length, kind = _ATTRIBUTE.unpack_from(data, position)
+        if length < 4 or position + length > end:
+            break
+        if kind == INET_DIAG_INFO:
+            _take_info(one, data, position + 4, position + length)
+        position += length + 3 & ~3
+    return one
+
+
+def _ends(identity: bytes, family: int) -> _Ends:
+    local_port, remote_port = struct.unpack_from(">HH", identity)
+    size = 4 if family == socket.AF_INET else 16
+    local, remote = (socket.inet_ntop(family, identity[at : at + size]).removeprefix("::ffff:") for at in (4, 20))
+    return local, local_port, remote, remote_port
+
+
+def _take_info(one: TcpSocket, data: bytes, start: int, end: int) -> None:
+    """What an answer holds of ``struct tcp_info``, as far as this kernel goes."""
+    if end - start >= _WHOLE_INFO.size:
+        (
+            one.window_probes, one.timeouts, one.unacknowledged, one.lost, one.last_received_ms, one.last_acknowledged_ms,
+            one.rtt_us, one.rtt_variance_us, one.congestion_window, one.retransmits, one.bytes_acknowledged, one.bytes_received,
+            one.min_rtt_us, one.delivery_rate, one.busy_us, one.receive_window_limited_us, one.bytes_retransmitted,
+        ) = _WHOLE_INFO.unpack_from(data, start)  # fmt: skip
+        return
+    for name, (offset, form) in _INFO.items():
+        if start + offset + struct.calcsize(form) <= end:
+            setattr(one, name, struct.unpack_from(form, data, start + offset)[0])

@@ -7,8 +7,8 @@ import hashlib
 import json
 import os
 import stat
+import sys
 import tempfile
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +22,18 @@ def cache_folder() -> Path:
     return base / "ncclwatch" / "programs"
 
 
+def release(package: str) -> str:
+    """The installed release of a package, by the name of the folder that describes it (``capstone-5.0.6.dist-info``).
+
+    ``importlib.metadata`` would say the same, and load a parser of mail and archives to do so.
+    """
+    found = (path for entry in sys.path if entry for path in Path(entry).glob(f"{package}-*.*-info"))
+    return next((path.name for path in found), "unknown")
+
+
 def digest(source: Path, folder: Path) -> str:
     """What the output of a compilation depends on, as a name: the source, every header below ``folder``, and BCC's release."""
-    hasher = hashlib.sha256()
-    try:
-        hasher.update(version("bcc").encode())
-    except PackageNotFoundError:
-        hasher.update(b"unknown")
+    hasher = hashlib.sha256(release("bcc").encode())
     for path in [source, *sorted(folder.rglob("*.h"))]:
         data = path.read_bytes()
         hasher.update(f"\0{path.name}\0{len(data)}\0".encode() + data)

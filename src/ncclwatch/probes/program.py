@@ -106,6 +106,11 @@ class Compilation:
             command = [sys.executable, "-P", "-m", "ncclwatch.probes.compile_child", str(path), str(folder)]
             self._process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
+    @property
+    def running(self) -> bool:
+        """Whether it takes a compiler: the image was not kept."""
+        return self._process is not None and self._image is None
+
     def result(self, timeout_s: float = 120) -> Image:
         """Wait for the image; raises :class:`CompileError`."""
         if self._image is None:

@@ -35,14 +35,17 @@ class RingReader:
 
     def __init__(self, fd: int, size: int, dtype: np.dtype[Any]) -> None:
         self._consumer_page = mmap.mmap(fd, PAGE, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE, offset=0)
-        self._producer_pages = mmap.mmap(fd, PAGE + 2 * size, mmap.MAP_SHARED, mmap.PROT_READ, offset=PAGE)
+        # Of the second copy of the data a page is enough for the record that wraps around; what is mapped counts as our memory.
+        self._producer_pages = mmap.mmap(fd, PAGE + size + PAGE, mmap.MAP_SHARED, mmap.PROT_READ, offset=PAGE)
+        self._size = size
         self._poll = select.epoll()
         self._poll.register(fd, select.EPOLLIN)
         self._decoder = RingDecoder(
             np.frombuffer(self._consumer_page, np.uint64, 1),
             np.frombuffer(self._producer_pages, np.uint64, 1),
-            np.frombuffer(self._producer_pages, np.uint8, 2 * size, PAGE),
+            np.frombuffer(self._producer_pages, np.uint8, size + PAGE, PAGE),
             dtype,
+            size,
         )
 
     def wait(self, timeout_s: float) -> bool:
@@ -55,6 +58,11 @@ class RingReader:
     def pending(self) -> int:
         """Bytes that wait to be read."""
         return self._decoder.pending()
+
+    @property
+    def filled(self) -> float:
+        """How full it is, from 0 to 1."""
+        return self._decoder.pending() / self._size
 
     def read(self) -> npt.NDArray[Any]:
         """All finished records, and free their room; raises :class:`RingError`."""
@@ -71,7 +79,9 @@ class RingReader:
 
 
 class RingDecoder:
-    """Decoding proper, on any memory: positions are arrays of one ``uint64``, ``data`` holds the data pages twice."""
+    """Decoding proper, on any memory: positions are arrays of one ``uint64``, ``data`` holds the ``size`` bytes of the data pages
+    and their beginning once more.
+    """
 
     def __init__(
         self,
@@ -79,11 +89,12 @@ class RingDecoder:
         producer: npt.NDArray[np.uint64],
         data: npt.NDArray[np.uint8],
         dtype: np.dtype[Any],
+        size: int,
     ) -> None:
+        self._size = size
         self._consumer = consumer
         self._producer = producer
         self._data = data
-        self._mask = len(data) // 2 - 1
         self._length = dtype.itemsize
         self._slot = np.dtype(
             {
@@ -93,7 +104,7 @@ class RingDecoder:
                 "itemsize": HEADER + (dtype.itemsize + 7 & ~7),
             }
         )
-        if len(data) & (len(data) - 1) or len(data) // 2 < self._slot.itemsize:
+        if size & (size - 1) or size < self._slot.itemsize or len(data) < size + self._slot.itemsize:
             raise ValueError("the ring's size must be a power of two with room for a record")
 
     def pending(self) -> int:
@@ -103,8 +114,22 @@ class RingDecoder:
     def read(self) -> npt.NDArray[Any]:
         """Copy all records up to the first one that is still being written."""
         position = int(self._consumer[0])
-        count = self.pending() // self._slot.itemsize
-        start = position & self._mask
+        left = self.pending() // self._slot.itemsize
+        found: list[npt.NDArray[Any]] = []
+        while left:
+            start = position & (self._size - 1)
+            # Up to the record that wraps around; what follows it begins at the front.
+            count = min(left, -(-(self._size - start) // self._slot.itemsize))
+            records, finished = self._stretch(start, count)
+            found.append(records)
+            position += finished * self._slot.itemsize
+            left = left - count if finished == count else 0
+        # The copies are made: the kernel may use the room again.
+        self._consumer[0] = position
+        return np.concatenate(found) if found else np.zeros(0, self._slot["record"])
+
+    def _stretch(self, start: int, count: int) -> tuple[npt.NDArray[Any], int]:
+        """The records of ``count`` slots in a row, and how many slots there are before one that is still being written."""
         slots = np.frombuffer(self._data, self._slot, count, start)
         headers = slots["header"].copy()
         busy = np.flatnonzero(headers & BUSY)
@@ -115,6 +140,4 @@ class RingDecoder:
         if (lengths != self._length).any():
             raise RingError(f"the ring holds a record of {int(lengths[lengths != self._length][0])} bytes, not {self._length}")
         records: npt.NDArray[Any] = slots["record"][:count][(headers & DISCARDED) == 0].copy()
-        # The copy is made: the kernel may use the room again.
-        self._consumer[0] = position + count * self._slot.itemsize
-        return records
+        return records, count

@@ -24,7 +24,8 @@ from ncclwatch.probes.namespaces import PidTranslation, process_key
 from ncclwatch.probes.processes import is_descendant, start_time
 from ncclwatch.probes.program import Compilation, Kernel
 from ncclwatch.probes.ring import RingReader
-from ncclwatch.probes.sites import FunctionSites, ProbeSite, code_range, find_sites
+from ncclwatch.probes.site_cache import sites_of
+from ncclwatch.probes.sites import FunctionSites, ProbeSite, code_range
 from ncclwatch.probes.support import check_support
 from ncclwatch.probes.traced_file import CommunicatorOffsets, TracedFile
 from ncclwatch.target.elf import ElfFile
@@ -170,7 +171,7 @@ class CallTracer:
                 if binary.inode == inode:
                     self.set_offsets(binary.number, file.offsets)
                     return binary.number
-            functions = find_sites(elf, self._functions)
+            functions = sites_of(elf, self._functions)
             if not functions:
                 raise TargetError(f"{file.path} has no function of NCCL to probe", "give the file that carries NCCL")
             number = next((n for n in range(MAX_BINARIES) if n not in self._binaries and n not in self._aliases), None)
@@ -269,6 +270,11 @@ class CallTracer:
         self._kernel.maps["functions"].update(_index(function), spec)
 
     # --- records ---------------------------------------------------------------------------------------------------------------
+
+    @property
+    def filled(self) -> float:
+        """How full the ring of records is, from 0 to 1."""
+        return self._ring.filled if self._ring is not None else 0.0
 
     def poll(self, timeout_s: float = 0.0, *, batch_s: float = 0.0) -> Events:
         """Records since the last poll (dtype ``EVENT_DTYPE``), in the order in which the kernel wrote them.

@@ -6,13 +6,18 @@ A limit (``cpu.max``, ``cpu.cfs_quota_us``; of a container or a pod) gives a gro
 
 from __future__ import annotations
 
+import contextlib
+import time
 from functools import lru_cache
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.state import CpuLimit
-from ncclwatch.target.maps import PROC, read_bounded
+from ncclwatch.target.maps import PROC, read_bounded, read_small
+
+GROUPS_EVERY_S = 5.0
+"""A process is seldom moved from one group to another."""
 
 _MAX_TEXT = 1 << 16
 _MAX_MOUNTS = 1 << 20
@@ -25,23 +30,47 @@ def cpu_limit(pid: int, proc: Path = PROC) -> CpuLimit | None:
 
     ``None`` where that cannot be read: no processor controller, or a group outside what this process's own mounts show.
     """
-    place = _folder(pid, proc)
-    if place is None:
-        return None
-    mount, path = place
-    found: list[CpuLimit] = []
-    for group in [path, *path.parents][:_MAX_DEPTH]:
-        folder = mount / group.relative_to("/")
-        try:
-            text, number = read_bounded(folder / "cpu.stat", pid, _MAX_TEXT), folder.stat().st_ino
-        except (NcclwatchError, OSError):
-            continue
-        numbers = dict(words for line in text.splitlines() if len(words := line.split()) == 2 and words[1].isdigit())
-        if b"nr_periods" in numbers and b"nr_throttled" in numbers:
-            found.append(CpuLimit(int(numbers[b"nr_periods"]), int(numbers[b"nr_throttled"]), number))
-        elif numbers:
-            found.append(_NONE)  # the root of the newer interface, or a group without the controller
-    return max(found, key=lambda limit: (limit.throttled, limit.periods), default=None)
+    return CpuLimits(pid, proc).read()
+
+
+class CpuLimits:
+    """:func:`cpu_limit` of one process again and again; in which groups it is, is looked up every few seconds."""
+
+    def __init__(self, pid: int, proc: Path = PROC) -> None:
+        self._pid, self._proc = pid, proc
+        self._groups: tuple[tuple[str, int], ...] = ()
+        self._next = 0.0
+
+    def read(self) -> CpuLimit | None:
+        """As they are now."""
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + GROUPS_EVERY_S
+            self._groups = self._look_up()
+        found: list[CpuLimit] = []
+        for path, number in self._groups:
+            try:
+                text = read_small(path)
+            except OSError:
+                continue
+            numbers = dict(words for line in text.splitlines() if len(words := line.split()) == 2 and words[1].isdigit())
+            if b"nr_periods" in numbers and b"nr_throttled" in numbers:
+                found.append(CpuLimit(int(numbers[b"nr_periods"]), int(numbers[b"nr_throttled"]), number))
+            elif numbers:
+                found.append(_NONE)  # the root of the newer interface, or a group without the controller
+        return max(found, key=lambda limit: (limit.throttled, limit.periods), default=None)
+
+    def _look_up(self) -> tuple[tuple[str, int], ...]:
+        """The file of each of the process's groups, with the number of its folder."""
+        place = _folder(self._pid, self._proc)
+        if place is None:
+            return ()
+        mount, path = place
+        found = []
+        for group in [path, *path.parents][:_MAX_DEPTH]:
+            folder = mount / group.relative_to("/")
+            with contextlib.suppress(OSError):
+                found.append((str(folder / "cpu.stat"), folder.stat().st_ino))
+        return tuple(found)
 
 
 def _folder(pid: int, proc: Path) -> tuple[Path, PurePosixPath] | None:

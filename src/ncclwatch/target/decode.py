@@ -15,6 +15,9 @@ from ncclwatch.target.memory import AddressSpace, MemoryReader, Range, Unreadabl
 GAP = 512
 """Members nearer than this many bytes are fetched as one range: a range costs the kernel more than the bytes between."""
 
+MAX_GOOD = 1 << 15
+"""Addresses that are remembered as readable, of one memory map."""
+
 MAX_STRING = 256
 """Bytes of a C string that are read at most."""
 
@@ -60,6 +63,8 @@ class Fields:
             found.append((member, path))
         self.spans = tuple(_spans(sorted(found, key=lambda item: item[0].offset)))
         self._absent: Values = dict.fromkeys(self.missing)
+        self._only = self.spans[0] if len(self.spans) == 1 and not self._absent else None
+        """The one range of a structure that has all its members in it, which most have."""
 
     def ranges(self, address: int) -> list[Range]:
         """What to read for the structure at ``address``."""
@@ -67,6 +72,9 @@ class Fields:
 
     def decode(self, parts: Sequence[bytes | None]) -> Values | None:
         """The members from what ``ranges`` brought, or ``None`` when a range could not be read."""
+        if self._only is not None:
+            (part,) = parts
+            return None if part is None else dict(zip(self._only.names, self._only.unpacker.unpack(part), strict=True))
         values = dict(self._absent)
         for span, part in zip(self.spans, parts, strict=True):
             if part is None:
@@ -109,9 +117,13 @@ class Decoder:
 
     def is_readable(self, address: int, size: int = 1, alignment: int = 8) -> bool:
         """Whether an address can be what a pointer of NCCL points to; the map is read again (rarely) when it seems outdated."""
+        if size == 1 and alignment == 8 and address in self._good:
+            return True
         if not plausible_pointer(address, alignment):
             return False
         if self._space.contains(address, size):
+            if len(self._good) < MAX_GOOD and alignment == 8:
+                self._good.add(address)
             return True
         if self.reader.mappings() is self._mappings and not self.reader.refresh_mappings():
             return False
@@ -121,14 +133,22 @@ class Decoder:
     def _take_mappings(self) -> None:
         self._mappings = self.reader.mappings()
         self._space = AddressSpace(self._mappings)
+        self._good: set[int] = set()
+        """Addresses that were found in this map."""
 
     def structure(self, wanted: Fields, address: int, *, again: bool = False) -> Values | None:
         """One structure, or ``None`` when the pointer or the memory is bad."""
-        return self.structures(wanted, [address], again=again)[0]
+        if not self.is_readable(address):
+            return None
+        return wanted.decode(self.reader.read_many(wanted.ranges(address), again=again))
 
     def structures(self, wanted: Fields, addresses: Sequence[int], *, again: bool = False) -> list[Values | None]:
         """Many structures of one kind in one batch; ``None`` where the pointer or the memory is bad."""
         good = [address if self.is_readable(address) else 0 for address in addresses]
+        if len(wanted.spans) == 1:
+            offset, size = wanted.spans[0].offset, wanted.spans[0].size
+            single = iter(self.reader.read_many([(address + offset, size) for address in good if address], again=again))
+            return [wanted.decode((next(single),)) if address else None for address in good]
         ranges = [one for address in good if address for one in wanted.ranges(address)]
         parts = iter(self.reader.read_many(ranges, again=again))
         return [wanted.decode([next(parts) for _ in wanted.spans]) if address else None for address in good]

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ncclwatch.errors import PrivilegeError, TargetGoneError
+from ncclwatch.target.forbidden import hint
 
 PROC = Path("/proc")
 MAX_TEXT = 256 << 20
@@ -144,11 +145,20 @@ def mapping_at(mappings: Sequence[Mapping], address: int) -> Mapping | None:
     return mappings[low] if low < len(mappings) and mappings[low].start <= address else None
 
 
+def read_small(path: str, limit: int = 1 << 14) -> bytes:
+    """A small file below ``/proc`` in one read, which the kernel answers whole; raises :class:`OSError`."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        return os.read(descriptor, limit)
+    finally:
+        os.close(descriptor)
+
+
 def read_bounded(path: Path, pid: int, limit: int) -> bytes:
     """At most ``limit`` bytes of a file below ``/proc/PID``; raises :class:`TargetGoneError` and :class:`PrivilegeError`."""
     with target_errors(pid, path.name), path.open("rb", buffering=0) as file:
         parts = []
-        while limit > 0 and (part := file.read(min(limit, 1 << 20))):
+        while limit > 0 and (part := file.read(min(limit, 1 << 16))):
             parts.append(part)
             limit -= len(part)
     return b"".join(parts)
@@ -162,8 +172,6 @@ def target_errors(pid: int, what: str) -> Iterator[None]:
     except (FileNotFoundError, ProcessLookupError, NotADirectoryError):
         raise TargetGoneError(f"process {pid} is gone", "list the NCCL processes with 'ncclwatch ps'") from None
     except PermissionError:
-        raise PrivilegeError(
-            f"not allowed to read {what} of process {pid}", "run as root, or with CAP_SYS_PTRACE in the process's user namespace"
-        ) from None
+        raise PrivilegeError(f"not allowed to read {what} of process {pid}", hint(pid)) from None
     except OSError as error:
         raise TargetGoneError(f"{what} of process {pid} cannot be read ({error.strerror})", "is it exiting?") from None

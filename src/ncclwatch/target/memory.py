@@ -14,13 +14,13 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.errors import PrivilegeError, TargetGoneError
+from ncclwatch.target.forbidden import hint as forbidden_hint
 from ncclwatch.target.maps import Mapping, read_maps
 
 PAGE_SIZE = os.sysconf("SC_PAGE_SIZE")
@@ -363,14 +363,7 @@ def gone(pid: int) -> TargetGoneError:
 
 def forbidden(pid: int) -> PrivilegeError:
     """The error for a process the kernel does not let this user read."""
-    scope = Path("/proc/sys/kernel/yama/ptrace_scope")
-    hint = "run as root, or with CAP_SYS_PTRACE"
-    try:
-        if scope.read_text().strip() != "0":
-            hint += " (kernel.yama.ptrace_scope restricts the same user too)"
-    except OSError:
-        pass
-    return PrivilegeError(f"not allowed to read the memory of process {pid}", hint)
+    return PrivilegeError(f"not allowed to read the memory of process {pid}", forbidden_hint(pid))
 
 
 def is_allowed(address: int, size: int) -> bool:

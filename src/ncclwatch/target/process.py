@@ -7,14 +7,13 @@ the kernel refuses is :class:`PrivilegeError`. Field numbers are those of proc(5
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import islice
 from pathlib import Path
 
 from ncclwatch.errors import NcclwatchError, TargetGoneError
-from ncclwatch.target.maps import PROC, read_bounded
+from ncclwatch.target.maps import PROC, read_bounded, read_small, target_errors
 
 _PF_KTHREAD = 0x00200000
 _CLOCK_TICKS = os.sysconf("SC_CLK_TCK")
@@ -136,7 +135,8 @@ def boot_id(proc: Path = PROC) -> str:
 
 def read_stat(pid: int, proc: Path = PROC) -> Stat:
     """Parse ``/proc/PID/stat``; raises :class:`TargetGoneError`."""
-    text = read_bounded(proc / str(pid) / "stat", pid, 4096)
+    with target_errors(pid, "stat"):
+        text = read_small(f"{proc}/{pid}/stat", 4096)
     # The name is in parentheses and may hold anything, parentheses included.
     start, end = text.find(b"("), text.rfind(b")")
     fields = text[end + 2 :].split()
@@ -198,22 +198,15 @@ def read_command(pid: int, proc: Path = PROC) -> tuple[str, ...]:
 
 def context_switches(pid: int, proc: Path = PROC) -> int | None:
     """Voluntary plus involuntary context switches over all threads now alive; ``None`` when none could be read."""
-    total, seen = 0, False
-    try:
-        tasks = list(islice((proc / str(pid) / "task").iterdir(), _MAX_TASKS))
-    except OSError:
-        return None
-    for task in tasks:
-        try:
-            text = read_bounded(task / "status", pid, 1 << 16)
-        except NcclwatchError:
-            continue
-        for line in text.splitlines():
-            key, _, value = line.partition(b":")
-            if key in (b"voluntary_ctxt_switches", b"nonvoluntary_ctxt_switches") and value.strip().isdigit():
-                total += int(value)
-                seen = True
-    return total if seen else None
+    counts = [
+        int(word)
+        for text in _of_threads(pid, "status", proc)
+        for _, found, rest in (text.rpartition(b"\nvoluntary_ctxt_switches:"),)
+        if found
+        for word in rest.replace(b"nonvoluntary_ctxt_switches:", b"").split()
+        if word.isdigit()
+    ]
+    return sum(counts) if counts else None
 
 
 def run_queue_wait_ns(pid: int, proc: Path = PROC) -> int | None:
@@ -221,20 +214,25 @@ def run_queue_wait_ns(pid: int, proc: Path = PROC) -> int | None:
 
     ``None`` where the kernel does not keep it (no CONFIG_SCHED_INFO) or the process is gone.
     """
+    threads = (text.split() for text in _of_threads(pid, "schedstat", proc))
+    waits = [
+        int(words[1]) for words in threads if len(words) >= 2 and words[0].isdigit() and words[1].isdigit() and int(words[0])
+    ]
+    return sum(waits) if waits else None
+
+
+def _of_threads(pid: int, name: str, proc: Path) -> Iterator[bytes]:
+    """A file of every thread that is alive."""
+    folder = f"{proc}/{pid}/task"
     try:
-        tasks = list(islice((proc / str(pid) / "task").iterdir(), _MAX_TASKS))
+        threads = os.listdir(folder)  # noqa: PTH208 - names only, of every thread at every look
     except OSError:
-        return None
-    total, seen = 0, False
-    for task in tasks:
+        return
+    for thread in threads[:_MAX_TASKS]:
         try:
-            words = read_bounded(task / "schedstat", pid, 256).split()
-        except NcclwatchError:
+            yield read_small(f"{folder}/{thread}/{name}")
+        except OSError:
             continue
-        if len(words) >= 2 and words[0].isdigit() and words[1].isdigit() and int(words[0]):
-            total += int(words[1])
-            seen = True
-    return total if seen else None
 
 
 def children(pid: int, proc: Path = PROC) -> tuple[int, ...]:

@@ -106,6 +106,9 @@ class ProxyReader:
         self._proxies = tuple(dict.fromkeys(comm.proxy_state for comm in comms if comm.proxy_state))
         self._connections = Connections(decoder, comms, comm_reader)
         self._pool = PoolReader(decoder, self._connections)
+        self._net_names: dict[int, str] = {}
+        names = decoder.layout.enums.get("ncclProxyOpState", {})
+        self._in_progress = next((value for value, name in names.items() if name == "ncclProxyOpProgress"), 2)
 
     def read_all(self) -> ProxyView:
         """Every distinct proxy of the communicators: one that several split communicators share is read once."""
@@ -271,7 +274,7 @@ class ProxyReader:
         if not 0 < count <= member.count:
             return None
         found = decoder.structures(wanted, [address + member.at(index) for index in range(count)], again=again)
-        running = values["state"] == self._progress_value()
+        running = values["state"] == self._in_progress
         subs: list[tuple[Values, ProxyConnection | None]] = []
         for sub in found:
             if sub is None:
@@ -281,10 +284,6 @@ class ProxyReader:
                 return None
             subs.append((sub, connection))
         return subs
-
-    def _progress_value(self) -> int:
-        names = self.decoder.layout.enums.get("ncclProxyOpState", {})
-        return next((value for value, name in names.items() if name == "ncclProxyOpProgress"), 2)
 
     def _sub_record(
         self,
@@ -323,8 +322,10 @@ class ProxyReader:
         if transport not in (Transport.NET, Transport.COLLNET):
             return ""
         table = state["ncclNet" if transport is Transport.NET else "ncclCollNet"] or 0
-        pointer = self.decoder.words(table, 1)
-        return self.decoder.string(pointer[0], 64) if pointer else ""
+        if table not in self._net_names:
+            pointer = self.decoder.words(table, 1)
+            self._net_names[table] = self.decoder.string(pointer[0], 64) if pointer else ""
+        return self._net_names[table]
 
 
 def _phase(enumerator: str) -> OpPhase:

@@ -19,6 +19,7 @@ from ncclwatch.target.memory import MemoryReader
 from ncclwatch.target.netdev import NetDevices
 from ncclwatch.target.netsteps import read_net_steps
 from ncclwatch.target.proxy import ProxyReader
+from ncclwatch.target.read_ahead import ReadAhead
 
 FIRST_SEARCH_S = 5.0
 """Longest search for the first communicator of a process; what remains is looked through bit by bit in later samples."""
@@ -76,10 +77,11 @@ class Sampler:
         library: tuple[int, int] | None = None,
         keep: bool = True,
     ) -> None:
-        self.reader = reader
+        self._ahead = ReadAhead(reader) if keep else None
+        self.reader: MemoryReader = self._ahead or reader
         self.layout = layout
         self._keep = keep
-        self.decoder = Decoder(reader, layout)
+        self.decoder = Decoder(self.reader, layout)
         self._comm_reader = CommReader(self.decoder, 5.0 if keep else 0.0)
         self.finder = Finder(self.decoder, self._comm_reader, load_bias, library)
         self._net_devices = NetDevices(self.decoder, load_bias)
@@ -117,6 +119,15 @@ class Sampler:
     def sample(self, info: ProcessInfo, facts: ProcessFacts) -> ProcessSample:
         """One sample; raises :class:`ncclwatch.errors.TargetGoneError` when the process went away, also in the middle."""
         begin = time.monotonic_ns()
+        if self._ahead is not None:
+            self._ahead.begin()
+        try:
+            return self._sample(info, facts, begin)
+        finally:
+            if self._ahead is not None:
+                self._ahead.end()
+
+    def _sample(self, info: ProcessInfo, facts: ProcessFacts, begin: int) -> ProcessSample:
         self.decoder.begin()
         self._comm_reader.begin()
         self._net_devices.begin(keep=self._keep)

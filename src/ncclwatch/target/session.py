@@ -9,7 +9,7 @@ from typing import Self
 
 from ncclwatch.errors import NcclwatchError, TargetError, TargetGoneError
 from ncclwatch.model.state import ProcessInfo, ProcessSample
-from ncclwatch.target.cgroup import cpu_limit
+from ncclwatch.target.cgroup import CpuLimits
 from ncclwatch.target.commstate import CommState
 from ncclwatch.target.communicators import SearchReport
 from ncclwatch.target.decode import Decoder
@@ -41,6 +41,7 @@ class TargetProcess:
         self.load_bias: int | None = found.binary.bias
         self._reader = reader
         self._looks = 0
+        self._limits = CpuLimits(reader.pid)
         self._recorder = RecordingReader(reader) if recording else None
         self._sampler = Sampler(
             self._recorder or reader, layout, self.load_bias, library=(found.binary.base, found.binary.end), keep=not recording
@@ -156,7 +157,7 @@ class TargetProcess:
         every = -(-stat.threads // MAX_COUNTED_THREADS)
         waited = run_queue_wait_ns(self.pid) if self._looks % every == 0 else None
         self._looks += 1
-        limit = cpu_limit(self.pid)
+        limit = self._limits.read()
         return ProcessFacts(now, wall, stat.state, stat.cpu_time_ns, switches, stat.threads, waited, limit)
 
     def _prove(self, found: FoundProcess) -> None:

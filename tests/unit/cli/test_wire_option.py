@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ncclwatch.cli.options import WIRE, wire_mode
+from ncclwatch.cli.options import WIRE
+from ncclwatch.cli.wire_option import wire_mode
 from ncclwatch.errors import UsageError
 from ncclwatch.wire.governor import DEFAULT_BUDGET, Mode
 

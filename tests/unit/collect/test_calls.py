@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ncclwatch.collect.aggregate import Aggregator
-from ncclwatch.collect.calls import MAX_THREADS, CallTracker, communicators_named, creating
+from ncclwatch.collect.calls import FIELDS, MAX_THREADS, CallTracker, communicators_named, creating
 from ncclwatch.collect.functions import algorithm_bytes
 from ncclwatch.collect.rates import BUCKET_NS, WINDOW_NS, RateWindow
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
@@ -30,8 +30,7 @@ GROUP_AND_SPLIT = (record(Function.GROUP_START, 1), record(Function.SEND, 1), re
 
 
 def feed(tracker: CallTracker, *records: dict[str, int]) -> CallTracker:
-    for row in records:
-        tracker.feed(row)
+    tracker.feed(tuple(row[name] for name in FIELDS) for row in records)
     return tracker
 
 

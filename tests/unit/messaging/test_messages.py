@@ -174,6 +174,33 @@ def test_calls_for_the_ledger_are_a_few_bytes_each() -> None:
     assert (with_calls - without) / 800 < 4
 
 
+def test_calls_grouped_by_process_come_back_in_the_order_of_time() -> None:
+    samples = [series[0] for series in FakeNode(frozen_ring(2, 8)).series]
+    node, events = FakeNode(frozen_ring(2, 8)), calls(samples, 100)
+    source = np.random.default_rng(3)
+    events["time_ns"] = np.sort(source.integers(1 << 40, 1 << 41, len(events)))
+    events["pid"] = events["pid"][source.permutation(len(events))]
+    # Addresses are each process's own.
+    for name in ("comm", "stream"):
+        events[name] = source.integers(1 << 40, 1 << 47, 1 << 16)[events["pid"] % (1 << 16)]
+    # Of two threads of a process one may say its time before and its record after the other.
+    late = np.flatnonzero(events["pid"][1:] == events["pid"][:-1])[:5]
+    events["time_ns"][late] += 10 + events["time_ns"][late + 1] - events["time_ns"][late]
+    sizes, whole = [], ledger_calls(events)
+    for grouped in (False, True):
+        writer, reader = BatchWriter(grouped=grouped), BatchReader()
+        reader.decode(writer.encode(node.batch()))
+        data = writer.encode(node.batch(looked=False, events=events))
+        sizes.append(len(data))
+        found = reader.decode(data).batch.events
+        assert found is not None
+        for pid in set(whole["pid"].tolist()):
+            assert (found[found["pid"] == pid] == whole[whole["pid"] == pid]).all()
+        assert np.count_nonzero(np.diff(found["time_ns"].astype(np.int64)) < 0) <= len(late)
+        assert len(found) == len(whole)
+    assert sizes[1] < 0.8 * sizes[0]
+
+
 def test_what_was_missed_is_noticed_and_a_key_batch_mends_it() -> None:
     node, writer, reader = FakeNode(rich_ranks()), BatchWriter(), BatchReader()
     reader.decode(writer.encode(node.batch()))

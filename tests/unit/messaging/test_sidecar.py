@@ -15,7 +15,7 @@ import zmq
 
 from ncclwatch.cli.engine_log import EngineLog
 from ncclwatch.cli.engine_service import EngineService, Job
-from ncclwatch.cli.remote import EngineUnreachableError, RemoteSession, client_keys
+from ncclwatch.cli.remote import EngineUnreachableError, RemoteSession
 from ncclwatch.collect.batch import PlaneState
 from ncclwatch.collect.cost import OwnCost
 from ncclwatch.engine.session import Update
@@ -23,7 +23,7 @@ from ncclwatch.errors import UsageError
 from ncclwatch.messaging import packing, protocol
 from ncclwatch.messaging.agent import Agent
 from ncclwatch.messaging.hub import Hub
-from ncclwatch.messaging.keys import Key, KeyFileError, KnownKeys, make_key, own_key, read_key, write_key
+from ncclwatch.messaging.keys import Key, KeyFileError, KnownKeys, client_keys, make_key, own_key, read_key, write_key
 from ncclwatch.messaging.limits import FormatError
 from ncclwatch.messaging.link import AgentLink
 from ncclwatch.messaging.protocol import Batch, CountWork, Hello, Refused, Welcome

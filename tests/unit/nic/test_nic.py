@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import shutil
+import socket
+import struct
 import subprocess
 from pathlib import Path
 
 import pytest
 
-from ncclwatch.nic import kmsg, sockets
+from ncclwatch.nic import kmsg, links, sockets
+from ncclwatch.nic.links import IFF_UP, read_devices
 from ncclwatch.nic.rdma import port_state, read_port, read_ports
 
 
@@ -148,3 +151,30 @@ def test_tcp_info_offsets(tmp_path: Path) -> None:
     subprocess.run(["gcc", "-o", tmp_path / "check", source], check=True, timeout=60)
     output = subprocess.run([tmp_path / "check"], check=True, capture_output=True, text=True, timeout=10).stdout
     assert {name: sockets._INFO[name][0] for name in members} == dict(zip(members, map(int, output.split()), strict=True))
+
+
+def test_network_devices_are_what_sysfs_says() -> None:
+    shown = {path.name: path for path in Path("/sys/class/net").iterdir() if (path / "ifindex").exists()}
+    found = {device.name: device for device in read_devices()}
+    assert found.keys() == shown.keys()
+    for name, device in found.items():
+        assert device.index == int((shown[name] / "ifindex").read_text())
+        assert device.mtu == int((shown[name] / "mtu").read_text())
+        assert device.operstate == (shown[name] / "operstate").read_text().strip()
+        flags = int((shown[name] / "flags").read_text(), 16)
+        assert device.up == bool(flags & IFF_UP and (shown[name] / "carrier").read_text().strip() == "1")
+        totals = {path.name: int(path.read_text()) for path in (shown[name] / "statistics").iterdir()}
+        assert totals.keys() <= device.statistics.keys() | {"rx_compressed", "tx_compressed"}
+        # Read one after the other, so that a counter may have gone on.
+        assert all(device.statistics[key] <= total for key, total in totals.items() if key in device.statistics)
+
+
+def test_links_in_a_message_that_is_cut_or_lies_are_left_out() -> None:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as route:
+        route.sendto(struct.pack("=IHHIIBxHiII", 32, 18, 0x301, 1, 0, 0, 0, 0, 0, 0), (0, 0))
+        data = route.recv(1 << 16)
+    whole = list(links._link_messages(data))
+    assert whole and all(name for _, name, _ in whole)
+    for size in range(len(data)):
+        assert list(links._link_messages(data[:size])) == whole[: len(list(links._link_messages(data[:size])))]
+    assert list(links._link_messages(b"\xff" * 64)) == []

@@ -24,7 +24,7 @@ class FakeRing:
         self.data = np.zeros(2 * size, np.uint8)
         self.consumer = np.array([start], np.uint64)
         self.producer = np.array([start], np.uint64)
-        self.decoder = RingDecoder(self.consumer, self.producer, self.data, RECORD)
+        self.decoder = RingDecoder(self.consumer, self.producer, self.data[: size + SLOT], RECORD, size)
 
     def put(self, number: int, flags: int = 0, length: int = RECORD.itemsize) -> None:
         record = np.array((number, 2 * number, 3 * number, 7, 0), RECORD).tobytes()

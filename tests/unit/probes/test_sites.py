@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from ncclwatch.model.events import Function
+from ncclwatch.probes import site_cache
+from ncclwatch.probes.image_cache import ImageCache
+from ncclwatch.probes.site_cache import sites_of
 from ncclwatch.probes.sites import CostClass, code_range, cost_class, find_sites
 from ncclwatch.target.elf import ElfError, ElfFile
 
@@ -205,3 +208,38 @@ def test_code_range_of_a_library_that_is_nccl_and_of_one_that_carries_it(build: 
 )
 def test_cost_classes(code: str, expected: CostClass) -> None:
     assert cost_class(bytes.fromhex(code)) is expected
+
+
+def test_a_child_finds_the_same_sites_and_they_are_kept(
+    build: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    library, cache = build("kept", "-Wl,--build-id"), ImageCache(tmp_path / "programs")
+    with ElfFile.open(library) as elf:
+        expected = find_sites(elf)
+        assert sites_of(elf, cache=cache) == expected
+        assert len(list((tmp_path / "programs").iterdir())) == 1
+        monkeypatch.setattr(site_cache, "_ask_child", lambda _: pytest.fail("it was kept"))
+        monkeypatch.setattr(site_cache, "find_sites", lambda *_: pytest.fail("it was kept"))
+        assert sites_of(elf, cache=cache) == expected
+        assert [found.function for found in sites_of(elf, [Function.BCAST], cache)] == [Function.BCAST]
+
+
+def test_what_was_kept_and_is_damaged_is_found_again(build: Callable[..., Path], tmp_path: Path) -> None:
+    library, cache = build("damaged", "-Wl,--build-id"), ImageCache(tmp_path / "programs")
+    with ElfFile.open(library) as elf:
+        expected = sites_of(elf, cache=cache)
+        (file,) = (tmp_path / "programs").iterdir()
+        for text in (
+            "[]x",
+            '[[1, "ncclAllReduce", ""]]',
+            '{"a": 1}',
+            '[[1, "n", "", ["enter", 1, 2, "push", "zz", "emulated"]]]',
+        ):
+            file.write_text(text)
+            assert sites_of(elf, cache=cache) == expected
+
+
+def test_without_a_child_the_process_looks_itself(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(site_cache, "_ask_child", lambda _: None)
+    with ElfFile.open(library) as elf:
+        assert sites_of(elf, cache=ImageCache(tmp_path / "programs")) == find_sites(elf)

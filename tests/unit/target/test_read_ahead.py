@@ -1,0 +1,154 @@
+"""Reading ahead says what reading one by one says, in a few calls, and never takes what is old for what is present."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.state import ProcessInfo, ProcessSample, VersionSource
+from ncclwatch.target.layout import Layout
+from ncclwatch.target.memory import UnreadableError
+from ncclwatch.target.read_ahead import UNUSED_SAMPLES, ReadAhead
+from ncclwatch.target.sampler import ProcessFacts, Sampler
+from unit.target_fake import FakeJob, FakeProcess, ScriptedReader, released_layout
+
+VERSIONS = [(2, 18, 3), (2, 21, 5), (2, 27, 5), (2, 32, 3)]
+INFO = ProcessInfo(ProcessKey("boot", 1, 2, "id"), "host", "name", (), "libnccl.so.2", None, VersionSource.DEBUG_INFO)
+
+
+@pytest.fixture(params=VERSIONS, ids=lambda v: ".".join(map(str, v)))
+def layout(request: pytest.FixtureRequest) -> Layout:
+    return released_layout(request.param)
+
+
+def sampler(reader: ScriptedReader, job: FakeJob, *, keep: bool) -> Sampler:
+    made = Sampler(reader, job.layout, None, keep=keep)
+    made.expect({job.comm: "hint"})
+    return made
+
+
+def look(one: Sampler) -> ProcessSample:
+    return replace(one.sample(INFO, ProcessFacts(1, 2, "S")), duration_ns=0)
+
+
+def test_a_job_that_moves_looks_the_same(layout: Layout) -> None:
+    """Counters that move, operations that come and go at new and at known places, over many looks."""
+    job, source = FakeJob(layout), random.Random(7)
+    ends = [(job.connect(channel, peer, way), way) for channel in (0, 1) for peer, way in ((0, "recv"), (2, "send"))]
+    ahead = sampler(ScriptedReader(job.process), job, keep=True)
+    args = [job.operation(end, op_count=34 + 2 * n, posted=8, received=0, transmitted=0) for n, (end, _) in enumerate(ends)]
+    sub = layout.member("ncclProxyArgs.subs").at(0)
+    for number in range(24):
+        for place in args:
+            done = source.randrange(0, 9)
+            for name in ("posted", "received", "transmitted", "done"):
+                job.process.set(place + sub, f"ncclProxySubArgs.{name}", done)
+            job.process.set(place, "ncclProxyArgs.state", source.choice((1, 2, 2, 2)))
+            job.process.set(place, "ncclProxyArgs.opCount", 34 + 2 * source.randrange(100))
+        job.process.set(job.comm, "ncclComm.opCount", number)
+        if number % 5 == 4:
+            end, _ = source.choice(ends)
+            args.append(job.operation(end, op_count=60 + number, posted=1))
+        plain = look(sampler(ScriptedReader(job.process), job, keep=False))
+        assert look(ahead) == plain
+        assert plain.operations and not plain.torn
+
+
+def test_what_is_known_takes_a_few_calls(layout: Layout) -> None:
+    job = FakeJob(layout)
+    for channel in (0, 1):
+        job.operation(job.connect(channel, 2, "send"), op_count=34 + channel, posted=8)
+    reader = ScriptedReader(job.process)
+    one = sampler(reader, job, keep=True)
+    look(one)
+    first, reader.reads = reader.reads, 0
+    look(one)
+    look(one)
+    reader.reads = 0
+    look(one)
+    assert reader.reads <= 4 < first
+
+
+def test_an_operation_reused_while_it_is_read_is_dropped() -> None:
+    """Whenever the change falls: what is told of it is of before or of after, or it is left out and counted."""
+    layout = released_layout((2, 32, 3))
+    dropped = told = 0
+    for moment in range(1, 12):
+        job = FakeJob(layout)
+        args = job.operation(job.connect(0, 2, "send"), op_count=34, posted=8)
+        reader = ScriptedReader(job.process)
+        one = sampler(reader, job, keep=True)
+        for _ in range(3):
+            assert [op.op_count for op in look(one).operations] == [34]
+        reader.after(reader.reads + moment, args + layout.member("ncclProxyArgs.opCount").offset, (40).to_bytes(8, "little"))
+        sample = look(one)
+        assert [op.op_count for op in sample.operations] in ([], [34], [40])
+        assert bool(sample.operations) != bool(sample.torn)
+        dropped += sample.torn
+        told += [op.op_count for op in sample.operations] == [34]
+    assert dropped and told
+
+
+@pytest.fixture
+def words() -> tuple[FakeProcess, ReadAhead, int]:
+    process = FakeProcess(released_layout((2, 32, 3)))
+    place = process.words([1, 2, 3])
+    return process, ReadAhead(ScriptedReader(process)), place
+
+
+def value(data: bytes | None) -> int:
+    return int.from_bytes(data or b"", "little")
+
+
+def test_a_third_look_does_not_see_the_second(words: tuple[FakeProcess, ReadAhead, int]) -> None:
+    process, reader, place = words
+    for _ in range(2):
+        reader.begin()
+        reader.read(place, 8)
+        reader.read_many([(place, 8)], again=True)
+    reader.begin()
+    assert value(reader.read(place, 8)) == 1
+    process.write(place, (5).to_bytes(8, "little"))
+    assert value(reader.read(place, 8)) == 1, "one moment"
+    assert value(reader.read_many([(place, 8)], again=True)[0]) == 5
+    process.write(place, (6).to_bytes(8, "little"))
+    assert value(reader.read_many([(place, 8)], again=True)[0]) == 6
+
+
+def test_what_was_read_anew_is_not_vouched_for_by_an_older_repetition(words: tuple[FakeProcess, ReadAhead, int]) -> None:
+    process, reader, place = words
+    for _ in range(2):
+        reader.begin()
+        reader.read_many([(place, 8)])
+        reader.read_many([(place, 8), (place + 8, 8)], again=True)
+    reader.begin()
+    reader.read_many([(place, 8)])
+    reader.read_many([(place, 8)], again=True)
+    assert value(reader.read(place + 8, 8)) == 2, "at a place that was not asked for before"
+    process.write(place + 8, (9).to_bytes(8, "little"))
+    assert value(reader.read_many([(place + 8, 8)], again=True)[0]) == 9
+
+
+def test_outside_of_a_sample_the_present_is_read(words: tuple[FakeProcess, ReadAhead, int]) -> None:
+    process, reader, place = words
+    reader.begin()
+    reader.read(place, 8)
+    reader.end()
+    process.write(place, (5).to_bytes(8, "little"))
+    assert value(reader.read(place, 8)) == value(reader.read_many([(place, 8)])[0]) == 5
+
+
+def test_what_nobody_asks_for_is_forgotten_and_what_cannot_be_read_stays_unreadable() -> None:
+    process = FakeProcess(released_layout((2, 32, 3)))
+    reader = ReadAhead(process.reader())
+    for _ in range(2):
+        reader.begin()
+        with pytest.raises(UnreadableError):
+            reader.read(0x10, 8)
+        assert reader.read_many([(0x10, 8)]) == [None]
+    for _ in range(UNUSED_SAMPLES + 2):
+        reader.begin()
+    assert not reader._first and not reader._again
