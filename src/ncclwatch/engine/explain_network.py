@@ -14,9 +14,9 @@ from statistics import median_low
 
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody
 from ncclwatch.engine.edges import told
-from ncclwatch.engine.evidence.base import DeadPath, Fact, FactKind, RankNode
+from ncclwatch.engine.evidence.base import Fact, FactKind, RankNode
 from ncclwatch.engine.evidence.kernel import HELD_BACK, HELD_TIMES
-from ncclwatch.engine.evidence.nics import PortDown
+from ncclwatch.engine.evidence.nics import DeadPath, PortDown
 from ncclwatch.engine.evidence.work_requests import Shows, WorkFact
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.patience import LONGEST_PATIENCE_S

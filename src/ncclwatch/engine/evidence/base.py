@@ -23,7 +23,6 @@ from ncclwatch.model.verdict import OperationRef
 if TYPE_CHECKING:
     from ncclwatch.engine.case import Case
     from ncclwatch.engine.job import Group, Job
-    from ncclwatch.engine.network import Way
 
 
 # --- what facts are about: where a wait can begin or end ----------------------------------------------------------------
@@ -179,22 +178,6 @@ class Fact:
     def text(self) -> str:
         """The fact as a line of evidence."""
         return self.describe()
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeadPath(Fact):
-    """A connection on which sockets have sent the same again and again, and longer than TCP is given, without an answer; or
-    a path on which a probe of ours had none.
-
-    ``subject`` is its :class:`Way`; ``local`` and ``remote`` are IP addresses. ``global_rank`` of who sends tells communicators
-    of one hash apart; ``None`` where it is not known.
-    """
-
-    kind: FactKind = FactKind.PATH_DEAD
-    way: Way
-    local: str
-    remote: str
-    global_rank: int | None = None
 
 
 class Source(ABC):

@@ -13,7 +13,7 @@ from datetime import datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ncclwatch.engine.evidence.base import DeadPath, Fact, FactKind, Source
+from ncclwatch.engine.evidence.base import Fact, FactKind, Source, Strength
 from ncclwatch.engine.network import LOSSY_SEGMENTS, HostNetwork, Way, way_of
 from ncclwatch.model.network import FlowRecord, FlowState, LinkChange, NicRecord
 from ncclwatch.model.state import Direction
@@ -149,6 +149,22 @@ both ways one try in five goes unanswered, and one row of seven in a hundred tho
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeadPath(Fact):
+    """A connection on which sockets have sent the same again and again, and longer than TCP is given, without an answer; or
+    a path on which a probe of ours had none.
+
+    ``subject`` is its :class:`Way`; ``local`` and ``remote`` are IP addresses. ``global_rank`` of who sends tells communicators
+    of one hash apart; ``None`` where it is not known.
+    """
+
+    kind: FactKind = FactKind.PATH_DEAD
+    way: Way
+    local: str
+    remote: str
+    global_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class FlowFact(Fact):
     """What was seen of one connection, and which ranks of the job may be at its other end, by what hosts say.
 
@@ -178,6 +194,7 @@ class Sockets(Source):
         hosts = [known for _, known in sorted(case.known.network.hosts.items()) if known.flows]
         for known in hosts:
             yield from _unanswered(known)
+        yield from _probed(case)
         flows = [flow for known in hosts for flow in known.flows]
         far_end: Callable[[FlowRecord], tuple[frozenset[int], bool]] | None = None
         for flow in flows:
@@ -236,6 +253,26 @@ def _unanswered(known: HostNetwork) -> Iterator[Fact]:
         where = f"rank {way.rank} to rank {way.peer} of communicator {way.comm_hash:016x}"
         text = f"{where}: what was lost is sent again by TCP, which may come through within {worth:.0f} s"
         yield Fact(FactKind.RETRYING, way, Sockets.name, value=worth, describe=partial(str, text))
+
+
+def _probed(case: Case) -> Iterator[DeadPath]:
+    """Paths on which probes of ours got no answer since the job stands, and their connections none either: a firewall may keep a
+    probe out. Zero-payload writes, between queue pairs that had agreed by another way, need no such witness.
+    """
+    known_hosts = sorted(case.known.network.hosts.items())
+    probed = [(host, flow, flow.path) for host, known in known_hosts for flow in known.flows if flow.path is not None]
+    members = {(member.info.host, member.info.pid): member.last.time_ns for member in case.job.members} if probed else {}
+    for host, flow, answer in probed:
+        way, looked_ns = way_of(flow), members.get((host, flow.pid))
+        waits = answer.kind == "rdma" or (flow.socket is not None and bool(flow.socket.unacknowledged))
+        if answer.alive or way is None or looked_ns is None or not waits or answer.time_ns < looked_ns - int(case.still * 1e9):
+            continue
+        local = flow.socket.local.rpartition(":")[0] if flow.socket is not None else f"{flow.device} of {host}"
+        text = f"a probe of ours from {local} to {answer.address} got no answer ({answer.answer}: {answer.detail})"
+        yield DeadPath(
+            subject=way, source=Sockets.name, strength=Strength.LIKELY, way=way, local=local, remote=answer.address,
+            global_rank=flow.global_rank, describe=partial(str, text),
+        )  # fmt: skip
 
 
 def dead_path(way: Way, local: str, remote: str, *, global_rank: int | None = None, timeouts: int = LAST_TIMEOUT) -> DeadPath:

@@ -16,9 +16,8 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from ncclwatch.engine.evidence.base import DeadPath, Fact, FactKind, LinkNode, Source, Strength
+from ncclwatch.engine.evidence.base import Fact, FactKind, LinkNode, Source, Strength
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.network import Way
 from ncclwatch.model.network import FlowRecord, FlowState, PathAnswer
 from ncclwatch.model.state import Direction, OpPhase, ProxySub, Transport
 from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkWindow, added
@@ -81,9 +80,9 @@ class WorkRequests(Source):
 
     name = NAME
     plane = "wire"
-    kinds = frozenset({FactKind.WORK, FactKind.PATH_DEAD})
+    kinds = frozenset({FactKind.WORK})
 
-    def facts(self, case: Case) -> Iterator[WorkFact | DeadPath]:
+    def facts(self, case: Case) -> Iterator[WorkFact]:
         """Of a job that stands what its flows show since, and probes of their paths; without one, flows that have become slow.
         O(windows + connections + transfers).
         """
@@ -113,8 +112,7 @@ class WorkRequests(Source):
     def coverage(self, case: Case) -> Iterator[str]:
         """Processes whose flows were not counted since the job stands, where those of others were."""
         counted, missing = 0, 0
-        counting = any(known.work for known in case.known.network.hosts.values())
-        for member in case.job.members if case.still and counting else ():
+        for member in case.job.members if case.still else ():
             known = case.known.network.hosts.get(member.info.host)
             newest = [kept[-1] for kept in known.work.values()] if known is not None else []
             seen = any(one.pid == member.info.pid and _is_since(case, member, one) for one in newest)
@@ -157,7 +155,7 @@ def _is_counted(window: FlowWindow) -> bool:
     return window.scope is Scope.FLOW and window.work.counting is not Counting.TCP
 
 
-def _probed(case: Case, groups: dict[int, list[Group]], flows: Iterable[tuple[str, FlowRecord]]) -> Iterator[WorkFact | DeadPath]:
+def _probed(case: Case, groups: dict[int, list[Group]], flows: Iterable[tuple[str, FlowRecord]]) -> Iterator[WorkFact]:
     """What probes found on paths that stand still, by ranks and peers; an answer from before the standstill says nothing.
 
     That nobody answers is the path's doing where the connection itself gets no answer either: a firewall may keep a probe out. A
@@ -181,13 +179,6 @@ def _probed(case: Case, groups: dict[int, list[Group]], flows: Iterable[tuple[st
             kind=FactKind.WORK, subject=LinkNode(way.group.id, way.own, way.peer), source=NAME, strength=strength, shows=shows,
             owner=way.member.index, peer=far.index if far is not None else None, global_rank=way.member.rank, describe=describe,
         )  # fmt: skip
-        if not answer.alive:
-            own = Way(way.group.hash, way.own, way.peer)
-            local = flow.socket.local.rpartition(":")[0] if flow.socket is not None else f"{flow.device} of {host}"
-            yield DeadPath(
-                kind=FactKind.PATH_DEAD, subject=own, source=NAME, strength=strength, way=own, local=local, remote=answer.address,
-                global_rank=way.member.rank, describe=describe,
-            )  # fmt: skip
 
 
 def _probe_text(job: Job, way: _Way, answer: PathAnswer, shows: Shows) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ncclwatch.engine.beside import far_end
-from ncclwatch.engine.evidence.base import DeadPath, FactKind
-from ncclwatch.engine.evidence.nics import FlowFact, dead_path
+from ncclwatch.engine.evidence.base import FactKind
+from ncclwatch.engine.evidence.nics import DeadPath, FlowFact, dead_path
 from ncclwatch.engine.network import NetworkMemory, Way
 from ncclwatch.model.network import (
     FlowKind,

@@ -8,7 +8,8 @@ from typing import Any
 
 from ncclwatch.engine.case import Case, Known, of_nodes
 from ncclwatch.engine.diagnose import diagnose
-from ncclwatch.engine.evidence.base import DeadPath, FactKind, LinkNode, Strength
+from ncclwatch.engine.evidence.base import FactKind, LinkNode, Strength
+from ncclwatch.engine.evidence.nics import DeadPath
 from ncclwatch.engine.evidence.work_requests import Shows, WorkFact, WorkRequests
 from ncclwatch.engine.network import KEPT_WINDOWS, MAX_FLOWS, MEMORY_NS, NetworkMemory
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, PathAnswer, SocketFacts
@@ -253,7 +254,7 @@ def test_that_nobody_answers_is_the_path_s_doing_where_the_connection_gets_no_an
     for case in (probed(False, unacknowledged=3), probed(False, unacknowledged=None, kind="rdma")):
         (fact,) = case.facts.of(FactKind.WORK, WorkFact)
         assert (fact.shows, fact.strength) == (Shows.NO_PATH, Strength.LIKELY)
-        (dead,) = case.facts.of(FactKind.PATH_DEAD, DeadPath)
+        dead, _ = case.facts.of(FactKind.PATH_DEAD, DeadPath)
         assert (dead.way, dead.remote, dead.global_rank) == ((WORLD, 1, 2), "10.0.0.2", 1)
         assert dead.local == ("10.0.0.1" if case.known.network.hosts["node1"].flows[0].socket else "mlx5_0 of node1")
     kept_out = probed(False, unacknowledged=0)
