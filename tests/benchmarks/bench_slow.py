@@ -66,7 +66,6 @@ def laid_out(
     needs = (model.needs[None, :, :] + (np.arange(replicas) * size)[:, None, None]).reshape(-1, 2)
     began = time.perf_counter()
     structure = Structure(rank, joint, needs)
-    structure.levels()
     made = time.perf_counter() - began
     one = Structure(model.rank, model.joint, model.needs)
     base = Weights(one, model.begin, model.end, float(model.begin.min()))
@@ -74,7 +73,7 @@ def laid_out(
     work = np.tile(base.work, replicas) * np.maximum(0.5, 1 + 0.02 * rng.standard_normal(len(rank)))
     work[(replicas // 2) * size + size // 3] += 0.5
     transfer = np.tile(np.maximum(base.transfer, 0.0), replicas)
-    begin, end = structure.replay(work, transfer, 0.0)
+    begin, end = structure.replay(work, transfer)
     return structure, Weights(structure, begin, end, 0.0), replica, base.work, made
 
 
@@ -111,7 +110,6 @@ def measure(model: Observed, joins: NDArray[np.bool_], ranks: int) -> dict[str, 
         found.append(result.culprits[0].operation)
 
     one = Structure(model.rank, np.where(joins, -1, model.joint), model.needs)
-    one.levels()
 
     def pruned() -> None:
         for number in last_to_come(weights, replica, joining)[:4].tolist() if len(joining) else [0]:

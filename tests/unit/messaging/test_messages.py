@@ -16,7 +16,7 @@ import pytest
 
 from ncclwatch.collect.batch import Change, NodeBatch, ProcessChange
 from ncclwatch.collect.windows import RankWindow
-from ncclwatch.engine.slow.order import CallOrders
+from ncclwatch.engine.slow.cadence import Cadences
 from ncclwatch.messaging import body as messages
 from ncclwatch.messaging import packing
 from ncclwatch.messaging import writer as writing
@@ -403,11 +403,13 @@ def test_the_order_of_calls_is_the_same_through_an_agent_as_beside_the_job() -> 
     scenario = load(Path(__file__).resolve().parent.parent.parent / "scenarios" / "quick-never-enters-pipeline.toml")
     records = Observer(simulate(scenario), [1.0]).until(3.0)
     for host, events in records.calls.items():
-        beside, through = CallOrders(), CallOrders()
-        beside.add_calls(events, host)
+        beside, through = Cadences(), Cadences()
+        beside.add_calls(events, source=host)
         for part in np.array_split(events, 7):
-            through.add_calls(ledger_calls(part), host)
-        assert beside.of and beside.of.keys() == through.of.keys()
-        for place, order in beside.of.items():
+            through.add_calls(ledger_calls(part), source=host)
+        assert beside.orders and beside.orders.keys() == through.orders.keys()
+        for place, order in beside.orders.items():
             assert any(len(call.ways) > 1 for call in order.calls) or not any(call.ways[0] for call in order.calls)
-            assert [(c.comm, c.what, c.ways) for c in order.calls] == [(c.comm, c.what, c.ways) for c in through.of[place].calls]
+            assert [(c.comm, c.what, c.ways) for c in order.calls] == [
+                (c.comm, c.what, c.ways) for c in through.orders[place].calls
+            ]

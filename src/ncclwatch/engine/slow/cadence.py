@@ -20,10 +20,12 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.slow.order import MARKS, POINT_TO_POINT, CallOrders, by_process
+from ncclwatch.engine.slow.order import MARKS, MOST_CALLS, POINT_TO_POINT, CallOrder, PerProcess, by_process
 
 KEPT_CALLS = 8192
 """Bound: calls a process in which a period is looked for; an iteration must be less than a third of that."""
+ALL_CALLS, FEWEST_CALLS = 400_000, 96
+"""Bound: calls whose order is kept of all processes together, and of each at least."""
 KEPT_ITERATIONS = 40
 """Bound: iterations that are kept of a process."""
 KEPT_TIMES = 8
@@ -274,41 +276,39 @@ class Cadence:
             kept.clear()
 
 
-Key = tuple[str, int]
-"""(host that the records come from, pid)"""
-
-
 class Cadences:
-    """The cadence of every process."""
+    """The cadence of every process, and the order of its calls."""
 
     def __init__(self) -> None:
-        self.of: dict[Key, Cadence] = {}
-        self.orders = CallOrders()
+        self.of: PerProcess[Cadence] = PerProcess()
+        self.orders: PerProcess[CallOrder] = PerProcess()
 
     def add_calls(self, events: NDArray[Any], lost: int = 0, source: str = "") -> None:
         """Take a batch of ``EVENT_DTYPE`` records of one node, in the order of their times."""
-        if lost:
-            for (host, _), cadence in self.of.items():
-                if host == source:
-                    cadence.lose()
-            self.orders.lose(source)
+        for key in [key for key in self.of if lost and key[0] == source]:
+            self.of[key].lose()
+        for key in [key for key in self.orders if lost and key[0] == source]:
+            # What is open can no longer be told from its calls.
+            del self.orders[key]
         calls, bounds = by_process(events)
         made, operation = _calls(calls), ~np.isin(calls["function"], MARKS)
         for start, end in pairwise(bounds):
             key, own = (source, int(calls["pid"][start])), operation[start:end]
-            self.orders.add(key, calls[start:end])
+            order = self.orders.setdefault(key, CallOrder())
+            order.room = min(MOST_CALLS, max(FEWEST_CALLS, ALL_CALLS // len(self.orders)))
+            order.add(calls[start:end])
             if own.any():
                 self.of.setdefault(key, Cadence()).add(made[start:end][own])
 
     def find(self, host: str, pid: int) -> Cadence | None:
-        """The cadence of a process; records without a source belong to the only host there is."""
-        return self.of.get((host, pid)) or self.of.get(("", pid))
+        """The cadence of a process."""
+        return self.of.find(host, pid)
 
     def forget(self, host: str, pid: int) -> None:
         """Forget a process that is watched no longer: its pid may be another's by now."""
         for key in ((host, pid), ("", pid)):
             self.of.pop(key, None)
-            self.orders.of.pop(key, None)
+            self.orders.pop(key, None)
 
 
 def _calls(events: NDArray[Any]) -> NDArray[Any]:

@@ -12,22 +12,15 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.slow.cadence import Cadence
-from ncclwatch.engine.slow.gpu_operations import (
-    LEAST_S,
-    ClockModel,
-    GpuOperations,
-    Indices,
-    Operations,
-    TimedIteration,
-    Times,
-    estimate,
-)
+from ncclwatch.engine.slow.clocks import ClockModel, Indices, Times, estimate
+from ncclwatch.engine.slow.gpu_operations import LEAST_S, GpuOperations, Operations, TimedIteration
 from ncclwatch.engine.topology.model import Role, Topology
 
 BETA = 0.5
@@ -46,73 +39,53 @@ TOLD = 3
 """Bound: culprits that are told."""
 
 
-class Level(NamedTuple):
-    """Sets that need what earlier levels end: their members (each set's from ``first`` on), and the operations that need them."""
-
-    sets: Indices
-    members: Indices
-    first: Indices
-    operations: Indices
-
-
 class Structure:
     """Who needs whom, of columns as of :class:`Operations`; the same in every iteration of a pattern.
 
     ``previous`` and ``following`` operation of the same rank, −1 and the number of operations at the ends. ``set_of`` is the set
-    of operations whose beginnings an operation needs, itself among them; sets are rows of ``members`` from ``offsets[s]`` to
-    ``offsets[s + 1]``.
+    of operations whose beginnings an operation needs, itself among them: rows of ``members`` from ``offsets[s]`` to
+    ``offsets[s + 1]``. Sets are numbered so that each comes after all it needs, and those from ``levels[k]`` to ``levels[k + 1]``
+    need none of each other. Sets that need each other in a cycle (which no real iteration has) come first, in no level.
     """
 
     def __init__(self, rank: Indices, joint: Indices, needs: Indices) -> None:
-        index = np.arange(len(rank))
-        first = np.r_[True, rank[1:] != rank[:-1]]
+        index, first = np.arange(len(rank)), np.r_[True, rank[1:] != rank[:-1]]
         self.previous = np.where(first, -1, index - 1)
         self.following = np.where(np.r_[first[1:], True], len(rank), index + 1)
-        self.set_of = np.unique(np.where(joint >= 0, joint, -1 - index), return_inverse=True)[1]
+        self._number(np.where(joint >= 0, joint, -1 - index), needs)
+        before: Any = np.zeros(0)
+        level = np.zeros(len(rank), np.int64)
+        while not np.array_equal(level, before) and level.max() < len(rank):
+            before, level = level, self.latest(np.where(self.previous >= 0, level[self.previous] + 1, 0))
+        level[level != before] = -1
+        self._number(level * len(rank) + self.set_of, needs)
+        of_set = level[self.operations[self.users[:-1]]]
+        self.levels: list[int] = np.searchsorted(of_set, np.arange(of_set.max() + 2)).tolist()
+
+    def _number(self, key: Indices, needs: Indices) -> None:
+        """Number the sets in the order of a key of their operations; ``operations`` are by set, from ``users[s]`` on."""
+        self.set_of = np.unique(key, return_inverse=True)[1]
         sets = np.concatenate([self.set_of, self.set_of[needs[:, 0]]])
-        self.members = np.concatenate([index, needs[:, 1]])[np.argsort(sets, kind="stable")]
-        self.offsets = np.r_[0, np.cumsum(np.bincount(sets))]
-        self._levels: list[Level] = []
+        self.members = np.concatenate([np.arange(len(key)), needs[:, 1]])[np.argsort(sets, kind="stable")]
+        self.operations = np.argsort(self.set_of, kind="stable")
+        self.offsets, self.users = (np.r_[0, np.cumsum(np.bincount(numbers))] for numbers in (sets, self.set_of))
 
     def __len__(self) -> int:
         return len(self.previous)
 
-    def latest(self, begin: Times) -> Times:
+    def latest(self, begin: Any) -> Any:
         """For each operation when the last of those it needs begins."""
-        found: Times = np.maximum.reduceat(begin[self.members], self.offsets[:-1])[self.set_of]
-        return found
+        return np.maximum.reduceat(begin[self.members], self.offsets[:-1])[self.set_of]
 
-    def levels(self) -> list[Level]:
-        """All sets, each after all it needs; made once. Sets that need each other in a cycle (which no real iteration has), and
-        what needs these, are left out.
-        """
-        if self._levels:
-            return self._levels
-        sizes, before = np.diff(self.offsets), np.zeros(0)
-        level = np.zeros(len(self))
-        while not np.array_equal(level, before) and level.max() < len(sizes):
-            before, level = level, self.latest(np.where(self.previous >= 0, level[self.previous] + 1, 0))
-        of_set = np.zeros(len(sizes), np.int64)
-        of_set[self.set_of] = np.where(level == before, level, -1)
-
-        def apart(levels: Indices) -> list[Indices]:
-            order = np.argsort(levels, kind="stable")
-            return np.split(order, np.searchsorted(levels[order], np.arange(of_set.max() + 1)))[1:]
-
-        parts = apart(of_set), apart(np.repeat(of_set, sizes)), apart(of_set[self.set_of])
-        for sets, places, operations in zip(*parts, strict=True):
-            self._levels.append(Level(sets, self.members[places], np.cumsum(sizes[sets]) - sizes[sets], operations))
-        return self._levels
-
-    def replay(self, work: Times, transfer: Times, start: float) -> tuple[Times, Times]:
-        """Begin and end of every operation if the segments lasted as given. O(memberships), one pass a level."""
-        begin, end = np.append(np.where(self.previous < 0, start + work, np.nan), np.nan), np.full(len(self), np.nan)
-        latest, work = np.zeros(len(self.offsets) - 1), np.append(work, 0.0)
-        for sets, members, first, operations in self.levels():
-            latest[sets] = np.maximum.reduceat(begin[members], first)
-            end[operations] = latest[self.set_of[operations]] + transfer[operations]
-            following = self.following[operations]
-            begin[following] = end[operations] + work[following]
+    def replay(self, work: Times, transfer: Times) -> tuple[Times, Times]:
+        """Begin and end of every operation if the segments lasted as given, since the iteration began. O(memberships)."""
+        begin, end = np.append(np.where(self.previous < 0, work, np.nan), np.nan), np.full(len(self), np.nan)
+        work = np.append(work, 0.0)
+        for first, last in pairwise(self.levels):
+            rows, operations = self.offsets[first : last + 1], self.operations[self.users[first] : self.users[last]]
+            latest = np.maximum.reduceat(begin[self.members[rows[0] : rows[-1]]], rows[:-1] - rows[0])
+            end[operations] = latest[self.set_of[operations] - first] + transfer[operations]
+            begin[self.following[operations]] = end[operations] + work[self.following[operations]]
         return begin[:-1], end
 
 
@@ -134,18 +107,18 @@ class PathResult(NamedTuple):
 
 class Weights:
     """Durations of one iteration in seconds, by operation: ``work`` before it begins, ``transfer`` from when the last it needs
-    has begun to its end. ``begin`` and ``end`` are as observed, ``start`` when the iteration began.
+    has begun to its end. ``begin`` and ``end`` are as observed, since ``start``, when the iteration began.
     """
 
     def __init__(self, structure: Structure, begin: Times, end: Times, start: float) -> None:
-        self.structure, self.begin, self.end, self.start = structure, begin, end, start
-        self.work = begin - np.where(structure.previous >= 0, end[structure.previous], start)
-        self.transfer = end - structure.latest(begin)
+        self.structure, self.begin, self.end, self.start = structure, begin - start, end - start, start
+        self.work = self.begin - np.where(structure.previous >= 0, self.end[structure.previous], 0.0)
+        self.transfer = self.end - structure.latest(self.begin)
 
     @property
     def duration(self) -> float:
         """From its begin to the last end, seconds."""
-        return float(self.end.max()) - self.start
+        return float(self.end.max())
 
     def critical_path(self) -> Iterator[tuple[int, bool]]:
         """Walk back from the last end: through each operation (its transfer: False) to whoever began last, and through its work
@@ -184,8 +157,7 @@ class Weights:
         """
         work = self.work.copy()
         work[operation] += self.duration
-        delayed = self.structure.replay(work, self.transfer, self.start)[1].max()
-        return self.duration - float(delayed - self.end.max())
+        return 2 * self.duration - self._replayed(work, self.transfer)
 
     def without(self, anomalies: Iterable[Anomaly]) -> float:
         """Duration of the iteration if the anomalies had taken what is expected of them, everything else unchanged."""
@@ -198,7 +170,10 @@ class Weights:
             same = (set_of == set_of[anomaly.operation]) & (transfer > anomaly.expected)
             transfer[same] -= max(0.0, anomaly.excess)
             transfer[anomaly.operation] = anomaly.expected
-        return float(self.structure.replay(work, transfer, self.start)[1].max()) - self.start
+        return self._replayed(work, transfer)
+
+    def _replayed(self, work: Times, transfer: Times) -> float:
+        return float(self.structure.replay(work, transfer)[1].max())
 
 
 # --- iterations of one pattern, and what is usual of them -------------------------------------------------------------------
@@ -249,7 +224,7 @@ class IterationAnalysis:
         if not np.isfinite(self.clocks.error):
             return None
         begin, end = (self.clocks.correct(observed.node, times) for times in (observed.begin, observed.end))
-        start = float(self.last.end.max() if self.last is not None else begin.min())
+        start = float(self.last.start + self.last.duration if self.last is not None else begin.min())
         if observed.before is not None:
             start = float(self.clocks.correct(observed.node, observed.before).max())
         self.last = Weights(self._structure, begin, end, start)
@@ -267,7 +242,7 @@ class IterationAnalysis:
         if observed.launched is None or self.last is None:
             return 0.0
         launched = self.clocks.correct(observed.node, observed.launched)[operation]
-        return max(0.0, float(launched - self.last.begin[operation] + self.last.work[operation]))
+        return max(0.0, float(launched - self.last.start - self.last.begin[operation] + self.last.work[operation]))
 
 
 def _sides(observed: Operations, first: int) -> tuple[Indices, Indices, Times, Times]:

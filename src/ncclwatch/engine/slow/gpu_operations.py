@@ -1,10 +1,9 @@
 """What the shims tell of every operation on every GPU of a job, in columns; and what follows from it without a dependency graph.
 
 **Late GPUs.** All ranks leave a collective at about the same time, so who was in it for a shorter time came later (CCL-D 4.2.2):
-that compares durations, and needs no clock. **Clocks.** Nobody ends a collective before everybody has begun it, nobody receives
-what was not sent: end on a − begin on b bounds (clock of a − clock of b) from above. **Iterations.** A frame keeps the last
-operations of each communicator (32). Where no more than that happen between two samples nothing is missed, and an iteration can
-be put together: the calls tell its bounds. What was not seen whole is left out, and why is said.
+that compares durations, and needs no clock. **Iterations.** A frame keeps the last operations of each communicator
+(32). Where no more than that happen between two samples nothing is missed, and an iteration can be put together: the calls tell
+its bounds. What was not seen whole is left out, and why is said.
 """
 
 from __future__ import annotations
@@ -18,21 +17,17 @@ from numpy.typing import NDArray
 
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.slow.cadence import Cadence, Iteration
+from ncclwatch.engine.slow.clocks import Indices, Times
 from ncclwatch.model.device import DeviceCommunicator, KernelState
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import Communicator
 
-Times = NDArray[np.float64]
-Indices = NDArray[np.int64]
-
-KEPT_OPERATIONS = 1 << 17
-"""Bound: operations of a job that are kept, the newest (memory: 12 MiB)."""
+KEPT_OPERATIONS = 1 << 16
+"""Bound: operations of a job that are kept, the newest (memory: 6 MiB)."""
 LEAST_ROUNDS = 3
 """Unit: rounds. From: the median, which says nothing of fewer: one of two may be an outlier."""
 BARRIER_ELEMENTS = 1
 """Fact: CCL-D, section 4.2.1: an AllReduce of less than 4 bytes is a barrier; of how many elements it is says the call."""
-DRIFT = 1e-4
-"""Fact: two common quartzes, each wrong by 50 ppm: what bounds an offset now bounds it less closely the older it is."""
 LEAST_S = 0.002
 """Unit: s. From: threads that poll see a kernel's begin and end: by less no two times of GPUs differ (chosen, not measured)."""
 LARGEST_JOB = 64
@@ -43,12 +38,10 @@ OVERLAP_SHARE = 0.02
 """Unit: share of an iteration. From: chosen: by so much (or ``LEAST_S``, where that is more) two operations of a rank may overlap
 and still follow each other. Where polling threads want for CPU they are late by more, and so is the iteration.
 """
-SEND = "Send"
-
-COLLECTIVE, MESSAGE, BARRIER = range(3)
+COLLECTIVE, BARRIER, SEND, RECEIVE = range(4)
 OPERATION = np.dtype(
     [
-        ("rank", "<i4"), ("own", "<i4"), ("group", "<u8"), ("kind", "<i4"), ("function", "<U16"), ("peer", "<i4"),
+        ("rank", "<i4"), ("own", "<i4"), ("group", "<u8"), ("kind", "<i4"), ("function", "<i4"), ("peer", "<i4"),
         ("sequence", "<i8"), ("ordinal", "<i8"), ("launched", "<f8"), ("begin", "<f8"), ("end", "<f8"), ("lasted", "<f8"),
         ("missed", "<f8"), ("told", "?"),
     ]
@@ -104,6 +97,16 @@ class Round(NamedTuple):
     time: float
     durations: dict[int, float]
 
+    @property
+    def longest(self) -> float:
+        """The longest time of a rank in it, seconds."""
+        return max(self.durations.values())
+
+    @property
+    def shortest(self) -> float:
+        """The shortest, which is the time of the rank that came last."""
+        return min(self.durations.values())
+
 
 class Start(NamedTuple):
     """How much later than the others one rank's GPU comes to collectives: median over ``rounds``, seconds."""
@@ -138,10 +141,14 @@ class GpuOperations:
         newest that was launched."""
         self._offset = np.zeros(0)
         """Of each rank's host, wall clock minus monotonic clock, seconds."""
+        self._functions: dict[str, int] = {}
+        """Names of functions, and the numbers that stand for them."""
         self._until = 0.0
 
     def take(self, job: Job) -> None:
         """Take what the newest samples tell; nothing where no process has the shim."""
+        if all(member.last.device is None for member in job.members):
+            return
         made: list[tuple[Any, ...]] = []
         place = {member.index: at for at, member in enumerate(job.members)}
         for group in job.groups.values():
@@ -162,23 +169,26 @@ class GpuOperations:
                 break
             begin, end = (time / 1e9 if one.observed and time else np.nan for time in (one.started_ns, one.finished_ns))
             lasted = end - begin if one.duration_ns is None else one.duration_ns / 1e9
-            barrier = one.function == "AllReduce" and one.count <= BARRIER_ELEMENTS
-            kind = MESSAGE if one.point_to_point else BARRIER if barrier else COLLECTIVE
+            kind = BARRIER if one.function == "AllReduce" and one.count <= BARRIER_ELEMENTS else COLLECTIVE
+            if one.point_to_point:
+                kind = SEND if one.function == "Send" else RECEIVE
+            function = self._functions.setdefault(one.function, len(self._functions))
             missed = launched if one.ordinal > last + 1 else np.inf
             last, launched = one.ordinal, one.launched_ns / 1e9
             yield (
-                rank, own, group, kind, one.function, -1 if one.peer is None else one.peer,
+                rank, own, group, kind, function, -1 if one.peer is None else one.peer,
                 -1 if one.sequence is None else one.sequence, last, launched, begin, end, lasted, missed, False,
             )  # fmt: skip
         self._last[rank, group] = last, launched, last >= told.operations
 
     # --- collectives that all ranks have told ------------------------------------------------------------------------------
 
-    def _complete(self, job: Job) -> tuple[Indices, Indices, Times]:
+    def _complete(self, job: Job, told: bool) -> tuple[Indices, Indices, Times]:
         """The collectives that every rank of their communicator has told: places among the rows, the round of each, and when each
-        round ended (wall time).
+        round ended (wall time). With ``told`` those that were handed out, too.
         """
-        places = np.flatnonzero((self.rows["kind"] == COLLECTIVE) & np.isfinite(self.rows["end"]))
+        known = (self.rows["kind"] == COLLECTIVE) & np.isfinite(self.rows["end"])
+        places = np.flatnonzero(known if told else known & ~self.rows["told"])
         rows = self.rows[places]
         number = np.where(rows["sequence"] >= 0, rows["sequence"], rows["ordinal"])
         key, sizes = _numbered(rows["group"], rows["function"], number)
@@ -190,42 +200,24 @@ class GpuOperations:
 
     def rounds(self, job: Job) -> list[Round]:
         """The collectives that have become complete. Each is handed out once."""
-        places, key, ended = self._complete(job)
+        places, key, ended = self._complete(job, told=False)
         found: dict[int, Round] = {}
-        new = ~self.rows["told"][places]
-        for row, at in zip(self.rows[places[new]], key[new].tolist(), strict=True):
-            done = found.setdefault(at, Round(int(row["group"]), str(row["function"]), float(ended[at]), {}))
+        names = list(self._functions)
+        for row, at in zip(self.rows[places], key.tolist(), strict=True):
+            done = found.setdefault(at, Round(int(row["group"]), names[row["function"]], float(ended[at]), {}))
             done.durations[int(row["rank"])] = float(row["lasted"])
         self.rows["told"][places] = True
         return sorted(found.values(), key=lambda done: done.time)
 
     def starts(self, job: Job, since: float) -> dict[int, Start]:
         """By place among the job's members: whose GPU has come late to collectives since a moment (wall time)."""
-        places, key, ended = self._complete(job)
+        places, key, ended = self._complete(job, told=True)
         recent = ended[key] >= since
         rows, key = self.rows[places[recent]], np.unique(key[recent], return_inverse=True)[1]
         usual, _ = _medians(rows["lasted"], key)
         late, rounds = _medians(usual[key] - rows["lasted"], rows["rank"])
         found = np.flatnonzero((rounds >= LEAST_ROUNDS) & (late >= LEAST_S))
         return {at: Start(float(late[at]), int(rounds[at])) for at in found.tolist()}
-
-    def clocks(self, job: Job) -> ClockModel:
-        """The hosts' clocks, numbered as hosts come up in the job."""
-        places, key, _ = self._complete(job)
-        rows = self.rows[places]
-        begin = rows["begin"] + self._offset[rows["rank"]]
-        return estimate(_nodes(job)[rows["rank"]], key, begin, begin + rows["lasted"])
-
-    def clocks_text(self, job: Job) -> str:
-        """How well clocks of hosts can be compared, in words; empty where there is one host, or nothing to tell it by."""
-        known = self.clocks(job)
-        if len(known.nodes) < 2:
-            return ""
-        apart, error = float(np.abs(known.offsets).max()), known.error
-        if not np.isfinite(error):
-            return "clocks of hosts cannot be compared: they have no operation in common"
-        known_to = f"known to ±{error * 1e3:.1f} ms by operations in common"
-        return f"clocks of {len(known.nodes)} hosts differ by up to {apart * 1e3:.1f} ms, {known_to}"
 
     # --- iterations ---------------------------------------------------------------------------------------------------------
 
@@ -244,16 +236,15 @@ class GpuOperations:
             self.problem = "calls do not show the iterations of all ranks"
         if self.problem:
             return []
-        rows = self.rows[np.lexsort((self.rows["ordinal"], self.rows["launched"], self.rows["rank"]))]
+        newest = [one for one in known[0].iterations if one.begin > self._until][-max(2, NEWEST // len(job.members)) :]
+        rows = self.rows[np.lexsort((self.rows["ordinal"], self.rows["launched"], self.rows["rank"]))] if newest else self.rows
         of_rank = np.split(rows, np.searchsorted(rows["rank"], np.arange(1, len(job.members))))
         found = []
-        for iteration in list(known[0].iterations)[-max(2, NEWEST // len(job.members)) :]:
-            if iteration.begin <= self._until:
-                continue
+        for iteration in newest:
             try:
                 first = self._part(job, 0, of_rank[0], iteration)
                 others = [self._same(job, at, of_rank[at], known[at], first) for at in range(1, len(known))]
-                found.append(_joined(job, [first, *others]))
+                found.append(_joined(job, [first, *others], np.array(list(self._functions))))
                 self.problem = ""
             except _NotWholeError as why:
                 if not str(why):
@@ -306,7 +297,7 @@ class _Part(NamedTuple):
     offset: float
 
 
-def _joined(job: Job, parts: Sequence[_Part]) -> TimedIteration:
+def _joined(job: Job, parts: Sequence[_Part], functions: NDArray[np.str_]) -> TimedIteration:
     """The iteration of all ranks. Messages of one group call are one kernel, and one row."""
     rows = np.concatenate([part.rows for part in parts])
     offset, before = (np.repeat([getattr(part, n) for part in parts], [len(p.rows) for p in parts]) for n in ("offset", "before"))
@@ -314,7 +305,7 @@ def _joined(job: Job, parts: Sequence[_Part]) -> TimedIteration:
     allowed = max(LEAST_S, OVERLAP_SHARE * max(float(p.rows["end"][-1] - p.rows["begin"][0]) for p in parts))
     first = np.flatnonzero(np.r_[True, rows["rank"][1:] != rows["rank"][:-1]])
     ended = np.concatenate([np.r_[-np.inf, np.maximum.accumulate(own)[:-1]] for own in np.split(end, first[1:])])
-    message = rows["kind"] == MESSAGE
+    message, sends = rows["kind"] >= SEND, rows["kind"] == SEND
     joins = message & np.r_[False, message[:-1]] & (begin < ended)
     if (~joins & (ended - begin > allowed)).any():
         label = job.members[int(rows["rank"][np.argmax(~joins & (ended - begin > allowed))])].label
@@ -322,10 +313,9 @@ def _joined(job: Job, parts: Sequence[_Part]) -> TimedIteration:
     # The k-th of its kind on one rank is that on the others; the k-th send to a rank is its k-th receive.
     peer = np.where(message, rows["peer"], -1)
     number = _occurrence(_numbered(rows["rank"], rows["group"], rows["function"], peer)[0])
-    sends = rows["function"] == SEND
     sender, receiver = np.where(sends, rows["own"], peer), np.where(sends, peer, rows["own"])
     ends = [np.where(message, side, -1) for side in (sender, receiver)]
-    joint, sizes = _numbered(rows["group"], np.where(message, "", rows["function"]), *ends, number)
+    joint, sizes = _numbered(rows["group"], np.where(message, -1, rows["function"]), *ends, number)
     # Sequence numbers of a collective are equal; of a message's two sides one sends.
     mark = np.where(message, sends, rows["sequence"])
     wanted = np.where(message, 2, _sizes(job, rows))
@@ -339,7 +329,7 @@ def _joined(job: Job, parts: Sequence[_Part]) -> TimedIteration:
     kept = rows[starts]
     return TimedIteration(
         kept["rank"].astype(np.int64), _nodes(job)[kept["rank"]], np.where(message, -1, joint)[starts], row[pairs].reshape(-1, 2),
-        begin, np.maximum(begin, np.maximum.reduceat(end, starts)), kept["group"], kept["function"], number[starts],
+        begin, np.maximum(begin, np.maximum.reduceat(end, starts)), kept["group"], functions[kept["function"]], number[starts],
         parts[0].iteration.duration, launched=launched[starts], before=before[starts],
     )  # fmt: skip
 
@@ -366,9 +356,11 @@ def _told_of(member: Member, own: Communicator) -> Iterator[DeviceCommunicator]:
 
 def _numbered(*columns: NDArray[Any]) -> tuple[Indices, Indices]:
     """A number for each row that is equal where all columns are, from 0; and how many rows have each."""
-    keys = [np.unique(column, return_inverse=True)[1].reshape(-1) for column in columns]
-    _, number, sizes = np.unique(np.stack(keys), axis=1, return_inverse=True, return_counts=True)
-    return number.reshape(-1), sizes
+    number = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        kinds, kind = np.unique(column, return_inverse=True)
+        number = np.unique(number * len(kinds) + kind, return_inverse=True)[1]
+    return number, np.bincount(number)
 
 
 def _occurrence(key: Indices) -> Indices:
@@ -385,49 +377,3 @@ def _medians(values: Times, key: Indices) -> tuple[Times, Indices]:
     ordered, first = np.append(values[np.lexsort((values, key))], np.nan), np.cumsum(sizes) - sizes
     middle = (ordered[first + np.maximum(sizes - 1, 0) // 2] + ordered[first + sizes // 2]) / 2
     return np.where(sizes, middle, np.nan), sizes
-
-
-# --- clocks -----------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(slots=True)
-class ClockModel:
-    """Clocks of nodes (sorted): by how much each is ahead of the first's, seconds, and the largest ``error`` that remains.
-
-    ``error`` bounds every comparison of times between the first node and another; infinite where a node shares no operation.
-    """
-
-    nodes: Indices = field(default_factory=lambda: np.zeros(0, np.int64))
-    offsets: Times = field(default_factory=lambda: np.zeros(0))
-    error: float = 0.0
-
-    def correct(self, node: Indices, time: Times) -> Times:
-        """Times of many nodes on the first's clock."""
-        corrected: Times = time - self.offsets[np.searchsorted(self.nodes, node)]
-        return corrected
-
-
-def estimate(node: Indices, operation: Indices, begin: Times, end: Times) -> ClockModel:
-    """Estimate clocks. Rows are sides of operations: their node, the operation's number, begin and end on the node's clock (s).
-
-    Every side of one operation must need every other's beginning (all collectives but rooted ones; of a message pass begin of the
-    send and end of the receive with the receive's begin and the send's end as nan). The offset is in the middle of the tightest
-    bounds over any way between two nodes, half their distance is the error. O(rows + operations × nodes² + nodes³).
-    """
-    if not len(node):
-        return ClockModel()
-    nodes, node = np.unique(node, return_inverse=True)
-    numbers, operation = np.unique(operation, return_inverse=True)
-    # The last to begin and the first to end of a node's sides bound tightest.
-    begins, ends = np.full((len(numbers), len(nodes)), -np.inf), np.full((len(numbers), len(nodes)), np.inf)
-    np.fmax.at(begins, (operation, node), begin)
-    np.fmin.at(ends, (operation, node), end)
-    time = begins.max(axis=1, keepdims=True)
-    ends += DRIFT * (time.max() - time)
-    ahead = np.stack([(own[:, None] - begins).min(axis=0) for own in ends.T])
-    """How far the row's clock is ahead of the column's at most."""
-    np.fill_diagonal(ahead, 0.0)
-    for via in range(len(nodes)):
-        ahead = np.minimum(ahead, ahead[:, via, None] + ahead[via])
-    error = max(0.0, float((ahead[:, 0] + ahead[0]).max()) / 2)
-    return ClockModel(nodes, (ahead[:, 0] - ahead[0]) / 2 if np.isfinite(error) else np.zeros(len(nodes)), error)

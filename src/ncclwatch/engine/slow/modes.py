@@ -17,6 +17,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -44,6 +45,7 @@ KEPT_ROUNDS = 4096
 """Bound: rounds of a communicator that are kept of a window."""
 HOST = -1
 """Bound: no group: that of rounds that are made of the hosts' calls: all ranks of the job."""
+HOSTS_CALLS = "the end of the iteration, by the hosts' calls"
 
 CLASSES = {
     "S1": VerdictClass.SLOW_COMPUTATION,
@@ -55,33 +57,26 @@ CLASSES = {
 # --- CCL-D -------------------------------------------------------------------------------------------------------------------
 
 
-def _range(done: Round) -> float:
-    return max(done.durations.values()) - min(done.durations.values())
+class CcldResult(NamedTuple):
+    """What the equations say of one window, by the round with the largest range of it; durations in seconds.
 
-
-@dataclass(frozen=True, slots=True)
-class CcldResult:
-    """What the equations say of one window, by the round with the largest range of it; durations in seconds."""
+    ``static``: the base is the administrator's, so the slowness is there from the start.
+    """
 
     chosen: Round
     t_base: float
     static: bool
-    """The base is the administrator's: the slowness is there from the start."""
-
-    @property
-    def t_max(self) -> float:
-        """The longest time of a rank in the round."""
-        return max(self.chosen.durations.values())
 
     @property
     def ratio(self) -> float:
         """R, equation 3."""
-        return (self.t_max - self.t_base) / self.t_base
+        return (self.chosen.longest - self.t_base) / self.t_base
 
     @property
     def share(self) -> float:
         """P, equation 4: 1 pure computation, 0 pure communication; nan where nothing is slow."""
-        return _range(self.chosen) / (self.t_max - self.t_base) if self.t_max > self.t_base else math.nan
+        longest = self.chosen.longest
+        return (longest - self.chosen.shortest) / (longest - self.t_base) if longest > self.t_base else math.nan
 
     @property
     def kind(self) -> str:
@@ -98,13 +93,10 @@ class CcldRule:
     initial: float
     theta: float = THETA
     window: deque[Round] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
-    ends: float = math.inf
-    """When the window ends, wall time."""
     since: float | None = None
     found: CcldResult | None = None
     """Of the last window, if it was slow and that had repeated."""
-    _learned: list[float] = field(default_factory=list)
-    _first: float | None = None
+    _learned: list[Round] = field(default_factory=list)
     _complete: bool = False
     _slow: int = 0
 
@@ -115,13 +107,13 @@ class CcldRule:
         self.found = None
         if not window:
             return None
-        base = float(np.mean(self._learned)) if self._complete else self.initial
-        result = CcldResult(max(window, key=_range), base, not self._complete)
+        base = float(np.mean([done.longest for done in self._learned])) if self._complete else self.initial
+        result = CcldResult(max(window, key=lambda done: done.longest - done.shortest), base, not self._complete)
         for done in window:
-            self._first = done.time if self._first is None else self._first
-            self._complete = self._complete or len(self._learned) >= LEARNED_ROUNDS or done.time - self._first > LEARNED_S
+            since = self._learned[0].time if self._learned else done.time
+            self._complete = self._complete or len(self._learned) >= LEARNED_ROUNDS or done.time - since > LEARNED_S
             if not self._complete:
-                self._learned.append(max(done.durations.values()))
+                self._learned.append(done)
         slow = result.ratio > self.theta
         self._slow += slow
         self.since = (self.since if self.since is not None else window[0].time) if slow else None
@@ -135,9 +127,11 @@ class Ccld(Mode):
     def __init__(self, *, t_base_s: float | None = None, theta: float = THETA, window_s: float = WINDOW_S) -> None:
         self.by_gpus = False
         """Whether rounds are what the GPUs timed, rather than the hosts' calls."""
-        self._initial = t_base_s if t_base_s is not None else math.inf
-        self._theta, self._window_s = theta, window_s
+        self._new_rule = partial(CcldRule, t_base_s if t_base_s is not None else math.inf, theta)
         self._rules: dict[int, CcldRule] = {}
+        self._window_s = window_s
+        self._ends = math.inf
+        """When the window ends, wall time."""
         self._gpus = GpuOperations()
         self._numbered: tuple[ProcessKey, ...] = ()
         self._calls_until = 0.0
@@ -145,13 +139,12 @@ class Ccld(Mode):
     def judge(self, sample: Sample) -> Verdict | None:
         """Take the rounds of a sample; what stands is the last window's."""
         for done in self.rounds(sample):
-            rule = self._rules.setdefault(done.group, CcldRule(self._initial, self._theta))
-            rule.ends = min(rule.ends, done.time + self._window_s)
-            rule.window.append(done)
-        for rule in self._rules.values():
-            if sample.time >= rule.ends:
+            self._rules.setdefault(done.group, self._new_rule()).window.append(done)
+            self._ends = min(self._ends, done.time + self._window_s)
+        if sample.time >= self._ends:
+            for rule in self._rules.values():
                 rule.close()
-                rule.ends = sample.time + self._window_s
+            self._ends = sample.time + self._window_s
         found = [(rule.found, rule.since) for rule in self._rules.values() if rule.found is not None]
         return _verdict(sample, *max(found, key=lambda one: one[0].ratio), self.by_gpus) if found else None
 
@@ -186,7 +179,7 @@ class Ccld(Mode):
             places = [int(np.argmin(np.abs(times - end))) for times in ends]
             if all(abs(times[place] - end) <= length / 2 for times, place in zip(ends, places, strict=True)):
                 durations = {at: lasted[at][place] for at, place in enumerate(places)}
-                found.append(Round(HOST, "end of the iteration", end, durations))
+                found.append(Round(HOST, HOSTS_CALLS, end, durations))
                 self._calls_until = end
         return found
 
@@ -198,24 +191,17 @@ def _verdict(sample: Sample, result: CcldResult, since: float | None, by_gpus: b
     last = members[min(durations, key=lambda at: durations[at])] if kind != "S2" else None
     slowest = _lowest_rate(sample.job, group) if kind != "S1" else None
     reference = group.reference() if group is not None else None
+    operation = OperationRef(result.chosen.name) if group is not None else None
     culprits = tuple(
         Culprit(
-            rank=member.rank,
-            comm_rank=group.rank_of(member) if group is not None else None,
-            host=member.info.host,
-            pid=member.info.pid,
-            gpu=None,
-            communicator=reference,
-            operation=OperationRef(result.chosen.name) if group is not None else None,
-            reason=f"{why}: {durations.get(members.index(member), math.nan):.4f} s in the operation",
+            member.rank, group.rank_of(member) if group is not None else None, member.info.host, member.info.pid, None, reference,
+            operation, reason=f"{why}: {durations.get(members.index(member), math.nan):.4f} s in the operation",
         )
         for member, why in ((last, "came last"), (slowest, "has the lowest rate"))
         if member is not None
-    )
+    )  # fmt: skip
     who = ", ".join(f"rank {one.rank}" if one.rank is not None else f"pid {one.pid} on {one.host}" for one in culprits)
-    where = (
-        f"{result.chosen.name} of {group.nranks} ranks" if group is not None else "the end of the iteration, by the hosts' calls"
-    )
+    where = result.chosen.name + (f" of {group.nranks} ranks" if group is not None else "")
     unobserved = []
     if not by_gpus:
         unobserved.append("GPU times are not known without the shim: a host's wait at the end of an iteration stands for them")
@@ -232,7 +218,7 @@ def _verdict(sample: Sample, result: CcldResult, since: float | None, by_gpus: b
         confidence=0.5,
         evidence=(
             f"T_base {result.t_base:.4f} s ({base}); in the round with the largest range of the window: "
-            f"T_max {result.t_max:.4f} s, T_min {min(durations.values()):.4f} s",
+            f"T_max {result.chosen.longest:.4f} s, T_min {result.chosen.shortest:.4f} s",
             f"R = (T_max - T_base) / T_base = {result.ratio:.2f}, P = (T_max - T_min) / (T_max - T_base) = {share}",
         ),
         unobserved=tuple(unobserved),

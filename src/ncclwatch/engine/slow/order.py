@@ -7,9 +7,8 @@ written or consumed says it has. A receive alone shows nothing, but the order of
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping
 from dataclasses import dataclass, field
-from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -23,10 +22,8 @@ from ncclwatch.model.state import Communicator, Direction, OpPhase, PendingOpera
 
 T = TypeVar("T")
 
-ALL_CALLS = 400_000
-"""Bound: calls that are kept of all processes together."""
-FEWEST_CALLS, MOST_CALLS = 96, 2048
-"""Bound: calls that are kept of one: a habit shows where there are two iterations and more."""
+MOST_CALLS = 2048
+"""Bound: calls that are kept of a process, where there are few processes: a habit shows in two iterations and more."""
 UNMADE_RECORDS = 512
 """Bound: records a process that wait to be made into calls: of a job that goes on hardly anybody asks."""
 
@@ -54,24 +51,22 @@ class Call(NamedTuple):
 
 
 @dataclass(slots=True)
-class Room:
-    """How many calls may be kept of each process."""
-
-    calls: int = MOST_CALLS
-
-
-@dataclass(slots=True)
 class CallOrder:
     """The newest operations of one process; sends and receives of one group call are one operation, known once the group ends."""
 
-    _room: Room = field(default_factory=Room)
+    room: int = MOST_CALLS
+    """So many calls are kept."""
     _made: NDArray[Any] = field(default_factory=lambda: np.zeros(0, RECORD))
     _unmade: list[NDArray[Any]] = field(default_factory=list)
     _waiting: int = 0
     _memo: dict[str, Any] = field(default_factory=dict)
 
-    def add(self, records: NDArray[Any]) -> None:
-        """Take records of operations and of group starts and ends (``RECORD``) in the order of their times."""
+    def add(self, calls: NDArray[Any]) -> None:
+        """Take records of operations and of group starts and ends (fields as of ``RECORD``) in the order of their times."""
+        # A copy: what is kept of one process must not keep the batch.
+        records = np.zeros(len(calls), RECORD)
+        for name in _FIELDS:
+            records[name] = calls[name]
         self._unmade.append(records)
         self._waiting += len(records)
         if self._waiting > UNMADE_RECORDS:
@@ -124,12 +119,12 @@ class CallOrder:
         joins = np.r_[False, grouped[1:] & grouped[:-1] & same]
         calls["number"] = np.cumsum(~joins) + (self._made["number"][-1] if len(self._made) else 0)
         kept = np.concatenate([self._made, calls])
-        self._made = kept[kept["number"] > kept["number"][-1] - self._room.calls]
+        self._made = kept[kept["number"] > kept["number"][-1] - self.room]
         self._memo.clear()
 
-    def locate(self, unfinished: Mapping[Place, int], until_ns: int) -> dict[Place, list[int]] | None:
-        """Where in the order unfinished operations (their number by place) stand: positions, smallest first; ``None`` when calls
-        that are needed are not kept.
+    def locate(self, unfinished: Mapping[Place, Collection[int]], until_ns: int) -> dict[tuple[Place, int], int] | None:
+        """Where in the order unfinished operations stand, by place and number (they rise with the calls at one place): 0 is the
+        newest call. ``None`` when calls that are needed are not kept.
 
         Operations of one communicator in one way end in the order of their calls, so the unfinished ones are the newest.
         """
@@ -137,49 +132,24 @@ class CallOrder:
         rows = self._made[self._made["time_ns"] <= until_ns]
         positions = rows["number"] - (self._made["number"][-1] if len(rows) else 0)
         paired = np.isin(rows["function"], POINT_TO_POINT)
-        found: dict[Place, list[int]] = {}
-        for (comm, way), missing in unfinished.items():
+        found: dict[tuple[Place, int], int] = {}
+        for (comm, way), numbers in unfinished.items():
             own = (rows["comm"] == comm) & (paired == (way is not None))
             if way is not None:
                 own &= ((rows["function"] == Function.SEND) == way[0]) & (rows["peer"] == way[1])
-            found[comm, way] = positions[own][-missing:].tolist()
-            if len(found[comm, way]) < missing:
+            newest = positions[own][-len(numbers) :].tolist()
+            if len(newest) < len(numbers):
                 return None
+            found |= {((comm, way), number): position for number, position in zip(sorted(numbers), newest, strict=True)}
         return found
 
 
-class CallOrders:
-    """The order of calls of every process, by (host the records come from, pid)."""
+class PerProcess(dict[tuple[str, int], T]):
+    """Something of every process, by (host the records come from, pid)."""
 
-    def __init__(self) -> None:
-        self.of: dict[tuple[str, int], CallOrder] = {}
-        self._room = Room()
-
-    def find(self, host: str, pid: int) -> CallOrder | None:
-        """The order of a process's last calls; records without a source belong to the only host there is."""
-        return self.of.get((host, pid)) or self.of.get(("", pid))
-
-    def lose(self, source: str) -> None:
-        """Records of a node were lost: what is open can no longer be told from its calls."""
-        self.of = {key: order for key, order in self.of.items() if key[0] != source}
-
-    def add_calls(self, events: NDArray[Any], source: str = "") -> None:
-        """Take a batch of ``EVENT_DTYPE`` records of one node, in the order of their times."""
-        calls, bounds = by_process(events)
-        for start, end in pairwise(bounds):
-            self.add((source, int(calls["pid"][start])), calls[start:end])
-
-    def add(self, key: tuple[str, int], calls: NDArray[Any]) -> None:
-        """Take what ``by_process`` found of one process."""
-        order = self.of.get(key)
-        if order is None:
-            order = self.of[key] = CallOrder(_room=self._room)
-            self._room.calls = min(MOST_CALLS, max(FEWEST_CALLS, ALL_CALLS // len(self.of)))
-        # A copy: what is kept of one process must not keep the batch.
-        records = np.zeros(len(calls), RECORD)
-        for name in _FIELDS:
-            records[name] = calls[name]
-        order.add(records)
+    def find(self, host: str, pid: int) -> T | None:
+        """Of a process; records without a source belong to the only host there is."""
+        return self.get((host, pid)) or self.get(("", pid))
 
 
 def by_process(events: NDArray[Any]) -> tuple[NDArray[Any], list[int]]:
@@ -251,37 +221,44 @@ class Kernels:
 def _read(job: Job, member: Member, order: CallOrder | None) -> _OfRank:
     found = _OfRank()
     own = {job.group_of[member.index, c.address]: c for c in member.last.communicators}
-    everything: list[_Operation] = [*member.last.operations, *member.last.pending]
-    held = [own.get(job.find_group(member, o.comm_address, o.comm_hash) or 0) for o in everything]
-    operations = [(operation, _places(known, operation)) for operation, known in zip(everything, held, strict=True)]
-    positions = _positions(operations, order, member.last.time_ns)
-    for number, (operation, communicator) in enumerate(zip(everything, held, strict=True)):
-        if not isinstance(operation, ProxyOperation):
-            continue
-        way = operation.direction if operation.is_point_to_point else None
-        alone = operation.comm_address, operation.comm_hash, operation.op_count, way
-        kernel = found.kernels[operation.address] = positions[number] if positions is not None else alone
-        begun = _has_begun(operation)
-        if begun is None and communicator is not None and _leaves_unread(communicator, operation):
-            begun = False
-        if begun is not None:
-            found.begun[kernel] = found.begun.get(kernel, False) or begun
-    if positions:
-        found.first = first = min(positions)
-        places = operations[positions.index(first)][1]
+    operations: list[_Operation] = [*member.last.operations, *member.last.pending]
+    known = [own.get(job.find_group(member, one.comm_address, one.comm_hash) or 0) for one in operations]
+    places = [_places(communicator, one) for communicator, one in zip(known, operations, strict=True)]
+    unfinished: dict[Place, set[int]] = defaultdict(set)
+    for operation, filled in zip(operations, places, strict=True):
+        for place in filled:
+            unfinished[place].add(operation.op_count)
+    located = order.locate(unfinished, member.last.time_ns) if order is not None and all(places) else None
+    positions: list[int] = []
+    if located is not None:
+        positions = [
+            min(located[place, one.op_count] for place in filled) for one, filled in zip(operations, places, strict=True)
+        ]
+        found.first = min(positions)
+        filled = places[positions.index(min(positions))]
         # Of one communicator all that was called since is unfinished too.
-        since = {operation.op_count for operation, others in operations if set(others) & set(places)}
-        if len(places) == 1 and places[0][1] is None:
-            found.place = places[0][0], len(since) - 1
+        since = {one.op_count for one, others in zip(operations, places, strict=True) if set(others) & set(filled)}
+        if len(filled) == 1 and filled[0][1] is None:
+            found.place = filled[0][0], len(since) - 1
+    for number, operation in enumerate(operations):
+        if isinstance(operation, ProxyOperation):
+            way = operation.direction if operation.is_point_to_point else None
+            alone = operation.comm_address, operation.comm_hash, operation.op_count, way
+            kernel = found.kernels[operation.address] = positions[number] if positions else alone
+            begun = _has_begun(known[number], operation)
+            if begun is not None:
+                found.begun[kernel] = found.begun.get(kernel, False) or begun
     return found
 
 
-def _has_begun(operation: ProxyOperation) -> bool | None:
+def _has_begun(own: Communicator | None, operation: ProxyOperation) -> bool | None:
     """What an operation's own counters say; ``None`` where they say nothing."""
     if operation.phase is not OpPhase.PROGRESS:
         return None
     if operation.direction is Direction.RECV:
-        return True if any(sub.done > 0 for sub in operation.subs) else None
+        if any(sub.done > 0 for sub in operation.subs):
+            return True
+        return False if own is not None and operation.algorithm == "Ring" and _leaves_unread(own, operation) else None
     if any(sub.gpu_ready or sub.transmitted for sub in operation.subs):
         return True
     return False if any(sub.gpu_ready is not None and sub.posted > 0 for sub in operation.subs) else None
@@ -291,8 +268,6 @@ def _leaves_unread(own: Communicator, operation: ProxyOperation) -> bool:
     """Whether a ring's data has been delivered to a rank which reads none of it, though there is room for what it writes first to
     the next in shared memory: then its kernel has not begun.
     """
-    if operation.algorithm != "Ring" or operation.direction is not Direction.RECV or any(sub.done for sub in operation.subs):
-        return False
     rings = {ring.channel: (ring.prev, ring.next) for ring in own.rings}
     room = {
         (conn.channel, conn.peer)
@@ -300,8 +275,8 @@ def _leaves_unread(own: Communicator, operation: ProxyOperation) -> bool:
         if conn.direction is Direction.SEND and conn.connection_index == 0 and conn.head is not None and conn.tail is not None
         and conn.tail - conn.head < CONNECTION_SLOTS // 2
     }  # fmt: skip
-    ends = [(sub, *rings.get(sub.channel, (None, -1))) for sub in operation.subs if sub.transmitted]
-    return any(sub.peer == before and (sub.channel, after) in room for sub, before, after in ends)
+    delivered = [(sub, *rings.get(sub.channel, (None, -1))) for sub in operation.subs if sub.transmitted]
+    return any(sub.peer == before and (sub.channel, after) in room for sub, before, after in delivered)
 
 
 def _places(own: Communicator | None, operation: _Operation) -> list[Place]:
@@ -312,18 +287,3 @@ def _places(own: Communicator | None, operation: _Operation) -> list[Place]:
         return [(own.address, None)]
     peers = {sub.peer for sub in (operation.subs if isinstance(operation, ProxyOperation) else (operation,))}
     return [(own.address, (operation.direction is Direction.SEND, peer)) for peer in sorted(peers)]
-
-
-def _positions(operations: Sequence[tuple[_Operation, list[Place]]], order: CallOrder | None, until_ns: int) -> list[int] | None:
-    """The position of each operation in the order of calls; ``None`` where that cannot be told of all of them."""
-    if order is None or not all(places for _, places in operations):
-        return None
-    counts: dict[Place, set[int]] = defaultdict(set)
-    for operation, places in operations:
-        for place in places:
-            counts[place].add(operation.op_count)
-    located = order.locate({place: len(found) for place, found in counts.items()}, until_ns)
-    if located is None:
-        return None
-    at = {place: dict(zip(sorted(counts[place]), positions, strict=True)) for place, positions in located.items()}
-    return [min(at[place][operation.op_count] for place in places) for operation, places in operations]

@@ -309,7 +309,7 @@ class SlowWatch:
             watch.missing = 0
             gpus = watch.paths.gpus
             judgement.starts = {job.members[at].info.key: start for at, start in gpus.starts(job, judgement.since).items()}
-            judgement.timed, judgement.clocks = bool(len(gpus.rows)), gpus.clocks_text(job)
+            judgement.timed, judgement.clocks = bool(len(gpus.rows)), watch.paths.analysis.clocks.text()
             judgement.paths = tuple(watch.paths.lines(job, judgement.since, topology))
             judgement.path_costs, judgement.no_path = watch.paths.costs(judgement.since), watch.paths.problem
             if watch.standing is not None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ncclwatch.engine.slow.cadence import Cadences
-from ncclwatch.engine.slow.order import FEWEST_CALLS, MOST_CALLS, UNMADE_RECORDS, CallOrders
+from ncclwatch.engine.slow.cadence import FEWEST_CALLS, Cadences
+from ncclwatch.engine.slow.order import MOST_CALLS, UNMADE_RECORDS
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 
 TENSOR, DATA, PIPE = 0x1000, 0x2000, 0x3000
@@ -131,51 +131,55 @@ class TestCadence:
         assert cadences.find("host", 7) is None and cadences.orders.find("host", 7) is None
 
     def test_order_of_calls_places_open_operations(self) -> None:
-        orders = CallOrders()
+        cadences = Cadences()
         group = [(Function.GROUP_START, 0, -1), (Function.SEND, PIPE, 1), (Function.RECV, PIPE, 1), (Function.GROUP_END, 0, -1)]
         program = [(Function.RECV, PIPE, 0), (Function.ALL_REDUCE, TENSOR, -1), *group, (Function.ALL_REDUCE, TENSOR, -1)]
-        orders.add_calls(calls(program, [1.0 + 0.1 * k for k in range(len(program))]))
-        order = orders.find("", 7)
+        cadences.add_calls(calls(program, [1.0 + 0.1 * k for k in range(len(program))]))
+        order = cadences.orders.find("", 7)
         assert order is not None
-        open_now = {(PIPE, (False, 0)): 1, (TENSOR, None): 2, (PIPE, (True, 1)): 1, (PIPE, (False, 1)): 1}
+        open_now = {(PIPE, (False, 0)): {3}, (TENSOR, None): {6, 4}, (PIPE, (True, 1)): {5}, (PIPE, (False, 1)): {5}}
         places = order.locate(open_now, 3_000_000_000)
         assert places is not None
-        assert places[PIPE, (False, 0)] == [-3] and places[TENSOR, None] == [-2, 0]
-        assert places[PIPE, (True, 1)] == places[PIPE, (False, 1)] == [-1], "one group call is one operation"
-        assert order.locate({(TENSOR, None): 3}, 3_000_000_000) is None, "a call that is not kept cannot be placed"
+        assert places[(PIPE, (False, 0)), 3] == -3 and [places[(TENSOR, None), number] for number in (4, 6)] == [-2, 0]
+        assert places[(PIPE, (True, 1)), 5] == places[(PIPE, (False, 1)), 5] == -1, "one group call is one operation"
+        assert order.locate({(TENSOR, None): {2, 4, 6}}, 3_000_000_000) is None, "a call that is not kept cannot be placed"
 
     def test_a_group_may_lie_in_two_batches_and_hold_groups(self) -> None:
         start, end = (Function.GROUP_START, 0, -1), (Function.GROUP_END, 0, -1)
         send, recv, one = (Function.SEND, PIPE, 1), (Function.RECV, PIPE, 1), (Function.ALL_REDUCE, TENSOR, -1)
         program = [one, start, start, send, end, start, recv, end, end, send, recv]
         for cut in range(len(program) + 1):
-            orders = CallOrders()
+            cadences = Cadences()
             for part, begin in ((program[:cut], 0), (program[cut:], cut)):
-                orders.add_calls(calls(part, [1.0 + 0.1 * (begin + k) for k in range(len(part))]))
-            order = orders.find("", 7)
+                cadences.add_calls(calls(part, [1.0 + 0.1 * (begin + k) for k in range(len(part))]))
+            order = cadences.orders.find("", 7)
             assert order is not None
             ways = [call.ways for call in order.calls]
             assert ways == [[None], [(True, 1), (False, 1)], [(True, 1)], [(False, 1)]], cut
 
     def test_calls_of_which_nobody_asks_are_bounded(self) -> None:
-        orders = CallOrders()
+        cadences = Cadences()
         for turn in range(80):
             program = [(Function.ALL_REDUCE, TENSOR, -1), (Function.SEND, PIPE, turn)] * 20
-            orders.add_calls(calls(program, [turn + 0.01 * k for k in range(len(program))]))
-        order = orders.find("", 7)
+            cadences.add_calls(calls(program, [turn + 0.01 * k for k in range(len(program))]))
+        order = cadences.orders.find("", 7)
         assert order is not None and order._waiting <= UNMADE_RECORDS
         assert len(order.calls) == MOST_CALLS
         assert [call.ways for call in order.calls][-2:] == [[None], [(True, 79)]]
 
     def test_the_more_processes_the_fewer_calls_of_each(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("ncclwatch.engine.slow.order.ALL_CALLS", 1000)
-        orders = CallOrders()
+        monkeypatch.setattr("ncclwatch.engine.slow.cadence.ALL_CALLS", 1000)
+        cadences = Cadences()
         for turn in range(30):
             for host in "abcde" if turn else "a":
-                orders.add_calls(calls([(Function.ALL_REDUCE, TENSOR, -1)] * 40, [turn + 0.01 * k for k in range(40)]), host)
-        assert {len(order.calls) for order in orders.of.values()} == {200}
-        monkeypatch.setattr("ncclwatch.engine.slow.order.ALL_CALLS", 10)
-        orders.add_calls(calls([(Function.ALL_REDUCE, TENSOR, -1)] * 40, [90 + 0.01 * k for k in range(40)]), "f")
-        assert len(orders.of["f", 7].calls) == 40 and len(orders.of["a", 7].calls) == 200, "it shrinks when there are new ones"
-        orders.add_calls(calls([(Function.ALL_REDUCE, TENSOR, -1)], [99.0]), "a")
-        assert len(orders.of["a", 7].calls) == FEWEST_CALLS
+                cadences.add_calls(
+                    calls([(Function.ALL_REDUCE, TENSOR, -1)] * 40, [turn + 0.01 * k for k in range(40)]), source=host
+                )
+        assert {len(order.calls) for order in cadences.orders.values()} == {200}
+        monkeypatch.setattr("ncclwatch.engine.slow.cadence.ALL_CALLS", 10)
+        cadences.add_calls(calls([(Function.ALL_REDUCE, TENSOR, -1)] * 40, [90 + 0.01 * k for k in range(40)]), source="f")
+        assert len(cadences.orders["f", 7].calls) == 40 and len(cadences.orders["a", 7].calls) == 200, (
+            "it shrinks when there are new ones"
+        )
+        cadences.add_calls(calls([(Function.ALL_REDUCE, TENSOR, -1)], [99.0]), source="a")
+        assert len(cadences.orders["a", 7].calls) == FEWEST_CALLS

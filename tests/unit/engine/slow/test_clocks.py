@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ncclwatch.engine.slow.gpu_operations import estimate
+from ncclwatch.engine.slow.clocks import estimate
 
 
 def test_clocks_are_found_within_their_error() -> None:
@@ -23,8 +23,10 @@ def test_clocks_are_found_within_their_error() -> None:
     for node in (1, 2):
         late = np.array([40.0 * (1 + drifts[node]) + offsets[node]])
         assert abs(float(model.correct(np.array([node]), late)[0]) - 40.0) <= model.error < 0.002
+    assert "clocks of 3 hosts differ by up to 14" in model.text() and "known to ±" in model.text()
     table = np.array([*rows, (3, 10_000, 1.0, 2.0)])
-    assert estimate(table[:, 0].astype(int), table[:, 1].astype(int), table[:, 2], table[:, 3]).error == float("inf")
+    alone = estimate(table[:, 0].astype(int), table[:, 1].astype(int), table[:, 2], table[:, 3])
+    assert alone.error == float("inf") and "cannot be compared" in alone.text()
     assert estimate(np.zeros(1, int), np.zeros(1, int), np.zeros(1), np.ones(1)).error == 0.0
 
 

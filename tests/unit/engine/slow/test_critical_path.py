@@ -18,7 +18,7 @@ TRANSFER = np.array([0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1])
 
 def test_replay_and_weigh_are_inverse() -> None:
     structure = Structure(RANK, JOINT, NEEDS)
-    begin, end = structure.replay(WORK, TRANSFER, 0.0)
+    begin, end = structure.replay(WORK, TRANSFER)
     assert end.max() == pytest.approx(1.0 + 0.1 + 0.1 + 1.0 + 0.1)
     weights = Weights(structure, begin, end, 0.0)
     assert weights.work == pytest.approx(WORK) and weights.transfer == pytest.approx(TRANSFER)
@@ -26,7 +26,7 @@ def test_replay_and_weigh_are_inverse() -> None:
 
 def test_the_path_goes_through_messages_and_collectives() -> None:
     structure = Structure(RANK, JOINT, NEEDS)
-    begin, end = structure.replay(WORK, TRANSFER, 0.0)
+    begin, end = structure.replay(WORK, TRANSFER)
     weights = Weights(structure, begin, end, 0.0)
     path = list(weights.critical_path())
     assert sum((weights.work if work else weights.transfer)[at] for at, work in path) == pytest.approx(float(end.max()))
@@ -37,18 +37,18 @@ def test_the_path_goes_through_messages_and_collectives() -> None:
 def test_operations_that_need_each_other_in_a_cycle_are_left_out() -> None:
     """Rank 0 receives before it sends to rank 1, which does the same."""
     crossed = Structure(np.array([0, 0, 1, 1]), np.full(4, -1), np.array([[0, 3], [2, 1]]))
-    _, end = crossed.replay(np.ones(4), np.ones(4), 0.0)
+    _, end = crossed.replay(np.ones(4), np.ones(4))
     assert np.isnan(end).all()
 
 
 def test_only_what_is_on_the_path_is_blamed() -> None:
     structure = Structure(RANK, JOINT, NEEDS)
-    _, usual = structure.replay(WORK, TRANSFER, 0.0)
+    _, usual = structure.replay(WORK, TRANSFER)
     # Rank 1 has 0.6 s to spare before the last operation: half a second more is absorbed, two seconds are not.
     for delay, harmful in ((0.5, False), (2.0, True)):
         work = WORK.copy()
         work[4] += delay
-        begin, end = structure.replay(work, TRANSFER, 0.0)
+        begin, end = structure.replay(work, TRANSFER)
         weights = Weights(structure, begin, end, 0.0)
         result = weights.analyse(WORK, TRANSFER)
         assert [anomaly.operation for anomaly in result.culprits] == ([4] if harmful else [])
@@ -64,7 +64,7 @@ def test_two_culprits_are_ranked_by_what_they_cost() -> None:
     work, transfer = WORK.copy(), TRANSFER.copy()
     work[0] += 2.0
     transfer[5] += 5.0
-    begin, end = structure.replay(work, transfer, 0.0)
+    begin, end = structure.replay(work, transfer)
     weights = Weights(structure, begin, end, 0.0)
     found = weights.analyse(WORK, TRANSFER).culprits
     assert [(a.operation, a.work) for a in found] == [(5, False), (0, True)]

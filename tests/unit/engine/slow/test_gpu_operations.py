@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from ncclwatch.engine.job import assemble
@@ -53,9 +52,6 @@ def test_whose_gpu_comes_late_is_told_across_clocks_that_are_wrong() -> None:
     assert [job.members[at].rank for at in starts] == [2]
     assert starts.popitem()[1].late_s == pytest.approx(0.2, abs=0.005), "durations need no clock"
     assert times.starts(job, since=1e9) == {}
-    model = times.clocks(job)
-    assert np.abs(model.offsets - (np.array(wrong_s) - wrong_s[0])).max() <= model.error
-    assert "clocks of 4 hosts differ by up to" in times.clocks_text(job)
 
 
 def test_gpus_that_come_together_are_not_told() -> None:

@@ -12,7 +12,7 @@ import pytest
 from ncclwatch.engine.job import Job, assemble
 from ncclwatch.engine.slow.cadence import Cadence, Iteration
 from ncclwatch.engine.slow.critical_path import IterationAnalysis, Paths
-from ncclwatch.engine.slow.gpu_operations import Operations
+from ncclwatch.engine.slow.gpu_operations import GpuOperations, Operations
 from ncclwatch.model.device import DeviceCommunicator, DeviceOperation, DeviceSample
 from ncclwatch.model.state import ProcessSample
 from unit.synthetic import Rank, address_of, communicator
@@ -199,6 +199,32 @@ def test_ranks_that_did_not_do_the_same_are_not_put_together() -> None:
     paths = Paths()
     paths.take(play.look(max(play.ends)), play.cadences, 1.0)
     assert paths.problem == "operations of the ranks do not match each other" and not paths.analysis.learned
+
+
+def test_messages_of_one_group_call_are_one_operation_that_needs_both_its_peers() -> None:
+    play = Play()
+    play.run(10)
+    for comm in PIPES:
+        for rank in MEMBERS[comm]:
+            both = [[o, replace(o, function={"Send": "Recv", "Recv": "Send"}[o.function])] for o in play.done[comm, rank]]
+            play.done[comm, rank] = [replace(o, ordinal=n + 1) for n, o in enumerate(o for pair in both for o in pair)]
+    gpus, job = GpuOperations(), play.look(max(play.ends), kept=64)
+    gpus.take(job)
+    found = gpus.iterations(job, play.cadences)
+    assert len(found) >= 5 and {len(one.rank) for one in found} == {18}
+    sends = [tuple(sorted(one.rank[row] for row in pair)) for one in found[:1] for pair in one.needs]
+    assert sends == [(0, 2), (0, 2), (1, 3), (1, 3)]
+
+
+def test_an_iteration_with_an_operation_that_is_not_reported_is_left_out_and_the_next_is_not() -> None:
+    play = Play()
+    play.run(10)
+    play.done[WORLD, 2][4] = replace(play.done[WORLD, 2][4], observed=False)
+    gpus, job = GpuOperations(), play.look(max(play.ends))
+    gpus.take(job)
+    begins = [one.before.max() for one in gpus.iterations(job, play.cadences) if one.before is not None]
+    usual = float(np.median(np.diff(begins)))
+    assert len(begins) >= 5 and np.diff(begins).max() == pytest.approx(2 * usual, rel=0.2), "one is left out"
 
 
 def pipeline(begin: float, work: float) -> Operations:
