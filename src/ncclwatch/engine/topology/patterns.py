@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.engine.topology.iteration import Specimen, after_update, varies
 from ncclwatch.engine.topology.model import Pattern, Phase, Role, Step, Topology
 from ncclwatch.engine.topology.passes import Call, Hints, Passes, find_passes
 from ncclwatch.engine.topology.record import GATHER, POINT_TO_POINT, SCATTER, SUM, JobMap, mix
 from ncclwatch.engine.topology.roles import ONCE
-from ncclwatch.engine.topology.specimen import Specimen, after_update, varies
 from ncclwatch.model.events import Function
 
 ROLES = tuple(Role)
@@ -172,13 +172,13 @@ def _draft(encoding: Encoding, specimens: Sequence[Specimen], *, first: bool) ->
     """The iteration most specimens of a stage show, from its beginning."""
     versions: dict[bytes, list[_Draft]] = defaultdict(list)
     for specimen in specimens:
-        if (word := specimen.iteration) is None or specimen.period is None:
+        if (word := specimen.iteration) is None:
             continue
         tokens, direction = encoding.tokens(word, word["row"])
         role = encoding.role[word["row"]]
         begin = _beginning(word, role, direction, first=first)
         word, tokens = np.roll(word, -begin), np.roll(tokens, -begin)
-        draft = _Draft(word, tokens, np.roll(direction, -begin), np.roll(role, -begin), specimen.period.repeats)
+        draft = _Draft(word, tokens, np.roll(direction, -begin), np.roll(role, -begin), specimen.repeats)
         versions[tokens.tobytes()].append(draft)
     best = max(versions.values(), key=lambda drafts: sum(draft.seen for draft in drafts))
     best[0].seen, best[0].share = sum(draft.seen for draft in best), len(best) / len(specimens)
@@ -254,6 +254,7 @@ def _pattern(stage: int, draft: _Draft, calls: Sequence[Call], passes: Passes) -
         micro_batches=passes.micro_batches,
         chunks=passes.chunks,
         seen=draft.seen,
+        balanced=passes.balanced or not draft.direction.any(),
         complete=passes.balanced and _reduces(draft),
         confidence=round(min(1.0, 0.5 + 0.1 * draft.seen) * draft.share, 3),
     )

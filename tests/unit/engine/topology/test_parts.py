@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ncclwatch.engine.topology.iteration import find_period, occurrences
 from ncclwatch.engine.topology.labels import Stage
 from ncclwatch.engine.topology.model import Pattern, Phase, Role, Step
 from ncclwatch.engine.topology.passes import Call, Hints, find_passes
 from ncclwatch.engine.topology.patterns import Track
 from ncclwatch.engine.topology.record import JobMap, KnownJob, choose_specimens
-from ncclwatch.engine.topology.specimen import find_period
 from ncclwatch.simulate.scenario import Schedule
 from ncclwatch.simulate.schedule import Pass, steps
 from ncclwatch.text import compressed
@@ -21,8 +21,10 @@ OWNER = {1: 1, 2: 2, 3: 2, 7: 4, 8: 3, 9: 3}
 
 
 def period(word: list[int]) -> tuple[int, int] | None:
-    found = find_period(np.array(word, np.uint64), np.array([OWNER[token] for token in word], np.int64))
-    return (found.length, found.repeats) if found else None
+    """Its length, and how often it was seen in full."""
+    tokens = np.array(word, np.uint64)
+    found = find_period(tokens, np.array([OWNER[token] for token in word], np.int64))
+    return (found[1], len(occurrences(tokens, tokens[found[0] : sum(found)]))) if found else None
 
 
 def test_the_iteration_is_found_and_no_part_of_it() -> None:
