@@ -230,7 +230,7 @@ class StageNamer:
             known = role not in (Role.UNSURE, Role.UNUSED)
             return (0, stage_of_role(role, job.learned.topology, rank)) if known else None
         step = track.pattern.steps[at % len(track.pattern)]
-        return track.position - at, stage_of_step(step, job.learned.topology, rank, certain=track.exact)
+        return track.position - at, stage_of_step(step, job.learned.topology, rank)
 
     def _find(self, host: str, pid: int, comm: int) -> tuple[int, Followed, int] | None:
         """Process, job and row (−1: of no communicator)."""

@@ -2,14 +2,14 @@
 
 A rank has a pointer into the pattern. A call that is what the pattern has next moves it. Another one is a gap (records were lost)
 or does not belong to the iteration (a barrier, an evaluation phase): then the pointer waits for an operation that occurs once in
-the pattern, or for a run of calls that fits in one place only.
+the pattern.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ from ncclwatch.engine.topology.model import Pattern, Phase, Role, Step, Topology
 from ncclwatch.engine.topology.passes import Call, Hints, Passes, find_passes
 from ncclwatch.engine.topology.record import GATHER, POINT_TO_POINT, SCATTER, SUM, JobMap, mix
 from ncclwatch.engine.topology.roles import ONCE
+from ncclwatch.engine.topology.uses import common
 from ncclwatch.model.events import Function
 
 ROLES = tuple(Role)
@@ -27,11 +28,6 @@ ROLE_CODE = {role: number for number, role in enumerate(ROLES)}
 INSIDE = (Role.TENSOR, Role.CONTEXT, Role.EXPERT)
 """Roles whose operations belong to the passes."""
 REDUCING = (SUM, SCATTER, int(Function.REDUCE))
-
-CONTEXT = 24
-"""Unit: calls in a row that must fit in one place of the pattern only, where none is unique. From: more than a layer makes in
-both passes; in the jobs of ``score.topology`` half and twice as many place 0.1 % of the calls more or fewer.
-"""
 
 
 def _is(role: NDArray[np.int64], roles: Collection[Role]) -> NDArray[np.bool_]:
@@ -156,16 +152,10 @@ def _reduces(draft: _Draft) -> bool:
 
 
 def _hints(passes: Sequence[Passes]) -> Hints:
-    def common(values: list[int], none: int) -> int:
-        known = Counter(v for v in values if v > none)
-        return known.most_common(1)[0][0] if known else none
-
-    return Hints(
-        common([p.forward_length for p in passes], -1),
-        common([p.backward_length for p in passes], -1),
-        common([p.micro_batches for p in passes if p.chunks > 1 or len(passes) == 1], 0),
-        common([p.chunks for p in passes if p.micro_batches], 0),
-    )
+    lengths = {phase: common([one.lengths.get(phase) for one in passes]) for phase in (Phase.FORWARD, Phase.BACKWARD)}
+    micro_batches = common([p.micro_batches or None for p in passes if p.chunks > 1 or len(passes) == 1])
+    chunks = common([p.chunks for p in passes if p.micro_batches])
+    return Hints({phase: length for phase, length in lengths.items() if length is not None}, micro_batches or 0, chunks or 0)
 
 
 def _draft(encoding: Encoding, specimens: Sequence[Specimen], *, first: bool) -> _Draft:
@@ -269,10 +259,6 @@ class Track:
 
     pattern: Pattern
     position: int = -1
-    exact: bool = False
-    """Whether it has passed an operation that is unique since it was lost."""
-    recent: list[int] = field(default_factory=list)
-    """Calls since the pointer was lost."""
 
     def follow(self, tokens: NDArray[np.uint64]) -> None:
         """Take calls in order."""
@@ -281,7 +267,10 @@ class Track:
             if self.position >= 0:
                 at += self._advance(tokens[at:])
             if at < len(tokens):
-                self._search(int(tokens[at]))
+                # What does not fit and the pattern does not hold is passed over; what it holds once is found, else all is lost.
+                token = int(tokens[at])
+                if token in self.pattern.unique or token in self.pattern.tokens:
+                    self.position = self.pattern.unique.get(token, -1)
                 at += 1
 
     def _advance(self, tokens: NDArray[np.uint64]) -> int:
@@ -292,30 +281,8 @@ class Track:
             piece = min(len(word) - begin, len(tokens) - taken)
             same = tokens[taken : taken + piece] == word[begin : begin + piece]
             fits = piece if same.all() else int(same.argmin())
-            self.exact = self.exact or any(begin <= position < begin + fits for position in self.pattern.unique.values())
             self.position = begin + fits - 1 if fits else self.position
             taken += fits
             if fits < piece:
                 break
         return taken
-
-    def _search(self, token: int) -> None:
-        """The place of a call that does not fit; where there is none it is passed over, or the pointer is lost."""
-        found, certain = self.pattern.unique.get(token, -1), True
-        if found < 0 and self.position < 0:
-            self.recent.append(token)
-            if len(self.recent) == CONTEXT:
-                # Passes of an evaluation equal those of an iteration: certain is what is unique, where anything is.
-                found, certain = self._by_context(), not self.pattern.unique
-                self.recent = []
-        if found >= 0:
-            self.position, self.exact, self.recent = found, certain, []
-        elif token in self.pattern.tokens:
-            self.position, self.exact = -1, False
-
-    def _by_context(self) -> int:
-        """The only place where the latest calls end; −1 where there is none or several."""
-        word = self.pattern.tokens
-        windows = np.lib.stride_tricks.sliding_window_view(np.resize(word, len(word) + CONTEXT - 1), CONTEXT)
-        found = np.flatnonzero((windows == np.array(self.recent, np.uint64)).all(axis=1))
-        return int(found[0] + CONTEXT - 1) % len(word) if len(found) == 1 else -1

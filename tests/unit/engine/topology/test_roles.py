@@ -15,7 +15,7 @@ from ncclwatch.engine.topology.roles import read
 from ncclwatch.engine.topology.uses import Use, uses_of_calls
 from ncclwatch.model.events import Function
 
-Call = tuple[int, Function, int, int]
+Call = tuple[int, int, int, int]
 """Row, function, elements, peer."""
 WORLD = 8
 TENSOR: list[tuple[int, ...]] = [(0, 1), (2, 3), (4, 5), (6, 7)]
@@ -87,7 +87,7 @@ def test_a_pipeline_that_runs_against_the_ranks_of_its_communicator_is_turned() 
 
     def calls(row: int, first: bool, peer: int, data: int) -> list[Call]:
         there, back = (Function.SEND, Function.RECV) if first else (Function.RECV, Function.SEND)
-        return ([(row, there, 64, peer)] * 4 + [(row, back, 64, peer)] * 4 + [(data, SUM, 1 << 20, -1)]) * 6  # type: ignore[list-item]
+        return ([(row, there, 64, peer)] * 4 + [(row, back, 64, peer)] * 4 + [(data, SUM, 1 << 20, -1)]) * 6
 
     groups = [group(1, 0, 1), group(2, 2, 3), group(3, 0, 2), group(4, 1, 3)]
     called = {rank: calls(rank // 2, rank % 2 == 1, 1 - rank % 2, 2 + rank % 2) for rank in range(4)}
@@ -107,7 +107,7 @@ def test_stages_that_differ_in_what_they_call_on_their_tensor_groups_have_one_la
         loss = [] if first else [(tensor, SUM, 1 << 14, -1)]
         forward = [*layer, (pipe, there, 64, tensor ^ 1)] if first else [(pipe, there, 64, tensor ^ 1), *layer, *loss]
         backward = [(pipe, back, 64, tensor ^ 1), *layer] if first else [*layer, (pipe, back, 64, tensor ^ 1)]
-        return (forward * 4 + backward * 4) * 6  # type: ignore[return-value]
+        return (forward * 4 + backward * 4) * 6
 
     found, _ = topology_of(4, {rank: calls(rank) for rank in range(4)}, groups)
     assert found.layout == Layout(2, 2, 1, 1, 1)
@@ -121,7 +121,7 @@ def test_replicas_of_sharded_data_are_not_taken_for_tensor_groups() -> None:
     def calls(rank: int) -> list[Call]:
         shard, replica = rank // 2, 2 + rank % 2
         backward = [(shard, GATHER, 1 << 16, -1), (shard, SCATTER, 1 << 16, -1), (replica, SUM, 1 << 15, -1)]
-        return ([(shard, GATHER, 1 << 16, -1)] * 4 + backward * 4) * 6  # type: ignore[return-value]
+        return ([(shard, GATHER, 1 << 16, -1)] * 4 + backward * 4) * 6
 
     found, _ = topology_of(4, {rank: calls(rank) for rank in range(4)}, groups)
     assert Role.TENSOR not in found.by_role
