@@ -90,7 +90,7 @@ def read(job: KnownJob, uses: Sequence[Use], observed: set[int], *, repeats: int
     # Where calls show no iteration, or a group is called that is not in it, only part of one may have been seen.
     beside = [use.total for use in uses if use.group.id not in told and not use.mixed and 1 < use.group.nranks < job.world]
     # One micro-batch in a pipeline is the steady part of an iteration, or its ranks would mostly idle.
-    steady = any(kind.shape is Shape.CHAIN and kind.inside is None for kind in kinds)
+    steady = any(kind.shape is Shape.CHAIN and kind.seen.inside is None for kind in kinds)
     clear = repeats is None or (not steady and (max(beside, default=0) <= RARE * repeats if repeats else len(kinds) == 1))
     found = list(fit.assignments()) if clear and len(kinds) <= MAX_FAMILIES else []
     open_ = [sum(role is Role.UNSURE and not kind.uncounted for role, kind in zip(one, kinds, strict=True)) for one in found]
@@ -112,9 +112,9 @@ def _opinion(role: Role, kind: Family, counted: bool) -> Opinion:
     if not counted:
         if role is not Role.UNSURE:
             return Opinion(role, 0.9, WHY[role])
-        why = str(kind.shape) if kind.first.exchanges else f"{_called(kind)}, which fits more than one role, or none"
+        why = str(kind.shape) if kind.exchanges else f"{_called(kind)}, which fits more than one role, or none"
         return Opinion(role, 0.0, why)
-    times = int(kind.first.total)
+    times = int(kind.uses[0].total)
     text = f"NCCL has counted {times} operations on it" if times else "NCCL does not count Send and Recv over NVLink"
     if role is Role.UNSURE:
         return Opinion(role, 0.0, f"{text}, which fits more than one role, or none")
@@ -141,7 +141,7 @@ class _Fit:
         """Every one that fits; few kinds make few combinations."""
         everything = [(at, kind) for at, kind in enumerate(self.kinds) if kind.whole]
         tensor = [at for at, kind in everything if self._may_be_tensor(kind)]
-        pipeline = [at for at, kind in everything if kind.first.exchanges and kind.shape in (Shape.CHAIN, Shape.EITHER)]
+        pipeline = [at for at, kind in everything if kind.exchanges and kind.shape in (Shape.CHAIN, Shape.EITHER)]
         data = [at for at, kind in everything if self._may_be_data(kind)]
         for chosen in product((None, *tensor), (None, *pipeline), (None, *data)):
             given = [at for at in chosen if at is not None]
@@ -151,25 +151,25 @@ class _Fit:
                     yield roles
 
     def _may_be_tensor(self, kind: Family) -> bool:
-        wide = kind.size > LARGE_GROUP and any(use.group.hosts > 1 for use in kind.uses)
-        if kind.first.exchanges or kind.inside is False or kind.shows("tiny") or kind.shows("follows") or (wide and self.counted):
+        wide = kind.size > LARGE_GROUP and kind.hosts > 1
+        if kind.exchanges or kind.seen.inside is False or kind.seen.tiny or kind.seen.follows or (wide and self.counted):
             return False
         both = {GATHER, SCATTER} <= kind.functions <= {GATHER, SCATTER, SUM}
-        return kind.order in (None, Order.TURNS) and (both or kind.functions <= {SUM})
+        return kind.seen.order in (None, Order.TURNS) and (both or kind.functions <= {SUM})
 
     def _may_be_data(self, kind: Family) -> bool:
-        if kind.first.exchanges or kind.shows("tiny") or not kind.functions <= REDUCES:
+        if kind.exchanges or kind.seen.tiny or not kind.functions <= REDUCES:
             return False
-        if kind.order in (Order.RUNS, Order.ONE_WAY):
+        if kind.seen.order in (Order.RUNS, Order.ONE_WAY):
             return self._sharded(kind)
-        return kind.inside is not True and (kind.order is None or kind.times == 1 or not self._premature(kind))
+        return kind.seen.inside is not True and (kind.seen.order is None or kind.times == 1 or not self._premature(kind))
 
     def _sharded(self, kind: Family) -> bool:
         """Whether parameters are gathered and gradients scattered layer by layer, and no other group reduces them."""
         return not self._premature(kind) and not any(
             other.functions
             and other.functions <= REDUCES
-            and not other.shows("tiny")
+            and not other.seen.tiny
             and self._once(other, kind)
             and within(kind, other)
             for other in self.kinds
@@ -184,15 +184,15 @@ class _Fit:
 
     def _once(self, kind: Family, other: Family) -> bool:
         """Whether a kind is used once an iteration, and the other inside the passes."""
-        return kind.inside is False if kind.inside is not None else other.times >= self.often * kind.times
+        return kind.seen.inside is False if kind.seen.inside is not None else other.times >= self.often * kind.times
 
     def claimed(self, roles: tuple[Role, ...]) -> tuple[Role, ...]:
         """Nothing, where one kind of group is all that a job uses: it may be tensor as well as data parallel."""
         if {Role.TENSOR, Role.PIPELINE, Role.CONTEXT, Role.EXPERT} & set(roles):
             return roles
         kind = self.kinds[roles.index(Role.DATA)]
-        wide = kind.size > LARGE_GROUP and kind.first.group.hosts > 1
-        clear = not self.counted and not self._premature(kind) and (wide or kind.shows("gradients"))
+        wide = kind.size > LARGE_GROUP and kind.hosts > 1
+        clear = not self.counted and not self._premature(kind) and (wide or kind.seen.gradients)
         return roles if clear or (len(set(roles) - {Role.UNSURE}) > 1 and not self.counted) else (Role.UNSURE,) * len(roles)
 
     def _roles(self, t: int | None, p: int | None, d: int | None) -> tuple[Role, ...] | None:
@@ -202,7 +202,7 @@ class _Fit:
             return None
         if tensor is not None and not self._in_passes(tensor, pipeline, data):
             return None
-        if data is not None and pipeline is not None and data.inside is None:
+        if data is not None and pipeline is not None and data.seen.inside is None:
             # With nothing to compare it with, a group may as well be used inside the passes.
             if pipeline.uncounted and not any(kind.times >= self.often * data.times for kind in self.kinds):
                 return None
@@ -214,11 +214,11 @@ class _Fit:
         return known if len(known) == len(roles) else None
 
     def _in_passes(self, tensor: Family, pipeline: Family | None, data: Family | None) -> bool:
-        if tensor.inside:
+        if tensor.seen.inside:
             return True
         if data is None:
             return pipeline is not None and not pipeline.uncounted and tensor.times >= OFTEN * pipeline.times
-        if data.order in (Order.RUNS, Order.ONE_WAY):
+        if data.seen.order in (Order.RUNS, Order.ONE_WAY):
             return True
         if self.counted and tensor.functions and tensor.functions != {SUM} and data.functions == {SUM}:
             # Sharded data with replicas sums once for each scatter.
@@ -230,15 +230,15 @@ class _Fit:
         inside = data is not None and within(kind, data)
         if kind.uncounted:
             return Role.UNSURE
-        if kind.shows("tiny"):
+        if kind.seen.tiny:
             return Role.WORLD if kind.size == self.world else Role.MODEL
-        if kind.first.exchanges:
+        if kind.exchanges:
             return self._exchanging(kind, inside)
-        often = kind.inside if kind.inside is not None else data is not None and kind.times >= self.often * data.times
+        often = kind.seen.inside if kind.seen.inside is not None else data is not None and kind.times >= self.often * data.times
         if data is not None and inside:
             if often:
                 return self._often_inside_data(kind, data)
-            experts = [one.size for one in self.kinds if one.first.exchanges and one.shape is Shape.EVERYBODY]
+            experts = [one.size for one in self.kinds if one.exchanges and one.shape is Shape.EVERYBODY]
             if kind.size == data.size:
                 return Role.DATA
             return Role.EXPERT_DATA if kind.size * max(experts, default=0) == data.size else Role.UNSURE
@@ -258,9 +258,9 @@ class _Fit:
 
         Data that is sharded layer by layer gathers and scatters as well: where others are but summed, that may be a barrier.
         """
-        if kind.order is Order.ONE_WAY:
+        if kind.seen.order is Order.ONE_WAY:
             return Role.CONTEXT
-        if not kind.functions or data.functions == {SUM} or kind.order is Order.RUNS:
+        if not kind.functions or data.functions == {SUM} or kind.seen.order is Order.RUNS:
             return Role.UNSURE if kind.functions != {SUM} else None
         return Role.CONTEXT if kind.functions == {GATHER, SCATTER} else None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TypeVar
 
@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.connections import is_hidden
-from ncclwatch.engine.topology.iteration import Order, Shape, Specimen, Usage, shape_of
+from ncclwatch.engine.topology.iteration import Shape, Specimen, Usage, shape_of
 from ncclwatch.engine.topology.record import POINT_TO_POINT, JobMap, KnownGroup, KnownJob, Recorder
 from ncclwatch.model.events import Function
 from ncclwatch.model.state import Communicator, Direction
@@ -77,45 +77,28 @@ class Family:
     whole: bool
     """Whether every rank that was observed is in one of them."""
     shape: Shape = Shape.NONE
+    size: int = field(init=False)
+    """Ranks of each."""
+    times: float = field(init=False)
+    """How often each was used."""
+    functions: frozenset[int] = field(init=False)
+    """Collectives that were called, empty where the build does not tell."""
+    exchanges: bool = field(init=False)
+    """Whether Send and Recv alone are called on them, or nothing."""
+    uncounted: bool = field(init=False)
+    """Whether nothing was counted, though Send and Recv may have been called."""
+    hosts: int = field(init=False)
+    """Over how many hosts one of them goes at most."""
+    seen: Usage = field(init=False)
+    """What the calls of most of them show."""
 
-    @property
-    def first(self) -> Use:
-        """One of them."""
-        return self.uses[0]
-
-    @property
-    def size(self) -> int:
-        """Ranks of each."""
-        return len(self.lines[0])
-
-    @property
-    def times(self) -> float:
-        """How often each was used."""
-        return float(np.median([use.times for use in self.uses]))
-
-    @property
-    def functions(self) -> frozenset[int]:
-        """Collectives that were called, empty where the build does not tell."""
-        return frozenset().union(*(use.functions for use in self.uses))
-
-    @property
-    def uncounted(self) -> bool:
-        """Whether nothing was counted, though Send and Recv may have been called."""
-        return not any(use.total for use in self.uses)
-
-    @property
-    def inside(self) -> bool | None:
-        """Whether it is used inside the passes, where that shows in the calls."""
-        return common([use.seen.inside for use in self.uses if use.seen])
-
-    @property
-    def order(self) -> Order | None:
-        """The order of its gathers and scatters, where calls were seen."""
-        return common([use.seen.order for use in self.uses if use.seen])
-
-    def shows(self, name: str) -> bool:
-        """Whether most of its groups' calls show something (a field of ``Usage``)."""
-        return bool(common([bool(getattr(use.seen, name)) for use in self.uses if use.seen]))
+    def __post_init__(self) -> None:
+        self.size, self.exchanges = len(self.lines[0]), self.uses[0].exchanges
+        self.times = float(np.median([use.times for use in self.uses]))
+        self.functions = frozenset[int]().union(*(use.functions for use in self.uses))
+        self.uncounted = not any(use.total for use in self.uses)
+        self.hosts = max(use.group.hosts for use in self.uses)
+        self.seen = _pooled([use.seen for use in self.uses if use.seen is not None])
 
 
 def common(values: Iterable[T | None]) -> T | None:
@@ -234,23 +217,23 @@ def _parts(uses: Sequence[Use], observed: set[int]) -> list[list[Use]]:
     for use in sorted(uses, key=lambda use: use.times):
         if use.known:
             alike[(use.functions, use.seen.tiny, use.seen.inside) if use.seen else use.functions].append(use)
-    parts: list[list[Use]] = []
+    parts: list[tuple[list[Use], set[int]]] = []
     for own in alike.values():
         # Roles may be told apart by counts that are far from each other; those of Send and Recv differ between stages.
         far = [at for at, (one, two) in enumerate(pairwise(own), 1) if two.times > OFTEN * one.times and not one.exchanges]
-        parts += [own[start:end] for start, end in pairwise([0, *far, len(own)])]
-    whole = [part for part in parts if observed <= _ranks(part)]
-    for part in [part for part in parts if not observed <= _ranks(part)]:
-        home = next((own for own in whole if not observed <= _ranks(own) and not _ranks(own) & _ranks(part)), None)
-        if home is None:
-            whole.append(part)
-        else:
-            home += part
-    for use in [use for use in uses if not use.known]:
-        free = [part for part in whole if not _ranks(part) & _ranks([use])]
+        parts += [(own[start:end], _ranks(own[start:end])) for start, end in pairwise([0, *far, len(own)])]
+    found = [part for part in parts if observed <= part[1]]
+    for part, ranks in [part for part in parts if not observed <= part[1]] + [
+        ([use], _ranks([use])) for use in uses if not use.known
+    ]:
+        free = [one for one in found if not one[1] & ranks]
         if free:
-            min(free, key=lambda part: abs(np.log((1 + use.total) / (1 + part[0].total)))).append(use)
-    return whole
+            home = min(free, key=lambda one: abs(np.log((1 + part[0].total) / (1 + one[0][0].total))))
+            home[0].extend(part)
+            home[1].update(ranks)
+        elif part[0].known:
+            found.append((part, ranks))
+    return [part for part, _ in found]
 
 
 def _ranks(uses: Iterable[Use]) -> set[int]:
