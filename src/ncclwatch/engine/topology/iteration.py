@@ -33,7 +33,9 @@ DATA_PERIOD_S = 0.2
 only group of a job of ``score.topology`` that reduces gradients and nothing else; at 0.4 s that is unsure.
 """
 FEW_SIZES = 8
-"""Bound: sizes that a model's layers may have in any number of calls."""
+"""Unit: sizes of one function on a communicator. From: layers and buckets of a model, which have fewer; so few never vary by the
+data, however few the calls.
+"""
 RAREST = 8
 """Bound: so many of the rarest operations propose periods: of those that come once an iteration there are fewer than that."""
 DISTANCES = 48
