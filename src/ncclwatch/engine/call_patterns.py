@@ -25,8 +25,6 @@ swapped 48 miss one, and 1,024 name other ranks in three, or none.
 """
 SHORTEST_CONTEXT = 3
 """Unit: calls before a call. From: the tests, where one to six tell the same: fewer say nothing of what follows."""
-DOUBLINGS = 9
-"""Bound: the longest context that is compared is two to this power, twice, less one: 1,023 calls."""
 ASKED = 32
 """Bound: ranks beside the suspects whose calls are looked at to tell whether patterns can be told at all, and processes of a job
 of which all are asked.
@@ -61,7 +59,7 @@ class Deviation:
 
 
 def find_deviation(order: CallOrder) -> Deviation | None:
-    """The last call that broke the pattern of a process. O(kept calls x (recent calls + log context)), once for equal calls."""
+    """The last call that broke the pattern of a process. O(square of the kept calls), vectorised; once for equal calls."""
     return order.remember("deviation", lambda: _find_deviation(order))
 
 
@@ -69,58 +67,32 @@ def _find_deviation(order: CallOrder) -> Deviation | None:
     tokens: list[Token] = [
         (call.comm, call.what, tuple((call.comm, way) for way in sorted(call.ways, key=repr))) for call in order.calls
     ]
-    if len(tokens) <= SHORTEST_CONTEXT:
-        return None
     numbers: dict[Token, int] = {}
-    kinds = np.array([numbers.setdefault(token, len(numbers)) for token in tokens])
-    stretches = _stretches(kinds)
+    kinds = np.array([numbers.setdefault(token, len(numbers)) for token in tokens], np.int64)
     # What follows a broken pattern was never seen before, so it breaks none; and of the older half too little was seen before.
-    for position in range(len(tokens) - 1, max(SHORTEST_CONTEXT, len(tokens) // 2, len(tokens) - RECENT) - 1, -1):
-        earlier = _same_before(kinds, stretches, position)
+    begin = max(SHORTEST_CONTEXT + 2, len(tokens) // 2, len(tokens) - RECENT)
+    found: Deviation | None = None
+    # For each earlier call how many calls before it were as those before this one.
+    alike = np.zeros(len(tokens), np.int64)
+    for position in range(1, len(tokens)):
+        alike[1:position] = np.where(kinds[: position - 1] == kinds[position - 1], alike[: position - 1] + 1, 0)
+        earlier = _same_before(kinds, alike[:position], position) if position >= begin else None
         if earlier is not None and kinds[earlier] != kinds[position]:
-            ago = len(tokens) - 1 - position
-            return Deviation(tokens[earlier][0], tokens[position][0], ago, _is_left_out(kinds.tolist(), earlier, position))
-    return None
-
-
-def _stretches(kinds: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """For each power of two a number for the stretch of so many calls that ends at each call: equal stretches, equal numbers.
-
-    Calls with too few before them have numbers of their own.
-    """
-    found = [kinds]
-    alone = -1 - np.arange(len(kinds))
-    for power in range(DOUBLINGS):
-        half, last = 1 << power, found[-1]
-        if 2 * half > len(kinds):
-            break
-        pairs = np.stack([last[half:], last[:-half]], axis=1)[half - 1 :]
-        numbers = alone.copy()
-        numbers[2 * half - 1 :] = np.unique(pairs, axis=0, return_inverse=True)[1].reshape(-1)
-        found.append(numbers)
+            ago, left_out = len(tokens) - 1 - position, _is_left_out(kinds.tolist(), earlier, position)
+            found = Deviation(tokens[earlier][0], tokens[position][0], ago, left_out)
     return found
 
 
-def _same_before(kinds: NDArray[np.int64], stretches: Sequence[NDArray[np.int64]], position: int) -> int | None:
+def _same_before(kinds: NDArray[np.int64], alike: NDArray[np.int64], position: int) -> int | None:
     """The last place where the calls before ``position`` were made earlier, if the same call followed every time.
 
     The longest context counts that was met twice at least, and holds more than one kind of call: in a run of equal calls nothing
     tells how many are still to come.
     """
-    earlier = np.arange(SHORTEST_CONTEXT, position)
-    if len(earlier) < 2:
-        return None
-    length = np.zeros(len(earlier), np.int64)
-    for power in range(len(stretches) - 1, -1, -1):
-        numbers = stretches[power]
-        # Only as many calls are taken on as both have before them: numbers below 0 are nobody else's.
-        mine, theirs = np.maximum(position - 1 - length, 0), np.maximum(earlier - 1 - length, 0)
-        same = (numbers[mine] == numbers[theirs]) & (earlier - length >= 1 << power)
-        length[same] += 1 << power
-    context = int(np.partition(length, -2)[-2])
+    context = int(np.partition(alike, -2)[-2])
     if context < SHORTEST_CONTEXT or len(np.unique(kinds[position - context : position])) < 2:
         return None
-    met = earlier[length >= context]
+    met = np.flatnonzero(alike >= context)
     return int(met[-1]) if len(np.unique(kinds[met])) == 1 else None
 
 

@@ -74,22 +74,12 @@ def stage_of_role(role: Role, topology: Topology, rank: int) -> Stage:
     return Stage(phase=phase, pipeline_stage=stage, tensor_index=tensor, role=role)
 
 
-def stage_of_step(step: Step, topology: Topology, rank: int, *, certain: bool) -> Stage:
-    """A step of the pattern as the stage of one rank; what may be some calls off is left out where it is not certain."""
+def stage_of_step(step: Step, topology: Topology, rank: int) -> Stage:
+    """A step of the pattern as the stage of one rank."""
     stage, tensor = _place(topology, rank)
     known = step.function in Function._value2member_map_
-    return Stage(
-        # After a gap the place may be some calls off: then only what the operation itself shows is said.
-        phase=step.phase if certain or step.phase is Phase.OPTIMIZER or step.towards else Phase.EITHER,
-        micro_batch=step.micro_batch if certain else -1,
-        chunk=step.chunk if certain else -1,
-        pipeline_stage=stage,
-        tensor_index=tensor,
-        role=step.role,
-        function=Function(step.function).name.title().replace("_", "") if known else "",
-        layer=step.layer if certain else -1,
-        towards=step.towards,
-    )
+    name = Function(step.function).name.title().replace("_", "") if known else ""
+    return Stage(step.phase, step.micro_batch, step.chunk, stage, tensor, step.role, name, step.layer, step.towards)
 
 
 def _place(topology: Topology, rank: int) -> tuple[int, int]:

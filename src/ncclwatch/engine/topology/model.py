@@ -139,6 +139,8 @@ class Pattern:
     micro_batches: int = 0
     chunks: int = 1
     seen: int = 0
+    balanced: bool = True
+    """As many backward passes as forward ones are exchanged between stages, where there are stages."""
     complete: bool = False
     """It holds passes in both directions and a reduction of gradients: no part of an iteration looks so."""
     confidence: float = 0.0

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.engine.topology.iteration import collapse
 from ncclwatch.engine.topology.labels import Stage, stage_of_role, stage_of_step
 from ncclwatch.engine.topology.layout import infer
 from ncclwatch.engine.topology.model import Learned, Role, Step
 from ncclwatch.engine.topology.patterns import ROLES, Encoding, Track, encode, learn_patterns
 from ncclwatch.engine.topology.record import FUNCTIONS, POINT_TO_POINT, JobMap, KnownJob, Recorder, choose_specimens, from_samples
-from ncclwatch.engine.topology.specimen import collapse
 from ncclwatch.model.events import Function, Kind
 from ncclwatch.model.state import ProcessSample
 
@@ -150,7 +150,8 @@ class StageNamer:
         encoding = encode(self._map, topology, specimens)
         learned = Learned(topology, learn_patterns(specimens, encoding))
         # Sizes that do not fit together speak against what seems to be an iteration.
-        same = before is not None and _same(before.learned, learned) and topology.layout.pp is not None
+        told = topology.layout.pp is not None and all(one.balanced for one in learned.patterns.values())
+        same = before is not None and _same(before.learned, learned) and told
         complete = bool(learned.patterns) and all(pattern.complete for pattern in learned.patterns.values())
         learned.confirmed = same or complete
         if before is not None and same and before.learned.confirmed:
@@ -229,7 +230,7 @@ class StageNamer:
             known = role not in (Role.UNSURE, Role.UNUSED)
             return (0, stage_of_role(role, job.learned.topology, rank)) if known else None
         step = track.pattern.steps[at % len(track.pattern)]
-        return track.position - at, stage_of_step(step, job.learned.topology, rank, certain=track.exact)
+        return track.position - at, stage_of_step(step, job.learned.topology, rank)
 
     def _find(self, host: str, pid: int, comm: int) -> tuple[int, Followed, int] | None:
         """Process, job and row (−1: of no communicator)."""

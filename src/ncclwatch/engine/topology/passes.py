@@ -10,13 +10,15 @@ of its own for backward passes (as PyTorch's autograd has) tell; else nothing is
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from ncclwatch.engine.topology.model import Phase
 
 Order = list[tuple[int, int]]
 """(micro-batch, chunk) of passes in order; −1 where unknown."""
+Exchanges = list[tuple[int, int]]
+"""(number of the block of operations before, operation) of exchanges."""
 
 
 @dataclass(slots=True)
@@ -42,15 +44,25 @@ class Place:
     chunk: int = -1
 
 
+@dataclass(frozen=True, slots=True)
+class Hints:
+    """What other stages showed: operations in a pass by its phase, micro-batches and chunks (0 where unknown)."""
+
+    lengths: Mapping[Phase, int] = field(default_factory=dict)
+    micro_batches: int = 0
+    chunks: int = 0
+
+
 @dataclass(slots=True)
 class Passes:
-    """Places of all operations, and the numbers they imply; 0 where unknown."""
+    """Places of all operations, and the numbers they imply."""
 
     places: list[Place]
     micro_batches: int = 0
+    """0 where unknown."""
     chunks: int = 1
-    forward_length: int = -1
-    backward_length: int = -1
+    lengths: dict[Phase, int] = field(default_factory=dict)
+    """Operations in a pass, where all of a phase that stand alone between two exchanges have as many."""
     balanced: bool = False
     """As many backward passes as forward ones are exchanged between stages."""
 
@@ -58,28 +70,6 @@ class Passes:
         """Say nothing of micro-batches and chunks."""
         self.micro_batches = 0
         self.places = [Place(place.phase) for place in self.places]
-
-
-@dataclass(frozen=True, slots=True)
-class Hints:
-    """What other stages showed: operations in a forward and a backward pass, micro-batches and chunks; −1 or 0 where unknown."""
-
-    forward_length: int = -1
-    backward_length: int = -1
-    micro_batches: int = 0
-    chunks: int = 0
-
-
-@dataclass(slots=True)
-class _Ends:
-    """Exchanges of one direction that begin passes (inputs) or end them (results): (number of the block before, operation)."""
-
-    inputs: list[tuple[int, int]] = field(default_factory=list)
-    results: list[tuple[int, int]] = field(default_factory=list)
-
-    @property
-    def number(self) -> int:
-        return max(len(self.inputs), len(self.results))
 
 
 def find_passes(calls: Sequence[Call], stages: int, stage: int, hints: Hints) -> Passes:
@@ -93,51 +83,52 @@ def find_passes(calls: Sequence[Call], stages: int, stage: int, hints: Hints) ->
 
 
 def _by_exchanges(calls: Sequence[Call], stages: int, stage: int, hints: Hints, result: Passes) -> None:
-    blocks, ends, ambiguous = _read(calls, stages)
-    forward, backward = ends[Phase.FORWARD], ends[Phase.BACKWARD]
-    result.balanced = forward.number == backward.number > 0
-    if ambiguous or not forward.number or (backward.number and not result.balanced):
+    """A Recv brings the input of its pass, a Send takes its result away; both end a block of operations inside passes."""
+    blocks: list[list[int]] = [[]]
+    inputs: dict[Phase, Exchanges] = {Phase.FORWARD: [], Phase.BACKWARD: []}
+    results: dict[Phase, Exchanges] = {Phase.FORWARD: [], Phase.BACKWARD: []}
+    ways: set[tuple[int, bool]] = set()
+    current, ambiguous = -1, False
+    for at, call in enumerate(calls):
+        if not call.towards:
+            blocks[-1] += [at] if call.inside else []
+            continue
+        if call.call != current:
+            current = call.call
+            blocks.append([])
+        # Of two stages each is the other's next and previous: with chunks, what goes where cannot be told.
+        ambiguous = ambiguous or (stages == 2 and (current, call.send) in ways)
+        ways.add((current, call.send))
+        phase = Phase.FORWARD if call.send == (call.towards > 0) else Phase.BACKWARD
+        (results if call.send else inputs)[phase].append((len(blocks) - 2, at))
+    forward, backward = (max(len(inputs[phase]), len(results[phase])) for phase in inputs)
+    result.balanced = forward == backward > 0
+    if ambiguous or not forward or (backward and not result.balanced):
         return
-    m, v = _numbers(forward, stages, stage, hints)
+    m, v = _numbers(len(inputs[Phase.FORWARD]), len(results[Phase.FORWARD]), stage in (0, stages - 1), hints)
     result.micro_batches, result.chunks = m, max(v, 1)
-    order = _order(forward.number, stages, m, v)
+    order = _order(forward, stages, m, v)
     orders = {Phase.FORWARD: order, Phase.BACKWARD: [(b, v - 1 - chunk if chunk >= 0 else -1) for b, chunk in order]}
     passes: list[list[tuple[Phase, int]]] = [[] for _ in blocks]
-    for phase, own in ends.items():
-        _mark_exchanges(own, phase, orders[phase], (stages, stage, v), result)
-        _place_passes(passes, own, phase, interleaved=v != 1)
+    first, last = (0, 0), (stages - 1, v - 1)
+    for phase, own in orders.items():
+        # Passes at the ends of the model have no input, or no result.
+        begin, end = (first, last) if phase is Phase.FORWARD else (last, first)
+        for exchanges, (lacking, chunk) in ((inputs[phase], begin), (results[phase], end)):
+            numbers = [one for one in own if stage != lacking or (v > 1 and one[1] != chunk)]
+            known = len(exchanges) == len(numbers)
+            for i, (_, at) in enumerate(exchanges):
+                result.places[at] = Place(phase, *(numbers[i] if known else (-1, -1)))
+        _place_passes(passes, phase, inputs[phase], results[phase], interleaved=v != 1)
     _divide(blocks, passes, orders, hints, result)
 
 
-def _read(calls: Sequence[Call], stages: int) -> tuple[list[list[int]], dict[Phase, _Ends], bool]:
-    """Operations inside passes between two exchanges (blocks), the ends of passes, and whether these cannot be told apart."""
-    blocks: list[list[int]] = [[]]
-    ends = {Phase.FORWARD: _Ends(), Phase.BACKWARD: _Ends()}
-    current, ambiguous = -1, False
-    seen: set[bool] = set()
-    for at, call in enumerate(calls):
-        if call.towards == 0:
-            if call.inside:
-                blocks[-1].append(at)
-            continue
-        if call.call != current:
-            current, seen = call.call, set()
-            blocks.append([])
-        # Of two stages each is the other's next and previous: with chunks, what goes where cannot be told.
-        ambiguous = ambiguous or (stages == 2 and call.send in seen)
-        seen.add(call.send)
-        own = ends[Phase.FORWARD if call.send == (call.towards > 0) else Phase.BACKWARD]
-        (own.results if call.send else own.inputs).append((len(blocks) - 2, at))
-    return blocks, ends, ambiguous
-
-
-def _numbers(forward: _Ends, stages: int, stage: int, hints: Hints) -> tuple[int, int]:
+def _numbers(inputs: int, results: int, end: bool, hints: Hints) -> tuple[int, int]:
     """Micro-batches and chunks. On the first stage passes of the first chunk lack an input, on the last the last's a result."""
-    total, least = forward.number, min(len(forward.inputs), len(forward.results))
-    if not least:
+    total, missing = max(inputs, results), abs(inputs - results)
+    if missing == total:
         return total, 1
-    missing = total - least
-    if missing and total % missing == 0 and stage in (0, stages - 1):
+    if missing and total % missing == 0 and end:
         return missing, total // missing
     if hints.micro_batches and hints.chunks > 1 and total == hints.micro_batches * hints.chunks:
         return hints.micro_batches, hints.chunks
@@ -154,32 +145,18 @@ def _order(total: int, stages: int, m: int, v: int) -> Order:
     return [(b, c) for g in range(0, m, stages) for c in range(v) for b in range(g, g + stages)]
 
 
-def _mark_exchanges(ends: _Ends, phase: Phase, order: Order, shape: tuple[int, int, int], result: Passes) -> None:
-    """A Recv brings the input of its pass, a Send takes the result. Passes at the ends of the model have only one of the two.
-
-    ``shape``: number of stages, this one, and chunks.
-    """
-    stages, stage, v = shape
-    begin, end = (0, 0), (stages - 1, v - 1)
-    if phase is Phase.BACKWARD:
-        begin, end = end, begin
-    for exchanges, (lacking, chunk) in ((ends.inputs, begin), (ends.results, end)):
-        passes = [p for p in order if stage != lacking or (v > 1 and p[1] != chunk)]
-        known = len(exchanges) == len(passes)
-        for i, (_, at) in enumerate(exchanges):
-            result.places[at] = Place(phase, *(passes[i] if known else (-1, -1)))
-
-
-def _place_passes(passes: list[list[tuple[Phase, int]]], ends: _Ends, phase: Phase, *, interleaved: bool) -> None:
+def _place_passes(
+    passes: list[list[tuple[Phase, int]]], phase: Phase, inputs: Exchanges, results: Exchanges, *, interleaved: bool
+) -> None:
     """Put each pass into the block where its computation lies: right before its result leaves, or right after its input came."""
-    if len(ends.results) >= len(ends.inputs):
-        for ordinal, (block, _) in enumerate(ends.results):
+    if len(results) >= len(inputs):
+        for ordinal, (block, _) in enumerate(results):
             passes[block].append((phase, ordinal))
         return
     # What begins with its input comes before what ends with its result in the same stretch; but with interleaved chunks inputs
     # come a pass early, and the forward pass is first (Megatron-LM's order).
     behind = phase is Phase.FORWARD or interleaved
-    for ordinal, (block, _) in enumerate(ends.inputs):
+    for ordinal, (block, _) in enumerate(inputs):
         after = passes[block + 1]
         after.insert(sum(other is Phase.FORWARD for other, _ in after) if behind else 0, (phase, ordinal))
 
@@ -192,18 +169,15 @@ def _divide(
     result: Passes,
 ) -> None:
     """Give the operations of each block to the passes that lie there."""
-    alone: dict[Phase, set[int]] = {phase: set() for phase in orders}
-    for block, here in zip(blocks, passes, strict=True):
-        if len(here) == 1:
-            alone[here[0][0]].add(len(block))
-    own = {phase: lengths.pop() if len(lengths) == 1 else -1 for phase, lengths in alone.items()}
-    others = {Phase.FORWARD: hints.forward_length, Phase.BACKWARD: hints.backward_length}
-    result.forward_length, result.backward_length = own[Phase.FORWARD], own[Phase.BACKWARD]
+    for phase in orders:
+        alone = {len(block) for block, here in zip(blocks, passes, strict=True) if [one for one, _ in here] == [phase]}
+        if len(alone) == 1:
+            result.lengths[phase] = alone.pop()
     for block, here in zip(blocks, passes, strict=True):
         if not block or not here:
             continue
         places = [Place(phase, *orders[phase][ordinal]) for phase, ordinal in here]
-        parts = [len(block)] if len(here) == 1 else _parts([phase for phase, _ in here], len(block), own, others)
+        parts = _parts([phase for phase, _ in here], len(block), (result.lengths, hints.lengths))
         if not parts:
             # The passes cannot be divided; where both are of one micro-batch (the last stage), that much is known.
             micro_batches = {place.micro_batch for place in places}
@@ -214,19 +188,18 @@ def _divide(
                 result.places[at] = place
 
 
-def _parts(phases: Sequence[Phase], total: int, own: dict[Phase, int], others: dict[Phase, int]) -> list[int]:
-    """Lengths of several passes in one stretch; none where they cannot be divided."""
-    known = [own[phase] for phase in phases]
-    if -1 not in known and sum(known) == total:
-        return known
-    if len(phases) == 2 and known.count(-1) == 1 and max(known) <= total:
-        return [total - max(known) if one == -1 else one for one in known]
-    elsewhere = [others[phase] for phase in phases]
-    if -1 not in elsewhere and sum(elsewhere) == total:
-        return elsewhere
-    if len(set(phases)) == len(phases) == 2 and total % 2 == 0 and len(set(others.values())) == 1:
-        return [total // 2, total // 2]
-    return []
+def _parts(phases: Sequence[Phase], total: int, said: Sequence[Mapping[Phase, int]]) -> list[int]:
+    """Lengths of several passes in one stretch, by what this stage shows, else the others; none where they cannot be divided."""
+    if len(phases) == 1:
+        return [total]
+    for lengths in said:
+        known = [lengths.get(phase, -1) for phase in phases]
+        if len(phases) == 2 and known.count(-1) == 1 and max(known) <= total:
+            known = [total - max(known) if one == -1 else one for one in known]
+        if -1 not in known and sum(known) == total:
+            return known
+    alike = len({said[-1].get(phase) for phase in Phase if phase in (Phase.FORWARD, Phase.BACKWARD)}) == 1
+    return [total // 2] * 2 if alike and len(set(phases)) == len(phases) == 2 and not total % 2 else []
 
 
 def _by_marks(calls: Sequence[Call], result: Passes) -> None:

@@ -2,7 +2,7 @@
 
 A rank has a pointer into the pattern. A call that is what the pattern has next moves it. Another one is a gap (records were lost)
 or does not belong to the iteration (a barrier, an evaluation phase): then the pointer waits for an operation that occurs once in
-the pattern, or for a run of calls that fits in one place only.
+the pattern, or, where none does, for a run of calls that fits in one place only.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.engine.topology.iteration import Specimen, after_update, varies
 from ncclwatch.engine.topology.model import Pattern, Phase, Role, Step, Topology
 from ncclwatch.engine.topology.passes import Call, Hints, Passes, find_passes
 from ncclwatch.engine.topology.record import GATHER, POINT_TO_POINT, SCATTER, SUM, JobMap, mix
 from ncclwatch.engine.topology.roles import ONCE
-from ncclwatch.engine.topology.specimen import Specimen, after_update, varies
+from ncclwatch.engine.topology.uses import common
 from ncclwatch.model.events import Function
 
 ROLES = tuple(Role)
@@ -156,29 +157,23 @@ def _reduces(draft: _Draft) -> bool:
 
 
 def _hints(passes: Sequence[Passes]) -> Hints:
-    def common(values: list[int], none: int) -> int:
-        known = Counter(v for v in values if v > none)
-        return known.most_common(1)[0][0] if known else none
-
-    return Hints(
-        common([p.forward_length for p in passes], -1),
-        common([p.backward_length for p in passes], -1),
-        common([p.micro_batches for p in passes if p.chunks > 1 or len(passes) == 1], 0),
-        common([p.chunks for p in passes if p.micro_batches], 0),
-    )
+    lengths = {phase: common([one.lengths.get(phase) for one in passes]) for phase in (Phase.FORWARD, Phase.BACKWARD)}
+    micro_batches = common([p.micro_batches or None for p in passes if p.chunks > 1 or len(passes) == 1])
+    chunks = common([p.chunks for p in passes if p.micro_batches])
+    return Hints({phase: length for phase, length in lengths.items() if length is not None}, micro_batches or 0, chunks or 0)
 
 
 def _draft(encoding: Encoding, specimens: Sequence[Specimen], *, first: bool) -> _Draft:
     """The iteration most specimens of a stage show, from its beginning."""
     versions: dict[bytes, list[_Draft]] = defaultdict(list)
     for specimen in specimens:
-        if (word := specimen.iteration) is None or specimen.period is None:
+        if (word := specimen.iteration) is None:
             continue
         tokens, direction = encoding.tokens(word, word["row"])
         role = encoding.role[word["row"]]
         begin = _beginning(word, role, direction, first=first)
         word, tokens = np.roll(word, -begin), np.roll(tokens, -begin)
-        draft = _Draft(word, tokens, np.roll(direction, -begin), np.roll(role, -begin), specimen.period.repeats)
+        draft = _Draft(word, tokens, np.roll(direction, -begin), np.roll(role, -begin), specimen.repeats)
         versions[tokens.tobytes()].append(draft)
     best = max(versions.values(), key=lambda drafts: sum(draft.seen for draft in drafts))
     best[0].seen, best[0].share = sum(draft.seen for draft in best), len(best) / len(specimens)
@@ -254,6 +249,7 @@ def _pattern(stage: int, draft: _Draft, calls: Sequence[Call], passes: Passes) -
         micro_batches=passes.micro_batches,
         chunks=passes.chunks,
         seen=draft.seen,
+        balanced=passes.balanced or not draft.direction.any(),
         complete=passes.balanced and _reduces(draft),
         confidence=round(min(1.0, 0.5 + 0.1 * draft.seen) * draft.share, 3),
     )
@@ -268,8 +264,6 @@ class Track:
 
     pattern: Pattern
     position: int = -1
-    exact: bool = False
-    """Whether it has passed an operation that is unique since it was lost."""
     recent: list[int] = field(default_factory=list)
     """Calls since the pointer was lost."""
 
@@ -283,6 +277,25 @@ class Track:
                 self._search(int(tokens[at]))
                 at += 1
 
+    def _search(self, token: int) -> None:
+        """The place of a call that does not fit; what the pattern does not hold is passed over, else the pointer may be lost."""
+        unique, known = self.pattern.unique, token in self.pattern.tokens
+        if token in unique or (unique and known):
+            self.position = unique.get(token, -1)
+        elif not unique:
+            # Passes of an evaluation equal those of an iteration: a run of calls only counts where nothing is unique.
+            self.recent = [*self.recent, token] if self.position < 0 else []
+            self.position = -1 if known else self.position
+            if len(self.recent) == CONTEXT:
+                self.position, self.recent = self._by_context(), []
+
+    def _by_context(self) -> int:
+        """The only place where the latest calls end; −1 where there is none or several."""
+        word = self.pattern.tokens
+        windows = np.lib.stride_tricks.sliding_window_view(np.resize(word, len(word) + CONTEXT - 1), CONTEXT)
+        found = np.flatnonzero((windows == np.array(self.recent, np.uint64)).all(axis=1))
+        return int(found[0] + CONTEXT - 1) % len(word) if len(found) == 1 else -1
+
     def _advance(self, tokens: NDArray[np.uint64]) -> int:
         """Follow the pattern as far as it fits; returns how many calls did."""
         word, taken = self.pattern.tokens, 0
@@ -291,30 +304,8 @@ class Track:
             piece = min(len(word) - begin, len(tokens) - taken)
             same = tokens[taken : taken + piece] == word[begin : begin + piece]
             fits = piece if same.all() else int(same.argmin())
-            self.exact = self.exact or any(begin <= position < begin + fits for position in self.pattern.unique.values())
             self.position = begin + fits - 1 if fits else self.position
             taken += fits
             if fits < piece:
                 break
         return taken
-
-    def _search(self, token: int) -> None:
-        """The place of a call that does not fit; where there is none it is passed over, or the pointer is lost."""
-        found, certain = self.pattern.unique.get(token, -1), True
-        if found < 0 and self.position < 0:
-            self.recent.append(token)
-            if len(self.recent) == CONTEXT:
-                # Passes of an evaluation equal those of an iteration: certain is what is unique, where anything is.
-                found, certain = self._by_context(), not self.pattern.unique
-                self.recent = []
-        if found >= 0:
-            self.position, self.exact, self.recent = found, certain, []
-        elif token in self.pattern.tokens:
-            self.position, self.exact = -1, False
-
-    def _by_context(self) -> int:
-        """The only place where the latest calls end; −1 where there is none or several."""
-        word = self.pattern.tokens
-        windows = np.lib.stride_tricks.sliding_window_view(np.resize(word, len(word) + CONTEXT - 1), CONTEXT)
-        found = np.flatnonzero((windows == np.array(self.recent, np.uint64)).all(axis=1))
-        return int(found[0] + CONTEXT - 1) % len(word) if len(found) == 1 else -1

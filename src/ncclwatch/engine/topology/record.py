@@ -84,8 +84,7 @@ class JobMap:
     places: list[tuple[str, int]] = field(default_factory=list)
     """process → (host, pid)"""
     process: dict[tuple[str, int], int] = field(default_factory=dict)
-    by_pid: dict[int, int] = field(default_factory=dict)
-    """pid → process; −1 where several hosts have that pid"""
+    """(host, pid) → process; without a host −1 where several hosts have that pid"""
     rank: list[int] = field(default_factory=list)
     job_of: list[int] = field(default_factory=list)
     rows: dict[tuple[int, int], int] = field(default_factory=dict)
@@ -106,8 +105,7 @@ class JobMap:
 
     def find(self, host: str, pid: int) -> int:
         """The process, or −1; without a host by its pid alone."""
-        found = self.process.get((host, pid)) if host else None
-        return found if found is not None else self.by_pid.get(pid, -1)
+        return self.process.get((host, pid), self.process.get(("", pid), -1))
 
     def find_calls(self, events: NDArray[Any], host: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Process and row of each call record, −1 where unknown."""
@@ -140,7 +138,8 @@ def _known_job(result: JobMap, number: int, job: Job) -> KnownJob:
         said = member.info.world_size or 0
         world = max(world, rank + 1, said if said <= LARGEST_WORLD else 0)
         process = process_of[member.index] = result.process[place] = len(result.places)
-        result.by_pid[place[1]] = -1 if place[1] in result.by_pid else process
+        if place[0]:
+            result.process["", place[1]] = -1 if ("", place[1]) in result.process else process
         result.places.append(place)
         result.rank.append(rank)
         result.job_of.append(number)

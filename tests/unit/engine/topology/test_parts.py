@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from ncclwatch.engine.topology.iteration import find_period, occurrences
 from ncclwatch.engine.topology.labels import Stage
 from ncclwatch.engine.topology.model import Pattern, Phase, Role, Step
 from ncclwatch.engine.topology.passes import Call, Hints, find_passes
 from ncclwatch.engine.topology.patterns import Track
 from ncclwatch.engine.topology.record import JobMap, KnownJob, choose_specimens
-from ncclwatch.engine.topology.specimen import find_period
 from ncclwatch.simulate.scenario import Schedule
 from ncclwatch.simulate.schedule import Pass, steps
 from ncclwatch.text import compressed
@@ -21,8 +21,10 @@ OWNER = {1: 1, 2: 2, 3: 2, 7: 4, 8: 3, 9: 3}
 
 
 def period(word: list[int]) -> tuple[int, int] | None:
-    found = find_period(np.array(word, np.uint64), np.array([OWNER[token] for token in word], np.int64))
-    return (found.length, found.repeats) if found else None
+    """Its length, and how often it was seen in full."""
+    tokens = np.array(word, np.uint64)
+    found = find_period(tokens, np.array([OWNER[token] for token in word], np.int64))
+    return (found[1], len(occurrences(tokens, tokens[found[0] : sum(found)]))) if found else None
 
 
 def test_the_iteration_is_found_and_no_part_of_it() -> None:
@@ -66,7 +68,7 @@ def test_every_pass_is_told_with_its_micro_batch_on_every_stage_of_every_schedul
     chunks = 2 if schedule is Schedule.INTERLEAVED else 1
     if chunks > 1 and stages == 2:
         pytest.skip("two stages with chunks send each other everything: that cannot be told, see below")
-    hints = Hints(forward_length=2, backward_length=2, micro_batches=2 * stages if chunks > 1 else 0, chunks=chunks)
+    hints = Hints({Phase.FORWARD: 2, Phase.BACKWARD: 2}, micro_batches=2 * stages if chunks > 1 else 0, chunks=chunks)
     for stage in range(stages):
         calls, truth = calls_of(schedule, stage, stages, 2 * stages, chunks)
         found = find_passes(calls, stages, stage, hints)
@@ -119,22 +121,22 @@ def test_a_pointer_finds_its_place_at_an_operation_that_is_unique_and_keeps_it()
     follower.follow(np.array(ITERATION[14:], np.uint64))
     for position, token in [*enumerate(ITERATION)] * 2:
         follower.follow(np.array([token], np.uint64))
-        assert (follower.position, follower.exact) == (position, True)
+        assert follower.position == position
 
 
-def test_a_barrier_is_passed_over_and_lost_records_make_places_uncertain_until_the_next_unique_operation() -> None:
+def test_a_barrier_is_passed_over_and_lost_records_lose_the_place_until_the_next_unique_operation() -> None:
     follower = track()
     follower.follow(np.array(ITERATION, np.uint64))
     follower.follow(np.array([7], np.uint64))
-    assert (follower.position, follower.exact) == (len(ITERATION) - 1, True)
+    assert follower.position == len(ITERATION) - 1
     follower.follow(np.array(ITERATION, np.uint64))
-    assert (follower.position, follower.exact) == (len(ITERATION) - 1, True)
+    assert follower.position == len(ITERATION) - 1
     follower.follow(np.array(ITERATION[:5], np.uint64))
-    assert follower.exact
+    assert follower.position == 4
     follower.follow(np.array(ITERATION[9:20], np.uint64))
-    assert not follower.exact
+    assert follower.position == -1
     follower.follow(np.array(ITERATION[20:], np.uint64))
-    assert (follower.position, follower.exact) == (len(ITERATION) - 1, True)
+    assert follower.position == len(ITERATION) - 1
 
 
 def test_passes_of_an_evaluation_are_not_taken_for_those_of_an_iteration() -> None:
@@ -148,8 +150,8 @@ def test_passes_of_an_evaluation_are_not_taken_for_those_of_an_iteration() -> No
     follower.follow(np.array(evaluation, np.uint64))
     for end in range(3, len(after) + 3, 3):
         follower.follow(after[end - 3 : end])
-        assert not follower.exact or follower.position == min(end, len(after)) - 1, "a forward pass where a backward one is due"
-    assert follower.exact
+        assert follower.position in (-1, min(end, len(after)) - 1), "a forward pass where a backward one is due"
+    assert follower.position >= 0
 
 
 def test_stages_and_rank_sets_as_text() -> None:

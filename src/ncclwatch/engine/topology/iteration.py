@@ -1,0 +1,361 @@
+"""One process in full: the calls that repeat (one iteration), and how it uses each communicator within them.
+
+A stretch of two equal periods proves a period. Layers and micro-batches repeat inside an iteration, so a period counts only when
+it holds every operation that is regular: first all that occurred twice, and if there is no such period, those that are more
+frequent, as long as every communicator is still among them. Operations of a few bytes (barriers, norms) are set aside for the
+search: they are what pauses and checkpoints add.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclwatch.engine.topology.record import GATHER, POINT_TO_POINT, SCATTER, SUM, element_bytes, mix
+from ncclwatch.model.events import Function
+
+TINY_BYTES = 1024
+"""Unit: bytes. From: the generated jobs of ``score.topology``: from half to 16 times as many change no layout, none at all make
+layouts unsure. A collective of at most so many carries a flag or a norm; activations and gradients of any model are larger.
+"""
+VARIABLE = 0.25
+"""Unit: share of the calls of one function that differ in count. From: the same jobs: half or twice as much changes none.
+Above it sizes depend on the data (experts, padding); a model has a few sizes, its layers' and its buckets'.
+"""
+DATA_PERIOD_S = 0.2
+"""Unit: seconds. From: a layer takes milliseconds, so that what is called this seldom is called once an iteration. It names the
+only group of a job of ``score.topology`` that reduces gradients and nothing else; at 0.4 s that is unsure.
+"""
+FEW_SIZES = 8
+"""Unit: sizes of one function on a communicator. From: layers and buckets of a model, which have fewer; so few never vary by the
+data, however few the calls.
+"""
+RAREST = 8
+"""Bound: so many of the rarest operations propose periods: of those that come once an iteration there are fewer than that."""
+DISTANCES = 48
+"""Bound: occurrences apart: an operation that comes more often in an iteration proposes no period; the search stays linear."""
+
+Tokens = NDArray[np.uint64]
+
+
+class Shape(StrEnum):
+    """What Send and Recv on one communicator are for."""
+
+    NONE = "no Send or Recv"
+    CHAIN = "Send and Recv with neighbours, both ways"
+    RING = "Send and Recv round a ring, one way"
+    EVERYBODY = "grouped Send and Recv with every rank"
+    PAIRS = "two ranks that always exchange both ways: experts or context"
+    EITHER = "Send and Recv between so few ranks that all are neighbours"
+    OTHER = "Send and Recv without a pattern that is known"
+
+
+class Order(StrEnum):
+    """In which order gathers and scatters come on one communicator."""
+
+    TURNS = "in turns"
+    RUNS = "gathers one after the other"
+    ONE_WAY = "gathers in one pass and scatters in the other"
+
+
+def shape_of(ways: Collection[tuple[int, int, bool]], size: int, paired: bool | None) -> Shape:
+    """What Send and Recv on a communicator of ``size`` ranks are for; ``ways``: (rank, peer, whether it sends).
+
+    ``paired``: whether the calls each send and receive, where calls were seen.
+    """
+    peers: dict[int, set[int]] = {}
+    for rank, peer, _ in ways:
+        peers.setdefault(rank, set()).add(peer)
+    if not peers:
+        return Shape.NONE
+    near = all((peer - rank) % size in (1, size - 1) for rank, own in peers.items() for peer in own)
+    if any(rank in own for rank, own in peers.items()):
+        return Shape.EVERYBODY
+    if any(len(own) > 2 for own in peers.values()):
+        return Shape.OTHER if paired is False else Shape.EVERYBODY
+    if not near:
+        return Shape.OTHER
+    if size == 2:
+        return {True: Shape.PAIRS, False: Shape.CHAIN, None: Shape.EITHER}[paired]
+    # A ring only ever sends one way round, and each of its ranks does; a chain of stages returns gradients.
+    turns = {(peer - rank if sends else rank - peer) % size for rank, peer, sends in ways}
+    around = len(turns) == 1 and all(len(own) == 2 for own in peers.values())
+    if around and paired is not False:
+        return Shape.RING
+    return Shape.EITHER if paired is None and size == 3 and len(turns) == 2 else Shape.CHAIN
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """How one process uses one communicator, within its iteration (or in all that was kept, without one)."""
+
+    ways: frozenset[tuple[int, int, bool]] = frozenset()
+    shape: Shape = Shape.NONE
+    times: int = 0
+    """How often the operation that comes most often does."""
+    functions: frozenset[int] = frozenset()
+    """Collectives; those of a few bytes only where there are no others, nor Send and Recv."""
+    tiny: bool = False
+    """Whether its collectives carry no more than flags."""
+    inside: bool | None = None
+    """Whether it is used inside the passes (or else once an iteration), where exchanges of stages tell."""
+    order: Order | None = None
+    follows: bool = False
+    """Whether it sums what a ReduceScatter of another group has just left: the replicas of a shard."""
+    gradients: bool = False
+    """Whether it moves gradients: sums of several sizes, as of buckets; runs of gathers or scatters, or these far apart."""
+
+
+@dataclass(slots=True)
+class Specimen:
+    """One process: its operations (those of ``record.OPERATION``), and the part of them that is one iteration, if found."""
+
+    process: int
+    rank: int
+    operations: NDArray[Any]
+    usages: dict[int, Usage] = field(default_factory=dict)
+    """By row."""
+    length: int = 0
+    """Of its period, without tiny operations."""
+    repeats: int = 0
+    """How often it was seen in full."""
+    iteration: NDArray[Any] | None = None
+
+    @property
+    def pattern(self) -> NDArray[Any]:
+        """The operations of one iteration, or all that were kept where no iteration was found."""
+        return self.iteration if self.iteration is not None else self.operations
+
+
+def examine(
+    process: int, rank: int, operations: NDArray[Any], rows: dict[int, tuple[int, int]], known: Collection[int] = ()
+) -> Specimen:
+    """Examine the history of one process; ``rows``: rank and number of ranks of each; ``known``: lengths of others' periods."""
+    ways = {row: _ways(operations[operations["row"] == row], *place) for row, place in rows.items()}
+    shapes = {row: shape_of(own, rows[row][1], paired) for row, (own, paired) in ways.items()}
+    merged = collapse(operations, {row for row, shape in shapes.items() if shape in (Shape.EVERYBODY, Shape.PAIRS)})
+    result = Specimen(process, rank, merged)
+    at = np.flatnonzero(_substantial(merged))
+    at = at if len(at) else np.arange(len(merged))
+    tokens = _raw_tokens(merged[at])
+    if found := find_period(tokens, merged["row"][at].astype(np.int64), known):
+        start, length = found
+        places = occurrences(tokens, tokens[start : start + length])
+        # One operation over and over: no iteration shows in it.
+        if len(np.unique(tokens[start : start + length])) > 1:
+            result.length, result.repeats = length, len(places)
+            result.iteration = _usual_iteration(merged, at, places, length)
+    blocks = _blocks(result.pattern, {row for row, shape in shapes.items() if shape is Shape.CHAIN})
+    for row, (own, _) in ways.items():
+        result.usages[row] = _usage(result, row, blocks, own, shapes[row])
+    return result
+
+
+def _ways(part: NDArray[Any], own: int, size: int) -> tuple[frozenset[tuple[int, int, bool]], bool | None]:
+    """Whom one rank sends to and receives from on one communicator, and whether its calls each do both."""
+    part = part[np.isin(part["function"], POINT_TO_POINT)]
+    if not len(part):
+        return frozenset(), None
+    send = part["function"] == Function.SEND
+    ways = frozenset(zip([own] * len(part), part["peer"].tolist(), send.tolist(), strict=True))
+    # The oldest call may be cut off by the end of what is kept, the newest by the end of what arrived.
+    whole = (part["call"] > part["call"][0]) & (part["call"] < part["call"][-1])
+    numbers, index = np.unique(part["call"][whole], return_inverse=True)
+    sent, received = (np.bincount(index, way[whole], len(numbers)) for way in (send, ~send))
+    if not len(numbers):
+        return ways, None
+    if size == 2:
+        return ways, bool(np.all(sent == received))
+    # Of an uneven exchange some parts are empty.
+    return ways, bool(2 * np.count_nonzero((sent > 0) & (received > 0)) > len(numbers))
+
+
+def _blocks(word: NDArray[Any], chains: set[int]) -> NDArray[np.int64] | None:
+    """For each operation of a (cyclic) pattern the number of the stretch between two exchanges of stages it lies in.
+
+    ``None`` where there are fewer than three: these do not tell passes from the update.
+    """
+    starts = np.isin(word["function"], POINT_TO_POINT) & np.isin(word["row"], list(chains))
+    starts[1:] &= ~(starts[:-1] & (word["call"][1:] == word["call"][:-1]))
+    number = int(starts.sum())
+    return np.cumsum(starts) % number if number > 2 else None
+
+
+def _usage(
+    specimen: Specimen, row: int, blocks: NDArray[np.int64] | None, ways: frozenset[tuple[int, int, bool]], shape: Shape
+) -> Usage:
+    word = specimen.pattern
+    own = word["row"] == row
+    part = word[own]
+    collective = part[~np.isin(part["function"], (*POINT_TO_POINT, int(Function.ALL_TO_ALL)))]
+    large = collective[_bytes(collective) > TINY_BYTES]
+    tiny = len(collective) > 0 and not len(large)
+    functions = set((collective if tiny and not ways else large)["function"].tolist())
+    _, numbers = np.unique(_raw_tokens(part), return_counts=True)
+    before = word[np.flatnonzero(own) - 1] if len(part) else word[:0]
+    runs = {function: _longest_run(large["function"], function) for function in (GATHER, SCATTER)}
+    order = None
+    if {GATHER, SCATTER} <= functions:
+        order = Order.RUNS if runs[GATHER] > 2 else Order.TURNS
+        one_kind = blocks is not None and set(blocks[own & (word["function"] == GATHER)].tolist()) != set(
+            blocks[own & (word["function"] == SCATTER)].tolist()
+        )
+        order = Order.ONE_WAY if runs[SCATTER] >= 2 or one_kind else order
+    scatters = specimen.operations[(specimen.operations["row"] == row) & (specimen.operations["function"] == SCATTER)]
+    gaps = np.diff(scatters["time_ns"].astype(np.int64))
+    return Usage(
+        ways=ways,
+        shape=shape,
+        times=int(numbers.max(initial=0)),
+        functions=frozenset(functions),
+        tiny=tiny and not ways,
+        inside=None if blocks is None else 2 * len(np.unique(blocks[own])) >= int(blocks.max()) + 1,
+        order=order,
+        follows=functions == {SUM} and bool(np.all((before["function"] == SCATTER) & (before["row"] != row))),
+        gradients=order in (Order.RUNS, Order.ONE_WAY)
+        or (functions == {SUM} and len(set(_bytes(large).tolist())) > 2)
+        or (len(gaps) > 2 and bool(np.quantile(gaps, 0.25) >= DATA_PERIOD_S * 1e9)),
+    )
+
+
+def _longest_run(order: NDArray[Any], function: int) -> int:
+    change = np.flatnonzero(np.diff(np.r_[False, order == function, False].astype(np.int8)))
+    return int((change[1::2] - change[::2]).max(initial=0))
+
+
+def _bytes(operations: NDArray[Any]) -> NDArray[np.int64]:
+    return operations["count"].astype(np.int64) * element_bytes(operations["datatype"])
+
+
+def _substantial(operations: NDArray[Any]) -> NDArray[np.bool_]:
+    """Whether an operation carries data rather than a flag; point-to-point and all-to-all always count."""
+    result: NDArray[np.bool_] = np.isin(operations["function"], (*POINT_TO_POINT, int(Function.ALL_TO_ALL)))
+    return result | (_bytes(operations) > TINY_BYTES)
+
+
+def collapse(operations: NDArray[Any], rows: Iterable[int]) -> NDArray[Any]:
+    """Make one ``ALL_TO_ALL`` of each grouped call of sends and receives on these rows; its count and peer mean nothing."""
+    chosen = np.isin(operations["row"], list(rows)) & np.isin(operations["function"], POINT_TO_POINT)
+    result = operations.copy()
+    result["function"][chosen], result["peer"][chosen], result["count"][chosen] = Function.ALL_TO_ALL, -1, 0
+    again = np.zeros(len(result), np.bool_)
+    again[1:] = chosen[1:] & chosen[:-1] & (result["call"][1:] == result["call"][:-1]) & (result["row"][1:] == result["row"][:-1])
+    return result[~again]
+
+
+def find_period(tokens: Tokens, owners: NDArray[np.int64], known: Collection[int] = ()) -> tuple[int, int] | None:
+    """(start, length) of the shortest period that holds every regular token; ``None`` where nothing repeats.
+
+    ``owners`` names the communicator of each token. ``known`` are lengths that other ranks of the job showed: the shortest of
+    them that holds here is taken without a search. O(candidates x tokens).
+    """
+    if len(tokens) < 2:
+        return None
+    _, first, word, numbers = np.unique(tokens, return_index=True, return_inverse=True, return_counts=True)
+    everybody = set(owners[first][numbers >= 2].tolist())
+    for threshold in np.unique(numbers[numbers >= 2])[:RAREST].tolist():
+        regular = numbers >= threshold
+        if set(owners[first][regular].tolist()) != everybody:
+            break  # what is left is no iteration, but a part of one
+        found = _shortest(word, sorted(known), regular) or _shortest(word, _candidates(word, numbers, regular), regular)
+        if found is not None:
+            return found
+    return None
+
+
+def _shortest(word: NDArray[np.int64], lengths: Sequence[int], regular: NDArray[np.bool_]) -> tuple[int, int] | None:
+    """Of the lengths, which rise, the shortest that is a period; of those not twice as long the one that fits best.
+
+    Two iterations that lost the same number of records may look alike; whole ones fit more of the sequence.
+    """
+    found: list[tuple[float, int, int]] = []
+    for length in lengths:
+        if found and length >= 2 * found[0][2]:
+            break
+        if (start := _stretch(word, length, regular)) is not None:
+            found.append((float(np.mean(word[length:] == word[:-length])), start, length))
+    return max(found, key=lambda one: one[0])[1:] if found else None
+
+
+def _candidates(word: NDArray[np.int64], numbers: NDArray[np.int64], regular: NDArray[np.bool_]) -> list[int]:
+    """Lengths at which one of the rarest operations comes back."""
+    found: set[int] = set()
+    for token in [token for token in np.argsort(numbers, kind="stable").tolist() if regular[token]][:RAREST]:
+        at = np.flatnonzero(word == token)
+        for distance in range(1, min(DISTANCES, len(at))):
+            # Over whole iterations an operation comes back at one distance; others occur by chance.
+            found.update(length for length, _ in Counter((at[distance:] - at[:-distance]).tolist()).most_common(2))
+    return sorted(length for length in found if length >= int(regular.sum()))
+
+
+def _stretch(word: NDArray[np.int64], length: int, regular: NDArray[np.bool_]) -> int | None:
+    """Start of the latest place where ``length`` tokens are followed by the same again, with all the regular ones among them."""
+    same = word[length:] == word[:-length]  # empty where the sequence is no longer than that
+    bounds = np.r_[-1, np.flatnonzero(~same), len(same)]
+    for i in np.flatnonzero(np.diff(bounds) > length)[::-1].tolist():
+        start = int(bounds[i + 1]) - length
+        present = np.bincount(word[start : start + length], minlength=len(regular)) > 0
+        if present[regular].all():
+            return start
+    return None
+
+
+def occurrences(word: NDArray[Any], pattern: NDArray[Any]) -> list[int]:
+    """Where a pattern occurs in full, without overlap."""
+    found: list[int] = []
+    for at in np.flatnonzero(word == pattern[0]).tolist():
+        if (not found or at >= found[-1] + len(pattern)) and np.array_equal(word[at : at + len(pattern)], pattern):
+            found.append(at)
+    return found
+
+
+def _usual_iteration(merged: NDArray[Any], at: NDArray[np.int64], places: Sequence[int], length: int) -> NDArray[Any]:
+    """The iteration with its tiny operations: of all places where the period occurs, what is most often there."""
+    everything = _raw_tokens(merged)
+    versions: dict[bytes, list[slice]] = {}
+    for first in places:
+        after = first + length
+        place = slice(int(at[first]), int(at[after]) if after < len(at) else int(at[after - 1]) + 1)
+        versions.setdefault(everything[place].tobytes(), []).append(place)
+    return merged[max(versions.values(), key=lambda places: (len(places), places[-1].start))[-1]]
+
+
+def after_update(once: NDArray[np.bool_], passing: NDArray[np.bool_]) -> int:
+    """Where an iteration begins: after the longest (cyclic) run of what is called once, with nothing of a pass between."""
+    start = int(np.argmax(passing))
+    turned = np.roll(passing, -start)
+    run = np.bincount(np.cumsum(turned), np.roll(once & ~passing, -start))
+    return (start + int(np.r_[np.flatnonzero(turned), len(turned)][run.argmax()])) % len(turned)
+
+
+def _raw_tokens(operations: NDArray[Any]) -> Tokens:
+    """64-bit fingerprints of operations within one process: communicator, function, size, type, peer; lone calls and parts of
+    grouped ones differ.
+    """
+    point = np.isin(operations["function"], POINT_TO_POINT)
+    count = np.where(point, 0, operations["count"].astype(np.uint64))
+    for row, function in np.unique(operations[["row", "function"]]).tolist():
+        own = (operations["row"] == row) & (operations["function"] == function)
+        if varies(len(np.unique(count[own])), int(np.count_nonzero(own))):
+            count[own] = 0
+    joined = np.zeros(len(operations), np.bool_)
+    joined[1:] = operations["call"][1:] == operations["call"][:-1]
+    return mix(
+        operations["row"].astype(np.uint64),
+        operations["function"].astype(np.uint64),
+        count,
+        operations["datatype"].astype(np.int64).astype(np.uint64),
+        np.where(point, operations["peer"], 0).astype(np.int64).astype(np.uint64),
+        joined.astype(np.uint64),
+    )
+
+
+def varies(sizes: int, calls: int) -> bool:
+    """Whether so many different sizes in so many calls depend on the data; a few, as of layers, are a model's."""
+    return sizes > max(FEW_SIZES, VARIABLE * calls)
