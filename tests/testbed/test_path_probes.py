@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import time
 from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,11 +14,20 @@ from ncclwatch.collect.paths import PathProbes
 from ncclwatch.engine.evidence.work_requests import Shows
 from ncclwatch.model.network import FlowRecord
 from testbed.netns import Network
+from testbed.sidecar import daemon, make_keys
 
 pytestmark = [pytest.mark.attach]
 
 VICTIM = 1
-CASES = {"link-down": (False, Shows.NO_PATH), "silent-receiver": (True, Shows.ALIVE)}
+CASES = {"link-down": (False, Shows.NO_PATH), "silent-receiver": (True, Shows.PEER)}
+
+
+def with_small_buffers(network: Network) -> Network:
+    """Sockets that hold little: what a receiver does not take is soon under way, and its window full."""
+    for host in network.hosts:
+        small = "4096 16384 65536"
+        assert host.popen(["sysctl", "-qw", f"net.ipv4.tcp_rmem={small}", f"net.ipv4.tcp_wmem={small}"]).wait(20) == 0
+    return network
 
 
 def until_told(session: LiveSession, shows: Shows, seconds: float) -> tuple[list[str], list[str], list[FlowRecord]]:
@@ -39,7 +50,7 @@ def test_a_path_that_stands_still_is_probed_and_the_answer_is_in_the_verdict(cas
     alive, shows = CASES[case]
     fault = ("--fault", f"stall_proxy:rank={VICTIM},at=40") if alive else ()
     with ExitStack() as stack:
-        network = stack.enter_context(Network(hosts=3))
+        network = with_small_buffers(stack.enter_context(Network(hosts=3)))
         job = stack.enter_context(network.job("2.27.5", 3, shape="allreduce", count=1 << 18, extra=fault))
         session = LiveSession(every=False, paths=PathProbes())
         stack.callback(session.close)
@@ -54,3 +65,44 @@ def test_a_path_that_stands_still_is_probed_and_the_answer_is_in_the_verdict(cas
         assert path is not None and path.alive == alive and path.kind == "tcp", answered
         assert session.verdict is not None and VICTIM in {culprit.rank for culprit in session.verdict.culprits}, session.verdict
         assert {plane.name for plane in session.planes if plane.running} >= {"paths"}
+
+
+def test_agents_probe_one_another_where_both_may(tmp_path: Path) -> None:
+    """Two hosts with an agent each: the engine asks, an agent probes, the other answers, and the engine's verdict has it."""
+    keys, secret, asked = make_keys(tmp_path / "keys"), tmp_path / "token", tmp_path / "ask"
+    secret.write_text("sixteen bytes it is\n")
+    secret.chmod(0o600)
+    asked.touch()
+    with ExitStack() as stack:
+        network = with_small_buffers(stack.enter_context(Network(hosts=2, rails=2, containers=True)))
+        address = "tcp://10.78.1.254:17403"
+        options = ("--bind", address, "--keys", str(keys), "--json", "--ask-file", str(asked))
+        engine = stack.enter_context(daemon("engine", *options, enter=network.switch.enter))
+        engine.wait_line("listening")
+        fault = ("--fault", f"stall_proxy:rank={VICTIM},at=200")
+        environment = {"NCCL_SOCKET_IFNAME": "nic0"}
+        job = network.job("2.27.5", 2, shape="allreduce", count=1 << 18, extra=fault, env=environment)
+        stack.enter_context(job)
+        agents = [
+            stack.enter_context(
+                daemon("agent", "--engine", address, "--keys", str(keys), "--all", "--probe-paths", str(secret), enter=host.enter)
+            )
+            for host in network.hosts
+        ]
+
+        def probed() -> bool:
+            return any("probed, as ordered" in agent.text for agent in agents)
+
+        def answers() -> list[dict[str, Any]]:
+            return [data["verdict"] for data in engine.objects("answer")]
+
+        engine.wait(probed, "a probe", 120)
+        time.sleep(5)
+        asked.write_text("now\n")
+        engine.wait(answers, "an answer", 60)
+        lines = [line for line in answers()[-1]["evidence"] if "a probe of ours" in line]
+        assert any("says ok: 3 of 3 answered" in line and str(Shows.PEER) in line for line in lines), (
+            lines,
+            answers(),
+            agents[0].text,
+        )

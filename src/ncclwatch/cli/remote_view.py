@@ -115,7 +115,6 @@ class ViewReader:
         update.verdicts = view.verdicts
         update.verdict = view.verdicts[0] if view.verdicts else None
         update.told = [view.verdicts[place] for place in view.told if 0 <= place < len(view.verdicts)]
-        update.verdict_changed = update.verdict is not None and any(v is update.verdict for v in update.told)
         update.recoveries = [Recovery(verdict, seconds) for verdict, seconds in view.recoveries]
         update.lost, update.newly_lost, update.notes = batch.lost, view.newly_lost, list(batch.notes)
         return view, batch, update

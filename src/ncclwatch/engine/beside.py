@@ -1,4 +1,4 @@
-"""What is told beside an explanation: CPU limits, GPUs, NICs, connections and kernel logs of the ranks that it names.
+"""What is told beside an explanation: calls, GPUs, requests and CPU limits of those it names; NICs, connections, kernel logs.
 
 None of it names anybody. Only what concerns the ranks named is told: a NIC that their connections use, or a line of the kernel's
 log that names a culprit's process or came from a culprit's host.
@@ -6,82 +6,80 @@ log that names a culprit's process or came from a culprit's host.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
-from statistics import median_low
 
-from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect
+from ncclwatch.engine.case import Case, Cause, Hypothesis, nobody
 from ncclwatch.engine.edges import told
 from ncclwatch.engine.evidence.base import FactKind, Strength
-from ncclwatch.engine.evidence.cpu_limits import HELD_BACK, HELD_TIMES, held_back
+from ncclwatch.engine.evidence.cpu_limits import HELD_BACK, held_back
 from ncclwatch.engine.evidence.kernel_log import Logged
 from ncclwatch.engine.evidence.ports import PortDown, PortErrors, names_of
 from ncclwatch.engine.evidence.sockets import FlowFact
 from ncclwatch.engine.evidence.work_requests import WorkFact
+from ncclwatch.engine.explain_calls import behind_fact
 from ncclwatch.engine.explain_network import BEFORE_S
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.network import LOSSY_SEGMENTS
 from ncclwatch.engine.nodes import RankNode
-from ncclwatch.engine.patience import LONGEST_PATIENCE_S
 from ncclwatch.engine.slow.delay_matrix import delay_lines
-from ncclwatch.engine.stated import first_waits
 from ncclwatch.model.network import FlowState, KernelLogLine
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 
-# --- CPU limits --------------------------------------------------------------------------------------------------------
+# --- beside a hypothesis -----------------------------------------------------------------------------------------------
 
-CRAWL_TIMES = 6.0
-"""Unit: times the patience with others; whoever is held back may stand still for so long. From: chosen. A process with a fiftieth
-of a CPU was seen to get none for seven seconds (Linux 6.18), and one step of a transfer takes several such turns.
-"""
+GPU_LINES, WORK_LINES = 4, 4
+"""Bound: lines of evidence from the device plane for one rank, and about work requests."""
+STATED = frozenset({VerdictClass.STOPPED, VerdictClass.DEAD, VerdictClass.INIT_HANG, VerdictClass.ERROR})
+"""Verdicts that the operating system or NCCL states outright."""
 RAISE_LIMITS = "raise the CPU limits of the job's containers or pods, or take them away"
 
 
-def crawls(case: Case) -> Iterator[Hypothesis]:
-    """A standstill that names nobody but ranks that a CPU limit holds back, most others not, or links with such a rank at an end:
-    that is too early to say anything.
-    """
-    standing, longer = case.standing, min(CRAWL_TIMES * case.patience_s, LONGEST_PATIENCE_S)
-    if standing is None or case.still >= longer:
+def newcomers(case: Case) -> Iterator[Hypothesis]:
+    """Processes that were sampled once: where they stand is known, and others may wait for them; whether they move is not."""
+    standing, number = case.standing, len(case.newcomers)
+    if standing is None or not number or standing.cause in (Cause.ALL_ENDED, Cause.ONE_SAMPLE, Cause.PROGRESS):
         return
-    if standing.verdict_class not in (VerdictClass.NOT_ENTERED, VerdictClass.HARDWARE):
+    if standing.accuses and not case.newcomers.isdisjoint(standing.named):
+        yield nobody(Cause.ONE_SAMPLE, follows=(*standing.follows, standing.rule))
         return
-    job, facts = case.job, case.facts.of(FactKind.THROTTLED)
-    parts = dict.fromkeys((member.index for member in job.members), 0.0)
-    for fact in facts:
-        if isinstance(fact.subject, RankNode):
-            parts[fact.subject.index] = max(parts[fact.subject.index], fact.value or 0.0)
-    least = max(HELD_BACK, HELD_TIMES * median_low(parts.values()))
-    found: set[int] = set()
-    for suspect in standing.suspects:
-        slow = {index for index in _involved(job, suspect) if parts[index] >= least}
-        if not slow:
-            return
-        found |= slow
-    if found:
-        because = tuple(
-            fact for fact in facts
-            if isinstance(fact.subject, RankNode) and fact.subject.index in found and fact.value == parts[fact.subject.index]
-        )  # fmt: skip
-        yield Hypothesis(
-            "crawls", VerdictClass.UNKNOWN, Cause.PAUSE, supports=first_waits(case), seconds=longer, because=because,
-            follows=(*standing.follows, standing.rule),
-        )  # fmt: skip
+    what = "1 process was" if number == 1 else f"{number} processes were"
+    line = f"{what} looked at only once so far: whether anything moves there is not known yet"
+    yield replace(standing, missing=(*standing.missing, told(line, kind=FactKind.HALTED)))
 
 
-def limited(case: Case) -> Iterator[Hypothesis]:
-    """Limits that hold back who is named: what looks like standing still may be that."""
-    standing = case.standing
-    if standing is None or not standing.accuses or not standing.suspects:
+def planes_beside(case: Case) -> Iterator[Hypothesis]:
+    """What calls, GPUs with the shim, work requests and CPU limits say of those named; and copies that do not come back."""
+    standing, job, facts = case.standing, case.job, case.facts
+    if standing is None:
         return
+    shim = ["device"] if any(member.last.device is not None for member in job.members) else []
+    silent = facts.of(FactKind.GPU_SILENT) if shim else ()
+    if not standing.suspects or not standing.accuses:
+        if shim:
+            yield replace(standing, missing=(*standing.missing, *silent)).seen_by(*shim)
+        return
+    named = standing.named
+    # What the operating system states needs no word of the calls; finding that takes a while.
+    findings = {} if "calls" in standing.planes or standing.verdict_class in STATED else case.findings
+    behind = [(job.groups[number], finding) for number, finding in findings.items()]
+    calls = [
+        behind_fact(job, group, finding) for group, finding in behind
+        if any(rank in group.members and group.members[rank][0].index in named for rank in finding.behind)
+    ]  # fmt: skip
+    gpus = [fact for index in sorted(named) if shim for fact in facts.about(FactKind.GPU_UNFINISHED, RankNode(index))[:GPU_LINES]]
+    about = [fact for fact in facts.of(FactKind.WORK, WorkFact) if named & {fact.owner, fact.peer}]
+    work = sorted(about, key=lambda fact: fact.owner not in named)[:WORK_LINES]
     held = [
-        fact for fact in case.facts.of(FactKind.THROTTLED) if fact.strength is Strength.PROVEN and fact.subject in standing.named
-    ]
-    held = [fact for fact in held if (fact.value or 0.0) >= HELD_BACK]
-    if held:
-        yield standing.beside_it("cpu-limit", (), because=(*standing.because, *held))
+        fact for fact in facts.of(FactKind.THROTTLED)
+        if fact.strength is Strength.PROVEN and fact.subject in named and (fact.value or 0.0) >= HELD_BACK
+    ]  # fmt: skip
+    if calls or shim or work or held:
+        beside, because = (*standing.beside, *calls, *gpus, *silent, *work), (*standing.because, *held)
+        planes = [*(["calls"] if calls else []), *shim, *(["wire"] if work else [])]
+        yield replace(standing, beside=beside, because=because).seen_by(*planes)
 
 
 def all_held_back(job: Job) -> str:
@@ -94,71 +92,7 @@ def all_held_back(job: Job) -> str:
     )
 
 
-def _involved(job: Job, suspect: Suspect) -> set[int]:
-    """The rank a suspect is; both ends where it is the end of a link, since either may keep that from carrying."""
-    link, group = suspect.place.link, job.groups.get(suspect.group)
-    if link is None or group is None:
-        return {suspect.index} if suspect.index is not None else set()
-    return {member.index for end in (link.source, link.destination) if (member := group.holder(end)) is not None}
-
-
-# --- GPUs, samples -----------------------------------------------------------------------------------------------------
-
-GPU_LINES = 4
-"""Bound: lines of evidence from the device plane for one rank."""
-
-
-def gpus(case: Case) -> Iterator[Hypothesis]:
-    """What the GPUs of those named say of themselves, where their processes have the shim; and copies that do not come back."""
-    standing, job = case.standing, case.job
-    if standing is None or not any(member.last.device is not None for member in job.members):
-        return
-    planes = standing.planes if "device" in standing.planes else (*standing.planes, "device")
-    silent = case.facts.of(FactKind.GPU_SILENT)
-    if not standing.accuses:
-        yield standing.beside_it("gpu", (), missing=(*standing.missing, *silent), planes=planes)
-        return
-    lines = [
-        fact
-        for index in sorted(standing.named)
-        for fact in case.facts.about(FactKind.GPU_UNFINISHED, RankNode(index))[:GPU_LINES]
-    ]
-    yield standing.beside_it("gpu", (*lines, *silent), planes=planes)
-
-
-def newcomers(case: Case) -> Iterator[Hypothesis]:
-    """Processes that were sampled once: where they stand is known, and others may wait for them; whether they move is not."""
-    standing, number = case.standing, len(case.newcomers)
-    if standing is None or not number or standing.cause in (Cause.ALL_ENDED, Cause.ONE_SAMPLE, Cause.PROGRESS):
-        return
-    if standing.accuses and not case.newcomers.isdisjoint(standing.named):
-        yield Hypothesis("newcomers", VerdictClass.UNKNOWN, Cause.ONE_SAMPLE, follows=(*standing.follows, standing.rule))
-        return
-    what = "1 process was" if number == 1 else f"{number} processes were"
-    line = f"{what} looked at only once so far: whether anything moves there is not known yet"
-    yield standing.beside_it("newcomers", (), missing=(*standing.missing, told(line, kind=FactKind.HALTED)))
-
-
-# --- work requests -----------------------------------------------------------------------------------------------------
-
-WORK_LINES = 4
-"""Bound: lines of evidence about work requests."""
-
-
-def work_requests(case: Case) -> Iterator[Hypothesis]:
-    """What the flows of those named, and of their peers with them, show since the job stands."""
-    standing = case.standing
-    if standing is None or not standing.suspects:
-        return
-    named = standing.named
-    about = [fact for fact in case.facts.of(FactKind.WORK, WorkFact) if named & {fact.owner, fact.peer}]
-    facts = sorted(about, key=lambda fact: fact.owner not in named)[:WORK_LINES]
-    if facts:
-        planes = standing.planes if "wire" in standing.planes else (*standing.planes, "wire")
-        yield standing.beside_it("work-requests", facts, planes=planes)
-
-
-# --- network and kernel logs -------------------------------------------------------------------------------------------
+# --- network and kernel logs, beside a verdict -------------------------------------------------------------------------
 
 MAX_LINES = 6
 """Bound: evidence lines that one verdict gets of the network and the kernels."""
@@ -175,69 +109,46 @@ OUT_OF_MEMORY = (
 
 def add_network(case: Case, verdict: Verdict) -> Verdict:
     """The verdict with what NICs, connections and kernel logs have to say about it, itself when that is nothing. Its id stays."""
-    logged = list(_log_lines(case, verdict))
-    evidence = [fact.text for fact in logged]
-    killed = any(fact.line.kind == "memory" and _names(fact.line, verdict.culprits) for fact in logged)
-    steps = [OUT_OF_MEMORY] if killed else []
-    if verdict.verdict_class in NETWORK_CLASSES or verdict.verdict_class is VerdictClass.NOT_ENTERED:
-        for line, step in _nic_lines(case, verdict):
-            evidence.append(line)
-            steps.append(step)
-    if verdict.verdict_class in NETWORK_CLASSES:
-        slow = verdict.verdict_class.slow
-        troubled, lost = case.facts.of(FactKind.FLOW_TROUBLE, FlowFact), case.facts.of(FactKind.LOST, FlowFact)
-        lines, lossy = flow_lines(troubled, lost, verdict, slow=slow)
-        evidence += lines
-        steps += lossy
-        flows = [flow for _, known in sorted(case.known.network.hosts.items()) for flow in known.flows] if slow else []
-        evidence += delay_lines(flows, verdict) if slow else []
-        named = {culprit.rank for culprit in verdict.culprits}
-        work = case.facts.of(FactKind.WORK, WorkFact) if slow else ()
-        evidence += [fact.text for fact in work if fact.global_rank in named][:WORK_LINES]
-    evidence = [line for line in dict.fromkeys(evidence) if line not in verdict.evidence][:MAX_LINES]
-    if not evidence:
+    told = list(dict.fromkeys((*_log_lines(case, verdict), *_nic_lines(case, verdict), *_flow_lines(case, verdict))))
+    told = [(line, step) for line, step in told if line not in verdict.evidence]
+    if not told:
         return verdict
     planes = verdict.planes if "nic" in verdict.planes else (*verdict.planes, "nic")
-    fresh = tuple(step for step in dict.fromkeys(steps) if step not in verdict.next_steps)
-    return replace(verdict, evidence=(*verdict.evidence, *evidence), next_steps=(*fresh, *verdict.next_steps), planes=planes)
+    fresh = dict.fromkeys(step for _, step in told if step and step not in verdict.next_steps)
+    lines = [line for line, _ in told[:MAX_LINES]]
+    return replace(verdict, evidence=(*verdict.evidence, *lines), next_steps=(*fresh, *verdict.next_steps), planes=planes)
 
 
-def _nic_lines(case: Case, verdict: Verdict) -> Iterator[tuple[str, str]]:
-    """(evidence, next step) for every NIC in trouble that ranks of this verdict use, or that its link names."""
+_Lines = Iterator[tuple[str, str]]
+"""(evidence, next step or nothing)"""
+
+
+def _nic_lines(case: Case, verdict: Verdict) -> _Lines:
+    """Every NIC in trouble that ranks of this verdict use, or that its link names."""
+    # Whose port is down may have lost its operations to the error: of a rank that came late a few errors say nothing.
+    late = verdict.verdict_class is VerdictClass.NOT_ENTERED
+    if not late and verdict.verdict_class not in NETWORK_CLASSES:
+        return
     ranks = {culprit.rank for culprit in verdict.culprits if culprit.rank is not None} | set(verdict.victims)
     device = verdict.link.device if verdict.link else ""
     hosts = {culprit.host for culprit in verdict.culprits}
     down = [port for port in case.facts.of(FactKind.PORT_DOWN, PortDown) if not port.nic.up]
-    # Whose port is down may have lost its operations to the error: of a rank that came late a few errors say nothing.
-    late = verdict.verdict_class is VerdictClass.NOT_ENTERED
     worn = [port for port in case.facts.of(FactKind.PORT_ERRORS, PortErrors) if port.nic.up and not late]
     ports: list[PortDown | PortErrors] = [*down, *worn]
     for port in sorted(ports, key=lambda port: (port.nic.host, not port.nic.used_by)):
         nic = port.nic
-        if nic.used_by:
-            concerns = not ranks or bool(ranks & set(nic.used_by))
-        else:
-            near = [other for other in port.namesakes if not ranks or ranks & set(other.used_by)]
-            called = device in names_of(nic) and not any(device in names_of(other) for other in near)
-            concerns = called and (nic.host in hosts or not hosts)
-        if not concerns:
-            continue
-        if isinstance(port, PortDown):
-            step = f"bring {nic.label} on {nic.host} up again, or look at its cable and switch port ('ip link', 'ibstat')"
-        else:
+        near = [other for other in port.namesakes if not ranks or ranks & set(other.used_by)]
+        called = device in names_of(nic) and not any(device in names_of(other) for other in near)
+        if (not ranks or ranks & set(nic.used_by)) if nic.used_by else called and (nic.host in hosts or not hosts):
+            users = sorted(set(nic.used_by) & ranks) or list(nic.used_by)
+            who, verb = ("rank", "uses") if len(users) == 1 else ("ranks", "use")
             step = f"look at the path of {nic.label} on {nic.host}: its cable, transceiver and switch port, and congestion"
-        yield f"{port.text}{_users(nic.used_by, ranks)}", step
+            if isinstance(port, PortDown):
+                step = f"bring {nic.label} on {nic.host} up again, or look at its cable and switch port ('ip link', 'ibstat')"
+            yield port.text + (f"; {who} {', '.join(map(str, users[:8]))} {verb} it" if users else ""), step
 
 
-def _users(used_by: tuple[int, ...], ranks: Iterable[int]) -> str:
-    users = sorted(set(used_by) & set(ranks)) or list(used_by)
-    if not users:
-        return ""
-    who, verb = ("rank", "uses") if len(users) == 1 else ("ranks", "use")
-    return f"; {who} {', '.join(map(str, users[:8]))} {verb} it"
-
-
-def _log_lines(case: Case, verdict: Verdict) -> Iterator[Logged]:
+def _log_lines(case: Case, verdict: Verdict) -> _Lines:
     """The newest lines of the kernel's log on hosts of culprits: Xids, NIC errors, processes that it ended."""
     if not verdict.verdict_class.accuses and verdict.verdict_class is not VerdictClass.UNKNOWN:
         return
@@ -245,8 +156,9 @@ def _log_lines(case: Case, verdict: Verdict) -> Iterator[Logged]:
     for host, facts in groupby(case.facts.of(FactKind.LOGGED, Logged), key=lambda fact: fact.host):
         for fact in list(facts)[-MAX_LINES:] if not hosts or host in hosts else ():
             line = fact.line
-            if line.pid is None or not verdict.culprits or _names(line, verdict.culprits) or _is_a_helpers(line, verdict):
-                yield fact
+            named = any((culprit.host, culprit.pid) == (line.host, line.pid) for culprit in verdict.culprits)
+            if line.pid is None or not verdict.culprits or named or _is_a_helpers(line, verdict):
+                yield fact.text, OUT_OF_MEMORY if named and line.kind == "memory" else ""
 
 
 def _is_a_helpers(line: KernelLogLine, verdict: Verdict) -> bool:
@@ -257,8 +169,19 @@ def _is_a_helpers(line: KernelLogLine, verdict: Verdict) -> bool:
     return began - BEFORE_S <= line.wall_ns / 1e9
 
 
-def _names(line: KernelLogLine, culprits: Iterable[Culprit]) -> bool:
-    return any((culprit.host, culprit.pid) == (line.host, line.pid) for culprit in culprits)
+def _flow_lines(case: Case, verdict: Verdict) -> _Lines:
+    """Connections in trouble; of a job that runs slowly its delays and work requests as well."""
+    if verdict.verdict_class not in NETWORK_CLASSES:
+        return
+    slow = verdict.verdict_class.slow
+    troubled, lost = case.facts.of(FactKind.FLOW_TROUBLE, FlowFact), case.facts.of(FactKind.LOST, FlowFact)
+    yield from flow_lines(troubled, lost, verdict, slow=slow)
+    if slow:
+        flows = [flow for _, known in sorted(case.known.network.hosts.items()) for flow in known.flows]
+        yield from ((line, "") for line in delay_lines(flows, verdict))
+        named = {culprit.rank for culprit in verdict.culprits}
+        work = [fact.text for fact in case.facts.of(FactKind.WORK, WorkFact) if fact.global_rank in named]
+        yield from ((line, "") for line in work[:WORK_LINES])
 
 
 # --- connections -------------------------------------------------------------------------------------------------------
@@ -267,18 +190,14 @@ MAX_FLOWS = 3
 """Bound: connections that are told of."""
 LOST = LOSSY_SEGMENTS
 """Unit: segments that a culprit's sockets sent again in 30 s. Fewer are not spoken of. From: :data:`network.LOSSY_SEGMENTS`."""
-TIMES = 5.0
-"""Unit: times what other sockets send again. From: chosen, as counts of ten differ by less than twofold by chance."""
 WHERE_LOST = (
     "packets of {who} are lost on the way: look for errors and drops at the cable, the transceiver and the switch port "
     "(ethtool -S), and for queues that overflow"
 )
 
 
-def flow_lines(
-    troubled: Sequence[FlowFact], lost: Sequence[FlowFact], verdict: Verdict, *, slow: bool
-) -> tuple[list[str], list[str]]:
-    """Lines of evidence, and next steps; of a job that stands still (not ``slow``) it says nothing that a connection was slow.
+def flow_lines(troubled: Sequence[FlowFact], lost: Sequence[FlowFact], verdict: Verdict, *, slow: bool) -> _Lines:
+    """What is lost on connections, and which are in trouble; of a job that stands still (not ``slow``) nothing of slow ones.
 
     ``troubled`` are facts of connections in trouble, ``lost`` of what connections have sent again.
     """
@@ -295,11 +214,10 @@ def flow_lines(
     if slow and culprits:
         # Others' connections may be slower than they were, too: who reads this asks why the culprit's are.
         together = sorted((group for group in together if _touches(group[0], verdict.culprits, culprits)), key=_severity)
-    lines = [_flow_line(group, verdict.culprits) for group in together[:MAX_FLOWS]]
-    if not slow or (loss := _loss(lost, verdict.culprits, culprits)) is None:
-        return lines, []
-    who = f"rank {min(culprits)}" if len(culprits) == 1 else "these ranks"
-    return [loss, *lines], [WHERE_LOST.format(who=who)]
+    loss = _loss(lost, verdict.culprits, culprits) if slow else None
+    if loss is not None:
+        yield loss, WHERE_LOST.format(who=f"rank {min(culprits)}" if len(culprits) == 1 else "these ranks")
+    yield from ((_flow_line(group, verdict.culprits), "") for group in together[:MAX_FLOWS])
 
 
 def far_end(fact: FlowFact, culprits: Sequence[Culprit]) -> int | None:
@@ -307,18 +225,11 @@ def far_end(fact: FlowFact, culprits: Sequence[Culprit]) -> int | None:
 
     Culprits are known by both ranks, also where nobody watches their hosts.
     """
-    found = set(fact.far)
-    if not fact.by_address:
-        place = fact.flow.comm_hash, fact.flow.peer
-        found |= {c.rank for c in culprits if c.rank is not None and _comm_place(c) == place}
+    found, place = set(fact.far), (fact.flow.comm_hash, fact.flow.peer)
+    for one in culprits if not fact.by_address else ():
+        if one.rank is not None and one.communicator and (int(one.communicator.hash, 16), one.comm_rank) == place:
+            found.add(one.rank)
     return next(iter(found)) if len(found) == 1 else None
-
-
-def _comm_place(culprit: Culprit) -> tuple[int, int] | None:
-    """Hash of the communicator that a culprit is accused in, and its rank in it."""
-    if culprit.communicator is None or culprit.comm_rank is None:
-        return None
-    return int(culprit.communicator.hash, 16), culprit.comm_rank
 
 
 def _touches(fact: FlowFact, named: Sequence[Culprit], culprits: Collection[int]) -> bool:
@@ -346,17 +257,14 @@ def _flow_line(group: Sequence[FlowFact], named: Sequence[Culprit]) -> str:
 
 
 def _loss(lost: Sequence[FlowFact], named: Sequence[Culprit], culprits: Collection[int]) -> str | None:
-    """That segments of the culprits' sockets are sent again much more often than those of others, where they are."""
-    sockets = {
-        fact.flow.socket.local: (int(fact.value or 0), _touches(fact, named, culprits))
-        for fact in lost
-        if fact.flow.socket is not None
-    }
-    theirs = [count for count, near in sockets.values() if near]
-    others = [count for count, near in sockets.values() if not near]
+    """That segments of the culprits' sockets are sent again, where each has more of it than any other socket."""
+    flows = {fact.flow.socket.local: fact for fact in lost if fact.flow.socket is not None}
+    near = {local for local, fact in flows.items() if _touches(fact, named, culprits)}
+    theirs, others = (
+        [int(fact.value or 0) for local, fact in flows.items() if (local in near) is side] for side in (True, False)
+    )
     total = sum(theirs)
-    usual = sum(others) / len(others) if others else 0.0
-    if total < LOST or total / len(theirs) < TIMES * usual:
+    if total < LOST or total <= len(theirs) * max(others, default=0):
         return None
     beside = f", {sum(others)} on {len(others)} others" if others else ""
     return (

@@ -1,6 +1,6 @@
 """One job as it is judged: its records, what is known besides them, and what was concluded so far, by which rules.
 
-A hypothesis is typed: causes, ranks, facts. Words for people are made of it last (:mod:`ncclwatch.engine.verdict`).
+A hypothesis is typed: causes, ranks, facts. Verdicts are made of it last (:mod:`ncclwatch.engine.verdict`).
 """
 
 from __future__ import annotations
@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import IntEnum, StrEnum
+from functools import cached_property
 from typing import Any, TypeVar
 
 from ncclwatch.engine.call_patterns import Orders
 from ncclwatch.engine.conflicts import ConflictWatch, StageOf
-from ncclwatch.engine.edges import StallMark, Wait
+from ncclwatch.engine.edges import StallMark, Wait, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind, Facts, Source
 from ncclwatch.engine.evidence.calls import Called, CallsFinding
 from ncclwatch.engine.evidence.registry import SOURCES
@@ -34,56 +35,66 @@ T = TypeVar("T")
 
 
 class Cause(StrEnum):
-    """Why somebody holds the job up, or why nobody is named; a closed list. ``verdict.py`` has the words for each."""
+    """Why somebody holds the job up, as the clause that follows a rank's name, or why nobody is named; a closed list.
+
+    Verdicts fill in ``{detail}``: what was called, the name of a port; and of who names nobody ``{still}`` and ``{seconds}``,
+    the ends of the waits (``{unseen}``, ``{ranks}``) and the communicator.
+    """
 
     # Nobody is named.
-    ALL_ENDED = "all-ended"
-    ONE_SAMPLE = "one-sample"
-    PROGRESS = "progress"
-    PAUSE = "pause"
-    TCP_TRIES = "tcp-tries"
-    NOTHING_OPEN = "nothing-open"
-    NOTHING_SEEN = "nothing-seen"
-    CREATING = "creating"
-    UNSEEN = "unseen"
-    HIDDEN = "hidden"
-    BESIDE_ABSENT = "beside-absent"
-    CYCLE_IN_OPERATION = "cycle-in-operation"
-    CYCLE_OF_CALLS = "cycle-of-calls"
+    ALL_ENDED = "all have ended"
+    ONE_SAMPLE = "only one sample of a process, so progress cannot be told from standstill"
+    PROGRESS = "NCCL makes progress"
+    PAUSE = "no NCCL counter has moved for {still:.1f} s; a pause of up to {seconds:.0f} s is not yet a hang"
+    TCP_TRIES = f"{PAUSE}; what was lost is sent again by TCP"
+    NOTHING_OPEN = "no NCCL operation is open"
+    NOTHING_SEEN = "NCCL has not moved for {still:.0f} s; what joins the ranks hides whether an operation is open"
+    CREATING = "{come} ranks wait in the creation of communicator {communicator}"
+    UNSEEN = "nothing moves; the waits lead to {unseen}, which was not observed"
+    HIDDEN = "nothing moves; the waits lead to {unseen}, which is joined by a transport the host cannot see into"
+    BESIDE_ABSENT = "the waits lead to {ranks}, which has nothing open and may wait for {unseen}, not observed"
+    CYCLE_IN_OPERATION = "ranks wait for each other inside one operation; what was read does not single one out"
+    CYCLE_OF_CALLS = "ranks wait for each other in a cycle of calls; what was read does not single one out"
     # The operating system or NCCL says so.
-    ENDED = "ended"
-    ENDED_UNSEEN = "ended-unseen"
-    STOPPED = "stopped"
-    STOPPED_BY_DEBUGGER = "stopped-by-debugger"
-    NCCL_ERROR = "nccl-error"
-    NOT_JOINED = "not-joined"
+    ENDED = "its process has ended"
+    ENDED_UNSEEN = "has ended: it is not among the processes of its host, or its peers lost it"
+    STOPPED = "its process is stopped by a signal"
+    STOPPED_BY_DEBUGGER = "its process is stopped by a debugger"
+    NCCL_ERROR = "reports {detail}"
+    NOT_JOINED = "has not come to the creation of the communicator"
     # Calls: not made, or others.
-    NOT_ENTERED = "not-entered"
-    NOT_TAKING_PART = "not-taking-part"
-    NOT_CALLED = "not-called"
-    LEFT_OUT = "left-out"
-    LACKS_CALL = "lacks-call"
-    LACKS_OTHER_CALL = "lacks-other-call"
-    ALONE_IN_CALL = "alone-in-call"
-    CALLED_OTHER = "called-other"
-    CALLED_OTHER_AS = "called-other-as"
-    RUNS_ON = "runs-on"
-    COUNTED_OTHER = "counted-other"
-    ORDER = "order"
+    NOT_ENTERED = "has not entered the operation the others wait in"
+    NOT_TAKING_PART = "does not take part: data for it lies unread and it waits for nobody"
+    NOT_CALLED = "has not called the operation the others have called"
+    LEFT_OUT = "has left out an operation that its calls always had here"
+    LACKS_CALL = "has not called an operation that the others have called, and waits elsewhere"
+    LACKS_OTHER_CALL = "has made as many calls as its peers, but not the one they wait in"
+    ALONE_IN_CALL = "is in an operation that its peers are not in: they have ended what they called instead, and gone on"
+    WROTE_MORE = "has called as often as its peers, and written more than their calls amount to: it called something else"
+    CALLED_OTHER = "has called {detail}, unlike its peers"
+    CALLED_OTHER_AS = "called {detail}, unlike its peers"
+    RUNS_ON = "called {detail}"
+    COUNTED_OTHER = "has called {detail} where its peers called something else"
+    ORDER = "waits in a cycle"
     # GPU and proxy.
-    GPU_NOT_BEGUN = "gpu-not-begun"
-    GPU_STOPPED = "gpu-stopped"
-    GPU_RUNNING = "gpu-running"
-    FLUSH = "flush"
-    PROXY_STALLED = "proxy-stalled"
-    PROXY_NOT_BEGUN = "proxy-not-begun"
+    GPU_NOT_BEGUN = "has called the operation, but its GPU has not begun it"
+    GPU_STOPPED = "its GPU has stopped in the middle of the operation"
+    GPU_RUNNING = "its GPU is in the operation and does not go on, although nothing it needs is missing"
+    FLUSH = "data arrived, but the flush to its GPU's memory does not complete"
+    PROXY_STALLED = "its proxy thread does not move transfers that could go on"
+    PROXY_NOT_BEGUN = "its proxy thread has not begun an operation that is queued"
     # The network.
-    LINK = "link"
-    CUT_OFF = "cut-off"
-    PORT_RETRIES = "port-retries"
-    PORT = "port"
-    PATH = "path"
-    PATH_END = "path-end"
+    LINK = "one end of the link on which data does not arrive"
+    CUT_OFF = "data arrives neither at it nor from it: its proxy thread or its network port stands still"
+    PORT_RETRIES = "its network port, or the path to it, is slow: no transfer with it ends, though TCP still tries"
+    PORT = "its network port {detail}"
+    PATH = "nothing that is sent to or from its address is acknowledged: its network port, or the path to it, is dead"
+    PATH_END = "one end of a path over which nothing is acknowledged"
+
+    @property
+    def label(self) -> str:
+        """``gpu-not-begun``."""
+        return self.name.lower().replace("_", "-")
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +114,8 @@ class Suspect:
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One explanation of a job's state by one rule. ``confidence`` is between 0 and 1."""
+    """One explanation of a job's state. ``confidence`` is between 0 and 1."""
 
-    rule: str
     verdict_class: VerdictClass
     cause: Cause
     suspects: tuple[Suspect, ...] = ()
@@ -129,16 +139,18 @@ class Hypothesis:
     seconds: float = 0.0
     """For how long a pause may last, or a link has carried nothing, where the cause speaks of that."""
     planes: tuple[str, ...] = ("state",)
+    rule: str = ""
+    """Whose it is: written on it when it is weighed."""
     follows: tuple[str, ...] = ()
     """Rules whose hypotheses it was made from."""
 
-    def amended(self, rule: str, **changes: Any) -> Hypothesis:
-        """The same as another rule sees it: with other suspects, another class, more evidence."""
-        return replace(self, rule=rule, follows=(*self.follows, self.rule), **changes)
+    def amended(self, *planes: str, **changes: Any) -> Hypothesis:
+        """The same as another rule sees it, by more planes: with other suspects, another class, more evidence."""
+        return replace(self.seen_by(*planes), rule="", follows=(*self.follows, self.rule), **changes)
 
-    def beside_it(self, rule: str, facts: Iterable[Fact], **changes: Any) -> Hypothesis:
-        """The same with what a rule found beside it."""
-        return replace(self, beside=(*self.beside, *facts), follows=(*self.follows, rule), **changes)
+    def seen_by(self, *planes: str) -> Hypothesis:
+        """The same by more planes."""
+        return replace(self, planes=tuple(dict.fromkeys((*self.planes, *planes))))
 
     @property
     def named(self) -> frozenset[int]:
@@ -156,21 +168,27 @@ class Hypothesis:
         return self.verdict_class in (VerdictClass.NOT_ENTERED, VerdictClass.DEADLOCK, VerdictClass.UNKNOWN)
 
 
+def naming(
+    verdict_class: VerdictClass, suspects: Iterable[Suspect], victims: Iterable[int], confidence: float, supports: Iterable[Fact],
+    **more: Any,
+) -> Hypothesis:  # fmt: skip
+    """A hypothesis that names somebody, for the cause of the first; nobody it names is a victim."""
+    named = tuple(suspects)
+    found = Hypothesis(verdict_class, named[0].cause, named, frozenset(), confidence, tuple(supports), **more)
+    return replace(found, victims=frozenset(victims) - found.named)
+
+
+def nobody(cause: Cause, supports: Iterable[Fact] = (), **more: Any) -> Hypothesis:
+    """A hypothesis that names nobody."""
+    return Hypothesis(VerdictClass.UNKNOWN, cause, supports=tuple(supports), **more)
+
+
 @dataclass(frozen=True, slots=True)
 class Retraction:
-    """A wait that counts no longer, by its number in the graph, and the rule that says so."""
+    """A wait that counts no longer, by its number in the graph, and as it is told."""
 
     wait: int
-    rule: str
     fact: Fact
-
-
-@dataclass(frozen=True, slots=True)
-class Lost:
-    """A hypothesis that was weighed and lost, and the rule of the one that it lost against."""
-
-    hypothesis: Hypothesis
-    against: str
 
 
 @dataclass(slots=True)
@@ -179,8 +197,10 @@ class Trail:
 
     drawn: list[tuple[str, Fact]] = field(default_factory=list)
     """(rule, wait that it drew)"""
-    retracted: list[Retraction] = field(default_factory=list)
-    lost: list[Lost] = field(default_factory=list)
+    retracted: list[tuple[str, Fact]] = field(default_factory=list)
+    """(rule, wait that it took back)"""
+    lost: list[tuple[Hypothesis, str]] = field(default_factory=list)
+    """(hypothesis that was weighed and lost, rule of the one that it lost against)"""
 
 
 # --- a job -------------------------------------------------------------------------------------------------------------
@@ -216,7 +236,7 @@ class Known:
     """Communicator of a process → (NCCL's own count of collectives, calls in the ledger at that moment)"""
 
 
-@dataclass(slots=True)
+@dataclass
 class Case:
     """A job with everything a source may read and a rule may conclude from.
 
@@ -240,52 +260,61 @@ class Case:
     """Whether memory shows nothing that is open: counts and calls are all there is."""
     _kept: dict[str, Any] = field(default_factory=dict)
     _concluded: set[Hashable] = field(default_factory=set)
-    _facts: Facts | None = None
-    _transfers: Transfers | None = None
-    _waits: Waits | None = None
-    _findings: dict[int, CallsFinding] | None = None
-    _messages: Messages | None = None
 
-    @property
+    @cached_property
     def facts(self) -> Facts:
         """What the sources say: each is asked once, and only for what is wanted."""
-        if self._facts is None:
-            self._facts = Facts(self, self.known.sources)
-        return self._facts
+        return Facts(self, self.known.sources)
 
-    @property
+    @cached_property
     def transfers(self) -> Transfers:
         """What the proxies show of transfers over the network, in columns: records that several sources read."""
-        if self._transfers is None:
-            self._transfers = Transfers(self.job)
-        return self._transfers
+        return Transfers(self.job)
 
-    @property
+    @cached_property
     def waits(self) -> Waits:
         """The wait-for graph: drawn from what the sources say when it is first asked for; rules put another in its place."""
-        if self._waits is None:
-            self._waits = find_waits(self)
-        return self._waits
-
-    @waits.setter
-    def waits(self, waits: Waits) -> None:
-        self._waits = waits
-        self._kept.clear()
+        return find_waits(self)
 
     @property
     def sinks(self) -> list[Sink]:
         """Where the waits end, of the graph as it is now."""
         return self.waits.sinks
 
-    def remember(self, what: str, make: Callable[[], T]) -> T:
-        """What several rules ask for, made once for the graph as it is now."""
-        if what not in self._kept:
-            self._kept[what] = make()
-        found: T = self._kept[what]
-        return found
+    @cached_property
+    def findings(self) -> dict[int, CallsFinding]:
+        """What the calls plane says of each communicator of the job; empty without one."""
+        return {called.subject: called.finding for called in self.facts.of(FactKind.CALLED, Called)}
 
-    def is_new(self, concluded: Wait | StallMark | Retraction) -> bool:
-        """Whether something is concluded for the first time."""
+    @cached_property
+    def messages(self) -> Messages | None:
+        """Who waits for whom in sends and receives; ``None`` without a calls plane."""
+        known = self.known
+        return Messages(self.job, known.ledger, known.totals, known.orders) if known.ledger is not None else None
+
+    @cached_property
+    def alive(self) -> list[Member]:
+        """The processes that have not ended."""
+        return [member for member in self.job.members if not member.gone]
+
+    @cached_property
+    def newcomers(self) -> set[int]:
+        """Indices of the processes that were sampled only once: whether they move is not known."""
+        return {member.index for member in self.alive if len(member.samples) < 2}
+
+    def change(self, rule: str, concluded: Iterable[Conclusion]) -> bool:
+        """Change the graph as a rule says, which solves it again; whether anything is new."""
+        new = [one for one in concluded if not isinstance(one, Hypothesis) and self._is_new(one)]
+        if new:
+            facts = [one for one in new if not isinstance(one, Retraction)]
+            retracted = [one for one in new if isinstance(one, Retraction)]
+            self.waits = self.waits.plus(facts, (one.wait for one in retracted))
+            self._kept.clear()
+            self.trail.drawn += [(rule, fact) for fact in wait_facts(fact for fact in facts if isinstance(fact, Wait))]
+            self.trail.retracted += [(rule, one.fact) for one in retracted]
+        return bool(new)
+
+    def _is_new(self, concluded: Wait | StallMark | Retraction) -> bool:
         if isinstance(concluded, Retraction):
             return concluded.wait not in self.waits.retracted
         what = concluded.target if isinstance(concluded, Wait) else concluded.stall
@@ -294,29 +323,12 @@ class Case:
         self._concluded.add((who, what, concluded.key))
         return fresh
 
-    @property
-    def alive(self) -> list[Member]:
-        """The processes that have not ended."""
-        return [member for member in self.job.members if not member.gone]
-
-    @property
-    def newcomers(self) -> set[int]:
-        """Indices of the processes that were sampled only once: whether they move is not known."""
-        return {member.index for member in self.alive if len(member.samples) < 2}
-
-    @property
-    def findings(self) -> dict[int, CallsFinding]:
-        """What the calls plane says of each communicator of the job; empty without one."""
-        if self._findings is None:
-            self._findings = {called.subject: called.finding for called in self.facts.of(FactKind.CALLED, Called)}
-        return self._findings
-
-    @property
-    def messages(self) -> Messages | None:
-        """Who waits for whom in sends and receives; ``None`` without a calls plane."""
-        if self._messages is None and self.known.ledger is not None:
-            self._messages = Messages(self.job, self.known.ledger, self.known.totals, self.known.orders)
-        return self._messages
+    def remember(self, what: str, make: Callable[[], T]) -> T:
+        """What several rules ask for, made once for the graph as it is now."""
+        if what not in self._kept:
+            self._kept[what] = make()
+        found: T = self._kept[what]
+        return found
 
 
 def of_job(job: Job) -> Case:

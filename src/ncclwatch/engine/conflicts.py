@@ -60,32 +60,23 @@ class Conflict:
     """rank → where in the iteration that call was, as far as that is known"""
 
 
-_Kind = tuple[int, frozenset[int]]
-"""Communicator, and ranks that called something else."""
+@dataclass(slots=True)
+class _Looked:
+    """What the looks at one job have found."""
 
-
-@dataclass(frozen=True, slots=True)
-class _Seen:
-    """A conflict that one look has found; ``ordinals``: row of the ledger → the operation's number in it."""
-
-    conflict: Conflict
-    ordinals: dict[int, int]
-
-    def is_gone(self, ledger: Ledger) -> bool:
-        """Whether the operation is no longer among those that are compared."""
-        kept = min(ledger.depth, COMPARED)
-        return any(ordinal < int(ledger.called[row]) - kept for row, ordinal in self.ordinals.items())
+    next: float = 0.0
+    """When to look again."""
+    seen: dict[tuple[int, frozenset[int]], Conflict] = field(default_factory=dict)
+    """Of the last look, by communicator and ranks: it takes two, since a loss of records may be known later than its gap."""
+    told: dict[int, tuple[float, Conflict]] = field(default_factory=dict)
+    """Communicator → (until when it is told, what was found last)"""
 
 
 @dataclass(slots=True)
 class ConflictWatch:
     """Looks at the calls of running jobs from time to time and remembers what it found until it looks again."""
 
-    _next: dict[int, float] = field(default_factory=dict)
-    _found: dict[int, dict[int, tuple[float, Conflict]]] = field(default_factory=dict)
-    """Job → communicator → (until when it is told, what was found last)"""
-    _seen: dict[int, dict[_Kind, _Seen]] = field(default_factory=dict)
-    """What the last look at a job found: it takes two, since a loss of records may be known later than its gap."""
+    _jobs: dict[int, _Looked] = field(default_factory=dict)
     _lossy: set[str] = field(default_factory=set)
     """Hosts of which records were lost."""
 
@@ -98,21 +89,19 @@ class ConflictWatch:
         """
         if not ledger.rows or not job.groups:
             return []
-        which = min(job.groups)
-        if now >= self._next.get(which, 0.0):
+        looked = self._jobs.setdefault(min(job.groups), _Looked())
+        if now >= looked.next:
             begin = time.process_time()
-            known = {number: kept for number, kept in self._found.get(which, {}).items() if kept[0] > now}
-            found_now = [_staged(job, conflict, stage_of) for conflict in find_conflicts(job, ledger, totals, self._lossy)]
-            looked = {(c.group, frozenset(c.called)): _Seen(c, _ordinals(job, ledger, c)) for c in found_now}
-            before = self._seen.get(which, {})
-            told = [looked[kind].conflict for kind in looked.keys() & before.keys()]
+            conflicts, oldest = find_conflicts(job, ledger, totals, self._lossy)
+            found = {(one.group, frozenset(one.called)): _staged(job, one, stage_of) for one in conflicts}
+            told = [found[kind] for kind in found.keys() & looked.seen.keys()]
             # What is kept no longer cannot be found again.
-            told += [seen.conflict for kind, seen in before.items() if kind not in looked and seen.is_gone(ledger)]
-            self._seen[which] = looked
-            self._found[which] = known | {conflict.group: (now + KEPT_S, conflict) for conflict in told}
-            self._next[which] = now + max(LEAST_PAUSE_S, PAUSE * (time.process_time() - begin))
-        found = [conflict for _, conflict in self._found.get(which, {}).values() if conflict.group in job.groups]
-        return [conflict for conflict in found if not self._is_lossy(job, conflict.group)]
+            told += [one for kind, one in looked.seen.items() if kind not in found and one.sequence < oldest.get(one.group, 0)]
+            looked.told = {number: kept for number, kept in looked.told.items() if kept[0] > now}
+            looked.told |= {conflict.group: (now + KEPT_S, conflict) for conflict in told}
+            looked.seen, looked.next = found, now + max(LEAST_PAUSE_S, PAUSE * (time.process_time() - begin))
+        told = [conflict for _, conflict in looked.told.values() if conflict.group in job.groups]
+        return [conflict for conflict in told if not self._is_lossy(job, conflict.group)]
 
     def lose(self, source: str) -> None:
         """Records of a node were lost: its calls prove nothing any more. An empty source is all there is."""
@@ -123,30 +112,31 @@ class ConflictWatch:
 
     def forget(self, groups: set[int]) -> None:
         """Drop what is known of jobs none of whose communicators is among these."""
-        for which in self._next.keys() - groups:
-            del self._next[which]
-            self._found.pop(which, None)
-            self._seen.pop(which, None)
+        self._jobs = {which: looked for which, looked in self._jobs.items() if which in groups}
 
 
-def find_conflicts(job: Job, ledger: Ledger, totals: dict[Place, tuple[int, int]], lossy: Collection[str] = ()) -> list[Conflict]:
-    """Communicators of a job in which a minority of ranks provably called something else than the others.
-
-    ``lossy``: hosts of which records were lost.
+def find_conflicts(
+    job: Job, ledger: Ledger, totals: dict[Place, tuple[int, int]], lossy: Collection[str] = ()
+) -> tuple[list[Conflict], dict[int, int]]:
+    """Communicators of a job in which a minority of ranks provably called something else than the others, and the oldest
+    operation that was compared of each communicator. ``lossy``: hosts of which records were lost.
     """
     gathered = {number: rows_of(group, ledger, totals, lossy) for number, group in job.groups.items()}
     chosen = {number: pair for number, pair in gathered.items() if len(pair[0]) > 1}
+    oldest: dict[int, int] = {}
     if not chosen:
-        return []
+        return [], oldest
     entries = make_entries(list(chosen.values()))
     align_entries(ledger, entries)
     proven = np.flatnonzero(entries.aligned & np.isin(entries.how, PROVEN))
     parts = np.split(proven, np.searchsorted(proven, entries.starts[1:]))
-    found = (_conflict(ledger, entries, part, number) for part, number in zip(parts, chosen, strict=True))
-    return [conflict for conflict in found if conflict is not None]
+    found = [_conflict(ledger, entries, part, number, oldest) for part, number in zip(parts, chosen, strict=True)]
+    return [conflict for conflict in found if conflict is not None], oldest
 
 
-def _conflict(ledger: Ledger, entries: Entries, proven: NDArray[np.int64], group: int) -> Conflict | None:
+def _conflict(
+    ledger: Ledger, entries: Entries, proven: NDArray[np.int64], group: int, compared_from: dict[int, int]
+) -> Conflict | None:
     """What the ranks of one communicator whose places are proven (indices of their entries) contradict each other in."""
     if len(proven) < 2:
         return None
@@ -154,6 +144,7 @@ def _conflict(ledger: Ledger, entries: Entries, proven: NDArray[np.int64], group
     called = ledger.called[rows].astype(np.int64)
     newest = int((offsets + called).min())
     oldest = max(int((offsets + ledger.oldest_kept(called)).max()), newest - COMPARED)
+    compared_from[group] = oldest
     if newest - oldest <= AGREEING:
         return None
     sequences = np.arange(oldest, newest)
@@ -184,18 +175,6 @@ def _conflict(ledger: Ledger, entries: Entries, proven: NDArray[np.int64], group
     since_then = dict(zip(ranks, (called + offsets - sequence - 1).tolist(), strict=True))
     calls_ago = {rank: since_then[rank] for rank in [*made, *(ranks[number] for number in like_others[:1])]}
     return Conflict(group, sequence, made, others, len(at), len(sequences) - 1 - last, calls_ago)
-
-
-def _ordinals(job: Job, ledger: Ledger, conflict: Conflict) -> dict[int, int]:
-    found: dict[int, int] = {}
-    group = job.groups[conflict.group]
-    for rank, ago in conflict.calls_ago.items():
-        if rank in group.members:
-            member, own = group.members[rank]
-            row = ledger.rows.get(ledger.place(member.info.host, member.info.pid, own.address))
-            if row is not None:
-                found[row] = int(ledger.called[row]) - 1 - ago
-    return found
 
 
 def _staged(job: Job, conflict: Conflict, stage_of: StageOf | None) -> Conflict:

@@ -6,11 +6,11 @@ accused. When nothing moves, rules draw who waits for whom, follow it to its end
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import replace
 from itertools import groupby
 
-from ncclwatch.engine.case import Case, Conclusion, Hypothesis, Known, Lost, Retraction, Rule, Stratum
-from ncclwatch.engine.edges import Wait, wait_facts
+from ncclwatch.engine.case import Case, Hypothesis, Known, Stratum
 from ncclwatch.engine.evidence.base import FactKind
 from ncclwatch.engine.evidence.sockets import RETRY_S
 from ncclwatch.engine.explain_network import ports_in_use
@@ -92,51 +92,38 @@ def _explain(case: Case) -> None:
         return
     case.blind = not case.waits.open
     for rule in _BY_STRATUM[Stratum.DRAW]:
-        _take(case, rule, rule.apply(case))
+        case.change(rule.id, rule.apply(case))
     _set_patience(case)
     _weigh(case, Stratum.PATIENCE)
     if case.standing is not None:
         return
-    _follow(case)
+    # Retract waits and draw weaker ones until nothing changes the graph.
+    rules = (*_BY_STRATUM[Stratum.RETRACT], *(_BY_STRATUM[Stratum.FOLLOW] if case.waits.open else ()))
+    for _ in range(MOST_ROUNDS):
+        if not any(case.change(rule.id, rule.apply(case)) for rule in rules):
+            break
     _weigh(case, Stratum.EXPLAIN)
     _weigh(case, Stratum.QUALIFY)
 
 
 def _weigh(case: Case, stratum: Stratum) -> None:
-    """Weigh the hypotheses of a stratum against the one that stands, in the order of the table."""
+    """Weigh the hypotheses of a stratum against the one that stands, in the order of the table.
+
+    One that names somebody defeats one that names nobody; everything else the table says.
+    """
     for rule in _BY_STRATUM[stratum]:
         if case.standing is not None and stratum < Stratum.EXPLAIN:
             return
-        for found in rule.apply(case):
-            assert isinstance(found, Hypothesis)  # noqa: S101 - by the table
-            standing = case.standing
-            if standing is None or standing.rule == found.rule:
-                case.standing = found
-            elif standing.rule in rule.defeats or (standing.tie and rule.breaks_ties):
-                case.trail.lost.append(Lost(standing, found.rule))
-                case.standing = found
-            else:
-                case.trail.lost.append(Lost(found, standing.rule))
-
-
-def _follow(case: Case) -> None:
-    """Retract waits and draw weaker ones until nothing changes the graph."""
-    rules = (*_BY_STRATUM[Stratum.RETRACT], *(_BY_STRATUM[Stratum.FOLLOW] if case.waits.open else ()))
-    for _ in range(MOST_ROUNDS):
-        if not any(_take(case, rule, rule.apply(case)) for rule in rules):
-            return
-
-
-def _take(case: Case, rule: Rule, concluded: Iterable[Conclusion]) -> bool:
-    """Change the graph as a rule says, and solve it again; whether anything is new."""
-    new = [one for one in concluded if not isinstance(one, Hypothesis) and case.is_new(one)]
-    facts = [one for one in new if not isinstance(one, Retraction)]
-    retracted = [one for one in new if isinstance(one, Retraction)]
-    if new:
-        case.waits = case.waits.plus(facts, (one.wait for one in retracted))
-        case.trail.drawn += [(rule.id, fact) for fact in wait_facts(fact for fact in facts if isinstance(fact, Wait))]
-        case.trail.retracted += retracted
-    return bool(new)
+        for said in rule.apply(case):
+            assert isinstance(said, Hypothesis)  # noqa: S101 - by the table
+            standing, more = case.standing, bool(said.rule)
+            found = replace(said, follows=(*said.follows, rule.id)) if more else replace(said, rule=rule.id)
+            wins = standing is None or more or standing.rule in rule.defeats or (standing.tie and rule.breaks_ties)
+            wins = wins or bool(found.suspects and standing is not None and not standing.suspects)
+            loser, winner = (standing, found) if wins else (found, standing)
+            if loser is not None and winner is not None and not more:
+                case.trail.lost.append((loser, winner.rule))
+            case.standing = winner
 
 
 def _set_patience(case: Case) -> None:

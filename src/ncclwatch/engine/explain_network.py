@@ -1,4 +1,4 @@
-"""A port or a path that is down below a standstill is its cause, whoever the waits lead to; and TCP that still tries.
+"""A port or a path that is down below a standstill is its cause, whoever the waits lead to; and who may still come through.
 
 What is cut while nothing is under way on it leaves no trace in anybody's memory, and newer proxies drop what their transport
 reports as failed: then the waits end at a rank that merely waits unseen. That a port which ranks of the job use went down when
@@ -8,16 +8,21 @@ the job came to stand, or that TCP gets no answer on a path, says more than wher
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from statistics import median_low
 
-from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect
+from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody
 from ncclwatch.engine.edges import told
 from ncclwatch.engine.evidence.base import Fact, FactKind
+from ncclwatch.engine.evidence.cpu_limits import HELD_BACK, HELD_TIMES
 from ncclwatch.engine.evidence.ports import PortDown
 from ncclwatch.engine.evidence.sockets import DeadPath
 from ncclwatch.engine.evidence.work_requests import Shows, WorkFact
 from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.engine.nodes import RankNode
+from ncclwatch.engine.patience import LONGEST_PATIENCE_S
+from ncclwatch.engine.stated import first_waits
 from ncclwatch.engine.suspects import observed, one_of_each
 from ncclwatch.model.network import NicRecord
 from ncclwatch.model.state import Communicator, Direction, Transport
@@ -55,46 +60,64 @@ def network_down(case: Case) -> Iterator[Hypothesis]:
         more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
         what = "port" if suspects[0].cause is Cause.PORT else "path"
         supports.insert(0, told(f"the waits that can be seen end at {names}{more}, which may itself wait for such a {what}"))
-    yield Hypothesis(
-        "network-down", VerdictClass.HARDWARE, suspects[0].cause, tuple(suspects),
-        frozenset(ranks - {suspect.index for suspect in suspects}), 0.8, tuple(supports), missing=standing.missing,
-        planes=(*standing.planes, "nic"), because=because, follows=(*standing.follows, standing.rule),
-    )  # fmt: skip
+    made_from = {"because": because, "missing": standing.missing, "follows": (*standing.follows, standing.rule)}
+    yield naming(VerdictClass.HARDWARE, suspects, ranks, 0.8, supports, planes=standing.planes, **made_from).seen_by("nic")
+
+
+# --- links, and ranks that data neither reaches nor leaves --------------------------------------------------------------
 
 
 def network_end(case: Case) -> Iterator[Hypothesis]:
-    """Of links that carry no data the ends whose port is down; of a rank that data neither reaches nor leaves that the network is
-    why, where a dead path ends at it.
+    """Of links that carry no data, and of a rank that data neither reaches nor leaves, whose doing it is: of the end whose port
+    is down, of the end whose proxy asks for no completions where the other does not wait for any in vain; or the network is why,
+    where a dead path ends at the rank, or it asks in vain.
 
-    An end is let go only where the other end of its own link is known to be down: another link may have another trouble.
+    An end is let go only where the other end of its own link is known to be at fault: another link may have another trouble.
     """
-    standing, ports = case.standing, _ports_down(case)
+    standing = case.standing
     if standing is None or standing.verdict_class is not VerdictClass.HARDWARE:
         return
-    kept, because = list[Suspect](), dict[int, Fact]()
-    paths = _paths(case) if any(suspect.cause is Cause.CUT_OFF for suspect in standing.suspects) else []
-    ends = {member.index for path in paths for end in path.ends.values() if (member := path.group.holder(end)) is not None}
-
-    def port_of(host: str, rank: int | None) -> PortDown | None:
-        return next((port for port in ports if port.is_used_by(host, rank)), None)
-
-    for suspect in standing.suspects:
-        port, other = port_of(suspect.place.host, suspect.place.rank), _other_end(case.job, suspect)
-        if suspect.cause is Cause.CUT_OFF and suspect.index in ends:
-            because |= {id(path.fact): path.fact for path in paths}
-            kept.append(replace(suspect, cause=Cause.PATH))
-        elif port is not None and suspect.place.link is not None:
-            because[id(port)] = port
-            kept.append(replace(suspect, cause=Cause.PORT, detail=f"{port.nic.label} {port.state}"))
-        elif other is None or port_of(other.info.host, other.rank) is None:
-            kept.append(suspect)
-    causes = {suspect.cause for suspect in kept}
-    if because and (len(kept) < len(standing.suspects) or Cause.PATH in causes):
+    job, doubtful = case.job, {one.index for one in standing.suspects if one.place.link or one.cause is Cause.CUT_OFF}
+    proven = _proven(case, doubtful, {one.index for one in standing.suspects if one.cause is Cause.CUT_OFF}) if doubtful else {}
+    kept: list[Suspect] = []
+    because: dict[int, Fact] = {}
+    for one in standing.suspects:
+        if one.index in proven and one.index in doubtful:
+            cause, detail, fact = proven[one.index]
+            because[id(fact)] = fact
+            place = replace(one.place, link=None) if cause is Cause.PROXY_STALLED else one.place
+            kept.append(replace(one, cause=cause, detail=detail, place=place))
+        elif _other_end(job, one) not in proven:
+            kept.append(one)
+    if because:
+        causes, freed = {one.cause for one in kept}, standing.named - {one.index for one in kept}
         yield standing.amended(
-            "network-end", cause=causes.pop() if len(causes) == 1 else Cause.LINK, suspects=tuple(kept),
-            victims=standing.victims | (standing.named - {suspect.index for suspect in kept}), because=tuple(because.values()),
-            planes=(*standing.planes, "nic"),
+            *(PLANES[fact.kind] for fact in because.values()), suspects=tuple(kept), victims=standing.victims | freed,
+            cause=kept[0].cause if len(causes) == 1 else Cause.LINK, because=tuple(because.values()),
         )  # fmt: skip
+
+
+PLANES = {FactKind.PORT_DOWN: "nic", FactKind.PATH_DEAD: "nic", FactKind.WORK: "wire"}
+"""By what each kind of proof is seen."""
+
+
+def _proven(case: Case, doubtful: set[int | None], cut_off: set[int | None]) -> dict[int | None, tuple[Cause, str, Fact]]:
+    """Processes that something else says to be at fault: why, what completes the words, and what says so.
+
+    ``doubtful`` are those named for links, ``cut_off`` those that data neither reaches nor leaves.
+    """
+    found: dict[int | None, tuple[Cause, str, Fact]] = {}
+    for path in _paths(case) if cut_off else ():
+        indices = {member.index for member in path.ends.values() if member is not None} & cut_off
+        found |= dict.fromkeys(indices, (Cause.PATH, "", path.fact))
+    for port in _ports_down(case):
+        using = [one.index for one in case.job.members if port.is_used_by(one.info.host, one.rank) and one.index not in cut_off]
+        found |= dict.fromkeys(using, (Cause.PORT, f"{port.nic.label} {port.state}", port))
+    work = [fact for fact in case.facts.of(FactKind.WORK, WorkFact) if fact.owner in doubtful]
+    in_vain = [fact for fact in work if fact.shows is Shows.NOT_COMPLETED]
+    asleep = [fact for fact in work if fact.shows.by_proxy] if not in_vain else []
+    found |= {fact.owner: (Cause.PROXY_STALLED, "", fact) for fact in asleep}
+    return found | {fact.owner: (Cause.PATH, "", fact) for fact in in_vain if fact.owner in cut_off}
 
 
 # --- ports -------------------------------------------------------------------------------------------------------------
@@ -104,21 +127,32 @@ _Found = tuple[list[Suspect], set[int], tuple[Fact, ...]]
 
 
 def _of_ports(case: Case, standing: Hypothesis) -> _Found:
-    """Ranks whose port is down."""
-    job, down = case.job, _ports_down(case)
-    if not down or not _is_open_to_doubt(standing, ports_in_use(case)):
+    """Ranks whose port is down, of those that have a connection over the network in a communicator that stands still."""
+    job, down, places = case.job, _ports_down(case), _places(standing)
+    # A GPU or proxy that "does not go on" may wait, unseen, for the port; of a rank that uses the port, that is told already.
+    told = any(port.is_used_by(place.host, place.rank) for place in places for port in ports_in_use(case))
+    inside = standing.verdict_class is VerdictClass.HARDWARE and not told and not any(place.link for place in places)
+    if not down or not (standing.open_to_doubt or inside):
         return [], set(), ()
-    first = next((s.place for s in standing.suspects if s.place.operation), None) or next(iter(_places(standing)), None)
-    groups = [job.groups[number] for number in sorted(_groups_that_stand(case, standing))]
-    found = [(port, users) for port in down if (users := _users(port, groups))]
-    suspects = []
-    for port, users in found:
-        for member, link in users:
+    first = next((one for one in standing.suspects if one.place.operation), next(iter(standing.suspects), None))
+    numbers = case.waits.collectives() | ({first.group} if first else set())
+    numbers = numbers & job.groups.keys() or {wait.key.group for wait in case.waits.first(64)} & job.groups.keys()
+    groups = [job.groups[number] for number in sorted(numbers)]
+    suspects: list[Suspect] = []
+    because: list[Fact] = []
+    for port in down:
+        users: dict[int, tuple[Member, LinkRef]] = {}
+        for member, own in (held for group in groups for held in group.members.values()):
+            link = _link(own, port.nic) if port.is_used_by(member.info.host, member.rank) else None
+            if link is not None:
+                users.setdefault(member.index, (member, link))
+        because += [port] if users else []
+        for _, (member, link) in sorted(users.items()):
             suspect = observed(job, member, (), (), Cause.PORT, f"{port.nic.label} {port.state}", link=link)
-            communicator = (first.communicator if first else None) or suspect.place.communicator
-            place = replace(suspect.place, communicator=communicator, operation=first.operation if first else None)
+            communicator = (first.place.communicator if first else None) or suspect.place.communicator
+            place = replace(suspect.place, communicator=communicator, operation=first.place.operation if first else None)
             suspects.append(replace(suspect, place=place))
-    return suspects, {index for group in groups for index in group.ranks}, tuple(port for port, _ in found)
+    return suspects, {index for group in groups for index in group.ranks}, tuple(because)
 
 
 def ports_in_use(case: Case) -> list[PortDown]:
@@ -126,46 +160,11 @@ def ports_in_use(case: Case) -> list[PortDown]:
     return [port for port in case.facts.of(FactKind.PORT_DOWN, PortDown) if port.nic.used_by]
 
 
-def explains(port: PortDown, began: float) -> bool:
-    """Whether a standstill that began then may be a port's doing, also once it is up again: what was lost comes later."""
-    if port.until is not None and port.until < began - UNORDERED_S:
-        return False
-    return port.since is None or -BEFORE_S <= port.since - began <= UNORDERED_S
-
-
 def _ports_down(case: Case) -> list[PortDown]:
-    return [port for port in ports_in_use(case) if explains(port, case.time - case.still)]
-
-
-def _is_open_to_doubt(standing: Hypothesis, ports: Sequence[PortDown]) -> bool:
-    if standing.open_to_doubt:
-        return True
-    if standing.verdict_class is not VerdictClass.HARDWARE or _has_link(standing):
-        return False
-    # A GPU or proxy that "does not go on" may wait, unseen, for the port; of a rank that uses the port, that is told already.
-    return not any(port.is_used_by(place.host, place.rank) for place in _places(standing) for port in ports)
-
-
-def _groups_that_stand(case: Case, standing: Hypothesis) -> set[int]:
-    """Communicators in which something stands still."""
-    job, waits = case.job, case.waits
-    found = {number for number in waits.collectives() if number in job.groups}
-    first = next((suspect for suspect in standing.suspects if suspect.place.operation), next(iter(standing.suspects), None))
-    if first is not None and first.group in job.groups:
-        found.add(first.group)
-    return found or {wait.key.group for wait in waits.first(64) if wait.key.group in job.groups}
-
-
-def _users(port: PortDown, standing: Sequence[Group]) -> list[tuple[Member, LinkRef | None]]:
-    """Ranks that use a NIC and have a connection over the network in a communicator that stands still, with one such link."""
-    found: dict[int, tuple[Member, LinkRef | None]] = {}
-    for group in standing:
-        for member, own in group.members.values():
-            if member.index not in found and port.is_used_by(member.info.host, member.rank):
-                link = _link(own, port.nic)
-                if link is not None:
-                    found[member.index] = (member, link)
-    return [found[index] for index in sorted(found)]
+    """Those that may be why the job came to stand, also once they are up again: what was lost comes later."""
+    began = case.time - case.still
+    ended = [port for port in ports_in_use(case) if port.until is None or port.until >= began - UNORDERED_S]
+    return [port for port in ended if port.since is None or -BEFORE_S <= port.since - began <= UNORDERED_S]
 
 
 def _link(own: Communicator, nic: NicRecord) -> LinkRef | None:
@@ -178,13 +177,14 @@ def _link(own: Communicator, nic: NicRecord) -> LinkRef | None:
     return LinkRef(source, destination, "net", channels, nic.name)
 
 
-def _other_end(job: Job, suspect: Suspect) -> Member | None:
-    """The observed process at the other end of a suspect's link."""
+def _other_end(job: Job, suspect: Suspect) -> int | None:
+    """The observed process at the other end of a suspect's link; -1 where there is none."""
     place, group = suspect.place, job.groups.get(suspect.group)
     link = place.link
     if link is None or group is None or place.comm_rank not in (link.source, link.destination):
-        return None
-    return group.holder(link.destination if place.comm_rank == link.source else link.source)
+        return -1
+    other = group.holder(link.destination if place.comm_rank == link.source else link.source)
+    return other.index if other is not None else -1
 
 
 # --- paths -------------------------------------------------------------------------------------------------------------
@@ -192,39 +192,20 @@ def _other_end(job: Job, suspect: Suspect) -> Member | None:
 
 @dataclass(frozen=True, slots=True)
 class _Path:
+    """A dead path in a communicator of the job; ``ends``: address → who has it, as far as it was observed."""
+
     fact: DeadPath
     group: Group
-    ends: dict[str, int]
-    """Address → rank in the communicator."""
+    ends: dict[str, Member | None]
 
 
 def _of_paths(case: Case, standing: Hypothesis) -> _Found:
     """The ends of paths over which nothing is acknowledged: of several the address they share, of a single one both ends.
 
+    Greedily the address that most of the remaining paths share; where none is shared, both ends, if both were observed.
     O(paths x communicators of a hash).
     """
     paths = _paths(case)
-    ranks = {index for path in paths for index in path.group.ranks} | standing.victims
-    return _path_suspects(case.job, paths), ranks, tuple(path.fact for path in paths)
-
-
-def _paths(case: Case) -> list[_Path]:
-    """Dead paths between ranks of the job."""
-    facts = sorted(case.facts.of(FactKind.PATH_DEAD, DeadPath), key=lambda fact: fact.way)
-    return [path for fact in facts if (path := _path_of(case.job, fact)) is not None]
-
-
-def _path_of(job: Job, fact: DeadPath) -> _Path | None:
-    way = fact.way
-    for group in job.groups.values() if fact.local != fact.remote else ():
-        sender = group.holder(way.rank) if group.hash == way.comm_hash and way.peer < group.nranks else None
-        if sender is not None and fact.global_rank in (None, sender.rank):
-            return _Path(fact, group, {fact.local: way.rank, fact.remote: way.peer})
-    return None
-
-
-def _path_suspects(job: Job, paths: Sequence[_Path]) -> list[Suspect]:
-    """Greedily the address that most of the remaining paths share; where none is shared, both ends, if both were observed."""
     left, named = list(paths), dict[int, Suspect]()
     while left:
         common = Counter(address for path in left for address in path.ends).most_common(2)
@@ -232,53 +213,35 @@ def _path_suspects(job: Job, paths: Sequence[_Path]) -> list[Suspect]:
         addresses = (common[0][0],) if alone else tuple(left[0].ends)
         for path in [path for path in left if set(addresses) <= path.ends.keys()]:
             left.remove(path)
-            members = [held for address in addresses if (held := path.group.holder(path.ends[address])) is not None]
+            members = [member for address in addresses if (member := path.ends[address]) is not None]
             for member in members if len(members) == len(addresses) else ():
-                named.setdefault(member.index, _path_suspect(job, member, path, alone=alone))
-    return list(named.values())
+                link = None if alone else LinkRef(path.fact.way.rank, path.fact.way.peer, "net")
+                suspect = observed(case.job, member, (), (), Cause.PATH if alone else Cause.PATH_END, link=link)
+                place = replace(suspect.place, communicator=path.group.reference(), comm_rank=path.group.rank_of(member))
+                named.setdefault(member.index, replace(suspect, place=place, group=path.group.id))
+    ranks = {index for path in paths for index in path.group.ranks} | standing.victims
+    return list(named.values()), ranks, tuple(path.fact for path in paths)
 
 
-def _path_suspect(job: Job, member: Member, path: _Path, *, alone: bool) -> Suspect:
-    link = None if alone else LinkRef(path.fact.way.rank, path.fact.way.peer, "net")
-    suspect = observed(job, member, (), (), Cause.PATH if alone else Cause.PATH_END, link=link)
-    place = replace(suspect.place, communicator=path.group.reference(), comm_rank=path.group.rank_of(member))
-    return replace(suspect, place=place, group=path.group.id)
+def _paths(case: Case) -> list[_Path]:
+    """Dead paths between ranks of the job."""
+    found = []
+    for fact in sorted(case.facts.of(FactKind.PATH_DEAD, DeadPath), key=lambda fact: fact.way):
+        way, groups = fact.way, case.job.groups.values() if fact.local != fact.remote else ()
+        for group in (group for group in groups if group.hash == way.comm_hash and way.peer < group.nranks):
+            sender = group.holder(way.rank)
+            if sender is not None and fact.global_rank in (None, sender.rank):
+                found.append(_Path(fact, group, {fact.local: sender, fact.remote: group.holder(way.peer)}))
+                break
+    return found
 
 
-# --- work requests -----------------------------------------------------------------------------------------------------
+# --- too early to say --------------------------------------------------------------------------------------------------
 
-
-def completions(case: Case) -> Iterator[Hypothesis]:
-    """Proxy or network, of links that carry no data: an end that asks for no completions is why, where the other end does not
-    wait for any in vain; of a rank that data neither reaches nor leaves and that asks in vain, the network is.
-    """
-    standing = case.standing
-    cut_off = standing is not None and any(suspect.cause is Cause.CUT_OFF for suspect in standing.suspects)
-    if standing is None or not (cut_off or _has_link(standing)):
-        return
-    facts = [fact for fact in case.facts.of(FactKind.WORK, WorkFact) if fact.owner in standing.named]
-    of_proxy = {fact.owner: fact for fact in facts if fact.shows.by_proxy}
-    of_network = {fact.owner: fact for fact in facts if fact.shows is Shows.NOT_COMPLETED}
-    planes = (*standing.planes, "wire")
-    if of_proxy and not of_network:
-        suspects = tuple(
-            replace(suspect, cause=Cause.PROXY_STALLED, place=replace(suspect.place, link=None))
-            for suspect in standing.suspects
-            if suspect.index in of_proxy
-        )
-        freed = standing.named - of_proxy.keys()
-        yield standing.amended(
-            "completions", cause=Cause.PROXY_STALLED, suspects=suspects, victims=standing.victims | freed,
-            because=tuple(of_proxy.values()), planes=planes,
-        )  # fmt: skip
-    elif cut_off and standing.named <= of_network.keys():
-        suspects = tuple(replace(suspect, cause=Cause.PATH) for suspect in standing.suspects)
-        yield standing.amended(
-            "completions", cause=Cause.PATH, suspects=suspects, because=tuple(of_network.values()), planes=planes
-        )
-
-
-# --- TCP still tries ---------------------------------------------------------------------------------------------------
+CRAWL_TIMES = 6.0
+"""Unit: times the patience with others; whoever is held back may stand still for so long. From: chosen. A process with a fiftieth
+of a CPU was seen to get none for seven seconds (Linux 6.18), and one step of a transfer takes several such turns.
+"""
 
 
 def tcp_slow(case: Case) -> Iterator[Hypothesis]:
@@ -286,20 +249,35 @@ def tcp_slow(case: Case) -> Iterator[Hypothesis]:
     standing = case.standing
     if standing is None or case.still >= case.retries_s or standing.verdict_class is not VerdictClass.HARDWARE:
         return
-    if all(suspect.place.link or suspect.cause is Cause.CUT_OFF for suspect in standing.suspects):
-        suspects = tuple(
-            replace(suspect, cause=Cause.PORT_RETRIES) if suspect.cause is Cause.CUT_OFF else suspect
-            for suspect in standing.suspects
-        )
+    if all(one.place.link or one.cause is Cause.CUT_OFF for one in standing.suspects):
+        suspects = [replace(one, cause=Cause.PORT_RETRIES) if one.cause is Cause.CUT_OFF else one for one in standing.suspects]
         yield standing.amended(
-            "tcp-slow", verdict_class=VerdictClass.SLOW_COMMUNICATION, cause=suspects[0].cause, suspects=suspects,
-            seconds=case.still, because=case.facts.of(FactKind.RETRYING),
+            verdict_class=VerdictClass.SLOW_COMMUNICATION, cause=suspects[0].cause, suspects=tuple(suspects), seconds=case.still,
+            because=case.facts.of(FactKind.RETRYING),
         )  # fmt: skip
+
+
+def crawls(case: Case) -> Iterator[Hypothesis]:
+    """A standstill that names nobody but ranks that a CPU limit holds back, most others not, or links with such a rank at an end:
+    that is too early to say anything.
+    """
+    standing, longer = case.standing, min(CRAWL_TIMES * case.patience_s, LONGEST_PATIENCE_S)
+    if standing is None or case.still >= longer:
+        return
+    if standing.verdict_class not in (VerdictClass.NOT_ENTERED, VerdictClass.HARDWARE):
+        return
+    shares: dict[int | None, float] = dict.fromkeys((member.index for member in case.job.members), 0.0)
+    throttled = [(fact.subject.index, fact) for fact in case.facts.of(FactKind.THROTTLED) if isinstance(fact.subject, RankNode)]
+    for index, fact in throttled:
+        shares[index] = max(shares[index], fact.value or 0.0)
+    least = max(HELD_BACK, HELD_TIMES * median_low(shares.values()))
+    ends = [(suspect.index, _other_end(case.job, suspect)) for suspect in standing.suspects]
+    held = [{index for index in pair if shares.get(index, 0.0) >= least} for pair in ends]
+    if all(held):
+        because = [fact for index, fact in throttled if index in set.union(*held) and fact.value == shares[index]]
+        follows = (*standing.follows, standing.rule)
+        yield nobody(Cause.PAUSE, first_waits(case), seconds=longer, because=tuple(because), follows=follows)
 
 
 def _places(standing: Hypothesis) -> list[Culprit]:
     return [suspect.place for suspect in one_of_each(standing.suspects)]
-
-
-def _has_link(standing: Hypothesis) -> bool:
-    return any(suspect.place.link for suspect in standing.suspects)

@@ -6,18 +6,19 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ncclwatch.engine.call_patterns import deviation_fact, find_deviations
-from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect
+from ncclwatch.engine.call_patterns import Deviation, deviation_fact, find_deviations
+from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody
 from ncclwatch.engine.connections import unseen_peers
 from ncclwatch.engine.edges import PROXY_STALLS, Stall, Wait, Why, told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind
 from ncclwatch.engine.evidence.device import gpu_state
 from ncclwatch.engine.evidence.disagreements import Counts, Lack, lacks
 from ncclwatch.engine.graph import Sink, victims_of
-from ncclwatch.engine.job import Job, Member
+from ncclwatch.engine.job import Job, Member, launched
 from ncclwatch.engine.nodes import AbsentNode, HiddenNode, LinkNode, Node, RankNode
 from ncclwatch.engine.patience import HANG_FLOOR_S
 from ncclwatch.engine.retract import has_sent, is_begun
+from ncclwatch.engine.rings import CHUNK_STEPS, ring_written
 from ncclwatch.engine.suspects import observed, peers
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.verdict import LinkRef, VerdictClass
@@ -45,7 +46,7 @@ def ends_of(case: Case) -> Ends:
 
 def _sort(case: Case) -> Ends:
     ends = Ends()
-    retracted = {fact.object for fact in (retraction.fact for retraction in case.trail.retracted)}
+    retracted = {fact.object for _, fact in case.trail.retracted}
     for sink in case.sinks:
         node = sink.nodes[0]
         if sink.is_cycle:
@@ -71,30 +72,18 @@ def sureness(case: Case) -> float:
 
 
 def unseen(case: Case) -> Iterator[Hypothesis]:
-    """Every chain of waits ends where nothing was observed."""
+    """Every chain of waits ends where nothing was observed, or at a rank with nothing open beside one that was not observed."""
     ends = ends_of(case)
-    found = [*ends.unseen, *ends.cycles]
-    elsewhere = ends.ranks or ends.links or ends.beside_absent
-    if not case.waits.open or (elsewhere and not found):
+    found = ends.beside_absent or [*ends.unseen, *ends.cycles]
+    if not case.waits.open or ((ends.ranks or ends.links) and not found):
         return
     waits = [wait for sink in found for wait in sink.waits] or case.waits.first(12)
-    nodes = tuple(sink.nodes[0] for sink in found)
+    nodes: list[Node] = [sink.nodes[0] for sink in found]
     cause = Cause.UNSEEN if any(isinstance(node, AbsentNode) for node in nodes) else Cause.HIDDEN
-    yield Hypothesis("unseen", VerdictClass.UNKNOWN, cause, supports=tuple(wait_facts(waits)), ends=nodes)
-
-
-def beside_absent(case: Case) -> Iterator[Hypothesis]:
-    """The waits end at a rank with nothing open, whose neighbour was not observed: either may be the cause."""
-    sinks = ends_of(case).beside_absent
-    if not sinks:
-        return
-    waits = [wait for sink in sinks for wait in sink.waits]
-    groups = {wait.key.group: case.job.groups[wait.key.group] for wait in waits}
-    missing: list[Node] = [AbsentNode(group.id, rank) for group in groups.values() for rank in group.missing[:NAMED_ABSENT]]
-    nodes = (*(sink.nodes[0] for sink in sinks), *missing)
-    yield Hypothesis(
-        "beside-absent", VerdictClass.UNKNOWN, Cause.BESIDE_ABSENT, supports=tuple(wait_facts(waits)), ends=nodes
-    )  # fmt: skip
+    if ends.beside_absent:
+        cause, groups = Cause.BESIDE_ABSENT, [case.job.groups[number] for number in {wait.key.group: None for wait in waits}]
+        nodes += [AbsentNode(group.id, rank) for group in groups for rank in group.missing[:NAMED_ABSENT]]
+    yield nobody(cause, wait_facts(waits), ends=tuple(nodes))
 
 
 def _may_wait_for_absent(job: Job, sink: Sink) -> bool:
@@ -129,30 +118,37 @@ def beside_unobserved(job: Job, member: Member) -> bool:
 def link(case: Case) -> Iterator[Hypothesis]:
     """Data does not arrive over links: both ends of each are named, or the one process that is an end of all of several.
 
-    Several links do not die at once: what they have in common is the cause.
+    Several links do not die at once: what they have in common is the cause. Where a rank with nothing open may wait for one that
+    was not observed, that one may be why.
     """
     job, ends = case.job, ends_of(case)
-    shared = _common_end(job, ends.links)
+    if not ends.links or ends.beside_absent:
+        return
     suspects: dict[int, Suspect] = {}
-    if shared is not None:
+    both = [(sink, sink.nodes[0], _observed_ends(job, sink)) for sink in ends.links]
+    shared = set.intersection(*({member.index for member in members} for _, _, members in both))
+    if len(both) > 1 and len(shared) == 1:
         waits = [wait for sink in ends.links for wait in sink.waits]
-        suspects[shared.index] = observed(job, shared, waits, (), Cause.CUT_OFF)
-    for sink in ends.links if shared is None else ():
-        node = sink.nodes[0]
-        if not isinstance(node, LinkNode):
-            continue
-        for end in (node.source, node.destination):
-            member = job.groups[node.group_id].holder(end)
-            if member is not None and member.index not in suspects:
-                suspects[member.index] = observed(job, member, sink.waits, (), Cause.LINK, link=_reference(node, sink.waits))
+        suspects = {index: observed(job, job.member(index), waits, (), Cause.CUT_OFF) for index in shared}
+    for sink, node, members in both if not suspects else ():
+        for member in members:
+            if member.index not in suspects and isinstance(node, LinkNode):
+                reference = _reference(node, sink.waits)
+                suspects[member.index] = observed(job, member, sink.waits, (), Cause.LINK, link=reference)
     if suspects:
-        named = tuple(suspects.values())
-        supports = tuple(fact for sink in ends.links for fact in wait_facts(sink.waits))
-        victims = victims_of(ends.links) - suspects.keys()
-        yield Hypothesis(
-            "link", VerdictClass.HARDWARE, named[0].cause, named, frozenset(victims), min(sureness(case), 0.7), supports,
-            missing=_notes([*ends.unseen, *ends.cycles]),
-        )  # fmt: skip
+        supports = [fact for sink in ends.links for fact in wait_facts(sink.waits)]
+        missing = _notes([*ends.unseen, *ends.cycles])
+        confidence = min(sureness(case), 0.7)
+        yield naming(VerdictClass.HARDWARE, suspects.values(), victims_of(ends.links), confidence, supports, missing=missing)
+
+
+def _observed_ends(job: Job, sink: Sink) -> list[Member]:
+    """The observed processes at the ends of a link."""
+    node = sink.nodes[0]
+    if not isinstance(node, LinkNode):
+        return []
+    holder = job.groups[node.group_id].holder
+    return [member for end in (node.source, node.destination) if (member := holder(end)) is not None]
 
 
 def _reference(node: LinkNode, waits: Sequence[Wait]) -> LinkRef:
@@ -162,51 +158,32 @@ def _reference(node: LinkNode, waits: Sequence[Wait]) -> LinkRef:
     return LinkRef(node.source, node.destination, "net", channels, device)
 
 
-def _common_end(job: Job, sinks: Sequence[Sink]) -> Member | None:
-    """The one process that is an end of every broken link, where there are several."""
-    shared: set[int] | None = None
-    for sink in sinks:
-        node = sink.nodes[0]
-        if not isinstance(node, LinkNode):
-            return None
-        members = job.groups[node.group_id].members
-        found = {members[rank][0].index for rank in (node.source, node.destination) if rank in members}
-        shared = found if shared is None else shared & found
-    if len(sinks) < 2 or shared is None or len(shared) != 1:
-        return None
-    return job.member(shared.pop())
-
-
 # --- ranks -------------------------------------------------------------------------------------------------------------
+
+NOT_STARTED = frozenset({Cause.GPU_NOT_BEGUN, Cause.NOT_TAKING_PART, Cause.NOT_ENTERED})
+"""The host has not called the operation the others wait in, or its GPU has not started it. All else is in it."""
 
 
 def rank_behind(case: Case) -> Iterator[Hypothesis]:
     """Ranks at which the waits end: they have not started the operation the others wait in (host or GPU), or are in it and do not
     go on though nothing they need is missing.
     """
-    job, ends = case.job, ends_of(case)
-    named = [(sink, member) for sink in ends.ranks if (member := sink.member(job)) is not None]
-    if not named:
-        return
-    causes = [_cause(case, member, sink) for sink, member in named]
-    verdict_class = VerdictClass.NOT_ENTERED if any(cause in NOT_STARTED for cause in causes) else VerdictClass.HARDWARE
-    counts = Counts(job)
+    job, ends, counts = case.job, ends_of(case), Counts(case.job)
     suspects: list[Suspect] = []
     supports: list[Fact] = []
-    for (sink, member), cause in zip(named, causes, strict=True):
-        suspects.append(observed(job, member, sink.waits, sink.stalls, cause))
-        supports += [*wait_facts(sink.waits), *sink.stalls]
-        supports += [told(line, RankNode(member.index), FactKind.CALLED_LESS) for line in counts.lines(member)]
-    victims = victims_of(ends.ranks) | peers(job, suspects)
-    victims -= {member.index for _, member in named}
-    yield Hypothesis(
-        "rank-behind", verdict_class, causes[0], tuple(suspects), frozenset(victims), sureness(case), tuple(supports),
-        missing=_notes([*ends.unseen, *ends.cycles, *ends.beside_absent]),
-    )  # fmt: skip
-
-
-NOT_STARTED = frozenset({Cause.GPU_NOT_BEGUN, Cause.NOT_TAKING_PART, Cause.NOT_ENTERED})
-"""The host has not called the operation the others wait in, or its GPU has not started it. All else is in it."""
+    for sink in ends.ranks:
+        member = sink.member(job)
+        if member is not None:
+            suspects.append(observed(job, member, sink.waits, sink.stalls, _cause(case, member, sink)))
+            supports += [*wait_facts(sink.waits), *sink.stalls]
+            supports += [told(line, RankNode(member.index), FactKind.CALLED_LESS) for line in counts.lines(member)]
+    if suspects:
+        not_started = any(suspect.cause in NOT_STARTED for suspect in suspects)
+        yield naming(
+            VerdictClass.NOT_ENTERED if not_started else VerdictClass.HARDWARE, suspects,
+            victims_of(ends.ranks) | peers(job, suspects), sureness(case), supports,
+            missing=_notes([*ends.unseen, *ends.cycles, *ends.beside_absent]),
+        )  # fmt: skip
 
 
 def _cause(case: Case, member: Member, sink: Sink) -> Cause:
@@ -237,74 +214,66 @@ def _notes(sinks: Iterable[Sink]) -> tuple[Fact, ...]:
 # --- cycles ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Cycle:
-    """Cycles that decide: through several communicators, or beside no rank that has nothing open."""
+@dataclass(frozen=True, slots=True)
+class _Cycle:
+    """Cycles through several communicators, their ranks, and those of them that broke their own pattern of calls."""
 
     sinks: list[Sink]
     inside: list[Wait]
     members: set[int]
-    of_orders: bool
-    """Whether ranks wait in more than one thing, and some of it is begun: inside one operation there is no order."""
+    deviations: dict[int, Deviation]
 
     @property
-    def of_messages(self) -> bool:
-        """Whether some wait only by calls: for the other half of a Send or Recv."""
-        return any(wait.why is Why.NO_MESSAGE for wait in self.inside)
-
-
-def _cycle(case: Case) -> Cycle | None:
-    ends = ends_of(case)
-    ordered = [sink for sink in ends.cycles if _is_of_orders(case.job, sink)]
-    # Beside a rank that has nothing open, a cycle inside one operation is where those wait of whom nothing is seen.
-    behind = [*ends.ranks, *ends.beside_absent]
-    if not ordered and not (ends.cycles and all(sink.stalls for sink in behind)):
-        return None
-    sinks = ordered or ends.cycles
-    inside = [wait for sink in sinks for wait in sink.inside]
-    members = {node.index for sink in sinks for node in sink.nodes if isinstance(node, RankNode)}
-    return Cycle(sinks, inside, members, bool(ordered))
+    def victims(self) -> set[int]:
+        """Who waits in them or for them."""
+        return victims_of(self.sinks) | self.members
 
 
 def cycle(case: Case) -> Iterator[Hypothesis]:
-    """Ranks wait for each other inside one operation, or through messages that were called: which by itself names nobody.
+    """Ranks wait for each other: those that called operations of several communicators in different orders, or the one that has
+    not called what it is waited for in; nobody inside one operation, or by calls alone.
 
     Host call time is not GPU time: a host may have called a Send that its GPU does not wait for yet.
     """
-    found = _cycle(case)
-    if found is None:
+    ends = ends_of(case)
+    # Inside one operation there is no order.
+    sinks = [sink for sink in ends.cycles if _is_of_orders(case.job, sink)]
+    inside = [wait for sink in sinks or ends.cycles for wait in sink.inside]
+    if not sinks:
+        # Beside a rank that has nothing open, a cycle inside one operation is where those wait of whom nothing is seen.
+        if ends.cycles and all(sink.stalls for sink in (*ends.ranks, *ends.beside_absent)):
+            yield nobody(Cause.CYCLE_IN_OPERATION, wait_facts(inside))
         return
-    cause = Cause.CYCLE_OF_CALLS if found.of_orders else Cause.CYCLE_IN_OPERATION
-    if not found.of_orders or (found.of_messages and not find_deviations(case.job, found.members, case.known.orders)):
-        yield Hypothesis("cycle", VerdictClass.UNKNOWN, cause, supports=tuple(wait_facts(found.inside)))
+    members = {node.index for sink in sinks for node in sink.nodes if isinstance(node, RankNode)}
+    found = _Cycle(sinks, inside, members, find_deviations(case.job, members, case.known.orders))
+    by_calls = any(wait.why is Why.NO_MESSAGE for wait in inside)
+    if found.deviations or not by_calls:
+        told = None if found.deviations else _lacks_call(case.job, found) or _wrote_more(case.job, found)
+        yield told or _order(case, found)
+    else:
+        yield nobody(Cause.CYCLE_OF_CALLS, wait_facts(inside))
 
 
-def lacks_call(case: Case) -> Iterator[Hypothesis]:
+def _lacks_call(job: Job, found: _Cycle) -> Hypothesis | None:
     """The one rank of a cycle that has called less than the others, or as much but not what they wait in; or who is alone in it.
 
     Hosts that run ahead of their GPUs have called everything although their GPUs wait in a cycle; hosts that do not have each
     left a call to make. Where only one has, it is the one that the others are ahead of.
     """
-    job, found = case.job, _cycle(case)
-    if found is None or not found.of_orders or found.of_messages:
-        return
     asked = [(wait, lacks(job, wait)) for wait in found.inside if wait.why in (Why.NO_OPERATION, Why.EMPTY)]
     lacking = [(wait, why) for wait, why in asked if why is not None or wait.why is Why.NO_OPERATION]
     waits, missing = [wait for wait, _ in lacking], {wait.target for wait, _ in lacking}
     only = missing.pop() if len(missing) == 1 else None
     if not isinstance(only, RankNode) or any(why is None for _, why in lacking):
-        return
-    if find_deviations(job, found.members, case.known.orders):
-        return
+        return None
     less = any(why is Lack.LESS for _, why in lacking)
     alone = [] if less else _alone_in_it(job, waits[0])
     cause = Cause.LACKS_CALL if less else Cause.ALONE_IN_CALL if alone else Cause.LACKS_OTHER_CALL
-    named = alone or [job.member(only.index)]
-    suspects = [observed(job, member, waits, (), cause) for member in named]
+    suspects = [observed(job, member, waits, (), cause) for member in alone or [job.member(only.index)]]
     supports = wait_facts([*waits, *(wait for wait in found.inside if wait not in waits)])
-    victims = (victims_of(found.sinks) | found.members) - {member.index for member in named}
-    verdict_class = VerdictClass.NOT_ENTERED if less else VerdictClass.INCONSISTENT
-    yield Hypothesis("lacks-call", verdict_class, cause, tuple(suspects), frozenset(victims), 0.7, tuple(supports))
+    return naming(
+        VerdictClass.NOT_ENTERED if less else VerdictClass.INCONSISTENT, suspects, found.victims, 0.7, supports
+    )  # fmt: skip
 
 
 def _alone_in_it(job: Job, wait: Wait) -> list[Member]:
@@ -323,29 +292,47 @@ def _alone_in_it(job: Job, wait: Wait) -> list[Member]:
     return inside if 2 * len(inside) < len(group.members) else []
 
 
-def order(case: Case) -> Iterator[Hypothesis]:
+def _wrote_more(job: Job, found: _Cycle) -> Hypothesis | None:
+    """Who waits in a ring of shared memory for ranks that have called as often, and have written what so many calls alike amount
+    to, each the same: they have ended all theirs, and whoever has written more called something else.
+
+    Whose last call has not begun has written one call less. That is as much for each call only by chance: of k steps a call it
+    takes k to be a multiple of the number of calls.
+    """
+    for number in dict.fromkeys(wait.key.group for wait in found.inside if wait.why is Why.EMPTY):
+        group = job.groups[number]
+        calls = {launched(member, own) for member, own in group.members.values()}
+        count, odd = (calls.pop() if len(calls) == 1 else None) or 0, set[int]()
+        rings = ring_written(group).values()
+        for written in rings:
+            least, most = min(written.values()), max(written.values())
+            # Without those that have ended it goes on no further than the ring lets it: what is more is several calls.
+            alike = 0 < least < count * (count - 1) and not least % count and most - least <= CHUNK_STEPS * (group.nranks - 1)
+            odd |= {rank for rank, steps in written.items() if steps > least} if alike else group.members.keys()
+        whole = all(len(written) == group.nranks for written in rings)
+        if whole and 0 < 2 * len(odd) <= group.nranks:
+            waits = [wait for wait in found.inside if wait.key.group == number]
+            suspects = [observed(job, group.members[rank][0], waits, (), Cause.WROTE_MORE) for rank in sorted(odd)]
+            supports = wait_facts([*waits, *(wait for wait in found.inside if wait not in waits)])
+            return naming(VerdictClass.INCONSISTENT, suspects, found.victims, 0.7, supports)
+    return None
+
+
+def _order(case: Case, found: _Cycle) -> Hypothesis:
     """Ranks called operations of several communicators in different orders, or one left an operation out.
 
     What stands in memory is the same for both, and for either side of the cycle. The calls tell more: a training job calls the
     same things in the same order again and again, and the rank that broke its own pattern is at fault.
     """
-    job, found = case.job, _cycle(case)
-    if found is None or not found.of_orders:
-        return
+    job, deviations = case.job, found.deviations
     entered = _entered_first(found.inside)
     supports = _order_facts(job, entered)
-    deviations = find_deviations(job, found.members, case.known.orders)
     supports += [deviation_fact(job, job.member(index), deviation) for index, deviation in deviations.items()]
     left_out = bool(deviations) and all(deviation.left_out for deviation in deviations.values())
-    confidence, odd, tie = sureness(case), set(deviations), False
-    if not deviations:
-        biggest = max(entered.values(), key=len)
-        # One rank against many others: its order is the odd one. Otherwise nobody's order is more right than another's.
-        odd = found.members - biggest if len(biggest) > len(found.members) - len(biggest) else found.members
-        odd = odd or found.members
-        tie = odd == found.members
-        # All that is proven is the cycle: whoever broke the order, or left a call out, is one of them.
-        confidence = min(confidence, 0.6) if tie else confidence
+    biggest = max(entered.values(), key=len, default=set())
+    # One rank against many others: its order is the odd one. Otherwise nobody's order is more right than another's.
+    odd = set(deviations) or (found.members - biggest if 2 * len(biggest) > len(found.members) else set()) or found.members
+    tie = not deviations and odd == found.members
     cause = Cause.LEFT_OUT if left_out else Cause.ORDER
     # Whom the others wait for (it has left out theirs), or what it waits in itself (its order is the odd one).
     suspects = [
@@ -355,11 +342,10 @@ def order(case: Case) -> Iterator[Hypothesis]:
         for member in job.members
         if member.index in odd
     ]
-    victims = (victims_of(found.sinks) | found.members) - odd
-    yield Hypothesis(
-        "order", VerdictClass.NOT_ENTERED if left_out else VerdictClass.DEADLOCK, cause, tuple(suspects), frozenset(victims),
-        confidence, (*supports, *wait_facts(found.inside)), tie=tie,
-    )  # fmt: skip
+    # All that is proven of a tie is the cycle: whoever broke the order, or left a call out, is one of them.
+    confidence = min(sureness(case), 0.6) if tie else sureness(case)
+    verdict_class = VerdictClass.NOT_ENTERED if left_out else VerdictClass.DEADLOCK
+    return naming(verdict_class, suspects, found.victims, confidence, [*supports, *wait_facts(found.inside)], tie=tie)
 
 
 def _is_of_orders(job: Job, sink: Sink) -> bool:

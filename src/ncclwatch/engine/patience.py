@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from ncclwatch.engine.edges import StallMark, Wait
 from ncclwatch.engine.evidence.base import Subject
 from ncclwatch.engine.evidence.calls import CallsFinding
 from ncclwatch.engine.graph import Sink
@@ -24,15 +25,13 @@ HANG_FLOOR_S = 5.0
 From: chosen: five samples at the usual interval.
 """
 EXPECTATION_FACTOR = 2.0
-"""Unit: times the longest standstill that an operation was lately seen to end by itself. From: chosen: it may have gone on just
-after the last look, and what is written grows.
+"""Unit: times the longest standstill that an operation was lately seen to end by itself, or the floor for what has no usual
+duration: the first operations of a communicator, a barrier; never immunity. From: chosen: it may have gone on just after the last
+look, and what is written grows; three are too many: who comes to a job that hangs already sees first operations often, and waited
+15 s (drawn 1301-138).
 """
 LONGEST_PATIENCE_S = 600.0
 """Bound: seconds that any operation is given; twice the five minutes of CCL-D."""
-CAREFUL_FACTOR = 2.0
-"""Unit: floors that is given what has no usual duration: the first operations of a communicator, a barrier; never immunity. From:
-chosen; three are too many: who comes to a job that hangs already sees first operations often, and waited 15 s (drawn 1301-138).
-"""
 UNTOUCHED_FACTOR = 3.0
 """Unit: floors that is given to the creation of a communicator, and where nothing has ever come through. From: chosen: ranks
 still make their connections, which takes as long as making communicators.
@@ -68,12 +67,7 @@ class Patience:
     _seen: set[WaitKind] = field(default_factory=set)
 
     def needed(
-        self,
-        job: Job,
-        sinks: Sequence[Sink],
-        findings: Mapping[int, CallsFinding],
-        still: float,
-        ledger: Ledger | None = None,
+        self, job: Job, sinks: Sequence[Sink], findings: Mapping[int, CallsFinding], still: float, ledger: Ledger | None
     ) -> float:
         """Seconds a standstill must last whose waits lead to ``sinks``; it has lasted ``still``, which is remembered.
 
@@ -85,14 +79,13 @@ class Patience:
         for kind in kinds:
             self._pending[kind] = max(self._pending.get(kind, 0.0), still)
         self._seen |= kinds
-        groups = {kind.group for kind in kinds if kind.group in job.groups}
+        groups = [job.groups[number] for number in {kind.group for kind in kinds if kind.group in job.groups}]
         # A barrier beside an ordinary operation (the norm of the gradients) is no reason to wait longer for that.
-        known = [job.groups[number] for number in groups]
-        careful = bool(known) and all(_young(group) or _barrier(group, ledger) for group in known)
-        expected = max((max(self._learned[kind]) for kind in kinds if kind in self._learned), default=0.0)
-        untouched = bool(known) and all(map(_untouched, known))
-        factor = UNTOUCHED_FACTOR if untouched else CAREFUL_FACTOR if careful else 1.0
-        return max(factor * self.floor_s, min(LONGEST_PATIENCE_S, EXPECTATION_FACTOR * expected))
+        careful = bool(groups) and all(_young(group) or _barrier(group, ledger) for group in groups)
+        usual = [self.floor_s] if careful else []
+        expected = max((*usual, *(max(self._learned[kind]) for kind in kinds if kind in self._learned)), default=0.0)
+        floor = self.floor_s * (UNTOUCHED_FACTOR if groups and all(map(_untouched, groups)) else 1.0)
+        return max(floor, min(LONGEST_PATIENCE_S, EXPECTATION_FACTOR * expected))
 
     def halted(self, job: Job) -> None:
         """A stopped or ended process holds the job up: this standstill teaches nothing."""
@@ -127,15 +120,11 @@ def wait_kinds(sinks: Iterable[Sink]) -> set[WaitKind]:
     """The kinds of operation in which the sinks are waited for, or stand still themselves."""
     kinds: set[WaitKind] = set()
     for sink in sinks:
-        for wait in (*sink.waits, *sink.inside):
-            if wait.end is not None:
-                kinds.add(WaitKind(wait.key.group, wait.end.operation.collective, wait.end.sub.nsteps))
-            else:
-                kinds.add(WaitKind(wait.key.group, wait.operation.name if wait.operation else "", 0))
-        for mark in sink.stalls:
-            steps = mark.end.sub.nsteps if mark.end is not None else 0
-            name = mark.end.operation.collective if mark.end is not None else ""
-            kinds.add(WaitKind(mark.key.group, name, steps))
+        marks: list[Wait | StallMark] = [*sink.waits, *sink.inside, *sink.stalls]
+        for one in marks:
+            name = one.operation.name if one.operation else ""
+            of_end = (one.end.operation.collective, one.end.sub.nsteps) if one.end is not None else (name, 0)
+            kinds.add(WaitKind(one.key.group, *of_end))
     return kinds
 
 
@@ -152,14 +141,10 @@ def _young(group: Group) -> bool:
 
 def _untouched(group: Group) -> bool:
     """Whether nothing was ever received on any of its connections that can be seen, however much was launched."""
-    seen = False
+    counts = [conn.head for _, own in group.members.values() for conn in own.host_connections if conn.head is not None]
     for member, own in group.members.values():
-        counts = [conn.head for conn in own.host_connections if conn.head is not None]
         counts += [sub.base + sub.done for op in member.last.operations if op.comm_hash == own.hash for sub in op.subs]
-        if any(counts):
-            return False
-        seen = seen or bool(counts)
-    return seen
+    return bool(counts) and not any(counts)
 
 
 def _barrier(group: Group, ledger: Ledger | None) -> bool:

@@ -26,27 +26,18 @@ ONE_SIDED = ("Broadcast", "Reduce")
 
 
 def not_begun(case: Case) -> Iterator[Retraction]:
-    """Waits in operations of which the GPU of the waiter has produced nothing."""
-    for sink in _cycles(case):
-        yield from _retract("not-begun", sink, [wait for wait in sink.inside if not is_begun(case.job, wait)])
-
-
-def data_at_hand(case: Case) -> Iterator[Retraction]:
-    """Likely waits of a rank whose data for another operation lies unread: it is not held up in the one nothing shows it in."""
-    for sink in _cycles(case):
-        at_hand = {wait.target for wait in sink.inside if wait.why is Why.FULL and not wait.key.point_to_point}
-        yield from _retract("data-at-hand", sink, [wait for wait in sink.inside if wait.weak and wait.waiter in at_hand])
-
-
-def called_later(case: Case) -> Iterator[Retraction]:
-    """Receives that do not keep their rank from what it is waited for in, as a peer's equal ones show.
-
-    A peer in a collective that the rank has not begun has the same receive open, and began the collective nevertheless: the
-    program has that one first. Not where whoever the receive is from waits in that collective as well: the rank's own order may
-    be another.
+    """Waits in operations that the waiter has not begun: its GPU has produced nothing, or its data for another operation lies
+    unread, or its peer has the same receive open and was not kept by that from the collective. One wait of a cycle stays.
     """
+    job = case.job
     for sink in _cycles(case):
-        yield from _retract("called-later", sink, _called_later(case.job, sink))
+        idle = [wait for wait in sink.inside if not is_begun(job, wait)]
+        at_hand = {wait.target for wait in sink.inside if wait.why is Why.FULL and not wait.key.point_to_point}
+        elsewhere = [wait for wait in sink.inside if wait.weak and wait.waiter in at_hand]
+        for doubtful in (idle, elsewhere, _called_later(job, sink)):
+            if 0 < len(doubtful) < len(sink.inside):
+                yield from map(_retraction, doubtful)
+                break
 
 
 def not_completing(case: Case) -> Iterator[Retraction | StallMark]:
@@ -63,7 +54,7 @@ def not_completing(case: Case) -> Iterator[Retraction | StallMark]:
         if len(found) == 1:
             ((node, marks),) = found.items()
             yield from marks
-            yield from (_retraction("not-completing", wait) for wait in sink.inside if wait.waiter == node)
+            yield from (_retraction(wait) for wait in sink.inside if wait.waiter == node)
 
 
 def behind_in_ring(case: Case) -> Iterator[Retraction | Wait]:
@@ -85,21 +76,15 @@ def behind_in_ring(case: Case) -> Iterator[Retraction | Wait]:
             continue
         ends = {wait.target for wait in behind} - following.keys()
         yield from (wait for wait in behind if wait.target in ends)
-        yield from (_retraction("behind-in-ring", wait) for wait in sink.inside if wait.waiter in ends)
+        yield from (_retraction(wait) for wait in sink.inside if wait.waiter in ends)
 
 
 def _cycles(case: Case) -> list[Sink]:
     return [sink for sink in case.sinks if sink.is_cycle]
 
 
-def _retract(rule: str, sink: Sink, doubtful: Sequence[Wait]) -> Iterator[Retraction]:
-    """These waits of a cycle; none where nothing else is left in it that might be begun."""
-    if len(doubtful) < len(sink.inside):
-        yield from (_retraction(rule, wait) for wait in doubtful)
-
-
-def _retraction(rule: str, wait: Wait) -> Retraction:
-    return Retraction(wait.number, rule, wait_facts([wait])[0])
+def _retraction(wait: Wait) -> Retraction:
+    return Retraction(wait.number, wait_facts([wait])[0])
 
 
 def _following(waits: Sequence[Wait]) -> dict[Node, list[Node]]:
@@ -116,16 +101,10 @@ def _not_completed(job: Job, wait: Wait) -> StallMark | None:
     if not was_before(job.groups[wait.key.group], job.member(target.index), end.member):
         return None
     stall = Stall.PROXY_NOT_COMPLETING
-    text = partial(stall_text, end, wait.other, stall)
     return StallMark(
-        subject=RankNode(end.member.index),
-        source=wait.source,
-        member=end.member,
-        stall=stall,
-        key=wait.key,
-        end=end,
-        describe=text,
-    )
+        subject=RankNode(end.member.index), source=wait.source, member=end.member, stall=stall, key=wait.key, end=end,
+        describe=partial(stall_text, end, wait.other, stall),
+    )  # fmt: skip
 
 
 def _is_proven(job: Job, wait: Wait) -> bool:
@@ -197,6 +176,12 @@ def _sends(job: Job, node: RankNode, operation: ProxyOperation) -> list[ProxyOpe
 
 
 def _called_later(job: Job, sink: Sink) -> list[Wait]:
+    """Receives that do not keep their rank from what it is waited for in.
+
+    A peer in a collective that the rank has not begun has the same receive open, and began the collective nevertheless: the
+    program has that one first. Not where whoever the receive is from waits in that collective as well: the rank's own order may
+    be another.
+    """
     receives: dict[Node, list[Wait]] = defaultdict(list)
     for wait in sink.inside:
         if wait.key.point_to_point and wait.end is not None:

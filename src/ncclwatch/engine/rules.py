@@ -1,8 +1,8 @@
 """The rules of the hang diagnosis: one ordered table. ``python -m ncclwatch.engine.rules`` prints it as Markdown.
 
 Rules of one stratum run in the order of the table. RETRACT and FOLLOW take turns until neither changes the graph. Hypotheses are
-weighed in the order of the table: one stands until a rule that defeats its rule concludes another. Nothing else decides which of
-two explanations is told.
+weighed in the order of the table: one stands until a rule that defeats its rule concludes another, or any names somebody where it
+names nobody. Nothing else decides which of two explanations is told.
 """
 
 from __future__ import annotations
@@ -13,16 +13,12 @@ from collections.abc import Iterator, Sequence
 from ncclwatch.engine import beside, explain_calls, explain_network, explain_waits, retract, stated, unobservable_waits
 from ncclwatch.engine.case import Rule, Stratum
 
-UNCERTAIN = frozenset({"nothing-open", "unseen", "beside-absent"})
-"""Rules that name nobody, since too little was seen."""
-FROM_ENDS = UNCERTAIN | {"link", "rank-behind"}
-FROM_CYCLES = frozenset({"order", "cycle", "lacks-call"})
-DISAGREE = frozenset({"counts-differ", "open-calls-differ"})
-FROM_MEMORY = FROM_ENDS | FROM_CYCLES | DISAGREE
+FROM_ENDS = frozenset({"link", "rank-behind"})
+FROM_MEMORY = FROM_ENDS | {"nothing-open", "cycle", "counts-differ", "open-calls-differ"}
 FROM_CALLS = frozenset({"not-called", "calls-differ", "left-out"})
-OPEN_TO_DOUBT = (FROM_MEMORY | FROM_CALLS) - DISAGREE
+OPEN_TO_DOUBT = FROM_ENDS | FROM_CALLS | {"cycle"}
 """Where the waits or the calls that can be seen end: a port or a path below that may be why."""
-NETWORK = frozenset({"network-down", "network-end", "completions"})
+NETWORK = frozenset({"network-down", "network-end"})
 
 _STATED = (
     Rule(
@@ -93,22 +89,11 @@ _DRAWN = (
 _RETRACTED = (
     Rule(
         "not-begun", Stratum.RETRACT, retract.not_begun,
-        "Proxies open receives of all that is called; a ring begins with a send (src/device/all_reduce.h): no send "
-        "produced, not begun.",
+        "A GPU is in one operation of a stream, but proxies open the receives of all that is called. A ring begins with a "
+        "send (src/device/all_reduce.h): no send produced, not begun. Ranks run one program: a receive that a peer has open "
+        "as well did not keep that peer from the collective.",
         "tests/unit/engine/test_retract.py::test_a_rank_that_is_at_two_operations_waits_in_neither",
         "tests/unit/engine/test_retract.py::test_where_nobody_has_begun_anything_there_is_no_cycle_either",
-    ),
-    Rule(
-        "data-at-hand", Stratum.RETRACT, retract.data_at_hand,
-        "Whose data lies unread in one operation is not held up in another, of which nothing shows that it has begun it.",
-        "tests/fixtures/jobs/drawn-801-64-gpu-stall-2.21.5-shm-post-hang-0",
-        "tests/unit/engine/test_retract.py::test_a_rank_that_is_at_two_operations_waits_in_neither",
-    ),
-    Rule(
-        "called-later", Stratum.RETRACT, retract.called_later,
-        "Ranks run one program: a receive that a peer has open as well did not keep that peer from the collective.",
-        "tests/fixtures/jobs/drawn-801-51-gpu-stall-2.27.5-socket-post-hang-0",
-        "tests/unit/engine/test_retract.py::test_a_receive_that_may_come_first_makes_a_cycle",
     ),
     Rule(
         "not-completing", Stratum.RETRACT, retract.not_completing,
@@ -182,7 +167,8 @@ _EXPLAINED = (
     ),
     Rule(
         "unseen", Stratum.EXPLAIN, explain_waits.unseen,
-        "Absence of records proves nothing: waits that end where nobody looked accuse nobody.",
+        "Absence of records proves nothing: waits that end where nobody looked, or at a rank that may wait for one nobody "
+        "observed, accuse nobody.",
         "tests/scenarios/h1-stop-unseen-node",
         "tests/unit/engine/test_diagnose.py::test_a_missing_rank_of_a_host_that_was_seen_whole_has_ended",
     ),
@@ -192,14 +178,6 @@ _EXPLAINED = (
         "proxies run. Several links do not die at once.",
         "tests/fixtures/jobs/h3-link-down-gradients-2.27.5-shm-post-hang-0",
         "tests/unit/engine/test_diagnose.py::test_a_link_is_not_blamed_when_the_sender_was_stopped_while_sending",
-        frozenset({"unseen"}),
-    ),
-    Rule(
-        "beside-absent", Stratum.EXPLAIN, explain_waits.beside_absent,
-        "A rank with nothing open beside one nobody observed may wait for that: either may be the cause.",
-        "tests/unit/engine/test_diagnose.py::test_a_rank_with_nothing_open_beside_one_nobody_looked_at_is_not_accused",
-        "tests/unit/engine/test_diagnose.py::test_the_same_names_the_rank_that_was_seen_to_end",
-        frozenset({"unseen", "link"}),
     ),
     Rule(
         "rank-behind", Stratum.EXPLAIN, explain_waits.rank_behind,
@@ -207,30 +185,16 @@ _EXPLAINED = (
         "4: it is in it, all it needs is there, and its GPU or its proxy does not go on.",
         "tests/fixtures/jobs/drawn-802-112-never-enters-2.27.5-shm-post-hang-0",
         "tests/unit/engine/test_diagnose.py::test_a_rank_with_nothing_open_beside_one_nobody_looked_at_is_not_accused",
-        FROM_ENDS - {"rank-behind"},
-    ),
-    Rule(
-        "order", Stratum.EXPLAIN, explain_waits.order,
-        "A cycle of waits through several communicators has no other end than the order in which they were called.",
-        "tests/fixtures/jobs/deadlock-of-four-2.32.3-shm-post-hang-0",
-        "tests/fixtures/jobs/h1-skip-tensor-2.27.5-shm-post-hang-0",
-        FROM_ENDS,
+        frozenset({"link"}),
     ),
     Rule(
         "cycle", Stratum.EXPLAIN, explain_waits.cycle,
-        "Inside one operation there is no order to break. Host call time is not GPU time: a host may have called a Send that its "
-        "GPU does not wait for yet.",
-        "tests/unit/engine/test_calls.py::test_a_rank_that_may_wait_in_a_receive_is_not_accused_of_being_behind",
+        "A cycle of waits through several communicators has no other end than the order in which they were called. Hosts that "
+        "run ahead have called everything: where one alone has a call to make, the others are ahead of it. As many calls, "
+        "another operation: CCL-D H2.",
         "tests/fixtures/jobs/deadlock-of-four-2.32.3-shm-post-hang-0",
-        FROM_ENDS | {"order"},
-    ),
-    Rule(
-        "lacks-call", Stratum.EXPLAIN, explain_waits.lacks_call,
-        "Hosts that run ahead have called everything: where one alone has a call to make, the others are ahead of it. As many "
-        "calls, another operation: CCL-D H2.",
-        "tests/fixtures/jobs/drawn-802-80-skip-2.21.5-shm-post-hang-0",
-        "tests/unit/engine/test_disagreements.py::test_a_cycle_is_all_that_is_said_where_the_counts_do_not_tell",
-        FROM_ENDS | {"order"},
+        "tests/fixtures/jobs/h1-skip-tensor-2.27.5-shm-post-hang-0",
+        FROM_ENDS | {"unseen"},
     ),
     Rule(
         "counts-differ", Stratum.EXPLAIN, explain_calls.counts_differ,
@@ -238,7 +202,7 @@ _EXPLAINED = (
         "on). CCL-D H2: a tie is a tie.",
         "tests/fixtures/jobs/drawn-802-23-other-operation-2.27.5-socket-post-hang-0",
         "tests/unit/engine/test_disagreements.py::test_a_rank_that_is_behind_or_ahead_does_not_disagree",
-        FROM_ENDS | FROM_CYCLES,
+        FROM_ENDS | {"cycle"},
     ),
     Rule(
         "open-calls-differ", Stratum.EXPLAIN, explain_calls.open_calls_differ,
@@ -246,14 +210,14 @@ _EXPLAINED = (
         "operations.",
         "tests/unit/engine/test_diagnose.py::test_a_rank_that_called_something_else_is_outvoted",
         "tests/unit/engine/test_diagnose.py::test_two_orders_on_two_communicators_are_a_deadlock",
-        FROM_ENDS | FROM_CYCLES | {"counts-differ"},
+        FROM_ENDS | {"cycle", "counts-differ"},
     ),
     Rule(
         "not-called", Stratum.EXPLAIN, explain_calls.not_called,
         "CCL-D H1 by calls: the others have called it, and this rank waits for nobody.",
         "tests/unit/engine/test_calls.py::test_who_has_not_called_is_named_although_the_waits_end_unseen",
         "tests/unit/engine/test_calls.py::test_behind_on_one_communicator_because_it_waits_in_another_is_a_victim",
-        UNCERTAIN | {"cycle"},
+        frozenset({"nothing-open"}),
     ),
     Rule(
         "calls-differ", Stratum.EXPLAIN, explain_calls.calls_differ,
@@ -274,18 +238,12 @@ _EXPLAINED = (
 
 _QUALIFIED = (
     Rule(
-        "calls-beside", Stratum.QUALIFY, explain_calls.calls_beside,
-        "The calls of a rank that memory names, beside what memory shows.",
-        "tests/unit/engine/test_calls.py::test_a_rank_that_has_not_called_is_named_where_memory_shows_nothing",
-        "tests/scenarios/h1-stop-unseen-node",
-    ),
-    Rule(
         "left-out", Stratum.QUALIFY, explain_calls.left_out,
         "A job calls the same in the same order again and again: who has left a call out is one behind in all that "
         "follows.",
         "tests/scenarios/h1-skip-tensor",
         "tests/unit/engine/test_call_patterns.py::test_a_habit_with_two_kinds_of_iterations_is_no_deviation",
-        UNCERTAIN | FROM_CYCLES | {"rank-behind", "not-called"},
+        frozenset({"cycle", "rank-behind", "not-called"}),
         breaks_ties=True,
     ),
 )  # fmt: skip
@@ -311,26 +269,19 @@ _NETWORK = (
     ),
     Rule(
         "network-end", Stratum.QUALIFY, explain_network.network_end,
-        "Both ends of a dead link are named for want of anything better: the port of one being down decides between them. Of a "
-        "rank that data neither reaches nor leaves, proxy and network are told apart by TCP.",
-        "tests/unit/engine/test_explain_network.py::test_of_a_link_that_carries_nothing_the_end_whose_port_is_down_is_kept",
-        "the same test: a port of another rank",
-        frozenset({"link"}),
-    ),
-    Rule(
-        "completions", Stratum.QUALIFY, explain_network.completions,
-        "An adapter completes what the one at the other end acknowledges (reliable connection), and a proxy with requests under "
-        "way polls for it without pause (ncclIbTest, src/transport/net_ib.cc): who polls in vain waits for the network.",
+        "Both ends of a dead link are named for want of anything better: the port of one being down decides between them. TCP "
+        "tells proxy and network apart; so do completions: an adapter completes what the other acknowledges, and a proxy with "
+        "requests under way polls for it without pause (ncclIbTest, src/transport/net_ib.cc).",
         "tests/unit/engine/test_explain_network.py::test_work_requests_tell_a_proxy_from_the_network",
         "tests/unit/engine/test_explain_network.py::test_work_requests_that_were_not_seen_since_tell_nothing",
         frozenset({"link"}),
     ),
     Rule(
-        "crawls", Stratum.QUALIFY, beside.crawls,
+        "crawls", Stratum.QUALIFY, explain_network.crawls,
         "A process runs in each period of its CPU limit (cpu.max, 100 ms): it crawls, and does not hang.",
         "tests/unit/engine/test_beside.py::test_who_is_held_back_alone_is_given_longer_before_that_is_a_hang",
         "the same test: limits of others, of everybody, or that hold back little",
-        NETWORK | FROM_CALLS | {"link", "rank-behind", "lacks-call"},
+        NETWORK | FROM_CALLS | FROM_ENDS | {"cycle"},
     ),
 )  # fmt: skip
 """What ports, paths, TCP and CPU limits say of the hypothesis that stands."""
@@ -342,7 +293,6 @@ _BESIDE = (
         "up by counts that need no guess agree again afterwards, and nowhere better when one is moved on or back.",
         "tests/unit/engine/test_conflicts.py::test_another_size_type_or_operation_is_named_while_the_job_runs",
         "tests/unit/engine/test_conflicts.py::test_what_proves_nothing_is_not_told",
-        frozenset({"progress"}),
     ),
     Rule(
         "newcomers", Stratum.BESIDE, beside.newcomers,
@@ -352,22 +302,12 @@ _BESIDE = (
         FROM_MEMORY | FROM_CALLS | NETWORK | {"tcp-slow", "halted", "creation", "ended-behind"},
     ),
     Rule(
-        "gpu", Stratum.BESIDE, beside.gpus,
-        "The shim in the process reports which kernels have begun and ended (ncclProfiler, src/plugin/profiler.cc).",
-        "tests/unit/engine/evidence/test_device.py::test_a_gpu_that_stands_in_the_kernel_is_hardware",
-        "tests/unit/engine/evidence/test_device.py::test_a_stopped_process_is_not_said_to_be_in_a_kernel",
-    ),
-    Rule(
-        "cpu-limit", Stratum.BESIDE, beside.limited,
-        "The kernel counts the periods in which a limit held a control group back (nr_throttled, cpu.stat).",
+        "planes-beside", Stratum.BESIDE, beside.planes_beside,
+        "The shim in the process reports which kernels have begun and ended (ncclProfiler, src/plugin/profiler.cc). Requests "
+        "and completions are counted where the proxy posts and polls them (ibv_post_send, ibv_poll_cq), periods in which a "
+        "limit held a control group back by the kernel (nr_throttled, cpu.stat).",
         "tests/unit/engine/test_beside.py::test_who_is_named_for_standing_still_and_is_held_back_is_shown_so",
         "tests/unit/engine/test_beside.py::test_limits_of_others_or_that_hold_nobody_back_are_not_told",
-    ),
-    Rule(
-        "work-requests", Stratum.BESIDE, beside.work_requests,
-        "Requests and completions as counted where the proxy posts and polls them (ibv_post_send, ibv_poll_cq).",
-        "tests/unit/engine/evidence/test_work_requests.py::test_a_verdict_says_what_the_flows_of_those_named_show",
-        "tests/unit/engine/evidence/test_work_requests.py::test_flows_of_others_are_not_told",
     ),
 )  # fmt: skip
 """What calls, GPUs, CPU limits and the number of samples say of whatever stands."""

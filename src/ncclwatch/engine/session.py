@@ -71,7 +71,6 @@ class Update:
     """The worst of ``verdicts``."""
     verdicts: list[Verdict] = field(default_factory=list)
     """One for each job, worst first."""
-    verdict_changed: bool = False
     told: list[Verdict] = field(default_factory=list)
     """Verdicts that accuse and did not stand at the update before."""
     answers: list[Verdict] = field(default_factory=list)
@@ -147,7 +146,6 @@ class DiagnosisSession:
         """Orders of which no count has come yet."""
         self._answer_by: int | None = None
         """When to answer somebody who has asked, though counts that were ordered for it have not come; 0: not ordered yet."""
-        self._told: str | None = None
         self._standing: frozenset[str] = frozenset()
 
     # --- in ------------------------------------------------------------------------------------------------------------
@@ -284,9 +282,6 @@ class DiagnosisSession:
         self.windows = self._merge_windows(heard)
         update.windows = self.windows
         update.verdict, update.verdicts = self.verdict, self.verdicts
-        current = self.verdict.id if self.verdict and self.verdict.verdict_class.accuses else None
-        update.verdict_changed = current is not None and current != self._told
-        self._told = current
         accusing = {verdict.id: verdict for verdict in self.verdicts if verdict.verdict_class.accuses}
         update.told = [verdict for number, verdict in accusing.items() if number not in self._standing]
         self._standing = frozenset(accusing)

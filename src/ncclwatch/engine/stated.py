@@ -6,14 +6,14 @@ the ranks meet (``src/init.cc``, ``ncclCommInitRankFunc``), so the waiting ranks
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
-from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect
+from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.edges import Why, told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind
 from ncclwatch.engine.evidence.exits import Census, Halted
-from ncclwatch.engine.graph import Sink, Waits, victims_of
+from ncclwatch.engine.graph import Sink, victims_of
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.nodes import AbsentNode, RankNode
 from ncclwatch.engine.suspects import absent, observed, peers
@@ -32,20 +32,20 @@ SHOWN = 4
 def all_ended(case: Case) -> Iterator[Hypothesis]:
     """Every observed process has ended."""
     if not case.alive:
-        yield Hypothesis("all-ended", VerdictClass.IDLE, Cause.ALL_ENDED, confidence=1.0)
+        yield Hypothesis(VerdictClass.IDLE, Cause.ALL_ENDED, confidence=1.0)
 
 
 def one_sample(case: Case) -> Iterator[Hypothesis]:
     """One sample cannot tell a pause from a hang."""
     if len(case.newcomers) == len(case.alive):
-        yield Hypothesis("one-sample", VerdictClass.UNKNOWN, Cause.ONE_SAMPLE)
+        yield nobody(Cause.ONE_SAMPLE)
 
 
 def progress(case: Case) -> Iterator[Hypothesis]:
     """NCCL moved between the last two samples of some process."""
     if case.still == 0.0:
         notes = tuple(fact for fact in case.facts.of(FactKind.HALTED, Halted) if not fact.ended)
-        yield Hypothesis("progress", VerdictClass.RUNNING, Cause.PROGRESS, confidence=1.0, supports=notes)
+        yield Hypothesis(VerdictClass.RUNNING, Cause.PROGRESS, confidence=1.0, supports=notes)
 
 
 # --- stopped, ended ----------------------------------------------------------------------------------------------------
@@ -54,105 +54,91 @@ def progress(case: Case) -> Iterator[Hypothesis]:
 def halted(case: Case) -> Iterator[Hypothesis]:
     """Processes that a signal or a debugger has stopped, and those, observed or not, that have ended while others needed them."""
     if any(find_halted(case)):
-        yield _halted(case, "halted", 0.99)
+        yield _halted(case, 0.99)
 
 
 def ended_behind(case: Case) -> Iterator[Hypothesis]:
     """The same once waits that are not seen were followed: what they lead to is less sure."""
     if case.waits.open and any(find_halted(case)):
-        yield _halted(case, "ended-behind", 0.85)
+        yield _halted(case, 0.85)
 
 
 def find_halted(case: Case) -> tuple[list[Member], list[Sink]]:
     """Processes that are stopped, or have ended and are missed, and unobserved ranks that have ended."""
-    known = case.known
 
     def find() -> tuple[list[Member], list[Sink]]:
-        halted = [member for member in case.alive if member.stopped] + missed(case.job, case.waits, case.sinks)
-        return halted, ended_ranks(case.job, case.waits, case.sinks, known.silent, known.complete_hosts)
+        return [member for member in case.alive if member.stopped] + _missed(case), _ended_ranks(case)
 
     return case.remember("halted", find)
 
 
-def missed(job: Job, waits: Waits, sinks: Sequence[Sink]) -> list[Member]:
+def _missed(case: Case) -> list[Member]:
     """Processes that ended while others needed them: ranks that end when the work is done are not missed.
 
     Whoever waits need not show whom for: the proxy of a neighbour may have dropped the broken transfer. A collective that stands
     still in a communicator with an ended rank waits for that rank in the end.
     """
+    job = case.job
     gone = [member for member in job.members if member.gone]
-    if not gone:
-        return []
-    if any(errors_of(member) for member in job.members if not member.gone):
+    if not gone or any(map(errors_of, case.alive)):
         return gone
-    needed = {node.index for sink in sinks if sink.waits for node in sink.nodes if isinstance(node, RankNode)}
-    for number in waits.collectives():
-        needed |= {member.index for member, _ in job.groups[number].members.values()}
+    needed = {node.index for sink in case.sinks if sink.waits for node in sink.nodes if isinstance(node, RankNode)}
+    needed.update(*(job.groups[number].ranks for number in case.waits.collectives()))
     return [member for member in gone if member.index in needed]
 
 
-def ended_ranks(
-    job: Job, waits: Waits, sinks: Sequence[Sink], silent: Collection[tuple[int, int]], complete_hosts: Collection[str]
-) -> list[Sink]:
-    """Ranks that were not observed, that others wait for, and that are known to have ended; the last two arguments as of
-    :class:`case.Known`.
+def _ended_ranks(case: Case) -> list[Sink]:
+    """Ranks that were not observed, that others wait for, and that are known to have ended.
 
     Where nobody is seen to wait for one, a collective that stands still in its communicator waits for it in the end.
     """
-    unseen = [sink for sink in sinks if not sink.is_cycle and isinstance(sink.nodes[0], AbsentNode)]
-    standing = [group for number in sorted(waits.collectives()) if len((group := job.groups[number]).members) < group.nranks]
+    job, silent, sinks = case.job, case.known.silent, case.sinks
+    unseen = [(sink, node) for sink in sinks if not sink.is_cycle and isinstance(node := sink.nodes[0], AbsentNode)]
+    standing = [group for number in sorted(case.waits.collectives()) if len((group := job.groups[number]).members) < group.nranks]
     if not unseen and not standing:
         return []
-    census = Census.of(job, complete_hosts)
-    found = [sink for sink in unseen if _has_ended(job, sink, silent, census)]
+    census = Census.of(job, case.known.complete_hosts)
+
+    def runs(node: AbsentNode) -> bool | None:
+        """Whether the process runs, of what is heard; ``None`` where that is not known."""
+        group = job.groups[node.group_id]
+        return True if (group.hash, node.comm_rank) in silent else census.runs(group, node.comm_rank)
+
+    known = [(sink, runs(node)) for sink, node in unseen if node.group_id in job.groups]
+    found = [sink for sink, running in known if running is False or (running is None and _is_lost(job, sink))]
     if found or not sinks or not census.whole:
         return found
-    graph = sinks[0].graph
-    missing = (AbsentNode(group.id, rank) for group in standing for rank in group.missing if (group.hash, rank) not in silent)
-    return [Sink((node,), graph) for node in missing if census.runs(job.groups[node.group_id], node.comm_rank) is False]
+    missing = (AbsentNode(group.id, rank) for group in standing for rank in group.missing)
+    return [Sink((node,), sinks[0].graph) for node in missing if runs(node) is False]
 
 
-def _has_ended(job: Job, sink: Sink, silent: Collection[tuple[int, int]], census: Census) -> bool:
-    node = sink.nodes[0]
-    if not isinstance(node, AbsentNode) or node.group_id not in job.groups:
-        return False
-    group = job.groups[node.group_id]
-    if (group.hash, node.comm_rank) in silent:
-        return False
-    runs = census.runs(group, node.comm_rank)
-    if runs is not None:
-        return not runs
-    if any(wait.why is Why.BROKEN for wait in sink.waits):
-        return True
+def _is_lost(job: Job, sink: Sink) -> bool:
+    """Whether its peers have lost a rank: a connection with it is broken, or who waits for it reports an error."""
     waiting = {wait.waiter for wait in sink.waits}
-    return any(RankNode(member.index) in waiting and errors_of(member) for member in job.members)
+    broken = any(wait.why is Why.BROKEN for wait in sink.waits)
+    return broken or any(RankNode(member.index) in waiting and errors_of(member) for member in job.members)
 
 
-def _halted(case: Case, rule: str, confidence: float) -> Hypothesis:
+def _halted(case: Case, confidence: float) -> Hypothesis:
     """A hypothesis on stopped and ended processes, and on ranks nobody observed that have ended: those are the cause, if any."""
     job, (halted, ended) = case.job, find_halted(case)
-    by_member = {sink.nodes[0].index: sink for sink in case.sinks if isinstance(sink.nodes[0], RankNode) and not sink.is_cycle}
+    ends = {sink.nodes[0].index: sink for sink in case.sinks if isinstance(sink.nodes[0], RankNode) and not sink.is_cycle}
     suspects: list[Suspect] = []
     supports: list[Fact] = []
     first = wait_facts(case.waits.first(SHOWN))[:SHOWN]
     for member in halted:
-        sink = by_member.get(member.index)
-        suspects.append(observed(job, member, sink.waits if sink else (), (), _halted_cause(member)))
-        supports += case.facts.about(FactKind.HALTED, RankNode(member.index))
-        if sink is not None:
-            supports += wait_facts(sink.waits)
-        if member.gone or sink is None or not sink.waits:
-            # Its neighbours' transfers with it may be gone, or hidden inside the node.
-            supports += first
+        waits = ends[member.index].waits if member.index in ends else []
+        suspects.append(observed(job, member, waits, (), _halted_cause(member)))
+        supports += [*case.facts.about(FactKind.HALTED, RankNode(member.index)), *wait_facts(waits)]
+        # Its neighbours' transfers with it may be gone, or hidden inside the node.
+        supports += first if member.gone or not waits else []
     for sink in ended:
         suspects.append(absent(job, sink, Cause.ENDED_UNSEEN))
         supports += wait_facts(sink.waits)
     supports += [fact for member in job.members for fact in error_facts(member)]
-    victims = _victims(case, halted, [*(by_member[m.index] for m in halted if m.index in by_member), *ended], suspects)
-    return Hypothesis(
-        rule, VerdictClass.DEAD if ended or any(member.gone for member in halted) else VerdictClass.STOPPED, suspects[0].cause,
-        tuple(suspects), frozenset(victims), confidence if victims else 0.8, tuple(supports),
-    )  # fmt: skip
+    victims = _victims(case, halted, [*(ends[m.index] for m in halted if m.index in ends), *ended], suspects)
+    verdict_class = VerdictClass.DEAD if ended or any(member.gone for member in halted) else VerdictClass.STOPPED
+    return naming(verdict_class, suspects, victims, confidence if victims else 0.8, supports)
 
 
 def _victims(case: Case, halted: Sequence[Member], ends: Sequence[Sink], suspects: Sequence[Suspect]) -> set[int]:
@@ -205,12 +191,14 @@ def creation(case: Case) -> Iterator[Hypothesis]:
     found = {rank: member for rank in group.missing if (member := _process_of(group, rank, candidates)) is not None}
     supports = tuple(told(line, kind=FactKind.STANDS) for line in _creation_lines(case, group, found))
     if case.still < case.known.creation_patience_s or not found:
-        yield Hypothesis("creation", VerdictClass.UNKNOWN, Cause.CREATING, supports=supports, group=group.id)
+        yield nobody(Cause.CREATING, supports, group=group.id)
         return
-    suspects = tuple(_not_joined(member, group, rank) for rank, member in found.items())
-    victims = frozenset(member.index for member, _ in group.members.values())
+    suspects = [
+        Suspect(Culprit(member.info.rank, rank, member.info.host, member.info.pid, None, group.reference()), Cause.NOT_JOINED)
+        for rank, member in found.items()
+    ]
     confidence = 0.8 if len(found) == len(group.missing) else 0.5
-    yield Hypothesis("creation", VerdictClass.INIT_HANG, Cause.NOT_JOINED, suspects, victims, confidence, supports)
+    yield naming(VerdictClass.INIT_HANG, suspects, group.ranks, confidence, supports)
 
 
 def _creation_lines(case: Case, group: Group, found: dict[int, Member]) -> Iterator[str]:
@@ -242,10 +230,6 @@ def _process_of(group: Group, rank: int, candidates: Sequence[Member]) -> Member
     return None
 
 
-def _not_joined(member: Member, group: Group, rank: int) -> Suspect:
-    return Suspect(Culprit(member.info.rank, rank, member.info.host, member.info.pid, None, group.reference()), Cause.NOT_JOINED)
-
-
 # --- nothing open, or not for long enough ------------------------------------------------------------------------------
 
 
@@ -255,7 +239,7 @@ def pause(case: Case) -> Iterator[Hypothesis]:
         return
     if case.waits.open:
         cause = Cause.TCP_TRIES if case.patience_s == case.retries_s else Cause.PAUSE
-        yield Hypothesis("pause", VerdictClass.UNKNOWN, cause, supports=first_waits(case), seconds=case.patience_s)
+        yield nobody(cause, first_waits(case), seconds=case.patience_s)
     else:
         yield from nothing_open(case)
 
@@ -266,16 +250,13 @@ def nothing_open(case: Case) -> Iterator[Hypothesis]:
         return
     members = [member for member in case.job.members if errors_of(member)]
     if members:
-        suspects = tuple(_failed(case.job, member) for member in members)
-        facts = tuple(fact for member in members for fact in error_facts(member))
-        yield Hypothesis("nothing-open", VerdictClass.ERROR, Cause.NCCL_ERROR, suspects, confidence=0.9, supports=facts)
+        facts = [fact for member in members for fact in error_facts(member)]
+        yield naming(VerdictClass.ERROR, (_failed(case.job, member) for member in members), (), 0.9, facts)
     elif case.still >= case.patience_s and any(is_hidden(own) for one in case.job.members for own in one.last.communicators):
-        ended = tuple(
-            fact for fact in case.facts.of(FactKind.HALTED, Halted) if fact.ended and isinstance(fact.subject, RankNode)
-        )
-        yield Hypothesis("nothing-open", VerdictClass.UNKNOWN, Cause.NOTHING_SEEN, supports=ended)
+        halted = case.facts.of(FactKind.HALTED, Halted)
+        yield nobody(Cause.NOTHING_SEEN, (fact for fact in halted if fact.ended and isinstance(fact.subject, RankNode)))
     else:
-        yield Hypothesis("nothing-open", VerdictClass.IDLE, Cause.NOTHING_OPEN, confidence=0.7)
+        yield Hypothesis(VerdictClass.IDLE, Cause.NOTHING_OPEN, confidence=0.7)
 
 
 def first_waits(case: Case) -> tuple[Fact, ...]:

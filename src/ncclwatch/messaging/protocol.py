@@ -98,9 +98,10 @@ class Farewell(msgspec.Struct, tag="farewell"):
 
 
 class CountWork(msgspec.Struct, tag="count-work"):
-    """From an engine: count the work requests of these processes now (:class:`ncclwatch.model.work.WorkOrder`). The agent does so
-    as far as its own options allow, and the windows come in a batch under this number. Only sent to agents that say that their
-    wire plane runs: older ones do not know it.
+    """From an engine: count the work requests of these processes now (:class:`ncclwatch.model.work.WorkOrder`), and probe the
+    paths on which they stand still. The agent does so as far as its own options allow; the windows come in a batch under this
+    number, the answers of probes with the connections. Only sent to agents that say that their wire plane runs, or that they
+    probe paths: older ones do not know it.
     """
 
     number: Annotated[int, msgspec.Meta(ge=1, lt=1 << 62)]

@@ -65,10 +65,10 @@ def test_a_stopped_rank_is_told_once_and_its_recovery_too(monkeypatch: pytest.Mo
     fake_targets.install(monkeypatch, targets)
     with session([1000, 1001, 1002, 1003]) as live:
         updates = looks(live, 7)
-    told = [update.verdict for update in updates if update.verdict_changed]
-    assert [[culprit.rank for culprit in verdict.culprits] for verdict in told if verdict] == [[2]]
+    told = [verdict for update in updates for verdict in update.told]
+    assert [[culprit.rank for culprit in verdict.culprits] for verdict in told] == [[2]]
     [recovery] = [recovery for update in updates for recovery in update.recoveries]
-    assert recovery.verdict.id == told[0].id if told[0] else False
+    assert recovery.verdict.id == told[0].id
     assert recovery.duration_s > 0
 
 
@@ -91,8 +91,8 @@ def test_a_process_that_ends_is_told_once_and_becomes_the_culprit_only_when_othe
     with session([1000, 1001, 1002, 1003]) as live:
         updates = looks(live, 6)
         assert changes(updates) == [(Change.EXITED, 1002)]
-        verdicts = [update.verdict for update in updates if update.verdict_changed]
-        assert [[culprit.rank for culprit in verdict.culprits] for verdict in verdicts if verdict] == [[2]]
+        verdicts = [verdict for update in updates for verdict in update.told]
+        assert [[culprit.rank for culprit in verdict.culprits] for verdict in verdicts] == [[2]]
         assert victim.closed
         windows = updates[-1].windows
         assert windows is not None
@@ -108,7 +108,7 @@ def test_the_end_of_a_whole_job_is_no_verdict(monkeypatch: pytest.MonkeyPatch) -
         updates: list[Update] = []
         while not updates or not updates[-1].finished:
             updates.append(live.step())
-    assert not any(update.verdict_changed for update in updates)
+    assert not any(update.told for update in updates)
     assert sorted(changes(updates)) == [(Change.EXITED, pid) for pid in (1000, 1001, 1002, 1003)]
     assert updates[-1].finished == "every watched process has ended"
 

@@ -149,3 +149,28 @@ def test_who_is_in_the_middle_of_one_ring_is_not_in_the_next() -> None:
     verdict = said([Rank(rank, 4, comms[rank], host="node") for rank in range(4)])
     assert verdict.verdict_class in (VerdictClass.HARDWARE, VerdictClass.NOT_ENTERED), verdict.summary
     assert [c.rank for c in verdict.culprits] == [2]
+
+
+@pytest.mark.parametrize(
+    ("calls", "ended", "accused"),
+    [(208, 832, {1}), (208, 828, {0, 1}), (209, 832, {0, 1}), (2, 4, {0, 1}), (0, 832, {0, 1})],
+    ids=["as many steps for each call", "one call less", "not as many for each", "by chance", "calls that are not known"],
+)
+def test_who_has_written_more_than_its_calls_amount_to_called_something_else(calls: int, ended: int, accused: set[int]) -> None:
+    """As read from a real job (2.25.1): both called as often; 0 has ended all and waits elsewhere for 1, which asks more."""
+    written = {TENSOR: (ended, ended + 4), GATHER: (296, 288)}
+    read = {TENSOR: (ended, ended), GATHER: (288, 288)}
+
+    def inside(rank: int, one: int) -> Communicator:
+        other = 1 - rank
+        ends = (
+            shared(Direction.SEND, other, read[one][other], written[one][rank]),
+            shared(Direction.RECV, other, read[one][rank], written[one][other]),
+        )
+        pair = communicator(rank, 2, comm_hash=one, transport=Transport.SHM)
+        counts = {"AllReduce": calls} if one == TENSOR and calls else {}
+        return replace(pair, host_connections=ends, sequence_numbers=counts)
+
+    verdict = said([Rank(rank, 2, (inside(rank, TENSOR), inside(rank, GATHER)), host="node") for rank in range(2)])
+    expected = VerdictClass.INCONSISTENT if accused == {1} else VerdictClass.DEADLOCK
+    assert (verdict.verdict_class, {c.rank for c in verdict.culprits}) == (expected, accused), verdict.summary

@@ -29,10 +29,10 @@ def test_what_was_retracted_and_what_lost_is_told_with_the_rule() -> None:
     verdict = last("drawn-802-72-skip-2.27.5-socket-post-hang-0")
     assert {step.rule for step in of(verdict, StepKind.RETRACTED)} == {"not-begun"}
     assert all("waits for" in step.text for step in of(verdict, StepKind.RETRACTED)[:1])
-    (lost,) = (step for step in of(verdict, StepKind.LOST) if step.rule == "order")
-    assert lost.against == "lacks-call" and lost.text.startswith("deadlock: ")
-    assert verdict.rules == ("not-begun", "lacks-call")
-    assert verdict.trail[-1].rule == "lacks-call" and verdict.trail[-1].kind is StepKind.STANDS
+    lost = [step for step in of(verdict, StepKind.LOST) if step.rule == "unseen"]
+    assert lost and lost[0].against == "cycle" and lost[0].text.startswith("unknown: nobody is named (")
+    assert verdict.rules == ("not-begun", "cycle")
+    assert verdict.trail[-1].rule == "cycle" and verdict.trail[-1].kind is StepKind.STANDS
 
 
 def test_a_long_trail_is_cut_and_says_so() -> None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ncclwatch.engine.evidence.base import Fact, FactKind, Source
+from ncclwatch.engine.evidence.base import Fact, FactKind, Source, Strength
 from ncclwatch.engine.network import HostNetwork, Way, way_of
 from ncclwatch.model.network import FlowRecord, FlowState, SocketFacts
 from ncclwatch.model.state import Direction
@@ -103,6 +103,7 @@ class Sockets(Source):
         hosts = [known for _, known in sorted(case.known.network.hosts.items()) if known.flows]
         for known in hosts:
             yield from _dead_paths(known)
+        yield from _unanswered(case)
         for way, worth in _retrying(hosts).items():
             yield Fact(FactKind.RETRYING, way, NAME, value=worth, describe=partial(_retrying_text, way, worth))
         flows = [flow for known in hosts for flow in known.flows]
@@ -156,6 +157,30 @@ def _dead_paths(known: HostNetwork) -> Iterator[DeadPath]:
         if flow.state is FlowState.STALLED and facts.unacknowledged and not tries_left(known, way, facts):
             ends = _address(facts.local), _address(facts.remote)
             yield dead_path(way, *ends, global_rank=flow.global_rank, timeouts=facts.timeouts)
+
+
+def _unanswered(case: Case) -> Iterator[DeadPath]:
+    """Paths on which probes of ours got no answer since the job stands, and their connections none either: a firewall may keep a
+    probe out. Zero-payload writes, between queue pairs that had agreed by another way, need no such witness.
+    """
+    answers = [
+        (host, flow, flow.path)
+        for host, known in sorted(case.known.network.hosts.items())
+        for flow in known.flows
+        if flow.path is not None and not flow.path.alive
+    ]
+    members = {(member.info.host, member.info.pid): member.last.time_ns for member in case.job.members} if answers else {}
+    for host, flow, answer in answers:
+        way, looked_ns = way_of(flow), members.get((host, flow.pid))
+        waits = answer.kind == "rdma" or (flow.socket is not None and bool(flow.socket.unacknowledged))
+        if way is None or looked_ns is None or not waits or answer.time_ns < looked_ns - int(case.still * 1e9):
+            continue
+        local = _address(flow.socket.local) if flow.socket is not None else f"{flow.device} of {host}"
+        text = f"a probe of ours from {local} to {answer.address} got no answer ({answer.answer}: {answer.detail})"
+        yield DeadPath(
+            kind=FactKind.PATH_DEAD, subject=way, source=NAME, strength=Strength.LIKELY, way=way, local=local,
+            remote=answer.address, global_rank=flow.global_rank, describe=partial(str, text),
+        )  # fmt: skip
 
 
 def _retrying_text(way: Way, worth: float) -> str:

@@ -17,9 +17,7 @@ from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from ncclwatch.engine.evidence.base import Fact, FactKind, Source, Strength
-from ncclwatch.engine.evidence.sockets import DeadPath
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.network import Way
 from ncclwatch.engine.nodes import LinkNode
 from ncclwatch.model.network import FlowRecord, FlowState, PathAnswer
 from ncclwatch.model.state import Direction, OpPhase, ProxySub, Transport
@@ -83,9 +81,9 @@ class WorkRequests(Source):
 
     name = NAME
     plane = "wire"
-    kinds = frozenset({FactKind.WORK, FactKind.PATH_DEAD})
+    kinds = frozenset({FactKind.WORK})
 
-    def facts(self, case: Case) -> Iterator[WorkFact | DeadPath]:
+    def facts(self, case: Case) -> Iterator[WorkFact]:
         """Of a job that stands what its flows show since, and probes of their paths; without one, flows that have become slow.
         O(windows + connections + transfers).
         """
@@ -158,7 +156,7 @@ def _is_counted(window: FlowWindow) -> bool:
     return window.scope is Scope.FLOW and window.work.counting is not Counting.TCP
 
 
-def _probed(case: Case, groups: dict[int, list[Group]], flows: Iterable[tuple[str, FlowRecord]]) -> Iterator[WorkFact | DeadPath]:
+def _probed(case: Case, groups: dict[int, list[Group]], flows: Iterable[tuple[str, FlowRecord]]) -> Iterator[WorkFact]:
     """What probes found on paths that stand still, by ranks and peers; an answer from before the standstill says nothing.
 
     That nobody answers is the path's doing where the connection itself gets no answer either: a firewall may keep a probe out. A
@@ -182,13 +180,6 @@ def _probed(case: Case, groups: dict[int, list[Group]], flows: Iterable[tuple[st
             kind=FactKind.WORK, subject=LinkNode(way.group.id, way.own, way.peer), source=NAME, strength=strength, shows=shows,
             owner=way.member.index, peer=far.index if far is not None else None, global_rank=way.member.rank, describe=describe,
         )  # fmt: skip
-        if not answer.alive:
-            own = Way(way.group.hash, way.own, way.peer)
-            local = flow.socket.local.rpartition(":")[0] if flow.socket is not None else f"{flow.device} of {host}"
-            yield DeadPath(
-                kind=FactKind.PATH_DEAD, subject=own, source=NAME, strength=strength, way=own, local=local, remote=answer.address,
-                global_rank=way.member.rank, describe=describe,
-            )  # fmt: skip
 
 
 def _probe_text(job: Job, way: _Way, answer: PathAnswer, shows: Shows) -> str:

@@ -156,7 +156,7 @@ def test_a_verdict_says_what_the_flows_of_those_named_show() -> None:
     lines = told.evidence[len(plain.evidence) :]
     assert [str(Shows.NOT_COMPLETED) in line for line in lines] == [True, False] and str(Shows.NOTHING_RECEIVED) in lines[1]
     assert "wire" in told.planes and "wire" not in plain.planes
-    assert "work-requests" in told.rules
+    assert "planes-beside" in told.rules
 
 
 def test_flows_of_others_are_not_told() -> None:
@@ -255,7 +255,7 @@ def test_that_nobody_answers_is_the_path_s_doing_where_the_connection_gets_no_an
     for case in (probed(False, unacknowledged=3), probed(False, unacknowledged=None, kind="rdma")):
         (fact,) = case.facts.of(FactKind.WORK, WorkFact)
         assert (fact.shows, fact.strength) == (Shows.NO_PATH, Strength.LIKELY)
-        (dead,) = case.facts.of(FactKind.PATH_DEAD, DeadPath)
+        dead, _ = case.facts.of(FactKind.PATH_DEAD, DeadPath)
         assert (dead.way, dead.remote, dead.global_rank) == ((WORLD, 1, 2), "10.0.0.2", 1)
         assert dead.local == ("10.0.0.1" if case.known.network.hosts["node1"].flows[0].socket else "mlx5_0 of node1")
     kept_out = probed(False, unacknowledged=0)
