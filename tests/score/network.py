@@ -27,6 +27,7 @@ from typing import Any
 import msgspec
 
 from ncclwatch.collect.batch import NodeBatch
+from ncclwatch.collect.ordering import OrderDesk
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.session import DiagnosisSession
 from ncclwatch.engine.slow.modes import SlowMode, SlowRule
@@ -36,9 +37,10 @@ from ncclwatch.simulate.layout import groups
 from ncclwatch.simulate.scenario import Expectation, Fault, FaultKind, Layout, Network, Scenario, ScoreClass, Workload
 from ncclwatch.simulate.testbed import plan
 from ncclwatch.store.replay import Recordings
+from ncclwatch.wire.governor import DEFAULT_BUDGET
 from score.diagnosers import HANG_CLASSES
 from score.exact import share
-from score.real import Attach, Outcome, OwnLines, Recording, Roster, Run, Saved, Transport, as_played, expected, record
+from score.real import Attach, Outcome, OwnLines, Recording, Roster, Run, Saved, Transport, Watcher, as_played, expected, record
 from score.scoring import Result, Tally
 from score.table import grid
 from score.visible import visibility
@@ -150,6 +152,22 @@ def scenario_of(name: str) -> Scenario:
     if found is None or found[1] not in FAULTS:
         raise NcclwatchError(f"'{name}' is no scenario of a network's fault", "was it recorded by score.network?")
     return draw(found[1], int(found[2]), int(found[3]))
+
+
+class Asked(Watcher):
+    """A watcher whose batches are judged as they come, so that counts of RDMA requests are ordered as ``attach`` orders them."""
+
+    def __init__(self, pids: Sequence[int]) -> None:
+        self._session = DiagnosisSession()
+        self._desk: OrderDesk | None = None
+        super().__init__(pids)
+
+    def _add(self, batch: NodeBatch) -> None:
+        super()._add(batch)
+        self._desk = self._desk or OrderDesk(self._collector, DEFAULT_BUDGET)
+        self._session.feed(batch)
+        for order in self._session.judge(batch.time_ns).orders if batch.looked else ():
+            batch.notes = (*batch.notes, self._desk.take(order))
 
 
 def play(fault: str, nccl: str, seed: int, number: int, folder: Path) -> Outcome:
@@ -317,7 +335,7 @@ def inside_guest(options: argparse.Namespace) -> int:
     fabric, missing = Fabric.create(), 0
     for number in range(options.first_try, options.first_try + options.tries):
         for fault in (name for name in IN_GUEST if name in options.faults):
-            outcome = slow.play(fabric, draw(fault, options.seed, number), options.nccl, options.seed, 0, options.inside)
+            outcome = slow.play(fabric, draw(fault, options.seed, number), options.nccl, options.seed, 0, options.inside, Asked)
             missing += bool(outcome.note)
             print(f"played {fault} try {number}: {outcome.pace} {outcome.note}", flush=True)
     return missing

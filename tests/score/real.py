@@ -11,7 +11,7 @@ import random
 import threading
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
@@ -351,9 +351,15 @@ def play(run: Run, baselines: Sequence[Diagnoser] = ()) -> Outcome:
 
 
 def record(
-    run: Run, scenario: Scenario, made: TestbedPlan, outcome: Outcome, network: Hosts | None = None
+    run: Run,
+    scenario: Scenario,
+    made: TestbedPlan,
+    outcome: Outcome,
+    network: Hosts | None = None,
+    watch: Callable[[Sequence[int]], Watcher] = Watcher,
 ) -> list[tuple[Attach, Recording, float]]:
-    """Play a scenario as planned and watch it: each collector's recording, and when the fault began to show to it.
+    """Play a scenario as planned and watch it: each collector's recording, and when the fault began to show to it. ``watch``
+    makes the collector that is there from the start.
 
     They are saved where the run says so; what a reader should know goes into the outcome. Raises JobError, NcclwatchError and
     OSError.
@@ -361,7 +367,7 @@ def record(
     with Play(made, network=network, gate_s=START_S) as played:
         missing = scenario.observe.missing_nodes
         pids = [played.job.pid(r) for r in range(made.ranks) if node_of(scenario.layout, r) not in missing]
-        live = Watcher(pids) if Attach.LIVE in run.attaches else None
+        live = watch(pids) if Attach.LIVE in run.attaches else None
         played.begin()
         if scenario.expect.score_class is ScoreClass.CLEAN:
             effect, late = _run_clean(run, played, pids)

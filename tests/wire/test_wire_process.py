@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -120,3 +122,48 @@ def test_a_process_that_ends_in_the_middle_is_dropped_and_the_plane_goes_on(
             assert wire.running and wire.reasons == {} and wire._starts == 1
         finally:
             wire.close()
+
+
+def test_a_load_that_comes_to_stand_in_a_burst_is_counted_to_its_end_and_no_probe_stays(
+    stand_in: Callable[[Load], None], load_program: Path
+) -> None:
+    """As where its NIC is unplugged: nothing completes any more, from the middle of a burst on."""
+    with load(load_program, posts=100_000_000, rate=2_000, bytes=4096) as job:
+        stand_in(job)
+        wire = WireProcess(Mode.BURSTS, 0.05)
+        try:
+            wire.follow([User(job.pid, ("IB",))])
+            job.begin()
+            windows(wire, lambda window: bool(window.work.posted))
+            child = wire._child
+            assert child is not None
+            assert wire.order(Order(4, (job.pid,), seconds=2.0, share=0.9))
+            until(lambda: probes_of(child.pid) > 0)
+            time.sleep(0.3)
+            os.kill(job.pid, signal.SIGSTOP)
+            (flow,) = [window for window in windows(wire, lambda window: window.order == 4) if window.scope is Scope.FLOW]
+            assert flow.work.posted and flow.work.seen_s == pytest.approx(2.0, abs=0.5)
+            assert flow.work.posted < 1.5 * 2_000, "what came before it stood is counted, and nothing is made up"
+            until(lambda: probes_of(child.pid) == 0)
+            os.kill(job.pid, signal.SIGCONT)
+            later = windows(wire, lambda window: not window.order and window.work.begin_ns >= flow.work.end_ns)
+            assert later and wire.running and wire.reason == "", "it goes on with it"
+        finally:
+            os.kill(job.pid, signal.SIGCONT)
+            wire.close()
+
+
+def probes_of(pid: int) -> int:
+    """How many probes on the data path a process holds: those of libibverbs' control path are of other programs' functions."""
+    names = []
+    for fd in os.listdir(f"/proc/{pid}/fd"):  # noqa: PTH208 - they come and go
+        with contextlib.suppress(OSError):
+            names.append(os.readlink(f"/proc/{pid}/fd/{fd}"))  # noqa: PTH115
+    return sum("perf_event" in name or "bpf_link" in name or "bpf-link" in name for name in names)
+
+
+def until(holds: Callable[[], bool], seconds: float = 20) -> None:
+    deadline = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)

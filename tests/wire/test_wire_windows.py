@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.state import Direction
 from ncclwatch.model.work import Counting, FlowWindow, Scope
 from ncclwatch.wire.child import Service
@@ -201,3 +202,30 @@ def test_counting_exactly_an_order_is_answered_with_a_window_of_its_own(wire_ker
     assert ordered.work.counting is Counting.EXACT and ordered.work.posted and ordered.work.polls
     assert before.work.end_ns == ordered.work.begin_ns, "nothing went uncounted in between"
     assert 0.25 <= ordered.work.seen_s < 1.0 and ordered.work.coverage == 1.0
+
+
+def test_a_failure_while_everything_is_counted_takes_no_probe_away(
+    wire_kernel: WireKernel, load_program: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Windows that went on without probes would say that nothing is posted any more."""
+    with load(load_program, posts=100_000_000, rate=RATE, bytes=SIZE, busy=0) as job:
+        service = exactly(wire_kernel, job)
+
+        def fails() -> bool:
+            raise NcclwatchError("a queue cannot be resolved", "")
+
+        try:
+            service._next_exact = 0.0
+            with monkeypatch.context() as patch:
+                patch.setattr(service.session, "step", fails)
+                report = service.step()
+            assert report is not None and "cannot be resolved" in report.reason and not report.windows
+            service._next_exact = 0.0
+            (work,) = [window.work for window in collect(service, 1) if window.scope is Scope.FLOW]
+            assert work.posted and work.coverage == 1.0
+            time.sleep(0.3)
+            service._next_exact = 0.0
+            (work,) = [window.work for window in collect(service, 1) if window.scope is Scope.FLOW]
+            assert work.posted and work.counting is Counting.EXACT
+        finally:
+            service.session.close()

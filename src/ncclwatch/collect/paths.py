@@ -98,10 +98,10 @@ class PathProbes:
                     [*command, device, str(SECONDS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
                     start_new_session=True,
                 )  # fmt: skip
-                assert process.stdin is not None  # noqa: S101 - a pipe was asked for
-                process.stdin.write(self.token)
-                process.stdin.close()
                 self._running.append(_Probe(process, address, keys, time.monotonic() + ENDS_S))
+                assert process.stdin is not None  # noqa: S101 - a pipe was asked for
+                with process.stdin as stream:
+                    stream.write(self.token)
         return len(self._running)
 
     def take(self) -> None:

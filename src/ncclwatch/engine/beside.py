@@ -12,17 +12,14 @@ from itertools import groupby
 
 from ncclwatch.engine.case import Case, Cause, Hypothesis, nobody
 from ncclwatch.engine.edges import told
-from ncclwatch.engine.evidence.base import FactKind, Strength
-from ncclwatch.engine.evidence.cpu_limits import HELD_BACK, held_back
-from ncclwatch.engine.evidence.kernel_log import Logged
-from ncclwatch.engine.evidence.ports import PortDown, PortErrors, names_of
-from ncclwatch.engine.evidence.sockets import FlowFact
+from ncclwatch.engine.evidence.base import FactKind, RankNode, Strength
+from ncclwatch.engine.evidence.kernel import HELD_BACK, Logged, held_back
+from ncclwatch.engine.evidence.nics import FlowFact, PortDown, PortErrors, names_of
 from ncclwatch.engine.evidence.work_requests import WorkFact
 from ncclwatch.engine.explain_calls import behind_fact
 from ncclwatch.engine.explain_network import BEFORE_S
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.network import LOSSY_SEGMENTS
-from ncclwatch.engine.nodes import RankNode
 from ncclwatch.engine.slow.delay_matrix import delay_lines
 from ncclwatch.model.network import FlowState, KernelLogLine
 from ncclwatch.model.state import Direction

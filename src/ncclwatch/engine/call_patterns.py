@@ -15,9 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.edges import told
-from ncclwatch.engine.evidence.base import Fact
+from ncclwatch.engine.evidence.base import Fact, RankNode
 from ncclwatch.engine.job import Job, Member
-from ncclwatch.engine.nodes import RankNode
 from ncclwatch.engine.slow.order import CallOrder, Place
 
 RECENT = 256

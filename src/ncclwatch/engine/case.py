@@ -14,18 +14,16 @@ from typing import Any, TypeVar
 from ncclwatch.engine.call_patterns import Orders
 from ncclwatch.engine.conflicts import ConflictWatch, StageOf
 from ncclwatch.engine.edges import StallMark, Wait, wait_facts
-from ncclwatch.engine.evidence.base import Fact, FactKind, Facts, Source
+from ncclwatch.engine.evidence.base import Fact, FactKind, Facts, Node, Source
 from ncclwatch.engine.evidence.calls import Called, CallsFinding
 from ncclwatch.engine.evidence.registry import SOURCES
 from ncclwatch.engine.graph import Sink, Waits
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.network import NetworkMemory
-from ncclwatch.engine.nodes import Node
 from ncclwatch.engine.patience import CREATION_S, Patience
 from ncclwatch.engine.sends_and_receives import Messages
 from ncclwatch.engine.transfers import Transfers
-from ncclwatch.engine.waits import find_waits
 from ncclwatch.model.verdict import Culprit, VerdictClass
 
 T = TypeVar("T")
@@ -274,7 +272,7 @@ class Case:
     @cached_property
     def waits(self) -> Waits:
         """The wait-for graph: drawn from what the sources say when it is first asked for; rules put another in its place."""
-        return find_waits(self)
+        return Waits.drawn(self.job, self.facts)
 
     @property
     def sinks(self) -> list[Sink]:

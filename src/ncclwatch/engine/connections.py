@@ -1,62 +1,40 @@
-"""Network connections of a job and the two ends of their transfers, in absolute steps, so that they can be compared.
+"""What joins ranks and how far it can be looked into: transports, what a completed send proves, and the rings that connections
+inside nodes make (shared memory; P2P where the device shim reads it).
 
-Counters of a proxy operation are relative to its base; base + counter is the step of the connection and means the same at both
-ends (NCCL ``src/transport/net.cc``: both ends round the same running step). Nothing else lines two ranks up without proof.
+Head and tail of such a connection count the same steps at both ends; only the protocol Simple moves the tail. AllReduce,
+AllGather and ReduceScatter write and read as much on each ring (``src/device/``: every rank passes on what it gets). A rank that
+has written more than it has read is in the middle of one of them; one that has written less than its peers is behind.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
-from ncclwatch.engine.job import Group, Member
-from ncclwatch.model.state import ChannelRing, Communicator, HostConnection, ProcessSample, ProxyOperation, ProxySub, Transport
+from ncclwatch.engine.edges import Wait, Why, waits_for
+from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.model.state import (
+    ChannelRing,
+    Communicator,
+    Direction,
+    HostConnection,
+    ProcessSample,
+    ProxyOperation,
+    ProxySub,
+    Transport,
+)
 
 CONNECTION_SLOTS = 8
 """Fact: NCCL_STEPS, buffers of a connection, a sender is at most so many steps ahead (all tags, ``src/include/device.h``)."""
+CHUNK_STEPS = CONNECTION_SLOTS // 2
+"""Fact: what a rank writes at a time, in steps: its own part first, then what each rank before it has written (all tags:
+``ALLREDUCE_CHUNKSTEPS`` and its like in ``src/include/collectives.h``).
+"""
+RING_ENDS_RECEIVING = frozenset({"AllReduce", "AllGather", "ReduceScatter"})
+"""Collectives whose ring ends with a receive on every rank (``src/device/all_reduce.h`` and its like)."""
 
-
-class ConnectionKey(NamedTuple):
-    """One direction of one connection; ranks are of the communicator."""
-
-    group: int
-    channel: int
-    source: int
-    destination: int
-    point_to_point: bool
-
-
-@dataclass(slots=True)
-class End:
-    """One end of a transfer: the operation, its sub-operation, and the process on whose behalf it runs."""
-
-    key: ConnectionKey
-    member: Member
-    operation: ProxyOperation
-    sub: ProxySub
-
-    @property
-    def last_step(self) -> int:
-        """The connection's step at which this transfer ends."""
-        return self.sub.base + self.sub.nsteps
-
-
-def ring_of(communicator: Communicator, channel: int) -> ChannelRing | None:
-    """The neighbours of a rank in the ring of a channel."""
-    return next((ring for ring in communicator.rings if ring.channel == channel), None)
-
-
-def steps_unread(connection: HostConnection) -> int | None:
-    """Steps that were written into a connection inside a node and not read; ``None`` where that is not seen."""
-    if connection.head is None or connection.tail is None:
-        return None
-    return max(0, connection.tail - connection.head)
-
-
-def memory_of(connection: HostConnection) -> str:
-    """Where the buffers of a connection inside a node lie."""
-    return "shared memory" if connection.transport is Transport.SHM else "P2P (GPU memory)"
-
+# --- transports ---------------------------------------------------------------------------------------------------------
 
 INVISIBLE = frozenset({Transport.P2P, Transport.NVLS, Transport.COLLNET, Transport.UNKNOWN})
 """Transports whose progress the host cannot see (NVLink and the like)."""
@@ -67,14 +45,10 @@ def is_hidden(communicator: Communicator) -> bool:
     return any(transport in INVISIBLE for _, _, _, transport in communicator.transports)
 
 
-def unseen_peers(communicator: Communicator) -> set[int]:
-    """Peers joined to this rank by such a transport on any channel."""
-    return {peer for _, peer, _, transport in communicator.transports if transport in INVISIBLE}
-
-
-def hidden_peers(communicator: Communicator, channel: int) -> list[int]:
-    """Peers joined to this rank on a channel by a transport whose progress the host cannot see."""
-    return sorted({peer for c, peer, _, transport in communicator.transports if c == channel and transport in INVISIBLE})
+def unseen_peers(communicator: Communicator, channel: int | None = None) -> set[int]:
+    """Peers joined to this rank by such a transport, on one channel or on any."""
+    links = communicator.transports
+    return {peer for on, peer, _, transport in links if transport in INVISIBLE and channel in (None, on)}
 
 
 RELIABLE = "IB"
@@ -103,18 +77,168 @@ def was_before(group: Group, sender: Member, receiver: Member) -> bool:
     read_ns = receiver.last.wall_ns
     if sender.info.host != receiver.info.host:
         read_ns -= int(CLOCKS_S * 1e9)
-    now = sender.last
+    shown = _transfers_of(group, sender.last)
     for sample in reversed(sender.samples):
-        if sample is not now and not _same_transfers(group, sample, now):
+        if _transfers_of(group, sample) != shown:
             return False
         if sample.wall_ns + sample.duration_ns <= read_ns:
             return True
     return False
 
 
-def _same_transfers(group: Group, sample: ProcessSample, now: ProcessSample) -> bool:
-    def shown(one: ProcessSample) -> tuple[object, object]:
-        steps = [c.net_steps for c in one.communicators if c.hash == group.hash]
-        return [op for op in one.operations if op.comm_hash == group.hash], steps
+def _transfers_of(group: Group, sample: ProcessSample) -> object:
+    steps = [own.net_steps for own in sample.communicators if own.hash == group.hash]
+    return [operation for operation in sample.operations if operation.comm_hash == group.hash], steps
 
-    return shown(sample) == shown(now)
+
+# --- connections inside nodes ---------------------------------------------------------------------------------------------
+
+
+def steps_unread(connection: HostConnection) -> int | None:
+    """Steps that were written into a connection inside a node and not read; ``None`` where that is not seen."""
+    if connection.head is None or connection.tail is None:
+        return None
+    return max(0, connection.tail - connection.head)
+
+
+def memory_of(connection: HostConnection) -> str:
+    """Where the buffers of a connection inside a node lie."""
+    return "shared memory" if connection.transport is Transport.SHM else "P2P (GPU memory)"
+
+
+def is_seen(communicator: Communicator, channel: int, peer: int) -> bool:
+    """Whether all that joins this rank to a peer on a channel by P2P was read by the device shim."""
+    wanted = {d for c, p, d, transport in communicator.transports if (c, p, transport) == (channel, peer, Transport.P2P)}
+    seen = {str(conn.direction) for conn in communicator.host_connections if (conn.channel, conn.peer) == (channel, peer)}
+    return bool(wanted) and {str(direction) for direction in wanted} <= seen
+
+
+def has_produced(sub: ProxySub) -> bool:
+    """Whether the GPU has produced anything of a send; what cannot be told counts as produced."""
+    return sub.done > 0 or sub.gpu_ready is None or sub.gpu_ready > 0 or sub.posted == 0
+
+
+class RingPlace(NamedTuple):
+    """Where a rank stands in a ring inside its node: its end of what comes from the rank before, and the steps that it has
+    written to the next since the connections were made; ``None`` where these are not inside the node, or not seen.
+    """
+
+    rank: int
+    ring: ChannelRing
+    source: HostConnection | None
+    written: int | None
+
+    @property
+    def unread(self) -> int | None:
+        """Steps that lie ready for it."""
+        return steps_unread(self.source) if self.source is not None else None
+
+    @property
+    def read(self) -> int | None:
+        """Steps that it has read."""
+        return self.source.head if self.source is not None else None
+
+    @property
+    def ahead(self) -> int:
+        """By how many steps it has written more than it has read; 0 where that is not seen."""
+        return self.written - self.read if self.written is not None and self.read is not None else 0
+
+    @property
+    def is_amid(self) -> bool:
+        """Whether an operation under way can have made it so: each rank writes its own part first and passes on what it has read,
+        so it is ahead by less than a connection holds. (A Broadcast leaves more of a difference, and for good.)
+        """
+        return 0 < self.ahead <= CONNECTION_SLOTS
+
+
+def ring_places(own: Communicator) -> Iterator[RingPlace]:
+    """Where a rank stands in each of its rings that goes through its node. O(connections)."""
+    if not own.host_connections:
+        return
+    ends = {(end.channel, end.peer, end.direction): end for end in own.host_connections if end.connection_index == 0}
+    for ring in own.rings:
+        source = ends.get((ring.channel, ring.prev, Direction.RECV))
+        sink = ends.get((ring.channel, ring.next, Direction.SEND))
+        if source is not None or sink is not None:
+            yield RingPlace(own.rank, ring, source, sink.tail if sink is not None else None)
+
+
+Rings = Mapping[int, Mapping[int, RingPlace]]
+"""Channel → rank in a communicator → where it stands."""
+
+
+def rings_inside(group: Group) -> dict[int, dict[int, RingPlace]]:
+    """The rings of a communicator as far as they go through nodes. O(connections)."""
+    found: dict[int, dict[int, RingPlace]] = defaultdict(dict)
+    for rank, (_, own) in group.members.items():
+        for place in ring_places(own):
+            found[place.ring.channel][rank] = place
+    return found
+
+
+def ring_written(rings: Rings) -> dict[int, dict[int, int]]:
+    """Channel → rank → steps that it has written to the next in its ring, where that is seen."""
+    found: dict[int, dict[int, int]] = defaultdict(dict)
+    for channel, places in rings.items():
+        for rank, at in places.items():
+            if at.written is not None:
+                found[channel][rank] = at.written
+    return found
+
+
+def under_way(rings: Rings) -> dict[int, dict[int, RingPlace]]:
+    """Of those rings who is amid an operation. Nobody of a ring in which somebody has read more than it wrote, as the last of a
+    Broadcast has.
+    """
+    even = {channel: places for channel, places in rings.items() if all(place.ahead >= 0 for place in places.values())}
+    amid = {channel: {rank: at for rank, at in places.items() if at.is_amid} for channel, places in even.items()}
+    return {channel: places for channel, places in amid.items() if places}
+
+
+def amid_rings(job: Job) -> set[int]:
+    """Indices of the processes that are amid an operation in a ring inside their node. O(connections)."""
+    rings = ((group, places) for group in job.groups.values() for places in under_way(rings_inside(group)).values())
+    return {group.members[rank][0].index for group, places in rings for rank in places}
+
+
+def laggards(job: Job) -> Iterator[Wait]:
+    """Waits for ranks that lag in a ring of shared memory. O(connections).
+
+    A rank whose own counters say that it waits there waits for the one before. All ranks of a ring write the same number of steps
+    an operation, so one that has written less than the others has not come as far; and nobody ends a collective before the last
+    has contributed. Of one that waits itself no other is said to wait, nor by whom is further ahead than it can be without it:
+    they were read at different moments.
+    """
+    for group in job.groups.values():
+        inside = rings_inside(group)
+        amid, steps_written = under_way(inside), ring_written(inside)
+        for channel, places in inside.items() if group.nranks > 1 else ():
+            waiting = {rank: at.ring.prev for rank, at in amid.get(channel, {}).items() if not at.unread}
+            for rank, prev in waiting.items():
+                if prev in group.members:
+                    yield _waits_inside(job, group, channel, rank, prev, "all that was written into shared memory is read")
+            written = steps_written.get(channel, {})
+            least = min(written.values(), default=0)
+            if len(written) < group.nranks or least == max(written.values()):
+                continue
+            for other in [rank for rank, steps in written.items() if steps == least and rank not in waiting]:
+                after = _hops(places, other)
+                for rank, steps in written.items():
+                    if 0 < steps - least <= CHUNK_STEPS * after.get(rank, 0):
+                        text = f"{steps - least} steps behind in shared memory"
+                        yield _waits_inside(job, group, channel, rank, other, text)
+
+
+def _waits_inside(job: Job, group: Group, channel: int, reader: int, writer: int, how: str) -> Wait:
+    detail, member = f"channel {channel}, {how}", group.members[reader][0]
+    return waits_for(job, group, member, writer, Why.EMPTY, detail, source="rings", channel=channel)
+
+
+def _hops(places: Mapping[int, RingPlace], first: int) -> dict[int, int]:
+    """How many ranks further on in a ring each rank is than the first."""
+    found: dict[int, int] = {}
+    rank = first
+    while rank in places and rank not in found:
+        found[rank] = len(found)
+        rank = places[rank].ring.next
+    return found

@@ -12,7 +12,7 @@ from itertools import groupby
 
 from ncclwatch.engine.case import Case, Hypothesis, Known, Stratum
 from ncclwatch.engine.evidence.base import FactKind
-from ncclwatch.engine.evidence.sockets import RETRY_S
+from ncclwatch.engine.evidence.nics import RETRY_S
 from ncclwatch.engine.explain_network import ports_in_use
 from ncclwatch.engine.job import Job, Member, assemble
 from ncclwatch.engine.patience import retry_patience

@@ -1,4 +1,4 @@
-"""What the wait-for graph is made of: places where a wait can end, waits between them, and what a rank could do and does not."""
+"""What the wait-for graph is made of: waits along connections, and what a rank could do and does not; and the words of both."""
 
 from __future__ import annotations
 
@@ -6,19 +6,61 @@ from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from ncclwatch.engine.connections import ConnectionKey, End
-from ncclwatch.engine.evidence.base import Fact, FactColumns, FactKind, Strength
-from ncclwatch.engine.job import Member
-from ncclwatch.engine.nodes import Node, Nodes, RankNode
+from ncclwatch.engine.evidence.base import (
+    AbsentNode,
+    Fact,
+    FactColumns,
+    FactKind,
+    HiddenNode,
+    Node,
+    Nodes,
+    RankNode,
+    Strength,
+    joined,
+    node_of,
+)
+from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.model.state import Direction, OpPhase, ProxyOperation, ProxySub
+from ncclwatch.model.verdict import OperationRef
 
 T = TypeVar("T")
 
 NOBODY = -1
 """Fact: stands for the object of a fact in columns that has none."""
+
+
+class ConnectionKey(NamedTuple):
+    """One direction of one connection; ranks are of the communicator."""
+
+    group: int
+    channel: int
+    source: int
+    destination: int
+    point_to_point: bool
+
+
+@dataclass(slots=True)
+class End:
+    """One end of a transfer over the network: the operation, its sub-operation, and the process on whose behalf it runs."""
+
+    key: ConnectionKey
+    member: Member
+    operation: ProxyOperation
+    sub: ProxySub
+
+    @property
+    def sends(self) -> bool:
+        """Whether it is the sender's."""
+        return self.operation.direction is Direction.SEND
+
+    @property
+    def last_step(self) -> int:
+        """The connection's step at which this transfer ends."""
+        return self.sub.base + self.sub.nsteps
 
 
 class Why(StrEnum):
@@ -43,6 +85,10 @@ class Why(StrEnum):
     UNOBSERVED = "which was not observed"
 
 
+OF_THE_LINK = frozenset({Why.IN_NETWORK, Why.UNCONFIRMED, Why.NO_CREDIT})
+"""Both sides have done their part: it is the link that does not do its own."""
+
+
 class Stall(StrEnum):
     """What a rank could do and does not do."""
 
@@ -61,10 +107,23 @@ PROXY_STALLS = frozenset({
     Stall.PROXY_NOT_BEGUN,
 })  # fmt: skip
 """What a proxy thread alone decides: no peer and no GPU can hold it up there."""
+SAID_BY_THE_OTHER = frozenset({Why.EMPTY, Why.FULL})
+"""What is said of a rank that was observed."""
+FINISHED_THERE = frozenset({Why.IN_NETWORK, Why.UNCONFIRMED, Stall.PROXY_NOT_TAKING})
+"""Where no other end is open, that is because it is through."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wait(Fact):
+class OnConnection(Fact):
+    """What a rank shows at its end of a connection; ``end`` where that is one of the network with a transfer open."""
+
+    subject: Node
+    key: ConnectionKey
+    end: End | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wait(OnConnection):
     """An edge of the wait-for graph: the subject cannot go on before the object does something.
 
     Its text is made when it is asked for: of the thousands of waits of a large job a few are ever shown. ``operation`` is set
@@ -73,11 +132,8 @@ class Wait(Fact):
     """
 
     kind: FactKind = FactKind.WAITS_FOR
-    subject: Node
     object: Node
     why: Why
-    key: ConnectionKey
-    end: End | None = None
     other: End | None = None
     """The far end of the transfer, where that is open."""
     number: int = -1
@@ -105,27 +161,62 @@ def enough_pairs(waiting: Sequence[T], behind: Sequence[T]) -> list[tuple[T, T]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StallMark(Fact):
+class StallMark(OnConnection):
     """One thing a rank could do and does not do: it accuses nobody by itself, for the rank may wait elsewhere."""
 
     kind: FactKind = FactKind.STANDS
     subject: RankNode
     member: Member
     stall: Stall
-    key: ConnectionKey
-    end: End | None = None
 
 
 EdgeT = TypeVar("EdgeT", Wait, StallMark)
 
 
-def in_columns(facts: Sequence[EdgeT], nodes: Nodes) -> FactColumns[EdgeT]:
-    """Waits or stalls that are objects already, as those that are not."""
-    subjects = np.array([nodes.number(fact.subject) for fact in facts], np.int64)
-    objects = np.array([nodes.number(fact.object) if isinstance(fact, Wait) else NOBODY for fact in facts], np.int64)
-    possible = np.array([fact.strength is Strength.POSSIBLE for fact in facts], np.bool_)
-    collectives = frozenset(fact.key.group for fact in facts if not fact.key.point_to_point)
-    return FactColumns(facts[0].kind, subjects, objects, possible, facts.__getitem__, collectives)
+def waits_for(
+    job: Job, group: Group, member: Member, rank: int, why: Why, detail: str = "", *, source: str, channel: int = 0,
+    sends: bool = False, point_to_point: bool = False, strength: Strength = Strength.PROVEN, target: Node | None = None,
+    end: End | None = None, operation: OperationRef | None = None, where: str = "",
+) -> Wait:  # fmt: skip
+    """That a process waits, or may, for a rank of a communicator: on the connection to it (``sends``) or from it.
+
+    ``target``: where the wait leads, if not to that rank; ``where``: where it waits, if that is not seen.
+    """
+    target = target or node_of(group, rank)
+    own = group.ranks[member.index]
+    if isinstance(target, AbsentNode) and why in SAID_BY_THE_OTHER:
+        why = Why.UNOBSERVED
+
+    def describe() -> str:
+        verb = "may wait" if strength is Strength.POSSIBLE else "waits"
+        reason = "" if isinstance(target, HiddenNode) else f", {why}"
+        text = f": {detail}" if detail else ""
+        return f"{member.label} {verb}{where} for {job.rank_name(group.id, rank)}{reason}{text}"
+
+    return Wait(
+        subject=RankNode(member.index), source=source, object=target, why=why, strength=strength, end=end, operation=operation,
+        key=ConnectionKey(group.id, channel, *((own, rank) if sends else (rank, own)), point_to_point), describe=describe,
+    )  # fmt: skip
+
+
+def stalls_at(end: End, other: End | None, stall: Stall, source: str) -> StallMark:
+    """That a rank does not do what it could at its end of a transfer over the network; ``other``: the far end, if it is open."""
+    text = partial(stall_text, end, other, stall)
+    return StallMark(
+        subject=RankNode(end.member.index), source=source, member=end.member, stall=stall, key=end.key, end=end, describe=text
+    )
+
+
+def in_columns(form: type[EdgeT], facts: Sequence[Fact | FactColumns[Any]], nodes: Nodes) -> FactColumns[EdgeT]:
+    """All waits, or all stalls, of some facts: those in columns, and behind them those that are objects already."""
+    kind: FactKind = FactKind.WAITS_FOR if form is Wait else FactKind.STANDS
+    objects = [fact for fact in facts if isinstance(fact, form)]
+    subjects = np.array([nodes.number(fact.subject) for fact in objects], np.int64)
+    targets = np.array([nodes.number(fact.object) if isinstance(fact, Wait) else NOBODY for fact in objects], np.int64)
+    possible = np.array([fact.strength is Strength.POSSIBLE for fact in objects], np.bool_)
+    collectives = frozenset(fact.key.group for fact in objects if not fact.key.point_to_point)
+    last = FactColumns(kind, subjects, targets, possible, objects.__getitem__, collectives)
+    return joined([*(fact for fact in facts if isinstance(fact, FactColumns) and fact.kind is kind), last])
 
 
 def wait_facts(waits: Iterable[Wait]) -> list[Fact]:
@@ -146,3 +237,44 @@ def _text(wait: Wait, more: int) -> str:
 def told(text: str, subject: Node | None = None, kind: FactKind = FactKind.CALLED_OTHER, source: str = "state") -> Fact:
     """A line of evidence that is made already."""
     return Fact(kind, subject, source, describe=partial(str, text))
+
+
+# --- words of the network's ends ----------------------------------------------------------------------------------------
+
+
+def wait_text(job: Job, end: End, other: End | None, why: Why) -> str:
+    """Who waits for whom, or which link does not do its part; ``other`` is the far end of the transfer where it is open."""
+    key = end.key
+    source, destination = (job.rank_name(key.group, rank) for rank in (key.source, key.destination))
+    if why in OF_THE_LINK:
+        return f"{source} → {destination}: {why}: {_transfer_text(end, other, why)}"
+    return f"{end.member.label} waits for {destination if end.sends else source}, {why}: {_transfer_text(end, other, why)}"
+
+
+def stall_text(end: End, other: End | None, what: Stall) -> str:
+    """What a rank could do and does not do."""
+    return f"{end.member.label}: {what}: {_transfer_text(end, other, what)}"
+
+
+def operation_text(end: End) -> str:
+    """``AllReduce #13 sending``."""
+    one = end.operation
+    name = one.collective or ("point-to-point" if one.is_point_to_point else "operation")
+    return f"{name} #{one.sequence} {'sending' if end.sends else 'receiving'}"
+
+
+def _transfer_text(end: End, other: End | None, shows: Why | Stall) -> str:
+    """Which transfer it is, and how far both ends have come."""
+    if end.operation.phase is not OpPhase.PROGRESS:
+        return f"{operation_text(end)}, channel {end.key.channel}, {end.sub.nsteps} steps queued"
+    far = "; its other end has finished this transfer" if shows in FINISHED_THERE else ""
+    far = f"; {'sender' if other.sends else 'receiver'} {_counters(other)}" if other is not None else far
+    return f"{operation_text(end)}, channel {end.key.channel}, {_counters(end)} of {end.sub.nsteps} steps{far}"
+
+
+def _counters(end: End) -> str:
+    sub = end.sub
+    if end.sends:
+        produced = f"produced {sub.gpu_ready}, " if sub.gpu_ready is not None else ""
+        return f"{produced}opened {sub.posted}, sent {sub.transmitted}, completed {sub.done}"
+    return f"posted {sub.posted}, received {sub.received}, delivered {sub.transmitted}, consumed {sub.done}"

@@ -12,12 +12,11 @@ from functools import partial
 from ncclwatch.engine.call_patterns import Deviation, deviation_fact, find_alone_in_deviating, find_deviations
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming
 from ncclwatch.engine.edges import told, wait_facts
-from ncclwatch.engine.evidence.base import Fact, FactKind
+from ncclwatch.engine.evidence.base import Fact, FactKind, RankNode
 from ncclwatch.engine.evidence.calls import CallsFinding, behind_text, operation_of
-from ncclwatch.engine.evidence.disagreements import Disagreement, Mismatch
+from ncclwatch.engine.evidence.disagreements import Disagreement
 from ncclwatch.engine.explain_waits import beside_unobserved, ends_of
 from ncclwatch.engine.job import Group, Job
-from ncclwatch.engine.nodes import RankNode
 from ncclwatch.engine.sends_and_receives import Messages
 from ncclwatch.engine.stated import SHOWN
 from ncclwatch.engine.suspects import caller, observed, peers
@@ -70,16 +69,11 @@ def _disagree(case: Case, found: list[_Odd], confidence: float, more: Iterable[F
 def open_calls_differ(case: Case) -> Iterator[Hypothesis]:
     """The two ends of a connection work on different operations; where no vote or pattern tells which, both are named."""
     job, found = case.job, []
-    for mismatch in case.facts.of(FactKind.OPEN_OTHER, Mismatch):
-        group, (ranks, how, tie) = job.groups[mismatch.subject], mismatch.suspects()
-        members = {member.index: rank for rank in ranks if (member := group.holder(rank)) is not None}
+    for seen in case.facts.of(FactKind.OPEN_OTHER, Disagreement):
+        members = {member.index: text for rank, text in seen.odd.items() if (member := seen.group.holder(rank)) is not None}
         own = case.waits.of(members) if members else {}
-        calls = {index: mismatch.calls.get(rank) for index, rank in members.items()}
-        suspects = [
-            observed(job, job.member(index), own[index], (), Cause.CALLED_OTHER, call.text() if call else "another operation")
-            for index, call in calls.items()
-        ]
-        found.append(_Odd(group, suspects, [*mismatch.lines(job), how], tie))
+        suspects = [observed(job, job.member(index), own[index], (), Cause.CALLED_OTHER, text) for index, text in members.items()]
+        found.append(_Odd(seen.group, suspects, [*seen.lines, seen.how], seen.tie))
     yield from _disagree(case, found, 0.9)
 
 
@@ -102,7 +96,7 @@ def counts_differ(case: Case) -> Iterator[Hypothesis]:
                 suspect = observed(job, seen.group.members[rank][0], (), (), Cause.COUNTED_OTHER, name)
                 place = replace(suspect.place, communicator=seen.group.reference(), comm_rank=rank, operation=None)
                 suspects.append(replace(suspect, place=place, group=seen.group.id))
-            found.append(_Odd(seen.group, suspects, [*seen.lines(job), seen.how], seen.tie))
+            found.append(_Odd(seen.group, suspects, [*seen.lines, seen.how], seen.tie))
     named = {one.index for odd in found for one in odd.suspects if one.index is not None}
     own = case.waits.of(named) if named else {}
     yield from _disagree(case, found, 0.85, wait_facts(wait for waits in own.values() for wait in waits))

@@ -14,13 +14,11 @@ from statistics import median_low
 
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody
 from ncclwatch.engine.edges import told
-from ncclwatch.engine.evidence.base import Fact, FactKind
-from ncclwatch.engine.evidence.cpu_limits import HELD_BACK, HELD_TIMES
-from ncclwatch.engine.evidence.ports import PortDown
-from ncclwatch.engine.evidence.sockets import DeadPath
+from ncclwatch.engine.evidence.base import Fact, FactKind, RankNode
+from ncclwatch.engine.evidence.kernel import HELD_BACK, HELD_TIMES
+from ncclwatch.engine.evidence.nics import DeadPath, PortDown
 from ncclwatch.engine.evidence.work_requests import Shows, WorkFact
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.nodes import RankNode
 from ncclwatch.engine.patience import LONGEST_PATIENCE_S
 from ncclwatch.engine.stated import first_waits
 from ncclwatch.engine.suspects import observed, one_of_each

@@ -8,17 +8,15 @@ from dataclasses import dataclass, field
 
 from ncclwatch.engine.call_patterns import Deviation, deviation_fact, find_deviations
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody
-from ncclwatch.engine.connections import unseen_peers
+from ncclwatch.engine.connections import CHUNK_STEPS, ring_written, rings_inside, unseen_peers
 from ncclwatch.engine.edges import PROXY_STALLS, Stall, Wait, Why, told, wait_facts
-from ncclwatch.engine.evidence.base import Fact, FactKind
+from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, HiddenNode, LinkNode, Node, RankNode
 from ncclwatch.engine.evidence.device import gpu_state
 from ncclwatch.engine.evidence.disagreements import Counts, Lack, lacks
 from ncclwatch.engine.graph import Sink, victims_of
 from ncclwatch.engine.job import Job, Member, launched
-from ncclwatch.engine.nodes import AbsentNode, HiddenNode, LinkNode, Node, RankNode
 from ncclwatch.engine.patience import HANG_FLOOR_S
 from ncclwatch.engine.retract import has_sent, is_begun
-from ncclwatch.engine.rings import CHUNK_STEPS, ring_written
 from ncclwatch.engine.suspects import observed, peers
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.verdict import LinkRef, VerdictClass
@@ -303,7 +301,7 @@ def _wrote_more(job: Job, found: _Cycle) -> Hypothesis | None:
         group = job.groups[number]
         calls = {launched(member, own) for member, own in group.members.values()}
         count, odd = (calls.pop() if len(calls) == 1 else None) or 0, set[int]()
-        rings = ring_written(group).values()
+        rings = ring_written(rings_inside(group)).values()
         for written in rings:
             least, most = min(written.values()), max(written.values())
             # Without those that have ended it goes on no further than the ring lets it: what is more is several calls.

@@ -6,91 +6,56 @@ does not follow it, and still counts among those behind.
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import accumulate, chain
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
-from ncclwatch.engine.edges import EdgeT, StallMark, Wait, in_columns
-from ncclwatch.engine.evidence.base import Fact, FactColumns, FactKind, Facts
+from ncclwatch.engine.edges import StallMark, Wait, in_columns
+from ncclwatch.engine.evidence.base import FactColumns, FactKind, Facts, Node, Nodes, RankNode
 from ncclwatch.engine.job import Job, Member
-from ncclwatch.engine.nodes import Node, Nodes, RankNode
 from ncclwatch.engine.transfers import Column, Flags
 
 NodeT = TypeVar("NodeT", bound=Hashable)
-
-
-class Parts(Generic[EdgeT]):
-    """Waits, or stalls, in columns, one part after the other; each has a number."""
-
-    def __init__(self, parts: Sequence[FactColumns[EdgeT]]) -> None:
-        self.parts: list[FactColumns[EdgeT]] = [part for part in parts if len(part)]
-        self._first = list(accumulate(map(len, self.parts), initial=0))
-
-    def plus(self, facts: Sequence[EdgeT], nodes: Nodes) -> Parts[EdgeT]:
-        """These and more."""
-        if not facts:
-            return self
-        parts = self.parts.copy()
-        parts.append(in_columns(facts, nodes))
-        return Parts(parts)
-
-    def __len__(self) -> int:
-        return self._first[-1]
-
-    def __iter__(self) -> Iterator[EdgeT]:
-        return chain.from_iterable(self.parts)
-
-    def __getitem__(self, number: int) -> EdgeT:
-        part = bisect_right(self._first, number) - 1
-        found: EdgeT = self.parts[part].make(number - self._first[part])
-        return found
-
-    def column(self, name: str, kind: type[Any] = np.int64) -> NDArray[Any]:
-        """One column of all."""
-        return np.concatenate([np.zeros(0, kind), *(getattr(part, name) for part in self.parts)])
 
 
 class Waits:
     """A wait-for graph: who waits for whom, who stands still, and which of the waits are retracted, by their numbers."""
 
     def __init__(
-        self, job: Job, nodes: Nodes, waits: Parts[Wait], stalls: Parts[StallMark], retracted: frozenset[int] = frozenset()
-    ) -> None:
+        self, job: Job, nodes: Nodes, waits: FactColumns[Wait], stalls: FactColumns[StallMark],
+        retracted: frozenset[int] = frozenset(),
+    ) -> None:  # fmt: skip
         self.job, self.nodes = job, nodes
         self.waits, self.stalls, self.retracted = waits, stalls, retracted
-        self.waiters, self.targets = waits.column("subject"), waits.column("object")
-        """Numbers of the nodes of every wait."""
 
     @classmethod
     def drawn(cls, job: Job, facts: Facts) -> Waits:
         """The graph of what the sources say."""
-        waits, stalls = facts.parts(FactKind.WAITS_FOR), facts.parts(FactKind.STANDS)
-        return cls(job, facts.nodes, _of_form(Wait, waits, facts.nodes), _of_form(StallMark, stalls, facts.nodes))
+        nodes, waits, stalls = facts.nodes, facts.parts(FactKind.WAITS_FOR), facts.parts(FactKind.STANDS)
+        return cls(job, nodes, in_columns(Wait, waits, nodes), in_columns(StallMark, stalls, nodes))
 
     def plus(self, facts: Sequence[Wait | StallMark], retracted: Iterable[int] = ()) -> Waits:
         """This graph and more waits and stalls, with more of its waits retracted."""
-        waits = self.waits.plus([fact for fact in facts if isinstance(fact, Wait)], self.nodes)
-        stalls = self.stalls.plus([fact for fact in facts if isinstance(fact, StallMark)], self.nodes)
-        return Waits(self.job, self.nodes, waits, stalls, self.retracted.union(retracted))
+        waits = in_columns(Wait, [self.waits, *facts], self.nodes)
+        return Waits(
+            self.job, self.nodes, waits, in_columns(StallMark, [self.stalls, *facts], self.nodes), self.retracted.union(retracted)
+        )
 
     def with_edges(self, waits: Sequence[Wait]) -> Waits:
         """The same stalls, and these waits."""
-        return Waits(self.job, self.nodes, Parts[Wait]([]).plus(waits, self.nodes), self.stalls)
+        return Waits(self.job, self.nodes, in_columns(Wait, waits, self.nodes), self.stalls)
 
     @property
     def open(self) -> bool:
         """Whether any transfer is unfinished."""
-        return bool(self.waits or self.stalls)
+        return len(self.waits) + len(self.stalls) > 0
 
     def wait(self, number: int) -> Wait:
         """One wait, which knows its number."""
-        return replace(self.waits[number], number=number)
+        return replace(self.waits.make(number), number=number)
 
     def all(self) -> Iterator[Wait]:
         """Every wait as an object."""
@@ -100,29 +65,29 @@ class Waits:
         """For each of these processes its waits and those for it."""
         found: dict[int, list[Wait]] = {index: [] for index in indices}
         wanted = np.array(list(found), np.int64)
-        for place in np.flatnonzero(np.isin(self.waiters, wanted) | np.isin(self.targets, wanted)).tolist():
+        for place in np.flatnonzero(np.isin(self.waits.subject, wanted) | np.isin(self.waits.object, wanted)).tolist():
             wait = self.wait(place)
-            for number in {int(self.waiters[place]), int(self.targets[place])} & found.keys():
+            for number in {int(self.waits.subject[place]), int(self.waits.object[place])} & found.keys():
                 found[number].append(wait)
         return found
 
     def first(self, waiters: int) -> list[Wait]:
         """All waits of the first so many nodes that wait."""
-        _, place = np.unique(self.waiters, return_index=True)
-        chosen = self.waiters[np.sort(place)[:waiters]]
-        return [self.wait(number) for number in np.flatnonzero(np.isin(self.waiters, chosen)).tolist()]
+        _, place = np.unique(self.waits.subject, return_index=True)
+        chosen = self.waits.subject[np.sort(place)[:waiters]]
+        return [self.wait(number) for number in np.flatnonzero(np.isin(self.waits.subject, chosen)).tolist()]
 
     def waiting(self) -> set[int]:
         """Indices of the processes that wait."""
-        return set(np.unique(self.waiters[self.waiters >= 0]).tolist())
+        return set(np.unique(self.waits.subject[self.waits.subject >= 0]).tolist())
 
     def busy(self) -> set[int]:
         """Indices of the processes that wait or stand still in something that shows."""
-        return self.waiting() | set(np.unique(self.stalls.column("subject")).tolist())
+        return self.waiting() | set(np.unique(self.stalls.subject).tolist())
 
     def collectives(self) -> set[int]:
         """Ids of the communicators in which a collective stands still."""
-        return set().union(*(part.collectives for part in self.waits.parts), *(part.collectives for part in self.stalls.parts))
+        return {*self.waits.collectives, *self.stalls.collectives}
 
     # --- where it ends -------------------------------------------------------------------------------------------------
 
@@ -145,12 +110,6 @@ class Waits:
         A wait that was retracted is not begun: it comes later, and lasts as long.
         """
         return self.places.behind([self.nodes.number(node) for node in nodes])
-
-
-def _of_form(form: type[EdgeT], facts: Sequence[Fact | FactColumns[Any]], nodes: Nodes) -> Parts[EdgeT]:
-    """Facts in columns, and behind them all that are objects already."""
-    columns = Parts[EdgeT]([fact for fact in facts if isinstance(fact, FactColumns)])
-    return columns.plus([fact for fact in facts if isinstance(fact, form)], nodes)
 
 
 @dataclass(slots=True)
@@ -190,9 +149,9 @@ class Places:
     def __init__(self, graph: Waits) -> None:
         halted = np.array([member.index for member in graph.job.members if member.halted], np.int64)
         # A stopped or ended process waits for nobody.
-        kept = (graph.waiters != graph.targets) & ~np.isin(graph.waiters, halted)
+        kept = (graph.waits.subject != graph.waits.object) & ~np.isin(graph.waits.subject, halted)
         all_edges: Column = np.flatnonzero(kept)
-        waiters, targets, standing = graph.waiters[all_edges], graph.targets[all_edges], graph.stalls.column("subject")
+        waiters, targets, standing = graph.waits.subject[all_edges], graph.waits.object[all_edges], graph.stalls.subject
         self.nodes: Column
         self.nodes, places = np.unique(np.r_[waiters, targets, standing, halted], return_inverse=True)
         places = places.reshape(-1)
@@ -201,7 +160,7 @@ class Places:
         followed: Flags = ~np.isin(all_edges, np.fromiter(graph.retracted, np.int64, len(graph.retracted)))
         # A wait that is merely possible counts only where nothing else leaves the node. Proven and likely ones are followed
         # alike: of two operations that a rank has open, the one of which more is proven need not come first.
-        possible = graph.waits.column("possible", np.bool_)[all_edges]
+        possible = graph.waits.possible[all_edges]
         sure = np.zeros(len(self.nodes), np.bool_)
         sure[self._waiters[followed & ~possible]] = True
         followed &= ~(possible & sure[self._waiters])
@@ -237,7 +196,7 @@ def _find_sinks(graph: Waits) -> list[Sink]:
         (sink.inside if sink_of[places.waiters[place]] == into[place] else sink.waits).append(wait)
     of_stall = sink_of[places.standing]
     for number in np.flatnonzero(of_stall >= 0).tolist():
-        sinks[of_stall[number]].stalls.append(graph.stalls[number])
+        sinks[of_stall[number]].stalls.append(graph.stalls.make(number))
     return sorted(sinks, key=lambda sink: (-len(sink.waits), repr(sink.nodes)))
 
 

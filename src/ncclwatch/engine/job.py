@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 from ncclwatch.model.state import Communicator, ProcessInfo, ProcessSample, Transport
@@ -107,7 +108,7 @@ Identity = tuple[int, int]
 """What NCCL knows of a process on all communicators alike: (``hostHash``, ``pidHash``) of ``ncclPeerInfo``."""
 
 
-@dataclass(slots=True)
+@dataclass
 class Job:
     """Processes that are joined by communicators, directly or through others."""
 
@@ -115,25 +116,33 @@ class Job:
     groups: dict[int, Group]
     group_of: dict[tuple[int, int], int]
     """(index of the member, address of the communicator in its process) → group"""
-    _joined: Joined | None = None
-    _by_identity: dict[Identity, int | None] | None = None
     _by_index: dict[int, Member] = field(default_factory=dict)
 
-    @property
+    @cached_property
     def joined(self) -> Joined:
         """What joins its ranks. O(connections), once."""
-        if self._joined is None:
-            transports: set[Transport] = set()
-            seen = captured = by_device = multi_node = False
-            for group in self.groups.values():
-                for _, own in group.members.values():
-                    transports.update([link[3] for link in own.transports])
-                    seen = seen or bool(own.host_connections)
-                    captured = captured or bool(own.captured_plans)
-                    by_device = by_device or bool(own.device_initiated)
-                    multi_node = multi_node or bool(own.multi_node_nvlink)
-            self._joined = Joined(frozenset(transports), seen, captured, by_device, multi_node)
-        return self._joined
+        transports: set[Transport] = set()
+        seen = captured = by_device = multi_node = False
+        for group in self.groups.values():
+            for _, own in group.members.values():
+                transports.update([link[3] for link in own.transports])
+                seen = seen or bool(own.host_connections)
+                captured = captured or bool(own.captured_plans)
+                by_device = by_device or bool(own.device_initiated)
+                multi_node = multi_node or bool(own.multi_node_nvlink)
+        return Joined(frozenset(transports), seen, captured, by_device, multi_node)
+
+    @cached_property
+    def _by_identity(self) -> dict[Identity, int | None]:
+        """The job's rank of every process that a communicator numbered like the job knows; ``None`` where two claim it."""
+        ranks: dict[Identity, int | None] = {}
+        for group in filter(_numbers_as_the_job, self.groups.values()):
+            _, view = next(iter(group.members.values()))
+            for rank in range(group.nranks):
+                identity = identity_of(view, rank)
+                if identity is not None:
+                    ranks[identity] = rank if ranks.get(identity, rank) == rank else None
+        return ranks
 
     def add(self, member: Member) -> None:
         """Take a process in."""
@@ -152,6 +161,13 @@ class Job:
     def member(self, index: int) -> Member:
         """The process with this index, which counts the processes of all jobs."""
         return self._by_index[index]
+
+    def held_by(self, member: Member) -> Iterator[tuple[Group, Communicator]]:
+        """The communicators in which a process is a rank, with its views of them."""
+        for own in member.last.communicators:
+            group = self.groups[self.group_of[member.index, own.address]]
+            if member.index in group.ranks:
+                yield group, own
 
     def find_group(self, member: Member, address: int, comm_hash: int) -> int | None:
         """The group an operation belongs to: by its communicator's address, else by a hash that is unique in the process."""
@@ -172,8 +188,6 @@ class Job:
             return group.members[comm_rank][0].rank
         if _numbers_as_the_job(group):
             return comm_rank
-        if self._by_identity is None:
-            self._by_identity = _ranks_by_identity(self)
         identity = next((i for _, c in group.members.values() if (i := identity_of(c, comm_rank)) is not None), None)
         return self._by_identity.get(identity) if identity is not None else None
 
@@ -276,17 +290,3 @@ def _numbers_as_the_job(group: Group) -> bool:
     if not group.members or any(member.rank != rank for rank, (member, _) in group.members.items()):
         return False
     return {member.info.world_size for member, _ in group.members.values()} <= {group.nranks, None}
-
-
-def _ranks_by_identity(job: Job) -> dict[Identity, int | None]:
-    """The job's rank of every process that a communicator numbered like the job knows; ``None`` where two claim one process."""
-    ranks: dict[Identity, int | None] = {}
-    for group in job.groups.values():
-        if not _numbers_as_the_job(group):
-            continue
-        _, view = next(iter(group.members.values()))
-        for rank in range(group.nranks):
-            identity = identity_of(view, rank)
-            if identity is not None:
-                ranks[identity] = rank if ranks.get(identity, rank) == rank else None
-    return ranks

@@ -1,7 +1,7 @@
 """What the nodes last said of their network and their kernels: NICs, connections, changes of links, lines of the kernel's log.
 
-Records alone, bounded; what follows from them is said by the sources of evidence that read it (``evidence.ports``,
-``evidence.sockets``, ``evidence.work_requests``, ``evidence.kernel_log``).
+Records alone, bounded; what follows from them is said by the sources of evidence that read it (``evidence.nics``,
+``evidence.work_requests``, ``evidence.kernel``).
 """
 
 from __future__ import annotations

@@ -13,12 +13,11 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from ncclwatch.engine.edges import StallMark, Wait
-from ncclwatch.engine.evidence.base import Subject
+from ncclwatch.engine.evidence.base import LinkNode, Subject
 from ncclwatch.engine.evidence.calls import CallsFinding
 from ncclwatch.engine.graph import Sink
 from ncclwatch.engine.job import Group, Job
 from ncclwatch.engine.ledger import Ledger
-from ncclwatch.engine.nodes import LinkNode
 
 HANG_FLOOR_S = 5.0
 """Unit: s; nothing moves for this long before waits alone accuse a rank, and what is said sooner, to who asks, is less sure.

@@ -9,17 +9,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from functools import partial
 
 from ncclwatch.engine.case import Case, Retraction
-from ncclwatch.engine.connections import End, acknowledges, was_before
-from ncclwatch.engine.edges import Stall, StallMark, Wait, Why, wait_facts
-from ncclwatch.engine.evidence.proxies import stall_text
+from ncclwatch.engine.connections import RING_ENDS_RECEIVING, acknowledges, has_produced, laggards, was_before
+from ncclwatch.engine.edges import End, Stall, StallMark, Wait, Why, stalls_at, wait_facts
+from ncclwatch.engine.evidence.base import Node, RankNode
 from ncclwatch.engine.graph import Sink, components
 from ncclwatch.engine.job import Job, Member
-from ncclwatch.engine.nodes import Node, RankNode
-from ncclwatch.engine.rings import RING_ENDS_RECEIVING, all_under_way, laggards
-from ncclwatch.engine.waits import has_produced
 from ncclwatch.model.state import Direction, ProxyOperation, ProxySub, Transport
 
 ONE_SIDED = ("Broadcast", "Reduce")
@@ -67,7 +63,7 @@ def behind_in_ring(case: Case) -> Iterator[Retraction | Wait]:
     if not cycles:
         return
     job = case.job
-    lagging = [wait for wait in laggards(job, all_under_way(job)) if not _is_one_sided(job, wait)]
+    lagging = [wait for wait in laggards(job) if not _is_one_sided(job, wait)]
     for sink in cycles:
         nodes = set(sink.nodes)
         behind = [wait for wait in lagging if wait.waiter in nodes and wait.target in nodes]
@@ -100,11 +96,7 @@ def _not_completed(job: Job, wait: Wait) -> StallMark | None:
         return None
     if not was_before(job.groups[wait.key.group], job.member(target.index), end.member):
         return None
-    stall = Stall.PROXY_NOT_COMPLETING
-    return StallMark(
-        subject=RankNode(end.member.index), source=wait.source, member=end.member, stall=stall, key=wait.key, end=end,
-        describe=partial(stall_text, end, wait.other, stall),
-    )  # fmt: skip
+    return stalls_at(end, wait.other, Stall.PROXY_NOT_COMPLETING, wait.source)
 
 
 def _is_proven(job: Job, wait: Wait) -> bool:

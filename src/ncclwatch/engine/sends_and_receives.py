@@ -8,9 +8,9 @@ a program sends before it is received before it). Else a rank is compared with p
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
+from enum import IntEnum
 from itertools import islice
 
 from ncclwatch.engine.alignment import Alignment, align, rows_of
@@ -18,6 +18,7 @@ from ncclwatch.engine.call_patterns import Orders
 from ncclwatch.engine.connections import unseen_peers
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.ledger import Ledger, Place
+from ncclwatch.engine.slow.order import Call
 from ncclwatch.model.events import Function
 from ncclwatch.model.state import Communicator, Transport
 
@@ -25,16 +26,18 @@ PEERS = 4
 """Bound: ranks in the same place of other pipelines that a process is compared with: one is enough, and the first may not be
 kept.
 """
-
 MATCHING = {Function.SEND: Function.RECV, Function.RECV: Function.SEND}
 
 
-class Owed(Enum):
-    """Whether a peer has yet to match a call."""
+class Owed(IntEnum):
+    """Whether a peer has yet to match a call; of several the highest counts."""
 
-    YES = "it has called more than its peer has matched"
-    NO = "all it has called is matched"
-    UNKNOWN = "the calls do not tell"
+    NO = 0
+    """All that was called is matched."""
+    UNKNOWN = 1
+    """The calls do not tell."""
+    YES = 2
+    """More was called than the peer has matched."""
 
 
 @dataclass(slots=True)
@@ -46,31 +49,23 @@ class Messages:
     totals: Mapping[Place, tuple[int, int]]
     orders: Orders | None
     _alignments: dict[int, Alignment] = field(default_factory=dict)
-    _orders: dict[int, _Calls | None] = field(default_factory=dict)
 
     def of(self, member: Member) -> Iterator[tuple[Group, int, Owed]]:
         """What a process has called of sends and receives over connections nobody can look into: (communicator, peer, answer)."""
-        for own in member.last.communicators:
-            group = self.job.groups[self.job.group_of[member.index, own.address]]
-            if group.rank_of(member) is None:
-                continue
+        for group, own in self.job.held_by(member):
             made = self.ledger.point_to_point.get(self._place(member, own), {})
-            seen = _visible_peers(own)
-            for peer in sorted({peer for _, peer in made} - seen):
-                answers = {self._owed(group, member, peer, Function(called)) for called, to in made if to == peer}
-                yield group, peer, Owed.YES if Owed.YES in answers else Owed.UNKNOWN if Owed.UNKNOWN in answers else Owed.NO
+            seen = {peer for _, peer, _, transport in own.transports if transport in (Transport.NET, Transport.SHM)}
+            for peer in sorted({peer for _, peer in made} - (seen - unseen_peers(own))):
+                yield group, peer, max(self._owed(group, member, peer, Function(called)) for called, to in made if to == peer)
 
-    def owed(self, member: Member) -> Iterator[tuple[Group, int, Member]]:
-        """Peers that have not matched what a process has called, each with who holds that rank."""
-        for group, peer, owed in self.of(member):
-            if owed is Owed.YES and (other := group.holder(peer)) is not None:
-                yield group, peer, other
+    def owed(self, member: Member) -> Iterator[tuple[Group, int]]:
+        """Peers that have not matched what a process has called."""
+        yield from ((group, peer) for group, peer, owed in self.of(member) if owed is Owed.YES and peer in group.members)
 
     def doubtful(self, member: Member) -> Iterator[tuple[Group, int]]:
         """Peers a process may wait for; none of them where it is known to wait for one."""
-        found = list(self.of(member))
-        if not any(owed is Owed.YES and peer in group.members for group, peer, owed in found):
-            yield from ((group, peer) for group, peer, owed in found if owed is not Owed.NO)
+        if not any(self.owed(member)):
+            yield from ((group, peer) for group, peer, owed in self.of(member) if owed is not Owed.NO)
 
     def may_wait(self, member: Member) -> bool:
         """Whether a process waits for a message, or may."""
@@ -80,114 +75,75 @@ class Messages:
         return self.ledger.place(member.info.host, member.info.pid, own.address)
 
     def _owed(self, group: Group, member: Member, peer: int, called: Function) -> Owed:
-        other = group.members.get(peer)
-        if other is None:
+        if peer not in group.members:
             return Owed.UNKNOWN
+        other, view = group.members[peer]
         own = group.members[group.ranks[member.index]][1]
-        mine, theirs = self._place(member, own), self._place(*other)
+        mine, theirs = self._place(member, own), self._place(other, view)
         if self.ledger.seen_from_birth(mine) and self.ledger.seen_from_birth(theirs):
             made = self.ledger.point_to_point.get(mine, {}).get((called, peer), 0)
             matched = self.ledger.point_to_point.get(theirs, {}).get((MATCHING[called], own.rank), 0)
             return Owed.YES if made > matched else Owed.NO
-        makes, matches = (own.address, (called is Function.SEND, peer)), (other[1].address, (called is Function.RECV, own.rank))
-        since = self._since_common(member, other[0])
+        makes, matches = (called is Function.SEND, peer), (called is Function.RECV, own.rank)
+        since = self._since_common(member, other)
         if since is not None:
-            return Owed.YES if _number(since[0], makes) > _number(since[1], matches) else Owed.NO
-        return Owed.NO if self._waits_for_no_more_than_a_peer(group, member, other[0], makes, matches) else Owed.UNKNOWN
+            more = _number(since[0], own, makes) > _number(since[1], view, matches)
+            return Owed.YES if more else Owed.NO
+        # Messages that hold up one of two ranks with the same place in a pipeline would hold up both: who has no more to wait for
+        # than one that has called what this one has not does not wait for them.
+        for beside in islice(self._beside(group, member, called, peer), PEERS):
+            (its_own, its_view), (its_peer, peers_view) = beside.members[own.rank], beside.members[peer]
+            ours, theirs_since = self._since_common(member, its_own, ahead=True), self._since_common(other, its_peer)
+            if ours is not None and theirs_since is not None:
+                more_made = _number(ours[0], own, makes) - _number(ours[1], its_view, makes)
+                if more_made <= _number(theirs_since[0], view, matches) - _number(theirs_since[1], peers_view, matches):
+                    return Owed.NO
+        return Owed.UNKNOWN
 
-    def _waits_for_no_more_than_a_peer(self, group: Group, member: Member, other: Member, makes: _Way, matches: _Way) -> bool:
-        """Whether a process has no more to wait for than a peer with the same place in a pipeline beside it, that has called what
-        this one has not: messages that hold up one of them would hold up both.
-        """
-        place, peer = group.ranks[member.index], makes[1][1]
-        for beside_it, beside in islice(self._beside(group, member, makes[1]), PEERS):
-            its_peer, view = beside.members[peer][0], beside.members[peer][1]
-            mine, theirs = self._since_common(member, beside_it, ahead=True), self._since_common(other, its_peer)
-            if mine is None or theirs is None:
+    def _beside(self, group: Group, member: Member, called: Function, peer: int) -> Iterator[Group]:
+        """Communicators like ``group`` in which another process has this one's place, and calls the same."""
+        place = group.ranks[member.index]
+        for beside in self.job.groups.values():
+            if beside.nranks != group.nranks or beside.missing or member.index in beside.ranks:
                 continue
-            called = (beside.members[place][1].address, makes[1])
-            more = _number(mine[0], makes) - _number(mine[1], called)
-            matched = _number(theirs[0], matches) - _number(theirs[1], (view.address, matches[1]))
-            if more <= matched:
-                return True
-        return False
+            made = self.ledger.point_to_point.get(self._place(*beside.members[place]), {})
+            if (called, peer) in made and not beside.members[place][0].halted:
+                yield beside
 
-    def _beside(self, group: Group, member: Member, way: tuple[bool, int]) -> Iterator[tuple[Member, Group]]:
-        """Processes that have this one's place in a communicator like ``group``, and call the same there, each with that."""
-        place, called = group.ranks[member.index], (Function.SEND if way[0] else Function.RECV, way[1])
-        alike = [g for g in self.job.groups.values() if g.nranks == group.nranks and g.id != group.id and not g.missing]
-        for beside in alike:
-            beside_it = beside.holder(place)
-            if beside_it is None or beside_it.halted or member.index in beside.ranks:
-                continue
-            if called in self.ledger.point_to_point.get(self._place(beside_it, beside.members[place][1]), {}):
-                yield beside_it, beside
-
-    def _since_common(self, member: Member, other: Member, *, ahead: bool = False) -> tuple[_Calls, _Calls] | None:
+    def _since_common(
+        self, member: Member, other: Member, *, ahead: bool = False
+    ) -> tuple[Sequence[Call], Sequence[Call]] | None:
         """The calls of two processes since the newest collective both have called; ``None`` where there is none that is kept.
 
         ``ahead``: only on a communicator on which the other has called more.
         """
-        mine, theirs = self._calls(member), self._calls(other)
-        if mine is None or theirs is None:
-            return None
-        held = (self.job.groups[self.job.group_of[member.index, own.address]] for own in member.last.communicators)
-        for group in held:
-            if member.index not in group.ranks or other.index not in group.ranks:
+        for group, _ in self.job.held_by(member):
+            if other.index not in group.ranks:
                 continue
-            alignment = self._align(group)
-            numbers = [self._called(group, alignment, one) for one in (member, other)]
-            if numbers[0] is None or numbers[1] is None or (ahead and numbers[1] <= numbers[0]):
+            called, by_other = self._called(group, member), self._called(group, other)
+            if called is None or by_other is None or (ahead and by_other <= called):
                 continue
-            newest = min(numbers[0], numbers[1])
-            cut = [
-                _after(calls, group.members[group.ranks[one.index]][1].address, number - newest)
-                for calls, one, number in ((mine, member, numbers[0]), (theirs, other, numbers[1]))
-            ]
-            if cut[0] is not None and cut[1] is not None:
-                return cut[0], cut[1]
+            newest = min(called, by_other)
+            mine, theirs = self._after(group, member, called - newest), self._after(group, other, by_other - newest)
+            if mine is not None and theirs is not None:
+                return mine, theirs
         return None
 
-    def _called(self, group: Group, alignment: Alignment, member: Member) -> int | None:
+    def _called(self, group: Group, member: Member) -> int | None:
         """How many collectives a process has called on a communicator, by the number its ranks have in common."""
-        rank = group.ranks[member.index]
-        row = self.ledger.rows.get(self._place(member, group.members[rank][1]))
-        return alignment.sequence(rank, int(self.ledger.called[row])) if row is not None else None
-
-    def _align(self, group: Group) -> Alignment:
         if group.id not in self._alignments:
             self._alignments[group.id] = align(self.ledger, *rows_of(group, self.ledger, self.totals))
-        return self._alignments[group.id]
+        rank = group.ranks[member.index]
+        row = self.ledger.rows.get(self._place(member, group.members[rank][1]))
+        return self._alignments[group.id].sequence(rank, int(self.ledger.called[row])) if row is not None else None
 
-    def _calls(self, member: Member) -> _Calls | None:
-        if member.index not in self._orders:
-            order = self.orders.find(member.info.host, member.info.pid) if self.orders is not None else None
-            calls = [(call.time_ns, call.comm, call.ways) for call in order.calls] if order is not None else None
-            self._orders[member.index] = calls
-        return self._orders[member.index]
-
-
-_Way = tuple[int, tuple[bool, int]]
-"""Address of the communicator in its process; whether it sends, and the peer."""
-_Calls = list[tuple[int, int, list[tuple[bool, int] | None]]]
-"""Time, address of the communicator and ways of each call, oldest first (:class:`slow.order.CallOrder`)."""
+    def _after(self, group: Group, member: Member, newer: int) -> Sequence[Call] | None:
+        """The calls of a process after the collective that has so many newer ones; ``None`` where that is not kept."""
+        order = self.orders.find(member.info.host, member.info.pid) if self.orders is not None else None
+        address, calls = group.members[group.ranks[member.index]][1].address, order.calls if order is not None else []
+        collectives = [at for at, call in enumerate(calls) if call.comm == address and call.ways == [None]]
+        return calls[collectives[-1 - newer] + 1 :] if newer < len(collectives) else None
 
 
-def _visible_peers(own: Communicator) -> set[int]:
-    """Peers of which memory shows how far transfers have come."""
-    return {peer for _, peer, _, transport in own.transports if transport in (Transport.NET, Transport.SHM)} - unseen_peers(own)
-
-
-def _after(calls: _Calls, comm: int, newer: int) -> _Calls | None:
-    """The calls after the collective on a communicator that has so many newer ones there; ``None`` where it is not kept."""
-    for at in range(len(calls) - 1, -1, -1):
-        _, where, ways = calls[at]
-        if where == comm and ways == [None]:
-            if newer == 0:
-                return calls[at + 1 :]
-            newer -= 1
-    return None
-
-
-def _number(calls: _Calls, way: _Way) -> int:
-    return sum(ways.count(way[1]) for _, comm, ways in calls if comm == way[0])
+def _number(calls: Sequence[Call], own: Communicator, way: tuple[bool, int]) -> int:
+    return sum(call.ways.count(way) for call in calls if call.comm == own.address)

@@ -11,11 +11,10 @@ from collections.abc import Iterator, Sequence
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.edges import Why, told, wait_facts
-from ncclwatch.engine.evidence.base import Fact, FactKind
-from ncclwatch.engine.evidence.exits import Census, Halted
+from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, RankNode
+from ncclwatch.engine.evidence.kernel import Census, Halted
 from ncclwatch.engine.graph import Sink, victims_of
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.nodes import AbsentNode, RankNode
 from ncclwatch.engine.suspects import absent, observed, peers
 from ncclwatch.model.state import Communicator
 from ncclwatch.model.verdict import Culprit, VerdictClass
@@ -142,13 +141,15 @@ def _halted(case: Case, confidence: float) -> Hypothesis:
 
 
 def _victims(case: Case, halted: Sequence[Member], ends: Sequence[Sink], suspects: Sequence[Suspect]) -> set[int]:
-    """Whoever waits for whom: everybody in a collective that stands still with a halted process waits for it in the end."""
+    """Whoever waits for whom: everybody in a collective that stands still with a halted process waits for it in the end, and
+    whoever waits for one of those.
+    """
     victims = victims_of(ends) | peers(case.job, suspects)
     indices, missing = {member.index for member in halted}, {suspect.group for suspect in suspects if suspect.index is None}
     for number in case.waits.collectives():
         if number in missing or not indices.isdisjoint(case.job.groups[number].ranks):
             victims |= case.job.groups[number].ranks.keys()
-    return victims - indices
+    return (victims | case.waits.behind(map(RankNode, victims))) - indices
 
 
 def _halted_cause(member: Member) -> Cause:

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ncclwatch.engine.case import Cause, Suspect
-from ncclwatch.engine.connections import End
-from ncclwatch.engine.edges import StallMark, Wait
+from ncclwatch.engine.edges import End, OnConnection, StallMark, Wait
+from ncclwatch.engine.evidence.base import AbsentNode
 from ncclwatch.engine.graph import Sink
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.nodes import AbsentNode
 from ncclwatch.model.verdict import Culprit, LinkRef, OperationRef
 
 POINT_TO_POINT = frozenset({"", "Send", "Recv", "SendRecv"})
@@ -23,19 +22,16 @@ def observed(
     """An observed process, placed by the first of the waits that lead to it or of its own stalls: of those in an operation that
     has begun, where there are any. What is called ahead waits as well.
     """
-    found = [(wait.key, wait.end) for wait in waits] + [(mark.key, mark.end) for mark in stalls]
-    found.sort(key=lambda place: not _under_way(place[1]))
-    keys, ends = [key for key, _ in found], [end for _, end in found]
+    found = sorted((*waits, *stalls), key=lambda one: not _under_way(one.end))
     communicators = member.last.communicators
     largest = max(communicators, key=lambda c: c.nranks, default=None)
-    group_id = keys[0].group if keys else job.group_of[member.index, largest.address] if largest else None
+    group_id = found[0].key.group if found else job.group_of[member.index, largest.address] if largest else -1
     own = next((c for c in communicators if job.group_of[member.index, c.address] == group_id), None)
     place = Culprit(
         member.rank, own.rank if own else None, member.info.host, member.info.pid, own.device if own else None,
-        job.groups[group_id].reference() if group_id in job.groups else None,
-        operation_reference(ends) or next((wait.operation for wait in waits if wait.operation), None), link=link,
+        job.groups[group_id].reference() if group_id in job.groups else None, _operation(found), link=link,
     )  # fmt: skip
-    return Suspect(place, cause, detail, member.index, -1 if group_id is None else group_id)
+    return Suspect(place, cause, detail, member.index, group_id)
 
 
 def absent(job: Job, sink: Sink, cause: Cause) -> Suspect:
@@ -43,9 +39,8 @@ def absent(job: Job, sink: Sink, cause: Cause) -> Suspect:
     node = sink.nodes[0]
     if not isinstance(node, AbsentNode):
         raise TypeError(f"not an absent rank: {node}")
-    rank, operation = job.global_rank(node.group_id, node.comm_rank), operation_reference([wait.end for wait in sink.waits])
-    reference = job.groups[node.group_id].reference()
-    place = Culprit(rank, node.comm_rank, "", None, None, reference, operation, observed=False)
+    rank, reference = job.global_rank(node.group_id, node.comm_rank), job.groups[node.group_id].reference()
+    place = Culprit(rank, node.comm_rank, "", None, None, reference, _operation(sink.waits), observed=False)
     return Suspect(place, cause, group=node.group_id)
 
 
@@ -56,12 +51,12 @@ def caller(group: Group, rank: int, member: Member, operation: OperationRef, cau
     return Suspect(place, cause, detail, member.index, group.id)
 
 
-def operation_reference(ends: Sequence[End | None]) -> OperationRef | None:
+def _operation(found: Sequence[OnConnection]) -> OperationRef | None:
     """The operation of the first transfer that has one."""
-    operation = next((end.operation for end in ends if end is not None), None)
-    if operation is None:
-        return None
-    return OperationRef(operation.collective, operation.sequence, operation.protocol, operation.algorithm)
+    one = next((one.end.operation for one in found if one.end is not None), None)
+    if one is None:
+        return next((one.operation for one in found if one.operation is not None), None)
+    return OperationRef(one.collective, one.sequence, one.protocol, one.algorithm)
 
 
 def one_of_each(suspects: Sequence[Suspect]) -> list[Suspect]:

@@ -1,19 +1,23 @@
-"""All unfinished network transfers of a job in columns, those of both ends of a connection under one number.
+"""All unfinished network transfers of a job in columns, and what each shows, compared with the other end of its connection.
 
-A job of 100,000 ranks has hundreds of thousands of them, of which a handful is ever told: only that becomes an object (``End``).
+Counters of a proxy operation are relative to its base; base + counter is the step of the connection and means the same at both
+ends (NCCL ``src/transport/net.cc``: both ends round the same running step). Nothing else lines two ranks up without proof. A job
+of 100,000 ranks has hundreds of thousands of ends, of which a handful is ever told: only that becomes an object (``End``).
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 from itertools import chain, count
 from operator import attrgetter
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.connections import ConnectionKey, End
+from ncclwatch.engine.connections import CONNECTION_SLOTS, acknowledges, was_before
+from ncclwatch.engine.edges import NOBODY, ConnectionKey, End, Stall, Why
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.model.state import Direction, OpPhase, PendingOperation, ProxyOperation, ProxySub, Transport
 
@@ -57,6 +61,12 @@ def _dense(values: Column) -> Column:
     return dense
 
 
+def _has(numbers: Column, chosen: Flags) -> Flags:
+    """For each row whether one with the same number is among those chosen."""
+    found: Flags = (np.bincount(numbers[chosen], minlength=int(numbers.max(initial=-1)) + 1) > 0)[numbers]
+    return found
+
+
 class Places:
     """Finds rows by a number from 0 on, of which several may be equal."""
 
@@ -87,13 +97,19 @@ class Places:
 
 RANK_SHIFT = 32
 """Fact: ranks are 32 bits wide (``ncclComm.rank``): a group's number and a rank fit into one integer."""
+MOST_RANKS = 1 << 31
+"""Fact: they are signed."""
 
-FIELDS = 15
-"""Fact: columns that are gathered of each transfer."""
 BEGUN, READY = 1, 2
 """Fact: phases that matter (``OpPhase``)."""
 
 _COUNTERS = attrgetter("channel", "peer", "nsteps", "base", "posted", "received", "transmitted", "done")
+_PRODUCED, _RANK = attrgetter("gpu_ready"), attrgetter("rank")
+
+
+def _known(subs: Sequence[ProxySub], field: attrgetter[int | None]) -> Column:
+    """A field that may not be known."""
+    return column(lambda: (UNKNOWN if value is None else value for value in map(field, subs)), len(subs))
 
 
 class Members:
@@ -115,7 +131,7 @@ class Members:
             return np.full(len(group), -1, np.int64)
         keys = _mixed(group, rank)
         place = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-        known = (self._keys[place] == keys) & (rank >= 0) & (rank < 1 << (RANK_SHIFT - 1))
+        known = (self._keys[place] == keys) & (rank >= 0) & (rank < MOST_RANKS)
         return np.where(known, self._indices[place], -1)
 
 
@@ -137,46 +153,39 @@ class Transfers:
     def __init__(self, job: Job) -> None:
         self.job = job
         self.members = Members(job)
-        self.operations: list[ProxyOperation] = []
         self.subs: list[ProxySub] = []
+        self._operations: list[ProxyOperation] = []
         self._pending: list[tuple[int, int, PendingOperation]] = []
-        values: list[int] = []
-        names: dict[str, int] = defaultdict(count().__next__)
-        for member in job.members:
-            if member.last.operations or member.last.pending:
-                self._gather(member, values, names)
-        self._fill(column(lambda: values, len(values)).reshape(-1, FIELDS))
+        self._fill(self._gather())
         self._join()
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
-    def _gather(self, member: Member, values: list[int], names: dict[str, int]) -> None:
-        """Append ``FIELDS`` values for each transfer of a process: what location of a large job spends most of its time on."""
-        owners: dict[int, tuple[int, int]] = {}
-        index, operations, subs = member.index, self.operations, self.subs
+    def _gather(self) -> Column:
+        """One row an operation: what its transfers have in common, and how many there are. Location of a large job spends most of
+        its time here.
+        """
+        heads: list[int] = []
+        names: dict[str, int] = defaultdict(count().__next__)
         net, send, in_progress, ready_phase = Transport.NET, Direction.SEND, OpPhase.PROGRESS, OpPhase.READY
-        for operation in member.last.operations:
-            if operation.transport is not net:
-                continue
-            owner = owners.get(operation.comm_address) or self._owner(member, operation, owners)
-            if owner is None:
-                continue
-            place, own = owner
-            phase, op_count = operation.phase, operation.op_count
-            state = BEGUN if phase is in_progress else READY if phase is ready_phase else 0
-            head = (place, own, index, operation.direction is send, op_count, names[operation.collective], state)
-            for sub in operation.subs:
-                if own == UNKNOWN and sub.rank is None:
+        for member in self.job.members:
+            index, sample, owners = member.index, member.last, dict[int, tuple[int, int]]()
+            for operation in sample.operations:
+                owner = owners.get(operation.comm_address) or self._owner(member, operation, owners)
+                if owner is None or operation.transport is not net:
                     continue
-                values += head
-                values += _COUNTERS(sub)
-                operations.append(operation)
-                subs.append(sub)
-        for pending in member.last.pending:
-            owner = self._owner(member, pending, owners)
-            rank = pending.rank if pending.rank is not None else owner[1] if owner is not None else UNKNOWN
-            if owner is not None and rank != UNKNOWN:
-                self._pending.append((owner[0], rank, pending))
+                phase, subs = operation.phase, operation.subs
+                state = BEGUN if phase is in_progress else READY if phase is ready_phase else 0
+                sends, name = operation.direction is send, names[operation.collective]
+                heads += (*owner, index, sends, operation.op_count, name, state, len(subs))
+                self._operations.append(operation)
+                self.subs += subs
+            for pending in sample.pending:
+                owner = self._owner(member, pending, owners)
+                rank = pending.rank if pending.rank is not None else owner[1] if owner is not None else UNKNOWN
+                if owner is not None and rank != UNKNOWN:
+                    self._pending.append((owner[0], rank, pending))
+        return column(lambda: heads, len(heads)).reshape(-1, 8)
 
     def _owner(
         self, member: Member, operation: ProxyOperation | PendingOperation, owners: dict[int, tuple[int, int]]
@@ -191,19 +200,20 @@ class Transfers:
             owners[operation.comm_address] = owner
         return owner
 
-    def _fill(self, table: NDArray[np.int64]) -> None:
+    def _fill(self, heads: Column) -> None:
         """Turn what was gathered into columns."""
-        own = [UNKNOWN if sub.rank is None else sub.rank for sub in self.subs]
-        produced = [UNKNOWN if sub.gpu_ready is None else sub.gpu_ready for sub in self.subs]
-        self.produced = column(lambda: produced, len(produced))
-        self.group, rank, holder, sends, self.op_count, self.collective, state = table.T[:7].copy()
-        self.channel, self.peer, self.nsteps, self.base = table.T[7:11].copy()
-        self.posted, self.received, self.transmitted, self.done = table.T[11:].copy()
-        self.rank = column(lambda: own, len(own))
-        self.rank = np.where(self.rank == UNKNOWN, rank, self.rank)
+        subs = self.subs
+        self._held = np.repeat(np.arange(len(heads)), heads[:, 7])
+        self.group, holder_rank, holder, sends, self.op_count, self.collective, state, _ = heads[self._held].T.copy()
+        counters = column(lambda: chain.from_iterable(map(_COUNTERS, subs)), 8 * len(subs)).reshape(-1, 8).T.copy()
+        self.channel, self.peer, self.nsteps, self.base, self.posted, self.received, self.transmitted, self.done = counters
+        self.produced = _known(subs, _PRODUCED)
+        rank = _known(subs, _RANK)
+        self.rank = np.where(rank == UNKNOWN, holder_rank, rank)
         self.sends: Flags = sends != 0
-        self.begun: Flags = state == BEGUN
-        self.ready: Flags = state == READY
+        # Of whose transfers nobody knows, nothing is said.
+        self.begun: Flags = (state == BEGUN) & (self.rank != UNKNOWN)
+        self.ready: Flags = (state == READY) & (self.rank != UNKNOWN)
         self.point_to_point: Flags = (self.op_count & 1) != 0
         # With PXN the proxy of one process moves another rank's data: the wait is that rank's, if it is observed.
         found = self.members.find(self.group, self.rank)
@@ -211,27 +221,28 @@ class Transfers:
         self.peer_index = self.members.find(self.group, self.peer)
 
     def _join(self) -> None:
-        """Number the connections, and find the rows of each side by them."""
-        known = [(g, p.channel, rank, p.peer, p.direction is Direction.SEND, p.op_count) for g, rank, p in self._pending]
+        """Number the connections, and find the rows of each side by them; of what its proxy thread has not begun yet, or not
+        taken from the pool, only that it is there.
+        """
+        size = len(self.subs)
+        known = [(g, p.channel, rank, p.peer, p.op_count, p.direction is Direction.SEND) for g, rank, p in self._pending]
         waiting = column(lambda: chain.from_iterable(known), 6 * len(known)).reshape(-1, 6).T
-        group, channel, rank, peer = (
-            np.r_[own, more] for own, more in zip((self.group, self.channel, self.rank, self.peer), waiting[:4], strict=True)
-        )
-        sends = np.r_[self.sends, waiting[4] != 0]
-        point_to_point = np.r_[self.point_to_point, (waiting[5] & 1) != 0].astype(np.int64)
-        source, destination = np.where(sends, rank, peer), np.where(sends, peer, rank)
-        everything = numbered((group, channel, source, destination, point_to_point))
-        self.connection = everything[: len(self.subs)]
-        self.count = int(everything.max(initial=-1)) + 1
-        self._receiving: dict[tuple[int, int, int, int], set[int]] | None = None
+        own = self.group, self.channel, self.rank, self.peer, self.op_count, self.sends
+        group, channel, rank, peer, op_count, sends = (np.r_[mine, more] for mine, more in zip(own, waiting, strict=True))
+        sends, point_to_point, idle = sends != 0, op_count & 1, np.r_[~self.begun, np.ones(len(known), np.bool_)]
+        connection = numbered((group, channel, np.where(sends, rank, peer), np.where(sends, peer, rank), point_to_point))
+        self.connection, count = connection[:size], int(connection.max(initial=-1)) + 1
         self.queued: dict[Direction, Flags] = {}
-        """Connections with an operation that its proxy thread has not begun or not yet taken from the pool."""
+        """Connections with an operation that is not begun."""
         self._begun: dict[Direction, Places] = {}
-        idle = np.r_[~self.begun, np.ones(len(known), np.bool_)]
-        for side, own in ((Direction.SEND, sends), (Direction.RECV, ~sends)):
-            self.queued[side] = np.bincount(everything[own & idle], minlength=self.count) > 0
-            rows = np.flatnonzero(self.begun & own[: len(self.subs)])
-            self._begun[side] = Places(self.connection[rows], rows, self.count)
+        for side, of_side in ((Direction.SEND, sends), (Direction.RECV, ~sends)):
+            self.queued[side] = np.bincount(connection[of_side & idle], minlength=count) > 0
+            rows = np.flatnonzero(self.begun & of_side[:size])
+            self._begun[side] = Places(self.connection[rows], rows, count)
+        ring, operation = numbered((group, channel, rank)), numbered((group, channel, rank, op_count))
+        receives = ~sends & (point_to_point == 0)
+        self.receiving: Flags = _has(ring, receives & idle)[:size] | _has(operation, receives)[:size]
+        """Whether the rank has the receive of the same operation open on the channel, or that of any collective queued."""
 
     # --- asking ----------------------------------------------------------------------------------------------------
 
@@ -259,31 +270,10 @@ class Transfers:
         others = self._begun[side].rows(int(self.connection[row]))
         return bool(others) and all(int(self.base[other]) > step for other in others)
 
-    def has_receive(self, rows: Column) -> Flags:
-        """For each of ``rows`` whether its rank also has the operation open as a receiver, on the same channel."""
-        places = numbered((self.group, self.channel, self.rank, self.op_count))
-        with_receive = np.bincount(places[~self.sends], minlength=len(places)) > 0
-        found: Flags = with_receive[places[rows]]
-        return found
-
-    def is_receiving(self, group_id: int, channel: int, source: int, rank: int, op_count: int) -> bool:
-        """Whether a rank has the receive of a collective from ``source`` open or queued."""
-        if self._receiving is None:
-            self._receiving = self._index_receives()
-        found = self._receiving.get((self.members.places[group_id], channel, source, rank), ())
-        return op_count in found or UNKNOWN in found
-
-    def _index_receives(self) -> dict[tuple[int, int, int, int], set[int]]:
-        """(group, channel, source, rank) → ``op_count`` of the collectives being received; ``UNKNOWN`` for any that is queued."""
-        receives: dict[tuple[int, int, int, int], set[int]] = defaultdict(set)
-        rows = np.flatnonzero(~self.sends & ~self.point_to_point)
-        columns = (self.group, self.channel, self.peer, self.rank, self.op_count, self.begun)
-        for *place, op_count, begun in zip(*(one[rows].tolist() for one in columns), strict=True):
-            receives[place[0], place[1], place[2], place[3]] |= {op_count} if begun else {op_count, UNKNOWN}
-        for group, rank, pending in self._pending:
-            if pending.direction is Direction.RECV and not pending.op_count & 1:
-                receives[group, pending.channel, pending.peer, rank].add(UNKNOWN)
-        return dict(receives)
+    @cached_property
+    def compared(self) -> Compared:
+        """What each unfinished end shows. O(transfers), once."""
+        return Compared(self)
 
     # --- objects ---------------------------------------------------------------------------------------------------
 
@@ -300,8 +290,145 @@ class Transfers:
 
     def operation_of(self, row: int) -> ProxyOperation:
         """The operation of a row."""
-        return self.operations[row]
+        return self._operations[int(self._held[row])]
 
     def group_of(self, row: int) -> Group:
         """The communicator of a row."""
         return self.members.groups[int(self.group[row])]
+
+
+# --- both ends compared -------------------------------------------------------------------------------------------------
+
+SHOWN: tuple[Why | Stall, ...] = (*Why, *Stall)
+"""What an end can show: columns hold places in it."""
+NOTHING, MISSING, COMPLETED = -1, -2, -3
+"""Fact: places of what shows nothing, and of what has to be looked at more closely: no other end is open, or it is through."""
+
+
+class Compared:
+    """What every unfinished end shows (Mycroft, table 4; NCCL ``src/transport/net.cc``): senders first, each side by rows.
+
+    ``rows`` of the transfers, ``shows``: place in :data:`SHOWN`, ``other``: the row of the far end, or ``NOBODY``.
+    """
+
+    def __init__(self, transfers: Transfers) -> None:
+        self.transfers = t = transfers
+        # An operation at the head of its connection that stays unbegun means that the proxy thread does not run.
+        ready = np.flatnonzero(t.ready)
+        ready = ready[[t.operation_of(row).queued_behind == 0 for row in ready.tolist()]]
+        queued = ready, np.full(len(ready), SHOWN.index(Stall.PROXY_NOT_BEGUN)), np.full(len(ready), NOBODY)
+        parts = self._senders(t.unfinished(Direction.SEND)), self._receivers(t.unfinished(Direction.RECV)), queued
+        rows, shows, other = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        order = np.lexsort((rows, ~t.sends[rows]))
+        order = order[shows[order] != NOTHING]
+        self.rows, self.shows, self.other = rows[order], shows[order], other[order]
+
+    def showing(self, *what: Why | Stall) -> Flags:
+        """For each of them whether it shows one of these."""
+        return np.isin(self.shows, [SHOWN.index(one) for one in what])
+
+    def ends(self, place: int) -> tuple[End, End | None]:
+        """The end that one of the rows is about, and its far end where that is open."""
+        other = int(self.other[place])
+        return self.transfers.end(int(self.rows[place])), self.transfers.end(other) if other != NOBODY else None
+
+    def _senders(self, rows: Column) -> tuple[Column, Column, Column]:
+        t = self.transfers
+        base, done, sent, produced = t.base[rows], t.done[rows], t.transmitted[rows], t.produced[rows]
+        # Protocols LL and LL128 do not say by a counter what the GPU has produced: the receiver's credit decides.
+        known, under_way = produced != UNKNOWN, done < sent
+        ready = known & (produced > sent)
+        # Over InfiniBand a send is also refused while the receiver's clear-to-send has not arrived.
+        may_send = np.flatnonzero(ready & (sent - done < CONNECTION_SLOTS))
+        may_send = may_send[[t.operation_of(row).net_name == "Socket" for row in rows[may_send].tolist()]]
+        held_back = np.zeros(len(rows), np.bool_)
+        taking = t.covering(Direction.RECV, rows, base + sent)
+        has_room = (taking >= 0) & (t.base[taking] + t.posted[taking] > base + sent)
+        held_back[may_send] = has_room[may_send]
+        steps = base + np.where(under_way, done, sent)
+        other = np.where(under_way & ~held_back, t.covering(Direction.RECV, rows, steps), taking)
+        missing = other < 0
+        idle = ~under_way & known & ~ready
+        shows = _first(
+            (held_back, Stall.PROXY_NOT_SENDING),
+            (idle, Stall.GPU_NOT_PRODUCING),
+            (~under_way & ~known & (missing | (sent >= t.nsteps[rows])), NOTHING),
+            (missing, MISSING),
+            (t.base[other] + t.posted[other] <= steps, Why.NO_BUFFER),
+            # The bytes are there and only their acknowledgement is not: the receiver's side has to move.
+            (under_way & (t.base[other] + t.received[other] > steps), Why.NOT_TAKEN),
+            (under_way, Why.IN_NETWORK),
+            (ready, Why.NO_CREDIT),
+            (np.ones_like(ready), Stall.GPU_NOT_PRODUCING),
+        )
+        self._look_closer(rows, steps, shows)
+        return rows, shows, np.where(idle, NOBODY, other)
+
+    def _receivers(self, rows: Column) -> tuple[Column, Column, Column]:
+        t = self.transfers
+        base, received, delivered = t.base[rows], t.received[rows], t.transmitted[rows]
+        steps = base + received
+        stands = (delivered > t.done[rows]) | (received > delivered) | (t.posted[rows] <= received)
+        other = np.full(len(rows), NOBODY)
+        other[~stands] = t.covering(Direction.SEND, rows[~stands], steps[~stands])
+        begins = t.base[other]
+        shows = _first(
+            (delivered > t.done[rows], Stall.GPU_NOT_CONSUMING),
+            (received > delivered, Stall.FLUSH),
+            (t.posted[rows] <= received, Stall.PROXY_NOT_POSTING),
+            (other < 0, MISSING),
+            (begins + t.done[other] > steps, COMPLETED),
+            (begins + t.transmitted[other] > steps, Why.IN_NETWORK),
+            ((t.produced[other] != UNKNOWN) & (begins + t.produced[other] > steps), Why.NOT_TRANSMITTED),
+            (np.ones_like(stands), Why.GPU_NOT_READY),
+        )
+        self._look_closer(rows, steps, shows)
+        return rows, shows, other
+
+    def _look_closer(self, rows: Column, steps: Column, shows: Column) -> None:
+        """Say why no other end is open at a step, or what has become of what it has sent."""
+        shows[(shows == MISSING) & (self.transfers.peer_index[rows] < 0)] = SHOWN.index(Why.UNOBSERVED)
+        for place in np.flatnonzero(shows <= MISSING).tolist():
+            row, step = int(rows[place]), int(steps[place])
+            shows[place] = SHOWN.index(self._arrives(row) if shows[place] == COMPLETED else self._without(row, step))
+
+    def _without(self, row: int, step: int) -> Why | Stall:
+        t = self.transfers
+        side = Direction.RECV if t.sends[row] else Direction.SEND
+        through = self._has_done(row, step)
+        if t.sends[row] and through and t.done[row] < t.transmitted[row]:
+            return Why.UNCONFIRMED
+        if through or t.beyond(side, row, step):
+            return Why.LEFT_BEHIND if t.sends[row] else self._arrives(row)
+        return Why.NOT_BEGUN if t.queued[side][t.connection[row]] else Why.NO_OPERATION
+
+    def _arrives(self, row: int) -> Why | Stall:
+        """What the sender has completed and the receiver has not got: it is under way, or there and its proxy does not look."""
+        t, peer = self.transfers, int(self.transfers.peer_index[row])
+        there = peer >= 0 and acknowledges(t.operation_of(row))
+        there = there and was_before(t.group_of(row), t.job.member(peer), t.job.member(int(t.owner[row])))
+        return Stall.PROXY_NOT_TAKING if there else Why.IN_NETWORK
+
+    def _has_done(self, row: int, step: int) -> bool:
+        """Whether the other side has finished the transfer with ``step``, of which the proxy's lists show nothing any more.
+
+        Over sockets a send is done once the kernel has taken it: with the link down, its data may never arrive.
+        """
+        t = self.transfers
+        side = Direction.RECV if t.sends[row] else Direction.SEND
+        if t.queued[side][t.connection[row]]:
+            return False
+        rank, channel, point_to_point = int(t.rank[row]), int(t.channel[row]), bool(t.point_to_point[row])
+        found = t.group_of(row).members.get(int(t.peer[row]))
+        return found is not None and any(
+            one.step > step
+            for one in found[1].net_steps
+            if (one.channel, one.peer, one.direction) == (channel, rank, side) and (one.connection_index > 0) == point_to_point
+        )
+
+
+def _first(*cases: tuple[Flags, Why | Stall | int]) -> Column:
+    """For each row what the first case that holds shows."""
+    codes = [shows if isinstance(shows, int) else SHOWN.index(shows) for _, shows in cases]
+    found: Column = np.select([holds for holds, _ in cases], [np.int64(code) for code in codes])
+    return found

@@ -8,21 +8,19 @@ for ever in a kernel of which memory shows no trace, and what was called after i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
 
 from ncclwatch.engine.case import Case
-from ncclwatch.engine.connections import ConnectionKey, is_hidden, unseen_peers
-from ncclwatch.engine.edges import Stall, StallMark, Wait, Why, enough_pairs
-from ncclwatch.engine.evidence.base import Strength
+from ncclwatch.engine.connections import RING_ENDS_RECEIVING, is_hidden, ring_places, unseen_peers
+from ncclwatch.engine.edges import Stall, StallMark, Wait, Why, enough_pairs, waits_for
+from ncclwatch.engine.evidence.base import AbsentNode, HiddenNode, Node, RankNode, Strength
 from ncclwatch.engine.evidence.calls import CallsFinding, operation_of
 from ncclwatch.engine.evidence.device import gpu_state
-from ncclwatch.engine.evidence.exits import Census
+from ncclwatch.engine.evidence.kernel import Census
 from ncclwatch.engine.graph import Waits
 from ncclwatch.engine.job import Group, Job, Member, launched
-from ncclwatch.engine.nodes import AbsentNode, HiddenNode, Node, RankNode, node_of
-from ncclwatch.engine.rings import RING_ENDS_RECEIVING, ring_positions
 from ncclwatch.engine.stated import errors_of
 from ncclwatch.model.device import KernelState
 from ncclwatch.model.state import Communicator, Transport
@@ -84,20 +82,16 @@ def counted_less(case: Case) -> Iterator[Wait]:
     Not on communicators of which the calls tell. Only by counts of each collective: launches (``opCount``) count messages as
     well, of which the ranks of a pipeline make more or less by right. O(ranks x their communicators).
     """
-    if not case.blind:
-        return
-    for group in case.job.groups.values():
+    for group in case.job.groups.values() if case.blind else ():
         if group.id in case.findings and case.findings[group.id].behind:
             continue
-        seen = ((rank, *pair) for rank, pair in group.members.items())
-        counts = {rank: launched(member, own) for rank, member, own in seen if own.sequence_numbers and is_hidden(own)}
-        known = {rank: count for rank, count in counts.items() if count is not None}
-        if not known or min(known.values()) == (most := max(known.values())):
-            continue
-        behind = [rank for rank, count in known.items() if count < most]
-        ahead = [rank for rank, count in known.items() if count == most]
-        for waiter, rank in enough_pairs(ahead, behind):
-            yield _counted(case.job, group, group.members[waiter][0], rank, most, known[rank])
+        hidden = {rank for rank, (_, own) in group.members.items() if own.sequence_numbers and is_hidden(own)}
+        counts = {rank: count for rank, count in _counts(group).items() if rank in hidden}
+        least, most = min(counts.values(), default=0), max(counts.values(), default=0)
+        ahead = [rank for rank, count in counts.items() if count == most]
+        behind = [rank for rank, count in counts.items() if count < most]
+        for waiter, rank in enough_pairs(ahead, behind) if least < most else ():
+            yield _counted(case.job, group, waiter, rank, counts)
 
 
 def messages_owed_by_all(case: Case) -> Iterator[Wait]:
@@ -117,17 +111,15 @@ def called_less(case: Case) -> Iterator[Wait]:
     """
     busy: set[int] | None = None
     for member, idle in _may_wait_inside(case):
-        for group, own in _hidden_groups(case.job, member):
-            mine = launched(member, own)
-            counts = {rank: launched(other, view) for rank, (other, view) in group.members.items()}
-            known = {rank: count for rank, count in counts.items() if count is not None}
-            least = min(known.values(), default=None)
-            if mine is None or least is None or least >= mine:
+        for group, _ in _hidden_groups(case.job, member):
+            counts, own = _counts(group), group.ranks[member.index]
+            least = min(counts.values(), default=0)
+            if own not in counts or least >= counts[own]:
                 continue
-            for rank in [rank for rank, count in known.items() if count == least][:MOST_PEERS]:
+            for rank in [rank for rank, count in counts.items() if count == least][:MOST_PEERS]:
                 other = group.members[rank][0]
                 if idle or other.index not in (busy := case.waits.busy() if busy is None else busy):
-                    yield _counted(case.job, group, member, rank, mine, least)
+                    yield _counted(case.job, group, own, rank, counts)
 
 
 def hidden_peer(case: Case) -> Iterator[Wait]:
@@ -140,8 +132,12 @@ def hidden_peer(case: Case) -> Iterator[Wait]:
         behind: set[int] | None = None
         for group, own in _hidden_groups(case.job, member):
             waiting = case.waits.waiting() if waiting is None else waiting
+            mine = launched(member, own)
             for rank, (other, view) in group.members.items():
-                if other.index == member.index or other.index not in waiting or _ahead(other, view, member, own):
+                if other.index == member.index or other.index not in waiting:
+                    continue
+                theirs = launched(other, view)
+                if mine is not None and theirs is not None and theirs > mine:
                     continue
                 behind = sink.behind() if behind is None else behind
                 if other.index in behind:
@@ -191,17 +187,14 @@ def ring_before(case: Case) -> Iterator[Wait]:
     and the like do not, and older releases do not tell whether there were any: then it is no more than a possibility.
     """
     for member, idle in _may_wait_inside(case):
-        for own in member.last.communicators if not idle else ():
-            group = case.job.groups[case.job.group_of[member.index, own.address]]
+        for group, own in case.job.held_by(member) if not idle else ():
             names = set(own.sequence_numbers)
-            if group.rank_of(member) is None or not names <= RING_ENDS_RECEIVING:
-                continue
-            for at in ring_positions(own):
-                if at.unread or not at.between:
+            for at in ring_places(own) if names <= RING_ENDS_RECEIVING else ():
+                if at.unread or at.ahead <= 0:
                     continue
-                text = f"it has written {at.written} steps of the ring itself, and read {at.read}"
-                target, strength = (None, Strength.PROVEN) if names else (HiddenNode(group.id, at.prev), POSSIBLE)
-                yield _wait(case.job, group, member, at.prev, Why.EMPTY, text, target, strength, channel=at.channel)
+                prev, text = at.ring.prev, f"it has written {at.written} steps of the ring itself, and read {at.read}"
+                target, strength = (None, Strength.PROVEN) if names else (HiddenNode(group.id, prev), POSSIBLE)
+                yield _wait(case.job, group, member, prev, Why.EMPTY, text, target, strength, channel=at.ring.channel)
 
 
 def not_begun(job: Job, member: Member, mark: StallMark) -> bool:
@@ -231,16 +224,18 @@ def _may_wait_inside(case: Case) -> Iterator[tuple[Member, bool]]:
 
 
 def _hidden_groups(job: Job, member: Member) -> Iterator[tuple[Group, Communicator]]:
-    for own in member.last.communicators:
-        group = job.groups[job.group_of[member.index, own.address]]
-        if group.rank_of(member) is not None and is_hidden(own):
-            yield group, own
+    return ((group, own) for group, own in job.held_by(member) if is_hidden(own))
 
 
-def _ahead(other: Member, view: Communicator, member: Member, own: Communicator) -> bool:
-    """Whether a peer has called more: then it is not the peer that is waited for."""
-    theirs, mine = launched(other, view), launched(member, own)
-    return theirs is not None and mine is not None and theirs > mine
+def _counts(group: Group) -> dict[int, int]:
+    """How many collectives each rank of a communicator has called by NCCL's counts, where that can be compared."""
+    counts = {rank: launched(member, own) for rank, (member, own) in group.members.items()}
+    return {rank: count for rank, count in counts.items() if count is not None}
+
+
+def _counted(job: Job, group: Group, own: int, rank: int, counts: Mapping[int, int]) -> Wait:
+    detail = f"{counts[own]} calls there, {counts[rank]} by that one"
+    return _wait(job, group, group.members[own][0], rank, Why.NOT_CALLED, detail)
 
 
 def _messages_owed(case: Case, members: Sequence[Member]) -> Iterator[Wait]:
@@ -248,7 +243,7 @@ def _messages_owed(case: Case, members: Sequence[Member]) -> Iterator[Wait]:
     if messages is None or len(members) > MOST_CALLERS:
         return
     for member in members:
-        for group, peer, _ in messages.owed(member):
+        for group, peer in messages.owed(member):
             yield _wait(case.job, group, member, peer, Why.NO_MESSAGE, "a Send or Recv", point_to_point=True)
 
 
@@ -256,9 +251,8 @@ def _by_memory(job: Job, member: Member) -> Iterator[tuple[Group, int]]:
     """Whom a process may wait for in messages, by what memory shows: peers that it is connected with on a communicator on which
     no collective was ever called.
     """
-    for own in member.last.communicators:
-        group = job.groups[job.group_of[member.index, own.address]]
-        if group.rank_of(member) is not None and launched(member, own) == 0:
+    for group, own in job.held_by(member):
+        if launched(member, own) == 0:
             yield from ((group, peer) for peer in sorted(unseen_peers(own)))
 
 
@@ -267,30 +261,17 @@ def _may_have_ended(
 ) -> Iterator[tuple[Group, int, Node]]:
     """Whom a rank may wait for without a trace: (communicator, rank in it, node)."""
     failed = {own.address for own, _ in errors_of(member)}
-    for own in member.last.communicators:
-        group = job.groups[job.group_of[member.index, own.address]]
-        if group.rank_of(member) is None:
-            continue
+    for group, own in job.held_by(member):
         for other in gone:
             if (rank := group.rank_of(other)) is not None:
                 yield group, rank, RankNode(other.index)
-        for rank in sorted(_neighbours(own) - group.members.keys()):
+        # Of neighbours in rings: those joined by the network, for within a node nothing is dropped.
+        joined = {peer for _, peer, _, transport in own.transports if transport is Transport.NET}
+        joined &= {neighbour for ring in own.rings for neighbour in (ring.prev, ring.next)}
+        for rank in sorted((joined | unseen_peers(own)) - group.members.keys()):
             runs = census().runs(group, rank)
-            if runs is False or (runs is None and (unseen_too or own.address in failed)):
+            if runs is False or (runs is None and rank in joined and (unseen_too or own.address in failed)):
                 yield group, rank, AbsentNode(group.id, rank)
-        for rank in sorted(unseen_peers(own) - group.members.keys()):
-            if census().runs(group, rank) is False:
-                yield group, rank, AbsentNode(group.id, rank)
-
-
-def _neighbours(own: Communicator) -> Collection[int]:
-    """The neighbours in rings that are joined by the network: within a node nothing is dropped."""
-    joined = {peer for _, peer, _, transport in own.transports if transport is Transport.NET}
-    return joined & {neighbour for ring in own.rings for neighbour in (ring.prev, ring.next)}
-
-
-def _counted(job: Job, group: Group, member: Member, rank: int, mine: int, theirs: int) -> Wait:
-    return _wait(job, group, member, rank, Why.NOT_CALLED, f"{mine} calls there, {theirs} by that one")
 
 
 def _wait(
@@ -298,15 +279,7 @@ def _wait(
     strength: Strength = Strength.PROVEN, *, channel: int = 0, point_to_point: bool = False,
 ) -> Wait:  # fmt: skip
     """That a process waits, or may, for a rank of a communicator; ``target``: where the wait leads, if not to that rank."""
-    key = ConnectionKey(group.id, channel, rank, group.ranks[member.index], point_to_point)
-
-    def describe() -> str:
-        verb = "may wait" if strength is POSSIBLE else "waits"
-        reason = "" if isinstance(target, HiddenNode) else f", {why}"
-        what = f": {detail}" if detail else ""
-        return f"{member.label} {verb} on communicator {group.hash:016x} for {job.rank_name(group.id, rank)}{reason}{what}"
-
-    return Wait(
-        subject=RankNode(member.index), source=NAME, object=target or node_of(job, group.id, rank), why=why, key=key,
-        strength=strength, describe=describe,
+    return waits_for(
+        job, group, member, rank, why, detail, source=NAME, channel=channel, point_to_point=point_to_point, strength=strength,
+        target=target, where=f" on communicator {group.hash:016x}",
     )  # fmt: skip

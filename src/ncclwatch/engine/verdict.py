@@ -6,11 +6,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect
-from ncclwatch.engine.evidence.base import Fact, FactKind
-from ncclwatch.engine.evidence.ports import PortDown
+from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, HiddenNode, RankNode
+from ncclwatch.engine.evidence.nics import PortDown
 from ncclwatch.engine.evidence.registry import not_observed, not_read
 from ncclwatch.engine.job import Job
-from ncclwatch.engine.nodes import AbsentNode, HiddenNode, RankNode
 from ncclwatch.engine.suspects import one_of_each
 from ncclwatch.model.verdict import Culprit, OperationRef, Step, StepKind, Verdict, VerdictClass
 from ncclwatch.text import compressed

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
+from itertools import chain
 from operator import attrgetter
 
 from ncclwatch.model.device import ConnectionCounter, DeviceSample
 from ncclwatch.model.state import OpPhase, ProcessSample, ProxyOperation
 
 _OPERATION = attrgetter("op_count", "phase", "direction", "comm_hash")
+_SUBS = attrgetter("subs")
 _STEPS = attrgetter("done", "transmitted", "received", "posted", "gpu_ready", "base", "peer", "channel", "connection_index")
 
 
@@ -47,17 +49,10 @@ def _same_steps(before: tuple[ProxyOperation, ...], after: tuple[ProxyOperation,
     """Whether the same operations are open, in the same order and at the same steps: whatever else a record says is left aside,
     for thousands of ranks are compared at every look.
     """
-    if len(before) != len(after):
+    if [*map(_OPERATION, before)] != [*map(_OPERATION, after)]:
         return False
-    for one, other in zip(before, after, strict=True):
-        if one is other:
-            continue
-        if _OPERATION(one) != _OPERATION(other) or len(one.subs) != len(other.subs):
-            return False
-        for sub, now in zip(one.subs, other.subs, strict=True):
-            if _STEPS(sub) != _STEPS(now):
-                return False
-    return True
+    then, now = [*map(_SUBS, before)], [*map(_SUBS, after)]
+    return [*map(len, then)] == [*map(len, now)] and [*map(_STEPS, chain(*then))] == [*map(_STEPS, chain(*now))]
 
 
 def _marks(sample: ProcessSample) -> Iterator[Hashable]:

@@ -93,8 +93,10 @@ class Service:
             if not session.step():
                 return None
         except NcclwatchError as error:
-            # A process that went in the middle of a burst: what was attached is taken away, and the others go on.
-            session.bursts.abort()
+            # A process that went in the middle of a burst: what was attached is taken away, and the others go on. Exact counts go
+            # on with the probes that they have.
+            if session.mode is not Mode.EXACT:
+                session.bursts.abort()
             return self.report(reason=str(error))
         return self.report(self._windows(Counting.BURSTS, session.bursts.counted_ns))
 

@@ -140,6 +140,20 @@ def test_where_nobody_is_seen_to_wait_for_a_missing_rank_all_of_its_collective_d
     assert verdict.victims == (0, 1, 3)
 
 
+def test_who_waits_for_a_peer_of_one_that_has_ended_is_a_victim_as_well() -> None:
+    """Rank 4 is in no communicator with rank 2: it waits in a pipeline for rank 0, which shows no wait of its own any more."""
+    ranks = []
+    for rank in absent_from_ring():
+        peers = tuple(replace(peer, host_hash=7) for peer in rank.communicators[0].peers)
+        own = (replace(rank.communicators[0], peers=peers), *([communicator(0, 2, comm_hash=0xE0)] if rank.rank == 0 else []))
+        ranks.append(replace(rank, host="node", operations=rank.operations if rank.rank == 3 else (), communicators=own))
+    message = recv(0, posted=8, received=0, delivered=0, consumed=0, comm_hash=0xE0)
+    ranks.append(Rank(4, 5, (communicator(1, 2, comm_hash=0xE0),), (message,), host="node"))
+    verdict = diagnose(looks([rank for rank in ranks if rank.rank != 2]), Known(complete_hosts=frozenset({"node"})))
+    assert verdict.verdict_class is VerdictClass.DEAD and named(verdict) == [2]
+    assert verdict.victims == (0, 1, 3, 4)
+
+
 def test_a_process_that_ended_while_being_watched_is_dead() -> None:
     verdict = diagnose(looks(frozen_ring(3, run_state="X")))
     assert verdict.verdict_class is VerdictClass.DEAD

@@ -8,8 +8,7 @@ import pytest
 
 from ncclwatch.engine.case import Cause, Known
 from ncclwatch.engine.diagnose import diagnose
-from ncclwatch.engine.evidence.ports import PortDown, port_down
-from ncclwatch.engine.evidence.sockets import DeadPath, dead_path
+from ncclwatch.engine.evidence.nics import DeadPath, PortDown, dead_path, port_down
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.network import Way
 from ncclwatch.model.network import NicRecord

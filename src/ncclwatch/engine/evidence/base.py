@@ -7,22 +7,95 @@ Rules draw the conclusions.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from itertools import chain
-from typing import TYPE_CHECKING, Generic, TypeVar, overload
+from itertools import accumulate, chain
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.nodes import Nodes
 from ncclwatch.model.verdict import OperationRef
 
 if TYPE_CHECKING:
     from ncclwatch.engine.case import Case
-    from ncclwatch.engine.job import Job
+    from ncclwatch.engine.job import Group, Job
+
+
+# --- what facts are about: where a wait can begin or end ----------------------------------------------------------------
+
+
+class RankNode(int):
+    """An observed process, by its index in the job's input. An integer, for it is hashed more often than anything else."""
+
+    __slots__ = ()
+
+    @property
+    def index(self) -> int:
+        """The process's place in ``Job.members``."""
+        return int(self)
+
+
+class AbsentNode(NamedTuple):
+    """A rank of a communicator that no observed process holds."""
+
+    group_id: int
+    comm_rank: int
+    # Tuples of equal content are equal: the last field keeps the kinds of nodes apart.
+    kind: str = "absent"
+
+
+class LinkNode(NamedTuple):
+    """The path between two ranks, when both sides have done their part."""
+
+    group_id: int
+    source: int
+    destination: int
+    kind: str = "link"
+
+
+class HiddenNode(NamedTuple):
+    """A wait that the planes at hand cannot see, inside a node."""
+
+    group_id: int
+    comm_rank: int
+    kind: str = "hidden"
+
+
+Node = RankNode | AbsentNode | LinkNode | HiddenNode
+
+
+def node_of(group: Group, comm_rank: int) -> RankNode | AbsentNode:
+    """The process that is a rank of a communicator, or that rank as one nobody observed."""
+    holder = group.holder(comm_rank)
+    return RankNode(holder.index) if holder is not None else AbsentNode(group.id, comm_rank)
+
+
+class Nodes:
+    """Nodes as numbers: an observed process is its index, everything else is negative."""
+
+    def __init__(self) -> None:
+        self._others: list[Node] = []
+        self._numbers: dict[Node, int] = {}
+
+    def number(self, node: Node) -> int:
+        """The number of a node."""
+        if isinstance(node, RankNode):
+            return int(node)
+        number = self._numbers.setdefault(node, -1 - len(self._others))
+        if number == -1 - len(self._others):
+            self._others.append(node)
+        return number
+
+    def node(self, number: int) -> Node:
+        """The node with a number."""
+        return RankNode(number) if number >= 0 else self._others[-1 - number]
+
+
+# --- facts --------------------------------------------------------------------------------------------------------------
 
 
 class Strength(IntEnum):
@@ -79,7 +152,7 @@ class FactKind(StrEnum):
 
 
 Subject = Hashable
-"""A node of the wait-for graph (:mod:`ncclwatch.engine.nodes`), a connection (``network.Way``), the key of a NIC, a host."""
+"""A node of the wait-for graph (:data:`Node`), a connection (``network.Way``), the key of a NIC, a host."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +225,20 @@ class FactColumns(Generic[F]):
 
     def __iter__(self) -> Iterator[F]:
         return map(self.make, range(len(self)))
+
+
+def joined(parts: Sequence[FactColumns[F]]) -> FactColumns[F]:
+    """Facts of one kind in columns, one part after the other."""
+    first = list(accumulate(map(len, parts), initial=0))
+
+    def make(number: int) -> F:
+        part = bisect_right(first, number) - 1
+        return parts[part].make(number - first[part])
+
+    subject, about, possible = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in ("subject", "object", "possible")
+    )
+    return FactColumns(parts[0].kind, subject, about, possible, make, frozenset().union(*(part.collectives for part in parts)))
 
 
 def one_by_one(facts: Iterable[Fact | FactColumns[Fact]]) -> Iterator[Fact]:

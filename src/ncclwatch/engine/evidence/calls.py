@@ -7,7 +7,7 @@ did *not* call, and ranks whose call differs; what happens after the call is the
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ncclwatch.engine.alignment import Entries, align_entries, make_entries, rows_of
 from ncclwatch.engine.evidence.base import Fact, FactKind, Source
 from ncclwatch.engine.job import Group, Job, launched
-from ncclwatch.engine.ledger import Ledger, Place, Signature
+from ncclwatch.engine.ledger import Ledger, Signature
 from ncclwatch.model.events import Function
 from ncclwatch.model.verdict import OperationRef
 
@@ -45,9 +45,14 @@ class Calls(Source):
 
     def facts(self, case: Case) -> Iterator[Called]:
         """What the ranks of each communicator have called, compared. O(ranks x depth)."""
-        for number, finding in find(case.job, case.known.ledger, case.known.totals).items():
-            text = partial(_text, case.job, case.job.groups[number], finding)
-            yield Called(kind=FactKind.CALLED, subject=number, source=NAME, finding=finding, describe=text)
+        ledger, groups = case.known.ledger, case.job.groups
+        if ledger is None:
+            return
+        findings = compare_groups(ledger, [rows_of(group, ledger, case.known.totals) for group in groups.values()])
+        for group, finding in zip(groups.values(), findings, strict=True):
+            _leave_out_contradicted(group, finding, ledger)
+            text = partial(_text, case.job, group, finding)
+            yield Called(kind=FactKind.CALLED, subject=group.id, source=NAME, finding=finding, describe=text)
 
     def coverage(self, case: Case) -> Iterator[str]:
         """That calls are not recorded, or cannot be lined up with those of the peers."""
@@ -115,16 +120,6 @@ class CallsFinding:
         return len(self.groups) > 1
 
 
-def find(job: Job, ledger: Ledger | None, totals: dict[Place, tuple[int, int]]) -> dict[int, CallsFinding]:
-    """What the calls plane says of each communicator of the job; empty without one."""
-    if ledger is None:
-        return {}
-    known = [rows_of(group, ledger, totals) for group in job.groups.values()]
-    found = dict(zip(job.groups, compare_groups(ledger, known), strict=True))
-    leave_out_contradicted(job, found, ledger)
-    return found
-
-
 def compare_groups(ledger: Ledger, groups: Sequence[tuple[dict[int, int], dict[int, tuple[int, int]]]]) -> list[CallsFinding]:
     """Compare what the ranks of each communicator have called: (rank → row, rank → total) each. O(ranks x depth), vectorised."""
     findings = [CallsFinding() for _ in groups]
@@ -135,12 +130,12 @@ def compare_groups(ledger: Ledger, groups: Sequence[tuple[dict[int, int], dict[i
     align_entries(ledger, entries)
     called = ledger.called[entries.rows].astype(np.int64)
     after = entries.offsets + called
-    slowest = _least(entries, np.where(entries.aligned, after, np.iinfo(np.int64).max))
-    fastest = -_least(entries, np.where(entries.aligned, -after, np.iinfo(np.int64).max))
-    comparable = np.bincount(entries.group, weights=entries.aligned, minlength=len(entries.starts)) >= 2
+    slowest, fastest = _least(entries, after), -_least(entries, -after)
+    in_line = np.bincount(entries.group, weights=entries.aligned, minlength=len(entries.starts))
+    comparable, unaligned = in_line >= 2, in_line < np.bincount(entries.group, minlength=len(entries.starts))
     odd = _first_inconsistent(ledger, entries, called, fastest, comparable)
     bounds = np.r_[entries.starts, len(entries.rows)].tolist()
-    for place in np.flatnonzero((comparable & (slowest < fastest)) | (odd >= 0) | _any_unaligned(entries)).tolist():
+    for place in np.flatnonzero((comparable & (slowest < fastest)) | (odd >= 0) | unaligned).tolist():
         part = slice(bounds[place], bounds[place + 1])
         finding = findings[filled[place]]
         finding.unaligned = sorted(entries.ranks[part][~entries.aligned[part]].tolist())
@@ -155,13 +150,8 @@ def compare_groups(ledger: Ledger, groups: Sequence[tuple[dict[int, int], dict[i
 
 
 def _least(entries: Entries, values: NDArray[np.int64]) -> NDArray[np.int64]:
-    least: NDArray[np.int64] = np.minimum.reduceat(values, entries.starts)
+    least: NDArray[np.int64] = np.minimum.reduceat(np.where(entries.aligned, values, np.iinfo(np.int64).max), entries.starts)
     return least
-
-
-def _any_unaligned(entries: Entries) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = np.bincount(entries.group, weights=~entries.aligned, minlength=len(entries.starts)) > 0
-    return found
 
 
 def _first_inconsistent(
@@ -172,7 +162,7 @@ def _first_inconsistent(
     Only what all aligned ranks still keep is compared.
     """
     first = entries.offsets + ledger.oldest_kept(called)
-    oldest = -_least(entries, np.where(entries.aligned, -first, np.iinfo(np.int64).max))
+    oldest = -_least(entries, -first)
     length = np.where(comparable, np.clip(fastest - oldest, 0, ledger.depth), 0)
     width = int(length.max(initial=0))
     if width == 0:
@@ -216,29 +206,21 @@ def _describe_behind(
     finding.called = ledger.signature(int(entries.rows[part][leader]), slowest - int(entries.offsets[part][leader]))
 
 
-def leave_out_contradicted(job: Job, findings: Mapping[int, CallsFinding], ledger: Ledger) -> None:
+def _leave_out_contradicted(group: Group, finding: CallsFinding, ledger: Ledger) -> None:
     """Take back that ranks have not called what others have, where NCCL's own counts say that they have called as often.
 
-    A record may be lost, or late, at the very end of what was called; what was called is counted in the process itself.
+    A record may be lost, or late, at the very end of what was called; what was called is counted in the process itself. Not where
+    NCCL counts launches alone, and those of messages among them.
     """
-    for number, finding in findings.items():
-        group = job.groups[number]
-        if not finding.behind or not (_counts_collectives(group) or not _has_messages(group, ledger)):
-            continue
-        counts = {rank: launched(*group.members[rank]) for rank in (*finding.behind, *finding.waiting) if rank in group.members}
-        most = max((count for rank in finding.waiting if (count := counts.get(rank)) is not None), default=None)
-        if most is not None:
-            finding.behind = [rank for rank in finding.behind if (count := counts.get(rank)) is None or count < most]
-
-
-def _counts_collectives(group: Group) -> bool:
-    """Whether NCCL counts collectives alone on all ranks: else launches count, and those of messages among them."""
-    return all(own.sequence_numbers for _, own in group.members.values())
-
-
-def _has_messages(group: Group, ledger: Ledger) -> bool:
-    places = (ledger.place(member.info.host, member.info.pid, own.address) for member, own in group.members.values())
-    return any(place in ledger.point_to_point for place in places)
+    seen = list(group.members.values()) if finding.behind else []
+    places = (ledger.place(member.info.host, member.info.pid, own.address) for member, own in seen)
+    if not all(own.sequence_numbers for _, own in seen) and any(place in ledger.point_to_point for place in places):
+        return
+    held = (rank for rank in (*finding.behind, *finding.waiting) if rank in group.members)
+    counts = {rank: count for rank in held if (count := launched(*group.members[rank])) is not None}
+    most = max((counts[rank] for rank in finding.waiting if rank in counts), default=None)
+    if most is not None:
+        finding.behind = [rank for rank in finding.behind if counts.get(rank, -1) < most]
 
 
 def operation_of(called: Signature | None, sequence: int | None) -> OperationRef:

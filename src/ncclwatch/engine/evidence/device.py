@@ -12,9 +12,9 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ncclwatch.engine.evidence.base import Fact, FactKind, Source
+from ncclwatch.engine.connections import is_seen
+from ncclwatch.engine.evidence.base import Fact, FactKind, RankNode, Source
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.nodes import RankNode
 from ncclwatch.model.device import DeviceCommunicator, DeviceOperation, DeviceSample, KernelState
 from ncclwatch.model.state import Communicator, Direction, HostConnection, Transport
 from ncclwatch.model.verdict import OperationRef
@@ -42,13 +42,9 @@ class DeviceShim(Source):
     def complete(self, job: Job) -> None:
         """Give the communicators the connections whose two counters the shim has read; without a shim nothing changes."""
         for group in job.groups.values():
-            connections = _connections(group)
-            if not connections:
-                continue
-            for rank, (member, own) in group.members.items():
-                seen = tuple(_ends(rank, connections))
-                if seen:
-                    group.members[rank] = (member, replace(own, host_connections=(*own.host_connections, *seen)))
+            for rank, ends in _connections(group).items():
+                member, own = group.members[rank]
+                group.members[rank] = (member, replace(own, host_connections=(*own.host_connections, *ends)))
 
     def facts(self, case: Case) -> Iterator[Fact]:
         """What each GPU has not ended, and copies that do not come back. O(operations)."""
@@ -59,8 +55,9 @@ class DeviceShim(Source):
             yield from _unfinished(member, device)
             if device.copy_engine_silent and device.copy_pending_ns is not None:
                 seconds = device.copy_pending_ns / 1e9
-                text = partial(_silent_text, member, seconds)
-                yield Fact(FactKind.GPU_SILENT, RankNode(member.index), NAME, value=seconds, describe=text)
+                text = f"the GPU's copy engine does not respond: a copy of a few bytes is under way for {seconds:.0f} s"
+                text = f"{member.label}: {text}"
+                yield Fact(FactKind.GPU_SILENT, RankNode(member.index), NAME, value=seconds, describe=partial(str, text))
 
     def coverage(self, case: Case) -> Iterator[str]:
         """What joins ranks that nothing but a shim could look into, and it did not."""
@@ -75,36 +72,24 @@ class DeviceShim(Source):
 # --- connections -------------------------------------------------------------------------------------------------------
 
 
-def _connections(group: Group) -> dict[_Place, tuple[int, int]]:
-    """Place → (head, tail), where both were read and are not from before the standstill."""
+def _connections(group: Group) -> dict[int, list[HostConnection]]:
+    """The ends of each rank's connections of which both counters were read and are not from before the standstill."""
     heads: dict[_Place, int] = {}
     tails: dict[_Place, int] = {}
     for rank, (member, own) in group.members.items():
-        device = member.last.device
-        if device is None:
-            continue
-        for counter in device.counters:
+        for counter in member.last.device.counters if member.last.device is not None else ():
             if counter.comm_address != own.address or counter.value is None or counter.stale or counter.problem:
                 continue
             source, destination = (rank, counter.peer) if counter.is_send else (counter.peer, rank)
             side = heads if counter.is_send else tails
             side[counter.channel, source, destination, counter.connection_index] = counter.value
-    return {place: (head, tails[place]) for place, head in heads.items() if place in tails}
-
-
-def _ends(rank: int, connections: dict[_Place, tuple[int, int]]) -> Iterator[HostConnection]:
-    for (channel, source, destination, index), (head, tail) in sorted(connections.items()):
-        if rank == source:
-            yield HostConnection(channel, destination, Direction.SEND, index, head, tail, Transport.P2P)
-        if rank == destination:
-            yield HostConnection(channel, source, Direction.RECV, index, head, tail, Transport.P2P)
-
-
-def is_seen(communicator: Communicator, channel: int, peer: int) -> bool:
-    """Whether all that joins this rank to a peer on a channel inside the node was read by the shim."""
-    wanted = {d for c, p, d, transport in communicator.transports if (c, p, transport) == (channel, peer, Transport.P2P)}
-    seen = {str(conn.direction) for conn in communicator.host_connections if (conn.channel, conn.peer) == (channel, peer)}
-    return bool(wanted) and {str(direction) for direction in wanted} <= seen
+    found: dict[int, list[HostConnection]] = defaultdict(list)
+    for place in sorted(heads.keys() & tails.keys()):
+        channel, source, destination, index = place
+        steps = (index, heads[place], tails[place], Transport.P2P)
+        found[source].append(HostConnection(channel, destination, Direction.SEND, *steps))
+        found[destination].append(HostConnection(channel, source, Direction.RECV, *steps))
+    return found
 
 
 def sees_everything(job: Job) -> bool:
@@ -150,46 +135,32 @@ def _is_same(seen: DeviceCommunicator, own: Communicator) -> bool:
     return (seen.hash, seen.rank) == (own.hash, own.rank) or seen.inside_address == own.address
 
 
-def _silent_text(member: Member, seconds: float) -> str:
-    return f"{member.label}: the GPU's copy engine does not respond: a copy of a few bytes is under way for {seconds:.0f} s"
-
-
 def _unfinished(member: Member, device: DeviceSample) -> Iterator[Fact]:
     """Unfinished operations on this rank's GPU, by communicator; a stopped process cannot have seen their end."""
-    if member.stopped:
-        return
     by_state: dict[tuple[str, KernelState], list[DeviceOperation]] = defaultdict(list)
-    for communicator in device.communicators:
-        if communicator.finished:
-            continue
-        for operation in communicator.recent:
-            by_state[_of(communicator.hash, communicator.rank), operation.state].append(operation)
+    for communicator in device.communicators if not member.stopped else ():
+        for operation in communicator.recent if not communicator.finished else ():
+            if operation.state in (KernelState.NOT_STARTED, KernelState.RUNNING):
+                by_state[_of(communicator), operation.state].append(operation)
     for (where, state), operations in by_state.items():
-        if state not in (KernelState.NOT_STARTED, KernelState.RUNNING):
-            continue
-        first = operations[0]
-        begun_ns = first.launched_ns if state is KernelState.NOT_STARTED else first.started_ns or first.launched_ns
+        first, waiting = operations[0], state is KernelState.NOT_STARTED
+        begun_ns = first.launched_ns if waiting else first.started_ns or first.launched_ns
         age = max(0.0, (member.last.time_ns - begun_ns) / 1e9)
+        number = first.sequence if first.sequence is not None else first.ordinal
+        name = f"{first.function or 'operation'} #{number}"
+        if waiting:
+            more = f" and {len(operations) - 1} after it" if len(operations) > 1 else ""
+            text = f"its GPU has not begun {name}{more} of {where}, launched {age:.0f} s ago"
+        else:
+            channels = f"{first.finished} of {max(first.channels or 0, first.started)} channels done"
+            text = f"its GPU has been in {name} of {where} for {age:.0f} s, {channels}"
         yield Fact(
-            FactKind.GPU_UNFINISHED, RankNode(member.index), NAME, value=age,
-            operation=OperationRef(first.function, first.sequence if first.sequence is not None else first.ordinal),
-            describe=partial(_unfinished_text, member, where, state, tuple(operations), age),
+            FactKind.GPU_UNFINISHED, RankNode(member.index), NAME, value=age, operation=OperationRef(first.function, number),
+            describe=partial(str, f"{member.label}: {text}"),
         )  # fmt: skip
 
 
-def _unfinished_text(
-    member: Member, where: str, state: KernelState, operations: tuple[DeviceOperation, ...], age: float
-) -> str:  # fmt: skip
-    first = operations[0]
-    name = f"{first.function or 'operation'} #{first.sequence if first.sequence is not None else first.ordinal}"
-    if state is KernelState.NOT_STARTED:
-        more = f" and {len(operations) - 1} after it" if len(operations) > 1 else ""
-        return f"{member.label}: its GPU has not begun {name}{more} of {where}, launched {age:.0f} s ago"
-    channels = f"{first.finished} of {max(first.channels or 0, first.started)} channels done"
-    return f"{member.label}: its GPU has been in {name} of {where} for {age:.0f} s, {channels}"
-
-
-def _of(comm_hash: int | None, rank: int | None) -> str:
-    if comm_hash is None:
+def _of(communicator: DeviceCommunicator) -> str:
+    if communicator.hash is None:
         return "its communicator"
-    return f"communicator {comm_hash:016x}" + (f" as rank {rank}" if rank is not None else "")
+    return f"communicator {communicator.hash:016x}" + (f" as rank {communicator.rank}" if communicator.rank is not None else "")

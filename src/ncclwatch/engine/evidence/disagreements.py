@@ -15,81 +15,67 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
-from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ncclwatch.engine.connections import End
-from ncclwatch.engine.edges import Wait, Why
+from ncclwatch.engine.edges import End, Wait, Why
 from ncclwatch.engine.evidence.base import Fact, FactKind, Source
 from ncclwatch.engine.job import Group, Job, Member, launched
 from ncclwatch.engine.transfers import Column, Transfers
-from ncclwatch.model.state import Communicator, Direction
+from ncclwatch.model.state import Direction
 
 if TYPE_CHECKING:
     from ncclwatch.engine.case import Case
 
-NAME = "counts"
-
-
-@dataclass(frozen=True, slots=True)
-class OpenCall:
-    """What one rank has open on a communicator, as its proxy knows it."""
-
-    collective: str
-    sequence: int
-    nsteps: int
-
-    def text(self) -> str:
-        """``AllReduce #14, 96 steps a channel``."""
-        return f"{self.collective or 'operation'} #{self.sequence}, {self.nsteps} steps a channel"
+TIE = "nothing tells which of them is wrong: a tie"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mismatch(Fact):
-    """Disagreement inside one communicator: what each rank has open, and which ends were seen to disagree."""
+class Disagreement(Fact):
+    """Ranks of one communicator (``subject``, by its id) that called different things: whom to name, and how that was chosen."""
 
-    kind: FactKind = FactKind.OPEN_OTHER
     subject: int
-    calls: dict[int, OpenCall]
-    """rank in the communicator → what it has open"""
-    pairs: list[tuple[End, End]]
-    """(sender, receiver) of connections whose ends disagree"""
+    group: Group
+    odd: Mapping[int, str]
+    """rank in the communicator → what it called, or has open"""
+    how: str
+    lines: tuple[str, ...]
+    """What each rank called, as evidence."""
 
-    def suspects(self) -> tuple[list[int], str, bool]:
-        """Ranks of the communicator to name, how they were chosen, and whether it is a tie."""
-        groups: dict[OpenCall, list[int]] = defaultdict(list)
-        for rank, call in self.calls.items():
-            groups[call].append(rank)
-        sizes = sorted(len(ranks) for ranks in groups.values())
-        if len(sizes) > 1 and sizes[-1] > sum(sizes[:-1]):
-            majority = max(groups.values(), key=len)
-            odd = sorted(set(self.calls) - set(majority))
-            return odd, f"{len(majority)} ranks agree, {'this one does' if len(odd) == 1 else 'these do'} not", False
-        involved = Counter(rank for pair in self.pairs for rank in (pair[0].key.source, pair[0].key.destination))
-        always = [rank for rank, times in involved.items() if times == len(self.pairs)]
-        if len(always) == 1 and len(self.pairs) > 1:
-            return always, "it is one side of every disagreement", False
-        return sorted(involved), "the groups are equally large: a tie", True
+    @property
+    def tie(self) -> bool:
+        """Whether nothing tells who of them is wrong."""
+        return self.how == TIE
 
-    def lines(self, job: Job) -> list[str]:
-        """The groups and the disagreeing ends as evidence."""
-        groups: dict[OpenCall, list[int]] = defaultdict(list)
-        for rank, call in sorted(self.calls.items()):
-            groups[call].append(rank)
-        lines = [
-            f"{', '.join(job.rank_name(self.subject, rank) for rank in ranks)}: {call.text()}"
-            for call, ranks in sorted(groups.items(), key=lambda item: -len(item[1]))
-        ]
-        for sender, receiver in self.pairs:
-            key = sender.key
-            lines.append(
-                f"channel {key.channel}: {job.rank_name(key.group, key.source)} sends steps {sender.sub.base} to "
-                f"{sender.last_step} ({sender.operation.collective}), {job.rank_name(key.group, key.destination)} "
-                f"expects {receiver.sub.base} to {receiver.last_step} ({receiver.operation.collective})"
-            )
-        return lines
+    @property
+    def text(self) -> str:
+        """Who called what."""
+        ranks = ", ".join(f"rank {rank}: {what}" for rank, what in self.odd.items())
+        return f"communicator {self.group.hash:016x}: ranks called different things: {ranks}"
+
+
+def _said(job: Job, group: Group, called: Mapping[int, str]) -> tuple[list[list[int]], tuple[str, ...]]:
+    """The ranks that called the same, most first, and a line for each."""
+    alike: dict[str, list[int]] = defaultdict(list)
+    for rank, what in sorted(called.items()):
+        alike[what].append(rank)
+    found = sorted(alike.items(), key=lambda item: -len(item[1]))
+    names = [", ".join(job.rank_name(group.id, rank) for rank in ranks[:SHOWN]) for _, ranks in found]
+    where = f"on communicator {group.hash:016x}"
+    return [ranks for _, ranks in found], tuple(f"{who} {where}: {what}" for who, (what, _) in zip(names, found, strict=True))
+
+
+SHOWN = 8
+"""Bound: ranks that called the same which are named in a line."""
+
+
+def _majority(alike: list[list[int]]) -> list[int]:
+    """Those of the ranks that are more than half of them and agree; none where there is no such group."""
+    return alike[0] if alike and 2 * len(alike[0]) > sum(map(len, alike)) else []
+
+
+# --- what is open -------------------------------------------------------------------------------------------------------
 
 
 class OpenCalls(Source):
@@ -99,28 +85,28 @@ class OpenCalls(Source):
     plane = "state"
     kinds = frozenset({FactKind.OPEN_OTHER})
 
-    def facts(self, case: Case) -> Iterator[Mismatch]:
+    def facts(self, case: Case) -> Iterator[Disagreement]:
         """Communicators in which two ends of a connection work on different operations. O(transfers)."""
-        yield from find_mismatches(case.transfers)
-
-
-def _open_text(job: Job, group_id: int) -> str:
-    return f"ranks of communicator {job.groups[group_id].hash:016x} have different operations open"
-
-
-def find_mismatches(transfers: Transfers) -> list[Mismatch]:
-    """Communicators in which two ends of a connection work on different operations. O(transfers)."""
-    pairs: dict[int, list[tuple[End, End]]] = defaultdict(list)
-    odd = [_disagreeing(transfers, senders, receivers) for senders, receivers in transfers.pairs()]
-    for sender, receiver in sorted(pair for pairs_of_turn in odd for pair in pairs_of_turn):
-        pairs[transfers.group_of(sender).id].append((transfers.end(sender), transfers.end(receiver)))
-    return [
-        Mismatch(
-            subject=group_id, source=OpenCalls.name, calls=_open_calls(transfers, group_id), pairs=found,
-            describe=partial(_open_text, transfers.job, group_id),
-        )
-        for group_id, found in pairs.items()
-    ]  # fmt: skip
+        t, pairs = case.transfers, defaultdict[int, list[tuple[End, End]]](list)
+        odd = [pair for senders, receivers in t.pairs() for pair in _disagreeing(t, senders, receivers)]
+        for sender, receiver in sorted(odd):
+            pairs[int(t.group[sender])].append((t.end(sender), t.end(receiver)))
+        for place, found in pairs.items():
+            group, calls = t.members.groups[place], _open_calls(t, place)
+            alike, lines = _said(case.job, group, calls)
+            agree = _majority(alike)
+            ranks, how = sorted(calls.keys() - agree), f"{len(agree)} ranks agree, the others do not"
+            if not agree:
+                involved = Counter(rank for sender, _ in found for rank in (sender.key.source, sender.key.destination))
+                ranks = [rank for rank, times in involved.items() if times == len(found)]
+                how = "it is one side of every disagreement"
+                if len(ranks) != 1 or len(found) == 1:
+                    ranks, how = sorted(involved), TIE
+            yield Disagreement(
+                kind=FactKind.OPEN_OTHER, subject=group.id, source=self.name, group=group, how=how,
+                odd={rank: calls.get(rank, "another operation") for rank in ranks},
+                lines=(*lines, *(_pair_text(case.job, *pair) for pair in found)),
+            )  # fmt: skip
 
 
 def _disagreeing(transfers: Transfers, senders: Column, receivers: Column) -> list[tuple[int, int]]:
@@ -133,20 +119,29 @@ def _disagreeing(transfers: Transfers, senders: Column, receivers: Column) -> li
     return list(zip(senders[odd].tolist(), receivers[odd].tolist(), strict=True))
 
 
-def _open_calls(transfers: Transfers, group_id: int) -> dict[int, OpenCall]:
+def _open_calls(transfers: Transfers, place: int) -> dict[int, str]:
     """The first collective each rank has open, by its sending side, else its receiving side."""
-    calls: dict[int, OpenCall] = {}
+    calls: dict[int, str] = {}
     for direction in (Direction.SEND, Direction.RECV):
         rows = transfers.unfinished(direction)
-        place = transfers.members.places[group_id]
         rows = rows[(transfers.group[rows] == place) & ~transfers.point_to_point[rows]]
         rows = rows[np.lexsort((transfers.channel[rows], transfers.op_count[rows]))]
         _, first = np.unique(transfers.rank[rows], return_index=True)
         for row in rows[np.sort(first)].tolist():
-            operation = transfers.operation_of(row)
-            call = OpenCall(operation.collective, operation.sequence, int(transfers.nsteps[row]))
-            calls.setdefault(int(transfers.rank[row]), call)
+            operation, steps = transfers.operation_of(row), int(transfers.nsteps[row])
+            text = f"{operation.collective or 'operation'} #{operation.sequence}, {steps} steps a channel"
+            calls.setdefault(int(transfers.rank[row]), text)
     return calls
+
+
+def _pair_text(job: Job, sender: End, receiver: End) -> str:
+    """Two ends of a connection that disagree."""
+    key = sender.key
+    return (
+        f"channel {key.channel}: {job.rank_name(key.group, key.source)} sends steps {sender.sub.base} to {sender.last_step} "
+        f"({sender.operation.collective}), {job.rank_name(key.group, key.destination)} expects {receiver.sub.base} to "
+        f"{receiver.last_step} ({receiver.operation.collective})"
+    )
 
 
 # --- counts of calls --------------------------------------------------------------------------------------------------
@@ -160,92 +155,52 @@ than that on a communicator is nothing unheard of there.
 class SequenceCounts(Source):
     """NCCL's counts of collectives on each rank."""
 
-    name = NAME
+    name = "counts"
     plane = "state"
     kinds = frozenset({FactKind.CALLED_OTHER})
 
     def facts(self, case: Case) -> Iterator[Disagreement]:
         """Communicators in which the counts of two ranks contradict each other. O(ranks of communicators)."""
-        found = (_disagreement(case.job.groups[number]) for number in sorted(case.job.groups))
-        yield from (disagreement for disagreement in found if disagreement is not None)
+        for _, group in sorted(case.job.groups.items()):
+            # Calls captured in a graph are counted on some ranks only (``ncclProfilerStartTaskEvents``, src/plugin/profiler.cc).
+            views = ((rank, own) for rank, (_, own) in group.members.items() if own.sequence_numbers and not own.captured_plans)
+            counts = {rank: own.sequence_numbers for rank, own in views}
+            first = next(iter(counts.values()), None)
+            ahead = _ahead(counts) if any(own != first for own in counts.values()) else {}
+            if not ahead:
+                continue
+            alike, lines = _said(case.job, group, {rank: _counts_text(own) for rank, own in counts.items()})
+            # The one among many first; else who called what nobody, itself included, used to call there.
+            agree = _majority(alike)
+            odd = {rank: name for rank, name in ahead.items() if agree and rank not in agree}
+            how = f"{len(agree)} ranks agree"
+            if not odd:
+                odd = {rank: name for rank, name in ahead.items() if counts[rank][name] < FAMILIAR}
+                how = "what it called more often was hardly ever called on this communicator before"
+            if not odd or len(odd) == len(ahead):
+                odd, how = ahead, TIE
+            yield Disagreement(
+                kind=FactKind.CALLED_OTHER, subject=group.id, source=self.name, group=group, odd=odd, how=how, lines=lines
+            )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Disagreement(Fact):
-    """Ranks of one communicator whose counts contradict each other: those to name, and what they called that others did not."""
-
-    kind: FactKind = FactKind.CALLED_OTHER
-    subject: int
-    group: Group
-    odd: Mapping[int, str]
-    """rank in the communicator → the collective it has called more often than others"""
-    how: str
-
-    @property
-    def tie(self) -> bool:
-        """Whether nothing tells who of them is wrong."""
-        return len(self.odd) == len(self.group.members)
-
-    def lines(self, job: Job) -> list[str]:
-        """The counts as evidence: one line for all ranks with the same."""
-        alike: dict[str, list[int]] = {}
-        for rank, (_, own) in sorted(self.group.members.items()):
-            counts = sorted((name, count) for name, count in own.sequence_numbers.items() if count)
-            text = ", ".join(f"{name} once" if count == 1 else f"{name} {count} times" for name, count in counts) or "nothing"
-            alike.setdefault(text, []).append(rank)
-        return [
-            f"{', '.join(job.rank_name(self.group.id, rank) for rank in ranks[:8])} has called on communicator "
-            f"{self.group.hash:016x}: {text}"
-            for text, ranks in sorted(alike.items(), key=lambda item: -len(item[1]))
-        ]
+def _ahead(counts: Mapping[int, Mapping[str, int]]) -> dict[int, str]:
+    """Ranks that are ahead of another in one collective which is ahead of them in another, with the collective."""
+    ranks: dict[tuple[tuple[str, int], ...], list[int]] = defaultdict(list)
+    for rank, own in counts.items():
+        ranks[tuple(sorted(own.items()))].append(rank)
+    found: dict[int, str] = {}
+    for mine, held in ranks.items():
+        for theirs in map(dict, ranks):
+            more = [name for name, count in mine if count > theirs.get(name, 0)]
+            if more and any(count > dict(mine).get(name, 0) for name, count in theirs.items()):
+                found |= dict.fromkeys(held, more[0])
+    return found
 
 
-def _disagreement(group: Group) -> Disagreement | None:
-    # Calls captured in a graph are counted on some ranks only (``ncclProfilerStartTaskEvents``, src/plugin/profiler.cc).
-    counts = {rank: own.sequence_numbers for rank, (_, own) in group.members.items() if _counted(own)}
-    if len(counts) < 2:
-        return None
-    first = next(iter(counts.values()))
-    if all(own == first for own in counts.values()):
-        return None
-    kinds = {rank: tuple(sorted(own.items())) for rank, own in counts.items()}
-    alike = Counter(kinds.values())
-    called: dict[tuple[tuple[str, int], ...], str] = {}
-    for kept in alike:
-        for other in alike:
-            name = _contradiction(dict(kept), dict(other))
-            if name:
-                called[kept] = name
-    ahead = {rank: name for kept, name in called.items() for rank, kind in kinds.items() if kind == kept}
-    if not ahead:
-        return None
-    # The one among many first; else who called what nobody, itself included, used to call there.
-    most, times = alike.most_common(1)[0]
-    minority = {rank: name for rank, name in ahead.items() if kinds[rank] != most}
-    unheard = {rank: name for rank, name in ahead.items() if counts[rank][name] < FAMILIAR}
-    if times > sum(alike.values()) - times and minority:
-        odd, how = minority, f"{times} ranks agree"
-    elif unheard and len(unheard) < len(ahead):
-        odd, how = unheard, "what it called more often was hardly ever called on this communicator before"
-    else:
-        odd, how = ahead, "nothing tells which of them is wrong: a tie"
-    return Disagreement(subject=group.id, source=NAME, group=group, odd=odd, how=how, describe=partial(_odd_text, group, odd))
-
-
-def _odd_text(group: Group, odd: Mapping[int, str]) -> str:
-    ranks = ", ".join(f"rank {rank} {name}" for rank, name in odd.items())
-    return f"communicator {group.hash:016x}: called more often than by peers, which called something else: {ranks}"
-
-
-def _counted(own: Communicator) -> bool:
-    return bool(own.sequence_numbers) and not own.captured_plans
-
-
-def _contradiction(mine: Mapping[str, int], other: Mapping[str, int]) -> str:
-    """The collective in which the first is ahead of the second, where the second is ahead in another; empty where not so."""
-    more = [name for name, count in mine.items() if count > other.get(name, 0)]
-    less = any(count > mine.get(name, 0) for name, count in other.items())
-    return more[0] if more and less else ""
+def _counts_text(counts: Mapping[str, int]) -> str:
+    called = (f"{name} once" if count == 1 else f"{name} {count} times" for name, count in sorted(counts.items()) if count)
+    return f"has called {', '.join(called) or 'nothing'}"
 
 
 class Lack(StrEnum):
@@ -256,37 +211,31 @@ class Lack(StrEnum):
 
 
 def lacks(job: Job, wait: Wait) -> Lack | None:
-    """Why who is waited for in a collective has it not open; ``None``: the counts do not tell, or it has called it."""
-    group, end = job.groups.get(wait.key.group), wait.end
-    if group is not None and end is None and wait.why is Why.EMPTY and not wait.key.point_to_point:
-        return _lacks_inside(group, wait)
-    if group is None or end is None or wait.key.point_to_point:
+    """Why who is waited for in a collective has it not open; ``None``: the counts do not tell, or it has called it.
+
+    Where shared memory does not tell the operation: whether who is to write has called less than who is to read.
+    """
+    group, end, key = job.groups.get(wait.key.group), wait.end, wait.key
+    if group is None or key.point_to_point or (end is None and wait.why is not Why.EMPTY):
         return None
-    own_rank = group.rank_of(end.member)
-    other_rank = wait.key.destination if own_rank == wait.key.source else wait.key.source
-    if own_rank is None or other_rank not in group.members:
+    own_rank, other_rank = (key.source, key.destination) if end is not None and end.sends else (key.destination, key.source)
+    if not {own_rank, other_rank} <= group.members.keys():
         return None
     (member, own), (peer, other) = group.members[own_rank], group.members[other_rank]
-    if own.captured_plans or other.captured_plans:
-        return None
-    name, mine, theirs = end.operation.collective, own.sequence_numbers, other.sequence_numbers
-    if mine:
-        if theirs.get(name, 0) >= mine.get(name, 0):
-            return None
-        return Lack.OTHER if sum(theirs.values()) >= sum(mine.values()) else Lack.LESS
     called, by_peer = launched(member, own), launched(peer, other)
-    if called is None or by_peer is None or called <= end.operation.sequence:
+    if own.sequence_numbers and not other.captured_plans:
+        # Who has called no collective has no counts.
+        by_peer = sum(other.sequence_numbers.values())
+    if called is None or by_peer is None:
         return None
-    return Lack.OTHER if by_peer > end.operation.sequence else Lack.LESS
-
-
-def _lacks_inside(group: Group, wait: Wait) -> Lack | None:
-    """The same where shared memory does not tell the operation: whether who is to write has called less than who is to read."""
-    if wait.key.source not in group.members or wait.key.destination not in group.members:
-        return None
-    (writer, its), (reader, own) = group.members[wait.key.source], group.members[wait.key.destination]
-    called, by_writer = launched(reader, own), launched(writer, its)
-    return Lack.LESS if called is not None and by_writer is not None and by_writer < called else None
+    if end is None:
+        return Lack.LESS if by_peer < called else None
+    name, sequence = end.operation.collective, end.operation.sequence
+    if own.sequence_numbers:
+        if other.sequence_numbers.get(name, 0) >= own.sequence_numbers.get(name, 0):
+            return None
+        return Lack.OTHER if by_peer >= called else Lack.LESS
+    return None if called <= sequence else Lack.OTHER if by_peer > sequence else Lack.LESS
 
 
 class Counts:

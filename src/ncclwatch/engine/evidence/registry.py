@@ -10,15 +10,11 @@ from typing import TYPE_CHECKING
 
 from ncclwatch.engine.evidence.base import Source
 from ncclwatch.engine.evidence.calls import Calls
-from ncclwatch.engine.evidence.cpu_limits import CpuLimits
 from ncclwatch.engine.evidence.device import DeviceShim
 from ncclwatch.engine.evidence.disagreements import OpenCalls, SequenceCounts
-from ncclwatch.engine.evidence.exits import Exits
-from ncclwatch.engine.evidence.kernel_log import KernelLog
-from ncclwatch.engine.evidence.ports import Ports
-from ncclwatch.engine.evidence.proxies import Proxies
-from ncclwatch.engine.evidence.shared_memory import SharedMemory
-from ncclwatch.engine.evidence.sockets import Sockets
+from ncclwatch.engine.evidence.kernel import CpuLimits, Exits, KernelLog
+from ncclwatch.engine.evidence.nics import Ports, Sockets
+from ncclwatch.engine.evidence.transfers import Proxies, SharedMemory
 from ncclwatch.engine.evidence.work_requests import WorkRequests
 from ncclwatch.engine.job import Job
 

@@ -16,9 +16,8 @@ from functools import partial
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
-from ncclwatch.engine.evidence.base import Fact, FactKind, Source, Strength
+from ncclwatch.engine.evidence.base import Fact, FactKind, LinkNode, Source, Strength
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.nodes import LinkNode
 from ncclwatch.model.network import FlowRecord, FlowState, PathAnswer
 from ncclwatch.model.state import Direction, OpPhase, ProxySub, Transport
 from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkWindow, added

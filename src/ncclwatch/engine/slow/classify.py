@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.evidence.cpu_limits import HELD_BACK, HELD_TIMES
+from ncclwatch.engine.evidence.kernel import HELD_BACK, HELD_TIMES
 from ncclwatch.engine.slow.findings import Context, Finding, Kind
 from ncclwatch.engine.slow.profile import Profile, Shares
 from ncclwatch.model.verdict import VerdictClass

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from ncclwatch.engine.case import of_job
+from ncclwatch.engine.connections import amid_rings, laggards
 from ncclwatch.engine.edges import PROXY_STALLS, Wait, Why
+from ncclwatch.engine.evidence.base import AbsentNode, HiddenNode, LinkNode, Node, RankNode
 from ncclwatch.engine.graph import Sink, Waits
 from ncclwatch.engine.job import Job, Member
-from ncclwatch.engine.nodes import AbsentNode, HiddenNode, LinkNode, Node, RankNode
-from ncclwatch.engine.rings import all_under_way, laggards
 from ncclwatch.engine.slow.order import Kernels, OrderOf
 from ncclwatch.engine.topology.labels import Stage, pass_text
 from ncclwatch.model.identity import ProcessKey
@@ -125,8 +125,7 @@ def take_look(
     kernels = Kernels(job, order_of)
     # Nobody is held up in a ring through shared memory of which nothing shows that it has begun it.
     seen = [wait for wait in everything.all() if kernels.waits(wait) and not (wait.weak and wait.end is None)]
-    amid = all_under_way(job)
-    seen += laggards(job, amid)
+    seen += laggards(job)
     moments = Moments(job, near_s)
     proven = [moments.prove(wait) for wait in seen]
     edges = [wait for wait, certain in zip(seen, proven, strict=True) if certain]
@@ -141,9 +140,7 @@ def take_look(
             reached[rank] += 1
     total = max(1, len(job.members))
     holds: list[Hold] = []
-    inside = {
-        job.groups[number].members[rank][0].index for number, rings in amid.items() for ranks in rings.values() for rank in ranks
-    }
+    inside = amid_rings(job)
     for sink, ranks in zip(sinks, blocked, strict=True):
         weight = sum(1.0 / reached[rank] for rank in ranks) / total
         nodes = sink.nodes

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ncclwatch.engine.evidence.base import FactKind, Strength
-from ncclwatch.engine.evidence.cpu_limits import throttled_share
-from ncclwatch.engine.nodes import RankNode
+from ncclwatch.engine.evidence.base import FactKind, RankNode, Strength
+from ncclwatch.engine.evidence.kernel import throttled_share
 from ncclwatch.model.state import CpuLimit, ProcessSample
 from unit.engine.evidence.said import case_of
 from unit.synthetic import frozen_ring, looks

@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from ncclwatch.engine.diagnose import diagnose
-from ncclwatch.engine.evidence.base import FactKind
+from ncclwatch.engine.evidence.base import FactKind, RankNode
 from ncclwatch.engine.evidence.device import DeviceShim, gpu_state
-from ncclwatch.engine.nodes import RankNode
 from ncclwatch.model.device import ConnectionCounter, DeviceCommunicator, DeviceOperation, DeviceSample, KernelState
 from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import Transport

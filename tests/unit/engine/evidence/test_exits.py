@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ncclwatch.engine.case import Case
-from ncclwatch.engine.evidence.base import FactKind
-from ncclwatch.engine.evidence.exits import Halted
-from ncclwatch.engine.nodes import AbsentNode, RankNode
+from ncclwatch.engine.evidence.base import AbsentNode, FactKind, RankNode
+from ncclwatch.engine.evidence.kernel import Halted
 from unit.engine.evidence.said import case_of
 from unit.synthetic import WORLD, frozen_ring, looks
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ncclwatch.engine.evidence.base import FactKind
-from ncclwatch.engine.evidence.kernel_log import Logged
+from ncclwatch.engine.evidence.kernel import Logged
 from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.model.network import KernelLogLine, NetworkLook
 from unit.engine.evidence.said import case_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ncclwatch.engine.evidence.base import FactKind
-from ncclwatch.engine.evidence.ports import PortDown
+from ncclwatch.engine.evidence.nics import PortDown
 from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.model.network import (
     LinkChange,

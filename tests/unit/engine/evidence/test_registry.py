@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ncclwatch.engine.case import Case
 from ncclwatch.engine.evidence.base import Fact, FactKind, Source, one_by_one
-from ncclwatch.engine.evidence.exits import Halted
+from ncclwatch.engine.evidence.kernel import Halted
 from ncclwatch.engine.evidence.registry import SOURCES
 from ncclwatch.model.network import KernelLogLine, LinkChange, NetworkLook, NicRecord
 from ncclwatch.model.state import CpuLimit

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from ncclwatch.engine.beside import far_end
 from ncclwatch.engine.evidence.base import FactKind
-from ncclwatch.engine.evidence.sockets import DeadPath, FlowFact, dead_path
+from ncclwatch.engine.evidence.nics import DeadPath, FlowFact, dead_path
 from ncclwatch.engine.network import NetworkMemory, Way
 from ncclwatch.model.network import (
     FlowKind,

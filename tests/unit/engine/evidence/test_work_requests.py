@@ -8,11 +8,10 @@ from typing import Any
 
 from ncclwatch.engine.case import Case, Known, of_nodes
 from ncclwatch.engine.diagnose import diagnose
-from ncclwatch.engine.evidence.base import FactKind, Strength
-from ncclwatch.engine.evidence.sockets import DeadPath
+from ncclwatch.engine.evidence.base import FactKind, LinkNode, Strength
+from ncclwatch.engine.evidence.nics import DeadPath
 from ncclwatch.engine.evidence.work_requests import Shows, WorkFact, WorkRequests
 from ncclwatch.engine.network import KEPT_WINDOWS, MAX_FLOWS, MEMORY_NS, NetworkMemory
-from ncclwatch.engine.nodes import LinkNode
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, PathAnswer, SocketFacts
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Verdict

@@ -9,10 +9,9 @@ from typing import cast
 import pytest
 
 from ncclwatch.engine.case import of_job
-from ncclwatch.engine.connections import ConnectionKey
-from ncclwatch.engine.edges import Wait, Why
+from ncclwatch.engine.edges import ConnectionKey, Wait, Why
+from ncclwatch.engine.evidence.base import LinkNode, RankNode
 from ncclwatch.engine.job import Job, assemble
-from ncclwatch.engine.nodes import LinkNode, RankNode
 from ncclwatch.engine.slow.snapshot import Moments, near
 from unit.synthetic import SECOND, Rank, communicator, recv, send
 

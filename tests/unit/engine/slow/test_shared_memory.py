@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+from ncclwatch.engine.connections import laggards, rings_inside, under_way
 from ncclwatch.engine.edges import Wait
+from ncclwatch.engine.evidence.base import RankNode
 from ncclwatch.engine.job import Job, assemble
-from ncclwatch.engine.nodes import RankNode
-from ncclwatch.engine.rings import all_under_way, laggards, under_way
 from ncclwatch.engine.slow.cadence import Cadence
 from ncclwatch.engine.slow.findings import equals
 from ncclwatch.engine.slow.snapshot import Activity, take_look
@@ -56,7 +56,7 @@ def ring(*written: tuple[int, int]) -> Job:
 
 
 def lagging(job: Job) -> Iterable[Wait]:
-    return laggards(job, all_under_way(job))
+    return laggards(job)
 
 
 def ends_of_waits(waits: Iterable[Wait]) -> set[tuple[int, int]]:
@@ -121,11 +121,11 @@ def test_a_ring_in_which_somebody_has_read_more_than_it_wrote_says_nothing() -> 
     """A Broadcast leaves its root having written more, and the last one less."""
     job = ring((12, 12), (12, 12), (12, 12), (8, 8))
     (group,) = job.groups.values()
-    assert under_way(group) == {} and Activity.TRANSFERS not in activities(job)
+    assert under_way(rings_inside(group)) == {} and Activity.TRANSFERS not in activities(job)
     (group,) = ring((12, 12), (12, 12), (12, 12), (12, 12)).groups.values()
-    assert under_way(group) == {}
+    assert under_way(rings_inside(group)) == {}
     (group,) = ring((8, 12), (8, 8), (8, 8), (8, 8)).groups.values()
-    assert {channel: set(ranks) for channel, ranks in under_way(group).items()} == {0: {0}}
+    assert {channel: set(ranks) for channel, ranks in under_way(rings_inside(group)).items()} == {0: {0}}
 
 
 def test_nobody_waits_for_one_without_whom_it_could_not_have_come_so_far() -> None:

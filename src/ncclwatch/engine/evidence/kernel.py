@@ -1,0 +1,192 @@
+"""What the kernels of the hosts say: who is stopped or has ended, whom a CPU limit holds back, and their logs."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, RankNode, Source, Strength
+from ncclwatch.engine.job import Group, Identity, Job, Member, identity_of
+from ncclwatch.model.network import KernelLogLine
+from ncclwatch.model.state import CpuLimit
+
+if TYPE_CHECKING:
+    from ncclwatch.engine.case import Case
+
+# --- processes ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Halted(Fact):
+    """A process that is stopped (``ended`` false) or has ended. ``subject`` is its node: an observed process, or a rank of a
+    communicator that is not among the processes of its host.
+    """
+
+    ended: bool
+
+
+class Exits(Source):
+    """States of processes, and who is not among the processes of a host."""
+
+    name = "exits"
+    plane = "state"
+    kinds = frozenset({FactKind.HALTED})
+
+    def facts(self, case: Case) -> Iterator[Halted]:
+        """Processes that are stopped or have ended, then ranks that nobody observed and that have. O(processes + missing)."""
+        for member in case.job.members:
+            if member.halted:
+                same = [sample for sample in member.samples if sample.run_state == member.last.run_state]
+                yield Halted(
+                    FactKind.HALTED, RankNode(member.index), self.name, ended=member.gone,
+                    interval=(same[0].wall_ns / 1e9, same[-1].wall_ns / 1e9), describe=partial(_halted_text, member),
+                )  # fmt: skip
+        census: Census | None = None
+        for group in case.job.groups.values():
+            if len(group.members) == group.nranks or not any(own.peers for _, own in group.members.values()):
+                continue
+            census = census or Census.of(case.job, case.known.complete_hosts)
+            for rank in group.missing:
+                if census.runs(group, rank) is False:
+                    text = f"{case.job.rank_name(group.id, rank)} has ended: it is not among the processes of its host"
+                    node = AbsentNode(group.id, rank)
+                    yield Halted(FactKind.HALTED, node, self.name, ended=True, describe=partial(str, text))
+
+
+@dataclass(frozen=True, slots=True)
+class Census:
+    """Who runs, as NCCL knows processes (``ncclPeerInfo``: ``hostHash``, ``pidHash``)."""
+
+    whole: frozenset[int]
+    """Hosts of which every process was sampled."""
+    alive: frozenset[Identity]
+    """Observed processes that run."""
+
+    @classmethod
+    def of(cls, job: Job, complete_hosts: Collection[str]) -> Census:
+        """Of the processes of a job. O(their communicators)."""
+        whole: set[int] = set()
+        alive: set[Identity] = set()
+        for member in job.members:
+            for own in member.last.communicators:
+                identity = identity_of(own, own.rank)
+                if identity is None:
+                    continue
+                if member.info.host in complete_hosts:
+                    whole.add(identity[0])
+                if not member.gone:
+                    alive.add(identity)
+        return cls(frozenset(whole), frozenset(alive))
+
+    def runs(self, group: Group, comm_rank: int) -> bool | None:
+        """Whether a rank that no observed process seems to hold runs; ``None``: it may.
+
+        A process may well be observed, and its communicator not yet found.
+        """
+        found = (identity_of(own, comm_rank) for _, own in group.members.values())
+        identity = next((one for one in found if one is not None), None)
+        if identity is None:
+            return None
+        if identity in self.alive:
+            return True
+        return False if identity[0] in self.whole else None
+
+
+def _halted_text(member: Member) -> str:
+    """The operating system's word on a stopped or ended process."""
+    state = member.last.run_state
+    words = {"T": "stopped", "t": "stopped by a debugger", "Z": "a zombie: it has ended", "X": "gone: it has ended"}
+    same = [sample for sample in member.samples if sample.run_state == state]
+    span = (same[-1].time_ns - same[0].time_ns) / 1e9
+    return f"{member.label} is {words.get(state, state)} (state {state}) in {len(same)} samples over {span:.1f} s"
+
+
+# --- CPU limits ---------------------------------------------------------------------------------------------------------
+
+HELD_BACK = 0.25
+"""Unit: part of a limit's periods; from it on a rank is held back. From: chosen, as what is held back in a quarter
+of them can lose a fifth of its speed and more.
+"""
+HELD_TIMES = 2.0
+"""Unit: times the median of all ranks; so much more, and a limit of its own holds a rank back. From: chosen, as equal limits hold
+back alike who works alike.
+"""
+FEW_PERIODS = 10
+"""Unit: periods. Of fewer no share can be told. From: cpu.max's usual period is 100 ms, samples are a second apart."""
+
+
+def throttled_share(before: CpuLimit | None, after: CpuLimit | None) -> float | None:
+    """The part of the limit's periods between two readings in which it held the process back, 0 to 1; 0 without a limit.
+
+    ``None`` where it is not known, or the process was put into its control group only in between.
+    """
+    rise = after.since(before) if before is not None and after is not None else None
+    return None if rise is None else min(1.0, rise[1] / max(1, rise[0]))
+
+
+def held_back(member: Member) -> float | None:
+    """:func:`throttled_share` between the first and the last reading at hand of a process."""
+    known = [sample.cpu_limit for sample in member.samples if sample.cpu_limit is not None]
+    return throttled_share(known[0], known[-1]) if len(known) > 1 else None
+
+
+class CpuLimits(Source):
+    """CPU limits of control groups (``cpu.stat``)."""
+
+    name = "CPU limits"
+    plane = "state"
+    kinds = frozenset({FactKind.THROTTLED})
+
+    def facts(self, case: Case) -> Iterator[Fact]:
+        """Processes that a limit has held back: ``PROVEN`` between the samples at hand. ``LIKELY`` and without an interval where
+        hardly a period has passed between them: of all periods of the control group so far. O(processes).
+
+        (Seen on Linux 6.18: for seven seconds no thread of a process with a fiftieth of a CPU got any, nor did a period end.)
+        """
+        for member in case.job.members:
+            last = member.last.cpu_limit
+            if last is not None and not last.periods:
+                continue
+            known = [(sample.wall_ns / 1e9, sample.cpu_limit) for sample in member.samples if sample.cpu_limit is not None]
+            if not known:
+                continue
+            (began, first), (ended, last) = known[0], known[-1]
+            share = held_back(member)
+            if share:
+                yield self._fact(member, share, Strength.PROVEN, (began, ended))
+            if last.throttled and last.periods - first.periods < FEW_PERIODS:
+                yield self._fact(member, min(1.0, last.throttled / last.periods), Strength.LIKELY, None)
+
+    def _fact(self, member: Member, share: float, strength: Strength, interval: tuple[float, float] | None) -> Fact:
+        text = partial("{}: a CPU limit holds it back in {:.0%} of the limit's periods".format, member.label, share)
+        subject = RankNode(member.index)
+        return Fact(FactKind.THROTTLED, subject, self.name, strength, interval=interval, value=share, describe=text)
+
+
+# --- logs ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logged(Fact):
+    """A line of the kernel log of ``host``. ``subject`` is that host and the process it names (``None``: none)."""
+
+    host: str
+    line: KernelLogLine
+
+
+class KernelLog(Source):
+    """The kernels' logs: Xids, NIC errors, processes that were killed for want of memory."""
+
+    name = "kernel log"
+    plane = "nic"
+    kinds = frozenset({FactKind.LOGGED})
+
+    def facts(self, case: Case) -> Iterator[Logged]:
+        """Every line that is remembered, by host, the oldest first."""
+        for host, known in sorted(case.known.network.hosts.items()):
+            for heard_ns, line in known.kernel:
+                at = (line.wall_ns or heard_ns) / 1e9
+                text = partial("kernel log of {}: {}".format, line.origin, line.text)
+                yield Logged(FactKind.LOGGED, (host, line.pid), self.name, interval=(at, at), host=host, line=line, describe=text)

@@ -1,0 +1,284 @@
+"""What the hosts say of their network: ports that are or were down or count errors; paths without an answer, losses that TCP
+repairs, trouble of sockets and queue pairs.
+
+Segments that are sent again and again without an answer are the network's doing: who has only stopped reading still acknowledges.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ncclwatch.engine.evidence.base import Fact, FactKind, Source, Strength
+from ncclwatch.engine.network import LOSSY_SEGMENTS, HostNetwork, Way, way_of
+from ncclwatch.model.network import FlowRecord, FlowState, LinkChange, NicRecord
+from ncclwatch.model.state import Direction
+
+if TYPE_CHECKING:
+    from ncclwatch.engine.case import Case
+
+# --- ports --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortDown(Fact):
+    """A NIC that is or was down, from ``since`` to ``until`` in seconds since the epoch; ``None`` where nobody saw it go down,
+    and for one that still is. ``change`` is what its link did last, where that took it down. ``subject`` is the NIC's key.
+    ``namesakes``: where nobody was seen to use it, NICs of the host that ranks do use and that go by the same name.
+    """
+
+    kind: FactKind = FactKind.PORT_DOWN
+    nic: NicRecord
+    since: float | None = None
+    until: float | None = None
+    change: LinkChange | None = None
+    namesakes: tuple[NicRecord, ...] = ()
+
+    def is_used_by(self, host: str, rank: int | None) -> bool:
+        """Whether a rank of the job uses it."""
+        return host == self.nic.host and rank in self.nic.used_by
+
+    @property
+    def state(self) -> str:
+        """``is down``, or ``was down``."""
+        return "is down" if self.until is None else "was down"
+
+    @property
+    def text(self) -> str:
+        """Which NIC, and since when or until when."""
+        what = f"{self.nic.label} on {self.nic.host} {self.state}"
+        if self.until is not None:
+            return f"{what} until {datetime.fromtimestamp(self.until):%H:%M:%S}"
+        change = self.change
+        why = change.detail if change is not None and change.detail else self.nic.state
+        when = f", since {datetime.fromtimestamp(change.wall_ns / 1e9):%H:%M:%S}" if change is not None else ""
+        return f"{what} ({why}{when})"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PortErrors(Fact):
+    """A port that has counted errors or signs of loss; ``value`` is how many. ``subject`` is the NIC's key; ``namesakes`` as of
+    :class:`PortDown`.
+    """
+
+    kind: FactKind = FactKind.PORT_ERRORS
+    nic: NicRecord
+    namesakes: tuple[NicRecord, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Which NIC, and what it counts most of."""
+        worst = sorted(self.nic.errors.items(), key=lambda item: -item[1])[:3]
+        counted = ", ".join(f"{name} {number}" for name, number in worst)
+        return f"{self.nic.label} on {self.nic.host} counted errors since watching began: {counted}"
+
+
+class Ports(Source):
+    """The NICs of the hosts."""
+
+    name = "ports"
+    plane = "nic"
+    kinds = frozenset({FactKind.PORT_DOWN, FactKind.PORT_ERRORS})
+
+    def facts(self, case: Case) -> Iterator[Fact]:
+        """Ports that are down, or that ranks use and that were, and ports with errors. O(NICs + changes of their links)."""
+        for _, known in sorted(case.known.network.hosts.items()):
+            for nic in known.nics.values():
+                last = known.last_change(nic) if not nic.up else None
+                change = last if last is not None and not last.up else None
+                outage = known.last_outage(nic) if nic.used_by else None
+                total = sum(nic.errors.values())
+                if nic.up and outage is None and total < LOSSY_SEGMENTS:
+                    continue
+                others = known.nics.values() if not nic.used_by else ()
+                # Every host has an eth0, and so may each of its containers: the name alone says little where users are known.
+                alike = tuple(other for other in others if other.used_by and names_of(other) & names_of(nic))
+                seen = outage if outage is not None and (outage[1] is None) is not nic.up else None
+                if seen is not None or not nic.up:
+                    yield port_down(nic, *(seen or ()), change=change, namesakes=alike)
+                if total >= LOSSY_SEGMENTS:
+                    yield PortErrors(subject=nic.key, source=self.name, value=total, nic=nic, namesakes=alike)
+
+    def coverage(self, case: Case) -> Iterator[str]:
+        """Hosts that say nothing of their network, where others do."""
+        told = {host for host, known in case.known.network.hosts.items() if known.nics}
+        silent = {member.info.host for member in case.job.members} - told if told else ()
+        if silent:
+            yield f"{len(silent)} hosts say nothing of their NICs, connections and kernel logs"
+
+
+def port_down(
+    nic: NicRecord, since: float | None = None, until: float | None = None, *, change: LinkChange | None = None,
+    namesakes: tuple[NicRecord, ...] = (),
+) -> PortDown:  # fmt: skip
+    """The fact that a NIC is or was down."""
+    interval = (since, until if until is not None else float("inf")) if since is not None else None
+    return PortDown(
+        subject=nic.key, source=Ports.name, interval=interval, nic=nic, since=since, until=until, change=change,
+        namesakes=namesakes,
+    )  # fmt: skip
+
+
+def names_of(nic: NicRecord) -> set[str]:
+    """What a NIC is called: ``mlx5_0:1``, ``mlx5_0``, ``eth0``."""
+    return {nic.name, nic.name.partition(":")[0], nic.netdev} - {""}
+
+
+# --- connections --------------------------------------------------------------------------------------------------------
+
+RETRY_S = 7.0
+"""Fact: TCP sends again 0.2, 0.6, 1.4, 3.0 and 6.2 s after what was lost (Linux, ``TCP_RTO_MIN``, doubled each time), then
+12.6 s.
+"""
+RETRY_ALIVE_S = 30.0
+"""Fact: so long where something came through meanwhile: the round trip then holds the wait, and the next timeout comes late."""
+RETRY_LOSSY_S = 60.0
+"""Fact: so long on connections that have lost much of late: an answer after 6.2 s makes the measured round trip so long that the
+next tries come only 7, 21 and 49 s after what was lost.
+"""
+LAST_TIMEOUT = 5
+"""Fact: after so many timeouts in a row TCP's next try is not waited for: 6.2 s where the first comes after 0.2 s."""
+LAST_LOSSY_TIMEOUT = 7
+"""Fact: after so many on connections that have lost much of late: 25 s where the first comes after 0.2 s. Where a tenth is lost
+both ways one try in five goes unanswered, and one row of seven in a hundred thousand.
+"""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeadPath(Fact):
+    """A connection on which sockets have sent the same again and again, and longer than TCP is given, without an answer; or
+    a path on which a probe of ours had none.
+
+    ``subject`` is its :class:`Way`; ``local`` and ``remote`` are IP addresses. ``global_rank`` of who sends tells communicators
+    of one hash apart; ``None`` where it is not known.
+    """
+
+    kind: FactKind = FactKind.PATH_DEAD
+    way: Way
+    local: str
+    remote: str
+    global_rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FlowFact(Fact):
+    """What was seen of one connection, and which ranks of the job may be at its other end, by what hosts say.
+
+    ``by_address``: a socket with the two addresses changed over was found, which leaves no other choice.
+    """
+
+    kind: FactKind = FactKind.FLOW_TROUBLE
+    flow: FlowRecord
+    far: frozenset[int] = frozenset()
+    by_address: bool = False
+
+    @property
+    def text(self) -> str:
+        """What the host says of it."""
+        return self.flow.reason
+
+
+class Sockets(Source):
+    """Connections over the network, as their hosts list them."""
+
+    name = "sockets"
+    plane = "nic"
+    kinds = frozenset({FactKind.PATH_DEAD, FactKind.RETRYING, FactKind.FLOW_TROUBLE, FactKind.LOST})
+
+    def facts(self, case: Case) -> Iterator[Fact]:
+        """Dead paths, connections that TCP tries to repair, trouble of each connection, and what it lost. O(connections)."""
+        hosts = [known for _, known in sorted(case.known.network.hosts.items()) if known.flows]
+        for known in hosts:
+            yield from _unanswered(known)
+        yield from _probed(case)
+        flows = [flow for known in hosts for flow in known.flows]
+        far_end: Callable[[FlowRecord], tuple[frozenset[int], bool]] | None = None
+        for flow in flows:
+            troubled = bool(flow.reason) and (flow.state is FlowState.BLOCKED or flow.state.is_trouble)
+            sends = flow.socket is not None and flow.retries is not None and flow.direction is Direction.SEND
+            if not troubled and not sends:
+                continue
+            far_end = far_end or _far_ends(flows)
+            far, by_address = far_end(flow)
+            fact = FlowFact(subject=way_of(flow), source=self.name, flow=flow, far=far, by_address=by_address)
+            if troubled:
+                yield fact
+            if sends:
+                yield replace(fact, kind=FactKind.LOST, value=flow.retries)
+
+
+def _far_ends(flows: Iterable[FlowRecord]) -> Callable[[FlowRecord], tuple[frozenset[int], bool]]:
+    """Tells the job's ranks that may be at the other end of a connection, and whether the addresses say so.
+
+    A socket's other end is the socket with the two addresses changed over. Without one (RDMA, or a host that is not watched) it
+    is the rank of the communicator, where hashes of communicators that are equal (splits before NCCL 2.24) leave no doubt.
+    """
+    ranks: dict[Hashable, set[int]] = defaultdict(set)
+    for flow in flows:
+        if flow.global_rank is not None:
+            if flow.socket is not None:
+                ranks[flow.socket.local, flow.socket.remote].add(flow.global_rank)
+            ranks[flow.comm_hash, flow.rank].add(flow.global_rank)
+
+    def far_end(flow: FlowRecord) -> tuple[frozenset[int], bool]:
+        by_address = ranks.get((flow.socket.remote, flow.socket.local)) if flow.socket is not None else None
+        known = flow.comm_hash is not None and flow.peer is not None
+        by_rank = ranks.get((flow.comm_hash, flow.peer)) if known else None
+        return frozenset(by_address or by_rank or ()), bool(by_address)
+
+    return far_end
+
+
+def _unanswered(known: HostNetwork) -> Iterator[Fact]:
+    """Dead paths of a host, and connections whose sockets wait to send again what was lost, and may come through, each with the
+    seconds of standstill it is worth waiting for that: each time they wait twice as long, so a link that only loses much can
+    stand still for many seconds.
+    """
+    retrying: dict[Way, float] = {}
+    for way, flow, facts in known.known_sockets():
+        lossy, tried = way in known.lossy, facts.timeouts or 0
+        left = tried < (LAST_LOSSY_TIMEOUT if lossy else LAST_TIMEOUT)
+        if facts.unacknowledged and flow.state is FlowState.STALLED and not left:
+            # ``10.0.0.1`` of ``10.0.0.1:4711``.
+            local, remote = (end.rpartition(":")[0] for end in (facts.local, facts.remote))
+            yield dead_path(way, local, remote, global_rank=flow.global_rank, timeouts=tried)
+        elif facts.unacknowledged and facts.timeouts is not None and left:
+            worth = RETRY_LOSSY_S if lossy else RETRY_S if tried else RETRY_ALIVE_S
+            retrying[way] = max(retrying.get(way, 0.0), worth)
+    for way, worth in retrying.items():
+        where = f"rank {way.rank} to rank {way.peer} of communicator {way.comm_hash:016x}"
+        text = f"{where}: what was lost is sent again by TCP, which may come through within {worth:.0f} s"
+        yield Fact(FactKind.RETRYING, way, Sockets.name, value=worth, describe=partial(str, text))
+
+
+def _probed(case: Case) -> Iterator[DeadPath]:
+    """Paths on which probes of ours got no answer since the job stands, and their connections none either: a firewall may keep a
+    probe out. Zero-payload writes, between queue pairs that had agreed by another way, need no such witness.
+    """
+    known_hosts = sorted(case.known.network.hosts.items())
+    probed = [(host, flow, flow.path) for host, known in known_hosts for flow in known.flows if flow.path is not None]
+    members = {(member.info.host, member.info.pid): member.last.time_ns for member in case.job.members} if probed else {}
+    for host, flow, answer in probed:
+        way, looked_ns = way_of(flow), members.get((host, flow.pid))
+        waits = answer.kind == "rdma" or (flow.socket is not None and bool(flow.socket.unacknowledged))
+        if answer.alive or way is None or looked_ns is None or not waits or answer.time_ns < looked_ns - int(case.still * 1e9):
+            continue
+        local = flow.socket.local.rpartition(":")[0] if flow.socket is not None else f"{flow.device} of {host}"
+        text = f"a probe of ours from {local} to {answer.address} got no answer ({answer.answer}: {answer.detail})"
+        yield DeadPath(
+            subject=way, source=Sockets.name, strength=Strength.LIKELY, way=way, local=local, remote=answer.address,
+            global_rank=flow.global_rank, describe=partial(str, text),
+        )  # fmt: skip
+
+
+def dead_path(way: Way, local: str, remote: str, *, global_rank: int | None = None, timeouts: int = LAST_TIMEOUT) -> DeadPath:
+    """The fact that nothing sent on a connection is acknowledged, after so many timeouts in a row."""
+    text = f"nothing that {local} sends to {remote} is acknowledged, after {timeouts} timeouts in a row"
+    return DeadPath(
+        subject=way, source=Sockets.name, way=way, local=local, remote=remote, global_rank=global_rank, value=timeouts,
+        describe=partial(str, text),
+    )  # fmt: skip
