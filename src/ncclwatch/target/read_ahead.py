@@ -24,6 +24,9 @@ MOST = 4096
 MOST_FETCHES = 3
 """Times that ranges to be read again are fetched together in one sample."""
 
+SOON = 3
+"""Samples within which a range has to be asked for twice, or it is not fetched ahead: what is read every five seconds is not."""
+
 UNUSED_SAMPLES = 4
 """Samples after which a range that nobody asked for is no longer fetched: operations use the places of a pool by turns."""
 
@@ -38,6 +41,8 @@ class ReadAhead:
         self._first: dict[Range, int] = {}
         self._again: dict[Range, int] = {}
         """Ranges with the number of the sample that asked for them last: to be read, and to be read again."""
+        self._seen: dict[tuple[Range, bool], int] = {}
+        """The same of those that were asked for once, with whether it was again."""
         self._ahead: dict[Range, bytes | None] | None = None
         self._repeats: dict[Range, bytes | None] | None = None
 
@@ -48,6 +53,8 @@ class ReadAhead:
         for wanted in (self._first, self._again):
             for key in [key for key, number in wanted.items() if number < self._number - UNUSED_SAMPLES]:
                 del wanted[key]
+        if len(self._seen) > MOST:
+            self._seen.clear()
         self._ahead = self._fetch(self._first)
         self._repeats = None
 
@@ -104,9 +111,16 @@ class ReadAhead:
         for key, data in zip(ranges, found, strict=True):
             if self._ahead is not None:
                 self._ahead[key] = data
-            if key[1] <= LONGEST and len(self._first) < MOST:
+            if self._is_wanted(key, again=False):
                 self._first[key] = self._number
         return found
+
+    def _is_wanted(self, key: Range, *, again: bool) -> bool:
+        """Whether a range that was not fetched ahead is to be from now on."""
+        before = self._seen.get((key, again))
+        self._seen[key, again] = self._number
+        known = len(self._again if again else self._first)
+        return before is not None and 0 < self._number - before <= SOON and key[1] <= LONGEST and known < MOST
 
     def _read_again(self, ranges: Sequence[Range]) -> list[bytes | None]:
         if self._repeats is None:
@@ -115,7 +129,7 @@ class ReadAhead:
             self._repeats = self._fetch(self._again) if self._fetches <= MOST_FETCHES else {}
         found: list[bytes | None] = []
         for key in ranges:
-            if key[1] <= LONGEST and (key in self._again or len(self._again) < MOST):
+            if key in self._again or self._is_wanted(key, again=True):
                 self._again[key] = self._number
             if key in self._repeats:
                 # Given once: who asks for a third look must not see the second.
