@@ -181,7 +181,7 @@ class Fact:
 
 
 class Source(ABC):
-    """One source of evidence: a module of this package, listed in :mod:`ncclwatch.engine.evidence.registry`."""
+    """One source of evidence: a class of this package, listed in :mod:`ncclwatch.engine.evidence.registry`."""
 
     name: str
     """As it is shown in the trail of a verdict."""
