@@ -378,8 +378,8 @@ SUREST = 0.99
 
 
 def _confidence(judgement: Judgement) -> float:
-    """The posterior probability that everybody named holds the job up."""
-    return min(SUREST, round(math.prod(finding.confidence for finding in judgement.findings), 2))
+    """The posterior probability that everybody named holds the job up: one decision, whatever it names."""
+    return min(SUREST, round(judgement.findings[0].confidence, 2))
 
 
 def _next_steps(members: Mapping[int, Member], judgement: Judgement) -> tuple[str, ...]:
