@@ -114,7 +114,7 @@ def with_two(moment: Moment, guilty: set[int], chance: float) -> Moment:
     terms = Terms(
         [*moment.terms.kinds, CandidateKind.TWO_RANKS], [*moment.terms.members, (0, 1)],
         np.vstack([moment.terms.values, moment.terms.values[:1]]),
-        *(np.zeros(CANDIDATES + 1) for _ in range(2)), np.zeros(CANDIDATES + 1, np.int64), [[]] * (CANDIDATES + 1),
+        np.zeros(CANDIDATES + 1), np.zeros(CANDIDATES + 1), np.zeros(CANDIDATES + 1, np.int64), [[]] * (CANDIDATES + 1),
     )  # fmt: skip
     who = [set(members) for members in terms.members]
     return replace(
