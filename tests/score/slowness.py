@@ -35,8 +35,8 @@ from ncclwatch.engine.slow.calibration import Weights
 from ncclwatch.engine.slow.candidates import CandidateKind
 from ncclwatch.engine.slow.findings import Context
 from ncclwatch.engine.slow.profile import Profile, add_up
+from ncclwatch.engine.slow.snapshot import Look
 from ncclwatch.engine.slow.terms import TERMS, Terms, measure
-from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.model.verdict import VerdictClass
 from ncclwatch.simulate.scenario import FaultKind, Scenario, ScoreClass, load_all
 from ncclwatch.store.replay import Recordings
@@ -117,13 +117,11 @@ class _Collector:
     then, and how far chance alone goes is learned.
     """
 
-    watch: SlowWatch | None = None
-
     def __init__(self, name: str, scenario: Scenario, since: float, *, real: bool) -> None:
         self.name, self.scenario, self.since, self.real = name, scenario, since, real
         self.moments: list[Moment] = []
 
-    def __call__(self, job: Job, profile: Profile, context: Context) -> None:
+    def __call__(self, job: Job, looks: Sequence[Look], profile: Profile, context: Context) -> None:
         if profile.looks < FEWEST_SAMPLES:
             return
         terms = measure(profile, context)
@@ -134,12 +132,11 @@ class _Collector:
         right, guilty = self._right(terms, ranks) if shows else (nobody, nobody)
         moment = Moment(self.name, self.real, context.lost is None, ranks, terms, context.idle, right, guilty)
         if context.lost is None and (now < self.since or self.scenario.expect.score_class is ScoreClass.CLEAN):
-            self._pretend(job, profile, context, moment)
+            self._pretend(list(looks), profile, context, moment)
         self.moments.append(moment)
 
-    def _pretend(self, job: Job, profile: Profile, context: Context, moment: Moment) -> None:
+    def _pretend(self, looks: list[Look], profile: Profile, context: Context, moment: Moment) -> None:
         """Keep the newest half of a healthy stretch as if it were slower than the half before."""
-        looks = self.watch.looks_of(job) if self.watch is not None else []
         if len(looks) < 2 * FEWEST_PRETENDED:
             return
         half = len(looks) // 2
@@ -192,7 +189,7 @@ def of_recording(path: Path, known: dict[str, Scenario]) -> list[Moment]:
     )
     collector = _Collector(path.stem, scenario, saved.since, real=True)
     session = DiagnosisSession()
-    session.diagnosis.slow.observer, collector.watch = collector, session.diagnosis.slow
+    session.diagnosis.slow.observer = collector
     with Recordings([path]) as recordings:
         for _, _, batch in recordings.batches():
             session.feed(batch)
@@ -215,9 +212,7 @@ def of_scenario(scenario: Scenario) -> list[Moment]:
     case = Case(scenario, shift=sum(map(ord, scenario.name)) % 48)
     *_, last = case.moments()
     collector = _Collector(scenario.name, scenario, case.effect_s, real=False)
-    diagnoser = Ncclwatch(collector)
-    diagnoser.watching = lambda watch: setattr(collector, "watch", watch)
-    diagnoser.diagnose(last.records, last.clock_s)
+    Ncclwatch(collector).diagnose(last.records, last.clock_s)
     return collector.moments[::-EVERY][::-1]
 
 

@@ -23,12 +23,14 @@ from ncclwatch.engine.slow.terms import TERMS, Terms, measure
 
 HOSTLY, KERNELLY = 0.3, 0.8
 """Parts of the waits for a rank that make it its host thread (which shows as the GPU while anything is queued), or its kernel
-(which nearly always is only what the samples happened to see).
+(which nearly always is only what the samples happened to see). Unit: shares. From: chosen; they decide on words alone.
 """
 RIVALS = 3
 """Bound: candidates that are told beside the one that is named."""
 AS_MUCH = 0.85
-"""A link is named rather than a NIC, and a NIC rather than a host's, where it explains at least this part of what that does."""
+"""A link is named rather than a NIC, and a NIC rather than a host's, where it explains at least this part of what that does.
+Unit: share. From: chosen; samples tell parts of the loss to about a tenth.
+"""
 SAID = 0.1
 """Bound: nats of a term below which it is not told."""
 
@@ -53,13 +55,22 @@ def find(profile: Profile, context: Context) -> list[Finding]:
     if named is None:
         return []
     kind, rivals = terms.kinds[named.number], _rivals(terms, chances, named.number)
-    each = [(member,) for member in named.members] if kind is CandidateKind.TWO_RANKS else [named.members]
-    found = [_finding(profile, context, terms, replace(named, members=members), weights) for members in each]
-    found = [replace(one, rule=f"slow-{part}") for one in sorted(found, key=lambda one: -one.share)]
-    found[0] = replace(found[0], rivals=rivals)
-    if kind is CandidateKind.WHOLE_HOST:
-        found.append(_links_too(profile, found[0], terms.links[named.number]))
-    return found
+    found = replace(_finding(profile, context, terms, named, weights), rivals=rivals, rule=f"slow-{part}")
+    if kind is CandidateKind.TWO_RANKS:
+        return _each(profile, context, found)
+    return [found, _links_too(profile, found, terms.links[named.number])] if kind is CandidateKind.WHOLE_HOST else [found]
+
+
+def _each(profile: Profile, context: Context, found: Finding) -> list[Finding]:
+    """The same of each of its ranks, with what each holds up; the first holds up most and tells what was weighed."""
+    share, looks = profile.own(), profile.own_looks()
+    if context.late is not None:
+        share = np.maximum(share, context.late.share)
+    order = sorted(found.members, key=lambda at: -share[at])
+    one = [
+        replace(found, members=(at,), share=float(share[at]), looks=int(looks[at]), keys=(profile.processes[at],)) for at in order
+    ]
+    return [one[0], *(replace(other, weighed=(), rivals=()) for other in one[1:])]
 
 
 def _rivals(terms: Terms, chances: NDArray[np.float64], named: int) -> tuple[tuple[str, Members, float], ...]:

@@ -35,9 +35,13 @@ if TYPE_CHECKING:
     from ncclwatch.engine.slow.watch import Judgement
 
 WORTH_SAYING, FEWEST_ITERATIONS = 0.15, 8
-"""A job that is so much slower than it was, for so many iterations, is said to be, also where nobody is named."""
+"""A job that is so much slower than it was, for so many iterations, is said to be, also where nobody is named. Unit: share,
+iterations. From: chosen: three times the least slow-down, as long as it takes to know what is usual.
+"""
 PLAIN_RATIO = 1.0
-"""One that takes twice as long is from the first moment on that counts as a slow-down: its iterations may take minutes."""
+"""One that takes twice as long is from the first moment on that counts as a slow-down: its iterations may take minutes.
+Unit: ratio beyond 1. From: chosen.
+"""
 
 WORDS = {
     VerdictClass.SLOW_COMPUTATION: "slow computation",
@@ -268,9 +272,11 @@ def _stage(job: Job, judgement: Judgement, finding: Finding, topology: Topology 
 
 
 LOOKS = 3
-"""Samples at a culprit below which no pass is named."""
+"""Samples at a culprit below which no pass is named. Unit: samples. From: two may be one moment."""
 MOSTLY = 0.75
-"""Part of the looks at a culprit in which it was in one pass, for that pass to be named."""
+"""Part of the looks at a culprit in which it was in one pass, for that pass to be named. Unit: share. From: chosen; it decides on
+words alone.
+"""
 
 
 def _pass(judgement: Judgement, finding: Finding) -> str:

@@ -26,11 +26,14 @@ from ncclwatch.engine.job import Group, Job
 from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.slow.cadence import Cadence
 
-LEAST_S = 0.01
-LEAST_SHARE = 0.05
-"""Of the normal iteration: less is no lateness."""
+LEAST_S, LEAST_SHARE = 0.01, 0.05
+"""Seconds, and part of the normal iteration: less is no lateness. Unit: as said. From: chosen; the
+least slow-down that counts is a twentieth.
+"""
 CLOSE = 0.5
-"""Of the normal iteration: so far apart at most do processes begin the same one while nothing is wrong."""
+"""So far apart at most do processes begin the same iteration while nothing is wrong. Unit: part of the normal iteration. From:
+further apart they would be nearer to another one.
+"""
 ENOUGH = 3
 """Iterations of a kind that it takes to say anything of them: healthy, since the job is slow, and late ones. Unit: iterations.
 From: the median of fewer is one outlier.
@@ -44,7 +47,7 @@ MOSTLY = 0.75
 watched for less long, and a median of three of four is one.
 """
 LONGEST_TIMES = 5.0
-"""A stretch that many times the usual is no stretch of work but the wait for an iteration's end."""
+"""A stretch that many times the usual is no stretch of work but the wait for an iteration's end. Unit: ratio. From: chosen."""
 
 
 @dataclass(slots=True)

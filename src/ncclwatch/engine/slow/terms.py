@@ -42,11 +42,12 @@ CREDIT = 8.0
 cross-validation by job on 69 recordings (seeds 1001, 1401, 1101), of an earlier form: 8 and 12 alike, a logarithm worse.
 """
 MISREAD = 0.02
-"""Part of samples that say nothing at all: keeps every probability above 0."""
+"""Bound: part of samples that say nothing at all; keeps every probability above 0."""
 ASSUMED = np.array([0.6, 0.3, 0.1])
 """What a rank does in a healthy job, where too little was seen of this one."""
 ASSUMED_LOST = 0.3
-"""Share of the time that is lost, where nothing says how fast the job was."""
+"""Share of the time that is lost, where nothing says how fast the job was. Unit: share. From: chosen, amid ``STEPS_LOST``.
+"""
 STEPS_LOST = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 """Bound: shares of the time that a straggler may cost which was there from the start: the likeliest is taken."""
 
