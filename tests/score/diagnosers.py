@@ -5,16 +5,13 @@ from __future__ import annotations
 import itertools
 from bisect import bisect_right
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
 
-from ncclwatch.engine.job import Job
 from ncclwatch.engine.live import LiveDiagnosis
-from ncclwatch.engine.slow.findings import Context
-from ncclwatch.engine.slow.profile import Profile
-from ncclwatch.engine.slow.watch import SlowWatch
+from ncclwatch.engine.slow.watch import Observer
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.simulate.scenario import ScoreClass
@@ -42,11 +39,9 @@ class Ncclwatch:
     note = "this project: state and calls planes"
     not_yet: frozenset[ScoreClass] = frozenset()
 
-    def __init__(self, observer: Callable[[Job, Profile, Context], None] | None = None) -> None:
+    def __init__(self, observer: Observer | None = None) -> None:
         """``observer`` is told of all that the slowness estimate weighs."""
         self._observer = observer
-        self.watching: Callable[[SlowWatch], None] = lambda _: None
-        """Told of what watches for slowness, before it does."""
 
     def diagnose(self, records: RecordSet, clock_s: float) -> list[Verdict]:
         last = deque(self.said(records), maxlen=1)
@@ -56,7 +51,6 @@ class Ncclwatch:
         """What is said at every look: its time (seconds of CLOCK_MONOTONIC) and the verdict."""
         live = LiveDiagnosis(complete_hosts=frozenset(s[-1].process.host for s in records.samples))
         live.slow.observer = self._observer
-        self.watching(live.slow)
         done: dict[str, int] = defaultdict(int)
         told: dict[str, int] = defaultdict(int)
         for round_ in rounds(records):

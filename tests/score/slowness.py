@@ -2,19 +2,21 @@
 the path.
 
 Reads recordings of real jobs with known faults and healthy ones (``--recordings``), simulates drawn scenarios beside them,
-collects the terms of every judged moment, and fits one conditional logit each for jobs that became slow, jobs that were slow
-from the start, and second culprits. Everything that is reported of it is cross-validated by job; fresh seeds judge the result,
+collects the terms of every judged moment, and fits one conditional logit each for jobs that became slow and jobs that were slow
+from the start. Everything that is reported of it is cross-validated by job; fresh seeds judge the result,
 never these.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import pickle
+import re
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
@@ -30,10 +32,11 @@ from ncclwatch.engine.job import Job
 from ncclwatch.engine.session import DiagnosisSession
 from ncclwatch.engine.slow import attribute
 from ncclwatch.engine.slow.calibration import Weights
+from ncclwatch.engine.slow.candidates import CandidateKind
 from ncclwatch.engine.slow.findings import Context
 from ncclwatch.engine.slow.profile import Profile, add_up
-from ncclwatch.engine.slow.terms import NOTHING, TERMS, CandidateKind, Terms, measure
-from ncclwatch.engine.slow.watch import SlowWatch
+from ncclwatch.engine.slow.snapshot import Look
+from ncclwatch.engine.slow.terms import TERMS, Terms, measure
 from ncclwatch.model.verdict import VerdictClass
 from ncclwatch.simulate.scenario import FaultKind, Scenario, ScoreClass, load_all
 from ncclwatch.store.replay import Recordings
@@ -58,7 +61,7 @@ REAL_WEIGHT = 3.0
 STEPS, RATE = 350, 0.06
 """Of the gradient ascent (Adam); it has converged by then to the second digit."""
 FOLDS = 5
-WRONG_AT_MOST = {"since": 0.05, "start": 0.01, "beside": 0.05}
+WRONG_AT_MOST = {"since": 0.05, "start": 0.01}
 """The chosen false-alarm figure: in how many jobs anybody innocent may be named at any moment. A hundredth where the job may
 be healthy (``start``: every healthy job is judged so); a twentieth where it is slow for certain, and somebody is to be found.
 """
@@ -85,10 +88,9 @@ class Moment:
     idle: float
     right: NDArray[np.bool_]
     """For each candidate whether naming it is right; none before the fault shows."""
-    wanted: frozenset[int] = frozenset()
+    guilty: NDArray[np.bool_]
+    """For each whether nobody else is named by it: of two culprits also one."""
     chances: NDArray[np.float64] | None = None
-    second: Moment | None = None
-    """The same once the first right culprit is found."""
 
     def table(self) -> NDArray[np.float64]:
         """Columns of every candidate and of nobody, which comes last: shape (candidates + 1, columns)."""
@@ -115,36 +117,26 @@ class _Collector:
     then, and how far chance alone goes is learned.
     """
 
-    watch: SlowWatch | None = None
-
     def __init__(self, name: str, scenario: Scenario, since: float, *, real: bool) -> None:
         self.name, self.scenario, self.since, self.real = name, scenario, since, real
         self.moments: list[Moment] = []
 
-    def __call__(self, job: Job, profile: Profile, context: Context) -> None:
+    def __call__(self, job: Job, looks: Sequence[Look], profile: Profile, context: Context) -> None:
         if profile.looks < FEWEST_SAMPLES:
             return
         terms = measure(profile, context)
         ranks = [member.rank for member in job.members]
         now = max(member.last.time_ns for member in job.members) / 1e9
-        wanted = frozenset(self.scenario.expect.ranks)
         shows = now >= self.since and self.scenario.expect.score_class is not ScoreClass.CLEAN
-        right = self._right(terms, ranks) if shows else np.zeros(len(terms.members), np.bool_)
-        moment = Moment(self.name, self.real, context.lost is None, ranks, terms, context.idle, right, wanted)
+        nobody = np.zeros(len(terms.members), np.bool_)
+        right, guilty = self._right(terms, ranks) if shows else (nobody, nobody)
+        moment = Moment(self.name, self.real, context.lost is None, ranks, terms, context.idle, right, guilty)
         if context.lost is None and (now < self.since or self.scenario.expect.score_class is ScoreClass.CLEAN):
-            self._pretend(job, profile, context, moment)
-        if right.any() and context.lost is not None:
-            first = int(max(np.flatnonzero(right), key=lambda number: terms.values[number].sum()))
-            explained = attribute.also_explained(NOTHING, terms, first)
-            rest = attribute.beside(measure(profile, context, explained), explained.ranks)
-            named = {ranks[at] for at in explained.ranks}
-            left = self._right(rest, ranks) if not wanted <= named else np.zeros(len(rest.members), np.bool_)
-            moment.second = replace(moment, terms=rest, right=left) if rest.members else None
+            self._pretend(list(looks), profile, context, moment)
         self.moments.append(moment)
 
-    def _pretend(self, job: Job, profile: Profile, context: Context, moment: Moment) -> None:
+    def _pretend(self, looks: list[Look], profile: Profile, context: Context, moment: Moment) -> None:
         """Keep the newest half of a healthy stretch as if it were slower than the half before."""
-        looks = self.watch.looks_of(job) if self.watch is not None else []
         if len(looks) < 2 * FEWEST_PRETENDED:
             return
         half = len(looks) // 2
@@ -152,11 +144,11 @@ class _Collector:
         pretended = replace(context, lost=lost, before=add_up(looks[:half], profile.processes), alike=context.equal)
         terms = measure(add_up(looks[half:], profile.processes), pretended)
         nobody = np.zeros(len(terms.members), np.bool_)
-        self.moments.append(replace(moment, job=f"{self.name}-healthy", start=False, terms=terms, right=nobody))
+        self.moments.append(replace(moment, job=f"{self.name}-healthy", start=False, terms=terms, right=nobody, guilty=nobody))
 
-    def _right(self, terms: Terms, ranks: Sequence[int | None]) -> NDArray[np.bool_]:
-        """For each candidate whether naming it is right: all who are at fault and nobody else. Where no candidate is all of
-        them, those that are some: they are found one after another.
+    def _right(self, terms: Terms, ranks: Sequence[int | None]) -> tuple[NDArray[np.bool_], NDArray[np.bool_]]:
+        """For each candidate whether it is all who are at fault and nobody else, and whether it is nobody else. Where no
+        candidate is all of them, those that are some are right.
         """
         expect = self.scenario.expect
         wanted, allowed = set(expect.ranks), {*expect.ranks, *expect.also}
@@ -166,9 +158,9 @@ class _Collector:
             [bool(_classes(kind) & verdicts) and who <= allowed for kind, who in zip(terms.kinds, named, strict=True)], np.bool_
         )
         if not wanted or self.scenario.network.intra_node == "p2p":
-            return some
+            return some, some
         every = some & np.array([wanted <= who for who in named], np.bool_)
-        return every if every.any() else some
+        return (every if every.any() else some), some
 
 
 def _classes(kind: CandidateKind) -> set[str]:
@@ -197,7 +189,7 @@ def of_recording(path: Path, known: dict[str, Scenario]) -> list[Moment]:
     )
     collector = _Collector(path.stem, scenario, saved.since, real=True)
     session = DiagnosisSession()
-    session.diagnosis.slow.observer, collector.watch = collector, session.diagnosis.slow
+    session.diagnosis.slow.observer = collector
     with Recordings([path]) as recordings:
         for _, _, batch in recordings.batches():
             session.feed(batch)
@@ -220,9 +212,7 @@ def of_scenario(scenario: Scenario) -> list[Moment]:
     case = Case(scenario, shift=sum(map(ord, scenario.name)) % 48)
     *_, last = case.moments()
     collector = _Collector(scenario.name, scenario, case.effect_s, real=False)
-    diagnoser = Ncclwatch(collector)
-    diagnoser.watching = lambda watch: setattr(collector, "watch", watch)
-    diagnoser.diagnose(last.records, last.clock_s)
+    Ncclwatch(collector).diagnose(last.records, last.clock_s)
     return collector.moments[::-EVERY][::-1]
 
 
@@ -266,17 +256,24 @@ def as_weights(fitted: NDArray[np.float64], jobs: int) -> Weights:
 
 
 def validate(moments: Sequence[Moment], seed: int = 0) -> None:
-    """Give every moment its chances by weights that were fitted without its job."""
+    """Give every moment its chances by weights that were fitted without its job: without all jobs of its seed, where jobs are
+    drawn, since those were played in one night on one machine.
+    """
     jobs = sorted({moment.job for moment in moments})
     np.random.default_rng(seed).shuffle(jobs)
-    fold = {job: at % FOLDS for at, job in enumerate(jobs)}
-    for number in range(FOLDS):
-        kept = [moment for moment in moments if fold[moment.job] != number]
-        weights = fit(kept)
-        for moment in (moment for moment in moments if fold[moment.job] == number):
+    fold = {job: _seed_of(job) or str(at % FOLDS) for at, job in enumerate(jobs)}
+    for one in sorted(set(fold.values())):
+        weights = fit([moment for moment in moments if fold[moment.job] != one])
+        for moment in (moment for moment in moments if fold[moment.job] == one):
             odds = moment.table() @ weights
             shares = np.exp(odds - odds.max())
             moment.chances = (shares / shares.sum())[:-1]
+
+
+def _seed_of(job: str) -> str:
+    """The seed that a job was drawn from (``drawn-SEED-NUMBER-...``, ``drawn-slow-SEED-NUMBER-...``); empty for another."""
+    found = re.match(r"drawn-(?:slow-)?(\d+)-", job)
+    return f"seed {found[1]}" if found else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,49 +297,48 @@ def outcome(moments: Sequence[Moment], least: float) -> Outcome:
     faulty = right = silent = wrong = 0
     for series in by_job.values():
         said = [_said(moment, least) for moment in series]
-        repeated = [
-            one if one is not None and before is not None and one[0] == before[0] else None
-            for before, one in zip([None, *said], said, strict=False)
+        named = [
+            one for before, one in itertools.pairwise(said) if one is not None and before is not None and one.who == before.who
         ]
-        named = [one for one in repeated if one is not None]
-        wrong += any(not good for _, good in named)
+        wrong += any(not one.guilty for one in named)
         if any(moment.right.any() for moment in series):
             faulty += 1
-            last = next((one for one in reversed(repeated) if one is not None), None)
-            right += last is not None and last[1]
+            right += bool(named) and named[-1].right
             silent += not named
     return Outcome(len(by_job), faulty, right, silent, wrong)
 
 
-def _said(moment: Moment, least: float) -> tuple[object, bool] | None:
-    """Whom a moment names, and whether that is right."""
+@dataclass(frozen=True, slots=True)
+class _Said:
+    """Whom a moment names, whether they are all who are at fault, and whether they are nobody else."""
+
+    who: object
+    right: bool
+    guilty: bool
+
+
+def _said(moment: Moment, least: float) -> _Said | None:
     if moment.chances is None:
         return None
     context = Context(np.zeros(0, np.int64), np.zeros(len(moment.ranks), np.int64), None)
     found = attribute.likeliest(moment.terms, moment.chances, least, context)
-    return None if found is None else ((moment.terms.kinds[found[0]].computes, found[1]), bool(moment.right[found[0]]))
+    if found is None:
+        return None
+    at = found.number
+    return _Said((moment.terms.kinds[at].computes, found.members), bool(moment.right[at]), bool(moment.guilty[at]))
 
 
-def threshold(moments: Sequence[Moment], wrong: float = 0.01, *, real: bool = True) -> tuple[float, Outcome]:
-    """The smallest probability from which on naming somebody is wrong in few enough jobs (``wrong``, a share; in one at
-    least); of real jobs, if ``real`` and there are any.
-    """
+def threshold(moments: Sequence[Moment], wrong: float) -> float:
+    """The smallest probability from which on naming somebody is wrong in few enough jobs: this share of them, or one."""
     if not moments:
         raise ValueError("no jobs to calibrate with")
-    judged = [moment for moment in moments if moment.real or not real] or list(moments)
     tried = []
     for least in np.arange(LEAST_NAMED, 0.991, 0.01).round(2).tolist():
-        result = outcome(judged, least)
+        result = outcome(moments, least)
         if result.wrong <= max(1, round(wrong * result.jobs)):
-            return least, outcome(moments, least)
+            return float(least)
         tried.append((result.wrong, -result.right, least))
-    least = min(tried)[-1]
-    return least, outcome(moments, least)
-
-
-def seconds(moments: Iterable[Moment]) -> list[Moment]:
-    """What is left to weigh once one right culprit of a job is found."""
-    return [moment.second for moment in moments if moment.second is not None]
+    return float(min(tried)[-1])
 
 
 # --- the command -------------------------------------------------------------------------------------------------------------
@@ -405,23 +401,20 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, help="write the table here (default: print what was found only)")
     options = parser.parse_args(arguments)
     moments = collect(options)
-    table: dict[str, Any] = {}
+    parts = {"since": [one for one in moments if not one.start], "start": [one for one in moments if one.start]}
     name_from: dict[str, float] = {}
+    table: dict[str, Any] = {}
     note: dict[str, Any] = {
         "made by": "make calibrate",
         "chosen": {"innocent ranks named in at most this share of jobs": WRONG_AT_MOST},
-    }
-    parts = {
-        "since": [moment for moment in moments if not moment.start],
-        "start": [moment for moment in moments if moment.start],
-        "beside": seconds(moments),
     }
     for name, chosen in parts.items():
         jobs = len({moment.job for moment in chosen})
         validate(chosen)
         # Every healthy job is judged as if it might be slow from the start: there simulated ones count as well.
-        name_from[name], result = threshold(chosen, WRONG_AT_MOST[name], real=name != "start")
-        weights = as_weights(fit(chosen), jobs)
+        counted = [moment for moment in chosen if moment.real] if name == "since" else []
+        name_from[name] = threshold(counted or chosen, WRONG_AT_MOST[name])
+        result, weights = outcome(chosen, name_from[name]), as_weights(fit(chosen), jobs)
         table[name] = {"terms": weights.terms, "kinds": weights.kinds, "nobody": weights.nobody, "jobs": jobs}
         real = len({moment.job for moment in chosen if moment.real})
         note[name] = {
@@ -429,10 +422,8 @@ def main(arguments: list[str] | None = None) -> int:
             "wrong": result.wrong,
         }  # fmt: skip
         print(f"{name}: {note[name]} from {name_from[name]}")
-        print(
-            "  "
-            + ", ".join(f"{key} {value:g}" for key, value in {**weights.terms, **weights.kinds, "nobody": weights.nobody}.items())
-        )
+        every = {**weights.terms, **weights.kinds, "nobody": weights.nobody}
+        print("  " + ", ".join(f"{key} {value:g}" for key, value in every.items()))
     table["name_from"], table["note"] = name_from, note
     table["change_log_bayes_factor"] = CHANGE
     if options.out:

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ncclwatch.engine.slow.terms import TERMS, CandidateKind, Terms
+from ncclwatch.engine.slow.candidates import CandidateKind
+from ncclwatch.engine.slow.terms import TERMS, Terms
 from ncclwatch.simulate.scenario import FaultKind, ScoreClass, load_all
 from score.drawn import draw
 from score.slowness import (
@@ -22,7 +23,6 @@ from score.slowness import (
     mixed,
     outcome,
     scenario_of,
-    seconds,
     threshold,
     validate,
 )
@@ -46,11 +46,10 @@ def moments(jobs: int, *, healthy: float = 0.3, each: int = 1, seed: int = 1) ->
             values = np.minimum(values, 0.0)
         terms = Terms(
             [CandidateKind.RANK] * CANDIDATES, [(rank,) for rank in range(CANDIDATES)], values, np.zeros(CANDIDATES),
-            np.zeros(CANDIDATES), np.zeros(CANDIDATES, np.int64),
+            np.zeros(CANDIDATES), np.zeros(CANDIDATES, np.int64), [[]] * CANDIDATES,
         )  # fmt: skip
         right = np.arange(CANDIDATES) == culprit
-        wanted = frozenset(np.flatnonzero(right).tolist())
-        one = Moment(f"job-{job}", False, False, list(range(CANDIDATES)), terms, 0.0, right, wanted)
+        one = Moment(f"job-{job}", False, False, list(range(CANDIDATES)), terms, 0.0, right, right)
         made += [replace(one) for _ in range(each)]
     return made
 
@@ -91,7 +90,7 @@ def test_validation_judges_no_job_by_weights_that_it_made() -> None:
     for moment in odd:
         moment.terms.values[:] = 0.0
         moment.terms.values[2, TERMS.index("asleep")] = 5.0
-        moment.right = np.arange(CANDIDATES) == 2
+        moment.right = moment.guilty = np.arange(CANDIDATES) == 2
     validate(many)
     assert all(moment.chances is not None and 0 <= moment.chances.sum() <= 1 for moment in many)
     assert odd[0].chances is not None and odd[0].chances[2] == pytest.approx(odd[0].chances[0])
@@ -102,12 +101,32 @@ def test_a_threshold_keeps_wrong_names_under_the_chosen_rate() -> None:
     judged = moments(300, each=2)
     validate(judged)
     chosen = WRONG_AT_MOST["start"]
-    least, result = threshold(judged, chosen)
-    assert result.jobs == 300 and result.wrong <= chosen * result.jobs
-    assert result == outcome(judged, least) and 0 < result.right <= result.faulty
+    least = threshold(judged, chosen)
+    result = outcome(judged, least)
+    assert result.jobs == 300 and result.wrong <= chosen * result.jobs and 0 < result.right <= result.faulty
     lower = outcome(judged, least - 0.01)
     assert least == LEAST_NAMED or lower.wrong > chosen * lower.jobs, "and it is the smallest that does"
     assert outcome(judged, 1.01).silent == result.faulty
+
+
+def with_two(moment: Moment, guilty: set[int], chance: float) -> Moment:
+    """The same with one more candidate, the first two ranks together, of this probability; the rest is the first rank's."""
+    terms = Terms(
+        [*moment.terms.kinds, CandidateKind.TWO_RANKS], [*moment.terms.members, (0, 1)],
+        np.vstack([moment.terms.values, moment.terms.values[:1]]),
+        np.zeros(CANDIDATES + 1), np.zeros(CANDIDATES + 1), np.zeros(CANDIDATES + 1, np.int64), [[]] * (CANDIDATES + 1),
+    )  # fmt: skip
+    who = [set(members) for members in terms.members]
+    return replace(
+        moment, terms=terms, right=np.array([one == guilty for one in who]), guilty=np.array([one <= guilty for one in who]),
+        chances=np.array([1 - chance, *[0.0] * (CANDIDATES - 1), chance]),
+    )  # fmt: skip
+
+
+def test_one_of_two_culprits_is_no_innocent() -> None:
+    made = [with_two(one, {0, 1}, 0.3) for one in moments(1, healthy=0.0, each=2)]
+    result = outcome(made, 0.65)
+    assert (result.right, result.wrong, result.silent) == (0, 0, 0)
 
 
 def test_who_is_named_once_is_not_named() -> None:
@@ -126,7 +145,7 @@ def test_who_is_named_once_is_not_named() -> None:
 
 def test_no_jobs_make_no_threshold() -> None:
     with pytest.raises(ValueError, match="no jobs"):
-        threshold([])
+        threshold([], 0.05)
 
 
 def test_answers_and_tables_end_with_nobody() -> None:
@@ -135,12 +154,6 @@ def test_answers_and_tables_end_with_nobody() -> None:
     table = replace(moment, idle=0.4).table()
     assert table.shape == (CANDIDATES + 1, len(COLUMNS))
     assert table[-1, COLUMNS.index("nobody")] == 1 and table[-1, COLUMNS.index("idle")] == 0.4 and not table[:-1, -2:].any()
-
-
-def test_second_culprits_are_those_that_are_left() -> None:
-    first, other = moments(2, healthy=0.0)
-    first.second = other
-    assert seconds([first, other]) == [other]
 
 
 def test_scenarios_are_found_by_their_names() -> None:

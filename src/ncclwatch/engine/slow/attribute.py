@@ -8,65 +8,69 @@ which is what a verdict's confidence says. Weights and the probability from whic
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import replace
+from collections import defaultdict
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.slow.calibration import TABLE, Weights
+from ncclwatch.engine.slow.candidates import NETWORKS, RANKS, CandidateKind, Members
 from ncclwatch.engine.slow.findings import FEWEST_PAST, Context, Finding, Kind
 from ncclwatch.engine.slow.profile import OWN, LinkKey, Profile
 from ncclwatch.engine.slow.snapshot import LinkPlace, Part
-from ncclwatch.engine.slow.terms import NOTHING, TERMS, CandidateKind, Explained, Members, Terms, measure
+from ncclwatch.engine.slow.terms import TERMS, Terms, measure
 
-FEWEST_SAMPLES = FEWEST_PAST
-"""Samples since a job is slow before anybody is named: fewer are one moment."""
 HOSTLY, KERNELLY = 0.3, 0.8
 """Parts of the waits for a rank that make it its host thread (which shows as the GPU while anything is queued), or its kernel
-(which nearly always is only what the samples happened to see).
-"""
-MOST_EXPLAINED = 0.9
-"""Part of the lost time that one culprit explains at most: samples see ends of waits, not their beginnings. Unit: share. From:
-chosen; what is left is divided among further culprits, which few recordings have.
+(which nearly always is only what the samples happened to see). Unit: shares. From: chosen; they decide on words alone.
 """
 RIVALS = 3
 """Bound: candidates that are told beside the one that is named."""
 AS_MUCH = 0.85
-"""A link is named rather than a NIC, and a NIC rather than a host's, where it explains at least this part of what that does."""
+"""A link is named rather than a NIC, and a NIC rather than a host's, where it explains at least this part of what that does.
+Unit: share. From: chosen; samples tell parts of the loss to about a tenth.
+"""
 SAID = 0.1
 """Bound: nats of a term below which it is not told."""
-NETWORKS = (CandidateKind.LINK, CandidateKind.NIC, CandidateKind.HOST_NICS)
-MOST_CULPRITS = 4
-"""Bound: a person can follow up no more at once, and what is left of the lost time after so many is noise."""
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """Who is named: a candidate by its number, all that are named by it, and the probability that they are at fault."""
+
+    number: int
+    members: Members
+    chance: float
 
 
 def find(profile: Profile, context: Context) -> list[Finding]:
-    """Culprits, the likeliest first; empty where nobody is likely enough."""
-    if profile.looks < FEWEST_SAMPLES:
+    """Culprits; empty where nobody is likely enough. Of several each holds the job up, with one probability."""
+    if profile.looks < FEWEST_PAST:
         return []
     terms = measure(profile, context)
-    weights, name_from = (TABLE.start, "start") if context.lost is None else (TABLE.since, "since")
-    odds = log_odds(terms, weights)
-    chances = posterior(odds, weights, context)
-    found = likeliest(terms, chances, TABLE.name_from[name_from], context)
-    if found is None:
+    weights, part = (TABLE.start, "start") if context.lost is None else (TABLE.since, "since")
+    chances = posterior(log_odds(terms, weights), weights, context)
+    named = likeliest(terms, chances, TABLE.name_from[part], context)
+    if named is None:
         return []
-    first = _finding(profile, context, terms, *found, weights)
-    findings = [replace(first, rivals=_rivals(terms, chances, found[0]), rule=f"slow-{name_from}")]
-    if terms.kinds[found[0]] is CandidateKind.WHOLE_HOST:
-        findings.append(_links_too(profile, context, findings[0]))
-    explained = NOTHING
-    while len(findings) < MOST_CULPRITS and context.lost is not None:
-        explained = also_explained(explained, terms, found[0])
-        terms = beside(measure(profile, context, explained), explained.ranks)
-        chances = posterior(log_odds(terms, TABLE.beside), TABLE.beside, context)
-        found = likeliest(terms, chances, TABLE.name_from["beside"], context)
-        if found is None:
-            break
-        further = _finding(profile, context, terms, *found, TABLE.beside)
-        findings.append(replace(further, rivals=_rivals(terms, chances, found[0]), rule="slow-beside"))
-    return findings
+    kind, rivals = terms.kinds[named.number], _rivals(terms, chances, named.number)
+    found = replace(_finding(profile, context, terms, named, weights), rivals=rivals, rule=f"slow-{part}")
+    if kind is CandidateKind.TWO_RANKS:
+        return _each(profile, context, found)
+    return [found, _links_too(profile, found, terms.links[named.number])] if kind is CandidateKind.WHOLE_HOST else [found]
+
+
+def _each(profile: Profile, context: Context, found: Finding) -> list[Finding]:
+    """The same of each of its ranks, with what each holds up; the first holds up most and tells what was weighed."""
+    share, looks = profile.own(), profile.own_looks()
+    if context.late is not None:
+        share = np.maximum(share, context.late.share)
+    order = sorted(found.members, key=lambda at: -share[at])
+    one = [
+        replace(found, members=(at,), share=float(share[at]), looks=int(looks[at]), keys=(profile.processes[at],)) for at in order
+    ]
+    return [one[0], *(replace(other, weighed=(), rivals=()) for other in one[1:])]
 
 
 def _rivals(terms: Terms, chances: NDArray[np.float64], named: int) -> tuple[tuple[str, Members, float], ...]:
@@ -74,12 +78,6 @@ def _rivals(terms: Terms, chances: NDArray[np.float64], named: int) -> tuple[tup
     order = [number for number in np.argsort(-chances)[: RIVALS + 1].tolist() if number != named][:RIVALS]
     found = [(terms.kinds[number].value, terms.members[number], float(chances[number])) for number in order]
     return tuple(sorted([*found, ("nobody", (), float(1.0 - chances.sum()))], key=lambda rival: -rival[2]))
-
-
-def also_explained(before: Explained, terms: Terms, number: int) -> Explained:
-    """What is explained once a candidate is a culprit as well."""
-    part = min(float(terms.explains[number]), MOST_EXPLAINED)
-    return Explained(before.ranks | frozenset(terms.members[number]), before.part + (1 - before.part) * part)
 
 
 def log_odds(terms: Terms, weights: Weights) -> NDArray[np.float64]:
@@ -98,34 +96,42 @@ def posterior(odds: NDArray[np.float64], weights: Weights, context: Context) -> 
     return np.asarray(shares[:-1] / shares.sum())
 
 
-def beside(terms: Terms, taken: Collection[int]) -> Terms:
-    """The candidates that have nothing in common with culprits found before."""
-    return terms.only([number for number, members in enumerate(terms.members) if not set(members) & set(taken)])
+def likeliest(terms: Terms, chances: NDArray[np.float64], least: float, context: Context) -> Named | None:
+    """Who most likely holds the job up, if that is likely enough.
 
-
-def likeliest(terms: Terms, chances: NDArray[np.float64], least: float, context: Context) -> tuple[int, Members, float] | None:
-    """The likeliest candidate (number, members, probability), if its place is likely enough.
-
-    Which of several links and NICs at one place it is need not be plain for the place to be: they count together. Ranks that
-    nothing tells apart, since what joins them is hidden, are named together.
+    Which of several links and NICs at one place it is need not be plain for the place to be: they count together. So do a rank
+    alone and the pairs it is one of, where who is the other is not plain. Ranks that nothing tells apart, since what joins them
+    is hidden, are named together.
     """
     if not len(chances):
         return None
     best, chance = int(np.argmax(chances)), float(chances.max())
-    if terms.kinds[best] in NETWORKS:
+    kind = terms.kinds[best]
+    if kind in NETWORKS:
         best, chance = _place(terms, chances)
+    elif kind in RANKS and chance < least:
+        best, chance = _one_rank(terms, chances)
     if chance >= least:
-        return best, terms.members[best], chance
-    if context.hidden is None or terms.kinds[best] is not CandidateKind.RANK:
+        return Named(best, terms.members[best], chance)
+    if context.hidden is None or kind not in RANKS:
         return None
+    hidden = context.hidden[terms.members[best][0]]
     same = [
-        at
-        for at, (kind, members) in enumerate(zip(terms.kinds, terms.members, strict=True))
-        if kind is CandidateKind.RANK and context.hidden[members[0]] == context.hidden[terms.members[best][0]] >= 0
-        and 2 * chances[at] >= chances[best]
+        at for at, (kind, members) in enumerate(zip(terms.kinds, terms.members, strict=True))
+        if kind is CandidateKind.RANK and context.hidden[members[0]] == hidden >= 0 and 2 * chances[at] >= chances[best]
     ]  # fmt: skip
     total = float(chances[same].sum())
-    return (best, tuple(sorted(terms.members[at][0] for at in same)), total) if total >= least else None
+    return Named(best, tuple(sorted(terms.members[at][0] for at in same)), total) if total >= least else None
+
+
+def _one_rank(terms: Terms, chances: NDArray[np.float64]) -> tuple[int, float]:
+    """The rank that most likely is at fault, alone or with another, and the probability of that."""
+    total: dict[int, float] = defaultdict(float)
+    for kind, members, chance in zip(terms.kinds, terms.members, chances.tolist(), strict=True):
+        for member in members if kind in RANKS else ():
+            total[member] += chance
+    best = max(total, key=lambda at: total[at])
+    return terms.members.index((best,)), total[best]
 
 
 def _place(terms: Terms, chances: NDArray[np.float64]) -> tuple[int, float]:
@@ -150,27 +156,25 @@ def _place(terms: Terms, chances: NDArray[np.float64]) -> tuple[int, float]:
 # --- as findings -------------------------------------------------------------------------------------------------------------
 
 
-def _finding(
-    profile: Profile, context: Context, terms: Terms, number: int, members: Members, confidence: float, weights: Weights
-) -> Finding:
+def _finding(profile: Profile, context: Context, terms: Terms, named: Named, weights: Weights) -> Finding:
+    number, members = named.number, named.members
     kind = terms.kinds[number]
     parts = [(name, weights.terms.get(name, 0.0) * float(value)) for name, value in zip(TERMS, terms.values[number], strict=True)]
     weighed = tuple(sorted(((name, part) for name, part in parts if abs(part) >= SAID), key=lambda item: -abs(item[1])))
-    share, looks = float(terms.share[number]), int(terms.looks[number])
-    if len(members) > len(terms.members[number]):
-        share = float((profile.own()[list(members)]).sum())
-    found = Finding(Kind.PROXY, members, max(share, 0.0), looks, confidence, weighed=weighed)
+    share, looks = float(terms.share[number]), float(terms.looks[number])
+    if members != terms.members[number]:
+        share, looks = (float(values[list(members)].sum()) for values in (profile.own(), profile.own_looks()))
+    found = Finding(Kind.PROXY, members, max(share, 0.0), int(looks), named.chance, weighed=weighed)
     if kind.computes:
         return _of_ranks(profile, context, found)
     if kind is CandidateKind.PROXY:
         return replace(found, keys=tuple(profile.processes[at] for at in members))
-    keys = _links_of(profile, context, kind, members)
-    place = profile.places.get(keys[0]) if keys and kind is CandidateKind.LINK else None
-    if kind is CandidateKind.LINK and place is None:
-        place = _place_of(profile, context, members)
-    return replace(
-        found, kind=Kind.LINK if kind is CandidateKind.LINK and place is not None else Kind.NIC, keys=tuple(keys), link=place
-    )
+    keys = tuple(terms.links[number])
+    if kind is not CandidateKind.LINK:
+        return replace(found, kind=Kind.NIC, keys=keys)
+    place = profile.places.get(keys[0]) if keys else None
+    place = place or _place_of(profile, context, members)
+    return replace(found, kind=Kind.LINK if place is not None else Kind.NIC, keys=keys, link=place)
 
 
 def _of_ranks(profile: Profile, context: Context, found: Finding) -> Finding:
@@ -191,26 +195,10 @@ def _of_ranks(profile: Profile, context: Context, found: Finding) -> Finding:
     return replace(found, kind=kind, share=share, keys=tuple(profile.processes[at] for at in members))
 
 
-def _links_too(profile: Profile, context: Context, found: Finding) -> Finding:
+def _links_too(profile: Profile, found: Finding, keys: list[LinkKey]) -> Finding:
     """The links of a host that is slow in its work and in its links."""
-    keys = tuple(_links_of(profile, context, CandidateKind.HOST_NICS, found.members))
     share = sum(profile.links[key] for key in keys)
-    return replace(found, kind=Kind.NIC, share=share, looks=sum(profile.link_looks[key] for key in keys), keys=keys)
-
-
-def _links_of(profile: Profile, context: Context, kind: CandidateKind, members: Members) -> list[LinkKey]:
-    """The links that a candidate consists of, those that hold the job up most first."""
-    index = {key: at for at, key in enumerate(profile.processes)}
-    inside = set(members)
-
-    def belongs(key: LinkKey) -> bool:
-        ends = [index.get(end, -1) if end is not None else -1 for end in key[:2]]
-        within = [end in inside for end in ends]
-        if kind is CandidateKind.HOST_NICS and all(within):  # of two hosts that have but each other
-            return bool(context.nodes[ends[0]] != context.nodes[ends[1]])
-        return all(within) if kind is CandidateKind.LINK else any(within) if kind is CandidateKind.NIC else within[0] != within[1]
-
-    return sorted((key for key in profile.links if belongs(key)), key=lambda key: -profile.links[key])
+    return replace(found, kind=Kind.NIC, share=share, looks=sum(profile.link_looks[key] for key in keys), keys=tuple(keys))
 
 
 def _place_of(profile: Profile, context: Context, members: Members) -> LinkPlace | None:

@@ -29,13 +29,12 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """``since`` weighs the candidates of a job that became slow, ``start`` those of one without a healthy past, ``beside`` a
-    second culprit beside a first. ``name_from`` is the posterior probability from which on a candidate is named.
+    """``since`` weighs the candidates of a job that became slow, ``start`` those of one without a healthy past. ``name_from`` is
+    the posterior probability from which on a candidate of each is named.
     """
 
     since: Weights
     start: Weights
-    beside: Weights
     name_from: Mapping[str, float]
     change_log_bayes_factor: float
     """Natural logarithm of the odds from which on iteration times have changed."""
@@ -47,10 +46,10 @@ def load(text: str | None = None) -> Calibration:
     """The table of this release, or one given as JSON. Raises ``ValueError`` or ``KeyError`` for a table that is none."""
     data = json.loads(text if text is not None else resources.files(__package__).joinpath(FILE).read_text("utf-8"))
     try:
-        since, start, beside = (Weights(**data[name]) for name in ("since", "start", "beside"))
+        since, start = (Weights(**data[name]) for name in ("since", "start"))
     except TypeError as error:
         raise ValueError(f"no table of weights: {error}") from error
-    return Calibration(since, start, beside, data["name_from"], float(data["change_log_bayes_factor"]), data["note"])
+    return Calibration(since, start, data["name_from"], float(data["change_log_bayes_factor"]), data["note"])
 
 
 TABLE = load()

@@ -22,35 +22,31 @@ if TYPE_CHECKING:
     from ncclwatch.engine.slow.watch import Judgement
 
 SLOWER = 1.25
-"""From this factor on of the times between a rank's calls its work is slower, whatever its communication does."""
-MIXED_SHARE = 0.25
-"""A second kind of slowness counts from this share of the first."""
-MIXED_SHARE_MEASURED = 0.1
-"""The same for work of which the calls say as well that it is slower."""
+"""From this factor on of the times between a rank's calls its work is slower, whatever its communication does. Unit: ratio. From:
+chosen.
+"""
 FELL = 0.65
-"""A rank is short of CPUs when the part of its runnable time in which it runs falls to this part of what it was."""
+"""A rank is short of CPUs when the part of its runnable time in which it runs falls to this part of what it was. Unit: ratio.
+From: chosen; half as many CPUs as threads that want them make it a half.
+"""
 LEAST_WAIT = 0.3
-"""Threads waiting for a CPU on average: fewer delay nothing."""
+"""Threads waiting for a CPU on average: fewer delay nothing. Unit: threads. From: chosen; NCCL's proxy polls with one."""
 HEAVY_WAIT = 1.0
-"""Without a past: as many threads waiting are too many."""
+"""Without a past: as many threads waiting are too many. Unit: threads. From: then the host thread or the proxy is always late."""
 ALONE = 1.4
-"""A rank is said to lack CPUs if so many times as many of its threads wait for one."""
+"""A rank is said to lack CPUs if so many times as many of its threads wait for one. Unit: ratio. From: chosen."""
 WHOLE = 0.5
-"""Culprits seen to hold the job up for at least this part of what is lost explain all of it: looks see waits, not their ends."""
+"""Culprits seen to hold the job up for at least this part of what is lost explain all of it: looks see waits, not their ends.
+Unit: share. From: more than half, so that no two explain all of it.
+"""
 
 
 def classify(judgement: Judgement) -> VerdictClass:
-    """The class by what is blamed, and by how the times between calls grew: in proportion (work) or by an addition (calls)."""
-    findings = judgement.findings
-    computes = max((f.share for f in findings if f.kind.computes), default=0.0)
-    communicates = max((f.share for f in findings if not f.kind.computes), default=0.0)
-    if not computes and communicates and any(works_slower(judgement, f) for f in findings):
+    """The class by what is blamed; of links also by whether the work of their ranks takes longer as well."""
+    kinds = {finding.kind.computes for finding in judgement.findings}
+    if len(kinds) > 1 or any(works_slower(judgement, finding) for finding in judgement.findings):
         return VerdictClass.SLOW_MIXED
-    measured = any(f.kind.computes and np.all(judgement.factors[list(f.members)] >= SLOWER) for f in findings)
-    least = MIXED_SHARE_MEASURED if measured and communicates > computes else MIXED_SHARE
-    if min(computes, communicates) >= least * max(computes, communicates):
-        return VerdictClass.SLOW_MIXED
-    return VerdictClass.SLOW_COMPUTATION if computes > communicates else VerdictClass.SLOW_COMMUNICATION
+    return VerdictClass.SLOW_COMPUTATION if True in kinds else VerdictClass.SLOW_COMMUNICATION
 
 
 def works_slower(judgement: Judgement, finding: Finding) -> bool:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.slow.robust import median_mad
 from ncclwatch.model.network import FlowKind, FlowRecord
 from ncclwatch.model.verdict import Verdict
 
@@ -24,6 +23,8 @@ SLOW_TIMES = 3.0
 """Unit: ratio. From: chosen: a delay so many times the usual is told."""
 SLOW_SIGMAS = 6.0
 """Unit: robust standard deviations. From: the normal distribution: of a million healthy cells none is so far above by chance."""
+OF_MAD = 1.4826
+"""Fact: standard deviation of a normal distribution over its median absolute deviation."""
 POLISHES = 3
 """Bound: rounds of the median polish; more change nothing."""
 MAX_RANKS = 1024
@@ -63,7 +64,8 @@ def slow_parts(matrix: Matrix) -> list[SlowPart]:
     if np.count_nonzero(known) <= 2:
         return []
     logs = np.log(np.where(known, matrix, 1.0))
-    level, spread = median_mad(logs[known])
+    level = float(np.median(logs[known]))
+    spread = OF_MAD * float(np.median(np.abs(logs[known] - level)))
     least = max(float(np.log(SLOW_TIMES)), SLOW_SIGMAS * spread)
     # Tukey's median polish: the level of each row and column is taken out, where they have more than one cell.
     several = [known.sum(axis=axis) > 1 for axis in (0, 1)]

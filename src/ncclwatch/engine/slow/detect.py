@@ -30,10 +30,12 @@ FEWEST_HEALTHY = 8
 """Iterations before anything is called usual. Unit: iterations. From: the prior counts as thirty; fewer hardly change it."""
 LEAST_RATIO = 1.05
 """A change that costs less than a twentieth of an iteration is not worth anybody's time (CCL-D's smallest injected slow-down is
-more); a ratio of means.
+more). Unit: ratio of means. From: that.
 """
 WORSE_RATIO = 1.5
-"""A slow-down within a slow-down counts as the one to explain from this ratio of means on: its explanation is another."""
+"""A slow-down within a slow-down counts as the one to explain from this ratio of means on: its explanation is another.
+Unit: ratio of means. From: chosen; then it costs a third of the time by itself.
+"""
 
 FEWEST_SLOW = 3
 """Slow iterations before a slow-down is one. What happens once (a checkpoint) can lie across the end of an iteration, and makes

@@ -35,9 +35,13 @@ if TYPE_CHECKING:
     from ncclwatch.engine.slow.watch import Judgement
 
 WORTH_SAYING, FEWEST_ITERATIONS = 0.15, 8
-"""A job that is so much slower than it was, for so many iterations, is said to be, also where nobody is named."""
+"""A job that is so much slower than it was, for so many iterations, is said to be, also where nobody is named. Unit: share,
+iterations. From: chosen: three times the least slow-down, as long as it takes to know what is usual.
+"""
 PLAIN_RATIO = 1.0
-"""One that takes twice as long is from the first moment on that counts as a slow-down: its iterations may take minutes."""
+"""One that takes twice as long is from the first moment on that counts as a slow-down: its iterations may take minutes.
+Unit: ratio beyond 1. From: chosen.
+"""
 
 WORDS = {
     VerdictClass.SLOW_COMPUTATION: "slow computation",
@@ -268,9 +272,11 @@ def _stage(job: Job, judgement: Judgement, finding: Finding, topology: Topology 
 
 
 LOOKS = 3
-"""Samples at a culprit below which no pass is named."""
+"""Samples at a culprit below which no pass is named. Unit: samples. From: two may be one moment."""
 MOSTLY = 0.75
-"""Part of the looks at a culprit in which it was in one pass, for that pass to be named."""
+"""Part of the looks at a culprit in which it was in one pass, for that pass to be named. Unit: share. From: chosen; it decides on
+words alone.
+"""
 
 
 def _pass(judgement: Judgement, finding: Finding) -> str:
@@ -378,8 +384,8 @@ SUREST = 0.99
 
 
 def _confidence(judgement: Judgement) -> float:
-    """The posterior probability that everybody named holds the job up."""
-    return min(SUREST, round(math.prod(finding.confidence for finding in judgement.findings), 2))
+    """The posterior probability that everybody named holds the job up: one decision, whatever it names."""
+    return min(SUREST, round(judgement.findings[0].confidence, 2))
 
 
 def _next_steps(members: Mapping[int, Member], judgement: Judgement) -> tuple[str, ...]:

@@ -26,11 +26,14 @@ from ncclwatch.engine.job import Group, Job
 from ncclwatch.engine.ledger import Ledger, Place
 from ncclwatch.engine.slow.cadence import Cadence
 
-LEAST_S = 0.01
-LEAST_SHARE = 0.05
-"""Of the normal iteration: less is no lateness."""
+LEAST_S, LEAST_SHARE = 0.01, 0.05
+"""Seconds, and part of the normal iteration: less is no lateness. Unit: as said. From: chosen; the
+least slow-down that counts is a twentieth.
+"""
 CLOSE = 0.5
-"""Of the normal iteration: so far apart at most do processes begin the same one while nothing is wrong."""
+"""So far apart at most do processes begin the same iteration while nothing is wrong. Unit: part of the normal iteration. From:
+further apart they would be nearer to another one.
+"""
 ENOUGH = 3
 """Iterations of a kind that it takes to say anything of them: healthy, since the job is slow, and late ones. Unit: iterations.
 From: the median of fewer is one outlier.
@@ -39,8 +42,12 @@ EXPLAINS = 0.5
 """Part that must be explained by lateness: of its own seconds by longer iterations, of the lost time by fellows that it keeps
 waiting. Unit: share. From: more than half, so that no two ranks explain the same loss.
 """
+MOSTLY = 0.75
+"""Part of the processes whose beginning of an iteration must be known for it to count. Unit: share. From: chosen; some have been
+watched for less long, and a median of three of four is one.
+"""
 LONGEST_TIMES = 5.0
-"""A stretch that many times the usual is no stretch of work but the wait for an iteration's end."""
+"""A stretch that many times the usual is no stretch of work but the wait for an iteration's end. Unit: ratio. From: chosen."""
 
 
 @dataclass(slots=True)
@@ -71,49 +78,27 @@ def measure(
     """
     size = len(cadences)
     nothing = Lateness(np.zeros(size), np.zeros(size, np.int64), 0, np.zeros(size))
-    ends = [np.array([i.end for i in c.iterations]) if c is not None else np.zeros(0) for c in cadences]
-    known = [at for at in range(size) if len(ends[at]) >= ENOUGH]
+    known = [at for at, cadence in enumerate(cadences) if cadence is not None and len(cadence.iterations) >= ENOUGH]
     if len(known) < 2:
         return nothing
-    reference = max(known, key=lambda at: len(ends[at]))
-    shifts = np.array(since) - since[reference]
-    numbered = [{n: b - shifts[at] for n, b in c.begins.items()} if c is not None else {} for at, c in enumerate(cadences)]
-    iterations = list(cadences[reference].iterations)  # type: ignore[union-attr]  # it is known
-    begins = np.array([i.begin for i in iterations])
-    table = np.full((size, len(begins)), np.nan)
-    for at in known:
-        ahead = _ahead(numbered[reference], numbered[at], since[reference], normal_s)
-        if ahead is not None:
-            table[at] = [numbered[at].get(i.number + ahead, np.nan) - i.begin for i in iterations]
-    now = begins >= since[reference] - 1e-9
-    complete = np.isfinite(table[known]).mean(axis=0) >= 0.75
-    now &= complete
+    reference = max(known, key=lambda at: len(cadences[at].iterations))  # type: ignore[union-attr]  # it is known
+    iterations = list(cadences[reference].iterations)  # type: ignore[union-attr]
+    table = _begins(cadences, since, known, reference, normal_s)
+    begins = np.array([iteration.begin for iteration in iterations])
+    complete = np.isfinite(table[known]).mean(axis=0) >= MOSTLY
+    now = complete & (begins >= since[reference] - 1e-9)
+    healthy = complete & (begins < since[reference] - 1e-9)
     if np.count_nonzero(now) < ENOUGH:
         return nothing
-    usual = known_usual
-    if np.count_nonzero(~now & complete) >= ENOUGH:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            usual = np.nanmedian(table[:, ~now & complete], axis=1)
-    relative = table if usual is None else table - np.where(np.isnan(usual), 0.0, usual)[:, None]
-    for number in np.unique(equal):
-        members = equal == number
-        fellows = np.count_nonzero(members)
-        if number < 0 or fellows < 2 or (fellows == 2 and (usual is None or np.isnan(usual[members]).any())):
-            relative[members] = 0.0  # of two that differ nobody knows which is late, without a past of theirs
-            continue
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)
-            common = np.nanmedian(relative[members], axis=0) if fellows > 2 else np.nanmin(relative[members], axis=0)
-        relative[members] -= common
-    late = np.where(np.isnan(relative), 0.0, relative)[:, now]
-    durations = (ends[reference] - begins)[now]
+    usual = _median(table[:, healthy]) if np.count_nonzero(healthy) >= ENOUGH else known_usual
+    late = np.nan_to_num(_beyond_equals(table, usual, equal)[:, now])
+    durations = (np.array([iteration.end for iteration in iterations]) - begins)[now]
     counts = late > max(LEAST_S, LEAST_SHARE * normal_s)
     result = Lateness(np.zeros(size), counts.sum(axis=1), int(np.count_nonzero(now)), np.zeros(size), usual)
     for at in known:
+        own = counts[at]
         if result.late[at] < ENOUGH:
             continue
-        own = counts[at]
         result.seconds[at] = float(late[at][own].mean())
         rest = float(np.median(durations[~own])) if np.count_nonzero(~own) >= ENOUGH else normal_s
         # An iteration's duration counts from the reference's first call: lateness of others lies in it, its own before it.
@@ -121,6 +106,46 @@ def measure(
         if float(length[own].mean()) - rest >= EXPLAINS * result.seconds[at]:
             result.share[at] = float(late[at][own].sum() / length.sum())
     return result
+
+
+def _begins(
+    cadences: Sequence[Cadence | None], since: Sequence[float], known: Sequence[int], reference: int, normal_s: float
+) -> NDArray[np.float64]:
+    """By how much after the reference each process began each of the reference's iterations (s); NaN where it is not known."""
+    moved = [since[at] - since[reference] for at in range(len(cadences))]
+    numbered = [{n: b - moved[at] for n, b in c.begins.items()} if c is not None else {} for at, c in enumerate(cadences)]
+    iterations = list(cadences[reference].iterations)  # type: ignore[union-attr]  # it is known
+    table = np.full((len(cadences), len(iterations)), np.nan)
+    for at in known:
+        ahead = _ahead(numbered[reference], numbered[at], since[reference], normal_s)
+        if ahead is not None:
+            table[at] = [numbered[at].get(i.number + ahead, np.nan) - i.begin for i in iterations]
+    return table
+
+
+def _beyond_equals(
+    table: NDArray[np.float64], usual: NDArray[np.float64] | None, equal: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Beginnings beyond what is usual and beyond the median of equals; of two equals, beyond the earlier one."""
+    relative = table - np.nan_to_num(usual)[:, None] if usual is not None else table.copy()
+    for number in np.unique(equal):
+        members = equal == number
+        fellows = np.count_nonzero(members)
+        if number < 0 or fellows < 2 or (fellows == 2 and (usual is None or np.isnan(usual[members]).any())):
+            relative[members] = 0.0  # of two that differ nobody knows which is late, without a past of theirs
+        elif fellows == 2:
+            relative[members] -= np.fmin.reduce(relative[members], axis=0)
+        else:
+            relative[members] -= _median(relative[members].T)
+    return relative
+
+
+def _median(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The median of each row, of what is known of it; NaN of a row of which nothing is."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        found: NDArray[np.float64] = np.nanmedian(values, axis=1)
+    return found
 
 
 def _ahead(reference: Mapping[int, float], own: Mapping[int, float], since: float, normal_s: float) -> int | None:

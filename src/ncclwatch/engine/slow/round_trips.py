@@ -23,7 +23,7 @@ Pair = tuple[ProcessKey, ProcessKey]
 KEPT = 40
 """Bound: newest measurements of a link; they are made every few seconds."""
 FEWEST = 2
-"""Measurements of a link before it is judged, before the job was slow and since."""
+"""Measurements of a link before it is judged, before the job was slow and since. Unit: measurements. From: one may be odd."""
 
 
 @dataclass(slots=True)

@@ -26,9 +26,11 @@ from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import CpuLimit, Direction, OpPhase, ProcessSample, Transport
 
 NEAR_SHARE = 0.03
-"""Samples that are nearer together than this share of an iteration are taken for one moment."""
+"""Samples that are nearer together than this share of an iteration are taken for one moment. Unit: share. From: chosen; less than
+the least slow-down.
+"""
 NEAR_S = 0.02
-"""The same where iterations are not known."""
+"""The same where iterations are not known. Unit: seconds. From: chosen."""
 
 
 class Part(StrEnum):

@@ -38,7 +38,9 @@ PENDING_SAMPLES = 10
 CHEAP_RANKS = 512
 """Bound: above this many ranks a sample is taken only every so many rounds that they cost no more than at this size."""
 SPREAD_S, SPREAD_SHARE = 0.1, 0.1
-"""Seconds, and share of an iteration: samples of different hosts further apart in time are none of one moment."""
+"""Seconds, and share of an iteration: samples of different hosts further apart in time are none of one moment.
+Unit: as said. From: chosen.
+"""
 CONFIRMED = 2
 """Judgements in a row that must name the same before it is reported: one may rest on a single odd sample. Unit: judgements. From:
 calibration judges by it, so that the false-alarm rate holds with it.
@@ -54,7 +56,8 @@ From: chosen, as long as a hang's floor: a culprit may be missed by a few sample
 """
 MEANWHILE_S, MEANWHILE_MOST_S = 5.0, 60.0
 """So long after its last progress (an iteration's length, where that is more, and the second at most) a job that is slow is still
-said to be: then it may hang (the hang's own floor), or have come to its end."""
+said to be: then it may hang, or have come to its end. Unit: seconds. From: the floor of a hang, and a minute of rest.
+"""
 
 
 @dataclass(slots=True)
@@ -126,6 +129,10 @@ class _JobWatch:
         return min(1.0, idle_s / lost_s) if lost_s > 0 else 0.0
 
 
+Observer = Callable[[Job, Sequence[Look], Profile, Context], None]
+"""(job, all samples that are kept of it, what is weighed) is told before it is."""
+
+
 class SlowWatch:
     """Slowness of every job among the observed processes. A pure function of what it is fed; no clock is read."""
 
@@ -138,13 +145,9 @@ class SlowWatch:
         """What the wire says of connections, as of :meth:`NetworkMemory.delays`."""
         self.network: NetworkMemory | None = None
         """What the nodes last said of their network, for a rule that judges by it."""
-        self.observer: Callable[[Job, Profile, Context], None] | None = None
+        self.observer: Observer | None = None
         """Told of everything that is weighed, for calibration; it changes nothing."""
         self._jobs: dict[ProcessKey, _JobWatch] = {}
-
-    def looks_of(self, job: Job) -> list[Look]:
-        """The samples that are kept of a job, oldest first."""
-        return list(self._watch_of(job).looks)
 
     def add_calls(self, events: NDArray[Any], lost: int = 0, source: str = "") -> None:
         """Take a batch of call records of one node."""
@@ -288,7 +291,7 @@ class SlowWatch:
         factors, extras = self._factors(job, slow)
         context = self._context(job, watch, slow, topology, before, factors)
         if self.observer is not None:
-            self.observer(job, profile, context)
+            self.observer(job, watch.looks, profile, context)
         findings = find(profile, context)
         self._report(job, watch, findings, Judgement(
             findings, profile, context, slow, since if since is not None else (looks[0].time if looks else watch.judged_s),

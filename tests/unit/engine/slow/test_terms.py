@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ncclwatch.engine.slow.candidates import CandidateKind
 from ncclwatch.engine.slow.findings import Context
 from ncclwatch.engine.slow.profile import Profile, add_up
 from ncclwatch.engine.slow.snapshot import CpuTimes, Look, Part
-from ncclwatch.engine.slow.terms import CREDIT, NOTHING, TERMS, CandidateKind, Explained, Terms, measure
+from ncclwatch.engine.slow.terms import CREDIT, TERMS, Terms, measure
 from ncclwatch.model.state import CpuLimit
 from unit.engine.slow.cases import ALL, KEYS, RANKS, but, context, late, link, own, sample
 
@@ -176,9 +177,9 @@ def test_the_nics_of_a_host() -> None:
     assert explains(terms, CandidateKind.HOST_NICS, (0, 1)) == pytest.approx(0.6 / 0.7, abs=0.02), "links inside are none of it"
 
 
-def test_of_two_hosts_it_does_not_show_whose_nics_it_is() -> None:
+def test_of_two_hosts_it_does_not_show_whose_nics_it_is_but_who_has_none() -> None:
     terms = slow_links({(3, 4): 0.3, (7, 0): 0.3}, hosts=2)
-    assert [m for kind, m in zip(terms.kinds, terms.members, strict=True) if kind is CandidateKind.HOST_NICS] == [tuple(range(8))]
+    assert [m for kind, m in zip(terms.kinds, terms.members, strict=True) if kind is CandidateKind.HOST_NICS] == [(0, 3, 4, 7)]
 
 
 def test_a_link_goes_both_ways() -> None:
@@ -231,20 +232,21 @@ def test_ranks_under_one_limit_are_a_place_as_a_host_is() -> None:
     assert term(terms, "throttled", CandidateKind.HOST, (1, 2)) > 0.7
 
 
-def test_what_a_culprit_explains_is_nobody_elses() -> None:
-    """Ranks 3 and 5 hold the job up in turns; once 3 is found, 5 is left, and the links of 3 are not."""
-    turns = [sample([own(3, 0.6), link(2, 3, 0.1)], {3}, but(3)), sample([own(5, 0.6)], {5}, but(5))] * 8
-    first = measure(profile(turns), known())
-    rest = measure(profile(turns), known(), Explained(frozenset({3}), 0.5))
-    before, after = (explains(terms, CandidateKind.RANK, (5,)) for terms in (first, rest))
-    assert before < 0.6 and after > 0.9
-    assert term(rest, "activity", CandidateKind.RANK, (5,)) > term(first, "activity", CandidateKind.RANK, (5,))
-    assert explains(rest, CandidateKind.LINK, (2, 3)) == 0 and explains(rest, CandidateKind.RANK, (3,)) == 0
-    assert np.array_equal(measure(profile(turns), known(), NOTHING).values, first.values)
+def test_two_that_are_slow_side_by_side() -> None:
+    """Each explains half; both together all of it, and more than one of them with an onlooker does."""
+    both = with_past([sample([own(3, 0.4), own(5, 0.4)], {3, 5}, but(3, 5))] * 12)
+    terms = measure(profile(both), known())
+    assert explains(terms, CandidateKind.TWO_RANKS, (3, 5)) > 0.9
+    assert explains(terms, CandidateKind.RANK, (3,)) < 0.6
+    for name in ("activity", "ends"):
+        together = term(terms, name, CandidateKind.TWO_RANKS, (3, 5))
+        others = [term(terms, name, kind, who) for kind, who in zip(terms.kinds, terms.members, strict=True)
+                  if kind is CandidateKind.TWO_RANKS and who != (3, 5)]  # fmt: skip
+        assert together > term(terms, name, CandidateKind.RANK, (5,)) and together > max(others), name
 
 
-def test_some_of_the_candidates_keep_what_is_theirs() -> None:
-    terms = measure(profile(STRAGGLER), known(hosts=2))
-    kept = terms.only([3, 1])
-    assert kept.members == [(3,), (1,)] and np.array_equal(kept.values, terms.values[[3, 1]])
-    assert np.array_equal(kept.share, terms.share[[3, 1]]) and np.array_equal(kept.looks, terms.looks[[3, 1]])
+def test_two_that_are_one_host_are_that_host() -> None:
+    terms = measure(profile(CALM), known(hosts=4))
+    pairs = [who for kind, who in zip(terms.kinds, terms.members, strict=True) if kind is CandidateKind.TWO_RANKS]
+    assert pairs and not set(pairs) & {(0, 1), (2, 3), (4, 5), (6, 7)}
+    assert CandidateKind.TWO_RANKS not in measure(profile(CALM), context(None)).kinds, "only beside a healthy past"
