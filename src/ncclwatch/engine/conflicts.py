@@ -196,22 +196,15 @@ def _staged(job: Job, conflict: Conflict, stage_of: StageOf | None) -> Conflict:
 
 
 def _usual(signatures: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """What most ranks called, operation by operation; of as many what all call in that place of the job's pattern, or more often
-    otherwise; 0 where that is a tie, too.
-    """
+    """What most ranks called, operation by operation; of as many what all call in that place of the job's pattern; else 0."""
     differ = (signatures != signatures[0]).any(axis=0)
-    usual: NDArray[np.uint64] = np.where(differ, np.uint64(0), signatures[0])
-    agreed = usual.copy()
-    values, numbers = np.unique(signatures, return_counts=True)
+    agreed: NDArray[np.uint64] = np.where(differ, np.uint64(0), signatures[0])
+    usual = agreed.copy()
     for column in np.flatnonzero(differ).tolist():
         called, times = np.unique(signatures[:, column], return_counts=True)
         most = called[times == times.max()]
-        if len(most) > 1:
-            expected = _in_that_place(agreed, column)
-            most = most[most == expected] if expected in most else most
-        often = numbers[np.searchsorted(values, most)]
-        most = most[often == often.max()]
-        usual[column] = most[0] if len(most) == 1 else 0
+        expected = most[0] if len(most) == 1 else _in_that_place(agreed, column)
+        usual[column] = expected if expected in most else 0
     return usual
 
 
