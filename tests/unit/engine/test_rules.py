@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import networkx as nx
 import pytest
 
-from ncclwatch.engine.case import Rule, Stratum
+from ncclwatch.engine import diagnose as diagnosis
+from ncclwatch.engine.case import Case, Cause, Hypothesis, Rule, Stratum, naming, nobody
 from ncclwatch.engine.rules import RULES, markdown
+from ncclwatch.engine.suspects import observed
+from ncclwatch.model.verdict import StepKind, VerdictClass
+from unit.synthetic import frozen_ring, looks
 
 ROOT = Path(__file__).resolve().parents[3]
 PLACES = {rule.id: place for place, rule in enumerate(RULES)}
@@ -51,3 +56,24 @@ def test_the_table_is_written_as_markdown_a_row_a_rule() -> None:
     assert len(rows) == len(RULES) + 2
     assert {row.count("|") for row in rows} == {8}
     assert all(stratum.name.lower() in "".join(rows) for stratum in Stratum)
+
+
+def test_who_names_somebody_defeats_who_names_nobody_and_keeps_its_place_against_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unsure(case: Case) -> Iterator[Hypothesis]:
+        yield nobody(Cause.UNSEEN)
+
+    def sure(case: Case) -> Iterator[Hypothesis]:
+        suspect = observed(case.job, case.job.member(1), (), (), Cause.NOT_ENTERED)
+        yield naming(VerdictClass.NOT_ENTERED, [suspect], range(4), 0.8, ())
+
+    def row(name: str, apply: Callable[[Case], Iterator[Hypothesis]], *defeats: str) -> Rule:
+        return Rule(name, Stratum.EXPLAIN, apply, "", "", "", frozenset(defeats))
+
+    def said(*rules: Rule) -> tuple[list[int | None], list[tuple[str, str]]]:
+        monkeypatch.setitem(diagnosis._BY_STRATUM, Stratum.EXPLAIN, rules)
+        verdict = diagnosis.diagnose(looks(frozen_ring(2, run_state="S")))
+        lost = [(step.rule, step.against) for step in verdict.trail if step.kind is StepKind.LOST]
+        return [culprit.rank for culprit in verdict.culprits], lost
+
+    assert said(row("a", unsure), row("b", sure), row("c", unsure)) == ([1], [("a", "b"), ("c", "b")])
+    assert said(row("b", sure), row("c", unsure, "b")) == ([], [("b", "c")]), "where the table says so"
