@@ -181,16 +181,16 @@ def dropped_operation(case: Case) -> Iterator[Wait]:
 
 def ring_before(case: Case) -> Iterator[Wait]:
     """Waits of a rank whose GPU has not begun what it shows for predecessors in rings through shared memory, of which it has read
-    less than it has written.
+    less than it has written; of one that shows nothing for those that nobody observed.
 
     AllReduce, AllGather and ReduceScatter write and read as much on each ring: who is between is in such an operation. Broadcasts
     and the like do not, and older releases do not tell whether there were any: then it is no more than a possibility.
     """
     for member, idle in _may_wait_inside(case):
-        for group, own in case.job.held_by(member) if not idle else ():
+        for group, own in case.job.held_by(member):
             names = set(own.sequence_numbers)
             for at in ring_places(own) if names <= RING_ENDS_RECEIVING else ():
-                if at.unread or at.ahead <= 0:
+                if at.unread or at.ahead <= 0 or (idle and at.ring.prev in group.members):
                     continue
                 prev, text = at.ring.prev, f"it has written {at.written} steps of the ring itself, and read {at.read}"
                 target, strength = (None, Strength.PROVEN) if names else (HiddenNode(group.id, prev), POSSIBLE)

@@ -127,6 +127,16 @@ def test_who_has_written_more_of_a_ring_than_read_may_be_in_an_operation_there(
         assert any("written 2620 steps" in line for line in verdict.evidence)
 
 
+@pytest.mark.parametrize(("written", "accused"), [(2620, []), (2616, [0])], ids=["waits inside", "has read as much"])
+def test_an_idle_rank_that_waits_in_a_ring_for_one_nobody_observed_is_not_accused(written: int, accused: list[int]) -> None:
+    inside = in_shared_memory(written, 2616, {"AllReduce": 328})
+    idle = Rank(0, 4, (communicator(0, 2, comm_hash=SCATTER), inside))
+    waiting = Rank(2, 4, (communicator(1, 2, comm_hash=SCATTER),), called(0, SCATTER, "ReduceScatter", produced=STEPS))
+    verdict = said([idle, waiting])
+    assert [c.rank for c in verdict.culprits] == accused, verdict.summary
+    assert accused or "which was not observed" in verdict.summary
+
+
 def test_who_is_in_the_middle_of_one_ring_is_not_in_the_next() -> None:
     """As read from a real job (2.21.5): rank 2's GPU stalled in a ReduceScatter; 0 has ended it, and waits in the AllGather."""
     first = {0: (28, 28), 1: (26, 28), 2: (18, 14), 3: (22, 18)}
