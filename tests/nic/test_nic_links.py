@@ -43,6 +43,27 @@ def collect(monitor: LinkMonitor, count: int) -> dict[str, tuple[bool, str]]:
     return found
 
 
+def test_devices_are_what_pyroute2_decodes(cable: tuple[str, str], stranger: subprocess.Popen[str]) -> None:
+    """Ours decodes the kernel's answer itself, for pyroute2 takes 24 MiB of an agent; what it says must be the same."""
+    from pyroute2 import IPRoute
+
+    assert stranger.stdout is not None
+    stranger.stdout.readline()
+    for namespace in (None, f"/proc/{stranger.pid}/ns/net"):
+        found = read_devices(namespace)
+        with IPRoute(netns=namespace) if namespace else IPRoute() as route:
+            links = {link.get_attr("IFLA_IFNAME"): link for link in route.get_links()}
+        assert found and {device.name for device in found} == set(links)
+        for device in found:
+            link = links[device.name]
+            assert (device.index, device.mtu) == (link["index"], link.get_attr("IFLA_MTU"))
+            assert device.operstate == link.get_attr("IFLA_OPERSTATE").lower()
+            totals = link.get_attr("IFLA_STATS64")
+            # Read one after the other: a counter may have gone on.
+            assert {name: value for name, value in device.statistics.items() if name in totals}.keys() == totals.keys()
+            assert all(device.statistics[name] <= totals[name] for name in totals)
+
+
 def test_counters_and_state_of_a_device(cable: tuple[str, str]) -> None:
     (device,) = read_devices(wanted=lambda name: name == cable[0])
     assert device.up
