@@ -93,6 +93,6 @@ def test_diagnose_says_why_when_it_is_asked(capsys: pytest.CaptureFixture[str]) 
     assert said.startswith(plain.rstrip("\n"))
     why = said[len(plain.rstrip("\n")) :].splitlines()
     assert why[1:3] == ["  why", "    seen: the evidence above"]
-    assert "    taken back by rule data-at-hand: a wait that has not started" in why
-    assert f"      because: {derivation('data-at-hand')}" in why
+    assert "    taken back by rule not-begun: a wait that has not started" in why
+    assert f"      because: {derivation('not-begun')}" in why
     assert "    stands by rule rank-behind" in why
