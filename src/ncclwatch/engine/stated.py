@@ -6,7 +6,7 @@ the ranks meet (``src/init.cc``, ``ncclCommInitRankFunc``), so the waiting ranks
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody
 from ncclwatch.engine.connections import is_hidden
@@ -103,19 +103,35 @@ def _ended_ranks(case: Case) -> list[Sink]:
         group = job.groups[node.group_id]
         return True if (group.hash, node.comm_rank) in silent else census.runs(group, node.comm_rank)
 
-    known = [(sink, runs(node)) for sink, node in unseen if node.group_id in job.groups]
-    found = [sink for sink, running in known if running is False or (running is None and _is_lost(job, sink))]
+    known = [(sink, node, runs(node)) for sink, node in unseen if node.group_id in job.groups]
+    heard = [(sink, node) for sink, node, running in known if running is None]
+    found = {node: sink for sink, node, running in known if running is False}
+    found |= {node: sink for sink, node in heard if any(wait.why is Why.BROKEN for wait in sink.waits)}
+    ended = {job.global_rank(node.group_id, node.comm_rank) for node in found} - {None}
+    found |= {node: sink for sink, node in heard if node not in found and _is_missed_by_error(job, sink, ended)}
     if found or not sinks or not census.whole:
-        return found
+        return list(found.values())
     missing = (AbsentNode(group.id, rank) for group in standing for rank in group.missing)
     return [Sink((node,), sinks[0].graph) for node in missing if runs(node) is False]
 
 
-def _is_lost(job: Job, sink: Sink) -> bool:
-    """Whether its peers have lost a rank: a connection with it is broken, or who waits for it reports an error."""
+def _is_missed_by_error(job: Job, sink: Sink, ended: Set[int | None]) -> bool:
+    """Whether who waits for a rank reports an error that nobody else explains.
+
+    A rank of the same communicator that is known to have ended does (``ended``: such as were not observed, by rank of the job):
+    then nothing is known of this one.
+    """
     waiting = {wait.waiter for wait in sink.waits}
-    broken = any(wait.why is Why.BROKEN for wait in sink.waits)
-    return broken or any(RankNode(member.index) in waiting and errors_of(member) for member in job.members)
+    gone = {member.index for member in job.members if member.gone}
+
+    def unexplained(group: Group) -> bool:
+        return gone.isdisjoint(group.ranks) and ended.isdisjoint(job.global_rank(group.id, rank) for rank in range(group.nranks))
+
+    return any(
+        unexplained(job.groups[job.group_of[member.index, own.address]])
+        for member in job.members if RankNode(member.index) in waiting
+        for own, _ in errors_of(member)
+    )  # fmt: skip
 
 
 def _halted(case: Case, confidence: float) -> Hypothesis:

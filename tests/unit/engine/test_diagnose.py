@@ -630,6 +630,20 @@ def test_the_same_names_the_rank_that_was_seen_to_end() -> None:
     assert verdict.victims == (0, 1, 3)
 
 
+def test_an_error_that_a_rank_seen_to_end_explains_accuses_no_rank_nobody_observed() -> None:
+    """As read from a real job on 2.29.2 with one host unobserved: the successor of the killed rank reports an error and waits for
+    the rank after it, of which nothing is known.
+    """
+    left = Rank(
+        2, 3, (replace(communicator(2, 3), async_result="ncclRemoteError"),), (send(0, sent=0, done=0, produced=4, nsteps=8),)
+    )
+    verdict = diagnose(looks([left, Rank(1, 3, (communicator(1, 3),), (), "X")]))
+    assert verdict.verdict_class is VerdictClass.DEAD
+    assert named(verdict) == [1]
+    alone = diagnose(looks([left]))
+    assert named(alone) == [0], "without one that has ended the error is told of whom it waits for"
+
+
 def test_two_broken_links_with_one_rank_in_common_name_that_rank() -> None:
     """As read from a real job whose proxy thread stopped: nothing arrives at rank 2 and nothing from it."""
     state = {0: (6, 10, 10), 1: (10, 14, 14), 2: (0, 4, 2), 3: (2, 6, 6)}
