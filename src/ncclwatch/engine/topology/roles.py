@@ -190,6 +190,8 @@ class _Fit:
         """Nothing, where one kind of group is all that a job uses: it may be tensor as well as data parallel."""
         if {Role.TENSOR, Role.PIPELINE, Role.CONTEXT, Role.EXPERT} & set(roles):
             return roles
+        if Role.DATA not in roles:
+            return roles
         kind = self.kinds[roles.index(Role.DATA)]
         wide = kind.size > LARGE_GROUP and kind.hosts > 1
         clear = not self.counted and not self._premature(kind) and (wide or kind.seen.gradients)
