@@ -103,6 +103,7 @@ def ports_of(found: list[FlowWindow], pid: int) -> list[FlowWindow]:
 def test_exact_windows_are_what_the_collective_must_move(job: Job, soft_roce: Fabric) -> None:
     with job:
         found, batches = watch(job, Mode.EXACT, 5)
+        pids = list(job.pids)
         assert enough(found, 5), batches[-1].planes
         job.wait_progress(2)
         for rank, pid in enumerate(job.pids):
@@ -122,7 +123,7 @@ def test_exact_windows_are_what_the_collective_must_move(job: Job, soft_roce: Fa
     newest = [window.work for window in next(batch.windows for batch in reversed(batches) if len(batch.windows))]
     assert all(work is not None and work.counting is Counting.EXACT and work.coverage > 0.999 for work in newest), newest
     # What was under way when the probes came has no latency; after the first window nothing was.
-    busy = [window.work for pid in job.pids for window in ports_of(found, pid)[1:] if window.work.completed]
+    busy = [window.work for pid in pids for window in ports_of(found, pid)[1:] if window.work.completed]
     assert busy and all(work.latency_p50_ns and work.latency_p99_ns and work.throughput for work in busy), busy
 
 

@@ -16,8 +16,8 @@ STANDS_S = 3.0
 """Bound: a job of which nobody is named yet is counted once it has stood so long: before anybody is, after five seconds."""
 AGAIN_NS = 30_000_000_000
 """Bound: a process is not counted again before."""
-SAME_NS = 600_000_000_000
-"""Bound: nor before this in one standstill, in which the counts stay what they are."""
+SAME_NS = 60_000_000_000
+"""Bound: nor before this in one standstill. Counts stay what they are then, but a path may show only later that it is stuck."""
 MOST_REMEMBERED = 100_000
 """Bound: processes of which it is remembered when they were counted."""
 

@@ -139,3 +139,14 @@ def test_a_group_anywhere_else_may_be_of_context_or_experts() -> None:
     known = dict.fromkeys(TENSOR, (96.0, {SUM})) | dict.fromkeys(DATA, (6.0, {SUM}))
     layout = counted(known | {(0, 2): (6.0, {SCATTER})}).layout
     assert (layout.tp, layout.pp) == (2, 1) and layout.ep is None and layout.cp is None
+
+
+def test_a_job_of_which_one_rank_is_known_has_no_roles() -> None:
+    """As read from a real job whose processes were taken up one after the other: its group has two ranks, the job one."""
+    calls: list[Call] = [(0, SUM, 4096, -1)] * 30
+    one = KnownGroup(0, 0, 2, np.array([-1, 0], np.int32), hosts=1, rows=[0])
+    job, recorder = KnownJob(1, [0], [one]), Recorder([0], 1)
+    recorder.calls[0, SUM] += len(calls)
+    specimen = examine(0, 0, operations(calls), {0: (1, 2)})
+    reading = read(job, uses_of_calls(job, recorder, [specimen]), {0}, repeats=specimen.repeats)
+    assert [found.role for found in assemble(JobMap(row_group=[one]), job, reading, [specimen]).groups] == [Role.UNSURE]
