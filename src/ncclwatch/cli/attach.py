@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,7 +9,7 @@ import typer
 
 from ncclwatch.cli import options
 from ncclwatch.cli.asking import AskFileOption, Bell
-from ncclwatch.cli.haste import HASTE, tell
+from ncclwatch.cli.haste import HASTE, tell, told
 from ncclwatch.cli.options import (
     HANG_FLOOR_S,
     ORDER_BUDGET,
@@ -108,8 +107,8 @@ def attach(
 
 
 def said_by(*, as_json: bool) -> Callable[[str], None]:
-    """Where a start says what it does: on standard error, unless whoever reads JSON may have joined it with standard output."""
-    if as_json and not sys.stderr.isatty():
+    """Where a start says what it does: on standard error, or nowhere (:func:`ncclwatch.cli.haste.told`)."""
+    if not told(as_json=as_json):
         return lambda _: None
     tell("loading what judges")
     return tell

@@ -40,6 +40,11 @@ def tell(text: str) -> None:
         print(f"ncclwatch: {text}", file=sys.stderr, flush=True)
 
 
+def told(*, as_json: bool) -> bool:
+    """Whether a start says what it does: not where whoever reads JSON may have joined standard error with standard output."""
+    return not as_json or sys.stderr.isatty()
+
+
 class Haste:
     """The priority of this process while it starts. One that was started with another priority than usual keeps its own."""
 
@@ -81,4 +86,5 @@ def at_start(words: Sequence[str]) -> None:
     if waiting < CROWDED * cpus:
         return
     how = f"nice {NICE} meanwhile, for at most {BUDGET_S:.0f} s of CPU time" if HASTE.begin() else "this may take a while"
-    tell(f"starting on a crowded node ({waiting} runnable on {cpus} CPUs): {how}")
+    if told(as_json="--json" in words):
+        tell(f"starting on a crowded node ({waiting} runnable on {cpus} CPUs): {how}")

@@ -75,6 +75,15 @@ def test_it_hurries_where_it_is_crowded_and_somebody_waits(
     assert ("nice -10" in capsys.readouterr().err) == told
 
 
+def test_into_a_pipe_with_json_nothing_is_said_and_it_hurries_all_the_same(
+    nices: dict[int, int], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(haste, "runnable", lambda: 500 * (os.cpu_count() or 1))
+    monkeypatch.setattr(haste, "HASTE", Haste())
+    haste.at_start(["attach", "--json", "--all"])
+    assert nices and capsys.readouterr().err == ""
+
+
 def test_the_word_comes_before_the_command_line_is_loaded() -> None:
     code = (
         "import sys; from ncclwatch.cli import main, haste; haste.runnable = lambda: 10**6;"
