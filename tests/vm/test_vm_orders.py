@@ -113,6 +113,7 @@ def test_that_nobody_takes_completions_is_said(soft_roce: Fabric) -> None:
         assert any(str(Shows.NOT_RECEIVED) in line for line in told), verdicts[0]
 
 
+@pytest.mark.skipif(FULL_VARIABLE not in os.environ, reason=f"part of the full matrix: set {FULL_VARIABLE}")
 @pytest.mark.timeout(600)
 def test_a_path_that_stands_still_is_probed_by_zero_payload_writes(soft_roce: Fabric) -> None:
     """The proxy thread of rank 1 sleeps with steps in the network: its adapters answer queue pairs of ours all the same."""
@@ -122,7 +123,7 @@ def test_a_path_that_stands_still_is_probed_by_zero_payload_writes(soft_roce: Fa
         answers: list[PathAnswer] = []
         try:
             session.start(job.pids, calls=False)
-            deadline = time.monotonic() + 240
+            deadline = time.monotonic() + 120
             while not answers and time.monotonic() < deadline:
                 update = session.step(until=deadline)
                 notes += update.notes

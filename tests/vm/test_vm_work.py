@@ -27,6 +27,7 @@ from ncclwatch.wire.kernel import SOURCE
 from ncclwatch.wire.orders import Order
 from testbed.job import Job, available
 from vm.fabric import Fabric
+from vm.guest import FULL_VARIABLE
 from vm.initramfs import SHARE
 
 pytestmark = pytest.mark.vm
@@ -190,6 +191,7 @@ def probed(pid: int) -> bool:
     return any("perf_event" in name or "bpf_link" in name or "bpf-link" in name for name in names)
 
 
+@pytest.mark.skipif(FULL_VARIABLE not in os.environ, reason=f"part of the full matrix: set {FULL_VARIABLE}")
 @pytest.mark.usefixtures("programs")
 def test_a_nic_that_is_unplugged_in_a_burst_leaves_no_probe_behind_and_nothing_unsaid(job: Job, soft_roce: Fabric) -> None:
     """A long burst is on while the port goes down: it is answered all the same, its probes go with it, and counting goes on."""
