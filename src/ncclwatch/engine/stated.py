@@ -6,7 +6,8 @@ the ranks meet (``src/init.cc``, ``ncclCommInitRankFunc``), so the waiting ranks
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence, Set
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody
 from ncclwatch.engine.connections import is_hidden
@@ -108,27 +109,30 @@ def _ended_ranks(case: Case) -> list[Sink]:
     found = {node: sink for sink, node, running in known if running is False}
     found |= {node: sink for sink, node in heard if any(wait.why is Why.BROKEN for wait in sink.waits)}
     ended = {job.global_rank(node.group_id, node.comm_rank) for node in found} - {None}
-    found |= {node: sink for sink, node in heard if node not in found and _is_missed_by_error(job, sink, ended)}
+    gone = {member.index for member in job.members if member.gone}
+
+    @cache
+    def explained(number: int) -> bool:
+        """Whether a rank of this group is known to have ended, and so explains its errors."""
+        group = job.groups[number]
+        ranks = (job.global_rank(number, rank) for rank in range(group.nranks))
+        return not (gone.isdisjoint(group.ranks) and ended.isdisjoint(ranks))
+
+    found |= {node: sink for sink, node in heard if node not in found and _is_missed_by_error(job, sink, explained)}
     if found or not sinks or not census.whole:
         return list(found.values())
     missing = (AbsentNode(group.id, rank) for group in standing for rank in group.missing)
     return [Sink((node,), sinks[0].graph) for node in missing if runs(node) is False]
 
 
-def _is_missed_by_error(job: Job, sink: Sink, ended: Set[int | None]) -> bool:
-    """Whether who waits for a rank reports an error that nobody else explains.
+def _is_missed_by_error(job: Job, sink: Sink, explained: Callable[[int], bool]) -> bool:
+    """Whether who waits for a rank reports an error of a communicator in which no other end is known (``explained``, by group).
 
-    A rank of the same communicator that is known to have ended does (``ended``: such as were not observed, by rank of the job):
-    then nothing is known of this one.
+    An error that another rank's end explains says nothing of this one.
     """
     waiting = {wait.waiter for wait in sink.waits}
-    gone = {member.index for member in job.members if member.gone}
-
-    def unexplained(group: Group) -> bool:
-        return gone.isdisjoint(group.ranks) and ended.isdisjoint(job.global_rank(group.id, rank) for rank in range(group.nranks))
-
     return any(
-        unexplained(job.groups[job.group_of[member.index, own.address]])
+        not explained(job.group_of[member.index, own.address])
         for member in job.members if RankNode(member.index) in waiting
         for own, _ in errors_of(member)
     )  # fmt: skip

@@ -51,9 +51,8 @@ def _name(elf: ElfFile) -> str:
     if not elf.build_id:
         return ""
     hasher = hashlib.sha256(release("capstone").encode())
-    for path in sorted(Path(__file__).parent.glob("*s.py")):
-        if path.name in ("sites.py", "functions.py"):
-            hasher.update(path.read_bytes())
+    for name in ("functions.py", "sites.py"):
+        hasher.update(Path(__file__).with_name(name).read_bytes())
     return f"sites-{elf.build_id}-{os.fstat(elf.fd).st_size}-{hasher.hexdigest()[:16]}"
 
 

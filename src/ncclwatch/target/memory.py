@@ -103,6 +103,38 @@ class MemoryReader(Protocol):
         ...
 
 
+class ReaderOnTop:
+    """A :class:`MemoryReader` on top of another that reads ranges its own way; searching and the memory map are those below."""
+
+    def __init__(self, reader: MemoryReader) -> None:
+        self._reader = reader
+        self.counters: ReadCounters = reader.counters
+
+    def scan(self, address: int, size: int) -> NDArray[np.uint64]:
+        """As the reader below; nothing is kept."""
+        return self._reader.scan(address, size)
+
+    def probe(self, addresses: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        """As the reader below; nothing is kept."""
+        return self._reader.probe(addresses)
+
+    def mappings(self) -> Sequence[Mapping]:
+        """As the reader below."""
+        return self._reader.mappings()
+
+    def refresh_mappings(self) -> bool:
+        """As the reader below."""
+        return self._reader.refresh_mappings()
+
+    def resident(self, start: int, end: int) -> list[Range]:
+        """As the reader below."""
+        return self._reader.resident(start, end)
+
+    def check(self) -> None:
+        """As the reader below."""
+        self._reader.check()
+
+
 def plausible_pointer(address: int, alignment: int = 8) -> bool:
     """Whether a value can be a pointer into user space at all; a test before any system call."""
     return LOWEST_ADDRESS <= address < ADDRESS_LIMIT and address % alignment == 0

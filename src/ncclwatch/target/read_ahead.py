@@ -9,11 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-from ncclwatch.target.maps import Mapping
-from ncclwatch.target.memory import MemoryReader, Range, ReadCounters, UnreadableError
+from ncclwatch.target.memory import MemoryReader, Range, ReaderOnTop, UnreadableError
 
 LONGEST = 4096
 """Bytes of a range that is fetched ahead at most: larger ones are searches, not structures."""
@@ -31,12 +27,11 @@ UNUSED_SAMPLES = 4
 """Samples after which a range that nobody asked for is no longer fetched: operations use the places of a pool by turns."""
 
 
-class ReadAhead:
-    """A :class:`MemoryReader` on top of another; from ``begin`` to ``end`` of a sample it answers from what it fetched."""
+class ReadAhead(ReaderOnTop):
+    """From ``begin`` to ``end`` of a sample it answers from what it fetched of the reader below."""
 
     def __init__(self, reader: MemoryReader) -> None:
-        self.counters: ReadCounters = reader.counters
-        self._reader = reader
+        super().__init__(reader)
         self._number = self._fetches = 0
         self._first: dict[Range, int] = {}
         self._again: dict[Range, int] = {}
@@ -135,27 +130,3 @@ class ReadAhead:
                 # Given once: who asks for a third look must not see the second.
                 found.append(self._repeats.pop(key))
         return found if len(found) == len(ranges) else self._reader.read_many(ranges)
-
-    def scan(self, address: int, size: int) -> NDArray[np.uint64]:
-        """As the reader below."""
-        return self._reader.scan(address, size)
-
-    def probe(self, addresses: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """As the reader below."""
-        return self._reader.probe(addresses)
-
-    def mappings(self) -> Sequence[Mapping]:
-        """As the reader below."""
-        return self._reader.mappings()
-
-    def refresh_mappings(self) -> bool:
-        """As the reader below."""
-        return self._reader.refresh_mappings()
-
-    def resident(self, start: int, end: int) -> list[Range]:
-        """As the reader below."""
-        return self._reader.resident(start, end)
-
-    def check(self) -> None:
-        """As the reader below."""
-        self._reader.check()

@@ -8,10 +8,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.target.maps import Mapping
-from ncclwatch.target.memory import MAX_READ, PAGE_SIZE, MemoryReader, Range, ReadCounters, UnreadableError, is_allowed
+from ncclwatch.target.memory import (
+    MAX_READ,
+    PAGE_SIZE,
+    MemoryReader,
+    Range,
+    ReadCounters,
+    ReaderOnTop,
+    UnreadableError,
+    is_allowed,
+)
 
 
-class RecordingReader:
+class RecordingReader(ReaderOnTop):
     """Another reader, whole pages at a time, and the memory of which pages were read: what a snapshot file keeps.
 
     Within one sample (between calls of ``start_sample``) a page is fetched once, so that decoding the recorded pages gives
@@ -19,8 +28,7 @@ class RecordingReader:
     """
 
     def __init__(self, reader: MemoryReader) -> None:
-        self._reader = reader
-        self.counters = reader.counters
+        super().__init__(reader)
         self.pages: dict[int, bytes] = {}
         self._absent: set[int] = set()
 
@@ -48,30 +56,6 @@ class RecordingReader:
             else:
                 self.pages[page] = data
         return [from_pages(self.pages, address, size) for address, size in ranges]
-
-    def scan(self, address: int, size: int) -> NDArray[np.uint64]:
-        """Search the live process; nothing is kept."""
-        return self._reader.scan(address, size)
-
-    def probe(self, addresses: NDArray[np.uint64]) -> NDArray[np.uint64]:
-        """Search the live process; nothing is kept."""
-        return self._reader.probe(addresses)
-
-    def mappings(self) -> Sequence[Mapping]:
-        """The live process's."""
-        return self._reader.mappings()
-
-    def refresh_mappings(self) -> bool:
-        """The live process's."""
-        return self._reader.refresh_mappings()
-
-    def resident(self, start: int, end: int) -> list[Range]:
-        """The live process's."""
-        return self._reader.resident(start, end)
-
-    def check(self) -> None:
-        """The live process's."""
-        self._reader.check()
 
 
 class ImageReader:

@@ -145,7 +145,8 @@ class _Fit:
         data = [at for at, kind in everything if self._may_be_data(kind)]
         for chosen in product((None, *tensor), (None, *pipeline), (None, *data)):
             given = [at for at in chosen if at is not None]
-            if len(set(given)) == len(given) and int(np.prod([self.kinds[at].size for at in given])) == self.world:
+            # Of a job of which one rank is known the empty product fits, too; it gives nobody a role.
+            if given and len(set(given)) == len(given) and int(np.prod([self.kinds[at].size for at in given])) == self.world:
                 roles = self._roles(*chosen)
                 if roles is not None:
                     yield roles
@@ -189,8 +190,6 @@ class _Fit:
     def claimed(self, roles: tuple[Role, ...]) -> tuple[Role, ...]:
         """Nothing, where one kind of group is all that a job uses: it may be tensor as well as data parallel."""
         if {Role.TENSOR, Role.PIPELINE, Role.CONTEXT, Role.EXPERT} & set(roles):
-            return roles
-        if Role.DATA not in roles:
             return roles
         kind = self.kinds[roles.index(Role.DATA)]
         wide = kind.size > LARGE_GROUP and kind.hosts > 1
