@@ -17,16 +17,18 @@ DEMO_NCCL := 2.27.5
 DEMO_PACKAGES := $(shell sed -e 's/\#.*//' scripts/debian-packages.txt)
 TEST_PACKAGES := $(DEMO_PACKAGES) bpftrace $(shell sed -e 's/\#.*//' tests/vm/packages.txt)
 
-.PHONY: help demo test setup setup-demo lint unit attach vm gpu shim bench eval eval-real eval-full calibrate clean
+.PHONY: help demo test test-all setup setup-demo lint unit attach vm gpu shim fuzz bench eval eval-real eval-full calibrate clean
 
 help:
 	@echo "make demo [PID=...]  attach to a real NCCL job (without a GPU), freeze a rank, see it named"
 	@echo "make test            every test: lint, types, unit, attach (root), QEMU guest; GPU where there is one"
+	@echo "make test-all        the same with every release of NCCL in each test (hours)"
 	@echo "make eval            the scoreboard on simulated scenarios"
 	@echo "make eval-real       the scoreboard on a few scenarios played by real NCCL (root)"
 	@echo "make eval-full       all scenarios, simulated and real, all releases and transports (hours)"
-	@echo "make calibrate       weights and thresholds of the slowness estimate, from recordings"
+	@echo "make calibrate       weights and thresholds of the slowness estimate, from jobs whose fault is known"
 	@echo "make bench           the benchmarks"
+	@echo "make fuzz            hostile input for every way in (TARGETS=..., INPUTS=1000000, SEED=1; hours)"
 	@echo "make clean           remove what was built (not the download cache)"
 
 # --- set-up: quick when run again ------------------------------------------------------------------------------------
@@ -100,10 +102,14 @@ BESIDE := tests/unit $(wildcard tests/testbed/test_testbed_*.py) tests/testbed/t
 test: setup
 	@echo "==> tests on real jobs and in the guest; beside them lint, types, unit tests and others that measure no time, whose output follows"
 	@{ $(MAKE) -s lint && $(PYTHON) -m pytest $(BESIDE); } >$(CACHE)/beside.log 2>&1 & beside=$$!; \
-	main=0; NCCLWATCH_REQUIRE_VM=$${NCCLWATCH_REQUIRE_VM-$(if $(CI),1)} $(PYTHON) -m pytest tests $(BESIDE:%=--ignore=%) --durations=30 --durations-min=5 || main=$$?; \
+	main=0; NCCLWATCH_BESIDE=$$beside NCCLWATCH_REQUIRE_VM=$${NCCLWATCH_REQUIRE_VM-$(if $(CI),1)} $(PYTHON) -m pytest tests $(BESIDE:%=--ignore=%) --durations=30 --durations-min=5 || main=$$?; \
 	other=0; wait $$beside || other=$$?; \
 	echo "==> lint, types, unit tests and others that measure no time"; cat $(CACHE)/beside.log; \
 	[ $$main -eq 0 ] && [ $$other -eq 0 ]
+
+# The same with every release of NCCL in each test, in the guest as well: hours.
+test-all:
+	@NCCLWATCH_ALL=1 NCCLWATCH_VM_FULL=1 NCCLWATCH_FUZZ_S=60 $(MAKE) -s test
 
 lint:
 	@echo "==> ruff, import contracts, shape and mypy"
@@ -124,6 +130,12 @@ vm:
 bench: setup
 	@for file in tests/benchmarks/bench_*.py; do echo "==> $$file"; $(PYTHON) $$file; done
 
+# Hostile input, guided by coverage (tests/fuzz); a quick pass of it is part of the unit tests, which need no atheris.
+INPUTS := 1000000
+fuzz: $(CACHE)/stamps/venv
+	@[ -d $(CACHE)/fuzz ] || $(PYTHON) -m pip install -q --disable-pip-version-check --no-deps --target $(CACHE)/fuzz -r tests/fuzz/requirements.txt
+	@PYTHONPATH=tests $(PYTHON) -m fuzz $(TARGETS) --inputs $(INPUTS) --seed $(SEED)
+
 # The scoreboard: simulated records, scored against what each scenario expects. `eval` keeps to a few minutes.
 eval: $(CACHE)/stamps/venv
 	@PYTHONPATH=tests $(PYTHON) -m score --set ci --json build/score.json --markdown build/score.md
@@ -141,11 +153,14 @@ eval-real: setup
 	@PYTHONPATH=tests $(PYTHON) -m score --real --set $(SET) $(NCCL:%=--nccl %) $(TRANSPORT:%=--transport %) --tries $(TRIES) \
 	  --seed $(SEED) --jobs $(if $(filter ci,$(SET)),4,1) --json build/score-real.json --markdown build/score-real.md --save build/recordings
 
-# Weights and thresholds of the slowness estimate, from recordings with known faults and healthy ones (RECORDINGS: folders that
-# `python -m score --real ... --save FOLDER` filled) and from simulated jobs. Fresh seeds judge the result, never these.
-RECORDINGS := build/recordings
+# Weights and thresholds of the slowness estimate, from what was weighed of jobs with known faults and healthy ones (OBSERVATIONS), from
+# recordings (RECORDINGS: folders that `python -m score --real ... --save FOLDER` filled) and from simulated jobs. Fresh seeds judge
+# the result, never these.
+OBSERVATIONS := tests/fixtures/slowness.xz
+RECORDINGS :=
 calibrate: setup
-	@PYTHONPATH=tests $(PYTHON) -m score.slowness --recordings $(RECORDINGS) --out src/ncclwatch/engine/slow/calibration.json
+	@PYTHONPATH=tests $(PYTHON) -m score.slowness --observations $(OBSERVATIONS) --recordings $(RECORDINGS) \
+	  --out src/ncclwatch/engine/slow/calibration.json
 
 clean:
 	rm -rf build dist .mypy_cache .ruff_cache .pytest_cache

@@ -237,13 +237,15 @@ def table(measures: Sequence[Measure], limits: Mapping[str, int], goals: Mapping
 
 
 def lowered(settings: str, measures: Sequence[Measure]) -> str:
-    """The text of pyproject.toml with every limit lowered to what was reached."""
+    """The text of pyproject.toml with every limit lowered to what was reached, and no lower than its goal."""
+    goals = tomllib.loads(settings)["tool"][PACKAGE]["shape"].get("goals", {})
     head, found, rest = settings.partition("[tool.ncclwatch.shape.limits]\n")
     limits, end, after = rest.partition("\n[")
     reached = {each.name: each.value for each in measures}
 
     def lower(match: re.Match[str]) -> str:
-        return f"{match[1]} = {min(int(match[2]), reached.get(match[1], int(match[2])))}"
+        limit = int(match[2])
+        return f"{match[1]} = {min(limit, max(reached.get(match[1], limit), goals.get(match[1], 0)))}"
 
     limits = re.sub(r"(\w+) = (\d+)", lower, limits)
     return head + found + limits + end + after

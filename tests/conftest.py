@@ -1,10 +1,69 @@
-"""Order of a whole run: what needs a quiet machine comes last, when nothing runs beside it any more (`make test`)."""
+"""What a whole run consists of, and its order: what needs a quiet machine comes last, when nothing runs beside it any more
+(`make test`). At its end it tells where the time went, by layer.
+
+A test on real NCCL that is written for several releases runs with one of them, which differs from test to test; with
+``NCCLWATCH_ALL`` set (`make test-all`) with each.
+"""
 
 from __future__ import annotations
 
+import os
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+
 import pytest
 
+from releases import ALL_VARIABLE, other_releases
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests marked ``quiet`` go to the end, otherwise in their order."""
+LAYERS = {
+    "unit": "unprivileged: units and replay",
+    "testbed": "privileged: real jobs",
+    "vm": "verbs, in the guest",
+    "gpu": "GPU",
+}
+PHASES = ("setup", "call", "teardown")
+BESIDE_VARIABLE = "NCCLWATCH_BESIDE"
+"""Holds the pid of the tests that `make test` runs beside these."""
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """One release a test, but in the unit tests; tests marked ``quiet`` go to the end, otherwise in their order."""
+    if not os.environ.get(ALL_VARIABLE):
+        left_out = other_releases([item.nodeid for item in items if "unit" not in PurePosixPath(item.nodeid).parts])
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in left_out])
+        items[:] = [item for item in items if item.nodeid not in left_out]
     items.sort(key=lambda item: item.get_closest_marker("quiet") is not None)
+
+
+@pytest.hookimpl(hookwrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    """What needs a quiet machine waits for the tests beside it, whose time nobody knows beforehand, before its own counts."""
+    beside = os.environ.get(BESIDE_VARIABLE, "")
+    while beside and item.get_closest_marker("quiet") is not None and _runs(Path("/proc", beside)):
+        time.sleep(0.2)
+    yield
+
+
+def _runs(process: Path) -> bool:
+    """Whether a process is there and has not ended."""
+    try:
+        return (process / "stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Seconds that each layer of tests took."""
+    seconds: defaultdict[str, float] = defaultdict(float)
+    tests: defaultdict[str, set[str]] = defaultdict(set)
+    for report in (one for reports in terminalreporter.stats.values() for one in reports if getattr(one, "when", "") in PHASES):
+        folder = next((part for part in PurePosixPath(report.nodeid).parts if part in LAYERS), "")
+        seconds[folder] += report.duration
+        tests[folder].add(report.nodeid)
+    if len(terminalreporter.stats.get("passed", ())) + len(terminalreporter.stats.get("failed", ())) > 1:
+        terminalreporter.section("time by layer")
+        for folder, took in sorted(seconds.items()):
+            terminalreporter.line(f"{took:7.1f} s  {len(tests[folder]):5d} tests  {LAYERS.get(folder, 'other')}")

@@ -5,6 +5,9 @@ One copy of a model (TP 8, PP 8) is simulated and laid out as many times as ther
 segment of one replica is delayed. What is timed is the engine's: splitting observed times into work and transfers with the
 critical path and blame, and one replay (what it would take without a culprit, or how much of a delay is absorbed). The structure
 is made once for a pattern and shown apart.
+
+First what a slow judgement takes that needs no times of GPUs: one look at a ring that waits for one rank, and to add up
+``LOOKS`` of them before and since and weigh all candidates.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -19,11 +23,19 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.bench_engine import LATE, hung_ring
+from ncclwatch.engine.job import assemble
+from ncclwatch.engine.slow.attribute import find
 from ncclwatch.engine.slow.critical_path import Structure, Weights
+from ncclwatch.engine.slow.findings import Context
+from ncclwatch.engine.slow.profile import add_up
+from ncclwatch.engine.slow.snapshot import Activity, take_look
 from ncclwatch.simulate.observe import Cast
 from ncclwatch.simulate.scenario import Expectation, Layout, Network, Observation, Scenario, ScoreClass, Workload
 from score.delays import DelayedExecutor, Observed, Run, observe
 
+LOOKS = 120
+JUDGED = (64, 512, 4096)
 RANKS = (64, 128, 256, 512, 1024, 2048, 4096, 16384, 65536, 100_032)
 MODEL = 64
 REPEATS = 3
@@ -131,12 +143,35 @@ def measure(model: Observed, joins: NDArray[np.bool_], ranks: int) -> dict[str, 
     return seconds
 
 
+def judge(ranks: int) -> tuple[float, float]:
+    """Seconds of one look, and of what follows from two times ``LOOKS``."""
+    (job,) = assemble(hung_ring(ranks))
+    look, processes = take_look(job), [member.info.key for member in job.members]
+    looks = [replace(look, time=look.time + at) for at in range(2 * LOOKS)]
+    none = np.zeros(ranks, np.int64)
+    before = [replace(one, holds=(), activities=dict.fromkeys(processes, Activity.COMPUTES)) for one in looks[:LOOKS]]
+    named: list[tuple[int, ...]] = []
+
+    def weigh() -> None:
+        past = add_up(before, processes)
+        context = Context(none, np.arange(ranks) // 8, lost=0.3, before=past, alike=none)
+        named.extend(finding.members for finding in find(add_up(looks[LOOKS:], processes), context))
+
+    weigh()  # What is known of each look is put into columns once, when it is taken.
+    seconds = quickest(lambda: take_look(job), REPEATS), quickest(weigh, REPEATS)
+    assert set(named) == {(LATE,)}, f"named {set(named)}"
+    return seconds
+
+
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description="Time of one iteration's analysis by ranks (SIMULATED records).")
     parser.add_argument("--most", type=int, default=RANKS[-1])
     parser.add_argument("--markdown", action="store_true")
     options = parser.parse_args()
+    print("A slow judgement (made-up records): ranks, one look (ms), all looks added up and weighed (ms)")
+    for ranks in JUDGED:
+        print(f"{ranks}  " + "  ".join(f"{1e3 * seconds:.1f}" for seconds in judge(ranks)), flush=True)
     model, joins = one_model()
     head = ("ranks", "operations", "structure, once (ms)", "path and blame (ms)", "replay (ms)", "pruned (ms)")
     print("Analysis of one iteration; records: SIMULATED")

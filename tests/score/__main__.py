@@ -13,16 +13,17 @@ import time
 from pathlib import Path
 
 from ncclwatch.errors import NcclwatchError
-from ncclwatch.simulate.scenario import Scenario, load_all
+from ncclwatch.simulate.scenario import Scenario, ScoreClass, load_all
 from score import bounds, matrix
 from score.baselines import all_baselines
-from score.diagnosers import Diagnoser, Ncclwatch
+from score.diagnosers import HANG_CLASSES, Diagnoser, Ncclwatch
 from score.drawn import draw
 from score.real import Attach, Outcome, Transport
 from score.scoring import Result, summarise, to_json
 from score.simulated import score_all
 from score.table import render
 
+KINDS = {"hangs": HANG_CLASSES, "healthy": frozenset({ScoreClass.CLEAN})}
 SCENARIOS = Path(__file__).resolve().parent.parent / "scenarios"
 
 
@@ -45,6 +46,10 @@ def main(arguments: list[str] | None = None) -> int:
     real = parser.add_argument_group("real runs")
     real.add_argument("--real", action="store_true", help="play the scenarios with real NCCL on the CPU testbed (root)")
     real.add_argument("--nccl", default="", help="releases, with commas between; each scenario's own if not given")
+    real.add_argument("--in-turn", action="store_true", help="play each scenario in one of the releases, by turns, not in all")
+    real.add_argument("--largest", type=int, default=0, metavar="RANKS", help="only jobs of so many ranks at most")
+    real.add_argument("--kind", choices=("hangs", "healthy"), help="with --drawn: only those")
+    real.add_argument("--unjudged", action="store_true", help="only record, into --save, what is not there yet: --again judges")
     real.add_argument("--transport", default="", help="socket, shm, or both; each scenario's own if not given")
     real.add_argument("--attach", choices=("live", "post-hang", "both"), default="both")
     real.add_argument("--tries", type=int, default=1, help="runs of each, at moments drawn from the seed")
@@ -65,6 +70,8 @@ def main(arguments: list[str] | None = None) -> int:
         return int(error.status)
     # The quick ones are small enough for CI to play for real; their larger likes are what is simulated.
     chosen = [s for s in chosen if options.only in s.name and (options.real or options.only or "quick" not in s.tags)]
+    chosen = [s for s in chosen if not options.largest or s.layout.world <= options.largest]
+    chosen = [s for s in chosen if options.kind is None or s.expect.score_class in KINDS[options.kind]]
     if not chosen:
         print("no scenario was chosen: look at --set and --only", file=sys.stderr)
         return 1
@@ -98,6 +105,9 @@ def play_for_real(options: argparse.Namespace, chosen: list[Scenario]) -> int:
     if os.geteuid() != 0 and not options.again:
         print("real runs need root: memory of other processes is read, and probes are attached", file=sys.stderr)
         return 1
+    if options.unjudged and not options.save:
+        print("--unjudged without --save would leave nothing", file=sys.stderr)
+        return 1
     diagnosers: list[Diagnoser] = [Ncclwatch(), *([] if options.without_baselines else all_baselines())]
     began = time.monotonic()
     if options.again:
@@ -122,11 +132,17 @@ def play_for_real(options: argparse.Namespace, chosen: list[Scenario]) -> int:
         seed=options.seed,
         after_s=options.after,
         save_to=str(options.save.resolve()) if options.save else "",
+        in_turn=options.in_turn,
+        judged=not options.unjudged,
     )
+    if options.unjudged:
+        runs = [run for run in runs if not run.recorded]
     outcomes = matrix.run_all(
         runs, jobs=options.jobs or 1, with_baselines=not options.without_baselines, tell=matrix.tell_progress
     )
     print(f"{len(runs)} runs, {time.monotonic() - began:.0f} s, seed {options.seed}")
+    if options.unjudged:
+        return 0
     return _tell(options, outcomes, left_out, diagnosers)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -36,13 +37,20 @@ def choose(
     after_s: float,
     save_to: str = "",
     first_try: int = 0,
+    in_turn: bool = False,
+    judged: bool = True,
 ) -> tuple[list[Run], NotPlayed]:
-    """All runs of the matrix. Without versions or transports each scenario is played in its own."""
+    """All runs of the matrix. Without versions or transports each scenario is played in its own; with ``in_turn`` each in
+    one of the versions, and the next that can be played in the next.
+    """
     runs: list[Run] = []
     left_out: NotPlayed = {}
+    turns = itertools.cycle(versions or ("",))
+    turn = next(turns)
     for scenario in scenarios:
         own = Transport.SHM if scenario.network.intra_node == "shm" else Transport.SOCKET
-        for nccl in versions or (scenario.network.nccl,):
+        before = len(runs)
+        for nccl in ((turn,) if in_turn and turn else versions) or (scenario.network.nccl,):
             for transport in transports or (own,):
                 reason = obstacle(scenario, nccl, transport)
                 if not available(nccl):
@@ -51,10 +59,12 @@ def choose(
                     left_out[f"{scenario.name} ({nccl}, {transport})"] = reason
                     continue
                 made = [
-                    Run(scenario, nccl, transport, tuple(attaches), seed, number, after_s, save_to)
+                    Run(scenario, nccl, transport, tuple(attaches), seed, number, after_s, save_to, judged)
                     for number in range(first_try, first_try + tries)
                 ]
                 runs += made
+        if len(runs) > before:
+            turn = next(turns)
     return runs, left_out
 
 

@@ -88,6 +88,17 @@ class Run:
     """How long a hang is watched; slow jobs are watched half as long again, healthy ones for at most twice as long."""
     save_to: str = ""
     """Folder for the recordings, which `ncclwatch diagnose` and `replay` read; empty for none."""
+    judged: bool = True
+    """Whether what was recorded is judged as well. Of a fresh seed nobody is to see a judgement before the engine is finished."""
+
+    def path(self, attach: Attach) -> Path:
+        """The recording of that collector, where recordings are kept."""
+        return Path(self.save_to) / f"{self.scenario.name}-{self.nccl}-{self.transport}-{attach}-{self.number}.ncclwatch"
+
+    @property
+    def recorded(self) -> bool:
+        """Whether it was played before: all that is written once it is over lies there."""
+        return bool(self.save_to) and any(self.path(attach).with_suffix(".json").exists() for attach in self.attaches)
 
     def setting(self, attach: Attach) -> str:
         """The setting as the results name it."""
@@ -342,6 +353,8 @@ def play(run: Run, baselines: Sequence[Diagnoser] = ()) -> Outcome:
     try:
         scenario = as_played(scenario, run.nccl, run.transport)
         for attach, recording, since in record(run, scenario, plan(scenario, links=True), outcome):
+            if not run.judged:
+                continue
             stalled = recording.own.stalled if recording.own else ""
             outcome.results += _score(where_it_stalled(scenario, stalled), recording, since, run.setting(attach), baselines)
     except (JobError, NcclwatchError, OSError) as error:
@@ -384,12 +397,11 @@ def record(
     for attach, recording, since in recordings:
         recording.own = own
         if run.save_to:
-            name = f"{scenario.name}-{run.nccl}-{run.transport}-{attach}-{run.number}.ncclwatch"
-            recording.save(Path(run.save_to) / name)
+            recording.save(run.path(attach))
             note = Saved(
                 scenario.name, run.nccl, run.transport, attach, run.seed, run.number, since, list(own.iterations), own.stalled
             )  # fmt: skip
-            (Path(run.save_to) / name).with_suffix(".json").write_text(json.dumps(asdict(note)) + "\n", "utf-8")
+            run.path(attach).with_suffix(".json").write_text(json.dumps(asdict(note)) + "\n", "utf-8")
             outcome.pace = note.pace
     return recordings
 

@@ -15,8 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ncclwatch.engine.topology.labels import Stage
-from ncclwatch.engine.topology.model import Phase, Role, Topology
+from ncclwatch.engine.topology.model import Phase, Role, Stage, Topology
 from ncclwatch.engine.topology.namer import StageNamer
 from ncclwatch.model.events import Function, Kind
 from ncclwatch.simulate.layout import groups, stage_of

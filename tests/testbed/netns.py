@@ -158,8 +158,14 @@ class Link:
         self._down = ""
 
     def limit(self, bytes_per_s: float | None) -> None:
-        """Limit the rate both ways (token bucket), or take the limit away."""
+        """Limit the rate both ways (token bucket), or take the limit away.
+
+        A token bucket never lets go of a packet larger than its burst. It cuts those that come, but not one that already waits
+        when a larger limit gives way to a smaller: the link would be dead, not slow. So what waits goes with the old limit.
+        """
         for where, device in ((self.host, self.nic), (self._switch, self.port)):
+            if self._limit is not None and bytes_per_s is not None and bytes_per_s < self._limit:
+                where.run(f"tc qdisc del dev {device} root")
             if bytes_per_s is not None:
                 burst = max(16 * MTU, int(bytes_per_s * 0.002))
                 where.run(

@@ -123,12 +123,12 @@ def test_a_slow_link_between_hosts(cluster: Cluster) -> None:
     network.link(1, rail=0).limit(SLOW_RATE)
     try:
         engine.wait(lambda: verdicts(engine), "the slow link", timeout=90)
+        network.link(1, rail=0).limit(None)
+        engine.wait(lambda: engine.objects("recovery"), "the recovery")
     except AssertionError:
         network.link(1, rail=0).limit(None)
         skip_if_crowded(job)
         raise
-    network.link(1, rail=0).limit(None)
-    engine.wait(lambda: engine.objects("recovery"), "the recovery")
     for verdict in [data["verdict"] for data in engine.objects("verdict")]:
         said = f"{verdict['summary']} {verdict['evidence']}"
         assert verdict["class"] == "slow-communication", said

@@ -106,10 +106,11 @@ def test_limits_hold_what_they_name_and_nothing_else() -> None:
     assert shape.exceeded(measures, {"lines": 10, "modules": 3}, {"line": 5}) == ["line: not a measure"]
 
 
-def test_limits_are_only_lowered() -> None:
-    text = "a = 1\n[tool.ncclwatch.shape.limits]\nlines = 12\nmodules = 2\n\n[tool.ncclwatch.shape.goals]\nlines = 12\n"
+@pytest.mark.parametrize(("goal", "limit"), [(9, 10), (11, 11)])
+def test_limits_are_only_lowered_and_no_lower_than_the_goal(goal: int, limit: int) -> None:
+    text = f"a = 1\n[tool.ncclwatch.shape.limits]\nlines = 12\nmodules = 2\n\n[tool.ncclwatch.shape.goals]\nlines = {goal}\n"
     measures = [shape.Measure("lines", 10, "lines"), shape.Measure("modules", 3, "modules")]
-    assert shape.lowered(text, measures) == text.replace("lines = 12\nmodules", "lines = 10\nmodules")
+    assert shape.lowered(text, measures) == text.replace("lines = 12\nmodules", f"lines = {limit}\nmodules")
 
 
 def test_no_goal_of_this_project_is_above_its_limit() -> None:

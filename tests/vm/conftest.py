@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ncclwatch.probes.program import Compilation, Image
+from ncclwatch.probes.program import Compilation
 from ncclwatch.wire.kernel import SOURCE as WIRE_PROGRAM
 from ncclwatch.wire.kernel import WireKernel
 from vm.errors import GuestError, GuestUnavailableError
@@ -111,8 +111,6 @@ def soft_roce() -> Iterator[Fabric]:
 
 @pytest.fixture(scope="session")
 def verbs_kernel() -> Iterator[WireKernel]:
-    """The wire plane's programs, compiled by the host while the guest booted: emulated, clang takes ten times as long."""
-    image = Path(SHARE, f"{WIRE_PROGRAM}.json")
-    program = Image.from_json(json.loads(image.read_text())) if image.exists() else Compilation(WIRE_PROGRAM).result()
-    with WireKernel(program) as wire:
+    """The wire plane's programs, which the host has compiled (``layer.py``)."""
+    with WireKernel(Compilation(WIRE_PROGRAM).result()) as wire:
         yield wire

@@ -7,9 +7,9 @@ in another boot, and the run's summary says so. A test whose own run takes the k
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import subprocess
 import sys
 import time
 from collections import Counter
@@ -19,8 +19,12 @@ from typing import Protocol
 
 import pytest
 
+from ncclwatch.probes.program import Compilation, CompileError
+from ncclwatch.probes.site_cache import sites_of
+from ncclwatch.target.elf import ElfFile
+from ncclwatch.target.resolve import resolve_layout
 from ncclwatch.wire.kernel import SOURCE as WIRE_PROGRAM
-from testbed.job import VERSIONS, available, build
+from testbed.job import VERSIONS, available, build, library
 from vm.errors import GuestError
 from vm.guest import FULL_VARIABLE, Guest
 
@@ -146,34 +150,31 @@ class Layer:
             self._reports.setdefault(report.nodeid, []).append(report)
 
 
+def study(version: str) -> None:
+    """Have in the user's cache what can be found out of a release's library: the guest sees it as well, where it is root's."""
+    with ElfFile.open(library(version)) as elf:
+        resolve_layout(elf)
+        sites_of(elf)
+
+
 class PytestGuest(Guest):
     """A guest that runs pytest on some tests, with what they need built and compiled by the host."""
 
     def __init__(self, config: pytest.Config, nodes: Sequence[str]) -> None:
         command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", "--tb=long", "--color=no"]
+        with contextlib.suppress(CompileError):  # it is a test's to say so
+            Compilation(WIRE_PROGRAM).result()
         for version in VERSIONS:  # inside, a compiler takes minutes
             if available(version):
                 build(version)
+                study(version)
         super().__init__(
             [*command, *nodes],
             cwd=config.rootpath,
             environment={name: os.environ[name] for name in (FULL_VARIABLE, "PYTHONPATH") if name in os.environ},
         )
         self.__enter__()
-        self._compile_programs(config.rootpath / "bpftrace_probes")
 
     def close(self) -> None:
         """End the emulator if it still runs."""
         self.__exit__()
-
-    def _compile_programs(self, folder: Path) -> None:
-        """Compile what tests need in the kernel while the guest boots, and hand it over complete or not at all."""
-        command = [sys.executable, "-m", "ncclwatch.probes.compile_child", str(folder / WIRE_PROGRAM), str(folder)]
-        try:
-            result = subprocess.run(command, capture_output=True, timeout=120, check=False)
-        except subprocess.TimeoutExpired:
-            return  # the guest compiles it by itself
-        if result.returncode == 0:
-            part = self.share / f"{WIRE_PROGRAM}.part"
-            part.write_bytes(result.stdout)
-            part.rename(self.share / f"{WIRE_PROGRAM}.json")

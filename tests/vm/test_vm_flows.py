@@ -29,7 +29,7 @@ BUDGET = 0.2
 def test_a_line_for_every_connection_with_its_queue_pair(version: str, verbs_kernel: WireKernel, soft_roce: Fabric) -> None:
     if not available(version):
         pytest.skip(f"NCCL {version} is not in the cache")
-    with soft_roce.job(version, 2, count=1 << 16) as job:
+    with soft_roce.job(version, 2, count=1 << 16, extra=("--pause-us", "50000")) as job:  # who waits spins
         pids = list(job.pids)
         targets = [TargetProcess.open(pid) for pid in pids]
         wire = WireSession(Mode.BURSTS, BUDGET, kernel=verbs_kernel)

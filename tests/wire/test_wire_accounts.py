@@ -10,6 +10,8 @@ from typing import Any
 import numpy.typing as npt
 import pytest
 
+from ncclwatch.model.state import VersionSource
+from ncclwatch.target.layout import Layout
 from ncclwatch.target.memory import LiveReader
 from ncclwatch.wire.contexts import find_contexts, find_queues
 from ncclwatch.wire.kernel import WireKernel
@@ -95,6 +97,18 @@ def test_contexts_of_several_devices_are_found_in_memory(load_program: Path) -> 
         assert {context.device for context in contexts} == {"standin0", "standin1", "standin2"}
         assert sorted(pair.number for pair in pairs) == list(range(100, 106))
         assert len(queues) == 3
+
+
+def test_memory_is_not_searched_at_first_where_nccl_tells_a_context(load_program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with load(load_program, contexts=2, cqs=2, qps=2) as job:
+        reader = LiveReader(job.pid)
+        monkeypatch.setattr("ncclwatch.wire.contexts._nccl_devices", lambda *_: [(job.addresses[1], 1)])
+        layout = Layout("", None, VersionSource.BUILD_ID, {}, {}, {})
+        known = find_contexts(reader, job.files, layout, quick=True)
+        assert [(context.address, context.found_by, context.port) for context in known] == [(job.addresses[1], "nccl", 1)]
+        assert len(find_contexts(reader, job.files, layout)) == 2
+        assert len(find_contexts(reader, job.files, quick=True)) == 2, "nobody tells one"
+        reader.close()
 
 
 def test_a_context_of_no_open_device_is_not_believed(load_program: Path) -> None:

@@ -16,6 +16,7 @@ from ncclwatch.cli.options import (
     ORDER_BUDGET,
     WIRE,
     AllOption,
+    CalmIntervalOption,
     DurationOption,
     IntervalOption,
     JobOption,
@@ -28,6 +29,7 @@ from ncclwatch.cli.options import (
 )
 from ncclwatch.cli.output import flush
 from ncclwatch.cli.wire_option import wire_mode
+from ncclwatch.collect.ease import WIDEST_S
 from ncclwatch.errors import UsageError
 
 
@@ -41,6 +43,7 @@ def agent(
     keys: KeysOption = None,
     job: JobOption = None,
     interval: IntervalOption = 1.0,
+    calm_interval: CalmIntervalOption = WIDEST_S,
     probes: ProbesOption = True,
     wire: WireOption = WIRE,
     order_budget: OrderBudgetOption = ORDER_BUDGET,
@@ -62,8 +65,8 @@ def agent(
     wire_mode(wire)
     become(
         AgentOptions(
-            engine, named, every, match, _text(keys), job, interval, probes, wire, order_budget, _text(spool), spool_mb,
-            spool_age, user, duration, HASTE.active, _text(probe_paths),
+            engine, named, every, match, _text(keys), job, interval, calm_interval, probes, wire, order_budget, _text(spool),
+            spool_mb, spool_age, user, duration, HASTE.active, _text(probe_paths),
         )
     )  # fmt: skip
 

@@ -46,6 +46,7 @@ class AgentOptions:
     keys: str | None
     job: str | None
     interval: float
+    calm_interval: float
     probes: bool
     wire: str
     order_budget: float
@@ -74,6 +75,7 @@ def main() -> None:
 
 def run(chosen: AgentOptions) -> None:
     """Watch and send until the end."""
+    _do_without_openssl()
     from ncclwatch.collect.node import NodeCollector
     from ncclwatch.collect.ordering import OrderDesk
     from ncclwatch.messaging import protocol
@@ -93,9 +95,10 @@ def run(chosen: AgentOptions) -> None:
     choose, how = _matching(chosen.match) if chosen.match else None, wire_mode(chosen.wire)
     collector = NodeCollector(
         every=not chosen.pids, interval_s=chosen.interval, stop=stop, choose=choose, common_ns=sender.engine_time_ns, wire=how,
-        tell=_line, paths=path_probes(token), patient=True,
+        tell=_line, paths=path_probes(token), patient=True, widest_s=chosen.calm_interval,
     )  # fmt: skip
     sender.link.on_order = collector.nudge
+    sender.link.on_ease = lambda well: collector.ease.allow(time.monotonic(), well=well)
     desk = OrderDesk(collector, how[1], chosen.order_budget / 100)
     found = chosen.pids or [info.pid for info in find_processes() if choose is None or choose(info)]
     until = None if chosen.duration is None else time.monotonic() + chosen.duration
@@ -112,6 +115,11 @@ def run(chosen: AgentOptions) -> None:
     finally:
         sender.close()
         collector.close()
+
+
+def _do_without_openssl() -> None:
+    """Let ``hashlib`` take the functions that Python brings along: an agent hashes a few names, and OpenSSL is 3.4 MiB."""
+    sys.modules.setdefault("_hashlib", None)  # type: ignore[arg-type]
 
 
 def _settle() -> None:

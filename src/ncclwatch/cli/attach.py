@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -15,6 +16,7 @@ from ncclwatch.cli.options import (
     ORDER_BUDGET,
     WIRE,
     AllOption,
+    CalmIntervalOption,
     DurationOption,
     ExitCodeOption,
     FixedOption,
@@ -36,6 +38,7 @@ from ncclwatch.cli.options import (
 from ncclwatch.cli.showing import show, surface_of
 from ncclwatch.cli.surfaces import serving
 from ncclwatch.cli.wire_option import path_probes, wire_mode
+from ncclwatch.collect.ease import WIDEST_S
 from ncclwatch.errors import ExitStatus, UsageError
 from ncclwatch.stopping import stop_on_signals
 
@@ -51,6 +54,7 @@ def attach(
     every: AllOption = False,
     duration: DurationOption = None,
     interval: IntervalOption = 1.0,
+    calm_interval: CalmIntervalOption = WIDEST_S,
     as_json: JsonOption = False,
     calls: Annotated[bool, typer.Option("--calls", help="With --json: also one object for every call to NCCL.")] = False,
     exit_code: ExitCodeOption = False,
@@ -82,27 +86,26 @@ def attach(
       ncclwatch attach --pid 4711 --metrics :9464   one process, with metrics for Prometheus
       ncclwatch attach --all --plain --exit-code    for scripts: ends with 10 when a verdict stands
     """
-    named = options.only_pids(pid, words, "snapshot files are for 'ncclwatch diagnose'")
     if calls and not as_json:
         raise UsageError("--calls needs --json", "add --json")
-    said = said_by(as_json=as_json)
+    named, said = options.only_pids(pid, words, "snapshot files are for 'ncclwatch diagnose'"), said_by(as_json=as_json)
     from ncclwatch.cli.live import LiveSession, verdict_stands
     from ncclwatch.collect.sampling import Sampling
     from ncclwatch.engine.patience import Patience
 
+    surface = surface_of(as_json=as_json, plain=plain, calls=calls)
     session = LiveSession(
         every=every, interval_s=interval, stop=stop_on_signals(),
         patience=Patience(hang_after, adaptive=not fixed), asked=Bell(ask_file).rung,
         sampling=None if sample is None else Sampling(sample), slow=slow_rule(slow_mode, t_base, theta),
         wire=wire_mode(wire), order_budget=order_budget / 100, paths=path_probes(probe_paths), tell=said,
+        widest_s=0.0 if surface is None else calm_interval,
     )  # fmt: skip
     session.taps.append(_until_judged())
-    try:
+    with closing(session):
         session.start(options.choose_pids(named, every), calls=probes)
         with serving(metrics) as also:
-            show(session, surface_of(as_json=as_json, plain=plain, calls=calls), duration, also)
-    finally:
-        session.close()
+            show(session, surface, duration, also)
     return ExitStatus.VERDICT if exit_code and verdict_stands(session.verdict) else ExitStatus.OK
 
 

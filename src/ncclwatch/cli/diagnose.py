@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
 # What the operating system or NCCL states outright needs no further waiting, and two samples near to each other are enough.
 _EARLY_S = 0.2
-COUNT_AFTER_S = 0.9
-"""What stands for less is not counted: hard evidence needs no more than two looks, and loading the programs takes its time."""
 _HARD_EVIDENCE = frozenset({VerdictClass.STOPPED, VerdictClass.DEAD, VerdictClass.ERROR})
 _NOTHING_WRONG = frozenset({VerdictClass.RUNNING, VerdictClass.IDLE})
 
@@ -97,6 +95,7 @@ def judge(
 
     network = NetworkMemory()
     count: WorkCount | None = None
+    judged = False
     with Watch() as watch, ExitStack() as stack:
         watch.open(pids)
         watch.round()
@@ -105,19 +104,32 @@ def judge(
             raise nothing_read(problems + watch.problems)
 
         def read() -> Series:
-            nonlocal count
+            nonlocal judged
             watch.round()
-            if count is None and wire and time.monotonic() - began > COUNT_AFTER_S:
-                count = _counting(stack)
+            judged = True
             if count is not None:
                 for host, windows in count.look(watch.watched).items():
                     network.feed_work(host, windows, time.time_ns())
             return [*recorded, *watch.series()]
 
+        def rest(seconds: float) -> None:
+            nonlocal count
+            # What two looks decide needs no counts, and loading the programs takes its time.
+            if count is None and wire and judged:
+                count = _counting(stack)
+                count.look(watch.watched)
+            if count is None:
+                time.sleep(seconds)
+            else:
+                count.rest(seconds)
+
         engine = _engine(_hosts(watch) if every and not watch.problems else (), network)
         # Files hold all that will ever be seen: there is nothing to wait for.
         files_only = not watch.watched
-        verdicts = engine(list(recorded), 0.0) if files_only else settle(engine, read, wait=wait, interval=interval, began=began)
+        if files_only:
+            return engine(list(recorded), 0.0), problems + watch.problems
+        counted = lambda: count is not None and count.answered  # noqa: E731
+        verdicts = settle(engine, read, wait=wait, interval=interval, began=began, counted=counted, sleep=rest)
         return verdicts, problems + watch.problems
 
 
@@ -139,13 +151,18 @@ def _engine(complete_hosts: Sequence[str], network: NetworkMemory) -> Engine:
     from ncclwatch.engine.case import Known
     from ncclwatch.engine.diagnose import diagnose, judge_jobs
     from ncclwatch.engine.patience import Patience
-    from ncclwatch.engine.topology.naming import name_places
+    from ncclwatch.engine.topology.namer import name_places
 
     def engine(series: Series, patience_s: float) -> list[Verdict]:
         known = Known(patience=Patience(patience_s, adaptive=False), complete_hosts=frozenset(complete_hosts), network=network)
         return name_places(judge_jobs(series, known)) or [diagnose(series, known)]
 
     return engine
+
+
+def _is_counted(verdict: Verdict) -> bool:
+    """Whether something is stuck in the middle of an operation, and its work requests show it."""
+    return verdict.verdict_class is VerdictClass.HARDWARE and "wire" in verdict.planes
 
 
 def settle(
@@ -155,6 +172,7 @@ def settle(
     wait: float,
     interval: float,
     began: float | None = None,
+    counted: Callable[[], bool] = lambda: False,
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> list[Verdict]:
@@ -162,7 +180,8 @@ def settle(
 
     ``read`` reads once more and returns everything read so far; ``began``: when it was first read. Certain is: the culprit is
     stopped, dead or in error; from the second interval on also that progress was seen or nothing is open, since iterations pause.
-    Standing still becomes an accusation only after ``wait``.
+    Standing still becomes an accusation only after ``wait``, or once requests were ``counted`` while it stands: that something is
+    stuck in the middle of an operation need then not be taken from the time it takes. ``sleep`` may wake earlier.
     """
     began = clock() if began is None else began
     due = early = min(_EARLY_S, interval)
@@ -176,4 +195,6 @@ def settle(
             return verdicts
         if whole and clock() - began >= wait:
             return engine(series, 0.0)
+        if whole and counted() and all(map(_is_counted, told := engine(series, 0.0))):
+            return told
         due = (clock() - began if whole else due - early) + interval

@@ -52,7 +52,7 @@ def engine(
 ) -> None:
     """Take what agents send, and say which rank, stage and link holds each job up. Watch it with 'ncclwatch top'."""
     from ncclwatch.cli.engine_log import EngineLog
-    from ncclwatch.cli.engine_service import EngineService, JobSession
+    from ncclwatch.cli.engine_service import EngineService
     from ncclwatch.cli.surfaces import serving
     from ncclwatch.engine.patience import Patience
     from ncclwatch.messaging import protocol
@@ -79,7 +79,7 @@ def engine(
                 # One endpoint tells one job: the one that was heard first.
                 if job is next(iter(service.jobs.values())):
                     for surface in also:
-                        surface.update(JobSession(job), update)
+                        surface.update(job.session, update)
 
             while not stop.is_set() and time.monotonic() < until:
                 service.step(show, until=until)

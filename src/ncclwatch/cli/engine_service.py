@@ -13,13 +13,14 @@ from ncclwatch.collect.look_times import next_time
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.session import DiagnosisSession, Update
-from ncclwatch.engine.session_view import Judged
 from ncclwatch.engine.slow.modes import SlowRule
 from ncclwatch.messaging.hub import Hub
 from ncclwatch.messaging.keys import Key, KnownKeys
 
 MAX_JOBS = 1024
 FORGET_JOB_S = 3600.0
+MAX_HOSTS = 65536
+"""Of a job, of which it is known which agent speaks for them."""
 PHASE = 0.35
 """Judged is this part of an interval after the agents' samples, when what they saw has arrived."""
 BUSY_SHARE = 0.4
@@ -91,10 +92,11 @@ class EngineService:
                 time.monotonic(),
             )
         job.heard = time.monotonic()
-        before = job.lives.get(batch.host)
-        if before != life:
-            if before is not None and len(job.lives) > 65536:
-                job.lives.clear()
+        if job.lives.get(batch.host) != life:
+            # The longest known goes first: of hosts that are gone nothing is ordered any more.
+            job.lives.pop(batch.host, None)
+            if len(job.lives) >= MAX_HOSTS:
+                del job.lives[next(iter(job.lives))]
             job.lives[batch.host] = life
         try:
             job.session.feed(batch, time.monotonic_ns(), wall_ns=time.time_ns())
@@ -132,14 +134,19 @@ class EngineService:
             return
         try:
             # Whoever waits to be heard is not silent: silence counts up to when everything had been heard.
-            update = job.session.judge(time.monotonic_ns() - int(self.hub.unheard_s * 1e9))
+            now_ns = time.monotonic_ns() - int(self.hub.unheard_s * 1e9)
+            viewers = self.hub.viewers(job.name)
+            # Who watches sees every look, and what nobody has looked at is judged.
+            update = job.session.judge(now_ns) if viewers or job.session.is_due(now_ns) else job.session.take(now_ns)
+            settled = frozenset() if viewers else job.session.settled()
         except Exception as error:
             self._failed(f"job {job.name}", error)
             job.next_judge = self._judgement_after(began + self.interval_s / 2)
             return
         for order in update.orders:
             self.hub.order(job.lives.get(order.host, ""), order)
-        viewers = self.hub.viewers(job.name)
+        for host, life in job.lives.items():
+            self.hub.ease(life, well=host in settled)
         interval, job.unheard_s = self.interval_s + job.behind_s, self.hub.unheard_s
         if viewers:
             payload = job.views.encode(job.session, update, viewers, interval_s=interval, behind_s=job.late_s)
@@ -156,10 +163,3 @@ class EngineService:
         """The first time to judge from ``earliest`` (of ``time.monotonic``) on."""
         wall = time.time() + earliest - time.monotonic()
         return earliest + next_time(wall, self.interval_s, after_s=PHASE * self.interval_s) - wall
-
-
-class JobSession(Judged):
-    """A job of an engine as surfaces ask of a session: what one Prometheus endpoint tells."""
-
-    def __init__(self, job: Job) -> None:
-        super().__init__(job.session)

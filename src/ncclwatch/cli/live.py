@@ -19,7 +19,6 @@ from ncclwatch.collect.windows import RankWindow
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.session import DiagnosisSession, Update
-from ncclwatch.engine.session_view import Judged
 from ncclwatch.engine.slow.modes import SlowRule
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessInfo, ProcessSample
@@ -78,7 +77,7 @@ class Steps(Session, Protocol):
         """Wait for a moment and say what came."""
 
 
-class LiveSession(Judged):
+class LiveSession(DiagnosisSession):
     """Watches processes until they end, the duration is over, or ``stop`` is set."""
 
     def __init__(
@@ -95,6 +94,7 @@ class LiveSession(Judged):
         order_budget: float = STANDING_BUDGET,
         paths: PathProbes | None = None,
         tell: Callable[[str], None] = lambda _: None,
+        widest_s: float = 0.0,
     ) -> None:
         # By the wall clock, so that recordings of several nodes hold samples of the same moments.
         self.collector = NodeCollector(
@@ -106,8 +106,10 @@ class LiveSession(Judged):
             wire=wire,
             paths=paths,
             tell=tell,
+            widest_s=widest_s,
         )
-        super().__init__(DiagnosisSession(LiveDiagnosis(patience=patience or Patience(), slow=(slow or SlowRule()).watch())))
+        self._next_ease = 0.0
+        super().__init__(LiveDiagnosis(patience=patience or Patience(), slow=(slow or SlowRule()).watch()))
         self._desk = OrderDesk(self.collector, wire[1] if wire[0] is not Mode.STATE else 0.0, order_budget)
         self._asked = asked
         self.taps: list[Callable[[NodeBatch], None]] = []
@@ -125,20 +127,29 @@ class LiveSession(Judged):
         ``until`` is the time of ``time.monotonic`` at which the session ends.
         """
         if self._asked is not None and self._asked():
-            self.judge.ask()
+            self.ask()
             self.collector.look_now()
-        if self.judge.answer_due(time.monotonic_ns()):
+        if self.answer_due(time.monotonic_ns()):
             self.collector.look_now()
         return self._take(self.collector.step(until=until))
 
     def _take(self, batch: NodeBatch) -> Update:
         for tap in list(self.taps):
             tap(batch)
-        self.judge.feed(batch)
-        update = self.judge.judge(batch.time_ns) if batch.looked else self.judge.take(batch.time_ns)
+        self.feed(batch)
+        update = self.judge(batch.time_ns) if batch.looked else self.take(batch.time_ns)
+        self._ease(batch.time_ns / 1e9)
         update.finished = batch.finished
         update.notes += [self._desk.take(order) for order in update.orders]
         return update
+
+    def _ease(self, now: float) -> None:
+        """Let looks be far apart while all is well: decided as often as looks are steady."""
+        ease = self.collector.ease
+        if ease.widest_s > 0 and now >= self._next_ease:
+            self._next_ease = now + self.collector.interval_s / 2
+            hosts = {info.host for info in self.collector.infos}
+            ease.allow(now, well=hosts <= self.settled())
 
     def close(self) -> None:
         """Detach the probes and let go of every process."""

@@ -9,12 +9,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import TYPE_CHECKING
 
-from ncclwatch.cli.ending import INTERRUPTED, ended, fail, prepare_streams
 from ncclwatch.cli.haste import at_start
-from ncclwatch.errors import ExitStatus
 
+# On a crowded node each import takes long: until the first word is said nothing is loaded that it does not need.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     import typer
 
@@ -83,6 +82,8 @@ def application(only: str = "") -> typer.Typer:
 
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; every error has become one line on standard error."""
+    from ncclwatch.cli.ending import ended, prepare_streams
+
     prepare_streams()
     words = list(sys.argv[1:] if arguments is None else arguments)
     only = next((word for word in words[:1] if word in _COMMANDS and word not in _NEEDS_ALL), "")
@@ -105,6 +106,9 @@ def _command_path(arguments: Sequence[str]) -> str:
 
 def _usage(error: Exception, arguments: Sequence[str]) -> int | None:
     """typer's own usage errors, told in our way; ``None`` for what is none."""
+    from ncclwatch.cli.ending import INTERRUPTED, fail
+    from ncclwatch.errors import ExitStatus
+
     if type(error).__name__ == "Abort":
         return INTERRUPTED
     if not (hasattr(error, "format_message") and hasattr(error, "exit_code")):

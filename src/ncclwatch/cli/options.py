@@ -29,6 +29,17 @@ ExitCodeOption = Annotated[bool, typer.Option("--exit-code", help="End with stat
 SampleOption = Annotated[
     int | None, typer.Option("--sample", metavar="RANKS", min=1, max=4096, help="While all is well, read only so many ranks.")
 ]
+CalmIntervalOption = Annotated[
+    float,
+    typer.Option(
+        "--calm-interval",
+        metavar="SECONDS",
+        min=0.0,
+        max=60.0,
+        help="Seconds between two samples once all has been well for a minute; a pulse twice a second tells when it is not. "
+        "0: always --interval. A dashboard that somebody watches always keeps to --interval.",
+    ),
+]
 IntervalOption = Annotated[
     float, typer.Option("--interval", min=0.1, max=60.0, help="Seconds between two samples of a process's memory.")
 ]

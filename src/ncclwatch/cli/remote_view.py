@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import msgspec
 
 from ncclwatch.collect.batch import NodeBatch
-from ncclwatch.engine.session import DiagnosisSession, Recovery, Update
+from ncclwatch.engine.live import Recovery
+from ncclwatch.engine.session import DiagnosisSession, Update
 from ncclwatch.messaging.limits import UNDECODABLE, FormatError
 from ncclwatch.messaging.reader import BatchReader
 from ncclwatch.messaging.writer import BatchWriter
@@ -71,7 +72,7 @@ class ViewWriter:
         batch = NodeBatch(
             host="", boot_id="", sequence=self._sequence, time_ns=update.now_ns, wall_ns=time.time_ns(), interval_s=interval_s,
             looked=True, windows=update.windows or (), lost=update.lost, changes=tuple(update.changes[:MAX_CHANGES]),
-            notes=tuple(update.notes), planes=tuple(session.planes()), overhead=session.overhead(),
+            notes=tuple(update.notes), planes=tuple(session.planes), overhead=session.overhead(),
             samples=tuple(samples.values()) if len(samples) <= MAX_SAMPLES else (),
         )  # fmt: skip
         self._sequence += 1
@@ -86,7 +87,7 @@ class ViewWriter:
             batch=self._writer.encode(batch),
             verdicts=list(update.verdicts),
             told=[positions[id(verdict)] for verdict in update.told if id(verdict) in positions],
-            recoveries=[(recovery.verdict, recovery.duration_s) for recovery in update.recoveries],
+            recoveries=list(update.recoveries),
             nodes=nodes,
             newly_lost=update.newly_lost,
             interval_s=interval_s,
@@ -113,8 +114,7 @@ class ViewReader:
         batch = decoded.batch
         update = Update(now_ns=time.monotonic_ns(), changes=list(batch.changes), windows=list(batch.windows))
         update.verdicts = view.verdicts
-        update.verdict = view.verdicts[0] if view.verdicts else None
         update.told = [view.verdicts[place] for place in view.told if 0 <= place < len(view.verdicts)]
-        update.recoveries = [Recovery(verdict, seconds) for verdict, seconds in view.recoveries]
+        update.recoveries = [Recovery(*recovery) for recovery in view.recoveries]
         update.lost, update.newly_lost, update.notes = batch.lost, view.newly_lost, list(batch.notes)
         return view, batch, update

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
-from ncclwatch.collect.calls import FIELDS, Call, CallTracker, Row
+import numpy as np
+
+from ncclwatch.collect.calls import FIELDS, Call, CallTracker
 from ncclwatch.collect.ranks import ranks_of
 from ncclwatch.collect.rates import BUCKET_NS
 from ncclwatch.collect.state import OpenOperation, StateTracker
 from ncclwatch.collect.windows import CurrentOperation, LastCall, RankWindow
-from ncclwatch.model.events import Flag
+from ncclwatch.model.events import EVENT_DTYPE, Flag
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.rows import by_value, joined, narrowed
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+MAX_WAITING = 16384
+"""Calls that wait to be counted: a megabyte."""
+COUNTED = np.dtype([(name, EVENT_DTYPE[name]) for name in (*FIELDS, "pid", "comm")], align=True)
+"""What of them is counted."""
 MAX_PROCESSES = 4096
 """More NCCL processes than any node runs; records of further ones are counted as strangers."""
 
@@ -41,10 +48,10 @@ class _Process:
     by_address: dict[int, _Rank] = field(default_factory=dict)
     """Communicators of a process with several ranks, by their addresses."""
 
-    def taking(self, comm: int) -> Collection[_Rank]:
-        """Whom a call concerns: the rank whose communicator it names, else all."""
-        rank = self.by_address.get(comm)
-        return self.ranks.values() if rank is None else (rank,)
+    def concerns(self, rank: _Rank, comms: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Which calls, by the communicators they name, concern a rank: those of its own, and those of no rank that is known."""
+        others = [address for address, owner in self.by_address.items() if owner is not rank]
+        return ~np.isin(comms, np.array(others, np.uint64))
 
 
 @dataclass(slots=True)
@@ -72,6 +79,8 @@ class Aggregator:
         self.strangers = Strangers()
         self.lost = 0
         """Call records lost so far, as last reported."""
+        self._waiting: list[NDArray[Any]] = []
+        """Calls that have not been counted."""
         self._ranks: dict[ProcessKey, _Rank] = {}
         self._by_pid: dict[int, _Process] = {}
 
@@ -82,6 +91,7 @@ class Aggregator:
         """Watch a process; one that took over the pid of another replaces it."""
         if info.key in self._ranks or len(self._ranks) >= MAX_PROCESSES:
             return
+        self._count()
         former = self._by_pid.get(info.pid)
         if former is not None:
             self.remove_process(former.ranks[0].info.key)
@@ -93,6 +103,7 @@ class Aggregator:
 
     def remove_process(self, key: ProcessKey) -> None:
         """Forget a process and everything held for it."""
+        self._count()
         process = self._by_pid.get(key.pid)
         if process is not None and process.ranks[0].info.key == key:
             del self._by_pid[key.pid]
@@ -105,19 +116,28 @@ class Aggregator:
         foreign = (events["flags"] & int(Flag.UNKNOWN_PROCESS) != 0) & (events["pid_namespace"] != 0)
         self.strangers.records += int(foreign.sum())
         ours = events[~foreign] if foreign.any() else events
-        rows = zip(*(ours[name].tolist() for name in FIELDS), strict=True)
-        taken: dict[int, tuple[_Rank, list[Row]]] = {}
-        for pid, comm, row in zip(ours["pid"].tolist(), ours["comm"].tolist(), rows, strict=True):
-            process = self._by_pid.get(pid)
+        for pid in set(np.unique(ours["pid"]).tolist()) - self._by_pid.keys():
+            self.strangers.records += int((ours["pid"] == pid).sum())
+            if len(self.strangers.pids) < MAX_PROCESSES:
+                self.strangers.pids.add(pid)
+        self._waiting.append(narrowed(ours, COUNTED))
+        if sum(map(len, self._waiting)) > MAX_WAITING:
+            self._count()
+
+    def _count(self) -> None:
+        """Count the calls that wait: many together cost little more than a few."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = joined(self._waiting), []
+        order, bounds = by_value(waiting["pid"])
+        waiting = waiting.take(order)
+        for begin, end in pairwise(bounds.tolist()):
+            found = waiting[begin:end]
+            process = self._by_pid.get(int(found["pid"][0]))
             if process is None:
-                self.strangers.records += 1
-                if len(self.strangers.pids) < MAX_PROCESSES:
-                    self.strangers.pids.add(pid)
                 continue
-            for rank in process.taking(comm):
-                taken.setdefault(id(rank), (rank, []))[1].append(row)
-        for rank, found in taken.values():
-            rank.calls.feed(found)
+            for rank in process.ranks.values():
+                rank.calls.feed(found if not process.by_address else found[process.concerns(rank, found["comm"])])
 
     def feed_sample(self, sample: ProcessSample) -> None:
         """Take a look at a process that was added."""
@@ -125,6 +145,9 @@ class Aggregator:
         if process is None or process.ranks[0].info.key != sample.process.key:
             return
         parts = ranks_of(sample)
+        if len(parts) > 1 or len(process.ranks) > 1:
+            # Which rank a call is of depends on the communicators that are known.
+            self._count()
         for gone in process.ranks.keys() - {part.process.key.part for part in parts}:
             del self._ranks[process.ranks.pop(gone).info.key]
         for part in parts:
@@ -152,12 +175,14 @@ class Aggregator:
     def feed_losses(self, lost: int) -> None:
         """The number of call records lost since the beginning. When it rises, half-seen groups are closed."""
         if lost > self.lost:
+            self._count()
             for rank in self._ranks.values():
                 rank.calls.records_lost()
         self.lost = lost
 
     def windows(self, now_ns: int) -> list[RankWindow]:
         """One window a rank, by rank, then host and pid."""
+        self._count()
         found = [self._window(rank, now_ns) for rank in self._ranks.values()]
         return sorted(found, key=lambda w: (w.rank is None, w.rank or 0, w.process.host, w.process.pid))
 

@@ -7,15 +7,18 @@ that end (``src/group.cc``). A call's time is host time: it says nothing about w
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ncclwatch.collect.functions import FUNCTIONS, algorithm_bytes, function
-from ncclwatch.collect.rates import RateWindow
+from ncclwatch.collect.functions import FUNCTIONS, algorithm_bytes, algorithm_sizes, function
+from ncclwatch.collect.rates import BUCKET_NS, RateWindow
 from ncclwatch.model.events import Flag, Function, Kind
+from ncclwatch.model.groups import group_depth
+from ncclwatch.model.rows import both, last_of
 from ncclwatch.probes.functions import BLOCKING, MAKES_COMMUNICATORS
 
 if TYPE_CHECKING:
@@ -26,33 +29,53 @@ ENDS_COMMUNICATORS = (Function.COMM_FINALIZE, Function.COMM_DESTROY, Function.CO
 # Bounds on what one process can make us hold.
 MAX_THREADS = 1024
 MAX_COMMUNICATORS = 1024
+MAX_BYTES = 1 << 44
+"""Of one operation: 16 TiB, more than any GPU holds."""
 
 
 def creating(events: NDArray[Any]) -> set[int]:
     """Processes that have begun to make a communicator, by records of the calls plane (``EVENT_DTYPE``)."""
-    entered = events[(events["kind"] == int(Kind.ENTER)) & (events["flags"] & int(Flag.UNKNOWN_PROCESS) == 0)]
+    makes = _MAKES[events["function"]]
+    if not makes.any():
+        return set()
+    known = events["flags"] & int(Flag.UNKNOWN_PROCESS) == 0
+    made = events.take(np.flatnonzero(makes & (events["kind"] == int(Kind.ENTER)) & known))
     # A split without a colour makes none for this process.
-    none = (entered["function"] == int(Function.COMM_SPLIT)) & (entered["color"] < 0)
-    return set(entered["pid"][np.isin(entered["function"], MAKES_COMMUNICATORS) & ~none].tolist())
+    return set(made["pid"][(made["function"] != int(Function.COMM_SPLIT)) | (made["color"] >= 0)].tolist())
 
 
 def communicators_named(events: NDArray[Any]) -> set[tuple[int, int]]:
     """(process, address of a communicator) that records of the calls plane name: what was made, and what was worked with."""
-    named = events[(events["comm"] != 0) & (events["flags"] & int(Flag.UNKNOWN_PROCESS) == 0)]
-    alive = ~np.isin(named["function"], ENDS_COMMUNICATORS)
-    return set(zip(named["pid"][alive].tolist(), named["comm"][alive].tolist(), strict=True))
+    comms = events["comm"]
+    named = np.flatnonzero((comms != 0) & (events["flags"] & int(Flag.UNKNOWN_PROCESS) == 0) & ~_ENDS[events["function"]])
+    pids, comms = events["pid"][named], comms[named]
+    at = last_of(both(comms, pids))
+    return set(zip(pids[at].tolist(), comms[at].tolist(), strict=True))
 
-
-_OPERATIONS = {int(number): known.name for number, known in FUNCTIONS.items() if known.operation}
 
 FIELDS = ("time_ns", "kind", "function", "tid", "comm_hash", "rank", "nranks", "count", "datatype", "peer")
 """Fields of ``struct nw_event`` that a tracker takes, in the order of a :data:`Row`."""
+
+_HASH, _NUMBER = FIELDS.index("comm_hash"), FIELDS.index("function")
 
 Row = tuple[int, ...]
 """One record, by :data:`FIELDS`: thousands come a second, of which a few become a :class:`Call`."""
 
 _ENTER, _EXEC, _EXIT = int(Kind.ENTER), int(Kind.EXEC), int(Kind.EXIT)
 _GROUP_START, _GROUP_END, _SIMULATE_END = int(Function.GROUP_START), int(Function.GROUP_END), int(Function.GROUP_SIMULATE_END)
+_OPERATIONS = {known.name: int(number) for number, known in FUNCTIONS.items() if known.operation}
+
+
+def _among(*functions: int) -> NDArray[np.bool_]:
+    """Whether a function is one of these, by its number, which has 16 bits."""
+    found = np.zeros(1 << 16, np.bool_)
+    found[list(functions)] = True
+    return found
+
+
+_IS_OPERATION = _among(*_OPERATIONS.values())
+_MATTERS = _among(*_OPERATIONS.values(), _GROUP_START, _GROUP_END, _SIMULATE_END)
+_MAKES, _ENDS = _among(*MAKES_COMMUNICATORS), _among(*ENDS_COMMUNICATORS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +116,10 @@ class CallTotals:
 
 @dataclass(slots=True)
 class CallTracker:
-    """State of one process, fed with its records in the order of the ring."""
+    """State of one process, fed with its records in the order of the ring.
+
+    Thousands of records come a second: they are counted as columns, and a thread's groups by the running sum of their marks.
+    """
 
     begun_ns: int
     leaves_seen: Collection[int] = BLOCKING
@@ -103,7 +129,8 @@ class CallTracker:
     _last: Row | None = None
     _inside: OrderedDict[int, Row] = field(default_factory=OrderedDict)
     _groups: OrderedDict[int, _Group] = field(default_factory=OrderedDict)
-    _last_on: OrderedDict[tuple[int, str], Row] = field(default_factory=OrderedDict)
+    _last_on: OrderedDict[tuple[int, int], Row] = field(default_factory=OrderedDict)
+    """The newest operation by communicator's hash and function."""
     _rates: RateWindow = field(init=False)
 
     def __post_init__(self) -> None:
@@ -119,32 +146,107 @@ class CallTracker:
         """Calls that may block, entered and not yet left, by thread, oldest first."""
         return {tid: _call(row) for tid, row in self._inside.items()}
 
-    def feed(self, rows: Iterable[Row]) -> None:
-        """Take records."""
-        totals, inside, newest = self.totals, self._inside, self.newest_ns
-        for row in rows:
-            time_ns, kind, number, tid = row[:4]
-            newest = max(newest, time_ns)
-            if kind in (_EXEC, _EXIT):
+    def feed(self, records: NDArray[Any]) -> None:
+        """Take records (``EVENT_DTYPE``, or of it :data:`FIELDS`)."""
+        if not len(records):
+            return
+        self.newest_ns = max(self.newest_ns, int(records["time_ns"].max()))
+        ends = np.flatnonzero((records["kind"] == _EXEC) | (records["kind"] == _EXIT)).tolist()
+        for begin, end in pairwise([-1, *ends, len(records)]):
+            self._count(records[begin + 1 : end])
+            if end < len(records):
                 self.forget_threads()
-                continue
-            # A thread that makes or leaves a call is no longer inside the one it entered before.
-            if inside:
-                inside.pop(tid, None)
-            if kind != _ENTER:
-                continue
-            totals.calls += 1
-            if number == _GROUP_START:
-                self._open_group(tid)
-            elif number in (_GROUP_END, _SIMULATE_END):
-                self._close_group(tid, time_ns, launch=number == _GROUP_END)
-            elif number in _OPERATIONS:
-                self._enqueue(row, _OPERATIONS[number])
-            if number in self.leaves_seen:
-                inside[tid] = row
-                if len(inside) > MAX_THREADS:
-                    inside.popitem(last=False)
-        self.newest_ns = newest
+
+    def _count(self, records: NDArray[Any]) -> None:
+        """Take records of threads that all live on."""
+        if not len(records):
+            return
+        self._follow_threads(records)
+        number = records["function"]
+        entered = records["kind"] == _ENTER
+        self.totals.calls += int(np.count_nonzero(entered))
+        # Places of records, not records: one has 136 bytes, of which few matter.
+        matter = np.flatnonzero(entered & _MATTERS[number])
+        if not len(matter):
+            return
+        operation = _IS_OPERATION[number[matter]]
+        made = matter[operation]
+        for at in made[last_of(both(records["comm_hash"][made], number[made]))].tolist():
+            newest = _row(records[at])
+            key = newest[_HASH], newest[_NUMBER]
+            self._last_on[key] = newest
+            self._last_on.move_to_end(key)
+            if len(self._last_on) > MAX_COMMUNICATORS:
+                self._last_on.popitem(last=False)
+        nbytes = np.zeros(len(matter), np.int64)
+        nbytes[operation], unsized = algorithm_sizes(
+            number[made], records["count"][made], records["datatype"][made], records["nranks"][made], MAX_BYTES
+        )
+        self.totals.unsized += unsized
+        threads = records["tid"][matter]
+        for tid in threads[np.sort(np.unique(threads, return_index=True)[1])].tolist():
+            mine = threads == tid
+            self._count_thread(tid, records, matter[mine], operation[mine], nbytes[mine])
+
+    def _follow_threads(self, records: NDArray[Any]) -> None:
+        """What a thread has entered and not left: a thread that makes or leaves a call is inside no other."""
+        for at in last_of(records["tid"]).tolist():
+            newest = records[at]
+            tid = int(newest["tid"])
+            self._inside.pop(tid, None)
+            if newest["kind"] == _ENTER and int(newest["function"]) in self.leaves_seen:
+                self._inside[tid] = _row(newest)
+                if len(self._inside) > MAX_THREADS:
+                    self._inside.popitem(last=False)
+
+    def _count_thread(
+        self, tid: int, records: NDArray[Any], at: NDArray[np.intp], operation: NDArray[np.bool_], nbytes: NDArray[np.int64]
+    ) -> None:  # fmt: skip
+        """Count the operations of one thread, each where the outermost group around it ends. ``at``: where its records are."""
+        group = self._groups.get(tid)
+        number, times_ns = records["function"][at], records["time_ns"][at]
+        step = np.where(operation, 0, np.where(number == _GROUP_START, 1, -1))
+        depth = group_depth(step, group.depth if group is not None else 0)
+        outside = np.flatnonzero(depth == 0)
+        begun = np.flatnonzero(operation)
+        ended = np.searchsorted(outside, begun)
+        launched = ended < len(outside)
+        where = outside[ended[launched]]
+        real = number[where] != _SIMULATE_END
+        chosen, where = begun[launched][real], where[real]
+        if group is not None and len(outside):
+            first = outside[0]
+            if number[first] == _GROUP_END:
+                self._launch(group, int(times_ns[first]))
+            group = None
+        self._add(times_ns[where], nbytes[chosen])
+        if len(chosen):
+            newest = _row(records[at[chosen[-1]]])
+            self._last = newest if self._last is None or newest[0] >= self._last[0] else self._last
+        if not depth[-1]:
+            self._groups.pop(tid, None)
+            return
+        waiting = begun[~launched]
+        group = group or _Group()
+        group.depth = int(depth[-1])
+        group.operations += len(waiting)
+        group.nbytes += int(nbytes[waiting].sum())
+        group.last = _row(records[at[waiting[-1]]]) if len(waiting) else group.last
+        self._groups[tid] = group
+        if len(self._groups) > MAX_THREADS:
+            self._groups.popitem(last=False)
+
+    def _add(self, times_ns: NDArray[Any], nbytes: NDArray[np.int64]) -> None:
+        """Count launched operations at their times."""
+        if not len(nbytes):
+            return
+        self.totals.operations += len(nbytes)
+        self.totals.nbytes += int(nbytes.sum())
+        bucket = times_ns // np.uint64(BUCKET_NS)
+        begins = np.flatnonzero(np.diff(bucket, prepend=~bucket[:1]))
+        numbers, sums = np.diff(begins, append=len(bucket)), np.add.reduceat(nbytes, begins)
+        for one, number, total in zip(bucket[begins].tolist(), numbers.tolist(), sums.tolist(), strict=True):
+            self._rates.add(one * BUCKET_NS, number, total)
 
     def per_second(self, now_ns: int) -> tuple[float, float]:
         """(operations, bytes) launched per second, over the last seconds."""
@@ -153,7 +255,7 @@ class CallTracker:
 
     def last_like(self, comm_hash: int, name: str) -> Call | None:
         """The newest launched or enqueued call of this kind on this communicator."""
-        row = self._last_on.get((comm_hash, name))
+        row = self._last_on.get((comm_hash, _OPERATIONS.get(name, -1)))
         return None if row is None else _call(row)
 
     def records_lost(self) -> None:
@@ -167,42 +269,6 @@ class CallTracker:
         self._groups.clear()
         self._inside.clear()
 
-    def _open_group(self, tid: int) -> None:
-        group = self._groups.setdefault(tid, _Group())
-        group.depth += 1
-        if len(self._groups) > MAX_THREADS:
-            self._groups.popitem(last=False)
-
-    def _close_group(self, tid: int, time_ns: int, *, launch: bool) -> None:
-        group = self._groups.get(tid)
-        if group is None:
-            # The group was opened before we watched: what it holds was never seen.
-            return
-        group.depth -= 1
-        if group.depth > 0:
-            return
-        del self._groups[tid]
-        if launch:
-            self._launch(group, time_ns)
-
-    def _enqueue(self, row: Row, name: str) -> None:
-        _, _, number, tid, comm_hash, _, nranks, count, datatype, _ = row
-        key = comm_hash, name
-        self._last_on[key] = row
-        self._last_on.move_to_end(key)
-        if len(self._last_on) > MAX_COMMUNICATORS:
-            self._last_on.popitem(last=False)
-        nbytes = algorithm_bytes(number, count, datatype, nranks)
-        if nbytes is None:
-            self.totals.unsized += 1
-        group = self._groups.get(tid)
-        single = group if group is not None else _Group()
-        single.operations += 1
-        single.nbytes += nbytes or 0
-        single.last = row
-        if group is None:
-            self._launch(single, row[0])
-
     def _launch(self, group: _Group, time_ns: int) -> None:
         if not group.operations:
             return
@@ -210,6 +276,10 @@ class CallTracker:
         self.totals.nbytes += group.nbytes
         self._rates.add(time_ns, group.operations, group.nbytes)
         self._last = group.last
+
+
+def _row(record: Any) -> Row:
+    return tuple(int(record[name]) for name in FIELDS)
 
 
 def _call(row: Row) -> Call:

@@ -6,6 +6,7 @@ sockets behind them, and the wire plane's accounts of queue pairs. A flow is lis
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -33,6 +34,8 @@ OWNER_INTERVAL_S = 1.0
 """How often connections, and the queue pairs behind them, are looked up."""
 CALM_INTERVAL_S = 5.0
 """The same for a session that goes on for days."""
+REST_INTERVAL_S = 60.0
+"""The same while all is well: connections are made with communicators, and those disturb."""
 STILL_S = 1.0
 """An open operation without a step for this long is said to stand still."""
 
@@ -64,7 +67,8 @@ class FlowCollector:
         self._judged: dict[ConnectionKey, SocketJudgement] = {}
         self._owners: dict[QpKey, QueueOwner] = {}
         self._retries_before = _retries(sys)
-        self._next_sockets = self._next_connections = 0.0
+        self._next_sockets = 0.0
+        self._connections_at = -math.inf
 
     def close(self) -> None:
         """Let go of what is held to ask the kernel; targets and wire plane stay the caller's."""
@@ -111,8 +115,8 @@ class FlowCollector:
                 self._note(f"pid {pid}: {error}")
         self._look_behind(OWNER_INTERVAL_S)
 
-    def observe(self, looks: Iterable[tuple[TargetProcess, ProcessSample]]) -> None:
-        """Take looks that somebody else has made: of all processes whose flows are wanted, no others."""
+    def observe(self, looks: Iterable[tuple[TargetProcess, ProcessSample]], *, calm: bool = False) -> None:
+        """Take looks that somebody else has made: of all processes whose flows are wanted, no others. ``calm``: all is well."""
         seen = {target.pid: (target, sample) for target, sample in looks}
         for pid, process in list(self._processes.items()):
             if pid not in seen or seen[pid][0] is not process.target:
@@ -122,13 +126,13 @@ class FlowCollector:
                 self._processes[pid] = _Process(target)
                 self.refresh()
             self._take(self._processes[pid], sample)
-        self._look_behind(CALM_INTERVAL_S)
+        self._look_behind(REST_INTERVAL_S if calm else CALM_INTERVAL_S)
 
     def _look_behind(self, connections_every_s: float) -> None:
         """What lies behind the connections: sockets and queue pairs."""
         now = time.monotonic()
-        if now >= self._next_connections:
-            self._next_connections = now + connections_every_s
+        if now >= self._connections_at + connections_every_s:
+            self._connections_at = now
             self._look_at_connections()
         if now >= self._next_sockets:
             self._next_sockets = now + SOCKET_INTERVAL_S
@@ -138,7 +142,7 @@ class FlowCollector:
 
     def refresh(self) -> None:
         """Look connections and their queue pairs up again at the next step: the wire plane has started, say."""
-        self._next_connections = 0.0
+        self._connections_at = -math.inf
 
     def drop(self, pid: int) -> None:
         """Let go of a process."""

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ncclwatch.model import events
 
@@ -100,3 +104,26 @@ def algorithm_bytes(number: int, count: int, datatype: int, nranks: int) -> int 
     if meaning is Bytes.COUNT:
         return total
     return total * nranks if nranks > 0 else None
+
+
+_MEANINGS = np.zeros(1 << 16, np.uint8)
+"""By the number of a function, which has 16 bits."""
+_MEANINGS[list(FUNCTIONS)] = [known.data.value for known in FUNCTIONS.values()]
+_SIZES = np.array([*(size for _, size in TYPES), 0], np.float64)
+"""By the type; one that is not known has none."""
+
+
+def algorithm_sizes(
+    numbers: NDArray[Any], counts: NDArray[Any], datatypes: NDArray[Any], nranks: NDArray[Any], most: int
+) -> tuple[NDArray[np.int64], int]:
+    """:func:`algorithm_bytes` of many calls at once: at most ``most`` bytes each (below 2^53), 0 where that is not known, and of
+    how many it is not.
+    """
+    meaning = _MEANINGS[numbers]
+    size = _SIZES[np.where((datatypes >= 0) & (datatypes < len(TYPES)), datatypes, len(TYPES))]
+    ranks = np.where(meaning == Bytes.COUNT_TIMES_RANKS.value, nranks, 1)
+    unknown = (meaning != Bytes.NONE.value) & ((size == 0) | (ranks <= 0))
+    # What a call states is the caller's, and may be more than 64 bits hold.
+    nbytes = np.minimum(counts.astype(np.float64) * size * ranks, float(most))
+    nbytes[unknown | (meaning == Bytes.NONE.value)] = 0.0
+    return nbytes.astype(np.int64), int(np.count_nonzero(unknown))

@@ -208,11 +208,16 @@ class NetworkWatch:
     # --- looking -------------------------------------------------------------------------------------------------------------
 
     def look(
-        self, samples: Iterable[ProcessSample] = (), looks: Iterable[tuple[TargetProcess, ProcessSample]] = ()
+        self,
+        samples: Iterable[ProcessSample] = (),
+        looks: Iterable[tuple[TargetProcess, ProcessSample]] = (),
+        *,
+        calm: bool = False,
     ) -> NetworkLook:
         """The NICs now, and what was heard since the last look.
 
-        ``samples`` tell which NICs the job uses, ``looks`` are those of running processes, whose flows are listed now and then.
+        ``samples`` tell which NICs the job uses, ``looks`` are those of running processes, whose flows are listed now and then;
+        ``calm``: all is well with them.
         """
         samples = list(samples)
         self.follow({sample.process.pid for sample in samples if sample.run_state != "X"})
@@ -223,15 +228,15 @@ class NetworkWatch:
         nics = {nic.key: nic for nic in self._net_devices(users)}
         nics.update((nic.key, nic) for nic in self._ports(users))
         shown = sorted(nics.values(), key=lambda nic: (not nic.used_by, nic.kind != "rdma", nic.name, nic.namespace))[:MAX_NICS]
-        return replace(self.news(), nics=tuple(shown), flows=self._list_flows(looks))
+        return replace(self.news(), nics=tuple(shown), flows=self._list_flows(looks, calm))
 
-    def _list_flows(self, looks: Iterable[tuple[TargetProcess, ProcessSample]]) -> tuple[FlowRecord, ...]:
+    def _list_flows(self, looks: Iterable[tuple[TargetProcess, ProcessSample]], calm: bool) -> tuple[FlowRecord, ...]:
         """Flows by memory and sockets alone, without probes; nothing between two times."""
         now = time.monotonic()
         if now < self._rests_until:
             return ()
         try:
-            self._flows.observe(looks)
+            self._flows.observe(looks, calm=calm)
         except Exception as error:
             # What lies in a target's memory can be anything: it must not end the session.
             if os.environ.get("NCCLWATCH_DEBUG") == "1":

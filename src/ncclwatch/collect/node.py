@@ -15,6 +15,7 @@ from ncclwatch.collect.batch import Change, NodeBatch, Overhead, PlaneState, Pro
 from ncclwatch.collect.calls import communicators_named, creating
 from ncclwatch.collect.calls_plane import CallsPlane
 from ncclwatch.collect.cost import OwnCost
+from ncclwatch.collect.ease import Ease, all_go_on
 from ncclwatch.collect.flows import FlowCollector
 from ncclwatch.collect.look_times import next_time
 from ncclwatch.collect.network import NetworkWatch
@@ -50,6 +51,9 @@ TELL_S = 1.0
 # A ring that is fuller is emptied at once: it holds a quarter of a second of the busiest node at least.
 FILLED = 0.125
 
+PULSES = 2
+"""Pulses an interval while looks are far apart: then a standstill is seen to begin no later than by looks."""
+
 Choice = Callable[[ProcessInfo], bool]
 
 
@@ -70,7 +74,8 @@ class NodeCollector:
     looked at while they move. ``common_ns`` is a clock that several nodes have in common: looks are taken at the same
     times of it, so that those of all nodes show one moment (who waits for whom in a running job can be told from no other).
     ``wire`` is how work requests are counted, and the share of any thread's time that it may cost; ``paths`` probes paths where
-    that is allowed. ``tell`` hears what is done while it starts, which on a crowded node takes long. ``patient``: records of
+    that is allowed. ``widest_s``: seconds between two looks while all is well, as far as :attr:`ease` is told so; 0: as ever.
+    ``tell`` hears what is done while it starts, which on a crowded node takes long. ``patient``: records of
     calls wait in their ring for the next look, unless they fill it: one batch a look costs less, and is smaller, than four.
     """
 
@@ -88,8 +93,11 @@ class NodeCollector:
         paths: PathProbes | None = None,
         tell: Callable[[str], None] = lambda _: None,
         patient: bool = False,
+        widest_s: float = 0.0,
     ) -> None:
         self._patient = patient
+        self.ease = Ease(widest_s)
+        """Whether looks may be far apart; whoever judges allows it."""
         self._nudged = False
         self.tell = tell
         self.every = every
@@ -116,6 +124,7 @@ class NodeCollector:
         self._given_up: dict[int, float] = {}
         self._next_look = 0.0
         self._backwards = False
+        self._next_pulse = 0.0
         self._last_rescan = time.monotonic()
         self._next_rescan = self._last_rescan + RESCAN_S
         self._own = OwnCost()
@@ -198,7 +207,7 @@ class NodeCollector:
         """
         now = time.monotonic()
         sleep = max(self._next_look - now, 0.0)
-        if not self._patient:
+        if not self._patient and not self.ease.is_wide(now):
             sleep = min(self.wake_s, sleep)
         if until is not None:
             sleep = min(sleep, max(until - now, 0.0))
@@ -208,7 +217,8 @@ class NodeCollector:
         now = time.monotonic()
         if now >= self._next_look:
             self._next_look = self._look_after(now)
-            self._look(draft)
+            if self.ease.is_due(now, self._common_ns() / 1e9):
+                self._look(draft)
         strangers = self.aggregator.strangers.take()
         if self.every and strangers:
             # Calls of a process that is not watched yet: look at once what it is.
@@ -217,6 +227,8 @@ class NodeCollector:
             self._last_rescan = now
             self._next_rescan = now + RESCAN_S
             self._rescan(draft)
+        if draft.changes or (self.network is not None and self.network.has_news):
+            self.ease.disturb(now)
         finished = ""
         if self.stop.is_set():
             finished = "interrupted"
@@ -240,7 +252,20 @@ class NodeCollector:
                 break
             if self.calls.filled > FILLED:
                 break
+            if self._stumbles(time.monotonic()):
+                self._next_look = 0.0
+                break
         self._nudged = False
+
+    def _stumbles(self, now: float) -> bool:
+        """Whether a process of a node that is hardly looked at has come to stand."""
+        if not self.ease.is_wide(now) or now < self._next_pulse:
+            return False
+        self._next_pulse = now + self.interval_s / PULSES
+        if all_go_on(self._alive()):
+            return False
+        self.ease.disturb(now)
+        return True
 
     def nudge(self) -> None:
         """End the sleep of :meth:`step`: something came from elsewhere. Any thread may call it."""
@@ -280,7 +305,8 @@ class NodeCollector:
                 batch.boot_id = self._boot_id = batch.samples[0].process.key.boot_id
         if self.network is not None and (draft.looked or self.network.has_news):
             self.network.host = self._host
-            batch.network = self.network.look(batch.samples, self._running()) if draft.looked else self.network.news()
+            calm = self.ease.is_wide(time.monotonic())
+            batch.network = self.network.look(batch.samples, self._running(), calm=calm) if draft.looked else self.network.news()
             batch.notes = (*batch.notes, *batch.network.notes)
         if self.network is not None and self.work is not None:
             try:
@@ -372,6 +398,7 @@ class NodeCollector:
             draft.events = events
             for pid in creating(events) & self.watched.keys():
                 self.watched[pid].creation_begun()
+                self.ease.disturb(time.monotonic())
             for pid, address in communicators_named(events):
                 if pid in self.watched:
                     self.watched[pid].communicator_named(address)
@@ -382,6 +409,8 @@ class NodeCollector:
 
     def _look(self, draft: _Draft) -> None:
         draft.looked = True
+        # What moved is told from a look on: a moment after it nothing need have.
+        self._next_pulse = time.monotonic() + self.interval_s / PULSES
         wanted = [
             watched for watched in self.watched.values()
             if self.sampling is None or watched.last is None or self.sampling.wants(watched.target.info.key)
@@ -414,6 +443,7 @@ class NodeCollector:
     def look_now(self) -> None:
         """Look at everybody at the next step, without waiting for the interval to pass."""
         self._next_look = 0.0
+        self.ease.disturb(time.monotonic())
         if self.sampling is not None:
             self.sampling.alarm()
 

@@ -66,6 +66,14 @@ class Creating(Protocol):
         """One is at this address; whether a live one is found there."""
 
 
+@runtime_checkable
+class Beating(Protocol):
+    """A target of which a few words tell whether it moves."""
+
+    def moved(self) -> bool:
+        """Whether it has since it was looked at, or asked, last; raises ``NcclwatchError``."""
+
+
 class Watched:
     """One process and what was read of it. After it ended its last sample is repeated with run state ``X``."""
 
@@ -76,9 +84,11 @@ class Watched:
         self.target = target
         self.pid = target.info.pid
         self.history: list[ProcessSample] = []
+        self._stood: tuple[ProcessSample, bool] | None = None
         self.gone: NcclwatchError | None = None
         self.device = DeviceWatch(self.pid)
         self._looked = target if isinstance(target, Looked) else None
+        self._beating = target if isinstance(target, Beating) else None
 
     @property
     def last(self) -> ProcessSample | None:
@@ -88,7 +98,22 @@ class Watched:
     @property
     def stands(self) -> bool:
         """Whether it made no progress between its last two samples; one that was sampled once may have."""
-        return len(self.history) >= 2 and not progressed(self.history[-2], self.history[-1])
+        if len(self.history) < 2:
+            return False
+        if self._stood is None or self._stood[0] is not self.history[-1]:
+            self._stood = self.history[-1], not progressed(self.history[-2], self.history[-1])
+        return self._stood[1]
+
+    def goes_on(self) -> bool:
+        """Whether a few words say that it does what it did between the last two looks: it moves on, or stands as it stood. Where
+        that cannot be told it does not: of a process whose GPU reports operations, of which a frame keeps but a few.
+        """
+        if self.gone is not None or self._beating is None or self.device.present or len(self.history) < 2:
+            return False
+        try:
+            return self._beating.moved() is not self.stands
+        except (NcclwatchError, OSError):
+            return False
 
     def look(self, *, keep: int = 64) -> NcclwatchError | None:
         """Read once more. A process that ended yields a sample with run state ``X``; any other error is returned.

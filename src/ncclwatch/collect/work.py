@@ -32,8 +32,8 @@ from ncclwatch.wire.process import WireProcess
 
 SOCKETS_EVERY_NS = 1_900_000_000
 """The length of a window of sockets at least: two samples, which come a little early or late on purpose."""
-DEVICES_EVERY_S = 10.0
-"""How often a process that had no RDMA device open is asked again; a device is opened once, early."""
+DEVICES_EVERY_S = 10.0, 60.0
+"""How often processes that had no RDMA device open are asked again, at first and at last; a device is opened once, early."""
 STALE_NS = 30_000_000_000
 """What a queue pair was seen to do longer ago says nothing of its connection now."""
 MAX_SOCKETS = 1024
@@ -47,6 +47,7 @@ class WorkWatch:
         self._wire = WireProcess(mode, budget)
         self._users: dict[int, User | None] = {}
         self._next_devices = 0.0
+        self._devices_every_s = DEVICES_EVERY_S[0]
         self._gave_up = False
         self._looked: dict[int, Sequence[NetConnection]] = {}
         """Of each process the connections whose queue pairs were looked up."""
@@ -99,8 +100,12 @@ class WorkWatch:
             self._forget(pid)
         now = time.monotonic()
         again = now >= self._next_devices
+        if alive - self._users.keys():
+            self._devices_every_s = DEVICES_EVERY_S[0]
+            self._next_devices = min(self._next_devices, now + self._devices_every_s)
         if again:
-            self._next_devices = now + DEVICES_EVERY_S
+            self._next_devices = now + self._devices_every_s
+            self._devices_every_s = min(2 * self._devices_every_s, DEVICES_EVERY_S[1])
         networks: dict[int, tuple[str, ...]] = {}
         if again or alive - self._users.keys():
             # A process that has just ended is not looked at again.

@@ -3,32 +3,19 @@
 No counter of NCCL lines ranks up by itself: ``opCount`` counts launched plans and in some releases (2.27.3 to 2.30.7) only
 those in which this very rank has proxy work. So a key is proposed, and accepted only when the ranks' call signatures agree
 under it; else the rank is ``unaligned`` and is never accused on account of its place in the sequence.
-
-All communicators of a job are lined up at once, in flat columns: one entry a rank of a communicator, entries of one communicator
-side by side.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from enum import StrEnum
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.job import Group, Member
-from ncclwatch.engine.ledger import Ledger, Place
-
-AGREEMENT = 0.9
-"""Unit: share of common operations whose signatures must agree. From: the tests and the simulated jobs with conflicting calls:
-0.5 to 0.9 tell the same, at 0.98 one inconsistent operation unaligns a rank; chance must.
-"""
-
-MINIMUM_COMMON = 3
-"""Unit: operations. From: the tests, where one tells the same, and eight leave out ranks that line up: of fewer in common nothing
-is said.
-"""
+from ncclwatch.engine.job import Group
+from ncclwatch.engine.ledger import ALIKE, UNCOUNTED, UNLIKE, Ledger, Signature
 
 COMPARED = 64
 """Bound: newest operations that are compared with those of a partner."""
@@ -37,130 +24,85 @@ PARTNERS = 4
 """Bound: partners of the same communicator each rank is compared with before it is given up as unaligned."""
 
 
-class AlignedBy(StrEnum):
-    """The key that put a rank into line."""
-
-    BIRTH = "seen from the communicator's creation on"
-    SEQUENCE_NUMBER = "ncclComm.seqNumber"
-    OP_COUNT = "ncclComm.opCount"
-    UNALIGNED = "unaligned"
-
-
-KEYS = (AlignedBy.BIRTH, AlignedBy.SEQUENCE_NUMBER, AlignedBy.OP_COUNT)
-
-
-@dataclass(slots=True)
-class Alignment:
-    """For each rank of a communicator the offset that turns its ordinal (since attach) into the common sequence number."""
-
-    offsets: dict[int, int] = field(default_factory=dict)
-    how: dict[int, AlignedBy] = field(default_factory=dict)
-
-    def sequence(self, rank: int, ordinal: int) -> int | None:
-        """The common sequence number of a rank's ordinal, or ``None`` for an unaligned rank."""
-        offset = self.offsets.get(rank)
-        return None if offset is None else offset + ordinal
-
-
 @dataclass(slots=True)
 class Entries:
     """Ranks of communicators in flat columns, those of one communicator side by side.
 
-    ``starts``: index of the first entry of each communicator. ``rows``: row in the ledger. ``totals``: what must be added to an
-    ordinal to get NCCL's own ``seqNumber``; ``has_total`` says where that is known. ``aligned`` and ``offsets`` are the result;
-    ``how`` indexes ``KEYS``.
+    ``starts``: index of the first entry of each communicator, ``group``: its number. ``rows``: row in the ledger, ``called``: how
+    many operations it has seen. ``aligned`` and ``offsets`` are the result: an ordinal of a row and its offset are the sequence
+    number that the ranks have in common. ``proven``: by the communicator's creation or ``seqNumber``, which need no guess.
     """
 
+    ledger: Ledger
     starts: NDArray[np.int64]
+    group: NDArray[np.int64]
     ranks: NDArray[np.int64]
     rows: NDArray[np.int64]
-    totals: NDArray[np.int64]
-    has_total: NDArray[np.bool_]
-    aligned: NDArray[np.bool_] = field(init=False)
-    offsets: NDArray[np.int64] = field(init=False)
-    how: NDArray[np.int8] = field(init=False)
-    group: NDArray[np.int64] = field(init=False)
-    """Number of the communicator of each entry."""
+    called: NDArray[np.int64]
+    aligned: NDArray[np.bool_]
+    offsets: NDArray[np.int64]
+    proven: NDArray[np.bool_]
 
-    def __post_init__(self) -> None:
-        number = len(self.rows)
-        self.aligned, self.offsets = np.zeros(number, np.bool_), np.zeros(number, np.int64)
-        self.how = np.full(number, -1, np.int8)
-        sizes = np.diff(np.r_[self.starts, number])
-        self.group = np.repeat(np.arange(len(self.starts)), sizes)
+    @property
+    def oldest(self) -> NDArray[np.int64]:
+        """Sequence number of the oldest operation that is kept of each."""
+        return self.offsets + np.maximum(self.called - self.ledger.depth, 0)
 
+    @property
+    def ends(self) -> NDArray[np.int64]:
+        """Sequence number of the operation that each has not called yet."""
+        return self.offsets + self.called
 
-def has_lost(member: Member, hosts: Collection[str]) -> bool:
-    """Whether a process is on one of the hosts of which records were lost; an empty name is all hosts there are."""
-    return member.info.host in hosts or "" in hosts
+    def of(self, field: str, part: NDArray[np.int64], sequences: NDArray[np.int64]) -> NDArray[Any]:
+        """A field of operations by some entries and sequence numbers, which may differ by entry. Shape (entries, numbers).
 
+        Where a rank has not called them, or keeps them no longer, it is any other operation's.
+        """
+        columns = (sequences - self.offsets[part, None]) % self.ledger.depth
+        found: NDArray[Any] = self.ledger.operations[field][self.rows[part, None], columns]
+        return found
 
-def rows_of(
-    group: Group, ledger: Ledger, totals: Mapping[Place, tuple[int, int]], left_out: Collection[str] = ()
-) -> tuple[dict[int, int], dict[int, tuple[int, int]]]:
-    """What is known of the calls of a communicator's ranks, as :func:`make_entries` takes it; not of hosts that are left out.
+    def signature(self, entry: int, sequence: int) -> Signature | None:
+        """What a rank called under a sequence number; ``None`` when not called or no longer kept."""
+        return self.ledger.signature(int(self.rows[entry]), sequence - int(self.offsets[entry]))
 
-    ``totals``: communicator of a process → (NCCL's own count of collectives, calls in the ledger at that moment).
-    """
-    rows: dict[int, int] = {}
-    counted: dict[int, tuple[int, int]] = {}
-    for rank, (member, own) in group.members.items():
-        if left_out and has_lost(member, left_out):
-            continue
-        place = ledger.place(member.info.host, member.info.pid, own.address)
-        row = ledger.rows.get(place)
-        if row is not None:
-            rows[rank] = row
-            if place in totals:
-                counted[rank] = totals[place]
-    return rows, counted
+    def end(self, rank: int) -> int | None:
+        """Of one communicator: the operation that a rank has not called yet; ``None`` where it is not in line."""
+        found = self.ends[(self.ranks == rank) & self.aligned]
+        return int(found[0]) if len(found) else None
 
 
-def make_entries(groups: Sequence[tuple[dict[int, int], dict[int, tuple[int, int]]]]) -> Entries:
-    """Flat columns from (rank → row, rank → (NCCL's count, ordinal at that moment)) of each communicator."""
-    sizes = [len(rows) for rows, _ in groups]
-    ranks = [rank for rows, _ in groups for rank in rows]
-    rows = [row for rows, _ in groups for row in rows.values()]
-    known = [totals.get(rank) if totals else None for members, totals in groups for rank in members]
-    return Entries(
-        starts=np.cumsum([0, *sizes[:-1]], dtype=np.int64) if sizes else np.zeros(0, np.int64),
-        ranks=np.array(ranks, np.int64),
-        rows=np.array(rows, np.int64),
-        totals=np.array([0 if pair is None else pair[0] - pair[1] for pair in known], np.int64),
-        has_total=np.array([pair is not None for pair in known], np.bool_),
-    )
+def rows_of(group: Group, ledger: Ledger) -> dict[int, int]:
+    """Rank in a communicator → its row in the ledger, of those that have one."""
+    rows = ((rank, ledger.row(member.info, own)) for rank, (member, own) in group.members.items())
+    return {rank: row for rank, row in rows if row is not None}
 
 
-def align(ledger: Ledger, rows: dict[int, int], totals: dict[int, tuple[int, int]] | None = None) -> Alignment:
-    """Line up the ranks of one communicator; ``rows`` maps a rank to its row of the ledger.
-
-    ``totals`` maps a rank to (collectives NCCL had counted in ``seqNumber``, ordinal in the ledger at that moment); it gives
-    the offset outright where NCCL keeps it.
-    """
-    entries = make_entries([(rows, totals or {})])
-    align_entries(ledger, entries)
-    result = Alignment()
-    for rank, aligned, offset, how in zip(
-        entries.ranks.tolist(), entries.aligned.tolist(), entries.offsets.tolist(), entries.how.tolist(), strict=True
-    ):
-        result.how[rank] = KEYS[how] if aligned else AlignedBy.UNALIGNED
-        if aligned:
-            result.offsets[rank] = offset
-    return result
+def line_up(ledger: Ledger, groups: Sequence[Mapping[int, int]]) -> Entries:
+    """The ranks of communicators (rank → row), lined up; each communicator has some. O(ranks x COMPARED), vectorised."""
+    sizes = np.array([len(rows) for rows in groups], np.int64)
+    ranks = np.array([rank for rows in groups for rank in rows], np.int64)
+    rows = np.array([row for rows in groups for row in rows.values()], np.int64)
+    number = len(rows)
+    entries = Entries(
+        ledger, np.cumsum(sizes) - sizes, np.repeat(np.arange(len(sizes)), sizes), ranks, rows, ledger.called[rows],
+        np.zeros(number, np.bool_), np.zeros(number, np.int64), np.zeros(number, np.bool_),
+    )  # fmt: skip
+    if number:
+        _align(entries)
+    return entries
 
 
-def align_entries(ledger: Ledger, entries: Entries) -> None:
-    """Set ``aligned``, ``offsets`` and ``how`` of all entries. O(entries x COMPARED), vectorised."""
-    if not len(entries.rows):
-        return
-    called = ledger.called[entries.rows].astype(np.int64)
-    by_plans, has_plans = _offsets_by_op_count(ledger, entries.rows, called)
+def _align(entries: Entries) -> None:
+    """Set ``aligned``, ``offsets`` and ``proven`` of all entries."""
+    ledger, rows = entries.ledger, entries.rows
+    by_plans, has_plans = _offsets_by_op_count(entries)
     offered = (
-        (ledger.from_birth[entries.rows], np.zeros(len(entries.rows), np.int64)),
-        (entries.has_total, entries.totals),
-        (has_plans, by_plans),
+        (ledger.from_birth[rows], np.zeros(len(rows), np.int64), True),
+        (ledger.before[rows] != UNCOUNTED, ledger.before[rows], True),
+        (has_plans, by_plans, False),
     )
-    for number, (has, offsets) in enumerate(offered):
+    for has, offsets, proven in offered:
         for turn in range(PARTNERS):
             candidate = has & ~entries.aligned
             if not candidate.any():
@@ -168,24 +110,22 @@ def align_entries(ledger: Ledger, entries: Entries) -> None:
             partner, of_line = _partners(entries, candidate, turn)
             compared = np.flatnonzero(candidate & (partner >= 0) & (partner != np.arange(len(partner))))
             theirs = np.where(of_line, entries.offsets[partner], offsets[partner])
-            agree = compared[_agree(ledger, entries.rows, called, offsets, partner, theirs, compared)]
+            agree = compared[_agree(entries, compared, partner[compared], offsets[compared] - theirs[compared])]
             # Two that agree put each other into line.
             fresh = np.unique(np.r_[agree, partner[agree][~of_line[agree]]])
             entries.aligned[fresh] = True
             entries.offsets[fresh] = offsets[fresh]
-            entries.how[fresh] = number
+            entries.proven[fresh] = proven
 
 
-def _offsets_by_op_count(
-    ledger: Ledger, rows: NDArray[np.int64], called: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def _offsets_by_op_count(entries: Entries) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Where ``opCount`` rises by one with every collective kept, its difference to the ordinal is the rank's offset."""
+    ledger, called = entries.ledger, entries.called
     kept = np.minimum(called, min(ledger.depth, COMPARED))
     ordinals = (called - kept)[:, None] + np.arange(max(1, int(kept.max())))
-    counts = ledger.operations["op_count"][rows[:, None], ordinals % ledger.depth].astype(np.int64)
-    inside = ordinals < called[:, None]
+    counts = ledger.operations["op_count"][entries.rows[:, None], ordinals % ledger.depth].astype(np.int64)
     rises = np.diff(counts, axis=1) == 1
-    steady = (rises | ~inside[:, 1:]).all(axis=1) & (kept >= MINIMUM_COMMON)
+    steady = (rises | (ordinals >= called[:, None])[:, 1:]).all(axis=1) & (kept >= ALIKE)
     return counts[:, 0] - ordinals[:, 0], steady
 
 
@@ -205,33 +145,25 @@ def _partners(entries: Entries, candidate: NDArray[np.bool_], turn: int) -> tupl
     return partner[entries.group], in_line[entries.group]
 
 
-def _agree(
-    ledger: Ledger,
-    rows: NDArray[np.int64],
-    called: NDArray[np.int64],
-    offsets: NDArray[np.int64],
-    partner: NDArray[np.int64],
-    theirs: NDArray[np.int64],
-    compared: NDArray[np.int64],
-) -> NDArray[np.bool_]:
-    """For each entry of ``compared`` whether it calls the same operations as its partner where their sequences overlap."""
-    other, shift = partner[compared], offsets[compared] - theirs[compared]
-    own_called, other_called = called[compared], called[other]
-    depth = min(ledger.depth, COMPARED)
-    end = np.minimum(own_called + shift, other_called)
-    own_first = ledger.oldest_kept(own_called) + shift
-    other_first = ledger.oldest_kept(other_called)
-    start = np.maximum.reduce([own_first, other_first, end - depth])
+def _agree(entries: Entries, one: NDArray[np.int64], other: NDArray[np.int64], shift: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """For pairs of entries whether both call the same operations where their sequences overlap.
+
+    ``shift``: what must be added to an ordinal of the one to get that of the other.
+    """
+    ledger, rows, called = entries.ledger, entries.rows, entries.called
+    first = np.maximum(called - ledger.depth, 0)
+    end = np.minimum(called[one] + shift, called[other])
+    start = np.maximum.reduce([first[one] + shift, first[other], end - min(ledger.depth, COMPARED)])
     common = np.maximum(end - start, 0)
     width = max(1, int(common.max(initial=0)))
     ordinals = start[:, None] + np.arange(width)
-    inside = np.arange(width) < common[:, None]
     signatures = ledger.operations["signature"]
-    own = signatures[rows[compared][:, None], (ordinals - shift[:, None]) % ledger.depth]
-    differs = (own != signatures[rows[other][:, None], ordinals % ledger.depth]) & inside
+    own = signatures[rows[one][:, None], (ordinals - shift[:, None]) % ledger.depth]
+    differs = own != signatures[rows[other][:, None], ordinals % ledger.depth]
+    differs &= np.arange(width) < common[:, None]
     wrong = differs.sum(axis=1)
     last = differs[np.arange(len(common)), np.clip(common - 1, 0, None)]
-    same = (wrong <= (1 - AGREEMENT) * common) | ((wrong == 1) & last)
+    same = (wrong <= UNLIKE * common) | ((wrong == 1) & last)
     # Of a communicator seen from its creation on every call is known: there a few calls need no check, and more may differ.
-    born = ledger.from_birth[rows[compared]] & ledger.from_birth[rows[other]]
-    return np.where(common < MINIMUM_COMMON, born, same | (born & (2 * wrong <= common)))
+    born = ledger.from_birth[rows[one]] & ledger.from_birth[rows[other]]
+    return np.where(common < ALIKE, born, same | (born & (2 * wrong <= common)))

@@ -1,30 +1,34 @@
 """One job as it is judged: its records, what is known besides them, and what was concluded so far, by which rules.
 
-A hypothesis is typed: causes, ranks, facts. Verdicts are made of it last (:mod:`ncclwatch.engine.verdict`).
+A hypothesis is typed: causes, facts, and ranks (who, where, in which communicator and operation the others wait). Verdicts are
+made of it last (:mod:`ncclwatch.engine.verdict`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from enum import IntEnum, StrEnum
+from enum import StrEnum
 from functools import cached_property
 from typing import Any, TypeVar
 
-from ncclwatch.engine.call_patterns import Orders
+from ncclwatch.engine.call_order import Messages, Orders
 from ncclwatch.engine.conflicts import ConflictWatch, StageOf
-from ncclwatch.engine.edges import StallMark, Wait, wait_facts
-from ncclwatch.engine.evidence.base import Fact, FactKind, Facts, Node, Source
-from ncclwatch.engine.evidence.calls import Called, CallsFinding
-from ncclwatch.engine.evidence.registry import SOURCES
+from ncclwatch.engine.edges import OnConnection, StallMark, Wait, wait_facts
+from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, Facts, Node, Source
+from ncclwatch.engine.evidence.calls import Called, Calls, CallsFinding, OpenCalls, SequenceCounts
+from ncclwatch.engine.evidence.device import DeviceShim
+from ncclwatch.engine.evidence.kernel import CpuLimits, Exits, KernelLog
+from ncclwatch.engine.evidence.nics import Ports, Sockets
+from ncclwatch.engine.evidence.transfers import Proxies, SharedMemory
+from ncclwatch.engine.evidence.work_requests import WorkRequests
 from ncclwatch.engine.graph import Sink, Waits
-from ncclwatch.engine.job import Job, Member
-from ncclwatch.engine.ledger import Ledger, Place
+from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.engine.ledger import Ledger
 from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.engine.patience import CREATION_S, Patience
-from ncclwatch.engine.sends_and_receives import Messages
 from ncclwatch.engine.transfers import Transfers
-from ncclwatch.model.verdict import Culprit, VerdictClass
+from ncclwatch.model.verdict import Culprit, LinkRef, OperationRef, VerdictClass
 
 T = TypeVar("T")
 
@@ -33,10 +37,9 @@ T = TypeVar("T")
 
 
 class Cause(StrEnum):
-    """Why somebody holds the job up, as the clause that follows a rank's name, or why nobody is named; a closed list.
-
-    Verdicts fill in ``{detail}``: what was called, the name of a port; and of who names nobody ``{still}`` and ``{seconds}``,
-    the ends of the waits (``{unseen}``, ``{ranks}``) and the communicator.
+    """Why somebody holds the job up, as the clause that follows a rank's name, or why nobody is named; a closed list. Verdicts
+    fill in ``{detail}`` (what was called, the name of a port), and of who names nobody seconds, ends of waits and the
+    communicator.
     """
 
     # Nobody is named.
@@ -156,11 +159,6 @@ class Hypothesis:
         return frozenset(suspect.index for suspect in self.suspects if suspect.index is not None)
 
     @property
-    def accuses(self) -> bool:
-        """Whether it says that something is wrong."""
-        return self.verdict_class.accuses
-
-    @property
     def open_to_doubt(self) -> bool:
         """Whether it says where waits end; what the operating system states, and calls that disagree, stand by themselves."""
         return self.verdict_class in (VerdictClass.NOT_ENTERED, VerdictClass.DEADLOCK, VerdictClass.UNKNOWN)
@@ -183,10 +181,12 @@ def nobody(cause: Cause, supports: Iterable[Fact] = (), **more: Any) -> Hypothes
 
 @dataclass(frozen=True, slots=True)
 class Retraction:
-    """A wait that counts no longer, by its number in the graph, and as it is told."""
+    """A wait of the graph that counts no longer."""
 
-    wait: int
-    fact: Fact
+    wait: Wait
+
+
+Conclusion = Wait | StallMark | Retraction | Hypothesis
 
 
 @dataclass(slots=True)
@@ -201,7 +201,77 @@ class Trail:
     """(hypothesis that was weighed and lost, rule of the one that it lost against)"""
 
 
+# --- whom a hypothesis names ---------------------------------------------------------------------------------------------
+
+POINT_TO_POINT = frozenset({"", "Send", "Recv", "SendRecv"})
+"""Names of operations that the rest of a communicator does not take part in."""
+
+
+def observed(
+    job: Job, member: Member, waits: Sequence[Wait], stalls: Sequence[StallMark], cause: Cause, detail: str = "",
+    *, link: LinkRef | None = None,
+) -> Suspect:  # fmt: skip
+    """An observed process, placed by the first of the waits that lead to it or of its own stalls: of those in an operation that
+    has begun, where there are any. What is called ahead waits as well.
+    """
+    found = sorted((*waits, *stalls), key=lambda one: one.end is None or not one.end.under_way)
+    communicators = member.last.communicators
+    largest = max(communicators, key=lambda c: c.nranks, default=None)
+    group_id = found[0].key.group if found else job.group_of[member.index, largest.address] if largest else -1
+    own = next((c for c in communicators if job.group_of[member.index, c.address] == group_id), None)
+    place = Culprit(
+        member.rank, own.rank if own else None, member.info.host, member.info.pid, own.device if own else None,
+        job.groups[group_id].reference() if group_id in job.groups else None, _operation(found), link=link,
+    )  # fmt: skip
+    return Suspect(place, cause, detail, member.index, group_id)
+
+
+def absent(job: Job, sink: Sink, cause: Cause) -> Suspect:
+    """A rank of a communicator that no observed process holds."""
+    node = sink.nodes[0]
+    if not isinstance(node, AbsentNode):
+        raise TypeError(f"not an absent rank: {node}")
+    rank, reference = job.global_rank(node.group_id, node.comm_rank), job.groups[node.group_id].reference()
+    place = Culprit(rank, node.comm_rank, "", None, None, reference, _operation(sink.waits), observed=False)
+    return Suspect(place, cause, group=node.group_id)
+
+
+def caller(group: Group, rank: int, operation: OperationRef | None, cause: Cause, detail: str = "") -> Suspect:
+    """An observed rank of a communicator that is named for what it called, or has not called."""
+    member, own = group.members[rank]
+    place = Culprit(member.rank, rank, member.info.host, member.info.pid, own.device, group.reference(), operation)
+    return Suspect(place, cause, detail, member.index, group.id)
+
+
+def _operation(found: Sequence[OnConnection]) -> OperationRef | None:
+    one = next((one.end.operation for one in found if one.end is not None), None)
+    if one is None:
+        return next((one.operation for one in found if one.operation is not None), None)
+    return OperationRef(one.collective, one.sequence, one.protocol, one.algorithm)
+
+
+def one_of_each(suspects: Sequence[Suspect]) -> list[Suspect]:
+    """Each rank once: one that nobody observed may be missing in several communicators."""
+    kept: dict[object, Suspect] = {}
+    for number, suspect in enumerate(suspects):
+        place = suspect.place
+        kept.setdefault(number if place.observed or place.rank is None else ("rank", place.rank), suspect)
+    return list(kept.values())
+
+
+def peers(job: Job, suspects: Sequence[Suspect]) -> set[int]:
+    """Members that share a suspect's communicator: a collective that one rank does not finish, no rank finishes."""
+    collectives = (one for one in suspects if one.place.operation and one.place.operation.name not in POINT_TO_POINT)
+    return {index for one in collectives if one.group in job.groups for index in job.groups[one.group].ranks}
+
+
 # --- a job -------------------------------------------------------------------------------------------------------------
+
+SOURCES: tuple[Source, ...] = (
+    Exits(), Proxies(), SharedMemory(), DeviceShim(), Calls(), OpenCalls(), SequenceCounts(), Ports(), Sockets(), KernelLog(),
+    CpuLimits(), WorkRequests(),
+)  # fmt: skip
+"""Every source of evidence, in the order in which what they say is told (docs/adding-a-source.md)."""
 
 
 @dataclass(slots=True)
@@ -209,8 +279,8 @@ class Known:
     """What is known about the jobs besides their samples.
 
     ``patience``: how long nothing must have moved before a rank is accused on the evidence of waits alone (``None``: no time at
-    all); a stopped or ended process needs no patience. ``creation_patience_s``: the same for the creation of a communicator.
-    ``complete_hosts``: hosts on which every NCCL process was looked at, so that a rank that should be there and is not has ended.
+    all). ``creation_patience_s``: the same for the creation of a communicator. ``complete_hosts``: hosts on which every NCCL
+    process was looked at.
     """
 
     patience: Patience | None = None
@@ -230,16 +300,14 @@ class Known:
     """What the nodes say of their network and their kernels."""
     sources: Sequence[Source] = SOURCES
     """Where facts come from."""
-    totals: dict[Place, tuple[int, int]] = field(default_factory=dict)
-    """Communicator of a process → (NCCL's own count of collectives, calls in the ledger at that moment)"""
 
 
 @dataclass
 class Case:
     """A job with everything a source may read and a rule may conclude from.
 
-    ``still``: seconds without progress; ``time``: the newest sample, seconds since the epoch; ``loners``: observed processes of
-    no job, which hold no communicator.
+    ``still``: seconds without progress; ``time``: the newest sample, seconds since the epoch; ``loners``: observed processes
+    without a communicator.
     """
 
     job: Job
@@ -288,7 +356,7 @@ class Case:
     def messages(self) -> Messages | None:
         """Who waits for whom in sends and receives; ``None`` without a calls plane."""
         known = self.known
-        return Messages(self.job, known.ledger, known.totals, known.orders) if known.ledger is not None else None
+        return Messages(self.job, known.ledger, known.orders) if known.ledger is not None else None
 
     @cached_property
     def alive(self) -> list[Member]:
@@ -306,19 +374,18 @@ class Case:
         if new:
             facts = [one for one in new if not isinstance(one, Retraction)]
             retracted = [one for one in new if isinstance(one, Retraction)]
-            self.waits = self.waits.plus(facts, (one.wait for one in retracted))
+            self.waits = self.waits.plus(facts, (one.wait.number for one in retracted))
             self._kept.clear()
             self.trail.drawn += [(rule, fact) for fact in wait_facts(fact for fact in facts if isinstance(fact, Wait))]
-            self.trail.retracted += [(rule, one.fact) for one in retracted]
+            self.trail.retracted += [(rule, wait_facts([one.wait])[0]) for one in retracted]
         return bool(new)
 
     def _is_new(self, concluded: Wait | StallMark | Retraction) -> bool:
         if isinstance(concluded, Retraction):
-            return concluded.wait not in self.waits.retracted
+            return concluded.wait.number not in self.waits.retracted
         what = concluded.target if isinstance(concluded, Wait) else concluded.stall
-        who = concluded.waiter if isinstance(concluded, Wait) else concluded.member.index
-        fresh = (who, what, concluded.key) not in self._concluded
-        self._concluded.add((who, what, concluded.key))
+        fresh = (concluded.subject, what, concluded.key) not in self._concluded
+        self._concluded.add((concluded.subject, what, concluded.key))
         return fresh
 
     def remember(self, what: str, make: Callable[[], T]) -> T:
@@ -336,50 +403,4 @@ def of_job(job: Job) -> Case:
 
 def of_nodes(known: Known) -> Case:
     """A case without a job: of what the nodes say of themselves."""
-    return Case(Job([], {}, {}), known, 0.0, 0.0)
-
-
-# --- rules --------------------------------------------------------------------------------------------------------------
-
-
-class Stratum(IntEnum):
-    """When a rule runs."""
-
-    STATED = 1
-    """What the operating system or NCCL states outright: it needs no patience, and ends the inference."""
-    DRAW = 2
-    """Waits that follow from calls and counts, of every rank."""
-    PATIENCE = 3
-    """Whether nothing has moved for long enough to accuse anybody of waiting; if not, that ends the inference."""
-    RETRACT = 4
-    """Waits that count no longer: those that are not begun."""
-    FOLLOW = 5
-    """Weaker waits, of ranks at which the waits end: whom such a rank may wait for itself, unseen."""
-    EXPLAIN = 6
-    """Hypotheses from where the waits end, and from what was called."""
-    QUALIFY = 7
-    """What other evidence says of the hypothesis that stands: a pattern of calls, a port that is down, a CPU limit."""
-    BESIDE = 8
-    """What is told beside whatever stands, those of the first strata included."""
-
-
-Conclusion = Wait | StallMark | Retraction | Hypothesis
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One rule. ``defeats`` names earlier rules only, so that the relation is acyclic (tested).
-
-    ``derivation``: why it is true (NCCL source with tag, paper section). ``recording``: the archived job, scenario or test it is
-    needed for. ``near_miss``: one that looks alike and that it must leave alone.
-    """
-
-    id: str
-    stratum: Stratum
-    apply: Callable[[Case], Iterable[Conclusion]]
-    derivation: str
-    recording: str
-    near_miss: str
-    defeats: frozenset[str] = field(default_factory=frozenset)
-    breaks_ties: bool = False
-    """Whether it defeats, too, what names all sides of a disagreement for want of anything better."""
+    return Case(Job([]), known, 0.0, 0.0)

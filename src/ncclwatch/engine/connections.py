@@ -34,6 +34,12 @@ CHUNK_STEPS = CONNECTION_SLOTS // 2
 RING_ENDS_RECEIVING = frozenset({"AllReduce", "AllGather", "ReduceScatter"})
 """Collectives whose ring ends with a receive on every rank (``src/device/all_reduce.h`` and its like)."""
 
+
+def is_ring(operation: ProxyOperation) -> bool:
+    """Whether all ranks send and receive as much in it, and begin with a send."""
+    return operation.algorithm == "Ring" and operation.collective in RING_ENDS_RECEIVING
+
+
 # --- transports ---------------------------------------------------------------------------------------------------------
 
 INVISIBLE = frozenset({Transport.P2P, Transport.NVLS, Transport.COLLNET, Transport.UNKNOWN})
@@ -49,6 +55,11 @@ def unseen_peers(communicator: Communicator, channel: int | None = None) -> set[
     """Peers joined to this rank by such a transport, on one channel or on any."""
     links = communicator.transports
     return {peer for on, peer, _, transport in links if transport in INVISIBLE and channel in (None, on)}
+
+
+def neighbours(communicator: Communicator) -> set[int]:
+    """Those beside this rank in any of its rings."""
+    return {neighbour for ring in communicator.rings for neighbour in (ring.prev, ring.next)}
 
 
 RELIABLE = "IB"
@@ -120,7 +131,7 @@ def has_produced(sub: ProxySub) -> bool:
 
 class RingPlace(NamedTuple):
     """Where a rank stands in a ring inside its node: its end of what comes from the rank before, and the steps that it has
-    written to the next since the connections were made; ``None`` where these are not inside the node, or not seen.
+    written to the next; ``None`` where these are not inside the node, or not seen.
     """
 
     rank: int
@@ -187,9 +198,7 @@ def ring_written(rings: Rings) -> dict[int, dict[int, int]]:
 
 
 def under_way(rings: Rings) -> dict[int, dict[int, RingPlace]]:
-    """Of those rings who is amid an operation. Nobody of a ring in which somebody has read more than it wrote, as the last of a
-    Broadcast has.
-    """
+    """Of those rings who is amid an operation; nobody of one in which somebody has read more than it wrote (a Broadcast)."""
     even = {channel: places for channel, places in rings.items() if all(place.ahead >= 0 for place in places.values())}
     amid = {channel: {rank: at for rank, at in places.items() if at.is_amid} for channel, places in even.items()}
     return {channel: places for channel, places in amid.items() if places}
@@ -204,10 +213,9 @@ def amid_rings(job: Job) -> set[int]:
 def laggards(job: Job) -> Iterator[Wait]:
     """Waits for ranks that lag in a ring of shared memory. O(connections).
 
-    A rank whose own counters say that it waits there waits for the one before. All ranks of a ring write the same number of steps
-    an operation, so one that has written less than the others has not come as far; and nobody ends a collective before the last
-    has contributed. Of one that waits itself no other is said to wait, nor by whom is further ahead than it can be without it:
-    they were read at different moments.
+    A rank whose own counters say that it waits there waits for the one before. One that has written less than all others of its
+    ring has not come as far, and nobody ends a collective before the last has contributed. Of one that waits itself no other is
+    said to wait, nor by whom is further ahead than it can be without it: they were read at different moments.
     """
     for group in job.groups.values():
         inside = rings_inside(group)
@@ -231,11 +239,10 @@ def laggards(job: Job) -> Iterator[Wait]:
 
 def _waits_inside(job: Job, group: Group, channel: int, reader: int, writer: int, how: str) -> Wait:
     detail, member = f"channel {channel}, {how}", group.members[reader][0]
-    return waits_for(job, group, member, writer, Why.EMPTY, detail, source="rings", channel=channel)
+    return waits_for(job, group, member, writer, Why.EMPTY, detail, channel=channel)
 
 
 def _hops(places: Mapping[int, RingPlace], first: int) -> dict[int, int]:
-    """How many ranks further on in a ring each rank is than the first."""
     found: dict[int, int] = {}
     rank = first
     while rank in places and rank not in found:

@@ -10,16 +10,15 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from ncclwatch.engine.case import Case, Hypothesis, Known, Stratum
+from ncclwatch.engine.case import Case, Hypothesis, Known
 from ncclwatch.engine.evidence.base import FactKind
 from ncclwatch.engine.evidence.nics import RETRY_S
 from ncclwatch.engine.explain_network import ports_in_use
 from ncclwatch.engine.job import Job, Member, assemble
 from ncclwatch.engine.patience import retry_patience
-from ncclwatch.engine.rules import RULES
+from ncclwatch.engine.rules import RULES, Stratum
 from ncclwatch.engine.verdict import render, severity
 from ncclwatch.gc_pause import collector_at_rest
-from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
 
@@ -59,32 +58,17 @@ def diagnose(samples: Sequence[Sequence[ProcessSample]], known: Known | None = N
     return verdicts[0]
 
 
-def still_seconds(member: Member) -> float:
-    """For how long NCCL has not moved in a process, as far as the samples tell; 0 when it moved in the last interval."""
-    samples = member.samples
-    since = len(samples) - 1
-    while since > 0 and not progressed(samples[since - 1], samples[since]):
-        since -= 1
-    return (samples[-1].time_ns - samples[since].time_ns) / 1e9
-
-
 def _judge(job: Job, known: Known, loners: Sequence[Member]) -> Verdict:
     settled = [member for member in job.members if not member.gone and len(member.samples) > 1]
-    still = min(map(still_seconds, settled), default=0.0)
+    still = min((member.still_s for member in settled), default=0.0)
     case = Case(job, known, still, max(member.last.wall_ns for member in job.members) / 1e9, loners)
-    return render(case, infer(case))
-
-
-def infer(case: Case) -> Hypothesis:
-    """What stands in the end, of all that the rules conclude."""
     _explain(case)
     _weigh(case, Stratum.BESIDE)
     assert case.standing is not None  # noqa: S101 - "unseen" and "nothing-open" leave no gap
-    return case.standing
+    return render(case, case.standing)
 
 
 def _explain(case: Case) -> None:
-    """Rules by stratum, to the first that ends the inference."""
     _weigh(case, Stratum.STATED)
     if case.standing is not None:
         if case.known.patience is not None and case.standing.rule == "halted":
@@ -107,9 +91,8 @@ def _explain(case: Case) -> None:
 
 
 def _weigh(case: Case, stratum: Stratum) -> None:
-    """Weigh the hypotheses of a stratum against the one that stands, in the order of the table.
-
-    One that names somebody defeats one that names nobody; everything else the table says.
+    """Weigh the hypotheses of a stratum against the one that stands, in the order of the table: one that names somebody defeats
+    one that names nobody, and everything else the table says.
     """
     for rule in _BY_STRATUM[stratum]:
         if case.standing is not None and stratum < Stratum.EXPLAIN:

@@ -58,6 +58,11 @@ class End:
         return self.operation.direction is Direction.SEND
 
     @property
+    def under_way(self) -> bool:
+        """Whether some of it has been done already."""
+        return max(self.sub.done, self.sub.received, self.sub.transmitted) > 0
+
+    @property
     def last_step(self) -> int:
         """The connection's step at which this transfer ends."""
         return self.sub.base + self.sub.nsteps
@@ -102,6 +107,7 @@ class Stall(StrEnum):
     PROXY_NOT_BEGUN = "its proxy thread does not begin a queued operation"
 
 
+GPU_STALLS = frozenset({Stall.GPU_NOT_PRODUCING, Stall.GPU_NOT_CONSUMING})
 PROXY_STALLS = frozenset({
     Stall.PROXY_NOT_SENDING, Stall.PROXY_NOT_POSTING, Stall.PROXY_NOT_TAKING, Stall.PROXY_NOT_COMPLETING,
     Stall.PROXY_NOT_BEGUN,
@@ -120,15 +126,15 @@ class OnConnection(Fact):
     subject: Node
     key: ConnectionKey
     end: End | None = None
+    operation: OperationRef | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait(OnConnection):
     """An edge of the wait-for graph: the subject cannot go on before the object does something.
 
-    Its text is made when it is asked for: of the thousands of waits of a large job a few are ever shown. ``operation`` is set
-    where no end of a transfer tells it. ``strength``: proven by counters of both ends; likely where nothing shows that the waiter
-    has begun the operation, and it may wait in one before; possible where nothing contradicts it.
+    ``operation`` is set where no end of a transfer tells it. ``strength``: proven by counters of both ends; likely where
+    nothing shows that the waiter has begun the operation, and it may wait in one before; possible where nothing contradicts it.
     """
 
     kind: FactKind = FactKind.WAITS_FOR
@@ -174,7 +180,7 @@ EdgeT = TypeVar("EdgeT", Wait, StallMark)
 
 
 def waits_for(
-    job: Job, group: Group, member: Member, rank: int, why: Why, detail: str = "", *, source: str, channel: int = 0,
+    job: Job, group: Group, member: Member, rank: int, why: Why, detail: str = "", *, channel: int = 0,
     sends: bool = False, point_to_point: bool = False, strength: Strength = Strength.PROVEN, target: Node | None = None,
     end: End | None = None, operation: OperationRef | None = None, where: str = "",
 ) -> Wait:  # fmt: skip
@@ -194,17 +200,15 @@ def waits_for(
         return f"{member.label} {verb}{where} for {job.rank_name(group.id, rank)}{reason}{text}"
 
     return Wait(
-        subject=RankNode(member.index), source=source, object=target, why=why, strength=strength, end=end, operation=operation,
+        subject=RankNode(member.index), object=target, why=why, strength=strength, end=end, operation=operation,
         key=ConnectionKey(group.id, channel, *((own, rank) if sends else (rank, own)), point_to_point), describe=describe,
     )  # fmt: skip
 
 
-def stalls_at(end: End, other: End | None, stall: Stall, source: str) -> StallMark:
+def stalls_at(end: End, other: End | None, stall: Stall) -> StallMark:
     """That a rank does not do what it could at its end of a transfer over the network; ``other``: the far end, if it is open."""
     text = partial(stall_text, end, other, stall)
-    return StallMark(
-        subject=RankNode(end.member.index), source=source, member=end.member, stall=stall, key=end.key, end=end, describe=text
-    )
+    return StallMark(subject=RankNode(end.member.index), member=end.member, stall=stall, key=end.key, end=end, describe=text)
 
 
 def in_columns(form: type[EdgeT], facts: Sequence[Fact | FactColumns[Any]], nodes: Nodes) -> FactColumns[EdgeT]:
@@ -234,9 +238,9 @@ def _text(wait: Wait, more: int) -> str:
     return wait.text + (f" (and {more} more channel{'s' if more > 1 else ''})" if more else "")
 
 
-def told(text: str, subject: Node | None = None, kind: FactKind = FactKind.CALLED_OTHER, source: str = "state") -> Fact:
+def told(text: str) -> Fact:
     """A line of evidence that is made already."""
-    return Fact(kind, subject, source, describe=partial(str, text))
+    return Fact(FactKind.TOLD, None, describe=partial(str, text))
 
 
 # --- words of the network's ends ----------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from statistics import median_low
 
-from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody
+from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody, observed, one_of_each
 from ncclwatch.engine.edges import told
 from ncclwatch.engine.evidence.base import Fact, FactKind, RankNode
 from ncclwatch.engine.evidence.kernel import HELD_BACK, HELD_TIMES
@@ -21,10 +21,9 @@ from ncclwatch.engine.evidence.work_requests import Shows, WorkFact
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.patience import LONGEST_PATIENCE_S
 from ncclwatch.engine.stated import first_waits
-from ncclwatch.engine.suspects import observed, one_of_each
 from ncclwatch.model.network import NicRecord
 from ncclwatch.model.state import Communicator, Direction, Transport
-from ncclwatch.model.verdict import Culprit, LinkRef, VerdictClass
+from ncclwatch.model.verdict import LinkRef, VerdictClass
 
 BEFORE_S = 120.0
 """Unit: s; what happened so long before a job came to stand may be why: a port went down, a helper process was killed. From:
@@ -53,7 +52,7 @@ def network_down(case: Case) -> Iterator[Hypothesis]:
         return
     supports = [*standing.supports, *standing.beside]
     if standing.suspects:
-        places = _places(standing)
+        places = [one.place for one in one_of_each(standing.suspects)]
         names = ", ".join(f"rank {one.rank if one.rank is not None else one.comm_rank}" for one in places[:SHOWN])
         more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
         what = "port" if suspects[0].cause is Cause.PORT else "path"
@@ -67,10 +66,8 @@ def network_down(case: Case) -> Iterator[Hypothesis]:
 
 def network_end(case: Case) -> Iterator[Hypothesis]:
     """Of links that carry no data, and of a rank that data neither reaches nor leaves, whose doing it is: of the end whose port
-    is down, of the end whose proxy asks for no completions where the other does not wait for any in vain; or the network is why,
-    where a dead path ends at the rank, or it asks in vain.
-
-    An end is let go only where the other end of its own link is known to be at fault: another link may have another trouble.
+    is down, of the end whose proxy asks for no completions where the other does not wait for any in vain; or the network is
+    why, where a dead path ends at the rank, or it asks in vain.
     """
     standing = case.standing
     if standing is None or standing.verdict_class is not VerdictClass.HARDWARE:
@@ -100,9 +97,8 @@ PLANES = {FactKind.PORT_DOWN: "nic", FactKind.PATH_DEAD: "nic", FactKind.WORK: "
 
 
 def _proven(case: Case, doubtful: set[int | None], cut_off: set[int | None]) -> dict[int | None, tuple[Cause, str, Fact]]:
-    """Processes that something else says to be at fault: why, what completes the words, and what says so.
-
-    ``doubtful`` are those named for links, ``cut_off`` those that data neither reaches nor leaves.
+    """Processes that something else says to be at fault: why, what completes the words, and what says so; of those named for
+    links (``doubtful``), and of those that data neither reaches nor leaves (``cut_off``).
     """
     found: dict[int | None, tuple[Cause, str, Fact]] = {}
     for path in _paths(case) if cut_off else ():
@@ -125,8 +121,8 @@ _Found = tuple[list[Suspect], set[int], tuple[Fact, ...]]
 
 
 def _of_ports(case: Case, standing: Hypothesis) -> _Found:
-    """Ranks whose port is down, of those that have a connection over the network in a communicator that stands still."""
-    job, down, places = case.job, _ports_down(case), _places(standing)
+    """Ranks whose port is down, and that have a connection over the network in a communicator that stands still."""
+    job, down, places = case.job, _ports_down(case), [one.place for one in standing.suspects]
     # A GPU or proxy that "does not go on" may wait, unseen, for the port; of a rank that uses the port, that is told already.
     told = any(port.is_used_by(place.host, place.rank) for place in places for port in ports_in_use(case))
     inside = standing.verdict_class is VerdictClass.HARDWARE and not told and not any(place.link for place in places)
@@ -198,10 +194,8 @@ class _Path:
 
 
 def _of_paths(case: Case, standing: Hypothesis) -> _Found:
-    """The ends of paths over which nothing is acknowledged: of several the address they share, of a single one both ends.
-
-    Greedily the address that most of the remaining paths share; where none is shared, both ends, if both were observed.
-    O(paths x communicators of a hash).
+    """Of paths over which nothing is acknowledged the address that most share, then that most of those left share; of one that
+    shares none both ends, if both were observed. O(paths x communicators of a hash).
     """
     paths = _paths(case)
     left, named = list(paths), dict[int, Suspect]()
@@ -213,7 +207,7 @@ def _of_paths(case: Case, standing: Hypothesis) -> _Found:
             left.remove(path)
             members = [member for address in addresses if (member := path.ends[address]) is not None]
             for member in members if len(members) == len(addresses) else ():
-                link = None if alone else LinkRef(path.fact.way.rank, path.fact.way.peer, "net")
+                link = None if alone else LinkRef(path.fact.subject.rank, path.fact.subject.peer, "net")
                 suspect = observed(case.job, member, (), (), Cause.PATH if alone else Cause.PATH_END, link=link)
                 place = replace(suspect.place, communicator=path.group.reference(), comm_rank=path.group.rank_of(member))
                 named.setdefault(member.index, replace(suspect, place=place, group=path.group.id))
@@ -222,10 +216,9 @@ def _of_paths(case: Case, standing: Hypothesis) -> _Found:
 
 
 def _paths(case: Case) -> list[_Path]:
-    """Dead paths between ranks of the job."""
     found = []
-    for fact in sorted(case.facts.of(FactKind.PATH_DEAD, DeadPath), key=lambda fact: fact.way):
-        way, groups = fact.way, case.job.groups.values() if fact.local != fact.remote else ()
+    for fact in sorted(case.facts.of(FactKind.PATH_DEAD, DeadPath), key=lambda fact: fact.subject):
+        way, groups = fact.subject, case.job.groups.values() if fact.local != fact.remote else ()
         for group in (group for group in groups if group.hash == way.comm_hash and way.peer < group.nranks):
             sender = group.holder(way.rank)
             if sender is not None and fact.global_rank in (None, sender.rank):
@@ -275,7 +268,3 @@ def crawls(case: Case) -> Iterator[Hypothesis]:
         because = [fact for index, fact in throttled if index in set.union(*held) and fact.value == shares[index]]
         follows = (*standing.follows, standing.rule)
         yield nobody(Cause.PAUSE, first_waits(case), seconds=longer, because=tuple(because), follows=follows)
-
-
-def _places(standing: Hypothesis) -> list[Culprit]:
-    return [suspect.place for suspect in one_of_each(standing.suspects)]

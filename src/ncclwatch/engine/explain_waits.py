@@ -6,19 +6,19 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ncclwatch.engine.call_patterns import Deviation, deviation_fact, find_deviations
-from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody
-from ncclwatch.engine.connections import CHUNK_STEPS, ring_written, rings_inside, unseen_peers
-from ncclwatch.engine.edges import PROXY_STALLS, Stall, Wait, Why, told, wait_facts
-from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, HiddenNode, LinkNode, Node, RankNode
+from ncclwatch.engine.call_order import Deviation, deviation_fact, find_deviations
+from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody, observed, peers
+from ncclwatch.engine.connections import CHUNK_STEPS, is_ring, neighbours, ring_written, rings_inside, unseen_peers
+from ncclwatch.engine.edges import PROXY_STALLS, End, Stall, Wait, Why, told, wait_facts
+from ncclwatch.engine.evidence.base import AbsentNode, Fact, HiddenNode, LinkNode, Node, RankNode
+from ncclwatch.engine.evidence.calls import called_less_often, lacks_calls
 from ncclwatch.engine.evidence.device import gpu_state
-from ncclwatch.engine.evidence.disagreements import Counts, Lack, lacks
 from ncclwatch.engine.graph import Sink, victims_of
 from ncclwatch.engine.job import Job, Member, launched
 from ncclwatch.engine.patience import HANG_FLOOR_S
-from ncclwatch.engine.retract import has_sent, is_begun
-from ncclwatch.engine.suspects import observed, peers
+from ncclwatch.engine.redraw import is_begun
 from ncclwatch.model.device import KernelState
+from ncclwatch.model.state import Direction, Transport
 from ncclwatch.model.verdict import LinkRef, VerdictClass
 
 NAMED_ABSENT = 8
@@ -56,8 +56,7 @@ def _sort(case: Case) -> Ends:
         elif sink.waits or (sink.stalls and node not in retracted):
             # One that has ended is an end even where nobody waits for it: its work was done. And one for which nobody has begun
             # to wait holds nobody up.
-            doubtful = _may_wait_for_absent(case.job, sink)
-            (ends.beside_absent if doubtful else ends.ranks).append(sink)
+            (ends.beside_absent if _may_wait_for_absent(case.job, sink) else ends.ranks).append(sink)
     return ends
 
 
@@ -86,28 +85,17 @@ def unseen(case: Case) -> Iterator[Hypothesis]:
 
 def _may_wait_for_absent(job: Job, sink: Sink) -> bool:
     """Whether a rank with nothing open has a neighbour nobody observed: their transfer may have been dropped, or be hidden."""
-    member = sink.member(job)
+    member = sink.member
     if member is None or sink.stalls:
         return False
-    if beside_unobserved(job, member):
-        return True
-    for wait in sink.waits:
-        group = job.groups[wait.key.group]
-        rank = group.rank_of(member)
-        if rank is None or wait.key.point_to_point:
-            continue
-        rings = group.members[rank][1].rings
-        if any(neighbour not in group.members for ring in rings for neighbour in (ring.prev, ring.next)):
-            return True
-    return False
+    waited = {wait.key.group for wait in sink.waits if not wait.key.point_to_point}
+    rings = ((group, own) for group, own in job.held_by(member) if group.id in waited)
+    return beside_unobserved(job, member) or any(neighbours(own) - group.members.keys() for group, own in rings)
 
 
 def beside_unobserved(job: Job, member: Member) -> bool:
     """Whether a transport nobody can look into joins a process to a rank that was not observed: it may wait for that one."""
-    return any(
-        unseen_peers(own) - job.groups[job.group_of[member.index, own.address]].members.keys()
-        for own in member.last.communicators
-    )
+    return any(unseen_peers(own) - group.members.keys() for group, own in job.held_by(member))
 
 
 # --- links -------------------------------------------------------------------------------------------------------------
@@ -116,21 +104,23 @@ def beside_unobserved(job: Job, member: Member) -> bool:
 def link(case: Case) -> Iterator[Hypothesis]:
     """Data does not arrive over links: both ends of each are named, or the one process that is an end of all of several.
 
-    Several links do not die at once: what they have in common is the cause. Where a rank with nothing open may wait for one that
-    was not observed, that one may be why.
+    Where a rank with nothing open may wait for one that was not observed, that one may be why.
     """
     job, ends = case.job, ends_of(case)
     if not ends.links or ends.beside_absent:
         return
     suspects: dict[int, Suspect] = {}
-    both = [(sink, sink.nodes[0], _observed_ends(job, sink)) for sink in ends.links]
+    both = [
+        (sink, node, [one for rank in node[1:3] if (one := job.groups[node.group_id].holder(rank)) is not None])
+        for sink in ends.links if isinstance(node := sink.nodes[0], LinkNode)
+    ]  # fmt: skip
     shared = set.intersection(*({member.index for member in members} for _, _, members in both))
     if len(both) > 1 and len(shared) == 1:
         waits = [wait for sink in ends.links for wait in sink.waits]
         suspects = {index: observed(job, job.member(index), waits, (), Cause.CUT_OFF) for index in shared}
     for sink, node, members in both if not suspects else ():
         for member in members:
-            if member.index not in suspects and isinstance(node, LinkNode):
+            if member.index not in suspects:
                 reference = _reference(node, sink.waits)
                 suspects[member.index] = observed(job, member, sink.waits, (), Cause.LINK, link=reference)
     if suspects:
@@ -138,15 +128,6 @@ def link(case: Case) -> Iterator[Hypothesis]:
         missing = _notes([*ends.unseen, *ends.cycles])
         confidence = min(sureness(case), 0.7)
         yield naming(VerdictClass.HARDWARE, suspects.values(), victims_of(ends.links), confidence, supports, missing=missing)
-
-
-def _observed_ends(job: Job, sink: Sink) -> list[Member]:
-    """The observed processes at the ends of a link."""
-    node = sink.nodes[0]
-    if not isinstance(node, LinkNode):
-        return []
-    holder = job.groups[node.group_id].holder
-    return [member for end in (node.source, node.destination) if (member := holder(end)) is not None]
 
 
 def _reference(node: LinkNode, waits: Sequence[Wait]) -> LinkRef:
@@ -166,15 +147,15 @@ def rank_behind(case: Case) -> Iterator[Hypothesis]:
     """Ranks at which the waits end: they have not started the operation the others wait in (host or GPU), or are in it and do not
     go on though nothing they need is missing.
     """
-    job, ends, counts = case.job, ends_of(case), Counts(case.job)
+    job, ends, counts = case.job, ends_of(case), called_less_often(case.job)
     suspects: list[Suspect] = []
     supports: list[Fact] = []
     for sink in ends.ranks:
-        member = sink.member(job)
+        member = sink.member
         if member is not None:
             suspects.append(observed(job, member, sink.waits, sink.stalls, _cause(case, member, sink)))
             supports += [*wait_facts(sink.waits), *sink.stalls]
-            supports += [told(line, RankNode(member.index), FactKind.CALLED_LESS) for line in counts.lines(member)]
+            supports += [told(line) for line in counts(member)]
     if suspects:
         not_started = any(suspect.cause in NOT_STARTED for suspect in suspects)
         yield naming(
@@ -199,13 +180,41 @@ def _cause(case: Case, member: Member, sink: Sink) -> Cause:
     if gpu is not KernelState.NOT_STARTED and not ends:
         return Cause.NOT_TAKING_PART
     begun = gpu is not KernelState.NOT_STARTED and any(
-        end.sub.done > 0 or (end.sub.gpu_ready or 0) > 0 or has_sent(case, end) for end in ends
+        end.sub.done > 0 or (end.sub.gpu_ready or 0) > 0 or _has_sent(case, end) for end in ends
     )  # fmt: skip
     return Cause.GPU_STOPPED if begun else Cause.GPU_NOT_BEGUN
 
 
+def _has_sent(case: Case, end: End) -> bool:
+    """Whether a rank that has a receive open has completed the send that the operation begins with: no proxy shows that any
+    more. With PXN it is a neighbour's proxy that sends.
+    """
+    operation, channel, group = end.operation, end.sub.channel, case.job.groups[end.key.group]
+    rank = group.rank_of(end.member)
+    if operation.direction is not Direction.RECV or rank is None or end.member.last.torn or not is_ring(operation):
+        return False
+    own = group.members[rank][1]
+    following = next((ring.next for ring in own.rings if ring.channel == channel), -1)
+    if (channel, following, Direction.SEND, Transport.NET) not in own.transports:
+        return False
+    sends = (
+        (near, sub)
+        for near in case.remember("hosts", lambda: _by_host(case.job))[end.member.info.host]
+        for other in near.last.operations
+        if (other.comm_hash, other.op_count) == (operation.comm_hash, operation.op_count) and other.direction is Direction.SEND
+        for sub in other.subs if sub.channel == channel
+    )  # fmt: skip
+    return not any(sub.rank == rank or (sub.rank is None and near is end.member) for near, sub in sends)
+
+
+def _by_host(job: Job) -> dict[str, list[Member]]:
+    hosts: dict[str, list[Member]] = defaultdict(list)
+    for member in job.members:
+        hosts[member.info.host].append(member)
+    return hosts
+
+
 def _notes(sinks: Iterable[Sink]) -> tuple[Fact, ...]:
-    """Waits that lead elsewhere, where nothing is seen."""
     return tuple(wait_facts(wait for sink in sinks for wait in sink.waits))
 
 
@@ -214,24 +223,17 @@ def _notes(sinks: Iterable[Sink]) -> tuple[Fact, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Cycle:
-    """Cycles through several communicators, their ranks, and those of them that broke their own pattern of calls."""
+    """Cycles through several communicators, their ranks, who waits for them, and who broke its own pattern of calls."""
 
-    sinks: list[Sink]
     inside: list[Wait]
     members: set[int]
+    victims: set[int]
     deviations: dict[int, Deviation]
-
-    @property
-    def victims(self) -> set[int]:
-        """Who waits in them or for them."""
-        return victims_of(self.sinks) | self.members
 
 
 def cycle(case: Case) -> Iterator[Hypothesis]:
     """Ranks wait for each other: those that called operations of several communicators in different orders, or the one that has
     not called what it is waited for in; nobody inside one operation, or by calls alone.
-
-    Host call time is not GPU time: a host may have called a Send that its GPU does not wait for yet.
     """
     ends = ends_of(case)
     # Inside one operation there is no order.
@@ -243,59 +245,54 @@ def cycle(case: Case) -> Iterator[Hypothesis]:
             yield nobody(Cause.CYCLE_IN_OPERATION, wait_facts(inside))
         return
     members = {node.index for sink in sinks for node in sink.nodes if isinstance(node, RankNode)}
-    found = _Cycle(sinks, inside, members, find_deviations(case.job, members, case.known.orders))
-    by_calls = any(wait.why is Why.NO_MESSAGE for wait in inside)
-    if found.deviations or not by_calls:
-        told = None if found.deviations else _lacks_call(case.job, found) or _wrote_more(case.job, found)
-        yield told or _order(case, found)
-    else:
+    deviations = find_deviations(case.job, members, case.known.orders)
+    found = _Cycle(inside, members, victims_of(sinks) | members, deviations)
+    if deviations:
+        yield _order(case, found)
+    elif any(wait.why is Why.NO_MESSAGE for wait in inside):
         yield nobody(Cause.CYCLE_OF_CALLS, wait_facts(inside))
+    else:
+        yield _lacks_call(case.job, found) or _wrote_more(case.job, found) or _order(case, found)
+
+
+def _first(waits: Sequence[Wait], found: _Cycle) -> list[Fact]:
+    """These waits of a cycle and then the others, as evidence."""
+    return wait_facts([*waits, *(wait for wait in found.inside if wait not in waits)])
 
 
 def _lacks_call(job: Job, found: _Cycle) -> Hypothesis | None:
-    """The one rank of a cycle that has called less than the others, or as much but not what they wait in; or who is alone in it.
-
-    Hosts that run ahead of their GPUs have called everything although their GPUs wait in a cycle; hosts that do not have each
-    left a call to make. Where only one has, it is the one that the others are ahead of.
-    """
-    asked = [(wait, lacks(job, wait)) for wait in found.inside if wait.why in (Why.NO_OPERATION, Why.EMPTY)]
-    lacking = [(wait, why) for wait, why in asked if why is not None or wait.why is Why.NO_OPERATION]
+    """The one rank of a cycle that has called less than the others, or not what they wait in; or who is alone in it."""
+    asked = [(wait, lacks_calls(job, wait)) for wait in found.inside if wait.why in (Why.NO_OPERATION, Why.EMPTY)]
+    lacking = [(wait, fewer) for wait, fewer in asked if fewer is not None or wait.why is Why.NO_OPERATION]
     waits, missing = [wait for wait, _ in lacking], {wait.target for wait, _ in lacking}
     only = missing.pop() if len(missing) == 1 else None
-    if not isinstance(only, RankNode) or any(why is None for _, why in lacking):
+    if not isinstance(only, RankNode) or any(fewer is None for _, fewer in lacking):
         return None
-    less = any(why is Lack.LESS for _, why in lacking)
+    less = any(fewer for _, fewer in lacking)
     alone = [] if less else _alone_in_it(job, waits[0])
     cause = Cause.LACKS_CALL if less else Cause.ALONE_IN_CALL if alone else Cause.LACKS_OTHER_CALL
     suspects = [observed(job, member, waits, (), cause) for member in alone or [job.member(only.index)]]
-    supports = wait_facts([*waits, *(wait for wait in found.inside if wait not in waits)])
-    return naming(
-        VerdictClass.NOT_ENTERED if less else VerdictClass.INCONSISTENT, suspects, found.victims, 0.7, supports
-    )  # fmt: skip
+    verdict_class = VerdictClass.NOT_ENTERED if less else VerdictClass.INCONSISTENT
+    return naming(verdict_class, suspects, found.victims, 0.7, _first(waits, found))
 
 
 def _alone_in_it(job: Job, wait: Wait) -> list[Member]:
-    """Of a collective that a rank is waited for in and has ended as another: those who are in it, where more have ended it.
-
-    Everybody has called as much, and some have ended theirs while others are in it: they called different things, and the fewer
-    are at fault.
+    """Of a collective that a rank is waited for in and has ended as another: those who are in it, where more have ended it. All
+    have called as much, and so different things.
     """
-    if wait.end is None:
-        return []
-    group, operation = job.groups[wait.key.group], wait.end.operation
+    group, own = job.groups[wait.key.group], wait.end.operation if wait.end is not None else None
     inside = [
         member for member, _ in group.members.values()
-        if any((o.comm_hash, o.op_count) == (operation.comm_hash, operation.op_count) for o in member.last.operations)
+        if own and any((one.comm_hash, one.op_count) == (own.comm_hash, own.op_count) for one in member.last.operations)
     ]  # fmt: skip
     return inside if 2 * len(inside) < len(group.members) else []
 
 
 def _wrote_more(job: Job, found: _Cycle) -> Hypothesis | None:
-    """Who waits in a ring of shared memory for ranks that have called as often, and have written what so many calls alike amount
-    to, each the same: they have ended all theirs, and whoever has written more called something else.
-
-    Whose last call has not begun has written one call less. That is as much for each call only by chance: of k steps a call it
-    takes k to be a multiple of the number of calls.
+    """Who has written more in a ring of shared memory than others that have called as often and have written, each the same,
+    what so many calls alike amount to: they have ended all theirs, and it called something else. (Whose last call has not
+    begun has written one call less. That is as much for each call only by chance: of k steps a call it takes k to be a
+    multiple of the number of calls.)
     """
     for number in dict.fromkeys(wait.key.group for wait in found.inside if wait.why is Why.EMPTY):
         group = job.groups[number]
@@ -311,16 +308,13 @@ def _wrote_more(job: Job, found: _Cycle) -> Hypothesis | None:
         if whole and 0 < 2 * len(odd) <= group.nranks:
             waits = [wait for wait in found.inside if wait.key.group == number]
             suspects = [observed(job, group.members[rank][0], waits, (), Cause.WROTE_MORE) for rank in sorted(odd)]
-            supports = wait_facts([*waits, *(wait for wait in found.inside if wait not in waits)])
-            return naming(VerdictClass.INCONSISTENT, suspects, found.victims, 0.7, supports)
+            return naming(VerdictClass.INCONSISTENT, suspects, found.victims, 0.7, _first(waits, found))
     return None
 
 
 def _order(case: Case, found: _Cycle) -> Hypothesis:
-    """Ranks called operations of several communicators in different orders, or one left an operation out.
-
-    What stands in memory is the same for both, and for either side of the cycle. The calls tell more: a training job calls the
-    same things in the same order again and again, and the rank that broke its own pattern is at fault.
+    """Ranks called operations of several communicators in different orders, or one left an operation out: memory is the same for
+    both, and for either side of the cycle. Calls tell who broke its own pattern.
     """
     job, deviations = case.job, found.deviations
     entered = _entered_first(found.inside)
@@ -333,13 +327,8 @@ def _order(case: Case, found: _Cycle) -> Hypothesis:
     tie = not deviations and odd == found.members
     cause = Cause.LEFT_OUT if left_out else Cause.ORDER
     # Whom the others wait for (it has left out theirs), or what it waits in itself (its order is the odd one).
-    suspects = [
-        observed(
-            job, member, [w for w in found.inside if (w.target if left_out else w.waiter) == RankNode(member.index)], (), cause
-        )
-        for member in job.members
-        if member.index in odd
-    ]
+    own = {index: [w for w in found.inside if (w.target if left_out else w.waiter) == RankNode(index)] for index in sorted(odd)}
+    suspects = [observed(job, job.member(index), waits, (), cause) for index, waits in own.items()]
     # All that is proven of a tie is the cycle: whoever broke the order, or left a call out, is one of them.
     confidence = min(sureness(case), 0.6) if tie else sureness(case)
     verdict_class = VerdictClass.NOT_ENTERED if left_out else VerdictClass.DEADLOCK
@@ -362,13 +351,11 @@ def _entered_first(inside: Sequence[Wait]) -> dict[int, set[int]]:
 
 
 def _order_facts(job: Job, orders: dict[int, set[int]]) -> list[Fact]:
-    """Which ranks wait in which communicator: the orders that contradict each other."""
-    names = {member.index: f"rank {member.rank}" if member.rank is not None else member.label for member in job.members}
     found = []
     for number, indices in sorted(orders.items(), key=lambda item: -len(item[1])):
-        group = job.groups[number]
-        who = ", ".join(names[index] for index in sorted(indices))
-        does = "wait" if len(indices) > 1 else "waits"
+        group, members = job.groups[number], [job.member(index) for index in sorted(indices)]
+        who = ", ".join(f"rank {member.rank}" if member.rank is not None else member.label for member in members)
+        does = "wait" if len(members) > 1 else "waits"
         text = f"{who} entered communicator {group.hash:016x} ({group.nranks} ranks) first and {does} there"
-        found.append(told(text, kind=FactKind.WAITS_FOR))
+        found.append(told(text))
     return found

@@ -6,7 +6,7 @@ does not follow it, and still counts among those behind.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TypeVar
@@ -57,10 +57,6 @@ class Waits:
         """One wait, which knows its number."""
         return replace(self.waits.make(number), number=number)
 
-    def all(self) -> Iterator[Wait]:
-        """Every wait as an object."""
-        return iter(self.waits)
-
     def of(self, indices: Iterable[int]) -> dict[int, list[Wait]]:
         """For each of these processes its waits and those for it."""
         found: dict[int, list[Wait]] = {index: [] for index in indices}
@@ -77,13 +73,15 @@ class Waits:
         chosen = self.waits.subject[np.sort(place)[:waiters]]
         return [self.wait(number) for number in np.flatnonzero(np.isin(self.waits.subject, chosen)).tolist()]
 
+    @cached_property
     def waiting(self) -> set[int]:
         """Indices of the processes that wait."""
         return set(np.unique(self.waits.subject[self.waits.subject >= 0]).tolist())
 
+    @cached_property
     def busy(self) -> set[int]:
         """Indices of the processes that wait or stand still in something that shows."""
-        return self.waiting() | set(np.unique(self.stalls.subject).tolist())
+        return self.waiting | set(np.unique(self.stalls.subject).tolist())
 
     def collectives(self) -> set[int]:
         """Ids of the communicators in which a collective stands still."""
@@ -97,7 +95,20 @@ class Waits:
 
         O(edges + nodes).
         """
-        return _find_sinks(self)
+        places, sinks = self.places, list[Sink]()
+        sink_of = np.full(len(places.nodes), -1, np.int64)
+        for part in final_components(len(places.nodes), places.waiters, places.targets, places.reaching):
+            sink_of[part] = len(sinks)
+            nodes = (self.nodes.node(number) for number in places.nodes[part].tolist())
+            sinks.append(Sink(tuple(sorted(nodes, key=repr)), self))
+        into = sink_of[places.targets]
+        for place in np.flatnonzero(into >= 0).tolist():
+            sink, wait = sinks[into[place]], self.wait(int(places.edges[place]))
+            (sink.inside if sink_of[places.waiters[place]] == into[place] else sink.waits).append(wait)
+        of_stall = sink_of[places.standing]
+        for number in np.flatnonzero(of_stall >= 0).tolist():
+            sinks[of_stall[number]].stalls.append(self.stalls.make(number))
+        return sorted(sinks, key=lambda sink: (-len(sink.waits), repr(sink.nodes)))
 
     @cached_property
     def places(self) -> Places:
@@ -109,7 +120,10 @@ class Waits:
 
         A wait that was retracted is not begun: it comes later, and lasts as long.
         """
-        return self.places.behind([self.nodes.number(node) for node in nodes])
+        places = self.places
+        ends = np.flatnonzero(np.isin(places.nodes, [self.nodes.number(node) for node in nodes])).tolist()
+        behind = places.nodes[list(places.reaching(ends, retracted=True).difference(ends))]
+        return set(behind[behind >= 0].tolist())
 
 
 @dataclass(slots=True)
@@ -131,16 +145,11 @@ class Sink:
         """Whether ranks wait for each other in a cycle."""
         return len(self.nodes) > 1
 
-    def member(self, job: Job) -> Member | None:
+    @property
+    def member(self) -> Member | None:
         """The observed process this sink is, if it is one."""
         node = self.nodes[0]
-        if self.is_cycle or not isinstance(node, RankNode):
-            return None
-        return job.member(node.index)
-
-    def behind(self) -> set[int]:
-        """Indices of the processes that wait for it, directly or through others. O(edges)."""
-        return self.graph.behind(self.nodes)
+        return self.graph.job.member(node.index) if isinstance(node, RankNode) and not self.is_cycle else None
 
 
 class Places:
@@ -149,15 +158,17 @@ class Places:
     def __init__(self, graph: Waits) -> None:
         halted = np.array([member.index for member in graph.job.members if member.halted], np.int64)
         # A stopped or ended process waits for nobody.
-        kept = (graph.waits.subject != graph.waits.object) & ~np.isin(graph.waits.subject, halted)
+        kept = graph.waits.subject != graph.waits.object
+        if len(halted):
+            kept &= ~np.isin(graph.waits.subject, halted)
         all_edges: Column = np.flatnonzero(kept)
         waiters, targets, standing = graph.waits.subject[all_edges], graph.waits.object[all_edges], graph.stalls.subject
         self.nodes: Column
-        self.nodes, places = np.unique(np.r_[waiters, targets, standing, halted], return_inverse=True)
+        self.nodes, places = np.unique(np.concatenate((waiters, targets, standing, halted)), return_inverse=True)
         places = places.reshape(-1)
         self._waiters, self._targets = places[: len(waiters)], places[len(waiters) : 2 * len(waiters)]
         self.standing = places[2 * len(waiters) : 2 * len(waiters) + len(standing)]
-        followed: Flags = ~np.isin(all_edges, np.fromiter(graph.retracted, np.int64, len(graph.retracted)))
+        followed: Flags = ~np.isin(all_edges, list(graph.retracted))
         # A wait that is merely possible counts only where nothing else leaves the node. Proven and likely ones are followed
         # alike: of two operations that a rank has open, the one of which more is proven need not come first.
         possible = graph.waits.possible[all_edges]
@@ -167,37 +178,20 @@ class Places:
         self.edges: Column = all_edges[followed]
         """Numbers of the waits that are followed."""
         self.waiters, self.targets = self._waiters[followed], self._targets[followed]
+        self._reached: tuple[list[int], set[int]] = [], set()
 
     @cached_property
     def preceding(self) -> tuple[list[int], list[int]]:
         """Who waits for each node, by the waits that are followed."""
         return neighbours(len(self.nodes), self.targets, self.waiters)
 
-    def behind(self, numbers: Sequence[int]) -> set[int]:
-        """As of :meth:`Waits.behind`, by the numbers of the nodes."""
-        ends = np.flatnonzero(np.isin(self.nodes, numbers)).tolist()
-        all_followed = len(self.edges) == len(self._waiters)
-        preceding = self.preceding if all_followed else neighbours(len(self.nodes), self._targets, self._waiters)
-        found = self.nodes[sorted(reaching(preceding, ends) - set(ends))]
-        return set(found[found >= 0].tolist())
-
-
-def _find_sinks(graph: Waits) -> list[Sink]:
-    places = graph.places
-    sinks: list[Sink] = []
-    sink_of = np.full(len(places.nodes), -1, np.int64)
-    for part in final_components(len(places.nodes), places.waiters, places.targets, places.preceding):
-        sink_of[part] = len(sinks)
-        nodes = (graph.nodes.node(number) for number in places.nodes[part].tolist())
-        sinks.append(Sink(tuple(sorted(nodes, key=repr)), graph))
-    into = sink_of[places.targets]
-    for place in np.flatnonzero(into >= 0).tolist():
-        sink, wait = sinks[into[place]], graph.wait(int(places.edges[place]))
-        (sink.inside if sink_of[places.waiters[place]] == into[place] else sink.waits).append(wait)
-    of_stall = sink_of[places.standing]
-    for number in np.flatnonzero(of_stall >= 0).tolist():
-        sinks[of_stall[number]].stalls.append(graph.stalls.make(number))
-    return sorted(sinks, key=lambda sink: (-len(sink.waits), repr(sink.nodes)))
+    def reaching(self, ends: list[int], *, retracted: bool = False) -> set[int]:
+        """As of :func:`reaching`, by the waits that are followed (kept: who is behind is asked soon) or by all."""
+        if retracted and len(self.edges) < len(self._waiters):
+            return reaching(neighbours(len(self.nodes), self._targets, self._waiters), ends)
+        if self._reached[0] != ends:
+            self._reached = ends, reaching(self.preceding, ends)
+        return self._reached[1]
 
 
 def victims_of(sinks: Sequence[Sink]) -> set[int]:
@@ -207,14 +201,14 @@ def victims_of(sinks: Sequence[Sink]) -> set[int]:
     return sinks[0].graph.behind([node for sink in sinks for node in sink.nodes])
 
 
-def final_components(size: int, sources: Column, targets: Column, preceding: tuple[list[int], list[int]]) -> list[list[int]]:
+def final_components(size: int, sources: Column, targets: Column, reach: Callable[[list[int]], set[int]]) -> list[list[int]]:
     """Strongly connected components of the nodes below ``size`` without an edge that leaves them, where each of ``sources`` has
-    an edge to that of ``targets``; ``preceding``: the :func:`neighbours` of each node, against the edges. O(nodes + edges).
+    an edge to that of ``targets``; ``reach``: as :func:`reaching`. O(nodes + edges).
     """
     out = np.bincount(sources, minlength=size)
     ends: list[int] = np.flatnonzero(out == 0).tolist()
     # Whatever reaches a node without edges is in no such component; few nodes are left to be searched for cycles.
-    done = reaching(preceding, ends)
+    done = reach(ends)
     found = [[node] for node in ends]
     if len(done) == size:
         return found
@@ -247,6 +241,6 @@ def neighbours(size: int, nodes: Column, others: Column) -> tuple[list[int], lis
 
 def components(following: Mapping[NodeT, Iterable[NodeT]]) -> list[set[NodeT]]:
     """Strongly connected components, in no particular order. O(nodes + edges)."""
-    import networkx as nx  # It takes a quarter of a second to load, and most jobs have no cycle.
+    import networkx as nx  # It takes a tenth of a second to load, and most jobs have no cycle.
 
     return list(nx.strongly_connected_components(nx.DiGraph(following)))

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
+from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import Communicator, ProcessInfo, ProcessSample, Transport
 from ncclwatch.model.verdict import CommunicatorRef
 
@@ -38,11 +39,15 @@ class Member:
     """Whether the last two samples saw the process stopped."""
     gone: bool = field(init=False)
     """Whether the process has ended."""
+    halted: bool = field(init=False)
+    """Whether it is stopped or has ended: then it waits for nobody."""
 
     def __post_init__(self) -> None:
         self.last = last = self.samples[-1]
-        self.gone = last.run_state in GONE_STATES
-        self.stopped = last.run_state in STOPPED_STATES and self.samples[-2:][0].run_state in STOPPED_STATES
+        state = last.run_state
+        self.gone = state in GONE_STATES
+        self.stopped = state in STOPPED_STATES and self.samples[-2:][0].run_state in STOPPED_STATES
+        self.halted = self.stopped or self.gone
 
     @property
     def info(self) -> ProcessInfo:
@@ -50,9 +55,13 @@ class Member:
         return self.last.process
 
     @property
-    def halted(self) -> bool:
-        """Whether it is stopped or has ended: then it waits for nobody."""
-        return self.stopped or self.gone
+    def still_s(self) -> float:
+        """For how many seconds NCCL has not moved in it, as far as the samples tell; 0 when it moved in the last interval."""
+        samples = self.samples
+        since = len(samples) - 1
+        while since > 0 and not progressed(samples[since - 1], samples[since]):
+            since -= 1
+        return (samples[-1].time_ns - samples[since].time_ns) / 1e9
 
     @property
     def label(self) -> str:
@@ -113,10 +122,12 @@ class Job:
     """Processes that are joined by communicators, directly or through others."""
 
     members: list[Member]
-    groups: dict[int, Group]
-    group_of: dict[tuple[int, int], int]
+    groups: dict[int, Group] = field(default_factory=dict)
+    group_of: dict[tuple[int, int], int] = field(default_factory=dict)
     """(index of the member, address of the communicator in its process) → group"""
-    _by_index: dict[int, Member] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._by_index = {member.index: member for member in self.members}
 
     @cached_property
     def joined(self) -> Joined:
@@ -133,30 +144,28 @@ class Job:
         return Joined(frozenset(transports), seen, captured, by_device, multi_node)
 
     @cached_property
-    def _by_identity(self) -> dict[Identity, int | None]:
-        """The job's rank of every process that a communicator numbered like the job knows; ``None`` where two claim it."""
+    def by_identity(self) -> dict[Identity, int | None]:
+        """The job's rank of every process that a communicator knows, as far as it is evident; ``None`` where two claim it."""
         ranks: dict[Identity, int | None] = {}
-        for group in filter(_numbers_as_the_job, self.groups.values()):
+        for group in self.groups.values():
             _, view = next(iter(group.members.values()))
-            for rank in range(group.nranks):
-                identity = identity_of(view, rank)
-                if identity is not None:
-                    ranks[identity] = rank if ranks.get(identity, rank) == rank else None
+            everybody = _numbers_as_the_job(group)
+            for rank in range(len(view.peers)):
+                identity, holder = identity_of(view, rank), group.holder(rank)
+                known = holder.rank if holder is not None else rank if everybody else None
+                if identity is not None and known is not None:
+                    ranks[identity] = known if ranks.get(identity, known) == known else None
         return ranks
-
-    def add(self, member: Member) -> None:
-        """Take a process in."""
-        self.members.append(member)
-        self._by_index[member.index] = member
 
     def add_group(self, number: int, held: Sequence[tuple[Member, Communicator]]) -> None:
         """Take a communicator in: its processes, each with its view. Of two that claim one rank the first has it."""
         _, own = held[0]
-        group = self.groups[number] = Group(number, own.hash, own.nranks)
-        for member, communicator in held:
-            self.group_of[member.index, communicator.address] = number
-            if group.members.setdefault(communicator.rank, (member, communicator))[0] is member:
-                group.ranks[member.index] = communicator.rank
+        members: dict[int, tuple[Member, Communicator]] = {}
+        for pair in held:
+            members.setdefault(pair[1].rank, pair)
+        ranks = {member.index: rank for rank, (member, _) in members.items()}
+        self.groups[number] = Group(number, own.hash, own.nranks, members, ranks)
+        self.group_of.update({(member.index, communicator.address): number for member, communicator in held})
 
     def member(self, index: int) -> Member:
         """The process with this index, which counts the processes of all jobs."""
@@ -189,7 +198,7 @@ class Job:
         if _numbers_as_the_job(group):
             return comm_rank
         identity = next((i for _, c in group.members.values() if (i := identity_of(c, comm_rank)) is not None), None)
-        return self._by_identity.get(identity) if identity is not None else None
+        return self.by_identity.get(identity) if identity is not None else None
 
     def rank_name(self, group_id: int, comm_rank: int) -> str:
         """``rank 5`` where the job's rank is known, else ``rank 1 of communicator 12ab…``."""
@@ -201,30 +210,27 @@ class Job:
 
 
 def assemble(samples: Iterable[Sequence[ProcessSample]]) -> list[Job]:
-    """Split observed processes into jobs: two belong together when they hold ranks of one communicator.
-
-    ``samples`` is one sequence per process in time order; empty sequences are ignored. A process without communicators is a job
-    of its own. O(processes × communicators).
+    """Split observed processes into jobs: two belong together when they hold ranks of one communicator, directly or through
+    others; one without communicators is a job of its own. ``samples``: one sequence a process, in time order; empty ones are
+    ignored. O(processes x communicators).
     """
-    members = [Member(index, list(series)) for index, series in enumerate(samples) if len(series)]
+    members = [Member(index, series, series[-1].rank) for index, series in enumerate(samples) if len(series)]
     holders: dict[int, list[tuple[Member, Communicator]]] = defaultdict(list)
     for member in members:
         for communicator in member.last.communicators:
             holders[communicator.hash].append((member, communicator))
     sharing = {number: held for comm_hash, found in holders.items() for number, held in _split(comm_hash, found).items()}
+    parts: dict[int, list[Member]] = defaultdict(list)
     part_of = _connected(members, sharing.values())
-    jobs = {part: Job([], {}, {}) for part in dict.fromkeys(part_of)}
-    for member, part in zip(members, part_of, strict=True):
-        member.rank = member.last.rank
-        jobs[part].add(member)
-    by_index = dict(zip((member.index for member in members), part_of, strict=True))
+    for member in members:
+        parts[part_of[member.index]].append(member)
+    jobs = {part: Job(found) for part, found in parts.items()}
     for number, held in sharing.items():
-        jobs[by_index[held[0][0].index]].add_group(number, held)
+        jobs[part_of[held[0][0].index]].add_group(number, held)
     return list(jobs.values())
 
 
 def _split(comm_hash: int, found: list[tuple[Member, Communicator]]) -> dict[int, list[tuple[Member, Communicator]]]:
-    """The groups among the holders of one hash: the hash itself, or fingerprints where it names more than one."""
     ranks = {communicator.rank for _, communicator in found}
     sizes = {communicator.nranks for _, communicator in found}
     if len(ranks) == len(found) and len(sizes) == 1:
@@ -236,7 +242,7 @@ def _split(comm_hash: int, found: list[tuple[Member, Communicator]]) -> dict[int
 
 
 def _fingerprint(communicator: Communicator) -> int:
-    """A number that is the same on all ranks of a communicator and on no other; the hash itself where peers cannot be read."""
+    """A number that is the same on all ranks of a communicator and on no other, where its peers can be read."""
     addresses = [peer.comm_address for peer in communicator.peers]
     if not addresses or None in addresses:
         return communicator.hash
@@ -244,21 +250,21 @@ def _fingerprint(communicator: Communicator) -> int:
     return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
-def _connected(members: Sequence[Member], sharing: Iterable[Sequence[tuple[Member, Communicator]]]) -> list[int]:
-    """For each process a number that it has in common with all that it shares communicators with, directly or through others."""
+def _connected(members: Sequence[Member], sharing: Iterable[Sequence[tuple[Member, Communicator]]]) -> dict[int, int]:
+    """For each process a number that it has in common with all that it is joined with."""
     parent = {member.index: member.index for member in members}
 
     def root(index: int) -> int:
-        while parent[index] != index:
-            parent[index] = parent[parent[index]]
-            index = parent[index]
+        while (above := parent[index]) != index:
+            parent[index] = index = parent[above]
         return index
 
     for held in sharing:
         first = root(held[0][0].index)
         for other, _ in held:
-            parent[root(other.index)] = first
-    return [root(member.index) for member in members]
+            if parent[other.index] != first:
+                parent[root(other.index)] = first
+    return {index: above if parent[above] == above else root(index) for index, above in parent.items()}
 
 
 def identity_of(communicator: Communicator, comm_rank: int) -> Identity | None:
@@ -272,10 +278,11 @@ def identity_of(communicator: Communicator, comm_rank: int) -> Identity | None:
 
 
 def launched(member: Member, own: Communicator) -> int | None:
-    """How many collectives NCCL has counted on a communicator of a process; comparable among its ranks, ``None`` where it is not.
+    """How many collectives NCCL has counted on a communicator of a process; comparable among its ranks, ``None`` where it is
+    not.
 
-    Releases without counts of each collective count all launches alike (``ncclComm.opCount``) up to 2.27.2; from 2.27.3 on, and
-    up to 2.30.7, only those in which the rank has proxy work: then no count of collectives means that there were none.
+    Releases without counts of each collective count all launches alike (``ncclComm.opCount``) up to 2.27.2; later ones, up to
+    2.30.7, only those in which the rank has proxy work: then no count of collectives means that there were none.
     """
     if own.captured_plans:
         return None

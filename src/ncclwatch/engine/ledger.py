@@ -10,6 +10,8 @@ start anew, as if its processes had been attached just then: what is absent from
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,51 +20,52 @@ from numpy.typing import NDArray
 
 from ncclwatch.collect.functions import type_name
 from ncclwatch.model.events import Flag, Function, Kind
+from ncclwatch.model.state import Communicator, ProcessInfo
 
-COLLECTIVES = (
-    Function.ALL_REDUCE,
-    Function.BROADCAST,
-    Function.BCAST,
-    Function.REDUCE,
-    Function.ALL_GATHER,
-    Function.REDUCE_SCATTER,
-    Function.ALL_TO_ALL,
-    Function.GATHER,
-    Function.SCATTER,
-)
+COLLECTIVES = [function for function in Function if Function.ALL_REDUCE <= function <= Function.SCATTER]
 """Calls that every rank of a communicator makes in one order; point-to-point calls have their own."""
-
 POINT_TO_POINT = (Function.SEND, Function.RECV)
+MAKERS = (
+    Function.COMM_INIT_RANK,
+    Function.COMM_INIT_RANK_CONFIG,
+    Function.COMM_INIT_RANK_SCALABLE,
+    Function.COMM_SPLIT,
+    Function.COMM_SHRINK,
+    Function.COMM_GROW,
+)
+"""Calls that make a communicator."""
 
 OPERATION_DTYPE = np.dtype(
-    [
-        ("time_ns", "<u8"),
-        ("op_count", "<u8"),
-        ("signature", "<u8"),
-        ("count", "<u8"),
-        ("stream", "<u8"),
-        ("function", "<u2"),
-        ("datatype", "i1"),
-        ("redop", "i1"),
-        ("peer", "<i4"),
-    ]
+    {
+        "names": ["time_ns", "op_count", "signature", "count", "function", "datatype", "redop", "peer"],
+        "formats": ["<u8", "<u8", "<u8", "<u8", "<u2", "i1", "i1", "<i4"],
+    }
 )
-"""One called operation, 48 bytes. ``op_count`` is ``ncclComm.opCount`` at the time of the call; ``signature`` a hash of all that
+"""One called operation, 40 bytes. ``op_count`` is ``ncclComm.opCount`` at the time of the call; ``signature`` a hash of all that
 the ranks must agree on."""
 
 SHALLOWEST, DEEPEST = 32, 1024
 """Bound: operations kept a row."""
-HISTORY_BYTES = 48 << 20
+HISTORY_BYTES = 40 << 20
 """Bound: rows of a small job keep more operations: the depth is halved as rows come, so that the rings stay within this."""
 
-NEWEST = 64
-"""Bound: so many operations are looked at first by those who ask for the newest."""
+ALIKE = 3
+"""Unit: calls that say something by being alike: operations in common that line two ranks up, operations on which ranks agree
+again, calls before a call by which its place is known, calls of a collective that make it familiar. From: the tests, where one
+to six tell the same; what is a call apart differs nearly everywhere, and one too many is the fault itself.
+"""
+UNLIKE = 0.1
+"""Unit: share, of the calls that ranks in line may differ in, and of the ranks that may seem to have broken their pattern of
+calls. From: the tests and the simulated jobs with conflicting calls: 0.02 to 0.3 tell the same. In more calls chance may differ;
+where more ranks break their pattern the job does something new, or an iteration is longer than the calls that are kept.
+"""
+UNCOUNTED = np.iinfo(np.int64).min
+"""Of a row of which NCCL's own count was not read."""
 
-NO_SOURCE = 0xFFFFFFF
-"""Fact: no process of the ledger has this number."""
-
-Place = tuple[int, int]
-"""(number of the process in the ledger, address of the communicator in it)"""
+Process = tuple[str, int]
+"""(source of its records, pid)"""
+Place = tuple[str, int, int]
+"""(source of the records, pid, address of the communicator in the process)"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,77 +78,97 @@ class Signature:
     redop: int
     peer: int
 
+    @property
+    def name(self) -> str:
+        """``AllReduce``; empty where the function is not known."""
+        known = self.function in Function._value2member_map_
+        return Function(self.function).name.title().replace("_", "") if known else ""
+
     def text(self) -> str:
         """``AllReduce of 1048576 x float32``."""
-        known = self.function in Function._value2member_map_
-        name = Function(self.function).name.title().replace("_", "") if known else f"function {self.function}"
         root = f", root {self.peer}" if self.peer >= 0 else ""
-        return f"{name} of {self.count} x {type_name(self.datatype)}{root}"
+        return f"{self.name or f'function {self.function}'} of {self.count} x {type_name(self.datatype)}{root}"
 
 
 class Ledger:
     """Operations by communicator and rank.
 
-    ``depth`` collectives are kept a row, 48 bytes each (default: as many as fit into ``HISTORY_BYTES``); rows grow by doubling up
-    to ``max_rows``; what does not fit is counted in ``refused``.
+    ``depth`` collectives are kept a row, 40 bytes each, fewer where they do not fit into ``HISTORY_BYTES``; rows grow by doubling
+    up to ``max_rows``; what does not fit is counted in ``refused``.
     """
 
-    def __init__(self, *, depth: int | None = None, max_rows: int = 1_000_000) -> None:
-        self.depth = depth or DEEPEST
+    def __init__(self, *, depth: int = DEEPEST, max_rows: int = 1_000_000) -> None:
+        self.depth = depth
         self.max_rows = max_rows
         self.refused = 0
-        self.lost = 0
-        """Records the kernel could not write, of all sources, since the beginning."""
+        self.records: Counter[Process] = Counter()
+        """How many records of any kind came of each process."""
+        self.lossy: set[str] = set()
+        """Sources of which records were lost."""
         self.rows: dict[Place, int] = {}
         """Communicator of a process → row; hashes of communicators are not unique (see ``job``)."""
         self.point_to_point: dict[Place, dict[tuple[int, int], int]] = {}
         """Communicator of a process → {(function, peer): calls}: a Send to a peer pairs with its Recv"""
         self.from_birth: NDArray[np.bool_] = np.zeros(0, np.bool_)
-        self.called: NDArray[np.uint64] = np.zeros(0, np.uint64)
+        self.called: NDArray[np.int64] = np.zeros(0, np.int64)
         """Collectives seen in each row since it was attached."""
-        self.nranks: NDArray[np.int32] = np.zeros(0, np.int32)
-        self.last_time_ns: NDArray[np.uint64] = np.zeros(0, np.uint64)
+        self.before: NDArray[np.int64] = np.zeros(0, np.int64)
+        """Collectives called before those, by NCCL's own count; ``UNCOUNTED`` where that is not known."""
         self.operations: NDArray[Any] = np.zeros((0, self.depth), OPERATION_DTYPE)
-        self._fixed_depth = depth is not None
-        self._sources: dict[str, int] = {}
-        self._by_process: dict[int, set[int]] = {}
-        """Process → addresses of its communicators that have a row or point-to-point counts."""
         self._free: list[int] = []
 
     # --- places ----------------------------------------------------------------------------------------------------
 
-    def place(self, source: str, pid: int, address: int) -> Place:
-        """Where the ledger keeps a communicator of a process; records that came without a source belong to every host."""
-        number = self._sources.get(source, self._sources.get("", NO_SOURCE))
-        return (number << 32) | pid, address
+    def process(self, host: str, pid: int) -> Process:
+        """What the ledger knows a process by; records that came without a source belong to every host."""
+        return (host if (host, pid) in self.records else "", pid)
 
-    def is_from(self, place: Place, source: str) -> bool:
-        """Whether a place is of a source."""
-        return place[0] >> 32 == self._sources.get(source)
+    def place(self, host: str, pid: int, address: int) -> Place:
+        """Where the ledger keeps a communicator of a process."""
+        return (*self.process(host, pid), address)
 
-    def forget_process(self, source: str, pid: int) -> None:
-        """Free what is kept of a process that ended."""
-        process = self.place(source, pid, 0)[0]
-        for address in self._by_process.pop(process, ()):
-            self.point_to_point.pop((process, address), None)
-            row = self.rows.pop((process, address), None)
+    def row(self, info: ProcessInfo, own: Communicator) -> int | None:
+        """The row of a communicator of a process; ``None`` where it has none."""
+        return self.rows.get(self.place(info.host, info.pid, own.address))
+
+    def is_from_birth(self, info: ProcessInfo, own: Communicator) -> bool:
+        """Whether the making of a communicator was seen, so that its counts are complete."""
+        row = self.row(info, own)
+        return row is not None and bool(self.from_birth[row])
+
+    def messages(self, info: ProcessInfo, own: Communicator) -> dict[tuple[int, int], int]:
+        """Calls of sends and receives on a communicator of a process, by function and peer."""
+        return self.point_to_point.get(self.place(info.host, info.pid, own.address), {})
+
+    @property
+    def places(self) -> list[Place]:
+        """Every place of which something is kept."""
+        return [*self.rows, *self.point_to_point]
+
+    def forget(self, gone: Set[Process | Place]) -> None:
+        """Free what is kept of processes that ended, and of communicators that are gone. O(places)."""
+        for place in [place for place in self.places if place in gone or place[:2] in gone] if gone else ():
+            self.point_to_point.pop(place, None)
+            row = self.rows.pop(place, None)
             if row is not None:
-                self._begin_anew(row)
                 self._free.append(row)
+        for process in self.records.keys() & gone:
+            del self.records[process]
 
-    def lose(self, source: str, number: int = 1) -> None:
-        """Records of a source were lost: what it holds so far cannot be continued. O(rows of the source)."""
-        self.lost += number
-        own = self._sources.get(source)
-        for (process, address), row in self.rows.items():
-            if process >> 32 == own:
+    def has_lost(self, host: str) -> bool:
+        """Whether records of a host were lost, or any that came without a source."""
+        return not self.lossy.isdisjoint((host, ""))
+
+    def lose(self, source: str) -> None:
+        """Records of a source were lost: what it holds so far cannot be continued. O(rows)."""
+        self.lossy.add(source)
+        for place, row in self.rows.items():
+            if place[0] == source:
                 self._begin_anew(row)
-                self.point_to_point.pop((process, address), None)
+                self.point_to_point.pop(place, None)
 
     def _begin_anew(self, row: int) -> None:
-        self.called[row] = 0
-        self.from_birth[row] = False
-        self.last_time_ns[row] = 0
+        self.called[row], self.from_birth[row], self.before[row] = 0, False, UNCOUNTED
 
     # --- writing ---------------------------------------------------------------------------------------------------
 
@@ -155,23 +178,20 @@ class Ledger:
         ``lost`` records of this source were lost since the batch before. O(n log n) in the batch, vectorised; about one
         microsecond a record.
         """
-        processes = events["pid"].astype(np.uint64) | np.uint64(self._sources.setdefault(source, len(self._sources)) << 32)
-        self._note_births(events, processes)
-        self._count_point_to_point(events, processes)
-        number = self._add_collectives(events, processes)
+        pids, numbers = np.unique(events["pid"], return_counts=True)
+        self.records.update(dict(zip(((source, pid) for pid in pids.tolist()), numbers.tolist(), strict=True)))
+        self._note_births(events, source)
+        self._count_point_to_point(events, source)
+        number = self._add_collectives(events, source)
         if lost:
             # They may have been lost before, between or after those of the batch.
-            self.lose(source, lost)
+            self.lose(source)
         return number
 
-    def _add_collectives(self, events: NDArray[Any], processes: NDArray[np.uint64]) -> int:
-        kind = events["kind"] == Kind.ENTER
+    def _add_collectives(self, events: NDArray[Any], source: str) -> int:
         known = (events["flags"] & np.uint16(Flag.COMM_READ)) != 0
-        wanted = kind & known & np.isin(events["function"], COLLECTIVES)
-        chosen = events[wanted]
-        if not len(chosen):
-            return 0
-        row = self._rows_of(chosen, processes[wanted])
+        chosen = events[(events["kind"] == Kind.ENTER) & known & np.isin(events["function"], COLLECTIVES)]
+        row = self._rows_of(chosen, source)
         keep = row >= 0
         self.refused += int(np.count_nonzero(~keep))
         chosen, row = chosen[keep], row[keep]
@@ -182,67 +202,52 @@ class Ledger:
         starts = np.flatnonzero(np.r_[True, row[1:] != row[:-1]])
         sizes = np.diff(np.r_[starts, len(row)])
         within = np.arange(len(row)) - np.repeat(starts, sizes)
-        position = (self.called[row] + within.astype(np.uint64)) % np.uint64(self.depth)
         # Of a batch longer than the ring only the newest survive; numpy keeps the last write of equal indices.
-        self.operations[row, position.astype(np.int64)] = _operations(chosen)
-        distinct = row[starts]
-        self.called[distinct] += sizes.astype(np.uint64)
-        self.last_time_ns[distinct] = chosen["time_ns"][starts + sizes - 1]
-        self.nranks[distinct] = chosen["nranks"][starts]
+        self.operations[row, (self.called[row] + within) % self.depth] = _operations(chosen)
+        self.called[row[starts]] += sizes
         return len(chosen)
 
-    def _note_births(self, events: NDArray[Any], processes: NDArray[np.uint64]) -> None:
+    def _note_births(self, events: NDArray[Any], source: str) -> None:
         """A communicator whose making was seen is known from its first operation on."""
-        makers = (
-            Function.COMM_INIT_RANK,
-            Function.COMM_INIT_RANK_CONFIG,
-            Function.COMM_INIT_RANK_SCALABLE,
-            Function.COMM_SPLIT,
-            Function.COMM_SHRINK,
-            Function.COMM_GROW,
-        )
-        made = (events["kind"] == Kind.LEAVE) & np.isin(events["function"], makers)
+        made = (events["kind"] == Kind.LEAVE) & np.isin(events["function"], MAKERS)
         made &= (events["flags"] & np.uint16(Flag.COMM_READ)) != 0
-        for process, address in zip(processes[made].tolist(), events["comm"][made].tolist(), strict=True):
-            row = self._row(process, address)
+        for pid, address in zip(events["pid"][made].tolist(), events["comm"][made].tolist(), strict=True):
+            row = self._row((source, pid, address))
             if row >= 0:
                 # An address can be used again after a communicator was destroyed: what came before was another one.
                 self._begin_anew(row)
                 self.from_birth[row] = True
-                self.point_to_point.pop((process, address), None)
+                self.point_to_point.pop((source, pid, address), None)
 
-    def _count_point_to_point(self, events: NDArray[Any], processes: NDArray[np.uint64]) -> None:
-        wanted = (events["kind"] == Kind.ENTER) & np.isin(events["function"], POINT_TO_POINT)
-        if not wanted.any():
-            return
-        keys = np.empty(int(wanted.sum()), [("process", "<u8"), ("comm", "<u8"), ("function", "<u2"), ("peer", "<i4")])
-        keys["process"] = processes[wanted]
-        for name in ("comm", "function", "peer"):
-            keys[name] = events[name][wanted]
-        distinct, numbers = np.unique(keys, return_counts=True)
-        for key, number in zip(distinct.tolist(), numbers.tolist(), strict=True):
-            process, comm, function, peer = key
-            if (process, comm) not in self.point_to_point and len(self.point_to_point) >= self.max_rows:
-                continue
-            self._by_process.setdefault(process, set()).add(comm)
-            counts = self.point_to_point.setdefault((process, comm), {})
-            counts[function, peer] = counts.get((function, peer), 0) + number
+    def _count_point_to_point(self, events: NDArray[Any], source: str) -> None:
+        calls = events[(events["kind"] == Kind.ENTER) & np.isin(events["function"], POINT_TO_POINT)]
+        distinct, numbers = np.unique(calls[["pid", "comm", "function", "peer"]], return_counts=True)
+        for (pid, comm, function, peer), number in zip(distinct.tolist(), numbers.tolist(), strict=True):
+            place = source, pid, comm
+            if place in self.point_to_point or len(self.point_to_point) < self.max_rows:
+                counts = self.point_to_point.setdefault(place, {})
+                counts[function, peer] = counts.get((function, peer), 0) + number
 
-    def seen_from_birth(self, place: Place) -> bool:
-        """Whether the making of a communicator was seen, so that its counts are complete."""
-        row = self.rows.get(place)
-        return row is not None and bool(self.from_birth[row])
+    def note_count(self, row: int, counted: int, until_ns: int) -> None:
+        """Remember how far NCCL's own count of collectives, read at ``until_ns``, runs ahead of those seen by then.
 
-    def _rows_of(self, events: NDArray[Any], processes: NDArray[np.uint64]) -> NDArray[np.int64]:
-        addresses = events["comm"]
+        The count is raised when a plan is launched, after the call is recorded: so it is at most what was called, and the largest
+        difference ever seen is the true one.
+        """
+        kept = self.operations["time_ns"][row, : min(int(self.called[row]), self.depth)]
+        newer = int(np.count_nonzero(kept > until_ns))
+        if newer < len(kept):
+            self.before[row] = max(int(self.before[row]), counted - int(self.called[row]) + newer)
+
+    def _rows_of(self, events: NDArray[Any], source: str) -> NDArray[np.int64]:
         # One integer a record sorts far faster than a pair; an odd multiplier keeps different pairs apart.
-        mixed = addresses ^ (processes * np.uint64(0x9E3779B97F4A7C15))
+        mixed = events["comm"] ^ (events["pid"].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
         _, first, inverse = np.unique(mixed, return_index=True, return_inverse=True)
-        rows = np.array([self._row(int(processes[i]), int(addresses[i])) for i in first], np.int64)
-        return rows[inverse]
+        places = zip(events["pid"][first].tolist(), events["comm"][first].tolist(), strict=True)
+        return np.array([self._row((source, pid, address)) for pid, address in places], np.int64)[inverse]
 
-    def _row(self, process: int, address: int) -> int:
-        row = self.rows.get((process, address))
+    def _row(self, place: Place) -> int:
+        row = self.rows.get(place)
         if row is not None:
             return row
         if self._free:
@@ -253,8 +258,8 @@ class Ledger:
             row = len(self.rows)
             if row >= len(self.called):
                 self._grow(max(64, 2 * len(self.called)))
-        self.rows[process, address] = row
-        self._by_process.setdefault(process, set()).add(address)
+        self._begin_anew(row)
+        self.rows[place] = row
         return row
 
     def _grow(self, size: int) -> None:
@@ -263,15 +268,15 @@ class Ledger:
             grown[: len(array)] = array
             return grown
 
-        while not self._fixed_depth and self.depth > SHALLOWEST and size * self.depth * OPERATION_DTYPE.itemsize > HISTORY_BYTES:
+        while self.depth > SHALLOWEST and size * self.depth * OPERATION_DTYPE.itemsize > HISTORY_BYTES:
             self._halve_depth()
-        self.from_birth, self.called, self.nranks = longer(self.from_birth), longer(self.called), longer(self.nranks)
-        self.last_time_ns, self.operations = longer(self.last_time_ns), longer(self.operations)
+        self.from_birth, self.called, self.before = map(longer, (self.from_birth, self.called, self.before))
+        self.operations = longer(self.operations)
 
     def _halve_depth(self) -> None:
         """Keep the newer half of each ring."""
         depth = self.depth // 2
-        newest = self.called.astype(np.int64)[:, None] - depth + np.arange(depth)
+        newest = self.called[:, None] - depth + np.arange(depth)
         kept = np.zeros((len(self.called), depth), OPERATION_DTYPE)
         row, column = np.nonzero(newest >= 0)
         ordinal = newest[row, column]
@@ -283,25 +288,8 @@ class Ledger:
     def history(self, row: int) -> tuple[int, NDArray[Any]]:
         """The kept operations of a row, oldest first, and the ordinal (since attach) of the first of them."""
         called = int(self.called[row])
-        kept = min(called, self.depth)
-        ordinals = np.arange(called - kept, called)
-        return called - kept, self.operations[row, ordinals % self.depth]
-
-    def oldest_kept(self, called: NDArray[np.int64]) -> NDArray[np.int64]:
-        """The ordinal of the oldest operation that rows with so many calls still keep."""
-        oldest: NDArray[np.int64] = np.maximum(called - self.depth, 0)
-        return oldest
-
-    def newer_than(self, row: int, time_ns: int) -> int | None:
-        """How many of a row's operations were called after a time; ``None`` when all that are kept were. O(that many)."""
-        called, times = int(self.called[row]), self.operations["time_ns"][row]
-        kept = min(called, self.depth)
-        for back in range(0, kept, NEWEST):
-            ordinals = np.arange(called - back - min(NEWEST, kept - back), called - back)
-            older = int(np.count_nonzero(times[ordinals % self.depth] <= time_ns))
-            if older:
-                return back + len(ordinals) - older
-        return None
+        ordinals = np.arange(max(0, called - self.depth), called)
+        return called - len(ordinals), self.operations[row, ordinals % self.depth]
 
     def signature(self, row: int, ordinal: int) -> Signature | None:
         """What a rank called as its ``ordinal``-th collective since attach; ``None`` when not called or no longer kept."""
@@ -315,7 +303,7 @@ class Ledger:
 def _operations(events: NDArray[Any]) -> NDArray[Any]:
     """Call records as the operations that are kept."""
     operations = np.empty(len(events), OPERATION_DTYPE)
-    for name in ("time_ns", "op_count", "count", "stream", "function", "peer"):
+    for name in ("time_ns", "op_count", "count", "function", "peer"):
         operations[name] = events[name]
     operations["datatype"] = events["datatype"].astype(np.int8)
     operations["redop"] = np.clip(events["redop"], -1, 127).astype(np.int8)

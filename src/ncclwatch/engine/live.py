@@ -2,51 +2,50 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Sequence, Set
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
-import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.case import Known
+from ncclwatch.engine.case import SOURCES, Known
 from ncclwatch.engine.conflicts import ConflictWatch
 from ncclwatch.engine.diagnose import judge_jobs
 from ncclwatch.engine.evidence.base import Source
-from ncclwatch.engine.evidence.registry import SOURCES
 from ncclwatch.engine.job import Job
-from ncclwatch.engine.ledger import Ledger, Place
+from ncclwatch.engine.ledger import Ledger, Place, Process
 from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.slow.watch import SlowWatch
-from ncclwatch.engine.topology.labels import Stage
-from ncclwatch.engine.topology.namer import StageNamer
-from ncclwatch.engine.topology.naming import name_stages
+from ncclwatch.engine.topology.model import Stage
+from ncclwatch.engine.topology.namer import StageNamer, name_stages
 from ncclwatch.engine.verdict import severity
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.progress import progressed
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
 
+UNSEEN_ROUNDS = 60
+"""Bound: rounds; calls are forgotten of whom was not seen twice, so far apart: they are heard before a process is first seen."""
+
 NOTHING_OBSERVED = Verdict(VerdictClass.UNKNOWN, "no NCCL process is observed")
 
 
-@dataclass(slots=True)
-class _Series:
+class Recovery(NamedTuple):
+    """A verdict that no longer stands because the job went on, and for how long it stood."""
+
+    verdict: Verdict
+    duration_s: float
+
+
+def _followed(kept: Sequence[ProcessSample], sample: ProcessSample) -> Sequence[ProcessSample]:
     """What must be kept of one process: the last two samples, and the first of a standstill."""
-
-    samples: list[ProcessSample] = field(default_factory=list)
-
-    def add(self, sample: ProcessSample) -> None:
-        kept = self.samples
-        if kept and kept[-1].time_ns == sample.time_ns:
-            # Nodes say what they see at their own times: what was judged before is no second look.
-            return
-        if (kept and progressed(kept[-1], sample)) or (len(kept) >= 2 and progressed(kept[-2], kept[-1])):
-            self.samples = [kept[-1], sample]
-        else:
-            self.samples = [*kept[:1], *kept[-1:], sample] if len(kept) > 1 else [*kept, sample]
+    if kept and kept[-1].time_ns == sample.time_ns:
+        # Nodes say what they see at their own times: what was judged before is no second look.
+        return kept
+    if len(kept) < 2 or progressed(kept[-1], sample) or progressed(*kept[-2:]):
+        return [*kept[-1:], sample]
+    return [kept[0], kept[-1], sample]
 
 
 @dataclass(slots=True)
@@ -71,20 +70,21 @@ class LiveDiagnosis:
     """Compares what the ranks of running jobs call."""
     namer: StageNamer = field(default_factory=StageNamer)
     """Learns roles of groups and the pattern of an iteration from the calls; names stages."""
-    closed: list[tuple[Verdict, float]] = field(default_factory=list)
-    """Verdicts that ended because the job went on, each with its duration in seconds; the caller takes them out."""
+    closed: list[Recovery] = field(default_factory=list)
+    """Verdicts that ended because the job went on; the caller takes them out."""
     answers: list[Verdict] = field(default_factory=list)
     """To :meth:`ask`: one verdict for each job, worst first; the caller takes them out."""
     verdicts: list[Verdict] = field(default_factory=list)
     """Of the last round: one verdict for each job on the observed processes, worst first."""
     judged: list[tuple[Job, Verdict]] = field(default_factory=list)
     """Of the last round: the jobs, each with its verdict."""
-    _series: dict[ProcessKey, _Series] = field(default_factory=dict)
+    _series: dict[ProcessKey, Sequence[ProcessSample]] = field(default_factory=dict)
     _standing: Verdict | None = None
     _asked: bool = False
     _previous: list[ProcessSample] = field(default_factory=list)
-    _calls_seen: Counter[int] = field(default_factory=Counter)
-    _totals: dict[Place, tuple[int, int]] = field(default_factory=dict)
+    _unseen: set[Process | Place] = field(default_factory=set)
+    """Processes and communicators of which calls are known that were not there when last looked for."""
+    _rounds: int = 0
 
     def add_calls(self, events: NDArray[Any], lost: int = 0, source: str = "") -> None:
         """Take records of the calls plane (``EVENT_DTYPE``, by time), and the number lost since the last batch.
@@ -94,12 +94,6 @@ class LiveDiagnosis:
         self.ledger.add_calls(events, lost, source)
         self.namer.observe(events, host=source)
         self.slow.add_calls(events, lost, source)
-        if lost:
-            self.conflicts.lose(source)
-            self._totals = {place: known for place, known in self._totals.items() if not self.ledger.is_from(place, source)}
-        pids, numbers = np.unique(events["pid"], return_counts=True)
-        processes = [self.ledger.place(source, pid, 0)[0] for pid in pids.tolist()]
-        self._calls_seen.update(dict(zip(processes, numbers.tolist(), strict=True)))
 
     def update(self, samples: Sequence[ProcessSample]) -> Verdict:
         """Take one sample of every process that is observed now and return the verdict that stands, worst job first.
@@ -107,36 +101,36 @@ class LiveDiagnosis:
         A process that is missing from ``samples`` is forgotten: report an ended one by a sample with run state ``X``.
         """
         present = {sample.process.key for sample in samples}
-        for key in [key for key in self._series if key not in present]:
-            self._forget(self._series.pop(key).samples[-1].process, samples)
+        ended = [self._series.pop(key)[-1].process for key in self._series.keys() - present]
+        # A pid may be another's by now.
+        self._forget({self._process(info) for info in ended} - {self._process(sample.process) for sample in samples})
+        self._forget_unseen(samples)
+        records = self.ledger.records
         for sample in samples:
-            process = self._place(sample, 0)[0]
-            seen = self._calls_seen[process] if self._calls_seen else None
-            self._series.setdefault(sample.process.key, _Series()).add(replace(sample, calls_seen=seen))
+            seen = records[self._process(sample.process)] if records else None
+            counted = sample if sample.calls_seen == seen else replace(sample, calls_seen=seen)
+            self._series[sample.process.key] = _followed(self._series.get(sample.process.key, ()), counted)
         self.namer.note_samples(samples)
         for sample in self._previous:
-            self._note_totals(sample)
+            self._note_counts(sample)
         self._previous = list(samples)
         known = Known(
             self.patience, complete_hosts=self.complete_hosts, silent=self.silent, network=self.network, sources=self.sources,
             conflicts=self.conflicts, stage_of=self._stage_of,
         )  # fmt: skip
         if self.ledger.rows:
-            known.ledger, known.totals, known.orders = self.ledger, self._totals, self.slow.cadences.orders
-        looks = [series.samples for series in self._series.values()]
+            known.ledger = self.slow.ledger = self.ledger
+            known.orders = self.slow.cadences.orders
+        looks = list(self._series.values())
         judged = judge_jobs(looks, known)
-        if self._asked:
-            self._asked = False
-            at_once = judge_jobs(looks, replace(known, patience=None, creation_patience_s=0.0))
-            self.answers += sorted((self._named(job, verdict) for job, verdict in at_once), key=severity)
         self.slow.forget(present)
         self.conflicts.forget({number for job, _ in judged for number in job.groups})
         topologies = [learned.topology for learned in self.namer.jobs]
-        if self.ledger.rows:
-            self.slow.ledger, self.slow.totals = self.ledger, self._totals
-        found = [(job, self.slow.judge(job, verdict, topologies, self._stage_of)) for job, verdict in judged]
-        self.judged = found
-        self.verdicts = sorted((self._named(job, verdict) for job, verdict in found), key=severity)
+        self.judged = [(job, self.slow.judge(job, verdict, topologies, self._stage_of)) for job, verdict in judged]
+        self.verdicts = sorted((self._named(job, verdict) for job, verdict in self.judged), key=severity)
+        if self._asked:
+            self._asked = False
+            self.answers += self._answer(looks, known)
         self.patience.end_round()
         return self._stand(self.verdicts[0] if self.verdicts else NOTHING_OBSERVED)
 
@@ -147,46 +141,58 @@ class LiveDiagnosis:
         """
         self._asked = True
 
+    def _answer(self, looks: Sequence[Sequence[ProcessSample]], known: Known) -> list[Verdict]:
+        """One verdict for each job without patience; of one that is not stuck, what stands."""
+        paced = {member.info.key: verdict for job, verdict in self.judged for member in job.members}
+        asked = judge_jobs(looks, replace(known, patience=None, creation_patience_s=0.0))
+        said = [(job, one if one.verdict_class.accuses else paced.get(job.members[0].info.key, one)) for job, one in asked]
+        return sorted((self._named(job, verdict) for job, verdict in said), key=severity)
+
     def _named(self, job: Job, verdict: Verdict) -> Verdict:
         if verdict.culprits:
-            self.namer.fall_back(series.samples[-1] for series in self._series.values())
+            self.namer.fall_back(samples[-1] for samples in self._series.values())
         return name_stages(verdict, job, self.namer, self.ledger)
 
     def _stage_of(self, host: str, pid: int, comm: int, ago: int) -> Stage | None:
         return self.namer.stage_of(host, pid, comm, calls_ago=ago)
 
-    def _place(self, sample: ProcessSample, address: int) -> Place:
-        return self.ledger.place(sample.process.host, sample.process.pid, address)
+    def _process(self, info: ProcessInfo) -> Process:
+        return self.ledger.process(info.host, info.pid)
 
-    def _forget(self, info: ProcessInfo, present: Sequence[ProcessSample]) -> None:
-        """A process is watched no longer; its pid may be another's by now."""
-        if any(sample.process.pid == info.pid and sample.process.host == info.host for sample in present):
-            return
-        process = self.ledger.place(info.host, info.pid, 0)[0]
-        self.ledger.forget_process(info.host, info.pid)
-        self.slow.cadences.forget(info.host, info.pid)
-        self._calls_seen.pop(process, None)
-        self._totals = {place: known for place, known in self._totals.items() if place[0] != process}
+    def _forget(self, gone: Set[Process | Place]) -> None:
+        """Drop the calls of processes that are watched no longer, and of communicators that are gone."""
+        self.ledger.forget(gone)
+        for host, pid in (one for one in gone if len(one) == 2):
+            self.slow.cadences.forget(host, pid)
 
-    def _note_totals(self, sample: ProcessSample) -> None:
-        """Remember how far NCCL's own count of collectives runs ahead of the ledger's.
-
-        The count is raised when a plan is launched, after the call is recorded: so it is at most what was called until the sample
-        was complete, and the largest difference ever seen is the true one. Done a round late: by then the records are in.
+    def _forget_unseen(self, samples: Sequence[ProcessSample]) -> None:
+        """Once in a while forget calls of processes and on communicators that are not there any more: calls are also heard of a
+        process that was never looked at, or was seen to end before; and one that lives on destroys communicators.
         """
-        end_ns = sample.time_ns + sample.duration_ns
-        for communicator in sample.communicators:
-            place = self._place(sample, communicator.address)
-            row = self.ledger.rows.get(place)
-            if row is None or not communicator.sequence_numbers:
-                continue
-            newer = self.ledger.newer_than(row, end_ns)
-            if newer is None:
-                continue
-            counted, ordinal = sum(communicator.sequence_numbers.values()), int(self.ledger.called[row]) - newer
-            known = self._totals.get(place)
-            if known is None or counted - ordinal > known[0] - known[1]:
-                self._totals[place] = (counted, ordinal)
+        self._rounds += 1
+        if self._rounds % UNSEEN_ROUNDS:
+            return
+        there = {self._process(sample.process) for sample in samples}
+        held = {(*self._process(sample.process), own.address) for sample in samples for own in sample.communicators}
+        # Where memory shows no communicator, it may be that it cannot be read.
+        read = {place[:2] for place in held}
+        unseen: set[Process | Place] = {place for place in self.ledger.places if place[:2] in read and place not in held}
+        unseen |= self.ledger.records.keys() - there
+        self._forget(unseen & self._unseen)
+        self._unseen = unseen - self._unseen
+
+    def forget_host(self, host: str) -> None:
+        """A host will not be heard again."""
+        self._forget({process for process in self.ledger.records if process[0] == host})
+        self.ledger.lossy.discard(host)
+        self.network.hosts.pop(host, None)
+
+    def _note_counts(self, sample: ProcessSample) -> None:
+        """Line the ledger up with NCCL's own counts. Done a round late: by then the records are in."""
+        for own in sample.communicators:
+            row = self.ledger.row(sample.process, own)
+            if row is not None and own.sequence_numbers:
+                self.ledger.note_count(row, sum(own.sequence_numbers.values()), sample.time_ns + sample.duration_ns)
 
     def _stand(self, verdict: Verdict) -> Verdict:
         standing = self._standing
@@ -198,19 +204,18 @@ class LiveDiagnosis:
         elif standing is not None:
             if verdict.verdict_class is VerdictClass.UNKNOWN and self._nothing_moves():
                 # Not a recovery: those it names are out of sight, or have come back into it and were looked at once.
-                newcomers = any(len(series.samples) < 2 for series in self._series.values())
+                newcomers = any(len(samples) < 2 for samples in self._series.values())
                 return replace(standing, time=verdict.time) if newcomers else verdict
             if standing.since is not None and verdict.time is not None:
-                self.closed.append((standing, max(0.0, verdict.time - standing.since)))
+                self.closed.append(Recovery(standing, max(0.0, verdict.time - standing.since)))
             self._standing = None
         return verdict
 
     def _nothing_moves(self) -> bool:
         """Whether there are processes that were looked at more than once, and none of them has moved."""
-        settled = [series.samples for series in self._series.values() if len(series.samples) > 1]
+        settled = [samples for samples in self._series.values() if len(samples) > 1]
         return bool(settled) and not any(progressed(*samples[-2:]) for samples in settled)
 
     def _since(self) -> float | None:
         """When NCCL last moved anywhere: the newest of the first samples of each standstill."""
-        starts = [series.samples[0].wall_ns for series in self._series.values() if series.samples]
-        return max(starts) / 1e9 if starts else None
+        return max((samples[0].wall_ns / 1e9 for samples in self._series.values()), default=None)

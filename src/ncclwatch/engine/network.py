@@ -1,4 +1,5 @@
-"""What the nodes last said of their network and their kernels: NICs, connections, changes of links, lines of the kernel's log.
+"""What the nodes last said of their network and their kernels (NICs, connections, changes of links, lines of the kernel's log),
+and what they are asked to count: work requests of jobs that stand or slow, the suspects', and of one that was asked about.
 
 Records alone, bounded; what follows from them is said by the sources of evidence that read it (``evidence.nics``,
 ``evidence.work_requests``, ``evidence.kernel``).
@@ -7,13 +8,15 @@ Records alone, bounded; what follows from them is said by the sources of evidenc
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
+from ncclwatch.engine.job import Job, Member
 from ncclwatch.model.network import FlowRecord, KernelLogLine, LinkChange, NetworkLook, NicKey, NicRecord, SocketFacts
 from ncclwatch.model.state import Direction
-from ncclwatch.model.work import Counting, FlowWindow, Scope
+from ncclwatch.model.verdict import Verdict
+from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkOrder
 
 MEMORY_NS = 900_000_000_000
 """Bound: changes and log lines older than this are not told any more."""
@@ -84,7 +87,8 @@ class HostNetwork:
             kept = self.work.get(place)
             if kept is None:
                 if len(self.work) >= MAX_FLOWS:
-                    self._forget_work(work.end_ns)
+                    # Flows that have long said nothing: their processes have ended.
+                    self.work = {at: old for at, old in self.work.items() if work.end_ns - old[-1].work.end_ns < MEMORY_NS}
                 if len(self.work) >= MAX_FLOWS:
                     continue
                 kept = self.work[place] = deque(maxlen=KEPT_WINDOWS)
@@ -96,21 +100,15 @@ class HostNetwork:
         if completions:
             self.work_ns, self.completions = wall_ns, completions
 
-    def _forget_work(self, now_ns: int) -> None:
-        """Let go of flows that have long said nothing: their processes have ended."""
-        self.work = {place: kept for place, kept in self.work.items() if now_ns - kept[-1].work.end_ns < MEMORY_NS}
-
     def take_flows(self, flows: Sequence[FlowRecord], wall_ns: int) -> None:
         """What the connections do now; at most :data:`MAX_FLOWS` of them."""
         self.flows, self.flows_ns = tuple(flows[:MAX_FLOWS]), wall_ns
-        self.lossy = {way: seen for way, seen in self.lossy.items() if seen > wall_ns - LOSSY_NS}
-        for way, flow, facts in self.known_sockets():
+        self.lossy, self.delays = {way: seen for way, seen in self.lossy.items() if seen > wall_ns - LOSSY_NS}, {}
+        for way, flow in self._known_ways():
             # The timeouts it waits in now are not counted: a path that has just died has as many.
-            lost = (flow.retries or 0) - (facts.timeouts or 0)
+            lost = (flow.retries or 0) - (flow.socket.timeouts or 0) if flow.socket is not None else 0
             if lost >= LOSSY_SEGMENTS and (way in self.lossy or len(self.lossy) < MAX_FLOWS):
                 self.lossy[way] = wall_ns
-        self.delays = {}
-        for way, flow in self._known_ways():
             delay = flow.delay_us if flow.sends_data else None
             if delay is not None:
                 place = flow.pid, *way
@@ -205,3 +203,60 @@ def _with_users(nic: NicRecord, before: NicRecord | None) -> NicRecord:
     if before is None or not before.used_by:
         return nic
     return replace(nic, used_by=tuple(sorted({*nic.used_by, *before.used_by})))
+
+
+# --- orders ---------------------------------------------------------------------------------------------------------------
+
+MOST_PIDS = 64
+"""Bound: processes of one order, and of a job of which all are counted where nobody is named."""
+STANDS_S = 3.0
+"""Bound: a job of which nobody is named yet is counted once it has stood so long: before anybody is, after five seconds."""
+AGAIN_NS = 30_000_000_000
+"""Bound: a process is not counted again before."""
+SAME_NS = 60_000_000_000
+"""Bound: nor before this in one standstill. Counts stay what they are then, but a path may show only later that it is stuck."""
+MOST_REMEMBERED = 100_000
+"""Bound: processes of which it is remembered when they were counted."""
+
+
+@dataclass(slots=True)
+class Ordering:
+    """Decides on orders, and remembers what it has ordered. ``newest`` is the number of the last order."""
+
+    newest: int = 0
+    _last: dict[tuple[str, int], int] = field(default_factory=dict)
+
+    def orders(
+        self, judged: Iterable[tuple[Job, Verdict]], hosts: Collection[str], now_ns: int, *, asked: bool = False
+    ) -> list[WorkOrder]:
+        """What is to be counted on ``hosts``, where it can be, after these verdicts. O(members of jobs that stand or slow)."""
+        found: dict[tuple[str, bool], list[int]] = {}
+        for job, verdict in judged if hosts else ():
+            still = min((member.still_s for member in job.members if not member.gone), default=0.0)
+            standing = still > 0
+            if not (asked or still >= STANDS_S or verdict.verdict_class.accuses):
+                continue
+            for member in _suspects(job, verdict):
+                place = member.info.host, member.info.pid
+                if member.gone or place[0] not in hosts:
+                    continue
+                ago = now_ns - self._last.get(place, -SAME_NS)
+                if not asked and ago < (SAME_NS if standing and ago < still * 1e9 else AGAIN_NS):
+                    continue
+                self._last[place] = now_ns
+                found.setdefault((place[0], standing), []).append(place[1])
+        if len(self._last) > MOST_REMEMBERED:
+            self._last.clear()
+        orders = []
+        for (host, standing), pids in found.items():
+            self.newest += 1
+            orders.append(WorkOrder(self.newest, host, tuple(sorted(set(pids))[:MOST_PIDS]), standing))
+        return orders
+
+
+def _suspects(job: Job, verdict: Verdict) -> Sequence[Member]:
+    """All of a small job, whose flows with those named count as well; of a large one those that are named."""
+    if len(job.members) <= MOST_PIDS:
+        return job.members
+    named = {(culprit.host, culprit.pid) for culprit in verdict.culprits}
+    return [member for member in job.members if (member.info.host, member.info.pid) in named]

@@ -7,7 +7,6 @@ has stood still and gone on is what is to be expected of it. Another operation's
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -44,7 +43,7 @@ BARRIER_ELEMENTS = 1
 """Fact: elements of the AllReduce that a barrier of PyTorch is (ProcessGroupNCCL.cpp, barrier)."""
 
 REMEMBERED, MAX_KINDS = 16, 4096
-"""Bound: standstills that are remembered of a kind of operation, and kinds."""
+"""Bound: standstills that are remembered of a kind of operation, and kinds: those of jobs that are over are the longest unmet."""
 
 
 class WaitKind(NamedTuple):
@@ -61,20 +60,23 @@ class Patience:
 
     floor_s: float = HANG_FLOOR_S
     adaptive: bool = True
-    _learned: dict[WaitKind, deque[float]] = field(default_factory=dict)
+    _learned: dict[WaitKind, tuple[float, ...]] = field(default_factory=dict)
+    """The kind met last comes last."""
     _pending: dict[WaitKind, float] = field(default_factory=dict)
     _seen: set[WaitKind] = field(default_factory=set)
 
     def needed(
         self, job: Job, sinks: Sequence[Sink], findings: Mapping[int, CallsFinding], still: float, ledger: Ledger | None
     ) -> float:
-        """Seconds a standstill must last whose waits lead to ``sinks``; it has lasted ``still``, which is remembered.
-
-        Where memory shows no wait the calls that some ranks have not made stand in (``findings``, by group).
+        """Seconds a standstill must last whose waits lead to ``sinks``; it has lasted ``still``, which is remembered. Where
+        memory shows no wait the calls that some ranks have not made stand in (``findings``, by group).
         """
         if not self.adaptive:
             return self.floor_s
-        kinds = wait_kinds(sinks) or _call_kinds(findings)
+        kinds = _wait_kinds(sinks) or {
+            WaitKind(number, f"function {finding.called.function}", finding.called.count)
+            for number, finding in findings.items() if finding.behind and finding.called
+        }  # fmt: skip
         for kind in kinds:
             self._pending[kind] = max(self._pending.get(kind, 0.0), still)
         self._seen |= kinds
@@ -96,8 +98,9 @@ class Patience:
         for kind in [kind for kind in self._pending if kind not in self._seen]:
             # It went on at some moment after the last look: the factor allows for that.
             lasted = self._pending.pop(kind)
-            if len(self._learned) < MAX_KINDS or kind in self._learned:
-                self._learned.setdefault(kind, deque(maxlen=REMEMBERED)).append(lasted)
+            self._learned[kind] = (*self._learned.pop(kind, ())[1 - REMEMBERED :], lasted)
+            if len(self._learned) > MAX_KINDS:
+                del self._learned[next(iter(self._learned))]
         self._seen.clear()
 
 
@@ -115,7 +118,7 @@ def retry_patience(job: Job, sinks: Sequence[Sink], retrying: Mapping[Subject, f
     return max((retrying[way] for way in ways & retrying.keys()), default=0.0)
 
 
-def wait_kinds(sinks: Iterable[Sink]) -> set[WaitKind]:
+def _wait_kinds(sinks: Iterable[Sink]) -> set[WaitKind]:
     """The kinds of operation in which the sinks are waited for, or stand still themselves."""
     kinds: set[WaitKind] = set()
     for sink in sinks:
@@ -127,19 +130,13 @@ def wait_kinds(sinks: Iterable[Sink]) -> set[WaitKind]:
     return kinds
 
 
-def _call_kinds(findings: Mapping[int, CallsFinding]) -> set[WaitKind]:
-    missing = ((number, finding.called) for number, finding in findings.items() if finding.behind and finding.called)
-    return {WaitKind(number, f"function {called.function}", called.count) for number, called in missing}
-
-
 def _young(group: Group) -> bool:
-    """Whether nobody has launched more than a few operations on it; releases that do not count every rank count some."""
     counts = [own.op_count for _, own in group.members.values() if own.op_count is not None]
     return bool(counts) and max(counts) < YOUNG_OPERATIONS
 
 
 def _untouched(group: Group) -> bool:
-    """Whether nothing was ever received on any of its connections that can be seen, however much was launched."""
+    """Whether nothing was ever received on its connections, however much was launched."""
     counts = [conn.head for _, own in group.members.values() for conn in own.host_connections if conn.head is not None]
     for member, own in group.members.values():
         counts += [sub.base + sub.done for op in member.last.operations if op.comm_hash == own.hash for sub in op.subs]
@@ -147,13 +144,12 @@ def _untouched(group: Group) -> bool:
 
 
 def _barrier(group: Group, ledger: Ledger | None) -> bool:
-    """Whether the last collective that was called on it is a barrier by its size."""
     if ledger is None:
         return False
     newest = 0, 0
     for member, own in group.members.values():
         row = ledger.rows.get(ledger.place(member.info.host, member.info.pid, own.address))
-        if row is not None and int(ledger.called[row]):
-            newest = max(newest, (int(ledger.last_time_ns[row]), row))
+        if row is not None and (called := int(ledger.called[row])):
+            newest = max(newest, (int(ledger.operations["time_ns"][row, (called - 1) % ledger.depth]), row))
     signature = ledger.signature(newest[1], int(ledger.called[newest[1]]) - 1) if newest[0] else None
     return signature is not None and signature.count <= BARRIER_ELEMENTS

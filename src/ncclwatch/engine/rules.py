@@ -8,10 +8,53 @@ names nobody. Nothing else decides which of two explanations is told.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from enum import IntEnum
 
-from ncclwatch.engine import beside, explain_calls, explain_network, explain_waits, retract, stated, unobservable_waits
-from ncclwatch.engine.case import Rule, Stratum
+from ncclwatch.engine import beside, explain_calls, explain_network, explain_waits, redraw, stated
+from ncclwatch.engine.case import Case, Conclusion
+
+
+class Stratum(IntEnum):
+    """When a rule runs."""
+
+    STATED = 1
+    """What the operating system or NCCL states outright: it needs no patience, and ends the inference."""
+    DRAW = 2
+    """Waits that follow from calls and counts, of every rank."""
+    PATIENCE = 3
+    """Whether nothing has moved for long enough to accuse anybody of waiting; if not, that ends the inference."""
+    RETRACT = 4
+    """Waits that count no longer: those that are not begun."""
+    FOLLOW = 5
+    """Weaker waits, of ranks at which the waits end: whom such a rank may wait for itself, unseen."""
+    EXPLAIN = 6
+    """Hypotheses from where the waits end, and from what was called."""
+    QUALIFY = 7
+    """What other evidence says of the hypothesis that stands: a pattern of calls, a port that is down, a CPU limit."""
+    BESIDE = 8
+    """What is told beside whatever stands, those of the first strata included."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One rule. ``defeats`` names earlier rules only, so that the relation is acyclic (tested).
+
+    ``derivation``: why it is true (NCCL source with tag, paper section). ``recording``: the archived job, scenario or test it is
+    needed for. ``near_miss``: one that looks alike and that it must leave alone.
+    """
+
+    id: str
+    stratum: Stratum
+    apply: Callable[[Case], Iterable[Conclusion]]
+    derivation: str
+    recording: str
+    near_miss: str
+    defeats: frozenset[str] = field(default_factory=frozenset)
+    breaks_ties: bool = False
+    """Whether it defeats, too, what names all sides of a disagreement for want of anything better."""
+
 
 FROM_ENDS = frozenset({"link", "rank-behind"})
 FROM_MEMORY = FROM_ENDS | {"nothing-open", "cycle", "counts-differ", "open-calls-differ"}
@@ -20,7 +63,7 @@ OPEN_TO_DOUBT = FROM_ENDS | FROM_CALLS | {"cycle"}
 """Where the waits or the calls that can be seen end: a port or a path below that may be why."""
 NETWORK = frozenset({"network-down", "network-end"})
 
-_STATED = (
+RULES = (
     Rule(
         "all-ended", Stratum.STATED, stated.all_ended,
         "The run state of each process is Z or X (/proc/PID/stat).",
@@ -53,25 +96,21 @@ _STATED = (
         "tests/scenarios/init-two-missing",
         "tests/unit/engine/test_diagnose.py::test_a_rank_missing_from_creation_that_nobody_looked_at_is_not_accused",
     ),
-)  # fmt: skip
-"""What needs no waits."""
-
-_DRAWN = (
     Rule(
-        "calls-not-made", Stratum.DRAW, unobservable_waits.calls_not_made,
+        "calls-not-made", Stratum.DRAW, redraw.calls_not_made,
         "A collective ends on no rank before all have called it; memory shows no transfer of the waiter that would say "
         "otherwise.",
         "tests/unit/engine/test_calls.py::test_a_rank_with_hidden_transports_waits_for_whom_its_call_waits_for",
         "tests/unit/engine/test_calls.py::test_behind_on_one_communicator_because_it_waits_in_another_is_a_victim",
     ),
     Rule(
-        "counted-less", Stratum.DRAW, unobservable_waits.counted_less,
+        "counted-less", Stratum.DRAW, redraw.counted_less,
         "seqNumber counts calls of each collective on each rank from 2.26 on (ncclComm.seqNumber).",
         "tests/unit/engine/test_one_machine.py::test_who_has_not_called_is_named_by_calls_or_by_counts",
         "tests/unit/engine/test_disagreements.py::test_what_counts_proxy_work_alone_proves_nothing",
     ),
     Rule(
-        "messages-owed", Stratum.DRAW, unobservable_waits.messages_owed_by_all,
+        "messages-owed", Stratum.DRAW, redraw.messages_owed_by_all,
         "A Send ends once its Recv is called: calls of both ranks since their newest common collective are compared.",
         "tests/unit/engine/test_calls.py::test_who_has_not_called_the_other_half_of_a_message_is_where_the_waits_end",
         "tests/unit/engine/test_calls.py::test_a_rank_that_may_wait_in_a_receive_is_not_accused_of_being_behind",
@@ -83,12 +122,8 @@ _DRAWN = (
         "tests/scenarios/lookalike-checkpoint",
         "tests/unit/engine/test_live.py::test_first_operations_get_a_longer_floor_but_no_immunity",
     ),
-)  # fmt: skip
-"""Waits of every rank by calls and counts, and whether it is too early to accuse anybody."""
-
-_RETRACTED = (
     Rule(
-        "not-begun", Stratum.RETRACT, retract.not_begun,
+        "not-begun", Stratum.RETRACT, redraw.not_begun,
         "A GPU is in one operation of a stream, but proxies open the receives of all that is called. A ring begins with a "
         "send (src/device/all_reduce.h): no send produced, not begun. Ranks run one program: a receive that a peer has open "
         "as well did not keep that peer from the collective.",
@@ -96,7 +131,7 @@ _RETRACTED = (
         "tests/unit/engine/test_retract.py::test_where_nobody_has_begun_anything_there_is_no_cycle_either",
     ),
     Rule(
-        "not-completing", Stratum.RETRACT, retract.not_completing,
+        "not-completing", Stratum.RETRACT, redraw.not_completing,
         "The adapter acknowledges what it takes (reliable connection; ncclIbTest, src/transport/net_ib.cc): only the "
         "sender's proxy is left to move.",
         "tests/unit/engine/test_connections.py::test_who_does_not_learn_that_what_it_sent_was_received_has_a_proxy_that_s"
@@ -104,60 +139,52 @@ _RETRACTED = (
         "tests/unit/engine/test_connections.py::test_a_cycle_stays_one_where_both_wait_alike_and_over_sockets",
     ),
     Rule(
-        "behind-in-ring", Stratum.RETRACT, retract.behind_in_ring,
+        "behind-in-ring", Stratum.RETRACT, redraw.behind_in_ring,
         "All ranks of a ring write the same number of steps an operation, and nobody ends it before the last has "
         "contributed.",
         "tests/fixtures/jobs/h3-gpu-stall-tensor-2.32.3-shm-post-hang-0",
         "tests/unit/engine/slow/test_shared_memory.py",
     ),
-)  # fmt: skip
-"""Waits that are not begun."""
-
-_FOLLOWED = (
     Rule(
-        "called-less", Stratum.FOLLOW, unobservable_waits.called_less,
+        "called-less", Stratum.FOLLOW, redraw.called_less,
         "opCount and seqNumber count what was launched: who has called more waits for who has called less.",
         "tests/scenarios/h1-never-enters-nvlink",
         "tests/unit/engine/test_unobservable_waits.py::test_a_rank_that_is_behind_its_peer_is_named_although_the_peer_wai"
         "ts_too",
     ),
     Rule(
-        "hidden-peer", Stratum.FOLLOW, unobservable_waits.hidden_peer,
+        "hidden-peer", Stratum.FOLLOW, redraw.hidden_peer,
         "Counters of NVLink lie in GPU memory: a rank that shows nothing may wait for a peer that waits itself.",
         "tests/unit/engine/test_unobservable_waits.py::test_a_rank_whose_peer_is_held_up_by_a_link_is_not_accused",
         "tests/unit/engine/test_unobservable_waits.py::test_a_rank_whose_peer_does_not_wait_is_named",
     ),
     Rule(
-        "message-owed", Stratum.FOLLOW, unobservable_waits.message_owed,
+        "message-owed", Stratum.FOLLOW, redraw.message_owed,
         "As messages-owed, for a rank with nothing open.",
         "tests/unit/engine/test_calls.py::test_the_wait_of_an_idle_rank_for_a_message_is_followed",
         "tests/unit/engine/test_calls.py::test_a_rank_that_may_wait_in_a_receive_is_not_accused_of_being_behind",
     ),
     Rule(
-        "message-possible", Stratum.FOLLOW, unobservable_waits.message_possible,
+        "message-possible", Stratum.FOLLOW, redraw.message_possible,
         "A rank whose calls do not tell, or that nobody recorded, may wait in a receive: it is not accused of standing "
         "idle.",
         "tests/unit/engine/test_calls.py::test_an_idle_rank_that_may_wait_for_a_message_is_not_accused",
         "tests/unit/engine/test_calls.py::test_a_rank_that_has_not_called_is_named_where_memory_shows_nothing",
     ),
     Rule(
-        "ring-before", Stratum.FOLLOW, unobservable_waits.ring_before,
+        "ring-before", Stratum.FOLLOW, redraw.ring_before,
         "AllReduce, AllGather and ReduceScatter write and read as much on each ring: who has read less is in one of them.",
         "tests/unit/engine/test_retract.py::test_who_has_written_more_of_a_ring_than_read_may_be_in_an_operati"
         "on_there",
         "tests/unit/engine/test_retract.py::test_who_is_in_the_middle_of_one_ring_is_not_in_the_next",
     ),
     Rule(
-        "dropped-operation", Stratum.FOLLOW, unobservable_waits.dropped_operation,
+        "dropped-operation", Stratum.FOLLOW, redraw.dropped_operation,
         "A proxy drops an operation whose transport reports an error, from 2.22 on without a word (progressOps, "
         "src/proxy.cc).",
         "tests/unit/engine/test_dropped_operations.py::test_a_rank_beside_one_that_was_seen_to_end_waits_for_it",
         "tests/unit/engine/test_dropped_operations.py::test_a_gpu_that_has_begun_is_in_the_operation_it_shows",
     ),
-)  # fmt: skip
-"""Waits of ranks at which the waits end."""
-
-_EXPLAINED = (
     Rule(
         "nothing-open", Stratum.EXPLAIN, stated.nothing_open,
         "No proxy has an operation, no shared memory holds unread data. asyncResult of a communicator is an error: NCCL has "
@@ -233,23 +260,15 @@ _EXPLAINED = (
         "tests/unit/engine/test_dropped_operations.py::test_beside_one_that_was_not_observed_nobody_is_accused",
         FROM_MEMORY | {"not-called", "calls-differ"},
     ),
-)  # fmt: skip
-"""Hypotheses, from the weakest to the strongest."""
-
-_QUALIFIED = (
     Rule(
         "left-out", Stratum.QUALIFY, explain_calls.left_out,
         "A job calls the same in the same order again and again: who has left a call out is one behind in all that "
         "follows.",
         "tests/scenarios/h1-skip-tensor",
-        "tests/unit/engine/test_call_patterns.py::test_a_habit_with_two_kinds_of_iterations_is_no_deviation",
+        "tests/unit/engine/test_call_order.py::test_a_habit_with_two_kinds_of_iterations_is_no_deviation",
         frozenset({"cycle", "rank-behind", "not-called"}),
         breaks_ties=True,
     ),
-)  # fmt: skip
-"""What calls say of the hypothesis that stands."""
-
-_NETWORK = (
     Rule(
         "network-down", Stratum.QUALIFY, explain_network.network_down,
         "A link cut while nothing is under way leaves no trace in memory, and proxies drop what their transport reports as "
@@ -283,10 +302,6 @@ _NETWORK = (
         "the same test: limits of others, of everybody, or that hold back little",
         NETWORK | FROM_CALLS | FROM_ENDS | {"cycle"},
     ),
-)  # fmt: skip
-"""What ports, paths, TCP and CPU limits say of the hypothesis that stands."""
-
-_BESIDE = (
     Rule(
         "conflict", Stratum.BESIDE, explain_calls.conflict,
         "NCCL compares nothing: as long as as many messages go as are waited for, the job goes on with what it got. Ranks lined "
@@ -310,14 +325,6 @@ _BESIDE = (
         "tests/unit/engine/test_beside.py::test_limits_of_others_or_that_hold_nobody_back_are_not_told",
     ),
 )  # fmt: skip
-"""What calls, GPUs, CPU limits and the number of samples say of whatever stands."""
-
-RULES = (*_STATED, *_DRAWN, *_RETRACTED, *_FOLLOWED, *_EXPLAINED, *_QUALIFIED, *_NETWORK, *_BESIDE)
-
-
-def _row(rule: Rule) -> tuple[str, str, str]:
-    says = " ".join((rule.apply.__doc__ or "").split("\n\n")[0].split())
-    return f"`{rule.id}`", rule.stratum.name.lower(), says
 
 
 def markdown(rules: Sequence[Rule] = RULES, *, short: bool = False) -> Iterator[str]:
@@ -327,7 +334,8 @@ def markdown(rules: Sequence[Rule] = RULES, *, short: bool = False) -> Iterator[
     yield f"| {' | '.join(head)} |"
     yield f"|{' --- |' * len(head)}"
     for rule in rules:
-        cells = [*_row(rule), rule.derivation]
+        says = " ".join((rule.apply.__doc__ or "").split("\n\n")[0].split())
+        cells = [f"`{rule.id}`", rule.stratum.name.lower(), says, rule.derivation]
         if not short:
             cells.insert(3, ", ".join(f"`{one.id}`" for one in rules if one.id in rule.defeats))
             cells += [rule.recording, rule.near_miss]

@@ -5,6 +5,7 @@ It is a function of the batches and of the times it is given: the same live, ove
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,8 @@ from ncclwatch.collect.batch import NodeBatch, Overhead, PlaneState, ProcessChan
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.engine.beside import add_network
 from ncclwatch.engine.case import Known, of_nodes
-from ncclwatch.engine.live import LiveDiagnosis
-from ncclwatch.engine.ordering import Ordering
+from ncclwatch.engine.live import LiveDiagnosis, Recovery
+from ncclwatch.engine.network import Ordering
 from ncclwatch.engine.topology.model import Role
 from ncclwatch.model.events import EVENT_DTYPE, Flag
 from ncclwatch.model.identity import ProcessKey
@@ -27,6 +28,8 @@ from ncclwatch.model.work import FlowWindow, WorkOrder
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
+
+    from ncclwatch.collect.watched import Problem
 
 STALE_LOOKS = 3.0
 """Unit: samples, of a second at the least; a node that has said nothing for so long is silent: its last word counts no longer.
@@ -41,8 +44,8 @@ FORGET_NS = 3600 * 10**9
 ANSWER_NS = 2_000_000_000
 """Bound: an answer waits so long for counts of work requests that were ordered for it."""
 
-MAX_NODES, MAX_NOTES = 65536, 200
-"""Bound: nodes, and notes between two judgements."""
+MAX_NODES, MAX_NOTES, SILENT_SHOWN = 65536, 200, 4
+"""Bound: nodes, notes between two judgements, and nodes that a verdict says are silent."""
 MAX_WAITING_CALLS, MAX_WAITING_EVENTS, MAX_WORK = 100_000, 1000, 65536
 """Bound: what is kept of nodes, and of calls and windows of work that wait for a judgement."""
 ORDERED = ("wire", "paths")
@@ -51,24 +54,14 @@ ORDERED = ("wire", "paths")
 _NO_EVENTS = np.zeros(0, EVENT_DTYPE)
 
 
-@dataclass(frozen=True, slots=True)
-class Recovery:
-    """A verdict that no longer stands because the job went on, and for how long it stood."""
-
-    verdict: Verdict
-    duration_s: float
-
-
 @dataclass(slots=True)
 class Update:
-    """What the batches since the last update brought. ``windows`` and ``verdict`` are there when memory was looked at."""
+    """What the batches since the last update brought. ``windows`` and ``verdicts`` are there when memory was looked at."""
 
     now_ns: int
     changes: list[ProcessChange] = field(default_factory=list)
     events: list[NDArray[Any]] = field(default_factory=list)
     windows: list[RankWindow] | None = None
-    verdict: Verdict | None = None
-    """The worst of ``verdicts``."""
     verdicts: list[Verdict] = field(default_factory=list)
     """One for each job, worst first."""
     told: list[Verdict] = field(default_factory=list)
@@ -80,11 +73,10 @@ class Update:
     newly_lost: int = 0
     notes: list[str] = field(default_factory=list)
     nics: list[NicRecord] = field(default_factory=list)
-    """NICs of the nodes that were looked at since the last update."""
     flows: list[FlowRecord] = field(default_factory=list)
-    """Connections over a network that were looked at since the last update."""
+    """Connections over a network."""
     work: list[FlowWindow] = field(default_factory=list)
-    """Windows of work requests and sockets that came since the last update."""
+    """Windows of work requests and sockets."""
     orders: list[WorkOrder] = field(default_factory=list)
     """What is to be counted now: for whoever can reach the nodes."""
     links: list[LinkChange] = field(default_factory=list)
@@ -92,13 +84,17 @@ class Update:
     finished: str = ""
     """Why the session is over; empty while it goes on."""
 
+    @property
+    def verdict(self) -> Verdict | None:
+        """The worst of ``verdicts``."""
+        return next(iter(self.verdicts), None)
+
 
 @dataclass(slots=True)
 class Node:
     """What is known of one node: its newest look, and when it was heard. ``name`` is the host's."""
 
     name: str
-    boot_id: str
     heard_ns: int
     """Time of the newest batch, by the session's clock."""
     interval_s: float = 1.0
@@ -113,29 +109,40 @@ class Node:
     overhead: Overhead | None = None
     silent: bool = False
     finished: str = ""
+    fresh: bool = False
+    """Whether its newest look has not been judged."""
+    called_ns: int | None = None
+    """Up to when its calls are known, CLOCK_MONOTONIC there, where that is later than its newest look."""
 
     @property
     def patience_ns(self) -> int:
         """How long it may say nothing."""
         return int(STALE_LOOKS * max(self.interval_s, SHORTEST_LOOK_S) * 1e9)
 
+    def falls_silent(self, now_ns: int) -> bool:
+        """Whether it has just said nothing for longer than that."""
+        return not self.silent and now_ns - self.heard_ns > self.patience_ns
+
 
 class DiagnosisSession:
     """Everything known of the jobs whose nodes send here, and what is said about them.
 
     ``feed`` takes batches as they come, ``judge`` says what stands. Times given are CLOCK_MONOTONIC of the judging machine in
-    nanoseconds (of a recording: the recorded ones).
+    nanoseconds (of a recording: the recorded ones). What surfaces ask of it are its properties; who knows more than the batches
+    say (a collector of this node) answers for itself.
     """
 
     def __init__(self, diagnosis: LiveDiagnosis | None = None) -> None:
         self.diagnosis = diagnosis or LiveDiagnosis()
         self.nodes: dict[str, Node] = {}
-        self.verdict: Verdict | None = None
         self.verdicts: list[Verdict] = []
+        """One for each job, worst first."""
         self.windows: list[RankWindow] = []
+        """The newest window of every process."""
         self.network = self.diagnosis.network
         """What every node last said of its NICs."""
         self.lost = 0
+        """Call records lost since the beginning."""
         self._pending = Update(0)
         self._calls: dict[str, list[NDArray[Any]]] = {}
         """Calls of each host since the last judgement."""
@@ -160,27 +167,25 @@ class DiagnosisSession:
         """
         name = source if source is not None else batch.host
         now_ns = batch.time_ns if now_ns is None else now_ns
-        node = self.nodes.get(name)
-        if node is None:
-            if len(self.nodes) >= MAX_NODES:
-                return None
-            node = self.nodes[name] = Node(batch.host, batch.boot_id, now_ns)
-        late = _is_late(batch, node, wall_ns)
+        if name not in self.nodes and len(self.nodes) >= MAX_NODES:
+            return None
+        node = self.nodes.setdefault(name, Node(batch.host, now_ns))
+        offset = batch.clock_offset_ns
+        late = wall_ns is not None and offset is not None and wall_ns - batch.wall_ns - offset > node.patience_ns
         if node.silent and not late:
             node.silent = False
             self._note(f"{node.name} is heard again")
-        node.name, node.boot_id, node.interval_s = batch.host, batch.boot_id, batch.interval_s
-        node.complete, node.finished = batch.complete, batch.finished
+        node.name, node.interval_s, node.complete, node.finished = batch.host, batch.interval_s, batch.complete, batch.finished
         if not late:
             node.heard_ns = now_ns
-        if batch.sequence > node.sequence + 1 and node.sequence >= 0:
-            node.missed += batch.sequence - node.sequence - 1
-        began_anew = node.sequence >= 0 and batch.sequence <= node.sequence
-        gap = began_anew or (node.sequence >= 0 and batch.sequence > node.sequence + 1)
+        # Below zero: it began anew.
+        missed = batch.sequence - node.sequence - 1 if node.sequence >= 0 else 0
+        node.missed += max(missed, 0)
         node.sequence = batch.sequence
-        self._take_calls(node, batch, began_anew=began_anew, gap=gap)
+        self._take_calls(node, batch, missed)
         node.planes = batch.planes or node.planes
         node.overhead = batch.overhead or node.overhead
+        node.called_ns = None if batch.looked else batch.time_ns
         if batch.looked and not late:
             self._take_look(node, batch)
         self._pending.changes += batch.changes
@@ -199,33 +204,32 @@ class DiagnosisSession:
             self.network.feed_work(batch.host, batch.work, batch.wall_ns)
         return node
 
-    def _take_calls(self, node: Node, batch: NodeBatch, *, began_anew: bool, gap: bool) -> None:
-        newly = batch.lost if began_anew else max(batch.lost - node.lost, 0)
+    def _take_calls(self, node: Node, batch: NodeBatch, missed: int) -> None:
+        newly = batch.lost if missed < 0 else max(batch.lost - node.lost, 0)
         node.lost = batch.lost
         self.lost += newly
         self._pending.newly_lost += newly
-        events = batch.events if batch.events is not None else _NO_EVENTS
-        if gap:
+        if missed:
             self._give_calls(batch.host)
-        if gap and self.diagnosis.ledger.rows:
+        if missed and self.diagnosis.ledger.rows:
             # Nobody knows how many records were in what never came: none of this node's histories can be continued.
             self.diagnosis.add_calls(_NO_EVENTS, 1, batch.host)
-        if len(events) and len(self._pending.events) < MAX_WAITING_EVENTS:
-            self._pending.events.append(events)
-        if len(events):
-            waiting = self._calls.setdefault(batch.host, [])
-            waiting.append(events)
-            if newly or sum(map(len, waiting)) > MAX_WAITING_CALLS:
-                self._give_calls(batch.host, newly)
-        elif newly:
+        waiting = self._calls.setdefault(batch.host, [])
+        if batch.events is not None and len(batch.events):
+            waiting.append(batch.events)
+            if len(self._pending.events) < MAX_WAITING_EVENTS:
+                self._pending.events.append(batch.events)
+        if newly or sum(map(len, waiting)) > MAX_WAITING_CALLS:
             self._give_calls(batch.host, newly)
 
     def _give_calls(self, host: str, lost: int = 0) -> None:
         """Hand a node's calls to the diagnosis: once a judgement, for its cost is by the batch more than by the record."""
         waiting = self._calls.pop(host, None)
         if waiting or lost:
-            events = _of_known_pids(np.concatenate(waiting)) if waiting else _NO_EVENTS
-            self.diagnosis.add_calls(events, lost, host)
+            events = np.concatenate(waiting) if waiting else _NO_EVENTS
+            # A process nobody watches yet comes with its number in a pid namespace of its own: that may be another's here.
+            foreign = (events["flags"] & Flag.UNKNOWN_PROCESS != 0) & (events["pid_namespace"] != 0)
+            self.diagnosis.add_calls(events[~foreign] if foreign.any() else events, lost, host)
 
     def _take_look(self, node: Node, batch: NodeBatch) -> None:
         offset = batch.clock_offset_ns or 0
@@ -234,14 +238,11 @@ class DiagnosisSession:
         for key, sample in samples.items():
             if sample.run_state == "X":
                 self._ended[key] = sample
-        before = node.samples
-        node.samples = samples
-        node.windows = batch.windows
-        if batch.complete:
+        for key, sample in node.samples.items() if batch.complete else ():
             # It went while nobody looked (the agent was down): had it not been told, it would be missed by nobody.
-            for key, sample in before.items():
-                if key not in samples and sample.run_state != "X":
-                    self._ended[key] = sample.ended(batch.time_ns, batch.wall_ns + ahead)
+            if key not in samples and sample.run_state != "X":
+                self._ended[key] = sample.ended(batch.time_ns, batch.wall_ns + ahead)
+        node.samples, node.windows, node.fresh = samples, batch.windows, True
 
     def _note(self, text: str) -> None:
         if len(self._pending.notes) < MAX_NOTES:
@@ -256,40 +257,47 @@ class DiagnosisSession:
             self._give_calls(host)
         self._find_silent(now_ns, update)
         heard = [node for node in self.nodes.values() if not node.silent]
+        for node in heard:
+            node.fresh = False
         self._forget_ended_jobs(heard)
-        samples = {key: sample for node in heard for key, sample in node.samples.items()} | self._ended
-        self.diagnosis.silent = frozenset(
-            (c.hash, c.rank)
-            for node in self.nodes.values()
-            if node.silent
-            for s in node.samples.values()
-            for c in s.communicators
-        )
-        self.diagnosis.slow.delays, self.diagnosis.slow.network = self.network.delays(), self.network
-        self.diagnosis.complete_hosts = frozenset(node.name for node in heard if node.complete)
+        diagnosis, samples = self.diagnosis, self.samples
+        silent = [node for node in self.nodes.values() if node.silent]
+        diagnosis.silent = frozenset((c.hash, c.rank) for node in silent for s in node.samples.values() for c in s.communicators)
+        diagnosis.slow.delays, diagnosis.slow.network = self.network.delays(), self.network
+        diagnosis.complete_hosts = frozenset(node.name for node in heard if node.complete)
         countable = {node.name for node in heard if any(plane.name in ORDERED and plane.running for plane in node.planes)}
         self._answer(countable, now_ns, update)
-        said = of_nodes(Known(network=self.network, sources=self.diagnosis.sources))
+        said = of_nodes(Known(network=self.network, sources=diagnosis.sources))
         if any(sample.run_state != "X" for sample in samples.values()):
-            self.verdict = self.diagnosis.update(list(samples.values()))
-            self.verdicts = list(self.diagnosis.verdicts)
-            if self.verdicts:
-                self.verdicts[0] = self.verdict
-            self._name_silent(now_ns)
-            self.verdicts = [add_network(said, verdict) for verdict in self.verdicts]
-            self.verdict = self.verdicts[0] if self.verdicts else add_network(said, self.verdict)
-            update.orders += self._ordering.orders(self.diagnosis.judged, countable, now_ns)
-        self.windows = self._merge_windows(heard)
-        update.windows = self.windows
-        update.verdict, update.verdicts = self.verdict, self.verdicts
+            standing = diagnosis.update(list(samples.values()))
+            found = [standing, *diagnosis.verdicts[1:]]
+            self.verdicts = [add_network(said, _without(silent, now_ns, verdict)) for verdict in found]
+            update.orders += self._ordering.orders(diagnosis.judged, countable, now_ns)
+        self.windows = update.windows = _windows(heard)
+        update.verdicts = self.verdicts
         accusing = {verdict.id: verdict for verdict in self.verdicts if verdict.verdict_class.accuses}
         update.told = [verdict for number, verdict in accusing.items() if number not in self._standing]
         self._standing = frozenset(accusing)
-        update.recoveries = [Recovery(verdict, seconds) for verdict, seconds in self.diagnosis.closed]
-        self.diagnosis.closed.clear()
-        update.answers = [add_network(said, verdict) for verdict in self.diagnosis.answers]
-        self.diagnosis.answers.clear()
+        update.recoveries, diagnosis.closed = diagnosis.closed, []
+        update.answers, diagnosis.answers = [add_network(said, verdict) for verdict in diagnosis.answers], []
         return update
+
+    def is_due(self, now_ns: int) -> bool:
+        """Whether there is anything to judge: a look that is new, a node that has fallen silent, or somebody who waits."""
+        return self._answer_by is not None or any(node.fresh or node.falls_silent(now_ns) for node in self.nodes.values())
+
+    def settled(self) -> frozenset[str]:
+        """Hosts that need few looks, by what was judged last and every call since: all goes well with every job of theirs."""
+        for host in list(self._calls):
+            self._give_calls(host)
+        if self._answer_by is not None or any(node.silent for node in self.nodes.values()):
+            return frozenset()
+        heard_s = {node.name: node.called_ns / 1e9 for node in self.nodes.values() if node.called_ns is not None}
+        settled, others = set[str](), set[str]()
+        for job, verdict in self.diagnosis.judged:
+            which = settled if self.diagnosis.slow.settles(job, verdict, heard_s) else others
+            which.update(member.info.host for member in job.members)
+        return frozenset(settled - others)
 
     def ask(self) -> None:
         """Answer, whatever patience says: at the next judgement, or once work requests were counted for it, where they can be."""
@@ -316,10 +324,22 @@ class DiagnosisSession:
         update.lost = self.lost
         return update
 
+    # --- what surfaces ask ---------------------------------------------------------------------------------------------
+
     @property
     def infos(self) -> list[ProcessInfo]:
         """Every process of the newest looks, also of silent nodes."""
         return [window.process for node in self.nodes.values() for window in node.windows]
+
+    @property
+    def problems(self) -> Sequence[Problem]:
+        """What was asked for and could not be watched: nothing, where others collect."""
+        return ()
+
+    @property
+    def verdict(self) -> Verdict | None:
+        """The verdict that stands, of the worst job."""
+        return next(iter(self.verdicts), None)
 
     @property
     def samples(self) -> dict[ProcessKey, ProcessSample]:
@@ -329,14 +349,12 @@ class DiagnosisSession:
     @property
     def roles(self) -> dict[int, str]:
         """What communicators are for, by hash, as far as it was inferred and equal hashes do not disagree."""
-        found: dict[int, str] = {}
+        found: dict[int, set[Role]] = defaultdict(set)
         for learned in self.diagnosis.namer.jobs:
             for group in learned.topology.groups:
-                known = group.role not in (Role.UNSURE, Role.UNUSED)
-                found[group.hash] = (
-                    group.role.value if known and found.get(group.hash, group.role.value) == group.role.value else ""
-                )
-        return {number: role for number, role in found.items() if role}
+                found[group.hash].add(group.role)
+        only = {number: next(iter(roles)) for number, roles in found.items() if len(roles) == 1}
+        return {number: role.value for number, role in only.items() if role not in (Role.UNSURE, Role.UNUSED)}
 
     @property
     def layout(self) -> str:
@@ -344,12 +362,13 @@ class DiagnosisSession:
         learned = self.diagnosis.namer.learned
         return learned.topology.layout.text() if learned is not None and learned.topology.layout.known else ""
 
-    def planes(self) -> list[PlaneState]:
+    @property
+    def planes(self) -> Sequence[PlaneState]:
         """Planes over all nodes; of one that does not run everywhere the first reason is given, with the number of nodes."""
-        by_name: dict[str, list[PlaneState]] = {}
+        by_name: dict[str, list[PlaneState]] = defaultdict(list)
         for node in self.nodes.values():
             for plane in node.planes:
-                by_name.setdefault(plane.name, []).append(plane)
+                by_name[plane.name].append(plane)
         return [_joined(found, len(self.nodes)) for found in by_name.values()]
 
     def overhead(self) -> Overhead | None:
@@ -359,51 +378,43 @@ class DiagnosisSession:
 
     def _find_silent(self, now_ns: int, update: Update) -> None:
         for node in self.nodes.values():
-            if not node.silent and now_ns - node.heard_ns > node.patience_ns:
+            if node.falls_silent(now_ns):
                 node.silent = True
                 seconds = (now_ns - node.heard_ns) / 1e9
                 why = f"its agent has ended ({node.finished})" if node.finished else f"it has said nothing for {seconds:.0f} s"
                 update.notes.append(f"{node.name}: {why}: its ranks are not observed")
-        for name in [name for name, node in self.nodes.items() if now_ns - node.heard_ns > FORGET_NS]:
-            del self.nodes[name]
-
-    def _name_silent(self, now_ns: int) -> None:
-        """Whoever reads a verdict has to know which nodes it was reached without."""
-        silent = [(node.name, (now_ns - node.heard_ns) / 1e9) for node in self.nodes.values() if node.silent]
-        if not silent:
-            return
-        lines = [
-            f"{name}: its agent has been silent for {seconds:.0f} s, its ranks are not observed" for name, seconds in silent[:4]
-        ]
-        if len(silent) > len(lines):
-            lines.append(f"{len(silent) - len(lines)} more nodes are silent")
-        told = [v for v in self.verdicts if v.verdict_class not in (VerdictClass.RUNNING, VerdictClass.IDLE)]
-        more = {id(verdict): replace(verdict, unobserved=(*lines, *verdict.unobserved)) for verdict in told}
-        self.verdicts = [more.get(id(verdict), verdict) for verdict in self.verdicts]
-        self.verdict = self.verdicts[0] if self.verdicts else self.verdict
+        gone = [name for name, node in self.nodes.items() if now_ns - node.heard_ns > FORGET_NS]
+        hosts = {self.nodes.pop(name).name for name in gone}
+        for host in hosts - {node.name for node in self.nodes.values()} if hosts else ():
+            self.diagnosis.forget_host(host)
 
     def _forget_ended_jobs(self, heard: Sequence[Node]) -> None:
         """A process that ended is kept while a live one shares a communicator with it: it may be whom that one waits for."""
-        if not self._ended:
-            return
-        live = [s for node in heard for key, s in node.samples.items() if s.run_state != "X"]
-        hashes = {c.hash for sample in live for c in sample.communicators}
-        for key, sample in list(self._ended.items()):
-            if hashes.isdisjoint(c.hash for c in sample.communicators):
-                del self._ended[key]
-
-    def _merge_windows(self, heard: Sequence[Node]) -> list[RankWindow]:
-        if len(heard) == 1:
-            return list(heard[0].windows)
-        found = [window for node in heard for window in node.windows]
-        return sorted(found, key=lambda w: (w.rank is None, w.rank or 0, w.process.host, w.process.pid))
+        if self._ended:
+            live = (s for node in heard for s in node.samples.values() if s.run_state != "X")
+            hashes = {c.hash for sample in live for c in sample.communicators}
+            self._ended = {k: s for k, s in self._ended.items() if not hashes.isdisjoint(c.hash for c in s.communicators)}
 
 
-def _is_late(batch: NodeBatch, node: Node, wall_ns: int | None) -> bool:
-    """Whether a batch lay in a spool for so long that what it saw is past."""
-    if wall_ns is None or batch.clock_offset_ns is None:
-        return False
-    return wall_ns - batch.wall_ns - batch.clock_offset_ns > node.patience_ns
+def _without(silent: Sequence[Node], now_ns: int, verdict: Verdict) -> Verdict:
+    """Whoever reads a verdict has to know which nodes it was reached without."""
+    if not silent or verdict.verdict_class in (VerdictClass.RUNNING, VerdictClass.IDLE):
+        return verdict
+    lines = [
+        f"{node.name}: its agent has been silent for {(now_ns - node.heard_ns) / 1e9:.0f} s, its ranks are not observed"
+        for node in silent[:SILENT_SHOWN]
+    ]
+    if len(silent) > len(lines):
+        lines.append(f"{len(silent) - len(lines)} more nodes are silent")
+    return replace(verdict, unobserved=(*lines, *verdict.unobserved))
+
+
+def _windows(heard: Sequence[Node]) -> list[RankWindow]:
+    """The newest windows of all nodes, by rank."""
+    if len(heard) == 1:
+        return list(heard[0].windows)
+    found = [window for node in heard for window in node.windows]
+    return sorted(found, key=lambda w: (w.rank is None, w.rank or 0, w.process.host, w.process.pid))
 
 
 def _joined(found: Sequence[PlaneState], nodes: int) -> PlaneState:
@@ -412,9 +423,3 @@ def _joined(found: Sequence[PlaneState], nodes: int) -> PlaneState:
         return found[0]
     where = f" (on {len(broken)} of {nodes} nodes)" if nodes > 1 else ""
     return PlaneState(broken[0].name, len(broken) < len(found), broken[0].reason + where)
-
-
-def _of_known_pids(events: NDArray[Any]) -> NDArray[Any]:
-    """Records whose pid is one in the node's pid namespace: a process nobody watches yet comes with the number of its own."""
-    foreign = (events["flags"] & Flag.UNKNOWN_PROCESS != 0) & (events["pid_namespace"] != 0)
-    return events[~foreign] if foreign.any() else events

@@ -6,17 +6,16 @@ the ranks meet (``src/init.cc``, ``ncclCommInitRankFunc``), so the waiting ranks
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cache
 
-from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody
+from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, absent, caller, naming, nobody, observed, peers
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.edges import Why, told, wait_facts
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, RankNode
-from ncclwatch.engine.evidence.kernel import Census, Halted
+from ncclwatch.engine.evidence.kernel import Census
 from ncclwatch.engine.graph import Sink, victims_of
-from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.suspects import absent, observed, peers
+from ncclwatch.engine.job import Group, Member
 from ncclwatch.model.state import Communicator
 from ncclwatch.model.verdict import Culprit, VerdictClass
 
@@ -44,8 +43,8 @@ def one_sample(case: Case) -> Iterator[Hypothesis]:
 def progress(case: Case) -> Iterator[Hypothesis]:
     """NCCL moved between the last two samples of some process."""
     if case.still == 0.0:
-        notes = tuple(fact for fact in case.facts.of(FactKind.HALTED, Halted) if not fact.ended)
-        yield Hypothesis(VerdictClass.RUNNING, Cause.PROGRESS, confidence=1.0, supports=notes)
+        notes = _halted_facts(case, [member for member in case.job.members if member.stopped])
+        yield Hypothesis(VerdictClass.RUNNING, Cause.PROGRESS, confidence=1.0, supports=tuple(notes))
 
 
 # --- stopped, ended ----------------------------------------------------------------------------------------------------
@@ -73,10 +72,8 @@ def find_halted(case: Case) -> tuple[list[Member], list[Sink]]:
 
 
 def _missed(case: Case) -> list[Member]:
-    """Processes that ended while others needed them: ranks that end when the work is done are not missed.
-
-    Whoever waits need not show whom for: the proxy of a neighbour may have dropped the broken transfer. A collective that stands
-    still in a communicator with an ended rank waits for that rank in the end.
+    """Processes that ended while others needed them. Whoever waits need not show whom for: a proxy may have dropped the broken
+    transfer, and a collective that stands still in a communicator with an ended rank waits for that rank in the end.
     """
     job = case.job
     gone = [member for member in job.members if member.gone]
@@ -88,10 +85,7 @@ def _missed(case: Case) -> list[Member]:
 
 
 def _ended_ranks(case: Case) -> list[Sink]:
-    """Ranks that were not observed, that others wait for, and that are known to have ended.
-
-    Where nobody is seen to wait for one, a collective that stands still in its communicator waits for it in the end.
-    """
+    """Ranks that were not observed, that others wait for (if in a collective that stands still), and that have ended."""
     job, silent, sinks = case.job, case.known.silent, case.sinks
     unseen = [(sink, node) for sink in sinks if not sink.is_cycle and isinstance(node := sink.nodes[0], AbsentNode)]
     standing = [group for number in sorted(case.waits.collectives()) if len((group := job.groups[number]).members) < group.nranks]
@@ -118,28 +112,19 @@ def _ended_ranks(case: Case) -> list[Sink]:
         ranks = (job.global_rank(number, rank) for rank in range(group.nranks))
         return not (gone.isdisjoint(group.ranks) and ended.isdisjoint(ranks))
 
-    found |= {node: sink for sink, node in heard if node not in found and _is_missed_by_error(job, sink, explained)}
+    def missed(sink: Sink) -> bool:
+        """Whether who waits for it reports an error that no other end explains."""
+        waiting = {wait.waiter.index for wait in sink.waits if isinstance(wait.waiter, RankNode)}
+        return any(not explained(job.group_of[i, own.address]) for i in waiting for own, _ in errors_of(job.member(i)))
+
+    found |= {node: sink for sink, node in heard if node not in found and missed(sink)}
     if found or not sinks or not census.whole:
         return list(found.values())
     missing = (AbsentNode(group.id, rank) for group in standing for rank in group.missing)
     return [Sink((node,), sinks[0].graph) for node in missing if runs(node) is False]
 
 
-def _is_missed_by_error(job: Job, sink: Sink, explained: Callable[[int], bool]) -> bool:
-    """Whether who waits for a rank reports an error of a communicator in which no other end is known (``explained``, by group).
-
-    An error that another rank's end explains says nothing of this one.
-    """
-    waiting = {wait.waiter for wait in sink.waits}
-    return any(
-        not explained(job.group_of[member.index, own.address])
-        for member in job.members if RankNode(member.index) in waiting
-        for own, _ in errors_of(member)
-    )  # fmt: skip
-
-
 def _halted(case: Case, confidence: float) -> Hypothesis:
-    """A hypothesis on stopped and ended processes, and on ranks nobody observed that have ended: those are the cause, if any."""
     job, (halted, ended) = case.job, find_halted(case)
     ends = {sink.nodes[0].index: sink for sink in case.sinks if isinstance(sink.nodes[0], RankNode) and not sink.is_cycle}
     suspects: list[Suspect] = []
@@ -148,28 +133,30 @@ def _halted(case: Case, confidence: float) -> Hypothesis:
     for member in halted:
         waits = ends[member.index].waits if member.index in ends else []
         suspects.append(observed(job, member, waits, (), _halted_cause(member)))
-        supports += [*case.facts.about(FactKind.HALTED, RankNode(member.index)), *wait_facts(waits)]
+        supports += [*_halted_facts(case, [member]), *wait_facts(waits)]
         # Its neighbours' transfers with it may be gone, or hidden inside the node.
         supports += first if member.gone or not waits else []
     for sink in ended:
         suspects.append(absent(job, sink, Cause.ENDED_UNSEEN))
         supports += wait_facts(sink.waits)
-    supports += [fact for member in job.members for fact in error_facts(member)]
+    supports += _error_facts(job.members)
     victims = _victims(case, halted, [*(ends[m.index] for m in halted if m.index in ends), *ended], suspects)
     verdict_class = VerdictClass.DEAD if ended or any(member.gone for member in halted) else VerdictClass.STOPPED
     return naming(verdict_class, suspects, victims, confidence if victims else 0.8, supports)
 
 
 def _victims(case: Case, halted: Sequence[Member], ends: Sequence[Sink], suspects: Sequence[Suspect]) -> set[int]:
-    """Whoever waits for whom: everybody in a collective that stands still with a halted process waits for it in the end, and
-    whoever waits for one of those.
-    """
+    """Who waits for them: everybody in a collective that stands still with one of them does in the end."""
     victims = victims_of(ends) | peers(case.job, suspects)
     indices, missing = {member.index for member in halted}, {suspect.group for suspect in suspects if suspect.index is None}
     for number in case.waits.collectives():
         if number in missing or not indices.isdisjoint(case.job.groups[number].ranks):
             victims |= case.job.groups[number].ranks.keys()
     return (victims | case.waits.behind(map(RankNode, victims))) - indices
+
+
+def _halted_facts(case: Case, members: Iterable[Member]) -> list[Fact]:
+    return [fact for member in members for fact in case.facts.about(FactKind.HALTED, RankNode(member.index))]
 
 
 def _halted_cause(member: Member) -> Cause:
@@ -184,12 +171,11 @@ def errors_of(member: Member) -> list[tuple[Communicator, str]]:
     return [(communicator, result) for communicator, result in found if result not in HEALTHY_RESULTS]
 
 
-def error_facts(member: Member) -> list[Fact]:
-    """Asynchronous errors of a process as evidence."""
+def _error_facts(members: Iterable[Member]) -> list[Fact]:
     return [
-        told(f"{member.label} reports {result} on communicator {own.hash:016x}", RankNode(member.index), FactKind.ERROR)
-        for own, result in errors_of(member)
-    ]
+        told(f"{member.label} reports {result} on communicator {own.hash:016x}")
+        for member in members for own, result in errors_of(member)
+    ]  # fmt: skip
 
 
 # --- creation ----------------------------------------------------------------------------------------------------------
@@ -198,8 +184,7 @@ def error_facts(member: Member) -> list[Fact]:
 def creation(case: Case) -> Iterator[Hypothesis]:
     """Ranks wait for each other in the creation of a communicator; whoever has not come is named.
 
-    A missing rank may be an observed process without any communicator. Creation of a large job takes its time, so nobody is
-    accused before nothing has moved for ``creation_patience_s`` seconds.
+    A missing rank may be an observed process without any communicator.
     """
     job = case.job
     if case.waits.open:
@@ -208,9 +193,11 @@ def creation(case: Case) -> Iterator[Hypothesis]:
     if not groups:
         return
     group = max(groups, key=lambda candidate: candidate.nranks)
-    candidates = [*job.members, *case.loners]
-    found = {rank: member for rank in group.missing if (member := _process_of(group, rank, candidates)) is not None}
-    supports = tuple(told(line, kind=FactKind.STANDS) for line in _creation_lines(case, group, found))
+    # Which observed process should be a missing rank is only evident where the communicator spans the job.
+    others = [member for member in reversed([*job.members, *case.loners]) if member.index not in group.ranks]
+    by_rank = {member.info.rank: member for member in others if member.info.world_size == group.nranks}
+    found = {rank: by_rank[rank] for rank in group.missing if rank in by_rank}
+    supports = tuple(told(line) for line in _creation_lines(case, group, found))
     if case.still < case.known.creation_patience_s or not found:
         yield nobody(Cause.CREATING, supports, group=group.id)
         return
@@ -242,15 +229,6 @@ def _creating(communicator: Communicator) -> bool:
     return communicator.init_state not in READY_STATES and not communicator.aborted
 
 
-def _process_of(group: Group, rank: int, candidates: Sequence[Member]) -> Member | None:
-    """The observed process that should be a missing rank: only evident where the communicator spans the job."""
-    held = {member.index for member, _ in group.members.values()}
-    for member in candidates:
-        if member.index not in held and member.info.rank == rank and member.info.world_size == group.nranks:
-            return member
-    return None
-
-
 # --- nothing open, or not for long enough ------------------------------------------------------------------------------
 
 
@@ -269,13 +247,15 @@ def nothing_open(case: Case) -> Iterator[Hypothesis]:
     """No transfer is open that can be seen: NCCL reports an error, transports hide others, or the job computes."""
     if case.waits.open:
         return
-    members = [member for member in case.job.members if errors_of(member)]
-    if members:
-        facts = [fact for member in members for fact in error_facts(member)]
-        yield naming(VerdictClass.ERROR, (_failed(case.job, member) for member in members), (), 0.9, facts)
+    job, suspects = case.job, []
+    for member in job.members:
+        for own, result in errors_of(member)[:1]:
+            group = job.groups[job.group_of[member.index, own.address]]
+            suspects.append(caller(group, own.rank, None, Cause.NCCL_ERROR, result))
+    if suspects:
+        yield naming(VerdictClass.ERROR, suspects, (), 0.9, _error_facts(job.members))
     elif case.still >= case.patience_s and any(is_hidden(own) for one in case.job.members for own in one.last.communicators):
-        halted = case.facts.of(FactKind.HALTED, Halted)
-        yield nobody(Cause.NOTHING_SEEN, (fact for fact in halted if fact.ended and isinstance(fact.subject, RankNode)))
+        yield nobody(Cause.NOTHING_SEEN, _halted_facts(case, [member for member in case.job.members if member.gone]))
     else:
         yield Hypothesis(VerdictClass.IDLE, Cause.NOTHING_OPEN, confidence=0.7)
 
@@ -283,10 +263,3 @@ def nothing_open(case: Case) -> Iterator[Hypothesis]:
 def first_waits(case: Case) -> tuple[Fact, ...]:
     """The first waits that lead to ends: what is shown of a pause."""
     return tuple(wait_facts(wait for sink in case.sinks[:SHOWN] for wait in sink.waits[:SHOWN]))
-
-
-def _failed(job: Job, member: Member) -> Suspect:
-    own, result = errors_of(member)[0]
-    reference = job.groups[job.group_of[member.index, own.address]].reference()
-    place = Culprit(member.rank, own.rank, member.info.host, member.info.pid, own.device, reference)
-    return Suspect(place, Cause.NCCL_ERROR, result, member.index)

@@ -7,10 +7,9 @@ of 100,000 ranks has hundreds of thousands of ends, of which a handful is ever t
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property
-from itertools import chain, count
+from itertools import chain
 from operator import attrgetter
 
 import numpy as np
@@ -19,15 +18,12 @@ from numpy.typing import NDArray
 from ncclwatch.engine.connections import CONNECTION_SLOTS, acknowledges, was_before
 from ncclwatch.engine.edges import NOBODY, ConnectionKey, End, Stall, Why
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.model.state import Direction, OpPhase, PendingOperation, ProxyOperation, ProxySub, Transport
+from ncclwatch.model.state import Direction, PendingOperation, ProxyOperation
+from ncclwatch.model.steps import BEGUN, COLUMNS, NET, PHASES, PLACE_BITS, READY, UNKNOWN, bounded
 
 Column = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-UNKNOWN = -(1 << 62)
-"""Fact: stands in a column where there is no value."""
-LIMIT = 1 << 60
-"""Bound: values come out of the memory of other processes: sums and differences of two must still fit."""
 WIDEST = 1 << 62
 """Bound: several columns are mixed into one integer below this."""
 
@@ -37,7 +33,7 @@ def column(values: Callable[[], Iterable[int]], count: int) -> Column:
     try:
         return np.fromiter(values(), np.int64, count)
     except OverflowError:
-        return np.fromiter((value if value == UNKNOWN else max(-LIMIT, min(LIMIT, value)) for value in values()), np.int64, count)
+        return np.fromiter(map(bounded, values()), np.int64, count)
 
 
 def numbered(columns: Sequence[Column]) -> Column:
@@ -62,7 +58,7 @@ def _dense(values: Column) -> Column:
 
 
 def _has(numbers: Column, chosen: Flags) -> Flags:
-    """For each row whether one with the same number is among those chosen."""
+    """For each row whether one with its number is among those chosen."""
     found: Flags = (np.bincount(numbers[chosen], minlength=int(numbers.max(initial=-1)) + 1) > 0)[numbers]
     return found
 
@@ -84,9 +80,7 @@ class Places:
         return found
 
     def pairs(self, numbers: Column) -> Iterable[tuple[Column, Column]]:
-        """For each of ``numbers`` every row that has it: pairs of (place in ``numbers``, row), as many at a time as places have
-        that many rows.
-        """
+        """For each of ``numbers`` every row that has it: pairs of (place in ``numbers``, row), one row of each at a time."""
         left = np.arange(len(numbers))
         for turn in range(int(self._count[numbers].max(initial=0))):
             left = left[self._count[numbers[left]] > turn]
@@ -100,16 +94,12 @@ RANK_SHIFT = 32
 MOST_RANKS = 1 << 31
 """Fact: they are signed."""
 
-BEGUN, READY = 1, 2
-"""Fact: phases that matter (``OpPhase``)."""
-
-_COUNTERS = attrgetter("channel", "peer", "nsteps", "base", "posted", "received", "transmitted", "done")
-_PRODUCED, _RANK = attrgetter("gpu_ready"), attrgetter("rank")
+ROW_BYTES, STATE, PLACE = 8 * len(COLUMNS), COLUMNS.index("state"), COLUMNS.index("place")
+_ROWS = attrgetter("last.operations.steps.rows")
 
 
-def _known(subs: Sequence[ProxySub], field: attrgetter[int | None]) -> Column:
-    """A field that may not be known."""
-    return column(lambda: (UNKNOWN if value is None else value for value in map(field, subs)), len(subs))
+def _operation_at(member: Member, place: int) -> ProxyOperation:
+    return member.last.operations[place >> PLACE_BITS]
 
 
 class Members:
@@ -122,8 +112,14 @@ class Members:
         ranks = column(lambda: chain.from_iterable(group.members for group in self.groups), sum(sizes))
         found = (member.index for group in self.groups for member, _ in group.members.values())
         keys = _mixed(np.repeat(np.arange(len(sizes)), sizes), ranks)
+        indices = np.fromiter(found, np.int64, len(keys))
         order = np.argsort(keys, kind="stable")
-        self._keys, self._indices = keys[order], np.fromiter(found, np.int64, len(keys))[order]
+        self._keys, self._indices = keys[order], indices[order]
+        addresses = column(lambda: (own.address for group in self.groups for _, own in group.members.values()), len(keys))
+        self._addresses, numbers = np.unique(addresses, return_inverse=True)
+        held = _mixed(numbers.reshape(-1), indices)
+        order = np.argsort(held, kind="stable")
+        self._held, self._of_held = held[order], keys[order]
 
     def find(self, group: Column, rank: Column) -> Column:
         """Indices of the processes; -1 where none was observed."""
@@ -133,6 +129,19 @@ class Members:
         place = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
         known = (self._keys[place] == keys) & (rank >= 0) & (rank < MOST_RANKS)
         return np.where(known, self._indices[place], -1)
+
+    def owning(self, holder: Column, address: Column) -> tuple[Column, Column]:
+        """The group that lies at an address in a process, and the process's rank in it; ``NOBODY`` and ``UNKNOWN`` where none
+        does.
+        """
+        if not len(self._held) or not len(holder):
+            return np.full(len(holder), NOBODY), np.full(len(holder), UNKNOWN)
+        number = np.minimum(np.searchsorted(self._addresses, address), len(self._addresses) - 1)
+        keys = _mixed(number, holder)
+        place = np.minimum(np.searchsorted(self._held, keys), len(self._held) - 1)
+        known = (self._held[place] == keys) & (self._addresses[number] == address)
+        found = self._of_held[place]
+        return np.where(known, found >> RANK_SHIFT, NOBODY), np.where(known, found & ((1 << RANK_SHIFT) - 1), UNKNOWN)
 
 
 def _mixed(group: Column, rank: Column) -> Column:
@@ -144,76 +153,60 @@ class Transfers:
     """One row a transfer, in the order in which the members' proxies hold them.
 
     ``group`` is the place of the communicator in ``members.groups``; ``rank`` the rank on whose behalf the transfer runs,
-    ``owner`` the index of its process; ``peer_index`` that of the peer's, -1 where it was not observed. ``sends`` tells the side,
-    ``begun`` whether the proxy works on it: only then do its counters mean anything. Counters are relative to ``base``;
-    ``produced`` is ``UNKNOWN`` where the protocol does not show it. ``connection`` is one number for both ends,
-    ``collective`` one for operations of the same name.
+    ``owner`` the index of its process, ``peer_index`` that of the peer's (-1: not observed). Only where the proxy has ``begun``
+    do its counters mean anything; they are relative to ``base``. ``produced`` is ``UNKNOWN`` where the protocol does not show
+    it. ``connection`` is one number for both ends, ``collective`` one for operations of the same name.
     """
 
     def __init__(self, job: Job) -> None:
         self.job = job
         self.members = Members(job)
-        self.subs: list[ProxySub] = []
-        self._operations: list[ProxyOperation] = []
         self._pending: list[tuple[int, int, PendingOperation]] = []
         self._fill(self._gather())
         self._join()
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
-    def _gather(self) -> Column:
-        """One row an operation: what its transfers have in common, and how many there are. Location of a large job spends most of
-        its time here.
-        """
-        heads: list[int] = []
-        names: dict[str, int] = defaultdict(count().__next__)
-        net, send, in_progress, ready_phase = Transport.NET, Direction.SEND, OpPhase.PROGRESS, OpPhase.READY
-        for member in self.job.members:
-            index, sample, owners = member.index, member.last, dict[int, tuple[int, int]]()
-            for operation in sample.operations:
-                owner = owners.get(operation.comm_address) or self._owner(member, operation, owners)
-                if owner is None or operation.transport is not net:
-                    continue
-                phase, subs = operation.phase, operation.subs
-                state = BEGUN if phase is in_progress else READY if phase is ready_phase else 0
-                sends, name = operation.direction is send, names[operation.collective]
-                heads += (*owner, index, sends, operation.op_count, name, state, len(subs))
-                self._operations.append(operation)
-                self.subs += subs
-            for pending in sample.pending:
-                owner = self._owner(member, pending, owners)
-                rank = pending.rank if pending.rank is not None else owner[1] if owner is not None else UNKNOWN
-                if owner is not None and rank != UNKNOWN:
-                    self._pending.append((owner[0], rank, pending))
-        return column(lambda: heads, len(heads)).reshape(-1, 8)
+    def _gather(self) -> tuple[Column, ...]:
+        members = self.job.members
+        rows = [*map(_ROWS, members)]
+        held = np.fromiter(map(len, rows), np.int64, len(rows)) // ROW_BYTES
+        table = np.frombuffer(b"".join(rows), np.int64).reshape(-1, len(COLUMNS))
+        holder = np.repeat(column(lambda: (member.index for member in members), len(members)), held)
+        group, rank = self.members.owning(holder, table[:, 0])
+        for row in np.flatnonzero((group < 0) & (table[:, STATE] & NET != 0)).tolist():
+            owner = self._owner(member := self.job.member(int(holder[row])), _operation_at(member, int(table[row, PLACE])))
+            group[row], rank[row] = owner or (NOBODY, UNKNOWN)
+        for member in members:
+            for pending in member.last.pending:
+                owner = self._owner(member, pending)
+                own = pending.rank if pending.rank is not None else owner[1] if owner is not None else UNKNOWN
+                if owner is not None and own != UNKNOWN:
+                    self._pending.append((owner[0], own, pending))
+        chosen = (group >= 0) & (table[:, STATE] & NET != 0)
+        if not chosen.all():
+            table, holder, group, rank = table[chosen], holder[chosen], group[chosen], rank[chosen]
+        return holder, group, rank, *table.T.copy()[2:]
 
-    def _owner(
-        self, member: Member, operation: ProxyOperation | PendingOperation, owners: dict[int, tuple[int, int]]
-    ) -> tuple[int, int] | None:
-        """(group, rank in it or UNKNOWN) of an operation of a process; ``owners`` keeps those of its communicators by address."""
+    def _owner(self, member: Member, operation: ProxyOperation | PendingOperation) -> tuple[int, int] | None:
+        """(group, rank in it or UNKNOWN) of an operation of a process."""
         number = self.job.find_group(member, operation.comm_address, operation.comm_hash)
         group = self.job.groups.get(number) if number is not None else None
-        if group is None:
-            return None
-        owner = self.members.places[group.id], group.ranks.get(member.index, UNKNOWN)
-        if (member.index, operation.comm_address) in self.job.group_of:
-            owners[operation.comm_address] = owner
-        return owner
+        return (self.members.places[group.id], group.ranks.get(member.index, UNKNOWN)) if group is not None else None
 
-    def _fill(self, heads: Column) -> None:
-        """Turn what was gathered into columns."""
-        subs = self.subs
-        self._held = np.repeat(np.arange(len(heads)), heads[:, 7])
-        self.group, holder_rank, holder, sends, self.op_count, self.collective, state, _ = heads[self._held].T.copy()
-        counters = column(lambda: chain.from_iterable(map(_COUNTERS, subs)), 8 * len(subs)).reshape(-1, 8).T.copy()
-        self.channel, self.peer, self.nsteps, self.base, self.posted, self.received, self.transmitted, self.done = counters
-        self.produced = _known(subs, _PRODUCED)
-        rank = _known(subs, _RANK)
+    def _fill(self, gathered: tuple[Column, ...]) -> None:
+        (
+            holder, self.group, holder_rank, self.op_count, sends, state, self.collective, self._place,
+            self.channel, self.peer, self.nsteps, self.base, self.posted, self.received, self.transmitted, self.done,
+            self.produced, rank, _,
+        ) = gathered  # fmt: skip
+        self._holder = holder
         self.rank = np.where(rank == UNKNOWN, holder_rank, rank)
         self.sends: Flags = sends != 0
         # Of whose transfers nobody knows, nothing is said.
-        self.begun: Flags = (state == BEGUN) & (self.rank != UNKNOWN)
-        self.ready: Flags = (state == READY) & (self.rank != UNKNOWN)
+        phase = state & PHASES
+        self.begun: Flags = (phase == BEGUN) & (self.rank != UNKNOWN)
+        self.ready: Flags = (phase == READY) & (self.rank != UNKNOWN)
         self.point_to_point: Flags = (self.op_count & 1) != 0
         # With PXN the proxy of one process moves another rank's data: the wait is that rank's, if it is observed.
         found = self.members.find(self.group, self.rank)
@@ -221,15 +214,13 @@ class Transfers:
         self.peer_index = self.members.find(self.group, self.peer)
 
     def _join(self) -> None:
-        """Number the connections, and find the rows of each side by them; of what its proxy thread has not begun yet, or not
-        taken from the pool, only that it is there.
-        """
-        size = len(self.subs)
+        """Number the connections, and find the rows of each side by them; of what is not begun only that it is there."""
+        size = len(self.group)
         known = [(g, p.channel, rank, p.peer, p.op_count, p.direction is Direction.SEND) for g, rank, p in self._pending]
         waiting = column(lambda: chain.from_iterable(known), 6 * len(known)).reshape(-1, 6).T
         own = self.group, self.channel, self.rank, self.peer, self.op_count, self.sends
-        group, channel, rank, peer, op_count, sends = (np.r_[mine, more] for mine, more in zip(own, waiting, strict=True))
-        sends, point_to_point, idle = sends != 0, op_count & 1, np.r_[~self.begun, np.ones(len(known), np.bool_)]
+        group, channel, rank, peer, op_count, sends = map(np.concatenate, zip(own, waiting, strict=True))
+        sends, point_to_point, idle = sends != 0, op_count & 1, np.concatenate((~self.begun, np.ones(len(known), np.bool_)))
         connection = numbered((group, channel, np.where(sends, rank, peer), np.where(sends, peer, rank), point_to_point))
         self.connection, count = connection[:size], int(connection.max(initial=-1)) + 1
         self.queued: dict[Direction, Flags] = {}
@@ -286,11 +277,12 @@ class Transfers:
 
     def end(self, row: int) -> End:
         """A row as an object."""
-        return End(self.key(row), self.job.member(int(self.owner[row])), self.operation_of(row), self.subs[row])
+        operation, part = self.operation_of(row), int(self._place[row]) & ((1 << PLACE_BITS) - 1)
+        return End(self.key(row), self.job.member(int(self.owner[row])), operation, operation.subs[part])
 
     def operation_of(self, row: int) -> ProxyOperation:
         """The operation of a row."""
-        return self._operations[int(self._held[row])]
+        return _operation_at(self.job.member(int(self._holder[row])), int(self._place[row]))
 
     def group_of(self, row: int) -> Group:
         """The communicator of a row."""
@@ -301,6 +293,7 @@ class Transfers:
 
 SHOWN: tuple[Why | Stall, ...] = (*Why, *Stall)
 """What an end can show: columns hold places in it."""
+PLACE_OF = {one: place for place, one in enumerate(SHOWN)}
 NOTHING, MISSING, COMPLETED = -1, -2, -3
 """Fact: places of what shows nothing, and of what has to be looked at more closely: no other end is open, or it is through."""
 
@@ -316,7 +309,7 @@ class Compared:
         # An operation at the head of its connection that stays unbegun means that the proxy thread does not run.
         ready = np.flatnonzero(t.ready)
         ready = ready[[t.operation_of(row).queued_behind == 0 for row in ready.tolist()]]
-        queued = ready, np.full(len(ready), SHOWN.index(Stall.PROXY_NOT_BEGUN)), np.full(len(ready), NOBODY)
+        queued = ready, np.full(len(ready), PLACE_OF[Stall.PROXY_NOT_BEGUN]), np.full(len(ready), NOBODY)
         parts = self._senders(t.unfinished(Direction.SEND)), self._receivers(t.unfinished(Direction.RECV)), queued
         rows, shows, other = (np.concatenate(columns) for columns in zip(*parts, strict=True))
         order = np.lexsort((rows, ~t.sends[rows]))
@@ -325,7 +318,10 @@ class Compared:
 
     def showing(self, *what: Why | Stall) -> Flags:
         """For each of them whether it shows one of these."""
-        return np.isin(self.shows, [SHOWN.index(one) for one in what])
+        wanted = np.zeros(len(SHOWN), np.bool_)
+        wanted[[PLACE_OF[one] for one in what]] = True
+        found: Flags = wanted[self.shows]
+        return found
 
     def ends(self, place: int) -> tuple[End, End | None]:
         """The end that one of the rows is about, and its far end where that is open."""
@@ -386,11 +382,10 @@ class Compared:
         return rows, shows, other
 
     def _look_closer(self, rows: Column, steps: Column, shows: Column) -> None:
-        """Say why no other end is open at a step, or what has become of what it has sent."""
-        shows[(shows == MISSING) & (self.transfers.peer_index[rows] < 0)] = SHOWN.index(Why.UNOBSERVED)
+        shows[(shows == MISSING) & (self.transfers.peer_index[rows] < 0)] = PLACE_OF[Why.UNOBSERVED]
         for place in np.flatnonzero(shows <= MISSING).tolist():
             row, step = int(rows[place]), int(steps[place])
-            shows[place] = SHOWN.index(self._arrives(row) if shows[place] == COMPLETED else self._without(row, step))
+            shows[place] = PLACE_OF[self._arrives(row) if shows[place] == COMPLETED else self._without(row, step)]
 
     def _without(self, row: int, step: int) -> Why | Stall:
         t = self.transfers
@@ -411,8 +406,7 @@ class Compared:
 
     def _has_done(self, row: int, step: int) -> bool:
         """Whether the other side has finished the transfer with ``step``, of which the proxy's lists show nothing any more.
-
-        Over sockets a send is done once the kernel has taken it: with the link down, its data may never arrive.
+        (Over sockets a send is done once the kernel has taken it: with the link down, its data may never arrive.)
         """
         t = self.transfers
         side = Direction.RECV if t.sends[row] else Direction.SEND
@@ -429,6 +423,7 @@ class Compared:
 
 def _first(*cases: tuple[Flags, Why | Stall | int]) -> Column:
     """For each row what the first case that holds shows."""
-    codes = [shows if isinstance(shows, int) else SHOWN.index(shows) for _, shows in cases]
-    found: Column = np.select([holds for holds, _ in cases], [np.int64(code) for code in codes])
+    found = np.full(len(cases[0][0]), NOTHING, np.int64)
+    for holds, shows in reversed(cases):
+        found[holds] = shows if isinstance(shows, int) else PLACE_OF[shows]
     return found

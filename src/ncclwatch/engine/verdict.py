@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect
+from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, one_of_each
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, HiddenNode, RankNode
 from ncclwatch.engine.evidence.nics import PortDown
-from ncclwatch.engine.evidence.registry import not_observed, not_read
 from ncclwatch.engine.job import Job
-from ncclwatch.engine.suspects import one_of_each
 from ncclwatch.model.verdict import Culprit, OperationRef, Step, StepKind, Verdict, VerdictClass
 from ncclwatch.text import compressed
 
@@ -18,6 +17,8 @@ EVIDENCE_LINES = 12
 """Bound: lines of evidence."""
 NAMED, NAMED_RANKS = 4, 8
 """Bound: culprits that a summary names, and ranks without more about them; of more only the number is told."""
+LISTED = 6
+"""Bound: communicators with unobserved ranks that are listed; of more only the number is told."""
 
 SEVERITY = (
     VerdictClass.RUNNING,
@@ -117,26 +118,26 @@ def severity(verdict: Verdict) -> int:
 def render(case: Case, found: Hypothesis) -> Verdict:
     """The verdict that a hypothesis is."""
     suspects = one_of_each(found.suspects)
-    culprits = tuple(map(culprit, suspects))
+    culprits = tuple(map(_culprit, suspects))
     first = next((one for one in culprits if one.operation), culprits[0] if culprits else None)
+    victims = {rank for index in found.victims if (rank := case.job.member(index).rank) is not None}
     verdict = Verdict(
         found.verdict_class, _summary(case, found, culprits, first.operation if first else None), culprits,
-        ranks_of(case.job, found.victims), first.communicator if first else None, first.operation if first else None,
+        tuple(sorted(victims)), first.communicator if first else None, first.operation if first else None,
         link=next((one.link for one in culprits if one.link), None), time=case.time, confidence=found.confidence,
-        evidence=tuple(_evidence(case, found)), unobserved=_unobserved(case, found), next_steps=next_steps(found, suspects),
-        planes=found.planes, rules=rules_of(case, found), trail=tuple(_trail(case, found)),
+        evidence=tuple(_evidence(case, found)), unobserved=_unobserved(case, found), next_steps=_next_steps(found, suspects),
+        planes=found.planes, rules=_rules(case, found), trail=tuple(_trail(case, found)),
     )  # fmt: skip
     return _with_limits(case, found, verdict)
 
 
-def rules_of(case: Case, found: Hypothesis) -> tuple[str, ...]:
-    """The rules that led to a hypothesis: those that changed the graph, then those it was made by."""
+def _rules(case: Case, found: Hypothesis) -> tuple[str, ...]:
+    """Those that changed the graph, then those the hypothesis was made by."""
     changed = [rule for rule, _ in (*case.trail.drawn, *case.trail.retracted)]
     return tuple(dict.fromkeys((*changed, *found.follows, found.rule)))
 
 
 def _with_limits(case: Case, found: Hypothesis, verdict: Verdict) -> Verdict:
-    """With the CPU limits that hold back whom it names, or whom it waits for."""
     held = [
         (fact, case.job.member(fact.subject.index))
         for fact in found.because if fact.kind is FactKind.THROTTLED and isinstance(fact.subject, RankNode)
@@ -145,23 +146,21 @@ def _with_limits(case: Case, found: Hypothesis, verdict: Verdict) -> Verdict:
         return verdict
     ranks = [member.rank for _, member in held if member.rank is not None]
     who = f"rank{'s' if len(ranks) != 1 else ''} {compressed(ranks)}" if ranks else f"{len(held)} processes"
-    if found.accuses:
+    if found.verdict_class.accuses:
         who = "it" if len(held) == 1 else "them"
         verdict = replace(verdict, evidence=(*(fact.text for fact, _ in held), *verdict.evidence))
-    if not found.accuses or len(held) == len(verdict.culprits):
+    if not found.verdict_class.accuses or len(held) == len(verdict.culprits):
         least = min(fact.value or 0.0 for fact, _ in held)
         verdict = replace(verdict, summary=f"{verdict.summary}; a CPU limit holds {who} back in {least:.0%} of its periods")
     steps = [RAISE_LIMIT.format(host=member.info.host, pid=member.info.pid) for _, member in held]
     return replace(verdict, next_steps=tuple(dict.fromkeys((*steps, *verdict.next_steps))))
 
 
-def culprit(suspect: Suspect) -> Culprit:
-    """A suspect as a verdict names it."""
+def _culprit(suspect: Suspect) -> Culprit:
     return replace(suspect.place, reason=suspect.cause.format(detail=suspect.detail))
 
 
-def next_steps(found: Hypothesis, suspects: Sequence[Suspect]) -> tuple[str, ...]:
-    """What to do about the first suspect, or to see more."""
+def _next_steps(found: Hypothesis, suspects: Sequence[Suspect]) -> tuple[str, ...]:
     if not suspects:
         return STEPS.get(found.cause, ())
     first = suspects[0]
@@ -179,9 +178,31 @@ def _unobserved(case: Case, found: Hypothesis) -> tuple[str, ...]:
     return (*hidden, *missing)
 
 
+def not_observed(case: Case) -> tuple[str, ...]:
+    """All that was hidden from a verdict on a job."""
+    return (*(line for source in case.known.sources for line in source.coverage(case)), *not_read(case.job))
+
+
+def not_read(job: Job) -> tuple[str, ...]:
+    """Signals that could not be read, each once, and communicator ranks that were not observed."""
+    lines = [f"{name}: {reason}" for member in job.members for name, reason in member.last.unavailable.items()]
+    torn = sum([sample.torn for member in job.members for sample in member.samples])
+    if torn:
+        lines.append(f"{torn} structures changed while they were read and were dropped")
+    incomplete = [group for group in job.groups.values() if len(group.members) < group.nranks]
+    lines += [
+        f"communicator {group.hash:016x}: {group.nranks - len(group.members)} of {group.nranks} ranks were not observed"
+        for group in incomplete[:LISTED]
+    ]
+    if len(incomplete) > LISTED:
+        sizes = Counter(group.nranks for group in incomplete[LISTED:])
+        what = ", ".join(f"{number} of {size} ranks" for size, number in sorted(sizes.items()))
+        lines.append(f"{len(incomplete) - LISTED} more communicators with ranks that were not observed ({what})")
+    return tuple(dict.fromkeys(lines))
+
+
 def _evidence(case: Case, found: Hypothesis) -> Iterator[str]:
-    """The first facts, how long nothing has moved, and what is told beside."""
-    still = f"no NCCL counter moved in any of {count(case.job)} for {case.still:.1f} s"
+    still = f"no NCCL counter moved in any of {_count(case.job)} for {case.still:.1f} s"
     still = still if case.still > 0 else "NCCL still moved in other processes"
     lines = [line for line in dict.fromkeys(fact.text for fact in found.supports) if line != still]
     if not found.suspects:
@@ -205,10 +226,10 @@ def _summary(case: Case, found: Hypothesis, culprits: Sequence[Culprit], operati
         ports = [fact for fact in found.because if isinstance(fact, PortDown)]
         return f"{'; '.join(_port_words(port, culprits) for port in ports[:3])}: the job stands still{where}"
     if found.cause is Cause.NCCL_ERROR:
-        return f"{count(case.job)}: NCCL reports an error and nothing moves"
+        return f"{_count(case.job)}: NCCL reports an error and nothing moves"
     if found.cause is not Cause.ORDER and all(one.link for one in culprits):
         return _links_summary(case.job, one_of_each(found.suspects), where, found)
-    names = _first(map(name_of, culprits), NAMED)
+    names = _first(map(_name, culprits), NAMED)
     s = "s" if len(culprits) == 1 else ""
     if found.cause is Cause.ORDER:
         return f"{names} wait{s} in a cycle: operations of several communicators in different orders"
@@ -228,11 +249,10 @@ def _nobody(case: Case, found: Hypothesis) -> str:
         ranks=", ".join(job.member(node.index).label for node in found.ends if isinstance(node, RankNode)),
         come=f"{len(group.members)} of {group.nranks}" if group else "", communicator=f"{group.hash:016x}" if group else "",
     )  # fmt: skip
-    return f"{count(job)}: {text}"
+    return f"{_count(job)}: {text}"
 
 
 def _first(names: Iterable[str], number: int) -> str:
-    """So many of the names, and how many more there are."""
     found = list(names)
     return ", ".join(found[:number]) + (f" and {len(found) - number} more" if len(found) > number else "")
 
@@ -246,7 +266,7 @@ def _port_words(port: PortDown, culprits: Sequence[Culprit]) -> str:
 
 def _links_summary(job: Job, suspects: Sequence[Suspect], where: str, found: Hypothesis) -> str:
     """Links that carry nothing, each by both ends: no rank is to blame for its link."""
-    known = {f"rank {one.place.rank}": name_of(one.place) for one in suspects if one.place.rank is not None}
+    known = {f"rank {one.place.rank}": _name(one.place) for one in suspects if one.place.rank is not None}
     texts: dict[str, None] = {}
     for one in suspects:
         group, link = job.groups.get(one.group), one.place.link
@@ -261,8 +281,7 @@ def _links_summary(job: Job, suspects: Sequence[Suspect], where: str, found: Hyp
     return f"the {links} {_first(texts, NAMED)} {what} and {holds} up the job{where}"
 
 
-def name_of(one: Culprit) -> str:
-    """A culprit as a summary names it."""
+def _name(one: Culprit) -> str:
     name = f"rank {one.rank}" if one.rank is not None else f"communicator rank {one.comm_rank}"
     if one.pid is None:
         return name
@@ -277,7 +296,6 @@ FACTS_SHOWN = 6
 
 
 def _trail(case: Case, found: Hypothesis) -> Iterator[Step]:
-    """How it came about: facts, what rules drew and took back, what was weighed and lost, what was missing."""
     trail = case.trail
     yield from _steps(StepKind.FACT, "", [*found.because, *found.supports, *found.beside])
     for kind, pairs in ((StepKind.DRAWN, trail.drawn), (StepKind.RETRACTED, trail.retracted)):
@@ -300,18 +318,10 @@ def _in_short(found: Hypothesis) -> str:
         return f"{found.verdict_class}: nobody is named ({found.cause.label})"
     places = [suspect.place for suspect in found.suspects]
     ranks = _first((f"rank {p.rank}" if p.rank is not None else f"communicator rank {p.comm_rank}" for p in places), NAMED_RANKS)
-    return f"{found.verdict_class}: {ranks}: {culprit(found.suspects[0]).reason} (confidence {found.confidence:.0%})"
+    return f"{found.verdict_class}: {ranks}: {_culprit(found.suspects[0]).reason} (confidence {found.confidence:.0%})"
 
 
-# --- parts -------------------------------------------------------------------------------------------------------------
-
-
-def ranks_of(job: Job, indices: Iterable[int]) -> tuple[int, ...]:
-    """The job's ranks of members."""
-    return tuple(sorted({rank for index in indices if (rank := job.member(index).rank) is not None}))
-
-
-def count(job: Job) -> str:
+def _count(job: Job) -> str:
     """``4 processes``."""
     number = len(job.members)
     if any(member.last.process.key.part for member in job.members):

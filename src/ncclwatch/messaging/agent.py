@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 import threading
 import time
 from collections import deque
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import numpy as np
 from msgspec.structs import replace
 
 from ncclwatch.collect.batch import NodeBatch
@@ -17,44 +15,58 @@ from ncclwatch.messaging.keys import Key
 from ncclwatch.messaging.link import AgentLink
 from ncclwatch.messaging.spool import Spool
 from ncclwatch.messaging.writer import BatchWriter, ledger_calls
+from ncclwatch.model.rows import joined
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-HISTORY_BYTES = 16 << 20
-"""Calls kept for an engine that begins anew: 120,000, several times what its ledger keeps of eight ranks."""
+HISTORY_CALLS = 120_000
+"""Calls kept for an engine that begins anew: several times what its ledger keeps of eight ranks."""
 KEY_EVERY = 600
 """Batches after which one builds on nothing, so that a spool of which the beginning was dropped can be read again."""
 
 
 class History:
-    """The newest calls, by the number of the batch they were in. Used by two threads."""
+    """The newest calls, by the number of the batch they were in. Used by two threads.
 
-    def __init__(self, max_bytes: int = HISTORY_BYTES) -> None:
+    They are kept as they were sent: an agent holds them for days and may never be asked, so they are not encoded for that.
+    """
+
+    def __init__(self, max_calls: int = HISTORY_CALLS) -> None:
         self._lock = threading.Lock()
-        self._kept: deque[tuple[int, NDArray[Any], NodeBatch]] = deque()
-        self._nbytes = 0
-        self._max = max_bytes
+        self._kept: deque[tuple[int, bytes, int]] = deque()
+        self._writer = BatchWriter(calls="all", grouped=True)
+        self._calls = 0
+        self._max = max_calls
 
-    def add(self, n: int, batch: NodeBatch) -> None:
-        """Keep the calls of a batch."""
-        if batch.events is None or not len(batch.events):
+    def add(self, n: int, batch: NodeBatch, data: bytes) -> None:
+        """Keep the calls of a batch, which are those of a ledger; ``data`` is the batch as it was sent."""
+        events = batch.events
+        if events is None or not len(events):
             return
-        events = ledger_calls(batch.events)
-        head = replace(batch, events=None, samples=(), windows=(), changes=(), notes=(), problems=(), looked=False)
+        # Samples and windows are several times what calls take.
+        kept = self._writer.encode(_calls_alone(batch)) if batch.looked else data
         with self._lock:
-            self._kept.append((n, events, head))
-            self._nbytes += events.nbytes
-            while self._nbytes > self._max and len(self._kept) > 1:
-                self._nbytes -= self._kept.popleft()[1].nbytes
+            self._kept.append((n, kept, len(events)))
+            self._calls += len(events)
+            while self._calls > self._max and len(self._kept) > 1:
+                self._calls -= self._kept.popleft()[2]
 
     def before(self, n: int) -> NodeBatch | None:
         """A batch of the calls of batches before number ``n``."""
+        from ncclwatch.messaging.reader import BatchReader
+
         with self._lock:
-            found = [(events, head) for number, events, head in self._kept if number < n]
-        if not found:
+            found = [kept for number, kept, _ in self._kept if number < n]
+        # Each by a reader of its own: calls build on nothing.
+        batches = [BatchReader().decode(kept).batch for kept in found]
+        if not batches:
             return None
-        return replace(found[-1][1], events=np.concatenate([events for events, _ in found]))
+        newest = _calls_alone(batches[-1])
+        newest.events = joined([batch.events for batch in batches if batch.events is not None])
+        return newest
+
+
+def _calls_alone(batch: NodeBatch) -> NodeBatch:
+    """A batch without what a look showed and what happened."""
+    return replace(batch, samples=(), windows=(), changes=(), notes=(), problems=(), network=None, work=(), looked=False)
 
 
 class Agent:
@@ -71,10 +83,10 @@ class Agent:
         spool_bytes: int = 64 << 20,
         spool_age_s: float = 3600.0,
     ) -> None:
-        self.life = secrets.token_hex(8)
+        self.life = os.urandom(8).hex()
         self.spool = Spool(self.life, spool_folder, spool_bytes, spool_age_s)
         self._left_behind = len(self.spool)
-        self.writer = BatchWriter(calls="ledger", key_every=KEY_EVERY, grouped=True)
+        self.writer = BatchWriter(calls="all", key_every=KEY_EVERY, grouped=True)
         self._history = History()
         self._key_wanted = threading.Event()
         self._n = 0
@@ -110,12 +122,13 @@ class Agent:
             self._key_wanted.clear()
             self.writer.request_key()
         self.writer.changed = 0
+        batch.events = None if batch.events is None else ledger_calls(batch.events)
         data = self.writer.encode(batch)
         # What verdicts are made of: what happened, what was lost, and a standstill (which is when nobody shows anything new).
         happened = bool(batch.changes or batch.notes or batch.finished or batch.lost != self._lost)
         relevant = happened or (batch.looked and not self.writer.changed) or self.writer.was_key
         self._lost = batch.lost
-        self._history.add(self._n, batch)
+        self._history.add(self._n, batch, data)
         self.link.offer(self._n, data, relevant=relevant)
         self._n += 1
 

@@ -6,7 +6,7 @@ import contextlib
 import resource
 import secrets
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -44,6 +44,10 @@ MAX_BAD = 50
 """Messages that make no sense after which a peer is not read any more."""
 FORGET_PEER_S = 120.0
 FORGET_LIFE_S = 3600.0
+READERS_OF_A_HOST = 8
+"""Lives of a host's agents, the newest, of which it stays known what their batches build on though they are silent: as many as an
+agent names when it says hello, for what its predecessors left it sends first. Of the others it is known what was heard.
+"""
 ACK_EVERY = 8
 ACK_WITHIN_S = 0.25
 PER_POLL = 2000
@@ -92,6 +96,8 @@ class _Life:
     last_ack: float = 0.0
     asked_key: float = 0.0
     peer: bytes = b""
+    well: bool = False
+    """Whether few looks at its node will do."""
 
 
 Take = Callable[[str, str, NodeBatch], None]
@@ -230,6 +236,12 @@ class Hub:
             return False
         return self._send(life.peer, CountWork(order.number, list(order.pids), order.standing))
 
+    def ease(self, number: str, *, well: bool) -> None:
+        """Say with the next acknowledgement of this life whether few looks at its node will do."""
+        life = self._lives.get(number)
+        if life is not None:
+            life.well = well
+
     def close(self) -> None:
         """Tell everybody and let go."""
         for route in self.peers:
@@ -349,10 +361,11 @@ class Hub:
             life = self._lives[number] = _Life(peer.job, peer.host, BatchReader(self._shared), peer.heard)
         elif life.job != peer.job:
             raise FormatError("a batch of an agent of another job")
+        self._lives.move_to_end(number)
         return life
 
     def _acknowledge(self, number: str, life: _Life) -> None:
-        if self._send(life.peer, Ack(number, life.upto)):
+        if self._send(life.peer, Ack(number, life.upto, life.well)):
             life.unacknowledged = 0
             life.last_ack = time.monotonic()
 
@@ -380,6 +393,11 @@ class Hub:
             del self.peers[route]
         for number in [number for number, life in self._lives.items() if now - life.heard > FORGET_LIFE_S]:
             del self._lives[number]
+        newer: Counter[tuple[str, str]] = Counter()
+        for life in reversed(self._lives.values()):
+            newer[life.job, life.host] += 1
+            if newer[life.job, life.host] > READERS_OF_A_HOST and now - life.heard > FORGET_PEER_S:
+                life.reader.forget()
 
     def _count_failures(self) -> None:
         while self._monitor.poll(0):

@@ -19,6 +19,10 @@ MAX_VALUE_BYTES = 64 << 20
 """Bytes of these values."""
 MAX_TEXT = 4096
 """Characters of one text."""
+MAX_COUNT = 1 << 62
+"""Times in nanoseconds, and counts."""
+MAX_INTERVAL_S = 86_400.0
+"""Between two looks of a node."""
 MAX_RANKS = 1 << 20
 """Ranks of one communicator."""
 MAX_PROCESSES = 4096

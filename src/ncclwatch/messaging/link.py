@@ -31,7 +31,8 @@ WINDOW = 64
 PING_EVERY_S = 5.0
 HELLO_AGAIN_S = 5.0
 REFUSED_AGAIN_S = 30.0
-POLL_MS = 200
+POLL_S = 0.2, 1.0
+"""How long the thread sleeps at least and at most, unless something comes."""
 BACKOFF_MS = (200, 3_000)
 NOT_YET, BROKE = "not connected yet", "the connection to the engine broke"
 MAX_ORDERS = 16
@@ -89,6 +90,8 @@ class AgentLink:
         self._orders: deque[WorkOrder] = deque(maxlen=MAX_ORDERS)
         self.on_order: Callable[[], None] = lambda: None
         """Called, by the link's own thread, when an order has come."""
+        self.on_ease: Callable[[bool], None] = lambda _: None
+        """The same when the engine says whether all goes well."""
         self._wake_in, self._wake_out = sockets.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -180,14 +183,13 @@ class AgentLink:
         for source in (dealer, monitor, self._wake_out):
             poller.register(source, zmq.POLLIN)
         while True:
-            ready = {id(source): True for source, _ in poller.poll(POLL_MS)}
-            if id(monitor) in ready or monitor.poll(0):
-                self._watch(monitor)
+            poller.poll(int(self._rest_s() * 1000))
+            self._watch(monitor)
             with contextlib.suppress(OSError):
                 while self._wake_out.recv(4096):
                     pass
             self._take_given()
-            while dealer.poll(0):
+            while _has_more(dealer):
                 self._hear(dealer)
             self._speak(dealer)
             if self._stop.is_set():
@@ -196,6 +198,13 @@ class AgentLink:
                     self._say(dealer, Farewell())
                     dealer.close(linger=200)
                     return
+
+    def _rest_s(self) -> float:
+        """How long there is nothing to say."""
+        if self._stop.is_set():
+            return POLL_S[0]
+        due = self._next_ping if self._welcomed else max(self._next_hello, self._refused_until)
+        return min(max(due - time.monotonic(), POLL_S[0]), POLL_S[1])
 
     def _take_given(self) -> None:
         while self._given:
@@ -212,7 +221,7 @@ class AgentLink:
 
     def _watch(self, monitor: zmq.Socket[bytes]) -> None:
         """What ZeroMQ says of the connection."""
-        while monitor.poll(0):
+        while _has_more(monitor):
             kind, value = next_event(monitor)
             if kind == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self._next_hello = 0.0
@@ -279,6 +288,8 @@ class AgentLink:
             return
         if isinstance(message, Ack):
             self._sent = max(0, self._sent - self.spool.acknowledge(message.life, message.upto))
+            if message.well is not None:
+                self.on_ease(message.well)
         elif isinstance(message, Pong):
             self._clock.add(message.sent_ns, message.received_ns, message.answered_ns, now_ns)
             self.status.clock_offset_ns, self.status.clock_error_ns = self._clock.offset_ns, self._clock.error_ns
@@ -315,3 +326,8 @@ class AgentLink:
             if past is not None:
                 self._say(dealer, History(self.spool.life), past)
             self._request_key()
+
+
+def _has_more(source: zmq.Socket[bytes]) -> bool:
+    """Whether a message waits, in a tenth of the time of ``poll(0)``."""
+    return bool(int(source.getsockopt(zmq.EVENTS)) & zmq.POLLIN)

@@ -74,10 +74,10 @@ def padded(layout: Layout) -> np.dtype[Any]:
 
 def pack(name: str, records: NDArray[Any]) -> Table:
     """A table of records; its dtype must be a multiple of 8 bytes without hidden bytes that matter."""
-    words = np.ascontiguousarray(records).view("<u8").reshape(len(records), -1)
+    words = np.ascontiguousarray(np.ascontiguousarray(records).view("<u8").reshape(len(records), -1).T)
     differences = words.copy()
-    differences[1:] -= words[:-1]
-    return Table(name, len(records), differences.view("u1").reshape(len(records), -1).T.tobytes())
+    differences[:, 1:] -= words[:, :-1]
+    return Table(name, len(records), differences.view("u1").reshape(len(words), -1, 8).transpose(0, 2, 1).tobytes())
 
 
 def check(table: Table, dtype: np.dtype[Any]) -> None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import ctypes
 import os
 import pwd
+import stat
 import struct
 from pathlib import Path
 
@@ -79,14 +80,29 @@ def _become(user: str, folder: Path | None) -> None:
         raise UsageError(f"there is no user '{clean(user, 40)}'", "choose another with --user") from error
     try:
         if folder is not None:
-            for path in (folder, *folder.glob("*")):
-                os.chown(path, entry.pw_uid, entry.pw_gid)
+            _give(folder, entry.pw_uid, entry.pw_gid)
         _libc.prctl(_PR_SET_KEEPCAPS, 1, 0, 0, 0)
         os.setgroups([])
         os.setresgid(entry.pw_gid, entry.pw_gid, entry.pw_gid)
         os.setresuid(entry.pw_uid, entry.pw_uid, entry.pw_uid)
     except OSError as error:
         raise PrivilegeError(f"cannot become user '{clean(user, 40)}': {error.strerror}", "start the agent as root") from error
+
+
+def _give(folder: Path, uid: int, gid: int) -> None:
+    """The folder and the plain files in it: who has had it before may have put in a link to somebody else's."""
+    os.chown(folder, uid, gid)
+    for path in folder.glob("*"):
+        try:
+            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            continue
+        try:
+            about = os.fstat(file)
+            if stat.S_ISREG(about.st_mode) and about.st_nlink == 1:
+                os.fchown(file, uid, gid)
+        finally:
+            os.close(file)
 
 
 def _drop_bounding(kept: int) -> None:

@@ -65,10 +65,13 @@ class History(msgspec.Struct, tag="history"):
 
 
 class Ack(msgspec.Struct, tag="ack"):
-    """The engine has every batch of a life up to ``upto``."""
+    """The engine has every batch of a life up to ``upto``. ``well``: all goes well on the node, and few looks will do
+    (:mod:`ncclwatch.collect.ease`); ``None``, from an older engine, says nothing.
+    """
 
     life: str
     upto: int
+    well: bool | None = None
 
 
 class NeedKey(msgspec.Struct, tag="need-key"):

@@ -14,7 +14,15 @@ from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.messaging import packing
 from ncclwatch.messaging.body import HEAD, WINDOWS, WORK, Body, more_fields, sample_types, window_type, work_type
-from ncclwatch.messaging.limits import MAX_PROCESSES, MAX_RANKS, UNDECODABLE, FormatError, MissingBaseError
+from ncclwatch.messaging.limits import (
+    MAX_COUNT,
+    MAX_INTERVAL_S,
+    MAX_PROCESSES,
+    MAX_RANKS,
+    UNDECODABLE,
+    FormatError,
+    MissingBaseError,
+)
 from ncclwatch.messaging.packing import Table
 from ncclwatch.messaging.values import Shared, ValueReader
 from ncclwatch.model.events import EVENT_DTYPE
@@ -91,6 +99,10 @@ class BatchReader:
         self._stream: int | None = None
         self._epoch: _Epoch | None = None
 
+    def forget(self) -> None:
+        """Let go of what the next batch may build on: if one comes, it needs a key batch."""
+        self._epoch = None
+
     def decode(self, data: bytes | memoryview) -> Decoded:
         """The next batch; raises ``FormatError`` for bytes that are none."""
         raw, key = packing.unframe(data)
@@ -98,6 +110,14 @@ class BatchReader:
             body = _decoder.decode(raw)
         except UNDECODABLE as error:
             raise FormatError(f"a batch is damaged: {error}") from error
+        _check_head(body)
+        before = self._epoch
+        decoded = self._take(body, data, key=key)
+        # Held until now: what a new epoch has in common with the one before is not decoded again.
+        del before
+        return decoded
+
+    def _take(self, body: Body, data: bytes | memoryview, *, key: bool) -> Decoded:
         if body.stream != self._stream or (self._epoch is not None and body.epoch != self._epoch.number):
             self._stream, self._epoch = body.stream, None
         batch = NodeBatch(**{name: getattr(body, name) for name in HEAD})
@@ -169,6 +189,13 @@ class BatchReader:
         if heads:
             epoch.content = kept
         return tuple(samples)
+
+
+def _check_head(body: Body) -> None:
+    """What is counted with before anybody looks at what a batch says."""
+    whole = (body.sequence, body.time_ns, body.wall_ns, body.lost)
+    if not 0 < body.interval_s <= MAX_INTERVAL_S or any(abs(number) > MAX_COUNT for number in whole):
+        raise FormatError("the head of a batch makes no sense")
 
 
 def _check(communicators: Sequence[Communicator]) -> None:

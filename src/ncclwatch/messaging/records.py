@@ -20,7 +20,9 @@ from numpy.typing import NDArray
 
 from ncclwatch.messaging.limits import APART, FormatError
 from ncclwatch.messaging.packing import Layout, padded
+from ncclwatch.messaging.steps import with_steps
 from ncclwatch.messaging.values import ValueReader, ValueWriter
+from ncclwatch.model.state import ProxyOperation
 
 NO_INT = -(1 << 63)
 NO_WORD = (1 << 64) - 1
@@ -113,9 +115,17 @@ class RecordType:
             if field.default is dataclasses.MISSING:
                 raise FormatError(f"records of {self.name} lack {field.name}", APART)
             return [field.default] * len(records)
-        numbers = records[field.name].tolist()
+        column = records[field.name]
+        if column.dtype.kind == "f" and field.kind != "float":
+            raise FormatError(f"{field.name} of a record is no whole number", APART)
+        numbers = column.tolist()
         if field.child is not None:
-            return _dealt(field, numbers, field.child.read(tables, values))
+            dealt = _dealt(field, numbers, field.child.read(tables, values))
+            if field.child.cls is not ProxyOperation:
+                return dealt
+            below = [tables[part.name] for part in field.child.every() if part.name in tables]
+            own = [found.dtype for found in below] == [part.dtype for part in field.child.every()]
+            return with_steps(dealt, *below) if own else dealt
         if field.kind == "value":
             if not field.optional and 0 in numbers:
                 raise FormatError(f"{field.name} of a record is missing")

@@ -5,9 +5,9 @@ Numbers count from 1 within an *epoch*, which begins with a key batch; 0 is ``No
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from hashlib import blake2b
 from typing import Any
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -16,12 +16,17 @@ from ncclwatch.messaging.limits import MAX_TEXT, MAX_VALUE_BYTES, MAX_VALUES, UN
 _encoder = msgspec.msgpack.Encoder()
 
 
+RECENT = 4096
+"""Objects that are known without being encoded; twice as many are held. Those of one look of 16 ranks are fewer."""
+
+
 class ValueWriter:
     """Gives values numbers; ``take`` hands out those that are new since it was last called."""
 
     def __init__(self) -> None:
         self._numbers: dict[bytes, int] = {}
         self._by_id: dict[int, tuple[Any, int]] = {}
+        self._older: dict[int, tuple[Any, int]] = {}
         self._new: list[bytes] = []
         self.nbytes = 0
 
@@ -33,8 +38,9 @@ class ValueWriter:
         if value is None:
             return 0
         # Objects that live on are found without encoding them; the reference held keeps the address from being used again.
-        known = self._by_id.get(id(value))
+        known = self._by_id.get(id(value)) or self._older.get(id(value))
         if known is not None:
+            self._remember(value, known[1])
             return known[1]
         if isinstance(value, str) and len(value) > MAX_TEXT:
             value = value[:MAX_TEXT]
@@ -44,10 +50,14 @@ class ValueWriter:
             number = self._numbers[data] = len(self._numbers) + 1
             self._new.append(data)
             self.nbytes += len(data)
-        if len(self._by_id) >= MAX_VALUES:
-            self._by_id.clear()
-        self._by_id[id(value)] = (value, number)
+        self._remember(value, number)
         return number
+
+    def _remember(self, value: Any, number: int) -> None:
+        if len(self._by_id) >= RECENT:
+            # Most objects are of one sample. Those that live on are asked for again before they are forgotten.
+            self._older, self._by_id = self._by_id, {}
+        self._by_id[id(value)] = (value, number)
 
     def take(self) -> list[bytes]:
         """Encoded values in the order of their numbers, those that were not taken yet."""
@@ -55,21 +65,33 @@ class ValueWriter:
         return new
 
 
+class Kept:
+    """A decoded value, for as long as a reader holds it."""
+
+    __slots__ = ("__weakref__", "value")
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
 class Shared:
-    """Decoded values that several sources have in common: 4,096 ranks need the list of their peers only once. Bounded."""
+    """Decoded values that several sources have in common: 4,096 ranks need the list of their peers only once.
 
-    def __init__(self, entries: int = 1 << 16) -> None:
-        self._entries = entries
-        self._kept: OrderedDict[tuple[object, bytes], Any] = OrderedDict()
+    What no reader holds any more is not kept either: of a job that is over nobody asks for it again.
+    """
 
-    def decode(self, data: bytes, decoder: msgspec.msgpack.Decoder[Any], kind: object) -> Any:
-        """The value of ``data``, decoded once."""
+    def __init__(self) -> None:
+        self._kept: WeakValueDictionary[tuple[object, bytes], Kept] = WeakValueDictionary()
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def decode(self, data: bytes, decoder: msgspec.msgpack.Decoder[Any], kind: object) -> Kept:
+        """The value of ``data``, decoded once; whoever needs it holds what is returned."""
         key = (kind, data if len(data) <= 64 else blake2b(data, digest_size=24).digest())
         found = self._kept.get(key)
         if found is None:
-            found = self._kept[key] = decoder.decode(data)
-            if len(self._kept) > self._entries:
-                self._kept.popitem(last=False)
+            found = self._kept[key] = Kept(decoder.decode(data))
         return found
 
 
@@ -81,6 +103,8 @@ class ValueReader:
         self._data: list[bytes] = []
         self._decoded: dict[object, dict[int, Any]] = {}
         """By the kind of value, then by number."""
+        self._held: list[Kept] = []
+        """What keeps the decoded ones for other readers."""
         self._nbytes = 0
 
     def add(self, first: int, data: list[bytes]) -> None:
@@ -106,8 +130,9 @@ class ValueReader:
         if not 0 < number <= len(self._data):
             raise MissingBaseError("a value of this stream is missing", "a key batch brings it")
         try:
-            value = self._shared.decode(self._data[number - 1], decoder, kind)
+            kept = self._shared.decode(self._data[number - 1], decoder, kind)
         except UNDECODABLE as error:
             raise FormatError(f"a value of this stream is not what it should be: {error}") from error
-        known[number] = value
-        return value
+        self._held.append(kept)
+        known[number] = kept.value
+        return kept.value

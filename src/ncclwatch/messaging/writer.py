@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
+import os
 from typing import Any, Literal
 
 import msgspec
@@ -15,6 +15,7 @@ from ncclwatch.messaging.body import HEAD, Body, layouts, more_fields, sample_ty
 from ncclwatch.messaging.values import ValueWriter
 from ncclwatch.model.events import Flag, Function, Kind
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.rows import by_value
 from ncclwatch.model.state import ProcessSample
 
 EPOCH_VALUES = 20_000
@@ -24,8 +25,12 @@ EPOCH_BYTES = 16 << 20
 Calls = Literal["all", "ledger", "none"]
 """Which call records are written: all, those from which the ledger is built (without fields it does not keep), none."""
 
-_OPERATIONS = np.arange(Function.ALL_REDUCE, Function.WAIT_SIGNAL + 1, dtype=np.uint16)
-_POINT_TO_POINT = np.array([Function.SEND, Function.RECV], np.uint16)
+_OPERATION, _MARK, _OTHER = 1, 2, 3
+_WHAT = np.full(1 << 16, _OTHER, np.uint8)
+"""What a call is to a ledger, by the number of its function, which has 16 bits."""
+_WHAT[Function.ALL_REDUCE : Function.GROUP_SIMULATE_END + 1] = 0
+_WHAT[Function.ALL_REDUCE : Function.WAIT_SIGNAL + 1] = _OPERATION
+_WHAT[[Function.GROUP_START, Function.GROUP_END]] = _MARK
 _NOT_KEPT = ("enter_time_ns", "unique_id", "sendbuff", "recvbuff", "caller", "cpu", "binary")
 
 _encoder = msgspec.msgpack.Encoder()
@@ -43,7 +48,7 @@ class BatchWriter:
         self._grouped = grouped
         self._key_every = key_every
         self._since_key = 0
-        self.stream = secrets.randbits(63)
+        self.stream = int.from_bytes(os.urandom(8), "little") >> 1
         self._epoch = 0
         self._values = ValueWriter()
         self._content: dict[ProcessKey, tuple[int, ProcessSample]] = {}
@@ -75,7 +80,7 @@ class BatchWriter:
         events = self._chosen(batch.events)
         if events is not None and len(events):
             if self._grouped:
-                body.grouped, events = True, events[np.argsort(events["pid"], kind="stable")]
+                body.grouped, events = True, events.take(by_value(events["pid"])[0])
             tables["calls"] = events
         body.tables = [packing.pack(name, records) for name, records in tables.items() if len(records)]
         body.more = {
@@ -128,38 +133,37 @@ def ledger_calls(events: NDArray[Any]) -> NDArray[Any]:
 
     Groups are kept where they hold sends or receives, which are one operation then; around collectives they tell nothing.
     """
-    function, entered = events["function"], events["kind"] == Kind.ENTER
-    read = (events["flags"] & np.uint8(Flag.COMM_READ)) != 0
-    foreign = ((events["flags"] & np.uint8(Flag.UNKNOWN_PROCESS)) != 0) & (events["pid_namespace"] != 0)
-    launched = entered & np.isin(function, _OPERATIONS) & read
-    others = (function > Function.GROUP_SIMULATE_END) | (function == Function.NONE)
-    marks = entered & ((function == Function.GROUP_START) | (function == Function.GROUP_END))
+    what, flags, entered = _WHAT[events["function"]], events["flags"], events["kind"] == Kind.ENTER
+    kept = (what == _OTHER) | (entered & (what == _OPERATION) & ((flags & np.uint8(Flag.COMM_READ)) != 0))
+    marks = entered & (what == _MARK)
     if marks.any():
-        marks[marks] = _of_point_to_point(events[entered], launched[entered])
-    chosen: NDArray[Any] = events[(launched | others | marks) & ~foreign]
+        kept[_of_point_to_point(events, np.flatnonzero(marks | (kept & (what == _OPERATION))))] = True
+    foreign = (flags & np.uint8(Flag.UNKNOWN_PROCESS)) != 0
+    if foreign.any():
+        kept &= ~(foreign & (events["pid_namespace"] != 0))
+    chosen: NDArray[Any] = events.take(np.flatnonzero(kept))
     for name in _NOT_KEPT:
         chosen[name] = 0
     return chosen
 
 
-def _of_point_to_point(events: NDArray[Any], launched: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Of the group starts and ends among ``events`` those next to a send or receive of their thread, or to a batch's edge."""
-    threads = (events["pid"].astype(np.uint64) << np.uint64(32)) | events["tid"].astype(np.uint64)
-    order = np.argsort(threads, kind="stable")
-    function, threads = events["function"][order], threads[order]
-    operations = np.flatnonzero(launched[order])
-    start = function == Function.GROUP_START
-    marks = np.flatnonzero(start | (function == Function.GROUP_END))
+def _of_point_to_point(events: NDArray[Any], at: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Of the places of operations, group starts and ends those of marks next to a send or receive of their thread, or to the edge
+    of a batch.
+    """
+    threads = (events["pid"][at].astype(np.uint64) << np.uint64(32)) | events["tid"][at].astype(np.uint64)
+    order, _ = by_value(threads)
+    function, threads = events["function"][at[order]], threads[order]
+    is_mark = _WHAT[function] == _MARK
+    marks, operations = np.flatnonzero(is_mark), np.flatnonzero(~is_mark)
     # A group's start looks at the operation after it, its end at the one before.
-    place = np.searchsorted(operations, marks) - ~start[marks]
+    place = np.searchsorted(operations, marks) - (function[marks] != Function.GROUP_START)
     inside = (place >= 0) & (place < len(operations))
     beside = operations[np.clip(place, 0, len(operations) - 1)] if len(operations) else np.zeros(len(marks), np.int64)
     inside &= threads[beside] == threads[marks]
-    wanted = ~inside | np.isin(function[beside], _POINT_TO_POINT)
-    kept = np.zeros(len(events), np.bool_)
-    kept[order[marks]] = wanted
-    result: NDArray[np.bool_] = kept[(events["function"] == Function.GROUP_START) | (events["function"] == Function.GROUP_END)]
-    return result
+    wanted = ~inside | (function[beside] == Function.SEND) | (function[beside] == Function.RECV)
+    found: NDArray[np.intp] = at[order[marks[wanted]]]
+    return found
 
 
 def _shows_the_same(before: ProcessSample, after: ProcessSample) -> bool:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator
-from itertools import chain
+from collections.abc import Callable, Hashable, Iterator
 from operator import attrgetter
 
 from ncclwatch.model.device import ConnectionCounter, DeviceSample
-from ncclwatch.model.state import OpPhase, ProcessSample, ProxyOperation
+from ncclwatch.model.state import OpPhase, ProcessSample
+from ncclwatch.model.steps import Steps
 
-_OPERATION = attrgetter("op_count", "phase", "direction", "comm_hash")
-_SUBS = attrgetter("subs")
-_STEPS = attrgetter("done", "transmitted", "received", "posted", "gpu_ready", "base", "peer", "channel", "connection_index")
+_STEPS: Callable[[ProcessSample], Steps] = attrgetter("operations.steps")
 
 
 def progressed(before: ProcessSample, after: ProcessSample) -> bool:
@@ -19,17 +17,25 @@ def progressed(before: ProcessSample, after: ProcessSample) -> bool:
 
     Only what NCCL counts is compared, never CPU time: the threads of a hung rank spin.
     """
-    if before is after or (before.calls_seen == after.calls_seen and _equal(before, after)):
+    if before is after:
         return False
-    return set(_marks(before)) != set(_marks(after)) or _counters_moved(before.device, after.device)
+    if before.calls_seen != after.calls_seen:
+        return True
+    if _equal(before, after):
+        return False
+    # What moves in nearly every iteration first: of a job that goes on nothing else need be looked at.
+    moved = any(set(marks(before)) != set(marks(after)) for marks in (_communicator_marks, _operation_marks, _other_marks))
+    return moved or _counters_moved(before.device, after.device)
 
 
 def _equal(before: ProcessSample, after: ProcessSample) -> bool:
     """Whether all that counts is the same, in the same order: quick, and what most processes of a hung job show."""
     if before.pending != after.pending or before.device != after.device:
         return False
-    if before.operations is not after.operations and not _same_steps(before.operations, after.operations):
+    if before.operations is not after.operations and not _same_steps(before, after):
         return False
+    if before.communicators is after.communicators:
+        return True
     if len(before.communicators) != len(after.communicators):
         return False
     for one, other in zip(before.communicators, after.communicators, strict=True):
@@ -45,19 +51,14 @@ def _equal(before: ProcessSample, after: ProcessSample) -> bool:
     return True
 
 
-def _same_steps(before: tuple[ProxyOperation, ...], after: tuple[ProxyOperation, ...]) -> bool:
-    """Whether the same operations are open, in the same order and at the same steps: whatever else a record says is left aside,
-    for thousands of ranks are compared at every look.
-    """
-    if [*map(_OPERATION, before)] != [*map(_OPERATION, after)]:
-        return False
-    then, now = [*map(_SUBS, before)], [*map(_SUBS, after)]
-    return [*map(len, then)] == [*map(len, now)] and [*map(_STEPS, chain(*then))] == [*map(_STEPS, chain(*now))]
+def _same_steps(before: ProcessSample, after: ProcessSample) -> bool:
+    """Whether the same operations are open, in the same order and at the same steps."""
+    one, other = _STEPS(before), _STEPS(after)
+    return one.exact and other.exact and one.rows == other.rows
 
 
-def _marks(sample: ProcessSample) -> Iterator[Hashable]:
-    """Everything in a sample that moves when NCCL works, or when the process calls it."""
-    yield ("calls", sample.calls_seen)
+def _communicator_marks(sample: ProcessSample) -> Iterator[Hashable]:
+    """Everything in the communicators of a sample that moves when NCCL works, or when the process calls it."""
     for communicator in sample.communicators:
         key = (communicator.hash, communicator.rank)
         yield ("op_count", key, communicator.op_count)
@@ -66,10 +67,24 @@ def _marks(sample: ProcessSample) -> Iterator[Hashable]:
         for end in communicator.host_connections:
             place = (end.channel, end.peer, end.direction, end.connection_index)
             yield ("host", key, place, end.head, end.tail)
+
+
+def _operation_marks(sample: ProcessSample) -> Iterator[Hashable]:
+    """The same of the operations of its proxies."""
+    for operation in sample.operations:
+        for sub in operation.subs:
+            place = (operation.comm_hash, operation.direction, operation.op_count, sub.channel, sub.peer, sub.connection_index)
+            if operation.phase is OpPhase.PROGRESS:
+                yield ("step", place, sub.base, sub.posted, sub.received, sub.transmitted, sub.done, sub.gpu_ready)
+            else:
+                # Counters of an operation that has not begun are left over from its pool slot's last use.
+                yield ("queued", place, operation.phase)
+
+
+def _other_marks(sample: ProcessSample) -> Iterator[Hashable]:
+    """The same of its GPU, and of what waits for its proxies."""
     if sample.device is not None:
         yield from _device_marks(sample.device)
-    for operation in sample.operations:
-        yield from _operation_marks(operation)
     for pending in sample.pending:
         yield ("pending", pending.comm_hash, pending.direction, pending.op_count, pending.channel, pending.peer)
 
@@ -101,13 +116,3 @@ def _device_marks(device: DeviceSample) -> Iterator[Hashable]:
     for transfer in device.transfers:
         place = (transfer.hash, transfer.channel, transfer.peer, transfer.is_send, transfer.begun_ns)
         yield ("transfer", place, transfer.steps_begun, transfer.steps_finished)
-
-
-def _operation_marks(operation: ProxyOperation) -> Iterator[Hashable]:
-    for sub in operation.subs:
-        place = (operation.comm_hash, operation.direction, operation.op_count, sub.channel, sub.peer, sub.connection_index)
-        if operation.phase is OpPhase.PROGRESS:
-            yield ("step", place, sub.base, sub.posted, sub.received, sub.transmitted, sub.done, sub.gpu_ready)
-        else:
-            # Counters of an operation that has not begun are left over from its pool slot's last use.
-            yield ("queued", place, operation.phase)

@@ -11,6 +11,7 @@ from enum import StrEnum
 
 from ncclwatch.model.device import DeviceSample
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.steps import Operations
 
 
 class Direction(StrEnum):
@@ -320,7 +321,7 @@ class ProcessSample:
     duration_ns: int
     run_state: str
     communicators: tuple[Communicator, ...] = ()
-    operations: tuple[ProxyOperation, ...] = ()
+    operations: tuple[ProxyOperation, ...] = Operations()
     pending: tuple[PendingOperation, ...] = ()
     torn: int = 0
     truncated: tuple[str, ...] = ()
@@ -339,6 +340,11 @@ class ProcessSample:
     """Calls of NCCL functions that the calls plane has seen in this process, where it is attached."""
     device: DeviceSample | None = None
     """What the counter shim in the process says about its GPU, where the process has it."""
+
+    def __post_init__(self) -> None:
+        """Whatever the operations came in, their columns are made once."""
+        if type(self.operations) is not Operations:
+            object.__setattr__(self, "operations", Operations(self.operations))
 
     def ended(self, time_ns: int, wall_ns: int) -> ProcessSample:
         """What is known of a process that was found to have ended at these times: its communicators as last seen, nothing under

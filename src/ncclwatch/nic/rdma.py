@@ -6,10 +6,14 @@ read afresh at each call; a file that is missing (not every driver has every cou
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 SYS = Path("/sys")
+
+MAX_DIGITS = 20
+"""Of a counter: 64 bits."""
 
 MAX_GIDS = 256
 """GIDs looked at on one port; mlx5 has 256 slots, most of them empty."""
@@ -113,8 +117,12 @@ def read_ports(sys: Path = SYS) -> list[RdmaPort]:
     For a target in another network namespace ``sys`` is its own ``/proc/PID/root/sys``. Empty on a host without RDMA.
     """
     devices = _children(sys / "class/infiniband")
-    ports = [_read_port(device, folder) for device in devices for folder in _children(device / "ports") if folder.name.isdigit()]
+    ports = [_read_port(device, folder) for device in devices for folder in _children(device / "ports") if _is_number(folder)]
     return sorted(ports, key=lambda port: (port.device, port.port))
+
+
+def _is_number(folder: Path) -> bool:
+    return re.fullmatch("[0-9]{1,3}", folder.name) is not None
 
 
 def read_port(device: str, port: int = 1, sys: Path = SYS) -> RdmaPort | None:
@@ -139,7 +147,7 @@ def _read_port(device: Path, folder: Path) -> RdmaPort:
         physical=_state(_text(folder / "phys_state")),
         rate_gbps=_rate(_text(folder / "rate")),
         netdev=next((gid.netdev for gid in gids if gid.netdev), ""),
-        lid=int(lid, 16) if lid.startswith("0x") else None,
+        lid=int(lid, 16) if re.fullmatch(r"0x[0-9a-fA-F]{1,8}", lid) else None,
         gids=gids,
         counters=_numbers(folder / "counters"),
         hw_counters=_numbers(folder / "hw_counters") or _numbers(device / "hw_counters"),
@@ -148,7 +156,8 @@ def _read_port(device: Path, folder: Path) -> RdmaPort:
 
 def _read_gids(folder: Path) -> list[Gid]:
     found = []
-    for entry in sorted(_children(folder / "gids"), key=lambda path: int(path.name) if path.name.isdigit() else 0)[:MAX_GIDS]:
+    entries = [path for path in _children(folder / "gids") if _is_number(path)]
+    for entry in sorted(entries, key=lambda path: int(path.name))[:MAX_GIDS]:
         value = _text(entry)
         if value and value.strip("0:"):
             attributes = folder / "gid_attrs"
@@ -177,7 +186,7 @@ def _numbers(folder: Path) -> dict[str, int]:
     result = {}
     for path in _children(folder):
         text = _text(path)
-        if text.isdigit() and path.name != "lifespan":
+        if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS and path.name != "lifespan":
             result[path.name] = int(text)
     return result
 

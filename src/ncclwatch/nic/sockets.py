@@ -133,7 +133,8 @@ _WHOLE_INFO = _together(_INFO)
 _SOCKET = struct.Struct("=BB2x48sIIIII")
 """``struct inet_diag_msg``: family and state, the identity (ports, addresses, interface, cookie), expires, queues, uid, inode."""
 
-MAX_NAMES = 1 << 16
+SPARE_NAMES = 1024
+"""Addresses of sockets that are kept beyond twice those that are open: each is 450 bytes, and every job brings hundreds."""
 DESCRIPTORS_S = 5.0
 """How long the sockets that a process has open are believed; one that is gone meanwhile is in the kernel's answer no longer."""
 
@@ -199,11 +200,15 @@ class SocketTable:
         for space in [space for space in self._netlink if space not in spaces]:
             self._netlink.pop(space).close()
         found: dict[int, dict[int, TcpSocket]] = {pid: {} for pid in descriptors}
+        open_now = 0
         for space, members in spaces.items():
             wanted = {inode for pid in members for inode in descriptors[pid].values()}
             by_inode = self._ask(space, members[0], wanted)
+            open_now += len(by_inode)
             for pid in members:
                 found[pid] = {fd: by_inode[inode] for fd, inode in descriptors[pid].items() if inode in by_inode}
+        if len(self._names) > 2 * open_now + SPARE_NAMES:
+            self._names.clear()
         return found
 
     def refresh(self) -> None:
@@ -225,8 +230,6 @@ class SocketTable:
             netlink.settimeout(5)
         try:
             families = (socket.AF_INET, socket.AF_INET6)
-            if len(self._names) > MAX_NAMES:
-                self._names.clear()
             return {entry.inode: entry for family in families for entry in _dump(netlink, family, inodes, self._names)}
         except NcclwatchError:
             # An answer that was not read to its end would be taken for the next one's.
@@ -290,7 +293,7 @@ def _dump(netlink: socket.socket, family: int, inodes: Container[int], names: di
                 if kind == NLMSG_DONE or length < _HEADER.size:
                     return
                 if kind == NLMSG_ERROR:
-                    code = -struct.unpack_from("=i", data, position + _HEADER.size)[0]
+                    code = -int.from_bytes(data[position + _HEADER.size :][:4], "little", signed=True)
                     raise NcclwatchError(f"the kernel does not list TCP sockets (error {code})", "load the module tcp_diag")
                 start, end = position + _HEADER.size, min(position + length, len(data))
                 if end - start >= _MESSAGE_SIZE and _INODE_AT.unpack_from(data, start + _INODE)[0] in inodes:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import hmac
 import json
-import secrets
+import os
 import socket
 import struct
 import time
@@ -81,11 +81,11 @@ class Channel:
 
 def admit(channel: Channel, token: bytes) -> None:
     """The listener's side of the greeting; raises :class:`AuthenticationError` for a caller that does not know the token."""
-    mine = secrets.token_bytes(NONCE_BYTES)
+    mine = os.urandom(NONCE_BYTES)
     channel.send({"protocol": PROTOCOL, "nonce": mine.hex()})
     answer = channel.receive()
     theirs = _nonce(answer)
-    if not hmac.compare_digest(_mac(token, b"caller", mine, theirs), str(answer.get("mac", ""))):
+    if not _is_mac(_mac(token, b"caller", mine, theirs), answer):
         channel.send({"error": "token"})
         raise AuthenticationError("a caller does not know the token")
     channel.send({"mac": _mac(token, b"listener", mine, theirs)})
@@ -96,10 +96,10 @@ def greet(channel: Channel, token: bytes) -> None:
     hello = channel.receive()
     if hello.get("protocol") != PROTOCOL:
         raise ChannelError("the other side does not speak ncclwatch's probe protocol", "is the port right?")
-    theirs, mine = _nonce(hello), secrets.token_bytes(NONCE_BYTES)
+    theirs, mine = _nonce(hello), os.urandom(NONCE_BYTES)
     channel.send({"nonce": mine.hex(), "mac": _mac(token, b"caller", theirs, mine)})
     answer = channel.receive()
-    if not hmac.compare_digest(_mac(token, b"listener", theirs, mine), str(answer.get("mac", ""))):
+    if not _is_mac(_mac(token, b"listener", theirs, mine), answer):
         raise AuthenticationError(
             "the other side does not share our token", "give both the same --token-file or NCCLWATCH_PROBE_TOKEN"
         )
@@ -113,6 +113,11 @@ def _nonce(message: dict[str, Any]) -> bytes:
     if len(nonce) != NONCE_BYTES:
         raise ChannelError("the other side does not speak ncclwatch's probe protocol", "is the port right?")
     return nonce
+
+
+def _is_mac(mine: str, answer: dict[str, Any]) -> bool:
+    # As bytes: of text compare_digest takes ASCII only, and this is whatever the other side says.
+    return hmac.compare_digest(mine.encode(), str(answer.get("mac", "")).encode("utf-8", "replace"))
 
 
 def _mac(token: bytes, side: bytes, listener: bytes, caller: bytes) -> str:

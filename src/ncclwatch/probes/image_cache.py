@@ -8,7 +8,6 @@ import json
 import os
 import stat
 import sys
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +67,8 @@ class ImageCache:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not _is_private(self.folder.stat()):
                 return
+            import tempfile
+
             with tempfile.NamedTemporaryFile("w", dir=self.folder, delete=False, suffix=".part", encoding="ascii") as file:
                 json.dump(data, file)
             Path(file.name).rename(self.folder / f"{name}.json")

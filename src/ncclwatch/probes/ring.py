@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ncclwatch.errors import NcclwatchError
+from ncclwatch.model.rows import joined, raw
 
 BUSY = np.uint32(1 << 31)
 DISCARDED = np.uint32(1 << 30)
@@ -95,11 +96,12 @@ class RingDecoder:
         self._consumer = consumer
         self._producer = producer
         self._data = data
+        self._dtype = dtype
         self._length = dtype.itemsize
         self._slot = np.dtype(
             {
                 "names": ["header", "record"],
-                "formats": ["<u4", dtype],
+                "formats": ["<u4", raw(dtype)],
                 "offsets": [0, HEADER],
                 "itemsize": HEADER + (dtype.itemsize + 7 & ~7),
             }
@@ -113,8 +115,10 @@ class RingDecoder:
 
     def read(self) -> npt.NDArray[Any]:
         """Copy all records up to the first one that is still being written."""
-        position = int(self._consumer[0])
-        left = self.pending() // self._slot.itemsize
+        position, pending = int(self._consumer[0]), self.pending()
+        if not 0 <= pending <= self._size or position % 8:
+            raise RingError(f"the ring cannot hold {pending} bytes from {position} on")
+        left = pending // self._slot.itemsize
         found: list[npt.NDArray[Any]] = []
         while left:
             start = position & (self._size - 1)
@@ -126,12 +130,15 @@ class RingDecoder:
             left = left - count if finished == count else 0
         # The copies are made: the kernel may use the room again.
         self._consumer[0] = position
-        return np.concatenate(found) if found else np.zeros(0, self._slot["record"])
+        return (joined(found) if found else np.zeros(0, self._slot["record"])).view(self._dtype)
 
     def _stretch(self, start: int, count: int) -> tuple[npt.NDArray[Any], int]:
         """The records of ``count`` slots in a row, and how many slots there are before one that is still being written."""
         slots = np.frombuffer(self._data, self._slot, count, start)
         headers = slots["header"].copy()
+        if (headers == self._length).all():
+            # All of them are finished: one copy, as bytes.
+            return slots["record"].copy(), count
         busy = np.flatnonzero(headers & BUSY)
         if busy.size:
             count = int(busy[0])
@@ -139,5 +146,5 @@ class RingDecoder:
         lengths = headers & ~(BUSY | DISCARDED)
         if (lengths != self._length).any():
             raise RingError(f"the ring holds a record of {int(lengths[lengths != self._length][0])} bytes, not {self._length}")
-        records: npt.NDArray[Any] = slots["record"][:count][(headers & DISCARDED) == 0].copy()
+        records: npt.NDArray[Any] = slots["record"][:count][(headers & DISCARDED) == 0]
         return records, count

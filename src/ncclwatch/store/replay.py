@@ -14,7 +14,6 @@ from typing import Any
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.session import DiagnosisSession, Update
-from ncclwatch.engine.session_view import Judged
 from ncclwatch.engine.slow.modes import SlowRule
 from ncclwatch.errors import TargetError
 from ncclwatch.messaging.limits import FormatError
@@ -141,38 +140,33 @@ class Recordings:
             yield newest, f"{decoded.batch.host}#{number}", decoded.batch
 
 
-class Replay(Judged):
+class Replay(DiagnosisSession):
     """The judging session over recordings; what surfaces ask of a live session can be asked of it too."""
 
     def __init__(self, recordings: Recordings, slow: SlowRule | None = None) -> None:
         self._slow = slow or SlowRule()
-        super().__init__(self._new())
+        super().__init__(LiveDiagnosis(slow=self._slow.watch()))
         self.recordings = recordings
         self.looks = 0
 
     def updates(self, from_ns: int = 0) -> Iterator[tuple[int, Update]]:
         """(time in ns since the epoch, update) after every look; the session shows the state of that moment."""
-        self.judge = self._new()
+        super().__init__(LiveDiagnosis(slow=self._slow.watch()))
         self.looks = 0
         due: int | None = None
         time_ns = from_ns
         for time_ns, source, batch in self.recordings.batches(from_ns):
             if due is not None and time_ns - due >= (JUDGE_NS if len(self.recordings.files) > 1 else 0):
-                yield self._judge(due)
+                yield due, self.judge(due)
                 due = None
-            self.judge.feed(batch, time_ns, source=source)
+            self.feed(batch, time_ns, source=source)
             if batch.looked and due is None:
                 due = time_ns
             if batch.looked:
                 self.looks += 1
         if due is not None:
-            yield self._judge(max(due, time_ns))
-
-    def _new(self) -> DiagnosisSession:
-        return DiagnosisSession(LiveDiagnosis(slow=self._slow.watch()))
-
-    def _judge(self, time_ns: int) -> tuple[int, Update]:
-        return time_ns, self.judge.judge(time_ns)
+            time_ns = max(due, time_ns)
+            yield time_ns, self.judge(time_ns)
 
     # --- what surfaces ask ---------------------------------------------------------------------------------------------
 

@@ -68,7 +68,7 @@ class CpuLimits:
         found = []
         for group in [path, *path.parents][:_MAX_DEPTH]:
             folder = mount / group.relative_to("/")
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, ValueError):  # a name with a zero byte is none
                 found.append((str(folder / "cpu.stat"), folder.stat().st_ino))
         return tuple(found)
 

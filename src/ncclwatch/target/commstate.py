@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from ncclwatch.model.state import ChannelRing, Communicator, PeerInfo
+from ncclwatch.model.state import ChannelRing, Communicator, PeerInfo, Transport
 from ncclwatch.target.connectors import MAX_CHANNELS, Connector, ConnectorReader
 from ncclwatch.target.decode import Decoder, Values
 from ncclwatch.target.layout import MissingMemberError
@@ -63,6 +63,7 @@ class _Lasting:
     peers: tuple[PeerInfo, ...]
     rings: tuple[ChannelRing, ...]
     connectors: tuple[Connector, ...]
+    transports: tuple[tuple[int, int, str, Transport], ...]
     top_parent_ranks: tuple[int, ...]
     name: str
     captured_plans: int | None
@@ -70,6 +71,9 @@ class _Lasting:
     multi_node_nvlink: bool | None
     truncated: tuple[str, ...]
     unavailable: tuple[tuple[str, str], ...]
+
+
+_LISTS = ("peers", "rings", "transports")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +135,8 @@ class CommReader:
             if name not in ("startMagic", "endMagic", "destroyFlag", "revokedFlag", "config.commName"):
                 decoder.unavailable[f"ncclComm.{name}"] = reason
         nranks, rank = values["nRanks"] or 0, values["rank"] or 0
+        if decoder.layout.has("ncclComm.opCount"):
+            decoder.counters.append(address + decoder.layout.member("ncclComm.opCount").offset)
         lasting = self._lasting_of(address, values)
         shared = values.get("sharedRes") or 0
         resources = self._shared_resources(shared)
@@ -163,7 +169,7 @@ class CommReader:
             finder=finder,
             peers=lasting.peers,
             rings=lasting.rings,
-            transports=tuple((c.channel, c.peer, str(c.direction), c.transport) for c in lasting.connectors),
+            transports=lasting.transports,
             shares_resources=None if owner is None else owner != address or (resources.get("refCount") or 1) > 1,
             parent_hash=self._hash_of(owner) if owner and owner != address else None,
         )
@@ -194,7 +200,12 @@ class CommReader:
             self.decoder.truncated.update(dict.fromkeys(kept.truncated))
             self.decoder.unavailable.update(kept.unavailable)
             return kept
-        kept = self._read_lasting(address, values)
+        former, kept = kept, self._read_lasting(address, values)
+        if former is not None:
+            # What is the same stays the same object: whoever has seen it need not look at it again.
+            kept = replace(
+                kept, **{name: getattr(former, name) for name in _LISTS if getattr(former, name) == getattr(kept, name)}
+            )
         if len(self._lasting) >= MAX_KEPT:
             self._lasting.clear()
         self._lasting[key] = kept
@@ -205,11 +216,13 @@ class CommReader:
         truncated, unavailable = dict(decoder.truncated), dict(decoder.unavailable)
         nranks = values["nRanks"] or 0
         parents = decoder.words(values["topParentRanks"] or 0, nranks, 4, signed=True) or ()
+        connectors = self.connectors.read(address, values)
         return _Lasting(
             read_at=time.monotonic(),
             peers=self._peers(values),
             rings=self._rings(address, values),
-            connectors=self.connectors.read(address, values),
+            connectors=connectors,
+            transports=tuple((c.channel, c.peer, str(c.direction), c.transport) for c in connectors),
             top_parent_ranks=parents if decoder.layout.has("ncclComm.topParentRanks") else tuple(range(nranks)),
             name=decoder.string(values["config.commName"] or 0),
             captured_plans=self._one_of(address, "ncclComm", ("localPersistentRefs", "persistentRefs")),
@@ -258,6 +271,7 @@ class CommReader:
         numbers = self.decoder.words(address + member.offset, min(member.count, 64), member.stride)
         if numbers is None:
             return {}
+        self.decoder.counters += [address + member.at(index) for index, number in enumerate(numbers) if number]
         return {collective_name(layout.enum_name("ncclFunc_t", index)): number for index, number in enumerate(numbers) if number}
 
     def _peers(self, values: Values) -> tuple[PeerInfo, ...]:

@@ -100,7 +100,8 @@ class Decoder:
     """A reader and a layout together, with the checks that every pointer from a target must pass.
 
     ``torn`` counts structures dropped because they changed under the reading, ``truncated`` names the bounds that were hit,
-    ``unavailable`` the signals that this build or this process does not give, with the reason.
+    ``unavailable`` the signals that this build or this process does not give, with the reason. ``counters`` are the addresses of
+    words that rise when NCCL works, as far as they were come upon: for :mod:`ncclwatch.target.pulse`.
     """
 
     def __init__(self, reader: MemoryReader, layout: Layout) -> None:
@@ -114,6 +115,7 @@ class Decoder:
         self.torn = 0
         self.truncated: dict[str, None] = {}
         self.unavailable: dict[str, str] = {}
+        self.counters: list[int] = []
 
     def is_readable(self, address: int, size: int = 1, alignment: int = 8) -> bool:
         """Whether an address can be what a pointer of NCCL points to; the map is read again (rarely) when it seems outdated."""

@@ -54,7 +54,7 @@ def extract(elf: ElfFile, version: tuple[int, int, int] | None) -> Layout:
     try:
         structs = {name: struct_from_json(name, value) for name, value in types["structs"].items()}
         enums = {name: enum_from_json(value) for name, value in types["enums"].items()}
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise LayoutError(f"the debug information of {elf.name} makes no sense ({error})") from None
     if "ncclComm" not in structs:
         raise LayoutError(f"the debug information of {elf.name} does not describe NCCL", "is it a build of NCCL with -g?")

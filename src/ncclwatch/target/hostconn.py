@@ -35,6 +35,7 @@ def read_host_connections(decoder: Decoder, connectors: Sequence[Connector]) -> 
             own, remote = ((resources or {}).get(name) or 0 for name in _POINTERS)
             send_mem, recv_mem = (own, remote) if direction is Direction.SEND else (remote, own)
             places += [(_place(decoder, send_mem, head.offset), 8), (_place(decoder, recv_mem, tail.offset), 8)]
+        decoder.counters += [address for address, _ in places if address]
         counters = [None if data is None else int.from_bytes(data, "little") for data in decoder.reader.read_many(places)]
         if None in counters:
             decoder.unavailable["shared-memory head and tail"] = "some of the memory that holds them cannot be read from outside"

@@ -47,6 +47,12 @@ MIN_SAMPLES = 2
 """One sample says nothing about progress."""
 
 
+_MEANINGLESS = (
+    KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, lzma.LZMAError, LayoutError, RecursionError,
+)  # fmt: skip
+"""What taking a description apart raises that is none."""
+
+
 @dataclass(frozen=True, slots=True)
 class RecordedSample:
     """One sample as recorded: pages by address, the communicators that were found, and what the kernel said.
@@ -193,7 +199,7 @@ def read_image(path: Path) -> list[RecordedProcess]:
         description = json.loads(_unpack(body[:description_size], MAX_DESCRIPTION))
         pages = _unpack(body[description_size:], MAX_PAGES)
         return _processes(description, pages)
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError, lzma.LZMAError, LayoutError, RecursionError) as error:
+    except _MEANINGLESS as error:
         raise TargetError(
             f"{path} cannot be understood ({type(error).__name__})", "record it again with this ncclwatch"
         ) from None

@@ -181,7 +181,7 @@ class Layout:
                 enums={str(name): enum_from_json(value) for name, value in data["enums"].items()},
                 symbols={str(name): (int(address), int(size)) for name, (address, size) in data["symbols"].items()},
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
             raise LayoutError(f"damaged layout ({type(error).__name__}: {error})", "delete the file it came from") from None
 
 

@@ -12,7 +12,7 @@ import lzma
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from ncclwatch.model.state import VersionSource
@@ -147,7 +147,8 @@ def compress(data: dict[str, Any]) -> bytes:
 @lru_cache(maxsize=1)
 def load() -> Manifest:
     """The manifest that comes with ncclwatch; raises :class:`LayoutError` when it is damaged or missing."""
-    file = resources.files("ncclwatch.target").joinpath("data").joinpath(FILE_NAME)
+    # Not by ``importlib.resources``, which an agent would keep.
+    file = Path(__file__).parent / "data" / FILE_NAME
     try:
         return Manifest(json.loads(lzma.decompress(file.read_bytes())))
     except (OSError, lzma.LZMAError, ValueError) as error:

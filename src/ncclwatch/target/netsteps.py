@@ -32,6 +32,7 @@ def read_net_steps(decoder: Decoder, connectors: Sequence[Connector]) -> tuple[N
         try:
             connection = decoder.fields("ncclProxyConnection", ("transportResources",))
             wanted = decoder.fields(structure, ("step",))
+            offset = decoder.layout.member(f"{structure}.step").offset
         except MissingMemberError as error:
             decoder.unavailable["steps of finished transfers"] = error.message
             continue
@@ -39,8 +40,9 @@ def read_net_steps(decoder: Decoder, connectors: Sequence[Connector]) -> tuple[N
             (values or {}).get("transportResources") or 0
             for values in decoder.structures(connection, [c.connection for c in mine])
         ]
-        for connector, values in zip(mine, decoder.structures(wanted, resources), strict=True):
+        for connector, place, values in zip(mine, resources, decoder.structures(wanted, resources), strict=True):
             step = (values or {}).get("step")
             if step and step < _MAX_STEP:
+                decoder.counters.append(place + offset)
                 found.append(NetStep(connector.channel, connector.peer, direction, connector.index, step))
     return tuple(sorted(found, key=lambda one: (one.channel, one.peer, one.direction, one.connection_index)))

@@ -10,7 +10,6 @@ import contextlib
 import json
 import os
 import stat
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from weakref import WeakValueDictionary
@@ -62,6 +61,8 @@ class LayoutCache:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not _is_private(self.folder.stat()):
                 return
+            import tempfile
+
             with tempfile.NamedTemporaryFile("w", dir=self.folder, delete=False, suffix=".part") as file:
                 try:
                     json.dump(layout.to_json(), file, separators=(",", ":"))
@@ -81,6 +82,8 @@ def default_cache_folder() -> Path:
     try:
         base = Path(configured) if configured.startswith("/") else Path.home() / ".cache"
     except RuntimeError:  # a user id without an entry, as in many containers; files of others are not trusted there either
+        import tempfile
+
         base = Path(tempfile.gettempdir()) / f"ncclwatch-{os.geteuid()}"
     return base / "ncclwatch" / "layouts"
 

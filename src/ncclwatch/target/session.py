@@ -19,6 +19,7 @@ from ncclwatch.target.layout import Layout
 from ncclwatch.target.maps import Mapping
 from ncclwatch.target.memory import LiveReader
 from ncclwatch.target.process import GONE, context_switches, read_stat, run_queue_wait_ns
+from ncclwatch.target.pulse import Pulse
 from ncclwatch.target.recorded import RecordingReader
 from ncclwatch.target.sampler import ProcessFacts, Sampler
 
@@ -43,6 +44,7 @@ class TargetProcess:
         self._looks = 0
         self._limits = CpuLimits(reader.pid)
         self._recorder = RecordingReader(reader) if recording else None
+        self._pulse = Pulse(reader)
         self._sampler = Sampler(
             self._recorder or reader, layout, self.load_bias, library=(found.binary.base, found.binary.end), keep=not recording
         )
@@ -85,7 +87,12 @@ class TargetProcess:
             self._reader.check()
             raise
         self.info = sample.process
+        self._pulse.follow(self.decoder.counters)
         return sample
+
+    def moved(self) -> bool:
+        """Whether NCCL has moved since the last sample or pulse, by a few words of it; raises :class:`TargetGoneError`."""
+        return self._pulse.moved()
 
     @property
     def communicator_states(self) -> tuple[CommState, ...]:

@@ -75,7 +75,7 @@ class QueuePairAccount:
     def window(self) -> npt.NDArray[Any]:
         """The last completions (``layouts.SAMPLE``), oldest first."""
         count = min(self.samples, layouts.WINDOW)
-        order = np.arange(self.samples - count, self.samples) % layouts.WINDOW
+        order = (self.samples - count + np.arange(count, dtype="<u8")) % layouts.WINDOW
         return np.asarray(self.record["window"][order])
 
     def bandwidth(self, width: int = DEFAULT_WINDOW) -> float | None:

@@ -29,6 +29,8 @@ from ncclwatch.wire.windows import QpKey, WorkWindows
 
 STEP_S = 0.25
 """How long nothing is looked at while nothing is due."""
+IDLE_STEPS = 4
+"""Steps with nothing to do before the memory of a process is searched: whoever asks at the beginning is answered first."""
 EXACT_EVERY_S = 2.0
 """The length of a window where every request is counted."""
 TELL_EVERY_S = 5.0
@@ -65,7 +67,9 @@ class Service:
             self.windows.forget(pid)
         fresh = [_verbs_user(user) for pid, user in wanted.items() if pid not in known]
         if fresh:
-            self.session.start(fresh)
+            # Where every request is to be counted all functions are probed from the beginning; else an order need not wait for
+            # those that NCCL does not use.
+            self.session.start(fresh, quick=self.session.mode is not Mode.EXACT)
             if self.session.mode is Mode.EXACT and self.session.running:
                 self.begin_exact({user.pid for user in fresh})
 
@@ -199,14 +203,19 @@ def main() -> None:
     threading.Thread(target=_listen, args=(inbox,), daemon=True).start()
     service = Service(WireSession(Mode(sys.argv[2]), float(sys.argv[1])))
     next_told = 0.0
+    idle = 0
     while True:
+        idle += 1
         try:
             service.take(inbox.get(timeout=0 if service.waiting else STEP_S))
             while True:
+                idle = 0
                 service.take(inbox.get_nowait())
         except queue.Empty:
             pass
         report = service.step()
+        if idle >= IDLE_STEPS:
+            service.session.search()
         now = time.monotonic()
         if report is None and now >= next_told:
             report = service.report()

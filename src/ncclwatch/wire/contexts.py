@@ -111,12 +111,13 @@ def verbs_files(pid: int, proc: Path = Path("/proc"), sys: Path = Path("/sys")) 
 
 
 def find_contexts(
-    reader: MemoryReader, files: Sequence[VerbsFile], layout: Layout | None = None, bias: int = 0
+    reader: MemoryReader, files: Sequence[VerbsFile], layout: Layout | None = None, bias: int = 0, *, quick: bool = False
 ) -> list[VerbsContext]:
     """The contexts behind the open devices of a process, sorted by address.
 
     ``layout`` and ``bias`` (load bias in bytes) are those of the process's NCCL, when it has one. A device that libibverbs
-    opened but whose context was not found is missing from the result: compare the ``fd``s.
+    opened but whose context was not found is missing from the result: compare the ``fd``s. ``quick``: where NCCL's own table has
+    any, memory is not searched for others.
     """
     space = _Space(reader, files)
     found: dict[int, VerbsContext] = {}
@@ -125,7 +126,7 @@ def find_contexts(
             context = space.context(address, "nccl", port)
             if context is not None:
                 found.setdefault(address, context)
-    if {file.fd for file in files} - {context.fd for context in found.values()}:
+    if not (quick and found) and {file.fd for file in files} - {context.fd for context in found.values()}:
         for address in _search_contexts(reader, space):
             context = space.context(address, "memory", 0)
             if context is not None:

@@ -140,6 +140,10 @@ class FlowWatch:
             )
         return flows
 
+    def forget(self, pid: int) -> None:
+        """A process has ended."""
+        self._histories = {key: past for key, past in self._histories.items() if key[0] != pid}
+
     def _judge(self, account: QueuePairAccount, now_ns: int, exact: bool) -> tuple[FlowState, str, float | None]:
         """State, the reason for it, and the throughput expected."""
         past = self._histories.setdefault(account.key, _History(progressed_ns=now_ns, errors=0))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
-import tempfile
 from collections.abc import Callable
 from enum import StrEnum
 from functools import lru_cache
@@ -28,6 +27,8 @@ def own_functions() -> tuple[int, int, int]:
     """Addresses of three tiny functions in a mapped file: breakpoints are only put into files, and never where code can be
     written. The second one begins with an instruction that must be single-stepped.
     """
+    import tempfile
+
     code = b"".join(function.ljust(_SPACING, b"\x90") for function in _CODE)
     libc = ctypes.CDLL(None, use_errno=True)
     libc.mmap.restype = ctypes.c_void_p

@@ -90,11 +90,14 @@ class WirePlane:
             self._follow(str(library))
 
     def watch(
-        self, pid: int, layout: Layout | None = None, bias: int = 0, files: list[VerbsFile] | None = None
+        self, pid: int, layout: Layout | None = None, bias: int = 0, files: list[VerbsFile] | None = None, *, quick: bool = False
     ) -> WatchedProcess:
         """Take a process in: resolve what it has open now, and hear of what it opens later.
 
         ``layout`` and ``bias`` are those of its NCCL, when it has one; ``files`` its open RDMA devices, looked up unless given.
+        ``quick``: only what NCCL's own table of devices leads to, where it has any. NCCL posts and polls by plain functions
+        (src/misc/ibvwrap.cc, all tags); queue pairs of others with functions of their own are found by searching memory, which
+        takes up to seconds. Watch it again without.
         Raises :class:`TargetGoneError` and :class:`PrivilegeError`.
         """
         process = self.processes.get(pid) or WatchedProcess(pid)
@@ -106,10 +109,11 @@ class WirePlane:
             if library is not None:
                 self._follow(library)
             process.files = verbs_files(pid) if files is None else files
-            for context in find_contexts(reader, process.files, layout, bias):
+            for context in find_contexts(reader, process.files, layout, bias, quick=quick):
                 process.contexts[context.address] = context
                 self._devices[pid, context.address] = context.device
-            pairs, queues = find_queues(reader, process.contexts.values()) if process.contexts else ([], [])
+            by_table = any(context.found_by == "nccl" for context in process.contexts.values())
+            pairs, queues = ([], []) if quick and by_table else find_queues(reader, process.contexts.values())
             process.pairs.update((pair.address, pair) for pair in pairs)
             self._add_sites(
                 process, data_path_sites(pid, reader.mappings(), process.contexts.values(), pairs, queues, exact=self.exact)

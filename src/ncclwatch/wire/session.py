@@ -90,15 +90,17 @@ class WireSession:
         self._accounts: list[QueuePairAccount] = []
         self._flows: list[Flow] | None = None
         self._ports: dict[tuple[int, int], int] = {}
+        self._to_search: dict[int, tuple[VerbsUser, list[VerbsFile]]] = {}
 
     @property
     def running(self) -> bool:
         """Whether probes are placed."""
         return self.plane is not None
 
-    def start(self, users: Iterable[VerbsUser]) -> None:
+    def start(self, users: Iterable[VerbsUser], *, quick: bool = False) -> None:
         """Resolve what these processes have open, and load the programs if any of them uses RDMA. A failure becomes
-        ``reason``. Once it runs, further processes are taken in.
+        ``reason``. Once it runs, further processes are taken in. ``quick``: as :meth:`WirePlane.watch`; what is left is done by
+        :meth:`search`, a process at a time.
         """
         if self.mode is Mode.STATE:
             return
@@ -115,6 +117,14 @@ class WireSession:
         if self.plane is None and not self._load():
             return
         for user, files in candidates:
+            self._take_in(user, files, quick=quick)
+            if quick:
+                self._to_search[user.pid] = user, files
+
+    def search(self) -> None:
+        """Search the memory of one process that was taken in quickly."""
+        if self._to_search and self.plane is not None:
+            user, files = self._to_search.pop(next(iter(self._to_search)))
             self._take_in(user, files)
 
     def _load(self) -> bool:
@@ -137,7 +147,9 @@ class WireSession:
     def drop(self, pid: int) -> None:
         """Let go of a process."""
         self.reasons.pop(pid, None)
+        self._to_search.pop(pid, None)
         self._ports = {key: port for key, port in self._ports.items() if key[0] != pid}
+        self._watch.forget(pid)
         if self.plane is not None and self.bursts is not None:
             self.plane.forget(pid)
             keys, _ = self.plane.kernel.queue_pairs()
@@ -182,10 +194,10 @@ class WireSession:
             found.setdefault(place, (self.plane.device_of(account), self._ports.get(place) or 1))
         return found
 
-    def _take_in(self, user: VerbsUser, files: list[VerbsFile]) -> None:
+    def _take_in(self, user: VerbsUser, files: list[VerbsFile], *, quick: bool = False) -> None:
         assert self.plane is not None and self.bursts is not None  # noqa: S101 - start made them
         try:
-            process = self.plane.watch(user.pid, user.layout, user.bias, files)
+            process = self.plane.watch(user.pid, user.layout, user.bias, files, quick=quick)
         except (NcclwatchError, OSError) as error:
             self.reasons[user.pid] = _in_words(error)
             return

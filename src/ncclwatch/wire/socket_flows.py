@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from statistics import median
 
 from ncclwatch.model.network import FlowState, SocketFacts
 from ncclwatch.model.state import Direction
@@ -92,7 +91,7 @@ class SocketWatch:
     @property
     def expected(self) -> float | None:
         """What this connection usually reaches while it has something to send; ``None`` until that is learned."""
-        return median(self._baseline) if len(self._baseline) == LEARNING else None
+        return _median(self._baseline) if len(self._baseline) == LEARNING else None
 
     def _sent_again(self, counted: int | None, now_ns: int) -> int | None:
         """Segments retransmitted in the last 30 s, or since the first look."""
@@ -148,7 +147,7 @@ class SocketWatch:
         expected = self.expected
         if expected is None or len(self._rates) < JUDGED or len(self._usual_rtt) < LEARNING:
             return FlowState.ACTIVE, lossy
-        now, usual = median(self._rates), median(self._usual_rtt)
+        now, usual = _median(self._rates), _median(self._usual_rtt)
         queues = facts.rtt_us is not None and facts.rtt_us > RTT_FACTOR * usual
         if now < expected * (1 - SLOW_SHARE) and (lossy or queues):
             why = f"; round trip {facts.rtt_us} µs where {usual:.0f} µs is usual" if queues else ""
@@ -196,3 +195,10 @@ def summarise(sockets: Sequence[TcpSocket]) -> SocketFacts:
 def _over(combine: Callable[[list[int]], int], values: Iterable[int | None]) -> int | None:
     known = [value for value in values if value is not None]
     return combine(known) if known else None
+
+
+def _median(values: Iterable[float]) -> float:
+    """The middle one, or the mean of the two; Python's ``statistics`` brings a megabyte along."""
+    ordered = sorted(values)
+    half = len(ordered) // 2
+    return ordered[half] if len(ordered) % 2 else (ordered[half - 1] + ordered[half]) / 2

@@ -5,6 +5,7 @@
  *   every           each function once, with arguments a test can recognise
  *   comm            the communicator's address, in hexadecimal
  *   time N          ns a call of N AllReduces         time-group N   likewise of GroupEnd
+ *   pace R N        N AllReduces, R a second (what is late is made up for); seconds of all, median ns of one
  *   exec            replace the process by itself     exec-true      replace it by true(1)
  *   chaos N         N AllReduces at any time within the next seconds, while the test does what it likes
  */
@@ -77,6 +78,34 @@ static void all_reduce(long n)
 {
 	for (long i = 0; i < n; i++)
 		ncclAllReduce(S, R, 1000 + i, 7, 2, world, STREAM);
+}
+
+static int compare(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+/* Waits without sleeping: no sleep is as short as the time between two calls. */
+static void pace(long rate, long n)
+{
+	double *took = n > 0 && n <= 50 * 1000 * 1000 ? malloc(n * sizeof(*took)) : NULL;
+	double begun, start = now_ns();
+
+	if (!took || rate <= 0)
+		exit(2);
+	for (long i = 0; i < n; i++) {
+		do
+			begun = now_ns();
+		while (begun < start + i * 1e9 / rate);
+		ncclAllReduce(S, R, 1000 + i, 7, 2, world, STREAM);
+		took[i] = now_ns() - begun;
+	}
+	start = (now_ns() - start) / 1e9;
+	qsort(took, n, sizeof(*took), compare);
+	printf("seconds %.6f ns %.1f\n", start, took[n / 2]);
+	free(took);
 }
 
 static void *thread(void *n)
@@ -178,6 +207,8 @@ int main(int argc, char **argv)
 					ncclAllReduce(S, R, 1, 7, 0, world, STREAM);
 			}
 			printf("ns %.1f\n", (now_ns() - start) / a);
+		} else if (!strcmp(command, "pace")) {
+			pace(a, b);
 		} else if (!strcmp(command, "exec")) {
 			execl("/proc/self/exe", argv[0], "1", (char *)NULL);
 		} else if (!strcmp(command, "exec-true")) {

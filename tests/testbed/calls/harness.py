@@ -35,8 +35,8 @@ def compilation() -> Compilation:
     return Compilation()
 
 
-def build_stub(folder: Path, name: str = "libnccl.so.2") -> Path:
-    """Compile the stub library and the caller beside it; returns the library."""
+def build_stub(folder: Path, name: str = "libnccl.so.2", *, frames: bool = False) -> Path:
+    """Compile the stub library and the caller beside it; returns the library. With ``frames`` its functions begin with a push."""
     library = folder / name
     flags = [
         "-O2",
@@ -48,7 +48,18 @@ def build_stub(folder: Path, name: str = "libnccl.so.2") -> Path:
         "-fno-shrink-wrap",
     ]
     subprocess.run(
-        ["gcc", *flags, "-fPIC", "-shared", "-Wl,--build-id", "-Wl,-soname," + name, "-o", library, HERE / "stub_nccl.c"],
+        [
+            "gcc",
+            *flags,
+            *["-DFRAMES"] * frames,
+            "-fPIC",
+            "-shared",
+            "-Wl,--build-id",
+            "-Wl,-soname," + name,
+            "-o",
+            library,
+            HERE / "stub_nccl.c",
+        ],
         check=True,
         timeout=60,
     )

@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <time.h>
 
 #include <string>
 #include <thread>
@@ -39,7 +40,9 @@ void wait(Gpu& gpu) {
 }
 
 void tell(int rank, long iteration) {
-  printf("rank %d iteration %ld\n", rank, iteration);
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  printf("rank %d iteration %ld at %.6f\n", rank, iteration, now.tv_sec + now.tv_nsec * 1e-9);
   fflush(stdout);
 }
 

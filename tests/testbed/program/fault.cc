@@ -171,6 +171,8 @@ std::string Fault::text(const std::string& key) const {
 }
 
 bool Fault::active(long iteration) const {
+  const std::string when = text("when");
+  if (!when.empty() && access(when.c_str(), F_OK) != 0) return false;
   const bool once = kind != "stuck" && is_one_of(kOfCalls, kind);
   const auto begin = static_cast<long>(number("at", 3)), length = static_cast<long>(number("for", once ? 1 : -1));
   return iteration >= begin && (length < 0 || iteration < begin + length);

@@ -1,6 +1,7 @@
-// Faults that a rank brings upon itself, given as --fault KIND:rank=R,at=I,for=N,key=value…
+// Faults that a rank brings upon itself, given as --fault KIND:rank=R,at=I,for=N,when=FILE,key=value…
 //
-//   kind       what happens from iteration `at` on (counting from 0), for `for` iterations (forever, if not given)
+//   kind       what happens from iteration `at` on (counting from 0), for `for` iterations (forever, if not given), while there is a file
+//              `when`, if one is given
 //   stuck      the rank's host thread never enters a collective, or in shape training an exchange between stages (group=NAME limits
 //              it to a group, nth=N to that call on it in an iteration, counted from 0)
 //   skip       the rank leaves out one of the iteration (group and nth as above; `for` is 1 if not given, here and in other_*)

@@ -73,13 +73,35 @@ def test_even_without_a_wait_there_are_two_looks() -> None:
     assert (seconds, patience) == (1.0, [0.0, 0.0, 0.0])
 
 
+@pytest.mark.parametrize(
+    ("verdict_class", "planes", "seconds"),
+    [
+        (VerdictClass.HARDWARE, ("state", "wire"), 2.0),
+        (VerdictClass.HARDWARE, ("state",), 5.0),
+        (VerdictClass.NOT_ENTERED, ("state", "wire"), 5.0),
+    ],
+)
+def test_what_is_stuck_in_an_operation_is_told_as_soon_as_its_requests_are_counted(
+    verdict_class: VerdictClass, planes: tuple[str, ...], seconds: float
+) -> None:
+    """A rank that has not come yet may still come: of that counts say nothing, and it is given the whole wait."""
+    clock = Clock()
+
+    def engine(_: list[Sequence[ProcessSample]], patience_s: float) -> list[Verdict]:
+        return [Verdict(verdict_class if patience_s == 0 else VerdictClass.UNKNOWN, "made up", planes=planes)]
+
+    counted = lambda: clock.now >= 2.0  # noqa: E731
+    verdicts = settle(engine, list, wait=5.0, interval=1.0, counted=counted, clock=clock, sleep=clock.sleep)
+    assert (verdicts[0].verdict_class, clock.now) == (verdict_class, seconds)
+
+
 Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
 def run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setattr("ncclwatch.cli.diagnose.time.sleep", lambda _seconds: None)
-    monkeypatch.setattr(settle, "__kwdefaults__", {**(settle.__kwdefaults__ or {}), "sleep": lambda _seconds: None})
+    monkeypatch.setattr("ncclwatch.collect.counting.WorkCount.rest", lambda _self, _seconds: None)
 
     def go(*arguments: str) -> tuple[int, str, str]:
         status = main.run(["diagnose", *arguments])

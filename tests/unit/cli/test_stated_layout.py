@@ -14,7 +14,7 @@ from ncclwatch.errors import UsageError
 
 def topology(*groups: Group, layout: Layout | None = None) -> Topology:
     unknown = np.full(8, -1, np.int32)
-    return Topology(8, groups, layout or Layout(), unknown, unknown, unknown)
+    return Topology(8, groups, layout or Layout(), unknown, unknown)
 
 
 def test_a_configuration_confirms_contradicts_and_names() -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from ncclwatch.collect.aggregate import Aggregator
-from ncclwatch.collect.calls import FIELDS, MAX_THREADS, CallTracker, communicators_named, creating
-from ncclwatch.collect.functions import algorithm_bytes
+from ncclwatch.collect.calls import MAX_BYTES, MAX_THREADS, CallTracker, communicators_named, creating
+from ncclwatch.collect.functions import algorithm_bytes, algorithm_sizes
 from ncclwatch.collect.rates import BUCKET_NS, WINDOW_NS, RateWindow
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 from unit.synthetic import SECOND, Rank, communicator, process
@@ -30,7 +30,11 @@ GROUP_AND_SPLIT = (record(Function.GROUP_START, 1), record(Function.SEND, 1), re
 
 
 def feed(tracker: CallTracker, *records: dict[str, int]) -> CallTracker:
-    tracker.feed(tuple(row[name] for name in FIELDS) for row in records)
+    found = np.zeros(len(records), EVENT_DTYPE)
+    for at, row in enumerate(records):
+        for name, value in row.items():
+            found[at][name] = value % (1 << 32) if name == "tid" else value
+    tracker.feed(found)
     return tracker
 
 
@@ -140,6 +144,17 @@ def test_algorithm_bytes_as_nccl_tests_counts_them() -> None:
     assert algorithm_bytes(Function.ALL_GATHER, 1000, FLOAT, -1) is None
     assert algorithm_bytes(Function.ALL_REDUCE, 1000, 99, 4) is None
     assert algorithm_bytes(Function.GROUP_END, 1000, FLOAT, 4) == 0
+
+
+def test_algorithm_bytes_of_many_calls_are_those_of_each() -> None:
+    source, number = np.random.default_rng(4), 3000
+    functions = source.choice([0, *Function, 9999], number)
+    counts = source.choice(np.array([0, 1, 5, 1 << 20, 1 << 43, 1 << 50, (1 << 64) - 1], np.uint64), number)
+    datatypes, nranks = source.choice([-1, 0, 1, FLOAT, 11, 12, 99], number), source.choice([-1, 0, 1, 8, 1 << 30], number)
+    known = [algorithm_bytes(*map(int, what)) for what in zip(functions, counts, datatypes, nranks, strict=True)]
+    nbytes, unknown = algorithm_sizes(functions.astype(np.uint16), counts, datatypes, nranks, MAX_BYTES)
+    assert unknown == known.count(None) > 0
+    assert nbytes.tolist() == [min(size or 0, MAX_BYTES) for size in known]
 
 
 def test_operations_of_unknown_size_are_counted_as_such() -> None:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from ncclwatch.collect import work as module
-from ncclwatch.collect.flows import connection_key
+from ncclwatch.collect.flows import FlowCollector, connection_key
 from ncclwatch.collect.step_rates import StepRates
 from ncclwatch.collect.work import WorkWatch
 from ncclwatch.model.identity import ProcessKey
@@ -221,3 +222,16 @@ def test_once_given_up_nothing_is_counted_and_the_plane_says_why(watch: WorkWatc
     follow(watch, flows)
     assert watch.take(flows, "h", looked=True) == ()
     assert watch._wire.users == []  # type: ignore[attr-defined]
+
+
+def test_processes_without_an_rdma_device_are_asked_ever_more_rarely_until_another_comes(
+    watch: WorkWatch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[int, int]] = []
+    ones = [SimpleNamespace(pid=pid) for pid in (11, 12)]
+    for second in range(200):
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda now=1000.0 + second: now))
+        monkeypatch.setattr(module, "verbs_files", lambda pid, second=second: asked.append((second, pid)))
+        watch.follow(FlowCollector(()), ones[: 2 if second >= 150 else 1])  # type: ignore[arg-type]
+    assert [second for second, pid in asked if pid == 11] == [0, 10, 30, 70, 130, 160, 170, 190]
+    assert [second for second, pid in asked if pid == 12] == [150, 160, 170, 190]

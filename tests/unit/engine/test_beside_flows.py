@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ncclwatch.engine import beside
-from ncclwatch.engine.beside import LOST
 from ncclwatch.engine.evidence.base import FactKind
 from ncclwatch.engine.evidence.nics import FlowFact
+from ncclwatch.engine.network import LOSSY_SEGMENTS as LOST
 from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, SocketFacts
 from ncclwatch.model.state import Direction

@@ -9,7 +9,7 @@ import pytest
 
 from ncclwatch.engine.case import of_job
 from ncclwatch.engine.diagnose import diagnose
-from ncclwatch.engine.evidence.disagreements import SequenceCounts
+from ncclwatch.engine.evidence.calls import SequenceCounts
 from ncclwatch.engine.job import assemble
 from ncclwatch.model.state import Communicator, ProxyOperation
 from ncclwatch.model.verdict import Verdict, VerdictClass

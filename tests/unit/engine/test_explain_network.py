@@ -8,7 +8,7 @@ import pytest
 
 from ncclwatch.engine.case import Cause, Known
 from ncclwatch.engine.diagnose import diagnose
-from ncclwatch.engine.evidence.nics import DeadPath, PortDown, dead_path, port_down
+from ncclwatch.engine.evidence.nics import DeadPath, PortDown, dead_path
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.network import Way
 from ncclwatch.model.network import NicRecord
@@ -27,6 +27,10 @@ LOOKS = 12
 
 
 DOWN = NicRecord("node1", "eth0", "netdev", up=False, state="down", used_by=(1,))
+
+
+def port_down(nic: NicRecord, since: float | None = None, until: float | None = None) -> PortDown:
+    return PortDown(subject=nic.key, nic=nic, since=since, until=until)
 
 
 def idle_ring() -> list[Rank]:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ncclwatch.engine.alignment import AlignedBy, align
-from ncclwatch.engine.ledger import NEWEST, Ledger
+from ncclwatch.engine.alignment import Entries, line_up
+from ncclwatch.engine.ledger import UNCOUNTED, Ledger
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 
 COMM = 0x1234
@@ -17,7 +17,7 @@ COMM = 0x1234
 
 def rows_of(ledger: Ledger) -> dict[int, int]:
     """Rank → row: here rank r is process 1000 + r."""
-    return {pid - 1000: row for (pid, _), row in ledger.rows.items()}
+    return {pid - 1000: row for (_, pid, _), row in ledger.rows.items()}
 
 
 def calls(rank: int, counts: list[int], *, op_count: list[int] | None = None, start_ns: int = 1000) -> NDArray[Any]:
@@ -39,6 +39,18 @@ def birth(rank: int) -> NDArray[Any]:
     return events
 
 
+def in_line(ledger: Ledger) -> Entries:
+    return line_up(ledger, [rows_of(ledger)])
+
+
+PROVEN, GUESSED = True, False
+
+
+def how(entries: Entries) -> list[bool | None]:
+    """What put each rank into line: a count that proves it, or ``opCount``; ``None``: nothing."""
+    return [proven if aligned else None for proven, aligned in zip(entries.proven.tolist(), entries.aligned, strict=True)]
+
+
 def test_operations_are_kept_in_the_order_called_across_batches_and_ranks() -> None:
     ledger = Ledger(depth=8)
     mixed = np.concatenate([calls(0, [10, 11, 12]), calls(1, [10, 11])])
@@ -53,7 +65,7 @@ def test_operations_are_kept_in_the_order_called_across_batches_and_ranks() -> N
 def test_only_the_newest_survive_in_a_full_ring_even_from_one_batch() -> None:
     ledger = Ledger(depth=4)
     ledger.add_calls(calls(0, list(range(23))))
-    first, operations = ledger.history(ledger.rows[1000, COMM])
+    first, operations = ledger.history(ledger.rows["", 1000, COMM])
     assert (first, operations["count"].tolist()) == (19, [19, 20, 21, 22])
     assert ledger.signature(0, 18) is None
     signature = ledger.signature(0, 22)
@@ -83,9 +95,9 @@ def test_ranks_seen_from_birth_need_no_counter() -> None:
     for rank in (0, 1):
         ledger.add_calls(birth(rank))
         ledger.add_calls(calls(rank, [5]))
-    alignment = align(ledger, rows_of(ledger))
-    assert alignment.how == {0: AlignedBy.BIRTH, 1: AlignedBy.BIRTH}
-    assert alignment.sequence(1, 0) == 0
+    entries = in_line(ledger)
+    assert how(entries) == [PROVEN, PROVEN]
+    assert entries.end(1) == 1
 
 
 def test_late_attached_ranks_are_aligned_by_a_launch_counter_that_proves_itself() -> None:
@@ -93,9 +105,9 @@ def test_late_attached_ranks_are_aligned_by_a_launch_counter_that_proves_itself(
     sizes = [100, 200, 300] * 5
     ledger.add_calls(calls(0, sizes, op_count=list(range(40, 55))))
     ledger.add_calls(calls(1, sizes[4:], op_count=list(range(44, 55))))
-    alignment = align(ledger, rows_of(ledger))
-    assert alignment.how == {0: AlignedBy.OP_COUNT, 1: AlignedBy.OP_COUNT}
-    assert alignment.sequence(0, 4) == alignment.sequence(1, 0) == 44
+    entries = in_line(ledger)
+    assert how(entries) == [GUESSED, GUESSED]
+    assert entries.offsets.tolist() == [40, 44] and entries.end(0) == entries.end(1) == 55
 
 
 def test_a_counter_that_counts_only_some_plans_aligns_nobody() -> None:
@@ -104,22 +116,21 @@ def test_a_counter_that_counts_only_some_plans_aligns_nobody() -> None:
     sizes = [100, 200, 300] * 5
     ledger.add_calls(calls(0, sizes, op_count=list(range(40, 55))))
     ledger.add_calls(calls(1, sizes, op_count=[0] * 15))
-    assert align(ledger, rows_of(ledger)).how[1] is AlignedBy.UNALIGNED
+    assert how(in_line(ledger))[1] is None
 
 
 def test_a_counter_under_which_signatures_disagree_is_refused() -> None:
     ledger = Ledger()
     ledger.add_calls(calls(0, [100, 200, 300] * 5, op_count=list(range(40, 55))))
     ledger.add_calls(calls(1, [200, 300, 100] * 5, op_count=list(range(40, 55))))
-    alignment = align(ledger, rows_of(ledger))
-    assert set(alignment.how.values()) == {AlignedBy.UNALIGNED}
+    assert how(in_line(ledger)) == [None, None]
 
 
 def test_one_inconsistent_operation_at_the_end_keeps_the_alignment() -> None:
     ledger = Ledger()
     ledger.add_calls(calls(0, [100, 200, 300, 400], op_count=[4, 5, 6, 7]))
     ledger.add_calls(calls(1, [100, 200, 300, 999], op_count=[4, 5, 6, 7]))
-    assert set(align(ledger, rows_of(ledger)).how.values()) == {AlignedBy.OP_COUNT}
+    assert how(in_line(ledger)) == [GUESSED] * 2
 
 
 def test_sequence_numbers_of_nccl_give_the_offset_outright() -> None:
@@ -127,9 +138,12 @@ def test_sequence_numbers_of_nccl_give_the_offset_outright() -> None:
     sizes = [100, 200, 300] * 5
     ledger.add_calls(calls(0, sizes))
     ledger.add_calls(calls(1, sizes[3:]))
-    alignment = align(ledger, rows_of(ledger), totals={0: (115, 15), 1: (115, 12)})
-    assert set(alignment.how.values()) == {AlignedBy.SEQUENCE_NUMBER}
-    assert alignment.sequence(0, 14) == alignment.sequence(1, 11) == 114
+    rows = rows_of(ledger)
+    for row in rows.values():
+        ledger.note_count(row, 115, 10**6)
+    entries = in_line(ledger)
+    assert how(entries) == [PROVEN] * 2
+    assert entries.offsets.tolist() == [100, 103] and entries.end(0) == entries.end(1) == 115
 
 
 def test_a_communicator_born_at_an_address_used_before_starts_anew() -> None:
@@ -137,7 +151,7 @@ def test_a_communicator_born_at_an_address_used_before_starts_anew() -> None:
     ledger.add_calls(calls(0, [1, 2, 3]))
     ledger.add_calls(birth(0))
     ledger.add_calls(calls(0, [9]))
-    assert ledger.history(ledger.rows[1000, COMM])[1]["count"].tolist() == [9]
+    assert ledger.history(ledger.rows["", 1000, COMM])[1]["count"].tolist() == [9]
 
 
 def test_equal_pids_of_two_nodes_are_two_rows() -> None:
@@ -156,13 +170,12 @@ def test_after_a_loss_the_rows_of_that_node_start_anew_and_line_up_again() -> No
         ledger.add_calls(birth(rank), source="a")
         ledger.add_calls(calls(rank, sizes, op_count=list(range(15))), source="a", lost=rank)
     rows = {rank: ledger.rows[ledger.place("a", 1000 + rank, COMM)] for rank in (0, 1)}
-    assert ledger.lost == 1
-    assert align(ledger, rows).offsets == {}
+    assert how(line_up(ledger, [rows])) == [None, None]
     ledger.add_calls(calls(0, sizes, op_count=list(range(20, 35))), source="a")
     ledger.add_calls(calls(1, sizes[3:], op_count=list(range(23, 35))), source="a")
-    alignment = align(ledger, rows)
-    assert alignment.how[1] is AlignedBy.OP_COUNT
-    assert alignment.sequence(0, 3) == alignment.sequence(1, 0) == 23
+    entries = line_up(ledger, [rows])
+    assert how(entries)[1] is GUESSED
+    assert entries.offsets.tolist() == [20, 23] and entries.end(0) == entries.end(1) == 35
 
 
 def test_small_jobs_keep_more_and_the_newest_survive_growth() -> None:
@@ -172,7 +185,7 @@ def test_small_jobs_keep_more_and_the_newest_survive_growth() -> None:
     for rank in range(1, 3000):
         ledger.add_calls(calls(rank, [rank]))
     first, operations = ledger.history(0)
-    assert ledger.operations.nbytes <= 48 << 20
+    assert ledger.operations.nbytes <= 40 << 20
     assert (first + len(operations), operations["count"].tolist()) == (2000, list(range(2000 - ledger.depth, 2000)))
 
 
@@ -180,15 +193,15 @@ def test_rows_of_a_process_that_ended_are_used_again() -> None:
     ledger = Ledger()
     ledger.add_calls(calls(0, [1, 2, 3]))
     ledger.add_calls(calls(1, [1]))
-    ledger.forget_process("", 1000)
-    assert list(ledger.rows) == [(1001, COMM)]
+    ledger.forget({("", 1000)})
+    assert list(ledger.rows) == [("", 1001, COMM)]
     ledger.add_calls(calls(2, [7]))
-    assert ledger.history(ledger.rows[1002, COMM])[1]["count"].tolist() == [7]
+    assert ledger.history(ledger.rows["", 1002, COMM])[1]["count"].tolist() == [7]
     assert len(ledger.called) == 64
 
 
-@pytest.mark.parametrize("called", [0, 1, 5, NEWEST, NEWEST + 1, 300])
-def test_newer_operations_are_counted_from_the_newest_back(called: int) -> None:
+@pytest.mark.parametrize("called", [0, 1, 5, 256, 300])
+def test_a_count_of_nccl_is_compared_with_what_was_called_when_it_was_read(called: int) -> None:
     ledger = Ledger(depth=256)
     ledger.add_calls(calls(0, [1] * max(called, 1)))
     row = rows_of(ledger)[0]
@@ -197,4 +210,6 @@ def test_newer_operations_are_counted_from_the_newest_back(called: int) -> None:
     _, kept = ledger.history(row)
     for time_ns in (0, *(int(t) + shift for t in kept["time_ns"] for shift in (-1, 0, 1))):
         newer = int(np.count_nonzero(kept["time_ns"] > time_ns))
-        assert ledger.newer_than(row, time_ns) == (newer if newer < len(kept) else None)
+        ledger.before[row] = UNCOUNTED
+        ledger.note_count(row, 1000, time_ns)
+        assert ledger.before[row] == (1000 - (called - newer) if newer < len(kept) else UNCOUNTED)

@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
+from ncclwatch.engine.case import SOURCES
 from ncclwatch.engine.evidence.base import Fact, FactKind, Source
-from ncclwatch.engine.evidence.registry import SOURCES
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.network import Way
 from ncclwatch.engine.patience import Patience
@@ -111,7 +111,7 @@ def test_an_operation_that_stood_still_and_went_on_is_given_twice_that_time() ->
 def retrying(ranks: list[Rank], link: tuple[int, int], worth_s: float) -> tuple[Source, ...]:
     """Sources by which the sockets of a link try again to send, which is worth waiting for."""
     way = Way(ranks[0].communicators[0].hash, *link)
-    return with_facts(Fact(FactKind.RETRYING, way, "test", value=worth_s))
+    return with_facts(Fact(FactKind.RETRYING, way, value=worth_s))
 
 
 def test_a_standstill_of_a_lossy_link_teaches_no_patience() -> None:

@@ -56,8 +56,8 @@ def test_nodes_speak_at_their_own_times_and_no_look_counts_twice() -> None:
         if second % 3 == 0:
             session.feed(slow.batch(), second * SECOND)
         session.judge(second * SECOND)
-    for series in session.diagnosis._series.values():
-        times = [sample.time_ns for sample in series.samples]
+    for samples in session.diagnosis._series.values():
+        times = [sample.time_ns for sample in samples]
         assert times == sorted(set(times))
 
 

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from ncclwatch.engine.diagnose import diagnose
-from ncclwatch.engine.transfers import LIMIT, UNKNOWN, Places, column, numbered
+from ncclwatch.engine.transfers import Places, column, numbered
+from ncclwatch.model.steps import LIMIT, UNKNOWN
 from unit.synthetic import Rank, communicator, looks, recv, send
 
 EXTREMES = (0, 1, 7, -1, 2**31 - 1, 2**31, -(2**31), 2**32, 2**62, 2**63 - 1, 2**63, 2**64 - 1)

@@ -22,6 +22,7 @@ from ncclwatch.messaging import packing
 from ncclwatch.messaging import writer as writing
 from ncclwatch.messaging.limits import MAX_FRAME, MAX_RAW, FormatError, VersionError
 from ncclwatch.messaging.reader import BatchReader
+from ncclwatch.messaging.values import Shared, ValueReader
 from ncclwatch.messaging.writer import BatchWriter, ledger_calls
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 from ncclwatch.model.state import (
@@ -413,3 +414,39 @@ def test_the_order_of_calls_is_the_same_through_an_agent_as_beside_the_job() -> 
             assert [(c.comm, c.what, c.ways) for c in order.calls] == [
                 (c.comm, c.what, c.ways) for c in through.orders[place].calls
             ]
+
+
+def test_values_in_common_are_decoded_once_and_kept_as_long_as_somebody_reads_them() -> None:
+    """An engine hears many jobs one after another: what those that are over had must not stay."""
+    shared, decoder = Shared(), msgspec.msgpack.Decoder(list[str])
+    readers = [ValueReader(shared), ValueReader(shared)]
+    for reader in readers:
+        reader.add(1, [msgspec.msgpack.encode(["the peers of all"])])
+    [first], [second] = (reader.column([1], "peers", decoder) for reader in readers)
+    assert first is second and len(shared) == 1
+    del readers[0], reader
+    assert len(shared) == 1 and readers[0].column([1], "peers", decoder) == [first]
+    del readers[0]
+    assert len(shared) == 0, "nobody holds it any more"
+
+
+def test_a_reader_keeps_nothing_of_the_epochs_before() -> None:
+    """Neither of an agent whose epoch ends, nor of one that begins anew: each job leaves the names of its processes."""
+    shared, held = Shared(), []
+    reader = BatchReader(shared)
+    for life in range(30):
+        writer = BatchWriter(key_every=3)
+        for number in range(5):
+            node = FakeNode(frozen_ring(2, 4), host=f"node{life}-{number // 3}", begin=number)
+            reader.decode(writer.encode(node.batch()))
+            held.append(len(shared))
+    assert max(held[-60:]) <= max(held[:10]), "as much after thirty lives as after the first"
+
+
+def test_a_new_epoch_takes_over_what_the_one_before_had_decoded() -> None:
+    """The list of a large job's peers is compared by identity first: decoding it anew each time would make that long."""
+    node, writer, reader = FakeNode(frozen_ring(2, 4)), BatchWriter(), BatchReader()
+    before = reader.decode(writer.encode(node.batch())).batch.samples
+    writer.request_key()
+    after = reader.decode(writer.encode(node.batch())).batch.samples
+    assert [a.process is b.process for a, b in zip(after, before, strict=True)] == [True] * 4

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import zmq
 
@@ -25,7 +26,7 @@ from ncclwatch.messaging.agent import Agent
 from ncclwatch.messaging.hub import Hub
 from ncclwatch.messaging.keys import Key, KeyFileError, KnownKeys, client_keys, make_key, own_key, read_key, write_key
 from ncclwatch.messaging.limits import FormatError
-from ncclwatch.messaging.link import AgentLink
+from ncclwatch.messaging.link import POLL_S, AgentLink
 from ncclwatch.messaging.protocol import Batch, CountWork, Hello, Refused, Welcome
 from ncclwatch.messaging.spool import Spool
 from ncclwatch.model.verdict import VerdictClass
@@ -159,6 +160,27 @@ def test_an_agent_that_cannot_count_or_is_older_gets_no_orders() -> None:
             assert sender.link.take_orders() == []
 
 
+def test_an_engine_says_with_its_acknowledgements_whether_few_looks_will_do() -> None:
+    with engine() as bench, agent(bench.address) as sender:
+        said: list[bool] = []
+        sender.link.on_ease = said.append
+        node = FakeNode(silent_link(), looks=60, host="node1")
+
+        def told(wanted: bool) -> bool:
+            sender.take(node.batch())
+            return bool(said) and said[-1] is wanted
+
+        bench.until(lambda: told(False), "a word that all is not well")
+        [job] = bench.service.jobs.values()
+        job.session.settled = lambda: frozenset({"node1"})  # type: ignore[method-assign]
+        bench.until(lambda: told(True), "a word that all is well")
+
+
+def test_an_acknowledgement_of_an_older_engine_says_nothing_of_looks() -> None:
+    older = msgspec.msgpack.encode({"type": "ack", "life": "a", "upto": 7})
+    assert protocol.decode(older) == protocol.Ack("a", 7, None)
+
+
 def test_orders_are_bounded(tmp_path: Path) -> None:
     good = CountWork(1, [4711], True)
     assert protocol.decode(protocol.encode(good)) == good
@@ -203,6 +225,19 @@ class Heard:
 
     def send_multipart(self, frames: list[bytes], flags: int) -> None:
         """Anything."""
+
+
+def test_a_link_sleeps_until_there_is_something_to_say_and_never_spins(tmp_path: Path) -> None:
+    link = AgentLink("tcp://127.0.0.1:1", Spool("L1", tmp_path / "spool"))
+    now, (least, most) = time.monotonic(), POLL_S
+    assert link._rest_s() == least, "a hello is due, and cannot be said before the other side is there"
+    link._next_hello = now + 100
+    assert link._rest_s() == most
+    link._hear(Heard(Welcome("engine-1", "1", packing.VERSION, {})))  # type: ignore[arg-type]
+    link._next_ping = now + 0.6
+    assert least < link._rest_s() <= 0.6
+    link._stop.set()
+    assert link._rest_s() == least
 
 
 def test_a_second_welcome_of_the_same_engine_sends_nothing_again(tmp_path: Path) -> None:
@@ -266,7 +301,7 @@ def test_an_agent_that_comes_again_sends_what_its_predecessor_left(tmp_path: Pat
         again.take(fresh.batch(notes=tuple(notes)))
         bench.until(lambda: bench.service.hub.counts.batches == 4 and bench.notes(), "the batches of both")
         session = bench.service.jobs["default"].session
-        assert session.diagnosis.ledger.lost == 1, "calls between the two were not seen: no history can be continued"
+        assert session.diagnosis.ledger.lossy == {"a"}, "calls between the two were not seen: no history can be continued"
         assert any("no agent ran here" in text for text in bench.notes())
         again.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import socket
 import struct
@@ -178,3 +179,18 @@ def test_links_in_a_message_that_is_cut_or_lies_are_left_out() -> None:
     for size in range(len(data)):
         assert list(links._link_messages(data[:size])) == whole[: len(list(links._link_messages(data[:size])))]
     assert list(links._link_messages(b"\xff" * 64)) == []
+
+
+def test_names_of_sockets_that_are_closed_do_not_add_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every job brings hundreds of connections, each with ports of its own."""
+    monkeypatch.setattr(sockets, "SPARE_NAMES", 8)
+    with sockets.SocketTable() as table, socket.create_server(("127.0.0.1", 0)) as server:
+        for _ in range(20):
+            pairs = [(socket.create_connection(server.getsockname()), server.accept()[0]) for _ in range(8)]
+            table.refresh()
+            found = {one.inode for one in table.by_descriptor([os.getpid()])[os.getpid()].values()}
+            assert {os.fstat(end.fileno()).st_ino for pair in pairs for end in pair} <= found
+            assert len(table._names) <= 2 * len(found) + 8
+            for pair in pairs:
+                for end in pair:
+                    end.close()

@@ -44,6 +44,19 @@ def test_most_of_the_catalogue_is_played_and_the_rest_says_why_not(monkeypatch: 
     assert not played & reasons.keys()
 
 
+def test_releases_by_turns_take_each_scenario_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(matrix, "available", lambda version: True)
+    chosen = [CATALOGUE[name] for name in ("quick-stop", "scale-h1-stop-4096", "quick-kill", "quick-skip", "quick-clean")]
+    runs, _ = matrix.choose(
+        chosen, versions=["2.25.1", "2.27.5", "2.29.2"], transports=[], attaches=(Attach.LIVE,), tries=1, seed=1, after_s=1.0,
+        in_turn=True,
+    )  # fmt: skip
+    # What cannot be played takes no turn.
+    assert [(run.scenario.name, run.nccl) for run in runs] == [
+        ("quick-stop", "2.25.1"), ("quick-kill", "2.27.5"), ("quick-skip", "2.29.2"), ("quick-clean", "2.25.1")
+    ]  # fmt: skip
+
+
 def test_a_proxy_fault_is_not_played_where_no_proxy_works() -> None:
     scenario = CATALOGUE["quick-proxy-stall"]
     assert obstacle(scenario, "2.27.5", Transport.SOCKET) == ""

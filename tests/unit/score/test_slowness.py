@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ncclwatch.engine.slow.candidates import CandidateKind
-from ncclwatch.engine.slow.terms import TERMS, Terms
+from ncclwatch.engine.slow.terms import TERMS, CandidateKind, Terms
 from ncclwatch.simulate.scenario import FaultKind, ScoreClass, load_all
 from score.drawn import draw
 from score.slowness import (
@@ -46,7 +45,7 @@ def moments(jobs: int, *, healthy: float = 0.3, each: int = 1, seed: int = 1) ->
             values = np.minimum(values, 0.0)
         terms = Terms(
             [CandidateKind.RANK] * CANDIDATES, [(rank,) for rank in range(CANDIDATES)], values, np.zeros(CANDIDATES),
-            np.zeros(CANDIDATES), np.zeros(CANDIDATES, np.int64), [[]] * CANDIDATES,
+            np.zeros(CANDIDATES, np.int64), [[]] * CANDIDATES,
         )  # fmt: skip
         right = np.arange(CANDIDATES) == culprit
         one = Moment(f"job-{job}", False, False, list(range(CANDIDATES)), terms, 0.0, right, right)
@@ -100,7 +99,7 @@ def test_validation_judges_no_job_by_weights_that_it_made() -> None:
 def test_a_threshold_keeps_wrong_names_under_the_chosen_rate() -> None:
     judged = moments(300, each=2)
     validate(judged)
-    chosen = WRONG_AT_MOST["start"]
+    chosen = WRONG_AT_MOST["healthy"]
     least = threshold(judged, chosen)
     result = outcome(judged, least)
     assert result.jobs == 300 and result.wrong <= chosen * result.jobs and 0 < result.right <= result.faulty
@@ -114,7 +113,7 @@ def with_two(moment: Moment, guilty: set[int], chance: float) -> Moment:
     terms = Terms(
         [*moment.terms.kinds, CandidateKind.TWO_RANKS], [*moment.terms.members, (0, 1)],
         np.vstack([moment.terms.values, moment.terms.values[:1]]),
-        np.zeros(CANDIDATES + 1), np.zeros(CANDIDATES + 1), np.zeros(CANDIDATES + 1, np.int64), [[]] * (CANDIDATES + 1),
+        np.zeros(CANDIDATES + 1), np.zeros(CANDIDATES + 1, np.int64), [[]] * (CANDIDATES + 1),
     )  # fmt: skip
     who = [set(members) for members in terms.members]
     return replace(

@@ -5,14 +5,17 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ncclwatch.errors import TargetGoneError
+from ncclwatch.target import memory
 from ncclwatch.target.memory import (
     IOV_MAX,
     MAX_READ,
@@ -195,3 +198,13 @@ def test_address_space_knows_what_is_readable() -> None:
 def test_plausible_pointers() -> None:
     assert plausible_pointer(0x7F0000000010)
     assert not any(plausible_pointer(value) for value in (0, 1, 2, 0x7F0000000011, 1 << 47, -8))
+
+
+def test_nothing_of_a_target_is_opened_for_writing(own: LiveReader) -> None:
+    """What looks at a process cannot change it: its memory is open for reading, and no call of ours writes, stops or signals."""
+    flags = Path(f"/proc/self/fdinfo/{own._mem}").read_text("ascii").split("flags:")[1].split()[0]
+    assert int(flags, 8) & os.O_ACCMODE == os.O_RDONLY
+    harmful = re.compile(r"process_vm_writev|PTRACE_(ATTACH|SEIZE|POKE|INTERRUPT)|os\.kill\(|pidfd_send_signal")
+    # The command line signals other processes of ncclwatch (cli/asking.py).
+    sources = (path for path in Path(memory.__file__).parents[1].rglob("*.py") if path.parent.name != "cli")
+    assert [path.name for path in sources if harmful.search(path.read_text("utf-8"))] == []

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ncclwatch.engine.session import DiagnosisSession, Update
-from ncclwatch.engine.session_view import Judged
 from ncclwatch.model.state import Direction
 from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkWindow, added
 from ncclwatch.view.builder import ViewBuilder
@@ -80,11 +79,10 @@ def test_a_view_keeps_the_newest_window_of_everything_until_it_is_of_long_ago() 
     def shown(*windows: FlowWindow) -> View:
         update = Update(0, work=list(windows))
         update.windows = []
-        found = builder.feed(told, update, 0.0)
+        found = builder.feed(session, update, 0.0)
         assert found is not None
         return found
 
-    told = Judged(session)
     assert shown().frame.work is None
     assert shown(old, other, elsewhere).ports == [other, old, elsewhere]
     assert shown(newer).ports == [other, newer, elsewhere]

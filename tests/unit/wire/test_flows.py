@@ -12,6 +12,7 @@ from ncclwatch.wire.accounts import QueuePairAccount, merged_bandwidth
 from ncclwatch.wire.contexts import QueuePair
 from ncclwatch.wire.flows import LEARNING, FlowState, FlowWatch, owners_by_key
 from ncclwatch.wire.nccl_queues import QueueOwner
+from ncclwatch.wire.session import WireSession
 
 MS = 1_000_000
 
@@ -45,6 +46,16 @@ def account(
 
 def steady(start: int, count: int, gap: int) -> list[int]:
     return [start + index * gap for index in range(count)]
+
+
+def test_flows_of_a_process_that_is_let_go_are_forgotten() -> None:
+    session = WireSession()
+    session._watch.look([account(completions=steady(0, 3, MS), number=number) for number in range(9)], 10 * MS, exact=True)
+    assert len(session._watch._histories) == 9
+    session.drop(101)
+    assert len(session._watch._histories) == 9, "another process"
+    session.drop(100)
+    assert session._watch._histories == {}
 
 
 def test_sliding_window_throughput() -> None:

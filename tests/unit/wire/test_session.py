@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import ClassVar
 
 import pytest
 
@@ -11,6 +12,7 @@ from ncclwatch.probes.support import UnsupportedError
 from ncclwatch.wire import session as module
 from ncclwatch.wire.contexts import VerbsFile
 from ncclwatch.wire.governor import Mode
+from ncclwatch.wire.plane import WatchedProcess
 from ncclwatch.wire.session import VerbsUser, WireSession, check_numbering, why_no_verbs
 
 FILE = VerbsFile(3, "uverbs0", "mlx5_0")
@@ -66,6 +68,27 @@ def test_a_machine_that_cannot_probe_gives_a_reason(monkeypatch: pytest.MonkeyPa
     assert not session.running
     assert str(error) in session.reason
     assert session.flows({}, {}) == []
+
+
+def test_what_was_taken_in_quickly_is_searched_later_one_process_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched: list[tuple[int, bool]] = []
+
+    class Plane:
+        processes: ClassVar[dict[int, WatchedProcess]] = {}
+
+        def watch(self, pid: int, *_: object, quick: bool) -> WatchedProcess:
+            watched.append((pid, quick))
+            return WatchedProcess(pid)
+
+    session = WireSession()
+    monkeypatch.setattr(session, "plane", Plane())
+    monkeypatch.setattr(session, "bursts", object())
+    session.start([VerbsUser(pid, None, 0, ("IB",), files=(FILE,)) for pid in (1, 2, 3)], quick=True)
+    assert watched == [(1, True), (2, True), (3, True)]
+    session._to_search.pop(2)
+    for _ in range(4):
+        session.search()
+    assert watched[3:] == [(1, False), (3, False)]
 
 
 def test_switched_off_is_switched_off() -> None:

@@ -1,4 +1,4 @@
-"""What a source of evidence is, and what it says: typed facts with their strength, interval and origin.
+"""What a source of evidence is, and what it says: typed facts with their strength.
 
 A source reads records (samples, calls, what nodes say of their network) and nothing else: no other source, no graph, no verdict.
 Rules draw the conclusions.
@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
 from numpy.typing import NDArray
-
-from ncclwatch.model.verdict import OperationRef
 
 if TYPE_CHECKING:
     from ncclwatch.engine.case import Case
@@ -120,8 +118,6 @@ class FactKind(StrEnum):
     """The process is stopped or has ended."""
     CALLED = "called"
     """What the ranks of a communicator have called, compared."""
-    CALLED_LESS = "called less"
-    """The rank has not called what its peers have."""
     CALLED_OTHER = "called other"
     """Ranks of one communicator called different things."""
     OPEN_OTHER = "other open"
@@ -142,11 +138,11 @@ class FactKind(StrEnum):
     GPU_UNFINISHED = "GPU unfinished"
     """Operations that the GPU has not begun, or is in, by the device shim."""
     GPU_SILENT = "GPU silent"
-    """Copies from the GPU do not come back; ``value`` is for how many seconds."""
+    """Copies from the GPU do not come back."""
     LOGGED = "logged"
     """The kernel's log names it."""
-    ERROR = "error"
-    """NCCL reports an error."""
+    TOLD = "told"
+    """What a rule says beside the facts that it concludes from: a line of evidence, and no more."""
     WORK = "work requests"
     """What a rank's flows over the network show: posted, completed, asked for (``work_requests.WorkFact``)."""
 
@@ -159,18 +155,14 @@ Subject = Hashable
 class Fact:
     """One thing that a source saw.
 
-    ``interval`` is from when to when it was so (seconds since the epoch); ``value`` a quantity with the unit its kind names;
-    ``describe`` makes the line of evidence: of thousands of facts a few are ever shown. ``source`` is the name of its source.
-    A source that has more to say returns a class of its own with more fields.
+    ``value`` is a quantity with the unit its kind names; ``describe`` makes the line of evidence: of thousands of facts a few are
+    ever shown. A source that has more to say returns a class of its own with more fields.
     """
 
     kind: FactKind
     subject: Subject
-    source: str
     strength: Strength = Strength.PROVEN
     object: Subject | None = None
-    operation: OperationRef | None = None
-    interval: tuple[float, float] | None = None
     value: float | None = None
     describe: Callable[[], str] = field(default=str, compare=False)
 
@@ -181,12 +173,8 @@ class Fact:
 
 
 class Source(ABC):
-    """One source of evidence: a class of this package, listed in :mod:`ncclwatch.engine.evidence.registry`."""
+    """One source of evidence: a class of this package, listed in ``case.SOURCES``."""
 
-    name: str
-    """As it is shown in the trail of a verdict."""
-    plane: str
-    """``state``, ``calls``, ``wire``, ``nic`` or ``device``."""
     kinds: frozenset[FactKind]
     """What its facts may say: it is asked only where one of them is wanted."""
 

@@ -1,36 +1,49 @@
-"""What the calls plane says about a standstill: who has not called what the others have (H1), who called something else (H2).
+"""Who has not called what its peers have (H1), and who called something else (H2): by records, open transfers and NCCL's counts.
 
-Host call time is not GPU time: a rank that has called an operation need not have begun it. So the calls plane names ranks that
-did *not* call, and ranks whose call differs; what happens after the call is the state plane's business.
+Records name ranks that did *not* call, and ranks whose call differs: a rank that has called an operation need not have begun it.
+
+Both ends of a connection count the same steps, so transfers that begin or end at different steps, or belong to different
+collectives, prove that the ranks called different things.
+
+From 2.26 on NCCL counts the calls of each collective on each rank (``ncclComm.seqNumber``, kept for its RAS subsystem). Two ranks
+each ahead of the other in something have called different things, however far their hosts have run ahead.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial, reduce
+from operator import or_
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.alignment import Entries, align_entries, make_entries, rows_of
+from ncclwatch.engine.alignment import Entries, line_up, rows_of
+from ncclwatch.engine.edges import End, Wait, Why
 from ncclwatch.engine.evidence.base import Fact, FactKind, Source
-from ncclwatch.engine.job import Group, Job, launched
-from ncclwatch.engine.ledger import Ledger, Signature
-from ncclwatch.model.events import Function
+from ncclwatch.engine.job import Group, Job, Member, launched
+from ncclwatch.engine.ledger import ALIKE, Ledger, Signature
+from ncclwatch.engine.transfers import Column, Transfers
+from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import OperationRef
 
 if TYPE_CHECKING:
     from ncclwatch.engine.case import Case
 
-NAME = "calls"
+SHOWN = 8
+"""Bound: ranks that called the same which are named in a line."""
+TIE = "nothing tells which of them is wrong: a tie"
+
+
+# --- calls that were recorded --------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Called(Fact):
-    """What the ranks of a communicator (``subject``, by its id) have called."""
+    """What the ranks of a communicator (``subject``, by its id) have called; in words, who has not called what."""
 
     subject: int
     finding: CallsFinding
@@ -39,8 +52,6 @@ class Called(Fact):
 class Calls(Source):
     """API calls, where the calls plane recorded them."""
 
-    name = NAME
-    plane = "calls"
     kinds = frozenset({FactKind.CALLED})
 
     def facts(self, case: Case) -> Iterator[Called]:
@@ -48,11 +59,11 @@ class Calls(Source):
         ledger, groups = case.known.ledger, case.job.groups
         if ledger is None:
             return
-        findings = compare_groups(ledger, [rows_of(group, ledger, case.known.totals) for group in groups.values()])
+        findings = compare_groups(ledger, [rows_of(group, ledger) for group in groups.values()])
         for group, finding in zip(groups.values(), findings, strict=True):
             _leave_out_contradicted(group, finding, ledger)
-            text = partial(_text, case.job, group, finding)
-            yield Called(kind=FactKind.CALLED, subject=group.id, source=NAME, finding=finding, describe=text)
+            text = partial(_behind_text, case.job, group, finding) if finding.behind else str
+            yield Called(kind=FactKind.CALLED, subject=group.id, finding=finding, describe=text)
 
     def coverage(self, case: Case) -> Iterator[str]:
         """That calls are not recorded, or cannot be lined up with those of the peers."""
@@ -63,15 +74,7 @@ class Calls(Source):
             yield f"{unaligned} ranks whose calls cannot be lined up with those of their peers"
 
 
-def _text(job: Job, group: Group, finding: CallsFinding) -> str:
-    lines = [behind_text(job, group, finding)] if finding.behind else []
-    for signature in finding.odd_ones[0]:
-        names = ", ".join(job.rank_name(group.id, rank) for rank in finding.groups[signature])
-        lines.append(f"{names} called {signature.text()} as #{finding.odd_sequence}, unlike its peers")
-    return "; ".join(lines) or f"all ranks of communicator {group.hash:016x} have called the same"
-
-
-def behind_text(job: Job, group: Group, finding: CallsFinding) -> str:
+def _behind_text(job: Job, group: Group, finding: CallsFinding) -> str:
     """Who has not called what."""
     what = finding.called.text() if finding.called else "the operation"
     behind = ", ".join(job.rank_name(group.id, rank) for rank in finding.behind)
@@ -120,32 +123,27 @@ class CallsFinding:
         return len(self.groups) > 1
 
 
-def compare_groups(ledger: Ledger, groups: Sequence[tuple[dict[int, int], dict[int, tuple[int, int]]]]) -> list[CallsFinding]:
-    """Compare what the ranks of each communicator have called: (rank → row, rank → total) each. O(ranks x depth), vectorised."""
+def compare_groups(ledger: Ledger, groups: Sequence[Mapping[int, int]]) -> list[CallsFinding]:
+    """Compare what the ranks of each communicator (rank → row) have called. O(ranks x depth), vectorised."""
     findings = [CallsFinding() for _ in groups]
-    filled = [number for number, (rows, _) in enumerate(groups) if rows]
+    filled = [finding for finding, rows in zip(findings, groups, strict=True) if rows]
     if not filled:
         return findings
-    entries = make_entries([groups[number] for number in filled])
-    align_entries(ledger, entries)
-    called = ledger.called[entries.rows].astype(np.int64)
-    after = entries.offsets + called
-    slowest, fastest = _least(entries, after), -_least(entries, -after)
-    in_line = np.bincount(entries.group, weights=entries.aligned, minlength=len(entries.starts))
-    comparable, unaligned = in_line >= 2, in_line < np.bincount(entries.group, minlength=len(entries.starts))
-    odd = _first_inconsistent(ledger, entries, called, fastest, comparable)
+    entries = line_up(ledger, [rows for rows in groups if rows])
+    slowest, fastest = _least(entries, entries.ends), -_least(entries, -entries.ends)
+    in_line = np.bincount(entries.group, weights=entries.aligned)
+    comparable, unaligned = in_line >= 2, in_line < np.bincount(entries.group)
+    odd = _first_inconsistent(entries, fastest, comparable)
     bounds = np.r_[entries.starts, len(entries.rows)].tolist()
     for place in np.flatnonzero((comparable & (slowest < fastest)) | (odd >= 0) | unaligned).tolist():
-        part = slice(bounds[place], bounds[place + 1])
-        finding = findings[filled[place]]
-        finding.unaligned = sorted(entries.ranks[part][~entries.aligned[part]].tolist())
-        if not comparable[place]:
-            continue
+        finding, part = filled[place], np.arange(bounds[place], bounds[place + 1])
+        aligned = part[entries.aligned[part]]
+        finding.unaligned = sorted(set(entries.ranks[part].tolist()) - set(entries.ranks[aligned].tolist()))
         if odd[place] >= 0:
-            _describe_inconsistency(ledger, entries, part, int(odd[place]), finding)
+            _describe_inconsistency(entries, aligned, int(odd[place]), finding)
             finding.ago = int(fastest[place]) - int(odd[place]) - 1
-        if slowest[place] < fastest[place]:
-            _describe_behind(ledger, entries, part, after[part], int(slowest[place]), finding)
+        if comparable[place] and slowest[place] < fastest[place]:
+            _describe_behind(entries, aligned, int(slowest[place]), finding)
     return findings
 
 
@@ -154,56 +152,46 @@ def _least(entries: Entries, values: NDArray[np.int64]) -> NDArray[np.int64]:
     return least
 
 
-def _first_inconsistent(
-    ledger: Ledger, entries: Entries, called: NDArray[np.int64], fastest: NDArray[np.int64], comparable: NDArray[np.bool_]
-) -> NDArray[np.int64]:
+def _first_inconsistent(entries: Entries, fastest: NDArray[np.int64], comparable: NDArray[np.bool_]) -> NDArray[np.int64]:
     """For each communicator the first sequence number under which its ranks called different things, -1 where there is none.
 
     Only what all aligned ranks still keep is compared.
     """
-    first = entries.offsets + ledger.oldest_kept(called)
-    oldest = -_least(entries, -first)
-    length = np.where(comparable, np.clip(fastest - oldest, 0, ledger.depth), 0)
+    oldest = -_least(entries, -entries.oldest)
+    length = np.where(comparable, np.clip(fastest - oldest, 0, entries.ledger.depth), 0)
     width = int(length.max(initial=0))
     if width == 0:
         return np.full(len(entries.starts), -1, np.int64)
     sequences = oldest[entries.group][:, None] + np.arange(width)
-    ordinals = sequences - entries.offsets[:, None]
-    inside = (ordinals < called[:, None]) & (np.arange(width) < length[entries.group][:, None]) & entries.aligned[:, None]
-    found = ledger.operations["signature"][entries.rows[:, None], ordinals % ledger.depth]
+    inside = (sequences < entries.ends[:, None]) & (np.arange(width) < length[entries.group][:, None]) & entries.aligned[:, None]
+    found = entries.of("signature", np.arange(len(entries.rows)), sequences)
     highest = np.maximum.reduceat(np.where(inside, found, np.uint64(0)), entries.starts, axis=0)
     lowest = np.minimum.reduceat(np.where(inside, found, np.iinfo(np.uint64).max), entries.starts, axis=0)
     differs = (highest != lowest) & (highest > 0)
     return np.where(differs.any(axis=1), oldest + differs.argmax(axis=1), -1)
 
 
-def _describe_inconsistency(ledger: Ledger, entries: Entries, part: slice, sequence: int, finding: CallsFinding) -> None:
+def _describe_inconsistency(entries: Entries, aligned: NDArray[np.int64], sequence: int, finding: CallsFinding) -> None:
     groups: dict[Signature, list[int]] = defaultdict(list)
-    hashes: dict[Signature, np.uint64] = {}
-    columns = (entries.ranks[part], entries.rows[part], entries.offsets[part], entries.aligned[part])
-    for rank, row, offset, aligned in zip(*(column.tolist() for column in columns), strict=True):
-        signature = ledger.signature(row, sequence - offset) if aligned else None
+    for entry in aligned.tolist():
+        signature = entries.signature(entry, sequence)
         if signature is not None:
-            groups[signature].append(rank)
-            hashes[signature] = ledger.operations["signature"][row, (sequence - offset) % ledger.depth]
-    if len(groups) > 1:
-        finding.groups = {signature: sorted(ranks) for signature, ranks in groups.items()}
+            groups[signature].append(entry)
+    kept = entries.ledger.operations["signature"][entries.rows[aligned]]
+    for signature, callers in groups.items() if len(groups) > 1 else ():
         finding.odd_sequence = sequence
-        kept = ledger.operations["signature"][entries.rows[part][entries.aligned[part]]]
-        for signature, ranks in groups.items():
-            finding.familiar[signature] = int(np.count_nonzero(kept == hashes[signature])) - len(ranks)
+        finding.groups[signature] = sorted(entries.ranks[callers].tolist())
+        alike = kept == entries.of("signature", np.array(callers[:1]), np.array([sequence]))
+        finding.familiar[signature] = int(np.count_nonzero(alike)) - len(callers)
 
 
-def _describe_behind(
-    ledger: Ledger, entries: Entries, part: slice, after: NDArray[np.int64], slowest: int, finding: CallsFinding
-) -> None:
+def _describe_behind(entries: Entries, aligned: NDArray[np.int64], slowest: int, finding: CallsFinding) -> None:
     """The operation that holds the group up is the one the slowest has not called."""
-    ranks, aligned = entries.ranks[part], entries.aligned[part]
+    ahead = entries.ends[aligned] > slowest
     finding.sequence = slowest
-    finding.behind = sorted(ranks[aligned & (after == slowest)].tolist())
-    finding.waiting = sorted(ranks[aligned & (after > slowest)].tolist())
-    leader = int(np.flatnonzero(aligned & (after > slowest))[0])
-    finding.called = ledger.signature(int(entries.rows[part][leader]), slowest - int(entries.offsets[part][leader]))
+    finding.behind = sorted(entries.ranks[aligned[~ahead]].tolist())
+    finding.waiting = sorted(entries.ranks[aligned[ahead]].tolist())
+    finding.called = entries.signature(int(aligned[ahead][0]), slowest)
 
 
 def _leave_out_contradicted(group: Group, finding: CallsFinding, ledger: Ledger) -> None:
@@ -213,8 +201,8 @@ def _leave_out_contradicted(group: Group, finding: CallsFinding, ledger: Ledger)
     NCCL counts launches alone, and those of messages among them.
     """
     seen = list(group.members.values()) if finding.behind else []
-    places = (ledger.place(member.info.host, member.info.pid, own.address) for member, own in seen)
-    if not all(own.sequence_numbers for _, own in seen) and any(place in ledger.point_to_point for place in places):
+    counted = all(own.sequence_numbers for _, own in seen)
+    if not counted and any(ledger.messages(member.info, own) for member, own in seen):
         return
     held = (rank for rank in (*finding.behind, *finding.waiting) if rank in group.members)
     counts = {rank: count for rank in held if (count := launched(*group.members[rank])) is not None}
@@ -225,6 +213,201 @@ def _leave_out_contradicted(group: Group, finding: CallsFinding, ledger: Ledger)
 
 def operation_of(called: Signature | None, sequence: int | None) -> OperationRef:
     """A collective that was called, as a verdict names it."""
-    known = called is not None and called.function in Function._value2member_map_
-    name = Function(called.function).name.title().replace("_", "") if called is not None and known else ""
-    return OperationRef(name, sequence)
+    return OperationRef(called.name if called is not None else "", sequence)
+
+
+# --- ranks that called something else ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Disagreement(Fact):
+    """Ranks of one communicator (``subject``, by its id) that called different things: whom to name, and how that was chosen."""
+
+    subject: int
+    group: Group
+    odd: Mapping[int, str] = field(default_factory=dict)
+    """rank in the communicator → what it called, or has open"""
+    how: str
+    lines: tuple[str, ...]
+    """What each rank called, as evidence."""
+    tie: bool
+    """Whether nothing tells who of them is wrong."""
+
+
+def _vote(job: Job, group: Group, called: Mapping[int, str]) -> tuple[list[int], tuple[str, ...]]:
+    """The ranks that agree and are more than half, if any are; and a line for each thing called, the most frequent first."""
+    alike: dict[str, list[int]] = defaultdict(list)
+    for rank, what in sorted(called.items()):
+        alike[what].append(rank)
+    agree = next((ranks for ranks in alike.values() if 2 * len(ranks) > len(called)), [])
+    lines = (
+        f"{', '.join(job.rank_name(group.id, rank) for rank in ranks[:SHOWN])} on communicator {group.hash:016x}: {what}"
+        for what, ranks in sorted(alike.items(), key=lambda item: -len(item[1]))
+    )
+    return agree, tuple(lines)
+
+
+# --- what is open -------------------------------------------------------------------------------------------------------
+
+
+class OpenCalls(Source):
+    """What the two ends of each connection work on."""
+
+    kinds = frozenset({FactKind.OPEN_OTHER})
+
+    def facts(self, case: Case) -> Iterator[Disagreement]:
+        """Communicators in which two ends of a connection work on different operations. O(transfers)."""
+        t, pairs = case.transfers, defaultdict[int, list[tuple[End, End]]](list)
+        odd = [pair for senders, receivers in t.pairs() for pair in _disagreeing(t, senders, receivers)]
+        for sender, receiver in sorted(odd):
+            pairs[int(t.group[sender])].append((t.end(sender), t.end(receiver)))
+        for place, found in pairs.items():
+            group, calls = t.members.groups[place], _open_calls(t, place)
+            agree, lines = _vote(case.job, group, calls)
+            ranks, how = sorted(calls.keys() - agree), f"{len(agree)} ranks agree, the others do not"
+            if not agree:
+                involved = Counter(rank for sender, _ in found for rank in (sender.key.source, sender.key.destination))
+                ranks = [rank for rank, times in involved.items() if times == len(found)]
+                how = "it is one side of every disagreement"
+                if len(ranks) != 1 or len(found) == 1:
+                    ranks, how = sorted(involved), TIE
+            yield Disagreement(
+                kind=FactKind.OPEN_OTHER, subject=group.id, group=group, how=how, tie=how == TIE,
+                odd={rank: calls.get(rank, "another operation") for rank in ranks},
+                lines=(*lines, *(_pair_text(case.job, *pair) for pair in found)),
+            )  # fmt: skip
+
+
+def _disagreeing(transfers: Transfers, senders: Column, receivers: Column) -> list[tuple[int, int]]:
+    """Those of the pairs that overlap and are not the same."""
+    bases, other_bases = transfers.base[senders], transfers.base[receivers]
+    steps, other_steps = transfers.nsteps[senders], transfers.nsteps[receivers]
+    overlap = (bases < other_bases + other_steps) & (other_bases < bases + steps)
+    other_name = (transfers.collective[senders] != transfers.collective[receivers]) & ~transfers.point_to_point[senders]
+    odd = overlap & ((bases != other_bases) | (steps != other_steps) | other_name)
+    return list(zip(senders[odd].tolist(), receivers[odd].tolist(), strict=True))
+
+
+def _open_calls(transfers: Transfers, place: int) -> dict[int, str]:
+    """The first collective each rank has open, by its sending side, else its receiving side."""
+    calls: dict[int, str] = {}
+    for direction in (Direction.SEND, Direction.RECV):
+        rows = transfers.unfinished(direction)
+        rows = rows[(transfers.group[rows] == place) & ~transfers.point_to_point[rows]]
+        rows = rows[np.lexsort((transfers.channel[rows], transfers.op_count[rows]))]
+        for row in rows.tolist():
+            if (rank := int(transfers.rank[row])) not in calls:
+                operation, steps = transfers.operation_of(row), int(transfers.nsteps[row])
+                calls[rank] = f"{operation.collective or 'operation'} #{operation.sequence}, {steps} steps a channel"
+    return calls
+
+
+def _pair_text(job: Job, sender: End, receiver: End) -> str:
+    """Two ends of a connection that disagree."""
+    key = sender.key
+    return (
+        f"channel {key.channel}: {job.rank_name(key.group, key.source)} sends steps {sender.sub.base} to {sender.last_step} "
+        f"({sender.operation.collective}), {job.rank_name(key.group, key.destination)} expects {receiver.sub.base} to "
+        f"{receiver.last_step} ({receiver.operation.collective})"
+    )
+
+
+# --- counts of calls --------------------------------------------------------------------------------------------------
+
+
+class SequenceCounts(Source):
+    """NCCL's counts of collectives on each rank."""
+
+    kinds = frozenset({FactKind.CALLED_OTHER})
+
+    def facts(self, case: Case) -> Iterator[Disagreement]:
+        """Communicators in which the counts of two ranks contradict each other. O(ranks of communicators)."""
+        for _, group in sorted(case.job.groups.items()):
+            # Calls captured in a graph are counted on some ranks only (``ncclProfilerStartTaskEvents``, src/plugin/profiler.cc).
+            views = ((rank, own) for rank, (_, own) in group.members.items() if own.sequence_numbers and not own.captured_plans)
+            counts = {rank: own.sequence_numbers for rank, own in views}
+            first = next(iter(counts.values()), None)
+            ahead = _ahead(counts) if any(own != first for own in counts.values()) else {}
+            if not ahead:
+                continue
+            agree, lines = _vote(case.job, group, {rank: _counts_text(own) for rank, own in counts.items()})
+            # The one among many first; else who called what nobody, itself included, used to call there.
+            odd = {rank: name for rank, name in ahead.items() if agree and rank not in agree}
+            how = f"{len(agree)} ranks agree"
+            if not odd:
+                odd = {rank: name for rank, name in ahead.items() if counts[rank][name] < ALIKE}
+                how = "what it called more often was hardly ever called on this communicator before"
+            if not odd or len(odd) == len(ahead):
+                odd, how = ahead, TIE
+            yield Disagreement(
+                kind=FactKind.CALLED_OTHER, subject=group.id, group=group, odd=odd, how=how, lines=lines,
+                tie=how == TIE,
+            )  # fmt: skip
+
+
+def _ahead(counts: Mapping[int, Mapping[str, int]]) -> dict[int, str]:
+    """Ranks that are ahead of another in one collective which is ahead of them in another, with the collective."""
+    ranks: dict[tuple[tuple[str, int], ...], list[int]] = defaultdict(list)
+    for rank, own in counts.items():
+        ranks[tuple(sorted(own.items()))].append(rank)
+    found: dict[int, str] = {}
+    for mine, held in ranks.items():
+        for theirs in map(dict, ranks):
+            more = [name for name, count in mine if count > theirs.get(name, 0)]
+            if more and any(count > dict(mine).get(name, 0) for name, count in theirs.items()):
+                found |= dict.fromkeys(held, more[0])
+    return found
+
+
+def _counts_text(counts: Mapping[str, int]) -> str:
+    called = (f"{name} once" if count == 1 else f"{name} {count} times" for name, count in sorted(counts.items()) if count)
+    return f"has called {', '.join(called) or 'nothing'}"
+
+
+def lacks_calls(job: Job, wait: Wait) -> bool | None:
+    """Of who is waited for in a collective and has it not open: whether it has called less than who waits, or else as much, but
+    not this; ``None``: the counts do not tell, or it has called it.
+
+    Where shared memory does not tell the operation: whether who is to write has called less than who is to read.
+    """
+    group, end, key = job.groups.get(wait.key.group), wait.end, wait.key
+    if group is None or key.point_to_point or (end is None and wait.why is not Why.EMPTY):
+        return None
+    own_rank, other_rank = (key.source, key.destination) if end is not None and end.sends else (key.destination, key.source)
+    if not {own_rank, other_rank} <= group.members.keys():
+        return None
+    (member, own), (peer, other) = group.members[own_rank], group.members[other_rank]
+    called, by_peer = launched(member, own), launched(peer, other)
+    if own.sequence_numbers and not other.captured_plans:
+        # Who has called no collective has no counts.
+        by_peer = sum(other.sequence_numbers.values())
+    if called is None or by_peer is None:
+        return None
+    if end is None:
+        return True if by_peer < called else None
+    name, sequence = end.operation.collective, end.operation.sequence
+    if own.sequence_numbers:
+        if other.sequence_numbers.get(name, 0) >= own.sequence_numbers.get(name, 0):
+            return None
+        return by_peer < called
+    return None if called <= sequence else by_peer <= sequence
+
+
+def called_less_often(job: Job) -> Callable[[Member], Iterator[str]]:
+    """Says of a rank what it has called less often than another, where NCCL counts that (2.26 and later).
+
+    Counts are of calls of each collective from the communicator's creation on, so a rank that stands lower has called less.
+    """
+
+    @cache
+    def highest(number: int) -> Counter[str]:
+        counts = (own.sequence_numbers for _, own in job.groups[number].members.values())
+        return reduce(or_, map(Counter, counts))
+
+    def lines(member: Member) -> Iterator[str]:
+        for group, own in job.held_by(member):
+            for name, count in own.sequence_numbers.items():
+                if count < (most := highest(group.id)[name]):
+                    yield f"{member.label} has called {name} {count} times on communicator {group.hash:016x}, others {most}"
+
+    return lines

@@ -17,12 +17,9 @@ from ncclwatch.engine.evidence.base import Fact, FactKind, RankNode, Source
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.model.device import DeviceCommunicator, DeviceOperation, DeviceSample, KernelState
 from ncclwatch.model.state import Communicator, Direction, HostConnection, Transport
-from ncclwatch.model.verdict import OperationRef
 
 if TYPE_CHECKING:
     from ncclwatch.engine.case import Case
-
-NAME = "device shim"
 
 HIDDEN = {
     Transport.P2P: "P2P/NVLink connections: their counters lie in GPU memory; only launches are seen without the shim",
@@ -35,8 +32,6 @@ _Place = tuple[int, int, int, int]
 class DeviceShim(Source):
     """The shim's frames."""
 
-    name = NAME
-    plane = "device"
     kinds = frozenset({FactKind.GPU_UNFINISHED, FactKind.GPU_SILENT})
 
     def complete(self, job: Job) -> None:
@@ -56,8 +51,7 @@ class DeviceShim(Source):
             if device.copy_engine_silent and device.copy_pending_ns is not None:
                 seconds = device.copy_pending_ns / 1e9
                 text = f"the GPU's copy engine does not respond: a copy of a few bytes is under way for {seconds:.0f} s"
-                text = f"{member.label}: {text}"
-                yield Fact(FactKind.GPU_SILENT, RankNode(member.index), NAME, value=seconds, describe=partial(str, text))
+                yield Fact(FactKind.GPU_SILENT, RankNode(member.index), describe=partial(str, f"{member.label}: {text}"))
 
     def coverage(self, case: Case) -> Iterator[str]:
         """What joins ranks that nothing but a shim could look into, and it did not."""
@@ -73,7 +67,7 @@ class DeviceShim(Source):
 
 
 def _connections(group: Group) -> dict[int, list[HostConnection]]:
-    """The ends of each rank's connections of which both counters were read and are not from before the standstill."""
+    """The ends of each rank's connections of which both counters were read since the standstill."""
     heads: dict[_Place, int] = {}
     tails: dict[_Place, int] = {}
     for rank, (member, own) in group.members.items():
@@ -131,12 +125,10 @@ def gpu_state(job: Job, member: Member, group_id: int) -> KernelState | None:
 
 
 def _is_same(seen: DeviceCommunicator, own: Communicator) -> bool:
-    """Whether a communicator of the shim is one of the state plane."""
     return (seen.hash, seen.rank) == (own.hash, own.rank) or seen.inside_address == own.address
 
 
 def _unfinished(member: Member, device: DeviceSample) -> Iterator[Fact]:
-    """Unfinished operations on this rank's GPU, by communicator; a stopped process cannot have seen their end."""
     by_state: dict[tuple[str, KernelState], list[DeviceOperation]] = defaultdict(list)
     for communicator in device.communicators if not member.stopped else ():
         for operation in communicator.recent if not communicator.finished else ():
@@ -154,10 +146,7 @@ def _unfinished(member: Member, device: DeviceSample) -> Iterator[Fact]:
         else:
             channels = f"{first.finished} of {max(first.channels or 0, first.started)} channels done"
             text = f"its GPU has been in {name} of {where} for {age:.0f} s, {channels}"
-        yield Fact(
-            FactKind.GPU_UNFINISHED, RankNode(member.index), NAME, value=age, operation=OperationRef(first.function, number),
-            describe=partial(str, f"{member.label}: {text}"),
-        )  # fmt: skip
+        yield Fact(FactKind.GPU_UNFINISHED, RankNode(member.index), describe=partial(str, f"{member.label}: {text}"))
 
 
 def _of(communicator: DeviceCommunicator) -> str:

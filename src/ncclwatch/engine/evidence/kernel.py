@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, RankNode, Source, Strength
+from ncclwatch.engine.evidence.base import Fact, FactKind, RankNode, Source, Strength
 from ncclwatch.engine.job import Group, Identity, Job, Member, identity_of
 from ncclwatch.model.network import KernelLogLine
 from ncclwatch.model.state import CpuLimit
@@ -18,41 +18,16 @@ if TYPE_CHECKING:
 # --- processes ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Halted(Fact):
-    """A process that is stopped (``ended`` false) or has ended. ``subject`` is its node: an observed process, or a rank of a
-    communicator that is not among the processes of its host.
-    """
-
-    ended: bool
-
-
 class Exits(Source):
-    """States of processes, and who is not among the processes of a host."""
+    """States of processes."""
 
-    name = "exits"
-    plane = "state"
     kinds = frozenset({FactKind.HALTED})
 
-    def facts(self, case: Case) -> Iterator[Halted]:
-        """Processes that are stopped or have ended, then ranks that nobody observed and that have. O(processes + missing)."""
+    def facts(self, case: Case) -> Iterator[Fact]:
+        """Processes that are stopped or have ended. O(processes)."""
         for member in case.job.members:
             if member.halted:
-                same = [sample for sample in member.samples if sample.run_state == member.last.run_state]
-                yield Halted(
-                    FactKind.HALTED, RankNode(member.index), self.name, ended=member.gone,
-                    interval=(same[0].wall_ns / 1e9, same[-1].wall_ns / 1e9), describe=partial(_halted_text, member),
-                )  # fmt: skip
-        census: Census | None = None
-        for group in case.job.groups.values():
-            if len(group.members) == group.nranks or not any(own.peers for _, own in group.members.values()):
-                continue
-            census = census or Census.of(case.job, case.known.complete_hosts)
-            for rank in group.missing:
-                if census.runs(group, rank) is False:
-                    text = f"{case.job.rank_name(group.id, rank)} has ended: it is not among the processes of its host"
-                    node = AbsentNode(group.id, rank)
-                    yield Halted(FactKind.HALTED, node, self.name, ended=True, describe=partial(str, text))
+                yield Fact(FactKind.HALTED, RankNode(member.index), describe=partial(_halted_text, member))
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +56,7 @@ class Census:
         return cls(frozenset(whole), frozenset(alive))
 
     def runs(self, group: Group, comm_rank: int) -> bool | None:
-        """Whether a rank that no observed process seems to hold runs; ``None``: it may.
-
-        A process may well be observed, and its communicator not yet found.
-        """
+        """Whether a rank that no observed process seems to hold runs; ``None``: it may. Its communicator may not be found yet."""
         found = (identity_of(own, comm_rank) for _, own in group.members.values())
         identity = next((one for one in found if one is not None), None)
         if identity is None:
@@ -95,7 +67,6 @@ class Census:
 
 
 def _halted_text(member: Member) -> str:
-    """The operating system's word on a stopped or ended process."""
     state = member.last.run_state
     words = {"T": "stopped", "t": "stopped by a debugger", "Z": "a zombie: it has ended", "X": "gone: it has ended"}
     same = [sample for sample in member.samples if sample.run_state == state]
@@ -113,13 +84,10 @@ HELD_TIMES = 2.0
 """Unit: times the median of all ranks; so much more, and a limit of its own holds a rank back. From: chosen, as equal limits hold
 back alike who works alike.
 """
-FEW_PERIODS = 10
-"""Unit: periods. Of fewer no share can be told. From: cpu.max's usual period is 100 ms, samples are a second apart."""
 
 
 def throttled_share(before: CpuLimit | None, after: CpuLimit | None) -> float | None:
-    """The part of the limit's periods between two readings in which it held the process back, 0 to 1; 0 without a limit.
-
+    """The part of the limit's periods between two readings in which it held the process back, 0 to 1 (0 without a limit);
     ``None`` where it is not known, or the process was put into its control group only in between.
     """
     rise = after.since(before) if before is not None and after is not None else None
@@ -135,34 +103,24 @@ def held_back(member: Member) -> float | None:
 class CpuLimits(Source):
     """CPU limits of control groups (``cpu.stat``)."""
 
-    name = "CPU limits"
-    plane = "state"
     kinds = frozenset({FactKind.THROTTLED})
 
     def facts(self, case: Case) -> Iterator[Fact]:
-        """Processes that a limit has held back: ``PROVEN`` between the samples at hand. ``LIKELY`` and without an interval where
-        hardly a period has passed between them: of all periods of the control group so far. O(processes).
+        """Processes that a limit has held back: ``PROVEN`` between the samples at hand; ``LIKELY`` where no period has passed
+        between them: of all periods of the control group so far. O(processes).
 
         (Seen on Linux 6.18: for seven seconds no thread of a process with a fiftieth of a CPU got any, nor did a period end.)
         """
         for member in case.job.members:
-            last = member.last.cpu_limit
-            if last is not None and not last.periods:
+            known = [sample.cpu_limit for sample in member.samples if sample.cpu_limit is not None]
+            if not known or not (known[-1].periods and known[-1].throttled):
                 continue
-            known = [(sample.wall_ns / 1e9, sample.cpu_limit) for sample in member.samples if sample.cpu_limit is not None]
-            if not known:
-                continue
-            (began, first), (ended, last) = known[0], known[-1]
-            share = held_back(member)
+            share, strength = held_back(member), Strength.PROVEN
+            if not share and known[-1].periods == known[0].periods:
+                share, strength = min(1.0, known[-1].throttled / known[-1].periods), Strength.LIKELY
             if share:
-                yield self._fact(member, share, Strength.PROVEN, (began, ended))
-            if last.throttled and last.periods - first.periods < FEW_PERIODS:
-                yield self._fact(member, min(1.0, last.throttled / last.periods), Strength.LIKELY, None)
-
-    def _fact(self, member: Member, share: float, strength: Strength, interval: tuple[float, float] | None) -> Fact:
-        text = partial("{}: a CPU limit holds it back in {:.0%} of the limit's periods".format, member.label, share)
-        subject = RankNode(member.index)
-        return Fact(FactKind.THROTTLED, subject, self.name, strength, interval=interval, value=share, describe=text)
+                text = partial("{}: a CPU limit holds it back in {:.0%} of the limit's periods".format, member.label, share)
+                yield Fact(FactKind.THROTTLED, RankNode(member.index), strength, value=share, describe=text)
 
 
 # --- logs ---------------------------------------------------------------------------------------------------------------
@@ -179,14 +137,11 @@ class Logged(Fact):
 class KernelLog(Source):
     """The kernels' logs: Xids, NIC errors, processes that were killed for want of memory."""
 
-    name = "kernel log"
-    plane = "nic"
     kinds = frozenset({FactKind.LOGGED})
 
     def facts(self, case: Case) -> Iterator[Logged]:
         """Every line that is remembered, by host, the oldest first."""
         for host, known in sorted(case.known.network.hosts.items()):
-            for heard_ns, line in known.kernel:
-                at = (line.wall_ns or heard_ns) / 1e9
+            for _, line in known.kernel:
                 text = partial("kernel log of {}: {}".format, line.origin, line.text)
-                yield Logged(FactKind.LOGGED, (host, line.pid), self.name, interval=(at, at), host=host, line=line, describe=text)
+                yield Logged(FactKind.LOGGED, (host, line.pid), host=host, line=line, describe=text)

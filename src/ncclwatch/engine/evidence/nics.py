@@ -80,8 +80,6 @@ class PortErrors(Fact):
 class Ports(Source):
     """The NICs of the hosts."""
 
-    name = "ports"
-    plane = "nic"
     kinds = frozenset({FactKind.PORT_DOWN, FactKind.PORT_ERRORS})
 
     def facts(self, case: Case) -> Iterator[Fact]:
@@ -99,9 +97,10 @@ class Ports(Source):
                 alike = tuple(other for other in others if other.used_by and names_of(other) & names_of(nic))
                 seen = outage if outage is not None and (outage[1] is None) is not nic.up else None
                 if seen is not None or not nic.up:
-                    yield port_down(nic, *(seen or ()), change=change, namesakes=alike)
+                    since, until = seen or (None, None)
+                    yield PortDown(subject=nic.key, nic=nic, since=since, until=until, change=change, namesakes=alike)
                 if total >= LOSSY_SEGMENTS:
-                    yield PortErrors(subject=nic.key, source=self.name, value=total, nic=nic, namesakes=alike)
+                    yield PortErrors(subject=nic.key, value=total, nic=nic, namesakes=alike)
 
     def coverage(self, case: Case) -> Iterator[str]:
         """Hosts that say nothing of their network, where others do."""
@@ -109,18 +108,6 @@ class Ports(Source):
         silent = {member.info.host for member in case.job.members} - told if told else ()
         if silent:
             yield f"{len(silent)} hosts say nothing of their NICs, connections and kernel logs"
-
-
-def port_down(
-    nic: NicRecord, since: float | None = None, until: float | None = None, *, change: LinkChange | None = None,
-    namesakes: tuple[NicRecord, ...] = (),
-) -> PortDown:  # fmt: skip
-    """The fact that a NIC is or was down."""
-    interval = (since, until if until is not None else float("inf")) if since is not None else None
-    return PortDown(
-        subject=nic.key, source=Ports.name, interval=interval, nic=nic, since=since, until=until, change=change,
-        namesakes=namesakes,
-    )  # fmt: skip
 
 
 def names_of(nic: NicRecord) -> set[str]:
@@ -153,12 +140,12 @@ class DeadPath(Fact):
     """A connection on which sockets have sent the same again and again, and longer than TCP is given, without an answer; or
     a path on which a probe of ours had none.
 
-    ``subject`` is its :class:`Way`; ``local`` and ``remote`` are IP addresses. ``global_rank`` of who sends tells communicators
-    of one hash apart; ``None`` where it is not known.
+    ``local`` and ``remote`` are IP addresses. ``global_rank`` of who sends tells communicators of one hash apart; ``None`` where
+    it is not known.
     """
 
     kind: FactKind = FactKind.PATH_DEAD
-    way: Way
+    subject: Way
     local: str
     remote: str
     global_rank: int | None = None
@@ -185,8 +172,6 @@ class FlowFact(Fact):
 class Sockets(Source):
     """Connections over the network, as their hosts list them."""
 
-    name = "sockets"
-    plane = "nic"
     kinds = frozenset({FactKind.PATH_DEAD, FactKind.RETRYING, FactKind.FLOW_TROUBLE, FactKind.LOST})
 
     def facts(self, case: Case) -> Iterator[Fact]:
@@ -204,7 +189,7 @@ class Sockets(Source):
                 continue
             far_end = far_end or _far_ends(flows)
             far, by_address = far_end(flow)
-            fact = FlowFact(subject=way_of(flow), source=self.name, flow=flow, far=far, by_address=by_address)
+            fact = FlowFact(subject=way_of(flow), flow=flow, far=far, by_address=by_address)
             if troubled:
                 yield fact
             if sends:
@@ -212,10 +197,9 @@ class Sockets(Source):
 
 
 def _far_ends(flows: Iterable[FlowRecord]) -> Callable[[FlowRecord], tuple[frozenset[int], bool]]:
-    """Tells the job's ranks that may be at the other end of a connection, and whether the addresses say so.
+    """Tells the job's ranks that may be at the other end of a connection, and whether the two addresses changed over say so.
 
-    A socket's other end is the socket with the two addresses changed over. Without one (RDMA, or a host that is not watched) it
-    is the rank of the communicator, where hashes of communicators that are equal (splits before NCCL 2.24) leave no doubt.
+    Without those (RDMA, or a host that is not watched) it is the rank of the communicator; hashes of two may be equal.
     """
     ranks: dict[Hashable, set[int]] = defaultdict(set)
     for flow in flows:
@@ -252,12 +236,12 @@ def _unanswered(known: HostNetwork) -> Iterator[Fact]:
     for way, worth in retrying.items():
         where = f"rank {way.rank} to rank {way.peer} of communicator {way.comm_hash:016x}"
         text = f"{where}: what was lost is sent again by TCP, which may come through within {worth:.0f} s"
-        yield Fact(FactKind.RETRYING, way, Sockets.name, value=worth, describe=partial(str, text))
+        yield Fact(FactKind.RETRYING, way, value=worth, describe=partial(str, text))
 
 
 def _probed(case: Case) -> Iterator[DeadPath]:
-    """Paths on which probes of ours got no answer since the job stands, and their connections none either: a firewall may keep a
-    probe out. Zero-payload writes, between queue pairs that had agreed by another way, need no such witness.
+    """Paths on which probes of ours got no answer since the job stands, and their connections none either, as a firewall may keep
+    a probe out; zero-payload writes, between queue pairs that had agreed by another way, need no such witness.
     """
     known_hosts = sorted(case.known.network.hosts.items())
     probed = [(host, flow, flow.path) for host, known in known_hosts for flow in known.flows if flow.path is not None]
@@ -270,7 +254,7 @@ def _probed(case: Case) -> Iterator[DeadPath]:
         local = flow.socket.local.rpartition(":")[0] if flow.socket is not None else f"{flow.device} of {host}"
         text = f"a probe of ours from {local} to {answer.address} got no answer ({answer.answer}: {answer.detail})"
         yield DeadPath(
-            subject=way, source=Sockets.name, strength=Strength.LIKELY, way=way, local=local, remote=answer.address,
+            subject=way, strength=Strength.LIKELY, local=local, remote=answer.address,
             global_rank=flow.global_rank, describe=partial(str, text),
         )  # fmt: skip
 
@@ -279,6 +263,6 @@ def dead_path(way: Way, local: str, remote: str, *, global_rank: int | None = No
     """The fact that nothing sent on a connection is acknowledged, after so many timeouts in a row."""
     text = f"nothing that {local} sends to {remote} is acknowledged, after {timeouts} timeouts in a row"
     return DeadPath(
-        subject=way, source=Sockets.name, way=way, local=local, remote=remote, global_rank=global_rank, value=timeouts,
+        subject=way, local=local, remote=remote, global_rank=global_rank, value=timeouts,
         describe=partial(str, text),
     )  # fmt: skip

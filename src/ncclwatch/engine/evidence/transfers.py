@@ -19,6 +19,7 @@ from ncclwatch.engine.connections import (
     RING_ENDS_RECEIVING,
     Rings,
     has_produced,
+    is_ring,
     is_seen,
     memory_of,
     rings_inside,
@@ -26,6 +27,7 @@ from ncclwatch.engine.connections import (
     unseen_peers,
 )
 from ncclwatch.engine.edges import (
+    GPU_STALLS,
     NOBODY,
     OF_THE_LINK,
     PROXY_STALLS,
@@ -56,7 +58,7 @@ from ncclwatch.engine.evidence.base import (
 )
 from ncclwatch.engine.job import Group, Member
 from ncclwatch.engine.transfers import SHOWN, Column
-from ncclwatch.model.state import Direction, HostConnection, ProxyOperation, Transport
+from ncclwatch.model.state import Direction, HostConnection, Transport
 
 if TYPE_CHECKING:
     from ncclwatch.engine.case import Case
@@ -72,15 +74,34 @@ HIDDEN = {
 class Proxies(Source):
     """Transfers over the network, as the proxies at both ends hold them."""
 
-    name = "proxies"
-    plane = "state"
     kinds = frozenset({FactKind.WAITS_FOR, FactKind.STANDS})
 
     def facts(self, case: Case) -> Iterator[FactColumns[Fact]]:
         """Waits and stalls, in columns. O(transfers)."""
-        found = _Found(case)
-        yield found.columns(FactKind.WAITS_FOR, found.waits, found.make_wait)
-        yield found.columns(FactKind.STANDS, found.stalls, found.make_stall)
+        t, compared, nodes, target = case.transfers, case.transfers.compared, case.facts.nodes, _targets(case)
+        stands = compared.showing(*Stall)
+        waits, stalls = np.flatnonzero(~stands), np.flatnonzero(stands)
+
+        def columns(kind: FactKind, found: Column, make: Callable[[int], F]) -> FactColumns[F]:
+            rows = compared.rows[found]
+            places = np.unique(t.group[rows[~t.point_to_point[rows]]]).tolist()
+            collectives = frozenset(t.members.groups[place].id for place in places)
+            return FactColumns(kind, t.owner[rows], target[found], np.zeros(len(rows), np.bool_), make, collectives)
+
+        def wait(number: int) -> Wait:
+            place = int(waits[number])
+            end, far, why = *compared.ends(place), Why(SHOWN[compared.shows[place]])
+            return Wait(
+                subject=RankNode(end.member.index), object=nodes.node(int(target[place])), why=why, key=end.key, end=end,
+                other=far, describe=partial(wait_text, case.job, end, far, why),
+            )  # fmt: skip
+
+        def stall(number: int) -> StallMark:
+            place = int(stalls[number])
+            return stalls_at(*compared.ends(place), Stall(SHOWN[compared.shows[place]]))
+
+        yield columns(FactKind.WAITS_FOR, waits, wait)
+        yield columns(FactKind.STANDS, stalls, stall)
 
     def coverage(self, case: Case) -> Iterator[str]:
         """Operations that no proxy shows, or that it shows alone."""
@@ -91,72 +112,37 @@ class Proxies(Source):
             yield "operations that kernels start themselves (device API, GIN): neither calls nor proxy steps show them"
 
 
-class _Found:
-    """What the transfers of a job show, as facts: ``waits`` and ``stalls`` are rows of the comparison."""
+def _targets(case: Case) -> Column:
+    """Whom each waits for: the peer, the link to it, or a peer that was not observed; numbers of nodes, ``NOBODY`` of a stall.
 
-    def __init__(self, case: Case) -> None:
-        self.job, self.nodes, self.transfers, self.compared = case.job, case.facts.nodes, case.transfers, case.transfers.compared
-        stands = self.compared.showing(*Stall)
-        self.waits, self.stalls = np.flatnonzero(~stands), np.flatnonzero(stands)
-        self.target = self._targets()
-
-    def _targets(self) -> Column:
-        """Whom each waits for: the peer, the link to it, or a peer that was not observed; numbers of nodes.
-
-        Data that does not arrive says nothing about a link when the proxy at one of its ends stands still anyway: a request
-        counts as handed to the network before the proxy has pushed all of it into the socket.
-        """
-        t, rows = self.transfers, self.compared.rows
-        of_links = self.compared.showing(*OF_THE_LINK)
-        target = np.where(of_links, NOBODY, t.peer_index[rows])
-        target[self.stalls] = 0
-        idle = {member.index for member in self.job.members if member.halted}
-        idle |= set(t.owner[rows[self.compared.showing(*PROXY_STALLS)]].tolist())
-        for place in np.flatnonzero(target < 0).tolist():
-            key, row = t.key(int(rows[place])), int(rows[place])
-            holders = [self.job.groups[key.group].holder(rank) for rank in (key.source, key.destination)]
-            blamed = next((one.index for one in holders if one is not None and one.index in idle), None)
-            link, absent = LinkNode(key.group, key.source, key.destination), AbsentNode(key.group, int(t.peer[row]))
-            node = absent if not of_links[place] else link if blamed is None else RankNode(blamed)
-            target[place] = self.nodes.number(node)
-        target[self.stalls] = NOBODY
-        return target
-
-    def columns(self, kind: FactKind, found: Column, make: Callable[[int], F]) -> FactColumns[F]:
-        """What was found, as facts."""
-        t, rows = self.transfers, self.compared.rows[found]
-        places = np.unique(t.group[rows[~t.point_to_point[rows]]]).tolist()
-        collectives = frozenset(t.members.groups[place].id for place in places)
-        return FactColumns(kind, t.owner[rows], self.target[found], np.zeros(len(rows), np.bool_), make, collectives)
-
-    def make_wait(self, number: int) -> Wait:
-        """One of the waits."""
-        place = int(self.waits[number])
-        end, far, why = *self.compared.ends(place), Why(SHOWN[self.compared.shows[place]])
-        target = self.nodes.node(int(self.target[place]))
-        return Wait(
-            subject=RankNode(end.member.index), source=Proxies.name, object=target, why=why, key=end.key,
-            end=end, other=far, describe=partial(wait_text, self.job, end, far, why),
-        )  # fmt: skip
-
-    def make_stall(self, number: int) -> StallMark:
-        """One of the stalls."""
-        place = int(self.stalls[number])
-        return stalls_at(*self.compared.ends(place), Stall(SHOWN[self.compared.shows[place]]), Proxies.name)
+    Data that does not arrive says nothing about a link when the proxy at one of its ends stands still anyway: a request counts as
+    handed to the network before the proxy has pushed all of it into the socket.
+    """
+    job, t, compared = case.job, case.transfers, case.transfers.compared
+    rows, stands, of_links = compared.rows, compared.showing(*Stall), compared.showing(*OF_THE_LINK)
+    target = np.where(of_links | stands, NOBODY, t.peer_index[rows])
+    idle = {member.index for member in job.members if member.halted}
+    idle |= set(t.owner[rows[compared.showing(*PROXY_STALLS)]].tolist())
+    for place in np.flatnonzero((target < 0) & ~stands).tolist():
+        row = int(rows[place])
+        key = t.key(row)
+        holders = [job.groups[key.group].holder(rank) for rank in (key.source, key.destination)]
+        blamed = next((one.index for one in holders if one is not None and one.index in idle), None)
+        link, absent = LinkNode(key.group, key.source, key.destination), AbsentNode(key.group, int(t.peer[row]))
+        node = absent if not of_links[place] else link if blamed is None else RankNode(blamed)
+        target[place] = case.facts.nodes.number(node)
+    return target
 
 
 # --- inside nodes ---------------------------------------------------------------------------------------------------------
 
 OUTSIDE = frozenset({Transport.NET, Transport.SHM})
 """Transports of which all that the host could see is looked at in any case."""
-GPU_STALLS = (Stall.GPU_NOT_PRODUCING, Stall.GPU_NOT_CONSUMING)
 
 
 class SharedMemory(Source):
     """Connections inside the nodes."""
 
-    name = "shared memory"
-    plane = "state"
     kinds = frozenset({FactKind.WAITS_FOR, FactKind.STANDS})
 
     def facts(self, case: Case) -> Iterator[Wait | StallMark]:
@@ -176,7 +162,7 @@ class _Inside:
 
     def __init__(self, case: Case) -> None:
         self.job, self.transfers = case.job, case.transfers
-        self._wait = partial(waits_for, case.job, source=SharedMemory.name)
+        self._wait = partial(waits_for, case.job)
         self._rings: dict[int, Rings] = {}
         self._empty: set[tuple[int, int, int, int]] = set()
         """(communicator, reader, writer, channel) of what is known to wait for more."""
@@ -188,7 +174,6 @@ class _Inside:
         """Of whom a wait is seen, and who waits for nobody."""
 
     def facts(self) -> Iterator[Wait | StallMark]:
-        """All that they show."""
         full, unread = self._full_and_unread() if self.job.joined.seen else ([], [])
         yield from full
         yield from unread
@@ -230,15 +215,13 @@ class _Inside:
             where = f"{memory_of(conn)} from {self.job.rank_name(group.id, conn.peer)}, channel {conn.channel}"
             return f"{member.label}: {stall}: {where}, {steps_unread(conn)} steps lie unread"
 
-        node, source = RankNode(member.index), SharedMemory.name
-        return StallMark(subject=node, source=source, member=member, stall=stall, key=key, describe=describe)
+        return StallMark(subject=RankNode(member.index), member=member, stall=stall, key=key, describe=describe)
 
     # --- rings that go through a node --------------------------------------------------------------------------------------
 
     def _receiving(self) -> Iterator[tuple[Group, int]]:
-        """Receives of ring operations that are under way, and of which more is to come than the rank's last part: who comes after
-        it in its node and has read all that it wrote is in the operation as well, though its own proxy may show nothing of it any
-        more, or never have: a ring's last receive goes nowhere.
+        """Receives of ring operations under way of which more is to come than the rank's last part: who comes after it in its
+        node and has read all that it wrote is in the operation as well, whatever its own proxy shows.
         """
         t, groups = self.transfers, self.transfers.members.groups
         inside = np.array([any(own.host_connections for _, own in group.members.values()) for group in groups], np.bool_)
@@ -247,13 +230,11 @@ class _Inside:
             operation, group, nsteps = t.operation_of(row), t.group_of(row), int(t.nsteps[row])
             # What a rank has received it has sent on, and one part of its own: so much is still to come from it.
             rounds = max(group.nranks - 1, 1) * (2 if operation.collective == "AllReduce" else 1)
-            if _is_ring(operation) and int(t.done[row]) - (-nsteps // rounds) < nsteps:
+            if is_ring(operation) and int(t.done[row]) - (-nsteps // rounds) < nsteps:
                 yield group, row
 
     def _standing(self) -> list[int]:
-        """GPUs that stand still in the network, behind which something may be found: in a large job most have nothing inside
-        their node, and their receive open.
-        """
+        """GPUs that stand still in the network, behind which something inside their node may be found."""
         t, compared, job = self.transfers, self.transfers.compared, self.job
         chosen = np.flatnonzero(compared.showing(*GPU_STALLS) & ~t.point_to_point[compared.rows])
         rows = compared.rows[chosen]
@@ -270,11 +251,10 @@ class _Inside:
         return found
 
     def _behind_stall(self, place: int) -> Iterator[Wait]:
-        """A GPU that stands still may itself wait for a rank inside its node: see that wait, or say that it is hidden.
+        """What a GPU that stands still may wait for inside its node: that wait, or that it is hidden.
 
-        In a ring that begins with a send, a rank that has entered has written: so who finds nothing waits for its predecessor.
-        Who has not even made that first send has not entered: it waits in something before, inside the node most likely, and
-        there for the same ranks more often than not. So these are weak waits.
+        In a ring that begins with a send, who has entered has written. Who has not waits in something before, there for the
+        same ranks more often than not: those are weak waits.
         """
         compared, (end, _) = self.transfers.compared, self.transfers.compared.ends(place)
         group, channel = self.job.groups[end.key.group], end.key.channel
@@ -283,7 +263,7 @@ class _Inside:
             return
         member = group.members[rank][0]
         if SHOWN[compared.shows[place]] is Stall.GPU_NOT_PRODUCING:
-            weak = _is_ring(end.operation) and not has_produced(end.sub)
+            weak = is_ring(end.operation) and not has_produced(end.sub)
             far = end.operation.collective in RING_ENDS_RECEIVING
             yield from self._follow(group, channel, rank, back=group.nranks if far else 1, weak=weak)
             if not self.transfers.receiving[compared.rows[place]]:
@@ -310,7 +290,6 @@ class _Inside:
             at = places.get(at.ring.prev if back else at.ring.next)
 
     def _nothing_written(self, group: Group, member: Member, conn: HostConnection, strength: Strength) -> Iterator[Wait]:
-        """A rank that has read all of a connection waits for its writer; said once."""
         point_to_point = conn.connection_index > 0
         place = (group.id, member.index, conn.peer, ~conn.channel if point_to_point else conn.channel)
         if place not in self._empty:
@@ -321,14 +300,13 @@ class _Inside:
             yield wait(group, member, conn.peer, Why.EMPTY, detail, channel=conn.channel)
 
     def _dropped(self, group: Group, end: End, member: Member) -> Iterator[Wait]:
-        """A ring that still has to send has not received all, so its receive must be open; gone means that it failed.
-
-        Newer proxies (2.27.5 among them) drop an operation whose transport reports an error and tell nobody (``progressOps``,
+        """A ring that still has to send has not received all, so its receive must be open; gone means that it failed: newer
+        proxies (2.27.5 among them) drop what their transport reports as failed, without a word (``progressOps``,
         ``src/proxy.cc``).
         """
         channel, own = end.key.channel, group.members[group.ranks[member.index]][1]
         previous = next((ring.prev for ring in own.rings if ring.channel == channel), -1)
-        if not _is_ring(end.operation) or (channel, previous, Direction.RECV, Transport.NET) not in own.transports:
+        if not is_ring(end.operation) or (channel, previous, Direction.RECV, Transport.NET) not in own.transports:
             return
         target = node_of(group, previous)
         link = isinstance(target, RankNode) and not self.job.member(target.index).halted
@@ -337,7 +315,6 @@ class _Inside:
         yield self._wait(group, member, previous, Why.BROKEN, detail, channel=channel, end=end, target=leads)
 
     def _hidden(self, group: Group, channel: int, other: int, member: Member) -> Iterator[Wait]:
-        """Peers but for one that a rank may wait for inside its node, where nobody can look."""
         own = group.members[group.ranks[member.index]][1]
         for peer in sorted(unseen_peers(own, channel) - {other}):
             if not is_seen(own, channel, peer):
@@ -347,8 +324,8 @@ class _Inside:
                 yield wait(group, member, peer, Why.UNOBSERVED, "the host cannot see that", channel=channel)
 
     def _answer(self, mark: StallMark) -> Iterator[Wait]:
-        """Who has sent another a message that lies unread there, and has none from it, may wait for that one's: neighbours in a
-        pipeline send and receive in turn, and shared memory does not show an open receive. Said of who shows no other wait.
+        """Who has sent another a message that lies unread there, and has none from it, may wait for that one's: shared memory
+        does not show an open receive. Said of who shows no other wait.
         """
         group, key = self.job.groups[mark.key.group], mark.key
         if key.source not in group.members or group.members[key.source][0].index in self._waiting:
@@ -359,8 +336,3 @@ class _Inside:
         unread = [left for conn in conns if (left := steps_unread(conn)) is not None]
         if unread and not any(unread):
             yield from self._nothing_written(group, writer, conns[0], Strength.POSSIBLE)
-
-
-def _is_ring(operation: ProxyOperation) -> bool:
-    """Whether all ranks send and receive as much in it."""
-    return operation.algorithm == "Ring" and operation.collective in RING_ENDS_RECEIVING

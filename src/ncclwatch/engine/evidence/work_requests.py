@@ -9,7 +9,7 @@ its steps.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -25,8 +25,6 @@ from ncclwatch.text import compressed
 
 if TYPE_CHECKING:
     from ncclwatch.engine.case import Case
-
-NAME = "work requests"
 
 SEEN_S = 0.01
 """Unit: s; of a flow that was seen for less since the job stands nothing is said. From: a completion over RDMA takes microseconds
@@ -69,6 +67,7 @@ class WorkFact(Fact):
     ``peer`` of the one they lead to, ``global_rank`` the owner's rank. ``value`` of what has become slow: times what it was.
     """
 
+    kind: FactKind = FactKind.WORK
     shows: Shows
     owner: int | None = None
     peer: int | None = None
@@ -78,8 +77,6 @@ class WorkFact(Fact):
 class WorkRequests(Source):
     """Work requests of RDMA, counted at the verbs; of sockets what they carried under load."""
 
-    name = NAME
-    plane = "wire"
     kinds = frozenset({FactKind.WORK})
 
     def facts(self, case: Case) -> Iterator[WorkFact]:
@@ -112,9 +109,9 @@ class WorkRequests(Source):
     def coverage(self, case: Case) -> Iterator[str]:
         """Processes whose flows were not counted since the job stands, where those of others were."""
         counted, missing = 0, 0
-        for member in case.job.members if case.still else ():
-            known = case.known.network.hosts.get(member.info.host)
-            newest = [kept[-1] for kept in known.work.values()] if known is not None else []
+        hosts = {host: [kept[-1] for kept in known.work.values()] for host, known in case.known.network.hosts.items()}
+        for member in case.job.members if case.still and any(hosts.values()) else ():
+            newest = hosts.get(member.info.host, ())
             seen = any(one.pid == member.info.pid and _is_since(case, member, one) for one in newest)
             uses = any(transport is Transport.NET for own in member.last.communicators for *_, transport in own.transports)
             counted, missing = counted + seen, missing + (uses and not seen)
@@ -138,9 +135,15 @@ class _Way(NamedTuple):
     def sends(self) -> bool:
         return self.direction is Direction.SEND
 
+    def fact(self, shows: Shows, strength: Strength, ends: tuple[int, int], describe: Callable[[], str]) -> WorkFact:
+        far = self.group.holder(self.peer)
+        return WorkFact(
+            subject=LinkNode(self.group.id, *ends), shows=shows, strength=strength, owner=self.member.index,
+            peer=far.index if far is not None else None, global_rank=self.member.rank, describe=describe,
+        )  # fmt: skip
+
 
 def _way(groups: dict[int, list[Group]], host: str, flow: FlowWindow | FlowRecord) -> _Way | None:
-    """Whose flow it is; ``None`` where it is not known."""
     if flow.comm_hash is None or flow.rank is None or flow.peer is None or flow.direction is None:
         return None
     for group in groups.get(flow.comm_hash, ()):
@@ -158,9 +161,9 @@ def _is_counted(window: FlowWindow) -> bool:
 def _probed(case: Case, groups: dict[int, list[Group]], flows: Iterable[tuple[str, FlowRecord]]) -> Iterator[WorkFact]:
     """What probes found on paths that stand still, by ranks and peers; an answer from before the standstill says nothing.
 
-    That nobody answers is the path's doing where the connection itself gets no answer either: a firewall may keep a probe out. A
-    write of nothing between queue pairs that had agreed by another way needs no such witness. A path that is alive leaves both
-    ends: that the other one does not receive is known where its window is full.
+    That nobody answers is the path's doing where the connection itself gets no answer either (a firewall may keep a probe out),
+    or where it was a write of nothing between queue pairs. On a path that is alive the other end does not receive where its
+    window is full.
     """
     told: set[tuple[object, ...]] = set()
     for host, flow in flows:
@@ -173,12 +176,8 @@ def _probed(case: Case, groups: dict[int, list[Group]], flows: Iterable[tuple[st
             continue
         told.add(key)
         shows = Shows.NO_PATH if not answer.alive else Shows.PEER if flow.state is FlowState.BLOCKED else Shows.ALIVE
-        far, describe = way.group.holder(way.peer), partial(_probe_text, case.job, way, answer, shows)
         strength = Strength.PROVEN if answer.alive else Strength.LIKELY
-        yield WorkFact(
-            kind=FactKind.WORK, subject=LinkNode(way.group.id, way.own, way.peer), source=NAME, strength=strength, shows=shows,
-            owner=way.member.index, peer=far.index if far is not None else None, global_rank=way.member.rank, describe=describe,
-        )  # fmt: skip
+        yield way.fact(shows, strength, (way.own, way.peer), partial(_probe_text, case.job, way, answer, shows))
 
 
 def _probe_text(job: Job, way: _Way, answer: PathAnswer, shows: Shows) -> str:
@@ -196,19 +195,14 @@ def _is_since(case: Case, member: Member, window: FlowWindow) -> bool:
 
 
 def _standing(job: Job, way: _Way, windows: Sequence[FlowWindow]) -> Iterator[WorkFact]:
-    """What the flows of a rank with a peer show, all its queue pairs that way together."""
     work = added(window.work for window in windows)
     shows = _shows(job, way, work) if work is not None else None
     if work is not None and shows is not None:
-        far = way.group.holder(way.peer)
-        link = LinkNode(way.group.id, *((way.own, way.peer) if way.sends else (way.peer, way.own)))
+        ends = (way.own, way.peer) if way.sends else (way.peer, way.own)
         # That nobody of a process asks is certain; who of it does is not known: another communicator's proxy may.
         exact = work.counting is Counting.EXACT or shows.by_proxy
-        yield WorkFact(
-            kind=FactKind.WORK, subject=link, source=NAME, shows=shows, owner=way.member.index,
-            peer=far.index if far is not None else None, strength=Strength.PROVEN if exact else Strength.LIKELY,
-            global_rank=way.member.rank, describe=partial(_text, job, way, windows, work, shows),
-        )  # fmt: skip
+        strength = Strength.PROVEN if exact else Strength.LIKELY
+        yield way.fact(shows, strength, ends, partial(_text, job, way, windows, work, shows))
 
 
 def _shows(job: Job, way: _Way, work: WorkWindow) -> Shows | None:
@@ -233,7 +227,6 @@ def _shows(job: Job, way: _Way, work: WorkWindow) -> Shows | None:
 
 
 def _subs(job: Job, group: Group, member: Member, peer: int, direction: Direction) -> list[ProxySub]:
-    """The transfers of a rank with a peer that its proxy works on."""
     kind = Transport.NET, direction, OpPhase.PROGRESS
     running = [one for one in member.last.operations if (one.transport, one.direction, one.phase) == kind]
     of_group = [one for one in running if job.find_group(member, one.comm_address, one.comm_hash) == group.id]
@@ -288,6 +281,6 @@ def _slow(window: FlowWindow, shows: Shows, values: tuple[float, float], figures
     who = f"rank {window.global_rank}" if window.global_rank is not None else f"pid {window.pid}"
     text = f"{who} to rank {window.peer} of communicator {window.comm_hash or 0:016x}: {shows}: {figures}"
     return WorkFact(
-        kind=FactKind.WORK, subject=None, source=NAME, strength=Strength.LIKELY, shows=shows, global_rank=window.global_rank,
+        subject=None, strength=Strength.LIKELY, shows=shows, global_rank=window.global_rank,
         value=values[0] / values[1], describe=partial(str, text),
     )  # fmt: skip

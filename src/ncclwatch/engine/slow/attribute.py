@@ -2,24 +2,24 @@
 
 The log-odds of a candidate are the weighted sum of its terms (``terms``) and an intercept for its kind; "nobody" has an
 intercept of its own, and what it gains where the job pauses as a whole. Their softmax is the posterior probability of each,
-which is what a verdict's confidence says. Weights and the probability from which on somebody is named come from recordings
-(``calibration``).
+which is a verdict's confidence. Weights and the probability from which on somebody is named are ``calibration``'s.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.slow.calibration import TABLE, Weights
-from ncclwatch.engine.slow.candidates import NETWORKS, RANKS, CandidateKind, Members
 from ncclwatch.engine.slow.findings import FEWEST_PAST, Context, Finding, Kind
 from ncclwatch.engine.slow.profile import OWN, LinkKey, Profile
 from ncclwatch.engine.slow.snapshot import LinkPlace, Part
-from ncclwatch.engine.slow.terms import TERMS, Terms, measure
+from ncclwatch.engine.slow.terms import NETWORKS, RANKS, TERMS, CandidateKind, Members, Terms, measure
 
 HOSTLY, KERNELLY = 0.3, 0.8
 """Parts of the waits for a rank that make it its host thread (which shows as the GPU while anything is queued), or its kernel
@@ -27,16 +27,11 @@ HOSTLY, KERNELLY = 0.3, 0.8
 """
 RIVALS = 3
 """Bound: candidates that are told beside the one that is named."""
-AS_MUCH = 0.85
-"""A link is named rather than a NIC, and a NIC rather than a host's, where it explains at least this part of what that does.
-Unit: share. From: chosen; samples tell parts of the loss to about a tenth.
-"""
 SAID = 0.1
 """Bound: nats of a term below which it is not told."""
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
+class Named(NamedTuple):
     """Who is named: a candidate by its number, all that are named by it, and the probability that they are at fault."""
 
     number: int
@@ -58,7 +53,12 @@ def find(profile: Profile, context: Context) -> list[Finding]:
     found = replace(_finding(profile, context, terms, named, weights), rivals=rivals, rule=f"slow-{part}")
     if kind is CandidateKind.TWO_RANKS:
         return _each(profile, context, found)
-    return [found, _links_too(profile, found, terms.links[named.number])] if kind is CandidateKind.WHOLE_HOST else [found]
+    if kind is not CandidateKind.WHOLE_HOST:
+        return [found]
+    # Its links are slow as well as its work.
+    keys = terms.links[named.number]
+    share, looks = (sum(of[key] for key in keys) for of in (profile.links, profile.link_looks))
+    return [found, replace(found, kind=Kind.NIC, share=share, looks=int(looks), keys=tuple(keys))]
 
 
 def _each(profile: Profile, context: Context, found: Finding) -> list[Finding]:
@@ -99,16 +99,17 @@ def posterior(odds: NDArray[np.float64], weights: Weights, context: Context) -> 
 def likeliest(terms: Terms, chances: NDArray[np.float64], least: float, context: Context) -> Named | None:
     """Who most likely holds the job up, if that is likely enough.
 
-    Which of several links and NICs at one place it is need not be plain for the place to be: they count together. So do a rank
-    alone and the pairs it is one of, where who is the other is not plain. Ranks that nothing tells apart, since what joins them
-    is hidden, are named together.
+    Links and NICs at one place count together: which of them it is need not be plain. So do a rank alone and the pairs it is one
+    of, where who is the other is not plain. Ranks that nothing tells apart, since what joins them is hidden, are named together.
     """
     if not len(chances):
         return None
     best, chance = int(np.argmax(chances)), float(chances.max())
     kind = terms.kinds[best]
     if kind in NETWORKS:
-        best, chance = _place(terms, chances)
+        near = set(terms.members[best])
+        at_place = [one in NETWORKS and not near.isdisjoint(of) for one, of in zip(terms.kinds, terms.members, strict=True)]
+        chance = float(chances[at_place].sum())
     elif kind in RANKS and chance < least:
         best, chance = _one_rank(terms, chances)
     if chance >= least:
@@ -134,25 +135,6 @@ def _one_rank(terms: Terms, chances: NDArray[np.float64]) -> tuple[int, float]:
     return terms.members.index((best,)), total[best]
 
 
-def _place(terms: Terms, chances: NDArray[np.float64]) -> tuple[int, float]:
-    """Of the links, NICs and hosts' links that compete for the same waits: the one that explains them, and the probability that
-    it is there. What explains more by more links is believed only where it explains clearly more.
-    """
-    networks = [number for number, kind in enumerate(terms.kinds) if kind in NETWORKS]
-    explains = terms.explains
-    most = max(float(explains[number]) for number in networks)
-    enough = AS_MUCH * most if most > 0 else most
-    best = min(
-        (number for number in networks if explains[number] >= enough),
-        key=lambda number: (NETWORKS.index(terms.kinds[number]), -explains[number]),
-    )
-    near = set(terms.members[best])
-    for number in networks:
-        if terms.kinds[number] is CandidateKind.LINK and near & set(terms.members[best]) & set(terms.members[number]):
-            near |= set(terms.members[number])
-    return best, float(sum(chances[number] for number in networks if not near.isdisjoint(terms.members[number])))
-
-
 # --- as findings -------------------------------------------------------------------------------------------------------------
 
 
@@ -167,13 +149,14 @@ def _finding(profile: Profile, context: Context, terms: Terms, named: Named, wei
     found = Finding(Kind.PROXY, members, max(share, 0.0), int(looks), named.chance, weighed=weighed)
     if kind.computes:
         return _of_ranks(profile, context, found)
-    if kind is CandidateKind.PROXY:
+    # What only the links of a rank show may be its NIC's as well as its proxy's; the proxy is said where it shows itself.
+    weights_of = dict(parts)
+    if kind is CandidateKind.NIC and (
+        weights_of["asleep"] > weights_of["delayed"] or profile.looks_held[Part.PROXY][list(members)].any()
+    ):
         return replace(found, keys=tuple(profile.processes[at] for at in members))
     keys = tuple(terms.links[number])
-    if kind is not CandidateKind.LINK:
-        return replace(found, kind=Kind.NIC, keys=keys)
-    place = profile.places.get(keys[0]) if keys else None
-    place = place or _place_of(profile, context, members)
+    place = _place_of(profile, context, members, keys) if kind is CandidateKind.LINK else None
     return replace(found, kind=Kind.LINK if place is not None else Kind.NIC, keys=keys, link=place)
 
 
@@ -195,17 +178,11 @@ def _of_ranks(profile: Profile, context: Context, found: Finding) -> Finding:
     return replace(found, kind=kind, share=share, keys=tuple(profile.processes[at] for at in members))
 
 
-def _links_too(profile: Profile, found: Finding, keys: list[LinkKey]) -> Finding:
-    """The links of a host that is slow in its work and in its links."""
-    share = sum(profile.links[key] for key in keys)
-    return replace(found, kind=Kind.NIC, share=share, looks=sum(profile.link_looks[key] for key in keys), keys=tuple(keys))
-
-
-def _place_of(profile: Profile, context: Context, members: Members) -> LinkPlace | None:
-    """Where in the job's communicators the connection of two ranks is, as the wire or an earlier sample told."""
+def _place_of(profile: Profile, context: Context, members: Members, keys: Sequence[LinkKey]) -> LinkPlace | None:
+    """Where in the job's communicators the connection of two ranks is, as waits for it or an earlier sample told."""
+    if keys:
+        return profile.places[keys[0]]
     before = context.before
-    for known in (profile.places, before.places if before is not None else {}):
-        for place in known.values():
-            if {place.sender, place.receiver} == {profile.processes[at] for at in members}:
-                return place
-    return None
+    known = (*profile.places.values(), *(before.places.values() if before is not None else ()))
+    ends = {profile.processes[at] for at in members}
+    return next((place for place in known if {place.sender, place.receiver} == ends), None)

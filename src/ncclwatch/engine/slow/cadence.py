@@ -1,7 +1,7 @@
 """How often a process calls NCCL: iterations, their times, and the pace of calls within one. Host call times, not GPU times.
 
-A call says when the host asked, not when the GPU did it. But a host cannot run ahead of its GPU for long, so over an iteration
-the cadence of calls is that of the work; and what a host does between iterations (loading data) shows as it is.
+A host cannot run ahead of its GPU for long, so over an iteration the cadence of calls is that of the work; and what a host does
+between iterations (loading data) shows as it is.
 
 An iteration ends with what comes back at a constant number of calls (in training the last operation on the gradients or
 parameters): a call, or a short run of calls, where an iteration ends by nothing but a change of what is called, as in GPipe
@@ -12,7 +12,6 @@ Evaluation phases, barriers and checkpoints that call something change the numbe
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -20,7 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.engine.job import Job
 from ncclwatch.engine.slow.order import MARKS, MOST_CALLS, POINT_TO_POINT, CallOrder, PerProcess, by_process
+from ncclwatch.engine.topology.record import mix
 
 KEPT_CALLS = 8192
 """Bound: calls a process in which a period is looked for; an iteration must be less than a third of that."""
@@ -76,10 +77,9 @@ def fingerprints(tokens: Tokens, run: int) -> Tokens:
 
 
 def find(tokens: Tokens, times: NDArray[np.float64]) -> Period:
-    """The period that has held for most of a sequence up to its end; of such the longest. O(n log n).
-
-    An inner loop (layers, micro-batches) has a period too, but it breaks off where the loop ends. ``times`` decide where nothing
-    else says which call is an iteration's last: the one after which the longest pause is.
+    """The period that has held for most of a sequence up to its end; of such the longest: that of an inner loop breaks off where
+    the loop ends. ``times`` decide where nothing else says which call is an iteration's last: the longest pause is after it.
+    O(n log n).
     """
     best, held = NONE, 0
     for run in RUNS:
@@ -147,9 +147,7 @@ class Cadence:
     """Rises when another period was found: durations before and after must not be compared."""
     period: Period = NONE
     program: int = 0
-    """Fingerprint of what the iteration calls in which order, whichever communicator: equal on ranks that do equal work; 0 while
-    no iteration is known.
-    """
+    """Fingerprint of what the iteration calls in which order: equal on ranks that do equal work; 0 while none is known."""
     _calls: NDArray[Any] = field(default_factory=lambda: np.zeros(0, CALL))
     _since_search: int = 0
     _cut: bool = False
@@ -304,6 +302,10 @@ class Cadences:
         """The cadence of a process."""
         return self.of.find(host, pid)
 
+    def of_members(self, job: Job) -> list[Cadence | None]:
+        """The cadences of a job's processes, in their order."""
+        return [self.find(member.info.host, member.info.pid) for member in job.members]
+
     def forget(self, host: str, pid: int) -> None:
         """Forget a process that is watched no longer: its pid may be another's by now."""
         for key in ((host, pid), ("", pid)):
@@ -312,33 +314,10 @@ class Cadences:
 
 
 def _calls(events: NDArray[Any]) -> NDArray[Any]:
-    """Records as ``CALL``. Odd multipliers keep different calls apart.
-
-    Sizes of messages count for nothing: they may depend on the data (experts).
-    """
+    """Records as ``CALL``. Sizes of messages count for nothing: they may depend on the data (experts)."""
     made = np.zeros(len(events), CALL)
-    message = np.isin(events["function"], POINT_TO_POINT)
-    kinds = made["kind"]
-    for name, factor in _FACTORS.items():
-        values = np.where(message & (name == "count"), 0, events[name].astype(np.int64))
-        kinds = (kinds ^ (kinds >> np.uint64(29))) + (values + 2).astype(np.uint64) * np.uint64(factor)
-    peers = (events["peer"].astype(np.int64) + 2).astype(np.uint64)
-    places = events["comm"].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) + peers * np.uint64(0x85EBCA77C2B2AE63)
-    made["time"], made["kind"] = events["time_ns"].astype(np.float64) / 1e9, kinds
-    made["token"] = (kinds ^ (places ^ (places >> np.uint64(32)))) | np.uint64(1)
+    count = np.where(np.isin(events["function"], POINT_TO_POINT), 0, events["count"])
+    made["time"] = events["time_ns"] / 1e9
+    made["kind"] = mix(events["function"], count, events["datatype"], events["nranks"])
+    made["token"] = mix(made["kind"], events["comm"], events["peer"]) | np.uint64(1)
     return made
-
-
-_FACTORS = {
-    "function": 0xC2B2AE3D27D4EB4F,
-    "count": 0x165667B19E3779F9,
-    "datatype": 0x27D4EB2F165667C5,
-    "nranks": 0x94D049BB133111EB,
-}
-"""Fact: odd numbers, by which what differs in one field stays apart in the sum (multiplicative hashing)."""
-
-
-def mean_profile(profiles: Sequence[Times]) -> Times:
-    """Median call times over iterations as long as the newest, shape (calls,); empty without any."""
-    same = [profile for profile in profiles if len(profile) == len(profiles[-1])]
-    return np.asarray(np.median(same, axis=0)) if same else np.zeros(0)

@@ -1,8 +1,5 @@
-"""The one table of what was learned from recordings: weights of the slowness estimate, and thresholds for a chosen false-alarm
-rate.
-
-``make calibrate`` makes ``calibration.json`` from recordings with known faults and from healthy ones, and writes beside each
-number how many jobs it rests on. Nothing in it is set by hand.
+"""What was learned from recordings (``make calibrate``): weights of the slowness estimate, and thresholds for a chosen
+false-alarm rate.
 """
 
 from __future__ import annotations

@@ -1,27 +1,38 @@
 """The dependency graph of an iteration, its critical path against what is usual, and what each culprit costs.
 
-Made of observed operations alone: nothing is assumed of a schedule. An operation of a rank begins when the rank's work before it
-ends. It ends a time after the last of those it needs has begun: all ranks of a collective, the sender of what a rank receives,
-and the receiver of what it sends where a message does not fit into buffers. Only what lies on the critical path costs time; what
-waits for something later anyway is absorbed (MegaTrace III-C; VenusTrace 3.3, Appendix A). Arrays are over operations, sorted by
-rank and in program order. It stands beside a verdict of slowness and accuses nobody by itself.
+Nothing is assumed of a schedule. An operation of a rank begins when the rank's work before it ends. It ends a time after the last
+of those it needs has begun: all ranks of a collective, the sender of what a rank receives, and the receiver of what it sends
+where a message does not fit into buffers. Only what lies on the critical path costs time; what waits for something later anyway
+is absorbed (MegaTrace III-C; VenusTrace 3.3, Appendix A). Arrays are over operations, sorted by rank and in program order. It
+stands beside a verdict of slowness and accuses nobody by itself.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.slow.cadence import Cadence
-from ncclwatch.engine.slow.clocks import ClockModel, Indices, Times, estimate
-from ncclwatch.engine.slow.gpu_operations import LEAST_S, GpuOperations, Operations, TimedIteration
+from ncclwatch.engine.slow.gpu_operations import (
+    LEAST_S,
+    ClockModel,
+    GpuOperations,
+    Indices,
+    Operations,
+    Start,
+    TimedIteration,
+    Times,
+    estimate,
+)
 from ncclwatch.engine.topology.model import Role, Topology
+from ncclwatch.model.identity import ProcessKey
 
 BETA = 0.5
 """Fact: MegaTrace III-C, parameter m: the share of its expected time by which an anomalous segment is longer."""
@@ -49,6 +60,7 @@ class Structure:
     """
 
     def __init__(self, rank: Indices, joint: Indices, needs: Indices) -> None:
+        self.made_of = rank, joint, needs
         index, first = np.arange(len(rank)), np.r_[True, rank[1:] != rank[:-1]]
         self.previous = np.where(first, -1, index - 1)
         self.following = np.where(np.r_[first[1:], True], len(rank), index + 1)
@@ -193,7 +205,6 @@ class IterationAnalysis:
     """The last iteration."""
     _healthy: deque[Weights] = field(default_factory=lambda: deque(maxlen=LEARNED))
     _clocked: deque[tuple[Indices, Indices, Times, Times]] = field(default_factory=lambda: deque(maxlen=CLOCKED))
-    _shape: tuple[Indices, Indices, Indices] | None = None
     _structure: Structure | None = None
 
     @property
@@ -209,7 +220,7 @@ class IterationAnalysis:
     def fits(self, observed: Operations) -> bool:
         """Whether an iteration is made of the same operations as those before."""
         now = (observed.rank, observed.joint, observed.needs)
-        return self._shape is None or all(np.array_equal(a, b) for a, b in zip(self._shape, now, strict=True))
+        return self._structure is None or all(np.array_equal(*pair) for pair in zip(self._structure.made_of, now, strict=True))
 
     def look(self, observed: Operations, learn: bool = True) -> PathResult | None:
         """Take an iteration, which must fit: a result if it is slow enough to be analysed.
@@ -217,8 +228,7 @@ class IterationAnalysis:
         It begins when the iteration before has ended. What is known to be slow is not to be learned (``learn``).
         """
         if self._structure is None:
-            self._shape = (observed.rank, observed.joint, observed.needs)
-            self._structure = Structure(*self._shape)
+            self._structure = Structure(observed.rank, observed.joint, observed.needs)
         self._clocked.append(_sides(observed, len(self._clocked) and int(self._clocked[-1][1].max()) + 1))
         self.clocks = estimate(*(np.concatenate(column) for column in zip(*self._clocked, strict=True)))
         if not np.isfinite(self.clocks.error):
@@ -268,10 +278,9 @@ Name = tuple[int, str, int]
 
 
 class Blame(NamedTuple):
-    """All that one rank's work (or one group's transfers) added to the critical path of a slow iteration.
-
-    ``excess`` is by how much these took longer than usual, ``cost`` how much shorter the iteration would have been with them as
-    usual, seconds; ``worst`` the operation that they were worst before (or in); for ``host_s`` of it the host had called nothing.
+    """All that one rank's work (or one group's transfers) added to the critical path of a slow iteration: by how many seconds
+    these took longer than usual, and how much shorter the iteration would have been with them as usual; ``worst`` is the
+    operation that they were worst before (or in), and for ``host_s`` of the excess the host had called nothing.
     """
 
     where: int
@@ -296,6 +305,21 @@ class SlowIteration(NamedTuple):
     harmless: tuple[int, Name, float, float] | None
 
 
+class Timed(NamedTuple):
+    """What the GPUs' own times say of a slow job."""
+
+    told: bool = False
+    """Whether GPUs tell when they begin and end operations."""
+    starts: Mapping[ProcessKey, Start] = MappingProxyType({})
+    """Whose GPU comes to collectives late."""
+    paths: Sequence[str] = ()
+    """What the critical paths of slow iterations have in common, a line each, costliest first."""
+    costs: Mapping[int, float] = MappingProxyType({})
+    """By place among the job's members what their work costs such an iteration on average, seconds."""
+    unobserved: Sequence[str] = ()
+    """Why there are no paths, and how well the hosts' clocks can be compared."""
+
+
 @dataclass(slots=True)
 class Paths:
     """The slow iterations of one job."""
@@ -309,7 +333,9 @@ class Paths:
 
     def take(self, job: Job, cadences: Sequence[Cadence | None], limit_s: float) -> None:
         """Take what the newest samples show; iterations that last longer than ``limit_s`` by the calls are known to be slow."""
-        self.gpus.take(job)
+        if not self.gpus.take(job):
+            self.analysis, self._others = IterationAnalysis(), 0
+            self.kept.clear()
         for iteration in self.gpus.iterations(job, cadences):
             if not self.analysis.fits(iteration):
                 self._others += 1
@@ -320,9 +346,8 @@ class Paths:
             result = self.analysis.look(iteration, learn=iteration.called_s <= limit_s)
             if result is not None and self.analysis.last is not None:
                 self.kept.append(self._slow(result, iteration, self.analysis.last))
-        self.problem = self.gpus.problem
-        if not self.problem and not self.analysis.learned:
-            self.problem = f"fewer than {HEALTHY} healthy iterations were seen whole"
+        few = "" if self.analysis.learned else f"fewer than {HEALTHY} healthy iterations were seen whole"
+        self.problem = self.gpus.problem or few
 
     def _slow(self, result: PathResult, iteration: TimedIteration, weights: Weights) -> SlowIteration:
         """The culprits of the last iteration added up: work by rank, transfers by group; what explains little is left out."""
@@ -346,25 +371,25 @@ class Paths:
         time, size = float(iteration.end.max()), len(iteration.rank)
         return SlowIteration(time, duration, usual, size, sorted(blames, key=lambda one: -one.cost), harmless)
 
-    def _since(self, since: float) -> tuple[list[SlowIteration], dict[tuple[int, bool], list[Blame]]]:
-        """The slow iterations since a moment, and what is to blame in them by whose it is."""
+    def told(self, job: Job, since: float, topology: Topology | None = None) -> Timed:
+        """What is known since a moment (wall time). ``topology`` names groups."""
+        if not len(self.gpus.rows):
+            return Timed()
+        starts = {job.members[at].info.key: start for at, start in self.gpus.starts(job, since).items()}
+        problem = f"the critical path of an iteration: {self.problem}" if self.problem else ""
+        unobserved = [text for text in (problem, self.analysis.clocks.text()) if text]
         slow = [one for one in self.kept if one.time >= since]
+        paths, costs = self._in_common(job, slow, topology) if slow else ([], {})
+        return Timed(True, starts, paths, costs, unobserved)
+
+    def _in_common(
+        self, job: Job, slow: Sequence[SlowIteration], topology: Topology | None
+    ) -> tuple[list[str], dict[int, float]]:
         parts: dict[tuple[int, bool], list[Blame]] = defaultdict(list)
         for one in slow:
             for blame in one.blames:
                 parts[blame.where, blame.work].append(blame)
-        return slow, parts
-
-    def costs(self, since: float) -> dict[int, float]:
-        """By place among the job's members: what their work costs a slow iteration on average since a moment, seconds."""
-        slow, parts = self._since(since)
-        return {where: sum(one.cost for one in found) / len(slow) for (where, work), found in parts.items() if work}
-
-    def lines(self, job: Job, since: float, topology: Topology | None = None) -> list[str]:
-        """What the slow iterations since a moment (wall time) have in common, costliest first; ``topology`` names groups."""
-        slow, parts = self._since(since)
-        if not slow:
-            return []
+        costs = {where: sum(one.cost for one in found) / len(slow) for (where, work), found in parts.items() if work}
         average = sum(one.duration for one in slow) / len(slow)
         lost = average - sum(one.usual for one in slow) / len(slow)
         seen = f"{slow[-1].operations} operations on {len(job.members)} GPUs, timed by the shim"
@@ -381,7 +406,7 @@ class Paths:
             took = f"took {excess:.2f} s longer and cost nothing: {spare:.2f} s of slack"
             work = f"{job.members[rank].label}'s work before {_operation(job, name, topology)}"
             lines.append(f"off the critical path: {work} {took}")
-        return lines
+        return lines, costs
 
 
 def _blamed(job: Job, blame: Blame, topology: Topology | None) -> str:

@@ -1,11 +1,9 @@
 """Whether a job runs slower than it did: one change-point test on its iteration times.
 
-Iteration times are sorted into a few bins by how far they lie above what was usual. Two things can be: all iterations of late
-come from the distribution that was learned while the job was healthy, or those since some moment come from another. The Bayes
-factor of the two (Dirichlet-multinomial, both sides with their prior) is taken for every moment of the last iterations; the
-largest decides against one threshold, which ``make calibrate`` derives from healthy jobs. Shifts, pauses in every third
-iteration and iterations that take minutes are all the same test: counts in bins. A slow-down ends when the iterations since
-speak for the healthy distribution as clearly.
+Iteration times are sorted into a few bins by how far they lie above what was usual. Either all iterations of late come from the
+distribution that was learned while the job was healthy, or those since some moment come from another. The Bayes factor of the
+two (Dirichlet-multinomial, both sides with their prior) is taken for every moment of the last iterations; the largest decides
+against one threshold. A slow-down ends when the iterations since speak for the healthy distribution as clearly.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ LEAST_RATIO = 1.05
 more). Unit: ratio of means. From: that.
 """
 WORSE_RATIO = 1.5
-"""A slow-down within a slow-down counts as the one to explain from this ratio of means on: its explanation is another.
+"""A slow-down that becomes so much worse, or milder, counts from then on as another one: its explanation may be another.
 Unit: ratio of means. From: chosen; then it costs a third of the time by itself.
 """
 
@@ -81,11 +79,10 @@ class SlowDown:
 
 @dataclass(slots=True)
 class _State:
-    """A slow-down that goes on: bins and durations of the iterations since, and the evidence that it is over."""
+    """A slow-down that goes on: durations of the newest iterations since, and the evidence that it is over."""
 
     since: float
     durations: list[float] = field(default_factory=list)
-    counts: NDArray[np.float64] = field(default_factory=lambda: np.zeros(len(OTHER_PRIOR)))
     over: float = 0.0
     """Cumulative sum of log(healthy/slow) over the newest iterations, never below 0 (Page's test)."""
 
@@ -146,14 +143,13 @@ class IterationWatch:
         """The slow-down that goes on now; ``None`` while the job runs as it did."""
         if self.slow is None:
             return None
-        durations = list(self.slow.durations)
-        if self._open is not None and self._open.duration > self.limit():
+        limit, durations = self.limit(), list(self.slow.durations)
+        if self._open is not None and self._open.duration > limit:
             durations.append(self._open.duration)
         normal, mean = float(self.usual.mean()), float(np.mean(durations))
         if mean < LEAST_RATIO * normal:
             return None
-        slow = int(np.count_nonzero(np.array(durations) > self.limit()))
-        return SlowDown(self.slow.since, normal, mean, len(durations), slow)
+        return SlowDown(self.slow.since, normal, mean, len(durations), sum(duration > limit for duration in durations))
 
     def _look_for_change(self, at_hand: Iteration | None = None) -> None:
         """Set ``slow`` where the newest iterations come from another distribution than those before."""
@@ -169,38 +165,42 @@ class IterationWatch:
 
     def _go_on(self, iteration: Iteration) -> None:
         """One more iteration of a slow-down: it may end it, or be the beginning of a worse one."""
-        state = self.slow
+        state, edges = self.slow, _edges(self.usual)
         if state is None:
             return
-        at = int(np.searchsorted(_edges(self.usual), iteration.duration))
-        healthy = _bins(self.usual, _edges(self.usual)) + HEALTHY_PRIOR
-        now = state.counts + OTHER_PRIOR
+        at = int(np.searchsorted(edges, iteration.duration))
+        healthy = _bins(self.usual, edges) + HEALTHY_PRIOR
+        now = _bins(np.array(state.durations), edges) + OTHER_PRIOR
         state.over = max(0.0, state.over + float(np.log(healthy[at] / healthy.sum()) - np.log(now[at] / now.sum())))
-        state.counts[at] += 1
         state.durations.append(iteration.duration)
         if state.over > TABLE.change_log_bayes_factor:
             self.slow = None
             return
-        if len(state.durations) > WINDOW:
-            state.counts[int(np.searchsorted(_edges(self.usual), state.durations.pop(0)))] -= 1
-        worse = change_point(np.array(state.durations), WORSE_RATIO)
-        if worse:
-            kept = state.durations[worse:]
-            self.slow = _State(iteration.end - sum(kept), kept, _bins(np.array(kept), _edges(self.usual)))
+        del state.durations[:-WINDOW]
+        durations = np.maximum(state.durations, 1e-9)
+        # One that has become far milder is to be explained by what is seen since, too: what made it worse may be gone.
+        changed = change_point(durations, WORSE_RATIO) or change_point(1.0 / durations, WORSE_RATIO, FEWEST_SLOW)
+        if changed:
+            kept = state.durations[changed:]
+            self.slow = _State(iteration.end - sum(kept), kept)
 
 
-def change_point(durations: NDArray[np.float64], least_ratio: float = LEAST_RATIO) -> int | None:
+def change_point(durations: NDArray[np.float64], least_ratio: float = LEAST_RATIO, fewest: int = FEWEST_HEALTHY) -> int | None:
     """The place from which on durations (seconds, oldest first) come from another, slower distribution; ``None`` if none.
 
-    O(``WINDOW`` x bins).
+    ``fewest``: so many are left before it at least. Of rates (1/s) it finds where iterations become faster. O(``WINDOW`` x bins).
     """
     size = len(durations)
-    first = max(FEWEST_HEALTHY, size - WINDOW)
+    first = max(fewest, size - WINDOW)
     best, found = TABLE.change_log_bayes_factor, None
-    for start in range(size - FEWEST_SLOW, first - 1, -1):
+    starts = np.arange(size - FEWEST_SLOW, first - 1, -1)
+    if not len(starts):
+        return None
+    # Of a healthy job hardly any start is worth a closer look, and it is asked at every iteration.
+    total = durations.cumsum()
+    past_mean, mean = total[starts - 1] / starts, (total[-1] - total[starts - 1]) / (size - starts)
+    for start in starts[mean >= least_ratio * past_mean].tolist():
         past, since = durations[:start], durations[start:]
-        if since.mean() < least_ratio * past.mean():
-            continue
         edges = _edges(past)
         counts = _bins(since, edges)
         slow = since > edges[SLOW_FROM - 1]
@@ -234,13 +234,10 @@ def _log_beta(values: NDArray[np.float64]) -> float:
 
 
 def _edges(past: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Upper edges of the bins but the last, seconds: the median, what nine of ten stay below (and a twentieth above usual at
-    least), and multiples of that.
-    """
+    """Upper edges of the bins but the last, seconds: the median, what nine of ten stay below, and ``FAR`` times that."""
     middle, high = np.quantile(past, (0.5, 0.9)).tolist()
     slow = max(high, LEAST_RATIO * middle)
-    edges: NDArray[np.float64] = np.array([middle, slow, slow * FAR])
-    return edges
+    return np.array([middle, slow, slow * FAR])
 
 
 def _bins(durations: NDArray[np.float64], edges: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -14,7 +15,7 @@ from ncclwatch.engine.evidence.device import sees_everything
 from ncclwatch.engine.job import Job, Member, identity_of
 from ncclwatch.engine.slow.cadence import Cadences
 from ncclwatch.engine.slow.lateness import Lateness
-from ncclwatch.engine.slow.profile import Profile, Shares
+from ncclwatch.engine.slow.profile import Profile
 from ncclwatch.engine.slow.snapshot import LinkPlace
 from ncclwatch.engine.topology.model import Topology
 from ncclwatch.model.identity import ProcessKey
@@ -78,8 +79,6 @@ class Context:
     before: Profile | None = None
     late: Lateness | None = None
     """Host threads that begin iterations late, or call later than their peers on the node."""
-    factor: Shares | None = None
-    """How much longer the work between each rank's calls takes than it did, as a ratio; NaN where it is not known."""
     unseen: NDArray[np.bool_] | None = None
     """Who waits, where samples do not show it, for a peer on the node that calls late."""
     node: NDArray[np.int64] | None = None
@@ -87,6 +86,8 @@ class Context:
     delayed: Mapping[tuple[ProcessKey, ProcessKey], float] = field(default_factory=dict)
     """Seconds by which messages of a link (sender, receiver) take longer to be acknowledged than they did: the wire's own word.
     """
+    unread: Mapping[ProcessKey, float] = field(default_factory=dict)
+    """By how much larger a part of a process's connections holds bytes that it has not read."""
     hidden: NDArray[np.int64] | None = None
     """Sets of ranks joined by what the host cannot see into (−1: none): which of them waits for which does not show."""
     idle: float = 0.0
@@ -109,9 +110,7 @@ class Context:
         return np.flatnonzero((self.equal == self.equal[at]) & (np.arange(len(self.equal)) != at))
 
     def places(self, limits: NDArray[np.int64]) -> list[tuple[int, ...]]:
-        """Ranks that are together: on one host, one node, or under one CPU limit (``limits`` numbers these); two of them and
-        more, and not all.
-        """
+        """Two ranks or more, but not all, that are on one host, one node, or under one CPU limit (``limits`` numbers these)."""
         found: dict[tuple[int, ...], None] = {}
         for numbers in (self.host, self.nodes, limits):
             for number in np.unique(numbers[numbers >= 0]).tolist() if len(numbers) else ():
@@ -127,39 +126,38 @@ class Context:
 def equals(job: Job, topology: Topology | None, cadences: Cadences, *, by_means: bool = True) -> NDArray[np.int64]:
     """Sets of ranks that do equal work and (``by_means``) are seen by equal means; −1 for a rank without a known equal."""
     keys: list[object] = []
-    for member in job.members:
+    for member, cadence in zip(job.members, cadences.of_members(job), strict=True):
         seen = _means(member) if by_means else ()
-        stage = int(topology.stage[member.rank]) if _knows(topology, member.rank) and topology is not None else -1
-        cadence = cadences.find(member.info.host, member.info.pid)
-        program = cadence.program if cadence is not None else 0
+        rank, stage = member.rank, -1
+        if topology is not None and rank is not None and 0 <= rank < topology.world:
+            stage = int(topology.stage[rank])
         if stage >= 0:
             keys.append((seen, "stage", stage))
-        elif program:
-            keys.append((seen, "program", program))
+        elif cadence is not None and cadence.program:
+            keys.append((seen, "program", cadence.program))
         else:
             keys.append(None)
+    times = Counter(keys)
+    return _numbered([key if times[key] > 1 else None for key in keys])
+
+
+def _numbered(keys: Sequence[object]) -> NDArray[np.int64]:
+    """A number for each of the keys, equal ones alike, in the order in which they come; −1 for ``None``."""
     numbers: dict[object, int] = {}
-    result = np.array([-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
-    sizes = np.bincount(result[result >= 0], minlength=len(numbers) + 1)
-    alone = np.array([n < 0 or sizes[n] < 2 for n in result])
-    result[alone] = -1
-    return result
+    return np.array([-1 if key is None else numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
 def hosts(job: Job) -> NDArray[np.int64]:
     """A number for each host, by member."""
-    numbers: dict[str, int] = {}
-    return np.array([numbers.setdefault(member.info.host, len(numbers)) for member in job.members], np.int64)
+    return _numbered([member.info.host for member in job.members])
 
 
 def nodes(job: Job) -> NDArray[np.int64]:
     """A number for each node as NCCL tells them apart, by member; hosts where it was not read."""
-    numbers: dict[object, int] = {}
-    keys = [
+    return _numbered([
         (member.info.host, next((known[0] for c in member.last.communicators if (known := identity_of(c, c.rank))), None))
         for member in job.members
-    ]
-    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
+    ])  # fmt: skip
 
 
 def hidden_together(job: Job) -> NDArray[np.int64]:
@@ -180,7 +178,3 @@ def _is_used(communicator: Communicator) -> bool:
         return True
     moved = any(s.step for s in communicator.net_steps) or any(h.tail for h in communicator.host_connections)
     return moved or is_hidden(communicator)
-
-
-def _knows(topology: Topology | None, rank: int | None) -> bool:
-    return topology is not None and rank is not None and 0 <= rank < topology.world and int(topology.stage[rank]) >= 0

@@ -1,9 +1,10 @@
 """What the shims tell of every operation on every GPU of a job, in columns; and what follows from it without a dependency graph.
 
 **Late GPUs.** All ranks leave a collective at about the same time, so who was in it for a shorter time came later (CCL-D 4.2.2):
-that compares durations, and needs no clock. **Iterations.** A frame keeps the last operations of each communicator
-(32). Where no more than that happen between two samples nothing is missed, and an iteration can be put together: the calls tell
-its bounds. What was not seen whole is left out, and why is said.
+that needs no clock. **Iterations.** A frame keeps the last operations of each communicator (32). Where no more than that happen
+between two samples an iteration can be put together: the calls tell its bounds. What was not seen whole is left out, and why is
+said. **Clocks.** Nobody ends a collective before everybody has begun it, nobody receives what was not sent: for two nodes a and
+b end on a − begin on b bounds (clock of a − clock of b) from above.
 """
 
 from __future__ import annotations
@@ -17,15 +18,19 @@ from numpy.typing import NDArray
 
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.slow.cadence import Cadence, Iteration
-from ncclwatch.engine.slow.clocks import Indices, Times
+from ncclwatch.engine.slow.findings import hosts
+from ncclwatch.engine.slow.lateness import ENOUGH
 from ncclwatch.model.device import DeviceCommunicator, KernelState
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import Communicator
 
+Times = NDArray[np.float64]
+Indices = NDArray[np.int64]
+
+DRIFT = 1e-4
+"""Fact: two common quartzes, each wrong by 50 ppm: what bounds an offset now bounds it less closely the older it is."""
 KEPT_OPERATIONS = 1 << 16
 """Bound: operations of a job that are kept, the newest (memory: 6 MiB)."""
-LEAST_ROUNDS = 3
-"""Unit: rounds. From: the median, which says nothing of fewer: one of two may be an outlier."""
 BARRIER_ELEMENTS = 1
 """Fact: CCL-D, section 4.2.1: an AllReduce of less than 4 bytes is a barrier; of how many elements it is says the call."""
 LEAST_S = 0.002
@@ -33,7 +38,7 @@ LEAST_S = 0.002
 LARGEST_JOB = 64
 """Bound: ranks of a job whose iterations are put together (time and memory)."""
 NEWEST = 128
-"""Bound: times of ranks in one iteration that are put together in one sample (time): the newest iterations, two at least."""
+"""Bound: iterations times ranks that are put together in one sample: the newest iterations, two at least."""
 OVERLAP_SHARE = 0.02
 """Unit: share of an iteration. From: chosen: by so much (or ``LEAST_S``, where that is more) two operations of a rank may overlap
 and still follow each other. Where polling threads want for CPU they are late by more, and so is the iteration.
@@ -47,9 +52,8 @@ OPERATION = np.dtype(
     ]
 )  # fmt: skip
 """One operation of one rank. ``rank`` is a place among the job's members, ``own`` the rank in the communicator, whose operations
-``ordinal`` counts. Times are seconds of the host's monotonic clock, begin and end nan where they are not
-reported. ``missed`` is when the last one before it that was seen was launched, if those between the two were not (else inf).
-``told``: the round it is part of was handed out.
+``ordinal`` counts. Times are seconds of the host's monotonic clock; NaN: not reported. ``missed`` is when the last one before it
+that was seen was launched, if those between the two were not (else inf). ``told``: the round it is part of was handed out.
 """
 
 
@@ -109,7 +113,7 @@ class Round(NamedTuple):
 
 
 class Start(NamedTuple):
-    """How much later than the others one rank's GPU comes to collectives: median over ``rounds``, seconds."""
+    """How much later than the others one rank's GPU comes to collectives, seconds: median over ``rounds``."""
 
     late_s: float
     rounds: int
@@ -120,11 +124,6 @@ class Start(NamedTuple):
         return f"its GPU comes to collectives {late}, in the middle of {self.rounds} (shim)"
 
 
-def numbering(job: Job) -> tuple[ProcessKey, ...]:
-    """Whose number here is which place among the members: where it changes, nothing before compares with what comes after."""
-    return tuple(member.info.key for member in job.members)
-
-
 class _NotWholeError(Exception):
     """An iteration cannot be put together, and why; without a reason: the rest may show in the next sample."""
 
@@ -133,6 +132,11 @@ class GpuOperations:
     """The operations of one job's GPUs, taken from sample to sample."""
 
     def __init__(self) -> None:
+        self._begin(())
+
+    def _begin(self, numbered: tuple[ProcessKey, ...]) -> None:
+        self._numbered = numbered
+        """Whose number here is which place among the members."""
         self.rows = np.zeros(0, OPERATION)
         self.problem = ""
         """Why the newest iteration is not known whole; empty where it is, and where no process has the shim."""
@@ -145,19 +149,25 @@ class GpuOperations:
         """Names of functions, and the numbers that stand for them."""
         self._until = 0.0
 
-    def take(self, job: Job) -> None:
-        """Take what the newest samples tell; nothing where no process has the shim."""
+    def take(self, job: Job) -> bool:
+        """Take what the newest samples tell; nothing where no process has the shim. False where the processes are numbered in
+        another way than before: then nothing that was taken compares with what comes, and it is forgotten.
+        """
+        numbered = tuple(member.info.key for member in job.members)
+        same = numbered == self._numbered
+        if not same:
+            self._begin(numbered)
         if all(member.last.device is None for member in job.members):
-            return
-        made: list[tuple[Any, ...]] = []
+            return same
         place = {member.index: at for at, member in enumerate(job.members)}
-        for group in job.groups.values():
-            for own, (member, communicator) in group.members.items():
-                for told in _told_of(member, communicator):
-                    made += self._newer(place[member.index], own, group.id, told)
+        made = [
+            row for group in job.groups.values() for own, (member, communicator) in group.members.items()
+            for told in _told_of(member, communicator) for row in self._newer(place[member.index], own, group.id, told)
+        ]  # fmt: skip
         if made:
             self.rows = np.concatenate([self.rows, np.array(made, OPERATION)])[-KEPT_OPERATIONS:]
         self._offset = np.array([(member.last.wall_ns - member.last.time_ns) / 1e9 for member in job.members])
+        return same
 
     def _newer(self, rank: int, own: int, group: int, told: DeviceCommunicator) -> Iterator[tuple[Any, ...]]:
         """What a communicator's frame tells that was not told before, up to the first operation that has not ended."""
@@ -216,7 +226,7 @@ class GpuOperations:
         rows, key = self.rows[places[recent]], np.unique(key[recent], return_inverse=True)[1]
         usual, _ = _medians(rows["lasted"], key)
         late, rounds = _medians(usual[key] - rows["lasted"], rows["rank"])
-        found = np.flatnonzero((rounds >= LEAST_ROUNDS) & (late >= LEAST_S))
+        found = np.flatnonzero((rounds >= ENOUGH) & (late >= LEAST_S))
         return {at: Start(float(late[at]), int(rounds[at])) for at in found.tolist()}
 
     # --- iterations ---------------------------------------------------------------------------------------------------------
@@ -227,7 +237,7 @@ class GpuOperations:
         self.problem = ""
         if len(without) == len(job.members):
             return []
-        known = [cadence for cadence in cadences if cadence is not None and len(cadence.iterations)]
+        known = [cadence for cadence in cadences if cadence is not None and cadence.iterations]
         if without:
             self.problem = f"{without[0].label} has no shim"
         elif len(job.members) > LARGEST_JOB:
@@ -300,7 +310,7 @@ class _Part(NamedTuple):
 def _joined(job: Job, parts: Sequence[_Part], functions: NDArray[np.str_]) -> TimedIteration:
     """The iteration of all ranks. Messages of one group call are one kernel, and one row."""
     rows = np.concatenate([part.rows for part in parts])
-    offset, before = (np.repeat([getattr(part, n) for part in parts], [len(p.rows) for p in parts]) for n in ("offset", "before"))
+    offset, before = np.repeat([(part.offset, part.before) for part in parts], [len(part.rows) for part in parts], axis=0).T
     begin, end, launched = (rows[name] + offset for name in ("begin", "end", "launched"))
     allowed = max(LEAST_S, OVERLAP_SHARE * max(float(p.rows["end"][-1] - p.rows["begin"][0]) for p in parts))
     first = np.flatnonzero(np.r_[True, rows["rank"][1:] != rows["rank"][:-1]])
@@ -317,10 +327,9 @@ def _joined(job: Job, parts: Sequence[_Part], functions: NDArray[np.str_]) -> Ti
     ends = [np.where(message, side, -1) for side in (sender, receiver)]
     joint, sizes = _numbered(rows["group"], np.where(message, -1, rows["function"]), *ends, number)
     # Sequence numbers of a collective are equal; of a message's two sides one sends.
-    mark = np.where(message, sends, rows["sequence"])
+    side, sided = _numbered(joint, np.where(message, sends, rows["sequence"]))
     wanted = np.where(message, 2, _sizes(job, rows))
-    sided = _numbered(joint, mark)[1][_numbered(joint, mark)[0]]
-    if (sizes[joint] != wanted).any() or (sided != np.where(message, 1, wanted)).any():
+    if (sizes[joint] != wanted).any() or (sided[side] != np.where(message, 1, wanted)).any():
         raise _NotWholeError("operations of the ranks do not match each other")
     starts = np.flatnonzero(~joins)
     row = np.cumsum(~joins) - 1
@@ -328,16 +337,10 @@ def _joined(job: Job, parts: Sequence[_Part], functions: NDArray[np.str_]) -> Ti
     pairs = np.flatnonzero(message)[np.lexsort((sends[message], joint[message]))]
     kept = rows[starts]
     return TimedIteration(
-        kept["rank"].astype(np.int64), _nodes(job)[kept["rank"]], np.where(message, -1, joint)[starts], row[pairs].reshape(-1, 2),
+        kept["rank"].astype(np.int64), hosts(job)[kept["rank"]], np.where(message, -1, joint)[starts], row[pairs].reshape(-1, 2),
         begin, np.maximum(begin, np.maximum.reduceat(end, starts)), kept["group"], functions[kept["function"]], number[starts],
         parts[0].iteration.duration, launched=launched[starts], before=before[starts],
     )  # fmt: skip
-
-
-def _nodes(job: Job) -> Indices:
-    """The number of each member's host, as hosts come up in the job."""
-    hosts: dict[str, int] = {}
-    return np.array([hosts.setdefault(member.info.host, len(hosts)) for member in job.members])
 
 
 def _sizes(job: Job, rows: NDArray[Any]) -> Indices:
@@ -377,3 +380,58 @@ def _medians(values: Times, key: Indices) -> tuple[Times, Indices]:
     ordered, first = np.append(values[np.lexsort((values, key))], np.nan), np.cumsum(sizes) - sizes
     middle = (ordered[first + np.maximum(sizes - 1, 0) // 2] + ordered[first + sizes // 2]) / 2
     return np.where(sizes, middle, np.nan), sizes
+
+
+# --- clocks of nodes ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class ClockModel:
+    """Clocks of nodes (sorted): by how much each is ahead of the first's, seconds, and the largest ``error`` that remains.
+
+    ``error`` bounds every comparison of times between the first node and another; infinite where a node shares no operation.
+    """
+
+    nodes: Indices = field(default_factory=lambda: np.zeros(0, np.int64))
+    offsets: Times = field(default_factory=lambda: np.zeros(0))
+    error: float = 0.0
+
+    def correct(self, node: Indices, time: Times) -> Times:
+        """Times of many nodes on the first's clock."""
+        corrected: Times = time - self.offsets[np.searchsorted(self.nodes, node)]
+        return corrected
+
+    def text(self) -> str:
+        """How well they can be compared, in words; empty of one node."""
+        if len(self.nodes) < 2:
+            return ""
+        if not np.isfinite(self.error):
+            return "clocks of hosts cannot be compared: they have no operation in common"
+        apart, known = float(np.abs(self.offsets).max()) * 1e3, f"known to ±{self.error * 1e3:.1f} ms by operations in common"
+        return f"clocks of {len(self.nodes)} hosts differ by up to {apart:.1f} ms, {known}"
+
+
+def estimate(node: Indices, operation: Indices, begin: Times, end: Times) -> ClockModel:
+    """Estimate clocks. Rows are sides of operations: their node, the operation's number, begin and end on the node's clock (s).
+
+    Every side of one operation must need every other's beginning (all collectives but rooted ones; of a message pass begin of the
+    send and end of the receive with the receive's begin and the send's end as nan). The offset is in the middle of the tightest
+    bounds over any way between two nodes, half their distance is the error. O(rows + operations × nodes² + nodes³).
+    """
+    if not len(node):
+        return ClockModel()
+    nodes, node = np.unique(node, return_inverse=True)
+    numbers, operation = np.unique(operation, return_inverse=True)
+    # The last to begin and the first to end of a node's sides bound tightest.
+    begins, ends = np.full((len(numbers), len(nodes)), -np.inf), np.full((len(numbers), len(nodes)), np.inf)
+    np.fmax.at(begins, (operation, node), begin)
+    np.fmin.at(ends, (operation, node), end)
+    time = begins.max(axis=1, keepdims=True)
+    ends += DRIFT * (time.max() - time)
+    ahead = np.stack([(own[:, None] - begins).min(axis=0) for own in ends.T])
+    """How far the row's clock is ahead of the column's at most."""
+    np.fill_diagonal(ahead, 0.0)
+    for via in range(len(nodes)):
+        ahead = np.minimum(ahead, ahead[:, via, None] + ahead[via])
+    error = max(0.0, float((ahead[:, 0] + ahead[0]).max()) / 2)
+    return ClockModel(nodes, (ahead[:, 0] - ahead[0]) / 2 if np.isfinite(error) else np.zeros(len(nodes)), error)

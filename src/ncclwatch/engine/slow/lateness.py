@@ -1,60 +1,61 @@
 """What the calls of host threads say of who is late: between iterations, inside nodes that NVLink joins, and between calls.
 
 Between two iterations nothing is queued on the GPUs, so a host that makes the first call of an iteration late (a pause of a
-garbage collector, a slow data loader) holds everybody up by as much. That is only so where hosts wait for their GPUs once an
-iteration, so it is believed only if the iterations a rank was late in were longer by it. Times of different nodes are compared
-with what they usually differ by; clock offsets cancel.
+garbage collector, a slow data loader) holds everybody up by as much, where hosts wait for their GPUs once an iteration. So it is
+believed only if the iterations a rank was late in were longer by it. Times of different nodes are compared with what they
+usually differ by; clock offsets cancel.
 
 What NVLink joins waits in GPU memory: in the samples all members of such a communicator are at work while one of them is late.
-Their calls are lined up (``Skew``): who calls an operation last keeps the others waiting from the last but one on. Hosts run
-ahead of their GPUs, each by a little more or less, so within the length of an iteration only the longest such wait counts, and
-only what is longer than it was. Who is late because it waits for another that is late is not late by itself.
+Their calls are lined up (``with_calls``): who calls an operation last keeps the others waiting from the last but one on. Hosts
+run ahead of their GPUs, each by a little more or less, so within the length of an iteration only the longest such wait counts,
+and only what is longer than it was. Who is late because it waits for another that is late is not late by itself.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.alignment import Entries, align_entries, make_entries, rows_of
+from ncclwatch.engine.alignment import Entries, line_up, rows_of
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.job import Group, Job
-from ncclwatch.engine.ledger import Ledger, Place
+from ncclwatch.engine.ledger import Ledger
 from ncclwatch.engine.slow.cadence import Cadence
+from ncclwatch.engine.slow.detect import LEAST_RATIO, SlowDown
 
-LEAST_S, LEAST_SHARE = 0.01, 0.05
-"""Seconds, and part of the normal iteration: less is no lateness. Unit: as said. From: chosen; the
-least slow-down that counts is a twentieth.
-"""
+LEAST_S = 0.01
+"""Less than this, or than the least slow-down that counts, is no lateness. Unit: seconds. From: chosen."""
 CLOSE = 0.5
 """So far apart at most do processes begin the same iteration while nothing is wrong. Unit: part of the normal iteration. From:
 further apart they would be nearer to another one.
 """
 ENOUGH = 3
-"""Iterations of a kind that it takes to say anything of them: healthy, since the job is slow, and late ones. Unit: iterations.
-From: the median of fewer is one outlier.
+"""Of a kind so many are needed to say anything of it: iterations that are healthy, slow or late, collectives on GPUs, samples.
+Unit: any of these. From: the median of fewer is one outlier.
 """
 EXPLAINS = 0.5
-"""Part that must be explained by lateness: of its own seconds by longer iterations, of the lost time by fellows that it keeps
-waiting. Unit: share. From: more than half, so that no two ranks explain the same loss.
+"""Part that must be explained: by lateness, of its own seconds by longer iterations, of the lost time by fellows that it keeps
+waiting; by all culprits, of what is lost, to explain all of it. Unit: share. From: more than half, so that no two explain the
+same loss; and samples see waits, not their ends.
 """
 MOSTLY = 0.75
-"""Part of the processes whose beginning of an iteration must be known for it to count. Unit: share. From: chosen; some have been
-watched for less long, and a median of three of four is one.
+"""Part of the processes whose beginning of an iteration must be known for it to count, and of the samples at a culprit that are
+of one pass, for that to be named. Unit: share. From: chosen; some have been watched for less long, and a median of three of four
+is one.
 """
 LONGEST_TIMES = 5.0
 """A stretch that many times the usual is no stretch of work but the wait for an iteration's end. Unit: ratio. From: chosen."""
+FITTED = 128
+"""Bound: times between calls that are compared with each other."""
 
 
 @dataclass(slots=True)
 class Lateness:
-    """By process: ``share`` of the time that the others wait for its first call, ``late`` iterations of ``seen``, and the mean
-    ``seconds`` of a late one.
-    """
+    """By process: ``share`` of the time that others wait for its first call, ``late`` iterations of ``seen``, their mean (s)."""
 
     share: NDArray[np.float64]
     late: NDArray[np.int64]
@@ -62,6 +63,11 @@ class Lateness:
     seconds: NDArray[np.float64]
     usual: NDArray[np.float64] | None = None
     """By how much each usually begins after one of them, in seconds; ``None`` where no healthy past was at hand."""
+
+    @staticmethod
+    def of_nobody(size: int) -> Lateness:
+        """Of so many processes none is late."""
+        return Lateness(np.zeros(size), np.zeros(size, np.int64), 0, np.zeros(size))
 
 
 def measure(
@@ -76,25 +82,24 @@ def measure(
     Ranks are compared with their equals (``equal`` numbers sets of them, −1: none): stages of a pipeline end iterations at times
     of their own. ``known_usual`` is what was usual when the healthy past was still at hand. O(processes × iterations).
     """
-    size = len(cadences)
-    nothing = Lateness(np.zeros(size), np.zeros(size, np.int64), 0, np.zeros(size))
-    known = [at for at, cadence in enumerate(cadences) if cadence is not None and len(cadence.iterations) >= ENOUGH]
+    result = Lateness.of_nobody(len(cadences))
+    known = {at: own for at, own in enumerate(cadences) if own is not None and len(own.iterations) >= ENOUGH}
     if len(known) < 2:
-        return nothing
-    reference = max(known, key=lambda at: len(cadences[at].iterations))  # type: ignore[union-attr]  # it is known
-    iterations = list(cadences[reference].iterations)  # type: ignore[union-attr]
-    table = _begins(cadences, since, known, reference, normal_s)
+        return result
+    reference = max(known, key=lambda at: len(known[at].iterations))
+    iterations = list(known[reference].iterations)
+    table = _begins(known, since, reference, normal_s)
     begins = np.array([iteration.begin for iteration in iterations])
-    complete = np.isfinite(table[known]).mean(axis=0) >= MOSTLY
+    complete = np.isfinite(table[list(known)]).mean(axis=0) >= MOSTLY
     now = complete & (begins >= since[reference] - 1e-9)
     healthy = complete & (begins < since[reference] - 1e-9)
     if np.count_nonzero(now) < ENOUGH:
-        return nothing
+        return result
     usual = _median(table[:, healthy]) if np.count_nonzero(healthy) >= ENOUGH else known_usual
     late = np.nan_to_num(_beyond_equals(table, usual, equal)[:, now])
-    durations = (np.array([iteration.end for iteration in iterations]) - begins)[now]
-    counts = late > max(LEAST_S, LEAST_SHARE * normal_s)
-    result = Lateness(np.zeros(size), counts.sum(axis=1), int(np.count_nonzero(now)), np.zeros(size), usual)
+    durations = np.array([iteration.duration for iteration in iterations])[now]
+    counts = late > max(LEAST_S, (LEAST_RATIO - 1) * normal_s)
+    result.late, result.seen, result.usual = counts.sum(axis=1), int(np.count_nonzero(now)), usual
     for at in known:
         own = counts[at]
         if result.late[at] < ENOUGH:
@@ -108,18 +113,15 @@ def measure(
     return result
 
 
-def _begins(
-    cadences: Sequence[Cadence | None], since: Sequence[float], known: Sequence[int], reference: int, normal_s: float
-) -> NDArray[np.float64]:
+def _begins(known: Mapping[int, Cadence], since: Sequence[float], reference: int, normal_s: float) -> NDArray[np.float64]:
     """By how much after the reference each process began each of the reference's iterations (s); NaN where it is not known."""
-    moved = [since[at] - since[reference] for at in range(len(cadences))]
-    numbered = [{n: b - moved[at] for n, b in c.begins.items()} if c is not None else {} for at, c in enumerate(cadences)]
-    iterations = list(cadences[reference].iterations)  # type: ignore[union-attr]  # it is known
-    table = np.full((len(cadences), len(iterations)), np.nan)
-    for at in known:
-        ahead = _ahead(numbered[reference], numbered[at], since[reference], normal_s)
+    iterations, first = list(known[reference].iterations), since[reference]
+    table = np.full((len(since), len(iterations)), np.nan)
+    for at, cadence in known.items():
+        begins = {number: begin - (since[at] - first) for number, begin in cadence.begins.items()}
+        ahead = _ahead(known[reference].begins, begins, first, normal_s)
         if ahead is not None:
-            table[at] = [numbered[at].get(i.number + ahead, np.nan) - i.begin for i in iterations]
+            table[at] = [begins.get(i.number + ahead, np.nan) - i.begin for i in iterations]
     return table
 
 
@@ -151,8 +153,8 @@ def _median(values: NDArray[np.float64]) -> NDArray[np.float64]:
 def _ahead(reference: Mapping[int, float], own: Mapping[int, float], since: float, normal_s: float) -> int | None:
     """By how much a process numbers its iterations higher than the reference does; ``None`` where that is not plain.
 
-    Nobody can begin an iteration before all have ended the one before but for a moment, so the beginnings of one iteration lay
-    close together while the job was healthy; since it is slow they may lie more than half an iteration apart.
+    The beginnings of one iteration lay close together while the job was healthy; since it is slow they may lie more than half an
+    iteration apart.
     """
     before = {number: begin for number, begin in reference.items() if begin < since}
     compared = before if len(before) >= ENOUGH else reference
@@ -168,11 +170,24 @@ def _ahead(reference: Mapping[int, float], own: Mapping[int, float], since: floa
     return best[1] if best is not None and best[0] < CLOSE * normal_s else None
 
 
-def slope(before: NDArray[np.float64], now: NDArray[np.float64]) -> tuple[float, float]:
-    """Theil-Sen fit ``now = factor × before + extra``: (factor, extra). Robust against 29 % of outliers.
+def growth(cadence: Cadence | None, slow: SlowDown | None) -> tuple[float, float]:
+    """How many times as long a rank's stretches of work last as at first, and what is added to each call (s); NaN: not known."""
+    if cadence is None or slow is None:
+        return float("nan"), float("nan")
+    newest = zip(reversed(cadence.profiles), reversed(cadence.iterations), strict=False)
+    now = [profile for profile, iteration in newest if iteration.begin >= slow.since]
+    past = [profile for profile in cadence.baseline if len(profile) and profile[-1] <= 1.1 * slow.normal_s]
+    if len(now) < 2 or len(past) < 2:
+        return float("nan"), float("nan")
+    # Of iterations as long as one of them: the median time of each call.
+    past, now = ([own for own in profiles if len(own) == len(profiles[-1])] for profiles in (past, now))
+    return slope(np.diff(np.median(past, axis=0)), np.diff(np.median(now, axis=0)))
 
-    Applied to the times between calls of a rank: what grows in proportion is computation, what is added to each call is
-    communication or the host. (nan, nan) where ``before`` hardly varies.
+
+def slope(before: NDArray[np.float64], now: NDArray[np.float64]) -> tuple[float, float]:
+    """Theil-Sen fit ``now = factor × before + extra`` of times between calls: (factor, extra); NaN where these hardly vary.
+
+    What grows in proportion is computation, what is added to each call is communication or the host.
     """
     if not before.size or before.shape != now.shape:
         return float("nan"), float("nan")
@@ -182,12 +197,11 @@ def slope(before: NDArray[np.float64], now: NDArray[np.float64]) -> tuple[float,
     # A host that runs ahead and waits once an iteration calls without work between: then calls tell nothing.
     if float(before[keep].sum()) < 0.5 * float(before.sum()):
         return float("nan"), float("nan")
-    before, now = before[keep], now[keep]
-    order = np.argsort(before, kind="stable")
-    x, y = before[order], now[order]
-    if len(x) > 128:
-        chosen = np.linspace(0, len(x) - 1, 128).astype(np.int64)
-        x, y = x[chosen], y[chosen]
+    x, y = before[keep], now[keep]
+    order = np.argsort(x, kind="stable")
+    # Of many an even choice.
+    order = order[np.linspace(0, len(x) - 1, min(len(x), FITTED)).astype(np.int64)]
+    x, y = x[order], y[order]
     i, j = np.triu_indices(len(x), 1)
     dx = x[j] - x[i]
     wide = dx > 0.25 * (float(np.quantile(x, 0.9)) if len(x) else 0.0)
@@ -200,68 +214,45 @@ def slope(before: NDArray[np.float64], now: NDArray[np.float64]) -> tuple[float,
 # --- calls inside nodes, lined up --------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class Skew:
-    """By process: ``share`` of the time since the job is slow for which it kept all its fellows on the node waiting, in how many
-    iterations (``late``), for how many ``seconds`` each; ``waits`` says who waited for such a one.
-    """
+def with_calls(
+    late: Lateness, job: Job, ledger: Ledger, since: Sequence[float], slow: SlowDown
+) -> tuple[Lateness, NDArray[np.bool_]]:
+    """Lateness with who kept all its fellows on the node waiting since a moment (seconds on each process's own clock), by the
+    calls of communicators inside nodes; and who waited for such a one, shape (processes,).
 
-    share: NDArray[np.float64]
-    late: NDArray[np.int64]
-    seconds: NDArray[np.float64]
-    waits: NDArray[np.bool_]
-
-    def joined(self, late: Lateness) -> Lateness:
-        """Lateness, with what is late by this."""
-        more = self.share > late.share
-        return Lateness(
-            np.where(more, self.share, late.share),
-            np.where(more, self.late, late.late),
-            late.seen,
-            np.where(more, self.seconds, late.seconds),
-        )
-
-
-def measure_skew(
-    job: Job, ledger: Ledger, totals: Mapping[Place, tuple[int, int]], since: Sequence[float], normal_s: float, now_s: float,
-    lost: float,
-) -> Skew:  # fmt: skip
-    """Skew since a moment (seconds on each process's own clock); zeros where it cannot be told.
-
-    ``normal_s`` and ``now_s``: length of an iteration before and since, ``lost``: the share of the time that is lost.
     O(operations the ledger keeps of communicators inside nodes).
     """
+    lost = slow.lost_share
     found: dict[int, _Late] = {}
-    groups = [group for group in job.groups.values() if _has_hidden(group)]
-    known = [rows_of(group, ledger, totals) for group in groups]
-    chosen = [(group, pair) for group, pair in zip(groups, known, strict=True) if len(pair[0]) == group.nranks]
-    entries = make_entries([pair for _, pair in chosen])
-    if chosen:
-        align_entries(ledger, entries)
+    held = [(group, rows_of(group, ledger)) for group in job.groups.values() if _has_hidden(group)]
+    chosen = [(group, rows) for group, rows in held if len(rows) == group.nranks]
+    entries = line_up(ledger, [rows for _, rows in chosen])
     moments = np.array(since)
     for number, (group, _) in enumerate(chosen):
         part = np.flatnonzero(entries.group == number)
         members = np.array([group.members[rank][0].index for rank in entries.ranks[part].tolist()])
-        times = _times(ledger, entries, part)
+        times = _times(entries, part)
         hosts = [job.member(index).info.host for index in members.tolist()]
         if times is not None and _on_one_clock(times, hosts, moments[members]):
-            late = _latest_of(members, times, since[int(members[0])], normal_s, now_s)
-            if late is not None and late.share >= max(EXPLAINS * lost, found[late.at].share if late.at in found else 0.0):
-                found[late.at] = late
-    return _by_itself(job, found)
-
-
-def without_partners(job: Job, ledger: Ledger, skew: Skew, late: Lateness, lost: float) -> Skew:
-    """The skew without those whose partner in a pipeline begins its iterations late, for long enough to explain what is lost.
-
-    Stages are late together at their gradients; who is late from the first call on is who makes the other so.
-    """
-    first = [int(at) for at in np.flatnonzero(late.share >= max(EXPLAINS * lost, np.finfo(float).tiny))]
-    share = skew.share.copy()
-    for at in np.flatnonzero((skew.share > 0) & (late.share == 0)).tolist():
-        if any(_exchange(job, ledger, at, other) for other in first):
-            share[at] = 0.0
-    return replace(skew, share=share)
+            one = _latest_of(members, times, since[int(members[0])], slow)
+            if one is not None and one.share >= max(EXPLAINS * lost, found[one.at].share if one.at in found else 0.0):
+                found[one.at] = one
+    # Those that do not wait for another late one, and who on their nodes waits for them.
+    own = [
+        one for one in found.values()
+        if not any(one.at in other.others and other.at not in one.others for other in found.values() if other.at != one.at)
+    ]  # fmt: skip
+    waits = np.zeros(len(job.members), np.bool_)
+    waits[[at for one in own for at in one.others if job.member(at).info.host == job.member(one.at).info.host]] = True
+    waits[[one.at for one in own]] = False
+    # Stages are late together at their gradients; who is late from the first call on is who makes the other so.
+    first = np.flatnonzero(late.share >= max(EXPLAINS * lost, np.finfo(float).tiny)).tolist()
+    result = Lateness(late.share.copy(), late.late.copy(), late.seen, late.seconds.copy())
+    for one in own:
+        partner = late.share[one.at] == 0 and any(_exchange(job, ledger, one.at, other) for other in first)
+        if one.share > result.share[one.at] and not partner:
+            result.share[one.at], result.late[one.at], result.seconds[one.at] = one.share, one.times, one.seconds
+    return result, waits
 
 
 def _exchange(job: Job, ledger: Ledger, one: int, other: int) -> bool:
@@ -287,36 +278,16 @@ class _Late:
     others: frozenset[int]
 
 
-def _latest_of(
-    members: NDArray[np.int64], times: NDArray[np.float64], since: float, normal_s: float, now_s: float
-) -> _Late | None:
+def _latest_of(members: NDArray[np.int64], times: NDArray[np.float64], since: float, slow: SlowDown) -> _Late | None:
     """Who of a communicator is late since a moment more than it was before."""
-    began = times.max(axis=0) >= since
-    share, late, seconds = _latest(times[:, began], now_s, normal_s)
-    usual, _, _ = _latest(times[:, ~began], normal_s, normal_s)
-    share = np.maximum(share - usual, 0.0)
+    began, normal_s = times.max(axis=0) >= since, slow.normal_s
+    now, usual = _latest(times[:, began], slow.mean_s, normal_s), _latest(times[:, ~began], normal_s, normal_s)
+    share = np.maximum(now.share - usual.share, 0.0)
     worst = int(np.argmax(share))
-    if late[worst] < ENOUGH:
+    if now.late[worst] < ENOUGH:
         return None
     others = frozenset(np.delete(members, worst).tolist())
-    return _Late(int(members[worst]), float(share[worst]), int(late[worst]), float(seconds[worst]), others)
-
-
-def _by_itself(job: Job, found: Mapping[int, _Late]) -> Skew:
-    """Those that do not wait for another late one, and who on their nodes waits for them."""
-    size = len(job.members)
-    result = Skew(np.zeros(size), np.zeros(size, np.int64), np.zeros(size), np.zeros(size, np.bool_))
-    own = [
-        late
-        for at, late in found.items()
-        if not any(at in other.others and other.at not in late.others for other in found.values() if other.at != at)
-    ]
-    for late in own:
-        result.share[late.at], result.late[late.at], result.seconds[late.at] = late.share, late.times, late.seconds
-        host = job.member(late.at).info.host
-        result.waits[[at for at in late.others if job.member(at).info.host == host]] = True
-    result.waits &= result.share == 0
-    return result
+    return _Late(int(members[worst]), float(share[worst]), int(now.late[worst]), float(now.seconds[worst]), others)
 
 
 def _has_hidden(group: Group) -> bool:
@@ -345,42 +316,30 @@ def _on_one_clock(times: NDArray[np.float64], hosts: Sequence[str], since: NDArr
     return True
 
 
-def _times(ledger: Ledger, entries: Entries, part: NDArray[np.int64]) -> NDArray[np.float64] | None:
+def _times(entries: Entries, part: NDArray[np.int64]) -> NDArray[np.float64] | None:
     """When each rank of a communicator called what all have called, seconds, shape (ranks, operations); ``None`` if unaligned."""
     if not entries.aligned[part].all():
         return None
-    rows, offsets = entries.rows[part], entries.offsets[part]
-    called = ledger.called[rows].astype(np.int64)
-    sequences = np.arange(int((offsets + ledger.oldest_kept(called)).max()), int((offsets + called).min()))
-    if not len(sequences):
-        return None
-    stamps = ledger.operations["time_ns"][rows[:, None], (sequences - offsets[:, None]) % ledger.depth]
-    times: NDArray[np.float64] = stamps / 1e9
-    return times
+    sequences = np.arange(int(entries.oldest[part].max()), int(entries.ends[part].min()))
+    return entries.of("time_ns", part, sequences) / 1e9 if len(sequences) else None
 
 
-def _latest(
-    times: NDArray[np.float64], iteration_s: float, normal_s: float
-) -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.float64]]:
-    """For each rank: the share of the time that all others waited for its calls, in how many stretches of the length of an
-    iteration, and the mean of such a wait (s).
-    """
-    size = len(times)
-    share, late, seconds = np.zeros(size), np.zeros(size, np.int64), np.zeros(size)
+def _latest(times: NDArray[np.float64], iteration_s: float, normal_s: float) -> Lateness:
+    """For each rank how all others wait for its calls: share of the time, stretches as long as an iteration, mean wait (s)."""
+    result = Lateness.of_nobody(len(times))
     if not times.size or iteration_s <= 0:
-        return share, late, seconds
+        return result
     order = np.sort(times, axis=0)
     waits, last = order[-1] - order[-2], np.argmax(times, axis=0)
     begin, end = float(order[-1].min()), float(order[-1].max())
     stretches = int((end - begin) / iteration_s)
     if stretches < ENOUGH:
-        return share, late, seconds
+        return result
     stretch = np.minimum(((order[-1] - begin) / iteration_s).astype(np.int64), stretches - 1)
-    longest = np.zeros((size, stretches))
+    longest = np.zeros((len(times), stretches))
     np.maximum.at(longest, (last, stretch), waits)
-    counts = longest > max(LEAST_S, LEAST_SHARE * normal_s)
-    late = counts.sum(axis=1)
+    counts = longest > max(LEAST_S, (LEAST_RATIO - 1) * normal_s)
     total = np.where(counts, longest, 0.0).sum(axis=1)
-    share = np.minimum(total / (stretches * iteration_s), 1.0)
-    seconds = np.divide(total, late, out=seconds, where=late > 0)
-    return share, late, seconds
+    result.late, result.share = counts.sum(axis=1), np.minimum(total / (stretches * iteration_s), 1.0)
+    np.divide(total, result.late, out=result.seconds, where=result.late > 0)
+    return result

@@ -1,19 +1,24 @@
 """By which rule jobs that run are judged: ncclwatch's own (``watch``), or another as published, for those who want what it says.
 
-A :class:`Mode` takes what each sample shows of one job and says what stands. CCL-D's (4.2, equations 1-4): T_base is the
-administrator's until the first min(100 rounds, two minutes) have been seen, then the mean of their longest times. Each minute the
-round with the largest range between ranks is judged. R above theta is slow, and repeated before anybody is named. P says whether
-computation is slow (the rank with the shortest time in the operation came last) or communication (the rank with the lowest send
-or receive rate). Its figures are the paper's.
+**CCL-D** (4.2, equations 1-4): T_base is the administrator's until the first min(100 rounds, two minutes) have been seen, then
+the mean of their longest times. Each minute the round with the largest range between ranks is judged. R above theta is slow, and
+repeated before anybody is named. P says whether computation is slow (the rank with the shortest time in the operation came last)
+or communication (the rank with the lowest send or receive rate). A round is a collective as the GPUs of all its ranks timed it.
+Where no shim does, the hosts' calls stand for it, as far as a host waits for its GPU: an iteration's last operation, from the
+call to the first call of the next iteration. The two are never mixed.
 
-A round is a collective as the GPUs of all its ranks timed it. Where no shim does, the hosts' calls stand for it, as far as a host
-waits for its GPU: an iteration's last operation, from the call to the first call of the next iteration. The two are never mixed.
+**MegaTrace**'s check of the network (III-B 2 and III-C): a flow's throughput is the slope of its cumulative bytes over its last
+w = 64 completions (equation 1); a drop of more than m = 20 % below its running average flags the network at once. Requests in
+flight while nothing completes are a hang of the network. Windows come by bursts, orders or exact counts
+(:mod:`ncclwatch.model.work`). Of sockets the bytes that a connection carried over the time in which it had something to send
+stand for the slope. Computation, which the paper finds by critical paths, is not judged.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import partial
@@ -22,12 +27,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.slow.gpu_operations import GpuOperations, Round, numbering
-from ncclwatch.engine.slow.megatrace import MegaTrace
-from ncclwatch.engine.slow.mode import Mode, ModeWatch, Sample
+from ncclwatch.engine.slow.cadence import Cadence
+from ncclwatch.engine.slow.gpu_operations import GpuOperations, Round
 from ncclwatch.engine.slow.watch import SlowWatch
-from ncclwatch.model.identity import ProcessKey
-from ncclwatch.model.verdict import Culprit, OperationRef, Verdict, VerdictClass
+from ncclwatch.model.verdict import CommunicatorRef, Culprit, LinkRef, OperationRef, Verdict, VerdictClass
+from ncclwatch.model.work import Counting, FlowWindow, Scope
 
 THETA = 3.0
 """Fact: CCL-D, section 4.2.2: R above this is slow ("usually close to 3")."""
@@ -46,12 +50,18 @@ KEPT_ROUNDS = 4096
 HOST = -1
 """Bound: no group: that of rounds that are made of the hosts' calls: all ranks of the job."""
 HOSTS_CALLS = "the end of the iteration, by the hosts' calls"
+CLASSES = {"S1": VerdictClass.SLOW_COMPUTATION, "S2": VerdictClass.SLOW_COMMUNICATION, "S3": VerdictClass.SLOW_MIXED}
 
-CLASSES = {
-    "S1": VerdictClass.SLOW_COMPUTATION,
-    "S2": VerdictClass.SLOW_COMMUNICATION,
-    "S3": VerdictClass.SLOW_MIXED,
-}
+DROP = 0.2
+"""Fact: MegaTrace, III-C: m, the drop of bandwidth below what is expected that flags the network."""
+STALL_S = 0.5
+"""Fact: MegaTrace, IV: the guardband of a timeout, 500 ms."""
+WARM_UP = 8
+"""Bound: windows of a flow before it is judged: the running average leaves out the first iterations (III-C), and does not say how
+many.
+"""
+TOLD = 8
+"""Bound: flagged flows that are told, a line each."""
 
 
 # --- CCL-D -------------------------------------------------------------------------------------------------------------------
@@ -121,7 +131,7 @@ class CcldRule:
         return result
 
 
-class Ccld(Mode):
+class Ccld:
     """CCL-D's equations, by communicator. ``t_base_s`` is T_base(init): without, nothing is slow before it was learned."""
 
     def __init__(self, *, t_base_s: float | None = None, theta: float = THETA, window_s: float = WINDOW_S) -> None:
@@ -133,40 +143,38 @@ class Ccld(Mode):
         self._ends = math.inf
         """When the window ends, wall time."""
         self._gpus = GpuOperations()
-        self._numbered: tuple[ProcessKey, ...] = ()
         self._calls_until = 0.0
 
-    def judge(self, sample: Sample) -> Verdict | None:
+    def judge(self, job: Job, watch: SlowWatch) -> Verdict | None:
         """Take the rounds of a sample; what stands is the last window's."""
-        for done in self.rounds(sample):
+        time = _now(job)
+        for done in self.rounds(job, watch.cadences.of_members(job)):
             self._rules.setdefault(done.group, self._new_rule()).window.append(done)
             self._ends = min(self._ends, done.time + self._window_s)
-        if sample.time >= self._ends:
+        if time >= self._ends:
             for rule in self._rules.values():
                 rule.close()
-            self._ends = sample.time + self._window_s
+            self._ends = time + self._window_s
         found = [(rule.found, rule.since) for rule in self._rules.values() if rule.found is not None]
-        return _verdict(sample, *max(found, key=lambda one: one[0].ratio), self.by_gpus) if found else None
+        return _verdict(job, *max(found, key=lambda one: one[0].ratio), self.by_gpus) if found else None
 
-    def rounds(self, sample: Sample) -> list[Round]:
+    def rounds(self, job: Job, cadences: Sequence[Cadence | None]) -> list[Round]:
         """The rounds that have become complete.
 
         Where the processes are numbered in another way than before, rounds are forgotten; what was learned stays.
         """
-        numbered = numbering(sample.job)
-        if numbered != self._numbered:
-            self._numbered, self._gpus, self.by_gpus, self._calls_until = numbered, GpuOperations(), False, 0.0
+        if not self._gpus.take(job):
+            self.by_gpus, self._calls_until = False, 0.0
             for rule in self._rules.values():
                 rule.window.clear()
                 rule.found = None
-        self._gpus.take(sample.job)
         self.by_gpus = self.by_gpus or bool(np.isfinite(self._gpus.rows["end"]).any())
-        return self._gpus.rounds(sample.job) if self.by_gpus else self._from_calls(sample)
+        return self._gpus.rounds(job) if self.by_gpus else self._from_calls(job, cadences)
 
-    def _from_calls(self, sample: Sample) -> list[Round]:
+    def _from_calls(self, job: Job, cadences: Sequence[Cadence | None]) -> list[Round]:
         """The last operation of each iteration, by the host's calls; ranks are matched by when their iterations end."""
         ends, lasted, length = [], [], math.inf
-        for member, cadence in zip(sample.job.members, sample.cadences, strict=True):
+        for member, cadence in zip(job.members, cadences, strict=True):
             if cadence is None or not cadence.profiles:
                 return []
             iterations = list(cadence.iterations)[-len(cadence.profiles) :]
@@ -184,22 +192,18 @@ class Ccld(Mode):
         return found
 
 
-def _verdict(sample: Sample, result: CcldResult, since: float | None, by_gpus: bool) -> Verdict:
-    kind, durations = result.kind, result.chosen.durations
-    members = sample.job.members
-    group = sample.job.groups.get(result.chosen.group)
-    last = members[min(durations, key=lambda at: durations[at])] if kind != "S2" else None
-    slowest = _lowest_rate(sample.job, group) if kind != "S1" else None
-    reference = group.reference() if group is not None else None
-    operation = OperationRef(result.chosen.name) if group is not None else None
-    culprits = tuple(
-        Culprit(
-            member.rank, group.rank_of(member) if group is not None else None, member.info.host, member.info.pid, None, reference,
-            operation, reason=f"{why}: {durations.get(members.index(member), math.nan):.4f} s in the operation",
-        )
-        for member, why in ((last, "came last"), (slowest, "has the lowest rate"))
-        if member is not None
-    )  # fmt: skip
+def _verdict(job: Job, result: CcldResult, since: float | None, by_gpus: bool) -> Verdict:
+    kind, durations, members = result.kind, result.chosen.durations, job.members
+    group = job.groups.get(result.chosen.group)
+    last = min(durations, key=lambda at: durations[at]) if kind != "S2" else None
+    slowest = _lowest_rate(job, group) if kind != "S1" else None
+    reference, operation = (group.reference(), OperationRef(result.chosen.name)) if group is not None else (None, None)
+    culprits = []
+    for at, why in ((last, "came last"), (slowest, "has the lowest rate")):
+        if at is not None:
+            rank = group.rank_of(members[at]) if group is not None else None
+            reason = f"{why}: {durations.get(at, math.nan):.4f} s in the operation"
+            culprits.append(_culprit(members[at], rank, reference, reason, operation))
     who = ", ".join(f"rank {one.rank}" if one.rank is not None else f"pid {one.pid} on {one.host}" for one in culprits)
     where = result.chosen.name + (f" of {group.nranks} ranks" if group is not None else "")
     unobserved = []
@@ -209,34 +213,160 @@ def _verdict(sample: Sample, result: CcldResult, since: float | None, by_gpus: b
         unobserved.append("send and receive rates need the shim's counters: which rank communicates slowly is not known")
     base, share = "the administrator's" if result.static else "learned", f"{result.share:.2f}"
     return Verdict(
-        verdict_class=CLASSES[kind],
+        CLASSES[kind],
         summary=f"CCL-D: {kind} in {where}: {who or 'no rank can be told'}; R = {result.ratio:.2f}, P = {share}",
-        culprits=culprits,
-        communicator=reference,
-        since=since,
-        time=sample.time,
-        confidence=0.5,
+        culprits=tuple(culprits), communicator=reference, since=since, time=_now(job), confidence=0.5,
         evidence=(
             f"T_base {result.t_base:.4f} s ({base}); in the round with the largest range of the window: "
             f"T_max {result.chosen.longest:.4f} s, T_min {result.chosen.shortest:.4f} s",
             f"R = (T_max - T_base) / T_base = {result.ratio:.2f}, P = (T_max - T_min) / (T_max - T_base) = {share}",
         ),
-        unobserved=tuple(unobserved),
-        planes=("device",) if by_gpus else ("calls",),
-    )
+        unobserved=tuple(unobserved), planes=("device",) if by_gpus else ("calls",),
+    )  # fmt: skip
 
 
-def _lowest_rate(job: Job, group: Group | None) -> Member | None:
-    """The rank with the lowest SendRate or RecvRate (steps a second), where the shim reads counters of at least two ranks."""
-    rates: list[tuple[float, int]] = []
-    for at, member in enumerate(job.members):
-        if member.last.device is not None and (group is None or group.rank_of(member) is not None):
-            counters = [one for one in member.last.device.counters if not one.stale and not one.problem]
-            rates += [(one.steps_per_s, at) for one in counters if one.steps_per_s is not None]
-    return job.members[min(rates)[1]] if len({at for _, at in rates}) > 1 else None
+def _lowest_rate(job: Job, group: Group | None) -> int | None:
+    """Whose SendRate or RecvRate (steps a second) is lowest, where the shim reads counters of at least two ranks."""
+    rates = [
+        (one.steps_per_s, at)
+        for at, member in enumerate(job.members) if group is None or group.rank_of(member) is not None
+        for one in (member.last.device.counters if member.last.device is not None else ())
+        if not one.stale and not one.problem and one.steps_per_s is not None
+    ]  # fmt: skip
+    return min(rates)[1] if len({at for _, at in rates}) > 1 else None
+
+
+# --- MegaTrace ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Flow:
+    """What one rank of a group sends to another: its running average, and how far below it the newest window is."""
+
+    group: Group
+    rank: int
+    peer: int
+    newest: FlowWindow
+    seen_ns: int = 0
+    windows: int = 0
+    average: float = 0.0
+    drop: float = 0.0
+    stalled_s: float = 0.0
+    since: float | None = None
+    """Wall time since which it is flagged."""
+
+    def take(self, window: FlowWindow, now: float) -> None:
+        """A newer window. One that is flagged teaches nothing."""
+        work = window.work
+        self.newest, self.seen_ns = window, work.end_ns
+        counted = work.counting in (Counting.EXACT, Counting.ORDER)
+        self.stalled_s = (work.oldest_s or 0.0) if counted and work.in_flight and not work.completed else 0.0
+        rate = work.throughput if work.posted_bytes else None
+        if rate is not None:
+            judged = self.windows >= WARM_UP
+            self.drop = 1 - rate / self.average if judged and rate < (1 - DROP) * self.average else 0.0
+            if not self.drop:
+                self.windows += 1
+                self.average += (rate - self.average) / self.windows
+        self.since = (self.since or now) if self.flagged else None
+
+    @property
+    def flagged(self) -> bool:
+        return self.drop > 0 or self.stalled_s >= STALL_S
+
+    def text(self, job: Job) -> str:
+        """What flags it."""
+        work = self.newest.work
+        ends = f"{job.rank_name(self.group.id, self.rank)} to {job.rank_name(self.group.id, self.peer)}"
+        if self.drop:
+            now, usual = (work.throughput or 0.0) / 1e6, self.average / 1e6
+            return f"{ends}: {now:,.1f} MB/s over the last completions, {usual:,.1f} on average"
+        return f"{ends}: {work.in_flight} in flight, none completed in {work.seen_s:.2g} s, the oldest for {self.stalled_s:.1f} s"
+
+
+class MegaTrace:
+    """The check for one job."""
+
+    def __init__(self) -> None:
+        self._flows: dict[tuple[object, ...], _Flow] = {}
+
+    def judge(self, job: Job, watch: SlowWatch) -> Verdict | None:
+        """Take the windows that are new and say what is flagged; ``None`` where nothing is. O(windows of the job's hosts)."""
+        places = {
+            (member.info.host, member.info.pid, group.hash, rank): group
+            for group in reversed(job.groups.values()) for rank, (member, _) in group.members.items()
+        }  # fmt: skip
+        flagged = []
+        for host in sorted({member.info.host for member in job.members}):
+            known = watch.network.hosts.get(host) if watch.network is not None else None
+            for place, kept in known.work.items() if known is not None else ():
+                last = kept[-1]
+                if last.scope is not Scope.PEER or last.comm_hash is None or last.rank is None or last.peer is None:
+                    continue  # a port's windows are of no flow
+                group = places.get((host, last.pid, last.comm_hash, last.rank))
+                if group is None:
+                    continue
+                flow = self._flows.setdefault(place, _Flow(group, last.rank, last.peer, last))
+                flow.group = group
+                for window in kept:
+                    if window.work.end_ns > flow.seen_ns:
+                        flow.take(window, _now(job))
+                if flow.flagged:
+                    flagged.append(flow)
+        return _network_verdict(job, flagged) if flagged else None
+
+
+def _network_verdict(job: Job, flagged: Sequence[_Flow]) -> Verdict:
+    """The faulty paths that the paper reports to its manager: who has an end of most of them is named, of one path both ends."""
+    worst = max(flagged, key=lambda flow: (flow.stalled_s, flow.drop))
+    group, reference = worst.group, worst.group.reference()
+    ends = Counter(rank for flow in flagged if flow.group is group for rank in (flow.rank, flow.peer))
+    named = sorted(rank for rank, count in ends.items() if count == max(ends.values()))
+    what = f"throughput {worst.drop:.0%} below its average" if worst.drop else "requests in flight and none completes"
+    return Verdict(
+        VerdictClass.SLOW_COMMUNICATION,
+        summary=f"MegaTrace: the network at {', '.join(job.rank_name(group.id, rank) for rank in named)}: {what}",
+        culprits=tuple(
+            _culprit(group.holder(rank), rank, reference, f"an end of {ends[rank]} of {len(flagged)} flagged paths")
+            for rank in named
+        ),
+        communicator=reference, link=LinkRef(worst.rank, worst.peer, "net"),
+        since=min(flow.since or _now(job) for flow in flagged), time=_now(job), confidence=0.5,
+        evidence=tuple(flow.text(job) for flow in flagged[:TOLD]),
+        unobserved=("computation: this rule looks at the network alone",), planes=("wire",),
+    )  # fmt: skip
+
+
+def _culprit(
+    member: Member | None, rank: int | None, group: CommunicatorRef | None, reason: str, operation: OperationRef | None = None
+) -> Culprit:  # fmt: skip
+    """A rank of a communicator as it is named; without a member nobody observes it."""
+    if member is None:
+        return Culprit(None, rank, "", None, None, group, operation, reason=reason, observed=False)
+    return Culprit(member.rank, rank, member.info.host, member.info.pid, None, group, operation, reason=reason)
+
+
+def _now(job: Job) -> float:
+    """Wall time of the newest sample, seconds."""
+    return max(member.last.wall_ns for member in job.members) / 1e9
 
 
 # --- which there are ---------------------------------------------------------------------------------------------------------
+
+
+class ModeWatch(SlowWatch):
+    """Judges each job by a mode of its own."""
+
+    def __init__(self, make: Callable[[], Ccld | MegaTrace]) -> None:
+        super().__init__()
+        self._make = make
+
+    def judge(self, job: Job, verdict: Verdict, *_: object, **__: object) -> Verdict:
+        """Take the newest samples of a job; the verdict on whether it hangs stands unless the job runs and is slow."""
+        watch = self._watch_of(job)
+        watch.rule = watch.rule or self._make()
+        found: Verdict | None = watch.rule.judge(job, self)
+        return found if found is not None and verdict.verdict_class is VerdictClass.RUNNING else verdict
 
 
 class SlowMode(StrEnum):
@@ -259,6 +389,4 @@ class SlowRule:
         """A watch that judges by it, for one session."""
         if self.mode is SlowMode.CCL_D:
             return ModeWatch(partial(Ccld, t_base_s=self.t_base_s, theta=self.theta))
-        if self.mode is SlowMode.MEGATRACE:
-            return ModeWatch(MegaTrace)
-        return SlowWatch()
+        return ModeWatch(MegaTrace) if self.mode is SlowMode.MEGATRACE else SlowWatch()

@@ -1,23 +1,24 @@
 """In which order a process called what, and so which of its unfinished operations its GPU is at.
 
-An operation that is queued is not one that has begun. A sender that may write and has written nothing has not begun; anything
-written or consumed says it has. A receive alone shows nothing, but the order of calls says which operation comes first.
+A sender that may write and has written nothing has not begun its operation; anything written or consumed says it has. A receive
+alone shows nothing, but the order of calls says which operation comes first.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.connections import CONNECTION_SLOTS
-from ncclwatch.engine.edges import Wait
+from ncclwatch.engine.connections import CHUNK_STEPS, CONNECTION_SLOTS, RING_ENDS_RECEIVING, steps_unread
+from ncclwatch.engine.edges import Wait, Why, waits_for
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
+from ncclwatch.model.groups import group_depth
 from ncclwatch.model.state import Communicator, Direction, OpPhase, PendingOperation, ProxyOperation
 
 T = TypeVar("T")
@@ -105,9 +106,7 @@ class CallOrder:
         records = np.concatenate(self._unmade)
         function = records["function"]
         starts = function == Function.GROUP_START
-        total = np.cumsum(starts.astype(np.int64) - (function == Function.GROUP_END))
-        # An end without a start (it was lost) leaves the depth at 0.
-        depth = total - np.minimum(np.minimum.accumulate(total), 0)
+        depth = group_depth(starts.astype(np.int64) - (function == Function.GROUP_END), 0)
         closed = len(records) if len(records) > MOST_CALLS else int(np.append(np.flatnonzero(depth == 0), -1).max()) + 1
         self._unmade, self._waiting = [records[closed:]] if closed < len(records) else [], len(records) - closed
         at = np.flatnonzero(~np.isin(function[:closed], MARKS))
@@ -121,6 +120,11 @@ class CallOrder:
         kept = np.concatenate([self._made, calls])
         self._made = kept[kept["number"] > kept["number"][-1] - self.room]
         self._memo.clear()
+
+    @property
+    def exchanged(self) -> set[tuple[int, int]]:
+        """Communicators and peers with whom whatever is sent goes in one operation with what is received."""
+        return self.remember("exchanged", lambda: _exchanged(self.calls))
 
     def locate(self, unfinished: Mapping[Place, Collection[int]], until_ns: int) -> dict[tuple[Place, int], int] | None:
         """Where in the order unfinished operations stand, by place and number (they rise with the calls at one place): 0 is the
@@ -142,6 +146,12 @@ class CallOrder:
                 return None
             found |= {((comm, way), number): position for number, position in zip(sorted(numbers), newest, strict=True)}
         return found
+
+
+def _exchanged(calls: Sequence[Call]) -> set[tuple[int, int]]:
+    every = [(call, way) for call in calls for way in call.ways if way is not None]
+    alone = {(call.comm, way[1]) for call, way in every if (not way[0], way[1]) not in call.ways}
+    return {(call.comm, way[1]) for call, way in every} - alone
 
 
 class PerProcess(dict[tuple[str, int], T]):
@@ -170,58 +180,63 @@ _Operation = ProxyOperation | PendingOperation
 
 
 @dataclass(slots=True)
-class _OfRank:
-    """The kernels of one rank's unfinished operations."""
+class Kernels:
+    """One rank's unfinished operations, joined to the kernels they belong to, and whether those have begun."""
 
-    kernels: dict[int, Hashable] = field(default_factory=dict)
+    of: dict[int, Hashable] = field(default_factory=dict)
     """By address of the operation."""
     begun: dict[Hashable, bool] = field(default_factory=dict)
     """Whether a kernel has begun, where that is known."""
     first: Hashable | None = None
     """The kernel that comes first, where the order is known."""
     place: tuple[int, int] | None = None
-    """Communicator of that kernel, if it is a collective, and how many calls were made on it since."""
+    """The operation the rank is in or before, if it is a collective: address of its communicator, and how many calls were made on
+    it since; (0, −1) where nothing is open: the call it has yet to make. ``None`` where that is not known.
+    """
+
+    def waits(self, address: int) -> bool:
+        """Whether the kernel of an operation may be under way: one that has not begun does not wait, the rank still computes."""
+        kernel = self.of.get(address)
+        comes_later = self.first is not None and kernel is not None and kernel != self.first
+        return not comes_later and self.begun.get(kernel, True)
+
+    @property
+    def current(self) -> bool | None:
+        """Whether the rank is inside an operation (True), before one (False); ``None`` where neither shows or nothing is open."""
+        if self.first is not None:
+            return self.begun.get(self.first)
+        return any(self.begun.values()) if self.begun else None
 
 
-class Kernels:
-    """For every process its unfinished operations, joined to the kernels they belong to, and whether those have begun."""
+def awaited_inside(job: Job, order_of: OrderOf) -> Iterator[Wait]:
+    """Waits for ranks that take no part yet in an exchange through shared memory. O(connections).
 
-    def __init__(self, job: Job, order_of: OrderOf | None = None) -> None:
-        self._of = {
-            member.index: _read(job, member, order_of(member.info.host, member.info.pid) if order_of is not None else None)
-            for member in job.members
-            if member.last.operations or member.last.pending
-        }
-
-    def waits(self, wait: Wait) -> bool:
-        """Whether the kernel of a wait may be under way: one that has not begun does not wait, the rank still computes."""
-        known = self._of.get(wait.end.member.index) if wait.end is not None else None
-        if known is None or wait.end is None:
-            return True
-        kernel = known.kernels.get(wait.end.operation.address)
-        if known.first is not None and kernel is not None and kernel != known.first:
-            return False
-        return known.begun.get(kernel, True)
-
-    def current(self, member: Member) -> bool | None:
-        """Whether a rank is inside an operation (True), before one (False); ``None`` where neither shows or nothing is open."""
-        known = self._of.get(member.index, _OfRank())
-        if known.first is not None:
-            return known.begun.get(known.first)
-        return any(known.begun.values()) if known.begun else None
-
-    def place(self, member: Member) -> tuple[int, int] | None:
-        """The operation a rank is in or before: address of its communicator, and how many calls were made on it since.
-
-        (0, −1) where nothing is open: the call it has yet to make. ``None`` where that is not known.
-        """
-        return self._of[member.index].place if member.index in self._of else (0, -1)
+    Who sends and receives in one operation, has written what the other has not read and finds nothing to read itself, is in that
+    operation; the other is not. The waiter's counters say both: the two need not be read at one moment.
+    """
+    for group in job.groups.values():
+        for member, own in group.members.values():
+            unread: dict[tuple[int, Direction], int] = {}
+            for conn in own.host_connections:
+                if conn.connection_index and (left := steps_unread(conn)) is not None:
+                    unread[conn.peer, conn.direction] = unread.get((conn.peer, conn.direction), 0) + left
+            order = order_of(member.info.host, member.info.pid) if unread else None
+            if order is None:
+                continue
+            for peer in [peer for (peer, way), left in unread.items() if way is Direction.SEND and left]:
+                nothing_to_read = unread.get((peer, Direction.RECV)) == 0
+                if nothing_to_read and peer in group.members and (own.address, peer) in order.exchanged:
+                    detail = "what was written into shared memory is not read"
+                    yield waits_for(job, group, member, peer, Why.EMPTY, detail, point_to_point=True)
 
 
-def _read(job: Job, member: Member, order: CallOrder | None) -> _OfRank:
-    found = _OfRank()
-    own = {job.group_of[member.index, c.address]: c for c in member.last.communicators}
+def read_kernels(job: Job, member: Member, order: CallOrder | None) -> Kernels:
+    """The kernels of a rank, with the order of its calls where that is known. O(operations)."""
     operations: list[_Operation] = [*member.last.operations, *member.last.pending]
+    if not operations:
+        return Kernels(place=(0, -1))
+    found = Kernels()
+    own = {job.group_of[member.index, c.address]: c for c in member.last.communicators}
     known = [own.get(job.find_group(member, one.comm_address, one.comm_hash) or 0) for one in operations]
     places = [_places(communicator, one) for communicator, one in zip(known, operations, strict=True)]
     unfinished: dict[Place, set[int]] = defaultdict(set)
@@ -231,20 +246,17 @@ def _read(job: Job, member: Member, order: CallOrder | None) -> _OfRank:
     located = order.locate(unfinished, member.last.time_ns) if order is not None and all(places) else None
     positions: list[int] = []
     if located is not None:
-        positions = [
-            min(located[place, one.op_count] for place in filled) for one, filled in zip(operations, places, strict=True)
-        ]
+        positions = [min(located[at, one.op_count] for at in filled) for one, filled in zip(operations, places, strict=True)]
         found.first = min(positions)
-        filled = places[positions.index(min(positions))]
-        # Of one communicator all that was called since is unfinished too.
-        since = {one.op_count for one, others in zip(operations, places, strict=True) if set(others) & set(filled)}
+        filled = places[positions.index(found.first)]
         if len(filled) == 1 and filled[0][1] is None:
-            found.place = filled[0][0], len(since) - 1
+            # Of one communicator all that was called since is unfinished too.
+            found.place = filled[0][0], len(unfinished[filled[0]]) - 1
     for number, operation in enumerate(operations):
         if isinstance(operation, ProxyOperation):
             way = operation.direction if operation.is_point_to_point else None
             alone = operation.comm_address, operation.comm_hash, operation.op_count, way
-            kernel = found.kernels[operation.address] = positions[number] if positions else alone
+            kernel = found.of[operation.address] = positions[number] if positions else alone
             begun = _has_begun(known[number], operation)
             if begun is not None:
                 found.begun[kernel] = found.begun.get(kernel, False) or begun
@@ -258,25 +270,33 @@ def _has_begun(own: Communicator | None, operation: ProxyOperation) -> bool | No
     if operation.direction is Direction.RECV:
         if any(sub.done > 0 for sub in operation.subs):
             return True
-        return False if own is not None and operation.algorithm == "Ring" and _leaves_unread(own, operation) else None
+        return _has_written(own, operation) if own is not None and operation.algorithm == "Ring" else None
     if any(sub.gpu_ready or sub.transmitted for sub in operation.subs):
         return True
     return False if any(sub.gpu_ready is not None and sub.posted > 0 for sub in operation.subs) else None
 
 
-def _leaves_unread(own: Communicator, operation: ProxyOperation) -> bool:
-    """Whether a ring's data has been delivered to a rank which reads none of it, though there is room for what it writes first to
-    the next in shared memory: then its kernel has not begun.
+def _has_written(own: Communicator, operation: ProxyOperation) -> bool | None:
+    """Whether a rank that receives a ring's data from the network has written to the next in shared memory, which its kernel does
+    first, or could have and has not; ``None`` where that does not show.
+
+    The connections of a ring count the same steps: one that stands at the step where the operation begins was not written to.
+    Where other algorithms or protocols used it too its count means nothing: then who reads nothing of what was delivered tells.
     """
-    rings = {ring.channel: (ring.prev, ring.next) for ring in own.rings}
-    room = {
-        (conn.channel, conn.peer)
-        for conn in own.host_connections
-        if conn.direction is Direction.SEND and conn.connection_index == 0 and conn.head is not None and conn.tail is not None
-        and conn.tail - conn.head < CONNECTION_SLOTS // 2
-    }  # fmt: skip
-    delivered = [(sub, *rings.get(sub.channel, (None, -1))) for sub in operation.subs if sub.transmitted]
-    return any(sub.peer == before and (sub.channel, after) in room for sub, before, after in delivered)
+    after = {ring.channel: ring.next for ring in own.rings}
+    sinks = {(c.channel, c.peer): c for c in own.host_connections if c.direction is Direction.SEND and c.connection_index == 0}
+    counts = operation.protocol == "Simple" and operation.collective in RING_ENDS_RECEIVING
+    known: list[bool] = []
+    for sub in operation.subs:
+        sink = sinks.get((sub.channel, after.get(sub.channel, -1)))
+        if sink is None or sink.tail is None or (unread := steps_unread(sink)) is None or unread > CONNECTION_SLOTS:
+            continue
+        written = sink.tail - sub.base
+        if counts and 0 < written <= sub.nsteps:
+            known.append(True)
+        elif unread < CHUNK_STEPS and (sub.transmitted or (counts and written == 0)):
+            known.append(False)
+    return any(known) if known else None
 
 
 def _places(own: Communicator | None, operation: _Operation) -> list[Place]:

@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.slow.snapshot import Activity, CpuTimes, LinkPlace, Look, Part
+from ncclwatch.engine.slow.snapshot import COLUMNS, Activity, LinkPlace, Look, Part
 from ncclwatch.model.identity import ProcessKey
-from ncclwatch.model.state import CpuLimit
 
 Shares = NDArray[np.float64]
 
@@ -32,8 +31,7 @@ class Profile:
     """Shares of the looks (0 to 1), by process in the order of ``processes``; arrays of shape (processes,).
 
     ``hold[part]`` is the share of all ranks' time that is spent waiting for that part of a rank; ``looks_held`` counts the looks
-    in which it held up at least one other. ``busy`` is the share in which a rank computed or its host had called nothing,
-    ``waits`` that in which it waited for another.
+    in which it held up at least one other. ``busy``: it computed or its host had called nothing, ``waits``: for another.
     """
 
     processes: list[ProcessKey]
@@ -51,25 +49,14 @@ class Profile:
     waits: Shares = field(default_factory=lambda: np.zeros(0))
     seen: Shares = field(default_factory=lambda: np.zeros(0))
     """Looks that tell what a rank does, ``INFERRED`` of one where that is only inferred."""
-    cpu: Shares = field(default_factory=lambda: np.zeros((2, 0)))
-    """Threads that were runnable and had no CPU, and that ran, on average: shape (2, processes); nan where that is not known."""
-
+    cpu_wait: Shares = field(default_factory=lambda: np.zeros(0))
+    """Threads of each rank that were runnable and had no CPU, on average; nan where that is not known, as below."""
+    cpu_use: Shares = field(default_factory=lambda: np.zeros(0))
+    """CPUs that each rank used, on average."""
     held_back: Shares = field(default_factory=lambda: np.zeros(0))
     """The part of the periods of its CPU limit in which each rank was held back; nan where that is not known."""
     limits: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
     """Numbers the control groups that hold ranks back (−1: none)."""
-
-    @property
-    def cpu_wait(self) -> Shares:
-        """Threads of each rank that wait for a CPU, on average."""
-        wait: Shares = self.cpu[0]
-        return wait
-
-    @property
-    def cpu_use(self) -> Shares:
-        """CPUs that each rank uses, on average."""
-        use: Shares = self.cpu[1]
-        return use
 
     def of(self, processes: Sequence[ProcessKey], values: Shares, missing: float = np.nan) -> Shares:
         """Values of this profile's processes for others, in their order; ``missing`` for those it does not know."""
@@ -93,29 +80,46 @@ def link_key(place: LinkPlace) -> LinkKey:
 
 
 def add_up(looks: Sequence[Look], processes: Sequence[ProcessKey]) -> Profile:
-    """Profile of some looks. O(holds)."""
+    """Profile of some looks. O(holds + looks x processes), in columns."""
     index = {key: at for at, key in enumerate(processes)}
     size = len(index)
-    held_back, limits = _cpu_limits(looks, index)
+    known = _stacked(looks, index)
+    (wait, use), (held_back, limits) = _cpu_times(known), _cpu_limits(known, processes)
     profile = Profile(
         list(processes), len(looks), {part: np.zeros(size) for part in Part}, {part: np.zeros(size) for part in Part},
-        cpu=_cpu_times(looks, index), held_back=held_back, limits=limits, passes=_passes(looks),
+        cpu_wait=wait, cpu_use=use, held_back=held_back, limits=limits,
     )  # fmt: skip
-    busy, waits, seen = np.zeros(size), np.zeros(size), np.zeros(size)
     for look in looks:
         _add_holds(profile, look, index)
-        for process, activity in look.activities.items():
-            if process in index and activity is not Activity.UNKNOWN:
-                at, weight = index[process], INFERRED if process in look.inferred else 1.0
-                seen[at] += weight
-                busy[at] += weight * (activity in (Activity.COMPUTES, Activity.CALLS_NOTHING))
-                waits[at] += weight * (activity is Activity.WAITS)
+    activity, inferred = known["activity"], known["inferred"]
+    weight = np.where(activity == _UNKNOWN, 0.0, np.where(inferred > 0, INFERRED, 1.0))
     number = max(1, len(looks))
     profile.hold = {part: shares / number for part, shares in profile.hold.items()}
     profile.links = {key: value / number for key, value in profile.links.items()}
+    seen = weight.sum(axis=0)
     told = np.where(seen > 0, seen, 1.0)
-    profile.busy, profile.waits, profile.seen = busy / told, waits / told, told
+    profile.busy, profile.waits, profile.seen = (
+        (weight * np.isin(activity, _WORKS)).sum(axis=0) / told, (weight * (activity == _WAITS)).sum(axis=0) / told, told
+    )  # fmt: skip
     return profile
+
+
+_CODE = {activity: number for number, activity in enumerate(Activity)}
+_UNKNOWN, _WAITS = _CODE[Activity.UNKNOWN], _CODE[Activity.WAITS]
+_WORKS = (_CODE[Activity.COMPUTES], _CODE[Activity.CALLS_NOTHING])
+
+
+def _stacked(looks: Sequence[Look], index: Mapping[ProcessKey, int]) -> dict[str, NDArray[np.float64]]:
+    """What the looks know of each process: for each of ``COLUMNS`` an array of shape (looks, processes)."""
+    found = np.full((len(COLUMNS), len(looks), len(index)), np.nan)
+    found[COLUMNS.index("activity")] = _UNKNOWN
+    last, rows = tuple(index), np.arange(len(index))
+    for number, look in enumerate(looks):
+        keys, known = look.columns
+        if keys != last:
+            rows, last = np.array([index.get(key, -1) for key in keys], np.int64), keys
+        found[:, number, rows[rows >= 0]] = known[:, rows >= 0]
+    return dict(zip(COLUMNS, found, strict=True))
 
 
 def _add_holds(profile: Profile, look: Look, index: Mapping[ProcessKey, int]) -> None:
@@ -137,58 +141,50 @@ def _add_holds(profile: Profile, look: Look, index: Mapping[ProcessKey, int]) ->
             profile.operations[hold.process][hold.group, hold.operation] += 1
             if hold.weight >= least:
                 held.add((hold.part, at))
+    for process, text in look.passes.items():
+        profile.passes[process][text] += 1
     profile.link_looks.update(linked)
     for part, at in held:
         profile.looks_held[part][at] += 1
 
 
-def _passes(looks: Sequence[Look]) -> dict[object, Counter[str]]:
-    found: dict[object, Counter[str]] = defaultdict(Counter)
-    for look in looks:
-        for process, text in look.passes.items():
-            found[process][text] += 1
-    return found
+def _rises(known: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Rises of counters at each look since they were last known, and what they were then; NaN: none. Shape (looks, processes)."""
+    missing = np.isnan(known)
+    if missing.any() and not missing.all():
+        places = np.where(missing, 0, np.arange(1, len(known) + 1)[:, None])
+        newest = np.maximum.accumulate(places, axis=0)
+        known = np.vstack([np.full((1, known.shape[1]), np.nan), known])[newest, np.arange(known.shape[1])]
+    past = np.vstack([np.full((1, known.shape[1]), np.nan), known[:-1]])
+    return np.where(missing, np.nan, known - past), past
 
 
-def _cpu_times(looks: Sequence[Look], index: dict[ProcessKey, int]) -> Shares:
+def _cpu_times(known: Mapping[str, NDArray[np.float64]]) -> Shares:
     """Seconds waited and run a second: shape (2, processes)."""
-    last: dict[int, CpuTimes] = {}
-    sums = np.zeros((3, len(index)))
-    for look in looks:
-        for process, times in look.cpu_times.items():
-            at = index.get(process)
-            if at is None:
-                continue
-            before = last.get(at)
-            # The wait is summed over threads that are alive: where one has ended it says nothing of this stretch.
-            if before is not None and times.at > before.at and times.waited >= before.waited:
-                sums[:, at] += (times.at - before.at, times.waited - before.waited, times.ran - before.ran)
-            last[at] = times
-    rates: Shares = sums[1:] / np.where(sums[0] > 0, sums[0], np.nan)
+    if np.isnan(known["at"]).all():
+        return np.full((2, known["at"].shape[1]), np.nan)
+    passed, waited, ran = (_rises(known[name])[0] for name in ("at", "waited", "ran"))
+    # The wait is summed over threads that are alive: where one has ended it says nothing of this stretch.
+    counts = (passed > 0) & (waited >= 0)
+    total, *sums = (np.where(counts, rise, 0.0).sum(axis=0) for rise in (passed, waited, ran))
+    rates: Shares = np.stack(sums) / np.where(total > 0, total, np.nan)
     return rates
 
 
-def _cpu_limits(looks: Sequence[Look], index: dict[ProcessKey, int]) -> tuple[Shares, NDArray[np.int64]]:
-    """The part of its periods in which a CPU limit held each process back (0 where nothing limits it), and the control group
-    with that limit as a number: both of shape (processes,).
-    """
-    last: dict[ProcessKey, CpuLimit] = {}
-    rises: dict[ProcessKey, tuple[int, int]] = {}
-    for look in looks:
-        for process, times in look.cpu_times.items():
-            if process not in index or times.limit is None:
-                continue
-            before = last.get(process)
-            rise = times.limit.since(before) if before is not None else None
-            if rise is not None:
-                periods, throttled = rises.get(process, (0, 0))
-                rises[process] = (periods + rise[0], throttled + rise[1])
-            last[process] = times.limit
-    held, groups = np.full(len(index), np.nan), np.full(len(index), -1, np.int64)
-    for process, (periods, throttled) in rises.items():
-        held[index[process]] = min(1.0, throttled / max(1, periods))
+def _cpu_limits(known: Mapping[str, NDArray[np.float64]], processes: Sequence[ProcessKey]) -> tuple[Shares, NDArray[np.int64]]:
+    """The part of its periods in which a CPU limit held each process back (0: no limit), and the number of that control group."""
+    held, groups = np.full(len(processes), np.nan), np.full(len(processes), -1, np.int64)
+    if np.isnan(known["periods"]).all():
+        return held, groups
+    (periods, before), (throttled, _) = (_rises(known[name]) for name in ("periods", "throttled"))
+    # A process that was put into a group only in between has no past of its own there.
+    counts = (periods >= 0) & (throttled >= 0) & ~((known["periods"] > 0) & (before == 0))
+    told = counts.any(axis=0)
+    total, back = (np.where(counts, rise, 0.0).sum(axis=0) for rise in (periods, throttled))
+    held[told] = np.minimum(1.0, back / np.maximum(total, 1.0))[told]
     numbers: dict[tuple[str, int], int] = {}
-    for process, limit in last.items():
-        if limit.periods:
-            groups[index[process]] = numbers.setdefault((process.boot_id, limit.group), len(numbers))
+    newest = np.argmax(~np.isnan(known["periods"][::-1]), axis=0)
+    limits, in_group = (known[name][::-1][newest, np.arange(len(processes))] for name in ("periods", "group"))
+    for at in np.flatnonzero(limits > 0).tolist():
+        groups[at] = numbers.setdefault((processes[at].boot_id, int(in_group[at])), len(numbers))
     return held, groups

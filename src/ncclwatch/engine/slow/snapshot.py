@@ -1,29 +1,35 @@
 """Who waits for whom at one moment of a job that runs: a sampling profile of what the job is held up by.
 
-A single look proves nothing, since in a healthy job somebody computes while somebody waits. Over many looks, the share of them in
-which a rank or link holds others up is the share of time it costs (Mycroft Table 4, applied to the sampled state). The
-wait-for graph is that of the hang diagnosis; one thing is added: a rank whose kernel has not begun an operation that is queued
-does not wait in it, it still computes.
+Over many looks, the share of them in which a rank or link holds others up is the share of time it costs (Mycroft Table 4, applied
+to the sampled state). The wait-for graph is that of the hang diagnosis; one thing is added: a rank whose kernel has not begun an
+operation that is queued does not wait in it, it still computes.
 """
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import cached_property
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ncclwatch.engine.case import of_job
 from ncclwatch.engine.connections import amid_rings, laggards
 from ncclwatch.engine.edges import PROXY_STALLS, Wait, Why
 from ncclwatch.engine.evidence.base import AbsentNode, HiddenNode, LinkNode, Node, RankNode
-from ncclwatch.engine.graph import Sink, Waits
+from ncclwatch.engine.graph import Sink, Waits, victims_of
 from ncclwatch.engine.job import Job, Member
-from ncclwatch.engine.slow.order import Kernels, OrderOf
-from ncclwatch.engine.topology.labels import Stage, pass_text
+from ncclwatch.engine.slow.order import Kernels, OrderOf, awaited_inside, read_kernels
+from ncclwatch.engine.topology.model import Stage, pass_text
+from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.model.identity import ProcessKey
-from ncclwatch.model.state import CpuLimit, Direction, OpPhase, ProcessSample, Transport
+from ncclwatch.model.state import Direction, OpPhase, ProcessSample, Transport
 
 NEAR_SHARE = 0.03
 """Samples that are nearer together than this share of an iteration are taken for one moment. Unit: share. From: chosen; less than
@@ -84,19 +90,25 @@ class Activity(StrEnum):
     UNKNOWN = "unknown"
 
 
-@dataclass(frozen=True, slots=True)
-class CpuTimes:
-    """How long the threads of a process have waited for a CPU and run so far, seconds, and what a CPU limit has done to them;
-    ``at``: when that was read.
+class CpuTimes(NamedTuple):
+    """How long the threads of a process have waited for a CPU and run up to the moment ``at``, seconds, and what a CPU limit has
+    done to them (:class:`CpuLimit`); NaN: not known.
     """
 
-    at: float
-    waited: float
-    ran: float
-    limit: CpuLimit | None = None
+    at: float = math.nan
+    waited: float = math.nan
+    ran: float = math.nan
+    periods: float = math.nan
+    throttled: float = math.nan
+    group: float = math.nan
 
 
-@dataclass(frozen=True, slots=True)
+COLUMNS = ("activity", "inferred", *CpuTimes._fields)
+"""Of a process at a look: number of the activity, whether it is inferred, and what CPUs and their limit did."""
+_CODES = {activity: float(number) for number, activity in enumerate(Activity)}
+
+
+@dataclass(frozen=True)
 class Look:
     """One look at a job: wall time in seconds, number of ranks looked at, the holds, and what each rank does."""
 
@@ -111,11 +123,22 @@ class Look:
     inferred: frozenset[ProcessKey] = frozenset()
     """Of whose kernels nothing shows: only that others wait for them, or they for others, says what they do."""
 
+    @cached_property
+    def columns(self) -> tuple[tuple[ProcessKey, ...], NDArray[np.float64]]:
+        """What is known of each process: the processes, and ``COLUMNS`` of each, of shape (columns, processes)."""
+        keys, unknown = tuple(dict.fromkeys((*self.activities, *self.cpu_times))), CpuTimes()
+        known = [
+            (_CODES[self.activities.get(key, Activity.UNKNOWN)], key in self.inferred, *self.cpu_times.get(key, unknown))
+            for key in keys
+        ]
+        return keys, np.array(known, np.float64).reshape(-1, len(COLUMNS)).T
+
 
 StageOf = Callable[[str, int, int, int], Stage | None]
 """(host, pid, communicator's address or 0, calls made since) → where in the iteration that call stands."""
 
 
+@collector_at_rest()
 def take_look(
     job: Job, order_of: OrderOf | None = None, near_s: float = math.inf, stage_of: StageOf | None = None
 ) -> Look:  # fmt: skip
@@ -124,52 +147,51 @@ def take_look(
     ``near_s``: samples of two processes less than that apart are of one moment.
     """
     everything = of_job(job).waits
-    kernels = Kernels(job, order_of)
+    orders = {m.index: order_of(m.info.host, m.info.pid) if order_of is not None else None for m in job.members}
+    kernels = {member.index: read_kernels(job, member, orders[member.index]) for member in job.members}
     # Nobody is held up in a ring through shared memory of which nothing shows that it has begun it.
-    seen = [wait for wait in everything.all() if kernels.waits(wait) and not (wait.weak and wait.end is None)]
+    seen = [
+        wait for wait in everything.waits
+        if (kernels[wait.end.member.index].waits(wait.end.operation.address) if wait.end is not None else not wait.weak)
+    ]  # fmt: skip
     seen += laggards(job)
-    moments = Moments(job, near_s)
-    proven = [moments.prove(wait) for wait in seen]
+    proven = [is_proven(job, wait, near_s) for wait in seen]
     edges = [wait for wait, certain in zip(seen, proven, strict=True) if certain]
+    edges += awaited_inside(job, order_of) if order_of is not None else ()
     # Whoever may wait for another is no end of the waits.
     doubtful = {wait.waiter for wait, certain in zip(seen, proven, strict=True) if not certain}
     waits = everything.with_edges(edges)
     sinks = [sink for sink in waits.sinks if sink.waits or sink.inside]
     blocked = [_blocked(sink) for sink in sinks]
-    reached: dict[int, int] = defaultdict(int)
-    for ranks in blocked:
-        for rank in ranks:
-            reached[rank] += 1
+    reached = Counter(rank for ranks in blocked for rank in ranks)
     total = max(1, len(job.members))
     holds: list[Hold] = []
     inside = amid_rings(job)
     for sink, ranks in zip(sinks, blocked, strict=True):
         weight = sum(1.0 / reached[rank] for rank in ranks) / total
-        nodes = sink.nodes
-        for node in nodes:
-            if node in doubtful:
-                continue
-            holds += _holds(job, sink, node, weight / len(nodes), inside)
+        holds += [_hold(job, sink, node, weight / len(sink.nodes), inside) for node in sink.nodes if node not in doubtful]
     time = max(member.last.wall_ns for member in job.members) / 1e9
-    cpu_times = {
-        member.info.key: CpuTimes(
-            sample.time_ns / 1e9, sample.run_queue_wait_ns / 1e9, sample.cpu_time_ns / 1e9, sample.cpu_limit
-        )
-        for member in job.members
-        if (sample := member.last).run_queue_wait_ns is not None and sample.cpu_time_ns is not None
-    }
+    cpu_times = {member.info.key: times for member in job.members if (times := _cpu_times(member.last)) is not None}
     activities, inferred = _activities(job, waits, kernels, doubtful, inside)
     passes = _passes(job, kernels, holds, stage_of)
     return Look(time, len(job.members), tuple(holds), activities, cpu_times, passes, inferred)
 
 
+def _cpu_times(sample: ProcessSample) -> CpuTimes | None:
+    if sample.run_queue_wait_ns is None or sample.cpu_time_ns is None:
+        return None
+    read = sample.time_ns / 1e9, sample.run_queue_wait_ns / 1e9, sample.cpu_time_ns / 1e9
+    limit = sample.cpu_limit
+    return CpuTimes(*read, limit.periods, limit.throttled, limit.group) if limit is not None else CpuTimes(*read)
+
+
 def _activities(
-    job: Job, waits: Waits, kernels: Kernels, doubtful: Collection[Node], inside: Collection[int]
+    job: Job, waits: Waits, kernels: Mapping[int, Kernels], doubtful: Collection[Node], inside: Collection[int]
 ) -> tuple[dict[ProcessKey, Activity], frozenset[ProcessKey]]:
     """What each rank does, and for whom that is only inferred."""
     waiting: dict[int, set[bool]] = defaultdict(set)
     awaited: set[int] = set()
-    for wait in waits.all():
+    for wait in waits.waits:
         if isinstance(wait.waiter, RankNode):
             waiting[wait.waiter.index].add(isinstance(wait.target, LinkNode))
         if isinstance(wait.target, RankNode):
@@ -181,7 +203,7 @@ def _activities(
         if not targets and RankNode(member.index) in doubtful:
             found[member.info.key] = Activity.UNKNOWN
             continue
-        within = kernels.current(member)
+        within = kernels[member.index].current
         found[member.info.key] = _activity(
             member, targets, within, awaited=member.index in awaited, inside=member.index in inside
         )
@@ -207,44 +229,42 @@ def _activity(member: Member, targets: set[bool], within: bool | None, *, awaite
 
 
 def _blocked(sink: Sink) -> set[int]:
-    found = sink.behind()
+    found = victims_of([sink])
     if sink.is_cycle:
         # Ranks in a circle hold each other up.
         found |= {node.index for node in sink.nodes if isinstance(node, RankNode)}
     return found
 
 
-def _passes(job: Job, kernels: Kernels, holds: Iterable[Hold], stage_of: StageOf | None) -> dict[ProcessKey, str]:
+def _passes(job: Job, kernels: Mapping[int, Kernels], holds: Iterable[Hold], stage_of: StageOf | None) -> dict[ProcessKey, str]:
     """The passes that those are in who hold others up by their own work: of the operation that their GPU is at or before."""
     if stage_of is None:
         return {}
     held = {hold.process for hold in holds if hold.process is not None and hold.link is None}
     found: dict[ProcessKey, str] = {}
     for member in job.members if held else ():
-        place = kernels.place(member) if member.info.key in held else None
+        place = kernels[member.index].place if member.info.key in held else None
         stage = stage_of(member.info.host, member.info.pid, *place) if place is not None else None
         if stage is not None and (text := pass_text(stage)):
             found[member.info.key] = text
     return found
 
 
-def _holds(job: Job, sink: Sink, node: Node, weight: float, inside: Collection[int]) -> Iterable[Hold]:
+def _hold(job: Job, sink: Sink, node: Node, weight: float, inside: Collection[int]) -> Hold:
     waits = [wait for wait in (*sink.waits, *sink.inside) if wait.target == node] or sink.waits or sink.inside
-    first = waits[0]
     operation = next((w.end.operation.collective for w in waits if w.end is not None), "")
-    group = job.groups[first.key.group]
+    group = job.groups[waits[0].key.group]
     if isinstance(node, LinkNode):
         ends = [group.members.get(rank) for rank in (node.source, node.destination)]
         keys = [found[0].info.key if found else None for found in ends]
         channels = tuple(sorted({w.key.channel for w in waits}))
         link = LinkPlace(group.id, group.hash, group.nranks, node.source, node.destination, keys[0], keys[1], channels)
-        yield Hold(Part.LINK, weight, None, link, operation, group.id)
-    elif isinstance(node, (AbsentNode, HiddenNode)):
+        return Hold(Part.LINK, weight, None, link, operation, group.id)
+    if isinstance(node, (AbsentNode, HiddenNode)):
         found = group.members.get(node.comm_rank)
-        yield Hold(Part.UNSEEN, weight, found[0].info.key if found else None, None, operation, group.id)
-    else:
-        member = job.member(node.index)
-        yield Hold(_part(member, sink, waits, inside=member.index in inside), weight, member.info.key, None, operation, group.id)
+        return Hold(Part.UNSEEN, weight, found[0].info.key if found else None, None, operation, group.id)
+    member = job.member(node.index)
+    return Hold(_part(member, sink, waits, inside=member.index in inside), weight, member.info.key, None, operation, group.id)
 
 
 def _part(member: Member, sink: Sink, waits: list[Wait], *, inside: bool) -> Part:
@@ -279,46 +299,32 @@ def near(iteration_s: float | None) -> float:
     return NEAR_SHARE * iteration_s if iteration_s is not None else NEAR_S
 
 
-class Moments:
-    """What two samples of different processes prove of one another: they are read one after the other, and the job runs
-    meanwhile.
+def is_proven(job: Job, wait: Wait, near_s: float) -> bool:
+    """Whether who is waited for was read late enough to know that it had not come.
 
-    Counters only rise. Who waits for a rank that was read later really waited: until then it had not come. A rank that was read
-    earlier may have come in between, and data that was "sent and not received" may have been received: that proves nothing,
-    unless hardly any time lay between (``near_s``), or who waits had already waited at the look before. On a machine with much
-    to do, reading all ranks can take longer than an iteration.
+    Processes are read one after the other, and the job runs meanwhile. Counters only rise, so who waits for a rank that was read
+    later really waited. A rank that was read earlier may have come in between, and data that was "sent and not received" may have
+    been received: that proves nothing, unless hardly any time lay between (``near_s``), or who waits had already waited at the
+    look before.
     """
+    if isinstance(wait.target, LinkNode):
+        group = job.groups.get(wait.target.group_id)
+        ends = [group.members.get(rank) if group else None for rank in (wait.target.source, wait.target.destination)]
+        first, then = (end[0] if end else None for end in ends)
+        waited: Iterable[ProcessSample] = ()
+    else:
+        first, then = (job.member(node.index) if isinstance(node, RankNode) else None for node in (wait.waiter, wait.target))
+        waited = _waited_before(wait)
+    if first is None or then is None or first is then:
+        return True
+    return any(one.wall_ns + one.duration_ns - then.last.wall_ns <= near_s * 1e9 for one in chain([first.last], waited))
 
-    def __init__(self, job: Job, near_s: float) -> None:
-        self._job = job
-        self._near_ns = near_s * 1e9
-        self._last = {member.index: member.last for member in job.members}
 
-    def prove(self, wait: Wait) -> bool:
-        """Whether who is waited for had been read late enough to know that it had not come."""
-        if isinstance(wait.target, LinkNode):
-            group = self._job.groups.get(wait.target.group_id)
-            ends = [group.members.get(rank) if group else None for rank in (wait.target.source, wait.target.destination)]
-            first, then = (end[0].last if end else None for end in ends)
-        else:
-            first = self._last.get(wait.waiter.index) if isinstance(wait.waiter, RankNode) else None
-            then = self._last.get(wait.target.index) if isinstance(wait.target, RankNode) else None
-        if first is None or then is None or self._follows(first, then):
-            return True
-        return not isinstance(wait.target, LinkNode) and self._waited_before(wait, then)
-
-    def _waited_before(self, wait: Wait, then: ProcessSample) -> bool:
-        """Whether the look before showed the waiter's end as it stands now: it waited before the other was read."""
-        if wait.end is None or len(wait.end.member.samples) < 2:
-            return False
-        before, operation, sub = wait.end.member.samples[-2], wait.end.operation, wait.end.sub
-        stood = any(
-            one.address == operation.address and one.op_count == operation.op_count and sub in one.subs
-            for one in before.operations
-        )
-        return stood and self._follows(before, then)
-
-    def _follows(self, first: ProcessSample, then: ProcessSample) -> bool:
-        if first is then:
-            return True
-        return first.wall_ns + first.duration_ns - then.wall_ns <= self._near_ns
+def _waited_before(wait: Wait) -> Iterator[ProcessSample]:
+    """The look before, if it showed the waiter's end as it stands now."""
+    if wait.end is None:
+        return
+    own, sub = wait.end.operation, wait.end.sub
+    for before in wait.end.member.samples[-2:-1]:
+        if any((one.address, one.op_count) == (own.address, own.op_count) and sub in one.subs for one in before.operations):
+            yield before

@@ -17,7 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.topology.record import GATHER, POINT_TO_POINT, SCATTER, SUM, element_bytes, mix
+from ncclwatch.collect.functions import TYPES
+from ncclwatch.engine.topology.model import Pattern
+from ncclwatch.engine.topology.record import GATHER, POINT_TO_POINT, SCATTER, SUM, mix
 from ncclwatch.model.events import Function
 
 TINY_BYTES = 1024
@@ -40,6 +42,13 @@ RAREST = 8
 """Bound: so many of the rarest operations propose periods: of those that come once an iteration there are fewer than that."""
 DISTANCES = 48
 """Bound: occurrences apart: an operation that comes more often in an iteration proposes no period; the search stays linear."""
+CONTEXT = 24
+"""Unit: calls in a row that must fit in one place of the pattern only, where none is unique. From: more than a layer makes in
+both passes; in the jobs of ``score.topology`` half and twice as many place 0.1 % of the calls more or fewer.
+"""
+
+_SIZES = np.array([*(size for _, size in TYPES), 4], np.int64)
+"""Bytes of an element by ``ncclDataType_t``; the last of one that is not known."""
 
 Tokens = NDArray[np.uint64]
 
@@ -91,16 +100,22 @@ def shape_of(ways: Collection[tuple[int, int, bool]], size: int, paired: bool | 
     return Shape.EITHER if paired is None and size == 3 and len(turns) == 2 else Shape.CHAIN
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Usage:
-    """How one process uses one communicator, within its iteration (or in all that was kept, without one)."""
+    """How a communicator is used: by one process within its iteration (or in all that was kept, without one), by the members of a
+    group, or by groups of one kind.
+    """
 
     ways: frozenset[tuple[int, int, bool]] = frozenset()
-    shape: Shape = Shape.NONE
-    times: int = 0
+    """(rank of the communicator, peer, whether it sends) of Send and Recv."""
+    shape: Shape | None = None
+    """``None`` where no calls were seen."""
+    times: float = 0.0
     """How often the operation that comes most often does."""
     functions: frozenset[int] = frozenset()
-    """Collectives; those of a few bytes only where there are no others, nor Send and Recv."""
+    """Collectives; those of a few bytes only where there are no others, nor Send and Recv. Of counts those that are no single
+    call among many; empty where the build counts them together.
+    """
     tiny: bool = False
     """Whether its collectives carry no more than flags."""
     inside: bool | None = None
@@ -230,7 +245,8 @@ def _longest_run(order: NDArray[Any], function: int) -> int:
 
 
 def _bytes(operations: NDArray[Any]) -> NDArray[np.int64]:
-    return operations["count"].astype(np.int64) * element_bytes(operations["datatype"])
+    types = operations["datatype"]
+    return operations["count"].astype(np.int64) * _SIZES[np.where((types >= 0) & (types < len(TYPES)), types, -1)]
 
 
 def _substantial(operations: NDArray[Any]) -> NDArray[np.bool_]:
@@ -339,23 +355,63 @@ def _raw_tokens(operations: NDArray[Any]) -> Tokens:
     grouped ones differ.
     """
     point = np.isin(operations["function"], POINT_TO_POINT)
-    count = np.where(point, 0, operations["count"].astype(np.uint64))
+    count = np.where(point, 0, operations["count"])
     for row, function in np.unique(operations[["row", "function"]]).tolist():
         own = (operations["row"] == row) & (operations["function"] == function)
         if varies(len(np.unique(count[own])), int(np.count_nonzero(own))):
             count[own] = 0
     joined = np.zeros(len(operations), np.bool_)
     joined[1:] = operations["call"][1:] == operations["call"][:-1]
-    return mix(
-        operations["row"].astype(np.uint64),
-        operations["function"].astype(np.uint64),
-        count,
-        operations["datatype"].astype(np.int64).astype(np.uint64),
-        np.where(point, operations["peer"], 0).astype(np.int64).astype(np.uint64),
-        joined.astype(np.uint64),
-    )
+    peer = np.where(point, operations["peer"], 0)
+    return mix(operations["row"], operations["function"], count, operations["datatype"], peer, joined)
 
 
 def varies(sizes: int, calls: int) -> bool:
     """Whether so many different sizes in so many calls depend on the data; a few, as of layers, are a model's."""
     return sizes > max(FEW_SIZES, VARIABLE * calls)
+
+
+# --- where a rank is ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Track:
+    """The pointer of one process: ``position`` is the step its latest call was, −1 when lost."""
+
+    pattern: Pattern
+    position: int = -1
+    recent: list[int] = field(default_factory=list)
+    """Calls since the pointer was lost."""
+
+    def follow(self, tokens: NDArray[np.uint64]) -> None:
+        """Take calls in order: follow the pattern as far as they fit."""
+        at, word = 0, self.pattern.tokens
+        while at < len(tokens):
+            piece = tokens[at : at + len(word)]
+            if self.position >= 0:
+                same = piece == word[(self.position + 1 + np.arange(len(piece))) % len(word)]
+                fits = len(piece) if same.all() else int(same.argmin())
+                self.position, at = (self.position + fits) % len(word), at + fits
+                if same.all():
+                    continue
+            self._search(int(tokens[at]))
+            at += 1
+
+    def _search(self, token: int) -> None:
+        """The place of a call that does not fit; what the pattern does not hold is passed over, else the pointer may be lost."""
+        unique, known = self.pattern.unique, token in self.pattern.tokens
+        if token in unique or (unique and known):
+            self.position = unique.get(token, -1)
+        elif not unique:
+            # Passes of an evaluation equal those of an iteration: a run of calls only counts where nothing is unique.
+            self.recent = [*self.recent, token] if self.position < 0 else []
+            self.position = -1 if known else self.position
+            if len(self.recent) == CONTEXT:
+                self.position, self.recent = self._by_context(), []
+
+    def _by_context(self) -> int:
+        """The only place where the latest calls end; −1 where there is none or several."""
+        word = self.pattern.tokens
+        windows = np.lib.stride_tricks.sliding_window_view(np.resize(word, len(word) + CONTEXT - 1), CONTEXT)
+        found = np.flatnonzero((windows == np.array(self.recent, np.uint64)).all(axis=1))
+        return int(found[0] + CONTEXT - 1) % len(word) if len(found) == 1 else -1

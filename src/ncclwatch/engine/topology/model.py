@@ -1,14 +1,21 @@
-"""What is learned of a job: roles of groups, layout, and the pattern of an iteration. Plain data, no judgement of health."""
+"""What is learned of a job: roles of groups, layout, and the pattern of an iteration; and where in it a rank is, as people read
+it. Plain data, no judgement of health.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+
+from ncclwatch.model.events import Function
+
+FUNCTION_NAMES = {int(function): function.name.title().replace("_", "") for function in Function}
+"""Names of functions as NCCL spells them."""
 
 
 class Role(StrEnum):
@@ -36,6 +43,73 @@ class Phase(StrEnum):
     BACKWARD = "backward"
     EITHER = "forward or backward"
     OPTIMIZER = "optimizer"
+
+
+DATA_WORDS = {"ReduceScatter": "gradients", "AllReduce": "gradients", "Reduce": "gradients", "AllGather": "parameters"}
+"""What an operation of a data-parallel group moves."""
+
+_ONCE = (Role.DATA, Role.MODEL, Role.EXPERT_DATA, Role.EMBEDDING)
+PARALLEL = (Role.TENSOR, Role.DATA, Role.CONTEXT, Role.EXPERT)
+"""Roles of groups over which work is divided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """Where in the training an operation is, and the rank that calls it; parts that are not known are −1 or empty.
+
+    A Recv brings the input of its pass, a Send takes its result away. ``towards`` is, for Send and Recv between stages, +1 for
+    the next stage, −1 for the one before (cyclic), 0 otherwise. ``layer`` counts the pass's calls on that group from 0.
+    """
+
+    phase: Phase = Phase.EITHER
+    micro_batch: int = -1
+    chunk: int = -1
+    pipeline_stage: int = -1
+    tensor_index: int = -1
+    role: Role = Role.UNSURE
+    function: str = ""
+    layer: int = -1
+    towards: int = 0
+    call: int = field(default=0, compare=False)
+    """Number of the NCCL group call or single call within the iteration: operations of one grouped call have the same."""
+
+    def at_home_of(self, own: Stage) -> Stage:
+        """The same place in the iteration, read off a peer, with the pipeline stage and tensor rank of ``own``."""
+        return replace(self, pipeline_stage=own.pipeline_stage, tensor_index=own.tensor_index)
+
+    def text(self) -> str:
+        """One line for people: what is known and nothing else."""
+        where = [pass_text(self)]
+        if self.pipeline_stage >= 0:
+            where.append(f"pipeline stage {self.pipeline_stage}")
+        if self.tensor_index >= 0:
+            where.append(f"TP rank {self.tensor_index}")
+        return ": ".join(part for part in (", ".join(filter(None, where)), self._operation()) if part)
+
+    def _operation(self) -> str:
+        if self.role in (Role.UNSURE, Role.UNUSED):
+            return self.function
+        if self.role is Role.PIPELINE:
+            way = {"Send": "to", "Recv": "from"}.get(self.function)
+            side = {1: "the next", -1: "the previous"}.get(self.towards)
+            return f"{self.function or 'exchange'} " + (f"{way} {side} stage" if way and side else "between pipeline stages")
+        group = f"the {self.role}-parallel group" if self.role in PARALLEL else f"the {self.role} group"
+        text = f"{self.function or 'collective'} of {group}"
+        if self.role is Role.MODEL:
+            text = f"{self.function or 'collective'} over one copy of the model (gradient norm)"
+        elif self.role is Role.DATA and self.function in DATA_WORDS:
+            text += f" ({DATA_WORDS[self.function]})"
+        return text + (f", call {self.layer + 1} of the pass" if self.layer >= 0 else "")
+
+
+def pass_text(stage: Stage) -> str:
+    """``backward of micro-batch 5``; empty where the pass is not known."""
+    if stage.phase is Phase.OPTIMIZER:
+        return "optimizer step"
+    if stage.phase is Phase.EITHER and stage.micro_batch < 0:
+        return ""
+    micro_batch = f" of micro-batch {stage.micro_batch}" if stage.micro_batch >= 0 else ""
+    return f"{stage.phase}{micro_batch}" + (f", model chunk {stage.chunk}" if stage.chunk >= 0 else "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,8 +153,8 @@ class Layout:
 class Topology:
     """Everything inferred of one job. Arrays of shape (world,) are indexed by global rank; −1 means unknown.
 
-    ``stage`` is the pipeline stage, ``tensor_index`` the place in the tensor group, ``replica`` the place in the data group:
-    ranks of equal stage and tensor index do the same work on other data.
+    ``stage`` is the pipeline stage, ``tensor_index`` the place in the tensor group: where both are equal, ranks do the same work
+    on other data.
     """
 
     world: int
@@ -88,7 +162,6 @@ class Topology:
     layout: Layout
     stage: NDArray[np.int32]
     tensor_index: NDArray[np.int32]
-    replica: NDArray[np.int32]
     confidence: float = 0.0
     unsure: tuple[str, ...] = ()
     """Why something is not known, in words."""
@@ -106,24 +179,15 @@ class Topology:
         """Groups by the number ``engine.job`` gives them."""
         return {group.id: group for group in self.groups}
 
+    def placed(self, stage: Stage, rank: int) -> Stage:
+        """A step of the pattern as one rank's. Of one pipeline stage or tensor rank alone nothing is said."""
+        known = 0 <= rank < self.world
+        pipeline, tensor = (int(of[rank]) if known and of.max() > 0 else -1 for of in (self.stage, self.tensor_index))
+        return replace(stage, pipeline_stage=pipeline, tensor_index=tensor)
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    """One operation of an iteration's pattern, and the pass it belongs to: a Recv brings its input, a Send takes its result away.
-
-    ``function`` is ``model.events.Function``. ``towards`` is, for Send and Recv between stages, +1 for the next stage, −1 for the
-    one before (cyclic), 0 otherwise. ``layer`` counts the pass's calls on that group from 0. −1 means unknown.
-    """
-
-    role: Role
-    function: int
-    towards: int = 0
-    phase: Phase = Phase.EITHER
-    micro_batch: int = -1
-    chunk: int = -1
-    layer: int = -1
-    call: int = 0
-    """Number of the NCCL group call or single call within the iteration: operations of one grouped call have the same."""
+    def placed_by_role(self, role: Role, rank: int) -> Stage:
+        """What the role of its communicator alone says of a call."""
+        return self.placed(Stage(Phase.OPTIMIZER if role in _ONCE else Phase.EITHER, role=role), rank)
 
 
 @dataclass(frozen=True)
@@ -134,7 +198,7 @@ class Pattern:
     """
 
     stage: int
-    steps: tuple[Step, ...]
+    steps: tuple[Stage, ...]
     tokens: NDArray[np.uint64]
     micro_batches: int = 0
     chunks: int = 1

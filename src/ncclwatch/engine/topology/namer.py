@@ -1,23 +1,27 @@
-"""Learn a job from its calls while it runs, and say where in an iteration a rank or a call is."""
+"""Learn a job from its calls while it runs, say where in an iteration a rank or a call is, and put that into a verdict."""
 
 from __future__ import annotations
 
 import itertools
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.topology.iteration import collapse
-from ncclwatch.engine.topology.labels import Stage, stage_of_role, stage_of_step
-from ncclwatch.engine.topology.layout import infer
-from ncclwatch.engine.topology.model import Learned, Role, Step
-from ncclwatch.engine.topology.patterns import ROLES, Encoding, Track, encode, learn_patterns
+from ncclwatch.engine.job import Job, Member
+from ncclwatch.engine.ledger import Ledger
+from ncclwatch.engine.topology.iteration import Track, collapse
+from ncclwatch.engine.topology.model import FUNCTION_NAMES, Learned, Phase, Role, Stage
+from ncclwatch.engine.topology.patterns import ROLES, Encoding, encode, learn_patterns
 from ncclwatch.engine.topology.record import FUNCTIONS, POINT_TO_POINT, JobMap, KnownJob, Recorder, choose_specimens, from_samples
+from ncclwatch.engine.topology.roles import infer
 from ncclwatch.model.events import Function, Kind
-from ncclwatch.model.state import ProcessSample
+from ncclwatch.model.state import Communicator, ProcessSample
+from ncclwatch.model.verdict import Culprit, OperationRef, Verdict, VerdictClass, places, stands_in
+from ncclwatch.text import compressed
 
 FIRST_AT = 24
 """Unit: operations a process, on average, before anything is inferred. From: two iterations of the smallest jobs of
@@ -30,7 +34,12 @@ SETTLED_GROWTH = 2.0
 EARLY = 1_000_000
 """Bound: records kept until the first samples say whose they are."""
 
-_GROUPS = (int(Function.GROUP_START), int(Function.GROUP_END))
+SHOWN = 3
+"""Bound: lines on where victims are."""
+LATEST = 4
+"""Bound: calls on one communicator that are looked at: gather, scatter, sum and a barrier may take turns; memory names one."""
+ASKED = 16
+"""Bound: members of a communicator that are asked where an operation is: they call alike, so more would tell no more."""
 
 
 @dataclass(slots=True)
@@ -121,14 +130,15 @@ class StageNamer:
         """
         if not self._map.jobs and sum(len(e) for e, _ in self._early) < EARLY:
             self._early.append((events.copy(), host))
-        function = events["function"]
-        group = np.isin(function, _GROUPS)
-        at = np.flatnonzero((events["kind"] == Kind.ENTER) & (((function > 0) & (function < FUNCTIONS)) | group))
-        process, row = self._map.find_calls(events[at], host)
-        row = np.where(group[at], -1, row)
-        keep = (process >= 0) & (group[at] | (row >= 0))
-        if keep.any():
-            part, process, row = events[at[keep]], process[keep], row[keep]
+        part = events[events["kind"] == Kind.ENTER]
+        group = np.isin(part["function"], (Function.GROUP_START, Function.GROUP_END))
+        process, row = self._map.find_calls(part, host)
+        row[group] = -1
+        known = group | ((row >= 0) & (part["function"] > 0) & (part["function"] < FUNCTIONS))
+        kept = np.flatnonzero((process >= 0) & known)
+        if len(kept):
+            kept = kept[np.argsort(process[kept], kind="stable")]
+            part, process, row = part[kept], process[kept], row[kept]
             self._follow(part, process, row)
             self._recorder.add(part, process, row)
             # Counted over everybody, of whom the specimens are a part.
@@ -161,9 +171,8 @@ class StageNamer:
             return before
         job = Followed(known, learned, encoding, tracked=np.zeros(len(self._map.places), np.bool_))
         if learned.confirmed:
-            stage_of = learned.pattern_of
-            ranks = ((process, self._map.rank[process]) for process in known.processes)
-            job.tracks = {process: Track(learned.patterns[stage_of[rank]]) for process, rank in ranks if rank in stage_of}
+            stage_of, rank = learned.pattern_of, self._map.rank
+            job.tracks = {p: Track(learned.patterns[stage_of[rank[p]]]) for p in known.processes if rank[p] in stage_of}
             job.tracked[list(job.tracks)] = True
             self._replay(job)
         return job
@@ -177,13 +186,10 @@ class StageNamer:
             job.tracks[process].follow(tokens)
 
     def _follow(self, part: NDArray[Any], process: NDArray[np.int64], row: NDArray[np.int64]) -> None:
-        """Let the pointers run over a batch."""
-        order = np.argsort(process, kind="stable")
-        part, process, row = part[order], process[order], row[order]
+        """Let the pointers run over a batch, process by process."""
         first = np.r_[True, process[1:] != process[:-1]]
         before = np.where(first, self._last_row[process], np.r_[-1, row[:-1]])
-        last = np.r_[first[1:], True]
-        self._last_row[process[last]] = row[last]
+        self._last_row[process] = row  # of each process the last
         for job in self._jobs:
             # A grouped exchange is one operation: its first part.
             exchange = job.encoding.all_to_all[row] & np.isin(part["function"], POINT_TO_POINT)
@@ -200,14 +206,16 @@ class StageNamer:
         found = self._find(host, pid, comm)
         return Role.UNSURE if found is None else ROLES[found[1].encoding.role[found[2]]]
 
-    def place_of(self, host: str, pid: int) -> Stage | None:
-        """A process's place in pipeline and tensor group alone; ``None`` where neither is known."""
-        found = self._find(host, pid, 0)
-        return _place_in(found[1].learned, self._map.rank[found[0]]) if found is not None else None
-
-    def place_of_rank(self, rank: int | None) -> Stage | None:
-        """The same of a rank that nobody observes, where there is one job."""
-        return _place_in(self._jobs[0].learned, rank) if rank is not None and len(self._jobs) == 1 else None
+    def place_of(self, host: str, pid: int | None, rank: int | None) -> Stage | None:
+        """A process's place in pipeline and tensor group alone, or of a rank that nobody observes (no ``pid``) where there is
+        one job; ``None`` where neither is known.
+        """
+        job = self._jobs[0] if len(self._jobs) == 1 else None
+        if pid is not None:
+            found = self._find(host, pid, 0)
+            job, rank = (found[1], self._map.rank[found[0]]) if found is not None else (None, None)
+        stage = job.learned.topology.placed_by_role(Role.UNSURE, rank) if job is not None and rank is not None else None
+        return stage if stage is not None and max(stage.pipeline_stage, stage.tensor_index) >= 0 else None
 
     def stage_of(self, host: str, pid: int, comm: int = 0, *, calls_ago: int = 0) -> Stage | None:
         """Where a call of a process is, counted back on the communicator at address ``comm`` (0: over all of them).
@@ -224,13 +232,11 @@ class StageNamer:
         if found is None:
             return None
         process, job, row = found
-        rank, track, role = self._map.rank[process], job.tracks.get(process), ROLES[job.encoding.role[row]]
-        at = self._step(track, row, role, calls_ago) if track is not None and track.position >= 0 else None
-        if at is None or track is None:
-            known = role not in (Role.UNSURE, Role.UNUSED)
-            return (0, stage_of_role(role, job.learned.topology, rank)) if known else None
-        step = track.pattern.steps[at % len(track.pattern)]
-        return track.position - at, stage_of_step(step, job.learned.topology, rank)
+        topology, rank, role = job.learned.topology, self._map.rank[process], ROLES[job.encoding.role[row]]
+        track = job.tracks.get(process)
+        if track is not None and track.position >= 0 and (at := self._step(track, row, role, calls_ago)) is not None:
+            return track.position - at, topology.placed(track.pattern.steps[at % len(track.pattern)], rank)
+        return None if role in (Role.UNSURE, Role.UNUSED) else (0, topology.placed_by_role(role, rank))
 
     def _find(self, host: str, pid: int, comm: int) -> tuple[int, Followed, int] | None:
         """Process, job and row (−1: of no communicator)."""
@@ -245,19 +251,16 @@ class StageNamer:
         steps = track.pattern.steps
         if row < 0:
             return track.position - calls_ago
-        used = self._recorder.calls[row] > 0
-
-        def ours(step: Step) -> bool:
-            return step.role is role and (step.function == Function.ALL_TO_ALL or bool(used[step.function]))
-
+        # A grouped exchange is one operation.
+        called = [int(Function.ALL_TO_ALL), *np.flatnonzero(self._recorder.calls[row]).tolist()]
+        used = {FUNCTION_NAMES.get(function, "") for function in called}
         begin, way, number = (track.position + 1, 1, -calls_ago - 1) if calls_ago < 0 else (track.position, -1, calls_ago)
-        places = (at for at in range(begin, begin + way * len(steps), way) if ours(steps[at % len(steps)]))
+        places = (
+            at
+            for at in range(begin, begin + way * len(steps), way)
+            if (step := steps[at % len(steps)]).role is role and step.function in used
+        )
         return next(itertools.islice(places, number, None), None)
-
-
-def _place_in(learned: Learned, rank: int) -> Stage | None:
-    stage = stage_of_role(Role.UNSURE, learned.topology, rank)
-    return stage if max(stage.pipeline_stage, stage.tensor_index) >= 0 else None
 
 
 def _same(one: Learned, other: Learned) -> bool:
@@ -267,3 +270,178 @@ def _same(one: Learned, other: Learned) -> bool:
         and one.topology.groups == other.topology.groups
         and all(np.array_equal(one.patterns[n].tokens, p.tokens) for n, p in other.patterns.items())
     )
+
+
+# --- in a verdict --------------------------------------------------------------------------------------------------------------
+
+HALTED = (VerdictClass.STOPPED, VerdictClass.DEAD)
+"""Classes of jobs that go on: where their ranks are at this moment says nothing."""
+
+Held = tuple[Member, Communicator]
+
+
+def name_stages(verdict: Verdict, job: Job, namer: StageNamer, ledger: Ledger) -> Verdict:
+    """The verdict with roles and stages, as far as they are known; unchanged where nothing is."""
+    if not verdict.culprits or namer.learned is None:
+        return verdict
+    naming = _Naming(job, namer, ledger, verdict.verdict_class)
+    culprits = tuple(naming.named(culprit) for culprit in verdict.culprits)
+    # Where all places are known already, what was found lies back or goes on: where the others are now says nothing of it.
+    past = verdict.verdict_class.slow or namer.by_counts or all(culprit.stage for culprit in verdict.culprits)
+    known = {culprit.communicator.hash: culprit.communicator for culprit in reversed(culprits) if culprit.communicator}
+    return replace(
+        verdict,
+        culprits=culprits,
+        communicator=known.get(verdict.communicator.hash, verdict.communicator) if verdict.communicator else None,
+        stage=verdict.stage or next((c.stage for c in culprits if c.stage), culprits[0].stage),
+        evidence=(*verdict.evidence, *(() if past else naming.victim_lines(verdict))),
+    )
+
+
+def name_places(judged: Sequence[tuple[Job, Verdict]]) -> list[Verdict]:
+    """Verdicts from memory alone, with the roles and places in the layout that NCCL's counts tell."""
+    if not any(verdict.culprits for _, verdict in judged):
+        return [verdict for _, verdict in judged]
+    namer = StageNamer()
+    namer.everything([member.last for job, _ in judged for member in job.members])
+    return [name_stages(verdict, job, namer, Ledger()) for job, verdict in judged]
+
+
+def _is_at(culprit: Culprit, member: Member) -> bool:
+    return culprit.is_at(member.info.host, member.info.pid, member.rank)
+
+
+@dataclass(slots=True)
+class _Naming:
+    job: Job
+    namer: StageNamer
+    ledger: Ledger
+    verdict_class: VerdictClass
+
+    def named(self, culprit: Culprit) -> Culprit:
+        """The culprit with the role of its communicator and its stage."""
+        reference, namer = culprit.communicator, self.namer
+        if reference is None or (culprit.stage and reference.role):
+            return culprit
+        holders = self._holders(culprit)
+        roles = (namer.role_of(member.info.host, member.info.pid, own.address) for member, own in holders)
+        role = next((role for role in roles if role is not Role.UNSURE), None)
+        if role is None and not namer.by_counts:
+            return culprit
+        text = culprit.stage
+        if not text and not self.verdict_class.slow:
+            stage = self._stage(culprit, holders) if not namer.by_counts else None
+            stage = stage or self._place(culprit, role or Role.UNSURE)
+            text = stage.text() if stage is not None else text
+        if role not in (None, Role.UNUSED):
+            reference = replace(reference, role=str(role))
+        return replace(culprit, communicator=reference, stage=text)
+
+    def _holders(self, culprit: Culprit) -> list[Held]:
+        """The members of the culprit's communicator, its own process first."""
+        reference = culprit.communicator
+        for group in self.job.groups.values():
+            if reference is None or f"{group.hash:016x}" != reference.hash or group.nranks != reference.nranks:
+                continue
+            held = group.members.get(culprit.comm_rank) if culprit.comm_rank is not None else None
+            if culprit.pid is None or (held is not None and _is_at(culprit, held[0])):
+                return sorted(group.members.values(), key=lambda pair: pair is not held)
+        return []
+
+    def _stage(self, culprit: Culprit, holders: Sequence[Held]) -> Stage | None:
+        """Where the culprit is, from its own calls or, without them, where the operation is that others wait in."""
+        own = holders[0] if holders and _is_at(culprit, holders[0][0]) else None
+        halted = self.verdict_class in HALTED
+        if own is not None:
+            coming = self._call(own[0], calls_ago=-1)
+            if self.verdict_class is VerdictClass.NOT_ENTERED:
+                return coming
+            if halted or (self.verdict_class is VerdictClass.HARDWARE and culprit.link is None):
+                # The host runs ahead of its GPU: the oldest operation that is open is where it is.
+                oldest = self._oldest_open(own[0])
+                if oldest is not None or halted:
+                    return oldest or coming
+        # What memory says is not going on is found among the calls by NCCL's own count of them.
+        for held in holders[:ASKED]:
+            if (ago := self._calls_since(*held, culprit.operation)) is not None:
+                return self._at_home(self._call(*held, calls_ago=ago), own)
+        found = (self._latest(*held, culprit.operation) for held in holders[:ASKED])
+        return self._at_home(next(filter(None, found), None), own)
+
+    def _place(self, culprit: Culprit, role: Role) -> Stage | None:
+        """Without calls: the culprit's place in the layout, and the operation where memory shows that it is in it."""
+        place = self.namer.place_of(culprit.host, culprit.pid, culprit.rank)
+        if culprit.operation is None or self.verdict_class in (VerdictClass.NOT_ENTERED, *HALTED):
+            return place
+        return replace(place or Stage(Phase.EITHER), role=role, function=culprit.operation.name)
+
+    def _call(self, member: Member, communicator: Communicator | None = None, *, calls_ago: int = 0) -> Stage | None:
+        address = communicator.address if communicator is not None else 0
+        return self.namer.stage_of(member.info.host, member.info.pid, address, calls_ago=calls_ago)
+
+    def _latest(self, member: Member, communicator: Communicator, operation: OperationRef | None) -> Stage | None:
+        """The latest call on a communicator, of the operation named where one of the last few was."""
+        last = [self._call(member, communicator, calls_ago=ago) for ago in range(LATEST)]
+        named = (stage for stage in last if stage is not None and operation is not None and stage.function == operation.name)
+        return next(named, last[0])
+
+    def _oldest_open(self, member: Member) -> Stage | None:
+        """The stage of the first operation, in the order of the calls, that a process has not finished."""
+        best: tuple[int, Stage] | None = None
+        for operation in member.last.operations:
+            number = self.job.find_group(member, operation.comm_address, operation.comm_hash)
+            group = self.job.groups.get(number) if number is not None else None
+            rank = group.rank_of(member) if group is not None else None
+            if group is None or rank is None:
+                continue
+            communicator = group.members[rank][1]
+            ago: int | None = 0
+            if not operation.is_point_to_point:
+                reference = OperationRef(operation.collective, operation.sequence, operation.protocol or "?")
+                ago = self._calls_since(member, communicator, reference)
+            if ago is None:
+                continue
+            found = self.namer.call_of(member.info.host, member.info.pid, communicator.address, calls_ago=ago)
+            # Where no pattern is known (the function is not, then) nothing tells which of them is the oldest.
+            if found is not None and found[1].function and (best is None or found[0] > best[0]):
+                best = found
+        return best[1] if best is not None else None
+
+    def _at_home(self, stage: Stage | None, own: Held | None) -> Stage | None:
+        """A stage that was read off a peer, with the culprit's own place in pipeline and tensor group."""
+        mine = self._call(*own) if stage is not None and own is not None else None
+        return stage.at_home_of(mine) if stage is not None and mine is not None else stage
+
+    def _calls_since(self, member: Member, communicator: Communicator, operation: OperationRef | None) -> int | None:
+        """How many collectives a rank has called after the one with NCCL's number ``operation.sequence``; ``None`` where unknown.
+
+        Only for what the state plane named (it knows the protocol): sequence numbers of the calls plane count otherwise.
+        """
+        row = self.ledger.rows.get(self.ledger.place(member.info.host, member.info.pid, communicator.address))
+        if row is None or operation is None or operation.sequence is None or not operation.protocol:
+            return None
+        _, history = self.ledger.history(row)
+        at = np.flatnonzero(history["op_count"] == operation.sequence)
+        return len(history) - 1 - int(at[-1]) if len(at) else None
+
+    def victim_lines(self, verdict: Verdict) -> list[str]:
+        """Where the ranks that wait are: those in one place together."""
+        accused, wanted = places(verdict.culprits), set(verdict.victims)
+        texts: dict[str, list[int]] = defaultdict(list)
+        for member in self.job.members:
+            rank = member.rank
+            if rank is None or rank not in wanted or stands_in(accused, member.info.host, member.info.pid, rank):
+                continue
+            stage = self._call(member)
+            if stage is not None:
+                texts[replace(stage, tensor_index=-1).text()].append(rank)
+        lines = sorted(texts.items(), key=lambda item: (-len(item[1]), item[1]))
+        shown = [f"latest call of rank{_s(len(ranks))} {compressed(ranks)}: {text}" for text, ranks in lines[:SHOWN]]
+        if len(lines) > SHOWN:
+            more, elsewhere = sum(len(ranks) for _, ranks in lines[SHOWN:]), len(lines) - SHOWN
+            shown.append(f"… and {more} more rank{_s(more)} in {elsewhere} other place{_s(elsewhere)}")
+        return shown
+
+
+def _s(number: int) -> str:
+    return "s" if number > 1 else ""

@@ -1,14 +1,18 @@
-"""The pattern of an iteration for every pipeline stage, learned from specimens, and where in it a rank is.
+"""The pattern of an iteration for every pipeline stage, learned from specimens, and the pass every operation of it belongs to:
+forward or backward, of which micro-batch and model chunk.
 
-A rank has a pointer into the pattern. A call that is what the pattern has next moves it. Another one is a gap (records were lost)
-or does not belong to the iteration (a barrier, an evaluation phase): then the pointer waits for an operation that occurs once in
-the pattern, or, where none does, for a run of calls that fits in one place only.
+With a pipeline, Send and Recv tell: what comes from the previous stage begins a forward pass, what goes to the next ends one; for
+backward passes the other way round. That holds for every schedule. The first stage has no input to receive and the last no result
+to send, so there the other end of the pass is used. Between two exchanges lies one pass, or two that are divided by the lengths
+seen where there is one. Without a pipeline only context parallel operations (gathered forward, scattered backward) or a thread
+of its own for backward passes (as PyTorch's autograd has) tell; else nothing is said.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter, defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.topology.iteration import Specimen, after_update, varies
-from ncclwatch.engine.topology.model import Pattern, Phase, Role, Step, Topology
-from ncclwatch.engine.topology.passes import Call, Hints, Passes, find_passes
+from ncclwatch.engine.topology.model import FUNCTION_NAMES, Pattern, Phase, Role, Stage, Topology
 from ncclwatch.engine.topology.record import GATHER, POINT_TO_POINT, SCATTER, SUM, JobMap, mix
 from ncclwatch.engine.topology.roles import ONCE
 from ncclwatch.engine.topology.uses import common
@@ -29,17 +32,9 @@ INSIDE = (Role.TENSOR, Role.CONTEXT, Role.EXPERT)
 """Roles whose operations belong to the passes."""
 REDUCING = (SUM, SCATTER, int(Function.REDUCE))
 
-CONTEXT = 24
-"""Unit: calls in a row that must fit in one place of the pattern only, where none is unique. From: more than a layer makes in
-both passes; in the jobs of ``score.topology`` half and twice as many place 0.1 % of the calls more or fewer.
-"""
-
 
 def _is(role: NDArray[np.int64], roles: Collection[Role]) -> NDArray[np.bool_]:
     return np.isin(role, [ROLE_CODE[one] for one in roles])
-
-
-# --- tokens --------------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -50,6 +45,7 @@ class Encoding:
     """
 
     topology: Topology
+    stages: int
     role: NDArray[np.int64]
     """``ROLE_CODE``"""
     nranks: NDArray[np.int64]
@@ -73,29 +69,26 @@ class Encoding:
         for code, one in self.variable:
             loose |= (role == code) & (function == one)
         count = np.where(loose, 0, operations["count"])
-        columns = (role, function, count, operations["datatype"].astype(np.int64), direction + 1, self.nranks[row])
-        return mix(*(column.astype(np.uint64) for column in columns)), direction
+        return mix(role, function, count, operations["datatype"], direction + 1, self.nranks[row]), direction
 
     def _direction(self, row: NDArray[np.int64], peer: NDArray[np.int64]) -> NDArray[np.int64]:
         """Whether a peer is on the next stage (+1), the previous (−1), or neither (0); stages are cyclic."""
         known = (peer >= 0) & (peer < self.nranks[row])
         own, other = self.stage[row], self.peer_stage[np.where(known, self.offset[row] + peer, -1)]
-        stages = int(self.topology.stage.max(initial=-1)) + 1
-        turn = (other - own) % max(1, stages)
-        cyclic = (turn == 1).astype(np.int64) - (turn == stages - 1)
-        direction = np.sign(other - own) if stages == 2 else cyclic
+        turn = (other - own) % max(1, self.stages)
+        cyclic = (turn == 1).astype(np.int64) - (turn == self.stages - 1)
+        direction = np.sign(other - own) if self.stages == 2 else cyclic
         return np.where((own >= 0) & (other >= 0) & (own != other), direction, 0)
 
 
 def encode(jobmap: JobMap, topology: Topology, specimens: Sequence[Specimen]) -> Encoding:
     """The encoding that follows from a topology."""
-    role_of = {group.id: group.role for group in topology.groups if not group.inferred}
-    role = np.array([ROLE_CODE[role_of.get(g.id, Role.UNSURE)] for g in jobmap.row_group] + [ROLE_CODE[Role.UNSURE]], np.int64)
-    nranks = np.array([group.nranks for group in jobmap.row_group] + [0], np.int64)
-    stage_of = np.append(topology.stage, -1).astype(np.int64)
+    unsure, role_of = ROLE_CODE[Role.UNSURE], {group.id: ROLE_CODE[group.role] for group in topology.groups}
     groups = {group.id: group for group in jobmap.row_group}
-    begins = dict(zip(groups, np.cumsum([0, *(group.nranks for group in groups.values())]).tolist(), strict=False))
-    offset = np.array([begins[group.id] for group in jobmap.row_group] + [0], np.int64)
+    begins = dict(zip(groups, itertools.accumulate((group.nranks for group in groups.values()), initial=0), strict=False))
+    rows = [(role_of.get(g.id, unsure), g.nranks, begins[g.id]) for g in jobmap.row_group]
+    role, nranks, offset = np.array([*rows, (unsure, 0, 0)], np.int64).T
+    stage_of = np.append(topology.stage, -1).astype(np.int64)
     ranks = np.concatenate([*(group.ranks for group in groups.values()), [-1]]).astype(np.int64)
     peer_stage = stage_of[np.where(ranks < topology.world, ranks, -1)]
     own = np.array([*jobmap.row_rank, -1], np.int64)
@@ -106,10 +99,8 @@ def encode(jobmap: JobMap, topology: Topology, specimens: Sequence[Specimen]) ->
         for (row, function, count), number in zip(calls.tolist(), numbers.tolist(), strict=True):
             sizes[int(role[row]), function][count] += number
     variable = {key for key, found in sizes.items() if varies(len(found), found.total())}
-    return Encoding(topology, role, nranks, stage, offset, peer_stage, _is(role, (Role.EXPERT,)), variable)
-
-
-# --- patterns ------------------------------------------------------------------------------------------------------------------
+    stages = int(topology.stage.max(initial=-1)) + 1
+    return Encoding(topology, stages, role, nranks, stage, offset, peer_stage, _is(role, (Role.EXPERT,)), variable)
 
 
 @dataclass(slots=True)
@@ -127,8 +118,7 @@ class _Draft:
 
 def learn_patterns(specimens: Sequence[Specimen], encoding: Encoding) -> dict[int, Pattern]:
     """One pattern for each stage whose specimens showed a repeating iteration, by stage."""
-    topology = encoding.topology
-    stages = int(topology.stage.max(initial=-1)) + 1
+    topology, stages = encoding.topology, encoding.stages
     by_stage: dict[int, list[Specimen]] = defaultdict(list)
     for specimen in specimens:
         if specimen.iteration is not None and 0 <= specimen.rank < topology.world and topology.stage[specimen.rank] >= 0:
@@ -148,7 +138,7 @@ def learn_patterns(specimens: Sequence[Specimen], encoding: Encoding) -> dict[in
         # A stage on which the pattern seems shorter than on the others repeats within the iteration. And with one micro-batch a
         # pipeline would mostly idle: what seems so is the steady part of an iteration.
         if unknown or passes.micro_batches != most or (stages > 1 and most == 1):
-            passes.forget_micro_batches()
+            passes.micro_batches, passes.places = 0, [Stage(place.phase) for place in passes.places]
     return {stage: _pattern(stage, drafts[stage], calls[stage], passes) for stage, passes in found.items()}
 
 
@@ -171,10 +161,9 @@ def _draft(encoding: Encoding, specimens: Sequence[Specimen], *, first: bool) ->
             continue
         tokens, direction = encoding.tokens(word, word["row"])
         role = encoding.role[word["row"]]
-        begin = _beginning(word, role, direction, first=first)
-        word, tokens = np.roll(word, -begin), np.roll(tokens, -begin)
-        draft = _Draft(word, tokens, np.roll(direction, -begin), np.roll(role, -begin), specimen.repeats)
-        versions[tokens.tobytes()].append(draft)
+        turned = np.roll(np.arange(len(word)), -_beginning(word, role, direction, first=first))
+        draft = _Draft(word[turned], tokens[turned], direction[turned], role[turned], specimen.repeats)
+        versions[draft.tokens.tobytes()].append(draft)
     best = max(versions.values(), key=lambda drafts: sum(draft.seen for draft in drafts))
     best[0].seen, best[0].share = sum(draft.seen for draft in best), len(best) / len(specimens)
     return best[0]
@@ -235,13 +224,12 @@ def _pattern(stage: int, draft: _Draft, calls: Sequence[Call], passes: Passes) -
     for i, function in enumerate(draft.iteration["function"].tolist()):
         role, place, inside = ROLES[int(draft.role[i])], passes.places[i], calls[i].inside
         phase = Phase.OPTIMIZER if role in ONCE and not inside else place.phase
-        layer = -1
+        where, layer = (phase, place.micro_batch, place.chunk), -1
         if inside and place.micro_batch >= 0 and phase is not Phase.EITHER:
-            key = (phase, place.micro_batch, place.chunk, role)
-            layer = layers[key]
-            layers[key] += 1
-        towards = int(draft.direction[i])
-        steps.append(Step(role, function, towards, phase, place.micro_batch, place.chunk, layer, numbers[i]))
+            layer = layers[where, role]
+            layers[where, role] += 1
+        name, towards = FUNCTION_NAMES.get(function, ""), int(draft.direction[i])
+        steps.append(Stage(*where, role=role, function=name, layer=layer, towards=towards, call=numbers[i]))
     return Pattern(
         stage=stage,
         steps=tuple(steps),
@@ -255,57 +243,189 @@ def _pattern(stage: int, draft: _Draft, calls: Sequence[Call], passes: Passes) -
     )
 
 
-# --- where a rank is ----------------------------------------------------------------------------------------------------------
+# --- passes -------------------------------------------------------------------------------------------------------------------
+
+Exchanges = list[tuple[int, int]]
+"""(number of the block of operations before, operation) of exchanges."""
 
 
 @dataclass(slots=True)
-class Track:
-    """The pointer of one process: ``position`` is the step its latest call was, −1 when lost."""
+class Call:
+    """One operation as this module needs it. ``call`` numbers group calls; ``towards`` is +1 or −1 for Send and Recv between
+    stages, else 0; ``inside``: it belongs to the passes, not to the update; ``marks``: −1 says backward, +1 forward.
+    """
 
-    pattern: Pattern
-    position: int = -1
-    recent: list[int] = field(default_factory=list)
-    """Calls since the pointer was lost."""
+    call: int
+    send: bool = False
+    towards: int = 0
+    inside: bool = False
+    marks: int = 0
+    thread: int = 0
 
-    def follow(self, tokens: NDArray[np.uint64]) -> None:
-        """Take calls in order."""
-        at = 0
-        while at < len(tokens):
-            if self.position >= 0:
-                at += self._advance(tokens[at:])
-            if at < len(tokens):
-                self._search(int(tokens[at]))
-                at += 1
 
-    def _search(self, token: int) -> None:
-        """The place of a call that does not fit; what the pattern does not hold is passed over, else the pointer may be lost."""
-        unique, known = self.pattern.unique, token in self.pattern.tokens
-        if token in unique or (unique and known):
-            self.position = unique.get(token, -1)
-        elif not unique:
-            # Passes of an evaluation equal those of an iteration: a run of calls only counts where nothing is unique.
-            self.recent = [*self.recent, token] if self.position < 0 else []
-            self.position = -1 if known else self.position
-            if len(self.recent) == CONTEXT:
-                self.position, self.recent = self._by_context(), []
+@dataclass(slots=True)
+class Hints:
+    """What one stage shows, or others did: micro-batches and chunks, 0 where unknown."""
 
-    def _by_context(self) -> int:
-        """The only place where the latest calls end; −1 where there is none or several."""
-        word = self.pattern.tokens
-        windows = np.lib.stride_tricks.sliding_window_view(np.resize(word, len(word) + CONTEXT - 1), CONTEXT)
-        found = np.flatnonzero((windows == np.array(self.recent, np.uint64)).all(axis=1))
-        return int(found[0] + CONTEXT - 1) % len(word) if len(found) == 1 else -1
+    lengths: dict[Phase, int] = field(default_factory=dict)
+    """Operations in a pass, where all of a phase that stand alone between two exchanges have as many."""
+    micro_batches: int = 0
+    chunks: int = 0
 
-    def _advance(self, tokens: NDArray[np.uint64]) -> int:
-        """Follow the pattern as far as it fits; returns how many calls did."""
-        word, taken = self.pattern.tokens, 0
-        while taken < len(tokens):
-            begin = (self.position + 1) % len(word)
-            piece = min(len(word) - begin, len(tokens) - taken)
-            same = tokens[taken : taken + piece] == word[begin : begin + piece]
-            fits = piece if same.all() else int(same.argmin())
-            self.position = begin + fits - 1 if fits else self.position
-            taken += fits
-            if fits < piece:
-                break
-        return taken
+
+@dataclass(slots=True, kw_only=True)
+class Passes(Hints):
+    """Places of all operations, and the numbers they imply."""
+
+    places: list[Stage]
+    balanced: bool = False
+    """As many backward passes as forward ones are exchanged between stages."""
+
+
+def find_passes(calls: Sequence[Call], stages: int, stage: int, hints: Hints) -> Passes:
+    """Assign every operation of one iteration (which begins at its first) to its pass."""
+    result = Passes(chunks=1, places=[Stage() for _ in calls])
+    if stages > 1:
+        _by_exchanges(calls, stages, stage, hints, result)
+    else:
+        _by_marks(calls, result)
+    return result
+
+
+def _by_exchanges(calls: Sequence[Call], stages: int, stage: int, hints: Hints, result: Passes) -> None:
+    """A Recv brings the input of its pass, a Send takes its result away; both end a block of operations inside passes."""
+    blocks: list[list[int]] = [[]]
+    inputs: dict[Phase, Exchanges] = {Phase.FORWARD: [], Phase.BACKWARD: []}
+    results: dict[Phase, Exchanges] = {Phase.FORWARD: [], Phase.BACKWARD: []}
+    ways: set[tuple[int, bool]] = set()
+    current, ambiguous = -1, False
+    for at, call in enumerate(calls):
+        if not call.towards:
+            blocks[-1] += [at] if call.inside else []
+            continue
+        if call.call != current:
+            current = call.call
+            blocks.append([])
+        # Of two stages each is the other's next and previous: with chunks, what goes where cannot be told.
+        ambiguous = ambiguous or (stages == 2 and (current, call.send) in ways)
+        ways.add((current, call.send))
+        phase = Phase.FORWARD if call.send == (call.towards > 0) else Phase.BACKWARD
+        (results if call.send else inputs)[phase].append((len(blocks) - 2, at))
+    forward, backward = (max(len(inputs[phase]), len(results[phase])) for phase in inputs)
+    result.balanced = forward == backward > 0
+    if ambiguous or not forward or (backward and not result.balanced):
+        return
+    m, v = _numbers(len(inputs[Phase.FORWARD]), len(results[Phase.FORWARD]), stage in (0, stages - 1), hints)
+    result.micro_batches, result.chunks = m, max(v, 1)
+    passes: list[list[Stage]] = [[] for _ in blocks]
+    first, last = (0, 0), (stages - 1, v - 1)
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        order = _order(phase, forward, stages, m, v)
+        # Passes at the ends of the model have no input, or no result.
+        begin, end = (first, last) if phase is Phase.FORWARD else (last, first)
+        for exchanges, (lacking, chunk) in ((inputs[phase], begin), (results[phase], end)):
+            own = [one for one in order if stage != lacking or (v > 1 and one.chunk != chunk)]
+            for i, (_, at) in enumerate(exchanges):
+                result.places[at] = own[i] if len(own) == len(exchanges) else Stage(phase)
+        _place_passes(passes, order, inputs[phase], results[phase], interleaved=v != 1)
+    _divide(blocks, passes, hints, result)
+
+
+def _numbers(inputs: int, results: int, end: bool, hints: Hints) -> tuple[int, int]:
+    """Micro-batches and chunks. On the first stage passes of the first chunk lack an input, on the last the last's a result."""
+    total, missing = max(inputs, results), abs(inputs - results)
+    if missing == total:
+        return total, 1
+    if missing and total % missing == 0 and end:
+        return missing, total // missing
+    if hints.micro_batches and hints.chunks > 1 and total == hints.micro_batches * hints.chunks:
+        return hints.micro_batches, hints.chunks
+    # An inner stage has an input and a result for each chunk: only the ends of the pipeline tell chunks from micro-batches.
+    return (total, 1) if not missing and hints.chunks == 1 else (0, 0)
+
+
+def _order(phase: Phase, total: int, stages: int, m: int, v: int) -> list[Stage]:
+    """The passes of one direction: Megatron-LM takes ``stages`` micro-batches through a chunk, then the next."""
+    if v == 1:
+        return [Stage(phase, k) for k in range(total)]
+    if v == 0 or m % stages:
+        return [Stage(phase)] * total
+    chunks = range(v) if phase is Phase.FORWARD else range(v)[::-1]
+    return [Stage(phase, b, c) for g in range(0, m, stages) for c in chunks for b in range(g, g + stages)]
+
+
+def _place_passes(
+    passes: list[list[Stage]], order: Sequence[Stage], inputs: Exchanges, results: Exchanges, *, interleaved: bool
+) -> None:
+    """Put each pass into the block where its computation lies: right before its result leaves, or right after its input came."""
+    if len(results) >= len(inputs):
+        for one, (block, _) in zip(order, results, strict=False):
+            passes[block].append(one)
+        return
+    # What begins with its input comes before what ends with its result in the same stretch; but with interleaved chunks inputs
+    # come a pass early, and the forward pass is first (Megatron-LM's order).
+    for one, (block, _) in zip(order, inputs, strict=False):
+        after = passes[block + 1]
+        behind = one.phase is Phase.FORWARD or interleaved
+        after.insert(sum(other.phase is Phase.FORWARD for other in after) if behind else 0, one)
+
+
+def _divide(blocks: Sequence[Sequence[int]], passes: Sequence[Sequence[Stage]], hints: Hints, result: Passes) -> None:
+    """Give the operations of each block to the passes that lie there."""
+    for phase in (Phase.FORWARD, Phase.BACKWARD):
+        alone = {len(block) for block, here in zip(blocks, passes, strict=True) if [one.phase for one in here] == [phase]}
+        if len(alone) == 1:
+            result.lengths[phase] = alone.pop()
+    for block, here in zip(blocks, passes, strict=True):
+        if not block or not here:
+            continue
+        places, parts = here, _parts([one.phase for one in here], len(block), (result.lengths, hints.lengths))
+        if not parts:
+            # The passes cannot be divided; where both are of one micro-batch (the last stage), that much is known.
+            micro_batches = {place.micro_batch for place in places}
+            places, parts = [Stage(micro_batch=micro_batches.pop() if len(micro_batches) == 1 else -1)], [len(block)]
+        operations = iter(block)
+        for place, length in zip(places, parts, strict=True):
+            for at in itertools.islice(operations, length):
+                result.places[at] = place
+
+
+def _parts(phases: Sequence[Phase], total: int, said: Sequence[Mapping[Phase, int]]) -> list[int]:
+    """Lengths of several passes in one stretch, by what this stage shows, else the others; none where they cannot be divided."""
+    if len(phases) == 1:
+        return [total]
+    for lengths in said:
+        known = [lengths.get(phase, -1) for phase in phases]
+        if len(phases) == 2 and known.count(-1) == 1 and max(known) <= total:
+            known = [total - max(known) if one == -1 else one for one in known]
+        if -1 not in known and sum(known) == total:
+            return known
+    alike = said[-1].get(Phase.FORWARD) == said[-1].get(Phase.BACKWARD)
+    return [total // 2] * 2 if alike and len(set(phases)) == len(phases) == 2 and not total % 2 else []
+
+
+def _by_marks(calls: Sequence[Call], result: Passes) -> None:
+    inside = [at for at, call in enumerate(calls) if call.inside]
+    marks = [calls[at].marks for at in inside]
+    if not {1, -1} <= set(marks):
+        threads = list(dict.fromkeys(calls[at].thread for at in inside))
+        if len(threads) != 2:
+            return
+        # The first pass of an iteration is a forward pass.
+        marks = [1 if calls[at].thread == threads[0] else -1 for at in inside]
+    turns = [mark for mark, _ in itertools.groupby(mark for mark in marks if mark)]
+    whole = turns[0] > 0 > turns[-1]
+    result.micro_batches = len(turns) // 2 if whole else 0
+    # Passes of equal length: then also what lies between two marks has its place.
+    length = len(inside) // len(turns)
+    parts = [set(marks[i * length : (i + 1) * length]) - {0} for i in range(len(turns))]
+    equal = length * len(turns) == len(inside) and parts == [{mark} for mark in turns]
+    turn = 0
+    for i, at in enumerate(inside):
+        if equal:
+            turn = i // length
+        elif marks[i] and marks[i] != turns[turn]:
+            turn += 1
+        phase = Phase.FORWARD if turns[turn] > 0 else Phase.BACKWARD
+        micro_batch = turn // 2 if whole else -1
+        result.places[at] = Stage(phase if equal or marks[i] else Phase.EITHER, micro_batch)

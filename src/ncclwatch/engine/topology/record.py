@@ -10,17 +10,17 @@ are counted by communicator and function. Memory is bounded whatever the size of
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.collect.functions import TYPES
 from ncclwatch.engine.job import Group as JobGroup
 from ncclwatch.engine.job import Identity, Job, assemble, identity_of
 from ncclwatch.model.events import Flag, Function
+from ncclwatch.model.groups import group_depth
 from ncclwatch.model.state import Communicator, ProcessSample
 
 LARGEST_WORLD = 1 << 20
@@ -49,9 +49,6 @@ OPERATION = np.dtype(
     }
 )
 """One operation, 32 bytes. ``call`` numbers calls: what lies between a GroupStart and its GroupEnd is one call."""
-
-ELEMENT_BYTES = np.array([size for _, size in TYPES], np.int64)
-"""By ``ncclDataType_t``."""
 
 
 @dataclass(slots=True)
@@ -109,8 +106,7 @@ class JobMap:
 
     def find_calls(self, events: NDArray[Any], host: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Process and row of each call record, −1 where unknown."""
-        keys = mix(events["pid"].astype(np.uint64), events["comm"].astype(np.uint64))
-        _, first, inverse = np.unique(keys, return_index=True, return_inverse=True)
+        _, first, inverse = np.unique(mix(events["pid"], events["comm"]), return_index=True, return_inverse=True)
         process = [self.find(host, pid) for pid in events["pid"][first].tolist()]
         rows = [self.rows.get(key, -1) for key in zip(process, events["comm"][first].tolist(), strict=True)]
         row = np.array(rows, np.int64)[inverse]
@@ -121,12 +117,13 @@ class JobMap:
 def from_samples(samples: Sequence[ProcessSample]) -> JobMap:
     """The map of all jobs among the processes; O(processes × communicators + ranks)."""
     result = JobMap()
-    for number, job in enumerate(job for job in assemble([[sample] for sample in samples]) if job.groups):
-        result.jobs.append(_known_job(result, number, job))
+    for job in assemble([[sample] for sample in samples]):
+        if job.groups:
+            result.jobs.append(_known_job(result, job))
     return result
 
 
-def _known_job(result: JobMap, number: int, job: Job) -> KnownJob:
+def _known_job(result: JobMap, job: Job) -> KnownJob:
     believed = [group for group in job.groups.values() if 0 < group.nranks <= LARGEST_WORLD]
     world = max([1, *(group.nranks for group in believed)])
     process_of: dict[int, int] = {}
@@ -142,12 +139,9 @@ def _known_job(result: JobMap, number: int, job: Job) -> KnownJob:
             result.process["", place[1]] = -1 if ("", place[1]) in result.process else process
         result.places.append(place)
         result.rank.append(rank)
-        result.job_of.append(number)
-    identity = _identities(job, world)
-    known = KnownJob(world, list(process_of.values()), [])
-    for group in believed:
-        one = _known_group(group, identity)
-        known.groups.append(one)
+        result.job_of.append(len(result.jobs))
+    known = KnownJob(world, list(process_of.values()), [_known_group(group, job.by_identity) for group in believed])
+    for one, group in zip(known.groups, believed, strict=True):
         for comm_rank, (member, own) in group.members.items():
             process, row = process_of[member.index], len(result.row_process)
             result.rows[process, own.address] = row
@@ -158,30 +152,12 @@ def _known_job(result: JobMap, number: int, job: Job) -> KnownJob:
     return known
 
 
-def _identities(job: Job, world: int) -> dict[Identity, int]:
-    """Global rank of every process that some communicator knows: of observed ones, and by the numbering of the one over all."""
-    known: dict[Identity, int] = {}
-    for group in job.groups.values():
-        if not group.members:
-            continue
-        view = next(iter(group.members.values()))[1]
-        everybody = group.nranks == world and all(member.rank == rank for rank, (member, _) in group.members.items())
-        for rank in range(len(view.peers)):
-            identity, holder = identity_of(view, rank), group.holder(rank)
-            if identity is None:
-                continue
-            if holder is not None and holder.rank is not None:
-                known[identity] = holder.rank
-            elif everybody:
-                known.setdefault(identity, rank)
-    return known
-
-
-def _known_group(group: JobGroup, identity: dict[Identity, int]) -> KnownGroup:
+def _known_group(group: JobGroup, rank_of: Mapping[Identity, int | None]) -> KnownGroup:
     ranks = np.full(group.nranks, -1, np.int32)
     view = next(iter(group.members.values()))[1]
     for rank in range(min(group.nranks, len(view.peers))):
-        ranks[rank] = identity.get(identity_of(view, rank) or (-1, -1), -1)
+        known = rank_of.get(identity_of(view, rank) or (-1, -1))
+        ranks[rank] = -1 if known is None else known
     for rank, (member, _) in group.members.items():
         if 0 <= rank < group.nranks and member.rank is not None:
             ranks[rank] = member.rank
@@ -221,22 +197,23 @@ class Recorder:
 
     def __init__(self, specimens: Sequence[int], rows: int) -> None:
         self._most = min(LONGEST, BUDGET // max(1, len(specimens)))
+        self.specimens = specimens
+        """Processes that are kept in full."""
         self._latest = {process: _Latest() for process in specimens}
         self.calls: NDArray[np.int64] = np.zeros((rows, FUNCTIONS), np.int64)
         """Operations by row and function. Shape (rows, FUNCTIONS)."""
         self.taken = 0
 
     def add(self, events: NDArray[Any], process: NDArray[np.int64], row: NDArray[np.int64]) -> None:
-        """Take calls (operations and group starts and ends, in order of time) with their process and row (−1: a group's)."""
+        """Take calls (operations, group starts and ends), process by process in order of time, with their row (−1: a group's)."""
         operation = row >= 0
         function = events["function"].astype(np.int64)
         # Of all the rows a batch of one node touches a few.
         touched, which = np.unique(row[operation] * FUNCTIONS + function[operation], return_inverse=True)
         self.calls.reshape(-1)[touched] += np.bincount(which, minlength=len(touched))
         self.taken += int(np.count_nonzero(operation))
-        at = np.flatnonzero(np.isin(process, list(self._latest)))
-        order = at[np.argsort(process[at], kind="stable")]
-        for part in np.split(order, np.flatnonzero(np.diff(process[order])) + 1) if len(at) else ():
+        at = np.flatnonzero(np.isin(process, self.specimens))
+        for part in np.split(at, np.flatnonzero(np.diff(process[at])) + 1) if len(at) else ():
             self._extend(self._latest[int(process[part[0]])], events[part], row[part])
 
     def _extend(self, latest: _Latest, events: NDArray[Any], row: NDArray[np.int64]) -> None:
@@ -250,19 +227,17 @@ class Recorder:
             own = np.flatnonzero(events["tid"] == tid)
             threads[own] = latest.threads.setdefault(tid, min(255, len(latest.threads)))
             change = opens[own].astype(np.int64) - closes[own].astype(np.int64)
-            total = latest.depth.get(tid, 0) + np.cumsum(change)
-            # An end without a start (it was lost) leaves the depth at 0.
-            depth = total - np.minimum(np.minimum.accumulate(total), 0)
+            depth = group_depth(change, latest.depth.get(tid, 0))
             starts_call[own] = (depth - change <= 0) & ~closes[own]
             latest.depth[tid] = int(depth[-1])
         call = latest.calls + np.cumsum(starts_call)
         latest.calls = int(call[-1])
-        operation = row >= 0
-        part = np.zeros(int(np.count_nonzero(operation)), OPERATION)
+        at = np.flatnonzero(row >= 0)
+        part = np.zeros(len(at), OPERATION)
         for name in ("time_ns", "count", "peer", "function"):
-            part[name] = events[name][operation]
-        part["datatype"] = np.clip(events["datatype"][operation], -1, 127)
-        part["row"], part["call"], part["thread"] = row[operation], call[operation], threads[operation]
+            part[name] = events[name][at]
+        part["datatype"] = np.clip(events["datatype"][at], -1, 127)
+        part["row"], part["call"], part["thread"] = row[at], call[at], threads[at]
         latest.extend(part, self._most)
         if len(part) and int(np.count_nonzero(part["call"] == part["call"][-1])) >= STUCK_GROUP:
             latest.depth.clear()
@@ -284,24 +259,12 @@ class Recorder:
                 after.calls, after.depth, after.threads = before.calls, before.depth, before.threads
                 after.extend(kept[kept["row"] >= 0], self._most)
 
-    @property
-    def specimens(self) -> list[int]:
-        """Processes that are kept in full."""
-        return list(self._latest)
 
-
-def element_bytes(datatype: NDArray[Any]) -> NDArray[np.int64]:
-    """Bytes of an element by ``ncclDataType_t``; 4 where unknown."""
-    known = (datatype >= 0) & (datatype < len(ELEMENT_BYTES))
-    result: NDArray[np.int64] = np.where(known, ELEMENT_BYTES[np.where(known, datatype, 0)], 4)
-    return result
-
-
-def mix(*columns: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """A hash over columns of equal length (multiply and shift, as in splitmix64)."""
+def mix(*columns: NDArray[Any]) -> NDArray[np.uint64]:
+    """A hash over columns of integers, of equal length (multiply and shift, as in splitmix64)."""
     result = np.full(len(columns[0]), 0x9E3779B97F4A7C15, np.uint64)
     with np.errstate(over="ignore"):
         for column in columns:
-            result = (result ^ column) * np.uint64(0xBF58476D1CE4E5B9)
+            result = (result ^ column.astype(np.uint64)) * np.uint64(0xBF58476D1CE4E5B9)
             result ^= result >> np.uint64(29)
     return result

@@ -9,31 +9,35 @@
 
 So every assignment of roles that the sets of ranks allow is tried, with the order of the calls where that was seen, and without.
 Of those that fit, those count that leave the fewest kinds unexplained. What they agree on is said, the rest is ``UNSURE``.
+
+From roles follows the topology: sizes, the order of stages, and groups that nobody observes. Ranks nobody observes are filled in
+only where every observed group of a role follows one rule (equal distance and size), as in every rank order in use. It is
+checked, never assumed. The order of stages follows from who sends to whom. Which end is the first shows where an iteration
+begins: there the first stage sends, and the last one receives. Else the communicator's own order is taken.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import combinations, product
+from itertools import combinations, pairwise, product
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.topology.iteration import Order, Shape
-from ncclwatch.engine.topology.model import Role
-from ncclwatch.engine.topology.record import GATHER, SCATTER, SUM, KnownJob
-from ncclwatch.engine.topology.uses import OFTEN, RARE, Family, Use, families
+from ncclwatch.engine.topology.iteration import Order, Shape, Specimen, after_update, examine
+from ncclwatch.engine.topology.model import FUNCTION_NAMES, Group, Layout, Role, Topology
+from ncclwatch.engine.topology.record import GATHER, POINT_TO_POINT, SCATTER, SUM, JobMap, KnownGroup, KnownJob, Recorder
+from ncclwatch.engine.topology.uses import OFTEN, RARE, Family, Line, Use, families, uses_of_calls, uses_of_counts
 from ncclwatch.model.events import Function
 
 MAX_FAMILIES = 16
 """Bound: a job with more kinds of groups is not understood: there would be more than 17³ = 4,913 assignments to try."""
-LARGE_GROUP = 8
-"""Unit: ranks. From: GPUs of one host joined by NVLink, as tensor groups are (Megatron-LM's advice, and every job of
-``score.topology``). A single group of more, over several hosts, is data parallel.
-"""
 ONCE = (Role.DATA, Role.MODEL, Role.EMBEDDING, Role.EXPERT_DATA, Role.WORLD)
 """Roles whose operations belong to the update of parameters, once an iteration."""
+PARTITIONING = (Role.TENSOR, Role.PIPELINE, Role.DATA, Role.CONTEXT, Role.EXPERT)
+"""Roles of which every rank has exactly one group, all of one size."""
 REDUCES = {SUM, GATHER, SCATTER, int(Function.REDUCE), int(Function.BROADCAST)}
 
 WHY = {
@@ -50,23 +54,18 @@ WHY = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Opinion:
-    """A role with its confidence and the observation it rests on."""
-
-    role: Role
-    confidence: float
-    why: str
-
-
 @dataclass(slots=True)
 class Reading:
     """What the groups of a job are for."""
 
-    opinions: dict[int, Opinion] = field(default_factory=dict)
-    """By group id."""
+    groups: dict[int, Group] = field(default_factory=dict)
+    """By id."""
     families: dict[Role, Family] = field(default_factory=dict)
     """The kind of each role that has one."""
+
+    def say(self, group: KnownGroup, role: Role, confidence: float, why: str) -> None:
+        """A role with its confidence and the observation it rests on."""
+        self.groups[group.id] = Group(group.id, group.hash, role, tuple(group.ranks.tolist()), confidence, (why,))
 
 
 def read(job: KnownJob, uses: Sequence[Use], observed: set[int], *, repeats: int | None) -> Reading:
@@ -79,18 +78,17 @@ def read(job: KnownJob, uses: Sequence[Use], observed: set[int], *, repeats: int
     for use in uses:
         if use.group.nranks == 1 or not (use.total or use.hidden):
             why = "a group of one rank" if use.group.nranks == 1 else "no operation was seen or counted on it"
-            result.opinions[use.group.id] = Opinion(Role.UNUSED, 0.8, why)
+            result.say(use.group, Role.UNUSED, 0.8, why)
         elif not counted and use.known and not use.times:
-            role = Role.WORLD if use.group.nranks == job.world else Role.UNUSED
-            result.opinions[use.group.id] = Opinion(role, 0.6, WHY[Role.UNUSED])
-    kinds = families(job, [use for use in uses if use.group.id not in result.opinions], observed)
+            result.say(use.group, Role.WORLD if use.group.nranks == job.world else Role.UNUSED, 0.6, WHY[Role.UNUSED])
+    kinds = families(job, [use for use in uses if use.group.id not in result.groups], observed)
     told = {use.group.id for kind in kinds for use in kind.uses}
     idle = [set(use.group.ranks.tolist()) for use in uses if use.group.id not in told and use.group.nranks > 1]
     fit = _Fit(job.world, kinds, counted, idle, OFTEN * (1 if repeats else 2))
     # Where calls show no iteration, or a group is called that is not in it, only part of one may have been seen.
     beside = [use.total for use in uses if use.group.id not in told and not use.mixed and 1 < use.group.nranks < job.world]
     # One micro-batch in a pipeline is the steady part of an iteration, or its ranks would mostly idle.
-    steady = any(kind.shape is Shape.CHAIN and kind.seen.inside is None for kind in kinds)
+    steady = any(kind.shape is Shape.CHAIN and kind.inside is None for kind in kinds)
     clear = repeats is None or (not steady and (max(beside, default=0) <= RARE * repeats if repeats else len(kinds) == 1))
     found = list(fit.assignments()) if clear and len(kinds) <= MAX_FAMILIES else []
     open_ = [sum(role is Role.UNSURE and not kind.uncounted for role, kind in zip(one, kinds, strict=True)) for one in found]
@@ -100,29 +98,25 @@ def read(job: KnownJob, uses: Sequence[Use], observed: set[int], *, repeats: int
         role = said.pop() if len(said) == 1 else Role.UNSURE
         if role is not Role.UNSURE and (role not in result.families or kind.size > result.families[role].size):
             result.families[role] = kind
-        result.opinions |= {use.group.id: _opinion(role, kind, counted) for use in kind.uses}
+        for use in kind.uses:
+            result.say(use.group, role, *_reason(role, kind, counted))
     for use in uses:
-        result.opinions.setdefault(
-            use.group.id, Opinion(Role.UNSURE, 0.0, "collectives and Send and Recv together, or parts that overlap")
-        )
+        if use.group.id not in result.groups:
+            result.say(use.group, Role.UNSURE, 0.0, "collectives and Send and Recv together, or parts that overlap")
     return result
 
 
-def _opinion(role: Role, kind: Family, counted: bool) -> Opinion:
+def _reason(role: Role, kind: Family, counted: bool) -> tuple[float, str]:
+    """How sure a role is, and why."""
+    unclear = ", which fits more than one role, or none"
     if not counted:
         if role is not Role.UNSURE:
-            return Opinion(role, 0.9, WHY[role])
-        why = str(kind.shape) if kind.exchanges else f"{_called(kind)}, which fits more than one role, or none"
-        return Opinion(role, 0.0, why)
+            return 0.9, WHY[role]
+        names = sorted(FUNCTION_NAMES.get(function, "") for function in kind.functions)
+        return 0.0, str(kind.shape) if kind.exchanges else f"{' and '.join(names) or 'operations'}{unclear}"
     times = int(kind.uses[0].total)
     text = f"NCCL has counted {times} operations on it" if times else "NCCL does not count Send and Recv over NVLink"
-    if role is Role.UNSURE:
-        return Opinion(role, 0.0, f"{text}, which fits more than one role, or none")
-    return Opinion(role, 0.6, f"{text}; no other role fits the sets of ranks")
-
-
-def _called(kind: Family) -> str:
-    return " and ".join(sorted(Function(f).name.title().replace("_", "") for f in kind.functions)) or "operations"
+    return (0.0, text + unclear) if role is Role.UNSURE else (0.6, f"{text}; no other role fits the sets of ranks")
 
 
 @dataclass(slots=True)
@@ -152,27 +146,22 @@ class _Fit:
                     yield roles
 
     def _may_be_tensor(self, kind: Family) -> bool:
-        wide = kind.size > LARGE_GROUP and kind.hosts > 1
-        if kind.exchanges or kind.seen.inside is False or kind.seen.tiny or kind.seen.follows or (wide and self.counted):
+        if kind.exchanges or kind.inside is False or kind.tiny or kind.follows or (kind.wide and self.counted):
             return False
         both = {GATHER, SCATTER} <= kind.functions <= {GATHER, SCATTER, SUM}
-        return kind.seen.order in (None, Order.TURNS) and (both or kind.functions <= {SUM})
+        return kind.order in (None, Order.TURNS) and (both or kind.functions <= {SUM})
 
     def _may_be_data(self, kind: Family) -> bool:
-        if kind.exchanges or kind.seen.tiny or not kind.functions <= REDUCES:
+        if kind.exchanges or kind.tiny or not kind.functions <= REDUCES:
             return False
-        if kind.seen.order in (Order.RUNS, Order.ONE_WAY):
+        if kind.order in (Order.RUNS, Order.ONE_WAY):
             return self._sharded(kind)
-        return kind.seen.inside is not True and (kind.seen.order is None or kind.times == 1 or not self._premature(kind))
+        return kind.inside is not True and (kind.order is None or kind.times == 1 or not self._premature(kind))
 
     def _sharded(self, kind: Family) -> bool:
         """Whether parameters are gathered and gradients scattered layer by layer, and no other group reduces them."""
         return not self._premature(kind) and not any(
-            other.functions
-            and other.functions <= REDUCES
-            and not other.seen.tiny
-            and self._once(other, kind)
-            and within(kind, other)
+            other.functions and other.functions <= REDUCES and not other.tiny and self._once(other, kind) and within(kind, other)
             for other in self.kinds
             if other is not kind
         )
@@ -185,15 +174,14 @@ class _Fit:
 
     def _once(self, kind: Family, other: Family) -> bool:
         """Whether a kind is used once an iteration, and the other inside the passes."""
-        return kind.seen.inside is False if kind.seen.inside is not None else other.times >= self.often * kind.times
+        return kind.inside is False if kind.inside is not None else other.times >= self.often * kind.times
 
     def claimed(self, roles: tuple[Role, ...]) -> tuple[Role, ...]:
         """Nothing, where one kind of group is all that a job uses: it may be tensor as well as data parallel."""
         if {Role.TENSOR, Role.PIPELINE, Role.CONTEXT, Role.EXPERT} & set(roles):
             return roles
         kind = self.kinds[roles.index(Role.DATA)]
-        wide = kind.size > LARGE_GROUP and kind.hosts > 1
-        clear = not self.counted and not self._premature(kind) and (wide or kind.seen.gradients)
+        clear = not self.counted and not self._premature(kind) and (kind.wide or kind.gradients)
         return roles if clear or (len(set(roles) - {Role.UNSURE}) > 1 and not self.counted) else (Role.UNSURE,) * len(roles)
 
     def _roles(self, t: int | None, p: int | None, d: int | None) -> tuple[Role, ...] | None:
@@ -203,7 +191,7 @@ class _Fit:
             return None
         if tensor is not None and not self._in_passes(tensor, pipeline, data):
             return None
-        if data is not None and pipeline is not None and data.seen.inside is None:
+        if data is not None and pipeline is not None and data.inside is None:
             # With nothing to compare it with, a group may as well be used inside the passes.
             if pipeline.uncounted and not any(kind.times >= self.often * data.times for kind in self.kinds):
                 return None
@@ -215,11 +203,11 @@ class _Fit:
         return known if len(known) == len(roles) else None
 
     def _in_passes(self, tensor: Family, pipeline: Family | None, data: Family | None) -> bool:
-        if tensor.seen.inside:
+        if tensor.inside:
             return True
         if data is None:
             return pipeline is not None and not pipeline.uncounted and tensor.times >= OFTEN * pipeline.times
-        if data.seen.order in (Order.RUNS, Order.ONE_WAY):
+        if data.order in (Order.RUNS, Order.ONE_WAY):
             return True
         if self.counted and tensor.functions and tensor.functions != {SUM} and data.functions == {SUM}:
             # Sharded data with replicas sums once for each scatter.
@@ -231,11 +219,11 @@ class _Fit:
         inside = data is not None and within(kind, data)
         if kind.uncounted:
             return Role.UNSURE
-        if kind.seen.tiny:
+        if kind.tiny:
             return Role.WORLD if kind.size == self.world else Role.MODEL
         if kind.exchanges:
             return self._exchanging(kind, inside)
-        often = kind.seen.inside if kind.seen.inside is not None else data is not None and kind.times >= self.often * data.times
+        often = kind.inside if kind.inside is not None else data is not None and kind.times >= self.often * data.times
         if data is not None and inside:
             if often:
                 return self._often_inside_data(kind, data)
@@ -259,9 +247,9 @@ class _Fit:
 
         Data that is sharded layer by layer gathers and scatters as well: where others are but summed, that may be a barrier.
         """
-        if kind.seen.order is Order.ONE_WAY:
+        if kind.order is Order.ONE_WAY:
             return Role.CONTEXT
-        if not kind.functions or data.functions == {SUM} or kind.seen.order is Order.RUNS:
+        if not kind.functions or data.functions == {SUM} or kind.order is Order.RUNS:
             return Role.UNSURE if kind.functions != {SUM} else None
         return Role.CONTEXT if kind.functions == {GATHER, SCATTER} else None
 
@@ -288,3 +276,120 @@ def crossing(one: NDArray[np.int32], other: NDArray[np.int32]) -> bool:
     known = (one >= 0) & (other >= 0)
     pairs = one[known].astype(np.int64) * (int(other.max(initial=0)) + 1) + other[known]
     return len(np.unique(pairs)) == len(pairs)
+
+
+# --- from roles to the topology -------------------------------------------------------------------------------------------------
+
+
+def infer(jobmap: JobMap, job: KnownJob, recorder: Recorder, *, by_counts: bool = False) -> tuple[Topology, list[Specimen]]:
+    """Infer one job's topology from what was recorded so far, or (``by_counts``, and where no call was) from NCCL's own counts.
+
+    Also returns the processes it was inferred from. O(specimens x operations + communicators).
+    """
+    rows_of: dict[int, dict[int, tuple[int, int]]] = {process: {} for process in job.processes}
+    for group in job.groups:
+        for row in group.rows:
+            rows_of[jobmap.row_process[row]][row] = (jobmap.row_rank[row], group.nranks)
+    specimens: list[Specimen] = []
+    for process in recorder.specimens if not by_counts else ():
+        history = recorder.history(process)
+        if process in rows_of and len(history):
+            lengths = {specimen.length for specimen in specimens} - {0}
+            specimens.append(examine(process, jobmap.rank[process], history, rows_of[process], lengths))
+    observed = {rank for process in job.processes if 0 <= (rank := jobmap.rank[process]) < job.world}
+    uses = uses_of_calls(job, recorder, specimens) if specimens else uses_of_counts(jobmap, job)
+    repeats = max((specimen.repeats for specimen in specimens if specimen.iteration is not None), default=0)
+    return assemble(jobmap, job, read(job, uses, observed, repeats=repeats if specimens else None), specimens), specimens
+
+
+def assemble(jobmap: JobMap, job: KnownJob, reading: Reading, specimens: Sequence[Specimen]) -> Topology:
+    """The topology that roles of groups make."""
+    world, said = job.world, reading.groups
+    lines = {role: reading.families[role].lines if role in reading.families else [] for role in PARTITIONING}
+    lines[Role.PIPELINE] = _turned(jobmap, lines[Role.PIPELINE], reading, specimens)
+    dimensions = {role: _dimension(world, role, own) for role, own in lines.items()}
+    inferred = [group for _, found in dimensions.values() for group in found]
+    unclear = [said[group.id] for group in job.groups if group.id in said and said[group.id].role is Role.UNSURE]
+    left = {role: int(np.count_nonzero(index < 0)) for role, (index, _) in dimensions.items()}
+    unsure = [f"{role} groups of {few} ranks are not known: nobody of them is observed" for role, few in left.items() if few]
+    if not specimens and not any(lines.values()):
+        unsure.append("no calls were seen, and NCCL's counts alone do not tell what the groups are for")
+    doubts = Counter(f"{len(group.ranks)} ranks: {group.evidence[0]}" for group in unclear)
+    unsure += [f"{number} group{'s' if number > 1 else ''} of {text}" for text, number in doubts.items()]
+    for group in job.groups:
+        if group.id not in said:
+            reading.say(group, Role.UNSURE, 0.0, "no calls were seen")
+    groups = [*inferred, *(said[group.id] for group in job.groups)]
+    layout = Layout()
+    if any(lines.values()):
+        tp, pp, copies, cp, ep = (len(lines[role][0]) if lines[role] else 1 for role in PARTITIONING)
+        # An unclear group is of context or experts, unless it lies where a group of a known role was not observed.
+        if Counter(group.ranks for group in unclear) <= Counter(group.ranks for group in inferred):
+            layout = Layout(tp, pp, copies // cp, cp, ep)
+        else:
+            layout = Layout(tp, pp, copies // cp, cp) if cp > 1 else Layout(tp, pp)
+    return Topology(
+        world=world,
+        groups=tuple(sorted(groups, key=lambda g: (list(Role).index(g.role), g.ranks))),
+        layout=layout,
+        # Where nothing fits a group of which nothing is known may be a pipeline.
+        stage=dimensions[Role.PIPELINE][0] if layout.pp is not None else np.full(world, -1, np.int32),
+        tensor_index=dimensions[Role.TENSOR][0],
+        confidence=min((g.confidence for g in groups if g.role in PARTITIONING), default=0.0),
+        unsure=tuple(dict.fromkeys(unsure)),
+    )
+
+
+def _turned(jobmap: JobMap, lines: list[Line], reading: Reading, specimens: Sequence[Specimen]) -> list[Line]:
+    """The stages of all pipelines in order: turned where the iteration begins at the other end."""
+    after = {pair for line in lines for pair in pairwise(line)}
+    ends = Counter(_direction(jobmap, specimen, reading, after) for specimen in specimens)
+    return [line[::-1] for line in lines] if ends[-1] > ends[1] else lines
+
+
+def _direction(jobmap: JobMap, specimen: Specimen, reading: Reading, after: set[tuple[int, int]]) -> int:
+    """+1 where the lines begin with the first stage, −1 with the last, 0 where this process (no end of a line) does not tell."""
+    word = specimen.pattern
+    role = {row: reading.groups[jobmap.row_group[row].id].role for row in specimen.usages}
+    once = np.isin(word["row"], [row for row, one in role.items() if one in ONCE])
+    pipelines = [row for row, one in role.items() if one is Role.PIPELINE]
+    passing = np.isin(word["function"], POINT_TO_POINT) & np.isin(word["row"], pipelines)
+    if specimen.iteration is None or not once.any() or not passing.any():
+        return 0
+    begin = after_update(once, passing)
+    first = np.roll(word, -begin)[np.roll(passing, -begin)][0]
+    peers = {int(jobmap.row_group[row].ranks[peer]) for row, peer in np.unique(word[["row", "peer"]][passing]).tolist()}
+    if len(peers) != 1:
+        return 0
+    ahead = (specimen.rank, peers.pop()) in after
+    return 1 if (first["function"] == Function.SEND) == ahead else -1
+
+
+def _dimension(world: int, role: Role, lines: Sequence[Line]) -> tuple[NDArray[np.int32], list[Group]]:
+    """How groups of one role, each its ranks in order, divide the ranks: the place of each rank in its group (of pipelines its
+    stage; shape (world,), −1 where unknown), and groups of which nobody is observed, and which follow from the others.
+    """
+    inferred: list[Group] = []
+    if not lines:
+        return np.zeros(world, np.int32), inferred
+    size, index = len(lines[0]), np.full(world, -1, np.int32)
+    for line in lines:
+        order = np.array(line)
+        index[order[order >= 0]] = np.flatnonzero(order >= 0)
+    # Groups of ranks that nobody observes follow where all that are known have one distance and size.
+    missing = np.flatnonzero(index < 0)
+    whole = [np.array(line) for line in lines if -1 not in line]
+    distances = {int(d) for ranks in whole for d in np.unique(np.diff(np.sort(ranks)))}
+    if len(missing) and len(distances) == 1 and world % (size * (distance := distances.pop())) == 0:
+        everybody = np.arange(world)
+        number = everybody // (size * distance) * distance + everybody % distance
+        regular = all(len(np.unique(number[ranks])) == 1 for ranks in whole)
+        # Of pipelines the last rank of a communicator may be the first stage.
+        turned = all(ranks[0] > ranks[-1] for ranks in whole)
+        for one in np.unique(number[missing]).tolist() if regular else ():
+            ranks = np.flatnonzero(number == one).astype(np.int32)
+            if (index[ranks] < 0).all():
+                index[ranks] = np.arange(size)[:: -1 if turned else 1]
+                why = ("nobody of it is observed; it follows from the regular distance of the others",)
+                inferred.append(Group(-1, 0, role, tuple(ranks.tolist()), 0.6, why, inferred=True))
+    return index, inferred

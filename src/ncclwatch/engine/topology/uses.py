@@ -9,18 +9,17 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
 
-import networkx as nx
 import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.topology.iteration import Shape, Specimen, Usage, shape_of
+from ncclwatch.engine.topology.model import FUNCTION_NAMES
 from ncclwatch.engine.topology.record import POINT_TO_POINT, JobMap, KnownGroup, KnownJob, Recorder
-from ncclwatch.model.events import Function
 from ncclwatch.model.state import Communicator, Direction
 
 OFTEN = 2.0
@@ -31,42 +30,36 @@ RARE = 0.05
 """Unit: share of the calls on a communicator. From: barriers and checkpoints of the simulated jobs are less; a layer has no 20
 calls for each of one kind.
 """
-COUNTED = {function.name.title().replace("_", ""): int(function) for function in Function}
-"""Fact: functions by NCCL's names of them."""
+LARGE_GROUP = 8
+"""Unit: ranks. From: GPUs of one host joined by NVLink, as tensor groups are (Megatron-LM's advice, and every job of
+``score.topology``). A single group of more, over several hosts, is data parallel.
+"""
 
 T = TypeVar("T", bound=Hashable)
 Line = tuple[int, ...]
 """Ranks of a group in order, −1 where unknown."""
 
 
-@dataclass(slots=True)
-class Use:
-    """How a group was used, by the members that were observed."""
+@dataclass(slots=True, kw_only=True)
+class Use(Usage):
+    """How a group was used, by the members that were observed; ``times`` is of an iteration where one is known, else of all."""
 
     group: KnownGroup
-    times: float = 0.0
-    """How often the operation that comes most often was called: in an iteration where one is known, else in all."""
     total: float = 0.0
     """Operations in all, the most of any member."""
-    functions: frozenset[int] = frozenset()
-    """Collectives that are no single call among many; empty where this build counts them together."""
     exchanges: bool = False
     """Whether Send and Recv alone are called on it, or nothing."""
     mixed: bool = False
     """Whether collectives as well as Send and Recv are: no role is known for both."""
     scatters: int = 0
-    ways: frozenset[tuple[int, int, bool]] = frozenset()
-    """(rank of the communicator, peer, whether it sends) of every connection that Send or Recv have used, or may have."""
     hidden: bool = False
     """Whether ranks are joined by NVLink and the like, where Send and Recv are not counted."""
-    seen: Usage | None = None
-    """What most of its members' calls show."""
     known: bool = True
     """Whether ``times`` is of one of them that was kept in full, where any was."""
 
 
-@dataclass(slots=True)
-class Family:
+@dataclass(slots=True, kw_only=True)
+class Family(Usage):
     """Groups of one kind, which divide ranks among them."""
 
     uses: list[Use]
@@ -76,38 +69,20 @@ class Family:
     """rank → number of its line, −1 where that is not known. Shape (world,)."""
     whole: bool
     """Whether every rank that was observed is in one of them."""
-    shape: Shape = Shape.NONE
-    size: int = field(init=False)
+    size: int
     """Ranks of each."""
-    times: float = field(init=False)
-    """How often each was used."""
-    functions: frozenset[int] = field(init=False)
-    """Collectives that were called, empty where the build does not tell."""
-    exchanges: bool = field(init=False)
+    wide: bool
+    """Whether they are too large for a tensor group and lie across hosts."""
+    exchanges: bool
     """Whether Send and Recv alone are called on them, or nothing."""
-    uncounted: bool = field(init=False)
+    uncounted: bool
     """Whether nothing was counted, though Send and Recv may have been called."""
-    hosts: int = field(init=False)
-    """Over how many hosts one of them goes at most."""
-    seen: Usage = field(init=False)
-    """What the calls of most of them show."""
-
-    def __post_init__(self) -> None:
-        self.size, self.exchanges = len(self.lines[0]), self.uses[0].exchanges
-        self.times = float(np.median([use.times for use in self.uses]))
-        self.functions = frozenset[int]().union(*(use.functions for use in self.uses))
-        self.uncounted = not any(use.total for use in self.uses)
-        self.hosts = max(use.group.hosts for use in self.uses)
-        self.seen = _pooled([use.seen for use in self.uses if use.seen is not None])
 
 
 def common(values: Iterable[T | None]) -> T | None:
     """What most of those say that say anything."""
     known = Counter(value for value in values if value is not None)
     return known.most_common(1)[0][0] if known else None
-
-
-# --- from calls ----------------------------------------------------------------------------------------------------------------
 
 
 def uses_of_calls(job: KnownJob, recorder: Recorder, specimens: Sequence[Specimen]) -> list[Use]:
@@ -121,34 +96,32 @@ def uses_of_calls(job: KnownJob, recorder: Recorder, specimens: Sequence[Specime
 
 def _of_calls(group: KnownGroup, recorder: Recorder, usages: Sequence[Usage]) -> Use:
     counts = recorder.calls[group.rows].sum(axis=0)
-    called = [usage for usage in usages if usage.times]
-    result = Use(group, total=float(counts.sum()) / len(group.rows), known=bool(usages))
-    result.ways = frozenset[tuple[int, int, bool]]().union(*(usage.ways for usage in usages))
-    if called:
-        result.seen = _pooled(called)
-        result.functions, result.times = result.seen.functions, float(np.median([usage.times for usage in called]))
-        result.mixed = bool(result.functions and result.ways)
-    elif not usages:
+    seen = _pooled([usage for usage in usages if usage.times])
+    result = Use(**seen, group=group, total=float(counts.sum()) / len(group.rows), known=bool(usages))
+    result.ways = _ways(usages)
+    if not usages:
         often = np.flatnonzero(counts > RARE * counts.sum()).tolist()
         result.functions = frozenset(often) - frozenset(POINT_TO_POINT)
-    result.exchanges = not result.functions
+    result.exchanges, result.mixed = not result.functions, bool(result.functions and result.ways)
     return result
 
 
-def _pooled(usages: Sequence[Usage]) -> Usage:
-    """What most members show."""
-    return Usage(
-        shape=common([usage.shape for usage in usages]) or Shape.NONE,
-        functions=common([usage.functions for usage in usages]) or frozenset(),
-        tiny=bool(common([usage.tiny for usage in usages])),
-        inside=common([usage.inside for usage in usages]),
-        order=common([usage.order for usage in usages]),
-        follows=bool(common([usage.follows for usage in usages])),
-        gradients=any(usage.gradients for usage in usages),
-    )
+def _ways(usages: Iterable[Usage]) -> frozenset[tuple[int, int, bool]]:
+    return frozenset(way for usage in usages for way in usage.ways)
 
 
-# --- from counts ---------------------------------------------------------------------------------------------------------------
+def _pooled(usages: Sequence[Usage]) -> dict[str, Any]:
+    """What most of them show, as fields of a ``Usage``."""
+    return {
+        "shape": common([usage.shape for usage in usages]),
+        "times": float(np.median([usage.times for usage in usages])) if usages else 0.0,
+        "functions": common([usage.functions for usage in usages]) or frozenset(),
+        "tiny": bool(common([usage.tiny for usage in usages])),
+        "inside": common([usage.inside for usage in usages]),
+        "order": common([usage.order for usage in usages]),
+        "follows": bool(common([usage.follows for usage in usages])),
+        "gradients": any(usage.gradients for usage in usages),
+    }
 
 
 def uses_of_counts(jobmap: JobMap, job: KnownJob) -> list[Use]:
@@ -164,7 +137,7 @@ def uses_of_counts(jobmap: JobMap, job: KnownJob) -> list[Use]:
 def _of_counts(group: KnownGroup, members: Sequence[tuple[int, Communicator]]) -> Use:
     collectives = exchanges = 0
     functions: Counter[str] = Counter()
-    result = Use(group)
+    result = Use(group=group)
     for rank, own in members:
         steps = [(s.peer, s.direction, s.connection_index, s.step) for s in own.net_steps]
         steps += [(h.peer, h.direction, h.connection_index, h.tail or 0) for h in own.host_connections]
@@ -182,9 +155,8 @@ def _of_counts(group: KnownGroup, members: Sequence[tuple[int, Communicator]]) -
         exchanged = max((step for _, _, index, step in steps if index == 1), default=0)
         if not called or exchanged:
             exchanges = max(exchanges, exchanged, 0 if called else total)
-    result.functions = frozenset(
-        COUNTED[name] for name, count in functions.items() if count > RARE * collectives and name in COUNTED
-    )
+    often = {name for name, count in functions.items() if count > RARE * collectives}
+    result.functions = frozenset(function for function, name in FUNCTION_NAMES.items() if name in often)
     result.total = max(collectives, exchanges)
     result.times = float(result.total)
     result.scatters = functions["ReduceScatter"]
@@ -216,7 +188,7 @@ def _parts(uses: Sequence[Use], observed: set[int]) -> list[list[Use]]:
     alike: dict[Hashable, list[Use]] = defaultdict(list)
     for use in sorted(uses, key=lambda use: use.times):
         if use.known:
-            alike[(use.functions, use.seen.tiny, use.seen.inside) if use.seen else use.functions].append(use)
+            alike[use.functions, use.tiny, use.inside].append(use)
     parts: list[tuple[list[Use], set[int]]] = []
     for own in alike.values():
         # Roles may be told apart by counts that are far from each other; those of Send and Recv differ between stages.
@@ -242,8 +214,8 @@ def _ranks(uses: Iterable[Use]) -> set[int]:
 
 def _family(world: int, uses: list[Use], observed: set[int]) -> Family | None:
     lines = list(dict.fromkeys(tuple(use.group.ranks.tolist()) for use in uses))
-    ways = frozenset[tuple[int, int, bool]]().union(*(use.ways for use in uses))
-    shape = common([use.seen.shape for use in uses if use.seen]) or shape_of(ways, len(lines[0]), None)
+    seen = _pooled([use for use in uses if use.shape])
+    shape = seen["shape"] or shape_of(_ways(uses), len(lines[0]), None)
     known = [rank for line in lines for rank in line if rank >= 0]
     if len(set(known)) < len(known):
         lines = _joined(lines) if shape in (Shape.CHAIN, Shape.EITHER) else []
@@ -253,13 +225,27 @@ def _family(world: int, uses: list[Use], observed: set[int]) -> Family | None:
     number = np.full(world, -1, np.int32)
     for at, line in enumerate(lines):
         number[[rank for rank in line if rank >= 0]] = at
-    return Family(uses, lines, number, observed <= _ranks(uses), shape)
+    seen |= {"shape": shape, "times": float(np.median([use.times for use in uses]))}
+    seen["functions"] = frozenset(function for use in uses for function in use.functions)
+    return Family(
+        **seen,
+        uses=uses,
+        lines=lines,
+        number=number,
+        whole=observed <= _ranks(uses),
+        size=len(lines[0]),
+        wide=len(lines[0]) > LARGE_GROUP and any(use.group.hosts > 1 for use in uses),
+        exchanges=uses[0].exchanges,
+        uncounted=not any(use.total for use in uses),
+    )
 
 
 def _joined(pairs: Sequence[Line]) -> list[Line]:
     """Pipelines made of several communicators, one for each pair of neighbours: paths through shared ranks, lowest end first."""
     if any(len(pair) != 2 or -1 in pair for pair in pairs):
         return []
+    import networkx as nx  # It takes a tenth of a second to load: who names a stopped rank need not wait for it.
+
     graph = nx.Graph(pairs)
     parts = [graph.subgraph(part) for part in nx.connected_components(graph)]
     paths = all(part.size() == len(part) - 1 and max(degree for _, degree in part.degree) <= 2 for part in parts)

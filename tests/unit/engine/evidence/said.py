@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ncclwatch.engine.case import Case, Known, of_nodes
+from ncclwatch.engine.case import SOURCES, Case, Known, of_nodes
 from ncclwatch.engine.evidence.base import Fact, Source
-from ncclwatch.engine.evidence.registry import SOURCES
 from ncclwatch.engine.job import assemble
 from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.model.state import ProcessSample
@@ -15,9 +14,6 @@ from ncclwatch.model.state import ProcessSample
 
 class Said(Source):
     """Says these facts of every job."""
-
-    name = "said"
-    plane = "nic"
 
     def __init__(self, *facts: Fact) -> None:
         self._facts = facts

@@ -33,7 +33,8 @@ def test_who_has_not_called_what_the_others_have() -> None:
 def test_who_called_something_else() -> None:
     fact = said(recorded([64, 64], [64, 64], [64, 64], [64, 32]))
     assert fact.finding.behind == [] and fact.finding.inconsistent
-    assert fact.text == "rank 3 called AllReduce of 32 x float32 as #1, unlike its peers"
+    (odd,), how = fact.finding.odd_ones
+    assert (odd.text(), fact.finding.groups[odd], how) == ("AllReduce of 32 x float32", [3], "")
 
 
 def test_ranks_that_called_the_same_say_nothing_and_coverage_tells_whose_calls_are_known() -> None:

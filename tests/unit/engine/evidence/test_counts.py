@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ncclwatch.engine.evidence.disagreements import SequenceCounts
+from ncclwatch.engine.evidence.calls import SequenceCounts
 from unit.engine.evidence.said import case_of
 from unit.synthetic import Rank, communicator, looks
 

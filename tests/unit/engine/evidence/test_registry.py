@@ -1,14 +1,13 @@
-"""The registry of sources, and the container of what they say."""
+"""The list of sources, and the container of what they say."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 
-from ncclwatch.engine.case import Case
+from ncclwatch.engine.case import SOURCES, Case
 from ncclwatch.engine.evidence.base import Fact, FactKind, Source, one_by_one
-from ncclwatch.engine.evidence.kernel import Halted
-from ncclwatch.engine.evidence.registry import SOURCES
+from ncclwatch.engine.evidence.kernel import Logged
 from ncclwatch.model.network import KernelLogLine, LinkChange, NetworkLook, NicRecord
 from ncclwatch.model.state import CpuLimit
 from unit.engine.evidence.said import Said, case_of
@@ -39,41 +38,40 @@ def everything() -> Case:
     return case_of(series, network=memory)
 
 
-def test_names_are_unique_and_facts_are_of_the_kinds_and_sources_that_say_so() -> None:
-    assert len({source.name for source in SOURCES}) == len(SOURCES)
+def test_sources_are_unique_and_facts_are_of_the_kinds_that_they_say() -> None:
+    assert len({type(source) for source in SOURCES}) == len(SOURCES)
     case = everything()
     for source in SOURCES:
         source.complete(case.job)
     silent, blind = [], list[str]()
     for source in SOURCES:
         facts = list(one_by_one(source.facts(case)))
-        assert {fact.kind for fact in facts} <= source.kinds, source.name
-        assert {fact.source for fact in facts} <= {source.name}
-        assert all(fact.text for fact in facts if fact.kind is not FactKind.LOST), source.name
+        assert {fact.kind for fact in facts} <= source.kinds, source
+        assert all(fact.text for fact in facts if fact.kind is not FactKind.LOST), source
         blind += source.coverage(case)
-        silent += [source.name] if not facts else []
+        silent += [type(source).__name__] if not facts else []
     # Nothing is open in the network, no call or work request was recorded, and the only connection ends at no rank of this job.
-    assert silent == ["proxies", "calls", "open calls", "counts", "work requests"]
+    assert silent == ["Proxies", "Calls", "OpenCalls", "SequenceCounts", "WorkRequests"]
     assert "no calls were recorded" in blind and "2 hosts say nothing of their NICs, connections and kernel logs" in blind
 
 
 class Counting(Source):
     """Counts how often it is asked."""
 
-    name, plane, kinds = "counting", "state", frozenset({FactKind.HALTED, FactKind.ERROR})
+    kinds = frozenset({FactKind.HALTED, FactKind.STANDS})
     asked = 0
 
     def facts(self, case: Case) -> Iterator[Fact]:
         self.asked += 1
-        yield Fact(FactKind.HALTED, "a", self.name)
-        yield Fact(FactKind.ERROR, "b", self.name)
+        yield Fact(FactKind.HALTED, "a")
+        yield Fact(FactKind.STANDS, "b")
 
 
 def test_a_source_is_asked_once_and_only_for_what_it_knows() -> None:
-    counting, other = Counting(), Said(Fact(FactKind.HALTED, "c", "said"))
+    counting, other = Counting(), Said(Fact(FactKind.HALTED, "c"))
     facts = case_of(looks(frozen_ring()), sources=(counting, other)).facts
     assert facts.of(FactKind.LOGGED) == () and counting.asked == 0
     assert [fact.subject for fact in facts.of(FactKind.HALTED)] == ["a", "c"]
-    assert [fact.subject for fact in facts.about(FactKind.ERROR, "b")] == ["b"]
-    assert facts.about(FactKind.ERROR, "a") == () and counting.asked == 1
-    assert facts.of(FactKind.HALTED, Halted) == ()
+    assert [fact.subject for fact in facts.about(FactKind.STANDS, "b")] == ["b"]
+    assert facts.about(FactKind.STANDS, "a") == () and counting.asked == 1
+    assert facts.of(FactKind.HALTED, Logged) == ()

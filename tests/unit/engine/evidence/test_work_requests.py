@@ -255,7 +255,7 @@ def test_that_nobody_answers_is_the_path_s_doing_where_the_connection_gets_no_an
         (fact,) = case.facts.of(FactKind.WORK, WorkFact)
         assert (fact.shows, fact.strength) == (Shows.NO_PATH, Strength.LIKELY)
         dead, _ = case.facts.of(FactKind.PATH_DEAD, DeadPath)
-        assert (dead.way, dead.remote, dead.global_rank) == ((WORLD, 1, 2), "10.0.0.2", 1)
+        assert (dead.subject, dead.remote, dead.global_rank) == ((WORLD, 1, 2), "10.0.0.2", 1)
         assert dead.local == ("10.0.0.1" if case.known.network.hosts["node1"].flows[0].socket else "mlx5_0 of node1")
     kept_out = probed(False, unacknowledged=0)
     assert not [*kept_out.facts.of(FactKind.WORK, WorkFact), *kept_out.facts.of(FactKind.PATH_DEAD, DeadPath)], "a firewall"

@@ -12,10 +12,10 @@ import pytest
 
 from ncclwatch.engine import beside
 from ncclwatch.engine import diagnose as diagnosis
-from ncclwatch.engine.case import Known, Rule, Stratum
+from ncclwatch.engine.case import SOURCES, Known
 from ncclwatch.engine.evidence.base import Source
-from ncclwatch.engine.evidence.registry import SOURCES
 from ncclwatch.engine.network import NetworkMemory
+from ncclwatch.engine.rules import Rule, Stratum
 from ncclwatch.model.network import NetworkLook
 from unit.synthetic import SECOND, frozen_ring, looks
 
@@ -53,7 +53,7 @@ def test_the_examples_tests_pass(example: ModuleType) -> None:
 
 def test_the_example_stands_beside_a_verdict(example: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
     source: Source = example.Nvlink()
-    assert source.name not in {known.name for known in SOURCES}
+    assert type(source).__name__ not in {type(known).__name__ for known in SOURCES}
     (rule,) = re.findall(r"```python\n(def nvlink_errors.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
     place = dict(vars(beside))
     exec(compile(rule, "beside.py", "exec"), place)  # noqa: S102 - the guide is ours

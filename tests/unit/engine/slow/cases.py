@@ -54,11 +54,6 @@ def context(lost: float | None, hosts: int = RANKS, ranks: int = RANKS, **more: 
     return replace(Context(np.zeros(ranks, np.int64), host, lost), **more)
 
 
-def grown(factors: Mapping[int, float], ranks: int = RANKS) -> np.ndarray:
-    """How much longer work between calls takes; as long as ever where nothing is said."""
-    return np.array([factors.get(rank, 1.0) for rank in range(ranks)])
-
-
 def late(shares: Mapping[int, float], times: int = 12, ranks: int = RANKS) -> Lateness:
     """Hosts that begin iterations late, for such shares of the time, in ``times`` of 12 iterations."""
     share = np.array([shares.get(rank, 0.0) for rank in range(ranks)])
@@ -110,6 +105,6 @@ def cases(*listed: Case) -> pytest.MarkDecorator:
     """Parametrise a test by ``case``."""
     parameters = []
     for case in listed:
-        marks = [pytest.mark.xfail(strict=False, reason=case.disagrees)] if case.disagrees else []
+        marks = [pytest.mark.xfail(reason=case.disagrees)] if case.disagrees else []
         parameters.append(pytest.param(case, id=case.name, marks=marks))
     return pytest.mark.parametrize("case", parameters)

@@ -11,8 +11,7 @@ import pytest
 
 from ncclwatch.engine.slow import calibration
 from ncclwatch.engine.slow.calibration import TABLE, load
-from ncclwatch.engine.slow.candidates import CandidateKind
-from ncclwatch.engine.slow.terms import TERMS
+from ncclwatch.engine.slow.terms import TERMS, CandidateKind
 
 PARTS = ("since", "start")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from ncclwatch.engine.slow.clocks import estimate
+from ncclwatch.engine.slow.gpu_operations import estimate
 
 
 def test_clocks_are_found_within_their_error() -> None:

@@ -8,9 +8,7 @@ import pytest
 
 from ncclwatch.engine.job import assemble
 from ncclwatch.engine.network import NetworkMemory
-from ncclwatch.engine.slow.megatrace import WARM_UP
-from ncclwatch.engine.slow.mode import ModeWatch
-from ncclwatch.engine.slow.modes import SlowMode, SlowRule
+from ncclwatch.engine.slow.modes import WARM_UP, ModeWatch, SlowMode, SlowRule
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkWindow
 from unit.synthetic import SECOND, WORLD, Rank, communicator, looks

@@ -13,8 +13,7 @@ from ncclwatch.cli.recorded import write_series
 from ncclwatch.engine.job import assemble
 from ncclwatch.engine.slow.cadence import Cadence, Iteration
 from ncclwatch.engine.slow.gpu_operations import Round
-from ncclwatch.engine.slow.mode import ModeWatch, Sample
-from ncclwatch.engine.slow.modes import HOST, LEARNED_ROUNDS, Ccld, CcldResult, CcldRule, SlowMode, SlowRule
+from ncclwatch.engine.slow.modes import HOST, LEARNED_ROUNDS, Ccld, CcldResult, CcldRule, ModeWatch, SlowMode, SlowRule
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from unit.engine.slow.gpu_samples import WORLD_SIZE, at, operation
 from unit.synthetic import SECOND, Rank, communicator, looks
@@ -87,7 +86,7 @@ def test_one_slow_window_and_barriers_say_nothing() -> None:
     assert all(verdict is RUNNING for verdict in once)
     barrier = [[replace(operation(1, 0.1, 0.5), count=1)] for _ in range(4)]
     (job,) = assemble([[sample] for sample in at(1.0, barrier)])
-    assert Ccld().rounds(Sample(job, [None] * 4)) == []
+    assert Ccld().rounds(job, [None] * 4) == []
 
 
 def test_without_the_shim_the_wait_at_the_end_of_an_iteration_stands_for_it() -> None:
@@ -102,11 +101,11 @@ def test_without_the_shim_the_wait_at_the_end_of_an_iteration_stands_for_it() ->
     ranks = [Rank(r, WORLD_SIZE, (communicator(r, WORLD_SIZE),), host=f"node{r}") for r in range(WORLD_SIZE)]
     (job,) = assemble([[replace(series[-1], time_ns=5 * SECOND, wall_ns=5 * SECOND)] for series in looks(ranks)])
     rule = Ccld()
-    found = rule.rounds(Sample(job, cadences))
+    found = rule.rounds(job, cadences)
     assert len(found) == 4 and {done.group for done in found} == {HOST} and not rule.by_gpus
     by_rank = {member.rank: found[0].durations[at] for at, member in enumerate(job.members)}
     assert by_rank[2] == pytest.approx(0.1) and by_rank[0] == pytest.approx(0.6)
-    assert rule.rounds(Sample(job, cadences)) == []
+    assert rule.rounds(job, cadences) == []
 
 
 # --- the command line -----------------------------------------------------------------------------------------------------

@@ -163,26 +163,28 @@ def test_a_slow_rank_is_found_with_what_it_costs_and_what_a_bubble_absorbs_costs
 
     paths, job = watched(Play(slow))
     assert len(paths.kept) >= 10 and paths.problem == ""
-    lines = paths.lines(job, 0.0)
+    _, _, lines, costs, unobserved = paths.told(job, 0.0)
     assert len(lines) == 2, lines
+    assert len(unobserved) == 1 and "clocks of 2 hosts differ by up to" in unobserved[0]
     assert (
         "rank 3" in lines[0]
         and "takes 0.30 s longer than usual before AllReduce 1 of the iteration on the communicator" in lines[0]
     )
     assert "18 operations on 4 GPUs" in lines[0] and "host had not called" not in lines[0]
     assert lines[1].startswith("off the critical path: rank 0") and "took 0.03 s longer and cost nothing" in lines[1]
-    assert paths.costs(0.0) == {3: pytest.approx(0.3, abs=0.005)}
+    assert costs == {3: pytest.approx(0.3, abs=0.005)}
 
 
 def test_a_host_that_calls_late_is_told_from_a_slow_gpu() -> None:
     paths, job = watched(Play(host_late=lambda iteration, rank: 0.25 if iteration >= 20 and rank == 1 else 0.0))
-    (line,) = paths.lines(job, 0.0)
+    (line,) = paths.told(job, 0.0).paths
     assert "rank 1" in line and "0.25 s of it because its host had not called" in line
 
 
 def test_a_healthy_job_has_no_slow_iterations() -> None:
     paths, job = watched(Play())
-    assert paths.analysis.learned and not paths.kept and paths.lines(job, 0.0) == [] and paths.problem == ""
+    assert paths.analysis.learned and not paths.kept and paths.problem == ""
+    assert paths.told(job, 0.0).told and not paths.told(job, 0.0).paths and not paths.told(job, 0.0).costs
 
 
 def test_what_was_not_seen_whole_is_not_judged_and_why_is_said() -> None:

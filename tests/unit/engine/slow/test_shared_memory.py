@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
 
 from ncclwatch.engine.connections import laggards, rings_inside, under_way
 from ncclwatch.engine.edges import Wait
@@ -11,8 +15,10 @@ from ncclwatch.engine.evidence.base import RankNode
 from ncclwatch.engine.job import Job, assemble
 from ncclwatch.engine.slow.cadence import Cadence
 from ncclwatch.engine.slow.findings import equals
+from ncclwatch.engine.slow.order import RECORD, CallOrder, OrderOf, awaited_inside
 from ncclwatch.engine.slow.snapshot import Activity, take_look
 from ncclwatch.engine.slow.watch import SlowWatch
+from ncclwatch.model.events import Function
 from ncclwatch.model.state import Communicator, Direction, OpPhase, ProxyOperation, Transport
 from unit.synthetic import Rank, communicator, recv, send, shared
 
@@ -103,7 +109,7 @@ def test_ends_of_a_ring_with_fewer_connections_do_equal_work() -> None:
         watch.cadences.of[member.info.host, member.info.pid] = Cadence(program=7)
     assert equals(job, None, watch.cadences).tolist() == [0, 0, 0, 0]
     over_the_network = [communicator(rank, WORLD, transport=Transport.NET if rank else Transport.SHM) for rank in range(WORLD)]
-    assert equals(job_of([8] * WORLD, over_the_network), None, watch.cadences).tolist() == [-1, 1, 1, 1], "seen by other means"
+    assert equals(job_of([8] * WORLD, over_the_network), None, watch.cadences).tolist() == [-1, 0, 0, 0], "seen by other means"
 
 
 def test_who_has_written_its_part_and_finds_nothing_to_read_waits_for_the_one_before() -> None:
@@ -135,20 +141,65 @@ def test_nobody_waits_for_one_without_whom_it_could_not_have_come_so_far() -> No
     assert (0, 3) in ends_of_waits(lagging(job_of([12, 8, 8, 8])))
 
 
-def test_who_leaves_what_a_ring_has_delivered_unread_has_not_begun() -> None:
-    """Received over the network, passed on through shared memory, as at the edge of a node."""
+@pytest.mark.parametrize(
+    ("shown", "expected", "why"),
+    [
+        ({}, {Activity.COMPUTES}, "its kernel writes its own part first, and has not"),
+        ({"delivered": 8}, {Activity.COMPUTES}, "nor has it read what was delivered"),
+        ({"written": 4}, {Activity.WAITS}, "it has written its part and waits for data"),
+        ({"consumed": 4, "delivered": 8}, {Activity.WAITS, Activity.TRANSFERS}, "it has read"),
+        ({"unread": 8}, {Activity.WAITS}, "it may be in the operation, and wait for room"),
+        ({"written": -4}, {Activity.WAITS}, "the connection counts what other operations did"),
+        ({"written": 400}, {Activity.WAITS}, "the connection counts what other operations did"),
+        ({"protocol": "LL"}, {Activity.WAITS}, "LL does not move the tail"),
+        ({"collective": "Broadcast"}, {Activity.WAITS}, "only a root begins with a send"),
+    ],
+)
+def test_who_has_written_nothing_to_the_next_in_a_ring_has_not_begun(
+    shown: dict[str, Any], expected: set[Activity], why: str
+) -> None:
+    """Data comes over the network and goes on through shared memory, as at the edge of a node; both count the same steps."""
     transports = ((0, WORLD - 1, Direction.RECV, Transport.NET), (0, 1, Direction.SEND, Transport.SHM))
+    written, unread, delivered = (shown.get(name, 0) for name in ("written", "unread", "delivered"))
+    tail = 960 + written
+    ends = (shared(Direction.SEND, 1, tail - unread, tail),)
+    own = replace(communicator(0, WORLD), host_connections=ends, transports=transports)
+    got = recv(WORLD - 1, posted=8, received=delivered, delivered=delivered, consumed=shown.get("consumed", 0), base=960)
+    got = replace(got, **{name: shown[name] for name in ("protocol", "collective") if name in shown})
+    sends = send(0, sent=0, done=0, produced=0)
+    rest = [Rank(rank, WORLD, (communicator(rank, WORLD),), (sends,) if rank == WORLD - 1 else ()) for rank in range(1, WORLD)]
+    (job,) = assemble([rank.looks(1) for rank in (Rank(0, WORLD, (own,), (got,)), *rest)])
+    assert take_look(job).activities[job.members[0].info.key] in expected, why
 
-    def edge(delivered: int, unread: int, consumed: int = 0) -> Activity:
-        own = replace(
-            communicator(0, WORLD), host_connections=(shared(Direction.SEND, 1, 960 - unread, 960),), transports=transports
-        )
-        got = recv(WORLD - 1, posted=8, received=delivered, delivered=delivered, consumed=consumed, base=960)
-        rest = [Rank(rank, WORLD, (communicator(rank, WORLD),)) for rank in range(1, WORLD)]
-        (job,) = assemble([rank.looks(1) for rank in (Rank(0, WORLD, (own,), (got,)), *rest)])
-        return take_look(job).activities[job.members[0].info.key]
 
-    assert edge(delivered=8, unread=0) is Activity.COMPUTES
-    assert edge(delivered=8, unread=8) is not Activity.COMPUTES, "it may wait for room"
-    assert edge(delivered=0, unread=0) is not Activity.COMPUTES
-    assert edge(delivered=8, unread=0, consumed=4) is not Activity.COMPUTES
+def exchange(*, unread: int, to_read: int, together: bool = True) -> tuple[Job, OrderOf]:
+    """Two ranks that send to and receive from each other through shared memory: of what rank 0 has written so much is unread, and
+    so much lies ready for it.
+    """
+    ranks, orders = [], {}
+    for rank, (mine, theirs) in enumerate(((unread, to_read), (to_read, unread))):
+        own = communicator(rank, 2, transport=Transport.SHM)
+        ends = (shared(Direction.SEND, 1 - rank, 8 - mine, 8), shared(Direction.RECV, 1 - rank, 8 - theirs, 8))
+        own = replace(own, host_connections=tuple(replace(end, connection_index=1) for end in ends))
+        ranks.append(Rank(rank, 2, (own,), host="node"))
+        calls = np.zeros(4, RECORD)
+        called = [Function.GROUP_START, Function.SEND, Function.RECV, Function.GROUP_END]
+        calls["function"] = called if together else [Function.SEND, Function.RECV] * 2
+        calls["comm"], calls["peer"] = own.address, 1 - rank
+        orders[rank] = CallOrder()
+        orders[rank].add(calls)
+    (job,) = assemble([rank.looks(1) for rank in ranks])
+    pids = {member.info.pid: orders[member.rank or 0] for member in job.members}
+    return job, lambda host, pid: pids[pid]
+
+
+def test_who_has_written_its_part_of_an_exchange_waits_for_the_one_who_reads_nothing() -> None:
+    job, order_of = exchange(unread=1, to_read=0)
+    assert ends_of_waits(awaited_inside(job, order_of)) == {(0, 1)}
+    assert take_look(job, order_of).activities[job.members[0].info.key] is Activity.WAITS
+    for left in (0, 1):
+        assert not list(awaited_inside(*exchange(unread=left, to_read=left)))
+
+
+def test_who_sends_by_itself_may_go_on_when_it_has_written() -> None:
+    assert not list(awaited_inside(*exchange(unread=1, to_read=0, together=False)))

@@ -10,12 +10,14 @@ from numpy.typing import NDArray
 
 from ncclwatch.engine.job import Job, assemble
 from ncclwatch.engine.ledger import Ledger
-from ncclwatch.engine.slow.lateness import Lateness, Skew, measure_skew
+from ncclwatch.engine.slow.detect import SlowDown
+from ncclwatch.engine.slow.lateness import Lateness, with_calls
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 from ncclwatch.model.state import Transport
 from unit.synthetic import WORLD, Rank, address_of, communicator, looks
 
 NORMAL_S, SLOW_S, SINCE_S = 0.2, 0.7, 4.0
+SLOW = SlowDown(SINCE_S, NORMAL_S, SLOW_S, 20, 20)
 CALLS = 8
 """Calls an iteration, four of them ahead of the GPU."""
 
@@ -44,13 +46,13 @@ def skew_of(
     host: str | None = "node",
     transport: Transport = Transport.P2P,
     clocks: dict[int, float] | None = None,
-) -> Skew:
+) -> tuple[Lateness, NDArray[np.bool_]]:
     size = len(called)
     job, ledger = make_job(size, host, transport), Ledger()
     for rank, own in enumerate(called):
         ledger.add_calls(records(rank, size, own), 0, host or f"node{rank}")
     since = [SINCE_S + (clocks or {}).get(rank, 0.0) for rank in range(size)]
-    return measure_skew(job, ledger, {}, since, NORMAL_S, SLOW_S, 0.7)
+    return with_calls(Lateness.of_nobody(size), job, ledger, since, SLOW)
 
 
 def make_job(size: int, host: str | None, transport: Transport) -> Job:
@@ -72,19 +74,17 @@ def records(rank: int, size: int, called: NDArray[np.float64]) -> NDArray[Any]:
 
 @pytest.mark.parametrize("size", [2, 8])
 def test_who_calls_late_is_told_and_how_late_and_that_the_others_wait(size: int) -> None:
-    skew = skew_of(times({1: 0.5}, size, {}))
+    skew, waits = skew_of(times({1: 0.5}, size, {}))
     assert skew.share[1] == pytest.approx(0.5 / 0.7, rel=0.1) and not np.delete(skew.share, 1).any()
     assert skew.seconds[1] == pytest.approx(0.5, rel=0.02) and skew.late[1] >= 20
-    assert skew.waits.tolist() == [rank != 1 for rank in range(size)]
-    known = skew.joined(Lateness(np.zeros(size), np.zeros(size, np.int64), 30, np.zeros(size)))
-    assert known.share.tolist() == skew.share.tolist() and known.seen == 30
+    assert waits.tolist() == [rank != 1 for rank in range(size)]
 
 
 def test_clocks_of_several_nodes_are_put_together_by_the_past() -> None:
     clocks = {0: 0.05, 3: 7.0, 2: -0.3}
-    skew = skew_of(times({1: 0.5}, 4, clocks), host=None, clocks=clocks)
+    skew, waits = skew_of(times({1: 0.5}, 4, clocks), host=None, clocks=clocks)
     assert skew.share[1] == pytest.approx(0.5 / 0.7, rel=0.1) and np.count_nonzero(skew.share) == 1
-    assert not skew.waits.any(), "those of other nodes are seen to wait"
+    assert not waits.any(), "those of other nodes are seen to wait"
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_clocks_of_several_nodes_are_put_together_by_the_past() -> None:
     ids=["healthy", "a little behind", "always behind", "all", "two", "little", "network", "no past"],
 )
 def test_otherwise_nothing_is_told(called: NDArray[np.float64], other: dict[str, Any]) -> None:
-    skew = skew_of(called, **other)
-    assert not skew.share.any() and not skew.waits.any()
+    skew, waits = skew_of(called, **other)
+    assert not skew.share.any() and not waits.any()
 
 
 def test_a_rank_nobody_sees_may_be_the_last() -> None:
@@ -117,4 +117,4 @@ def test_a_rank_nobody_sees_may_be_the_last() -> None:
     job, ledger = make_job(3, "node", Transport.P2P), Ledger()
     for rank in range(2):
         ledger.add_calls(records(rank, 3, called[rank]), 0, "node")
-    assert not measure_skew(job, ledger, {}, [SINCE_S] * 3, NORMAL_S, SLOW_S, 0.7).share.any()
+    assert not with_calls(Lateness.of_nobody(3), job, ledger, [SINCE_S] * 3, SLOW)[0].share.any()

@@ -21,12 +21,18 @@ SCENARIOS = Path(__file__).resolve().parent.parent.parent.parent / "scenarios"
 
 
 def judged(
-    scenario: Scenario, seconds: float, planes: tuple[str, ...] = ("calls", "state"), *, apart_s: float = 0.0, stands_s: int = 0
+    scenario: Scenario,
+    seconds: float,
+    planes: tuple[str, ...] = ("calls", "state"),
+    *,
+    apart_s: float = 0.0,
+    stands_s: int = 0,
+    asked: bool = False,
 ) -> list[tuple[float, Verdict]]:
     """What stood after each round, with the time since the fault began (of a healthy job: since its first iteration).
 
     With ``apart_s`` every second host seems to have been looked at so much later, with ``stands_s`` nothing moves for so long
-    at the end.
+    at the end. ``asked``: somebody asks in every round, and is told the same.
     """
     scenario = replace(scenario, observe=replace(scenario.observe, planes=planes))
     timeline = simulate(scenario)
@@ -45,7 +51,12 @@ def judged(
             upto = int(np.searchsorted(events["time_ns"], latest, "right"))
             live.add_calls(events[done[host] : upto])
             done[host] = upto
+        if asked:
+            live.ask()
         said.append((latest / 1e9 - 1000.0 - since, live.update(moved)))
+        if asked:
+            answers, live.answers = live.answers, []
+            assert answers == live.verdicts
     for more in range(1, stands_s + 1):
         later = [replace(s, time_ns=s.time_ns + more * 1_000_000_000, wall_ns=s.wall_ns + more * 1_000_000_000) for s in moved]
         said.append((said[-1][0] + 1.0, live.update(later)))
@@ -73,6 +84,10 @@ def test_a_slow_job_is_named_and_nothing_before(name: str) -> None:
     assert "instead of" in verdict.summary and verdict.evidence and verdict.next_steps
     if scenario.expect.link:
         assert verdict.link is not None and verdict.communicator is not None
+
+
+def test_who_asks_about_a_slow_job_is_told_what_stands() -> None:
+    assert accusations(judged(load(SCENARIOS / "s1-slow-gpu.toml"), 12.0, asked=True))
 
 
 def test_a_slow_job_that_recovers_is_slow_no_longer() -> None:

@@ -109,7 +109,7 @@ def test_what_counts_told_gives_way_to_what_calls_tell() -> None:
     assert namer.learned is not None
     assert namer.learned.topology.layout.tp == trial.scenario.layout.tp
     process = samples[0].process
-    place = namer.place_of(process.host, process.pid)
+    place = namer.place_of(process.host, process.pid, None)
     assert place is not None
     assert place.pipeline_stage == 0
     namer.observe(events[few:])

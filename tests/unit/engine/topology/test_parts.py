@@ -5,11 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ncclwatch.engine.topology.iteration import find_period, occurrences
-from ncclwatch.engine.topology.labels import Stage
-from ncclwatch.engine.topology.model import Pattern, Phase, Role, Step
-from ncclwatch.engine.topology.passes import Call, Hints, find_passes
-from ncclwatch.engine.topology.patterns import Track
+from ncclwatch.engine.topology.iteration import Track, find_period, occurrences
+from ncclwatch.engine.topology.model import Pattern, Phase, Role, Stage
+from ncclwatch.engine.topology.patterns import Call, Hints, find_passes
 from ncclwatch.engine.topology.record import JobMap, KnownJob, choose_specimens
 from ncclwatch.simulate.scenario import Schedule
 from ncclwatch.simulate.schedule import Pass, steps
@@ -110,7 +108,7 @@ def test_without_a_pipeline_gathers_and_scatters_of_context_ranks_tell_the_passe
 
 def track() -> Track:
     tokens = np.array(ITERATION, np.uint64)
-    pattern = Pattern(0, tuple(Step(Role.TENSOR, 1) for _ in ITERATION), tokens)
+    pattern = Pattern(0, tuple(Stage(role=Role.TENSOR) for _ in ITERATION), tokens)
     return Track(pattern)
 
 
@@ -143,7 +141,7 @@ def test_passes_of_an_evaluation_are_not_taken_for_those_of_an_iteration() -> No
     """Forward passes begin with a message, backward passes with the same operation as these go on with; 9 is unique."""
     message, work, last = 5, 6, 9
     word = [message, work, work] * 3 + [work, work] * 3 + [last]
-    steps = tuple(Step(Role.PIPELINE, 11, towards=-1) if t == message else Step(Role.TENSOR, 1) for t in word)
+    steps = tuple(Stage(role=Role.PIPELINE, towards=-1) if t == message else Stage(role=Role.TENSOR) for t in word)
     follower = Track(Pattern(0, steps, np.array(word, np.uint64)))
     follower.follow(np.array(word, np.uint64))
     evaluation, after = [message, work, work] * 3, np.array(word, np.uint64)

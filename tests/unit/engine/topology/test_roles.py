@@ -8,10 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.topology.iteration import Specimen, examine
-from ncclwatch.engine.topology.layout import assemble
 from ncclwatch.engine.topology.model import Layout, Role, Topology
 from ncclwatch.engine.topology.record import GATHER, OPERATION, SCATTER, SUM, JobMap, KnownGroup, KnownJob, Recorder
-from ncclwatch.engine.topology.roles import read
+from ncclwatch.engine.topology.roles import assemble, read
 from ncclwatch.engine.topology.uses import Use, uses_of_calls
 from ncclwatch.model.events import Function
 
@@ -55,7 +54,7 @@ def counted(kinds: dict[tuple[int, ...], tuple[float, set[int]]]) -> Topology:
     """What follows where NCCL has counted calls (how often, which) on groups of ranks."""
     groups = [group(number, *ranks) for number, ranks in enumerate(kinds)]
     uses = [
-        Use(one, times, times, frozenset(functions), exchanges=not functions)
+        Use(group=one, times=times, total=times, functions=frozenset(functions), exchanges=not functions)
         for one, (times, functions) in zip(groups, kinds.values(), strict=True)
     ]
     job = KnownJob(WORLD, list(range(WORLD)), groups)

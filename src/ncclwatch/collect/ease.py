@@ -1,0 +1,68 @@
+"""Looks that widen while all is well.
+
+A look reads every structure of NCCL, and looks are what an agent costs. Whoever judges a job says when it can do with few of them
+(:meth:`Ease.allow`): it has been healthy for a while, and was looked at often enough to know what is usual. Then a pulse of each
+process tells, twice an interval, whether it moves (:mod:`ncclwatch.target.pulse`), and memory is read as a whole every
+``widest_s`` seconds alone. The first process that stands though it moved, and whatever else happens, makes looks as frequent as
+ever for a while: samples taken only when something stands would be no picture of the job.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ncclwatch.collect.watched import Watched
+
+WIDEST_S = 15.0
+"""Seconds between two looks while all is well, by default."""
+ALLOWED_S = 5.0
+"""For so long an allowance holds: an engine that is gone allows nothing."""
+STEADY_S = 10.0
+"""After something stood still, or happened, looks are steady for so long."""
+
+
+@dataclass(slots=True)
+class Ease:
+    """Decides whether a look is due. ``widest_s`` 0: always. Times are those of ``time.monotonic``, seconds."""
+
+    widest_s: float = 0.0
+    _until: float = 0.0
+    _steady_until: float = 0.0
+    _span: int = -1
+
+    def allow(self, now: float, *, well: bool = True) -> None:
+        """All is well with every job of the node, or not."""
+        if well:
+            self._until = now + ALLOWED_S
+        else:
+            self._until = 0.0
+            self.disturb(now)
+
+    def disturb(self, now: float) -> None:
+        """Something happened: look as often as ever for a while."""
+        self._steady_until = now + STEADY_S
+
+    def is_wide(self, now: float) -> bool:
+        """Whether looks may be far apart now."""
+        return self.widest_s > 0 and self._steady_until <= now < self._until
+
+    def is_due(self, now: float, clock_s: float) -> bool:
+        """Whether to look. ``clock_s`` is the clock that nodes have in common: they look in the same moment of each
+        ``widest_s`` seconds of it.
+        """
+        span = math.floor(clock_s / self.widest_s) if self.widest_s > 0 else 0
+        due = span != self._span or not self.is_wide(now)
+        if due:
+            self._span = span
+        return due
+
+
+def all_go_on(watched: Collection[Watched]) -> bool:
+    """Whether every process does what it did: moves on, or rests as it did."""
+    # Each is asked, also after one that does not: its next answer is to be about the time from now on.
+    answers = [one.goes_on() for one in watched]
+    return all(answers)

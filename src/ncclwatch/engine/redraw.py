@@ -1,0 +1,413 @@
+"""Rules that change the wait-for graph: waits that no transfer shows, and waits of cycles that are none.
+
+Drawn is what calls and counts prove, and whom a rank at which the waits end may wait for itself. With nothing open where one can
+look it may wait inside its node, over a transport nobody can look into (NVLink and the like), for a message, or in an operation
+with a rank that has ended: a proxy drops an operation whose transport reports an error, and from v2.22 on mostly tells nobody
+(``progressOps``, ``src/proxy.cc``). In a ring of two nothing of it is left then: the GPU waits for ever in a kernel of which
+memory shows no trace, and what was called after it lies there as if its GPU did not begin it.
+
+Retracted are waits inside a cycle in operations that the waiter's GPU has not begun, as long as some that are begun remain: one
+rank at least waits for something. A proxy opens the receives of all that the host has called, so each of them seems to wait for
+its sender; but a ring collective begins with a send, and while nothing of it is produced, although buffers are free, the GPU is
+before the operation and not in it.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache, partial
+
+from ncclwatch.engine.case import Case, Retraction
+from ncclwatch.engine.connections import (
+    RING_ENDS_RECEIVING,
+    acknowledges,
+    has_produced,
+    is_hidden,
+    is_ring,
+    laggards,
+    neighbours,
+    ring_places,
+    unseen_peers,
+    was_before,
+)
+from ncclwatch.engine.edges import GPU_STALLS, Stall, StallMark, Wait, Why, enough_pairs, stalls_at, waits_for
+from ncclwatch.engine.evidence.base import AbsentNode, HiddenNode, Node, RankNode, Strength
+from ncclwatch.engine.evidence.calls import CallsFinding, operation_of
+from ncclwatch.engine.evidence.device import gpu_state
+from ncclwatch.engine.evidence.kernel import Census
+from ncclwatch.engine.graph import Sink, Waits, components
+from ncclwatch.engine.job import Group, Job, Member, launched
+from ncclwatch.engine.stated import errors_of
+from ncclwatch.model.device import KernelState
+from ncclwatch.model.state import Communicator, Direction, ProxyOperation, ProxySub, Transport
+
+POSSIBLE = Strength.POSSIBLE
+
+MOST_PEERS = 8
+"""Bound: peers for which waits of one rank are drawn on one communicator: one of them is enough to go on from."""
+MOST_CALLERS = 128
+"""Bound: processes of which sends and receives are compared: each costs a walk through its kept calls."""
+ASKED_OF_THE_BEHIND = 64
+"""Bound: so many of the ranks that have not called an operation are asked whether they wait in an earlier one: one is enough."""
+
+
+# --- drawn of every rank -----------------------------------------------------------------------------------------------
+
+
+def calls_not_made(case: Case) -> Iterator[Wait]:
+    """Waits of ranks that have called a collective for those that have not.
+
+    Only of a rank of which memory shows nothing: one that it shows at work may have called far ahead.
+    """
+    if not any(finding.behind for finding in case.findings.values()):
+        return
+    seen = case.waits.busy
+    for number, finding in case.findings.items():
+        group = case.job.groups[number]
+        waiting = [rank for rank in finding.waiting if group.members[rank][0].index not in seen]
+        if not finding.behind or not waiting or before_is_open(group, finding, case.waits):
+            continue
+        operation = operation_of(finding.called, finding.sequence)
+        what = f"#{finding.sequence} ({finding.called.text() if finding.called else 'an operation'})"
+        for waiter, rank in enough_pairs(waiting, finding.behind):
+            wait = _wait(case.job, group, group.members[waiter][0], rank, Why.NOT_CALLED, what)
+            yield replace(wait, operation=operation)
+
+
+def before_is_open(group: Group, finding: CallsFinding, waits: Waits) -> bool:
+    """Whether ranks that have not called the operation are still seen waiting in an earlier one of the same communicator: then
+    it is that one which holds the group up, and others that have not called may stand in it unseen.
+    """
+    behind = {group.members[rank][0].index for rank in finding.behind}
+    some = sorted(behind & waits.waiting)[:ASKED_OF_THE_BEHIND]
+    return any(
+        wait.waiter == RankNode(index) and wait.key.group == group.id and not wait.key.point_to_point
+        for index, own in waits.of(some).items()
+        for wait in own
+    )
+
+
+def counted_less(case: Case) -> Iterator[Wait]:
+    """Where no transfer is open: waits for ranks that have called less on a communicator nobody can look into, by NCCL's
+    counts.
+
+    Not where calls tell. Not by ``opCount``, which counts messages as well. O(ranks x their communicators).
+    """
+    for group in case.job.groups.values() if case.blind else ():
+        if group.id in case.findings and case.findings[group.id].behind:
+            continue
+        hidden = {rank for rank, (_, own) in group.members.items() if own.sequence_numbers and is_hidden(own)}
+        counts = {rank: count for rank, count in _counts(group).items() if rank in hidden}
+        most = max(counts.values(), default=0)
+        ahead = [rank for rank, count in counts.items() if count == most]
+        behind = [rank for rank, count in counts.items() if count < most]
+        for waiter, rank in enough_pairs(ahead, behind) if behind else ():
+            yield _counted(case.job, group, waiter, rank, counts)
+
+
+def messages_owed_by_all(case: Case) -> Iterator[Wait]:
+    """Where no transfer is open: waits for peers that have not called the other half of a Send or Recv."""
+    if case.blind:
+        yield from _messages_owed(case, case.job.members)
+
+
+# --- followed from where the waits end ---------------------------------------------------------------------------------
+
+
+def called_less(case: Case) -> Iterator[Wait]:
+    """Waits of a rank at the end for peers that have called less on a communicator nobody can look into.
+
+    What a rank shows may come after what it waits in: then for a peer that shows nothing. O(ranks at the end x their peers).
+    """
+    for member, idle in _may_wait_inside(case):
+        for group, _ in _hidden_groups(case.job, member):
+            counts, own = _counts(group), group.ranks[member.index]
+            least = min(counts.values(), default=0)
+            if own not in counts or least >= counts[own]:
+                continue
+            for rank in [rank for rank, count in counts.items() if count == least][:MOST_PEERS]:
+                other = group.members[rank][0]
+                if idle or other.index not in case.waits.busy:
+                    yield _counted(case.job, group, own, rank, counts)
+
+
+def hidden_peer(case: Case) -> Iterator[Wait]:
+    """What an idle rank may wait for unseen: a peer that has called as much, and that waits for somebody else."""
+    text = "it waits itself, and what joins them cannot be looked into"
+    for member in _idle(case):
+        behind = cache(partial(case.waits.behind, [RankNode(member.index)]))
+        for group, own in _hidden_groups(case.job, member):
+            mine = launched(member, own)
+            for rank, (other, view) in group.members.items():
+                if other.index == member.index or other.index not in case.waits.waiting:
+                    continue
+                theirs = launched(other, view)
+                if (mine is None or theirs is None or theirs <= mine) and other.index not in behind():
+                    yield _wait(case.job, group, member, rank, Why.UNOBSERVED, text, HiddenNode(group.id, rank), POSSIBLE)
+                    break
+
+
+def message_owed(case: Case) -> Iterator[Wait]:
+    """Waits of an idle rank for peers that have not called the other half of its Send or Recv."""
+    yield from _messages_owed(case, _idle(case))
+
+
+def message_possible(case: Case) -> Iterator[Wait]:
+    """Waits of an idle rank for messages where the calls do not tell, or nobody recorded them: they end unseen."""
+    messages = case.messages
+    peers = messages.doubtful if messages is not None else partial(_by_memory, case.job)
+    for member in _idle(case):
+        for group, peer in peers(member):
+            target: Node = HiddenNode(group.id, peer) if peer in group.members else AbsentNode(group.id, peer)
+            text = "in a Send or Recv: what was read does not tell"
+            yield _wait(case.job, group, member, peer, Why.UNOBSERVED, text, target, POSSIBLE, point_to_point=True)
+
+
+def dropped_operation(case: Case) -> Iterator[Wait]:
+    """Waits of a rank before its first step of what it shows, or that shows nothing, for peers that have ended.
+
+    Of one whose GPU has not begun what it has called, a neighbour nobody observed may be that peer as well. O(ranks that are
+    waited for x their communicators).
+    """
+    job = case.job
+    gone = [member for member in job.members if member.gone]
+    # Made once, and only where somebody is missing: it goes through all communicators of the job.
+    census = cache(lambda: Census.of(job, case.known.complete_hosts))
+    for member, idle in _may_wait_inside(case):
+        for group, rank, target in _may_have_ended(job, member, gone, census, unseen_too=not idle):
+            yield _wait(job, group, member, rank, Why.DROPPED, "", target, POSSIBLE)
+
+
+def ring_before(case: Case) -> Iterator[Wait]:
+    """Waits of a rank whose GPU has not begun what it shows for predecessors in rings through shared memory, of which it has
+    read less than it has written; of one that shows nothing for those that nobody observed.
+
+    Older releases do not tell whether there were Broadcasts and the like: then it is no more than a possibility.
+    """
+    for member, idle in _may_wait_inside(case):
+        for group, own in case.job.held_by(member):
+            names = set(own.sequence_numbers)
+            for at in ring_places(own) if names <= RING_ENDS_RECEIVING else ():
+                if at.unread or at.ahead <= 0 or (idle and at.ring.prev in group.members):
+                    continue
+                prev, text = at.ring.prev, f"it has written {at.written} steps of the ring itself, and read {at.read}"
+                target, strength = (None, Strength.PROVEN) if names else (HiddenNode(group.id, prev), POSSIBLE)
+                yield _wait(case.job, group, member, prev, Why.EMPTY, text, target, strength, channel=at.ring.channel)
+
+
+# --- retracted from cycles -----------------------------------------------------------------------------------------------
+
+
+def not_begun(case: Case) -> Iterator[Retraction]:
+    """Waits in operations that the waiter has not begun: its GPU has produced nothing, or its data for another operation lies
+    unread, or its peer has the same receive open and was not kept by that from the collective. One wait of a cycle stays.
+    """
+    job = case.job
+    for sink in _cycles(case):
+        idle = [wait for wait in sink.inside if not is_begun(job, wait)]
+        at_hand = {wait.target for wait in sink.inside if wait.why is Why.FULL and not wait.key.point_to_point}
+        elsewhere = [wait for wait in sink.inside if wait.weak and wait.waiter in at_hand]
+        for doubtful in (idle, elsewhere, _called_later(job, sink)):
+            if 0 < len(doubtful) < len(sink.inside):
+                yield from map(Retraction, doubtful)
+                break
+
+
+def not_completing(case: Case) -> Iterator[Retraction | StallMark]:
+    """What one rank of a cycle waits for, where its sends over InfiniBand are not complete though they have been received."""
+    for sink in _cycles(case):
+        found: dict[Node, list[StallMark]] = defaultdict(list)
+        for wait in sink.inside:
+            end, target, group = wait.end, wait.target, case.job.groups[wait.key.group]
+            if wait.why is not Why.NOT_TAKEN or end is None or not isinstance(target, RankNode):
+                continue
+            if acknowledges(end.operation) and was_before(group, case.job.member(target.index), end.member):
+                found[wait.waiter].append(stalls_at(end, wait.other, Stall.PROXY_NOT_COMPLETING))
+        if len(found) == 1:
+            ((node, marks),) = found.items()
+            yield from marks
+            yield from (Retraction(wait) for wait in sink.inside if wait.waiter == node)
+
+
+def behind_in_ring(case: Case) -> Iterator[Retraction | Wait]:
+    """What ranks wait for that are behind in a ring of shared memory, where a cycle closes only by likely waits.
+
+    Ranks that are behind each other make a cycle still.
+    """
+    cycles = [sink for sink in _cycles(case) if any(wait.weak for wait in sink.inside)]
+    if not cycles:
+        return
+    job = case.job
+    lagging = [wait for wait in laggards(job) if not _is_one_sided(job, wait)]
+    for sink in cycles:
+        nodes = set(sink.nodes)
+        behind = [wait for wait in lagging if wait.waiter in nodes and wait.target in nodes]
+        following: dict[Node, list[Node]] = defaultdict(list)
+        for wait in (*(wait for wait in sink.inside if _is_proven(job, wait)), *behind):
+            following[wait.waiter].append(wait.target)
+        if any(len(found) > 1 for found in components(following)):
+            continue
+        ends = {wait.target for wait in behind} - following.keys()
+        yield from (wait for wait in behind if wait.target in ends)
+        yield from (Retraction(wait) for wait in sink.inside if wait.waiter in ends)
+
+
+# --- parts of what is followed --------------------------------------------------------------------------------------------
+
+
+def _idle(case: Case) -> list[Member]:
+    return [member for member, idle in _may_wait_inside(case) if idle]
+
+
+def _may_wait_inside(case: Case) -> Iterator[tuple[Member, bool]]:
+    """The idle ones, and those that have begun nothing of what they show; which of the two."""
+    for sink in case.sinks:
+        member = sink.member
+        if member is not None and not member.halted and all(_gpu_not_begun(case.job, member, mark) for mark in sink.stalls):
+            yield member, not sink.stalls
+
+
+def _gpu_not_begun(job: Job, member: Member, mark: StallMark) -> bool:
+    if mark.stall not in GPU_STALLS or gpu_state(job, member, mark.key.group) is KernelState.RUNNING:
+        return False
+    return mark.end is None or (mark.end.sub.done == 0 and not mark.end.sub.gpu_ready)
+
+
+def _hidden_groups(job: Job, member: Member) -> Iterator[tuple[Group, Communicator]]:
+    return ((group, own) for group, own in job.held_by(member) if is_hidden(own))
+
+
+def _counts(group: Group) -> dict[int, int]:
+    """Collectives that each rank has called by NCCL's counts, where those can be compared."""
+    counts = {rank: launched(member, own) for rank, (member, own) in group.members.items()}
+    return {rank: count for rank, count in counts.items() if count is not None}
+
+
+def _counted(job: Job, group: Group, own: int, rank: int, counts: Mapping[int, int]) -> Wait:
+    detail = f"{counts[own]} calls there, {counts[rank]} by that one"
+    return _wait(job, group, group.members[own][0], rank, Why.NOT_CALLED, detail)
+
+
+def _messages_owed(case: Case, members: Sequence[Member]) -> Iterator[Wait]:
+    messages = case.messages
+    if messages is None or len(members) > MOST_CALLERS:
+        return
+    for member in members:
+        for group, peer in messages.owed(member):
+            yield _wait(case.job, group, member, peer, Why.NO_MESSAGE, "a Send or Recv", point_to_point=True)
+
+
+def _by_memory(job: Job, member: Member) -> Iterator[tuple[Group, int]]:
+    """Whom a process is connected with on a communicator on which no collective was ever called."""
+    for group, own in job.held_by(member):
+        if launched(member, own) == 0:
+            yield from ((group, peer) for peer in sorted(unseen_peers(own)))
+
+
+def _may_have_ended(
+    job: Job, member: Member, gone: Sequence[Member], census: Callable[[], Census], *, unseen_too: bool
+) -> Iterator[tuple[Group, int, Node]]:
+    """Whom a rank may wait for without a trace: (communicator, rank in it, node)."""
+    failed = {own.address for own, _ in errors_of(member)}
+    for group, own in job.held_by(member):
+        for other in gone:
+            if (rank := group.rank_of(other)) is not None:
+                yield group, rank, RankNode(other.index)
+        # Of neighbours in rings: those joined by the network, for within a node nothing is dropped.
+        joined = {peer for _, peer, _, transport in own.transports if transport is Transport.NET}
+        joined &= neighbours(own)
+        for rank in sorted((joined | unseen_peers(own)) - group.members.keys()):
+            runs = census().runs(group, rank)
+            if runs is False or (runs is None and rank in joined and (unseen_too or own.address in failed)):
+                yield group, rank, AbsentNode(group.id, rank)
+
+
+def _wait(
+    job: Job, group: Group, member: Member, rank: int, why: Why, detail: str, target: Node | None = None,
+    strength: Strength = Strength.PROVEN, *, channel: int = 0, point_to_point: bool = False,
+) -> Wait:  # fmt: skip
+    return waits_for(
+        job, group, member, rank, why, detail, channel=channel, point_to_point=point_to_point, strength=strength,
+        target=target, where=f" on communicator {group.hash:016x}",
+    )  # fmt: skip
+
+
+# --- parts of what is retracted ------------------------------------------------------------------------------------------
+
+
+def _cycles(case: Case) -> list[Sink]:
+    return [sink for sink in case.sinks if sink.is_cycle]
+
+
+def _is_proven(job: Job, wait: Wait) -> bool:
+    if wait.weak or not is_begun(job, wait):
+        return False
+    end = wait.end
+    return end is None or end.sub.done > 0 or (end.operation.direction is Direction.SEND and has_produced(end.sub))
+
+
+def _is_one_sided(job: Job, wait: Wait) -> bool:
+    """Whether ranks of a communicator may have written more than others by right: a broadcast goes one way."""
+    members = job.groups[wait.key.group].members.values()
+    return any(own.sequence_numbers.get(name, 0) for _, own in members for name in ("Broadcast", "Reduce"))
+
+
+def is_begun(job: Job, wait: Wait) -> bool:
+    """Whether the GPU of who waits may have begun the operation it waits in: what cannot be told counts as begun."""
+    end, waiter = wait.end, wait.waiter
+    if end is None or not isinstance(waiter, RankNode) or wait.key.point_to_point or not is_ring(end.operation):
+        return True
+    sends, address = _sends(job, waiter, end.operation), end.operation.comm_address
+    own = [sub for other in sends if other.comm_address == address for sub in other.subs]
+    return not own or any(map(has_produced, own))
+
+
+def _sends(job: Job, node: RankNode, operation: ProxyOperation) -> list[ProxyOperation]:
+    """A rank's own sends of an operation, on whatever communicators of its hash."""
+    same = operation.comm_hash, operation.op_count, Direction.SEND
+    return [own for own in job.member(node.index).last.operations if (own.comm_hash, own.op_count, own.direction) == same]
+
+
+def _called_later(job: Job, sink: Sink) -> list[Wait]:
+    """Receives that do not keep their rank from what it is waited for in: a peer in a collective that the rank has not begun
+    has the same receive open, and began the collective nevertheless: the program has that one first. Not where whoever the
+    receive is from waits in that collective as well: the rank's own order may be another.
+    """
+    receives: dict[Node, list[Wait]] = defaultdict(list)
+    for wait in sink.inside:
+        if wait.key.point_to_point and wait.end is not None:
+            receives[wait.waiter].append(wait)
+    owed: dict[Node, set[Node]] = defaultdict(set)
+    for wait in (*sink.inside, *sink.waits):
+        owing = not wait.key.point_to_point and wait.target in receives and wait.waiter not in owed[wait.target]
+        if owing and is_begun(job, wait) and _is_before(job, wait):
+            owed[wait.target].add(wait.waiter)
+    found = []
+    for node, waiting in owed.items():
+        as_peers = {
+            _transfer(one, sub)
+            for peer in waiting if isinstance(peer, RankNode)
+            for one in job.member(peer.index).last.operations if one.is_point_to_point and one.direction is Direction.RECV
+            for sub in one.subs if sub.done < sub.nsteps
+        }  # fmt: skip
+        for wait in receives[node]:
+            end = wait.end
+            if end is not None and wait.target not in waiting and _transfer(end.operation, end.sub) in as_peers:
+                found.append(wait)
+    return found
+
+
+def _transfer(operation: ProxyOperation, sub: ProxySub) -> tuple[int, int, str]:
+    """What ranks with the same part in a program have in common of a receive."""
+    return operation.op_count, sub.nsteps, operation.collective
+
+
+def _is_before(job: Job, wait: Wait) -> bool:
+    """Whether a rank that is waited for in a collective shows its own part of it, and has not begun that."""
+    end, target = wait.end, wait.target
+    if end is None or not isinstance(target, RankNode):
+        return False
+    own = [sub for operation in _sends(job, target, end.operation) for sub in operation.subs]
+    return bool(own) and not any(map(has_produced, own))
