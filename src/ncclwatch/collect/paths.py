@@ -93,10 +93,12 @@ class PathProbes:
             ways.setdefault((path.key[0], path.address, path.device), []).append(path.key)
         for (pid, address, device), keys in list(ways.items())[:MOST_PATHS]:
             command = [sys.executable, "-P", "-m", "ncclwatch.pathprobe.child", f"/proc/{pid}/ns/net", address, str(self.port)]
+            # Ctrl-C is not for it, hence a group of its own. Not a session: that would be a scheduling group of its own, too
+            # (autogroup), and on full cores such a probe was seen to get no CPU for 20 s.
             with contextlib.suppress(OSError), inherited():
                 process = subprocess.Popen(
                     [*command, device, str(SECONDS)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
-                    start_new_session=True,
+                    process_group=0,
                 )  # fmt: skip
                 self._running.append(_Probe(process, address, keys, time.monotonic() + ENDS_S))
                 assert process.stdin is not None  # noqa: S101 - a pipe was asked for

@@ -120,12 +120,13 @@ class WireProcess:
             return
         self._starts += 1
         self._not_before = time.monotonic() + AGAIN_S
-        # -P: the current folder may be anybody's. A session of its own: Ctrl-C is for who started it, which then closes it.
+        # -P: the current folder may be anybody's. A group of its own: Ctrl-C is for who started it, which then closes it. Why no
+        # session: see collect.paths.
         command = [sys.executable, "-P", "-m", "ncclwatch.wire.child", str(self.budget), str(self.mode)]
         pipe = subprocess.PIPE
         try:
             with inherited():
-                child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, start_new_session=True)
+                child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, process_group=0)
         except OSError as error:
             self.reason = f"its process cannot be started: {error.strerror}"
             return
