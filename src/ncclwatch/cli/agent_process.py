@@ -98,7 +98,7 @@ def run(chosen: AgentOptions) -> None:
         tell=_line, paths=path_probes(token), patient=True, widest_s=chosen.calm_interval,
     )  # fmt: skip
     sender.link.on_order = collector.nudge
-    sender.link.on_ease = lambda well: collector.ease.allow(time.monotonic(), well=well)
+    sender.link.on_ease = lambda well, narrow: collector.ease.allow(time.monotonic(), well=well, narrow=narrow)
     desk = OrderDesk(collector, how[1], chosen.order_budget / 100)
     found = chosen.pids or [info.pid for info in find_processes() if choose is None or choose(info)]
     until = None if chosen.duration is None else time.monotonic() + chosen.duration

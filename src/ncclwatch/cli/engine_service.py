@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from ncclwatch.cli.remote_view import ViewWriter
 from ncclwatch.collect.batch import NodeBatch
+from ncclwatch.collect.ease import NARROW
 from ncclwatch.collect.look_times import next_time
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
@@ -139,14 +140,15 @@ class EngineService:
             # Who watches sees every look, and what nobody has looked at is judged.
             update = job.session.judge(now_ns) if viewers or job.session.is_due(now_ns) else job.session.take(now_ns)
             settled = frozenset() if viewers else job.session.settled()
+            searching = job.session.searching()
         except Exception as error:
             self._failed(f"job {job.name}", error)
-            job.next_judge = self._judgement_after(began + self.interval_s / 2)
+            job.next_judge = self._judgement_after(began, self.interval_s)
             return
         for order in update.orders:
             self.hub.order(job.lives.get(order.host, ""), order)
         for host, life in job.lives.items():
-            self.hub.ease(life, well=host in settled)
+            self.hub.ease(life, well=host in settled, narrow=host in searching)
         interval, job.unheard_s = self.interval_s + job.behind_s, self.hub.unheard_s
         if viewers:
             payload = job.views.encode(job.session, update, viewers, interval_s=interval, behind_s=job.late_s)
@@ -156,10 +158,12 @@ class EngineService:
         cost = time.thread_time() - cpu
         # Hearing the agents comes first: a job that takes long to judge is judged less often, and that is said.
         job.behind_s = max(0.0, cost / BUSY_SHARE * max(1, len(self.jobs)) - self.interval_s)
-        job.next_judge = self._judgement_after(began + self.interval_s / 2 + job.behind_s)
+        job.next_judge = self._judgement_after(began + job.behind_s, self.interval_s / (NARROW if searching else 1))
         self.judged += 1
 
-    def _judgement_after(self, earliest: float) -> float:
-        """The first time to judge from ``earliest`` (of ``time.monotonic``) on."""
+    @staticmethod
+    def _judgement_after(last: float, interval_s: float) -> float:
+        """The first time to judge from half an interval after ``last`` (of ``time.monotonic``) on."""
+        earliest = last + interval_s / 2
         wall = time.time() + earliest - time.monotonic()
-        return earliest + next_time(wall, self.interval_s, after_s=PHASE * self.interval_s) - wall
+        return earliest + next_time(wall, interval_s, after_s=PHASE * interval_s) - wall

@@ -144,12 +144,12 @@ class LiveSession(DiagnosisSession):
         return update
 
     def _ease(self, now: float) -> None:
-        """Let looks be far apart while all is well: decided as often as looks are steady."""
+        """Let looks be far apart while all is well, nearer while a culprit is looked for; decided as often as looks are steady."""
         ease = self.collector.ease
-        if ease.widest_s > 0 and now >= self._next_ease:
+        if now >= self._next_ease:
             self._next_ease = now + self.collector.interval_s / 2
-            hosts = {info.host for info in self.collector.infos}
-            ease.allow(now, well=hosts <= self.settled())
+            well = ease.widest_s > 0 and {info.host for info in self.collector.infos} <= self.settled()
+            ease.allow(now, well=well, narrow=bool(self.searching()))
 
     def close(self) -> None:
         """Detach the probes and let go of every process."""

@@ -1,10 +1,13 @@
-"""Looks that widen while all is well.
+"""Looks that widen while all is well, and narrow while a culprit is looked for.
 
 A look reads every structure of NCCL, and looks are what an agent costs. Whoever judges a job says when it can do with few of them
 (:meth:`Ease.allow`): it has been healthy for a while, and was looked at often enough to know what is usual. Then a pulse of each
 process tells, twice an interval, whether it moves (:mod:`ncclwatch.target.pulse`), and memory is read as a whole every
 ``widest_s`` seconds alone. The first process that stands though it moved, and whatever else happens, makes looks as frequent as
 ever for a while: samples taken only when something stands would be no picture of the job.
+
+The other way round, samples are what tells who holds up a slow job. While a job is slow and nobody is named yet, its judge asks
+for more of them; what it asks for is bounded there.
 """
 
 from __future__ import annotations
@@ -23,6 +26,10 @@ ALLOWED_S = 5.0
 """For so long an allowance holds: an engine that is gone allows nothing."""
 STEADY_S = 10.0
 """After something stood still, or happened, looks are steady for so long."""
+NARROW = 3
+"""Looks in the time of one, while a culprit is looked for."""
+NARROW_S = 2.5
+"""For so long such a wish holds."""
 
 
 @dataclass(slots=True)
@@ -32,10 +39,13 @@ class Ease:
     widest_s: float = 0.0
     _until: float = 0.0
     _steady_until: float = 0.0
+    _narrow_until: float = 0.0
     _span: int = -1
 
-    def allow(self, now: float, *, well: bool = True) -> None:
-        """All is well with every job of the node, or not."""
+    def allow(self, now: float, *, well: bool = True, narrow: bool = False) -> None:
+        """All is well with every job of the node, or not; ``narrow``: a culprit is looked for."""
+        if narrow:
+            self._narrow_until = now + NARROW_S
         if well:
             self._until = now + ALLOWED_S
         else:
@@ -45,6 +55,10 @@ class Ease:
     def disturb(self, now: float) -> None:
         """Something happened: look as often as ever for a while."""
         self._steady_until = now + STEADY_S
+
+    def interval(self, now: float, steady_s: float) -> float:
+        """Seconds between two looks that are not wide, where ``steady_s`` are usual."""
+        return steady_s / NARROW if now < self._narrow_until else steady_s
 
     def is_wide(self, now: float) -> bool:
         """Whether looks may be far apart now."""

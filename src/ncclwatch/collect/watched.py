@@ -67,6 +67,14 @@ class Creating(Protocol):
 
 
 @runtime_checkable
+class Fetching(Protocol):
+    """A target whose memory can be read before it is made sense of."""
+
+    def fetch(self) -> None:
+        """Read what the next look needs; raises ``NcclwatchError``."""
+
+
+@runtime_checkable
 class Beating(Protocol):
     """A target of which a few words tell whether it moves."""
 
@@ -114,6 +122,12 @@ class Watched:
             return self._beating.moved() is not self.stands
         except (NcclwatchError, OSError):
             return False
+
+    def fetch(self) -> None:
+        """Read what the next look needs, so that looks at several processes are of one moment; what fails the look will tell."""
+        if self.gone is None and isinstance(self.target, Fetching):
+            with contextlib.suppress(NcclwatchError, OSError):
+                self.target.fetch()
 
     def look(self, *, keep: int = 64) -> NcclwatchError | None:
         """Read once more. A process that ended yields a sample with run state ``X``; any other error is returned.

@@ -299,6 +299,11 @@ class DiagnosisSession:
             which.update(member.info.host for member in job.members)
         return frozenset(settled - others)
 
+    def searching(self) -> frozenset[str]:
+        """Hosts of jobs that are slow, of whom nobody is named yet: more looks would tell sooner."""
+        found = (job for job, _ in self.diagnosis.judged if self.diagnosis.slow.searches(job))
+        return frozenset(member.info.host for job in found for member in job.members)
+
     def ask(self) -> None:
         """Answer, whatever patience says: at the next judgement, or once work requests were counted for it, where they can be."""
         self._answer_by = self._answer_by or 0

@@ -97,7 +97,8 @@ class _Life:
     asked_key: float = 0.0
     peer: bytes = b""
     well: bool = False
-    """Whether few looks at its node will do."""
+    narrow: bool = False
+    """Whether few looks at its node will do, and whether more are wanted."""
 
 
 Take = Callable[[str, str, NodeBatch], None]
@@ -236,11 +237,11 @@ class Hub:
             return False
         return self._send(life.peer, CountWork(order.number, list(order.pids), order.standing))
 
-    def ease(self, number: str, *, well: bool) -> None:
-        """Say with the next acknowledgement of this life whether few looks at its node will do."""
+    def ease(self, number: str, *, well: bool, narrow: bool = False) -> None:
+        """Say with the next acknowledgement of this life whether few looks at its node will do, or more are wanted."""
         life = self._lives.get(number)
         if life is not None:
-            life.well = well
+            life.well, life.narrow = well, narrow
 
     def close(self) -> None:
         """Tell everybody and let go."""
@@ -365,7 +366,7 @@ class Hub:
         return life
 
     def _acknowledge(self, number: str, life: _Life) -> None:
-        if self._send(life.peer, Ack(number, life.upto, life.well)):
+        if self._send(life.peer, Ack(number, life.upto, life.well, life.narrow)):
             life.unacknowledged = 0
             life.last_ack = time.monotonic()
 

@@ -90,8 +90,8 @@ class AgentLink:
         self._orders: deque[WorkOrder] = deque(maxlen=MAX_ORDERS)
         self.on_order: Callable[[], None] = lambda: None
         """Called, by the link's own thread, when an order has come."""
-        self.on_ease: Callable[[bool], None] = lambda _: None
-        """The same when the engine says whether all goes well."""
+        self.on_ease: Callable[[bool, bool], None] = lambda _, __: None
+        """The same when the engine says whether all goes well, and whether more looks are wanted."""
         self._wake_in, self._wake_out = sockets.socketpair()
         self._wake_in.setblocking(False)
         self._wake_out.setblocking(False)
@@ -289,7 +289,7 @@ class AgentLink:
         if isinstance(message, Ack):
             self._sent = max(0, self._sent - self.spool.acknowledge(message.life, message.upto))
             if message.well is not None:
-                self.on_ease(message.well)
+                self.on_ease(message.well, message.narrow)
         elif isinstance(message, Pong):
             self._clock.add(message.sent_ns, message.received_ns, message.answered_ns, now_ns)
             self.status.clock_offset_ns, self.status.clock_error_ns = self._clock.offset_ns, self._clock.error_ns

@@ -66,12 +66,14 @@ class History(msgspec.Struct, tag="history"):
 
 class Ack(msgspec.Struct, tag="ack"):
     """The engine has every batch of a life up to ``upto``. ``well``: all goes well on the node, and few looks will do
-    (:mod:`ncclwatch.collect.ease`); ``None``, from an older engine, says nothing.
+    (:mod:`ncclwatch.collect.ease`); ``None``, from an older engine, says nothing. ``narrow``: more looks are wanted, for a
+    culprit is looked for.
     """
 
     life: str
     upto: int
     well: bool | None = None
+    narrow: bool = False
 
 
 class NeedKey(msgspec.Struct, tag="need-key"):

@@ -3,11 +3,16 @@
 Structures of NCCL lie where they lie: of two hundred reads of a sample nearly all go to the same places as a second ago.
 Fetched together they cost a tenth, and show one moment. Nothing else changes: what is asked for at a new place is read there and
 then, and what is read *again*, to see whether it stood still meanwhile, is a second fetch after the first.
+
+Decoding takes ten times as long as fetching, and on full cores much longer. So all processes of a node can be fetched first
+(:meth:`ReadAhead.fetch`) and decoded afterwards: then they show one moment, too. Such a sample must do with what was fetched.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ncclwatch.target.memory import MemoryReader, Range, ReaderOnTop, UnreadableError
 
@@ -27,6 +32,18 @@ UNUSED_SAMPLES = 4
 """Samples after which a range that nobody asked for is no longer fetched: operations use the places of a pool by turns."""
 
 
+class Fetched(NamedTuple):
+    """When memory was fetched: CLOCK_MONOTONIC and CLOCK_REALTIME of the beginning, and how long it took, nanoseconds."""
+
+    time_ns: int
+    wall_ns: int
+    duration_ns: int
+
+
+class NotFetchedError(Exception):
+    """A sample of fetched memory asked for what was not fetched: it has to be taken of the present."""
+
+
 class ReadAhead(ReaderOnTop):
     """From ``begin`` to ``end`` of a sample it answers from what it fetched of the reader below."""
 
@@ -40,9 +57,39 @@ class ReadAhead(ReaderOnTop):
         """The same of those that were asked for once, with whether it was again."""
         self._ahead: dict[Range, bytes | None] | None = None
         self._repeats: dict[Range, bytes | None] | None = None
+        self._fetched: tuple[Fetched, dict[Range, bytes | None], dict[Range, bytes | None]] | None = None
+        self._only_fetched = False
+
+    def fetch(self) -> None:
+        """Fetch now what the next sample is likely to ask for, where samples before tell it."""
+        self._fetched = None
+        if not self._first:
+            return
+        begin, wall = time.monotonic_ns(), time.time_ns()
+        first, again = self._fetch(self._first), self._fetch(self._again)
+        self._fetched = Fetched(begin, wall, time.monotonic_ns() - begin), first, again
+
+    def begin_fetched(self) -> Fetched | None:
+        """Start a sample of what :meth:`fetch` brought, once; ``None`` where it brought nothing. Whoever asks for more gets
+        :class:`NotFetchedError`.
+        """
+        fetched, self._fetched = self._fetched, None
+        if fetched is None:
+            return None
+        self._count()
+        when, self._ahead, self._repeats = fetched
+        self._only_fetched = True
+        return when
 
     def begin(self) -> None:
         """Start a sample: fetch what the samples before asked for."""
+        self._count()
+        self._fetched, self._only_fetched = None, False
+        self._ahead = self._fetch(self._first)
+        self._repeats = None
+
+    def _count(self) -> None:
+        """One sample more; what nobody asked for of late is not fetched any longer."""
         self._number += 1
         self._fetches = 0
         for wanted in (self._first, self._again):
@@ -50,12 +97,11 @@ class ReadAhead(ReaderOnTop):
                 del wanted[key]
         if len(self._seen) > MOST:
             self._seen.clear()
-        self._ahead = self._fetch(self._first)
-        self._repeats = None
 
     def end(self) -> None:
         """The sample is over: who reads now wants to see the present."""
         self._ahead = self._repeats = None
+        self._only_fetched = False
 
     def _fetch(self, wanted: dict[Range, int]) -> dict[Range, bytes | None]:
         ranges = list(wanted)
@@ -101,6 +147,8 @@ class ReadAhead(ReaderOnTop):
 
     def _read_new(self, ranges: Sequence[Range]) -> list[bytes | None]:
         """Read at places that were not fetched. What was fetched again before is older than this, and proves nothing of it."""
+        if self._only_fetched:
+            raise NotFetchedError
         self._repeats = None
         found = self._reader.read_many(ranges)
         for key, data in zip(ranges, found, strict=True):
@@ -118,6 +166,8 @@ class ReadAhead(ReaderOnTop):
         return before is not None and 0 < self._number - before <= SOON and key[1] <= LONGEST and known < MOST
 
     def _read_again(self, ranges: Sequence[Range]) -> list[bytes | None]:
+        if self._only_fetched and any(key not in (self._repeats or ()) for key in ranges):
+            raise NotFetchedError
         if self._repeats is None:
             self._fetches += 1
             # Where every operation is at a new place, reading each by itself is cheaper than all of them anew.

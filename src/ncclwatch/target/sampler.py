@@ -5,6 +5,7 @@ Runs the same on a live process, on one that is being recorded and on a recorded
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from ncclwatch.target.memory import MemoryReader
 from ncclwatch.target.netdev import NetDevices
 from ncclwatch.target.netsteps import read_net_steps
 from ncclwatch.target.proxy import ProxyReader
-from ncclwatch.target.read_ahead import ReadAhead
+from ncclwatch.target.read_ahead import NotFetchedError, ReadAhead
 
 FIRST_SEARCH_S = 5.0
 """Longest search for the first communicator of a process; what remains is looked through bit by bit in later samples."""
@@ -116,18 +117,29 @@ class Sampler:
         """An API call has begun to make a communicator: the next samples look for it until there is one more."""
         self._creation = (time.monotonic() + CREATION_S, len(self.finder.found))
 
-    def sample(self, info: ProcessInfo, facts: ProcessFacts) -> ProcessSample:
-        """One sample; raises :class:`ncclwatch.errors.TargetGoneError` when the process went away, also in the middle."""
-        begin = time.monotonic_ns()
+    def fetch(self) -> None:
+        """Read now what the next sample needs, and decode it only then: processes fetched one after the other show one moment."""
         if self._ahead is not None:
-            self._ahead.begin()
-        try:
-            return self._sample(info, facts, begin)
-        finally:
-            if self._ahead is not None:
-                self._ahead.end()
+            self._ahead.fetch()
 
-    def _sample(self, info: ProcessInfo, facts: ProcessFacts, begin: int) -> ProcessSample:
+    def sample(self, info: ProcessInfo, facts: ProcessFacts) -> ProcessSample:
+        """One sample, of the moment of :meth:`fetch` where that brought all; raises
+        :class:`ncclwatch.errors.TargetGoneError` when the process went away, also in the middle.
+        """
+        ahead = self._ahead
+        if ahead is None:
+            return self._sample(info, facts)
+        try:
+            if (fetched := ahead.begin_fetched()) is not None:
+                with contextlib.suppress(NotFetchedError):
+                    return replace(self._sample(info, facts), **fetched._asdict())
+            ahead.begin()
+            return self._sample(info, facts)
+        finally:
+            ahead.end()
+
+    def _sample(self, info: ProcessInfo, facts: ProcessFacts) -> ProcessSample:
+        begin = time.monotonic_ns()
         self.decoder.begin()
         self._comm_reader.begin()
         self._net_devices.begin(keep=self._keep)

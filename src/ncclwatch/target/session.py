@@ -73,8 +73,14 @@ class TargetProcess:
         """The pid in the agent's pid namespace."""
         return self.info.pid
 
+    def fetch(self) -> None:
+        """Read now what the next sample needs; see :meth:`ncclwatch.target.sampler.Sampler.fetch`."""
+        self._sampler.fetch()
+
     def sample(self) -> ProcessSample:
-        """Look at the process now; raises :class:`TargetGoneError` once it exited or replaced itself, also in the middle."""
+        """Look at the process now, or decode what was fetched; raises :class:`TargetGoneError` once it exited or replaced itself,
+        also in the middle.
+        """
         facts = self._facts()
         if self._recorder is not None:
             self._recorder.start_sample()

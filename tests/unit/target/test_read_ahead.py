@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from dataclasses import replace
 
 import pytest
@@ -90,6 +91,51 @@ def test_an_operation_reused_while_it_is_read_is_dropped() -> None:
         dropped += sample.torn
         told += [op.op_count for op in sample.operations] == [34]
     assert dropped and told
+
+
+def test_a_sample_is_of_the_moment_its_memory_was_fetched_or_else_of_the_present(layout: Layout) -> None:
+    """Whatever changes between fetching and decoding: no sample mixes the two."""
+    job, source = FakeJob(layout), random.Random(3)
+    ends = [job.connect(channel, peer, way) for channel in (0, 1) for peer, way in ((0, "recv"), (2, "send"))]
+    args = [job.operation(end, op_count=34 + 2 * n, posted=8, received=0, transmitted=0) for n, end in enumerate(ends[:2])]
+    ahead, sub = sampler(ScriptedReader(job.process), job, keep=True), layout.member("ncclProxyArgs.subs").at(0)
+
+    def move(number: int) -> None:
+        for place in args:
+            counters = sorted((source.randrange(0, 9) for _ in range(4)), reverse=True)
+            for name, value in zip(("posted", "received", "transmitted", "done"), counters, strict=True):
+                job.process.set(place + sub, f"ncclProxySubArgs.{name}", value)
+        job.process.set(job.comm, "ncclComm.opCount", number)
+
+    def plain() -> ProcessSample:
+        return look(sampler(ScriptedReader(job.process), job, keep=False))
+
+    of_then = 0
+    for number in range(24):
+        move(2 * number)
+        before = plain()
+        ahead.fetch()
+        move(2 * number + 1)
+        if number % 6 == 5 and len(args) < 4:
+            args.append(job.operation(ends[len(args)], op_count=60 + number, posted=1))
+        sample = look(ahead)
+        if sample.time_ns != 1:  # not that of the facts
+            of_then += 1
+            assert abs(time.monotonic_ns() - sample.time_ns) < 60e9
+            assert replace(sample, time_ns=1, wall_ns=2) == before
+        else:
+            assert sample == plain()
+    assert 12 <= of_then < 24
+
+
+def test_what_was_fetched_is_used_once(layout: Layout) -> None:
+    job = FakeJob(layout)
+    ahead = sampler(ScriptedReader(job.process), job, keep=True)
+    for _ in range(3):
+        look(ahead)
+    ahead.fetch()
+    job.process.set(job.comm, "ncclComm.opCount", 77)
+    assert [look(ahead).communicators[0].op_count for _ in range(2)] == [17, 77]
 
 
 @pytest.fixture

@@ -34,7 +34,9 @@ SETTLED_SAMPLES = 60
 """Bound: samples of a healthy job, after which they are taken seldom; a straggler is named by ten that are slow."""
 WINDOW_SAMPLES = 120
 """Bound: the newest of a slow-down that are judged; who is at fault may change."""
-PENDING_SAMPLES = 10
+SEARCHING_SAMPLES = 60
+"""Bound: samples of a slow-down after which more are not asked for: the culprit does not show."""
+PENDING_SAMPLES = 30
 """Bound: samples since the job last made progress that are kept until it goes on."""
 CHEAP_RANKS = 512
 """Bound: above this many ranks a sample is taken only every so many rounds that they cost no more than at this size."""
@@ -218,6 +220,13 @@ class SlowWatch:
             return False
         self._follow_iterations(job, watch, heard_s)
         return len(watch.looks) >= SETTLED_SAMPLES and watch.iterations.known and watch.iterations.slow is None
+
+    def searches(self, job: Job) -> bool:
+        """Whether more samples are wanted: a job is slow, and nobody is named."""
+        watch, since = self._watch_of(job), self._watch_of(job).slow_since
+        if since is None or watch.standing is not None or len(job.members) > CHEAP_RANKS:
+            return False
+        return sum(look.time >= since for look in watch.looks) < SEARCHING_SAMPLES
 
     def forget(self, present: Collection[ProcessKey]) -> None:
         """Forget jobs and processes that are watched no longer."""
