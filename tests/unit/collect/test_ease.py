@@ -12,7 +12,7 @@ import pytest
 
 from ncclwatch.cli.agent import agent
 from ncclwatch.cli.attach import attach
-from ncclwatch.collect.ease import ALLOWED_S, STEADY_S, WIDEST_S, Ease, all_go_on
+from ncclwatch.collect.ease import ALLOWED_S, NARROW, NARROW_S, STEADY_S, WIDEST_S, Ease, all_go_on
 from ncclwatch.collect.flows import CALM_INTERVAL_S, REST_INTERVAL_S, FlowCollector
 from ncclwatch.collect.node import NodeCollector
 from ncclwatch.collect.watched import Watched
@@ -100,6 +100,14 @@ def test_what_happens_makes_looks_steady_for_a_while() -> None:
     assert not ease.is_wide(112.0), "something was not well a second ago"
 
 
+def test_looks_are_nearer_while_a_culprit_is_looked_for() -> None:
+    ease = Ease(15.0)
+    assert ease.interval(100.0, 1.0) == 1.0
+    ease.allow(100.0, well=False, narrow=True)
+    assert ease.interval(100.0 + NARROW_S - 0.1, 1.0) == 1.0 / NARROW and not ease.is_wide(100.5)
+    assert ease.interval(100.0 + NARROW_S, 1.0) == 1.0, "nobody asked again"
+
+
 @pytest.mark.parametrize(("moves", "beats", "goes_on"), [
     (True, True, True), (True, False, False), (False, False, True), (False, True, False),
     (True, TargetGoneError("it exited", ""), False),
@@ -147,6 +155,21 @@ def looks(found: NodeCollector, steps: int) -> int:
 def test_a_node_that_is_well_is_hardly_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     with collector(monkeypatch) as (found, _):
         assert looks(found, 20) <= 2
+
+
+def test_a_node_is_looked_at_more_often_while_a_culprit_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    with collector(monkeypatch) as (found, _):
+        found.interval_s = 0.3
+
+        def taken() -> int:
+            until, count = time.monotonic() + 1.5, 0
+            while time.monotonic() < until:
+                count += found.step(until=until).looked
+            return count
+
+        assert taken() <= 6
+        found.ease.allow(time.monotonic(), well=False, narrow=True)
+        assert taken() >= 8
 
 
 def test_the_first_process_that_stands_is_looked_at_at_once_and_all_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:

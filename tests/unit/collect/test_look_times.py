@@ -54,15 +54,12 @@ def test_the_next_time_is_the_first(part: float) -> None:
     assert next_time(now, 1.0, after_s=PHASE) == min(time for time in later if time >= now)
 
 
-def test_judged_is_when_the_looks_have_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    service = EngineService("tcp://127.0.0.1:*", interval_s=2.0)
+@pytest.mark.parametrize("interval_s", [2.0, 2.0 / 3])
+def test_judged_is_when_the_looks_have_come(monkeypatch: pytest.MonkeyPatch, interval_s: float) -> None:
     clocks = SimpleNamespace(time=lambda: 1_700_000_001.3, monotonic=lambda: 50.0)
     monkeypatch.setattr("ncclwatch.cli.engine_service.time", clocks)
-    try:
-        for earliest in (50.0, 50.7, 51.9):
-            judged = service._judgement_after(earliest)
-            assert earliest <= judged <= earliest + 2.7
-            looked = clocks.time() + judged - clocks.monotonic() - PHASE * 2.0
-            assert next_time(looked - 1e-3, 2.0) == pytest.approx(looked, abs=1e-5)
-    finally:
-        service.close()
+    for last in (49.0, 50.7, 51.9):
+        judged = EngineService._judgement_after(last, interval_s)
+        assert last + interval_s / 2 <= judged <= last + 1.85 * interval_s
+        looked = clocks.time() + judged - clocks.monotonic() - PHASE * interval_s
+        assert next_time(looked - 1e-3, interval_s) == pytest.approx(looked, abs=1e-5)

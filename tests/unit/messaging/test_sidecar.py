@@ -160,20 +160,23 @@ def test_an_agent_that_cannot_count_or_is_older_gets_no_orders() -> None:
             assert sender.link.take_orders() == []
 
 
-def test_an_engine_says_with_its_acknowledgements_whether_few_looks_will_do() -> None:
+def test_an_engine_says_with_its_acknowledgements_whether_few_looks_will_do_or_more_are_wanted() -> None:
     with engine() as bench, agent(bench.address) as sender:
-        said: list[bool] = []
-        sender.link.on_ease = said.append
+        said: list[tuple[bool, bool]] = []
+        sender.link.on_ease = lambda well, narrow: said.append((well, narrow))
         node = FakeNode(silent_link(), looks=60, host="node1")
 
-        def told(wanted: bool) -> bool:
+        def told(well: bool, narrow: bool) -> bool:
             sender.take(node.batch())
-            return bool(said) and said[-1] is wanted
+            return bool(said) and said[-1] == (well, narrow)
 
-        bench.until(lambda: told(False), "a word that all is not well")
+        bench.until(lambda: told(False, False), "a word that all is not well")
         [job] = bench.service.jobs.values()
         job.session.settled = lambda: frozenset({"node1"})  # type: ignore[method-assign]
-        bench.until(lambda: told(True), "a word that all is well")
+        bench.until(lambda: told(True, False), "a word that all is well")
+        job.session.settled = frozenset  # type: ignore[method-assign]
+        job.session.searching = lambda: frozenset({"node1"})  # type: ignore[method-assign]
+        bench.until(lambda: told(False, True), "a word that a culprit is looked for")
 
 
 def test_an_acknowledgement_of_an_older_engine_says_nothing_of_looks() -> None:

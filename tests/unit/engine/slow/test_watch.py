@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,6 +11,8 @@ import numpy as np
 import pytest
 
 from ncclwatch.engine.live import LiveDiagnosis
+from ncclwatch.engine.slow.watch import SEARCHING_SAMPLES
+from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.simulate.records import Observer
 from ncclwatch.simulate.run import simulate
@@ -84,6 +87,33 @@ def test_a_slow_job_is_named_and_nothing_before(name: str) -> None:
     assert "instead of" in verdict.summary and verdict.evidence and verdict.next_steps
     if scenario.expect.link:
         assert verdict.link is not None and verdict.communicator is not None
+
+
+def test_more_samples_are_wanted_while_a_slow_job_has_no_culprit(monkeypatch: pytest.MonkeyPatch) -> None:
+    lives: list[LiveDiagnosis] = []
+    wanted: list[tuple[bool, bool]] = []
+
+    class Noting(LiveDiagnosis):
+        def update(self, samples: Sequence[ProcessSample]) -> Verdict:
+            lives[:] = [self]
+            verdict = super().update(samples)
+            [(job, _)] = self.judged
+            wanted.append((self.slow.searches(job), verdict.verdict_class.accuses))
+            return verdict
+
+    monkeypatch.setitem(judged.__globals__, "LiveDiagnosis", Noting)
+    said = judged(load(SCENARIOS / "s1-slow-gpu.toml"), 18.0)
+    healthy = [more for (more, _), (time, _) in zip(wanted, said, strict=True) if time < 0]
+    assert healthy and not any(healthy)
+    assert any(more for more, _ in wanted) and not any(more for more, named in wanted if named)
+    # A culprit that does not show is not looked for without end.
+    [live] = lives
+    [(job, _)] = live.judged
+    watch = live.slow._watch_of(job)
+    watch.standing = None
+    assert live.slow.searches(job)
+    watch.looks.extend([watch.looks[-1]] * SEARCHING_SAMPLES)
+    assert not live.slow.searches(job)
 
 
 def test_who_asks_about_a_slow_job_is_told_what_stands() -> None:
