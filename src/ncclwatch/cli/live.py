@@ -144,7 +144,7 @@ class LiveSession(DiagnosisSession):
         return update
 
     def _ease(self, now: float) -> None:
-        """Let looks be far apart while all is well, nearer while a culprit is looked for; decided as often as looks are steady."""
+        """Looks are far apart while all is well, nearer while a culprit is looked for: decided as often as looks are steady."""
         ease = self.collector.ease
         if now >= self._next_ease:
             self._next_ease = now + self.collector.interval_s / 2
