@@ -99,12 +99,24 @@ demo: setup-demo
 # Tests on real jobs mostly wait: lint, types, unit tests, the tests of the testbed itself and a few more that measure no time run
 # beside them, and tell what they found at the end. What needs a quiet machine comes last (marked so), when they are done.
 BESIDE := tests/unit $(wildcard tests/testbed/test_testbed_*.py) tests/testbed/test_conflicts_live.py tests/testbed/test_diagnose_job.py
+MAIN_CACHE := $(CACHE)/pytest-main
+MAIN := -m pytest tests $(BESIDE:%=--ignore=%) -o cache_dir=$(CURDIR)/$(MAIN_CACHE)
+# What fails among real jobs runs once more when nothing runs beside it: a fault fails again. What passes then is named, and is to be
+# looked into: it depends on the load. More than a few are no accident.
+FEW := 4
 test: setup
 	@echo "==> tests on real jobs and in the guest; beside them lint, types, unit tests and others that measure no time, whose output follows"
-	@{ $(MAKE) -s lint && $(PYTHON) -m pytest $(BESIDE); } >$(CACHE)/beside.log 2>&1 & beside=$$!; \
-	main=0; NCCLWATCH_BESIDE=$$beside NCCLWATCH_REQUIRE_VM=$${NCCLWATCH_REQUIRE_VM-$(if $(CI),1)} $(PYTHON) -m pytest tests $(BESIDE:%=--ignore=%) --durations=30 --durations-min=5 || main=$$?; \
+	@rm -rf $(MAIN_CACHE); \
+	{ $(MAKE) -s lint && $(PYTHON) -m pytest $(BESIDE); } >$(CACHE)/beside.log 2>&1 & beside=$$!; \
+	export NCCLWATCH_REQUIRE_VM=$${NCCLWATCH_REQUIRE_VM-$(if $(CI),1)}; \
+	main=0; NCCLWATCH_BESIDE=$$beside $(PYTHON) $(MAIN) --durations=30 --durations-min=5 || main=$$?; \
 	other=0; wait $$beside || other=$$?; \
 	echo "==> lint, types, unit tests and others that measure no time"; cat $(CACHE)/beside.log; \
+	failed=$$(grep -c '::' $(MAIN_CACHE)/v/cache/lastfailed 2>/dev/null || true); \
+	if [ $$main -eq 1 ] && [ $${failed:-0} -gt 0 ] && [ $$failed -le $(FEW) ]; then \
+	  echo "==> once more, with nothing beside: what failed above. What passes now depends on the load: look into it"; \
+	  main=0; $(PYTHON) $(MAIN) --last-failed --last-failed-no-failures none -v || main=$$?; \
+	fi; \
 	[ $$main -eq 0 ] && [ $$other -eq 0 ]
 
 # The same with every release of NCCL in each test, in the guest as well: hours.
