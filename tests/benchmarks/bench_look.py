@@ -33,6 +33,7 @@ from testbed.job import Job
 from testbed.sidecar import daemon, free_port
 
 PARTS: tuple[tuple[str, type[Any], str], ...] = (
+    ("fetching memory", TargetProcess, "fetch"),
     ("samples", TargetProcess, "sample"),
     ("  what /proc says", TargetProcess, "_facts"),
     ("  memory", Sampler, "sample"),

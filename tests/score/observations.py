@@ -156,7 +156,6 @@ def _context_out(context: Context, number: Number) -> dict[str, Any]:
         "before": None if context.before is None else _profile_out(context.before, number),
         "late": None if late is None else [_array_out(late.share), _array_out(late.late), late.seen, _array_out(late.seconds)],
         "delayed": [[number(one), number(other), seconds] for (one, other), seconds in context.delayed.items()],
-        "unread": [[number(key), share] for key, share in context.unread.items()],
         "sets": {name: _array_out(values) for name in SETS if (values := getattr(context, name)) is not None},
     }
 
@@ -170,6 +169,5 @@ def _context_in(packed: Mapping[str, Any]) -> Context:
         before=None if before is None else _profile_in(before),
         late=None if late is None else Lateness(_array_in(late[0]), _array_in(late[1]), late[2], _array_in(late[3])),
         delayed={(_process(one), _process(other)): seconds for one, other, seconds in packed["delayed"]},
-        unread={_process(at): share for at, share in packed["unread"]},
         **sets,
     )

@@ -150,7 +150,7 @@ class _Collector:
         processes, context = one.profile.processes, one.context
         pretended = replace(
             context, lost=lost, before=add_up(looks[:half], processes), alike=context.equal,
-            delayed=trips.delayed(since), unread=trips.unread(since),
+            delayed=trips.delayed(since),
         )  # fmt: skip
         self.observed.observations.append(
             replace(one, profile=add_up(looks[half:], processes), context=pretended, shows=False, pretended=True)

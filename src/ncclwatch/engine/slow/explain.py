@@ -63,7 +63,6 @@ TERM_WORDS = {
     "late": "its host thread begins iterations late",
     "throttled": "a CPU limit holds it back",
     "asleep": "its threads want CPUs less than its neighbours'",
-    "unread": "what has come for it lies unread in its sockets",
     "delayed": "round trips on its links have grown",
 }
 """The terms of the likelihood (terms.TERMS) in words."""

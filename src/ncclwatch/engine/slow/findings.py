@@ -86,8 +86,6 @@ class Context:
     delayed: Mapping[tuple[ProcessKey, ProcessKey], float] = field(default_factory=dict)
     """Seconds by which messages of a link (sender, receiver) take longer to be acknowledged than they did: the wire's own word.
     """
-    unread: Mapping[ProcessKey, float] = field(default_factory=dict)
-    """By how much larger a part of a process's connections holds bytes that it has not read."""
     hidden: NDArray[np.int64] | None = None
     """Sets of ranks joined by what the host cannot see into (−1: none): which of them waits for which does not show."""
     idle: float = 0.0

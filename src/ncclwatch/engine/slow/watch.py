@@ -189,7 +189,7 @@ class SlowWatch:
         watch.rounds += 1
         self._follow_iterations(job, watch)
         if len(job.members) <= CHEAP_RANKS:
-            watch.round_trips.take(job, self.delays, self.network)
+            watch.round_trips.take(job, self.delays)
             watch.paths.take(job, self.cadences.of_members(job), watch.iterations.limit())
         every = -(-len(job.members) // CHEAP_RANKS)
         slow = watch.iterations.slow is not None
@@ -343,8 +343,7 @@ class SlowWatch:
             late, unseen = with_calls(late, job, self.ledger, clocks, slow)
         return replace(
             context, lost=slow.lost_share, before=before, alike=alike, late=late, unseen=unseen,
-            delayed=watch.round_trips.delayed(since), unread=watch.round_trips.unread(since),
-            idle=watch.idle_share(since, slow.lost_share),
+            delayed=watch.round_trips.delayed(since), idle=watch.idle_share(since, slow.lost_share),
         )  # fmt: skip
 
     def _lateness(self, job: Job, watch: _JobWatch, slow: SlowDown, equal: NDArray[np.int64]) -> Lateness:

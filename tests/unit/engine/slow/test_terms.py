@@ -13,7 +13,6 @@ from ncclwatch.engine.slow.findings import Context
 from ncclwatch.engine.slow.profile import Profile, add_up
 from ncclwatch.engine.slow.snapshot import CpuTimes, Look, Part
 from ncclwatch.engine.slow.terms import CREDIT, TERMS, CandidateKind, Terms, measure
-from ncclwatch.model.identity import ProcessKey
 from unit.engine.slow.cases import ALL, KEYS, RANKS, but, context, late, link, own, sample
 
 PAST = add_up([sample([], ALL if n % 5 < 3 else (), () if n % 5 < 3 else ALL) for n in range(30)], KEYS)
@@ -146,20 +145,6 @@ def test_who_sleeps_while_the_others_poll() -> None:
     same = measure(limited({}, dict.fromkeys(range(RANKS), 2.0) | {CULPRIT: 0.05}), as_ever)
     assert of_ranks(same, "asleep")[CULPRIT] < of_ranks(terms, "asleep")[CULPRIT]
     assert not of_ranks(measure(profile(CALM), known()), "asleep").any(), "not known"
-
-
-def test_who_leaves_unread_what_has_come_is_behind() -> None:
-    """Its proxy takes too little, or nobody takes from it: of a rank's work it says nothing by itself."""
-
-    def lying(unread: dict[ProcessKey, float], kind: CandidateKind = CandidateKind.NIC) -> np.ndarray:
-        terms = measure(profile(CALM), known(unread=unread))
-        return np.array([term(terms, "unread", kind, (rank,)) for rank in range(RANKS)])
-
-    alone = lying({KEYS[CULPRIT]: 0.4})
-    assert alone[CULPRIT] > 0.9 and not np.delete(alone, CULPRIT).any()
-    assert not lying({KEYS[CULPRIT]: 0.4}, CandidateKind.RANK).any()
-    assert not lying(dict.fromkeys(KEYS, 0.4)).any(), "large messages lie unread everywhere"
-    assert lying({KEYS[CULPRIT]: 0.02}).max() < 0.3
 
 
 def test_a_proxy_that_others_wait_for() -> None:
