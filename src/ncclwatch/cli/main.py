@@ -27,7 +27,7 @@ _COMMANDS: dict[str, str] = {
     "record": "Keep what is seen of a job in a file.",
     "replay": "A recording in the dashboard.",
     "report": "A page for a ticket, or a trace for Perfetto.",
-    "topology": "Groups, roles and layout, from the calls alone.",
+    "topology": "Groups, roles and layout, from calls or from counts.",
     "flows": "Connections over the network: rates, latency, retries.",
     "probe": "Is a path dead, or the application silent?",
     "agent": "Send what this node shows to an engine.",

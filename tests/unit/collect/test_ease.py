@@ -12,6 +12,7 @@ import pytest
 
 from ncclwatch.cli.agent import agent
 from ncclwatch.cli.attach import attach
+from ncclwatch.cli.live import LiveSession
 from ncclwatch.collect.ease import ALLOWED_S, NARROW, NARROW_S, STEADY_S, WIDEST_S, Ease, all_go_on
 from ncclwatch.collect.flows import CALM_INTERVAL_S, REST_INTERVAL_S, FlowCollector
 from ncclwatch.collect.node import NodeCollector
@@ -170,6 +171,17 @@ def test_a_node_is_looked_at_more_often_while_a_culprit_is_looked_for(monkeypatc
         assert taken() <= 6
         found.ease.allow(time.monotonic(), well=False, narrow=True)
         assert taken() >= 8
+
+
+def test_attach_looks_more_often_while_its_engine_searches(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = LiveSession(every=False)
+    try:
+        for searched, apart in ((False, 1.0), (True, 1.0 / NARROW)):
+            monkeypatch.setattr(session, "searching", lambda found=searched: frozenset({"node1"} if found else ()))
+            session._ease(100.0 + 10 * searched)
+            assert session.collector.ease.interval(100.5 + 10 * searched, 1.0) == apart
+    finally:
+        session.close()
 
 
 def test_the_first_process_that_stands_is_looked_at_at_once_and_all_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
