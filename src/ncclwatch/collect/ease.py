@@ -30,6 +30,8 @@ NARROW = 3
 """Looks in the time of one, while a culprit is looked for."""
 NARROW_S = 2.5
 """For so long such a wish holds."""
+MOST_SHARE = 0.4
+"""Of a core that such looks may take: a node of which they would take more is looked at as ever. Eight ranks take half of it."""
 
 
 @dataclass(slots=True)
@@ -40,6 +42,8 @@ class Ease:
     _until: float = 0.0
     _steady_until: float = 0.0
     _narrow_until: float = 0.0
+    _look_s: float = 0.0
+    """CPU time of a look, smoothed."""
     _span: int = -1
 
     def allow(self, now: float, *, well: bool = True, narrow: bool = False) -> None:
@@ -56,9 +60,14 @@ class Ease:
         """Something happened: look as often as ever for a while."""
         self._steady_until = now + STEADY_S
 
+    def looked(self, cpu_s: float) -> None:
+        """A look took so much CPU time."""
+        self._look_s += (cpu_s - self._look_s) / (4 if self._look_s else 1)
+
     def interval(self, now: float, steady_s: float) -> float:
         """Seconds between two looks that are not wide, where ``steady_s`` are usual."""
-        return steady_s / NARROW if now < self._narrow_until else steady_s
+        narrow = now < self._narrow_until and self._look_s * NARROW <= MOST_SHARE * steady_s
+        return steady_s / NARROW if narrow else steady_s
 
     def is_wide(self, now: float) -> bool:
         """Whether looks may be far apart now."""

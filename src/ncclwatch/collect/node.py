@@ -212,7 +212,7 @@ class NodeCollector:
         if until is not None:
             sleep = min(sleep, max(until - now, 0.0))
         self._sleep(sleep)
-        draft = _Draft()
+        begun, draft = time.thread_time(), _Draft()
         self._drain(draft)
         now = time.monotonic()
         if now >= self._next_look:
@@ -236,7 +236,10 @@ class NodeCollector:
             finished = "duration over"
         elif not self.every and not self._alive():
             finished = "every watched process has ended"
-        return self._close(draft, finished)
+        batch = self._close(draft, finished)
+        if draft.looked:
+            self.ease.looked(time.thread_time() - begun)
+        return batch
 
     def _look_after(self, now: float) -> float:
         """When to look next: looks that were missed (the agent was stopped, the node is overloaded) are not made up for."""

@@ -13,7 +13,7 @@ import pytest
 from ncclwatch.cli.agent import agent
 from ncclwatch.cli.attach import attach
 from ncclwatch.cli.live import LiveSession
-from ncclwatch.collect.ease import ALLOWED_S, NARROW, NARROW_S, STEADY_S, WIDEST_S, Ease, all_go_on
+from ncclwatch.collect.ease import ALLOWED_S, MOST_SHARE, NARROW, NARROW_S, STEADY_S, WIDEST_S, Ease, all_go_on
 from ncclwatch.collect.flows import CALM_INTERVAL_S, REST_INTERVAL_S, FlowCollector
 from ncclwatch.collect.node import NodeCollector
 from ncclwatch.collect.watched import Watched
@@ -107,6 +107,18 @@ def test_looks_are_nearer_while_a_culprit_is_looked_for() -> None:
     ease.allow(100.0, well=False, narrow=True)
     assert ease.interval(100.0 + NARROW_S - 0.1, 1.0) == 1.0 / NARROW and not ease.is_wide(100.5)
     assert ease.interval(100.0 + NARROW_S, 1.0) == 1.0, "nobody asked again"
+
+
+def test_looks_that_cost_too_much_are_not_nearer() -> None:
+    ease = Ease()
+    ease.looked(MOST_SHARE / NARROW - 0.01)
+    ease.allow(100.0, narrow=True)
+    assert ease.interval(100.0, 1.0) < 1.0
+    ease.looked(2.0)
+    assert ease.interval(100.0, 1.0) == 1.0
+    for _ in range(20):
+        ease.looked(0.05)
+    assert ease.interval(100.0, 1.0) < 1.0, "one look that took long is forgotten"
 
 
 @pytest.mark.parametrize(("moves", "beats", "goes_on"), [
