@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from enum import Enum
 from typing import NamedTuple
 
 from ncclwatch.target.memory import MemoryReader, Range, ReaderOnTop, UnreadableError
@@ -44,6 +45,15 @@ class NotFetchedError(Exception):
     """A sample of fetched memory asked for what was not fetched: it has to be taken of the present."""
 
 
+class _Source(Enum):
+    """What a sample is of: memory as it is read, or as it was fetched, to which it may still add or has added."""
+
+    PRESENT = "present"
+    FETCHED = "fetched"
+    MIXED = "mixed"
+    ONLY_FETCHED = "only fetched"
+
+
 class ReadAhead(ReaderOnTop):
     """From ``begin`` to ``end`` of a sample it answers from what it fetched of the reader below."""
 
@@ -58,7 +68,7 @@ class ReadAhead(ReaderOnTop):
         self._ahead: dict[Range, bytes | None] | None = None
         self._repeats: dict[Range, bytes | None] | None = None
         self._fetched: tuple[Fetched, dict[Range, bytes | None], dict[Range, bytes | None]] | None = None
-        self._only_fetched = False
+        self._source = _Source.PRESENT
 
     def fetch(self) -> None:
         """Fetch now what the next sample is likely to ask for, where samples before tell it."""
@@ -70,21 +80,33 @@ class ReadAhead(ReaderOnTop):
         self._fetched = Fetched(begin, wall, time.monotonic_ns() - begin), first, again
 
     def begin_fetched(self) -> Fetched | None:
-        """Start a sample of what :meth:`fetch` brought, once; ``None`` where it brought nothing. Whoever asks for more gets
-        :class:`NotFetchedError`.
-        """
+        """Start a sample of what :meth:`fetch` brought, once; ``None`` where it brought nothing."""
         fetched, self._fetched = self._fetched, None
         if fetched is None:
             return None
         self._count()
         when, self._ahead, self._repeats = fetched
-        self._only_fetched = True
+        self._source = _Source.FETCHED
         return when
+
+    def only_fetched(self) -> None:
+        """From here on a sample of what was fetched must not ask for more; raises :class:`NotFetchedError` if it has."""
+        if self._source is _Source.MIXED:
+            raise NotFetchedError
+        if self._source is _Source.FETCHED:
+            self._source = _Source.ONLY_FETCHED
+
+    def _ask_more(self) -> None:
+        """Somebody asks for what was not fetched ahead."""
+        if self._source is _Source.ONLY_FETCHED:
+            raise NotFetchedError
+        if self._source is _Source.FETCHED:
+            self._source = _Source.MIXED
 
     def begin(self) -> None:
         """Start a sample: fetch what the samples before asked for."""
         self._count()
-        self._fetched, self._only_fetched = None, False
+        self._fetched, self._source = None, _Source.PRESENT
         self._ahead = self._fetch(self._first)
         self._repeats = None
 
@@ -101,7 +123,7 @@ class ReadAhead(ReaderOnTop):
     def end(self) -> None:
         """The sample is over: who reads now wants to see the present."""
         self._ahead = self._repeats = None
-        self._only_fetched = False
+        self._source = _Source.PRESENT
 
     def _fetch(self, wanted: dict[Range, int]) -> dict[Range, bytes | None]:
         ranges = list(wanted)
@@ -147,8 +169,7 @@ class ReadAhead(ReaderOnTop):
 
     def _read_new(self, ranges: Sequence[Range]) -> list[bytes | None]:
         """Read at places that were not fetched. What was fetched again before is older than this, and proves nothing of it."""
-        if self._only_fetched:
-            raise NotFetchedError
+        self._ask_more()
         self._repeats = None
         found = self._reader.read_many(ranges)
         for key, data in zip(ranges, found, strict=True):
@@ -166,8 +187,8 @@ class ReadAhead(ReaderOnTop):
         return before is not None and 0 < self._number - before <= SOON and key[1] <= LONGEST and known < MOST
 
     def _read_again(self, ranges: Sequence[Range]) -> list[bytes | None]:
-        if self._only_fetched and any(key not in (self._repeats or ()) for key in ranges):
-            raise NotFetchedError
+        if any(key not in (self._repeats or ()) for key in ranges):
+            self._ask_more()
         if self._repeats is None:
             self._fetches += 1
             # Where every operation is at a new place, reading each by itself is cheaper than all of them anew.

@@ -145,6 +145,9 @@ class Sampler:
         self._net_devices.begin(keep=self._keep)
         self.reader.check()
         self._refresh_finder(facts)
+        if self._ahead is not None:
+            # Looking for communicators goes on wherever it was left, and is not done twice: it may read what it wants.
+            self._ahead.only_fetched()
         comms = [state for a, how in sorted(self.finder.found.items()) if (state := self._comm_reader.read(a, how)) is not None]
         self.states = tuple(comms)
         view = ProxyReader(self.decoder, comms, self._comm_reader, self._net_devices).read_all()

@@ -138,6 +138,30 @@ def test_what_was_fetched_is_used_once(layout: Layout) -> None:
     assert [look(ahead).communicators[0].op_count for _ in range(2)] == [17, 77]
 
 
+def test_looking_for_communicators_is_not_cut_off(layout: Layout, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has looked at a new place has looked: the sample is of the present then, and looks no second time at the same."""
+    job = FakeJob(layout)
+    ahead = sampler(ScriptedReader(job.process), job, keep=True)
+    for _ in range(3):
+        look(ahead)
+    refresh, places, done = ahead._refresh_finder, [job.process.words([5]), job.process.words([6])], []
+
+    def looking(facts: ProcessFacts) -> None:
+        if places:
+            place = places.pop()
+            done.append((place, ahead.reader.read(place, 8)))
+        refresh(facts)
+
+    monkeypatch.setattr(ahead, "_refresh_finder", looking)
+    ahead.fetch()
+    job.process.set(job.comm, "ncclComm.opCount", 77)
+    sample = look(ahead)
+    assert len(done) == 2 and not places, "of what was fetched, then of the present"
+    assert sample.time_ns == 1 and sample.communicators[0].op_count == 77
+    ahead.fetch()
+    assert look(ahead).time_ns != 1
+
+
 @pytest.fixture
 def words() -> tuple[FakeProcess, ReadAhead, int]:
     process = FakeProcess(released_layout((2, 32, 3)))
