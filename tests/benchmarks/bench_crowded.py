@@ -18,7 +18,8 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from testbed.job import Job, die_with_parent
+from benchmarks.spinners import spinners
+from testbed.job import Job
 
 LIMIT_S = 180.0
 
@@ -60,11 +61,7 @@ def main() -> None:
     args = parser.parse_args()
     with Job(ranks=args.ranks, shape="training", extra=("--pp", "2", "--micro-batches", "4", "--layers", "2")) as job:
         job.freeze(1)
-        spinners = [
-            subprocess.Popen([sys.executable, "-c", "while True: pass"], preexec_fn=die_with_parent)  # noqa: PLW1509
-            for _ in range(args.spinners)
-        ]
-        try:
+        with spinners(args.spinners):
             time.sleep(2.0)
             told = Told(list(job.pids))
             for what, words in (("first word", ()), ("attached", ("attached to",)), ("first verdict", ("hold", "STOPPED"))):
@@ -72,10 +69,6 @@ def main() -> None:
                 print(f"{what}: {'never' if at is None else f'{at:.1f} s'}, {told.cpu_s:.2f} s of CPU time", flush=True)
             told.child.terminate()
             told.child.wait(60)
-        finally:
-            for spinner in spinners:
-                spinner.kill()
-                spinner.wait()
 
 
 if __name__ == "__main__":

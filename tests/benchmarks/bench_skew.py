@@ -12,31 +12,17 @@ from __future__ import annotations
 import argparse
 import contextlib
 import statistics
-import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
+from benchmarks.spinners import spinners
 from ncclwatch.collect.node import NodeCollector
 from ncclwatch.collect.watched import Watched
 from ncclwatch.target.read_ahead import ReadAhead
-from testbed.job import die_with_parent
 from testbed.netns import Network
-
-
-@contextmanager
-def busy(count: int) -> Iterator[None]:
-    """So many processes that never rest."""
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"], preexec_fn=die_with_parent) for _ in range(count)]  # noqa: PLW1509
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
 
 
 def main() -> None:
@@ -62,7 +48,7 @@ def main() -> None:
         collector = NodeCollector(every=False, interval_s=0.3)
         stack.callback(collector.close)
         collector.start(job.pids, calls=False, network=False)
-        stack.enter_context(busy(options.busy))
+        stack.enter_context(spinners(options.busy))
         for number in range(2 * options.looks):
             together = number % 2 == 0
             setattr(Watched, "fetch", fetch if together else lambda _: None)  # noqa: B010

@@ -157,8 +157,10 @@ class EngineService:
         show(job, update)
         cost = time.thread_time() - cpu
         # Hearing the agents comes first: a job that takes long to judge is judged less often, and that is said.
-        job.behind_s = max(0.0, cost / BUSY_SHARE * max(1, len(self.jobs)) - self.interval_s)
-        job.next_judge = self._judgement_after(began + job.behind_s, self.interval_s / (NARROW if searching else 1))
+        least_s = cost / BUSY_SHARE * max(1, len(self.jobs))
+        job.behind_s = max(0.0, least_s - self.interval_s)
+        narrow = searching and least_s * NARROW <= self.interval_s
+        job.next_judge = self._judgement_after(began + job.behind_s, self.interval_s / (NARROW if narrow else 1))
         self.judged += 1
 
     @staticmethod

@@ -81,7 +81,7 @@ STRAGGLER = np.array([0.90, 0.05, 0.05])
 WAITER = np.array([0.15, 0.75, 0.10])
 POOLED = np.array([0.70, 0.25, 0.05])
 """What a rank does in lost time, as shares of works, waits, moves data: who holds the job up, who waits, and one of several
-that hold it up by turns. The remainders are what a sample misreads: samples of two ranks are never of one moment.
+that hold it up by turns. The remainders are what a sample misreads: samples of two ranks are hardly ever of one moment.
 """
 CREDIT = 16.0
 """What the samples of a rank say of its work counts for so much at most, since they depend on each other. Unit: nats. From: of

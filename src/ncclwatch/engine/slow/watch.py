@@ -223,8 +223,8 @@ class SlowWatch:
 
     def searches(self, job: Job) -> bool:
         """Whether more samples are wanted: a job is slow, and nobody is named."""
-        watch, since = self._watch_of(job), self._watch_of(job).slow_since
-        if since is None or watch.standing is not None or len(job.members) > CHEAP_RANKS:
+        watch = self._watch_of(job)
+        if (since := watch.slow_since) is None or watch.standing is not None or len(job.members) > CHEAP_RANKS:
             return False
         return sum(look.time >= since for look in watch.looks) < SEARCHING_SAMPLES
 
