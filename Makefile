@@ -17,7 +17,7 @@ DEMO_NCCL := 2.27.5
 DEMO_PACKAGES := $(shell sed -e 's/\#.*//' scripts/debian-packages.txt)
 TEST_PACKAGES := $(DEMO_PACKAGES) bpftrace $(shell sed -e 's/\#.*//' tests/vm/packages.txt)
 
-.PHONY: help demo test test-all setup setup-demo lint unit attach vm gpu shim fuzz bench eval eval-real eval-full calibrate clean
+.PHONY: help demo test beside test-all setup setup-demo lint unit attach vm gpu shim fuzz bench eval eval-real eval-full calibrate clean
 
 help:
 	@echo "make demo [PID=...]  attach to a real NCCL job (without a GPU), freeze a rank, see it named"
@@ -97,8 +97,11 @@ demo: setup-demo
 	@$(PYTHON) scripts/demo.py --nccl $(DEMO_NCCL) $(if $(PID),--pid $(PID))
 
 # Tests on real jobs mostly wait: lint, types, unit tests, the tests of the testbed itself and a few more that measure no time run
-# beside them, and tell what they found at the end. What needs a quiet machine comes last (marked so), when they are done.
-BESIDE := tests/unit $(wildcard tests/testbed/test_testbed_*.py) tests/testbed/test_conflicts_live.py tests/testbed/test_diagnose_job.py
+# beside them, and tell what they found at the end. What needs no real job gets what the real jobs leave of the CPUs, so that these
+# hardly notice it. The guest takes all there is: it comes last, when they are done.
+WHEN_IDLE := chrt --idle 0
+MORE := $(wildcard tests/testbed/test_testbed_*.py) tests/testbed/test_conflicts_live.py tests/testbed/test_diagnose_job.py
+BESIDE := tests/unit $(MORE)
 MAIN_CACHE := $(CACHE)/pytest-main
 MAIN := -m pytest tests $(BESIDE:%=--ignore=%) -o cache_dir=$(CURDIR)/$(MAIN_CACHE)
 # What fails among real jobs runs once more when nothing runs beside it: a fault fails again. What passes then is named, and is to be
@@ -107,7 +110,7 @@ FEW := 4
 test: setup
 	@echo "==> tests on real jobs and in the guest; beside them lint, types, unit tests and others that measure no time, whose output follows"
 	@rm -rf $(MAIN_CACHE); \
-	{ $(MAKE) -s lint && $(PYTHON) -m pytest $(BESIDE); } >$(CACHE)/beside.log 2>&1 & beside=$$!; \
+	$(MAKE) -s beside >$(CACHE)/beside.log 2>&1 & beside=$$!; \
 	export NCCLWATCH_REQUIRE_VM=$${NCCLWATCH_REQUIRE_VM-$(if $(CI),1)}; \
 	main=0; NCCLWATCH_BESIDE=$$beside $(PYTHON) $(MAIN) --durations=30 --durations-min=5 || main=$$?; \
 	other=0; wait $$beside || other=$$?; \
@@ -118,6 +121,10 @@ test: setup
 	  main=0; $(PYTHON) $(MAIN) --last-failed --last-failed-no-failures none -v || main=$$?; \
 	fi; \
 	[ $$main -eq 0 ] && [ $$other -eq 0 ]
+
+beside:
+	@$(WHEN_IDLE) $(MAKE) -s lint
+	@failed=0; $(PYTHON) -m pytest $(MORE) || failed=1; $(WHEN_IDLE) $(PYTHON) -m pytest tests/unit || failed=1; exit $$failed
 
 # The same with every release of NCCL in each test, in the guest as well: hours.
 test-all:

@@ -1,8 +1,9 @@
 """The seeds of drawn jobs: what each is for, whether it is spent, and by which generator it was drawn.
 
 A judgement of jobs that nobody has seen is one only if nothing was changed after looking. So before each, ``python -m
-score.seeds --hash`` prints a hash of the generator (its code, and what it draws), which is committed to ``seeds.toml`` with the
-seed; afterwards the first-judged figures are written beside it and the seed is spent. ``python -m score.seeds`` lists them;
+score.seeds --hash`` prints a hash of the generator (its code, and what it draws; of a network's faults what it draws), which is
+committed to ``seeds.toml`` with the seed; afterwards the first-judged figures are written beside it and the seed is spent.
+``python -m score.seeds`` lists them;
 ``--fresh`` is the next one of a kind.
 """
 
@@ -17,7 +18,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from score import drawn
+from score import drawn, network
 
 FILE = Path(__file__).resolve().parent / "seeds.toml"
 SAMPLE = range(40)
@@ -32,6 +33,8 @@ class Kind(StrEnum):
     MIXED = "mixed"
     SLOW = "slow"
     HEALTHY = "healthy"
+    NETWORK = "network"
+    """Faults of the network (:mod:`score.network`)."""
 
 
 class State(StrEnum):
@@ -64,8 +67,11 @@ class Seed:
     note: str = ""
 
 
-def generator_hash() -> str:
-    """A short hash of the generator: its source, and the jobs that it draws from a fixed seed."""
+def generator_hash(kind: Kind = Kind.MIXED) -> str:
+    """A short hash of the generator of a kind: of the jobs that it draws from a fixed seed, and of its file where it has one."""
+    if kind is Kind.NETWORK:
+        played = [network.draw(fault, 1, number) for fault in network.FAULTS for number in SAMPLE]
+        return hashlib.sha256(repr(played).encode()).hexdigest()[:16]
     digest = hashlib.sha256(Path(drawn.__file__).read_bytes())
     for number in SAMPLE:
         for job in (drawn.draw(1, number), drawn.draw(1, number, slow=True), drawn.draw_healthy(1, number, 60.0)):
@@ -110,6 +116,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if options.hash:
         print(generator_hash())
+        print(generator_hash(Kind.NETWORK), "(faults of the network)")
         return 0
     if options.fresh:
         return _next(Kind(options.fresh))
@@ -125,8 +132,8 @@ def _next(kind: Kind) -> int:
     if not left:
         print(f"no fresh seed of {kind} jobs: add one", file=sys.stderr)
         return 1
-    if left[0].generator != generator_hash():
-        print(f"seed {left[0].seed} waits for generator {left[0].generator}, this is {generator_hash()}", file=sys.stderr)
+    if left[0].generator != generator_hash(kind):
+        print(f"seed {left[0].seed} waits for generator {left[0].generator}, this is {generator_hash(kind)}", file=sys.stderr)
         return 1
     print(left[0].seed)
     return 0

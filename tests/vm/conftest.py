@@ -29,14 +29,11 @@ _config: pytest.Config | None = None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """On the host, waiting for the guest counts against a test's time: allow as much as the guest is allowed. An emulated machine
-    is slow enough by itself: nothing is to run beside it.
-    """
+    """On the host, waiting for the guest counts against a test's time: allow as much as the guest is allowed."""
     if not _inside():
         for item in items:
             if item.get_closest_marker("vm") is not None:
                 item.add_marker(pytest.mark.timeout(layer_timeout_s() + 60))
-                item.add_marker(pytest.mark.quiet)
 
 
 def _inside() -> bool:
