@@ -3,8 +3,7 @@
 A judgement of jobs that nobody has seen is one only if nothing was changed after looking. So before each, ``python -m
 score.seeds --hash`` prints a hash of the generator (its code, and what it draws; of a network's faults what it draws), which is
 committed to ``seeds.toml`` with the seed; afterwards the first-judged figures are written beside it and the seed is spent.
-``python -m score.seeds`` lists them;
-``--fresh`` is the next one of a kind.
+``python -m score.seeds`` lists them; ``--fresh`` is the next one of a kind.
 """
 
 from __future__ import annotations
