@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Iterator
 from typing import Protocol
 
@@ -33,7 +33,9 @@ class Diagnoser(Protocol):
 
 
 class Ncclwatch:
-    """The engine as the live session runs it, fed the records in the order they arrived."""
+    """The engine as the live session runs it, fed the records in the order they arrived. One instance judges one case: records
+    of a later moment go on where those of an earlier one ended.
+    """
 
     name = "ncclwatch"
     note = "this project: state and calls planes"
@@ -41,29 +43,37 @@ class Ncclwatch:
 
     def __init__(self, observer: Observer | None = None) -> None:
         """``observer`` is told of all that the slowness estimate weighs."""
-        self._observer = observer
+        self._live = LiveDiagnosis()
+        self._live.slow.observer = observer
+        self._done: dict[str, int] = defaultdict(int)
+        """Records of calls that were given, by host."""
+        self._told: dict[str, int] = defaultdict(int)
+        """Lost ones that were told of."""
+        self._latest = -1
+        """Time of the newest sample that was given."""
+        self._standing: list[Verdict] = []
 
     def diagnose(self, records: RecordSet, clock_s: float) -> list[Verdict]:
-        last = deque(self.said(records), maxlen=1)
-        return [verdict for _, verdict in last]
+        for _, verdict in self.said(records):
+            self._standing = [verdict]
+        return self._standing
 
     def said(self, records: RecordSet) -> Iterator[tuple[float, Verdict]]:
-        """What is said at every look: its time (seconds of CLOCK_MONOTONIC) and the verdict."""
-        live = LiveDiagnosis(complete_hosts=frozenset(s[-1].process.host for s in records.samples))
-        live.slow.observer = self._observer
-        done: dict[str, int] = defaultdict(int)
-        told: dict[str, int] = defaultdict(int)
+        """What is said at every sample that is new: its time (seconds of CLOCK_MONOTONIC) and the verdict."""
+        self._live.complete_hosts = frozenset(s[-1].process.host for s in records.samples)
         for round_ in rounds(records):
             latest = max(sample.time_ns for sample in round_)
+            if latest <= self._latest:
+                continue
+            self._latest = latest
             for host, events in records.calls.items():
                 upto = int(np.searchsorted(np.maximum.accumulate(events["time_ns"]), latest, "right"))
-                if upto > done[host]:
+                if upto > self._done[host]:
                     # In which batch they were lost is not in the records: they are told evenly.
-                    known = -(-records.lost.get(host, 0) * upto // len(events))
-                    live.add_calls(events[done[host] : upto], known - told[host])
-                    told[host] = known
-                    done[host] = upto
-            yield latest / 1e9, live.update(round_)
+                    known = max(-(-records.lost.get(host, 0) * upto // len(events)), self._told[host])
+                    self._live.add_calls(events[self._done[host] : upto], known - self._told[host])
+                    self._told[host], self._done[host] = known, upto
+            yield latest / 1e9, self._live.update(round_)
 
 
 def rounds(records: RecordSet) -> list[list[ProcessSample]]:
