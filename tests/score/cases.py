@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import count, takewhile
+from itertools import count, pairwise, takewhile
 
 import numpy as np
 
+from ncclwatch.collect.ease import NARROW
 from ncclwatch.collect.look_times import look_time
 from ncclwatch.simulate.observe import Cast
 from ncclwatch.simulate.records import Observer
@@ -48,8 +49,12 @@ class Case:
         first = max(0.5 * scenario.network.init_s, self._clocks[0] - HISTORY_S)
         looks = (first + look_time(number, period) - shift * period for number in count(shift))
         times = list(takewhile(lambda time: time <= self._clocks[-1] + 1e-9, looks))
+        self.every = NARROW
+        """Of so many samples one is a usual one; the others are there for who looks for a culprit."""
         if "scale" in scenario.tags:  # each look at thousands of ranks is costly: a few around each clock
             times = sorted({max(0.1, c - back) for c in self._clocks for back in (0.0, 1.0)} | _last_looks(self._clocks[-1]))
+            self.every = 1
+        times = list(_with_nearer(times, self.every))
         self._observer = Observer(self.timeline, times)
 
     def visible(self) -> bool | None:
@@ -67,6 +72,13 @@ class Case:
         """What was recorded at each clock of the case; the observer has sent it through bytes, so only records pass."""
         for clock in self._clocks:
             yield Moment(self._observer.until(clock, history_s=HISTORY_S), clock, clock - self.effect_s)
+
+
+def _with_nearer(times: Sequence[float], every: int) -> Iterator[float]:
+    """Times of usual samples, and between each two of them those that divide their distance by ``every``."""
+    for time, after in pairwise(times):
+        yield from (time + (after - time) * part / every for part in range(every))
+    yield from times[-1:]
 
 
 def _last_looks(clock: float) -> set[float]:

@@ -41,8 +41,11 @@ class Ncclwatch:
     note = "this project: state and calls planes"
     not_yet: frozenset[ScoreClass] = frozenset()
 
-    def __init__(self, observer: Observer | None = None) -> None:
-        """``observer`` is told of all that the slowness estimate weighs."""
+    def __init__(self, observer: Observer | None = None, every: int = 1) -> None:
+        """``observer`` is told of all that the slowness estimate weighs. Of the samples in the records every so many-th is taken
+        (``every``), and all of them while the engine looks for a culprit, as an agent does then.
+        """
+        self._every, self._rounds = every, 0
         self._live = LiveDiagnosis()
         self._live.slow.observer = observer
         self._done: dict[str, int] = defaultdict(int)
@@ -59,13 +62,17 @@ class Ncclwatch:
         return self._standing
 
     def said(self, records: RecordSet) -> Iterator[tuple[float, Verdict]]:
-        """What is said at every sample that is new: its time (seconds of CLOCK_MONOTONIC) and the verdict."""
+        """What is said at every sample that is new and taken: its time (seconds of CLOCK_MONOTONIC) and the verdict."""
         self._live.complete_hosts = frozenset(s[-1].process.host for s in records.samples)
         for round_ in rounds(records):
             latest = max(sample.time_ns for sample in round_)
             if latest <= self._latest:
                 continue
             self._latest = latest
+            self._rounds += 1
+            searches = any(self._live.slow.searches(job) for job, _ in self._live.judged)
+            if (self._rounds - 1) % self._every and not searches:
+                continue
             for host, events in records.calls.items():
                 upto = int(np.searchsorted(np.maximum.accumulate(events["time_ns"]), latest, "right"))
                 if upto > self._done[host]:

@@ -18,7 +18,8 @@ from score.scoring import Result, score_case
 def score_one(scenario: Scenario, with_baselines: bool, shift: int = 0) -> list[Result]:
     """One scenario; of large ones only what is ours is scored."""
     baselines = with_baselines and "scale" not in scenario.tags
-    return score_case(Case(scenario, shift), [Ncclwatch(), *(all_baselines() if baselines else ())])
+    case = Case(scenario, shift)
+    return score_case(case, [Ncclwatch(every=case.every), *(all_baselines() if baselines else ())])
 
 
 def score_all(scenarios: Sequence[Scenario], *, jobs: int = 0, with_baselines: bool = True, shift: int = 0) -> list[list[Result]]:

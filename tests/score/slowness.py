@@ -249,7 +249,7 @@ def of_scenario(scenario: Scenario) -> Observed:
     case = Case(scenario, shift=sum(map(ord, scenario.name)) % 48)
     *_, last = case.moments()
     collector = _Collector(_observed(scenario.name, scenario, real=False), case.effect_s)
-    Ncclwatch(collector).diagnose(last.records, last.clock_s)
+    Ncclwatch(collector, case.every).diagnose(last.records, last.clock_s)
     return collector.observed
 
 
