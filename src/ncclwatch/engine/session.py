@@ -15,7 +15,8 @@ import numpy as np
 from ncclwatch.collect.batch import NodeBatch, Overhead, PlaneState, ProcessChange
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.engine.beside import add_network
-from ncclwatch.engine.case import Known, of_nodes
+from ncclwatch.engine.case import Case, Known
+from ncclwatch.engine.job import Job
 from ncclwatch.engine.live import LiveDiagnosis, Recovery
 from ncclwatch.engine.network import Ordering
 from ncclwatch.engine.topology.model import Role
@@ -267,7 +268,7 @@ class DiagnosisSession:
         diagnosis.complete_hosts = frozenset(node.name for node in heard if node.complete)
         countable = {node.name for node in heard if any(plane.name in ORDERED and plane.running for plane in node.planes)}
         self._answer(countable, now_ns, update)
-        said = of_nodes(Known(network=self.network, sources=diagnosis.sources))
+        said = Case(Job([]), Known(network=self.network, sources=diagnosis.sources))
         if any(sample.run_state != "X" for sample in samples.values()):
             standing = diagnosis.update(list(samples.values()))
             found = [standing, *diagnosis.verdicts[1:]]
