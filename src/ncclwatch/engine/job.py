@@ -9,10 +9,11 @@ releases (2.21.5 among them) a split's hash is made of its parent's and the colo
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 from typing import NamedTuple
 
 from ncclwatch.model.progress import progressed
@@ -115,6 +116,11 @@ class Group:
         if any(member.rank != rank for rank, (member, _) in self.members.items()):
             return False
         return {member.info.world_size for member, _ in self.members.values()} <= {self.nranks, None}
+
+    @cached_property
+    def most_called(self) -> Counter[str]:
+        """How often who has called each collective most often has called it, where NCCL counts that (2.26 and later)."""
+        return reduce(or_, (Counter(own.sequence_numbers) for _, own in self.members.values()))
 
 
 class Joined(NamedTuple):

@@ -50,38 +50,31 @@ def _followed(kept: Sequence[ProcessSample], sample: ProcessSample) -> Sequence[
 
 @dataclass(slots=True)
 class LiveDiagnosis:
-    """Standing verdict of a job, from rounds of samples.
+    """Standing verdict of a job, from rounds of samples. Memory is bounded: three samples a process.
 
-    ``patience`` says for how long nothing must move before waits alone accuse a rank. Memory is bounded: three samples a process.
+    ``patience`` to ``sources``: as of :class:`~ncclwatch.engine.case.Known`. ``slow`` judges whether the jobs that run are as fast
+    as they should be, ``conflicts`` compares what their ranks call, ``namer`` learns roles of groups and the pattern of an
+    iteration. The caller takes out ``closed`` (verdicts that ended because the job went on) and ``answers`` (to :meth:`ask`: one
+    for each job, worst first). ``verdicts`` (worst first) and ``judged`` are of the last round, one for each job.
     """
 
     patience: Patience = field(default_factory=Patience)
-    complete_hosts: Collection[str] = field(default_factory=frozenset)
-    silent: Collection[tuple[int, int]] = field(default_factory=frozenset)
-    """(communicator's hash, rank in it) of ranks whose node has fallen silent."""
+    complete_hosts: Collection[str] = frozenset()
+    silent: Collection[tuple[int, int]] = frozenset()
     network: NetworkMemory = field(default_factory=NetworkMemory)
-    """What the nodes last said of their network."""
     sources: Sequence[Source] = SOURCES
-    """Where facts come from."""
     ledger: Ledger = field(default_factory=Ledger)
     slow: SlowWatch = field(default_factory=SlowWatch)
-    """Judges the jobs that run: whether they run as fast as they should."""
     conflicts: ConflictWatch = field(default_factory=ConflictWatch)
-    """Compares what the ranks of running jobs call."""
     namer: StageNamer = field(default_factory=StageNamer)
-    """Learns roles of groups and the pattern of an iteration from the calls; names stages."""
     closed: list[Recovery] = field(default_factory=list)
-    """Verdicts that ended because the job went on; the caller takes them out."""
     answers: list[Verdict] = field(default_factory=list)
-    """To :meth:`ask`: one verdict for each job, worst first; the caller takes them out."""
     verdicts: list[Verdict] = field(default_factory=list)
-    """Of the last round: one verdict for each job on the observed processes, worst first."""
     judged: list[tuple[Job, Verdict]] = field(default_factory=list)
-    """Of the last round: the jobs, each with its verdict."""
     _series: dict[ProcessKey, Sequence[ProcessSample]] = field(default_factory=dict)
     _standing: Verdict | None = None
     _asked: bool = False
-    _previous: list[ProcessSample] = field(default_factory=list)
+    _previous: Sequence[ProcessSample] = ()
     _unseen: set[Process | Place] = field(default_factory=set)
     """Processes and communicators of which calls are known that were not there when last looked for."""
     _rounds: int = 0
@@ -111,8 +104,7 @@ class LiveDiagnosis:
             counted = sample if sample.calls_seen == seen else replace(sample, calls_seen=seen)
             self._series[sample.process.key] = _followed(self._series.get(sample.process.key, ()), counted)
         self.namer.note_samples(samples)
-        for sample in self._previous:
-            self._note_counts(sample)
+        self._note_counts(self._previous)
         self._previous = list(samples)
         known = Known(
             self.patience, complete_hosts=self.complete_hosts, silent=self.silent, network=self.network, sources=self.sources,
@@ -127,10 +119,14 @@ class LiveDiagnosis:
         self.conflicts.forget({number for job, _ in judged for number in job.groups})
         topologies = [learned.topology for learned in self.namer.jobs]
         self.judged = [(job, self.slow.judge(job, verdict, topologies, self._stage_of)) for job, verdict in judged]
-        self.verdicts = sorted((self._named(job, verdict) for job, verdict in self.judged), key=severity)
+        self.verdicts = self._named(self.judged)
         if self._asked:
             self._asked = False
-            self.answers += self._answer(looks, known)
+            # Of a job that is not stuck, what stands.
+            paced = {member.info.key: verdict for job, verdict in self.judged for member in job.members}
+            asked = judge_jobs(looks, replace(known, patience=None, creation_patience_s=0.0))
+            said = [(job, one if one.verdict_class.accuses else paced.get(job.members[0].info.key, one)) for job, one in asked]
+            self.answers += self._named(said)
         self.patience.end_round()
         return self._stand(self.verdicts[0] if self.verdicts else NOTHING_OBSERVED)
 
@@ -141,17 +137,11 @@ class LiveDiagnosis:
         """
         self._asked = True
 
-    def _answer(self, looks: Sequence[Sequence[ProcessSample]], known: Known) -> list[Verdict]:
-        """One verdict for each job without patience; of one that is not stuck, what stands."""
-        paced = {member.info.key: verdict for job, verdict in self.judged for member in job.members}
-        asked = judge_jobs(looks, replace(known, patience=None, creation_patience_s=0.0))
-        said = [(job, one if one.verdict_class.accuses else paced.get(job.members[0].info.key, one)) for job, one in asked]
-        return sorted((self._named(job, verdict) for job, verdict in said), key=severity)
-
-    def _named(self, job: Job, verdict: Verdict) -> Verdict:
-        if verdict.culprits:
+    def _named(self, judged: Sequence[tuple[Job, Verdict]]) -> list[Verdict]:
+        """The verdicts with their stages, worst first."""
+        if any(verdict.culprits for _, verdict in judged):
             self.namer.fall_back(samples[-1] for samples in self._series.values())
-        return name_stages(verdict, job, self.namer, self.ledger)
+        return sorted((name_stages(verdict, job, self.namer, self.ledger) for job, verdict in judged), key=severity)
 
     def _stage_of(self, host: str, pid: int, comm: int, ago: int) -> Stage | None:
         return self.namer.stage_of(host, pid, comm, calls_ago=ago)
@@ -187,35 +177,33 @@ class LiveDiagnosis:
         self.ledger.lossy.discard(host)
         self.network.hosts.pop(host, None)
 
-    def _note_counts(self, sample: ProcessSample) -> None:
+    def _note_counts(self, samples: Sequence[ProcessSample]) -> None:
         """Line the ledger up with NCCL's own counts. Done a round late: by then the records are in."""
-        for own in sample.communicators:
+        for sample, own in ((sample, own) for sample in samples for own in sample.communicators if own.sequence_numbers):
             row = self.ledger.row(sample.process, own)
-            if row is not None and own.sequence_numbers:
+            if row is not None:
                 self.ledger.note_count(row, sum(own.sequence_numbers.values()), sample.time_ns + sample.duration_ns)
 
     def _stand(self, verdict: Verdict) -> Verdict:
-        standing = self._standing
+        """What stands once this is said of the worst job."""
+        standing, series = self._standing, self._series.values()
         if verdict.verdict_class.accuses:
-            began = verdict.since if verdict.since is not None else self._since()
-            since = standing.since if standing is not None and standing.id == verdict.id else began
-            verdict = replace(verdict, since=since)
-            self._standing = verdict
-        elif standing is not None:
-            if verdict.verdict_class is VerdictClass.UNKNOWN and self._nothing_moves():
-                # Not a recovery: those it names are out of sight, or have come back into it and were looked at once.
-                newcomers = any(len(samples) < 2 for samples in self._series.values())
-                return replace(standing, time=verdict.time) if newcomers else verdict
-            if standing.since is not None and verdict.time is not None:
-                self.closed.append(Recovery(standing, max(0.0, verdict.time - standing.since)))
-            self._standing = None
+            since = verdict.since
+            if standing is not None and standing.id == verdict.id:
+                since = standing.since
+            elif since is None:
+                # When NCCL last moved anywhere: the newest of the first samples of each standstill.
+                since = max((samples[0].wall_ns / 1e9 for samples in series), default=None)
+            self._standing = replace(verdict, since=since)
+            return self._standing
+        if standing is None:
+            return verdict
+        settled = [samples[-2:] for samples in series if len(samples) > 1]
+        nothing_moves = bool(settled) and not any(progressed(*last) for last in settled)
+        if verdict.verdict_class is VerdictClass.UNKNOWN and nothing_moves:
+            # Not a recovery: those it names are out of sight, or have come back into it and were looked at once.
+            return replace(standing, time=verdict.time) if len(settled) < len(series) else verdict
+        if standing.since is not None and verdict.time is not None:
+            self.closed.append(Recovery(standing, max(0.0, verdict.time - standing.since)))
+        self._standing = None
         return verdict
-
-    def _nothing_moves(self) -> bool:
-        """Whether there are processes that were looked at more than once, and none of them has moved."""
-        settled = [samples for samples in self._series.values() if len(samples) > 1]
-        return bool(settled) and not any(progressed(*samples[-2:]) for samples in settled)
-
-    def _since(self) -> float | None:
-        """When NCCL last moved anywhere: the newest of the first samples of each standstill."""
-        return max((samples[0].wall_ns / 1e9 for samples in self._series.values()), default=None)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 
 from ncclwatch.engine import beside, explain_calls, explain_network, explain_waits, redraw, stated
@@ -17,39 +17,39 @@ from ncclwatch.engine.case import Case, Conclusion
 
 
 class Stratum(IntEnum):
-    """When a rule runs."""
+    """When a rule runs.
+
+    STATED: what the operating system or NCCL states outright needs no patience, and ends the inference. DRAW: waits that
+    follow from calls and counts, of every rank. PATIENCE: whether nothing has moved for long enough to accuse anybody of
+    waiting; if not, that ends the inference. RETRACT: waits that count no longer, as they are not begun. FOLLOW: weaker waits,
+    of ranks at which the waits end: whom such a rank may wait for itself, unseen. EXPLAIN: hypotheses from where the waits
+    end, and from what was called. QUALIFY: what other evidence says of the one that stands: a pattern of calls, a port that is
+    down, a CPU limit. BESIDE: what is told beside whatever stands, those of the first strata included.
+    """
 
     STATED = 1
-    """What the operating system or NCCL states outright: it needs no patience, and ends the inference."""
     DRAW = 2
-    """Waits that follow from calls and counts, of every rank."""
     PATIENCE = 3
-    """Whether nothing has moved for long enough to accuse anybody of waiting; if not, that ends the inference."""
     RETRACT = 4
-    """Waits that count no longer: those that are not begun."""
     FOLLOW = 5
-    """Weaker waits, of ranks at which the waits end: whom such a rank may wait for itself, unseen."""
     EXPLAIN = 6
-    """Hypotheses from where the waits end, and from what was called."""
     QUALIFY = 7
-    """What other evidence says of the hypothesis that stands: a pattern of calls, a port that is down, a CPU limit."""
     BESIDE = 8
-    """What is told beside whatever stands, those of the first strata included."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
     """One rule. ``derivation``: why it is true (NCCL source with tag, paper section). ``defeats`` names earlier rules only, so
-    that it is acyclic (tested). What each is needed for, and what it must leave alone, stands in ``test_rules.py``.
+    that it is acyclic (tested). ``breaks_ties``: it defeats, too, what names all sides of a disagreement for want of anything
+    better. What each is needed for, and what it must leave alone, stands in ``test_rules.py``.
     """
 
     id: str
     stratum: Stratum
     apply: Callable[[Case], Iterable[Conclusion]]
     derivation: str
-    defeats: frozenset[str] = field(default_factory=frozenset)
+    defeats: frozenset[str] = frozenset()
     breaks_ties: bool = False
-    """Whether it defeats, too, what names all sides of a disagreement for want of anything better."""
 
 
 FROM_ENDS = frozenset({"link", "rank-behind"})
