@@ -86,7 +86,7 @@ class Entries:
             if not candidate.any():
                 continue
             partner, of_line = _partners(self, candidate, turn)
-            compared = np.flatnonzero(candidate & (partner >= 0) & (partner != np.arange(len(partner))))
+            compared = np.flatnonzero(candidate & (partner != np.arange(len(partner))))
             theirs = np.where(of_line, self.offsets[partner], offsets[partner])
             agree = compared[_agree(self, compared, partner[compared], offsets[compared] - theirs[compared])]
             # Two that agree put each other into line.
@@ -127,18 +127,15 @@ def _offsets_by_op_count(entries: Entries) -> tuple[NDArray[np.int64], NDArray[n
 
 
 def _partners(entries: Entries, candidate: NDArray[np.bool_], turn: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """For each entry one entry of its communicator to compare it with, another one each turn, and whether that is in line.
-
-    Entries in line are taken where there are any, else other candidates.
+    """For each entry one of its communicator to compare it with, in line where any are, else another candidate; another one each
+    turn. And whether that is in line. What is said where there are no candidates means nothing.
     """
     groups = len(entries.starts)
     in_line = np.bincount(entries.group, weights=entries.aligned, minlength=groups) > 0
-    choice = np.where(in_line[entries.group], entries.aligned, candidate)
-    index = np.flatnonzero(choice)
+    index = np.flatnonzero(np.where(in_line[entries.group], entries.aligned, candidate))
     number = np.bincount(entries.group[index], minlength=groups)
-    first = np.cumsum(number) - number
-    wanted = np.where(number > 0, first + (turn * number // PARTNERS + turn) % np.maximum(number, 1), -1)
-    partner = np.where(wanted >= 0, index[np.clip(wanted, 0, None)], -1) if len(index) else np.full(groups, -1)
+    wanted = np.cumsum(number) - number + (turn * number // PARTNERS + turn) % np.maximum(number, 1)
+    partner = index[np.minimum(wanted, len(index) - 1)]
     return partner[entries.group], in_line[entries.group]
 
 

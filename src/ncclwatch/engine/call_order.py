@@ -30,8 +30,6 @@ from ncclwatch.engine.slow.order import Call, CallOrder, PerProcess
 from ncclwatch.model.events import Function
 from ncclwatch.model.state import Communicator, Transport
 
-# --- patterns of calls --------------------------------------------------------------------------------------------------
-
 RECENT = 256
 """Unit: calls back from the newest. From: a host runs ahead of its GPU by fewer. Of six simulated jobs with a call left out or
 swapped 48 miss one, and 1,024 name other ranks in three, or none.
@@ -155,8 +153,6 @@ def deviation_facts(job: Job, deviations: Mapping[int, Deviation]) -> list[Fact]
 
     return [told(text(index, broken)) for index, broken in deviations.items()]
 
-
-# --- messages -----------------------------------------------------------------------------------------------------------
 
 PEERS = 4
 """Bound: ranks in the same place of other pipelines that a process is compared with: the first may not be kept."""

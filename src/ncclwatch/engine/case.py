@@ -133,7 +133,7 @@ class Hypothesis:
     """Whether all sides of a disagreement are named, since nothing tells who is wrong."""
     ends: tuple[Node, ...] = ()
     """Where the waits end, of a hypothesis that names nobody."""
-    group: int | None = None
+    group: int = -1
     """The communicator it is about, where that is not the suspects' own."""
     seconds: float = 0.0
     """For how long a pause may last, or a link has carried nothing, where the cause speaks of that."""
@@ -166,8 +166,8 @@ def naming(
 ) -> Hypothesis:  # fmt: skip
     """A hypothesis that names somebody, for the cause of the first; nobody it names is a victim."""
     named = tuple(suspects)
-    found = Hypothesis(verdict_class, named[0].cause, named, frozenset(), confidence, tuple(supports), **more)
-    return replace(found, victims=frozenset(victims) - found.named)
+    waiting = frozenset(victims) - {suspect.index for suspect in named}
+    return Hypothesis(verdict_class, named[0].cause, named, waiting, confidence, tuple(supports), **more)
 
 
 def nobody(cause: Cause, supports: Iterable[Fact] = (), **more: Any) -> Hypothesis:
@@ -235,10 +235,11 @@ def caller(group: Group, rank: int, operation: OperationRef | None, cause: Cause
 
 
 def _operation(found: Sequence[OnConnection]) -> OperationRef | None:
+    """The operation of the first that a transfer shows, else the first that is known."""
     one = next((one.end.operation for one in found if one.end is not None), None)
-    if one is None:
-        return next((one.operation for one in found if one.operation is not None), None)
-    return OperationRef(one.collective, one.sequence, one.protocol, one.algorithm)
+    if one is not None:
+        return OperationRef(one.collective, one.sequence, one.protocol, one.algorithm)
+    return next((one.operation for one in found if one.operation is not None), None)
 
 
 def one_of_each(suspects: Sequence[Suspect]) -> list[Suspect]:

@@ -74,9 +74,8 @@ class ConflictWatch:
     _jobs: dict[int, _Looked] = field(default_factory=dict)
 
     def find(self, job: Job, now: float, ledger: Ledger, stage_of: StageOf) -> list[Conflict]:
-        """What ranks of a job that runs called otherwise than their peers.
-
-        O(ranks x COMPARED) at most once a second of the job's time, and for at most a twentieth of it.
+        """What ranks of a job that runs called otherwise than their peers. O(ranks x COMPARED) at most once a second of the job's
+        time, and for at most a twentieth of it.
         """
         if not ledger.rows or not job.groups:
             return []
@@ -84,11 +83,11 @@ class ConflictWatch:
         if now >= looked.next:
             begin = time.process_time()
             found, oldest = _find_conflicts(job, ledger, stage_of)
-            told = [found[kind] for kind in found.keys() & looked.seen.keys()]
-            # What is kept no longer cannot be found again.
-            told += [one for kind, one in looked.seen.items() if kind not in found and one.sequence < oldest.get(one.group, 0)]
             looked.told = {number: kept for number, kept in looked.told.items() if kept[0] > now}
-            looked.told |= {conflict.group: (now + KEPT_S, conflict) for conflict in told}
+            for kind, one in looked.seen.items():
+                # What is kept no longer cannot be found again.
+                if kind in found or one.sequence < oldest.get(one.group, 0):
+                    looked.told[one.group] = now + KEPT_S, found.get(kind, one)
             looked.seen, looked.next = found, now + max(LEAST_PAUSE_S, PAUSE * (time.process_time() - begin))
         told = [conflict for _, conflict in looked.told.values() if conflict.group in job.groups]
         return [conflict for conflict in told if _is_whole(job.groups[conflict.group], ledger)]

@@ -24,9 +24,6 @@ TIE = 0.5
 CALLS = ("state", "calls")
 
 
-# --- ranks called something else ---------------------------------------------------------------------------------------
-
-
 def _disagree(
     case: Case, groups: Iterable[Group], suspects: Iterable[Suspect], lines: Iterable[str], confidence: float, *, tie: bool,
     more: Iterable[Fact] = (), planes: tuple[str, ...] = ("state",),
@@ -131,9 +128,6 @@ def conflict(case: Case) -> Iterator[Hypothesis]:
         )
     if suspects:
         yield naming(VerdictClass.INCONSISTENT, suspects, victims, 0.9, map(told, lines), planes=CALLS)
-
-
-# --- calls that were not made ------------------------------------------------------------------------------------------
 
 
 def not_called(case: Case) -> Iterator[Hypothesis]:

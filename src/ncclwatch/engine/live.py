@@ -52,10 +52,11 @@ def _followed(kept: Sequence[ProcessSample], sample: ProcessSample) -> Sequence[
 class LiveDiagnosis:
     """Standing verdict of a job, from rounds of samples. Memory is bounded: three samples a process.
 
-    ``patience`` to ``sources``: as of :class:`~ncclwatch.engine.case.Known`. ``slow`` judges whether the jobs that run are as fast
-    as they should be, ``conflicts`` compares what their ranks call, ``namer`` learns roles of groups and the pattern of an
-    iteration. The caller takes out ``closed`` (verdicts that ended because the job went on) and ``answers`` (to :meth:`ask`: one
-    for each job, worst first). ``verdicts`` (worst first) and ``judged`` are of the last round, one for each job.
+    ``patience`` to ``sources``: as of :class:`~ncclwatch.engine.case.Known`. ``slow`` judges whether the jobs that run are as
+    fast as they should be, ``conflicts`` compares what their ranks call, ``namer`` learns roles of groups and the pattern of
+    an iteration. The caller takes out ``closed`` (verdicts that ended because the job went on) and ``answers`` (to
+    :meth:`ask`: one for each job, worst first). ``verdicts`` (worst first) and ``judged`` are of the last round, one for each
+    job.
     """
 
     patience: Patience = field(default_factory=Patience)
@@ -179,10 +180,11 @@ class LiveDiagnosis:
 
     def _note_counts(self, samples: Sequence[ProcessSample]) -> None:
         """Line the ledger up with NCCL's own counts. Done a round late: by then the records are in."""
-        for sample, own in ((sample, own) for sample in samples for own in sample.communicators if own.sequence_numbers):
-            row = self.ledger.row(sample.process, own)
-            if row is not None:
-                self.ledger.note_count(row, sum(own.sequence_numbers.values()), sample.time_ns + sample.duration_ns)
+        for sample in samples:
+            for own in sample.communicators:
+                row = self.ledger.row(sample.process, own) if own.sequence_numbers else None
+                if row is not None:
+                    self.ledger.note_count(row, sum(own.sequence_numbers.values()), sample.time_ns + sample.duration_ns)
 
     def _stand(self, verdict: Verdict) -> Verdict:
         """What stands once this is said of the worst job."""

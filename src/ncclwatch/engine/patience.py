@@ -23,10 +23,11 @@ HANG_FLOOR_S = 5.0
 From: chosen: five samples at the usual interval.
 """
 EXPECTATION_FACTOR = 2.0
-"""Unit: times the longest standstill that an operation was lately seen to end by itself, or the floor for what has no usual
-duration: the first operations of a communicator, a barrier; never immunity. From: chosen: it may have gone on just after the last
-look, and what is written grows; three are too many: who comes to a job that hangs already sees first operations often, and waited
-15 s (drawn 1301-138).
+"""Unit: times what is usual, beyond which a thing is not: the longest standstill that an operation was lately seen to end by
+itself (or the floor, of the first operations of a communicator and barriers; never immunity), and the share of a CPU limit's
+periods in which it held ranks back. From: chosen: it may have gone on just after the last look, and what is written grows;
+three are too many: who comes to a job that hangs already sees first operations often, and waited 15 s (drawn 1301-138). Equal
+limits hold back alike who works alike.
 """
 LONGEST_PATIENCE_S = 600.0
 """Bound: seconds that any operation is given; twice the five minutes of CCL-D."""

@@ -151,8 +151,6 @@ class DiagnosisSession:
         """When to answer somebody who has asked, though counts that were ordered for it have not come; 0: not ordered yet."""
         self._standing: frozenset[str] = frozenset()
 
-    # --- in ------------------------------------------------------------------------------------------------------------
-
     def feed(
         self, batch: NodeBatch, now_ns: int | None = None, *, source: str | None = None, wall_ns: int | None = None
     ) -> Node | None:
@@ -226,7 +224,7 @@ class DiagnosisSession:
             events = np.concatenate(waiting) if waiting else _NO_EVENTS
             # A process nobody watches yet comes with its number in a pid namespace of its own: that may be another's here.
             foreign = (events["flags"] & Flag.UNKNOWN_PROCESS != 0) & (events["pid_namespace"] != 0)
-            self.diagnosis.add_calls(events[~foreign], lost, host)
+            self.diagnosis.add_calls(events[~foreign] if foreign.any() else events, lost, host)
 
     def _take_look(self, node: Node, batch: NodeBatch) -> None:
         offset = batch.clock_offset_ns or 0
@@ -242,8 +240,6 @@ class DiagnosisSession:
     def _note(self, text: str) -> None:
         if len(self._pending.notes) < MAX_NOTES:
             self._pending.notes.append(text)
-
-    # --- out -----------------------------------------------------------------------------------------------------------
 
     def judge(self, now_ns: int) -> Update:
         """Look at what all nodes said last and say what stands."""
@@ -324,8 +320,6 @@ class DiagnosisSession:
         update.now_ns = now_ns
         update.lost = self.lost
         return update
-
-    # --- what surfaces ask ---------------------------------------------------------------------------------------------
 
     @property
     def infos(self) -> list[ProcessInfo]:

@@ -25,9 +25,6 @@ SHOWN = 4
 """Bound: waiting ranks that are shown beside a process that has ended: its peers' transfers with it may be gone."""
 
 
-# --- progress ----------------------------------------------------------------------------------------------------------
-
-
 def all_ended(case: Case) -> Iterator[Hypothesis]:
     """Every observed process has ended."""
     if not case.alive:
@@ -45,9 +42,6 @@ def progress(case: Case) -> Iterator[Hypothesis]:
     if case.still == 0.0:
         notes = tuple(_halted_facts(case, (member for member in case.job.members if member.stopped)))
         yield Hypothesis(VerdictClass.RUNNING, Cause.PROGRESS, confidence=1.0, supports=notes)
-
-
-# --- stopped, ended ----------------------------------------------------------------------------------------------------
 
 
 def halted(case: Case) -> Iterator[Hypothesis]:
@@ -72,7 +66,8 @@ def _halted(case: Case, confidence: float) -> Iterator[Hypothesis]:
     first = wait_facts(case.waits.first(SHOWN))[:SHOWN]
     for member in halted:
         waits = ends[member.index].waits if member.index in ends else []
-        suspects.append(observed(job, member, waits, (), _halted_cause(member)))
+        cause = Cause.STOPPED_BY_DEBUGGER if member.last.run_state == "t" else Cause.STOPPED
+        suspects.append(observed(job, member, waits, (), Cause.ENDED if member.gone else cause))
         supports += [*_halted_facts(case, [member]), *wait_facts(waits)]
         # Its neighbours' transfers with it may be gone, or hidden inside the node.
         supports += first if member.gone or not waits else []
@@ -150,12 +145,6 @@ def _halted_facts(case: Case, members: Iterable[Member]) -> list[Fact]:
     return [fact for member in members for fact in case.facts.about(FactKind.HALTED, RankNode(member.index))]
 
 
-def _halted_cause(member: Member) -> Cause:
-    if member.gone:
-        return Cause.ENDED
-    return Cause.STOPPED_BY_DEBUGGER if member.last.run_state == "t" else Cause.STOPPED
-
-
 def errors_of(member: Member) -> list[tuple[Communicator, str]]:
     """Communicators whose asynchronous result is an error, with the result."""
     return [(own, own.async_result) for own in member.last.communicators if own.async_result and own.async_result not in HEALTHY]
@@ -168,12 +157,12 @@ def _error_facts(members: Iterable[Member]) -> list[Fact]:
     ]  # fmt: skip
 
 
-# --- creation ----------------------------------------------------------------------------------------------------------
-
-
 def creation(case: Case) -> Iterator[Hypothesis]:
     """Ranks wait for each other in the creation of a communicator; whoever has not come is named."""
-    creating = [group for group in case.job.groups.values() if any(_creating(own) for _, own in group.members.values())]
+    creating = [
+        group for group in case.job.groups.values()
+        if any(own.init_state not in READY_STATES and not own.aborted for _, own in group.members.values())
+    ]  # fmt: skip
     if case.waits.open or not creating:
         return
     group = max(creating, key=lambda candidate: candidate.nranks)
@@ -207,13 +196,6 @@ def _creation_lines(case: Case, group: Group, found: dict[int, Member]) -> Itera
             yield f"without any communicator, and of unknown rank, so perhaps among those: {', '.join(nameless[:8])}"
     if not group.missing:
         yield "all ranks have come"
-
-
-def _creating(communicator: Communicator) -> bool:
-    return communicator.init_state not in READY_STATES and not communicator.aborted
-
-
-# --- nothing open, or not for long enough ------------------------------------------------------------------------------
 
 
 def pause(case: Case) -> Iterator[Hypothesis]:

@@ -19,6 +19,8 @@ NAMED, NAMED_RANKS = 4, 8
 """Bound: culprits that a summary names, and ranks without more about them; of more only the number is told."""
 LISTED = 6
 """Bound: communicators with unobserved ranks that are listed; of more only the number is told."""
+FACTS_SHOWN = 6
+"""Bound: facts of one kind by one rule that the trail shows; of more only the number is told."""
 
 SEVERITY = (
     VerdictClass.RUNNING, VerdictClass.IDLE, VerdictClass.UNKNOWN, VerdictClass.SLOW_MIXED, VerdictClass.SLOW_COMMUNICATION,
@@ -197,9 +199,6 @@ def _evidence(case: Case, found: Hypothesis) -> Iterator[str]:
     yield from dict.fromkeys((still, *(fact.text for fact in found.beside)))
 
 
-# --- the summary -------------------------------------------------------------------------------------------------------
-
-
 def _summary(case: Case, found: Hypothesis, culprits: Sequence[Culprit], operation: OperationRef | None) -> str:
     if not culprits:
         return _nobody(case, found)
@@ -224,7 +223,7 @@ def _summary(case: Case, found: Hypothesis, culprits: Sequence[Culprit], operati
 
 
 def _nobody(case: Case, found: Hypothesis) -> str:
-    job, group = case.job, case.job.groups.get(found.group if found.group is not None else -1)
+    job, group = case.job, case.job.groups.get(found.group)
     unseen = [job.rank_name(node.group_id, node.comm_rank) for node in found.ends if isinstance(node, AbsentNode | HiddenNode)]
     text = found.cause.format(
         still=case.still, seconds=found.seconds, unseen=", ".join(dict.fromkeys(unseen)) or "no rank",
@@ -269,12 +268,6 @@ def _name(one: Culprit) -> str:
 
 def _rank(one: Culprit) -> str:
     return f"rank {one.rank}" if one.rank is not None else f"communicator rank {one.comm_rank}"
-
-
-# --- the trail ---------------------------------------------------------------------------------------------------------
-
-FACTS_SHOWN = 6
-"""Bound: facts of one kind by one rule that the trail shows; of more only the number is told."""
 
 
 def _trail(case: Case, found: Hypothesis) -> Iterator[Step]:

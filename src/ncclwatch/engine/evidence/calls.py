@@ -191,8 +191,8 @@ def _leave_out_contradicted(group: Group, finding: CallsFinding, ledger: Ledger)
     counted = all(own.sequence_numbers for _, own in seen)
     if not counted and any(ledger.messages(member.info, own) for member, own in seen):
         return
-    held = (rank for rank in (*finding.behind, *finding.waiting) if rank in group.members)
-    counts = {rank: count for rank in held if (count := launched(*group.members[rank])) is not None}
+    counted_ranks = (*finding.behind, *finding.waiting)
+    counts = {rank: count for rank in counted_ranks if (count := launched(*group.members[rank])) is not None}
     most = max((counts[rank] for rank in finding.waiting if rank in counts), default=None)
     if most is not None:
         finding.behind = [rank for rank in finding.behind if counts.get(rank, -1) < most]
@@ -208,17 +208,22 @@ def operation_of(called: Signature | None, sequence: int | None) -> OperationRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disagreement(Fact):
-    """Ranks of one communicator (``subject``, by its id) that called different things: whom to name, and how that was chosen."""
+    """Ranks of one communicator (``subject``, by its id) that called different things.
+
+    ``odd``: whom to name: rank in the communicator → what it called, or has open; ``how`` that was chosen; ``lines``: what each
+    rank called, as evidence.
+    """
 
     subject: int
     group: Group
-    odd: Mapping[int, str] = field(default_factory=dict)
-    """rank in the communicator → what it called, or has open"""
+    odd: Mapping[int, str]
     how: str
     lines: tuple[str, ...]
-    """What each rank called, as evidence."""
-    tie: bool
-    """Whether nothing tells who of them is wrong."""
+
+    @property
+    def tie(self) -> bool:
+        """Whether nothing tells who of them is wrong."""
+        return self.how == TIE
 
 
 def _vote(job: Job, group: Group, called: Mapping[int, str]) -> tuple[list[int], tuple[str, ...]]:
@@ -258,11 +263,9 @@ class OpenCalls(Source):
                 how = "it is one side of every disagreement"
                 if len(ranks) != 1 or len(found) == 1:
                     ranks, how = sorted(involved), TIE
-            yield Disagreement(
-                kind=FactKind.OPEN_OTHER, subject=group.id, group=group, how=how, tie=how == TIE,
-                odd={rank: calls.get(rank, "another operation") for rank in ranks},
-                lines=(*lines, *(_pair_text(case.job, *pair) for pair in found)),
-            )  # fmt: skip
+            names = {rank: calls.get(rank, "another operation") for rank in ranks}
+            lines = (*lines, *(_pair_text(case.job, *pair) for pair in found))
+            yield Disagreement(kind=FactKind.OPEN_OTHER, subject=group.id, group=group, odd=names, how=how, lines=lines)
 
 
 def _disagreeing(transfers: Transfers, senders: Column, receivers: Column) -> list[tuple[int, int]]:
@@ -326,10 +329,7 @@ class SequenceCounts(Source):
                 how = "what it called more often was hardly ever called on this communicator before"
             if not odd or len(odd) == len(ahead):
                 odd, how = ahead, TIE
-            yield Disagreement(
-                kind=FactKind.CALLED_OTHER, subject=group.id, group=group, odd=odd, how=how, lines=lines,
-                tie=how == TIE,
-            )  # fmt: skip
+            yield Disagreement(kind=FactKind.CALLED_OTHER, subject=group.id, group=group, odd=odd, how=how, lines=lines)
 
 
 def _ahead(counts: Mapping[int, Mapping[str, int]]) -> dict[int, str]:
@@ -371,11 +371,10 @@ def lacks_calls(job: Job, wait: Wait) -> bool | None:
     if end is None:
         return True if by_peer < called else None
     name, sequence = end.operation.collective, end.operation.sequence
-    if own.sequence_numbers:
-        if other.sequence_numbers.get(name, 0) >= own.sequence_numbers.get(name, 0):
-            return None
-        return by_peer < called
-    return None if called <= sequence else by_peer <= sequence
+    if not own.sequence_numbers:
+        return None if called <= sequence else by_peer <= sequence
+    as_often = other.sequence_numbers.get(name, 0) >= own.sequence_numbers.get(name, 0)
+    return None if as_often else by_peer < called
 
 
 def called_less_often(job: Job, member: Member) -> Iterator[str]:

@@ -15,8 +15,6 @@ from ncclwatch.model.state import CpuLimit
 if TYPE_CHECKING:
     from ncclwatch.engine.case import Case
 
-# --- processes ----------------------------------------------------------------------------------------------------------
-
 
 class Exits(Source):
     """States of processes."""
@@ -65,15 +63,9 @@ def _halted_text(member: Member) -> str:
     return f"{member.label} is {words.get(state, state)} (state {state}) in {len(same)} samples over {span:.1f} s"
 
 
-# --- CPU limits ---------------------------------------------------------------------------------------------------------
-
 HELD_BACK = 0.25
 """Unit: part of a limit's periods; from it on a rank is held back. From: chosen, as what is held back in a quarter
 of them can lose a fifth of its speed and more.
-"""
-HELD_TIMES = 2.0
-"""Unit: times the median of all ranks; so much more, and a limit of its own holds a rank back. From: chosen, as equal limits hold
-back alike who works alike.
 """
 
 
@@ -112,9 +104,6 @@ class CpuLimits(Source):
             if share:
                 text = partial("{}: a CPU limit holds it back in {:.0%} of the limit's periods".format, member.label, share)
                 yield Fact(FactKind.THROTTLED, RankNode(member.index), strength, value=share, describe=text)
-
-
-# --- logs ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
