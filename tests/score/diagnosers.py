@@ -10,7 +10,9 @@ from typing import Protocol
 
 import numpy as np
 
+from ncclwatch.engine.case import Known
 from ncclwatch.engine.live import LiveDiagnosis
+from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.slow.watch import Observer
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict
@@ -49,7 +51,7 @@ class Ncclwatch:
 
     def said(self, records: RecordSet) -> Iterator[tuple[float, Verdict]]:
         """What is said at every look: its time (seconds of CLOCK_MONOTONIC) and the verdict."""
-        live = LiveDiagnosis(complete_hosts=frozenset(s[-1].process.host for s in records.samples))
+        live = LiveDiagnosis(Known(Patience(), complete_hosts=frozenset(s[-1].process.host for s in records.samples)))
         live.slow.observer = self._observer
         done: dict[str, int] = defaultdict(int)
         told: dict[str, int] = defaultdict(int)

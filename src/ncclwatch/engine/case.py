@@ -284,7 +284,7 @@ class Known:
     """What the calls plane recorded."""
     orders: Orders | None = None
     """In which order each process called what."""
-    conflicts: ConflictWatch | None = None
+    conflicts: ConflictWatch = field(default_factory=ConflictWatch)
     """Compares what the ranks of running jobs call."""
     stage_of: StageOf | None = None
     """Where in an iteration a call was."""

@@ -27,17 +27,11 @@ MOST_ROUNDS = 256
 _BY_STRATUM = {stratum: tuple(rules) for stratum, rules in groupby(RULES, lambda rule: rule.stratum)}
 
 
-def diagnose_jobs(samples: Sequence[Sequence[ProcessSample]], known: Known | None = None) -> list[Verdict]:
-    """One verdict for each job among the observed processes, worst first.
+def judge_jobs(samples: Sequence[Sequence[ProcessSample]], known: Known | None = None) -> list[tuple[Job, Verdict]]:
+    """The jobs among the observed processes, each with its verdict, worst first.
 
     ``samples`` holds, for each process, its samples in time order, at least two of them a second apart.
     """
-    with collector_at_rest():  # The jobs are gone when it is left, and the collector need not walk them.
-        return [verdict for _, verdict in judge_jobs(samples, known)]
-
-
-def judge_jobs(samples: Sequence[Sequence[ProcessSample]], known: Known | None = None) -> list[tuple[Job, Verdict]]:
-    """As :func:`diagnose_jobs`, each verdict with its job."""
     known = known or Known()
     with collector_at_rest():
         jobs = assemble(samples)
@@ -50,11 +44,12 @@ def judge_jobs(samples: Sequence[Sequence[ProcessSample]], known: Known | None =
 
 
 def diagnose(samples: Sequence[Sequence[ProcessSample]], known: Known | None = None) -> Verdict:
-    """The worst verdict of :func:`diagnose_jobs`; ``UNKNOWN`` when no process was observed."""
-    verdicts = diagnose_jobs(samples, known)
-    if not verdicts:
-        return Verdict(VerdictClass.UNKNOWN, "no NCCL process was observed", next_steps=("run `ncclwatch ps` on the job's node",))
-    return verdicts[0]
+    """The worst verdict of :func:`judge_jobs`; ``UNKNOWN`` when no process was observed."""
+    with collector_at_rest():  # The jobs are gone when it is left, and the collector need not walk them.
+        worst = next((verdict for _, verdict in judge_jobs(samples, known)), None)
+    return worst or Verdict(
+        VerdictClass.UNKNOWN, "no NCCL process was observed", next_steps=("run `ncclwatch ps` on the job's node",)
+    )
 
 
 def _judge(job: Job, known: Known, loners: Sequence[Member]) -> Verdict:

@@ -107,7 +107,7 @@ def conflict(case: Case) -> Iterator[Hypothesis]:
     known, standing = case.known, case.standing
     if standing is None or standing.cause is not Cause.PROGRESS:
         return
-    if known.conflicts is None or known.ledger is None or known.stage_of is None:
+    if known.ledger is None or known.stage_of is None:
         return
     suspects: list[Suspect] = []
     lines: list[str] = []

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from ncclwatch.engine.case import SOURCES, Known
-from ncclwatch.engine.conflicts import ConflictWatch
+from ncclwatch.engine.case import Known
 from ncclwatch.engine.diagnose import judge_jobs
-from ncclwatch.engine.evidence.base import Source
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.ledger import Ledger, Place, Process
-from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.engine.topology.model import Stage
@@ -52,21 +49,15 @@ def _followed(kept: Sequence[ProcessSample], sample: ProcessSample) -> Sequence[
 class LiveDiagnosis:
     """Standing verdict of a job, from rounds of samples. Memory is bounded: three samples a process.
 
-    ``patience`` to ``sources``: as of :class:`~ncclwatch.engine.case.Known`. ``slow`` judges whether the jobs that run are as
-    fast as they should be, ``conflicts`` compares what their ranks call, ``namer`` learns roles of groups and the pattern of
-    an iteration. The caller takes out ``closed`` (verdicts that ended because the job went on) and ``answers`` (to
-    :meth:`ask`: one for each job, worst first). ``verdicts`` (worst first) and ``judged`` are of the last round, one for each
-    job.
+    ``known``: how patient it is, and what its caller knows besides. ``slow`` judges whether the jobs that run are as fast as
+    they should be, ``namer`` learns roles of groups and the pattern of an iteration. The caller takes out ``closed`` (verdicts
+    that ended because the job went on) and ``answers`` (to :meth:`ask`: one for each job, worst first). ``verdicts`` (worst
+    first) and ``judged`` are of the last round, one for each job.
     """
 
-    patience: Patience = field(default_factory=Patience)
-    complete_hosts: Collection[str] = frozenset()
-    silent: Collection[tuple[int, int]] = frozenset()
-    network: NetworkMemory = field(default_factory=NetworkMemory)
-    sources: Sequence[Source] = SOURCES
+    known: Known = field(default_factory=lambda: Known(Patience()))
     ledger: Ledger = field(default_factory=Ledger)
     slow: SlowWatch = field(default_factory=SlowWatch)
-    conflicts: ConflictWatch = field(default_factory=ConflictWatch)
     namer: StageNamer = field(default_factory=StageNamer)
     closed: list[Recovery] = field(default_factory=list)
     answers: list[Verdict] = field(default_factory=list)
@@ -107,17 +98,15 @@ class LiveDiagnosis:
         self.namer.note_samples(samples)
         self._note_counts(self._previous)
         self._previous = list(samples)
-        known = Known(
-            self.patience, complete_hosts=self.complete_hosts, silent=self.silent, network=self.network, sources=self.sources,
-            conflicts=self.conflicts, stage_of=self._stage_of,
-        )  # fmt: skip
+        known = self.known
+        known.stage_of, known.ledger, known.orders = self._stage_of, None, None
         if self.ledger.rows:
             known.ledger = self.slow.ledger = self.ledger
             known.orders = self.slow.cadences.orders
         looks = list(self._series.values())
         judged = judge_jobs(looks, known)
         self.slow.forget(present)
-        self.conflicts.forget({number for job, _ in judged for number in job.groups})
+        known.conflicts.forget({number for job, _ in judged for number in job.groups})
         topologies = [learned.topology for learned in self.namer.jobs]
         self.judged = [(job, self.slow.judge(job, verdict, topologies, self._stage_of)) for job, verdict in judged]
         self.verdicts = self._named(self.judged)
@@ -128,7 +117,8 @@ class LiveDiagnosis:
             asked = judge_jobs(looks, replace(known, patience=None, creation_patience_s=0.0))
             said = [(job, one if one.verdict_class.accuses else paced.get(job.members[0].info.key, one)) for job, one in asked]
             self.answers += self._named(said)
-        self.patience.end_round()
+        if known.patience is not None:
+            known.patience.end_round()
         return self._stand(self.verdicts[0] if self.verdicts else NOTHING_OBSERVED)
 
     def ask(self) -> None:
@@ -176,7 +166,7 @@ class LiveDiagnosis:
         """A host will not be heard again."""
         self._forget({process for process in self.ledger.records if process[0] == host})
         self.ledger.lossy.discard(host)
-        self.network.hosts.pop(host, None)
+        self.known.network.hosts.pop(host, None)
 
     def _note_counts(self, samples: Sequence[ProcessSample]) -> None:
         """Line the ledger up with NCCL's own counts. Done a round late: by then the records are in."""

@@ -15,7 +15,7 @@ import numpy as np
 from ncclwatch.collect.batch import NodeBatch, Overhead, PlaneState, ProcessChange
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.engine.beside import add_network
-from ncclwatch.engine.case import Case, Known
+from ncclwatch.engine.case import Case
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.live import LiveDiagnosis, Recovery
 from ncclwatch.engine.network import Ordering
@@ -137,7 +137,7 @@ class DiagnosisSession:
         self.nodes: dict[str, Node] = {}
         self.verdicts: list[Verdict] = []
         self.windows: list[RankWindow] = []
-        self.network = self.diagnosis.network
+        self.network = self.diagnosis.known.network
         self.lost = 0
         self._pending = Update(0)
         self._calls: dict[str, list[NDArray[Any]]] = {}
@@ -253,12 +253,13 @@ class DiagnosisSession:
             node.fresh = False
         self._forget_ended_jobs(heard)
         samples = list(self.samples.values())
-        diagnosis.silent = frozenset((c.hash, c.rank) for node in silent for s in node.samples.values() for c in s.communicators)
+        known = diagnosis.known
+        known.silent = frozenset((c.hash, c.rank) for node in silent for s in node.samples.values() for c in s.communicators)
+        known.complete_hosts = frozenset(node.name for node in heard if node.complete)
         diagnosis.slow.delays, diagnosis.slow.network = self.network.delays(), self.network
-        diagnosis.complete_hosts = frozenset(node.name for node in heard if node.complete)
         countable = {node.name for node in heard if any(plane.name in ORDERED and plane.running for plane in node.planes)}
         self._answer(countable, now_ns, update)
-        said = Case(Job([]), Known(network=self.network, sources=diagnosis.sources))
+        said = Case(Job([]), known)
         if any(sample.run_state != "X" for sample in samples):
             standing = diagnosis.update(samples)
             self.verdicts = [
