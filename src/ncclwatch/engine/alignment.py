@@ -62,7 +62,6 @@ class Entries:
 
     def of(self, field: str, part: NDArray[np.int64], sequences: NDArray[np.int64]) -> NDArray[Any]:
         """A field of operations by some entries and sequence numbers, which may differ by entry. Shape (entries, numbers).
-
         Where a rank has not called them, or keeps them no longer, it is any other operation's.
         """
         columns = (sequences - self.offsets[part, None]) % self.ledger.depth
@@ -140,9 +139,8 @@ def _partners(entries: Entries, candidate: NDArray[np.bool_], turn: int) -> tupl
 
 
 def _agree(entries: Entries, one: NDArray[np.int64], other: NDArray[np.int64], shift: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """For pairs of entries whether both call the same operations where their sequences overlap.
-
-    ``shift``: what must be added to an ordinal of the one to get that of the other.
+    """For pairs of entries whether both call the same operations where their sequences overlap. ``shift``: what must be added
+    to an ordinal of the one to get that of the other.
     """
     ledger, rows, called = entries.ledger, entries.rows, entries.called
     first = np.maximum(called - ledger.depth, 0)

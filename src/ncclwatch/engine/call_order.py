@@ -105,9 +105,8 @@ def _is_left_out(kinds: Sequence[int], earlier: int, position: int) -> bool:
 
 
 def find_deviations(job: Job, members: set[int], orders: Orders | None, *, proper: bool = True) -> dict[int, Deviation]:
-    """The members of a cycle, or of a disagreement, that broke their pattern; with ``proper`` none when all of them did.
-
-    None, too, when others that nobody suspects seem to have broken theirs.
+    """The members of a cycle, or of a disagreement, that broke their pattern; with ``proper`` none when all of them did. None,
+    too, when others that nobody suspects seem to have broken theirs.
     """
     found = _deviations(job, sorted(members), orders)
     if not found or (proper and len(found) == len(members)):
@@ -233,7 +232,6 @@ class Messages:
         self, member: Member, other: Member, *, ahead: bool = False
     ) -> tuple[Sequence[Call], Sequence[Call]] | None:
         """The calls of two processes since the newest collective both have called; ``None`` where there is none that is kept.
-
         ``ahead``: only on a communicator on which the other has called more.
         """
         for group, _ in self.job.held_by(member):

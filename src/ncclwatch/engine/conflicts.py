@@ -171,7 +171,6 @@ def _usual(signatures: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def _in_that_place(agreed: NDArray[np.uint64], column: int) -> np.uint64:
     """What all ranks called after the operations that precede a place, by the longest such context; 0 if that is not one thing.
-
     ``agreed``: what all called, shape (operations,), 0 where they differ.
     """
     for length in CONTEXTS:

@@ -28,9 +28,8 @@ _BY_STRATUM = {stratum: tuple(rules) for stratum, rules in groupby(RULES, lambda
 
 
 def judge_jobs(samples: Sequence[Sequence[ProcessSample]], known: Known | None = None) -> list[tuple[Job, Verdict]]:
-    """The jobs among the observed processes, each with its verdict, worst first.
-
-    ``samples`` holds, for each process, its samples in time order, at least two of them a second apart.
+    """The jobs among the observed processes, each with its verdict, worst first. ``samples`` holds, for each process, its
+    samples in time order, at least two of them a second apart.
     """
     known = known or Known()
     with collector_at_rest():

@@ -78,9 +78,8 @@ Identity = tuple[int, int]
 
 @dataclass
 class Group:
-    """One communicator as its observed members see it, by rank; ``id`` is unique, ``hash`` is NCCL's.
-
-    ``ranks``: index of the process → its rank in the communicator.
+    """One communicator as its observed members see it, by rank; ``id`` is unique, ``hash`` is NCCL's. ``ranks``: index of the
+    process → its rank in the communicator.
     """
 
     id: int

@@ -72,18 +72,16 @@ class LiveDiagnosis:
     _rounds: int = 0
 
     def add_calls(self, events: NDArray[Any], lost: int = 0, source: str = "") -> None:
-        """Take records of the calls plane (``EVENT_DTYPE``, by time), and the number lost since the last batch.
-
-        ``source`` is the host they come from (as in ``ProcessInfo.host``); empty where there is only one.
+        """Take records of the calls plane (``EVENT_DTYPE``, by time), and the number lost since the last batch. ``source`` is
+        the host they come from (as in ``ProcessInfo.host``); empty where there is only one.
         """
         self.ledger.add_calls(events, lost, source)
         self.namer.observe(events, host=source)
         self.slow.add_calls(events, lost, source)
 
     def update(self, samples: Sequence[ProcessSample]) -> Verdict:
-        """Take one sample of every process that is observed now and return the verdict that stands, worst job first.
-
-        A process that is missing from ``samples`` is forgotten: report an ended one by a sample with run state ``X``.
+        """Take one sample of every process that is observed now and return the verdict that stands, worst job first. A process
+        that is missing from ``samples`` is forgotten: report an ended one by a sample with run state ``X``.
         """
         present = {sample.process.key for sample in samples}
         ended = [self._series.pop(key)[-1].process for key in self._series.keys() - present]
@@ -123,7 +121,6 @@ class LiveDiagnosis:
 
     def ask(self) -> None:
         """Put into ``answers`` what the next round says without any patience: somebody who knows that the job hangs has asked.
-
         Progress between two looks still means that nobody is accused. What stands is not changed by being asked.
         """
         self._asked = True

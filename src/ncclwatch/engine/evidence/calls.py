@@ -139,7 +139,6 @@ def _least(entries: Entries, values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _first_inconsistent(entries: Entries, fastest: NDArray[np.int64], comparable: NDArray[np.bool_]) -> NDArray[np.int64]:
     """For each communicator the first sequence number under which its ranks called different things, -1 where there is none.
-
     Only what all aligned ranks still keep is compared.
     """
     oldest = -_least(entries, -entries.oldest)
