@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -55,11 +56,7 @@ class Deviation:
 
 
 def find_deviation(order: CallOrder) -> Deviation | None:
-    """The last call that broke the pattern of a process. O(square of the kept calls), vectorised; once for equal calls."""
-    return order.remember("deviation", lambda: _find_deviation(order))
-
-
-def _find_deviation(order: CallOrder) -> Deviation | None:
+    """The last call that broke the pattern of a process. O(square of the kept calls), vectorised."""
     tokens = [(call.comm, call.what, tuple(sorted(call.ways, key=repr))) for call in order.calls]
     numbers: dict[object, int] = {}
     kinds = np.array([numbers.setdefault(token, len(numbers)) for token in tokens], np.int64)
@@ -130,7 +127,7 @@ def _deviations(job: Job, indices: Sequence[int], orders: Orders | None) -> dict
     for index in indices:
         info = job.member(index).info
         order = orders.find(info.host, info.pid)
-        deviation = find_deviation(order) if order is not None else None
+        deviation = order.remember("deviation", partial(find_deviation, order)) if order is not None else None
         if deviation is not None:
             found[index] = deviation
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ncclwatch.engine.call_order import Messages, deviation_facts, find_alone_in_deviating, find_deviations
+from ncclwatch.engine.call_order import deviation_facts, find_alone_in_deviating, find_deviations
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, caller, naming, observed, peers
 from ncclwatch.engine.edges import told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind, RankNode
@@ -134,31 +134,24 @@ def not_called(case: Case) -> Iterator[Hypothesis]:
     """Ranks that wait for nobody and have not called the operation that others of their communicator have called."""
     if case.messages is None or any(finding.groups for finding in case.findings.values()):
         return
-    blocked = _blocked(case, case.messages) | case.waits.waiting
+    findings = [(case.job.groups[number], finding) for number, finding in case.findings.items()]
+    # Who waits for somebody by what was called, or may, may be behind elsewhere for that very reason.
+    blocked = case.waits.waiting | {group.members[rank][0].index for group, finding in findings for rank in finding.waiting}
+    for member in (group.members[rank][0] for group, finding in findings for rank in finding.behind):
+        if case.messages.may_wait(member) or beside_unobserved(case.job, member):
+            blocked.add(member.index)
     suspects: dict[int, Suspect] = {}
     supports: list[Fact] = []
-    for number, finding in case.findings.items():
-        group = case.job.groups[number]
+    for group, finding in findings:
         for rank in () if before_is_open(group, finding, case.waits) else finding.behind:
             member = group.members[rank][0]
             if not member.gone and member.index not in blocked | suspects.keys():
                 operation = operation_of(finding.called, finding.sequence)
                 suspects[member.index] = caller(group, rank, operation, Cause.NOT_CALLED)
-                supports += case.facts.about(FactKind.CALLED, number)
+                supports += case.facts.about(FactKind.CALLED, group.id)
     if suspects:
         victims, named = peers(case.job, list(suspects.values())), suspects.values()
         yield naming(VerdictClass.NOT_ENTERED, named, victims, 0.9, supports, planes=CALLS)
-
-
-def _blocked(case: Case, messages: Messages) -> set[int]:
-    """Members that wait for somebody by what was called, or may: they may be behind elsewhere for that very reason."""
-    blocked: set[int] = set()
-    for number, finding in case.findings.items():
-        members = case.job.groups[number].members
-        behind = [members[rank][0] for rank in finding.behind]
-        blocked |= {members[rank][0].index for rank in finding.waiting}
-        blocked |= {member.index for member in behind if messages.may_wait(member) or beside_unobserved(case.job, member)}
-    return blocked
 
 
 def left_out(case: Case) -> Iterator[Hypothesis]:
