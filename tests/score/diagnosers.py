@@ -63,7 +63,7 @@ class Ncclwatch:
 
     def said(self, records: RecordSet) -> Iterator[tuple[float, Verdict]]:
         """What is said at every sample that is new and taken: its time (seconds of CLOCK_MONOTONIC) and the verdict."""
-        self._live.complete_hosts = frozenset(s[-1].process.host for s in records.samples)
+        self._live.known.complete_hosts = frozenset(s[-1].process.host for s in records.samples)
         for round_ in rounds(records):
             latest = max(sample.time_ns for sample in round_)
             if latest <= self._latest:

@@ -11,6 +11,7 @@ from ncclwatch.cli.remote_view import ViewWriter
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.collect.ease import NARROW
 from ncclwatch.collect.look_times import next_time
+from ncclwatch.engine.case import Known
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.session import DiagnosisSession, Update
@@ -88,7 +89,7 @@ class EngineService:
                 return
             job = self.jobs[name] = Job(
                 name,
-                DiagnosisSession(LiveDiagnosis(patience=self._patience(), slow=self._slow.watch())),
+                DiagnosisSession(LiveDiagnosis(Known(self._patience()), slow=self._slow.watch())),
                 ViewWriter(self.hub.engine),
                 time.monotonic(),
             )

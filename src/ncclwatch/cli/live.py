@@ -16,6 +16,7 @@ from ncclwatch.collect.paths import PathProbes
 from ncclwatch.collect.sampling import Sampling
 from ncclwatch.collect.watched import Problem
 from ncclwatch.collect.windows import RankWindow
+from ncclwatch.engine.case import Known
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.session import DiagnosisSession, Update
@@ -109,7 +110,7 @@ class LiveSession(DiagnosisSession):
             widest_s=widest_s,
         )
         self._next_ease = 0.0
-        super().__init__(LiveDiagnosis(patience=patience or Patience(), slow=(slow or SlowRule()).watch()))
+        super().__init__(LiveDiagnosis(Known(patience or Patience()), slow=(slow or SlowRule()).watch()))
         self._desk = OrderDesk(self.collector, wire[1] if wire[0] is not Mode.STATE else 0.0, order_budget)
         self._asked = asked
         self.taps: list[Callable[[NodeBatch], None]] = []

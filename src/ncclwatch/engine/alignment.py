@@ -8,7 +8,8 @@ under it; else the rank is ``unaligned`` and is never accused on account of its 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -38,10 +39,16 @@ class Entries:
     group: NDArray[np.int64]
     ranks: NDArray[np.int64]
     rows: NDArray[np.int64]
-    called: NDArray[np.int64]
-    aligned: NDArray[np.bool_]
-    offsets: NDArray[np.int64]
-    proven: NDArray[np.bool_]
+    called: NDArray[np.int64] = field(init=False)
+    aligned: NDArray[np.bool_] = field(init=False)
+    offsets: NDArray[np.int64] = field(init=False)
+    proven: NDArray[np.bool_] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.called, self.offsets = self.ledger.called[self.rows], np.zeros(len(self.rows), np.int64)
+        self.aligned, self.proven = np.zeros((2, len(self.rows)), np.bool_)
+        if len(self.rows):
+            self._align()
 
     @property
     def oldest(self) -> NDArray[np.int64]:
@@ -55,7 +62,6 @@ class Entries:
 
     def of(self, field: str, part: NDArray[np.int64], sequences: NDArray[np.int64]) -> NDArray[Any]:
         """A field of operations by some entries and sequence numbers, which may differ by entry. Shape (entries, numbers).
-
         Where a rank has not called them, or keeps them no longer, it is any other operation's.
         """
         columns = (sequences - self.offsets[part, None]) % self.ledger.depth
@@ -65,6 +71,28 @@ class Entries:
     def signature(self, entry: int, sequence: int) -> Signature | None:
         """What a rank called under a sequence number; ``None`` when not called or no longer kept."""
         return self.ledger.signature(int(self.rows[entry]), sequence - int(self.offsets[entry]))
+
+    def _align(self) -> None:
+        """Set ``aligned``, ``offsets`` and ``proven``."""
+        before, (by_plans, has_plans) = self.ledger.before[self.rows], _offsets_by_op_count(self)
+        offered = (
+            (self.ledger.from_birth[self.rows], np.zeros_like(before), True),
+            (before != UNCOUNTED, before, True),
+            (has_plans, by_plans, False),
+        )
+        for (has, offsets, proven), turn in product(offered, range(PARTNERS)):
+            candidate = has & ~self.aligned
+            if not candidate.any():
+                continue
+            partner, of_line = _partners(self, candidate, turn)
+            compared = np.flatnonzero(candidate & (partner != np.arange(len(partner))))
+            theirs = np.where(of_line, self.offsets[partner], offsets[partner])
+            agree = compared[_agree(self, compared, partner[compared], offsets[compared] - theirs[compared])]
+            # Two that agree put each other into line.
+            fresh = np.unique(np.r_[agree, partner[agree][~of_line[agree]]])
+            self.aligned[fresh] = True
+            self.offsets[fresh] = offsets[fresh]
+            self.proven[fresh] = proven
 
     def end(self, rank: int) -> int | None:
         """Of one communicator: the operation that a rank has not called yet; ``None`` where it is not in line."""
@@ -83,39 +111,7 @@ def line_up(ledger: Ledger, groups: Sequence[Mapping[int, int]]) -> Entries:
     sizes = np.array([len(rows) for rows in groups], np.int64)
     ranks = np.array([rank for rows in groups for rank in rows], np.int64)
     rows = np.array([row for rows in groups for row in rows.values()], np.int64)
-    number = len(rows)
-    entries = Entries(
-        ledger, np.cumsum(sizes) - sizes, np.repeat(np.arange(len(sizes)), sizes), ranks, rows, ledger.called[rows],
-        np.zeros(number, np.bool_), np.zeros(number, np.int64), np.zeros(number, np.bool_),
-    )  # fmt: skip
-    if number:
-        _align(entries)
-    return entries
-
-
-def _align(entries: Entries) -> None:
-    """Set ``aligned``, ``offsets`` and ``proven`` of all entries."""
-    ledger, rows = entries.ledger, entries.rows
-    by_plans, has_plans = _offsets_by_op_count(entries)
-    offered = (
-        (ledger.from_birth[rows], np.zeros(len(rows), np.int64), True),
-        (ledger.before[rows] != UNCOUNTED, ledger.before[rows], True),
-        (has_plans, by_plans, False),
-    )
-    for has, offsets, proven in offered:
-        for turn in range(PARTNERS):
-            candidate = has & ~entries.aligned
-            if not candidate.any():
-                break
-            partner, of_line = _partners(entries, candidate, turn)
-            compared = np.flatnonzero(candidate & (partner >= 0) & (partner != np.arange(len(partner))))
-            theirs = np.where(of_line, entries.offsets[partner], offsets[partner])
-            agree = compared[_agree(entries, compared, partner[compared], offsets[compared] - theirs[compared])]
-            # Two that agree put each other into line.
-            fresh = np.unique(np.r_[agree, partner[agree][~of_line[agree]]])
-            entries.aligned[fresh] = True
-            entries.offsets[fresh] = offsets[fresh]
-            entries.proven[fresh] = proven
+    return Entries(ledger, np.cumsum(sizes) - sizes, np.repeat(np.arange(len(sizes)), sizes), ranks, rows)
 
 
 def _offsets_by_op_count(entries: Entries) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
@@ -130,25 +126,21 @@ def _offsets_by_op_count(entries: Entries) -> tuple[NDArray[np.int64], NDArray[n
 
 
 def _partners(entries: Entries, candidate: NDArray[np.bool_], turn: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """For each entry one entry of its communicator to compare it with, another one each turn, and whether that is in line.
-
-    Entries in line are taken where there are any, else other candidates.
+    """For each entry one of its communicator to compare it with, in line where any are, else another candidate; another one each
+    turn. And whether that is in line. What is said where there are no candidates means nothing.
     """
     groups = len(entries.starts)
     in_line = np.bincount(entries.group, weights=entries.aligned, minlength=groups) > 0
-    choice = np.where(in_line[entries.group], entries.aligned, candidate)
-    index = np.flatnonzero(choice)
+    index = np.flatnonzero(np.where(in_line[entries.group], entries.aligned, candidate))
     number = np.bincount(entries.group[index], minlength=groups)
-    first = np.cumsum(number) - number
-    wanted = np.where(number > 0, first + (turn * number // PARTNERS + turn) % np.maximum(number, 1), -1)
-    partner = np.where(wanted >= 0, index[np.clip(wanted, 0, None)], -1) if len(index) else np.full(groups, -1)
+    wanted = np.cumsum(number) - number + (turn * number // PARTNERS + turn) % np.maximum(number, 1)
+    partner = index[np.minimum(wanted, len(index) - 1)]
     return partner[entries.group], in_line[entries.group]
 
 
 def _agree(entries: Entries, one: NDArray[np.int64], other: NDArray[np.int64], shift: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """For pairs of entries whether both call the same operations where their sequences overlap.
-
-    ``shift``: what must be added to an ordinal of the one to get that of the other.
+    """For pairs of entries whether both call the same operations where their sequences overlap. ``shift``: what must be added
+    to an ordinal of the one to get that of the other.
     """
     ledger, rows, called = entries.ledger, entries.rows, entries.called
     first = np.maximum(called - ledger.depth, 0)

@@ -4,18 +4,18 @@ A training job calls the same things in the same order again and again. What cal
 follow; the longest such context counts, since an iteration repeats small patterns inside (layers, micro-batches) that end. Who
 leaves a call out, makes another in its place, or swaps two, breaks its pattern.
 
-A rank that has not called a collective may wait for a message instead, where nobody can look at the connection (NVLink). How many
-messages two processes have called since somebody watches differs by what was under way when watching began, so numbers are
-compared only where they mean the same: since the making of the communicator, or since the newest collective that both have called
-on a communicator they share (what a program sends before it is received before it). Else a rank is compared with peers in its
-place of other pipelines.
+A rank that has not called a collective may wait for a message instead, where nobody can look at the connection (NVLink). Numbers
+of messages are compared only where they mean the same: since the making of the communicator, or since the newest collective that
+both have called on a communicator they share (what a program sends before it is received before it). Else a rank is compared with
+peers in its place of other pipelines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
+from functools import partial
 from itertools import islice
 
 import numpy as np
@@ -31,16 +31,12 @@ from ncclwatch.engine.slow.order import Call, CallOrder, PerProcess
 from ncclwatch.model.events import Function
 from ncclwatch.model.state import Communicator, Transport
 
-# --- patterns of calls --------------------------------------------------------------------------------------------------
-
 RECENT = 256
 """Unit: calls back from the newest. From: a host runs ahead of its GPU by fewer. Of six simulated jobs with a call left out or
 swapped 48 miss one, and 1,024 name other ranks in three, or none.
 """
 ASKED = 32
-"""Bound: ranks beside the suspects whose calls are looked at to tell whether patterns can be told at all, and processes of a job
-of which all are asked.
-"""
+"""Bound: ranks beside the suspects that are asked whether patterns can be told at all, and processes of a job that all are."""
 
 Orders = PerProcess[CallOrder]
 """The order of the last calls of each process of which they were recorded."""
@@ -50,8 +46,7 @@ Orders = PerProcess[CallOrder]
 class Deviation:
     """A call that is not what used to follow: ``due`` was (address of its communicator), ``called`` was made ``ago`` calls back.
 
-    ``left_out``: the call and those after it are what used to come after the one that was due, which was left out, rather than
-    another made in its place or the two swapped.
+    ``left_out``: it and those after it are what used to come after the one that was due: neither made in its place nor swapped.
     """
 
     due: int
@@ -61,11 +56,7 @@ class Deviation:
 
 
 def find_deviation(order: CallOrder) -> Deviation | None:
-    """The last call that broke the pattern of a process. O(square of the kept calls), vectorised; once for equal calls."""
-    return order.remember("deviation", lambda: _find_deviation(order))
-
-
-def _find_deviation(order: CallOrder) -> Deviation | None:
+    """The last call that broke the pattern of a process. O(square of the kept calls), vectorised."""
     tokens = [(call.comm, call.what, tuple(sorted(call.ways, key=repr))) for call in order.calls]
     numbers: dict[object, int] = {}
     kinds = np.array([numbers.setdefault(token, len(numbers)) for token in tokens], np.int64)
@@ -74,12 +65,12 @@ def _find_deviation(order: CallOrder) -> Deviation | None:
     found: Deviation | None = None
     # For each earlier call how many calls before it were as those before this one.
     alike = np.zeros(len(tokens), np.int64)
-    for position in range(1, len(tokens)):
-        alike[1:position] = np.where(kinds[: position - 1] == kinds[position - 1], alike[: position - 1] + 1, 0)
-        earlier = _same_before(kinds, alike[:position], position) if position >= begin else None
-        if earlier is not None and kinds[earlier] != kinds[position]:
-            ago, left_out = len(tokens) - 1 - position, _is_left_out(kinds.tolist(), earlier, position)
-            found = Deviation(tokens[earlier][0], tokens[position][0], ago, left_out)
+    for at in range(1, len(tokens)):
+        alike[1:at] = np.where(kinds[: at - 1] == kinds[at - 1], alike[: at - 1] + 1, 0)
+        earlier = _same_before(kinds, alike[:at], at) if at >= begin else None
+        if earlier is not None and kinds[earlier] != kinds[at]:
+            left_out = _is_left_out(kinds.tolist(), earlier, at)
+            found = Deviation(tokens[earlier][0], tokens[at][0], len(tokens) - 1 - at, left_out)
     return found
 
 
@@ -111,12 +102,9 @@ def _is_left_out(kinds: Sequence[int], earlier: int, position: int) -> bool:
 
 
 def find_deviations(job: Job, members: set[int], orders: Orders | None, *, proper: bool = True) -> dict[int, Deviation]:
-    """The members of a cycle, or of a disagreement, that broke their pattern; with ``proper`` none when all of them did.
-
-    None, too, when others that nobody suspects seem to have broken theirs.
+    """The members of a cycle, or of a disagreement, that broke their pattern; with ``proper`` none when all of them did. None,
+    too, when others that nobody suspects seem to have broken theirs.
     """
-    if orders is None:
-        return {}
     found = _deviations(job, sorted(members), orders)
     if not found or (proper and len(found) == len(members)):
         return {}
@@ -128,57 +116,51 @@ def find_deviations(job: Job, members: set[int], orders: Orders | None, *, prope
 def find_alone_in_deviating(job: Job, orders: Orders | None) -> dict[int, Deviation]:
     """The few processes of a job that broke their pattern, where nobody else did; empty for large jobs (:data:`ASKED`)."""
     alive = [member.index for member in job.members if not member.gone]
-    if orders is None or not 1 < len(alive) <= ASKED:
-        return {}
-    found = _deviations(job, alive, orders)
+    found = _deviations(job, alive, orders) if 1 < len(alive) <= ASKED else {}
     return found if len(found) <= max(1, UNLIKE * len(alive)) else {}
 
 
-def _deviations(job: Job, indices: Sequence[int], orders: Orders) -> dict[int, Deviation]:
+def _deviations(job: Job, indices: Sequence[int], orders: Orders | None) -> dict[int, Deviation]:
+    if orders is None:
+        return {}
     found: dict[int, Deviation] = {}
     for index in indices:
         info = job.member(index).info
         order = orders.find(info.host, info.pid)
-        deviation = find_deviation(order) if order is not None else None
+        deviation = order.remember("deviation", partial(find_deviation, order)) if order is not None else None
         if deviation is not None:
             found[index] = deviation
     return found
 
 
-def deviation_fact(job: Job, member: Member, deviation: Deviation) -> Fact:
-    """A broken pattern as evidence."""
+def deviation_facts(job: Job, deviations: Mapping[int, Deviation]) -> list[Fact]:
+    """Broken patterns as evidence."""
 
-    def name(address: int) -> str:
-        number = job.group_of.get((member.index, address))
+    def name(index: int, address: int) -> str:
+        number = job.group_of.get((index, address))
         return f"communicator {job.groups[number].hash:016x}" if number is not None else "another communicator"
 
-    since = f", {deviation.ago} calls ago" if deviation.ago else ""
-    then = ", which it has left out" if deviation.left_out else ""
-    text = (
-        f"{member.label} called an operation on {name(deviation.called)}{since}, where its calls always had another on "
-        f"{name(deviation.due)}{then}"
-    )
-    return told(text)
+    def text(index: int, broken: Deviation) -> str:
+        since = f", {broken.ago} calls ago" if broken.ago else ""
+        then = ", which it has left out" if broken.left_out else ""
+        made, due = name(index, broken.called), name(index, broken.due)
+        who = job.member(index).label
+        return f"{who} called an operation on {made}{since}, where its calls always had another on {due}{then}"
 
+    return [told(text(index, broken)) for index, broken in deviations.items()]
 
-# --- messages -----------------------------------------------------------------------------------------------------------
 
 PEERS = 4
-"""Bound: ranks in the same place of other pipelines that a process is compared with: one is enough, and the first may not be
-kept.
-"""
+"""Bound: ranks in the same place of other pipelines that a process is compared with: the first may not be kept."""
 MATCHING = {Function.SEND: Function.RECV, Function.RECV: Function.SEND}
 
 
 class Owed(IntEnum):
-    """Whether a peer has yet to match a call; of several the highest counts."""
+    """Whether a peer has yet to match a call, which the calls may not tell; of several the highest counts."""
 
     NO = 0
-    """All that was called is matched."""
     UNKNOWN = 1
-    """The calls do not tell."""
     YES = 2
-    """More was called than the peer has matched."""
 
 
 @dataclass(slots=True)
@@ -200,7 +182,7 @@ class Messages:
 
     def owed(self, member: Member) -> Iterator[tuple[Group, int]]:
         """Peers that have not matched what a process has called."""
-        yield from ((group, peer) for group, peer, owed in self.of(member) if owed is Owed.YES and peer in group.members)
+        return ((group, peer) for group, peer, owed in self.of(member) if owed is Owed.YES)
 
     def doubtful(self, member: Member) -> Iterator[tuple[Group, int]]:
         """Peers a process may wait for; none of them where it is known to wait for one."""
@@ -223,40 +205,39 @@ class Messages:
         makes, matches = (called is Function.SEND, peer), (called is Function.RECV, own.rank)
         since = self._since_common(member, other)
         if since is not None:
-            more = _number(since[0], own, makes) > _number(since[1], view, matches)
-            return Owed.YES if more else Owed.NO
+            return Owed.YES if _number(since[0], own, makes) > _number(since[1], view, matches) else Owed.NO
         # Messages that hold up one of two ranks with the same place in a pipeline would hold up both: who has no more to wait for
         # than one that has called what this one has not does not wait for them.
         for beside in islice(self._beside(group, member, called, peer), PEERS):
             (its_own, its_view), (its_peer, peers_view) = beside.members[own.rank], beside.members[peer]
-            ours, theirs_since = self._since_common(member, its_own, ahead=True), self._since_common(other, its_peer)
-            if ours is not None and theirs_since is not None:
+            ours, theirs = self._since_common(member, its_own, ahead=True), self._since_common(other, its_peer)
+            if ours is not None and theirs is not None:
                 more_made = _number(ours[0], own, makes) - _number(ours[1], its_view, makes)
-                if more_made <= _number(theirs_since[0], view, matches) - _number(theirs_since[1], peers_view, matches):
+                if more_made <= _number(theirs[0], view, matches) - _number(theirs[1], peers_view, matches):
                     return Owed.NO
         return Owed.UNKNOWN
 
     def _beside(self, group: Group, member: Member, called: Function, peer: int) -> Iterator[Group]:
         """Communicators like ``group`` in which another process has this one's place, and calls the same."""
-        place = group.ranks[member.index]
         for beside in self.job.groups.values():
-            if beside.nranks != group.nranks or beside.missing or member.index in beside.ranks:
-                continue
-            its_own, its_view = beside.members[place]
-            if (called, peer) in self.ledger.messages(its_own.info, its_view) and not its_own.halted:
-                yield beside
+            if beside.nranks == group.nranks and not beside.missing and member.index not in beside.ranks:
+                its_own, its_view = beside.members[group.ranks[member.index]]
+                if (called, peer) in self.ledger.messages(its_own.info, its_view) and not its_own.halted:
+                    yield beside
 
     def _since_common(
         self, member: Member, other: Member, *, ahead: bool = False
     ) -> tuple[Sequence[Call], Sequence[Call]] | None:
         """The calls of two processes since the newest collective both have called; ``None`` where there is none that is kept.
-
         ``ahead``: only on a communicator on which the other has called more.
         """
         for group, _ in self.job.held_by(member):
             if other.index not in group.ranks:
                 continue
-            called, by_other = self._called(group, member), self._called(group, other)
+            if group.id not in self._in_line:
+                self._in_line[group.id] = line_up(self.ledger, [rows_of(group, self.ledger)])
+            # How many collectives each has called, by the number the ranks have in common.
+            called, by_other = (self._in_line[group.id].end(group.ranks[one.index]) for one in (member, other))
             if called is None or by_other is None or (ahead and by_other <= called):
                 continue
             newest = min(called, by_other)
@@ -264,12 +245,6 @@ class Messages:
             if mine is not None and theirs is not None:
                 return mine, theirs
         return None
-
-    def _called(self, group: Group, member: Member) -> int | None:
-        """How many collectives a process has called on a communicator, by the number its ranks have in common."""
-        if group.id not in self._in_line:
-            self._in_line[group.id] = line_up(self.ledger, [rows_of(group, self.ledger)])
-        return self._in_line[group.id].end(group.ranks[member.index])
 
     def _after(self, group: Group, member: Member, newer: int) -> Sequence[Call] | None:
         """The calls of a process after the collective that has so many newer ones; ``None`` where that is not kept."""

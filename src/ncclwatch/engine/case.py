@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from ncclwatch.engine.call_order import Messages, Orders
 from ncclwatch.engine.conflicts import ConflictWatch, StageOf
@@ -38,8 +38,7 @@ T = TypeVar("T")
 
 class Cause(StrEnum):
     """Why somebody holds the job up, as the clause that follows a rank's name, or why nobody is named; a closed list. Verdicts
-    fill in ``{detail}`` (what was called, the name of a port), and of who names nobody seconds, ends of waits and the
-    communicator.
+    fill in ``{detail}`` (what was called, the name of a port); where nobody is named seconds, ends of waits, the communicator.
     """
 
     # Nobody is named.
@@ -100,28 +99,27 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Whom a hypothesis names, and why that one. ``place`` is a culprit without words; ``detail`` completes the words of the
-    cause (what was called, the name of a port).
+    """Whom a hypothesis names, and why that one. ``place``: a culprit without words; ``detail`` completes the words of the cause;
+    ``index``: of the process, ``None`` where it was not observed; ``group``: id of the communicator it is named in.
     """
 
     place: Culprit
     cause: Cause
     detail: str = ""
     index: int | None = None
-    """Of the process; ``None`` where it was not observed."""
     group: int = -1
-    """Id of the communicator that it is named in."""
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """One explanation of a job's state. ``confidence`` is between 0 and 1."""
+    """One explanation of a job's state. ``confidence`` is between 0 and 1; ``victims`` are indices of the processes that wait for
+    the suspects; ``rule``: whose it is, written on it when it is weighed; ``follows``: rules whose hypotheses it was made from.
+    """
 
     verdict_class: VerdictClass
     cause: Cause
     suspects: tuple[Suspect, ...] = ()
     victims: frozenset[int] = frozenset()
-    """Indices of the processes that wait for the suspects."""
     confidence: float = 0.0
     supports: tuple[Fact, ...] = ()
     """What it follows from; of many the first few are shown."""
@@ -135,15 +133,13 @@ class Hypothesis:
     """Whether all sides of a disagreement are named, since nothing tells who is wrong."""
     ends: tuple[Node, ...] = ()
     """Where the waits end, of a hypothesis that names nobody."""
-    group: int | None = None
+    group: int = -1
     """The communicator it is about, where that is not the suspects' own."""
     seconds: float = 0.0
     """For how long a pause may last, or a link has carried nothing, where the cause speaks of that."""
     planes: tuple[str, ...] = ("state",)
     rule: str = ""
-    """Whose it is: written on it when it is weighed."""
     follows: tuple[str, ...] = ()
-    """Rules whose hypotheses it was made from."""
 
     def amended(self, *planes: str, **changes: Any) -> Hypothesis:
         """The same as another rule sees it, by more planes: with other suspects, another class, more evidence."""
@@ -170,8 +166,8 @@ def naming(
 ) -> Hypothesis:  # fmt: skip
     """A hypothesis that names somebody, for the cause of the first; nobody it names is a victim."""
     named = tuple(suspects)
-    found = Hypothesis(verdict_class, named[0].cause, named, frozenset(), confidence, tuple(supports), **more)
-    return replace(found, victims=frozenset(victims) - found.named)
+    waiting = frozenset(victims) - {suspect.index for suspect in named}
+    return Hypothesis(verdict_class, named[0].cause, named, waiting, confidence, tuple(supports), **more)
 
 
 def nobody(cause: Cause, supports: Iterable[Fact] = (), **more: Any) -> Hypothesis:
@@ -179,8 +175,7 @@ def nobody(cause: Cause, supports: Iterable[Fact] = (), **more: Any) -> Hypothes
     return Hypothesis(VerdictClass.UNKNOWN, cause, supports=tuple(supports), **more)
 
 
-@dataclass(frozen=True, slots=True)
-class Retraction:
+class Retraction(NamedTuple):
     """A wait of the graph that counts no longer."""
 
     wait: Wait
@@ -191,14 +186,13 @@ Conclusion = Wait | StallMark | Retraction | Hypothesis
 
 @dataclass(slots=True)
 class Trail:
-    """How a verdict came about: what ``ncclwatch diagnose --why`` prints."""
+    """How a verdict came about, which ``ncclwatch diagnose --why`` prints: rules with the waits that they drew or took back, and
+    hypotheses that lost, each with the rule of the one that it lost against.
+    """
 
     drawn: list[tuple[str, Fact]] = field(default_factory=list)
-    """(rule, wait that it drew)"""
     retracted: list[tuple[str, Fact]] = field(default_factory=list)
-    """(rule, wait that it took back)"""
     lost: list[tuple[Hypothesis, str]] = field(default_factory=list)
-    """(hypothesis that was weighed and lost, rule of the one that it lost against)"""
 
 
 # --- whom a hypothesis names ---------------------------------------------------------------------------------------------
@@ -226,11 +220,8 @@ def observed(
     return Suspect(place, cause, detail, member.index, group_id)
 
 
-def absent(job: Job, sink: Sink, cause: Cause) -> Suspect:
-    """A rank of a communicator that no observed process holds."""
-    node = sink.nodes[0]
-    if not isinstance(node, AbsentNode):
-        raise TypeError(f"not an absent rank: {node}")
+def absent(job: Job, sink: Sink, node: AbsentNode, cause: Cause) -> Suspect:
+    """A rank of a communicator that no observed process holds, where waits end."""
     rank, reference = job.global_rank(node.group_id, node.comm_rank), job.groups[node.group_id].reference()
     place = Culprit(rank, node.comm_rank, "", None, None, reference, _operation(sink.waits), observed=False)
     return Suspect(place, cause, group=node.group_id)
@@ -244,10 +235,11 @@ def caller(group: Group, rank: int, operation: OperationRef | None, cause: Cause
 
 
 def _operation(found: Sequence[OnConnection]) -> OperationRef | None:
+    """The operation of the first that a transfer shows, else the first that is known."""
     one = next((one.end.operation for one in found if one.end is not None), None)
-    if one is None:
-        return next((one.operation for one in found if one.operation is not None), None)
-    return OperationRef(one.collective, one.sequence, one.protocol, one.algorithm)
+    if one is not None:
+        return OperationRef(one.collective, one.sequence, one.protocol, one.algorithm)
+    return next((one.operation for one in found if one.operation is not None), None)
 
 
 def one_of_each(suspects: Sequence[Suspect]) -> list[Suspect]:
@@ -279,20 +271,20 @@ class Known:
     """What is known about the jobs besides their samples.
 
     ``patience``: how long nothing must have moved before a rank is accused on the evidence of waits alone (``None``: no time at
-    all). ``creation_patience_s``: the same for the creation of a communicator. ``complete_hosts``: hosts on which every NCCL
-    process was looked at.
+    all); ``creation_patience_s``: the same for the creation of a communicator. ``complete_hosts``: hosts on which every NCCL
+    process was looked at. ``silent``: (communicator's hash, rank in it) of ranks whose node has fallen silent: they are not seen,
+    which says nothing of them.
     """
 
     patience: Patience | None = None
     creation_patience_s: float = CREATION_S
-    complete_hosts: Collection[str] = field(default_factory=frozenset)
-    silent: Collection[tuple[int, int]] = field(default_factory=frozenset)
-    """(communicator's hash, rank in it) of ranks whose node has fallen silent: they are not seen, which says nothing of them."""
+    complete_hosts: Collection[str] = frozenset()
+    silent: Collection[tuple[int, int]] = frozenset()
     ledger: Ledger | None = None
     """What the calls plane recorded."""
     orders: Orders | None = None
     """In which order each process called what."""
-    conflicts: ConflictWatch | None = None
+    conflicts: ConflictWatch = field(default_factory=ConflictWatch)
     """Compares what the ranks of running jobs call."""
     stage_of: StageOf | None = None
     """Where in an iteration a call was."""
@@ -307,23 +299,21 @@ class Case:
     """A job with everything a source may read and a rule may conclude from.
 
     ``still``: seconds without progress; ``time``: the newest sample, seconds since the epoch; ``loners``: observed processes
-    without a communicator.
+    without a communicator; ``standing``: the hypothesis that stands. ``patience_s``: seconds for which nothing must have moved
+    before anybody is accused; ``retries_s``: before a link whose sockets try again to send is dead. ``blind``: whether memory
+    shows nothing that is open: counts and calls are all there is.
     """
 
     job: Job
-    known: Known
-    still: float
-    time: float
+    known: Known = field(default_factory=Known)
+    still: float = 0.0
+    time: float = 0.0
     loners: Sequence[Member] = ()
     standing: Hypothesis | None = None
-    """The hypothesis that stands: the last that defeated the one before."""
     trail: Trail = field(default_factory=Trail)
     patience_s: float = 0.0
-    """Seconds for which nothing must have moved before anybody is accused."""
     retries_s: float = 0.0
-    """Seconds before a link whose sockets try again to send is dead."""
     blind: bool = False
-    """Whether memory shows nothing that is open: counts and calls are all there is."""
     _kept: dict[str, Any] = field(default_factory=dict)
     _concluded: set[Hashable] = field(default_factory=set)
 
@@ -370,23 +360,22 @@ class Case:
 
     def change(self, rule: str, concluded: Iterable[Conclusion]) -> bool:
         """Change the graph as a rule says, which solves it again; whether anything is new."""
-        new = [one for one in concluded if not isinstance(one, Hypothesis) and self._is_new(one)]
-        if new:
-            facts = [one for one in new if not isinstance(one, Retraction)]
-            retracted = [one for one in new if isinstance(one, Retraction)]
-            self.waits = self.waits.plus(facts, (one.wait.number for one in retracted))
-            self._kept.clear()
-            self.trail.drawn += [(rule, fact) for fact in wait_facts(fact for fact in facts if isinstance(fact, Wait))]
-            self.trail.retracted += [(rule, wait_facts([one.wait])[0]) for one in retracted]
-        return bool(new)
-
-    def _is_new(self, concluded: Wait | StallMark | Retraction) -> bool:
-        if isinstance(concluded, Retraction):
-            return concluded.wait.number not in self.waits.retracted
-        what = concluded.target if isinstance(concluded, Wait) else concluded.stall
-        fresh = (concluded.subject, what, concluded.key) not in self._concluded
-        self._concluded.add((concluded.subject, what, concluded.key))
-        return fresh
+        facts: list[Wait | StallMark] = []
+        retracted: list[Wait] = []
+        for one in concluded:
+            if isinstance(one, Retraction):
+                retracted += [one.wait] if one.wait.number not in self.waits.retracted else []
+            elif isinstance(one, Wait | StallMark):
+                what = one.subject, one.target if isinstance(one, Wait) else one.stall, one.key
+                facts += [one] if what not in self._concluded else []
+                self._concluded.add(what)
+        if not facts and not retracted:
+            return False
+        self.waits = self.waits.plus(facts, (wait.number for wait in retracted))
+        self._kept.clear()
+        self.trail.drawn += [(rule, fact) for fact in wait_facts(fact for fact in facts if isinstance(fact, Wait))]
+        self.trail.retracted += [(rule, wait_facts([wait])[0]) for wait in retracted]
+        return True
 
     def remember(self, what: str, make: Callable[[], T]) -> T:
         """What several rules ask for, made once for the graph as it is now."""
@@ -394,13 +383,3 @@ class Case:
             self._kept[what] = make()
         found: T = self._kept[what]
         return found
-
-
-def of_job(job: Job) -> Case:
-    """A case of which nothing is known but the samples."""
-    return Case(job, Known(), 0.0, 0.0)
-
-
-def of_nodes(known: Known) -> Case:
-    """A case without a job: of what the nodes say of themselves."""
-    return Case(Job([]), known, 0.0, 0.0)

@@ -28,9 +28,7 @@ COMPARED = 2048
 KEPT_S = 60.0
 """Bound: seconds that a conflict is told at the least, however soon its calls are kept no longer."""
 PAUSE, LEAST_PAUSE_S = 20, 1.0
-"""Bound: the calls are looked at again after so many times as long as the last look took, and after so many seconds at the
-least.
-"""
+"""Bound: pause between two looks at the calls, in times that the last look took, and in seconds at the least."""
 
 StageOf = Callable[[str, int, int, int], Stage | None]
 """(host, pid, communicator's address or 0, calls made since) → where in the iteration that call stands."""
@@ -38,19 +36,20 @@ StageOf = Callable[[str, int, int, int], Stage | None]
 
 @dataclass(frozen=True, slots=True)
 class Conflict:
-    """The newest operation of a communicator in which ranks called something else than the others."""
+    """The newest operation of a communicator in which ranks called something else than the others.
+
+    ``called``: rank → what it called, of the odd ones; ``others``: what the others did, ``None`` when as many called one thing as
+    another, and what they call otherwise says nothing either. ``times``: in how many of the operations that are kept they did;
+    ``ago``: operations that were called since; ``stages``: rank → where in the iteration it was, as far as that is known.
+    """
 
     group: int
     sequence: int
     called: dict[int, Signature]
-    """rank → what it called, of the odd ones"""
     others: Signature | None
-    """``None`` when as many called one thing as another, and what they call otherwise says nothing either."""
     times: int
-    """In how many of the operations that are kept they did."""
     ago: int
-    stages: dict[int, str] = field(default_factory=dict)
-    """rank → where in the iteration that call was, as far as that is known"""
+    stages: dict[int, str]
 
 
 Kind = tuple[int, frozenset[int]]
@@ -59,14 +58,13 @@ Kind = tuple[int, frozenset[int]]
 
 @dataclass(slots=True)
 class _Looked:
-    """What the looks at one job have found."""
+    """What the looks at one job have found: ``next``: when to look again; ``seen``: of the last look (it takes two, since a loss
+    of records may be known later than its gap); ``told``: communicator → (until when it is told, what was found last).
+    """
 
     next: float = 0.0
-    """When to look again."""
     seen: dict[Kind, Conflict] = field(default_factory=dict)
-    """Of the last look: it takes two, since a loss of records may be known later than its gap."""
     told: dict[int, tuple[float, Conflict]] = field(default_factory=dict)
-    """Communicator → (until when it is told, what was found last)"""
 
 
 @dataclass(slots=True)
@@ -75,10 +73,9 @@ class ConflictWatch:
 
     _jobs: dict[int, _Looked] = field(default_factory=dict)
 
-    def find(self, job: Job, now: float, ledger: Ledger, stage_of: StageOf | None) -> list[Conflict]:
-        """What ranks of a job that runs called otherwise than their peers.
-
-        O(ranks x COMPARED) at most once a second of the job's time, and for at most a twentieth of it.
+    def find(self, job: Job, now: float, ledger: Ledger, stage_of: StageOf) -> list[Conflict]:
+        """What ranks of a job that runs called otherwise than their peers. O(ranks x COMPARED) at most once a second of the job's
+        time, and for at most a twentieth of it.
         """
         if not ledger.rows or not job.groups:
             return []
@@ -86,11 +83,11 @@ class ConflictWatch:
         if now >= looked.next:
             begin = time.process_time()
             found, oldest = _find_conflicts(job, ledger, stage_of)
-            told = [found[kind] for kind in found.keys() & looked.seen.keys()]
-            # What is kept no longer cannot be found again.
-            told += [one for kind, one in looked.seen.items() if kind not in found and one.sequence < oldest.get(one.group, 0)]
             looked.told = {number: kept for number, kept in looked.told.items() if kept[0] > now}
-            looked.told |= {conflict.group: (now + KEPT_S, conflict) for conflict in told}
+            for kind, one in looked.seen.items():
+                # What is kept no longer cannot be found again.
+                if kind in found or one.sequence < oldest.get(one.group, 0):
+                    looked.told[one.group] = now + KEPT_S, found.get(kind, one)
             looked.seen, looked.next = found, now + max(LEAST_PAUSE_S, PAUSE * (time.process_time() - begin))
         told = [conflict for _, conflict in looked.told.values() if conflict.group in job.groups]
         return [conflict for conflict in told if _is_whole(job.groups[conflict.group], ledger)]
@@ -105,7 +102,7 @@ def _is_whole(group: Group, ledger: Ledger) -> bool:
     return not ledger.lossy or not any(ledger.has_lost(member.info.host) for member, _ in group.members.values())
 
 
-def _find_conflicts(job: Job, ledger: Ledger, stage_of: StageOf | None) -> tuple[dict[Kind, Conflict], dict[int, int]]:
+def _find_conflicts(job: Job, ledger: Ledger, stage_of: StageOf) -> tuple[dict[Kind, Conflict], dict[int, int]]:
     """The communicators in which a minority of ranks provably called something else, and of each the oldest operation that was
     compared.
     """
@@ -127,7 +124,7 @@ def _find_conflicts(job: Job, ledger: Ledger, stage_of: StageOf | None) -> tuple
 
 
 def _conflict(
-    group: Group, entries: Entries, part: NDArray[np.int64], sequences: NDArray[np.int64], stage_of: StageOf | None
+    group: Group, entries: Entries, part: NDArray[np.int64], sequences: NDArray[np.int64], stage_of: StageOf
 ) -> Conflict | None:
     """What the ranks of one communicator whose places are proven (indices of their entries) contradict each other in."""
     signatures = entries.of("signature", part, sequences)
@@ -143,8 +140,12 @@ def _conflict(
         return None
     sequence, wrong, right = int(sequences[last]), part[odd[:, last]].tolist(), part[~odd[:, last]][:1].tolist()
     called = {entry: made for entry in (*wrong, *right) if (made := entries.signature(entry, sequence)) is not None}
-    # Told while the calls since can be counted.
-    stages = {entry: stage for entry in called if (stage := _stage(group, entries, entry, sequence, stage_of)) is not None}
+    stages: dict[int, Stage] = {}
+    for entry in called:  # Told while the calls since can be counted.
+        member, own = group.members[int(entries.ranks[entry])]
+        stage = stage_of(member.info.host, member.info.pid, own.address, int(entries.ends[entry]) - sequence - 1)
+        if stage is not None:
+            stages[entry] = stage
     # An odd call has no place in the pattern: it is that of what the others called.
     here = next((stages[entry] for entry in right if entry in stages), None)
     ranks = {entry: int(entries.ranks[entry]) for entry in wrong}
@@ -153,13 +154,6 @@ def _conflict(
         next((called[entry] for entry in right), None), len(at), len(sequences) - 1 - last,
         {ranks[entry]: (here or stages[entry]).at_home_of(stages[entry]).text() for entry in ranks.keys() & stages.keys()},
     )  # fmt: skip
-
-
-def _stage(group: Group, entries: Entries, entry: int, sequence: int, stage_of: StageOf | None) -> Stage | None:
-    """Where in the iteration a rank's call stands, by how many it has made since."""
-    member, own = group.members[int(entries.ranks[entry])]
-    ago = int(entries.ends[entry]) - sequence - 1
-    return stage_of(member.info.host, member.info.pid, own.address, ago) if stage_of is not None else None
 
 
 def _usual(signatures: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -177,7 +171,6 @@ def _usual(signatures: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 def _in_that_place(agreed: NDArray[np.uint64], column: int) -> np.uint64:
     """What all ranks called after the operations that precede a place, by the longest such context; 0 if that is not one thing.
-
     ``agreed``: what all called, shape (operations,), 0 where they differ.
     """
     for length in CONTEXTS:
@@ -197,9 +190,8 @@ def _is_moved(own: NDArray[np.uint64], usual: NDArray[np.uint64]) -> bool:
     many, or was lined up wrongly.
     """
     differs = own != usual
-    for by in range(1, min(MOVED, len(own) - 1) + 1):
-        if np.count_nonzero(own[by:] != usual[:-by]) < np.count_nonzero(differs[by:]):
-            return True
-        if np.count_nonzero(own[:-by] != usual[by:]) < np.count_nonzero(differs[:-by]):
-            return True
-    return False
+    return any(
+        np.count_nonzero(own[by:] != usual[:-by]) < np.count_nonzero(differs[by:])
+        or np.count_nonzero(own[:-by] != usual[by:]) < np.count_nonzero(differs[:-by])
+        for by in range(1, min(MOVED, len(own) - 1) + 1)
+    )

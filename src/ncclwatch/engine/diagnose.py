@@ -11,7 +11,6 @@ from dataclasses import replace
 from itertools import groupby
 
 from ncclwatch.engine.case import Case, Hypothesis, Known
-from ncclwatch.engine.evidence.base import FactKind
 from ncclwatch.engine.evidence.nics import RETRY_S
 from ncclwatch.engine.explain_network import ports_in_use
 from ncclwatch.engine.job import Job, Member, assemble
@@ -28,17 +27,10 @@ MOST_ROUNDS = 256
 _BY_STRATUM = {stratum: tuple(rules) for stratum, rules in groupby(RULES, lambda rule: rule.stratum)}
 
 
-def diagnose_jobs(samples: Sequence[Sequence[ProcessSample]], known: Known | None = None) -> list[Verdict]:
-    """One verdict for each job among the observed processes, worst first.
-
-    ``samples`` holds, for each process, its samples in time order, at least two of them a second apart.
-    """
-    with collector_at_rest():  # The jobs are gone when it is left, and the collector need not walk them.
-        return [verdict for _, verdict in judge_jobs(samples, known)]
-
-
 def judge_jobs(samples: Sequence[Sequence[ProcessSample]], known: Known | None = None) -> list[tuple[Job, Verdict]]:
-    """As :func:`diagnose_jobs`, each verdict with its job."""
+    """The jobs among the observed processes, each with its verdict, worst first. ``samples`` holds, for each process, its
+    samples in time order, at least two of them a second apart.
+    """
     known = known or Known()
     with collector_at_rest():
         jobs = assemble(samples)
@@ -51,16 +43,16 @@ def judge_jobs(samples: Sequence[Sequence[ProcessSample]], known: Known | None =
 
 
 def diagnose(samples: Sequence[Sequence[ProcessSample]], known: Known | None = None) -> Verdict:
-    """The worst verdict of :func:`diagnose_jobs`; ``UNKNOWN`` when no process was observed."""
-    verdicts = diagnose_jobs(samples, known)
-    if not verdicts:
-        return Verdict(VerdictClass.UNKNOWN, "no NCCL process was observed", next_steps=("run `ncclwatch ps` on the job's node",))
-    return verdicts[0]
+    """The worst verdict of :func:`judge_jobs`; ``UNKNOWN`` when no process was observed."""
+    with collector_at_rest():  # The jobs are gone when it is left, and the collector need not walk them.
+        worst = next((verdict for _, verdict in judge_jobs(samples, known)), None)
+    return worst or Verdict(
+        VerdictClass.UNKNOWN, "no NCCL process was observed", next_steps=("run `ncclwatch ps` on the job's node",)
+    )
 
 
 def _judge(job: Job, known: Known, loners: Sequence[Member]) -> Verdict:
-    settled = [member for member in job.members if not member.gone and len(member.samples) > 1]
-    still = min((member.still_s for member in settled), default=0.0)
+    still = min((member.still_s for member in job.members if not member.gone and len(member.samples) > 1), default=0.0)
     case = Case(job, known, still, max(member.last.wall_ns for member in job.members) / 1e9, loners)
     _explain(case)
     _weigh(case, Stratum.BESIDE)
@@ -99,27 +91,28 @@ def _weigh(case: Case, stratum: Stratum) -> None:
             return
         for said in rule.apply(case):
             assert isinstance(said, Hypothesis)  # noqa: S101 - by the table
-            standing, more = case.standing, bool(said.rule)
-            found = replace(said, follows=(*said.follows, rule.id)) if more else replace(said, rule=rule.id)
-            wins = standing is None or more or standing.rule in rule.defeats or (standing.tie and rule.breaks_ties)
+            standing = case.standing
+            if said.rule:  # What stands, as this rule sees it.
+                case.standing = replace(said, follows=(*said.follows, rule.id))
+                continue
+            found = replace(said, rule=rule.id)
+            wins = standing is None or standing.rule in rule.defeats or (standing.tie and rule.breaks_ties)
             wins = wins or bool(found.suspects and standing is not None and not standing.suspects)
-            loser, winner = (standing, found) if wins else (found, standing)
-            if loser is not None and winner is not None and not more:
-                case.trail.lost.append((loser, winner.rule))
-            case.standing = winner
+            if standing is not None:
+                case.trail.lost.append((standing, found.rule) if wins else (found, standing.rule))
+            case.standing = found if wins else standing
 
 
 def _set_patience(case: Case) -> None:
     """For how many seconds nothing must move before anybody is accused, and before a link that may be about to carry is dead."""
-    known = case.known
-    if known.patience is None:
+    patience = case.known.patience
+    if patience is None:
         return
-    patience_s = known.patience.needed(case.job, case.sinks, case.findings, case.still, known.ledger)
-    retrying = {fact.subject: fact.value or 0.0 for fact in case.facts.of(FactKind.RETRYING)}
-    retries_s = retry_patience(case.job, case.sinks, retrying) if not ports_in_use(case) else 0.0
+    patience_s = patience.needed(case)
+    retries_s = 0.0 if ports_in_use(case) else retry_patience(case)
     if retries_s <= RETRY_S:
         case.patience_s, case.retries_s = max(patience_s, retries_s), retries_s
         return
     # Something comes through, so that link is slow, which is said at once and teaches nothing.
-    known.patience.halted(case.job)
-    case.patience_s, case.retries_s = min(patience_s, known.patience.floor_s), max(patience_s, retries_s)
+    patience.halted(case.job)
+    case.patience_s, case.retries_s = min(patience_s, patience.floor_s), max(patience_s, retries_s)

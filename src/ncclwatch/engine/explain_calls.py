@@ -8,59 +8,64 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from ncclwatch.engine.call_order import Deviation, Messages, deviation_fact, find_alone_in_deviating, find_deviations
+from ncclwatch.engine.call_order import deviation_facts, find_alone_in_deviating, find_deviations
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, caller, naming, observed, peers
 from ncclwatch.engine.edges import told, wait_facts
 from ncclwatch.engine.evidence.base import Fact, FactKind, RankNode
 from ncclwatch.engine.evidence.calls import Disagreement, operation_of
 from ncclwatch.engine.explain_waits import beside_unobserved, ends_of
-from ncclwatch.engine.job import Job
+from ncclwatch.engine.job import Group
 from ncclwatch.engine.redraw import before_is_open
 from ncclwatch.engine.stated import SHOWN
 from ncclwatch.model.verdict import VerdictClass
 
 TIE = 0.5
 """Fact: confidence where all sides of a disagreement are named: as likely wrong as right."""
-
-
-# --- ranks called something else ---------------------------------------------------------------------------------------
+CALLS = ("state", "calls")
 
 
 def _disagree(
-    case: Case, found: Sequence[tuple[Disagreement, Sequence[Suspect]]], confidence: float, more: Iterable[Fact] = (),
-    planes: tuple[str, ...] = ("state",),
+    case: Case, groups: Iterable[Group], suspects: Iterable[Suspect], lines: Iterable[str], confidence: float, *, tie: bool,
+    more: Iterable[Fact] = (), planes: tuple[str, ...] = ("state",),
 ) -> Iterator[Hypothesis]:  # fmt: skip
-    """Ranks that called something else than their peers, by what they disagree in. The side that broke its own pattern breaks a
-    tie. What was called in the place of another may be what used to come next: then the other was left out.
+    """Ranks that called something else than their peers. The side that broke its own pattern breaks a tie. What was called in
+    the place of another may be what used to come next: then the other was left out.
     """
-    suspects: dict[int | None, Suspect] = {}
-    for one in (one for _, named in found for one in named):
-        suspects.setdefault(one.index, one)
-    if not suspects:
+    named: dict[int | None, Suspect] = {}
+    for one in suspects:
+        named.setdefault(one.index, one)
+    if not named:
         return
-    tie = any(seen.tie for seen, _ in found)
-    deviations = find_deviations(case.job, {index for index in suspects if index is not None}, case.known.orders, proper=tie)
-    victims = {index for seen, _ in found for index in seen.group.ranks}
+    deviations = find_deviations(case.job, {index for index in named if index is not None}, case.known.orders, proper=tie)
     if tie and deviations:
-        suspects, confidence, tie = {index: suspects[index] for index in deviations}, 0.8, False
-    left_out = 0 < len(deviations) == len(suspects) and all(deviation.left_out for deviation in deviations.values())
+        named, confidence, tie = {index: named[index] for index in deviations}, 0.8, False
+    left_out = 0 < len(deviations) == len(named) and all(deviation.left_out for deviation in deviations.values())
     verdict_class = VerdictClass.NOT_ENTERED if left_out else VerdictClass.INCONSISTENT
-    lines = [told(line) for seen, _ in found for line in (*seen.lines, seen.how) if line]
     yield naming(
-        verdict_class, [replace(one, cause=Cause.LEFT_OUT) if left_out else one for one in suspects.values()], victims,
-        TIE if tie else confidence, [*lines, *more, *_deviation_facts(case.job, deviations)], tie=tie, planes=planes,
+        verdict_class, [replace(one, cause=Cause.LEFT_OUT) if left_out else one for one in named.values()],
+        {index for group in groups for index in group.ranks}, TIE if tie else confidence,
+        [*(told(line) for line in lines if line), *more, *deviation_facts(case.job, deviations)], tie=tie, planes=planes,
     )  # fmt: skip
+
+
+def _of_facts(
+    case: Case, found: Sequence[Disagreement], suspects: Iterable[Suspect], confidence: float, *more: Fact
+) -> Iterator[Hypothesis]:
+    """What a source has seen of several communicators, told together."""
+    lines, groups = (line for seen in found for line in (*seen.lines, seen.how)), [seen.group for seen in found]
+    tie = any(seen.tie for seen in found)
+    yield from _disagree(case, groups, suspects, lines, confidence, tie=tie, more=more)
 
 
 def open_calls_differ(case: Case) -> Iterator[Hypothesis]:
     """The two ends of a connection work on different operations; where no vote or pattern tells which, both are named."""
-    job, found = case.job, []
-    for seen in case.facts.of(FactKind.OPEN_OTHER, Disagreement):
+    found = case.facts.of(FactKind.OPEN_OTHER, Disagreement)
+    suspects = []
+    for seen in found:
         members = {member.index: text for rank, text in seen.odd.items() if (member := seen.group.holder(rank)) is not None}
-        own = case.waits.of(members) if members else {}
-        suspects = [observed(job, job.member(index), own[index], (), Cause.CALLED_OTHER, text) for index, text in members.items()]
-        found.append((seen, suspects))
-    yield from _disagree(case, found, 0.9)
+        for index, waits in (case.waits.of(members) if members else {}).items():
+            suspects.append(observed(case.job, case.job.member(index), waits, (), Cause.CALLED_OTHER, members[index]))
+    yield from _of_facts(case, found, suspects, 0.9)
 
 
 def counts_differ(case: Case) -> Iterator[Hypothesis]:
@@ -71,112 +76,92 @@ def counts_differ(case: Case) -> Iterator[Hypothesis]:
     at_ends = {node for sink in (*ends.cycles, *ends.ranks, *ends.beside_absent) for node in sink.nodes}
     at_ends |= {wait.waiter for sink in (*ends.unseen, *ends.links) for wait in sink.waits}
     indices = {node.index for node in at_ends if isinstance(node, RankNode)}
-    found = [
-        (seen, [caller(seen.group, rank, None, Cause.COUNTED_OTHER, name) for rank, name in seen.odd.items()])
-        for seen in case.facts.of(FactKind.CALLED_OTHER, Disagreement) if not indices.isdisjoint(seen.group.ranks)
-    ]  # fmt: skip
-    own = case.waits.of({one.index for _, named in found for one in named if one.index is not None}) if found else {}
-    yield from _disagree(case, found, 0.85, wait_facts(wait for waits in own.values() for wait in waits))
+    found = [seen for seen in case.facts.of(FactKind.CALLED_OTHER, Disagreement) if not indices.isdisjoint(seen.group.ranks)]
+    suspects = [caller(seen.group, rank, None, Cause.COUNTED_OTHER, name) for seen in found for rank, name in seen.odd.items()]
+    own = case.waits.of({one.index for one in suspects if one.index is not None}) if found else {}
+    yield from _of_facts(case, found, suspects, 0.85, *wait_facts(wait for waits in own.values() for wait in waits))
 
 
 def calls_differ(case: Case) -> Iterator[Hypothesis]:
     """Ranks called different things under one number; where neither a vote nor a pattern tells which, all are named."""
-    for number, finding in case.findings.items():
-        if not finding.inconsistent:
-            continue
-        group, sequence = case.job.groups[number], finding.odd_sequence
-        wrong, how = finding.odd_ones
-        suspects = [
-            caller(group, rank, operation_of(signature, sequence), Cause.CALLED_OTHER_AS, f"{signature.text()} as #{sequence}")
-            for signature in wrong for rank in finding.groups[signature]
-        ]  # fmt: skip
-        lines = [
-            f"{', '.join(case.job.rank_name(group.id, rank) for rank in ranks)} called {signature.text()} as #{sequence}"
-            for signature, ranks in sorted(finding.groups.items(), key=lambda item: -len(item[1]))
-        ]
-        if finding.ago:
-            lines.append(f"the ranks have called up to {finding.ago} operations since: NCCL does not compare what ranks call")
-        seen = Disagreement(
-            kind=FactKind.CALLED_OTHER, subject=number, group=group, how=how, lines=tuple(lines),
-            tie=len(wrong) == len(finding.groups),
-        )  # fmt: skip
-        yield from _disagree(case, [(seen, suspects)], 0.75 if how else 0.95, planes=("state", "calls"))
+    number, finding = next(((number, finding) for number, finding in case.findings.items() if finding.groups), (-1, None))
+    if finding is None:
         return
+    group, sequence = case.job.groups[number], finding.odd_sequence
+    suspects = [
+        caller(group, rank, operation_of(signature, sequence), Cause.CALLED_OTHER_AS, f"{signature.text()} as #{sequence}")
+        for signature in finding.odd for rank in finding.groups[signature]
+    ]  # fmt: skip
+    lines = [
+        f"{', '.join(case.job.rank_name(group.id, rank) for rank in ranks)} called {signature.text()} as #{sequence}"
+        for signature, ranks in sorted(finding.groups.items(), key=lambda item: -len(item[1]))
+    ]
+    if finding.ago:
+        lines.append(f"the ranks have called up to {finding.ago} operations since: NCCL does not compare what ranks call")
+    tie, confidence = len(finding.odd) == len(finding.groups), 0.75 if finding.how else 0.95
+    yield from _disagree(case, [group], suspects, [*lines, finding.how], confidence, tie=tie, planes=CALLS)
 
 
 def conflict(case: Case) -> Iterator[Hypothesis]:
     """Ranks of a job that goes on which called something else than their peers, and agree with them since."""
     known, standing = case.known, case.standing
-    if known.conflicts is None or known.ledger is None or standing is None or standing.cause is not Cause.PROGRESS:
+    if standing is None or standing.cause is not Cause.PROGRESS:
+        return
+    if known.ledger is None or known.stage_of is None:
         return
     suspects: list[Suspect] = []
-    supports: list[Fact] = []
+    lines: list[str] = []
     victims: set[int] = set()
     for found in known.conflicts.find(case.job, case.time, known.ledger, known.stage_of):
         group = case.job.groups[found.group]
         victims |= group.ranks.keys()
         usual = found.others.text() if found.others is not None else "something else"
-        for rank, signature in sorted(found.called.items()):
-            if rank in group.members:
-                operation, called = operation_of(signature, found.sequence), signature.text()
-                suspect = caller(group, rank, operation, Cause.RUNS_ON, f"{called} where its peers called {usual}")
-                suspects.append(replace(suspect, place=replace(suspect.place, stage=found.stages.get(rank, ""))))
-                text = f"{group.members[rank][0].label} called {called} as #{found.sequence}, its peers {usual}"
-                supports.append(told(text))
+        for rank, signature in sorted((rank, made) for rank, made in found.called.items() if rank in group.members):
+            operation, called = operation_of(signature, found.sequence), signature.text()
+            suspect = caller(group, rank, operation, Cause.RUNS_ON, f"{called} where its peers called {usual}")
+            suspects.append(replace(suspect, place=replace(suspect.place, stage=found.stages.get(rank, ""))))
+            lines.append(f"{group.members[rank][0].label} called {called} as #{found.sequence}, its peers {usual}")
         seen = f"; so in {found.times} of the last operations" if found.times > 1 else ""
         tie = "; which of them is wrong does not show" if found.others is None else ""
-        text = f"communicator {group.hash:016x}: {found.ago} operations have been called since, alike on all ranks{seen}{tie}"
-        supports.append(told(text))
+        lines.append(
+            f"communicator {group.hash:016x}: {found.ago} operations have been called since, alike on all ranks{seen}{tie}"
+        )
     if suspects:
-        yield naming(VerdictClass.INCONSISTENT, suspects, victims, 0.9, supports, planes=("state", "calls"))
-
-
-# --- calls that were not made ------------------------------------------------------------------------------------------
+        yield naming(VerdictClass.INCONSISTENT, suspects, victims, 0.9, map(told, lines), planes=CALLS)
 
 
 def not_called(case: Case) -> Iterator[Hypothesis]:
     """Ranks that wait for nobody and have not called the operation that others of their communicator have called."""
-    if case.messages is None or any(finding.inconsistent for finding in case.findings.values()):
+    if case.messages is None or any(finding.groups for finding in case.findings.values()):
         return
-    blocked = _blocked(case, case.messages) | case.waits.waiting
+    findings = [(case.job.groups[number], finding) for number, finding in case.findings.items()]
+    # Who waits for somebody by what was called, or may, may be behind elsewhere for that very reason.
+    blocked = case.waits.waiting | {group.members[rank][0].index for group, finding in findings for rank in finding.waiting}
+    for member in (group.members[rank][0] for group, finding in findings for rank in finding.behind):
+        if case.messages.may_wait(member) or beside_unobserved(case.job, member):
+            blocked.add(member.index)
     suspects: dict[int, Suspect] = {}
     supports: list[Fact] = []
-    for number, finding in case.findings.items():
-        group = case.job.groups[number]
+    for group, finding in findings:
         for rank in () if before_is_open(group, finding, case.waits) else finding.behind:
             member = group.members[rank][0]
             if not member.gone and member.index not in blocked | suspects.keys():
                 operation = operation_of(finding.called, finding.sequence)
                 suspects[member.index] = caller(group, rank, operation, Cause.NOT_CALLED)
-                supports += case.facts.about(FactKind.CALLED, number)
+                supports += case.facts.about(FactKind.CALLED, group.id)
     if suspects:
         victims, named = peers(case.job, list(suspects.values())), suspects.values()
-        yield naming(VerdictClass.NOT_ENTERED, named, victims, 0.9, supports, planes=("state", "calls"))
-
-
-def _blocked(case: Case, messages: Messages) -> set[int]:
-    """Members that wait for somebody by what was called, or may: they may be behind elsewhere for that very reason."""
-    blocked: set[int] = set()
-    for number, finding in case.findings.items():
-        members = case.job.groups[number].members
-        behind = [members[rank][0] for rank in finding.behind]
-        blocked |= {members[rank][0].index for rank in finding.waiting}
-        blocked |= {member.index for member in behind if messages.may_wait(member) or beside_unobserved(case.job, member)}
-    return blocked
+        yield naming(VerdictClass.NOT_ENTERED, named, victims, 0.9, supports, planes=CALLS)
 
 
 def left_out(case: Case) -> Iterator[Hypothesis]:
     """The few ranks of a job that stands which alone have left out what they always called."""
-    standing = case.standing
+    job, standing = case.job, case.standing
     if not case.waits.open or standing is None or not (standing.tie or standing.open_to_doubt):
         return
-    job, found = case.job, find_alone_in_deviating(case.job, case.known.orders)
+    found = find_alone_in_deviating(job, case.known.orders)
     deviations = {index: deviation for index, deviation in found.items() if deviation.left_out}
     if deviations:
         suspects = [observed(job, job.member(index), (), (), Cause.LEFT_OUT) for index in deviations]
-        supports = (*_deviation_facts(job, deviations), *wait_facts(case.waits.first(SHOWN)))
+        supports = (*deviation_facts(job, deviations), *wait_facts(case.waits.first(SHOWN)))
         yield naming(VerdictClass.NOT_ENTERED, suspects, (member.index for member in job.members), 0.6, supports)
-
-
-def _deviation_facts(job: Job, deviations: dict[int, Deviation]) -> list[Fact]:
-    return [deviation_fact(job, job.member(index), deviation) for index, deviation in deviations.items()]

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from ncclwatch.engine.call_order import Deviation, deviation_fact, find_deviations
+from ncclwatch.engine.call_order import Deviation, deviation_facts, find_deviations
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody, observed, peers
 from ncclwatch.engine.connections import CHUNK_STEPS, is_ring, neighbours, ring_written, rings_inside, unseen_peers
 from ncclwatch.engine.edges import PROXY_STALLS, End, Stall, Wait, Why, told, wait_facts
@@ -147,7 +147,7 @@ def rank_behind(case: Case) -> Iterator[Hypothesis]:
     """Ranks at which the waits end: they have not started the operation the others wait in (host or GPU), or are in it and do not
     go on though nothing they need is missing.
     """
-    job, ends, counts = case.job, ends_of(case), called_less_often(case.job)
+    job, ends = case.job, ends_of(case)
     suspects: list[Suspect] = []
     supports: list[Fact] = []
     for sink in ends.ranks:
@@ -155,7 +155,7 @@ def rank_behind(case: Case) -> Iterator[Hypothesis]:
         if member is not None:
             suspects.append(observed(job, member, sink.waits, sink.stalls, _cause(case, member, sink)))
             supports += [*wait_facts(sink.waits), *sink.stalls]
-            supports += [told(line) for line in counts(member)]
+            supports += [told(line) for line in called_less_often(job, member)]
     if suspects:
         not_started = any(suspect.cause in NOT_STARTED for suspect in suspects)
         yield naming(
@@ -319,7 +319,7 @@ def _order(case: Case, found: _Cycle) -> Hypothesis:
     job, deviations = case.job, found.deviations
     entered = _entered_first(found.inside)
     supports = _order_facts(job, entered)
-    supports += [deviation_fact(job, job.member(index), deviation) for index, deviation in deviations.items()]
+    supports += deviation_facts(job, deviations)
     left_out = bool(deviations) and all(deviation.left_out for deviation in deviations.values())
     biggest = max(entered.values(), key=len, default=set())
     # One rank against many others: its order is the odd one. Otherwise nobody's order is more right than another's.

@@ -9,10 +9,11 @@ releases (2.21.5 among them) a split's hash is made of its parent's and the colo
 from __future__ import annotations
 
 import hashlib
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, reduce
+from operator import or_
 from typing import NamedTuple
 
 from ncclwatch.model.progress import progressed
@@ -28,25 +29,24 @@ COUNTS_PROXY_WORK_FROM = (2, 27, 3)
 
 @dataclass(slots=True)
 class Member:
-    """One observed process with its samples in time order (at least one)."""
+    """One observed process with its samples in time order (at least one).
+
+    ``last``: the newest sample; ``stopped``: whether the last two saw it stopped; ``gone``: whether it has ended; ``halted``:
+    either of them: then it waits for nobody.
+    """
 
     index: int
     samples: Sequence[ProcessSample]
     rank: int | None = None
     last: ProcessSample = field(init=False)
-    """The newest sample."""
     stopped: bool = field(init=False)
-    """Whether the last two samples saw the process stopped."""
     gone: bool = field(init=False)
-    """Whether the process has ended."""
     halted: bool = field(init=False)
-    """Whether it is stopped or has ended: then it waits for nobody."""
 
     def __post_init__(self) -> None:
-        self.last = last = self.samples[-1]
-        state = last.run_state
-        self.gone = state in GONE_STATES
-        self.stopped = state in STOPPED_STATES and self.samples[-2:][0].run_state in STOPPED_STATES
+        self.last = self.samples[-1]
+        self.gone = self.last.run_state in GONE_STATES
+        self.stopped = STOPPED_STATES.issuperset(sample.run_state for sample in self.samples[-2:])
         self.halted = self.stopped or self.gone
 
     @property
@@ -66,21 +66,27 @@ class Member:
     @property
     def label(self) -> str:
         """How a person knows this process: ``rank 2 (node1, pid 4711)``."""
-        where = f"{self.info.host}, pid {self.info.pid}"
-        return f"rank {self.rank} ({where})" if self.rank is not None else f"pid {self.info.pid} on {self.info.host}"
+        host, pid = self.info.host, self.info.pid
+        return f"rank {self.rank} ({host}, pid {pid})" if self.rank is not None else f"pid {pid} on {host}"
 
 
-@dataclass(slots=True)
+Held = tuple[Member, Communicator]
+"""A process and its view of a communicator."""
+Identity = tuple[int, int]
+"""What NCCL knows of a process on all communicators alike: (``hostHash``, ``pidHash``) of ``ncclPeerInfo``."""
+
+
+@dataclass
 class Group:
-    """One communicator as its observed members see it; ``id`` is unique, ``hash`` is NCCL's."""
+    """One communicator as its observed members see it, by rank; ``id`` is unique, ``hash`` is NCCL's. ``ranks``: index of the
+    process → its rank in the communicator.
+    """
 
     id: int
     hash: int
     nranks: int
-    members: dict[int, tuple[Member, Communicator]] = field(default_factory=dict)
-    """rank in the communicator → (process, its view)"""
-    ranks: dict[int, int] = field(default_factory=dict)
-    """index of the process → its rank in the communicator"""
+    members: dict[int, Held]
+    ranks: dict[int, int]
 
     @property
     def missing(self) -> list[int]:
@@ -93,12 +99,27 @@ class Group:
 
     def holder(self, rank: int) -> Member | None:
         """The observed process that is a rank of it."""
-        found = self.members.get(rank)
-        return found[0] if found else None
+        return self.members[rank][0] if rank in self.members else None
 
     def reference(self) -> CommunicatorRef:
         """The communicator as a verdict names it."""
         return CommunicatorRef(hash=f"{self.hash:016x}", nranks=self.nranks)
+
+    def identity(self, rank: int) -> Identity | None:
+        """Who a rank of it is, where anybody's view of its peers could be read."""
+        return next((found for _, own in self.members.values() if (found := identity_of(own, rank)) is not None), None)
+
+    @cached_property
+    def numbers_as_the_job(self) -> bool:
+        """Whether its ranks are those of the job. Equal numbers in one that is smaller than the job prove nothing."""
+        if any(member.rank != rank for rank, (member, _) in self.members.items()):
+            return False
+        return {member.info.world_size for member, _ in self.members.values()} <= {self.nranks, None}
+
+    @cached_property
+    def most_called(self) -> Counter[str]:
+        """How often who has called each collective most often has called it, where NCCL counts that (2.26 and later)."""
+        return reduce(or_, (Counter(own.sequence_numbers) for _, own in self.members.values()))
 
 
 class Joined(NamedTuple):
@@ -111,10 +132,6 @@ class Joined(NamedTuple):
     captured: bool
     by_device: bool
     multi_node: bool
-
-
-Identity = tuple[int, int]
-"""What NCCL knows of a process on all communicators alike: (``hostHash``, ``pidHash``) of ``ncclPeerInfo``."""
 
 
 @dataclass
@@ -132,16 +149,14 @@ class Job:
     @cached_property
     def joined(self) -> Joined:
         """What joins its ranks. O(connections), once."""
-        transports: set[Transport] = set()
-        seen = captured = by_device = multi_node = False
-        for group in self.groups.values():
-            for _, own in group.members.values():
-                transports.update([link[3] for link in own.transports])
-                seen = seen or bool(own.host_connections)
-                captured = captured or bool(own.captured_plans)
-                by_device = by_device or bool(own.device_initiated)
-                multi_node = multi_node or bool(own.multi_node_nvlink)
-        return Joined(frozenset(transports), seen, captured, by_device, multi_node)
+        views = [own for group in self.groups.values() for _, own in group.members.values()]
+        return Joined(
+            frozenset(link[3] for own in views for link in own.transports),
+            any(own.host_connections for own in views),
+            any(own.captured_plans for own in views),
+            any(own.device_initiated for own in views),
+            any(own.multi_node_nvlink for own in views),
+        )
 
     @cached_property
     def by_identity(self) -> dict[Identity, int | None]:
@@ -149,18 +164,17 @@ class Job:
         ranks: dict[Identity, int | None] = {}
         for group in self.groups.values():
             _, view = next(iter(group.members.values()))
-            everybody = _numbers_as_the_job(group)
             for rank in range(len(view.peers)):
                 identity, holder = identity_of(view, rank), group.holder(rank)
-                known = holder.rank if holder is not None else rank if everybody else None
+                known = holder.rank if holder is not None else rank if group.numbers_as_the_job else None
                 if identity is not None and known is not None:
                     ranks[identity] = known if ranks.get(identity, known) == known else None
         return ranks
 
-    def add_group(self, number: int, held: Sequence[tuple[Member, Communicator]]) -> None:
+    def add_group(self, number: int, held: Sequence[Held]) -> None:
         """Take a communicator in: its processes, each with its view. Of two that claim one rank the first has it."""
         _, own = held[0]
-        members: dict[int, tuple[Member, Communicator]] = {}
+        members: dict[int, Held] = {}
         for pair in held:
             members.setdefault(pair[1].rank, pair)
         ranks = {member.index: rank for rank, (member, _) in members.items()}
@@ -193,11 +207,12 @@ class Job:
         group = self.groups.get(group_id)
         if group is None:
             return None
-        if comm_rank in group.members:
-            return group.members[comm_rank][0].rank
-        if _numbers_as_the_job(group):
+        holder = group.holder(comm_rank)
+        if holder is not None:
+            return holder.rank
+        if group.numbers_as_the_job:
             return comm_rank
-        identity = next((i for _, c in group.members.values() if (i := identity_of(c, comm_rank)) is not None), None)
+        identity = group.identity(comm_rank)
         return self.by_identity.get(identity) if identity is not None else None
 
     def rank_name(self, group_id: int, comm_rank: int) -> str:
@@ -215,56 +230,41 @@ def assemble(samples: Iterable[Sequence[ProcessSample]]) -> list[Job]:
     ignored. O(processes x communicators).
     """
     members = [Member(index, series, series[-1].rank) for index, series in enumerate(samples) if len(series)]
-    holders: dict[int, list[tuple[Member, Communicator]]] = defaultdict(list)
+    holders: dict[int, list[Held]] = defaultdict(list)
     for member in members:
         for communicator in member.last.communicators:
             holders[communicator.hash].append((member, communicator))
     sharing = {number: held for comm_hash, found in holders.items() for number, held in _split(comm_hash, found).items()}
-    parts: dict[int, list[Member]] = defaultdict(list)
-    part_of = _connected(members, sharing.values())
+    # The processes that each is joined with: the smaller part joins the larger.
+    part_of = {member.index: [member.index] for member in members}
+    for held in sharing.values():
+        parts = {id(part): part for part in (part_of[member.index] for member, _ in held)}
+        largest = max(parts.values(), key=len)
+        for part in [part for part in parts.values() if part is not largest]:
+            largest += part
+            part_of |= dict.fromkeys(part, largest)
+    by_part: dict[int, list[Member]] = defaultdict(list)
     for member in members:
-        parts[part_of[member.index]].append(member)
-    jobs = {part: Job(found) for part, found in parts.items()}
+        by_part[id(part_of[member.index])].append(member)
+    jobs = {part: Job(found) for part, found in by_part.items()}
     for number, held in sharing.items():
-        jobs[part_of[held[0][0].index]].add_group(number, held)
+        jobs[id(part_of[held[0][0].index])].add_group(number, held)
     return list(jobs.values())
 
 
-def _split(comm_hash: int, found: list[tuple[Member, Communicator]]) -> dict[int, list[tuple[Member, Communicator]]]:
+def _split(comm_hash: int, found: list[Held]) -> dict[int, list[Held]]:
+    """The communicators of one hash, each by a number that is the same on all its ranks, where their peers can be read."""
     ranks = {communicator.rank for _, communicator in found}
-    sizes = {communicator.nranks for _, communicator in found}
-    if len(ranks) == len(found) and len(sizes) == 1:
+    if len(ranks) == len(found) and len({communicator.nranks for _, communicator in found}) == 1:
         return {comm_hash: found}
-    groups: dict[int, list[tuple[Member, Communicator]]] = defaultdict(list)
+    groups: dict[int, list[Held]] = defaultdict(list)
     for member, communicator in found:
-        groups[_fingerprint(communicator)].append((member, communicator))
+        addresses = [peer.comm_address for peer in communicator.peers]
+        text = f"{comm_hash:x} {addresses}".encode()
+        told_apart = bool(addresses) and None not in addresses
+        number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little") if told_apart else comm_hash
+        groups[number].append((member, communicator))
     return groups
-
-
-def _fingerprint(communicator: Communicator) -> int:
-    """A number that is the same on all ranks of a communicator and on no other, where its peers can be read."""
-    addresses = [peer.comm_address for peer in communicator.peers]
-    if not addresses or None in addresses:
-        return communicator.hash
-    text = f"{communicator.hash:x} {addresses}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
-
-
-def _connected(members: Sequence[Member], sharing: Iterable[Sequence[tuple[Member, Communicator]]]) -> dict[int, int]:
-    """For each process a number that it has in common with all that it is joined with."""
-    parent = {member.index: member.index for member in members}
-
-    def root(index: int) -> int:
-        while (above := parent[index]) != index:
-            parent[index] = index = parent[above]
-        return index
-
-    for held in sharing:
-        first = root(held[0][0].index)
-        for other, _ in held:
-            if parent[other.index] != first:
-                parent[root(other.index)] = first
-    return {index: above if parent[above] == above else root(index) for index, above in parent.items()}
 
 
 def identity_of(communicator: Communicator, comm_rank: int) -> Identity | None:
@@ -278,8 +278,7 @@ def identity_of(communicator: Communicator, comm_rank: int) -> Identity | None:
 
 
 def launched(member: Member, own: Communicator) -> int | None:
-    """How many collectives NCCL has counted on a communicator of a process; comparable among its ranks, ``None`` where it is
-    not.
+    """How many collectives NCCL has counted on a communicator of a process, ``None`` where that cannot be compared among ranks.
 
     Releases without counts of each collective count all launches alike (``ncclComm.opCount``) up to 2.27.2; later ones, up to
     2.30.7, only those in which the rank has proxy work: then no count of collectives means that there were none.
@@ -290,10 +289,3 @@ def launched(member: Member, own: Communicator) -> int | None:
         return sum(own.sequence_numbers.values())
     version = member.info.version
     return own.op_count if version is not None and version < COUNTS_PROXY_WORK_FROM else None
-
-
-def _numbers_as_the_job(group: Group) -> bool:
-    """Whether ranks of the communicator are those of the job. Equal numbers in one that is smaller than the job prove nothing."""
-    if not group.members or any(member.rank != rank for rank, (member, _) in group.members.items()):
-        return False
-    return {member.info.world_size for member, _ in group.members.values()} <= {group.nranks, None}

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from ncclwatch.engine.case import SOURCES, Known
-from ncclwatch.engine.conflicts import ConflictWatch
+from ncclwatch.engine.case import Known
 from ncclwatch.engine.diagnose import judge_jobs
-from ncclwatch.engine.evidence.base import Source
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.ledger import Ledger, Place, Process
-from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.slow.watch import SlowWatch
 from ncclwatch.engine.topology.model import Stage
@@ -50,55 +47,41 @@ def _followed(kept: Sequence[ProcessSample], sample: ProcessSample) -> Sequence[
 
 @dataclass(slots=True)
 class LiveDiagnosis:
-    """Standing verdict of a job, from rounds of samples.
+    """Standing verdict of a job, from rounds of samples. Memory is bounded: three samples a process.
 
-    ``patience`` says for how long nothing must move before waits alone accuse a rank. Memory is bounded: three samples a process.
+    ``known``: how patient it is, and what its caller knows besides. ``slow`` judges whether the jobs that run are as fast as
+    they should be, ``namer`` learns roles of groups and the pattern of an iteration. The caller takes out ``closed`` (verdicts
+    that ended because the job went on) and ``answers`` (to :meth:`ask`: one for each job, worst first). ``verdicts`` (worst
+    first) and ``judged`` are of the last round, one for each job.
     """
 
-    patience: Patience = field(default_factory=Patience)
-    complete_hosts: Collection[str] = field(default_factory=frozenset)
-    silent: Collection[tuple[int, int]] = field(default_factory=frozenset)
-    """(communicator's hash, rank in it) of ranks whose node has fallen silent."""
-    network: NetworkMemory = field(default_factory=NetworkMemory)
-    """What the nodes last said of their network."""
-    sources: Sequence[Source] = SOURCES
-    """Where facts come from."""
+    known: Known = field(default_factory=lambda: Known(Patience()))
     ledger: Ledger = field(default_factory=Ledger)
     slow: SlowWatch = field(default_factory=SlowWatch)
-    """Judges the jobs that run: whether they run as fast as they should."""
-    conflicts: ConflictWatch = field(default_factory=ConflictWatch)
-    """Compares what the ranks of running jobs call."""
     namer: StageNamer = field(default_factory=StageNamer)
-    """Learns roles of groups and the pattern of an iteration from the calls; names stages."""
     closed: list[Recovery] = field(default_factory=list)
-    """Verdicts that ended because the job went on; the caller takes them out."""
     answers: list[Verdict] = field(default_factory=list)
-    """To :meth:`ask`: one verdict for each job, worst first; the caller takes them out."""
     verdicts: list[Verdict] = field(default_factory=list)
-    """Of the last round: one verdict for each job on the observed processes, worst first."""
     judged: list[tuple[Job, Verdict]] = field(default_factory=list)
-    """Of the last round: the jobs, each with its verdict."""
     _series: dict[ProcessKey, Sequence[ProcessSample]] = field(default_factory=dict)
     _standing: Verdict | None = None
     _asked: bool = False
-    _previous: list[ProcessSample] = field(default_factory=list)
+    _previous: Sequence[ProcessSample] = ()
     _unseen: set[Process | Place] = field(default_factory=set)
     """Processes and communicators of which calls are known that were not there when last looked for."""
     _rounds: int = 0
 
     def add_calls(self, events: NDArray[Any], lost: int = 0, source: str = "") -> None:
-        """Take records of the calls plane (``EVENT_DTYPE``, by time), and the number lost since the last batch.
-
-        ``source`` is the host they come from (as in ``ProcessInfo.host``); empty where there is only one.
+        """Take records of the calls plane (``EVENT_DTYPE``, by time), and the number lost since the last batch. ``source`` is
+        the host they come from (as in ``ProcessInfo.host``); empty where there is only one.
         """
         self.ledger.add_calls(events, lost, source)
         self.namer.observe(events, host=source)
         self.slow.add_calls(events, lost, source)
 
     def update(self, samples: Sequence[ProcessSample]) -> Verdict:
-        """Take one sample of every process that is observed now and return the verdict that stands, worst job first.
-
-        A process that is missing from ``samples`` is forgotten: report an ended one by a sample with run state ``X``.
+        """Take one sample of every process that is observed now and return the verdict that stands, worst job first. A process
+        that is missing from ``samples`` is forgotten: report an ended one by a sample with run state ``X``.
         """
         present = {sample.process.key for sample in samples}
         ended = [self._series.pop(key)[-1].process for key in self._series.keys() - present]
@@ -111,47 +94,42 @@ class LiveDiagnosis:
             counted = sample if sample.calls_seen == seen else replace(sample, calls_seen=seen)
             self._series[sample.process.key] = _followed(self._series.get(sample.process.key, ()), counted)
         self.namer.note_samples(samples)
-        for sample in self._previous:
-            self._note_counts(sample)
+        self._note_counts(self._previous)
         self._previous = list(samples)
-        known = Known(
-            self.patience, complete_hosts=self.complete_hosts, silent=self.silent, network=self.network, sources=self.sources,
-            conflicts=self.conflicts, stage_of=self._stage_of,
-        )  # fmt: skip
+        known = self.known
+        known.stage_of, known.ledger, known.orders = self._stage_of, None, None
         if self.ledger.rows:
             known.ledger = self.slow.ledger = self.ledger
             known.orders = self.slow.cadences.orders
         looks = list(self._series.values())
         judged = judge_jobs(looks, known)
         self.slow.forget(present)
-        self.conflicts.forget({number for job, _ in judged for number in job.groups})
+        known.conflicts.forget({number for job, _ in judged for number in job.groups})
         topologies = [learned.topology for learned in self.namer.jobs]
         self.judged = [(job, self.slow.judge(job, verdict, topologies, self._stage_of)) for job, verdict in judged]
-        self.verdicts = sorted((self._named(job, verdict) for job, verdict in self.judged), key=severity)
+        self.verdicts = self._named(self.judged)
         if self._asked:
             self._asked = False
-            self.answers += self._answer(looks, known)
-        self.patience.end_round()
+            # Of a job that is not stuck, what stands.
+            paced = {member.info.key: verdict for job, verdict in self.judged for member in job.members}
+            asked = judge_jobs(looks, replace(known, patience=None, creation_patience_s=0.0))
+            said = [(job, one if one.verdict_class.accuses else paced.get(job.members[0].info.key, one)) for job, one in asked]
+            self.answers += self._named(said)
+        if known.patience is not None:
+            known.patience.end_round()
         return self._stand(self.verdicts[0] if self.verdicts else NOTHING_OBSERVED)
 
     def ask(self) -> None:
         """Put into ``answers`` what the next round says without any patience: somebody who knows that the job hangs has asked.
-
         Progress between two looks still means that nobody is accused. What stands is not changed by being asked.
         """
         self._asked = True
 
-    def _answer(self, looks: Sequence[Sequence[ProcessSample]], known: Known) -> list[Verdict]:
-        """One verdict for each job without patience; of one that is not stuck, what stands."""
-        paced = {member.info.key: verdict for job, verdict in self.judged for member in job.members}
-        asked = judge_jobs(looks, replace(known, patience=None, creation_patience_s=0.0))
-        said = [(job, one if one.verdict_class.accuses else paced.get(job.members[0].info.key, one)) for job, one in asked]
-        return sorted((self._named(job, verdict) for job, verdict in said), key=severity)
-
-    def _named(self, job: Job, verdict: Verdict) -> Verdict:
-        if verdict.culprits:
+    def _named(self, judged: Sequence[tuple[Job, Verdict]]) -> list[Verdict]:
+        """The verdicts with their stages, worst first."""
+        if any(verdict.culprits for _, verdict in judged):
             self.namer.fall_back(samples[-1] for samples in self._series.values())
-        return name_stages(verdict, job, self.namer, self.ledger)
+        return sorted((name_stages(verdict, job, self.namer, self.ledger) for job, verdict in judged), key=severity)
 
     def _stage_of(self, host: str, pid: int, comm: int, ago: int) -> Stage | None:
         return self.namer.stage_of(host, pid, comm, calls_ago=ago)
@@ -185,37 +163,36 @@ class LiveDiagnosis:
         """A host will not be heard again."""
         self._forget({process for process in self.ledger.records if process[0] == host})
         self.ledger.lossy.discard(host)
-        self.network.hosts.pop(host, None)
+        self.known.network.hosts.pop(host, None)
 
-    def _note_counts(self, sample: ProcessSample) -> None:
+    def _note_counts(self, samples: Sequence[ProcessSample]) -> None:
         """Line the ledger up with NCCL's own counts. Done a round late: by then the records are in."""
-        for own in sample.communicators:
-            row = self.ledger.row(sample.process, own)
-            if row is not None and own.sequence_numbers:
-                self.ledger.note_count(row, sum(own.sequence_numbers.values()), sample.time_ns + sample.duration_ns)
+        for sample in samples:
+            for own in sample.communicators:
+                row = self.ledger.row(sample.process, own) if own.sequence_numbers else None
+                if row is not None:
+                    self.ledger.note_count(row, sum(own.sequence_numbers.values()), sample.time_ns + sample.duration_ns)
 
     def _stand(self, verdict: Verdict) -> Verdict:
-        standing = self._standing
+        """What stands once this is said of the worst job."""
+        standing, series = self._standing, self._series.values()
         if verdict.verdict_class.accuses:
-            began = verdict.since if verdict.since is not None else self._since()
-            since = standing.since if standing is not None and standing.id == verdict.id else began
-            verdict = replace(verdict, since=since)
-            self._standing = verdict
-        elif standing is not None:
-            if verdict.verdict_class is VerdictClass.UNKNOWN and self._nothing_moves():
-                # Not a recovery: those it names are out of sight, or have come back into it and were looked at once.
-                newcomers = any(len(samples) < 2 for samples in self._series.values())
-                return replace(standing, time=verdict.time) if newcomers else verdict
-            if standing.since is not None and verdict.time is not None:
-                self.closed.append(Recovery(standing, max(0.0, verdict.time - standing.since)))
-            self._standing = None
+            since = verdict.since
+            if standing is not None and standing.id == verdict.id:
+                since = standing.since
+            elif since is None:
+                # When NCCL last moved anywhere: the newest of the first samples of each standstill.
+                since = max((samples[0].wall_ns / 1e9 for samples in series), default=None)
+            self._standing = replace(verdict, since=since)
+            return self._standing
+        if standing is None:
+            return verdict
+        settled = [samples[-2:] for samples in series if len(samples) > 1]
+        nothing_moves = bool(settled) and not any(progressed(*last) for last in settled)
+        if verdict.verdict_class is VerdictClass.UNKNOWN and nothing_moves:
+            # Not a recovery: those it names are out of sight, or have come back into it and were looked at once.
+            return replace(standing, time=verdict.time) if len(settled) < len(series) else verdict
+        if standing.since is not None and verdict.time is not None:
+            self.closed.append(Recovery(standing, max(0.0, verdict.time - standing.since)))
+        self._standing = None
         return verdict
-
-    def _nothing_moves(self) -> bool:
-        """Whether there are processes that were looked at more than once, and none of them has moved."""
-        settled = [samples for samples in self._series.values() if len(samples) > 1]
-        return bool(settled) and not any(progressed(*samples[-2:]) for samples in settled)
-
-    def _since(self) -> float | None:
-        """When NCCL last moved anywhere: the newest of the first samples of each standstill."""
-        return max((samples[0].wall_ns / 1e9 for samples in self._series.values()), default=None)

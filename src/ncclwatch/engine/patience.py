@@ -7,26 +7,27 @@ has stood still and gone on is what is to be expected of it. Another operation's
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from ncclwatch.engine.edges import StallMark, Wait
-from ncclwatch.engine.evidence.base import LinkNode, Subject
-from ncclwatch.engine.evidence.calls import CallsFinding
-from ncclwatch.engine.graph import Sink
+from ncclwatch.engine.alignment import rows_of
+from ncclwatch.engine.evidence.base import FactKind, LinkNode, Subject
 from ncclwatch.engine.job import Group, Job
-from ncclwatch.engine.ledger import Ledger
+from ncclwatch.engine.ledger import ALIKE, Ledger
+
+if TYPE_CHECKING:
+    from ncclwatch.engine.case import Case
 
 HANG_FLOOR_S = 5.0
 """Unit: s; nothing moves for this long before waits alone accuse a rank, and what is said sooner, to who asks, is less sure.
 From: chosen: five samples at the usual interval.
 """
 EXPECTATION_FACTOR = 2.0
-"""Unit: times the longest standstill that an operation was lately seen to end by itself, or the floor for what has no usual
-duration: the first operations of a communicator, a barrier; never immunity. From: chosen: it may have gone on just after the last
-look, and what is written grows; three are too many: who comes to a job that hangs already sees first operations often, and waited
-15 s (drawn 1301-138).
+"""Unit: times what is usual, beyond which a thing is not: the longest standstill that an operation was lately seen to end by
+itself (or the floor, of the first operations of a communicator and barriers; never immunity), and the share of a CPU limit's
+periods in which it held ranks back. From: chosen: it may have gone on just after the last look, and what is written grows;
+three are too many: who comes to a job that hangs already sees first operations often, and waited 15 s (drawn 1301-138). Equal
+limits hold back alike who works alike.
 """
 LONGEST_PATIENCE_S = 600.0
 """Bound: seconds that any operation is given; twice the five minutes of CCL-D."""
@@ -35,10 +36,6 @@ UNTOUCHED_FACTOR = 3.0
 still make their connections, which takes as long as making communicators.
 """
 CREATION_S = UNTOUCHED_FACTOR * HANG_FLOOR_S
-YOUNG_OPERATIONS = 3
-"""Unit: operations; a communicator that has launched fewer has just begun. From: chosen: kernels load, buffers are made, caches
-are cold.
-"""
 BARRIER_ELEMENTS = 1
 """Fact: elements of the AllReduce that a barrier of PyTorch is (ProcessGroupNCCL.cpp, barrier)."""
 
@@ -65,28 +62,21 @@ class Patience:
     _pending: dict[WaitKind, float] = field(default_factory=dict)
     _seen: set[WaitKind] = field(default_factory=set)
 
-    def needed(
-        self, job: Job, sinks: Sequence[Sink], findings: Mapping[int, CallsFinding], still: float, ledger: Ledger | None
-    ) -> float:
-        """Seconds a standstill must last whose waits lead to ``sinks``; it has lasted ``still``, which is remembered. Where
-        memory shows no wait the calls that some ranks have not made stand in (``findings``, by group).
-        """
+    def needed(self, case: Case) -> float:
+        """Seconds that the standstill of a job must last, by what its waits lead to. How long it has lasted is remembered."""
         if not self.adaptive:
             return self.floor_s
-        kinds = _wait_kinds(sinks) or {
-            WaitKind(number, f"function {finding.called.function}", finding.called.count)
-            for number, finding in findings.items() if finding.behind and finding.called
-        }  # fmt: skip
+        kinds = _wait_kinds(case)
         for kind in kinds:
-            self._pending[kind] = max(self._pending.get(kind, 0.0), still)
+            self._pending[kind] = max(self._pending.get(kind, 0.0), case.still)
         self._seen |= kinds
-        groups = [job.groups[number] for number in {kind.group for kind in kinds if kind.group in job.groups}]
+        groups = [case.job.groups[number] for number in {kind.group for kind in kinds} & case.job.groups.keys()]
+        expected = [max(self._learned[kind]) for kind in kinds & self._learned.keys()]
         # A barrier beside an ordinary operation (the norm of the gradients) is no reason to wait longer for that.
-        careful = bool(groups) and all(_young(group) or _barrier(group, ledger) for group in groups)
-        usual = [self.floor_s] if careful else []
-        expected = max((*usual, *(max(self._learned[kind]) for kind in kinds if kind in self._learned)), default=0.0)
-        floor = self.floor_s * (UNTOUCHED_FACTOR if groups and all(map(_untouched, groups)) else 1.0)
-        return max(floor, min(LONGEST_PATIENCE_S, EXPECTATION_FACTOR * expected))
+        if groups and all(_is_young(group) or _is_barrier(group, case.known.ledger) for group in groups):
+            expected.append(self.floor_s)
+        floor = self.floor_s * (UNTOUCHED_FACTOR if groups and all(map(_is_untouched, groups)) else 1.0)
+        return max(floor, min(LONGEST_PATIENCE_S, EXPECTATION_FACTOR * max(expected, default=0.0)))
 
     def halted(self, job: Job) -> None:
         """A stopped or ended process holds the job up: this standstill teaches nothing."""
@@ -104,38 +94,41 @@ class Patience:
         self._seen.clear()
 
 
-def retry_patience(job: Job, sinks: Sequence[Sink], retrying: Mapping[Subject, float]) -> float:
-    """Seconds a standstill must last that waits for links alone, of which one's sockets try again and may come through
-    (``retrying``: for how long, by connection).
-    """
-    links = [end for sink in sinks if isinstance(end := sink.nodes[0], LinkNode)]
-    if not retrying or len(links) < len(sinks):
+def retry_patience(case: Case) -> float:
+    """Seconds that a standstill must last that waits for links alone, of which one's sockets try again and may come through."""
+    retrying = {fact.subject: fact.value or 0.0 for fact in case.facts.of(FactKind.RETRYING)}
+    links = [end for sink in case.sinks if isinstance(end := sink.nodes[0], LinkNode)]
+    if not retrying or len(links) < len(case.sinks):
         return 0.0
     ways: set[Subject] = set()
     for link in links:
-        number = job.groups[link.group_id].hash
+        number = case.job.groups[link.group_id].hash
         ways |= {(number, link.source, link.destination), (number, link.destination, link.source)}
     return max((retrying[way] for way in ways & retrying.keys()), default=0.0)
 
 
-def _wait_kinds(sinks: Iterable[Sink]) -> set[WaitKind]:
-    """The kinds of operation in which the sinks are waited for, or stand still themselves."""
+def _wait_kinds(case: Case) -> set[WaitKind]:
+    """The kinds of operation in which the ends of the waits are waited for, or stand still themselves. Where memory shows none
+    the calls that some ranks have not made stand in.
+    """
     kinds: set[WaitKind] = set()
-    for sink in sinks:
-        marks: list[Wait | StallMark] = [*sink.waits, *sink.inside, *sink.stalls]
-        for one in marks:
-            name = one.operation.name if one.operation else ""
-            of_end = (one.end.operation.collective, one.end.sub.nsteps) if one.end is not None else (name, 0)
-            kinds.add(WaitKind(one.key.group, *of_end))
-    return kinds
+    for one in (one for sink in case.sinks for part in (sink.waits, sink.inside, sink.stalls) for one in part):
+        name = one.operation.name if one.operation else ""
+        of_end = (one.end.operation.collective, one.end.sub.nsteps) if one.end is not None else (name, 0)
+        kinds.add(WaitKind(one.key.group, *of_end))
+    return kinds or {
+        WaitKind(number, f"function {finding.called.function}", finding.called.count)
+        for number, finding in case.findings.items() if finding.behind and finding.called
+    }  # fmt: skip
 
 
-def _young(group: Group) -> bool:
+def _is_young(group: Group) -> bool:
+    """Whether it has launched too little for anything to be usual: kernels load, buffers are made, caches are cold."""
     counts = [own.op_count for _, own in group.members.values() if own.op_count is not None]
-    return bool(counts) and max(counts) < YOUNG_OPERATIONS
+    return bool(counts) and max(counts) < ALIKE
 
 
-def _untouched(group: Group) -> bool:
+def _is_untouched(group: Group) -> bool:
     """Whether nothing was ever received on its connections, however much was launched."""
     counts = [conn.head for _, own in group.members.values() for conn in own.host_connections if conn.head is not None]
     for member, own in group.members.values():
@@ -143,13 +136,10 @@ def _untouched(group: Group) -> bool:
     return bool(counts) and not any(counts)
 
 
-def _barrier(group: Group, ledger: Ledger | None) -> bool:
-    if ledger is None:
+def _is_barrier(group: Group, ledger: Ledger | None) -> bool:
+    """Whether the newest call on it that was recorded is a barrier."""
+    rows = [row for row in rows_of(group, ledger).values() if ledger.called[row]] if ledger is not None else []
+    if ledger is None or not rows:
         return False
-    newest = 0, 0
-    for member, own in group.members.values():
-        row = ledger.rows.get(ledger.place(member.info.host, member.info.pid, own.address))
-        if row is not None and (called := int(ledger.called[row])):
-            newest = max(newest, (int(ledger.operations["time_ns"][row, (called - 1) % ledger.depth]), row))
-    signature = ledger.signature(newest[1], int(ledger.called[newest[1]]) - 1) if newest[0] else None
-    return signature is not None and signature.count <= BARRIER_ELEMENTS
+    newest = (ledger.operations[row, (ledger.called[row] - 1) % ledger.depth] for row in rows)
+    return bool(max(newest, key=lambda operation: operation["time_ns"])["count"] <= BARRIER_ELEMENTS)

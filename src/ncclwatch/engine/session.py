@@ -15,7 +15,8 @@ import numpy as np
 from ncclwatch.collect.batch import NodeBatch, Overhead, PlaneState, ProcessChange
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.engine.beside import add_network
-from ncclwatch.engine.case import Known, of_nodes
+from ncclwatch.engine.case import Case
+from ncclwatch.engine.job import Job
 from ncclwatch.engine.live import LiveDiagnosis, Recovery
 from ncclwatch.engine.network import Ordering
 from ncclwatch.engine.topology.model import Role
@@ -37,52 +38,48 @@ From: chosen: one batch may be late, and one lost with a connection that is made
 """
 SHORTEST_LOOK_S = 1.0
 """Fact: seconds between two samples, by default."""
-
 FORGET_NS = 3600 * 10**9
 """Bound: a node that has been silent for an hour is gone for good."""
-
 ANSWER_NS = 2_000_000_000
 """Bound: an answer waits so long for counts of work requests that were ordered for it."""
-
 MAX_NODES, MAX_NOTES, SILENT_SHOWN = 65536, 200, 4
 """Bound: nodes, notes between two judgements, and nodes that a verdict says are silent."""
 MAX_WAITING_CALLS, MAX_WAITING_EVENTS, MAX_WORK = 100_000, 1000, 65536
 """Bound: what is kept of nodes, and of calls and windows of work that wait for a judgement."""
 ORDERED = ("wire", "paths")
 """Planes of a node that take orders: to count work requests, to probe paths."""
-
 _NO_EVENTS = np.zeros(0, EVENT_DTYPE)
 
 
 @dataclass(slots=True)
 class Update:
-    """What the batches since the last update brought. ``windows`` and ``verdicts`` are there when memory was looked at."""
+    """What the batches since the last update brought. ``windows`` and ``verdicts`` (one for each job, worst first) are there when
+    memory was looked at.
+
+    ``told``: verdicts that accuse and did not stand at the update before; ``answers``: what is to be said, however short the
+    standstill, to somebody who asked. ``flows``: connections over a network; ``work``: windows of work requests and sockets;
+    ``orders``: what is to be counted now, for whoever can reach the nodes. ``finished``: why the session is over, empty while it
+    goes on.
+    """
 
     now_ns: int
     changes: list[ProcessChange] = field(default_factory=list)
     events: list[NDArray[Any]] = field(default_factory=list)
     windows: list[RankWindow] | None = None
     verdicts: list[Verdict] = field(default_factory=list)
-    """One for each job, worst first."""
     told: list[Verdict] = field(default_factory=list)
-    """Verdicts that accuse and did not stand at the update before."""
     answers: list[Verdict] = field(default_factory=list)
-    """What is to be said, however short the standstill, to somebody who asked."""
     recoveries: list[Recovery] = field(default_factory=list)
     lost: int = 0
     newly_lost: int = 0
     notes: list[str] = field(default_factory=list)
     nics: list[NicRecord] = field(default_factory=list)
     flows: list[FlowRecord] = field(default_factory=list)
-    """Connections over a network."""
     work: list[FlowWindow] = field(default_factory=list)
-    """Windows of work requests and sockets."""
     orders: list[WorkOrder] = field(default_factory=list)
-    """What is to be counted now: for whoever can reach the nodes."""
     links: list[LinkChange] = field(default_factory=list)
     kernel: list[KernelLogLine] = field(default_factory=list)
     finished: str = ""
-    """Why the session is over; empty while it goes on."""
 
     @property
     def verdict(self) -> Verdict | None:
@@ -92,11 +89,15 @@ class Update:
 
 @dataclass(slots=True)
 class Node:
-    """What is known of one node: its newest look, and when it was heard. ``name`` is the host's."""
+    """What is known of one node: its newest look, and when it was heard.
+
+    ``name``: the host's; ``heard_ns``: time of the newest batch, by the session's clock; ``missed``: batches that never came;
+    ``fresh``: whether its newest look has not been judged; ``called_ns``: up to when its calls are known, CLOCK_MONOTONIC there,
+    where that is later than its newest look.
+    """
 
     name: str
     heard_ns: int
-    """Time of the newest batch, by the session's clock."""
     interval_s: float = 1.0
     complete: bool = False
     samples: dict[ProcessKey, ProcessSample] = field(default_factory=dict)
@@ -104,15 +105,12 @@ class Node:
     lost: int = 0
     sequence: int = -1
     missed: int = 0
-    """Batches that never came."""
     planes: tuple[PlaneState, ...] = ()
     overhead: Overhead | None = None
     silent: bool = False
     finished: str = ""
     fresh: bool = False
-    """Whether its newest look has not been judged."""
     called_ns: int | None = None
-    """Up to when its calls are known, CLOCK_MONOTONIC there, where that is later than its newest look."""
 
     @property
     def patience_ns(self) -> int:
@@ -128,21 +126,19 @@ class DiagnosisSession:
     """Everything known of the jobs whose nodes send here, and what is said about them.
 
     ``feed`` takes batches as they come, ``judge`` says what stands. Times given are CLOCK_MONOTONIC of the judging machine in
-    nanoseconds (of a recording: the recorded ones). What surfaces ask of it are its properties; who knows more than the batches
-    say (a collector of this node) answers for itself.
+    nanoseconds (of a recording: the recorded ones). What surfaces ask of it are its properties; who knows more than the
+    batches say (a collector of this node) answers for itself. ``verdicts``: one for each job, worst first; ``windows``: the
+    newest of every process; ``network``: what every node last said of its NICs; ``lost``: call records lost since the
+    beginning.
     """
 
     def __init__(self, diagnosis: LiveDiagnosis | None = None) -> None:
         self.diagnosis = diagnosis or LiveDiagnosis()
         self.nodes: dict[str, Node] = {}
         self.verdicts: list[Verdict] = []
-        """One for each job, worst first."""
         self.windows: list[RankWindow] = []
-        """The newest window of every process."""
-        self.network = self.diagnosis.network
-        """What every node last said of its NICs."""
+        self.network = self.diagnosis.known.network
         self.lost = 0
-        """Call records lost since the beginning."""
         self._pending = Update(0)
         self._calls: dict[str, list[NDArray[Any]]] = {}
         """Calls of each host since the last judgement."""
@@ -154,8 +150,6 @@ class DiagnosisSession:
         self._answer_by: int | None = None
         """When to answer somebody who has asked, though counts that were ordered for it have not come; 0: not ordered yet."""
         self._standing: frozenset[str] = frozenset()
-
-    # --- in ------------------------------------------------------------------------------------------------------------
 
     def feed(
         self, batch: NodeBatch, now_ns: int | None = None, *, source: str | None = None, wall_ns: int | None = None
@@ -188,19 +182,20 @@ class DiagnosisSession:
         node.called_ns = None if batch.looked else batch.time_ns
         if batch.looked and not late:
             self._take_look(node, batch)
-        self._pending.changes += batch.changes
+        pending = self._pending
+        pending.changes += batch.changes
         for text in batch.notes:
             self._note(text)
-        if len(self._pending.work) < MAX_WORK:
-            self._pending.work += batch.work
+        if len(pending.work) < MAX_WORK:
+            pending.work += batch.work
         if batch.network is not None:
             self.network.feed(batch.host, batch.network, batch.wall_ns)
-            self._pending.nics += batch.network.nics
-            self._pending.flows += batch.network.flows
-            self._pending.links += batch.network.changes
-            self._pending.kernel += batch.network.kernel
-        self._ordered -= {window.order for window in batch.work}
+            pending.nics += batch.network.nics
+            pending.flows += batch.network.flows
+            pending.links += batch.network.changes
+            pending.kernel += batch.network.kernel
         if batch.work:
+            self._ordered -= {window.order for window in batch.work}
             self.network.feed_work(batch.host, batch.work, batch.wall_ns)
         return node
 
@@ -235,9 +230,7 @@ class DiagnosisSession:
         offset = batch.clock_offset_ns or 0
         ahead = offset if abs(offset) > (batch.clock_error_ns or 0) else 0
         samples = {s.process.key: replace(s, wall_ns=s.wall_ns + ahead) if ahead else s for s in batch.samples}
-        for key, sample in samples.items():
-            if sample.run_state == "X":
-                self._ended[key] = sample
+        self._ended |= {key: sample for key, sample in samples.items() if sample.run_state == "X"}
         for key, sample in node.samples.items() if batch.complete else ():
             # It went while nobody looked (the agent was down): had it not been told, it would be missed by nobody.
             if key not in samples and sample.run_state != "X":
@@ -248,30 +241,30 @@ class DiagnosisSession:
         if len(self._pending.notes) < MAX_NOTES:
             self._pending.notes.append(text)
 
-    # --- out -----------------------------------------------------------------------------------------------------------
-
     def judge(self, now_ns: int) -> Update:
         """Look at what all nodes said last and say what stands."""
-        update = self.take(now_ns)
+        update, diagnosis = self.take(now_ns), self.diagnosis
         for host in list(self._calls):
             self._give_calls(host)
         self._find_silent(now_ns, update)
+        silent = [node for node in self.nodes.values() if node.silent]
         heard = [node for node in self.nodes.values() if not node.silent]
         for node in heard:
             node.fresh = False
         self._forget_ended_jobs(heard)
-        diagnosis, samples = self.diagnosis, self.samples
-        silent = [node for node in self.nodes.values() if node.silent]
-        diagnosis.silent = frozenset((c.hash, c.rank) for node in silent for s in node.samples.values() for c in s.communicators)
+        samples = list(self.samples.values())
+        known = diagnosis.known
+        known.silent = frozenset((c.hash, c.rank) for node in silent for s in node.samples.values() for c in s.communicators)
+        known.complete_hosts = frozenset(node.name for node in heard if node.complete)
         diagnosis.slow.delays, diagnosis.slow.network = self.network.delays(), self.network
-        diagnosis.complete_hosts = frozenset(node.name for node in heard if node.complete)
         countable = {node.name for node in heard if any(plane.name in ORDERED and plane.running for plane in node.planes)}
         self._answer(countable, now_ns, update)
-        said = of_nodes(Known(network=self.network, sources=diagnosis.sources))
-        if any(sample.run_state != "X" for sample in samples.values()):
-            standing = diagnosis.update(list(samples.values()))
-            found = [standing, *diagnosis.verdicts[1:]]
-            self.verdicts = [add_network(said, _without(silent, now_ns, verdict)) for verdict in found]
+        said = Case(Job([]), known)
+        if any(sample.run_state != "X" for sample in samples):
+            standing = diagnosis.update(samples)
+            self.verdicts = [
+                add_network(said, _without(silent, now_ns, verdict)) for verdict in (standing, *diagnosis.verdicts[1:])
+            ]
             update.orders += self._ordering.orders(diagnosis.judged, countable, now_ns)
         self.windows = update.windows = _windows(heard)
         update.verdicts = self.verdicts
@@ -328,8 +321,6 @@ class DiagnosisSession:
         update.now_ns = now_ns
         update.lost = self.lost
         return update
-
-    # --- what surfaces ask ---------------------------------------------------------------------------------------------
 
     @property
     def infos(self) -> list[ProcessInfo]:

@@ -19,13 +19,10 @@ from ncclwatch.engine.job import Group, Member
 from ncclwatch.model.state import Communicator
 from ncclwatch.model.verdict import Culprit, VerdictClass
 
-HEALTHY_RESULTS = frozenset({"ncclSuccess", "ncclInProgress"})
+HEALTHY = frozenset({"ncclSuccess", "ncclInProgress"})
 READY_STATES = frozenset({None, "ncclSuccess"})
 SHOWN = 4
 """Bound: waiting ranks that are shown beside a process that has ended: its peers' transfers with it may be gone."""
-
-
-# --- progress ----------------------------------------------------------------------------------------------------------
 
 
 def all_ended(case: Case) -> Iterator[Hypothesis]:
@@ -43,106 +40,95 @@ def one_sample(case: Case) -> Iterator[Hypothesis]:
 def progress(case: Case) -> Iterator[Hypothesis]:
     """NCCL moved between the last two samples of some process."""
     if case.still == 0.0:
-        notes = _halted_facts(case, [member for member in case.job.members if member.stopped])
-        yield Hypothesis(VerdictClass.RUNNING, Cause.PROGRESS, confidence=1.0, supports=tuple(notes))
-
-
-# --- stopped, ended ----------------------------------------------------------------------------------------------------
+        notes = tuple(_halted_facts(case, (member for member in case.job.members if member.stopped)))
+        yield Hypothesis(VerdictClass.RUNNING, Cause.PROGRESS, confidence=1.0, supports=notes)
 
 
 def halted(case: Case) -> Iterator[Hypothesis]:
     """Processes that a signal or a debugger has stopped, and those, observed or not, that have ended while others needed them."""
-    if any(find_halted(case)):
-        yield _halted(case, 0.99)
+    yield from _halted(case, 0.99)
 
 
 def ended_behind(case: Case) -> Iterator[Hypothesis]:
     """The same once waits that are not seen were followed: what they lead to is less sure."""
-    if case.waits.open and any(find_halted(case)):
-        yield _halted(case, 0.85)
+    if case.waits.open:
+        yield from _halted(case, 0.85)
 
 
-def find_halted(case: Case) -> tuple[list[Member], list[Sink]]:
-    """Processes that are stopped, or have ended and are missed, and unobserved ranks that have ended."""
-
-    def find() -> tuple[list[Member], list[Sink]]:
-        return [member for member in case.alive if member.stopped] + _missed(case), _ended_ranks(case)
-
-    return case.remember("halted", find)
+def _halted(case: Case, confidence: float) -> Iterator[Hypothesis]:
+    job, ended = case.job, _ended_ranks(case)
+    halted = [*(member for member in case.alive if member.stopped), *_missed(case)]
+    if not halted and not ended:
+        return
+    ends = {sink.member.index: sink for sink in case.sinks if sink.member is not None}
+    suspects: list[Suspect] = []
+    supports: list[Fact] = []
+    first = wait_facts(case.waits.first(SHOWN))[:SHOWN]
+    for member in halted:
+        waits = ends[member.index].waits if member.index in ends else []
+        cause = Cause.STOPPED_BY_DEBUGGER if member.last.run_state == "t" else Cause.STOPPED
+        suspects.append(observed(job, member, waits, (), Cause.ENDED if member.gone else cause))
+        supports += [*_halted_facts(case, [member]), *wait_facts(waits)]
+        # Its neighbours' transfers with it may be gone, or hidden inside the node.
+        supports += first if member.gone or not waits else []
+    for node, sink in ended.items():
+        suspects.append(absent(job, sink, node, Cause.ENDED_UNSEEN))
+        supports += wait_facts(sink.waits)
+    supports += _error_facts(job.members)
+    victims = _victims(case, halted, [*(ends[m.index] for m in halted if m.index in ends), *ended.values()], suspects)
+    verdict_class = VerdictClass.DEAD if ended or any(member.gone for member in halted) else VerdictClass.STOPPED
+    yield naming(verdict_class, suspects, victims, confidence if victims else 0.8, supports)
 
 
 def _missed(case: Case) -> list[Member]:
     """Processes that ended while others needed them. Whoever waits need not show whom for: a proxy may have dropped the broken
     transfer, and a collective that stands still in a communicator with an ended rank waits for that rank in the end.
     """
-    job = case.job
-    gone = [member for member in job.members if member.gone]
+    gone = [member for member in case.job.members if member.gone]
     if not gone or any(map(errors_of, case.alive)):
         return gone
     needed = {node.index for sink in case.sinks if sink.waits for node in sink.nodes if isinstance(node, RankNode)}
-    needed.update(*(job.groups[number].ranks for number in case.waits.collectives()))
+    needed.update(*(case.job.groups[number].ranks for number in case.waits.collectives()))
     return [member for member in gone if member.index in needed]
 
 
-def _ended_ranks(case: Case) -> list[Sink]:
-    """Ranks that were not observed, that others wait for (if in a collective that stands still), and that have ended."""
-    job, silent, sinks = case.job, case.known.silent, case.sinks
-    unseen = [(sink, node) for sink in sinks if not sink.is_cycle and isinstance(node := sink.nodes[0], AbsentNode)]
+def _ended_ranks(case: Case) -> dict[AbsentNode, Sink]:
+    """Ranks that were not observed and have ended, that others wait for, or, if none are, of a collective that stands still."""
+    job = case.job
+    unseen = {node: sink for sink in case.sinks if not sink.is_cycle and isinstance(node := sink.nodes[0], AbsentNode)}
     standing = [group for number in sorted(case.waits.collectives()) if len((group := job.groups[number]).members) < group.nranks]
     if not unseen and not standing:
-        return []
+        return {}
     census = Census.of(job, case.known.complete_hosts)
 
     def runs(node: AbsentNode) -> bool | None:
         """Whether the process runs, of what is heard; ``None`` where that is not known."""
         group = job.groups[node.group_id]
-        return True if (group.hash, node.comm_rank) in silent else census.runs(group, node.comm_rank)
+        return True if (group.hash, node.comm_rank) in case.known.silent else census.runs(group, node.comm_rank)
 
-    known = [(sink, node, runs(node)) for sink, node in unseen if node.group_id in job.groups]
-    heard = [(sink, node) for sink, node, running in known if running is None]
-    found = {node: sink for sink, node, running in known if running is False}
-    found |= {node: sink for sink, node in heard if any(wait.why is Why.BROKEN for wait in sink.waits)}
-    ended = {job.global_rank(node.group_id, node.comm_rank) for node in found} - {None}
+    heard = {node: runs(node) for node in unseen}
+    found = [node for node, running in heard.items() if running is False]
+    unsure = [node for node, running in heard.items() if running is None]
+    found += [node for node in unsure if any(wait.why is Why.BROKEN for wait in unseen[node].waits)]
+    ended = {job.global_rank(*node[:2]) for node in found} - {None}
     gone = {member.index for member in job.members if member.gone}
 
     @cache
     def explained(number: int) -> bool:
         """Whether a rank of this group is known to have ended, and so explains its errors."""
         group = job.groups[number]
-        ranks = (job.global_rank(number, rank) for rank in range(group.nranks))
-        return not (gone.isdisjoint(group.ranks) and ended.isdisjoint(ranks))
+        return not gone.isdisjoint(group.ranks) or not ended.isdisjoint(job.global_rank(number, at) for at in range(group.nranks))
 
     def missed(sink: Sink) -> bool:
         """Whether who waits for it reports an error that no other end explains."""
         waiting = {wait.waiter.index for wait in sink.waits if isinstance(wait.waiter, RankNode)}
         return any(not explained(job.group_of[i, own.address]) for i in waiting for own, _ in errors_of(job.member(i)))
 
-    found |= {node: sink for sink, node in heard if node not in found and missed(sink)}
-    if found or not sinks or not census.whole:
-        return list(found.values())
+    found += [node for node in unsure if node not in found and missed(unseen[node])]
+    if found or not case.sinks or not census.whole:
+        return {node: unseen[node] for node in found}
     missing = (AbsentNode(group.id, rank) for group in standing for rank in group.missing)
-    return [Sink((node,), sinks[0].graph) for node in missing if runs(node) is False]
-
-
-def _halted(case: Case, confidence: float) -> Hypothesis:
-    job, (halted, ended) = case.job, find_halted(case)
-    ends = {sink.nodes[0].index: sink for sink in case.sinks if isinstance(sink.nodes[0], RankNode) and not sink.is_cycle}
-    suspects: list[Suspect] = []
-    supports: list[Fact] = []
-    first = wait_facts(case.waits.first(SHOWN))[:SHOWN]
-    for member in halted:
-        waits = ends[member.index].waits if member.index in ends else []
-        suspects.append(observed(job, member, waits, (), _halted_cause(member)))
-        supports += [*_halted_facts(case, [member]), *wait_facts(waits)]
-        # Its neighbours' transfers with it may be gone, or hidden inside the node.
-        supports += first if member.gone or not waits else []
-    for sink in ended:
-        suspects.append(absent(job, sink, Cause.ENDED_UNSEEN))
-        supports += wait_facts(sink.waits)
-    supports += _error_facts(job.members)
-    victims = _victims(case, halted, [*(ends[m.index] for m in halted if m.index in ends), *ended], suspects)
-    verdict_class = VerdictClass.DEAD if ended or any(member.gone for member in halted) else VerdictClass.STOPPED
-    return naming(verdict_class, suspects, victims, confidence if victims else 0.8, supports)
+    return {node: Sink((node,), case.waits) for node in missing if runs(node) is False}
 
 
 def _victims(case: Case, halted: Sequence[Member], ends: Sequence[Sink], suspects: Sequence[Suspect]) -> set[int]:
@@ -159,16 +145,9 @@ def _halted_facts(case: Case, members: Iterable[Member]) -> list[Fact]:
     return [fact for member in members for fact in case.facts.about(FactKind.HALTED, RankNode(member.index))]
 
 
-def _halted_cause(member: Member) -> Cause:
-    if member.gone:
-        return Cause.ENDED
-    return Cause.STOPPED_BY_DEBUGGER if member.last.run_state == "t" else Cause.STOPPED
-
-
 def errors_of(member: Member) -> list[tuple[Communicator, str]]:
     """Communicators whose asynchronous result is an error, with the result."""
-    found = [(c, c.async_result) for c in member.last.communicators if c.async_result]
-    return [(communicator, result) for communicator, result in found if result not in HEALTHY_RESULTS]
+    return [(own, own.async_result) for own in member.last.communicators if own.async_result and own.async_result not in HEALTHY]
 
 
 def _error_facts(members: Iterable[Member]) -> list[Fact]:
@@ -178,23 +157,17 @@ def _error_facts(members: Iterable[Member]) -> list[Fact]:
     ]  # fmt: skip
 
 
-# --- creation ----------------------------------------------------------------------------------------------------------
-
-
 def creation(case: Case) -> Iterator[Hypothesis]:
-    """Ranks wait for each other in the creation of a communicator; whoever has not come is named.
-
-    A missing rank may be an observed process without any communicator.
-    """
-    job = case.job
-    if case.waits.open:
+    """Ranks wait for each other in the creation of a communicator; whoever has not come is named."""
+    creating = [
+        group for group in case.job.groups.values()
+        if any(own.init_state not in READY_STATES and not own.aborted for _, own in group.members.values())
+    ]  # fmt: skip
+    if case.waits.open or not creating:
         return
-    groups = [group for group in job.groups.values() if any(_creating(own) for _, own in group.members.values())]
-    if not groups:
-        return
-    group = max(groups, key=lambda candidate: candidate.nranks)
-    # Which observed process should be a missing rank is only evident where the communicator spans the job.
-    others = [member for member in reversed([*job.members, *case.loners]) if member.index not in group.ranks]
+    group = max(creating, key=lambda candidate: candidate.nranks)
+    # A missing rank may be a process without any communicator: which one is evident where the communicator spans the job.
+    others = [member for member in reversed([*case.job.members, *case.loners]) if member.index not in group.ranks]
     by_rank = {member.info.rank: member for member in others if member.info.world_size == group.nranks}
     found = {rank: by_rank[rank] for rank in group.missing if rank in by_rank}
     supports = tuple(told(line) for line in _creation_lines(case, group, found))
@@ -225,13 +198,6 @@ def _creation_lines(case: Case, group: Group, found: dict[int, Member]) -> Itera
         yield "all ranks have come"
 
 
-def _creating(communicator: Communicator) -> bool:
-    return communicator.init_state not in READY_STATES and not communicator.aborted
-
-
-# --- nothing open, or not for long enough ------------------------------------------------------------------------------
-
-
 def pause(case: Case) -> Iterator[Hypothesis]:
     """Nothing moves, but not for long enough to accuse a rank that merely computes, or to say anything by calls."""
     if case.still >= case.patience_s:
@@ -250,12 +216,11 @@ def nothing_open(case: Case) -> Iterator[Hypothesis]:
     job, suspects = case.job, []
     for member in job.members:
         for own, result in errors_of(member)[:1]:
-            group = job.groups[job.group_of[member.index, own.address]]
-            suspects.append(caller(group, own.rank, None, Cause.NCCL_ERROR, result))
+            suspects.append(caller(job.groups[job.group_of[member.index, own.address]], own.rank, None, Cause.NCCL_ERROR, result))
     if suspects:
         yield naming(VerdictClass.ERROR, suspects, (), 0.9, _error_facts(job.members))
-    elif case.still >= case.patience_s and any(is_hidden(own) for one in case.job.members for own in one.last.communicators):
-        yield nobody(Cause.NOTHING_SEEN, _halted_facts(case, [member for member in case.job.members if member.gone]))
+    elif case.still >= case.patience_s and any(is_hidden(own) for one in job.members for own in one.last.communicators):
+        yield nobody(Cause.NOTHING_SEEN, _halted_facts(case, (member for member in job.members if member.gone)))
     else:
         yield Hypothesis(VerdictClass.IDLE, Cause.NOTHING_OPEN, confidence=0.7)
 

@@ -19,23 +19,14 @@ NAMED, NAMED_RANKS = 4, 8
 """Bound: culprits that a summary names, and ranks without more about them; of more only the number is told."""
 LISTED = 6
 """Bound: communicators with unobserved ranks that are listed; of more only the number is told."""
+FACTS_SHOWN = 6
+"""Bound: facts of one kind by one rule that the trail shows; of more only the number is told."""
 
 SEVERITY = (
-    VerdictClass.RUNNING,
-    VerdictClass.IDLE,
-    VerdictClass.UNKNOWN,
-    VerdictClass.SLOW_MIXED,
-    VerdictClass.SLOW_COMMUNICATION,
-    VerdictClass.SLOW_COMPUTATION,
-    VerdictClass.ERROR,
-    VerdictClass.INIT_HANG,
-    VerdictClass.HARDWARE,
-    VerdictClass.INCONSISTENT,
-    VerdictClass.NOT_ENTERED,
-    VerdictClass.DEADLOCK,
-    VerdictClass.STOPPED,
-    VerdictClass.DEAD,
-)
+    VerdictClass.RUNNING, VerdictClass.IDLE, VerdictClass.UNKNOWN, VerdictClass.SLOW_MIXED, VerdictClass.SLOW_COMMUNICATION,
+    VerdictClass.SLOW_COMPUTATION, VerdictClass.ERROR, VerdictClass.INIT_HANG, VerdictClass.HARDWARE, VerdictClass.INCONSISTENT,
+    VerdictClass.NOT_ENTERED, VerdictClass.DEADLOCK, VerdictClass.STOPPED, VerdictClass.DEAD,
+)  # fmt: skip
 """From nothing wrong to a cause the operating system states outright."""
 
 _WHERE = "see where it stands: `py-spy dump --nonblocking --pid {pid}` on {host}"
@@ -121,39 +112,33 @@ def render(case: Case, found: Hypothesis) -> Verdict:
     culprits = tuple(map(_culprit, suspects))
     first = next((one for one in culprits if one.operation), culprits[0] if culprits else None)
     victims = {rank for index in found.victims if (rank := case.job.member(index).rank) is not None}
+    changed = [rule for rule, _ in (*case.trail.drawn, *case.trail.retracted)]
     verdict = Verdict(
         found.verdict_class, _summary(case, found, culprits, first.operation if first else None), culprits,
         tuple(sorted(victims)), first.communicator if first else None, first.operation if first else None,
         link=next((one.link for one in culprits if one.link), None), time=case.time, confidence=found.confidence,
         evidence=tuple(_evidence(case, found)), unobserved=_unobserved(case, found), next_steps=_next_steps(found, suspects),
-        planes=found.planes, rules=_rules(case, found), trail=tuple(_trail(case, found)),
+        planes=found.planes, rules=tuple(dict.fromkeys((*changed, *found.follows, found.rule))), trail=tuple(_trail(case, found)),
     )  # fmt: skip
     return _with_limits(case, found, verdict)
 
 
-def _rules(case: Case, found: Hypothesis) -> tuple[str, ...]:
-    """Those that changed the graph, then those the hypothesis was made by."""
-    changed = [rule for rule, _ in (*case.trail.drawn, *case.trail.retracted)]
-    return tuple(dict.fromkeys((*changed, *found.follows, found.rule)))
-
-
 def _with_limits(case: Case, found: Hypothesis, verdict: Verdict) -> Verdict:
-    held = [
-        (fact, case.job.member(fact.subject.index))
-        for fact in found.because if fact.kind is FactKind.THROTTLED and isinstance(fact.subject, RankNode)
-    ]  # fmt: skip
+    """The verdict with the CPU limits that hold back those of whom it speaks."""
+    limits = [fact for fact in found.because if fact.kind is FactKind.THROTTLED]
+    held = [case.job.member(fact.subject.index) for fact in limits if isinstance(fact.subject, RankNode)]
     if not held:
         return verdict
-    ranks = [member.rank for _, member in held if member.rank is not None]
+    ranks = [member.rank for member in held if member.rank is not None]
     who = f"rank{'s' if len(ranks) != 1 else ''} {compressed(ranks)}" if ranks else f"{len(held)} processes"
+    evidence, summary = verdict.evidence, verdict.summary
     if found.verdict_class.accuses:
         who = "it" if len(held) == 1 else "them"
-        verdict = replace(verdict, evidence=(*(fact.text for fact, _ in held), *verdict.evidence))
+        evidence = (*(fact.text for fact in limits), *evidence)
     if not found.verdict_class.accuses or len(held) == len(verdict.culprits):
-        least = min(fact.value or 0.0 for fact, _ in held)
-        verdict = replace(verdict, summary=f"{verdict.summary}; a CPU limit holds {who} back in {least:.0%} of its periods")
-    steps = [RAISE_LIMIT.format(host=member.info.host, pid=member.info.pid) for _, member in held]
-    return replace(verdict, next_steps=tuple(dict.fromkeys((*steps, *verdict.next_steps))))
+        summary += f"; a CPU limit holds {who} back in {min(fact.value or 0.0 for fact in limits):.0%} of its periods"
+    steps = [RAISE_LIMIT.format(host=member.info.host, pid=member.info.pid) for member in held]
+    return replace(verdict, evidence=evidence, summary=summary, next_steps=tuple(dict.fromkeys((*steps, *verdict.next_steps))))
 
 
 def _culprit(suspect: Suspect) -> Culprit:
@@ -164,29 +149,27 @@ def _next_steps(found: Hypothesis, suspects: Sequence[Suspect]) -> tuple[str, ..
     if not suspects:
         return STEPS.get(found.cause, ())
     first = suspects[0]
-    pid = "PID" if first.place.pid is None else str(first.place.pid)
     steps = STEPS.get(first.cause) or STEPS.get(found.verdict_class, ())
+    pid = "PID" if first.place.pid is None else first.place.pid
     return tuple(step.format(pid=pid, host=first.place.host or "its host") for step in steps)
 
 
 def _unobserved(case: Case, found: Hypothesis) -> tuple[str, ...]:
+    """What was hidden, and what the cause leaves open."""
+    hidden = () if found.cause in SAMPLES_ALONE else _not_read(case.job)
+    if found.suspects or found.cause in MAY_BE_HIDDEN:
+        hidden = (*(line for source in case.known.sources for line in source.coverage(case)), *hidden)
     missing = tuple(fact.text for fact in found.missing)
-    if found.suspects:
-        not_told = ORDER_NOT_TOLD if found.cause is Cause.ORDER and found.tie else NOT_TOLD.get(found.cause)
-        return (*missing, *([not_told] if not_told else []), *not_observed(case))
-    hidden = not_observed(case) if found.cause in MAY_BE_HIDDEN else () if found.cause in SAMPLES_ALONE else not_read(case.job)
-    return (*hidden, *missing)
+    if not found.suspects:
+        return (*hidden, *missing)
+    not_told = ORDER_NOT_TOLD if found.cause is Cause.ORDER and found.tie else NOT_TOLD.get(found.cause)
+    return (*missing, *([not_told] if not_told else []), *hidden)
 
 
-def not_observed(case: Case) -> tuple[str, ...]:
-    """All that was hidden from a verdict on a job."""
-    return (*(line for source in case.known.sources for line in source.coverage(case)), *not_read(case.job))
-
-
-def not_read(job: Job) -> tuple[str, ...]:
+def _not_read(job: Job) -> tuple[str, ...]:
     """Signals that could not be read, each once, and communicator ranks that were not observed."""
     lines = [f"{name}: {reason}" for member in job.members for name, reason in member.last.unavailable.items()]
-    torn = sum([sample.torn for member in job.members for sample in member.samples])
+    torn = sum(sample.torn for member in job.members for sample in member.samples)
     if torn:
         lines.append(f"{torn} structures changed while they were read and were dropped")
     incomplete = [group for group in job.groups.values() if len(group.members) < group.nranks]
@@ -209,13 +192,11 @@ def _evidence(case: Case, found: Hypothesis) -> Iterator[str]:
         yield from lines[:EVIDENCE_LINES]
         yield from () if found.cause in SAMPLES_ALONE or found.cause is Cause.PROGRESS else (still,)
         return
-    cut = len(lines) >= EVIDENCE_LINES
-    yield from lines[: EVIDENCE_LINES - 2] if cut else lines
-    yield from [f"… {len(lines) - EVIDENCE_LINES + 2} more of the same kind"] if cut else []
+    if len(lines) >= EVIDENCE_LINES:
+        more = len(lines) - EVIDENCE_LINES + 2
+        lines = [*lines[:-more], f"… {more} more of the same kind"]
+    yield from lines
     yield from dict.fromkeys((still, *(fact.text for fact in found.beside)))
-
-
-# --- the summary -------------------------------------------------------------------------------------------------------
 
 
 def _summary(case: Case, found: Hypothesis, culprits: Sequence[Culprit], operation: OperationRef | None) -> str:
@@ -242,7 +223,7 @@ def _summary(case: Case, found: Hypothesis, culprits: Sequence[Culprit], operati
 
 
 def _nobody(case: Case, found: Hypothesis) -> str:
-    job, group = case.job, case.job.groups.get(found.group if found.group is not None else -1)
+    job, group = case.job, case.job.groups.get(found.group)
     unseen = [job.rank_name(node.group_id, node.comm_rank) for node in found.ends if isinstance(node, AbsentNode | HiddenNode)]
     text = found.cause.format(
         still=case.still, seconds=found.seconds, unseen=", ".join(dict.fromkeys(unseen)) or "no rank",
@@ -269,10 +250,9 @@ def _links_summary(job: Job, suspects: Sequence[Suspect], where: str, found: Hyp
     known = {f"rank {one.place.rank}": _name(one.place) for one in suspects if one.place.rank is not None}
     texts: dict[str, None] = {}
     for one in suspects:
-        group, link = job.groups.get(one.group), one.place.link
-        if link is not None:
-            ends = (link.source, link.destination)
-            ranks = [job.rank_name(group.id, end) if group is not None else f"rank {end}" for end in ends]
+        if (link := one.place.link) is not None:
+            in_group = one.group in job.groups
+            ranks = [job.rank_name(one.group, end) if in_group else f"rank {end}" for end in (link.source, link.destination)]
             texts[" → ".join(known.get(name, name) for name in ranks)] = None
     links, what, holds = ("link", "carries no data", "holds") if len(texts) == 1 else ("links", "carry no data", "hold")
     if found.verdict_class is VerdictClass.SLOW_COMMUNICATION:
@@ -282,17 +262,12 @@ def _links_summary(job: Job, suspects: Sequence[Suspect], where: str, found: Hyp
 
 
 def _name(one: Culprit) -> str:
-    name = f"rank {one.rank}" if one.rank is not None else f"communicator rank {one.comm_rank}"
-    if one.pid is None:
-        return name
     gpu = f", GPU {one.gpu}" if one.gpu is not None else ""
-    return f"{name} ({one.host}, pid {one.pid}{gpu})"
+    return _rank(one) + (f" ({one.host}, pid {one.pid}{gpu})" if one.pid is not None else "")
 
 
-# --- the trail ---------------------------------------------------------------------------------------------------------
-
-FACTS_SHOWN = 6
-"""Bound: facts of one kind by one rule that the trail shows; of more only the number is told."""
+def _rank(one: Culprit) -> str:
+    return f"rank {one.rank}" if one.rank is not None else f"communicator rank {one.comm_rank}"
 
 
 def _trail(case: Case, found: Hypothesis) -> Iterator[Step]:
@@ -316,15 +291,11 @@ def _steps(kind: StepKind, rule: str, facts: Sequence[Fact]) -> Iterator[Step]:
 def _in_short(found: Hypothesis) -> str:
     if not found.suspects:
         return f"{found.verdict_class}: nobody is named ({found.cause.label})"
-    places = [suspect.place for suspect in found.suspects]
-    ranks = _first((f"rank {p.rank}" if p.rank is not None else f"communicator rank {p.comm_rank}" for p in places), NAMED_RANKS)
+    ranks = _first((_rank(suspect.place) for suspect in found.suspects), NAMED_RANKS)
     return f"{found.verdict_class}: {ranks}: {_culprit(found.suspects[0]).reason} (confidence {found.confidence:.0%})"
 
 
 def _count(job: Job) -> str:
-    """``4 processes``."""
-    number = len(job.members)
-    if any(member.last.process.key.part for member in job.members):
-        # A process that drives several GPUs is a member for each of them.
-        number = len({(member.info.host, member.info.pid) for member in job.members})
+    """``4 processes``: one that drives several GPUs is a member for each of them."""
+    number = len({replace(member.info.key, part=0) for member in job.members})
     return f"{number} process{'es' if number != 1 else ''}"

@@ -8,7 +8,7 @@ import jsonschema
 import pytest
 
 from ncclwatch.engine.case import Known
-from ncclwatch.engine.diagnose import diagnose, diagnose_jobs
+from ncclwatch.engine.diagnose import diagnose, judge_jobs
 from ncclwatch.engine.patience import Patience
 from ncclwatch.model.state import Communicator, Direction, HostConnection, OpPhase, PeerInfo, ProxyOperation, Transport
 from ncclwatch.model.verdict import Verdict, VerdictClass, schema
@@ -332,7 +332,7 @@ def test_jobs_are_judged_apart() -> None:
         replace(rank, communicators=(replace(rank.communicators[0], hash=WORLD + 1),), operations=(), host=f"other{rank.rank}")
         for rank in absent_from_ring()
     ]
-    verdicts = diagnose_jobs([*looks(other), *hung])
+    verdicts = [verdict for _, verdict in judge_jobs([*looks(other), *hung])]
     assert [verdict.verdict_class for verdict in verdicts] == [VerdictClass.STOPPED, VerdictClass.IDLE]
 
 
@@ -558,7 +558,7 @@ def test_a_rank_missing_from_creation_that_nobody_looked_at_is_not_accused() -> 
 def test_a_process_of_unknown_rank_is_mentioned_where_a_creation_waits_and_not_accused() -> None:
     series = looks(creation({0, 1, 3}), count=20)
     series[2] = [replace(s, process=replace(s.process, rank=None, world_size=None)) for s in series[2]]
-    verdict = next(v for v in diagnose_jobs(series, Known(creation_patience_s=15)) if "creation" in v.summary)
+    verdict = next(v for _, v in judge_jobs(series, Known(creation_patience_s=15)) if "creation" in v.summary)
     assert verdict.verdict_class is VerdictClass.UNKNOWN
     assert named(verdict) == []
     assert any("perhaps among those" in line and "pid 1002 on node2" in line for line in verdict.evidence)

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ncclwatch.engine.case import of_job
+from ncclwatch.engine.case import Case
 from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.engine.evidence.calls import SequenceCounts
 from ncclwatch.engine.job import assemble
@@ -149,7 +149,7 @@ def disagreeing(*counts: Counts, captured: int = 0) -> list[int]:
         for rank, own in enumerate(counts)
     ]
     (job,) = assemble(looks(ranks))
-    return [rank for found in SequenceCounts().facts(of_job(job)) for rank in sorted(found.odd)]
+    return [rank for found in SequenceCounts().facts(Case(job)) for rank in sorted(found.odd)]
 
 
 def test_one_among_many_is_the_odd_one() -> None:

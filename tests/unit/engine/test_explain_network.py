@@ -11,6 +11,7 @@ from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.engine.evidence.nics import DeadPath, PortDown, dead_path
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.network import Way
+from ncclwatch.engine.patience import Patience
 from ncclwatch.model.network import NicRecord
 from ncclwatch.model.state import Direction, NetStep, Transport
 from ncclwatch.model.verdict import Verdict, VerdictClass
@@ -88,7 +89,7 @@ def test_what_the_operating_system_states_stands() -> None:
 
 
 def test_a_pause_is_still_a_pause_while_a_port_is_down() -> None:
-    live = LiveDiagnosis(sources=with_facts(port_down(DOWN)))
+    live = LiveDiagnosis(Known(Patience(), sources=with_facts(port_down(DOWN))))
     for number in range(4):
         verdict = live.update([rank.looks(4)[number] for rank in idle_ring()])
         assert not verdict.verdict_class.accuses

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ncclwatch.engine.case import SOURCES
+from ncclwatch.engine.case import SOURCES, Known
 from ncclwatch.engine.evidence.base import Fact, FactKind, Source
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.network import Way
@@ -61,7 +61,7 @@ def test_a_verdict_stands_while_the_agent_of_its_rank_comes_back() -> None:
 
 
 def test_waits_alone_need_the_floor() -> None:
-    live = LiveDiagnosis(patience=Patience(5))
+    live = LiveDiagnosis(Known(Patience(5)))
     classes = [live.update(samples).verdict_class for samples in rounds(8, run_state="S")]
     assert not any(verdict_class.accuses for verdict_class in classes[:5])
 
@@ -99,7 +99,7 @@ def first_accusation(live: LiveDiagnosis, from_s: int, count: int = 40) -> float
 
 
 def test_an_operation_that_stood_still_and_went_on_is_given_twice_that_time() -> None:
-    live = LiveDiagnosis(patience=Patience(5))
+    live = LiveDiagnosis(Known(Patience(5)))
     looks_ = rounds(9, run_state="S")
     for samples in looks_:
         live.update(samples)
@@ -115,10 +115,10 @@ def retrying(ranks: list[Rank], link: tuple[int, int], worth_s: float) -> tuple[
 
 
 def test_a_standstill_of_a_lossy_link_teaches_no_patience() -> None:
-    live, ranks = LiveDiagnosis(patience=Patience(5)), silent_link()
+    live, ranks = LiveDiagnosis(Known(Patience(5))), silent_link()
     seen = list(zip(*(rank.looks(60) for rank in ranks), strict=True))
     for number, lossy in enumerate((True, False)):
-        live.sources = retrying(ranks, (1, 2), 13.5) if lossy else SOURCES
+        live.known.sources = retrying(ranks, (1, 2), 13.5) if lossy else SOURCES
         here = seen[30 * number : 30 * number + 12]
         classes = [str(live.update(samples).verdict_class) for samples in here]
         assert classes[3:5] == ["unknown"] * 2
@@ -127,7 +127,7 @@ def test_a_standstill_of_a_lossy_link_teaches_no_patience() -> None:
 
 
 def test_another_kind_of_operation_is_not_given_more_time() -> None:
-    live = LiveDiagnosis(patience=Patience(5))
+    live = LiveDiagnosis(Known(Patience(5)))
     looks_ = rounds(9, run_state="S")
     short = [[replace(s, operations=tuple(replace(o, collective="AllGather") for o in s.operations)) for s in r] for r in looks_]
     for samples in short:
@@ -138,7 +138,7 @@ def test_another_kind_of_operation_is_not_given_more_time() -> None:
 
 
 def test_a_fixed_time_learns_nothing() -> None:
-    live = LiveDiagnosis(patience=Patience(7, adaptive=False))
+    live = LiveDiagnosis(Known(Patience(7, adaptive=False)))
     looks_ = rounds(7, run_state="S")
     for samples in looks_:
         live.update(samples)
@@ -148,7 +148,7 @@ def test_a_fixed_time_learns_nothing() -> None:
 
 
 def test_first_operations_get_a_longer_floor_but_no_immunity() -> None:
-    live = LiveDiagnosis(patience=Patience(5))
+    live = LiveDiagnosis(Known(Patience(5)))
     accused = None
     for number, samples in enumerate(rounds(30, run_state="S")):
         young = [replace(s, communicators=tuple(replace(c, op_count=1) for c in s.communicators)) for s in samples]
@@ -161,16 +161,16 @@ def test_first_operations_get_a_longer_floor_but_no_immunity() -> None:
 @pytest.mark.parametrize("link", [(1, 2), (2, 1), (0, 1), None])
 def test_a_link_whose_sockets_try_again_is_given_their_time(link: tuple[int, int] | None) -> None:
     """TCP waits twice as long each time: a link that only loses much stands still for more than five seconds."""
-    live, ranks = LiveDiagnosis(patience=Patience(5)), silent_link()
-    live.sources = retrying(ranks, link, 7.0) if link else SOURCES
+    live, ranks = LiveDiagnosis(Known(Patience(5))), silent_link()
+    live.known.sources = retrying(ranks, link, 7.0) if link else SOURCES
     rounds_ = zip(*(rank.looks(30) for rank in ranks), strict=True)
     accused = next((n for n, samples in enumerate(rounds_) if live.update(samples).verdict_class.accuses), None)
     assert accused is not None and (7 <= accused <= 8 if link in ((1, 2), (2, 1)) else 5 <= accused <= 6)
 
 
 def test_a_link_that_loses_much_is_slow_until_tcp_has_tried_once_more() -> None:
-    live, ranks = LiveDiagnosis(patience=Patience(5)), silent_link()
-    live.sources = retrying(ranks, (1, 2), 13.5)
+    live, ranks = LiveDiagnosis(Known(Patience(5))), silent_link()
+    live.known.sources = retrying(ranks, (1, 2), 13.5)
     said = [live.update(samples) for samples in zip(*(rank.looks(20) for rank in ranks), strict=True)]
     classes = [str(verdict.verdict_class) for verdict in said]
     assert set(classes[:5]) == {"unknown"} and set(classes[6:13]) == {"slow-communication"}, classes
@@ -180,8 +180,8 @@ def test_a_link_that_loses_much_is_slow_until_tcp_has_tried_once_more() -> None:
 
 
 def test_a_port_whose_links_both_lose_much_is_slow_until_tcp_has_tried() -> None:
-    live, ranks = LiveDiagnosis(patience=Patience(5)), silent_link(2)
-    live.sources = retrying(ranks, (2, 3), 13.5)
+    live, ranks = LiveDiagnosis(Known(Patience(5))), silent_link(2)
+    live.known.sources = retrying(ranks, (2, 3), 13.5)
     said = [live.update(samples) for samples in zip(*(rank.looks(20) for rank in ranks), strict=True)]
     assert {str(verdict.verdict_class) for verdict in said[6:13]} == {"slow-communication"}
     assert {str(verdict.verdict_class) for verdict in said[15:]} == {"hardware"}
@@ -192,7 +192,7 @@ def test_a_port_whose_links_both_lose_much_is_slow_until_tcp_has_tried() -> None
 
 @pytest.mark.parametrize("base", [0, 960])
 def test_connections_through_which_nothing_has_come_are_still_being_made(base: int) -> None:
-    live = LiveDiagnosis(patience=Patience(5))
+    live = LiveDiagnosis(Known(Patience(5)))
     old = replace(communicator(0, 2), op_count=500)
     ranks = [
         Rank(0, 2, (old,), (recv(1, posted=8, received=0, delivered=0, consumed=0, base=base),)),
@@ -205,7 +205,7 @@ def test_connections_through_which_nothing_has_come_are_still_being_made(base: i
 
 def test_a_young_communicator_beside_an_old_one_is_no_reason_to_wait_longer() -> None:
     """Rank 1 is waited for in an operation of a communicator that has run for long, and in the first of another."""
-    live = LiveDiagnosis(patience=Patience(5))
+    live = LiveDiagnosis(Known(Patience(5)))
     old, young = replace(communicator(0, 2), op_count=500), replace(communicator(0, 2, comm_hash=0xC1), op_count=1)
     waiting = [recv(1, posted=8, received=0, delivered=0, consumed=0, comm_hash=c.hash) for c in (old, young)]
     ranks = [
@@ -218,7 +218,7 @@ def test_a_young_communicator_beside_an_old_one_is_no_reason_to_wait_longer() ->
 
 
 def test_who_asks_is_answered_at_once_and_what_stands_stays_as_it_is() -> None:
-    live = LiveDiagnosis(patience=Patience(300, adaptive=False))
+    live = LiveDiagnosis(Known(Patience(300, adaptive=False)))
     looks_ = rounds(4, run_state="S")
     for samples in looks_[:2]:
         assert not live.update(samples).verdict_class.accuses
@@ -232,7 +232,7 @@ def test_who_asks_is_answered_at_once_and_what_stands_stays_as_it_is() -> None:
 
 
 def test_a_stopped_process_teaches_no_patience() -> None:
-    live = LiveDiagnosis(patience=Patience(5))
+    live = LiveDiagnosis(Known(Patience(5)))
     looks_ = rounds(9)
     for samples in looks_:
         live.update(samples)

@@ -148,7 +148,7 @@ def test_hosts_that_are_gone_for_good_are_forgotten() -> None:
         at_ns += FORGET_NS + SECOND
     hear(session, "pod-5", at_ns)
     diagnosis = session.diagnosis
-    assert list(session.nodes) == ["pod-5"] == list(diagnosis.network.hosts)
+    assert list(session.nodes) == ["pod-5"] == list(diagnosis.known.network.hosts)
     assert {source for source, _ in diagnosis.ledger.records} == {"pod-5"}
     assert diagnosis.ledger.lossy == set()
     assert kept_of(diagnosis) == (4, 4, 4, 4)
@@ -169,7 +169,7 @@ def test_a_host_that_another_node_still_speaks_for_is_remembered() -> None:
         node = FakeNode(frozen_ring(2, 4), host="same", begin=at_ns // SECOND)
         session.feed(node.batch(network=NetworkLook()), at_ns, source=source)
         session.judge(at_ns)
-    assert list(session.nodes) == ["two"] and list(session.diagnosis.network.hosts) == ["same"]
+    assert list(session.nodes) == ["two"] and list(session.diagnosis.known.network.hosts) == ["same"]
 
 
 def test_which_agent_speaks_for_a_host_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:

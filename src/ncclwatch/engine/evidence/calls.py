@@ -1,21 +1,18 @@
 """Who has not called what its peers have (H1), and who called something else (H2): by records, open transfers and NCCL's counts.
 
-Records name ranks that did *not* call, and ranks whose call differs: a rank that has called an operation need not have begun it.
-
-Both ends of a connection count the same steps, so transfers that begin or end at different steps, or belong to different
-collectives, prove that the ranks called different things.
-
-From 2.26 on NCCL counts the calls of each collective on each rank (``ncclComm.seqNumber``, kept for its RAS subsystem). Two ranks
-each ahead of the other in something have called different things, however far their hosts have run ahead.
+A rank that has called an operation need not have begun it. Both ends of a connection count the same steps, so transfers that
+begin or end at different steps, or belong to different collectives, prove that the ranks called different things. From 2.26 on
+NCCL counts the calls of each collective on each rank (``ncclComm.seqNumber``, kept for its RAS subsystem): two ranks each
+ahead of the other in something have called different things, however far their hosts have run ahead.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial, reduce
-from operator import or_
+from functools import partial
+from itertools import product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -88,10 +85,10 @@ def _behind_text(job: Job, group: Group, finding: CallsFinding) -> str:
 class CallsFinding:
     """Comparison of the aligned ranks of one communicator.
 
-    ``behind``: ranks that have not called operation ``sequence`` while at least one other has. ``groups``: the signatures of the
-    first inconsistent operation with the ranks that called each; ``odd_sequence`` is its number, ``ago`` how many operations the
-    foremost rank has called since, ``familiar`` how often each of its signatures stands elsewhere in what the ranks keep.
-    ``unaligned``: ranks that nothing can be said about.
+    ``behind``: ranks that have not called operation ``sequence`` while others (``waiting``) have. ``groups``: the signatures
+    of the first operation that ranks called differently, with the ranks that called each, else empty; ``odd_sequence`` is its
+    number, ``ago`` how many operations the foremost rank has called since, ``odd`` what is taken for wrong, ``how`` how that was
+    decided. ``unaligned``: ranks that nothing can be said about.
     """
 
     sequence: int | None = None
@@ -101,26 +98,9 @@ class CallsFinding:
     groups: dict[Signature, list[int]] = field(default_factory=dict)
     odd_sequence: int | None = None
     ago: int = 0
-    familiar: dict[Signature, int] = field(default_factory=dict)
+    odd: list[Signature] = field(default_factory=list)
+    how: str = ""
     unaligned: list[int] = field(default_factory=list)
-
-    @property
-    def odd_ones(self) -> tuple[list[Signature], str]:
-        """Signatures that are taken for wrong, and how it was decided: the smaller groups, else what nobody calls otherwise."""
-        groups = sorted(self.groups.items(), key=lambda item: -len(item[1]))
-        if len(groups) < 2:
-            return [], ""
-        if len(groups[0][1]) > len(groups[1][1]):
-            return [signature for signature, _ in groups[1:]], ""
-        strange = [signature for signature in self.groups if not self.familiar.get(signature)]
-        if 0 < len(strange) < len(groups):
-            return strange, "the groups are equally large, but only one of them called what is called here otherwise"
-        return list(self.groups), "the groups are equally large: a tie"
-
-    @property
-    def inconsistent(self) -> bool:
-        """Whether ranks called different things under the same sequence number."""
-        return len(self.groups) > 1
 
 
 def compare_groups(ledger: Ledger, groups: Sequence[Mapping[int, int]]) -> list[CallsFinding]:
@@ -133,17 +113,22 @@ def compare_groups(ledger: Ledger, groups: Sequence[Mapping[int, int]]) -> list[
     slowest, fastest = _least(entries, entries.ends), -_least(entries, -entries.ends)
     in_line = np.bincount(entries.group, weights=entries.aligned)
     comparable, unaligned = in_line >= 2, in_line < np.bincount(entries.group)
-    odd = _first_inconsistent(entries, fastest, comparable)
     bounds = np.r_[entries.starts, len(entries.rows)].tolist()
-    for place in np.flatnonzero((comparable & (slowest < fastest)) | (odd >= 0) | unaligned).tolist():
-        finding, part = filled[place], np.arange(bounds[place], bounds[place + 1])
+    odd, late = _first_inconsistent(entries, fastest, comparable), comparable & (slowest < fastest)
+    for place in np.flatnonzero(late | (odd >= 0) | unaligned).tolist():
+        finding, part = filled[place], np.arange(*bounds[place : place + 2])
         aligned = part[entries.aligned[part]]
         finding.unaligned = sorted(set(entries.ranks[part].tolist()) - set(entries.ranks[aligned].tolist()))
         if odd[place] >= 0:
             _describe_inconsistency(entries, aligned, int(odd[place]), finding)
             finding.ago = int(fastest[place]) - int(odd[place]) - 1
-        if comparable[place] and slowest[place] < fastest[place]:
-            _describe_behind(entries, aligned, int(slowest[place]), finding)
+        if late[place]:
+            # The operation that holds the group up is the one the slowest has not called.
+            ahead = entries.ends[aligned] > slowest[place]
+            finding.sequence = int(slowest[place])
+            finding.behind = sorted(entries.ranks[aligned[~ahead]].tolist())
+            finding.waiting = sorted(entries.ranks[aligned[ahead]].tolist())
+            finding.called = entries.signature(int(aligned[ahead][0]), finding.sequence)
     return findings
 
 
@@ -154,7 +139,6 @@ def _least(entries: Entries, values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 def _first_inconsistent(entries: Entries, fastest: NDArray[np.int64], comparable: NDArray[np.bool_]) -> NDArray[np.int64]:
     """For each communicator the first sequence number under which its ranks called different things, -1 where there is none.
-
     Only what all aligned ranks still keep is compared.
     """
     oldest = -_least(entries, -entries.oldest)
@@ -172,40 +156,42 @@ def _first_inconsistent(entries: Entries, fastest: NDArray[np.int64], comparable
 
 
 def _describe_inconsistency(entries: Entries, aligned: NDArray[np.int64], sequence: int, finding: CallsFinding) -> None:
+    """Who called what; taken for wrong are the smaller groups, else what nobody calls otherwise."""
     groups: dict[Signature, list[int]] = defaultdict(list)
     for entry in aligned.tolist():
         signature = entries.signature(entry, sequence)
         if signature is not None:
             groups[signature].append(entry)
+    if len(groups) < 2:
+        return
+    finding.odd_sequence = sequence
+    finding.groups = {signature: sorted(entries.ranks[callers].tolist()) for signature, callers in groups.items()}
+    usual, *others = sorted(groups, key=lambda signature: -len(groups[signature]))
+    if len(groups[usual]) > len(groups[others[0]]):
+        finding.odd = others
+        return
+    finding.odd, finding.how = list(groups), "the groups are equally large: a tie"
     kept = entries.ledger.operations["signature"][entries.rows[aligned]]
-    for signature, callers in groups.items() if len(groups) > 1 else ():
-        finding.odd_sequence = sequence
-        finding.groups[signature] = sorted(entries.ranks[callers].tolist())
-        alike = kept == entries.of("signature", np.array(callers[:1]), np.array([sequence]))
-        finding.familiar[signature] = int(np.count_nonzero(alike)) - len(callers)
-
-
-def _describe_behind(entries: Entries, aligned: NDArray[np.int64], slowest: int, finding: CallsFinding) -> None:
-    """The operation that holds the group up is the one the slowest has not called."""
-    ahead = entries.ends[aligned] > slowest
-    finding.sequence = slowest
-    finding.behind = sorted(entries.ranks[aligned[~ahead]].tolist())
-    finding.waiting = sorted(entries.ranks[aligned[ahead]].tolist())
-    finding.called = entries.signature(int(aligned[ahead][0]), slowest)
+    number = np.array([sequence])
+    strange = [
+        signature for signature, callers in groups.items()
+        if np.count_nonzero(kept == entries.of("signature", np.array(callers[:1]), number)) == len(callers)
+    ]  # fmt: skip
+    if 0 < len(strange) < len(groups):
+        finding.odd = strange
+        finding.how = "the groups are equally large, but only one of them called what is called here otherwise"
 
 
 def _leave_out_contradicted(group: Group, finding: CallsFinding, ledger: Ledger) -> None:
-    """Take back that ranks have not called what others have, where NCCL's own counts say that they have called as often.
-
-    A record may be lost, or late, at the very end of what was called; what was called is counted in the process itself. Not where
-    NCCL counts launches alone, and those of messages among them.
+    """Take back that ranks have not called what others have, where NCCL's own counts say that they have called as often: the last
+    records may be lost, or late. Not where NCCL counts launches alone, and those of messages among them.
     """
     seen = list(group.members.values()) if finding.behind else []
     counted = all(own.sequence_numbers for _, own in seen)
     if not counted and any(ledger.messages(member.info, own) for member, own in seen):
         return
-    held = (rank for rank in (*finding.behind, *finding.waiting) if rank in group.members)
-    counts = {rank: count for rank in held if (count := launched(*group.members[rank])) is not None}
+    counted_ranks = (*finding.behind, *finding.waiting)
+    counts = {rank: count for rank in counted_ranks if (count := launched(*group.members[rank])) is not None}
     most = max((counts[rank] for rank in finding.waiting if rank in counts), default=None)
     if most is not None:
         finding.behind = [rank for rank in finding.behind if counts.get(rank, -1) < most]
@@ -221,17 +207,22 @@ def operation_of(called: Signature | None, sequence: int | None) -> OperationRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disagreement(Fact):
-    """Ranks of one communicator (``subject``, by its id) that called different things: whom to name, and how that was chosen."""
+    """Ranks of one communicator (``subject``, by its id) that called different things.
+
+    ``odd``: whom to name: rank in the communicator → what it called, or has open; ``how`` that was chosen; ``lines``: what each
+    rank called, as evidence.
+    """
 
     subject: int
     group: Group
-    odd: Mapping[int, str] = field(default_factory=dict)
-    """rank in the communicator → what it called, or has open"""
+    odd: Mapping[int, str]
     how: str
     lines: tuple[str, ...]
-    """What each rank called, as evidence."""
-    tie: bool
-    """Whether nothing tells who of them is wrong."""
+
+    @property
+    def tie(self) -> bool:
+        """Whether nothing tells who of them is wrong."""
+        return self.how == TIE
 
 
 def _vote(job: Job, group: Group, called: Mapping[int, str]) -> tuple[list[int], tuple[str, ...]]:
@@ -271,11 +262,9 @@ class OpenCalls(Source):
                 how = "it is one side of every disagreement"
                 if len(ranks) != 1 or len(found) == 1:
                     ranks, how = sorted(involved), TIE
-            yield Disagreement(
-                kind=FactKind.OPEN_OTHER, subject=group.id, group=group, how=how, tie=how == TIE,
-                odd={rank: calls.get(rank, "another operation") for rank in ranks},
-                lines=(*lines, *(_pair_text(case.job, *pair) for pair in found)),
-            )  # fmt: skip
+            names = {rank: calls.get(rank, "another operation") for rank in ranks}
+            lines = (*lines, *(_pair_text(case.job, *pair) for pair in found))
+            yield Disagreement(kind=FactKind.OPEN_OTHER, subject=group.id, group=group, odd=names, how=how, lines=lines)
 
 
 def _disagreeing(transfers: Transfers, senders: Column, receivers: Column) -> list[tuple[int, int]]:
@@ -339,10 +328,7 @@ class SequenceCounts(Source):
                 how = "what it called more often was hardly ever called on this communicator before"
             if not odd or len(odd) == len(ahead):
                 odd, how = ahead, TIE
-            yield Disagreement(
-                kind=FactKind.CALLED_OTHER, subject=group.id, group=group, odd=odd, how=how, lines=lines,
-                tie=how == TIE,
-            )  # fmt: skip
+            yield Disagreement(kind=FactKind.CALLED_OTHER, subject=group.id, group=group, odd=odd, how=how, lines=lines)
 
 
 def _ahead(counts: Mapping[int, Mapping[str, int]]) -> dict[int, str]:
@@ -351,11 +337,10 @@ def _ahead(counts: Mapping[int, Mapping[str, int]]) -> dict[int, str]:
     for rank, own in counts.items():
         ranks[tuple(sorted(own.items()))].append(rank)
     found: dict[int, str] = {}
-    for mine, held in ranks.items():
-        for theirs in map(dict, ranks):
-            more = [name for name, count in mine if count > theirs.get(name, 0)]
-            if more and any(count > dict(mine).get(name, 0) for name, count in theirs.items()):
-                found |= dict.fromkeys(held, more[0])
+    for (mine, held), theirs in product(ranks.items(), map(Counter, map(dict, ranks))):
+        more = [name for name, count in mine if count > theirs[name]]
+        if more and theirs - Counter(dict(mine)):
+            found |= dict.fromkeys(held, more[0])
     return found
 
 
@@ -365,10 +350,9 @@ def _counts_text(counts: Mapping[str, int]) -> str:
 
 
 def lacks_calls(job: Job, wait: Wait) -> bool | None:
-    """Of who is waited for in a collective and has it not open: whether it has called less than who waits, or else as much, but
-    not this; ``None``: the counts do not tell, or it has called it.
-
-    Where shared memory does not tell the operation: whether who is to write has called less than who is to read.
+    """Whether who is waited for in a collective, and has it not open, has called less than who waits, or else as much, but not
+    this; ``None``: the counts do not tell, or it has called it. Where shared memory does not tell the operation: whether who
+    is to write has called less than who is to read.
     """
     group, end, key = job.groups.get(wait.key.group), wait.end, wait.key
     if group is None or key.point_to_point or (end is None and wait.why is not Why.EMPTY):
@@ -386,28 +370,15 @@ def lacks_calls(job: Job, wait: Wait) -> bool | None:
     if end is None:
         return True if by_peer < called else None
     name, sequence = end.operation.collective, end.operation.sequence
-    if own.sequence_numbers:
-        if other.sequence_numbers.get(name, 0) >= own.sequence_numbers.get(name, 0):
-            return None
-        return by_peer < called
-    return None if called <= sequence else by_peer <= sequence
+    if not own.sequence_numbers:
+        return None if called <= sequence else by_peer <= sequence
+    as_often = other.sequence_numbers.get(name, 0) >= own.sequence_numbers.get(name, 0)
+    return None if as_often else by_peer < called
 
 
-def called_less_often(job: Job) -> Callable[[Member], Iterator[str]]:
-    """Says of a rank what it has called less often than another, where NCCL counts that (2.26 and later).
-
-    Counts are of calls of each collective from the communicator's creation on, so a rank that stands lower has called less.
-    """
-
-    @cache
-    def highest(number: int) -> Counter[str]:
-        counts = (own.sequence_numbers for _, own in job.groups[number].members.values())
-        return reduce(or_, map(Counter, counts))
-
-    def lines(member: Member) -> Iterator[str]:
-        for group, own in job.held_by(member):
-            for name, count in own.sequence_numbers.items():
-                if count < (most := highest(group.id)[name]):
-                    yield f"{member.label} has called {name} {count} times on communicator {group.hash:016x}, others {most}"
-
-    return lines
+def called_less_often(job: Job, member: Member) -> Iterator[str]:
+    """What a rank has called less often than another, where NCCL counts that from the communicator's creation on."""
+    for group, own in job.held_by(member):
+        for name, count in own.sequence_numbers.items():
+            if count < (most := group.most_called[name]):
+                yield f"{member.label} has called {name} {count} times on communicator {group.hash:016x}, others {most}"

@@ -15,8 +15,6 @@ from ncclwatch.model.state import CpuLimit
 if TYPE_CHECKING:
     from ncclwatch.engine.case import Case
 
-# --- processes ----------------------------------------------------------------------------------------------------------
-
 
 class Exits(Source):
     """States of processes."""
@@ -32,38 +30,29 @@ class Exits(Source):
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """Who runs, as NCCL knows processes (``ncclPeerInfo``: ``hostHash``, ``pidHash``)."""
+    """Who runs, as NCCL knows processes (``ncclPeerInfo``: ``hostHash``, ``pidHash``): hosts of which every process was sampled
+    (``whole``), and observed processes that run.
+    """
 
     whole: frozenset[int]
-    """Hosts of which every process was sampled."""
     alive: frozenset[Identity]
-    """Observed processes that run."""
 
     @classmethod
     def of(cls, job: Job, complete_hosts: Collection[str]) -> Census:
         """Of the processes of a job. O(their communicators)."""
-        whole: set[int] = set()
-        alive: set[Identity] = set()
-        for member in job.members:
-            for own in member.last.communicators:
-                identity = identity_of(own, own.rank)
-                if identity is None:
-                    continue
-                if member.info.host in complete_hosts:
-                    whole.add(identity[0])
-                if not member.gone:
-                    alive.add(identity)
-        return cls(frozenset(whole), frozenset(alive))
+        held = ((member, own) for member in job.members for own in member.last.communicators)
+        known = [(member, identity) for member, own in held if (identity := identity_of(own, own.rank)) is not None]
+        return cls(
+            frozenset(host_hash for member, (host_hash, _) in known if member.info.host in complete_hosts),
+            frozenset(identity for member, identity in known if not member.gone),
+        )
 
     def runs(self, group: Group, comm_rank: int) -> bool | None:
         """Whether a rank that no observed process seems to hold runs; ``None``: it may. Its communicator may not be found yet."""
-        found = (identity_of(own, comm_rank) for _, own in group.members.values())
-        identity = next((one for one in found if one is not None), None)
-        if identity is None:
+        identity = group.identity(comm_rank)
+        if identity is None or (identity not in self.alive and identity[0] not in self.whole):
             return None
-        if identity in self.alive:
-            return True
-        return False if identity[0] in self.whole else None
+        return identity in self.alive
 
 
 def _halted_text(member: Member) -> str:
@@ -74,15 +63,9 @@ def _halted_text(member: Member) -> str:
     return f"{member.label} is {words.get(state, state)} (state {state}) in {len(same)} samples over {span:.1f} s"
 
 
-# --- CPU limits ---------------------------------------------------------------------------------------------------------
-
 HELD_BACK = 0.25
 """Unit: part of a limit's periods; from it on a rank is held back. From: chosen, as what is held back in a quarter
 of them can lose a fifth of its speed and more.
-"""
-HELD_TIMES = 2.0
-"""Unit: times the median of all ranks; so much more, and a limit of its own holds a rank back. From: chosen, as equal limits hold
-back alike who works alike.
 """
 
 
@@ -121,9 +104,6 @@ class CpuLimits(Source):
             if share:
                 text = partial("{}: a CPU limit holds it back in {:.0%} of the limit's periods".format, member.label, share)
                 yield Fact(FactKind.THROTTLED, RankNode(member.index), strength, value=share, describe=text)
-
-
-# --- logs ---------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,7 +19,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.case import of_job
+from ncclwatch.engine.case import Case
 from ncclwatch.engine.connections import amid_rings, laggards
 from ncclwatch.engine.edges import PROXY_STALLS, Wait, Why
 from ncclwatch.engine.evidence.base import AbsentNode, HiddenNode, LinkNode, Node, RankNode
@@ -146,7 +146,7 @@ def take_look(
 
     ``near_s``: samples of two processes less than that apart are of one moment.
     """
-    everything = of_job(job).waits
+    everything = Case(job).waits
     orders = {m.index: order_of(m.info.host, m.info.pid) if order_of is not None else None for m in job.members}
     kernels = {member.index: read_kernels(job, member, orders[member.index]) for member in job.members}
     # Nobody is held up in a ring through shared memory of which nothing shows that it has begun it.

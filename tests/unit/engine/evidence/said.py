@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from ncclwatch.engine.case import SOURCES, Case, Known, of_nodes
+from ncclwatch.engine.case import SOURCES, Case, Known
 from ncclwatch.engine.evidence.base import Fact, Source
-from ncclwatch.engine.job import assemble
+from ncclwatch.engine.job import Job, assemble
 from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.model.state import ProcessSample
 
@@ -30,10 +30,10 @@ def with_facts(*facts: Fact) -> tuple[Source, ...]:
 
 def of_network(memory: NetworkMemory) -> Case:
     """A case of which nothing is known but what the nodes say of their network."""
-    return of_nodes(Known(network=memory))
+    return Case(Job([]), Known(network=memory))
 
 
 def case_of(samples: Sequence[Sequence[ProcessSample]], **more: Any) -> Case:
     """A case around the one job that samples of processes make."""
     (job,) = assemble(samples)
-    return Case(job, Known(**more), 0.0, 0.0)
+    return Case(job, Known(**more))

@@ -32,13 +32,13 @@ def test_who_has_not_called_what_the_others_have() -> None:
 
 def test_who_called_something_else() -> None:
     fact = said(recorded([64, 64], [64, 64], [64, 64], [64, 32]))
-    assert fact.finding.behind == [] and fact.finding.inconsistent
-    (odd,), how = fact.finding.odd_ones
-    assert (odd.text(), fact.finding.groups[odd], how) == ("AllReduce of 32 x float32", [3], "")
+    assert fact.finding.behind == [] and fact.finding.groups
+    (odd,) = fact.finding.odd
+    assert (odd.text(), fact.finding.groups[odd], fact.finding.how) == ("AllReduce of 32 x float32", [3], "")
 
 
 def test_ranks_that_called_the_same_say_nothing_and_coverage_tells_whose_calls_are_known() -> None:
     whole = recorded([64], [64], [64], [64])
-    assert (said(whole).finding.behind, said(whole).finding.inconsistent) == ([], False)
+    assert (said(whole).finding.behind, said(whole).finding.groups) == ([], {})
     assert list(Calls().coverage(whole)) == []
     assert list(Calls().coverage(case_of(looks([Rank(0, 4, (communicator(0, 4),))])))) == ["no calls were recorded"]

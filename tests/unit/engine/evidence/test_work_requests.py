@@ -6,11 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ncclwatch.engine.case import Case, Known, of_nodes
+from ncclwatch.engine.case import Case, Known
 from ncclwatch.engine.diagnose import diagnose
 from ncclwatch.engine.evidence.base import FactKind, LinkNode, Strength
 from ncclwatch.engine.evidence.nics import DeadPath
 from ncclwatch.engine.evidence.work_requests import Shows, WorkFact, WorkRequests
+from ncclwatch.engine.job import Job
 from ncclwatch.engine.network import KEPT_WINDOWS, MAX_FLOWS, MEMORY_NS, NetworkMemory
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, PathAnswer, SocketFacts
 from ncclwatch.model.state import Direction
@@ -175,7 +176,7 @@ def slow_flows(rates: Sequence[float], latencies: Sequence[float] = (), **work: 
         loaded |= {"throughput": rate, "latency_p50_ns": latency * 1e3, "end_ns": number * SECOND}
         one = window(1, 2, counting=Counting.BURSTS, **loaded)
         memory.feed_work("node1", [replace(one, scope=Scope.PEER, channel=None, direction=None)], number)
-    facts = of_nodes(Known(network=memory)).facts.of(FactKind.WORK, WorkFact)
+    facts = Case(Job([]), Known(network=memory)).facts.of(FactKind.WORK, WorkFact)
     assert all(fact.global_rank == 1 and fact.text for fact in facts)
     return [fact.shows for fact in facts]
 

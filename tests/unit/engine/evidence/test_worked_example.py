@@ -57,7 +57,7 @@ def test_the_example_stands_beside_a_verdict(example: ModuleType, monkeypatch: p
     (rule,) = re.findall(r"```python\n(def nvlink_errors.*?)```", GUIDE.read_text("utf-8"), re.DOTALL)
     place = dict(vars(beside))
     exec(compile(rule, "beside.py", "exec"), place)  # noqa: S102 - the guide is ours
-    row = Rule("nvlink", Stratum.BESIDE, place["nvlink_errors"], "Xid 74", "this test", "this test")
+    row = Rule("nvlink", Stratum.BESIDE, place["nvlink_errors"], "Xid 74")
     strata = diagnosis._BY_STRATUM
     monkeypatch.setitem(strata, Stratum.BESIDE, (*strata[Stratum.BESIDE], row))
     ranks = frozen_ring(2)
