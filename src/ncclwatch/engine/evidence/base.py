@@ -7,12 +7,11 @@ Rules draw the conclusions.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from itertools import accumulate, chain
+from itertools import chain
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
@@ -83,10 +82,10 @@ class Nodes:
         """The number of a node."""
         if isinstance(node, RankNode):
             return int(node)
-        number = self._numbers.setdefault(node, -1 - len(self._others))
-        if number == -1 - len(self._others):
+        if node not in self._numbers:
             self._others.append(node)
-        return number
+            self._numbers[node] = -len(self._others)
+        return self._numbers[node]
 
     def node(self, number: int) -> Node:
         """The node with a number."""
@@ -172,24 +171,6 @@ class Fact:
         return self.describe()
 
 
-class Source(ABC):
-    """One source of evidence: a class of this package, listed in ``case.SOURCES``."""
-
-    kinds: frozenset[FactKind]
-    """What its facts may say: it is asked only where one of them is wanted."""
-
-    def complete(self, job: Job) -> None:  # noqa: B027 - most sources have nothing to add
-        """Add to the records of a job what only those of several processes together show. Done once, before anything else."""
-
-    @abstractmethod
-    def facts(self, case: Case) -> Iterable[Fact | FactColumns[Fact]]:
-        """What it saw of a job, of what is very many in columns. A pure function of the case's records. O(records)."""
-
-    def coverage(self, case: Case) -> Iterable[str]:
-        """Where it was blind, as lines for people: they stand under "not observed" in every verdict. O(processes)."""
-        return ()
-
-
 F = TypeVar("F", bound=Fact)
 
 
@@ -215,23 +196,27 @@ class FactColumns(Generic[F]):
         return map(self.make, range(len(self)))
 
 
-def joined(parts: Sequence[FactColumns[F]]) -> FactColumns[F]:
-    """Facts of one kind in columns, one part after the other."""
-    first = list(accumulate(map(len, parts), initial=0))
-
-    def make(number: int) -> F:
-        part = bisect_right(first, number) - 1
-        return parts[part].make(number - first[part])
-
-    subject, about, possible = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("subject", "object", "possible")
-    )
-    return FactColumns(parts[0].kind, subject, about, possible, make, frozenset().union(*(part.collectives for part in parts)))
-
-
 def one_by_one(facts: Iterable[Fact | FactColumns[Fact]]) -> Iterator[Fact]:
     """Facts with those in columns made objects."""
     return chain.from_iterable(part if isinstance(part, FactColumns) else (part,) for part in facts)
+
+
+class Source(ABC):
+    """One source of evidence: a class of this package, listed in ``case.SOURCES``."""
+
+    kinds: frozenset[FactKind]
+    """What its facts may say: it is asked only where one of them is wanted."""
+
+    def complete(self, job: Job) -> None:  # noqa: B027 - most sources have nothing to add
+        """Add to the records of a job what only those of several processes together show. Done once, before anything else."""
+
+    @abstractmethod
+    def facts(self, case: Case) -> Iterable[Fact | FactColumns[Fact]]:
+        """What it saw of a job, of what is very many in columns. A pure function of the case's records. O(records)."""
+
+    def coverage(self, case: Case) -> Iterable[str]:
+        """Where it was blind, as lines for people: they stand under "not observed" in every verdict. O(processes)."""
+        return ()
 
 
 class Facts:
@@ -265,9 +250,8 @@ class Facts:
 
     def about(self, kind: FactKind, subject: Subject) -> tuple[Fact, ...]:
         """The facts of a kind that are about one subject."""
-        index = self._by_subject.get(kind)
-        if index is None:
+        if kind not in self._by_subject:
             index = self._by_subject[kind] = defaultdict(list)
             for fact in self.of(kind):
                 index[fact.subject].append(fact)
-        return tuple(index.get(subject, ()))
+        return tuple(self._by_subject[kind].get(subject, ()))

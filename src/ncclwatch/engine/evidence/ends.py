@@ -8,43 +8,26 @@ who is in an operation, and has read all there is, waits for more.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from functools import partial
+from collections.abc import Iterator
+from functools import cache, partial
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from ncclwatch.engine import edges
 from ncclwatch.engine.connections import (
     CONNECTION_SLOTS,
     RING_ENDS_RECEIVING,
-    Rings,
-    has_produced,
+    Ring,
+    hidden_on,
     is_ring,
-    is_seen,
     memory_of,
     rings_inside,
     steps_unread,
-    unseen_peers,
 )
-from ncclwatch.engine.edges import (
-    GPU_STALLS,
-    NOBODY,
-    OF_THE_LINK,
-    PROXY_STALLS,
-    ConnectionKey,
-    End,
-    Stall,
-    StallMark,
-    Wait,
-    Why,
-    operation_text,
-    stalls_at,
-    wait_text,
-    waits_for,
-)
+from ncclwatch.engine.edges import NOBODY, ConnectionKey, End, Stall, StallMark, Wait, Why, waits_for
 from ncclwatch.engine.evidence.base import (
     AbsentNode,
-    F,
     Fact,
     FactColumns,
     FactKind,
@@ -78,30 +61,15 @@ class Proxies(Source):
 
     def facts(self, case: Case) -> Iterator[FactColumns[Fact]]:
         """Waits and stalls, in columns. O(transfers)."""
-        t, compared, nodes, target = case.transfers, case.transfers.compared, case.facts.nodes, _targets(case)
+        t, compared, target = case.transfers, case.transfers.compared, _targets(case)
         stands = compared.showing(*Stall)
-        waits, stalls = np.flatnonzero(~stands), np.flatnonzero(stands)
-
-        def columns(kind: FactKind, found: Column, make: Callable[[int], F]) -> FactColumns[F]:
-            rows = compared.rows[found]
-            places = np.unique(t.group[rows[~t.point_to_point[rows]]]).tolist()
-            collectives = frozenset(t.members.groups[place].id for place in places)
-            return FactColumns(kind, t.owner[rows], target[found], np.zeros(len(rows), np.bool_), make, collectives)
-
-        def wait(number: int) -> Wait:
-            place = int(waits[number])
-            end, far, why = *compared.ends(place), Why(SHOWN[compared.shows[place]])
-            return Wait(
-                subject=RankNode(end.member.index), object=nodes.node(int(target[place])), why=why, key=end.key, end=end,
-                other=far, describe=partial(wait_text, case.job, end, far, why),
+        for kind, chosen in ((FactKind.WAITS_FOR, ~stands), (FactKind.STANDS, stands)):
+            places, rows = np.flatnonzero(chosen), compared.rows[chosen]
+            groups = np.unique(t.group[rows[~t.point_to_point[rows]]]).tolist()
+            yield FactColumns(
+                kind, t.owner[rows], target[chosen], np.zeros(len(rows), np.bool_), partial(_fact, case, places, target),
+                frozenset(t.groups[place].id for place in groups),
             )  # fmt: skip
-
-        def stall(number: int) -> StallMark:
-            place = int(stalls[number])
-            return stalls_at(*compared.ends(place), Stall(SHOWN[compared.shows[place]]))
-
-        yield columns(FactKind.WAITS_FOR, waits, wait)
-        yield columns(FactKind.STANDS, stalls, stall)
 
     def coverage(self, case: Case) -> Iterator[str]:
         """Operations that no proxy shows, or that it shows alone."""
@@ -112,6 +80,18 @@ class Proxies(Source):
             yield "operations that kernels start themselves (device API, GIN): neither calls nor proxy steps show them"
 
 
+def _fact(case: Case, places: Column, target: Column, number: int) -> Wait | StallMark:
+    """One of the facts of the proxies."""
+    place, compared = int(places[number]), case.transfers.compared
+    (end, other), shows = compared.ends(place), SHOWN[compared.shows[place]]
+    if isinstance(shows, Stall):
+        return edges.stalls_at(end, other, shows)
+    return Wait(
+        subject=RankNode(end.member.index), object=case.facts.nodes.node(int(target[place])), why=shows, key=end.key, end=end,
+        other=other, describe=partial(edges.wait_text, case.job, end, other, shows),
+    )  # fmt: skip
+
+
 def _targets(case: Case) -> Column:
     """Whom each waits for: the peer, the link to it, or a peer that was not observed; numbers of nodes, ``NOBODY`` of a stall.
 
@@ -119,17 +99,17 @@ def _targets(case: Case) -> Column:
     handed to the network before the proxy has pushed all of it into the socket.
     """
     job, t, compared = case.job, case.transfers, case.transfers.compared
-    rows, stands, of_links = compared.rows, compared.showing(*Stall), compared.showing(*OF_THE_LINK)
+    rows, stands, of_links = compared.rows, compared.showing(*Stall), compared.showing(*edges.OF_THE_LINK)
     target = np.where(of_links | stands, NOBODY, t.peer_index[rows])
     idle = {member.index for member in job.members if member.halted}
-    idle |= set(t.owner[rows[compared.showing(*PROXY_STALLS)]].tolist())
+    idle |= set(t.owner[rows[compared.showing(*edges.PROXY_STALLS)]].tolist())
     for place in np.flatnonzero((target < 0) & ~stands).tolist():
         row = int(rows[place])
         key = t.key(row)
-        holders = [job.groups[key.group].holder(rank) for rank in (key.source, key.destination)]
-        blamed = next((one.index for one in holders if one is not None and one.index in idle), None)
-        link, absent = LinkNode(key.group, key.source, key.destination), AbsentNode(key.group, int(t.peer[row]))
-        node = absent if not of_links[place] else link if blamed is None else RankNode(blamed)
+        node: Node = AbsentNode(key.group, int(t.peer[row]))
+        if of_links[place]:
+            ends = [node_of(t.group_of(row), rank) for rank in (key.source, key.destination)]
+            node = next((end for end in ends if end in idle), LinkNode(key.group, key.source, key.destination))
         target[place] = case.facts.nodes.number(node)
     return target
 
@@ -161,25 +141,25 @@ class _Inside:
     """The connections inside the nodes of one job."""
 
     def __init__(self, case: Case) -> None:
-        self.job, self.transfers = case.job, case.transfers
-        self._wait = partial(waits_for, case.job)
-        self._rings: dict[int, Rings] = {}
-        self._empty: set[tuple[int, int, int, int]] = set()
-        """(communicator, reader, writer, channel) of what is known to wait for more."""
-        compared = self.transfers.compared
+        self.job, self.transfers, self.compared = case.job, case.transfers, case.transfers.compared
+        self._rings = cache(lambda number: rings_inside(case.job.groups[number]))
+        self._empty: set[ConnectionKey] = set()
+        """What is known to have been read to the end by who waits for more."""
         self._waiting: set[Node] = {
-            *map(RankNode, np.unique(self.transfers.owner[compared.rows[~compared.showing(*Stall)]]).tolist()),
+            *map(RankNode, np.unique(self.transfers.owner[self.compared.rows[~self.compared.showing(*Stall)]]).tolist()),
             *(RankNode(member.index) for member in self.job.members if member.halted),
         }
         """Of whom a wait is seen, and who waits for nobody."""
 
     def facts(self) -> Iterator[Wait | StallMark]:
-        full, unread = self._full_and_unread() if self.job.joined.seen else ([], [])
+        seen = self.job.joined.seen
+        alone = [*self._full_and_unread()] if seen else []
+        full, unread = [one for one in alone if isinstance(one, Wait)], [one for one in alone if isinstance(one, StallMark)]
         yield from full
         yield from unread
         self._waiting |= {wait.subject for wait in full}
-        for group, row in self._receiving() if self.job.joined.seen else ():
-            yield from self._follow(group, int(self.transfers.channel[row]), int(self.transfers.rank[row]))
+        for row in self._receiving() if seen else ():
+            yield from self._follow(self.transfers.group_of(row), int(self.transfers.channel[row]), int(self.transfers.rank[row]))
         for place in self._standing():
             yield from self._behind_stall(place)
         for mark in unread:
@@ -188,24 +168,19 @@ class _Inside:
                 yield from self._hidden(group, key.channel, key.source, mark.member)
                 yield from self._follow(group, key.channel, key.destination)
         for mark in unread:
-            yield from self._answer(mark) if mark.key.point_to_point else ()
+            yield from self._answer(mark.key) if mark.key.point_to_point else ()
 
     # --- what a connection shows by itself -------------------------------------------------------------------------------
 
-    def _full_and_unread(self) -> tuple[list[Wait], list[StallMark]]:
-        full, unread = list[Wait](), list[StallMark]()
+    def _full_and_unread(self) -> Iterator[Wait | StallMark]:
         for group in self.job.groups.values():
             for rank, (member, own) in group.members.items():
                 for conn in own.host_connections:
                     left = steps_unread(conn) or 0
                     if conn.direction is Direction.SEND and left >= CONNECTION_SLOTS:
-                        detail = f"{memory_of(conn)}, channel {conn.channel}, {left} steps lie unread"
-                        point_to_point = conn.connection_index > 0
-                        wait = partial(self._wait, sends=True, point_to_point=point_to_point)
-                        full.append(wait(group, member, conn.peer, Why.FULL, detail, channel=conn.channel))
+                        yield self._waits(group, member, conn, Why.FULL, f"{left} steps lie unread")
                     elif conn.direction is Direction.RECV and 0 < left <= CONNECTION_SLOTS:
-                        unread.append(self._unread(group, rank, member, conn))
-        return full, unread
+                        yield self._unread(group, rank, member, conn)
 
     def _unread(self, group: Group, rank: int, member: Member, conn: HostConnection) -> StallMark:
         key = ConnectionKey(group.id, conn.channel, conn.peer, rank, conn.connection_index > 0)
@@ -217,32 +192,40 @@ class _Inside:
 
         return StallMark(subject=RankNode(member.index), member=member, stall=stall, key=key, describe=describe)
 
+    def _waits(
+        self, group: Group, member: Member, conn: HostConnection, why: Why, detail: str, strength: Strength = Strength.PROVEN
+    ) -> Wait:
+        return waits_for(
+            self.job, group, member, conn.peer, why, f"{memory_of(conn)}, channel {conn.channel}, {detail}", channel=conn.channel,
+            sends=conn.direction is Direction.SEND, point_to_point=conn.connection_index > 0, strength=strength,
+        )  # fmt: skip
+
     # --- rings that go through a node --------------------------------------------------------------------------------------
 
-    def _receiving(self) -> Iterator[tuple[Group, int]]:
+    def _receiving(self) -> Iterator[int]:
         """Receives of ring operations under way of which more is to come than the rank's last part: who comes after it in its
         node and has read all that it wrote is in the operation as well, whatever its own proxy shows.
         """
-        t, groups = self.transfers, self.transfers.members.groups
-        inside = np.array([any(own.host_connections for _, own in group.members.values()) for group in groups], np.bool_)
+        t = self.transfers
+        inside = np.array([any(own.host_connections for _, own in group.members.values()) for group in t.groups], np.bool_)
         open_here = ~t.sends & t.begun & ~t.point_to_point & (t.done > 0) & (t.done < t.nsteps)
         for row in np.flatnonzero(open_here & inside[t.group]).tolist():
-            operation, group, nsteps = t.operation_of(row), t.group_of(row), int(t.nsteps[row])
+            operation, nsteps = t.operation_of(row), int(t.nsteps[row])
             # What a rank has received it has sent on, and one part of its own: so much is still to come from it.
-            rounds = max(group.nranks - 1, 1) * (2 if operation.collective == "AllReduce" else 1)
+            rounds = max(t.group_of(row).nranks - 1, 1) * (2 if operation.collective == "AllReduce" else 1)
             if is_ring(operation) and int(t.done[row]) - (-nsteps // rounds) < nsteps:
-                yield group, row
+                yield row
 
     def _standing(self) -> list[int]:
         """GPUs that stand still in the network, behind which something inside their node may be found."""
-        t, compared, job = self.transfers, self.transfers.compared, self.job
-        chosen = np.flatnonzero(compared.showing(*GPU_STALLS) & ~t.point_to_point[compared.rows])
+        t, compared, job = self.transfers, self.compared, self.job
+        chosen = np.flatnonzero(compared.showing(*edges.GPU_STALLS) & ~t.point_to_point[compared.rows])
         rows = compared.rows[chosen]
         worth = compared.showing(Stall.GPU_NOT_PRODUCING)[chosen] & ~t.receiving[rows]
         if job.joined.seen or job.joined.transports - OUTSIDE:
             inside = {
                 (place, rank)
-                for place, group in enumerate(t.members.groups) for rank, (_, own) in group.members.items()
+                for place, group in enumerate(t.groups) for rank, (_, own) in group.members.items()
                 if own.host_connections or {link[3] for link in own.transports} - OUTSIDE
             }  # fmt: skip
             ranks = zip(t.group[rows].tolist(), t.rank[rows].tolist(), strict=True)
@@ -256,17 +239,17 @@ class _Inside:
         In a ring that begins with a send, who has entered has written. Who has not waits in something before, there for the
         same ranks more often than not: those are weak waits.
         """
-        compared, (end, _) = self.transfers.compared, self.transfers.compared.ends(place)
+        end, _ = self.compared.ends(place)
         group, channel = self.job.groups[end.key.group], end.key.channel
         rank, other = (end.key.source, end.key.destination) if end.sends else (end.key.destination, end.key.source)
         if rank not in group.members:
             return
         member = group.members[rank][0]
-        if SHOWN[compared.shows[place]] is Stall.GPU_NOT_PRODUCING:
-            weak = is_ring(end.operation) and not has_produced(end.sub)
+        if SHOWN[self.compared.shows[place]] is Stall.GPU_NOT_PRODUCING:
+            weak = is_ring(end.operation) and not edges.has_produced(end.sub)
             far = end.operation.collective in RING_ENDS_RECEIVING
             yield from self._follow(group, channel, rank, back=group.nranks if far else 1, weak=weak)
-            if not self.transfers.receiving[compared.rows[place]]:
+            if not self.transfers.receiving[self.compared.rows[place]]:
                 yield from self._dropped(group, end, member)
         yield from self._hidden(group, channel, other, member)
 
@@ -274,30 +257,25 @@ class _Inside:
         """From a rank in an operation on along its ring, or so many ranks ``back``, as long as all is read: each waits for the
         one before. A ring collective begins with a send: of one that has written less than others of it that is not proven.
         """
-        if group.id not in self._rings:
-            self._rings[group.id] = rings_inside(group)
-        places = self._rings[group.id].get(channel, {})
-        written = [at.written for at in places.values() if at.written is not None]
-        some_began = bool(written) and max(written) > min(written)
-        at = places.get(rank)
-        at = places.get(at.ring.next) if at is not None and not back else at
+        ring = self._rings(group.id).get(channel, Ring())
+        written = ring.written.values()
+        fewest = min(written) if written and max(written) > min(written) else None
+        at = ring.get(rank)
+        at = ring.get(at.ring.next) if at is not None and not back else at
         for _ in range(back or group.nranks - 1):
             if at is None or at.source is None or at.unread != 0:
                 return
-            doubtful = weak if back else some_began and at.written == min(written)
+            doubtful = weak if back else fewest is not None and at.written == fewest
             strength = Strength.LIKELY if doubtful else Strength.PROVEN
             yield from self._nothing_written(group, group.members[at.rank][0], at.source, strength)
-            at = places.get(at.ring.prev if back else at.ring.next)
+            at = ring.get(at.ring.prev if back else at.ring.next)
 
     def _nothing_written(self, group: Group, member: Member, conn: HostConnection, strength: Strength) -> Iterator[Wait]:
-        point_to_point = conn.connection_index > 0
-        place = (group.id, member.index, conn.peer, ~conn.channel if point_to_point else conn.channel)
-        if place not in self._empty:
-            self._empty.add(place)
-            self._waiting.add(RankNode(member.index))
-            detail = f"channel {conn.channel}, {memory_of(conn)}, all {conn.tail} steps read"
-            wait = partial(self._wait, strength=strength, point_to_point=point_to_point)
-            yield wait(group, member, conn.peer, Why.EMPTY, detail, channel=conn.channel)
+        wait = self._waits(group, member, conn, Why.EMPTY, f"all {conn.tail} steps read", strength)
+        if wait.key not in self._empty:
+            self._empty.add(wait.key)
+            self._waiting.add(wait.subject)
+            yield wait
 
     def _dropped(self, group: Group, end: End, member: Member) -> Iterator[Wait]:
         """A ring that still has to send has not received all, so its receive must be open; gone means that it failed: newer
@@ -311,23 +289,22 @@ class _Inside:
         target = node_of(group, previous)
         link = isinstance(target, RankNode) and not self.job.member(target.index).halted
         leads = LinkNode(group.id, previous, own.rank) if link else target
-        detail = f"{operation_text(end)}, channel {channel}, produced {end.sub.gpu_ready} of {end.sub.nsteps} steps"
-        yield self._wait(group, member, previous, Why.BROKEN, detail, channel=channel, end=end, target=leads)
+        detail = f"{edges.operation_text(end)}, channel {channel}, produced {end.sub.gpu_ready} of {end.sub.nsteps} steps"
+        yield waits_for(self.job, group, member, previous, Why.BROKEN, detail, channel=channel, end=end, target=leads)
 
     def _hidden(self, group: Group, channel: int, other: int, member: Member) -> Iterator[Wait]:
         own = group.members[group.ranks[member.index]][1]
-        for peer in sorted(unseen_peers(own, channel) - {other}):
-            if not is_seen(own, channel, peer):
-                wait = partial(
-                    self._wait, strength=Strength.POSSIBLE, target=HiddenNode(group.id, peer), where=" inside the node"
-                )
-                yield wait(group, member, peer, Why.UNOBSERVED, "the host cannot see that", channel=channel)
+        for peer in sorted(hidden_on(own, channel) - {other}):
+            yield waits_for(
+                self.job, group, member, peer, Why.UNOBSERVED, "the host cannot see that", channel=channel,
+                strength=Strength.POSSIBLE, target=HiddenNode(group.id, peer), where=" inside the node",
+            )  # fmt: skip
 
-    def _answer(self, mark: StallMark) -> Iterator[Wait]:
+    def _answer(self, key: ConnectionKey) -> Iterator[Wait]:
         """Who has sent another a message that lies unread there, and has none from it, may wait for that one's: shared memory
         does not show an open receive. Said of who shows no other wait.
         """
-        group, key = self.job.groups[mark.key.group], mark.key
+        group = self.job.groups[key.group]
         if key.source not in group.members or group.members[key.source][0].index in self._waiting:
             return
         writer, own = group.members[key.source]
