@@ -2,14 +2,15 @@
 inside nodes make (shared memory; P2P where the device shim reads it).
 
 Head and tail of such a connection count the same steps at both ends; only the protocol Simple moves the tail. AllReduce,
-AllGather and ReduceScatter write and read as much on each ring (``src/device/``: every rank passes on what it gets). A rank that
-has written more than it has read is in the middle of one of them; one that has written less than its peers is behind.
+AllGather and ReduceScatter write and read as much on each ring (``src/device/``: every rank passes on what it gets). A rank
+that has written more than it has read is in the middle of one of them; one that has written less than its peers is behind.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import NamedTuple
 
 from ncclwatch.engine.edges import Wait, Why, waits_for
@@ -61,37 +62,28 @@ def neighbours(communicator: Communicator) -> set[int]:
 
 RELIABLE = "IB"
 """How the names of NCCL's own InfiniBand transport and of its SHARP plugin begin (``IB``, ``IBext_v8``)."""
-CLOCKS_S = 0.1
-"""Unit: s. From: NTP keeps the clocks of hosts within tens of ms: samples of two hosts are ordered by them only where
-they are further apart.
+ONE_MOMENT_S = 0.1
+"""Unit: s. Samples of two hosts that are nearer are of one moment: nobody knows which was first. From: NTP keeps the clocks of
+hosts within tens of ms.
 """
 
 
-def acknowledges(operation: ProxyOperation) -> bool:
-    """Whether a send over the transport of an operation is complete only when the receiver's adapter has all of it.
-
-    A send of NET/IB is (reliable connections; ``ncclIbTest``, ``src/transport/net_ib.cc``): it lies in the receiver's memory
-    then, and only the receiver's own proxy, which has to poll its completion queue, is left to move. Over sockets a send
+def has_arrived(operation: ProxyOperation, group: Group, sender: Member, receiver: Member) -> bool:
+    """Whether what the sender has completed of an operation lay in the receiver's memory when that was read, so that only its own
+    proxy is left to move: with NET/IB (reliable connections; ``ncclIbTest``, ``src/transport/net_ib.cc``). Over sockets a send
     completes once the kernel has taken it, which proves nothing.
     """
-    return operation.net_name.startswith(RELIABLE)
+    return operation.net_name.startswith(RELIABLE) and was_before(group, sender, receiver)
 
 
 def was_before(group: Group, sender: Member, receiver: Member) -> bool:
-    """Whether the sender had come to where it is now before the receiver was read: it may have got there only since.
-
-    Of the sender its newest sample counts, or one before that shows the same of its transfers on this communicator.
+    """Whether the sender had come to where it is now before the receiver was read: by its newest sample, or one before that shows
+    the same of its transfers on this communicator.
     """
-    read_ns = receiver.last.wall_ns
-    if sender.info.host != receiver.info.host:
-        read_ns -= int(CLOCKS_S * 1e9)
+    read_ns = receiver.last.wall_ns - (int(ONE_MOMENT_S * 1e9) if sender.info.host != receiver.info.host else 0)
     shown = _transfers_of(group, sender.last)
-    for sample in reversed(sender.samples):
-        if _transfers_of(group, sample) != shown:
-            return False
-        if sample.wall_ns + sample.duration_ns <= read_ns:
-            return True
-    return False
+    alike = takewhile(lambda sample: _transfers_of(group, sample) == shown, reversed(sender.samples))
+    return any(sample.wall_ns + sample.duration_ns <= read_ns for sample in alike)
 
 
 def _transfers_of(group: Group, sample: ProcessSample) -> object:
@@ -122,24 +114,17 @@ def is_seen(communicator: Communicator, channel: int, peer: int) -> bool:
 
 
 class RingPlace(NamedTuple):
-    """Where a rank stands in a ring inside its node: its end of what comes from the rank before, and the steps that it has
-    written to the next; ``None`` where these are not inside the node, or not seen.
+    """Where a rank stands in a ring inside its node: its end of what comes from the rank before, and steps that it has read of
+    that and written to the next; ``None`` where these are not inside the node, or not seen.
     """
 
     rank: int
     ring: ChannelRing
     source: HostConnection | None
+    read: int | None
+    unread: int | None
+    """Steps that lie ready for it."""
     written: int | None
-
-    @property
-    def unread(self) -> int | None:
-        """Steps that lie ready for it."""
-        return steps_unread(self.source) if self.source is not None else None
-
-    @property
-    def read(self) -> int | None:
-        """Steps that it has read."""
-        return self.source.head if self.source is not None else None
 
     @property
     def ahead(self) -> int:
@@ -154,7 +139,8 @@ def ring_places(own: Communicator) -> Iterator[RingPlace]:
         source = ends.get((ring.channel, ring.prev, Direction.RECV))
         sink = ends.get((ring.channel, ring.next, Direction.SEND))
         if source is not None or sink is not None:
-            yield RingPlace(own.rank, ring, source, sink.tail if sink is not None else None)
+            read, unread = (source.head, steps_unread(source)) if source is not None else (None, None)
+            yield RingPlace(own.rank, ring, source, read, unread, sink.tail if sink is not None else None)
 
 
 class Ring(dict[int, RingPlace]):
@@ -167,8 +153,9 @@ class Ring(dict[int, RingPlace]):
 
     @property
     def amid(self) -> dict[int, RingPlace]:
-        """Who is amid an operation: a rank writes its own part first and passes on what it has read, so it is ahead by less than
-        a connection holds. (A Broadcast leaves more, for good.) Nobody where somebody has read more than it wrote (a Broadcast).
+        """Who is amid an operation: a rank writes its own part first and passes on what it has read, so it is ahead by less
+        than a connection holds. (A Broadcast leaves more, for good.) Nobody where somebody has read more than it wrote (a
+        Broadcast).
         """
         one_sided = any(at.ahead < 0 for at in self.values())
         return {} if one_sided else {rank: at for rank, at in self.items() if 0 < at.ahead <= CONNECTION_SLOTS}
@@ -200,9 +187,9 @@ def amid_rings(job: Job) -> set[int]:
 def laggards(job: Job) -> Iterator[Wait]:
     """Waits for ranks that lag in a ring of shared memory. O(connections).
 
-    A rank whose own counters say that it waits there waits for the one before. One that has written less than all others of its
-    ring has not come as far, and nobody ends a collective before the last has contributed. Of one that waits itself no other is
-    said to wait, nor by whom is further ahead than it can be without it: they were read at different moments.
+    A rank whose own counters say that it waits waits for the one before. Who has written less than all others of its ring has
+    not come as far, and nobody ends a collective before the last has contributed. For one that waits itself no other is said to
+    wait, nor who is further ahead than it can be without it: they were read at different moments.
     """
     for group in job.groups.values():
         for channel, ring in rings_inside(group).items() if group.nranks > 1 else ():

@@ -80,10 +80,6 @@ class Why(StrEnum):
     UNOBSERVED = "which was not observed"
 
 
-OF_THE_LINK = frozenset({Why.IN_NETWORK, Why.UNCONFIRMED, Why.NO_CREDIT})
-"""Both sides have done their part: it is the link that does not do its own."""
-
-
 class Stall(StrEnum):
     """What a rank could do and does not do."""
 
@@ -97,6 +93,8 @@ class Stall(StrEnum):
     PROXY_NOT_BEGUN = "its proxy thread does not begin a queued operation"
 
 
+OF_THE_LINK = frozenset({Why.IN_NETWORK, Why.UNCONFIRMED, Why.NO_CREDIT})
+"""Both sides have done their part: it is the link that does not do its own."""
 GPU_STALLS = frozenset({Stall.GPU_NOT_PRODUCING, Stall.GPU_NOT_CONSUMING})
 PROXY_STALLS = frozenset({
     Stall.PROXY_NOT_SENDING, Stall.PROXY_NOT_POSTING, Stall.PROXY_NOT_TAKING, Stall.PROXY_NOT_COMPLETING,
@@ -166,9 +164,8 @@ def waits_for(
     sends: bool = False, point_to_point: bool = False, strength: Strength = Strength.PROVEN, target: Node | None = None,
     end: End | None = None, operation: OperationRef | None = None, where: str = "",
 ) -> Wait:  # fmt: skip
-    """That a process waits, or may, for a rank of a communicator: on the connection to it (``sends``) or from it.
-
-    ``target``: where the wait leads, if not to that rank; ``where``: where it waits, if that is not seen.
+    """That a process waits, or may, for a rank of a communicator: on the connection to it (``sends``) or from it. ``target``:
+    where the wait leads, if not to that rank; ``where``: where it waits, if that is not seen.
     """
     target = target or node_of(group, rank)
     own = group.ranks[member.index]
@@ -189,11 +186,10 @@ def waits_for(
 
 def stalls_at(end: End, other: End | None, stall: Stall) -> StallMark:
     """That a rank does not do what it could at its end of a transfer over the network; ``other``: the far end, if it is open."""
-
-    def describe() -> str:
-        return f"{end.member.label}: {stall}: {_transfer_text(end, other, stall)}"
-
-    return StallMark(subject=RankNode(end.member.index), member=end.member, stall=stall, key=end.key, end=end, describe=describe)
+    return StallMark(
+        subject=RankNode(end.member.index), member=end.member, stall=stall, key=end.key, end=end,
+        describe=lambda: f"{end.member.label}: {stall}: {_transfer_text(end, other, stall)}",
+    )  # fmt: skip
 
 
 def wait_facts(waits: Iterable[Wait]) -> list[Fact]:
@@ -219,11 +215,11 @@ def told(text: str) -> Fact:
 
 def wait_text(job: Job, end: End, other: End | None, why: Why) -> str:
     """Who waits for whom, or which link does not do its part; ``other`` is the far end of the transfer where it is open."""
-    key = end.key
-    source, destination = (job.rank_name(key.group, rank) for rank in (key.source, key.destination))
+    source, destination = (job.rank_name(end.key.group, rank) for rank in (end.key.source, end.key.destination))
+    who = f"{end.member.label} waits for {destination if end.sends else source}, "
     if why in OF_THE_LINK:
-        return f"{source} → {destination}: {why}: {_transfer_text(end, other, why)}"
-    return f"{end.member.label} waits for {destination if end.sends else source}, {why}: {_transfer_text(end, other, why)}"
+        who = f"{source} → {destination}: "
+    return f"{who}{why}: {_transfer_text(end, other, why)}"
 
 
 def operation_text(end: End) -> str:

@@ -137,8 +137,8 @@ NOT_STARTED = frozenset({Cause.GPU_NOT_BEGUN, Cause.NOT_TAKING_PART, Cause.NOT_E
 
 
 def rank_behind(case: Case) -> Iterator[Hypothesis]:
-    """Ranks at which the waits end: they have not started the operation the others wait in (host or GPU), or are in it and do not
-    go on though nothing they need is missing.
+    """Ranks at which the waits end: they have not started the operation the others wait in (host or GPU), or are in it and do
+    not go on though nothing they need is missing.
     """
     job, ends, counts = case.job, ends_of(case), called_less_often(case.job)
     suspects: list[Suspect] = []
@@ -177,10 +177,8 @@ def _cause(case: Case, member: Member, sink: Sink) -> Cause:
 
 
 def _has_sent(case: Case, end: End) -> bool:
-    """Whether a rank that has a receive open has completed the send that the operation begins with: no proxy shows that any
-    more. With PXN it is a neighbour's proxy that sends.
-    """
-    operation, channel, group = end.operation, end.sub.channel, case.job.groups[end.key.group]
+    """Whether a rank with a receive open has completed the send that its operation begins with: no proxy shows that any more."""
+    t, operation, channel, group = case.transfers, end.operation, end.sub.channel, case.job.groups[end.key.group]
     rank = group.rank_of(end.member)
     if operation.direction is not Direction.RECV or rank is None or end.member.last.torn or not is_ring(operation):
         return False
@@ -188,20 +186,8 @@ def _has_sent(case: Case, end: End) -> bool:
     following = next((ring.next for ring in own.rings if ring.channel == channel), -1)
     if (channel, following, Direction.SEND, Transport.NET) not in own.transports:
         return False
-    same = operation.comm_hash, operation.op_count, Direction.SEND
-    return not any(
-        sub.channel == channel and (sub.rank == rank or (sub.rank is None and near is end.member))
-        for near in case.remember("hosts", lambda: _by_host(case.job))[end.member.info.host]
-        for other in near.last.operations if (other.comm_hash, other.op_count, other.direction) == same
-        for sub in other.subs
-    )  # fmt: skip
-
-
-def _by_host(job: Job) -> dict[str, list[Member]]:
-    hosts: dict[str, list[Member]] = defaultdict(list)
-    for member in job.members:
-        hosts[member.info.host].append(member)
-    return hosts
+    sends = t.sends & (t.group == t.place_of[group.id]) & (t.rank == rank)
+    return not (sends & (t.channel == channel) & (t.op_count == operation.op_count)).any()
 
 
 def _notes(sinks: Iterable[Sink]) -> tuple[Fact, ...]:
@@ -259,9 +245,7 @@ def _lacks_call(job: Job, inside: Sequence[Wait], victims: set[int]) -> Hypothes
 
 
 def _alone_in_it(job: Job, wait: Wait) -> list[Member]:
-    """Of a collective that a rank is waited for in and has ended as another: those who are in it, where more have ended it. All
-    have called as much, and so different things.
-    """
+    """Who is in a collective that a rank is waited for in, where more have ended it. All have called as much: other things."""
     group, own = job.groups[wait.key.group], wait.end.operation if wait.end is not None else None
     inside = [
         member for member, _ in group.members.values()
@@ -272,9 +256,8 @@ def _alone_in_it(job: Job, wait: Wait) -> list[Member]:
 
 def _wrote_more(job: Job, inside: Sequence[Wait], victims: set[int]) -> Hypothesis | None:
     """Who has written more in a ring of shared memory than others that have called as often and have written, each the same,
-    what so many calls alike amount to: they have ended all theirs, and it called something else. (Whose last call has not
-    begun has written one call less. That is as much for each call only by chance: of k steps a call it takes k to be a
-    multiple of the number of calls.)
+    what so many calls alike amount to: they have ended all theirs, and it called something else. (Who has one call left to
+    write has written as much for each call only by chance: if the steps of a call are a multiple of the number of calls.)
     """
     for number in dict.fromkeys(wait.key.group for wait in inside if wait.why is Why.EMPTY):
         group = job.groups[number]
@@ -296,10 +279,16 @@ def _wrote_more(job: Job, inside: Sequence[Wait], victims: set[int]) -> Hypothes
 def _order(
     case: Case, inside: Sequence[Wait], members: set[int], victims: set[int], deviations: dict[int, Deviation]
 ) -> Hypothesis:  # fmt: skip
-    """Ranks called operations of several communicators in different orders, or one left an operation out: memory is the same for
-    both, and for either side of the cycle. Calls tell who broke its own pattern.
+    """Ranks called operations of several communicators in different orders, or one left an operation out: memory is the same
+    for both, and for either side of the cycle. Calls tell who broke its own pattern.
     """
-    job, entered = case.job, _entered_first(inside)
+    job = case.job
+    # Whoever waits in one communicator has entered it before the other.
+    entered: dict[int, set[int]] = defaultdict(set)
+    known = {wait.waiter for wait in inside if not wait.weak}
+    for wait in inside:
+        if isinstance(wait.waiter, RankNode) and not (wait.weak and wait.waiter in known):
+            entered[wait.key.group].add(wait.waiter.index)
     supports = _order_facts(job, entered)
     supports += [deviation_fact(job, job.member(index), deviation) for index, deviation in deviations.items()]
     left_out = bool(deviations) and all(deviation.left_out for deviation in deviations.values())
@@ -325,19 +314,9 @@ def _is_of_orders(job: Job, sink: Sink) -> bool:
     return several and any(is_begun(job, wait) for wait in sink.inside)
 
 
-def _entered_first(inside: Sequence[Wait]) -> dict[int, set[int]]:
-    """Group → members that wait in it: whoever waits in one has entered it before the other."""
-    orders: dict[int, set[int]] = defaultdict(set)
-    known = {wait.waiter for wait in inside if not wait.weak}
-    for wait in inside:
-        if isinstance(wait.waiter, RankNode) and not (wait.weak and wait.waiter in known):
-            orders[wait.key.group].add(wait.waiter.index)
-    return orders
-
-
-def _order_facts(job: Job, orders: dict[int, set[int]]) -> list[Fact]:
+def _order_facts(job: Job, entered: dict[int, set[int]]) -> list[Fact]:
     found = []
-    for number, indices in sorted(orders.items(), key=lambda item: -len(item[1])):
+    for number, indices in sorted(entered.items(), key=lambda item: -len(item[1])):
         group, members = job.groups[number], [job.member(index) for index in sorted(indices)]
         who = ", ".join(f"rank {member.rank}" if member.rank is not None else member.label for member in members)
         does = "wait" if len(members) > 1 else "waits"

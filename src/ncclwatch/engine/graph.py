@@ -28,28 +28,26 @@ class Waits:
     """A wait-for graph: who waits for whom, who stands still, and which of the waits are retracted, by their numbers."""
 
     def __init__(
-        self, job: Job, nodes: Nodes, waits: FactColumns[Wait], stalls: FactColumns[StallMark],
+        self, job: Job, nodes: Nodes, waits: Sequence[Fact | FactColumns[Any]], stalls: Sequence[Fact | FactColumns[Any]],
         retracted: frozenset[int] = frozenset(),
     ) -> None:  # fmt: skip
-        self.job, self.nodes = job, nodes
-        self.waits, self.stalls, self.retracted = waits, stalls, retracted
+        """Among ``waits`` and ``stalls`` others are passed over."""
+        self.job, self.nodes, self.retracted = job, nodes, retracted
+        self.waits, self.stalls = _in_columns(Wait, waits, nodes), _in_columns(StallMark, stalls, nodes)
 
     @classmethod
     def drawn(cls, job: Job, facts: Facts) -> Waits:
         """The graph of what the sources say."""
-        nodes, waits, stalls = facts.nodes, facts.parts(FactKind.WAITS_FOR), facts.parts(FactKind.STANDS)
-        return cls(job, nodes, _in_columns(Wait, waits, nodes), _in_columns(StallMark, stalls, nodes))
+        return cls(job, facts.nodes, facts.parts(FactKind.WAITS_FOR), facts.parts(FactKind.STANDS))
 
     def plus(self, facts: Sequence[Wait | StallMark], retracted: Iterable[int] = ()) -> Waits:
         """This graph and more waits and stalls, with more of its waits retracted."""
-        waits, stalls = (
-            _in_columns(form, [own, *facts], self.nodes) for form, own in ((Wait, self.waits), (StallMark, self.stalls))
-        )
+        waits, stalls = [self.waits, *facts], [self.stalls, *facts]
         return Waits(self.job, self.nodes, waits, stalls, self.retracted.union(retracted))
 
     def with_edges(self, waits: Sequence[Wait]) -> Waits:
         """The same stalls, and these waits."""
-        return Waits(self.job, self.nodes, _in_columns(Wait, waits, self.nodes), self.stalls)
+        return Waits(self.job, self.nodes, waits, [self.stalls])
 
     @property
     def open(self) -> bool:
@@ -90,14 +88,9 @@ class Waits:
         """Ids of the communicators in which a collective stands still."""
         return {*self.waits.collectives, *self.stalls.collectives}
 
-    # --- where it ends -------------------------------------------------------------------------------------------------
-
     @cached_property
     def sinks(self) -> list[Sink]:
-        """Where the waits end, most waits first. A stopped or ended process waits for nobody: it is where a chain ends.
-
-        O(edges + nodes).
-        """
+        """Where the waits end, most waits first. O(edges + nodes)."""
         places, sinks = self.places, list[Sink]()
         sink_of = np.full(len(places.nodes), -1, np.int64)
         for part in final_components(len(places.nodes), places.waiters, places.targets, places.reaching):
@@ -119,9 +112,8 @@ class Waits:
         return Places(self)
 
     def behind(self, nodes: Iterable[Node]) -> set[int]:
-        """Indices of the processes that wait for nodes, directly or through others. O(edges).
-
-        A wait that was retracted is not begun: it comes later, and lasts as long.
+        """Indices of the processes that wait for nodes, directly or through others; a wait that was retracted is not begun: it
+        comes later, and lasts as long. O(edges).
         """
         places = self.places
         ends = np.flatnonzero(np.isin(places.nodes, [self.nodes.number(node) for node in nodes])).tolist()
@@ -131,9 +123,8 @@ class Waits:
 
 def _in_columns(form: type[EdgeT], facts: Sequence[Fact | FactColumns[Any]], nodes: Nodes) -> FactColumns[EdgeT]:
     """All waits, or all stalls, of some facts: those in columns, and behind them those that are objects already."""
-    kind = FactKind.WAITS_FOR if form is Wait else FactKind.STANDS
-    objects = [fact for fact in facts if isinstance(fact, form)]
-    parts: list[FactColumns[EdgeT]] = [fact for fact in facts if isinstance(fact, FactColumns) and fact.kind is kind]
+    kind, objects = FactKind.WAITS_FOR if form is Wait else FactKind.STANDS, [fact for fact in facts if isinstance(fact, form)]
+    parts: list[FactColumns[EdgeT]] = [fact for fact in facts if isinstance(fact, FactColumns)]
     parts.append(FactColumns(
         kind, np.array([nodes.number(fact.subject) for fact in objects], np.int64),
         np.array([nodes.number(fact.object) if isinstance(fact, Wait) else NOBODY for fact in objects], np.int64),
@@ -154,10 +145,8 @@ def _in_columns(form: type[EdgeT], facts: Sequence[Fact | FactColumns[Any]], nod
 
 @dataclass(slots=True)
 class Sink:
-    """Where a chain of waits ends: one node, or several that wait for each other in a cycle.
-
-    ``waits`` are the waits that lead into it, ``inside`` those between its own nodes, ``stalls`` what its ranks could do and do
-    not do, ``graph`` the whole of it (one for all sinks).
+    """Where a chain of waits ends: one node, or several that wait for each other in a cycle. ``waits`` lead into it, those
+    ``inside`` are between its own nodes; ``stalls``: what its ranks could do and do not do.
     """
 
     nodes: tuple[Node, ...]
@@ -179,9 +168,8 @@ class Sink:
 
 
 class Places:
-    """The nodes of a graph as numbers from 0 on, in the order of their own numbers, and the waits between them.
-
-    ``edges``: numbers of the waits that are followed, from ``waiters`` to ``targets``; ``standing``: who each stall is of.
+    """The nodes of a graph as numbers from 0 on, in the order of their own numbers; ``edges``: numbers of the waits between
+    them that are followed, from ``waiters`` to ``targets``; ``standing``: who each stall is of.
     """
 
     def __init__(self, graph: Waits) -> None:

@@ -1,10 +1,9 @@
 """Rules that change the wait-for graph: waits that no transfer shows, and waits of cycles that are none.
 
-Drawn is what calls and counts prove, and whom a rank at which the waits end may wait for itself. With nothing open where one can
-look it may wait inside its node, over a transport nobody can look into (NVLink and the like), for a message, or in an operation
-with a rank that has ended: a proxy drops what its transport reports as failed, from v2.22 on mostly without a word
-(``progressOps``, ``src/proxy.cc``). In a ring of two nothing of it is left then, and what was called after it lies there as if
-the GPU did not begin it.
+Drawn is what calls and counts prove, and whom a rank at which the waits end may wait for itself: inside its node, over a
+transport nobody can look into (NVLink and the like), for a message, or in an operation with a rank that has ended. A proxy drops
+what its transport reports as failed, from v2.22 on mostly without a word (``progressOps``, ``src/proxy.cc``). In a ring of two
+nothing of it is left then, and what was called after it lies there as if the GPU did not begin it.
 
 Retracted are waits inside a cycle in operations that the waiter's GPU has not begun, as long as some that are begun remain. A
 proxy opens the receives of all that the host has called, so each seems to wait for its sender; but a ring collective begins with
@@ -21,14 +20,13 @@ from typing import Any
 from ncclwatch.engine.case import Case, Retraction
 from ncclwatch.engine.connections import (
     RING_ENDS_RECEIVING,
-    acknowledges,
+    has_arrived,
     is_hidden,
     is_ring,
     laggards,
     neighbours,
     ring_places,
     unseen_peers,
-    was_before,
 )
 from ncclwatch.engine.edges import GPU_STALLS, Stall, StallMark, Wait, Why, has_produced, stalls_at, waits_for
 from ncclwatch.engine.evidence.base import AbsentNode, HiddenNode, Node, RankNode, Strength, node_of
@@ -48,7 +46,8 @@ MOST_PEERS = 8
 MOST_CALLERS = 128
 """Bound: processes of which sends and receives are compared: each costs a walk through its kept calls."""
 ASKED_OF_THE_BEHIND = 64
-"""Bound: so many of the ranks that have not called an operation are asked whether they wait in an earlier one: one is enough."""
+"""Bound: so many of the ranks that have not called an operation are asked whether they wait in an earlier one: one is enough.
+"""
 
 
 # --- drawn of every rank -----------------------------------------------------------------------------------------------
@@ -84,8 +83,7 @@ def before_is_open(group: Group, finding: CallsFinding, waits: Waits) -> bool:
 
 
 def counted_less(case: Case) -> Iterator[Wait]:
-    """Where no transfer is open: waits for ranks that have called less on a communicator nobody can look into, by NCCL's
-    counts.
+    """Where no transfer is open: waits for ranks that have called less on a communicator nobody can look into, by NCCL's counts.
 
     Not where calls tell. Not by ``opCount``, which counts messages as well. O(ranks x their communicators).
     """
@@ -157,8 +155,7 @@ def message_possible(case: Case) -> Iterator[Wait]:
 def dropped_operation(case: Case) -> Iterator[Wait]:
     """Waits of a rank before its first step of what it shows, or that shows nothing, for peers that have ended.
 
-    Of one whose GPU has not begun what it has called, a neighbour nobody observed may be that peer as well. O(ranks that are
-    waited for x their communicators).
+    Of the first a neighbour nobody observed may be one as well. O(ranks that are waited for x their communicators).
     """
     gone = [member for member in case.job.members if member.gone]
     # Made once, and only where somebody is missing: it goes through all communicators of the job.
@@ -236,10 +233,10 @@ def _counted(case: Case, group: Group, own: int, rank: int, counts: Mapping[int,
 
 
 def _messages_owed(case: Case, members: Sequence[Member]) -> Iterator[Wait]:
-    messages = case.messages
-    for member in members if messages is not None and len(members) <= MOST_CALLERS else ():
-        for group, peer in messages.owed(member):
-            yield _wait(case, group, member, peer, Why.NO_MESSAGE, "a Send or Recv", point_to_point=True)
+    if case.messages is not None and len(members) <= MOST_CALLERS:
+        for member in members:
+            for group, peer in case.messages.owed(member):
+                yield _wait(case, group, member, peer, Why.NO_MESSAGE, "a Send or Recv", point_to_point=True)
 
 
 def _by_memory(job: Job, member: Member) -> Iterator[tuple[Group, int]]:
@@ -283,7 +280,7 @@ def not_completing(case: Case) -> Iterator[Retraction | StallMark]:
             end, target, group = wait.end, wait.target, case.job.groups[wait.key.group]
             if wait.why is not Why.NOT_TAKEN or end is None or not isinstance(target, RankNode):
                 continue
-            if acknowledges(end.operation) and was_before(group, case.job.member(target.index), end.member):
+            if has_arrived(end.operation, group, case.job.member(target.index), end.member):
                 found[wait.waiter].append(stalls_at(end, wait.other, Stall.PROXY_NOT_COMPLETING))
         if len(found) == 1:
             ((node, marks),) = found.items()
@@ -296,22 +293,19 @@ def behind_in_ring(case: Case) -> Iterator[Retraction | Wait]:
 
     Ranks that are behind each other make a cycle still.
     """
-    cycles = [sink for sink in _cycles(case) if any(wait.weak for wait in sink.inside)]
-    if not cycles:
-        return
     job = case.job
-    lagging = [wait for wait in laggards(job) if not _is_one_sided(job, wait)]
-    for sink in cycles:
-        nodes = set(sink.nodes)
-        behind = [wait for wait in lagging if wait.waiter in nodes and wait.target in nodes]
+    lagging = cache(lambda: [wait for wait in laggards(job) if not _is_one_sided(job, wait)])
+    for sink in _cycles(case):
+        if not any(wait.weak for wait in sink.inside):
+            continue
+        behind = [wait for wait in lagging() if {wait.waiter, wait.target} <= set(sink.nodes)]
         following: dict[Node, list[Node]] = defaultdict(list)
         for wait in (*(wait for wait in sink.inside if _is_proven(job, wait)), *behind):
             following[wait.waiter].append(wait.target)
-        if any(len(found) > 1 for found in components(following)):
-            continue
-        ends = {wait.target for wait in behind} - following.keys()
-        yield from (wait for wait in behind if wait.target in ends)
-        yield from (Retraction(wait) for wait in sink.inside if wait.waiter in ends)
+        if all(len(found) == 1 for found in components(following)):
+            ends = {wait.target for wait in behind} - following.keys()
+            yield from (wait for wait in behind if wait.target in ends)
+            yield from (Retraction(wait) for wait in sink.inside if wait.waiter in ends)
 
 
 # --- parts of what is retracted ------------------------------------------------------------------------------------------
@@ -336,18 +330,22 @@ def _is_one_sided(job: Job, wait: Wait) -> bool:
 
 def is_begun(job: Job, wait: Wait) -> bool:
     """Whether the GPU of who waits may have begun the operation it waits in: what cannot be told counts as begun."""
-    end, waiter = wait.end, wait.waiter
-    if end is None or not isinstance(waiter, RankNode) or wait.key.point_to_point or not is_ring(end.operation):
+    operation = wait.end.operation if wait.end is not None and not wait.key.point_to_point else None
+    if operation is None or not is_ring(operation):
         return True
-    sends, address = _sends(job, waiter, end.operation), end.operation.comm_address
-    own = [sub for other in sends if other.comm_address == address for sub in other.subs]
-    return not own or any(map(has_produced, own))
+    return _sends(job, wait.waiter, operation, operation.comm_address) is not False
 
 
-def _sends(job: Job, node: RankNode, operation: ProxyOperation) -> list[ProxyOperation]:
-    """A rank's own sends of an operation, on whatever communicators of its hash."""
+def _sends(job: Job, node: Node, operation: ProxyOperation, address: int | None = None) -> bool | None:
+    """Whether a rank's GPU has produced anything of its own send of an operation (on one communicator, or on any of its hash);
+    ``None`` where it shows none.
+    """
     same = operation.comm_hash, operation.op_count, Direction.SEND
-    return [own for own in job.member(node.index).last.operations if (own.comm_hash, own.op_count, own.direction) == same]
+    subs = [
+        sub for own in (job.member(node.index).last.operations if isinstance(node, RankNode) else ())
+        if (own.comm_hash, own.op_count, own.direction) == same and address in (None, own.comm_address) for sub in own.subs
+    ]  # fmt: skip
+    return any(map(has_produced, subs)) if subs else None
 
 
 def _called_later(job: Job, sink: Sink) -> list[Wait]:
@@ -359,8 +357,9 @@ def _called_later(job: Job, sink: Sink) -> list[Wait]:
     receiving = {wait.waiter for wait, _ in receives}
     owed: dict[Node, set[Node]] = defaultdict(set)
     for wait in (*sink.inside, *sink.waits):
-        owing = not wait.key.point_to_point and wait.target in receiving and wait.waiter not in owed[wait.target]
-        if owing and is_begun(job, wait) and _is_before(job, wait):
+        if wait.end is None or wait.key.point_to_point or wait.target not in receiving or wait.waiter in owed[wait.target]:
+            continue
+        if is_begun(job, wait) and _sends(job, wait.target, wait.end.operation) is False:
             owed[wait.target].add(wait.waiter)
     # What ranks with the same part in a program have in common of a receive.
     open_at = {
@@ -377,12 +376,3 @@ def _called_later(job: Job, sink: Sink) -> list[Wait]:
         if wait.target not in owed[wait.waiter]
         and (end.operation.op_count, end.sub.nsteps, end.operation.collective) in open_at.get(wait.waiter, ())
     ]  # fmt: skip
-
-
-def _is_before(job: Job, wait: Wait) -> bool:
-    """Whether a rank that is waited for in a collective shows its own part of it, and has not begun that."""
-    end, target = wait.end, wait.target
-    if end is None or not isinstance(target, RankNode):
-        return False
-    own = [sub for operation in _sends(job, target, end.operation) for sub in operation.subs]
-    return bool(own) and not any(map(has_produced, own))

@@ -1,8 +1,8 @@
 """All unfinished network transfers of a job in columns, and what each shows, compared with the other end of its connection.
 
 Counters of a proxy operation are relative to its base; base + counter is the step of the connection and means the same at both
-ends (NCCL ``src/transport/net.cc``: both ends round the same running step). Nothing else lines two ranks up without proof. A job
-of 100,000 ranks has hundreds of thousands of ends, of which a handful is ever told: only that becomes an object (``End``).
+ends (NCCL ``src/transport/net.cc``: both ends round the same running step). Nothing else lines two ranks up without proof. A
+job of 100,000 ranks has hundreds of thousands of ends, of which a handful is ever told: only that becomes an object (``End``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.connections import CONNECTION_SLOTS, acknowledges, was_before
+from ncclwatch.engine.connections import CONNECTION_SLOTS, has_arrived
 from ncclwatch.engine.edges import NOBODY, ConnectionKey, End, Stall, Why
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.model.state import Direction, PendingOperation, ProxyOperation
@@ -54,9 +54,9 @@ def _dense(values: Column) -> Column:
     return dense
 
 
-def matching(wanted: Sequence[Column], among: Sequence[Column]) -> Column:
-    """For each row of the columns ``wanted`` the first row of ``among`` that is equal, -1 where none is. O(n log n)."""
-    numbers, size = numbered([*map(np.concatenate, zip(among, wanted, strict=True))]), len(among[0])
+def matching(wanted: Sequence[Column], among: Column) -> Column:
+    """For each row of the columns ``wanted`` the first one of those of ``among`` that is equal; else -1. O(n log n)."""
+    numbers, size = numbered([np.concatenate(both) for both in zip(among, wanted, strict=True)]), len(among[0])
     first = np.full(int(numbers.max(initial=-1)) + 1, -1)
     first[numbers[:size][::-1]] = np.arange(size)[::-1]
     found: Column = first[numbers[size:]]
@@ -94,25 +94,25 @@ class Transfers:
     """One row a transfer, in the order in which the members' proxies hold them.
 
     ``group`` is the place of the communicator in ``groups``; ``rank`` the rank on whose behalf the transfer runs, ``owner`` the
-    index of its process, ``peer_index`` that of the peer's (-1: not observed). Only where the proxy has ``begun`` do its counters
-    mean anything; they are relative to ``base``. ``produced`` is ``UNKNOWN`` where the protocol does not show it. ``connection``
-    is one number for both ends, ``collective`` one for operations of the same name.
+    index of its process, ``peer_index`` that of the peer's (-1: not observed). Only where the proxy has ``begun`` do its
+    counters mean anything; they are relative to ``base``. ``produced`` is ``UNKNOWN`` where the protocol does not show it.
+    ``connection`` is one number for both ends, ``collective`` one for operations of the same name.
     """
 
     def __init__(self, job: Job) -> None:
         self.job, self.groups = job, list(job.groups.values())
-        self._place_of_group = {group.id: place for place, group in enumerate(self.groups)}
-        self._ranks = column(
-            lambda: chain.from_iterable(
-                (place, rank, member.index, own.address)
-                for place, group in enumerate(self.groups) for rank, (member, own) in group.members.items()
-            )
-        ).reshape(-1, 4).T  # fmt: skip
-        """Of every observed rank: place of its communicator, rank, index of its process, address of the communicator there."""
+        self.place_of = {group.id: place for place, group in enumerate(self.groups)}
+        self._ranks = column(self._observed).reshape(-1, 4).T
         self._fill()
         self._join()
 
-    # --- reading ---------------------------------------------------------------------------------------------------
+    def _observed(self) -> Iterator[int]:
+        """Of every observed rank place of its communicator, rank, index of its process, and address of the communicator there."""
+        for place, group in enumerate(self.groups):
+            for rank, (member, own) in group.members.items():
+                yield from (place, rank, member.index, own.address)
+        # What is not found is in the last place.
+        yield from (NOBODY, UNKNOWN, NOBODY, UNKNOWN)
 
     def _fill(self) -> None:
         rows = [*map(_ROWS, self.job.members)]
@@ -121,17 +121,19 @@ class Transfers:
         holder = np.repeat(column(lambda: (member.index for member in self.job.members)), held)
         of_network = table[:, COLUMNS.index("state")] & NET != 0
         own, holder = dict(zip(COLUMNS, table[of_network].T.copy(), strict=True)), holder[of_network]
-        group, holder_rank = self._owners(holder, own["comm_address"], own["place"])
+        group, holder_rank = self._ranks[:2, matching((holder, own["comm_address"]), self._ranks[2:])]
+        for row in np.flatnonzero(group == NOBODY).tolist():
+            member = self.job.member(int(holder[row]))
+            group[row], holder_rank[row] = self._owner(member, _operation_at(member, int(own["place"][row])))
         if not (known := group != NOBODY).all():
             own, holder = {name: values[known] for name, values in own.items()}, holder[known]
             group, holder_rank = group[known], holder_rank[known]
         self.group, self._holder, self._place = group, holder, own["place"]
         self.op_count, self.collective = own["op_count"], own["name"]
         self.channel, self.peer, self.nsteps, self.base = own["channel"], own["peer"], own["nsteps"], own["base"]
-        self.posted, self.received, self.transmitted, self.done = (
-            own[name] for name in ("posted", "received", "transmitted", "done")
-        )
-        self.produced, self.sends, self.point_to_point = own["gpu_ready"], own["sends"] != 0, (own["op_count"] & 1) != 0
+        self.posted, self.received, self.transmitted = own["posted"], own["received"], own["transmitted"]
+        self.done, self.produced = own["done"], own["gpu_ready"]
+        self.sends, self.point_to_point = own["sends"] != 0, (own["op_count"] & 1) != 0
         # With PXN the proxy of one process moves another rank's data: the wait is that rank's, if it is observed.
         self.rank = np.where(own["rank"] == UNKNOWN, holder_rank, own["rank"])
         found = self._processes(group, self.rank)
@@ -141,28 +143,16 @@ class Transfers:
         self.begun: Flags = (phase == BEGUN) & of_somebody
         self.ready: Flags = (phase == READY) & of_somebody
 
-    def _owners(self, holder: Column, address: Column, place: Column) -> tuple[Column, Column]:
-        """Of operations in processes the group and the process's rank in it; ``NOBODY`` and ``UNKNOWN`` where none is known."""
-        at = matching((holder, address), (self._ranks[2], self._ranks[3]))
-        known = at >= 0
-        group, rank = np.full(len(at), NOBODY), np.full(len(at), UNKNOWN)
-        group[known], rank[known] = self._ranks[:2, at[known]]
-        for row in np.flatnonzero(~known).tolist():
-            member = self.job.member(int(holder[row]))
-            group[row], rank[row] = self._owner(member, _operation_at(member, int(place[row])))
-        return group, rank
-
     def _owner(self, member: Member, operation: ProxyOperation | PendingOperation) -> tuple[int, int]:
+        """Group of an operation, and the process's rank in it."""
         number = self.job.find_group(member, operation.comm_address, operation.comm_hash)
         if number not in self.job.groups:
             return NOBODY, UNKNOWN
-        return self._place_of_group[number], self.job.groups[number].ranks.get(member.index, UNKNOWN)
+        return self.place_of[number], self.job.groups[number].ranks.get(member.index, UNKNOWN)
 
     def _processes(self, group: Column, rank: Column) -> Column:
         """Indices of the processes that are ranks of communicators; -1 where none was observed."""
-        at = matching((group, rank), (self._ranks[0], self._ranks[1]))
-        found = np.full(len(at), -1)
-        found[at >= 0] = self._ranks[2, at[at >= 0]]
+        found: Column = self._ranks[2, matching((group, rank), self._ranks[:2])]
         return found
 
     def _pending(self) -> Iterator[tuple[int, int, int, int, int, bool]]:
@@ -194,8 +184,6 @@ class Transfers:
         self.receiving: Flags = (np.isin(ring, ring[receives & idle]) | np.isin(operation, operation[receives]))[:size]
         """Whether the rank has the receive of the same operation open on the channel, or that of any collective queued."""
 
-    # --- asking ----------------------------------------------------------------------------------------------------
-
     def unfinished(self, side: Direction) -> Column:
         """Rows whose proxy has begun and not ended its work."""
         return np.flatnonzero(self.begun & (self.sends == (side is Direction.SEND)) & (self.done < self.nsteps))
@@ -224,8 +212,6 @@ class Transfers:
     def compared(self) -> Compared:
         """What each unfinished end shows. O(transfers), once."""
         return Compared(self)
-
-    # --- objects ---------------------------------------------------------------------------------------------------
 
     def key(self, row: int) -> ConnectionKey:
         """The connection of a row."""
@@ -261,9 +247,8 @@ NOTHING, MISSING, COMPLETED = -1, -2, -3
 
 
 class Compared:
-    """What every unfinished end shows (Mycroft, table 4; NCCL ``src/transport/net.cc``): senders first, each side by rows.
-
-    ``rows`` of the transfers, ``shows``: place in :data:`SHOWN`, ``other``: the row of the far end, or ``NOBODY``.
+    """What every unfinished end shows (Mycroft, table 4; NCCL ``src/transport/net.cc``): senders first, each side by its
+    ``rows``. ``shows``: places in :data:`SHOWN`; ``other``: the rows of the far ends, or ``NOBODY``.
     """
 
     def __init__(self, transfers: Transfers) -> None:
@@ -361,8 +346,8 @@ class Compared:
     def _arrives(self, row: int) -> Why | Stall:
         """What the sender has completed and the receiver has not got: it is under way, or there and its proxy does not look."""
         t, peer = self.transfers, int(self.transfers.peer_index[row])
-        there = peer >= 0 and acknowledges(t.operation_of(row))
-        there = there and was_before(t.group_of(row), t.job.member(peer), t.job.member(int(t.owner[row])))
+        member, operation, group = t.job.member, t.operation_of(row), t.group_of(row)
+        there = peer >= 0 and has_arrived(operation, group, member(peer), member(int(t.owner[row])))
         return Stall.PROXY_NOT_TAKING if there else Why.IN_NETWORK
 
     def _has_done(self, side: Direction, row: int, step: int) -> bool:

@@ -1,7 +1,7 @@
 """What a source of evidence is, and what it says: typed facts with their strength.
 
-A source reads records (samples, calls, what nodes say of their network) and nothing else: no other source, no graph, no verdict.
-Rules draw the conclusions.
+A source reads records (samples, calls, what nodes say of their network) and nothing else: no other source, no graph, no
+verdict. Rules draw the conclusions.
 """
 
 from __future__ import annotations
@@ -96,14 +96,13 @@ class Nodes:
 
 
 class Strength(IntEnum):
-    """How much a fact proves. Of what one subject may wait for, the strongest facts alone are followed."""
+    """How much a fact proves: nothing contradicts it; it is so more often than not; counters of NCCL, the kernel or the network
+    say so. Of what one subject may wait for, what is merely possible is followed only where there is nothing else.
+    """
 
     POSSIBLE = 1
-    """Nothing contradicts it."""
     LIKELY = 2
-    """It is so more often than not."""
     PROVEN = 3
-    """Counters of NCCL, the kernel or the network say so."""
 
 
 class FactKind(StrEnum):
@@ -114,13 +113,11 @@ class FactKind(StrEnum):
     STANDS = "stands"
     """The subject could do something and does not."""
     HALTED = "halted"
-    """The process is stopped or has ended."""
     CALLED = "called"
     """What the ranks of a communicator have called, compared."""
     CALLED_OTHER = "called other"
-    """Ranks of one communicator called different things."""
     OPEN_OTHER = "other open"
-    """Ranks of one communicator have different operations open."""
+    """Ranks of one communicator called different things, or have different operations open."""
     PORT_DOWN = "port down"
     PORT_ERRORS = "port errors"
     """A port has counted errors or signs of loss since watching began; ``value`` is how many."""
@@ -139,7 +136,6 @@ class FactKind(StrEnum):
     GPU_SILENT = "GPU silent"
     """Copies from the GPU do not come back."""
     LOGGED = "logged"
-    """The kernel's log names it."""
     TOLD = "told"
     """What a rule says beside the facts that it concludes from: a line of evidence, and no more."""
     WORK = "work requests"
@@ -152,10 +148,9 @@ Subject = Hashable
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One thing that a source saw.
-
-    ``value`` is a quantity with the unit its kind names; ``describe`` makes the line of evidence: of thousands of facts a few are
-    ever shown. A source that has more to say returns a class of its own with more fields.
+    """One thing that a source saw. ``value`` is a quantity with the unit its kind names; ``describe`` makes the line of
+    evidence: of thousands of facts a few are ever shown. A source that has more to say returns a class of its own with more
+    fields.
     """
 
     kind: FactKind
@@ -178,8 +173,8 @@ F = TypeVar("F", bound=Fact)
 class FactColumns(Generic[F]):
     """Facts of one kind in columns: 100,000 ranks say hundreds of thousands, of which a handful ever becomes an object.
 
-    ``subject`` and ``object`` are numbers of :class:`Nodes`; ``possible`` marks those that are no more than that; ``make`` makes
-    the fact of a row. ``collectives``: ids of the communicators of which some fact is about a collective.
+    ``subject`` and ``object`` are numbers of :class:`Nodes`; ``possible`` marks those that are no more than that; ``make``
+    makes the fact of a row. ``collectives``: ids of the communicators of which some fact is about a collective.
     """
 
     kind: FactKind
@@ -220,9 +215,8 @@ class Source(ABC):
 
 
 class Facts:
-    """What the sources say of one case, by kind. A source runs once, when a kind it knows is first asked for.
-
-    ``nodes`` numbers what facts in columns are about.
+    """What the sources say of one case, by kind. A source runs once, when a kind it knows is first asked for. ``nodes`` numbers
+    what facts in columns are about.
     """
 
     def __init__(self, case: Case, sources: Sequence[Source]) -> None:

@@ -1,9 +1,8 @@
 """What the ends of connections say: who needs whom, and who could go on and does not, over the network and inside nodes.
 
-All transfers over the network are compared at once, in columns (:class:`ncclwatch.engine.transfers.Compared`). Connections whose
-head and tail can be seen (shared memory, and P2P where the device shim reads it) show by themselves that they are full, or that
-data lies unread; not whether their reader is in an operation. Of a ring that goes through the network as well proxies tell that:
-who is in an operation, and has read all there is, waits for more.
+All transfers over the network are compared at once, in columns (``transfers.Compared``). Connections whose head and tail can be
+seen (shared memory, and P2P where the device shim reads it) show by themselves that they are full, or that data lies unread;
+not whether their reader is in an operation. Of a ring that goes through the network as well proxies tell that.
 """
 
 from __future__ import annotations
@@ -95,8 +94,8 @@ def _fact(case: Case, places: Column, target: Column, number: int) -> Wait | Sta
 def _targets(case: Case) -> Column:
     """Whom each waits for: the peer, the link to it, or a peer that was not observed; numbers of nodes, ``NOBODY`` of a stall.
 
-    Data that does not arrive says nothing about a link when the proxy at one of its ends stands still anyway: a request counts as
-    handed to the network before the proxy has pushed all of it into the socket.
+    Data that does not arrive says nothing about a link when the proxy at one of its ends stands still anyway: a request counts
+    as handed to the network before the proxy has pushed all of it into the socket.
     """
     job, t, compared = case.job, case.transfers, case.transfers.compared
     rows, stands, of_links = compared.rows, compared.showing(*Stall), compared.showing(*edges.OF_THE_LINK)
@@ -126,8 +125,8 @@ class SharedMemory(Source):
     kinds = frozenset({FactKind.WAITS_FOR, FactKind.STANDS})
 
     def facts(self, case: Case) -> Iterator[Wait | StallMark]:
-        """Waits for readers that leave a full connection, ranks that leave data unread, and waits of those who are known to be in
-        an operation and have read all. O(connections + transfers).
+        """Waits for who leaves a connection full, who leaves data unread, and waits of who is in an operation and has read all.
+        O(connections + transfers).
         """
         return _Inside(case).facts()
 
@@ -145,11 +144,9 @@ class _Inside:
         self._rings = cache(lambda number: rings_inside(case.job.groups[number]))
         self._empty: set[ConnectionKey] = set()
         """What is known to have been read to the end by who waits for more."""
-        self._waiting: set[Node] = {
-            *map(RankNode, np.unique(self.transfers.owner[self.compared.rows[~self.compared.showing(*Stall)]]).tolist()),
-            *(RankNode(member.index) for member in self.job.members if member.halted),
-        }
-        """Of whom a wait is seen, and who waits for nobody."""
+        waiting = self.transfers.owner[self.compared.rows[~self.compared.showing(*Stall)]]
+        self._waiting = {*np.unique(waiting).tolist(), *(member.index for member in self.job.members if member.halted)}
+        """Indices of the processes of which a wait is seen, and of those that wait for nobody."""
 
     def facts(self) -> Iterator[Wait | StallMark]:
         seen = self.job.joined.seen
@@ -157,7 +154,7 @@ class _Inside:
         full, unread = [one for one in alone if isinstance(one, Wait)], [one for one in alone if isinstance(one, StallMark)]
         yield from full
         yield from unread
-        self._waiting |= {wait.subject for wait in full}
+        self._waiting |= {wait.subject for wait in full if isinstance(wait.subject, RankNode)}
         for row in self._receiving() if seen else ():
             yield from self._follow(self.transfers.group_of(row), int(self.transfers.channel[row]), int(self.transfers.rank[row]))
         for place in self._standing():
@@ -170,8 +167,6 @@ class _Inside:
         for mark in unread:
             yield from self._answer(mark.key) if mark.key.point_to_point else ()
 
-    # --- what a connection shows by itself -------------------------------------------------------------------------------
-
     def _full_and_unread(self) -> Iterator[Wait | StallMark]:
         for group in self.job.groups.values():
             for rank, (member, own) in group.members.items():
@@ -183,14 +178,13 @@ class _Inside:
                         yield self._unread(group, rank, member, conn)
 
     def _unread(self, group: Group, rank: int, member: Member, conn: HostConnection) -> StallMark:
-        key = ConnectionKey(group.id, conn.channel, conn.peer, rank, conn.connection_index > 0)
-        stall = Stall.GPU_NOT_CONSUMING
-
         def describe() -> str:
             where = f"{memory_of(conn)} from {self.job.rank_name(group.id, conn.peer)}, channel {conn.channel}"
-            return f"{member.label}: {stall}: {where}, {steps_unread(conn)} steps lie unread"
+            return f"{member.label}: {Stall.GPU_NOT_CONSUMING}: {where}, {steps_unread(conn)} steps lie unread"
 
-        return StallMark(subject=RankNode(member.index), member=member, stall=stall, key=key, describe=describe)
+        key = ConnectionKey(group.id, conn.channel, conn.peer, rank, conn.connection_index > 0)
+        subject, stall = RankNode(member.index), Stall.GPU_NOT_CONSUMING
+        return StallMark(subject=subject, member=member, stall=stall, key=key, describe=describe)
 
     def _waits(
         self, group: Group, member: Member, conn: HostConnection, why: Why, detail: str, strength: Strength = Strength.PROVEN
@@ -200,16 +194,13 @@ class _Inside:
             sends=conn.direction is Direction.SEND, point_to_point=conn.connection_index > 0, strength=strength,
         )  # fmt: skip
 
-    # --- rings that go through a node --------------------------------------------------------------------------------------
-
     def _receiving(self) -> Iterator[int]:
         """Receives of ring operations under way of which more is to come than the rank's last part: who comes after it in its
         node and has read all that it wrote is in the operation as well, whatever its own proxy shows.
         """
         t = self.transfers
-        inside = np.array([any(own.host_connections for _, own in group.members.values()) for group in t.groups], np.bool_)
         open_here = ~t.sends & t.begun & ~t.point_to_point & (t.done > 0) & (t.done < t.nsteps)
-        for row in np.flatnonzero(open_here & inside[t.group]).tolist():
+        for row in np.flatnonzero(open_here).tolist():
             operation, nsteps = t.operation_of(row), int(t.nsteps[row])
             # What a rank has received it has sent on, and one part of its own: so much is still to come from it.
             rounds = max(t.group_of(row).nranks - 1, 1) * (2 if operation.collective == "AllReduce" else 1)
@@ -221,23 +212,19 @@ class _Inside:
         t, compared, job = self.transfers, self.compared, self.job
         chosen = np.flatnonzero(compared.showing(*edges.GPU_STALLS) & ~t.point_to_point[compared.rows])
         rows = compared.rows[chosen]
-        worth = compared.showing(Stall.GPU_NOT_PRODUCING)[chosen] & ~t.receiving[rows]
-        if job.joined.seen or job.joined.transports - OUTSIDE:
-            inside = {
-                (place, rank)
-                for place, group in enumerate(t.groups) for rank, (_, own) in group.members.items()
-                if own.host_connections or {link[3] for link in own.transports} - OUTSIDE
-            }  # fmt: skip
-            ranks = zip(t.group[rows].tolist(), t.rank[rows].tolist(), strict=True)
-            worth |= np.array([rank in inside for rank in ranks], np.bool_)
-        found: list[int] = chosen[worth].tolist()
+        inside = [
+            member.index
+            for group in (t.groups if job.joined.seen or job.joined.transports - OUTSIDE else ())
+            for member, own in group.members.values()
+            if own.host_connections or {link[3] for link in own.transports} - OUTSIDE
+        ]
+        dropped = compared.showing(Stall.GPU_NOT_PRODUCING)[chosen] & ~t.receiving[rows]
+        found: list[int] = chosen[dropped | np.isin(t.owner[rows], inside)].tolist()
         return found
 
     def _behind_stall(self, place: int) -> Iterator[Wait]:
-        """What a GPU that stands still may wait for inside its node: that wait, or that it is hidden.
-
-        In a ring that begins with a send, who has entered has written. Who has not waits in something before, there for the
-        same ranks more often than not: those are weak waits.
+        """What a GPU that stands still may wait for inside its node: that wait, or that it is hidden. In a ring that begins
+        with a send, who has entered has written. Who has not waits in something before, more often than not for the same ranks.
         """
         end, _ = self.compared.ends(place)
         group, channel = self.job.groups[end.key.group], end.key.channel
@@ -274,13 +261,12 @@ class _Inside:
         wait = self._waits(group, member, conn, Why.EMPTY, f"all {conn.tail} steps read", strength)
         if wait.key not in self._empty:
             self._empty.add(wait.key)
-            self._waiting.add(wait.subject)
+            self._waiting.add(member.index)
             yield wait
 
     def _dropped(self, group: Group, end: End, member: Member) -> Iterator[Wait]:
         """A ring that still has to send has not received all, so its receive must be open; gone means that it failed: newer
-        proxies (2.27.5 among them) drop what their transport reports as failed, without a word (``progressOps``,
-        ``src/proxy.cc``).
+        proxies (2.27.5 among them) drop what their transport reports as failed (``progressOps``, ``src/proxy.cc``).
         """
         channel, own = end.key.channel, group.members[group.ranks[member.index]][1]
         previous = next((ring.prev for ring in own.rings if ring.channel == channel), -1)
