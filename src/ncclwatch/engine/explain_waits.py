@@ -74,7 +74,8 @@ def unseen(case: Case) -> Iterator[Hypothesis]:
     found = ends.beside_absent or [*ends.unseen, *ends.cycles]
     if not case.waits.open or ((ends.ranks or ends.links) and not found):
         return
-    waits, nodes = [wait for sink in found for wait in sink.waits] or case.waits.first(12), [sink.nodes[0] for sink in found]
+    waits = [wait for sink in found for wait in sink.waits] or case.waits.first(12)
+    nodes = [sink.nodes[0] for sink in found]
     cause = Cause.UNSEEN if any(isinstance(node, AbsentNode) for node in nodes) else Cause.HIDDEN
     if ends.beside_absent:
         cause, groups = Cause.BESIDE_ABSENT, [case.job.groups[number] for number in {wait.key.group: None for wait in waits}]

@@ -123,7 +123,8 @@ class Waits:
 
 def _in_columns(form: type[EdgeT], facts: Sequence[Fact | FactColumns[Any]], nodes: Nodes) -> FactColumns[EdgeT]:
     """All waits, or all stalls, of some facts: those in columns, and behind them those that are objects already."""
-    kind, objects = FactKind.WAITS_FOR if form is Wait else FactKind.STANDS, [fact for fact in facts if isinstance(fact, form)]
+    kind = FactKind.WAITS_FOR if form is Wait else FactKind.STANDS
+    objects = [fact for fact in facts if isinstance(fact, form)]
     parts: list[FactColumns[EdgeT]] = [fact for fact in facts if isinstance(fact, FactColumns)]
     parts.append(FactColumns(
         kind, np.array([nodes.number(fact.subject) for fact in objects], np.int64),

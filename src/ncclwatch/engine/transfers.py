@@ -111,7 +111,7 @@ class Transfers:
         for place, group in enumerate(self.groups):
             for rank, (member, own) in group.members.items():
                 yield from (place, rank, member.index, own.address)
-        # What is not found is in the last place.
+        # What is not found is in the last place, -1.
         yield from (NOBODY, UNKNOWN, NOBODY, UNKNOWN)
 
     def _fill(self) -> None:
@@ -121,7 +121,7 @@ class Transfers:
         holder = np.repeat(column(lambda: (member.index for member in self.job.members)), held)
         of_network = table[:, COLUMNS.index("state")] & NET != 0
         own, holder = dict(zip(COLUMNS, table[of_network].T.copy(), strict=True)), holder[of_network]
-        group, holder_rank = self._ranks[:2, matching((holder, own["comm_address"]), self._ranks[2:])]
+        group, holder_rank = self._ranks[:2, matching((holder, own["comm_address"]), self._ranks[2:, :-1])]
         for row in np.flatnonzero(group == NOBODY).tolist():
             member = self.job.member(int(holder[row]))
             group[row], holder_rank[row] = self._owner(member, _operation_at(member, int(own["place"][row])))
@@ -152,7 +152,7 @@ class Transfers:
 
     def _processes(self, group: Column, rank: Column) -> Column:
         """Indices of the processes that are ranks of communicators; -1 where none was observed."""
-        found: Column = self._ranks[2, matching((group, rank), self._ranks[:2])]
+        found: Column = self._ranks[2, matching((group, rank), self._ranks[:2, :-1])]
         return found
 
     def _pending(self) -> Iterator[tuple[int, int, int, int, int, bool]]:
