@@ -18,9 +18,9 @@ from ncclwatch.engine.edges import OnConnection, StallMark, Wait, wait_facts
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, Facts, Node, Source
 from ncclwatch.engine.evidence.calls import Called, Calls, CallsFinding, OpenCalls, SequenceCounts
 from ncclwatch.engine.evidence.device import DeviceShim
+from ncclwatch.engine.evidence.ends import Proxies, SharedMemory
 from ncclwatch.engine.evidence.kernel import CpuLimits, Exits, KernelLog
 from ncclwatch.engine.evidence.nics import Ports, Sockets
-from ncclwatch.engine.evidence.transfers import Proxies, SharedMemory
 from ncclwatch.engine.evidence.work_requests import WorkRequests
 from ncclwatch.engine.graph import Sink, Waits
 from ncclwatch.engine.job import Group, Job, Member

@@ -2,28 +2,20 @@
 inside nodes make (shared memory; P2P where the device shim reads it).
 
 Head and tail of such a connection count the same steps at both ends; only the protocol Simple moves the tail. AllReduce,
-AllGather and ReduceScatter write and read as much on each ring (``src/device/``: every rank passes on what it gets). A rank that
-has written more than it has read is in the middle of one of them; one that has written less than its peers is behind.
+AllGather and ReduceScatter write and read as much on each ring (``src/device/``: every rank passes on what it gets). A rank
+that has written more than it has read is in the middle of one of them; one that has written less than its peers is behind.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
+from itertools import takewhile
 from typing import NamedTuple
 
 from ncclwatch.engine.edges import Wait, Why, waits_for
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.model.state import (
-    ChannelRing,
-    Communicator,
-    Direction,
-    HostConnection,
-    ProcessSample,
-    ProxyOperation,
-    ProxySub,
-    Transport,
-)
+from ncclwatch.model.state import ChannelRing, Communicator, Direction, HostConnection, ProcessSample, ProxyOperation, Transport
 
 CONNECTION_SLOTS = 8
 """Fact: NCCL_STEPS, buffers of a connection, a sender is at most so many steps ahead (all tags, ``src/include/device.h``)."""
@@ -51,10 +43,16 @@ def is_hidden(communicator: Communicator) -> bool:
     return any(transport in INVISIBLE for _, _, _, transport in communicator.transports)
 
 
-def unseen_peers(communicator: Communicator, channel: int | None = None) -> set[int]:
-    """Peers joined to this rank by such a transport, on one channel or on any."""
+def unseen_peers(communicator: Communicator) -> set[int]:
+    """Peers joined to this rank by such a transport."""
+    return {peer for _, peer, _, transport in communicator.transports if transport in INVISIBLE}
+
+
+def hidden_on(communicator: Communicator, channel: int) -> set[int]:
+    """Peers joined to this rank by such a transport on a channel, of which the device shim has not read all."""
     links = communicator.transports
-    return {peer for on, peer, _, transport in links if transport in INVISIBLE and channel in (None, on)}
+    peers = {peer for on, peer, _, transport in links if transport in INVISIBLE and on == channel}
+    return {peer for peer in peers if not is_seen(communicator, channel, peer)}
 
 
 def neighbours(communicator: Communicator) -> set[int]:
@@ -64,37 +62,28 @@ def neighbours(communicator: Communicator) -> set[int]:
 
 RELIABLE = "IB"
 """How the names of NCCL's own InfiniBand transport and of its SHARP plugin begin (``IB``, ``IBext_v8``)."""
-CLOCKS_S = 0.1
-"""Unit: s. From: NTP keeps the clocks of hosts within tens of ms: samples of two hosts are ordered by them only where
-they are further apart.
+ONE_MOMENT_S = 0.1
+"""Unit: s. Samples of two hosts that are nearer are of one moment: nobody knows which was first. From: NTP keeps the clocks of
+hosts within tens of ms.
 """
 
 
-def acknowledges(operation: ProxyOperation) -> bool:
-    """Whether a send over the transport of an operation is complete only when the receiver's adapter has all of it.
-
-    A send of NET/IB is (reliable connections; ``ncclIbTest``, ``src/transport/net_ib.cc``): it lies in the receiver's memory
-    then, and only the receiver's own proxy, which has to poll its completion queue, is left to move. Over sockets a send
+def has_arrived(operation: ProxyOperation, group: Group, sender: Member, receiver: Member) -> bool:
+    """Whether what the sender has completed of an operation lay in the receiver's memory when that was read, so that only its own
+    proxy is left to move: with NET/IB (reliable connections; ``ncclIbTest``, ``src/transport/net_ib.cc``). Over sockets a send
     completes once the kernel has taken it, which proves nothing.
     """
-    return operation.net_name.startswith(RELIABLE)
+    return operation.net_name.startswith(RELIABLE) and was_before(group, sender, receiver)
 
 
 def was_before(group: Group, sender: Member, receiver: Member) -> bool:
-    """Whether the sender had come to where it is now before the receiver was read: it may have got there only since.
-
-    Of the sender its newest sample counts, or one before that shows the same of its transfers on this communicator.
+    """Whether the sender had come to where it is now before the receiver was read: by its newest sample, or one before that shows
+    the same of its transfers on this communicator.
     """
-    read_ns = receiver.last.wall_ns
-    if sender.info.host != receiver.info.host:
-        read_ns -= int(CLOCKS_S * 1e9)
+    read_ns = receiver.last.wall_ns - (int(ONE_MOMENT_S * 1e9) if sender.info.host != receiver.info.host else 0)
     shown = _transfers_of(group, sender.last)
-    for sample in reversed(sender.samples):
-        if _transfers_of(group, sample) != shown:
-            return False
-        if sample.wall_ns + sample.duration_ns <= read_ns:
-            return True
-    return False
+    alike = takewhile(lambda sample: _transfers_of(group, sample) == shown, reversed(sender.samples))
+    return any(sample.wall_ns + sample.duration_ns <= read_ns for sample in alike)
 
 
 def _transfers_of(group: Group, sample: ProcessSample) -> object:
@@ -119,133 +108,105 @@ def memory_of(connection: HostConnection) -> str:
 
 def is_seen(communicator: Communicator, channel: int, peer: int) -> bool:
     """Whether all that joins this rank to a peer on a channel by P2P was read by the device shim."""
-    wanted = {d for c, p, d, transport in communicator.transports if (c, p, transport) == (channel, peer, Transport.P2P)}
+    wanted = {str(d) for c, p, d, transport in communicator.transports if (c, p, transport) == (channel, peer, Transport.P2P)}
     seen = {str(conn.direction) for conn in communicator.host_connections if (conn.channel, conn.peer) == (channel, peer)}
-    return bool(wanted) and {str(direction) for direction in wanted} <= seen
-
-
-def has_produced(sub: ProxySub) -> bool:
-    """Whether the GPU has produced anything of a send; what cannot be told counts as produced."""
-    return sub.done > 0 or sub.gpu_ready is None or sub.gpu_ready > 0 or sub.posted == 0
+    return bool(wanted) and wanted <= seen
 
 
 class RingPlace(NamedTuple):
-    """Where a rank stands in a ring inside its node: its end of what comes from the rank before, and the steps that it has
-    written to the next; ``None`` where these are not inside the node, or not seen.
+    """Where a rank stands in a ring inside its node: its end of what comes from the rank before, and steps that it has read of
+    that and written to the next; ``None`` where these are not inside the node, or not seen.
     """
 
     rank: int
     ring: ChannelRing
     source: HostConnection | None
+    read: int | None
+    unread: int | None
+    """Steps that lie ready for it."""
     written: int | None
-
-    @property
-    def unread(self) -> int | None:
-        """Steps that lie ready for it."""
-        return steps_unread(self.source) if self.source is not None else None
-
-    @property
-    def read(self) -> int | None:
-        """Steps that it has read."""
-        return self.source.head if self.source is not None else None
 
     @property
     def ahead(self) -> int:
         """By how many steps it has written more than it has read; 0 where that is not seen."""
         return self.written - self.read if self.written is not None and self.read is not None else 0
 
-    @property
-    def is_amid(self) -> bool:
-        """Whether an operation under way can have made it so: each rank writes its own part first and passes on what it has read,
-        so it is ahead by less than a connection holds. (A Broadcast leaves more of a difference, and for good.)
-        """
-        return 0 < self.ahead <= CONNECTION_SLOTS
-
 
 def ring_places(own: Communicator) -> Iterator[RingPlace]:
     """Where a rank stands in each of its rings that goes through its node. O(connections)."""
-    if not own.host_connections:
-        return
     ends = {(end.channel, end.peer, end.direction): end for end in own.host_connections if end.connection_index == 0}
-    for ring in own.rings:
+    for ring in own.rings if ends else ():
         source = ends.get((ring.channel, ring.prev, Direction.RECV))
         sink = ends.get((ring.channel, ring.next, Direction.SEND))
         if source is not None or sink is not None:
-            yield RingPlace(own.rank, ring, source, sink.tail if sink is not None else None)
+            read, unread = (source.head, steps_unread(source)) if source is not None else (None, None)
+            yield RingPlace(own.rank, ring, source, read, unread, sink.tail if sink is not None else None)
 
 
-Rings = Mapping[int, Mapping[int, RingPlace]]
-"""Channel → rank in a communicator → where it stands."""
+class Ring(dict[int, RingPlace]):
+    """One ring of a communicator as far as it goes through nodes: rank → where that stands."""
+
+    @property
+    def written(self) -> dict[int, int]:
+        """Steps that each rank has written to the next, where that is seen."""
+        return {rank: at.written for rank, at in self.items() if at.written is not None}
+
+    @property
+    def amid(self) -> dict[int, RingPlace]:
+        """Who is amid an operation: a rank writes its own part first and passes on what it has read, so it is ahead by less
+        than a connection holds. (A Broadcast leaves more, for good.) Nobody where somebody has read more than it wrote (a
+        Broadcast).
+        """
+        one_sided = any(at.ahead < 0 for at in self.values())
+        return {} if one_sided else {rank: at for rank, at in self.items() if 0 < at.ahead <= CONNECTION_SLOTS}
+
+    def hops(self, first: int) -> dict[int, int]:
+        """How many ranks further on in the ring than one others are, as far as it is known."""
+        found, rank = dict[int, int](), first
+        while rank in self and rank not in found:
+            found[rank] = len(found)
+            rank = self[rank].ring.next
+        return found
 
 
-def rings_inside(group: Group) -> dict[int, dict[int, RingPlace]]:
-    """The rings of a communicator as far as they go through nodes. O(connections)."""
-    found: dict[int, dict[int, RingPlace]] = defaultdict(dict)
+def rings_inside(group: Group) -> dict[int, Ring]:
+    """The rings of a communicator that go through nodes, by channel. O(connections)."""
+    found: dict[int, Ring] = defaultdict(Ring)
     for rank, (_, own) in group.members.items():
         for place in ring_places(own):
             found[place.ring.channel][rank] = place
     return found
 
 
-def ring_written(rings: Rings) -> dict[int, dict[int, int]]:
-    """Channel → rank → steps that it has written to the next in its ring, where that is seen."""
-    found: dict[int, dict[int, int]] = defaultdict(dict)
-    for channel, places in rings.items():
-        for rank, at in places.items():
-            if at.written is not None:
-                found[channel][rank] = at.written
-    return found
-
-
-def under_way(rings: Rings) -> dict[int, dict[int, RingPlace]]:
-    """Of those rings who is amid an operation; nobody of one in which somebody has read more than it wrote (a Broadcast)."""
-    even = {channel: places for channel, places in rings.items() if all(place.ahead >= 0 for place in places.values())}
-    amid = {channel: {rank: at for rank, at in places.items() if at.is_amid} for channel, places in even.items()}
-    return {channel: places for channel, places in amid.items() if places}
-
-
 def amid_rings(job: Job) -> set[int]:
     """Indices of the processes that are amid an operation in a ring inside their node. O(connections)."""
-    rings = ((group, places) for group in job.groups.values() for places in under_way(rings_inside(group)).values())
-    return {group.members[rank][0].index for group, places in rings for rank in places}
+    rings = ((group, ring) for group in job.groups.values() for ring in rings_inside(group).values())
+    return {group.members[rank][0].index for group, ring in rings for rank in ring.amid}
 
 
 def laggards(job: Job) -> Iterator[Wait]:
     """Waits for ranks that lag in a ring of shared memory. O(connections).
 
-    A rank whose own counters say that it waits there waits for the one before. One that has written less than all others of its
-    ring has not come as far, and nobody ends a collective before the last has contributed. Of one that waits itself no other is
-    said to wait, nor by whom is further ahead than it can be without it: they were read at different moments.
+    A rank whose own counters say that it waits waits for the one before. Who has written less than all others of its ring has
+    not come as far, and nobody ends a collective before the last has contributed. For one that waits itself no other is said to
+    wait, nor who is further ahead than it can be without it: they were read at different moments.
     """
     for group in job.groups.values():
-        inside = rings_inside(group)
-        amid, steps_written = under_way(inside), ring_written(inside)
-        for channel, places in inside.items() if group.nranks > 1 else ():
-            waiting = {rank: at.ring.prev for rank, at in amid.get(channel, {}).items() if not at.unread}
+        for channel, ring in rings_inside(group).items() if group.nranks > 1 else ():
+            waiting = {rank: at.ring.prev for rank, at in ring.amid.items() if not at.unread}
             for rank, prev in waiting.items():
                 if prev in group.members:
-                    yield _waits_inside(job, group, channel, rank, prev, "all that was written into shared memory is read")
-            written = steps_written.get(channel, {})
+                    yield _lags(job, group, channel, rank, prev, "all that was written into shared memory is read")
+            written = ring.written
             least = min(written.values(), default=0)
             if len(written) < group.nranks or least == max(written.values()):
                 continue
             for other in [rank for rank, steps in written.items() if steps == least and rank not in waiting]:
-                after = _hops(places, other)
+                hops = ring.hops(other)
                 for rank, steps in written.items():
-                    if 0 < steps - least <= CHUNK_STEPS * after.get(rank, 0):
-                        text = f"{steps - least} steps behind in shared memory"
-                        yield _waits_inside(job, group, channel, rank, other, text)
+                    if 0 < steps - least <= CHUNK_STEPS * hops.get(rank, 0):
+                        yield _lags(job, group, channel, rank, other, f"{steps - least} steps behind in shared memory")
 
 
-def _waits_inside(job: Job, group: Group, channel: int, reader: int, writer: int, how: str) -> Wait:
-    detail, member = f"channel {channel}, {how}", group.members[reader][0]
-    return waits_for(job, group, member, writer, Why.EMPTY, detail, channel=channel)
-
-
-def _hops(places: Mapping[int, RingPlace], first: int) -> dict[int, int]:
-    found: dict[int, int] = {}
-    rank = first
-    while rank in places and rank not in found:
-        found[rank] = len(found)
-        rank = places[rank].ring.next
-    return found
+def _lags(job: Job, group: Group, channel: int, reader: int, writer: int, how: str) -> Wait:
+    return waits_for(job, group, group.members[reader][0], writer, Why.EMPTY, f"channel {channel}, {how}", channel=channel)

@@ -2,32 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
-import numpy as np
-
-from ncclwatch.engine.evidence.base import (
-    AbsentNode,
-    Fact,
-    FactColumns,
-    FactKind,
-    HiddenNode,
-    Node,
-    Nodes,
-    RankNode,
-    Strength,
-    joined,
-    node_of,
-)
+from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, HiddenNode, Node, RankNode, Strength, node_of
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.model.state import Direction, OpPhase, ProxyOperation, ProxySub
 from ncclwatch.model.verdict import OperationRef
-
-T = TypeVar("T")
 
 NOBODY = -1
 """Fact: stands for the object of a fact in columns that has none."""
@@ -68,6 +53,11 @@ class End:
         return self.sub.base + self.sub.nsteps
 
 
+def has_produced(sub: ProxySub) -> bool:
+    """Whether the GPU has produced anything of a send; what cannot be told counts as produced."""
+    return sub.done > 0 or sub.gpu_ready is None or sub.gpu_ready > 0 or sub.posted == 0
+
+
 class Why(StrEnum):
     """Why one side needs the other, as the clause that follows its name."""
 
@@ -90,10 +80,6 @@ class Why(StrEnum):
     UNOBSERVED = "which was not observed"
 
 
-OF_THE_LINK = frozenset({Why.IN_NETWORK, Why.UNCONFIRMED, Why.NO_CREDIT})
-"""Both sides have done their part: it is the link that does not do its own."""
-
-
 class Stall(StrEnum):
     """What a rank could do and does not do."""
 
@@ -107,6 +93,8 @@ class Stall(StrEnum):
     PROXY_NOT_BEGUN = "its proxy thread does not begin a queued operation"
 
 
+OF_THE_LINK = frozenset({Why.IN_NETWORK, Why.UNCONFIRMED, Why.NO_CREDIT})
+"""Both sides have done their part: it is the link that does not do its own."""
 GPU_STALLS = frozenset({Stall.GPU_NOT_PRODUCING, Stall.GPU_NOT_CONSUMING})
 PROXY_STALLS = frozenset({
     Stall.PROXY_NOT_SENDING, Stall.PROXY_NOT_POSTING, Stall.PROXY_NOT_TAKING, Stall.PROXY_NOT_COMPLETING,
@@ -161,11 +149,6 @@ class Wait(OnConnection):
         return self.strength is Strength.LIKELY
 
 
-def enough_pairs(waiting: Sequence[T], behind: Sequence[T]) -> list[tuple[T, T]]:
-    """Who waits for whom where everybody waits and everybody behind is waited for: one wait for each is enough to follow."""
-    return [(waiter, behind[0]) for waiter in waiting] + [(waiting[0], other) for other in behind[1:]]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallMark(OnConnection):
     """One thing a rank could do and does not do: it accuses nobody by itself, for the rank may wait elsewhere."""
@@ -176,17 +159,13 @@ class StallMark(OnConnection):
     stall: Stall
 
 
-EdgeT = TypeVar("EdgeT", Wait, StallMark)
-
-
 def waits_for(
     job: Job, group: Group, member: Member, rank: int, why: Why, detail: str = "", *, channel: int = 0,
     sends: bool = False, point_to_point: bool = False, strength: Strength = Strength.PROVEN, target: Node | None = None,
     end: End | None = None, operation: OperationRef | None = None, where: str = "",
 ) -> Wait:  # fmt: skip
-    """That a process waits, or may, for a rank of a communicator: on the connection to it (``sends``) or from it.
-
-    ``target``: where the wait leads, if not to that rank; ``where``: where it waits, if that is not seen.
+    """That a process waits, or may, for a rank of a communicator: on the connection to it (``sends``) or from it. ``target``:
+    where the wait leads, if not to that rank; ``where``: where it waits, if that is not seen.
     """
     target = target or node_of(group, rank)
     own = group.ranks[member.index]
@@ -207,35 +186,23 @@ def waits_for(
 
 def stalls_at(end: End, other: End | None, stall: Stall) -> StallMark:
     """That a rank does not do what it could at its end of a transfer over the network; ``other``: the far end, if it is open."""
-    text = partial(stall_text, end, other, stall)
-    return StallMark(subject=RankNode(end.member.index), member=end.member, stall=stall, key=end.key, end=end, describe=text)
-
-
-def in_columns(form: type[EdgeT], facts: Sequence[Fact | FactColumns[Any]], nodes: Nodes) -> FactColumns[EdgeT]:
-    """All waits, or all stalls, of some facts: those in columns, and behind them those that are objects already."""
-    kind: FactKind = FactKind.WAITS_FOR if form is Wait else FactKind.STANDS
-    objects = [fact for fact in facts if isinstance(fact, form)]
-    subjects = np.array([nodes.number(fact.subject) for fact in objects], np.int64)
-    targets = np.array([nodes.number(fact.object) if isinstance(fact, Wait) else NOBODY for fact in objects], np.int64)
-    possible = np.array([fact.strength is Strength.POSSIBLE for fact in objects], np.bool_)
-    collectives = frozenset(fact.key.group for fact in objects if not fact.key.point_to_point)
-    last = FactColumns(kind, subjects, targets, possible, objects.__getitem__, collectives)
-    return joined([*(fact for fact in facts if isinstance(fact, FactColumns) and fact.kind is kind), last])
+    return StallMark(
+        subject=RankNode(end.member.index), member=end.member, stall=stall, key=end.key, end=end,
+        describe=lambda: f"{end.member.label}: {stall}: {_transfer_text(end, other, stall)}",
+    )  # fmt: skip
 
 
 def wait_facts(waits: Iterable[Wait]) -> list[Fact]:
     """Waits as they are told: one for all channels between the same two ranks that stand for the same reason."""
-    first: dict[Hashable, Wait] = {}
-    channels: dict[Hashable, set[int]] = {}
+    alike: dict[Hashable, list[Wait]] = defaultdict(list)
     for wait in waits:
-        same = (wait.waiter, wait.target, wait.why, wait.end.operation.direction if wait.end else None)
-        first.setdefault(same, wait)
-        channels.setdefault(same, set()).add(wait.key.channel)
-    return [replace(wait, describe=partial(_text, wait, len(channels[same]) - 1)) for same, wait in first.items()]
+        alike[wait.waiter, wait.target, wait.why, wait.end.operation.direction if wait.end else None].append(wait)
+    return [replace(found[0], describe=partial(_text, found)) for found in alike.values()]
 
 
-def _text(wait: Wait, more: int) -> str:
-    return wait.text + (f" (and {more} more channel{'s' if more > 1 else ''})" if more else "")
+def _text(waits: Sequence[Wait]) -> str:
+    more = len({wait.key.channel for wait in waits}) - 1
+    return waits[0].text + (f" (and {more} more channel{'s' if more > 1 else ''})" if more else "")
 
 
 def told(text: str) -> Fact:
@@ -248,16 +215,11 @@ def told(text: str) -> Fact:
 
 def wait_text(job: Job, end: End, other: End | None, why: Why) -> str:
     """Who waits for whom, or which link does not do its part; ``other`` is the far end of the transfer where it is open."""
-    key = end.key
-    source, destination = (job.rank_name(key.group, rank) for rank in (key.source, key.destination))
+    source, destination = (job.rank_name(end.key.group, rank) for rank in (end.key.source, end.key.destination))
+    who = f"{end.member.label} waits for {destination if end.sends else source}, "
     if why in OF_THE_LINK:
-        return f"{source} → {destination}: {why}: {_transfer_text(end, other, why)}"
-    return f"{end.member.label} waits for {destination if end.sends else source}, {why}: {_transfer_text(end, other, why)}"
-
-
-def stall_text(end: End, other: End | None, what: Stall) -> str:
-    """What a rank could do and does not do."""
-    return f"{end.member.label}: {what}: {_transfer_text(end, other, what)}"
+        who = f"{source} → {destination}: "
+    return f"{who}{why}: {_transfer_text(end, other, why)}"
 
 
 def operation_text(end: End) -> str:

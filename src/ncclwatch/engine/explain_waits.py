@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 from ncclwatch.engine.call_order import Deviation, deviation_facts, find_deviations
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody, observed, peers
-from ncclwatch.engine.connections import CHUNK_STEPS, is_ring, neighbours, ring_written, rings_inside, unseen_peers
+from ncclwatch.engine.connections import CHUNK_STEPS, is_ring, neighbours, rings_inside, unseen_peers
 from ncclwatch.engine.edges import PROXY_STALLS, End, Stall, Wait, Why, told, wait_facts
-from ncclwatch.engine.evidence.base import AbsentNode, Fact, HiddenNode, LinkNode, Node, RankNode
+from ncclwatch.engine.evidence.base import AbsentNode, Fact, HiddenNode, LinkNode, RankNode
 from ncclwatch.engine.evidence.calls import called_less_often, lacks_calls
 from ncclwatch.engine.evidence.device import gpu_state
 from ncclwatch.engine.graph import Sink, victims_of
@@ -39,10 +39,10 @@ class Ends:
 
 def ends_of(case: Case) -> Ends:
     """The ends of the waits as they are now."""
-    return case.remember("ends", lambda: _sort(case))
+    return case.remember("ends", lambda: _sorted_ends(case))
 
 
-def _sort(case: Case) -> Ends:
+def _sorted_ends(case: Case) -> Ends:
     ends = Ends()
     retracted = {fact.object for _, fact in case.trail.retracted}
     for sink in case.sinks:
@@ -75,7 +75,7 @@ def unseen(case: Case) -> Iterator[Hypothesis]:
     if not case.waits.open or ((ends.ranks or ends.links) and not found):
         return
     waits = [wait for sink in found for wait in sink.waits] or case.waits.first(12)
-    nodes: list[Node] = [sink.nodes[0] for sink in found]
+    nodes = [sink.nodes[0] for sink in found]
     cause = Cause.UNSEEN if any(isinstance(node, AbsentNode) for node in nodes) else Cause.HIDDEN
     if ends.beside_absent:
         cause, groups = Cause.BESIDE_ABSENT, [case.job.groups[number] for number in {wait.key.group: None for wait in waits}]
@@ -114,27 +114,21 @@ def link(case: Case) -> Iterator[Hypothesis]:
         (sink, node, [one for rank in node[1:3] if (one := job.groups[node.group_id].holder(rank)) is not None])
         for sink in ends.links if isinstance(node := sink.nodes[0], LinkNode)
     ]  # fmt: skip
+    waits = [wait for sink in ends.links for wait in sink.waits]
     shared = set.intersection(*({member.index for member in members} for _, _, members in both))
     if len(both) > 1 and len(shared) == 1:
-        waits = [wait for sink in ends.links for wait in sink.waits]
         suspects = {index: observed(job, job.member(index), waits, (), Cause.CUT_OFF) for index in shared}
     for sink, node, members in both if not suspects else ():
+        channels = tuple(sorted({wait.key.channel for wait in sink.waits}))
+        transfers = [wait.end for wait in sink.waits if wait.end is not None]
+        device = next((end.sub.net_device_name or end.operation.net_name for end in transfers), "")
+        reference = LinkRef(node.source, node.destination, "net", channels, device)
         for member in members:
-            if member.index not in suspects:
-                reference = _reference(node, sink.waits)
-                suspects[member.index] = observed(job, member, sink.waits, (), Cause.LINK, link=reference)
+            suspects.setdefault(member.index, observed(job, member, sink.waits, (), Cause.LINK, link=reference))
     if suspects:
         supports = [fact for sink in ends.links for fact in wait_facts(sink.waits)]
-        missing = _notes([*ends.unseen, *ends.cycles])
-        confidence = min(sureness(case), 0.7)
+        missing, confidence = _notes([*ends.unseen, *ends.cycles]), min(sureness(case), 0.7)
         yield naming(VerdictClass.HARDWARE, suspects.values(), victims_of(ends.links), confidence, supports, missing=missing)
-
-
-def _reference(node: LinkNode, waits: Sequence[Wait]) -> LinkRef:
-    channels = tuple(sorted({wait.key.channel for wait in waits}))
-    ends = [wait.end for wait in waits if wait.end is not None]
-    device = next((end.sub.net_device_name or end.operation.net_name for end in ends), "")
-    return LinkRef(node.source, node.destination, "net", channels, device)
 
 
 # --- ranks -------------------------------------------------------------------------------------------------------------
@@ -144,18 +138,16 @@ NOT_STARTED = frozenset({Cause.GPU_NOT_BEGUN, Cause.NOT_TAKING_PART, Cause.NOT_E
 
 
 def rank_behind(case: Case) -> Iterator[Hypothesis]:
-    """Ranks at which the waits end: they have not started the operation the others wait in (host or GPU), or are in it and do not
-    go on though nothing they need is missing.
+    """Ranks at which the waits end: they have not started the operation the others wait in (host or GPU), or are in it and do
+    not go on though nothing they need is missing.
     """
     job, ends = case.job, ends_of(case)
     suspects: list[Suspect] = []
     supports: list[Fact] = []
     for sink in ends.ranks:
-        member = sink.member
-        if member is not None:
+        if (member := sink.member) is not None:
             suspects.append(observed(job, member, sink.waits, sink.stalls, _cause(case, member, sink)))
-            supports += [*wait_facts(sink.waits), *sink.stalls]
-            supports += [told(line) for line in called_less_often(job, member)]
+            supports += [*wait_facts(sink.waits), *sink.stalls, *map(told, called_less_often(job, member))]
     if suspects:
         not_started = any(suspect.cause in NOT_STARTED for suspect in suspects)
         yield naming(
@@ -186,10 +178,8 @@ def _cause(case: Case, member: Member, sink: Sink) -> Cause:
 
 
 def _has_sent(case: Case, end: End) -> bool:
-    """Whether a rank that has a receive open has completed the send that the operation begins with: no proxy shows that any
-    more. With PXN it is a neighbour's proxy that sends.
-    """
-    operation, channel, group = end.operation, end.sub.channel, case.job.groups[end.key.group]
+    """Whether a rank with a receive open has completed the send that its operation begins with: no proxy shows that any more."""
+    t, operation, channel, group = case.transfers, end.operation, end.sub.channel, case.job.groups[end.key.group]
     rank = group.rank_of(end.member)
     if operation.direction is not Direction.RECV or rank is None or end.member.last.torn or not is_ring(operation):
         return False
@@ -197,21 +187,8 @@ def _has_sent(case: Case, end: End) -> bool:
     following = next((ring.next for ring in own.rings if ring.channel == channel), -1)
     if (channel, following, Direction.SEND, Transport.NET) not in own.transports:
         return False
-    sends = (
-        (near, sub)
-        for near in case.remember("hosts", lambda: _by_host(case.job))[end.member.info.host]
-        for other in near.last.operations
-        if (other.comm_hash, other.op_count) == (operation.comm_hash, operation.op_count) and other.direction is Direction.SEND
-        for sub in other.subs if sub.channel == channel
-    )  # fmt: skip
-    return not any(sub.rank == rank or (sub.rank is None and near is end.member) for near, sub in sends)
-
-
-def _by_host(job: Job) -> dict[str, list[Member]]:
-    hosts: dict[str, list[Member]] = defaultdict(list)
-    for member in job.members:
-        hosts[member.info.host].append(member)
-    return hosts
+    sends = t.sends & (t.group == t.place_of[group.id]) & (t.rank == rank)
+    return not (sends & (t.channel == channel) & (t.op_count == operation.op_count)).any()
 
 
 def _notes(sinks: Iterable[Sink]) -> tuple[Fact, ...]:
@@ -221,23 +198,13 @@ def _notes(sinks: Iterable[Sink]) -> tuple[Fact, ...]:
 # --- cycles ------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Cycle:
-    """Cycles through several communicators, their ranks, who waits for them, and who broke its own pattern of calls."""
-
-    inside: list[Wait]
-    members: set[int]
-    victims: set[int]
-    deviations: dict[int, Deviation]
-
-
 def cycle(case: Case) -> Iterator[Hypothesis]:
     """Ranks wait for each other: those that called operations of several communicators in different orders, or the one that has
     not called what it is waited for in; nobody inside one operation, or by calls alone.
     """
-    ends = ends_of(case)
+    job, ends = case.job, ends_of(case)
     # Inside one operation there is no order.
-    sinks = [sink for sink in ends.cycles if _is_of_orders(case.job, sink)]
+    sinks = [sink for sink in ends.cycles if _is_of_orders(job, sink)]
     inside = [wait for sink in sinks or ends.cycles for wait in sink.inside]
     if not sinks:
         # Beside a rank that has nothing open, a cycle inside one operation is where those wait of whom nothing is seen.
@@ -245,41 +212,41 @@ def cycle(case: Case) -> Iterator[Hypothesis]:
             yield nobody(Cause.CYCLE_IN_OPERATION, wait_facts(inside))
         return
     members = {node.index for sink in sinks for node in sink.nodes if isinstance(node, RankNode)}
-    deviations = find_deviations(case.job, members, case.known.orders)
-    found = _Cycle(inside, members, victims_of(sinks) | members, deviations)
-    if deviations:
-        yield _order(case, found)
-    elif any(wait.why is Why.NO_MESSAGE for wait in inside):
+    victims, deviations = victims_of(sinks) | members, find_deviations(job, members, case.known.orders)
+    if not deviations and any(wait.why is Why.NO_MESSAGE for wait in inside):
         yield nobody(Cause.CYCLE_OF_CALLS, wait_facts(inside))
-    else:
-        yield _lacks_call(case.job, found) or _wrote_more(case.job, found) or _order(case, found)
+        return
+    found = (_lacks_call(job, inside, victims) or _wrote_more(job, inside, victims)) if not deviations else None
+    yield found or _order(case, inside, members, victims, deviations)
 
 
-def _first(waits: Sequence[Wait], found: _Cycle) -> list[Fact]:
-    """These waits of a cycle and then the others, as evidence."""
-    return wait_facts([*waits, *(wait for wait in found.inside if wait not in waits)])
+def _odd(
+    verdict_class: VerdictClass, suspects: Sequence[Suspect], waits: Sequence[Wait], inside: Sequence[Wait], victims: set[int]
+) -> Hypothesis:
+    """Who is odd in a cycle by some of its waits: these come first, and then the others, as evidence."""
+    supports = wait_facts([*waits, *(wait for wait in inside if wait not in waits)])
+    return naming(verdict_class, suspects, victims, 0.7, supports)
 
 
-def _lacks_call(job: Job, found: _Cycle) -> Hypothesis | None:
+def _lacks_call(job: Job, inside: Sequence[Wait], victims: set[int]) -> Hypothesis | None:
     """The one rank of a cycle that has called less than the others, or not what they wait in; or who is alone in it."""
-    asked = [(wait, lacks_calls(job, wait)) for wait in found.inside if wait.why in (Why.NO_OPERATION, Why.EMPTY)]
+    asked = [(wait, lacks_calls(job, wait)) for wait in inside if wait.why in (Why.NO_OPERATION, Why.EMPTY)]
     lacking = [(wait, fewer) for wait, fewer in asked if fewer is not None or wait.why is Why.NO_OPERATION]
     waits, missing = [wait for wait, _ in lacking], {wait.target for wait, _ in lacking}
     only = missing.pop() if len(missing) == 1 else None
     if not isinstance(only, RankNode) or any(fewer is None for _, fewer in lacking):
         return None
-    less = any(fewer for _, fewer in lacking)
-    alone = [] if less else _alone_in_it(job, waits[0])
-    cause = Cause.LACKS_CALL if less else Cause.ALONE_IN_CALL if alone else Cause.LACKS_OTHER_CALL
+    if any(fewer for _, fewer in lacking):
+        suspect = observed(job, job.member(only.index), waits, (), Cause.LACKS_CALL)
+        return _odd(VerdictClass.NOT_ENTERED, [suspect], waits, inside, victims)
+    alone = _alone_in_it(job, waits[0])
+    cause = Cause.ALONE_IN_CALL if alone else Cause.LACKS_OTHER_CALL
     suspects = [observed(job, member, waits, (), cause) for member in alone or [job.member(only.index)]]
-    verdict_class = VerdictClass.NOT_ENTERED if less else VerdictClass.INCONSISTENT
-    return naming(verdict_class, suspects, found.victims, 0.7, _first(waits, found))
+    return _odd(VerdictClass.INCONSISTENT, suspects, waits, inside, victims)
 
 
 def _alone_in_it(job: Job, wait: Wait) -> list[Member]:
-    """Of a collective that a rank is waited for in and has ended as another: those who are in it, where more have ended it. All
-    have called as much, and so different things.
-    """
+    """Who is in a collective that a rank is waited for in, where more have ended it. All have called as much: other things."""
     group, own = job.groups[wait.key.group], wait.end.operation if wait.end is not None else None
     inside = [
         member for member, _ in group.members.values()
@@ -288,51 +255,59 @@ def _alone_in_it(job: Job, wait: Wait) -> list[Member]:
     return inside if 2 * len(inside) < len(group.members) else []
 
 
-def _wrote_more(job: Job, found: _Cycle) -> Hypothesis | None:
+def _wrote_more(job: Job, inside: Sequence[Wait], victims: set[int]) -> Hypothesis | None:
     """Who has written more in a ring of shared memory than others that have called as often and have written, each the same,
-    what so many calls alike amount to: they have ended all theirs, and it called something else. (Whose last call has not
-    begun has written one call less. That is as much for each call only by chance: of k steps a call it takes k to be a
-    multiple of the number of calls.)
+    what so many calls alike amount to: they have ended all theirs, and it called something else. (Who has one call left to
+    write has written as much for each call only by chance: if the steps of a call are a multiple of the number of calls.)
     """
-    for number in dict.fromkeys(wait.key.group for wait in found.inside if wait.why is Why.EMPTY):
+    for number in dict.fromkeys(wait.key.group for wait in inside if wait.why is Why.EMPTY):
         group = job.groups[number]
         calls = {launched(member, own) for member, own in group.members.values()}
         count, odd = (calls.pop() if len(calls) == 1 else None) or 0, set[int]()
-        rings = ring_written(rings_inside(group)).values()
+        rings = [written for ring in rings_inside(group).values() if (written := ring.written)]
         for written in rings:
             least, most = min(written.values()), max(written.values())
             # Without those that have ended it goes on no further than the ring lets it: what is more is several calls.
             alike = 0 < least < count * (count - 1) and not least % count and most - least <= CHUNK_STEPS * (group.nranks - 1)
             odd |= {rank for rank, steps in written.items() if steps > least} if alike else group.members.keys()
-        whole = all(len(written) == group.nranks for written in rings)
-        if whole and 0 < 2 * len(odd) <= group.nranks:
-            waits = [wait for wait in found.inside if wait.key.group == number]
+        if all(len(written) == group.nranks for written in rings) and 0 < 2 * len(odd) <= group.nranks:
+            waits = [wait for wait in inside if wait.key.group == number]
             suspects = [observed(job, group.members[rank][0], waits, (), Cause.WROTE_MORE) for rank in sorted(odd)]
-            return naming(VerdictClass.INCONSISTENT, suspects, found.victims, 0.7, _first(waits, found))
+            return _odd(VerdictClass.INCONSISTENT, suspects, waits, inside, victims)
     return None
 
 
-def _order(case: Case, found: _Cycle) -> Hypothesis:
-    """Ranks called operations of several communicators in different orders, or one left an operation out: memory is the same for
-    both, and for either side of the cycle. Calls tell who broke its own pattern.
+def _order(
+    case: Case, inside: Sequence[Wait], members: set[int], victims: set[int], deviations: dict[int, Deviation]
+) -> Hypothesis:  # fmt: skip
+    """Ranks called operations of several communicators in different orders, or one left an operation out: memory is the same
+    for both, and for either side of the cycle. Calls tell who broke its own pattern.
     """
-    job, deviations = case.job, found.deviations
-    entered = _entered_first(found.inside)
+    job = case.job
+    # Whoever waits in one communicator has entered it before the other.
+    entered: dict[int, set[int]] = defaultdict(set)
+    known = {wait.waiter for wait in inside if not wait.weak}
+    for wait in inside:
+        if isinstance(wait.waiter, RankNode) and not (wait.weak and wait.waiter in known):
+            entered[wait.key.group].add(wait.waiter.index)
     supports = _order_facts(job, entered)
     supports += deviation_facts(job, deviations)
     left_out = bool(deviations) and all(deviation.left_out for deviation in deviations.values())
     biggest = max(entered.values(), key=len, default=set())
     # One rank against many others: its order is the odd one. Otherwise nobody's order is more right than another's.
-    odd = set(deviations) or (found.members - biggest if 2 * len(biggest) > len(found.members) else set()) or found.members
-    tie = not deviations and odd == found.members
-    cause = Cause.LEFT_OUT if left_out else Cause.ORDER
-    # Whom the others wait for (it has left out theirs), or what it waits in itself (its order is the odd one).
-    own = {index: [w for w in found.inside if (w.target if left_out else w.waiter) == RankNode(index)] for index in sorted(odd)}
-    suspects = [observed(job, job.member(index), waits, (), cause) for index, waits in own.items()]
+    odd = set(deviations) or (members - biggest if 2 * len(biggest) > len(members) else set()) or members
+    tie = not deviations and odd == members
+    verdict_class, cause = (
+        (VerdictClass.NOT_ENTERED, Cause.LEFT_OUT) if left_out else (VerdictClass.DEADLOCK, Cause.ORDER)
+    )  # fmt: skip
+    suspects = []
+    for index in sorted(odd):
+        # Whom the others wait for (it has left out theirs), or what it waits in itself (its order is the odd one).
+        own = [wait for wait in inside if (wait.target if left_out else wait.waiter) == RankNode(index)]
+        suspects.append(observed(job, job.member(index), own, (), cause))
     # All that is proven of a tie is the cycle: whoever broke the order, or left a call out, is one of them.
     confidence = min(sureness(case), 0.6) if tie else sureness(case)
-    verdict_class = VerdictClass.NOT_ENTERED if left_out else VerdictClass.DEADLOCK
-    return naming(verdict_class, suspects, found.victims, confidence, [*supports, *wait_facts(found.inside)], tie=tie)
+    return naming(verdict_class, suspects, victims, confidence, [*supports, *wait_facts(inside)], tie=tie)
 
 
 def _is_of_orders(job: Job, sink: Sink) -> bool:
@@ -340,22 +315,11 @@ def _is_of_orders(job: Job, sink: Sink) -> bool:
     return several and any(is_begun(job, wait) for wait in sink.inside)
 
 
-def _entered_first(inside: Sequence[Wait]) -> dict[int, set[int]]:
-    """Group → members that wait in it: whoever waits in one has entered it before the other."""
-    orders: dict[int, set[int]] = defaultdict(set)
-    known = {wait.waiter for wait in inside if not wait.weak}
-    for wait in inside:
-        if isinstance(wait.waiter, RankNode) and not (wait.weak and wait.waiter in known):
-            orders[wait.key.group].add(wait.waiter.index)
-    return dict(orders)
-
-
-def _order_facts(job: Job, orders: dict[int, set[int]]) -> list[Fact]:
+def _order_facts(job: Job, entered: dict[int, set[int]]) -> list[Fact]:
     found = []
-    for number, indices in sorted(orders.items(), key=lambda item: -len(item[1])):
+    for number, indices in sorted(entered.items(), key=lambda item: -len(item[1])):
         group, members = job.groups[number], [job.member(index) for index in sorted(indices)]
         who = ", ".join(f"rank {member.rank}" if member.rank is not None else member.label for member in members)
         does = "wait" if len(members) > 1 else "waits"
-        text = f"{who} entered communicator {group.hash:016x} ({group.nranks} ranks) first and {does} there"
-        found.append(told(text))
+        found.append(told(f"{who} entered communicator {group.hash:016x} ({group.nranks} ranks) first and {does} there"))
     return found

@@ -6,47 +6,48 @@ does not follow it, and still counts among those behind.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TypeVar
+from itertools import accumulate
+from typing import Any, TypeVar
 
 import numpy as np
 
-from ncclwatch.engine.edges import StallMark, Wait, in_columns
-from ncclwatch.engine.evidence.base import FactColumns, FactKind, Facts, Node, Nodes, RankNode
+from ncclwatch.engine.edges import NOBODY, StallMark, Wait
+from ncclwatch.engine.evidence.base import Fact, FactColumns, FactKind, Facts, Node, Nodes, RankNode, Strength
 from ncclwatch.engine.job import Job, Member
-from ncclwatch.engine.transfers import Column, Flags
+from ncclwatch.engine.transfers import Column
 
 NodeT = TypeVar("NodeT", bound=Hashable)
+EdgeT = TypeVar("EdgeT", Wait, StallMark)
 
 
 class Waits:
     """A wait-for graph: who waits for whom, who stands still, and which of the waits are retracted, by their numbers."""
 
     def __init__(
-        self, job: Job, nodes: Nodes, waits: FactColumns[Wait], stalls: FactColumns[StallMark],
+        self, job: Job, nodes: Nodes, waits: Sequence[Fact | FactColumns[Any]], stalls: Sequence[Fact | FactColumns[Any]],
         retracted: frozenset[int] = frozenset(),
     ) -> None:  # fmt: skip
-        self.job, self.nodes = job, nodes
-        self.waits, self.stalls, self.retracted = waits, stalls, retracted
+        """Among ``waits`` and ``stalls`` others are passed over."""
+        self.job, self.nodes, self.retracted = job, nodes, retracted
+        self.waits, self.stalls = _in_columns(Wait, waits, nodes), _in_columns(StallMark, stalls, nodes)
 
     @classmethod
     def drawn(cls, job: Job, facts: Facts) -> Waits:
         """The graph of what the sources say."""
-        nodes, waits, stalls = facts.nodes, facts.parts(FactKind.WAITS_FOR), facts.parts(FactKind.STANDS)
-        return cls(job, nodes, in_columns(Wait, waits, nodes), in_columns(StallMark, stalls, nodes))
+        return cls(job, facts.nodes, facts.parts(FactKind.WAITS_FOR), facts.parts(FactKind.STANDS))
 
     def plus(self, facts: Sequence[Wait | StallMark], retracted: Iterable[int] = ()) -> Waits:
         """This graph and more waits and stalls, with more of its waits retracted."""
-        waits = in_columns(Wait, [self.waits, *facts], self.nodes)
-        return Waits(
-            self.job, self.nodes, waits, in_columns(StallMark, [self.stalls, *facts], self.nodes), self.retracted.union(retracted)
-        )
+        waits, stalls = [self.waits, *facts], [self.stalls, *facts]
+        return Waits(self.job, self.nodes, waits, stalls, self.retracted.union(retracted))
 
     def with_edges(self, waits: Sequence[Wait]) -> Waits:
         """The same stalls, and these waits."""
-        return Waits(self.job, self.nodes, in_columns(Wait, waits, self.nodes), self.stalls)
+        return Waits(self.job, self.nodes, waits, [self.stalls])
 
     @property
     def open(self) -> bool:
@@ -87,14 +88,9 @@ class Waits:
         """Ids of the communicators in which a collective stands still."""
         return {*self.waits.collectives, *self.stalls.collectives}
 
-    # --- where it ends -------------------------------------------------------------------------------------------------
-
     @cached_property
     def sinks(self) -> list[Sink]:
-        """Where the waits end, most waits first. A stopped or ended process waits for nobody: it is where a chain ends.
-
-        O(edges + nodes).
-        """
+        """Where the waits end, most waits first. O(edges + nodes)."""
         places, sinks = self.places, list[Sink]()
         sink_of = np.full(len(places.nodes), -1, np.int64)
         for part in final_components(len(places.nodes), places.waiters, places.targets, places.reaching):
@@ -116,9 +112,8 @@ class Waits:
         return Places(self)
 
     def behind(self, nodes: Iterable[Node]) -> set[int]:
-        """Indices of the processes that wait for nodes, directly or through others. O(edges).
-
-        A wait that was retracted is not begun: it comes later, and lasts as long.
+        """Indices of the processes that wait for nodes, directly or through others; a wait that was retracted is not begun: it
+        comes later, and lasts as long. O(edges).
         """
         places = self.places
         ends = np.flatnonzero(np.isin(places.nodes, [self.nodes.number(node) for node in nodes])).tolist()
@@ -126,12 +121,33 @@ class Waits:
         return set(behind[behind >= 0].tolist())
 
 
+def _in_columns(form: type[EdgeT], facts: Sequence[Fact | FactColumns[Any]], nodes: Nodes) -> FactColumns[EdgeT]:
+    """All waits, or all stalls, of some facts: those in columns, and behind them those that are objects already."""
+    kind = FactKind.WAITS_FOR if form is Wait else FactKind.STANDS
+    objects = [fact for fact in facts if isinstance(fact, form)]
+    parts: list[FactColumns[EdgeT]] = [fact for fact in facts if isinstance(fact, FactColumns)]
+    parts.append(FactColumns(
+        kind, np.array([nodes.number(fact.subject) for fact in objects], np.int64),
+        np.array([nodes.number(fact.object) if isinstance(fact, Wait) else NOBODY for fact in objects], np.int64),
+        np.array([fact.strength is Strength.POSSIBLE for fact in objects], np.bool_), objects.__getitem__,
+        frozenset(fact.key.group for fact in objects if not fact.key.point_to_point),
+    ))  # fmt: skip
+    first = list(accumulate(map(len, parts), initial=0))
+
+    def make(number: int) -> EdgeT:
+        part = bisect_right(first, number) - 1
+        return parts[part].make(number - first[part])
+
+    subject, about, possible = (
+        np.concatenate([getattr(one, name) for one in parts]) for name in ("subject", "object", "possible")
+    )
+    return FactColumns(kind, subject, about, possible, make, frozenset().union(*(part.collectives for part in parts)))
+
+
 @dataclass(slots=True)
 class Sink:
-    """Where a chain of waits ends: one node, or several that wait for each other in a cycle.
-
-    ``waits`` are the waits that lead into it, ``inside`` those between its own nodes, ``stalls`` what its ranks could do and do
-    not do, ``graph`` the whole of it (one for all sinks).
+    """Where a chain of waits ends: one node, or several that wait for each other in a cycle. ``waits`` lead into it, those
+    ``inside`` are between its own nodes; ``stalls``: what its ranks could do and do not do.
     """
 
     nodes: tuple[Node, ...]
@@ -153,68 +169,54 @@ class Sink:
 
 
 class Places:
-    """The nodes of a graph as numbers from 0 on, in the order of their own numbers, and the waits between them."""
+    """The nodes of a graph as numbers from 0 on, in the order of their own numbers; ``edges``: numbers of the waits between
+    them that are followed, from ``waiters`` to ``targets``; ``standing``: who each stall is of.
+    """
 
     def __init__(self, graph: Waits) -> None:
-        halted = np.array([member.index for member in graph.job.members if member.halted], np.int64)
+        subject, halted = graph.waits.subject, np.array([one.index for one in graph.job.members if one.halted], np.int64)
         # A stopped or ended process waits for nobody.
-        kept = graph.waits.subject != graph.waits.object
-        if len(halted):
-            kept &= ~np.isin(graph.waits.subject, halted)
-        all_edges: Column = np.flatnonzero(kept)
-        waiters, targets, standing = graph.waits.subject[all_edges], graph.waits.object[all_edges], graph.stalls.subject
-        self.nodes: Column
-        self.nodes, places = np.unique(np.concatenate((waiters, targets, standing, halted)), return_inverse=True)
-        places = places.reshape(-1)
-        self._waiters, self._targets = places[: len(waiters)], places[len(waiters) : 2 * len(waiters)]
-        self.standing = places[2 * len(waiters) : 2 * len(waiters) + len(standing)]
-        followed: Flags = ~np.isin(all_edges, list(graph.retracted))
+        edges = np.flatnonzero((subject != graph.waits.object) & ~np.isin(subject, halted))
+        every = subject[edges], graph.waits.object[edges], graph.stalls.subject, halted
+        self.nodes, places = np.unique(np.concatenate(every), return_inverse=True)
+        self._waiters, self._targets, self.standing, _ = np.split(places.reshape(-1), np.cumsum([*map(len, every[:3])]))
         # A wait that is merely possible counts only where nothing else leaves the node. Proven and likely ones are followed
         # alike: of two operations that a rank has open, the one of which more is proven need not come first.
-        possible = graph.waits.possible[all_edges]
-        sure = np.zeros(len(self.nodes), np.bool_)
-        sure[self._waiters[followed & ~possible]] = True
-        followed &= ~(possible & sure[self._waiters])
-        self.edges: Column = all_edges[followed]
-        """Numbers of the waits that are followed."""
-        self.waiters, self.targets = self._waiters[followed], self._targets[followed]
+        followed, possible = ~np.isin(edges, list(graph.retracted)), graph.waits.possible[edges]
+        followed &= ~possible | ~np.isin(self._waiters, self._waiters[followed & ~possible])
+        self.edges, self.waiters, self.targets = edges[followed], self._waiters[followed], self._targets[followed]
         self._reached: tuple[list[int], set[int]] = [], set()
-
-    @cached_property
-    def preceding(self) -> tuple[list[int], list[int]]:
-        """Who waits for each node, by the waits that are followed."""
-        return neighbours(len(self.nodes), self.targets, self.waiters)
 
     def reaching(self, ends: list[int], *, retracted: bool = False) -> set[int]:
         """As of :func:`reaching`, by the waits that are followed (kept: who is behind is asked soon) or by all."""
         if retracted and len(self.edges) < len(self._waiters):
             return reaching(neighbours(len(self.nodes), self._targets, self._waiters), ends)
         if self._reached[0] != ends:
-            self._reached = ends, reaching(self.preceding, ends)
+            self._reached = ends, reaching(self._preceding, ends)
         return self._reached[1]
+
+    @cached_property
+    def _preceding(self) -> tuple[list[int], list[int]]:
+        return neighbours(len(self.nodes), self.targets, self.waiters)
 
 
 def victims_of(sinks: Sequence[Sink]) -> set[int]:
     """Indices of the processes that wait for one of the sinks, directly or through others. O(edges)."""
-    if not sinks:
-        return set()
-    return sinks[0].graph.behind([node for sink in sinks for node in sink.nodes])
+    return sinks[0].graph.behind([node for sink in sinks for node in sink.nodes]) if sinks else set()
 
 
 def final_components(size: int, sources: Column, targets: Column, reach: Callable[[list[int]], set[int]]) -> list[list[int]]:
     """Strongly connected components of the nodes below ``size`` without an edge that leaves them, where each of ``sources`` has
     an edge to that of ``targets``; ``reach``: as :func:`reaching`. O(nodes + edges).
     """
-    out = np.bincount(sources, minlength=size)
-    ends: list[int] = np.flatnonzero(out == 0).tolist()
+    ends: list[int] = np.flatnonzero(np.bincount(sources, minlength=size) == 0).tolist()
     # Whatever reaches a node without edges is in no such component; few nodes are left to be searched for cycles.
     done = reach(ends)
     found = [[node] for node in ends]
     if len(done) == size:
         return found
     first, following = neighbours(size, sources, targets)
-    left = [node for node in range(size) if node not in done]
-    after = {node: following[first[node] : first[node + 1]] for node in left}
+    after = {node: following[first[node] : first[node + 1]] for node in range(size) if node not in done}
     return found + [list(part) for part in components(after) if all(other in part for node in part for other in after[node])]
 
 
@@ -225,18 +227,16 @@ def reaching(preceding: tuple[list[int], list[int]], targets: Iterable[int]) -> 
     first, others = preceding
     while todo:
         node = todo.pop()
-        for other in others[first[node] : first[node + 1]]:
-            if other not in seen:
-                seen.add(other)
-                todo.append(other)
+        new = set(others[first[node] : first[node + 1]]) - seen
+        seen |= new
+        todo += new
     return seen
 
 
 def neighbours(size: int, nodes: Column, others: Column) -> tuple[list[int], list[int]]:
     """(where the neighbours of each node begin, all neighbours)"""
-    order = np.argsort(nodes, kind="stable")
     first = np.cumsum(np.bincount(nodes, minlength=size))
-    return [0, *first.tolist()], others[order].tolist()
+    return [0, *first.tolist()], others[np.argsort(nodes, kind="stable")].tolist()
 
 
 def components(following: Mapping[NodeT, Iterable[NodeT]]) -> list[set[NodeT]]:

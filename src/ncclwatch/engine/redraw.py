@@ -1,39 +1,35 @@
 """Rules that change the wait-for graph: waits that no transfer shows, and waits of cycles that are none.
 
-Drawn is what calls and counts prove, and whom a rank at which the waits end may wait for itself. With nothing open where one can
-look it may wait inside its node, over a transport nobody can look into (NVLink and the like), for a message, or in an operation
-with a rank that has ended: a proxy drops an operation whose transport reports an error, and from v2.22 on mostly tells nobody
-(``progressOps``, ``src/proxy.cc``). In a ring of two nothing of it is left then: the GPU waits for ever in a kernel of which
-memory shows no trace, and what was called after it lies there as if its GPU did not begin it.
+Drawn is what calls and counts prove, and whom a rank at which the waits end may wait for itself: inside its node, over a
+transport nobody can look into (NVLink and the like), for a message, or in an operation with a rank that has ended. A proxy drops
+what its transport reports as failed, from v2.22 on mostly without a word (``progressOps``, ``src/proxy.cc``). In a ring of two
+nothing of it is left then, and what was called after it lies there as if the GPU did not begin it.
 
-Retracted are waits inside a cycle in operations that the waiter's GPU has not begun, as long as some that are begun remain: one
-rank at least waits for something. A proxy opens the receives of all that the host has called, so each of them seems to wait for
-its sender; but a ring collective begins with a send, and while nothing of it is produced, although buffers are free, the GPU is
-before the operation and not in it.
+Retracted are waits inside a cycle in operations that the waiter's GPU has not begun, as long as some that are begun remain. A
+proxy opens the receives of all that the host has called, so each seems to wait for its sender; but a ring collective begins with
+a send, and while nothing of it is produced, although buffers are free, the GPU is before the operation and not in it.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, partial
+from typing import Any
 
 from ncclwatch.engine.case import Case, Retraction
 from ncclwatch.engine.connections import (
     RING_ENDS_RECEIVING,
-    acknowledges,
-    has_produced,
+    has_arrived,
     is_hidden,
     is_ring,
     laggards,
     neighbours,
     ring_places,
     unseen_peers,
-    was_before,
 )
-from ncclwatch.engine.edges import GPU_STALLS, Stall, StallMark, Wait, Why, enough_pairs, stalls_at, waits_for
-from ncclwatch.engine.evidence.base import AbsentNode, HiddenNode, Node, RankNode, Strength
+from ncclwatch.engine.edges import GPU_STALLS, Stall, StallMark, Wait, Why, has_produced, stalls_at, waits_for
+from ncclwatch.engine.evidence.base import AbsentNode, HiddenNode, Node, RankNode, Strength, node_of
 from ncclwatch.engine.evidence.calls import CallsFinding, operation_of
 from ncclwatch.engine.evidence.device import gpu_state
 from ncclwatch.engine.evidence.kernel import Census
@@ -41,7 +37,7 @@ from ncclwatch.engine.graph import Sink, Waits, components
 from ncclwatch.engine.job import Group, Job, Member, launched
 from ncclwatch.engine.stated import errors_of
 from ncclwatch.model.device import KernelState
-from ncclwatch.model.state import Communicator, Direction, ProxyOperation, ProxySub, Transport
+from ncclwatch.model.state import Communicator, Direction, ProxyOperation, Transport
 
 POSSIBLE = Strength.POSSIBLE
 
@@ -50,7 +46,8 @@ MOST_PEERS = 8
 MOST_CALLERS = 128
 """Bound: processes of which sends and receives are compared: each costs a walk through its kept calls."""
 ASKED_OF_THE_BEHIND = 64
-"""Bound: so many of the ranks that have not called an operation are asked whether they wait in an earlier one: one is enough."""
+"""Bound: so many of the ranks that have not called an operation are asked whether they wait in an earlier one: one is enough.
+"""
 
 
 # --- drawn of every rank -----------------------------------------------------------------------------------------------
@@ -61,19 +58,15 @@ def calls_not_made(case: Case) -> Iterator[Wait]:
 
     Only of a rank of which memory shows nothing: one that it shows at work may have called far ahead.
     """
-    if not any(finding.behind for finding in case.findings.values()):
-        return
-    seen = case.waits.busy
     for number, finding in case.findings.items():
-        group = case.job.groups[number]
-        waiting = [rank for rank in finding.waiting if group.members[rank][0].index not in seen]
-        if not finding.behind or not waiting or before_is_open(group, finding, case.waits):
-            continue
-        operation = operation_of(finding.called, finding.sequence)
-        what = f"#{finding.sequence} ({finding.called.text() if finding.called else 'an operation'})"
-        for waiter, rank in enough_pairs(waiting, finding.behind):
-            wait = _wait(case.job, group, group.members[waiter][0], rank, Why.NOT_CALLED, what)
-            yield replace(wait, operation=operation)
+        group, asked = case.job.groups[number], finding.waiting if finding.behind else ()
+        waiting = [rank for rank in asked if group.members[rank][0].index not in case.waits.busy]
+        if waiting and not before_is_open(group, finding, case.waits):
+            what = f"#{finding.sequence} ({finding.called.text() if finding.called else 'an operation'})"
+            operation = operation_of(finding.called, finding.sequence)
+            for waiter, rank in _enough_pairs(waiting, finding.behind):
+                member = group.members[waiter][0]
+                yield _wait(case, group, member, rank, Why.NOT_CALLED, what, operation=operation)
 
 
 def before_is_open(group: Group, finding: CallsFinding, waits: Waits) -> bool:
@@ -90,8 +83,7 @@ def before_is_open(group: Group, finding: CallsFinding, waits: Waits) -> bool:
 
 
 def counted_less(case: Case) -> Iterator[Wait]:
-    """Where no transfer is open: waits for ranks that have called less on a communicator nobody can look into, by NCCL's
-    counts.
+    """Where no transfer is open: waits for ranks that have called less on a communicator nobody can look into, by NCCL's counts.
 
     Not where calls tell. Not by ``opCount``, which counts messages as well. O(ranks x their communicators).
     """
@@ -102,15 +94,13 @@ def counted_less(case: Case) -> Iterator[Wait]:
         counts = {rank: count for rank, count in _counts(group).items() if rank in hidden}
         most = max(counts.values(), default=0)
         ahead = [rank for rank, count in counts.items() if count == most]
-        behind = [rank for rank, count in counts.items() if count < most]
-        for waiter, rank in enough_pairs(ahead, behind) if behind else ():
-            yield _counted(case.job, group, waiter, rank, counts)
+        for waiter, rank in _enough_pairs(ahead, [rank for rank, count in counts.items() if count < most]):
+            yield _counted(case, group, waiter, rank, counts)
 
 
 def messages_owed_by_all(case: Case) -> Iterator[Wait]:
     """Where no transfer is open: waits for peers that have not called the other half of a Send or Recv."""
-    if case.blind:
-        yield from _messages_owed(case, case.job.members)
+    return _messages_owed(case, case.job.members if case.blind else ())
 
 
 # --- followed from where the waits end ---------------------------------------------------------------------------------
@@ -125,12 +115,10 @@ def called_less(case: Case) -> Iterator[Wait]:
         for group, _ in _hidden_groups(case.job, member):
             counts, own = _counts(group), group.ranks[member.index]
             least = min(counts.values(), default=0)
-            if own not in counts or least >= counts[own]:
-                continue
-            for rank in [rank for rank, count in counts.items() if count == least][:MOST_PEERS]:
-                other = group.members[rank][0]
-                if idle or other.index not in case.waits.busy:
-                    yield _counted(case.job, group, own, rank, counts)
+            behind = [rank for rank, count in counts.items() if count == least < counts.get(own, least)]
+            for rank in behind[:MOST_PEERS]:
+                if idle or group.members[rank][0].index not in case.waits.busy:
+                    yield _counted(case, group, own, rank, counts)
 
 
 def hidden_peer(case: Case) -> Iterator[Wait]:
@@ -145,39 +133,45 @@ def hidden_peer(case: Case) -> Iterator[Wait]:
                     continue
                 theirs = launched(other, view)
                 if (mine is None or theirs is None or theirs <= mine) and other.index not in behind():
-                    yield _wait(case.job, group, member, rank, Why.UNOBSERVED, text, HiddenNode(group.id, rank), POSSIBLE)
+                    yield _wait(case, group, member, rank, Why.UNOBSERVED, text, HiddenNode(group.id, rank))
                     break
 
 
 def message_owed(case: Case) -> Iterator[Wait]:
     """Waits of an idle rank for peers that have not called the other half of its Send or Recv."""
-    yield from _messages_owed(case, _idle(case))
+    return _messages_owed(case, _idle(case))
 
 
 def message_possible(case: Case) -> Iterator[Wait]:
     """Waits of an idle rank for messages where the calls do not tell, or nobody recorded them: they end unseen."""
-    messages = case.messages
-    peers = messages.doubtful if messages is not None else partial(_by_memory, case.job)
+    peers = case.messages.doubtful if case.messages is not None else partial(_by_memory, case.job)
     for member in _idle(case):
         for group, peer in peers(member):
             target: Node = HiddenNode(group.id, peer) if peer in group.members else AbsentNode(group.id, peer)
             text = "in a Send or Recv: what was read does not tell"
-            yield _wait(case.job, group, member, peer, Why.UNOBSERVED, text, target, POSSIBLE, point_to_point=True)
+            yield _wait(case, group, member, peer, Why.UNOBSERVED, text, target, point_to_point=True)
 
 
 def dropped_operation(case: Case) -> Iterator[Wait]:
     """Waits of a rank before its first step of what it shows, or that shows nothing, for peers that have ended.
 
-    Of one whose GPU has not begun what it has called, a neighbour nobody observed may be that peer as well. O(ranks that are
-    waited for x their communicators).
+    Of the first a neighbour nobody observed may be one as well. O(ranks that are waited for x their communicators).
     """
-    job = case.job
-    gone = [member for member in job.members if member.gone]
+    gone = [member for member in case.job.members if member.gone]
     # Made once, and only where somebody is missing: it goes through all communicators of the job.
-    census = cache(lambda: Census.of(job, case.known.complete_hosts))
+    census = cache(lambda: Census.of(case.job, case.known.complete_hosts))
     for member, idle in _may_wait_inside(case):
-        for group, rank, target in _may_have_ended(job, member, gone, census, unseen_too=not idle):
-            yield _wait(job, group, member, rank, Why.DROPPED, "", target, POSSIBLE)
+        failed = {own.address for own, _ in errors_of(member)}
+        for group, own in case.job.held_by(member):
+            ranks = [rank for other in gone if (rank := group.rank_of(other)) is not None]
+            # Of neighbours in rings: those joined by the network, for within a node nothing is dropped.
+            joined = {peer for _, peer, _, transport in own.transports if transport is Transport.NET} & neighbours(own)
+            for rank in sorted((joined | unseen_peers(own)) - group.members.keys()):
+                runs = census().runs(group, rank)
+                if runs is False or (runs is None and rank in joined and (not idle or own.address in failed)):
+                    ranks.append(rank)
+            for rank in ranks:
+                yield _wait(case, group, member, rank, Why.DROPPED, "", node_of(group, rank))
 
 
 def ring_before(case: Case) -> Iterator[Wait]:
@@ -192,9 +186,72 @@ def ring_before(case: Case) -> Iterator[Wait]:
             for at in ring_places(own) if names <= RING_ENDS_RECEIVING else ():
                 if at.unread or at.ahead <= 0 or (idle and at.ring.prev in group.members):
                     continue
-                prev, text = at.ring.prev, f"it has written {at.written} steps of the ring itself, and read {at.read}"
-                target, strength = (None, Strength.PROVEN) if names else (HiddenNode(group.id, prev), POSSIBLE)
-                yield _wait(case.job, group, member, prev, Why.EMPTY, text, target, strength, channel=at.ring.channel)
+                text = f"it has written {at.written} steps of the ring itself, and read {at.read}"
+                hidden = HiddenNode(group.id, at.ring.prev) if not names else None
+                yield _wait(case, group, member, at.ring.prev, Why.EMPTY, text, hidden, channel=at.ring.channel)
+
+
+# --- parts of what is followed --------------------------------------------------------------------------------------------
+
+
+def _may_wait_inside(case: Case) -> Iterator[tuple[Member, bool]]:
+    """Of ranks at which the waits end the idle ones, and those that have begun nothing of what they show; which of the two."""
+    for sink in case.sinks:
+        member = sink.member
+        if member is not None and not member.halted and all(_gpu_not_begun(case.job, member, mark) for mark in sink.stalls):
+            yield member, not sink.stalls
+
+
+def _idle(case: Case) -> list[Member]:
+    return [member for member, idle in _may_wait_inside(case) if idle]
+
+
+def _gpu_not_begun(job: Job, member: Member, mark: StallMark) -> bool:
+    if mark.stall not in GPU_STALLS or gpu_state(job, member, mark.key.group) is KernelState.RUNNING:
+        return False
+    return mark.end is None or (mark.end.sub.done == 0 and not mark.end.sub.gpu_ready)
+
+
+def _hidden_groups(job: Job, member: Member) -> Iterator[tuple[Group, Communicator]]:
+    return ((group, own) for group, own in job.held_by(member) if is_hidden(own))
+
+
+def _enough_pairs(waiting: Sequence[int], behind: Sequence[int]) -> list[tuple[int, int]]:
+    """Who waits for whom where everybody waits and everybody behind is waited for: one wait for each is enough to follow."""
+    return [(waiter, behind[0]) for waiter in waiting if behind] + [(waiting[0], other) for other in behind[1:]]
+
+
+def _counts(group: Group) -> dict[int, int]:
+    """Collectives that each rank has called by NCCL's counts, where those can be compared."""
+    counts = ((rank, launched(member, own)) for rank, (member, own) in group.members.items())
+    return {rank: count for rank, count in counts if count is not None}
+
+
+def _counted(case: Case, group: Group, own: int, rank: int, counts: Mapping[int, int]) -> Wait:
+    detail = f"{counts[own]} calls there, {counts[rank]} by that one"
+    return _wait(case, group, group.members[own][0], rank, Why.NOT_CALLED, detail)
+
+
+def _messages_owed(case: Case, members: Sequence[Member]) -> Iterator[Wait]:
+    if case.messages is not None and len(members) <= MOST_CALLERS:
+        for member in members:
+            for group, peer in case.messages.owed(member):
+                yield _wait(case, group, member, peer, Why.NO_MESSAGE, "a Send or Recv", point_to_point=True)
+
+
+def _by_memory(job: Job, member: Member) -> Iterator[tuple[Group, int]]:
+    """Whom a process is connected with on a communicator on which no collective was ever called."""
+    for group, own in job.held_by(member):
+        if launched(member, own) == 0:
+            yield from ((group, peer) for peer in sorted(unseen_peers(own)))
+
+
+def _wait(
+    case: Case, group: Group, member: Member, rank: int, why: Why, detail: str, possible: Node | None = None, **more: Any
+) -> Wait:  # fmt: skip
+    """A wait on a communicator; ``possible``: where it leads, if it is no more than a possibility."""
+    strength, where = POSSIBLE if possible is not None else Strength.PROVEN, f" on communicator {group.hash:016x}"
+    return waits_for(case.job, group, member, rank, why, detail, target=possible, strength=strength, where=where, **more)
 
 
 # --- retracted from cycles -----------------------------------------------------------------------------------------------
@@ -223,7 +280,7 @@ def not_completing(case: Case) -> Iterator[Retraction | StallMark]:
             end, target, group = wait.end, wait.target, case.job.groups[wait.key.group]
             if wait.why is not Why.NOT_TAKEN or end is None or not isinstance(target, RankNode):
                 continue
-            if acknowledges(end.operation) and was_before(group, case.job.member(target.index), end.member):
+            if has_arrived(end.operation, group, case.job.member(target.index), end.member):
                 found[wait.waiter].append(stalls_at(end, wait.other, Stall.PROXY_NOT_COMPLETING))
         if len(found) == 1:
             ((node, marks),) = found.items()
@@ -236,102 +293,19 @@ def behind_in_ring(case: Case) -> Iterator[Retraction | Wait]:
 
     Ranks that are behind each other make a cycle still.
     """
-    cycles = [sink for sink in _cycles(case) if any(wait.weak for wait in sink.inside)]
-    if not cycles:
-        return
     job = case.job
-    lagging = [wait for wait in laggards(job) if not _is_one_sided(job, wait)]
-    for sink in cycles:
-        nodes = set(sink.nodes)
-        behind = [wait for wait in lagging if wait.waiter in nodes and wait.target in nodes]
+    lagging = cache(lambda: [wait for wait in laggards(job) if not _is_one_sided(job, wait)])
+    for sink in _cycles(case):
+        if not any(wait.weak for wait in sink.inside):
+            continue
+        behind = [wait for wait in lagging() if {wait.waiter, wait.target} <= set(sink.nodes)]
         following: dict[Node, list[Node]] = defaultdict(list)
         for wait in (*(wait for wait in sink.inside if _is_proven(job, wait)), *behind):
             following[wait.waiter].append(wait.target)
-        if any(len(found) > 1 for found in components(following)):
-            continue
-        ends = {wait.target for wait in behind} - following.keys()
-        yield from (wait for wait in behind if wait.target in ends)
-        yield from (Retraction(wait) for wait in sink.inside if wait.waiter in ends)
-
-
-# --- parts of what is followed --------------------------------------------------------------------------------------------
-
-
-def _idle(case: Case) -> list[Member]:
-    return [member for member, idle in _may_wait_inside(case) if idle]
-
-
-def _may_wait_inside(case: Case) -> Iterator[tuple[Member, bool]]:
-    """The idle ones, and those that have begun nothing of what they show; which of the two."""
-    for sink in case.sinks:
-        member = sink.member
-        if member is not None and not member.halted and all(_gpu_not_begun(case.job, member, mark) for mark in sink.stalls):
-            yield member, not sink.stalls
-
-
-def _gpu_not_begun(job: Job, member: Member, mark: StallMark) -> bool:
-    if mark.stall not in GPU_STALLS or gpu_state(job, member, mark.key.group) is KernelState.RUNNING:
-        return False
-    return mark.end is None or (mark.end.sub.done == 0 and not mark.end.sub.gpu_ready)
-
-
-def _hidden_groups(job: Job, member: Member) -> Iterator[tuple[Group, Communicator]]:
-    return ((group, own) for group, own in job.held_by(member) if is_hidden(own))
-
-
-def _counts(group: Group) -> dict[int, int]:
-    """Collectives that each rank has called by NCCL's counts, where those can be compared."""
-    counts = {rank: launched(member, own) for rank, (member, own) in group.members.items()}
-    return {rank: count for rank, count in counts.items() if count is not None}
-
-
-def _counted(job: Job, group: Group, own: int, rank: int, counts: Mapping[int, int]) -> Wait:
-    detail = f"{counts[own]} calls there, {counts[rank]} by that one"
-    return _wait(job, group, group.members[own][0], rank, Why.NOT_CALLED, detail)
-
-
-def _messages_owed(case: Case, members: Sequence[Member]) -> Iterator[Wait]:
-    messages = case.messages
-    if messages is None or len(members) > MOST_CALLERS:
-        return
-    for member in members:
-        for group, peer in messages.owed(member):
-            yield _wait(case.job, group, member, peer, Why.NO_MESSAGE, "a Send or Recv", point_to_point=True)
-
-
-def _by_memory(job: Job, member: Member) -> Iterator[tuple[Group, int]]:
-    """Whom a process is connected with on a communicator on which no collective was ever called."""
-    for group, own in job.held_by(member):
-        if launched(member, own) == 0:
-            yield from ((group, peer) for peer in sorted(unseen_peers(own)))
-
-
-def _may_have_ended(
-    job: Job, member: Member, gone: Sequence[Member], census: Callable[[], Census], *, unseen_too: bool
-) -> Iterator[tuple[Group, int, Node]]:
-    """Whom a rank may wait for without a trace: (communicator, rank in it, node)."""
-    failed = {own.address for own, _ in errors_of(member)}
-    for group, own in job.held_by(member):
-        for other in gone:
-            if (rank := group.rank_of(other)) is not None:
-                yield group, rank, RankNode(other.index)
-        # Of neighbours in rings: those joined by the network, for within a node nothing is dropped.
-        joined = {peer for _, peer, _, transport in own.transports if transport is Transport.NET}
-        joined &= neighbours(own)
-        for rank in sorted((joined | unseen_peers(own)) - group.members.keys()):
-            runs = census().runs(group, rank)
-            if runs is False or (runs is None and rank in joined and (unseen_too or own.address in failed)):
-                yield group, rank, AbsentNode(group.id, rank)
-
-
-def _wait(
-    job: Job, group: Group, member: Member, rank: int, why: Why, detail: str, target: Node | None = None,
-    strength: Strength = Strength.PROVEN, *, channel: int = 0, point_to_point: bool = False,
-) -> Wait:  # fmt: skip
-    return waits_for(
-        job, group, member, rank, why, detail, channel=channel, point_to_point=point_to_point, strength=strength,
-        target=target, where=f" on communicator {group.hash:016x}",
-    )  # fmt: skip
+        if all(len(found) == 1 for found in components(following)):
+            ends = {wait.target for wait in behind} - following.keys()
+            yield from (wait for wait in behind if wait.target in ends)
+            yield from (Retraction(wait) for wait in sink.inside if wait.waiter in ends)
 
 
 # --- parts of what is retracted ------------------------------------------------------------------------------------------
@@ -350,24 +324,28 @@ def _is_proven(job: Job, wait: Wait) -> bool:
 
 def _is_one_sided(job: Job, wait: Wait) -> bool:
     """Whether ranks of a communicator may have written more than others by right: a broadcast goes one way."""
-    members = job.groups[wait.key.group].members.values()
-    return any(own.sequence_numbers.get(name, 0) for _, own in members for name in ("Broadcast", "Reduce"))
+    counts = [own.sequence_numbers for _, own in job.groups[wait.key.group].members.values()]
+    return any(own.get("Broadcast") or own.get("Reduce") for own in counts)
 
 
 def is_begun(job: Job, wait: Wait) -> bool:
     """Whether the GPU of who waits may have begun the operation it waits in: what cannot be told counts as begun."""
-    end, waiter = wait.end, wait.waiter
-    if end is None or not isinstance(waiter, RankNode) or wait.key.point_to_point or not is_ring(end.operation):
+    operation = wait.end.operation if wait.end is not None and not wait.key.point_to_point else None
+    if operation is None or not is_ring(operation):
         return True
-    sends, address = _sends(job, waiter, end.operation), end.operation.comm_address
-    own = [sub for other in sends if other.comm_address == address for sub in other.subs]
-    return not own or any(map(has_produced, own))
+    return _sends(job, wait.waiter, operation, operation.comm_address) is not False
 
 
-def _sends(job: Job, node: RankNode, operation: ProxyOperation) -> list[ProxyOperation]:
-    """A rank's own sends of an operation, on whatever communicators of its hash."""
+def _sends(job: Job, node: Node, operation: ProxyOperation, address: int | None = None) -> bool | None:
+    """Whether a rank's GPU has produced anything of its own send of an operation (on one communicator, or on any of its hash);
+    ``None`` where it shows none.
+    """
     same = operation.comm_hash, operation.op_count, Direction.SEND
-    return [own for own in job.member(node.index).last.operations if (own.comm_hash, own.op_count, own.direction) == same]
+    subs = [
+        sub for own in (job.member(node.index).last.operations if isinstance(node, RankNode) else ())
+        if (own.comm_hash, own.op_count, own.direction) == same and address in (None, own.comm_address) for sub in own.subs
+    ]  # fmt: skip
+    return any(map(has_produced, subs)) if subs else None
 
 
 def _called_later(job: Job, sink: Sink) -> list[Wait]:
@@ -375,39 +353,26 @@ def _called_later(job: Job, sink: Sink) -> list[Wait]:
     has the same receive open, and began the collective nevertheless: the program has that one first. Not where whoever the
     receive is from waits in that collective as well: the rank's own order may be another.
     """
-    receives: dict[Node, list[Wait]] = defaultdict(list)
-    for wait in sink.inside:
-        if wait.key.point_to_point and wait.end is not None:
-            receives[wait.waiter].append(wait)
+    receives = [(wait, wait.end) for wait in sink.inside if wait.key.point_to_point and wait.end is not None]
+    receiving = {wait.waiter for wait, _ in receives}
     owed: dict[Node, set[Node]] = defaultdict(set)
     for wait in (*sink.inside, *sink.waits):
-        owing = not wait.key.point_to_point and wait.target in receives and wait.waiter not in owed[wait.target]
-        if owing and is_begun(job, wait) and _is_before(job, wait):
+        if wait.end is None or wait.key.point_to_point or wait.target not in receiving or wait.waiter in owed[wait.target]:
+            continue
+        if is_begun(job, wait) and _sends(job, wait.target, wait.end.operation) is False:
             owed[wait.target].add(wait.waiter)
-    found = []
-    for node, waiting in owed.items():
-        as_peers = {
-            _transfer(one, sub)
+    # What ranks with the same part in a program have in common of a receive.
+    open_at = {
+        node: {
+            (one.op_count, sub.nsteps, one.collective)
             for peer in waiting if isinstance(peer, RankNode)
             for one in job.member(peer.index).last.operations if one.is_point_to_point and one.direction is Direction.RECV
             for sub in one.subs if sub.done < sub.nsteps
-        }  # fmt: skip
-        for wait in receives[node]:
-            end = wait.end
-            if end is not None and wait.target not in waiting and _transfer(end.operation, end.sub) in as_peers:
-                found.append(wait)
-    return found
-
-
-def _transfer(operation: ProxyOperation, sub: ProxySub) -> tuple[int, int, str]:
-    """What ranks with the same part in a program have in common of a receive."""
-    return operation.op_count, sub.nsteps, operation.collective
-
-
-def _is_before(job: Job, wait: Wait) -> bool:
-    """Whether a rank that is waited for in a collective shows its own part of it, and has not begun that."""
-    end, target = wait.end, wait.target
-    if end is None or not isinstance(target, RankNode):
-        return False
-    own = [sub for operation in _sends(job, target, end.operation) for sub in operation.subs]
-    return bool(own) and not any(map(has_produced, own))
+        }
+        for node, waiting in owed.items()
+    }  # fmt: skip
+    return [
+        wait for wait, end in receives
+        if wait.target not in owed[wait.waiter]
+        and (end.operation.op_count, end.sub.nsteps, end.operation.collective) in open_at.get(wait.waiter, ())
+    ]  # fmt: skip

@@ -1,8 +1,8 @@
 """All unfinished network transfers of a job in columns, and what each shows, compared with the other end of its connection.
 
 Counters of a proxy operation are relative to its base; base + counter is the step of the connection and means the same at both
-ends (NCCL ``src/transport/net.cc``: both ends round the same running step). Nothing else lines two ranks up without proof. A job
-of 100,000 ranks has hundreds of thousands of ends, of which a handful is ever told: only that becomes an object (``End``).
+ends (NCCL ``src/transport/net.cc``: both ends round the same running step). Nothing else lines two ranks up without proof. A
+job of 100,000 ranks has hundreds of thousands of ends, of which a handful is ever told: only that becomes an object (``End``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from operator import attrgetter
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.connections import CONNECTION_SLOTS, acknowledges, was_before
+from ncclwatch.engine.connections import CONNECTION_SLOTS, has_arrived
 from ncclwatch.engine.edges import NOBODY, ConnectionKey, End, Stall, Why
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.model.state import Direction, PendingOperation, ProxyOperation
@@ -28,21 +28,18 @@ WIDEST = 1 << 62
 """Bound: several columns are mixed into one integer below this."""
 
 
-def column(values: Callable[[], Iterable[int]], count: int) -> Column:
-    """``count`` integers; what would not fit is cut off. ``values`` may be asked twice."""
+def column(values: Callable[[], Iterable[int]]) -> Column:
+    """Integers as a column; what would not fit is cut off. ``values`` may be asked twice."""
     try:
-        return np.fromiter(values(), np.int64, count)
+        return np.fromiter(values(), np.int64)
     except OverflowError:
-        return np.fromiter(map(bounded, values()), np.int64, count)
+        return np.fromiter(map(bounded, values()), np.int64)
 
 
 def numbered(columns: Sequence[Column]) -> Column:
     """One number a row from 0 on, the same for rows in which all columns are equal. O(n log n)."""
-    mixed = np.zeros(len(columns[0]), np.int64)
-    if not len(mixed):
-        return mixed
-    size = 1
-    for values in columns:
+    mixed, size = np.zeros(len(columns[0]), np.int64), 1
+    for values in columns if len(mixed) else ():
         own, low, span = values, int(values.min()), int(values.max()) - int(values.min()) + 1
         if size * span > WIDEST:
             mixed, own = _dense(mixed), _dense(values)
@@ -57,9 +54,12 @@ def _dense(values: Column) -> Column:
     return dense
 
 
-def _has(numbers: Column, chosen: Flags) -> Flags:
-    """For each row whether one with its number is among those chosen."""
-    found: Flags = (np.bincount(numbers[chosen], minlength=int(numbers.max(initial=-1)) + 1) > 0)[numbers]
+def matching(wanted: Sequence[Column], among: Column) -> Column:
+    """For each row of the columns ``wanted`` the first one of those of ``among`` that is equal; else -1. O(n log n)."""
+    numbers, size = numbered([np.concatenate(both) for both in zip(among, wanted, strict=True)]), len(among[0])
+    first = np.full(int(numbers.max(initial=-1)) + 1, -1)
+    first[numbers[:size][::-1]] = np.arange(size)[::-1]
+    found: Column = first[numbers[size:]]
     return found
 
 
@@ -68,18 +68,15 @@ class Places:
 
     def __init__(self, numbers: Column, rows: Column, size: int) -> None:
         """``numbers``: one for each of ``rows``; all below ``size``."""
-        order = np.argsort(numbers, kind="stable")
-        self._rows = rows[order]
+        self._rows = rows[np.argsort(numbers, kind="stable")]
         self._count = np.bincount(numbers, minlength=size)
         self._first = np.cumsum(self._count) - self._count
 
-    def rows(self, number: int) -> list[int]:
+    def rows(self, number: int) -> Column:
         """The rows with a number, in their order."""
-        first = int(self._first[number])
-        found: list[int] = self._rows[first : first + int(self._count[number])].tolist()
-        return found
+        return self._rows[self._first[number] :][: self._count[number]]
 
-    def pairs(self, numbers: Column) -> Iterable[tuple[Column, Column]]:
+    def pairs(self, numbers: Column) -> Iterator[tuple[Column, Column]]:
         """For each of ``numbers`` every row that has it: pairs of (place in ``numbers``, row), one row of each at a time."""
         left = np.arange(len(numbers))
         for turn in range(int(self._count[numbers].max(initial=0))):
@@ -89,138 +86,90 @@ class Places:
 
 # --- transfers --------------------------------------------------------------------------------------------------------
 
-RANK_SHIFT = 32
-"""Fact: ranks are 32 bits wide (``ncclComm.rank``): a group's number and a rank fit into one integer."""
-MOST_RANKS = 1 << 31
-"""Fact: they are signed."""
-
-ROW_BYTES, STATE, PLACE = 8 * len(COLUMNS), COLUMNS.index("state"), COLUMNS.index("place")
+ROW_BYTES = 8 * len(COLUMNS)
 _ROWS = attrgetter("last.operations.steps.rows")
-
-
-def _operation_at(member: Member, place: int) -> ProxyOperation:
-    return member.last.operations[place >> PLACE_BITS]
-
-
-class Members:
-    """Finds the process that is a rank of a communicator, for many at once. Groups are known by their place in ``job.groups``."""
-
-    def __init__(self, job: Job) -> None:
-        self.groups = list(job.groups.values())
-        self.places = {group.id: place for place, group in enumerate(self.groups)}
-        sizes = [len(group.members) for group in self.groups]
-        ranks = column(lambda: chain.from_iterable(group.members for group in self.groups), sum(sizes))
-        found = (member.index for group in self.groups for member, _ in group.members.values())
-        keys = _mixed(np.repeat(np.arange(len(sizes)), sizes), ranks)
-        indices = np.fromiter(found, np.int64, len(keys))
-        order = np.argsort(keys, kind="stable")
-        self._keys, self._indices = keys[order], indices[order]
-        addresses = column(lambda: (own.address for group in self.groups for _, own in group.members.values()), len(keys))
-        self._addresses, numbers = np.unique(addresses, return_inverse=True)
-        held = _mixed(numbers.reshape(-1), indices)
-        order = np.argsort(held, kind="stable")
-        self._held, self._of_held = held[order], keys[order]
-
-    def find(self, group: Column, rank: Column) -> Column:
-        """Indices of the processes; -1 where none was observed."""
-        if not len(self._keys):
-            return np.full(len(group), -1, np.int64)
-        keys = _mixed(group, rank)
-        place = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
-        known = (self._keys[place] == keys) & (rank >= 0) & (rank < MOST_RANKS)
-        return np.where(known, self._indices[place], -1)
-
-    def owning(self, holder: Column, address: Column) -> tuple[Column, Column]:
-        """The group that lies at an address in a process, and the process's rank in it; ``NOBODY`` and ``UNKNOWN`` where none
-        does.
-        """
-        if not len(self._held) or not len(holder):
-            return np.full(len(holder), NOBODY), np.full(len(holder), UNKNOWN)
-        number = np.minimum(np.searchsorted(self._addresses, address), len(self._addresses) - 1)
-        keys = _mixed(number, holder)
-        place = np.minimum(np.searchsorted(self._held, keys), len(self._held) - 1)
-        known = (self._held[place] == keys) & (self._addresses[number] == address)
-        found = self._of_held[place]
-        return np.where(known, found >> RANK_SHIFT, NOBODY), np.where(known, found & ((1 << RANK_SHIFT) - 1), UNKNOWN)
-
-
-def _mixed(group: Column, rank: Column) -> Column:
-    mixed: Column = (group << RANK_SHIFT) + (rank & ((1 << RANK_SHIFT) - 1))
-    return mixed
 
 
 class Transfers:
     """One row a transfer, in the order in which the members' proxies hold them.
 
-    ``group`` is the place of the communicator in ``members.groups``; ``rank`` the rank on whose behalf the transfer runs,
-    ``owner`` the index of its process, ``peer_index`` that of the peer's (-1: not observed). Only where the proxy has ``begun``
-    do its counters mean anything; they are relative to ``base``. ``produced`` is ``UNKNOWN`` where the protocol does not show
-    it. ``connection`` is one number for both ends, ``collective`` one for operations of the same name.
+    ``group`` is the place of the communicator in ``groups``; ``rank`` the rank on whose behalf the transfer runs, ``owner`` the
+    index of its process, ``peer_index`` that of the peer's (-1: not observed). Only where the proxy has ``begun`` do its
+    counters mean anything; they are relative to ``base``. ``produced`` is ``UNKNOWN`` where the protocol does not show it.
+    ``connection`` is one number for both ends, ``collective`` one for operations of the same name.
     """
 
     def __init__(self, job: Job) -> None:
-        self.job = job
-        self.members = Members(job)
-        self._pending: list[tuple[int, int, PendingOperation]] = []
-        self._fill(self._gather())
+        self.job, self.groups = job, list(job.groups.values())
+        self.place_of = {group.id: place for place, group in enumerate(self.groups)}
+        self._ranks = column(self._observed).reshape(-1, 4).T
+        self._fill()
         self._join()
 
-    # --- reading ---------------------------------------------------------------------------------------------------
+    def _observed(self) -> Iterator[int]:
+        """Of every observed rank place of its communicator, rank, index of its process, and address of the communicator there."""
+        for place, group in enumerate(self.groups):
+            for rank, (member, own) in group.members.items():
+                yield from (place, rank, member.index, own.address)
+        # What is not found is in the last place, -1.
+        yield from (NOBODY, UNKNOWN, NOBODY, UNKNOWN)
 
-    def _gather(self) -> tuple[Column, ...]:
-        members = self.job.members
-        rows = [*map(_ROWS, members)]
-        held = np.fromiter(map(len, rows), np.int64, len(rows)) // ROW_BYTES
+    def _fill(self) -> None:
+        rows = [*map(_ROWS, self.job.members)]
         table = np.frombuffer(b"".join(rows), np.int64).reshape(-1, len(COLUMNS))
-        holder = np.repeat(column(lambda: (member.index for member in members), len(members)), held)
-        group, rank = self.members.owning(holder, table[:, 0])
-        for row in np.flatnonzero((group < 0) & (table[:, STATE] & NET != 0)).tolist():
-            owner = self._owner(member := self.job.member(int(holder[row])), _operation_at(member, int(table[row, PLACE])))
-            group[row], rank[row] = owner or (NOBODY, UNKNOWN)
-        for member in members:
-            for pending in member.last.pending:
-                owner = self._owner(member, pending)
-                own = pending.rank if pending.rank is not None else owner[1] if owner is not None else UNKNOWN
-                if owner is not None and own != UNKNOWN:
-                    self._pending.append((owner[0], own, pending))
-        chosen = (group >= 0) & (table[:, STATE] & NET != 0)
-        if not chosen.all():
-            table, holder, group, rank = table[chosen], holder[chosen], group[chosen], rank[chosen]
-        return holder, group, rank, *table.T.copy()[2:]
-
-    def _owner(self, member: Member, operation: ProxyOperation | PendingOperation) -> tuple[int, int] | None:
-        """(group, rank in it or UNKNOWN) of an operation of a process."""
-        number = self.job.find_group(member, operation.comm_address, operation.comm_hash)
-        group = self.job.groups.get(number) if number is not None else None
-        return (self.members.places[group.id], group.ranks.get(member.index, UNKNOWN)) if group is not None else None
-
-    def _fill(self, gathered: tuple[Column, ...]) -> None:
-        (
-            holder, self.group, holder_rank, self.op_count, sends, state, self.collective, self._place,
-            self.channel, self.peer, self.nsteps, self.base, self.posted, self.received, self.transmitted, self.done,
-            self.produced, rank, _,
-        ) = gathered  # fmt: skip
-        self._holder = holder
-        self.rank = np.where(rank == UNKNOWN, holder_rank, rank)
-        self.sends: Flags = sends != 0
-        # Of whose transfers nobody knows, nothing is said.
-        phase = state & PHASES
-        self.begun: Flags = (phase == BEGUN) & (self.rank != UNKNOWN)
-        self.ready: Flags = (phase == READY) & (self.rank != UNKNOWN)
-        self.point_to_point: Flags = (self.op_count & 1) != 0
+        held = column(lambda: (len(own) // ROW_BYTES for own in rows))
+        holder = np.repeat(column(lambda: (member.index for member in self.job.members)), held)
+        of_network = table[:, COLUMNS.index("state")] & NET != 0
+        own, holder = dict(zip(COLUMNS, table[of_network].T.copy(), strict=True)), holder[of_network]
+        group, holder_rank = self._ranks[:2, matching((holder, own["comm_address"]), self._ranks[2:, :-1])]
+        for row in np.flatnonzero(group == NOBODY).tolist():
+            member = self.job.member(int(holder[row]))
+            group[row], holder_rank[row] = self._owner(member, _operation_at(member, int(own["place"][row])))
+        if not (known := group != NOBODY).all():
+            own, holder = {name: values[known] for name, values in own.items()}, holder[known]
+            group, holder_rank = group[known], holder_rank[known]
+        self.group, self._holder, self._place = group, holder, own["place"]
+        self.op_count, self.collective = own["op_count"], own["name"]
+        self.channel, self.peer, self.nsteps, self.base = own["channel"], own["peer"], own["nsteps"], own["base"]
+        self.posted, self.received, self.transmitted = own["posted"], own["received"], own["transmitted"]
+        self.done, self.produced = own["done"], own["gpu_ready"]
+        self.sends, self.point_to_point = own["sends"] != 0, (own["op_count"] & 1) != 0
         # With PXN the proxy of one process moves another rank's data: the wait is that rank's, if it is observed.
-        found = self.members.find(self.group, self.rank)
-        self.owner = np.where(found >= 0, found, holder)
-        self.peer_index = self.members.find(self.group, self.peer)
+        self.rank = np.where(own["rank"] == UNKNOWN, holder_rank, own["rank"])
+        found = self._processes(group, self.rank)
+        self.owner, self.peer_index = np.where(found >= 0, found, holder), self._processes(group, self.peer)
+        # Of whose transfers nobody knows, nothing is said.
+        phase, of_somebody = own["state"] & PHASES, self.rank != UNKNOWN
+        self.begun: Flags = (phase == BEGUN) & of_somebody
+        self.ready: Flags = (phase == READY) & of_somebody
+
+    def _owner(self, member: Member, operation: ProxyOperation | PendingOperation) -> tuple[int, int]:
+        """Group of an operation, and the process's rank in it."""
+        number = self.job.find_group(member, operation.comm_address, operation.comm_hash)
+        if number not in self.job.groups:
+            return NOBODY, UNKNOWN
+        return self.place_of[number], self.job.groups[number].ranks.get(member.index, UNKNOWN)
+
+    def _processes(self, group: Column, rank: Column) -> Column:
+        """Indices of the processes that are ranks of communicators; -1 where none was observed."""
+        found: Column = self._ranks[2, matching((group, rank), self._ranks[:2, :-1])]
+        return found
+
+    def _pending(self) -> Iterator[tuple[int, int, int, int, int, bool]]:
+        for member in self.job.members:
+            for one in member.last.pending:
+                group, rank = self._owner(member, one)
+                rank = one.rank if one.rank is not None else rank
+                if group != NOBODY and rank != UNKNOWN:
+                    yield group, one.channel, rank, one.peer, one.op_count, one.direction is Direction.SEND
 
     def _join(self) -> None:
         """Number the connections, and find the rows of each side by them; of what is not begun only that it is there."""
-        size = len(self.group)
-        known = [(g, p.channel, rank, p.peer, p.op_count, p.direction is Direction.SEND) for g, rank, p in self._pending]
-        waiting = column(lambda: chain.from_iterable(known), 6 * len(known)).reshape(-1, 6).T
+        size, waiting = len(self.group), column(lambda: chain.from_iterable(self._pending())).reshape(-1, 6).T
         own = self.group, self.channel, self.rank, self.peer, self.op_count, self.sends
         group, channel, rank, peer, op_count, sends = map(np.concatenate, zip(own, waiting, strict=True))
-        sends, point_to_point, idle = sends != 0, op_count & 1, np.concatenate((~self.begun, np.ones(len(known), np.bool_)))
+        sends, point_to_point = sends != 0, op_count & 1
+        idle = np.concatenate((~self.begun, np.ones(len(sends) - size, np.bool_)))
         connection = numbered((group, channel, np.where(sends, rank, peer), np.where(sends, peer, rank), point_to_point))
         self.connection, count = connection[:size], int(connection.max(initial=-1)) + 1
         self.queued: dict[Direction, Flags] = {}
@@ -232,10 +181,8 @@ class Transfers:
             self._begun[side] = Places(self.connection[rows], rows, count)
         ring, operation = numbered((group, channel, rank)), numbered((group, channel, rank, op_count))
         receives = ~sends & (point_to_point == 0)
-        self.receiving: Flags = _has(ring, receives & idle)[:size] | _has(operation, receives)[:size]
+        self.receiving: Flags = (np.isin(ring, ring[receives & idle]) | np.isin(operation, operation[receives]))[:size]
         """Whether the rank has the receive of the same operation open on the channel, or that of any collective queued."""
-
-    # --- asking ----------------------------------------------------------------------------------------------------
 
     def unfinished(self, side: Direction) -> Column:
         """Rows whose proxy has begun and not ended its work."""
@@ -259,21 +206,18 @@ class Transfers:
     def beyond(self, side: Direction, row: int, step: int) -> bool:
         """Whether ``side`` of a row's connection works on a later transfer only: it has left ``step`` behind."""
         others = self._begun[side].rows(int(self.connection[row]))
-        return bool(others) and all(int(self.base[other]) > step for other in others)
+        return len(others) > 0 and bool((self.base[others] > step).all())
 
     @cached_property
     def compared(self) -> Compared:
         """What each unfinished end shows. O(transfers), once."""
         return Compared(self)
 
-    # --- objects ---------------------------------------------------------------------------------------------------
-
     def key(self, row: int) -> ConnectionKey:
         """The connection of a row."""
         rank, peer = int(self.rank[row]), int(self.peer[row])
         source, destination = (rank, peer) if self.sends[row] else (peer, rank)
-        group = self.members.groups[int(self.group[row])]
-        return ConnectionKey(group.id, int(self.channel[row]), source, destination, bool(self.point_to_point[row]))
+        return ConnectionKey(self.group_of(row).id, int(self.channel[row]), source, destination, bool(self.point_to_point[row]))
 
     def end(self, row: int) -> End:
         """A row as an object."""
@@ -286,7 +230,11 @@ class Transfers:
 
     def group_of(self, row: int) -> Group:
         """The communicator of a row."""
-        return self.members.groups[int(self.group[row])]
+        return self.groups[int(self.group[row])]
+
+
+def _operation_at(member: Member, place: int) -> ProxyOperation:
+    return member.last.operations[place >> PLACE_BITS]
 
 
 # --- both ends compared -------------------------------------------------------------------------------------------------
@@ -299,9 +247,8 @@ NOTHING, MISSING, COMPLETED = -1, -2, -3
 
 
 class Compared:
-    """What every unfinished end shows (Mycroft, table 4; NCCL ``src/transport/net.cc``): senders first, each side by rows.
-
-    ``rows`` of the transfers, ``shows``: place in :data:`SHOWN`, ``other``: the row of the far end, or ``NOBODY``.
+    """What every unfinished end shows (Mycroft, table 4; NCCL ``src/transport/net.cc``): senders first, each side by its
+    ``rows``. ``shows``: places in :data:`SHOWN`; ``other``: the rows of the far ends, or ``NOBODY``.
     """
 
     def __init__(self, transfers: Transfers) -> None:
@@ -311,17 +258,14 @@ class Compared:
         ready = ready[[t.operation_of(row).queued_behind == 0 for row in ready.tolist()]]
         queued = ready, np.full(len(ready), PLACE_OF[Stall.PROXY_NOT_BEGUN]), np.full(len(ready), NOBODY)
         parts = self._senders(t.unfinished(Direction.SEND)), self._receivers(t.unfinished(Direction.RECV)), queued
-        rows, shows, other = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        rows, shows, other = map(np.concatenate, zip(*parts, strict=True))
         order = np.lexsort((rows, ~t.sends[rows]))
         order = order[shows[order] != NOTHING]
         self.rows, self.shows, self.other = rows[order], shows[order], other[order]
 
     def showing(self, *what: Why | Stall) -> Flags:
         """For each of them whether it shows one of these."""
-        wanted = np.zeros(len(SHOWN), np.bool_)
-        wanted[[PLACE_OF[one] for one in what]] = True
-        found: Flags = wanted[self.shows]
-        return found
+        return np.isin(self.shows, [PLACE_OF[one] for one in what])
 
     def ends(self, place: int) -> tuple[End, End | None]:
         """The end that one of the rows is about, and its far end where that is open."""
@@ -355,7 +299,7 @@ class Compared:
             (under_way & (t.base[other] + t.received[other] > steps), Why.NOT_TAKEN),
             (under_way, Why.IN_NETWORK),
             (ready, Why.NO_CREDIT),
-            (np.ones_like(ready), Stall.GPU_NOT_PRODUCING),
+            otherwise=Stall.GPU_NOT_PRODUCING,
         )
         self._look_closer(rows, steps, shows)
         return rows, shows, np.where(idle, NOBODY, other)
@@ -364,19 +308,19 @@ class Compared:
         t = self.transfers
         base, received, delivered = t.base[rows], t.received[rows], t.transmitted[rows]
         steps = base + received
-        stands = (delivered > t.done[rows]) | (received > delivered) | (t.posted[rows] <= received)
-        other = np.full(len(rows), NOBODY)
-        other[~stands] = t.covering(Direction.SEND, rows[~stands], steps[~stands])
+        not_consuming, in_flush, not_posting = delivered > t.done[rows], received > delivered, t.posted[rows] <= received
+        other = t.covering(Direction.SEND, rows, steps)
+        other[not_consuming | in_flush | not_posting] = NOBODY
         begins = t.base[other]
         shows = _first(
-            (delivered > t.done[rows], Stall.GPU_NOT_CONSUMING),
-            (received > delivered, Stall.FLUSH),
-            (t.posted[rows] <= received, Stall.PROXY_NOT_POSTING),
+            (not_consuming, Stall.GPU_NOT_CONSUMING),
+            (in_flush, Stall.FLUSH),
+            (not_posting, Stall.PROXY_NOT_POSTING),
             (other < 0, MISSING),
             (begins + t.done[other] > steps, COMPLETED),
             (begins + t.transmitted[other] > steps, Why.IN_NETWORK),
             ((t.produced[other] != UNKNOWN) & (begins + t.produced[other] > steps), Why.NOT_TRANSMITTED),
-            (np.ones_like(stands), Why.GPU_NOT_READY),
+            otherwise=Why.GPU_NOT_READY,
         )
         self._look_closer(rows, steps, shows)
         return rows, shows, other
@@ -388,42 +332,38 @@ class Compared:
             shows[place] = PLACE_OF[self._arrives(row) if shows[place] == COMPLETED else self._without(row, step)]
 
     def _without(self, row: int, step: int) -> Why | Stall:
-        t = self.transfers
-        side = Direction.RECV if t.sends[row] else Direction.SEND
-        through = self._has_done(row, step)
-        if t.sends[row] and through and t.done[row] < t.transmitted[row]:
+        """What an end shows whose observed peer has no transfer with ``step`` open."""
+        t, sends = self.transfers, bool(self.transfers.sends[row])
+        side = Direction.RECV if sends else Direction.SEND
+        queued = bool(t.queued[side][t.connection[row]])
+        through = not queued and self._has_done(side, row, step)
+        if sends and through and t.done[row] < t.transmitted[row]:
             return Why.UNCONFIRMED
         if through or t.beyond(side, row, step):
-            return Why.LEFT_BEHIND if t.sends[row] else self._arrives(row)
-        return Why.NOT_BEGUN if t.queued[side][t.connection[row]] else Why.NO_OPERATION
+            return Why.LEFT_BEHIND if sends else self._arrives(row)
+        return Why.NOT_BEGUN if queued else Why.NO_OPERATION
 
     def _arrives(self, row: int) -> Why | Stall:
         """What the sender has completed and the receiver has not got: it is under way, or there and its proxy does not look."""
         t, peer = self.transfers, int(self.transfers.peer_index[row])
-        there = peer >= 0 and acknowledges(t.operation_of(row))
-        there = there and was_before(t.group_of(row), t.job.member(peer), t.job.member(int(t.owner[row])))
+        member, operation, group = t.job.member, t.operation_of(row), t.group_of(row)
+        there = peer >= 0 and has_arrived(operation, group, member(peer), member(int(t.owner[row])))
         return Stall.PROXY_NOT_TAKING if there else Why.IN_NETWORK
 
-    def _has_done(self, row: int, step: int) -> bool:
+    def _has_done(self, side: Direction, row: int, step: int) -> bool:
         """Whether the other side has finished the transfer with ``step``, of which the proxy's lists show nothing any more.
         (Over sockets a send is done once the kernel has taken it: with the link down, its data may never arrive.)
         """
         t = self.transfers
-        side = Direction.RECV if t.sends[row] else Direction.SEND
-        if t.queued[side][t.connection[row]]:
-            return False
-        rank, channel, point_to_point = int(t.rank[row]), int(t.channel[row]), bool(t.point_to_point[row])
-        found = t.group_of(row).members.get(int(t.peer[row]))
-        return found is not None and any(
-            one.step > step
-            for one in found[1].net_steps
-            if (one.channel, one.peer, one.direction) == (channel, rank, side) and (one.connection_index > 0) == point_to_point
+        _, other = t.group_of(row).members[int(t.peer[row])]
+        connection = int(t.channel[row]), int(t.rank[row]), side, bool(t.point_to_point[row])
+        return any(
+            one.step > step and (one.channel, one.peer, one.direction, one.connection_index > 0) == connection
+            for one in other.net_steps
         )
 
 
-def _first(*cases: tuple[Flags, Why | Stall | int]) -> Column:
+def _first(*cases: tuple[Flags, Why | Stall | int], otherwise: Why | Stall) -> Column:
     """For each row what the first case that holds shows."""
-    found = np.full(len(cases[0][0]), NOTHING, np.int64)
-    for holds, shows in reversed(cases):
-        found[holds] = shows if isinstance(shows, int) else PLACE_OF[shows]
-    return found
+    shown = [shows if isinstance(shows, int) else PLACE_OF[shows] for _, shows in cases]
+    return np.select([holds for holds, _ in cases], shown, PLACE_OF[otherwise])

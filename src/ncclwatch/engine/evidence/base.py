@@ -1,18 +1,17 @@
 """What a source of evidence is, and what it says: typed facts with their strength.
 
-A source reads records (samples, calls, what nodes say of their network) and nothing else: no other source, no graph, no verdict.
-Rules draw the conclusions.
+A source reads records (samples, calls, what nodes say of their network) and nothing else: no other source, no graph, no
+verdict. Rules draw the conclusions.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
-from itertools import accumulate, chain
+from itertools import chain
 from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar, overload
 
 import numpy as np
@@ -83,10 +82,10 @@ class Nodes:
         """The number of a node."""
         if isinstance(node, RankNode):
             return int(node)
-        number = self._numbers.setdefault(node, -1 - len(self._others))
-        if number == -1 - len(self._others):
+        if node not in self._numbers:
             self._others.append(node)
-        return number
+            self._numbers[node] = -len(self._others)
+        return self._numbers[node]
 
     def node(self, number: int) -> Node:
         """The node with a number."""
@@ -97,14 +96,13 @@ class Nodes:
 
 
 class Strength(IntEnum):
-    """How much a fact proves. Of what one subject may wait for, the strongest facts alone are followed."""
+    """How much a fact proves: nothing contradicts it; it is so more often than not; counters of NCCL, the kernel or the network
+    say so. Of what one subject may wait for, what is merely possible is followed only where there is nothing else.
+    """
 
     POSSIBLE = 1
-    """Nothing contradicts it."""
     LIKELY = 2
-    """It is so more often than not."""
     PROVEN = 3
-    """Counters of NCCL, the kernel or the network say so."""
 
 
 class FactKind(StrEnum):
@@ -115,13 +113,11 @@ class FactKind(StrEnum):
     STANDS = "stands"
     """The subject could do something and does not."""
     HALTED = "halted"
-    """The process is stopped or has ended."""
     CALLED = "called"
     """What the ranks of a communicator have called, compared."""
     CALLED_OTHER = "called other"
-    """Ranks of one communicator called different things."""
     OPEN_OTHER = "other open"
-    """Ranks of one communicator have different operations open."""
+    """Ranks of one communicator called different things, or have different operations open."""
     PORT_DOWN = "port down"
     PORT_ERRORS = "port errors"
     """A port has counted errors or signs of loss since watching began; ``value`` is how many."""
@@ -140,7 +136,6 @@ class FactKind(StrEnum):
     GPU_SILENT = "GPU silent"
     """Copies from the GPU do not come back."""
     LOGGED = "logged"
-    """The kernel's log names it."""
     TOLD = "told"
     """What a rule says beside the facts that it concludes from: a line of evidence, and no more."""
     WORK = "work requests"
@@ -153,10 +148,9 @@ Subject = Hashable
 
 @dataclass(frozen=True, slots=True)
 class Fact:
-    """One thing that a source saw.
-
-    ``value`` is a quantity with the unit its kind names; ``describe`` makes the line of evidence: of thousands of facts a few are
-    ever shown. A source that has more to say returns a class of its own with more fields.
+    """One thing that a source saw. ``value`` is a quantity with the unit its kind names; ``describe`` makes the line of
+    evidence: of thousands of facts a few are ever shown. A source that has more to say returns a class of its own with more
+    fields.
     """
 
     kind: FactKind
@@ -170,6 +164,36 @@ class Fact:
     def text(self) -> str:
         """The fact as a line of evidence."""
         return self.describe()
+
+
+F = TypeVar("F", bound=Fact)
+
+
+@dataclass(frozen=True, slots=True)
+class FactColumns(Generic[F]):
+    """Facts of one kind in columns: 100,000 ranks say hundreds of thousands, of which a handful ever becomes an object.
+
+    ``subject`` and ``object`` are numbers of :class:`Nodes`; ``possible`` marks those that are no more than that; ``make``
+    makes the fact of a row. ``collectives``: ids of the communicators of which some fact is about a collective.
+    """
+
+    kind: FactKind
+    subject: NDArray[np.int64]
+    object: NDArray[np.int64]
+    possible: NDArray[np.bool_]
+    make: Callable[[int], F]
+    collectives: frozenset[int]
+
+    def __len__(self) -> int:
+        return len(self.subject)
+
+    def __iter__(self) -> Iterator[F]:
+        return map(self.make, range(len(self)))
+
+
+def one_by_one(facts: Iterable[Fact | FactColumns[Fact]]) -> Iterator[Fact]:
+    """Facts with those in columns made objects."""
+    return chain.from_iterable(part if isinstance(part, FactColumns) else (part,) for part in facts)
 
 
 class Source(ABC):
@@ -190,54 +214,9 @@ class Source(ABC):
         return ()
 
 
-F = TypeVar("F", bound=Fact)
-
-
-@dataclass(frozen=True, slots=True)
-class FactColumns(Generic[F]):
-    """Facts of one kind in columns: 100,000 ranks say hundreds of thousands, of which a handful ever becomes an object.
-
-    ``subject`` and ``object`` are numbers of :class:`Nodes`; ``possible`` marks those that are no more than that; ``make`` makes
-    the fact of a row. ``collectives``: ids of the communicators of which some fact is about a collective.
-    """
-
-    kind: FactKind
-    subject: NDArray[np.int64]
-    object: NDArray[np.int64]
-    possible: NDArray[np.bool_]
-    make: Callable[[int], F]
-    collectives: frozenset[int]
-
-    def __len__(self) -> int:
-        return len(self.subject)
-
-    def __iter__(self) -> Iterator[F]:
-        return map(self.make, range(len(self)))
-
-
-def joined(parts: Sequence[FactColumns[F]]) -> FactColumns[F]:
-    """Facts of one kind in columns, one part after the other."""
-    first = list(accumulate(map(len, parts), initial=0))
-
-    def make(number: int) -> F:
-        part = bisect_right(first, number) - 1
-        return parts[part].make(number - first[part])
-
-    subject, about, possible = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in ("subject", "object", "possible")
-    )
-    return FactColumns(parts[0].kind, subject, about, possible, make, frozenset().union(*(part.collectives for part in parts)))
-
-
-def one_by_one(facts: Iterable[Fact | FactColumns[Fact]]) -> Iterator[Fact]:
-    """Facts with those in columns made objects."""
-    return chain.from_iterable(part if isinstance(part, FactColumns) else (part,) for part in facts)
-
-
 class Facts:
-    """What the sources say of one case, by kind. A source runs once, when a kind it knows is first asked for.
-
-    ``nodes`` numbers what facts in columns are about.
+    """What the sources say of one case, by kind. A source runs once, when a kind it knows is first asked for. ``nodes`` numbers
+    what facts in columns are about.
     """
 
     def __init__(self, case: Case, sources: Sequence[Source]) -> None:
@@ -265,9 +244,8 @@ class Facts:
 
     def about(self, kind: FactKind, subject: Subject) -> tuple[Fact, ...]:
         """The facts of a kind that are about one subject."""
-        index = self._by_subject.get(kind)
-        if index is None:
+        if kind not in self._by_subject:
             index = self._by_subject[kind] = defaultdict(list)
             for fact in self.of(kind):
                 index[fact.subject].append(fact)
-        return tuple(index.get(subject, ()))
+        return tuple(self._by_subject[kind].get(subject, ()))

@@ -253,7 +253,7 @@ class OpenCalls(Source):
         for sender, receiver in sorted(odd):
             pairs[int(t.group[sender])].append((t.end(sender), t.end(receiver)))
         for place, found in pairs.items():
-            group, calls = t.members.groups[place], _open_calls(t, place)
+            group, calls = t.groups[place], _open_calls(t, place)
             agree, lines = _vote(case.job, group, calls)
             ranks, how = sorted(calls.keys() - agree), f"{len(agree)} ranks agree, the others do not"
             if not agree:

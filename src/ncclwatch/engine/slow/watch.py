@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.engine.connections import ONE_MOMENT_S
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.ledger import Ledger
 from ncclwatch.engine.network import NetworkMemory
@@ -40,10 +41,6 @@ PENDING_SAMPLES = 30
 """Bound: samples since the job last made progress that are kept until it goes on."""
 CHEAP_RANKS = 512
 """Bound: above this many ranks a sample is taken only every so many rounds that they cost no more than at this size."""
-SPREAD = 0.1
-"""Samples of different hosts further apart in time are none of one moment. Unit: share of an iteration, or of a second where that
-is longer. From: chosen.
-"""
 CONFIRMED = 2
 """Judgements in a row that must name the same before it is reported: one may rest on a single odd sample. Unit: judgements. From:
 calibration judges by it, so that the false-alarm rate holds with it.
@@ -253,7 +250,8 @@ class SlowWatch:
             if not member.gone:
                 begun[member.info.host] = min(member.last.wall_ns, begun.get(member.info.host, member.last.wall_ns))
         first, last = min(begun.values(), default=0), max(begun.values(), default=0)
-        allowed_s = SPREAD * max(1.0, watch.iterations.duration or 0.0)
+        # The same share of iterations that take longer than a second.
+        allowed_s = ONE_MOMENT_S * max(1.0, watch.iterations.duration or 0.0)
         if first <= watch.looked_ns or last - first > allowed_s * 1e9:
             return False
         watch.looked_ns = first

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ncclwatch.engine.case import Case
 from ncclwatch.engine.edges import Stall, Why
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, LinkNode, RankNode, one_by_one
-from ncclwatch.engine.evidence.transfers import Proxies
+from ncclwatch.engine.evidence.ends import Proxies
 from unit.engine.evidence.said import case_of
 from unit.synthetic import WORLD, absent_from_ring, frozen_ring, looks, silent_link
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ncclwatch.engine.case import Case
 from ncclwatch.engine.connections import CONNECTION_SLOTS
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, RankNode
-from ncclwatch.engine.evidence.transfers import SharedMemory
+from ncclwatch.engine.evidence.ends import SharedMemory
 from ncclwatch.model.state import Direction, Transport
 from unit.engine.evidence.said import case_of
 from unit.synthetic import WORLD, Rank, communicator, looks, shared

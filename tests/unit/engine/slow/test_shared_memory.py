@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ncclwatch.engine.connections import laggards, rings_inside, under_way
+from ncclwatch.engine.connections import laggards, rings_inside
 from ncclwatch.engine.edges import Wait
 from ncclwatch.engine.evidence.base import RankNode
 from ncclwatch.engine.job import Job, assemble
@@ -127,11 +127,11 @@ def test_a_ring_in_which_somebody_has_read_more_than_it_wrote_says_nothing() -> 
     """A Broadcast leaves its root having written more, and the last one less."""
     job = ring((12, 12), (12, 12), (12, 12), (8, 8))
     (group,) = job.groups.values()
-    assert under_way(rings_inside(group)) == {} and Activity.TRANSFERS not in activities(job)
+    assert not any(ring.amid for ring in rings_inside(group).values()) and Activity.TRANSFERS not in activities(job)
     (group,) = ring((12, 12), (12, 12), (12, 12), (12, 12)).groups.values()
-    assert under_way(rings_inside(group)) == {}
+    assert not any(ring.amid for ring in rings_inside(group).values())
     (group,) = ring((8, 12), (8, 8), (8, 8), (8, 8)).groups.values()
-    assert {channel: set(ranks) for channel, ranks in under_way(rings_inside(group)).items()} == {0: {0}}
+    assert {channel: set(ring.amid) for channel, ring in rings_inside(group).items()} == {0: {0}}
 
 
 def test_nobody_waits_for_one_without_whom_it_could_not_have_come_so_far() -> None:

@@ -1,0 +1,301 @@
+"""What the ends of connections say: who needs whom, and who could go on and does not, over the network and inside nodes.
+
+All transfers over the network are compared at once, in columns (``transfers.Compared``). Connections whose head and tail can be
+seen (shared memory, and P2P where the device shim reads it) show by themselves that they are full, or that data lies unread;
+not whether their reader is in an operation. Of a ring that goes through the network as well proxies tell that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache, partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ncclwatch.engine import edges
+from ncclwatch.engine.connections import (
+    CONNECTION_SLOTS,
+    RING_ENDS_RECEIVING,
+    Ring,
+    hidden_on,
+    is_ring,
+    memory_of,
+    rings_inside,
+    steps_unread,
+)
+from ncclwatch.engine.edges import NOBODY, ConnectionKey, End, Stall, StallMark, Wait, Why, waits_for
+from ncclwatch.engine.evidence.base import (
+    AbsentNode,
+    Fact,
+    FactColumns,
+    FactKind,
+    HiddenNode,
+    LinkNode,
+    Node,
+    RankNode,
+    Source,
+    Strength,
+    node_of,
+)
+from ncclwatch.engine.job import Group, Member
+from ncclwatch.engine.transfers import SHOWN, Column
+from ncclwatch.model.state import Direction, HostConnection, Transport
+
+if TYPE_CHECKING:
+    from ncclwatch.engine.case import Case
+
+# --- the network ----------------------------------------------------------------------------------------------------------
+
+HIDDEN = {
+    Transport.COLLNET: "CollNet: the switch adds up inside the network; its own counters are not compared between ranks",
+    Transport.UNKNOWN: "connections of a transport that was not recognised",
+}
+
+
+class Proxies(Source):
+    """Transfers over the network, as the proxies at both ends hold them."""
+
+    kinds = frozenset({FactKind.WAITS_FOR, FactKind.STANDS})
+
+    def facts(self, case: Case) -> Iterator[FactColumns[Fact]]:
+        """Waits and stalls, in columns. O(transfers)."""
+        t, compared, target = case.transfers, case.transfers.compared, _targets(case)
+        stands = compared.showing(*Stall)
+        for kind, chosen in ((FactKind.WAITS_FOR, ~stands), (FactKind.STANDS, stands)):
+            places, rows = np.flatnonzero(chosen), compared.rows[chosen]
+            groups = np.unique(t.group[rows[~t.point_to_point[rows]]]).tolist()
+            yield FactColumns(
+                kind, t.owner[rows], target[chosen], np.zeros(len(rows), np.bool_), partial(_fact, case, places, target),
+                frozenset(t.groups[place].id for place in groups),
+            )  # fmt: skip
+
+    def coverage(self, case: Case) -> Iterator[str]:
+        """Operations that no proxy shows, or that it shows alone."""
+        yield from (text for transport, text in HIDDEN.items() if transport in case.job.joined.transports)
+        if case.job.joined.captured:
+            yield "operations captured in CUDA graphs: their replays make no calls; only proxy steps are seen"
+        if case.job.joined.by_device:
+            yield "operations that kernels start themselves (device API, GIN): neither calls nor proxy steps show them"
+
+
+def _fact(case: Case, places: Column, target: Column, number: int) -> Wait | StallMark:
+    """One of the facts of the proxies."""
+    place, compared = int(places[number]), case.transfers.compared
+    (end, other), shows = compared.ends(place), SHOWN[compared.shows[place]]
+    if isinstance(shows, Stall):
+        return edges.stalls_at(end, other, shows)
+    return Wait(
+        subject=RankNode(end.member.index), object=case.facts.nodes.node(int(target[place])), why=shows, key=end.key, end=end,
+        other=other, describe=partial(edges.wait_text, case.job, end, other, shows),
+    )  # fmt: skip
+
+
+def _targets(case: Case) -> Column:
+    """Whom each waits for: the peer, the link to it, or a peer that was not observed; numbers of nodes, ``NOBODY`` of a stall.
+
+    Data that does not arrive says nothing about a link when the proxy at one of its ends stands still anyway: a request counts
+    as handed to the network before the proxy has pushed all of it into the socket.
+    """
+    job, t, compared = case.job, case.transfers, case.transfers.compared
+    rows, stands, of_links = compared.rows, compared.showing(*Stall), compared.showing(*edges.OF_THE_LINK)
+    target = np.where(of_links | stands, NOBODY, t.peer_index[rows])
+    idle = {member.index for member in job.members if member.halted}
+    idle |= set(t.owner[rows[compared.showing(*edges.PROXY_STALLS)]].tolist())
+    for place in np.flatnonzero((target < 0) & ~stands).tolist():
+        row = int(rows[place])
+        key = t.key(row)
+        node: Node = AbsentNode(key.group, int(t.peer[row]))
+        if of_links[place]:
+            ends = [node_of(t.group_of(row), rank) for rank in (key.source, key.destination)]
+            node = next((end for end in ends if end in idle), LinkNode(key.group, key.source, key.destination))
+        target[place] = case.facts.nodes.number(node)
+    return target
+
+
+# --- inside nodes ---------------------------------------------------------------------------------------------------------
+
+OUTSIDE = frozenset({Transport.NET, Transport.SHM})
+"""Transports of which all that the host could see is looked at in any case."""
+
+
+class SharedMemory(Source):
+    """Connections inside the nodes."""
+
+    kinds = frozenset({FactKind.WAITS_FOR, FactKind.STANDS})
+
+    def facts(self, case: Case) -> Iterator[Wait | StallMark]:
+        """Waits for who leaves a connection full, who leaves data unread, and waits of who is in an operation and has read all.
+        O(connections + transfers).
+        """
+        return _Inside(case).facts()
+
+    def coverage(self, case: Case) -> Iterator[str]:
+        """That steps are all it sees."""
+        if Transport.SHM in case.job.joined.transports:
+            yield "shared-memory connections: steps are seen, the operation they belong to is not"
+
+
+class _Inside:
+    """The connections inside the nodes of one job."""
+
+    def __init__(self, case: Case) -> None:
+        self.job, self.transfers, self.compared = case.job, case.transfers, case.transfers.compared
+        self._rings = cache(lambda number: rings_inside(case.job.groups[number]))
+        self._empty: set[ConnectionKey] = set()
+        """What is known to have been read to the end by who waits for more."""
+        waiting = self.transfers.owner[self.compared.rows[~self.compared.showing(*Stall)]]
+        self._waiting = {*np.unique(waiting).tolist(), *(member.index for member in self.job.members if member.halted)}
+        """Indices of the processes of which a wait is seen, and of those that wait for nobody."""
+
+    def facts(self) -> Iterator[Wait | StallMark]:
+        seen = self.job.joined.seen
+        alone = [*self._full_and_unread()] if seen else []
+        full, unread = [one for one in alone if isinstance(one, Wait)], [one for one in alone if isinstance(one, StallMark)]
+        yield from full
+        yield from unread
+        self._waiting |= {wait.subject for wait in full if isinstance(wait.subject, RankNode)}
+        for row in self._receiving() if seen else ():
+            yield from self._follow(self.transfers.group_of(row), int(self.transfers.channel[row]), int(self.transfers.rank[row]))
+        for place in self._standing():
+            yield from self._behind_stall(place)
+        for mark in unread:
+            group, key = self.job.groups[mark.key.group], mark.key
+            if not key.point_to_point:
+                yield from self._hidden(group, key.channel, key.source, mark.member)
+                yield from self._follow(group, key.channel, key.destination)
+        for mark in unread:
+            yield from self._answer(mark.key) if mark.key.point_to_point else ()
+
+    def _full_and_unread(self) -> Iterator[Wait | StallMark]:
+        for group in self.job.groups.values():
+            for rank, (member, own) in group.members.items():
+                for conn in own.host_connections:
+                    left = steps_unread(conn) or 0
+                    if conn.direction is Direction.SEND and left >= CONNECTION_SLOTS:
+                        yield self._waits(group, member, conn, Why.FULL, f"{left} steps lie unread")
+                    elif conn.direction is Direction.RECV and 0 < left <= CONNECTION_SLOTS:
+                        yield self._unread(group, rank, member, conn)
+
+    def _unread(self, group: Group, rank: int, member: Member, conn: HostConnection) -> StallMark:
+        def describe() -> str:
+            where = f"{memory_of(conn)} from {self.job.rank_name(group.id, conn.peer)}, channel {conn.channel}"
+            return f"{member.label}: {Stall.GPU_NOT_CONSUMING}: {where}, {steps_unread(conn)} steps lie unread"
+
+        key = ConnectionKey(group.id, conn.channel, conn.peer, rank, conn.connection_index > 0)
+        subject, stall = RankNode(member.index), Stall.GPU_NOT_CONSUMING
+        return StallMark(subject=subject, member=member, stall=stall, key=key, describe=describe)
+
+    def _waits(
+        self, group: Group, member: Member, conn: HostConnection, why: Why, detail: str, strength: Strength = Strength.PROVEN
+    ) -> Wait:
+        return waits_for(
+            self.job, group, member, conn.peer, why, f"{memory_of(conn)}, channel {conn.channel}, {detail}", channel=conn.channel,
+            sends=conn.direction is Direction.SEND, point_to_point=conn.connection_index > 0, strength=strength,
+        )  # fmt: skip
+
+    def _receiving(self) -> Iterator[int]:
+        """Receives of ring operations under way of which more is to come than the rank's last part: who comes after it in its
+        node and has read all that it wrote is in the operation as well, whatever its own proxy shows.
+        """
+        t = self.transfers
+        open_here = ~t.sends & t.begun & ~t.point_to_point & (t.done > 0) & (t.done < t.nsteps)
+        for row in np.flatnonzero(open_here).tolist():
+            operation, nsteps = t.operation_of(row), int(t.nsteps[row])
+            # What a rank has received it has sent on, and one part of its own: so much is still to come from it.
+            rounds = max(t.group_of(row).nranks - 1, 1) * (2 if operation.collective == "AllReduce" else 1)
+            if is_ring(operation) and int(t.done[row]) - (-nsteps // rounds) < nsteps:
+                yield row
+
+    def _standing(self) -> list[int]:
+        """GPUs that stand still in the network, behind which something inside their node may be found."""
+        t, compared, job = self.transfers, self.compared, self.job
+        chosen = np.flatnonzero(compared.showing(*edges.GPU_STALLS) & ~t.point_to_point[compared.rows])
+        rows = compared.rows[chosen]
+        inside = [
+            member.index
+            for group in (t.groups if job.joined.seen or job.joined.transports - OUTSIDE else ())
+            for member, own in group.members.values()
+            if own.host_connections or {link[3] for link in own.transports} - OUTSIDE
+        ]
+        dropped = compared.showing(Stall.GPU_NOT_PRODUCING)[chosen] & ~t.receiving[rows]
+        found: list[int] = chosen[dropped | np.isin(t.owner[rows], inside)].tolist()
+        return found
+
+    def _behind_stall(self, place: int) -> Iterator[Wait]:
+        """What a GPU that stands still may wait for inside its node: that wait, or that it is hidden. In a ring that begins
+        with a send, who has entered has written. Who has not waits in something before, more often than not for the same ranks.
+        """
+        end, _ = self.compared.ends(place)
+        group, channel = self.job.groups[end.key.group], end.key.channel
+        rank, other = (end.key.source, end.key.destination) if end.sends else (end.key.destination, end.key.source)
+        if rank not in group.members:
+            return
+        member = group.members[rank][0]
+        if SHOWN[self.compared.shows[place]] is Stall.GPU_NOT_PRODUCING:
+            weak = is_ring(end.operation) and not edges.has_produced(end.sub)
+            far = end.operation.collective in RING_ENDS_RECEIVING
+            yield from self._follow(group, channel, rank, back=group.nranks if far else 1, weak=weak)
+            if not self.transfers.receiving[self.compared.rows[place]]:
+                yield from self._dropped(group, end, member)
+        yield from self._hidden(group, channel, other, member)
+
+    def _follow(self, group: Group, channel: int, rank: int, *, back: int = 0, weak: bool = False) -> Iterator[Wait]:
+        """From a rank in an operation on along its ring, or so many ranks ``back``, as long as all is read: each waits for the
+        one before. A ring collective begins with a send: of one that has written less than others of it that is not proven.
+        """
+        ring = self._rings(group.id).get(channel, Ring())
+        written = ring.written.values()
+        fewest = min(written) if written and max(written) > min(written) else None
+        at = ring.get(rank)
+        at = ring.get(at.ring.next) if at is not None and not back else at
+        for _ in range(back or group.nranks - 1):
+            if at is None or at.source is None or at.unread != 0:
+                return
+            doubtful = weak if back else fewest is not None and at.written == fewest
+            strength = Strength.LIKELY if doubtful else Strength.PROVEN
+            yield from self._nothing_written(group, group.members[at.rank][0], at.source, strength)
+            at = ring.get(at.ring.prev if back else at.ring.next)
+
+    def _nothing_written(self, group: Group, member: Member, conn: HostConnection, strength: Strength) -> Iterator[Wait]:
+        wait = self._waits(group, member, conn, Why.EMPTY, f"all {conn.tail} steps read", strength)
+        if wait.key not in self._empty:
+            self._empty.add(wait.key)
+            self._waiting.add(member.index)
+            yield wait
+
+    def _dropped(self, group: Group, end: End, member: Member) -> Iterator[Wait]:
+        """A ring that still has to send has not received all, so its receive must be open; gone means that it failed: newer
+        proxies (2.27.5 among them) drop what their transport reports as failed (``progressOps``, ``src/proxy.cc``).
+        """
+        channel, own = end.key.channel, group.members[group.ranks[member.index]][1]
+        previous = next((ring.prev for ring in own.rings if ring.channel == channel), -1)
+        if not is_ring(end.operation) or (channel, previous, Direction.RECV, Transport.NET) not in own.transports:
+            return
+        target = node_of(group, previous)
+        link = isinstance(target, RankNode) and not self.job.member(target.index).halted
+        leads = LinkNode(group.id, previous, own.rank) if link else target
+        detail = f"{edges.operation_text(end)}, channel {channel}, produced {end.sub.gpu_ready} of {end.sub.nsteps} steps"
+        yield waits_for(self.job, group, member, previous, Why.BROKEN, detail, channel=channel, end=end, target=leads)
+
+    def _hidden(self, group: Group, channel: int, other: int, member: Member) -> Iterator[Wait]:
+        own = group.members[group.ranks[member.index]][1]
+        for peer in sorted(hidden_on(own, channel) - {other}):
+            yield waits_for(
+                self.job, group, member, peer, Why.UNOBSERVED, "the host cannot see that", channel=channel,
+                strength=Strength.POSSIBLE, target=HiddenNode(group.id, peer), where=" inside the node",
+            )  # fmt: skip
+
+    def _answer(self, key: ConnectionKey) -> Iterator[Wait]:
+        """Who has sent another a message that lies unread there, and has none from it, may wait for that one's: shared memory
+        does not show an open receive. Said of who shows no other wait.
+        """
+        group = self.job.groups[key.group]
+        if key.source not in group.members or group.members[key.source][0].index in self._waiting:
+            return
+        writer, own = group.members[key.source]
+        place = (key.destination, Direction.RECV, key.channel)
+        conns = [c for c in own.host_connections if (c.peer, c.direction, c.channel) == place and c.connection_index > 0]
+        unread = [left for conn in conns if (left := steps_unread(conn)) is not None]
+        if unread and not any(unread):
+            yield from self._nothing_written(group, writer, conns[0], Strength.POSSIBLE)
