@@ -9,15 +9,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median_low
+from typing import NamedTuple
 
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody, observed, one_of_each
 from ncclwatch.engine.edges import told
 from ncclwatch.engine.evidence.base import Fact, FactKind, RankNode
 from ncclwatch.engine.evidence.kernel import HELD_BACK, HELD_TIMES
 from ncclwatch.engine.evidence.nics import DeadPath, PortDown
-from ncclwatch.engine.evidence.work_requests import Shows, WorkFact
+from ncclwatch.engine.evidence.work_requests import BY_PROXY, Shows, WorkFact
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.patience import LONGEST_PATIENCE_S
 from ncclwatch.engine.stated import first_waits
@@ -33,6 +34,8 @@ UNORDERED_S = 5.0
 """Unit: s; which of two events came first is not known where they are nearer than this. From: chosen, as samples and listings of
 NICs are a second or two old each, and wall clocks may differ.
 """
+PLANES = {FactKind.PORT_DOWN: "nic", FactKind.PATH_DEAD: "nic", FactKind.WORK: "wire"}
+"""By what each kind of proof is seen."""
 SHOWN = 4
 """Bound: suspects that a line of evidence names, and ends of waits that a pause shows."""
 
@@ -57,8 +60,10 @@ def network_down(case: Case) -> Iterator[Hypothesis]:
         more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
         what = "port" if suspects[0].cause is Cause.PORT else "path"
         supports.insert(0, told(f"the waits that can be seen end at {names}{more}, which may itself wait for such a {what}"))
-    made_from = {"because": because, "missing": standing.missing, "follows": (*standing.follows, standing.rule)}
-    yield naming(VerdictClass.HARDWARE, suspects, ranks, 0.8, supports, planes=standing.planes, **made_from).seen_by("nic")
+    yield naming(
+        VerdictClass.HARDWARE, suspects, ranks, 0.8, supports, because=because, missing=standing.missing, planes=standing.planes,
+        follows=(*standing.follows, standing.rule),
+    ).seen_by("nic")  # fmt: skip
 
 
 # --- links, and ranks that data neither reaches nor leaves --------------------------------------------------------------
@@ -92,10 +97,6 @@ def network_end(case: Case) -> Iterator[Hypothesis]:
         )  # fmt: skip
 
 
-PLANES = {FactKind.PORT_DOWN: "nic", FactKind.PATH_DEAD: "nic", FactKind.WORK: "wire"}
-"""By what each kind of proof is seen."""
-
-
 def _proven(case: Case, doubtful: set[int | None], cut_off: set[int | None]) -> dict[int | None, tuple[Cause, str, Fact]]:
     """Processes that something else says to be at fault: why, what completes the words, and what says so; of those named for
     links (``doubtful``), and of those that data neither reaches nor leaves (``cut_off``).
@@ -109,7 +110,7 @@ def _proven(case: Case, doubtful: set[int | None], cut_off: set[int | None]) -> 
         found |= dict.fromkeys(using, (Cause.PORT, f"{port.nic.label} {port.state}", port))
     work = [fact for fact in case.facts.of(FactKind.WORK, WorkFact) if fact.owner in doubtful]
     in_vain = [fact for fact in work if fact.shows is Shows.NOT_COMPLETED]
-    asleep = [fact for fact in work if fact.shows.by_proxy] if not in_vain else []
+    asleep = [fact for fact in work if fact.shows in BY_PROXY] if not in_vain else []
     found |= {fact.owner: (Cause.PROXY_STALLED, "", fact) for fact in asleep}
     return found | {fact.owner: (Cause.PATH, "", fact) for fact in in_vain if fact.owner in cut_off}
 
@@ -184,8 +185,7 @@ def _other_end(job: Job, suspect: Suspect) -> int | None:
 # --- paths -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Path:
+class _Path(NamedTuple):
     """A dead path in a communicator of the job; ``ends``: address → who has it, as far as it was observed."""
 
     fact: DeadPath
@@ -197,20 +197,20 @@ def _of_paths(case: Case, standing: Hypothesis) -> _Found:
     """Of paths over which nothing is acknowledged the address that most share, then that most of those left share; of one that
     shares none both ends, if both were observed. O(paths x communicators of a hash).
     """
-    paths = _paths(case)
-    left, named = list(paths), dict[int, Suspect]()
+    paths = left = _paths(case)
+    named: dict[int, Suspect] = {}
     while left:
         common = Counter(address for path in left for address in path.ends).most_common(2)
-        alone = len(common) < 2 or common[0][1] > common[1][1]
-        addresses = (common[0][0],) if alone else tuple(left[0].ends)
-        for path in [path for path in left if set(addresses) <= path.ends.keys()]:
-            left.remove(path)
-            members = [member for address in addresses if (member := path.ends[address]) is not None]
+        alone = common[0][1] > common[1][1]
+        addresses = {common[0][0]} if alone else left[0].ends.keys()
+        for path in (path for path in left if addresses <= path.ends.keys()):
+            members = [member for address, member in path.ends.items() if address in addresses and member is not None]
             for member in members if len(members) == len(addresses) else ():
                 link = None if alone else LinkRef(path.fact.subject.rank, path.fact.subject.peer, "net")
                 suspect = observed(case.job, member, (), (), Cause.PATH if alone else Cause.PATH_END, link=link)
                 place = replace(suspect.place, communicator=path.group.reference(), comm_rank=path.group.rank_of(member))
                 named.setdefault(member.index, replace(suspect, place=place, group=path.group.id))
+        left = [path for path in left if not addresses <= path.ends.keys()]
     ranks = {index for path in paths for index in path.group.ranks} | standing.victims
     return list(named.values()), ranks, tuple(path.fact for path in paths)
 
@@ -258,7 +258,7 @@ def crawls(case: Case) -> Iterator[Hypothesis]:
     if standing.verdict_class not in (VerdictClass.NOT_ENTERED, VerdictClass.HARDWARE):
         return
     shares: dict[int | None, float] = dict.fromkeys((member.index for member in case.job.members), 0.0)
-    throttled = [(fact.subject.index, fact) for fact in case.facts.of(FactKind.THROTTLED) if isinstance(fact.subject, RankNode)]
+    throttled = [(fact.subject, fact) for fact in case.facts.of(FactKind.THROTTLED) if isinstance(fact.subject, RankNode)]
     for index, fact in throttled:
         shares[index] = max(shares[index], fact.value or 0.0)
     least = max(HELD_BACK, HELD_TIMES * median_low(shares.values()))

@@ -25,10 +25,28 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PortErrors(Fact):
+    """A port that has counted errors or signs of loss; ``value`` is how many. ``subject`` is the NIC's key.
+    ``namesakes``: where nobody was seen to use it, NICs of the host that ranks do use and that go by the same name.
+    """
+
+    kind: FactKind = FactKind.PORT_ERRORS
+    nic: NicRecord
+    namesakes: tuple[NicRecord, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Which NIC, and what it counts most of."""
+        worst = sorted(self.nic.errors.items(), key=lambda item: -item[1])[:3]
+        counted = ", ".join(f"{name} {number}" for name, number in worst)
+        return f"{self.nic.label} on {self.nic.host} counted errors since watching began: {counted}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PortDown(Fact):
     """A NIC that is or was down, from ``since`` to ``until`` in seconds since the epoch; ``None`` where nobody saw it go down,
-    and for one that still is. ``change`` is what its link did last, where that took it down. ``subject`` is the NIC's key.
-    ``namesakes``: where nobody was seen to use it, NICs of the host that ranks do use and that go by the same name.
+    and for one that still is. ``change`` is what its link did last, where that took it down. ``subject`` and ``namesakes`` as of
+    :class:`PortErrors`.
     """
 
     kind: FactKind = FactKind.PORT_DOWN
@@ -59,47 +77,26 @@ class PortDown(Fact):
         return f"{what} ({why}{when})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PortErrors(Fact):
-    """A port that has counted errors or signs of loss; ``value`` is how many. ``subject`` is the NIC's key; ``namesakes`` as of
-    :class:`PortDown`.
-    """
-
-    kind: FactKind = FactKind.PORT_ERRORS
-    nic: NicRecord
-    namesakes: tuple[NicRecord, ...] = ()
-
-    @property
-    def text(self) -> str:
-        """Which NIC, and what it counts most of."""
-        worst = sorted(self.nic.errors.items(), key=lambda item: -item[1])[:3]
-        counted = ", ".join(f"{name} {number}" for name, number in worst)
-        return f"{self.nic.label} on {self.nic.host} counted errors since watching began: {counted}"
-
-
 class Ports(Source):
     """The NICs of the hosts."""
 
     kinds = frozenset({FactKind.PORT_DOWN, FactKind.PORT_ERRORS})
 
     def facts(self, case: Case) -> Iterator[Fact]:
-        """Ports that are down, or that ranks use and that were, and ports with errors. O(NICs + changes of their links)."""
+        """Ports that are down, or that ranks use and that were, and ports with errors. O(NICs x changes of their links)."""
         for _, known in sorted(case.known.network.hosts.items()):
+            used = [nic for nic in known.nics.values() if nic.used_by]
             for nic in known.nics.values():
-                last = known.last_change(nic) if not nic.up else None
-                change = last if last is not None and not last.up else None
-                outage = known.last_outage(nic) if nic.used_by else None
-                total = sum(nic.errors.values())
-                if nic.up and outage is None and total < LOSSY_SEGMENTS:
-                    continue
-                others = known.nics.values() if not nic.used_by else ()
+                changes = known.changes_of(nic)
+                since, until = _last_outage(changes) if nic.used_by else (None, None)
+                if (until is None) is nic.up:
+                    since = until = None
                 # Every host has an eth0, and so may each of its containers: the name alone says little where users are known.
-                alike = tuple(other for other in others if other.used_by and names_of(other) & names_of(nic))
-                seen = outage if outage is not None and (outage[1] is None) is not nic.up else None
-                if seen is not None or not nic.up:
-                    since, until = seen or (None, None)
+                alike = tuple(other for other in used if names_of(other) & names_of(nic)) if not nic.used_by else ()
+                if since is not None or not nic.up:
+                    change = changes[0] if changes and not nic.up and not changes[0].up else None
                     yield PortDown(subject=nic.key, nic=nic, since=since, until=until, change=change, namesakes=alike)
-                if total >= LOSSY_SEGMENTS:
+                if (total := sum(nic.errors.values())) >= LOSSY_SEGMENTS:
                     yield PortErrors(subject=nic.key, value=total, nic=nic, namesakes=alike)
 
     def coverage(self, case: Case) -> Iterator[str]:
@@ -108,6 +105,25 @@ class Ports(Source):
         silent = {member.info.host for member in case.job.members} - told if told else ()
         if silent:
             yield f"{len(silent)} hosts say nothing of their NICs, connections and kernel logs"
+
+
+SETTLED_NS = 3_000_000_000
+"""Fact: a NIC that is switched on goes up, down (no carrier) and up within milliseconds; up for less than this it was not up."""
+
+
+def _last_outage(changes: Iterable[LinkChange]) -> tuple[float | None, float | None]:
+    """From when to when a NIC was down last by what its link did, the newest first: seconds since the epoch. ``None`` for both
+    where that was not seen, for the end where it still is down. Up for a moment, as while a carrier is found, is not up.
+    """
+    began, ended = None, None
+    for change in changes:
+        if not change.up:
+            began = change.wall_ns
+        elif began is None:
+            ended = change.wall_ns
+        elif began - change.wall_ns > SETTLED_NS:
+            break
+    return (began / 1e9, ended / 1e9 if ended is not None else None) if began is not None else (None, None)
 
 
 def names_of(nic: NicRecord) -> set[str]:
@@ -179,7 +195,14 @@ class Sockets(Source):
         hosts = [known for _, known in sorted(case.known.network.hosts.items()) if known.flows]
         for known in hosts:
             yield from _unanswered(known)
-        yield from _probed(case)
+        for host, flow, answer in case.known.network.probes(case.job, case.still):
+            way, address = way_of(flow), _address(flow.socket.local) if flow.socket is not None else f"{flow.device} of {host}"
+            if way is not None and not answer.alive:
+                text = f"a probe of ours from {address} to {answer.address} got no answer ({answer.answer}: {answer.detail})"
+                yield DeadPath(
+                    subject=way, strength=Strength.LIKELY, local=address, remote=answer.address, global_rank=flow.global_rank,
+                    describe=partial(str, text),
+                )  # fmt: skip
         flows = [flow for known in hosts for flow in known.flows]
         far_end: Callable[[FlowRecord], tuple[frozenset[int], bool]] | None = None
         for flow in flows:
@@ -223,14 +246,15 @@ def _unanswered(known: HostNetwork) -> Iterator[Fact]:
     stand still for many seconds.
     """
     retrying: dict[Way, float] = {}
-    for way, flow, facts in known.known_sockets():
+    for way, flow in known.known_ways():
+        facts = flow.socket
+        if facts is None or not facts.unacknowledged:
+            continue
         lossy, tried = way in known.lossy, facts.timeouts or 0
         left = tried < (LAST_LOSSY_TIMEOUT if lossy else LAST_TIMEOUT)
-        if facts.unacknowledged and flow.state is FlowState.STALLED and not left:
-            # ``10.0.0.1`` of ``10.0.0.1:4711``.
-            local, remote = (end.rpartition(":")[0] for end in (facts.local, facts.remote))
-            yield dead_path(way, local, remote, global_rank=flow.global_rank, timeouts=tried)
-        elif facts.unacknowledged and facts.timeouts is not None and left:
+        if flow.state is FlowState.STALLED and not left:
+            yield dead_path(way, _address(facts.local), _address(facts.remote), global_rank=flow.global_rank, timeouts=tried)
+        elif facts.timeouts is not None and left:
             worth = RETRY_LOSSY_S if lossy else RETRY_S if tried else RETRY_ALIVE_S
             retrying[way] = max(retrying.get(way, 0.0), worth)
     for way, worth in retrying.items():
@@ -239,30 +263,12 @@ def _unanswered(known: HostNetwork) -> Iterator[Fact]:
         yield Fact(FactKind.RETRYING, way, value=worth, describe=partial(str, text))
 
 
-def _probed(case: Case) -> Iterator[DeadPath]:
-    """Paths on which probes of ours got no answer since the job stands, and their connections none either, as a firewall may keep
-    a probe out; zero-payload writes, between queue pairs that had agreed by another way, need no such witness.
-    """
-    known_hosts = sorted(case.known.network.hosts.items())
-    probed = [(host, flow, flow.path) for host, known in known_hosts for flow in known.flows if flow.path is not None]
-    members = {(member.info.host, member.info.pid): member.last.time_ns for member in case.job.members} if probed else {}
-    for host, flow, answer in probed:
-        way, looked_ns = way_of(flow), members.get((host, flow.pid))
-        waits = answer.kind == "rdma" or (flow.socket is not None and bool(flow.socket.unacknowledged))
-        if answer.alive or way is None or looked_ns is None or not waits or answer.time_ns < looked_ns - int(case.still * 1e9):
-            continue
-        local = flow.socket.local.rpartition(":")[0] if flow.socket is not None else f"{flow.device} of {host}"
-        text = f"a probe of ours from {local} to {answer.address} got no answer ({answer.answer}: {answer.detail})"
-        yield DeadPath(
-            subject=way, strength=Strength.LIKELY, local=local, remote=answer.address,
-            global_rank=flow.global_rank, describe=partial(str, text),
-        )  # fmt: skip
+def _address(end: str) -> str:
+    """``10.0.0.1`` of ``10.0.0.1:4711``."""
+    return end.rpartition(":")[0]
 
 
 def dead_path(way: Way, local: str, remote: str, *, global_rank: int | None = None, timeouts: int = LAST_TIMEOUT) -> DeadPath:
     """The fact that nothing sent on a connection is acknowledged, after so many timeouts in a row."""
-    text = f"nothing that {local} sends to {remote} is acknowledged, after {timeouts} timeouts in a row"
-    return DeadPath(
-        subject=way, local=local, remote=remote, global_rank=global_rank, value=timeouts,
-        describe=partial(str, text),
-    )  # fmt: skip
+    text = partial(str, f"nothing that {local} sends to {remote} is acknowledged, after {timeouts} timeouts in a row")
+    return DeadPath(subject=way, local=local, remote=remote, global_rank=global_rank, value=timeouts, describe=text)
