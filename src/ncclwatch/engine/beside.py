@@ -1,7 +1,6 @@
 """What is told beside an explanation: calls, GPUs, requests and CPU limits of those it names; NICs, connections, kernel logs.
 
-None of it names anybody. Only what concerns the ranks named is told: a NIC that their connections use, or a line of the kernel's
-log that names a culprit's process or came from a culprit's host.
+None of it names anybody, and only what concerns the ranks named is told.
 """
 
 from __future__ import annotations
@@ -208,10 +207,7 @@ def flow_lines(case: Case, verdict: Verdict) -> _Lines:
 
 
 def far_end(fact: FlowFact, culprits: Sequence[Culprit]) -> int | None:
-    """The job's rank at the other end of a connection; ``None`` where it is not known, or several could be.
-
-    Culprits are known by both ranks, also where nobody watches their hosts.
-    """
+    """The job's rank at the other end of a connection, of culprits also where nobody watches their hosts; ``None``: unknown."""
     found, place = set(fact.far), (fact.flow.comm_hash, fact.flow.peer)
     for one in culprits if not fact.by_address else ():
         if one.rank is not None and one.communicator and (int(one.communicator.hash, 16), one.comm_rank) == place:
@@ -257,9 +253,8 @@ def _loss(lost: Sequence[FlowFact], named: Sequence[Culprit], culprits: Collecti
 
 # --- delays ------------------------------------------------------------------------------------------------------------
 #
-# C4D's matrix of delays of a communicator: a row is a sender, a column a receiver, a cell a link. Made of what the wire says of a
-# job's connections: completion times of work requests (RDMA), round trips (TCP). Each row's and column's own level is taken out
-# first (median polish), so that one slow link does not make its sender look slow.
+# C4D's matrix of delays of a communicator: a row is a sender, a column a receiver, a cell a link. Delays are completion times of
+# work requests (RDMA) or round trips (TCP).
 
 SLOW_TIMES = 3.0
 """Unit: ratio. From: chosen: a delay so many times the usual is told."""
@@ -283,10 +278,8 @@ class SlowPart(NamedTuple):
 
 
 def slow_parts(cells: Mapping[tuple[int, int], Sequence[float]]) -> list[SlowPart]:
-    """What stands out, worst first, of the delays (source, destination) were seen with; a slow row explains its cells.
-
-    Logarithms make "so many times" the same at every level. In a ring each row has one cell: then a cell cannot be told from its
-    row, and the link is named.
+    """What stands out, worst first, of the delays each (source, destination) was seen with; a slow row explains its cells. In a
+    ring each row has one cell: then a cell cannot be told from its row, and the link is named.
     """
     if len(cells) <= 2:
         return []
@@ -297,7 +290,8 @@ def slow_parts(cells: Mapping[tuple[int, int], Sequence[float]]) -> list[SlowPar
     level = float(np.median(np.log(delays)))
     logs = np.log(delays) - level
     least = max(float(np.log(SLOW_TIMES)), SLOW_SIGMAS * OF_MAD * float(np.median(np.abs(logs))))
-    # Tukey's median polish: the level of each row and column is taken out, where they have more than one cell.
+    # Tukey's median polish: the level of each row and column that has several cells is taken out, so that one slow link does not
+    # make its sender look slow. Logarithms make "so many times" the same at every level.
     several = np.array([np.bincount(side)[side] > 1 for side in sides])
     rest, levels = logs, np.zeros((2, len(ranks)))
     for way in (0, 1) * POLISHES:
@@ -305,14 +299,13 @@ def slow_parts(cells: Mapping[tuple[int, int], Sequence[float]]) -> list[SlowPar
         levels[way][sides[way]] += middle
         rest = rest - middle
     excess = np.where(several.all(axis=0), rest, logs)
-    slow = [
-        (*pairs[at], delays[at], excess[at])
-        for at in np.flatnonzero(excess > least)
-        if levels[(0, 1), sides[:, at]].max() <= least
+    told = (levels[0][sides[0]] > least) | (levels[1][sides[1]] > least)
+    parts = [
+        SlowPart(*pairs[at], float(delays[at]), float(np.exp(excess[at]))) for at in np.flatnonzero((excess > least) & ~told)
     ]
-    slow += [(int(ranks[at]), -1, np.exp(level + levels[0, at]), levels[0, at]) for at in np.flatnonzero(levels[0] > least)]
-    slow += [(-1, int(ranks[at]), np.exp(level + levels[1, at]), levels[1, at]) for at in np.flatnonzero(levels[1] > least)]
-    parts = [SlowPart(source, destination, float(delay), float(np.exp(more))) for source, destination, delay, more in slow]
+    for way, at in np.argwhere(levels > least).tolist():
+        place = (-1, int(ranks[at])) if way else (int(ranks[at]), -1)
+        parts.append(SlowPart(*place, float(np.exp(level + levels[way, at])), float(np.exp(levels[way, at]))))
     return sorted(parts, key=lambda part: -part.times)
 
 

@@ -1,8 +1,7 @@
 """A port or a path that is down below a standstill is its cause, whoever the waits lead to; and who may still come through.
 
-What is cut while nothing is under way on it leaves no trace in anybody's memory, and newer proxies drop what their transport
-reports as failed: then the waits end at a rank that merely waits unseen. That a port which ranks of the job use went down when
-the job came to stand, or that TCP gets no answer on a path, says more than where such a chain ends.
+What is cut while nothing is under way on it leaves no trace in memory, and newer proxies drop what their transport reports as
+failed: then the waits end at a rank that merely waits unseen.
 """
 
 from __future__ import annotations
@@ -70,9 +69,9 @@ def network_down(case: Case) -> Iterator[Hypothesis]:
 
 
 def network_end(case: Case) -> Iterator[Hypothesis]:
-    """Of links that carry no data, and of a rank that data neither reaches nor leaves, whose doing it is: of the end whose port
-    is down, of the end whose proxy asks for no completions where the other does not wait for any in vain; or the network is
-    why, where a dead path ends at the rank, or it asks in vain.
+    """Of links that carry no data, and of a rank that data neither reaches nor leaves, whose doing it is: the end's whose port is
+    down, or whose proxy asks for no completions where the other does not ask in vain; else the network's, where a dead path ends
+    at the rank, or it asks in vain.
     """
     standing = case.standing
     if standing is None or standing.verdict_class is not VerdictClass.HARDWARE:
@@ -98,8 +97,8 @@ def network_end(case: Case) -> Iterator[Hypothesis]:
 
 
 def _proven(case: Case, doubtful: set[int | None], cut_off: set[int | None]) -> dict[int | None, tuple[Cause, str, Fact]]:
-    """Processes that something else says to be at fault: why, what completes the words, and what says so; of those named for
-    links (``doubtful``), and of those that data neither reaches nor leaves (``cut_off``).
+    """Processes that something else says to be at fault, of those named for links (``doubtful``), and of those that data neither
+    reaches nor leaves (``cut_off``): why, what completes the words, and what says so.
     """
     found: dict[int | None, tuple[Cause, str, Fact]] = {}
     for path in _paths(case) if cut_off else ():
@@ -249,9 +248,7 @@ def tcp_slow(case: Case) -> Iterator[Hypothesis]:
 
 
 def crawls(case: Case) -> Iterator[Hypothesis]:
-    """A standstill that names nobody but ranks that a CPU limit holds back, most others not, or links with such a rank at an end:
-    that is too early to say anything.
-    """
+    """Too early: nobody is named but ranks that a CPU limit holds back, most others not, or links with such a rank at an end."""
     standing, longer = case.standing, min(CRAWL_TIMES * case.patience_s, LONGEST_PATIENCE_S)
     if standing is None or case.still >= longer:
         return

@@ -1,8 +1,5 @@
 """What the nodes last said of their network and their kernels (NICs, connections, changes of links, lines of the kernel's log),
-and what they are asked to count: work requests of jobs that stand or slow, the suspects', and of one that was asked about.
-
-Records alone, bounded; what follows from them is said by the sources of evidence that read it (``evidence.nics``,
-``evidence.work_requests``, ``evidence.kernel``).
+and whose work requests they are asked to count. Records alone, bounded; sources of evidence say what follows from them.
 """
 
 from __future__ import annotations
@@ -32,9 +29,7 @@ many it has lost much. From: of eight kept healthy recordings six sent at most 4
 machine sent up to 27, so that it is no proof by itself.
 """
 LOSSY_NS = 120_000_000_000
-"""Bound: a connection that has lost much is known for it so long: while it stands still it loses nothing that could be counted,
-and a row of seven timeouts takes 25 s to 100 s.
-"""
+"""Bound: a connection that has lost much is known for it so long: a row of seven timeouts can take 100 s."""
 DROP = 0.2
 """Fact: MegaTrace, III-C and IV: m, the part of a flow's own throughput by which a larger drop is the network's."""
 FLOWS_STALE_NS = 10_000_000_000
@@ -51,10 +46,10 @@ class Way(NamedTuple):
     peer: int
 
 
-Measured = tuple[int, dict[tuple[int, int, int, int], float]]
-"""When connections of a host were measured, in ns since the epoch; and how long what each sends takes to be acknowledged, µs, by
-process id of the sender, hash of the communicator, rank in it, and peer.
-"""
+Delays = dict[tuple[int, int, int, int], float]
+"""How long what is sent takes to be acknowledged, µs, by process id of the sender, hash of the communicator, rank and peer."""
+Measured = tuple[int, Delays]
+"""When the connections of a host were measured, in ns since the epoch, and what they took."""
 
 
 @dataclass(slots=True)
@@ -79,7 +74,7 @@ class HostNetwork:
 
     def take_work(self, windows: Sequence[FlowWindow], wall_ns: int) -> None:
         """New windows of work requests; those of at most :data:`MAX_FLOWS` flows are kept."""
-        completions: dict[tuple[int, int, int, int], float] = {}
+        completions: Delays = {}
         for window in windows:
             work, place = window.work, window.place
             if window.scope is Scope.PORT or not work.seen_s > 0:
@@ -101,7 +96,7 @@ class HostNetwork:
         """What the connections do now; at most :data:`MAX_FLOWS` of them."""
         self.flows, self.flows_ns = tuple(flows[:MAX_FLOWS]), wall_ns
         self.lossy = {way: seen for way, seen in self.lossy.items() if seen > wall_ns - LOSSY_NS}
-        delays: dict[tuple[int, int, int, int], float] = {}
+        delays: Delays = {}
         for way, flow in self.known_ways():
             # The timeouts it waits in now are not counted: a path that has just died has as many.
             lost = (flow.retries or 0) - (flow.socket.timeouts or 0) if flow.socket is not None else 0
@@ -158,10 +153,8 @@ class NetworkMemory:
         return {host: found for host, found in measured.items() if found[1]}
 
     def probes(self, job: Job, still: float) -> Iterator[tuple[str, FlowRecord, PathAnswer]]:
-        """What probes of ours found on paths of a job since it stands, for ``still`` seconds: host, connection, answer.
-
-        That nobody answers says something where the connection gets no answer either (a firewall may keep a probe out), or of
-        zero-payload writes, between queue pairs that had agreed by another way.
+        """What probes of ours found on a job's paths in the ``still`` seconds for which it stands: host, connection, answer. That
+        nobody answers counts where the connection gets no answer either (there may be a firewall), or of zero-payload writes.
         """
         hosts = sorted(self.hosts.items())
         probed = [(host, flow, flow.path) for host, known in hosts for flow in known.flows if flow.path is not None]

@@ -76,7 +76,7 @@ def _connections(group: Group) -> dict[int, list[HostConnection]]:
             read[counter.channel, source, destination, counter.connection_index][counter.is_send] = counter.value
     found: dict[int, list[HostConnection]] = defaultdict(list)
     for (channel, source, destination, index), values in sorted(read.items()):
-        if len(values) == 2:
+        if values.keys() == {True, False}:
             steps = (index, values[True], values[False], Transport.P2P)
             found[source].append(HostConnection(channel, destination, Direction.SEND, *steps))
             found[destination].append(HostConnection(channel, source, Direction.RECV, *steps))

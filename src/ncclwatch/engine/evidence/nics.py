@@ -1,13 +1,11 @@
 """What the hosts say of their network: ports that are or were down or count errors; paths without an answer, losses that TCP
-repairs, trouble of sockets and queue pairs.
-
-Segments that are sent again and again without an answer are the network's doing: who has only stopped reading still acknowledges.
+repairs, trouble of sockets and queue pairs. Who has only stopped reading still acknowledges what is sent.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -26,8 +24,8 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PortErrors(Fact):
-    """A port that has counted errors or signs of loss; ``value`` is how many. ``subject`` is the NIC's key.
-    ``namesakes``: where nobody was seen to use it, NICs of the host that ranks do use and that go by the same name.
+    """A port that has counted errors or signs of loss; ``value`` is how many, ``subject`` the NIC's key. ``namesakes``: where
+    nobody was seen to use it, NICs of the host that ranks do use and that go by the same name.
     """
 
     kind: FactKind = FactKind.PORT_ERRORS
@@ -112,8 +110,8 @@ SETTLED_NS = 3_000_000_000
 
 
 def _last_outage(changes: Iterable[LinkChange]) -> tuple[float | None, float | None]:
-    """From when to when a NIC was down last by what its link did, the newest first: seconds since the epoch. ``None`` for both
-    where that was not seen, for the end where it still is down. Up for a moment, as while a carrier is found, is not up.
+    """From when to when a NIC was down last by what its link did (newest first), seconds since the epoch; ``None``: not seen, or
+    still down.
     """
     began, ended = None, None
     for change in changes:
@@ -134,30 +132,22 @@ def names_of(nic: NicRecord) -> set[str]:
 # --- connections --------------------------------------------------------------------------------------------------------
 
 RETRY_S = 7.0
-"""Fact: TCP sends again 0.2, 0.6, 1.4, 3.0 and 6.2 s after what was lost (Linux, ``TCP_RTO_MIN``, doubled each time), then
-12.6 s.
-"""
+"""Fact: TCP sends again 0.2, 0.6, 1.4, 3.0, 6.2 and 12.6 s after what was lost (Linux, ``TCP_RTO_MIN``, doubled each time)."""
 RETRY_ALIVE_S = 30.0
 """Fact: so long where something came through meanwhile: the round trip then holds the wait, and the next timeout comes late."""
 RETRY_LOSSY_S = 60.0
-"""Fact: so long on connections that have lost much of late: an answer after 6.2 s makes the measured round trip so long that the
-next tries come only 7, 21 and 49 s after what was lost.
-"""
+"""Fact: so long where much was lost: after an answer at 6.2 s the next tries come 7, 21 and 49 s after the loss."""
 LAST_TIMEOUT = 5
 """Fact: after so many timeouts in a row TCP's next try is not waited for: 6.2 s where the first comes after 0.2 s."""
 LAST_LOSSY_TIMEOUT = 7
-"""Fact: after so many on connections that have lost much of late: 25 s where the first comes after 0.2 s. Where a tenth is lost
-both ways one try in five goes unanswered, and one row of seven in a hundred thousand.
-"""
+"""Fact: after so many where much was lost, 25 s: of a tenth lost both ways one row of seven in a hundred thousand is chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadPath(Fact):
-    """A connection on which sockets have sent the same again and again, and longer than TCP is given, without an answer; or
-    a path on which a probe of ours had none.
-
-    ``local`` and ``remote`` are IP addresses. ``global_rank`` of who sends tells communicators of one hash apart; ``None`` where
-    it is not known.
+    """A connection on which sockets have sent the same again and again without an answer, for longer than TCP is given; or a path
+    on which a probe of ours had none. ``local`` and ``remote`` are IP addresses; ``global_rank`` of who sends tells communicators
+    of one hash apart, where it is known.
     """
 
     kind: FactKind = FactKind.PATH_DEAD
@@ -169,9 +159,8 @@ class DeadPath(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowFact(Fact):
-    """What was seen of one connection, and which ranks of the job may be at its other end, by what hosts say.
-
-    ``by_address``: a socket with the two addresses changed over was found, which leaves no other choice.
+    """What was seen of one connection, and which ranks of the job may be at its other end. ``by_address``: a socket with the two
+    addresses changed over was found, which leaves no other choice.
     """
 
     kind: FactKind = FactKind.FLOW_TROUBLE
@@ -203,26 +192,12 @@ class Sockets(Source):
                     subject=way, strength=Strength.LIKELY, local=address, remote=answer.address, global_rank=flow.global_rank,
                     describe=partial(str, text),
                 )  # fmt: skip
-        flows = [flow for known in hosts for flow in known.flows]
-        far_end: Callable[[FlowRecord], tuple[frozenset[int], bool]] | None = None
-        for flow in flows:
-            troubled = bool(flow.reason) and (flow.state is FlowState.BLOCKED or flow.state.is_trouble)
-            sends = flow.socket is not None and flow.retries is not None and flow.direction is Direction.SEND
-            if not troubled and not sends:
-                continue
-            far_end = far_end or _far_ends(flows)
-            far, by_address = far_end(flow)
-            fact = FlowFact(subject=way_of(flow), flow=flow, far=far, by_address=by_address)
-            if troubled:
-                yield fact
-            if sends:
-                yield replace(fact, kind=FactKind.LOST, value=flow.retries)
+        yield from _flow_facts([flow for known in hosts for flow in known.flows])
 
 
-def _far_ends(flows: Iterable[FlowRecord]) -> Callable[[FlowRecord], tuple[frozenset[int], bool]]:
-    """Tells the job's ranks that may be at the other end of a connection, and whether the two addresses changed over say so.
-
-    Without those (RDMA, or a host that is not watched) it is the rank of the communicator; hashes of two may be equal.
+def _flow_facts(flows: Sequence[FlowRecord]) -> Iterator[FlowFact]:
+    """Trouble of each connection, and what it lost, with the ranks that may be at its other end: by addresses, else (RDMA, or
+    a host that is not watched) by the rank of the communicator; hashes of two may be equal.
     """
     ranks: dict[Hashable, set[int]] = defaultdict(set)
     for flow in flows:
@@ -230,20 +205,23 @@ def _far_ends(flows: Iterable[FlowRecord]) -> Callable[[FlowRecord], tuple[froze
             if flow.socket is not None:
                 ranks[flow.socket.local, flow.socket.remote].add(flow.global_rank)
             ranks[flow.comm_hash, flow.rank].add(flow.global_rank)
-
-    def far_end(flow: FlowRecord) -> tuple[frozenset[int], bool]:
-        by_address = ranks.get((flow.socket.remote, flow.socket.local)) if flow.socket is not None else None
-        known = flow.comm_hash is not None and flow.peer is not None
-        by_rank = ranks.get((flow.comm_hash, flow.peer)) if known else None
-        return frozenset(by_address or by_rank or ()), bool(by_address)
-
-    return far_end
+    for flow in flows:
+        troubled = bool(flow.reason) and (flow.state is FlowState.BLOCKED or flow.state.is_trouble)
+        sends = flow.socket is not None and flow.retries is not None and flow.direction is Direction.SEND
+        if troubled or sends:
+            by_address = ranks.get((flow.socket.remote, flow.socket.local)) if flow.socket is not None else None
+            by_rank = ranks.get((flow.comm_hash, flow.peer)) if None not in (flow.comm_hash, flow.peer) else None
+            far = frozenset(by_address or by_rank or ())
+            fact = FlowFact(subject=way_of(flow), flow=flow, far=far, by_address=bool(by_address))
+            if troubled:
+                yield fact
+            if sends:
+                yield replace(fact, kind=FactKind.LOST, value=flow.retries)
 
 
 def _unanswered(known: HostNetwork) -> Iterator[Fact]:
-    """Dead paths of a host, and connections whose sockets wait to send again what was lost, and may come through, each with the
-    seconds of standstill it is worth waiting for that: each time they wait twice as long, so a link that only loses much can
-    stand still for many seconds.
+    """Dead paths of a host, and connections whose sockets wait to send again what was lost, and may come through, each with for
+    how many seconds of standstill that is worth waiting: each time they wait twice as long.
     """
     retrying: dict[Way, float] = {}
     for way, flow in known.known_ways():

@@ -1,9 +1,8 @@
 """What work requests show: of a job that stands, whether anything was posted, completed and asked for; of one that runs, links
 that carry less, or later, than they did under load.
 
-Counts are of moments (:mod:`ncclwatch.model.work`). A flow that was not seen since the job stands says nothing, and no count is
-ever taken for "in flight" but where every request was counted. What NCCL has handed to the network and not got back is read from
-its steps.
+Counts are of moments (:mod:`ncclwatch.model.work`): a flow that was not seen since the job stands says nothing. What NCCL has
+handed to the network and not got back is read from its steps.
 """
 
 from __future__ import annotations
@@ -62,8 +61,8 @@ BY_PROXY = frozenset({Shows.NOT_TAKEN, Shows.NOT_RECEIVED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkFact(Fact):
-    """What the flows of a rank with a peer show. ``subject`` is their link; ``owner`` the index of the process that has them,
-    ``peer`` of the one they lead to, ``global_rank`` the owner's rank. ``value`` of what has become slow: times what it was.
+    """What the flows of a rank with a peer show. ``subject`` is their link; ``owner`` and ``peer`` are the indices of its
+    processes, ``global_rank`` is the owner's. ``value`` of what has become slow: times what it was.
     """
 
     kind: FactKind = FactKind.WORK
@@ -79,9 +78,7 @@ class WorkRequests(Source):
     kinds = frozenset({FactKind.WORK})
 
     def facts(self, case: Case) -> Iterator[WorkFact]:
-        """Of a job that stands what its flows show since, and probes of their paths; without one, flows that have become slow.
-        O(windows + connections + transfers).
-        """
+        """Of a job that stands what its flows and probes show since; without one, flows that have become slow. O(windows)."""
         hosts = [(host, known.work) for host, known in sorted(case.known.network.hosts.items()) if known.work]
         if not case.job.members:
             for _, work in hosts:
@@ -94,7 +91,9 @@ class WorkRequests(Source):
             for host, work in hosts:
                 found: dict[tuple[int, int, int, Direction], tuple[_Way, list[FlowWindow]]] = {}
                 for newest in (kept[-1] for kept in work.values()):
-                    way = _way(groups, host, newest) if _is_counted(newest) else None
+                    # Of a socket the kernel counts no requests, and a port or peer has several queue pairs.
+                    counted = newest.scope is Scope.FLOW and newest.work.counting is not Counting.TCP
+                    way = _way(groups, host, newest) if counted else None
                     if way is not None and _is_since(case, way.member, newest):
                         key = way.group.id, way.member.index, way.peer, way.direction
                         found.setdefault(key, (way, []))[1].append(newest)
@@ -148,11 +147,6 @@ def _way(groups: dict[int, list[Group]], host: str, flow: FlowWindow | FlowRecor
     return None
 
 
-def _is_counted(window: FlowWindow) -> bool:
-    """Whether it is of a queue pair: of a socket the kernel counts no requests, and a port or peer has several."""
-    return window.scope is Scope.FLOW and window.work.counting is not Counting.TCP
-
-
 def _probed(case: Case, groups: dict[int, list[Group]]) -> Iterator[WorkFact]:
     """What probes found on paths that stand still, by ranks and peers. On a path that is alive the other end does not receive
     where its window is full.
@@ -186,8 +180,7 @@ def _standing(job: Job, way: _Way, windows: Sequence[FlowWindow]) -> Iterator[Wo
     if work is not None and shows is not None:
         ends = (way.own, way.peer) if way.sends else (way.peer, way.own)
         # That nobody of a process asks is certain; who of it does is not known: another communicator's proxy may.
-        exact = work.counting is Counting.EXACT or shows in BY_PROXY
-        strength = Strength.PROVEN if exact else Strength.LIKELY
+        strength = Strength.PROVEN if work.counting is Counting.EXACT or shows in BY_PROXY else Strength.LIKELY
         yield way.fact(shows, strength, ends, partial(_text, job, way, windows, work, shows))
 
 

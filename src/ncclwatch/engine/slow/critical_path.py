@@ -42,10 +42,10 @@ TOLD = 3
 class Structure:
     """Who needs whom, of columns as of :class:`Operations`; the same in every iteration of a pattern.
 
-    ``previous`` and ``following`` operation of the same rank, −1 and the number of operations at the ends. ``set_of`` is the set
-    of operations whose beginnings an operation needs, itself among them: rows of ``members`` from ``offsets[s]`` to
-    ``offsets[s + 1]``. Sets are numbered so that each comes after all it needs, and those from ``levels[k]`` to ``levels[k + 1]``
-    need none of each other. Sets that need each other in a cycle (which no real iteration has) come first, in no level.
+    ``previous`` and ``following`` operation of the same rank, −1 and the number of operations at the ends. ``set_of``: the set of
+    operations whose beginnings an operation needs, itself among them: ``members`` from ``offsets[s]`` to ``offsets[s + 1]``. Each
+    set comes after all it needs; those from ``levels[k]`` to ``levels[k + 1]`` need none of each other. Sets that need each other
+    in a cycle (which no real iteration has) come first, in no level.
     """
 
     def __init__(self, rank: Indices, joint: Indices, needs: Indices) -> None:

@@ -2,9 +2,8 @@
 
 **Late GPUs.** All ranks leave a collective at about the same time, so who was in it for a shorter time came later (CCL-D 4.2.2):
 that needs no clock. **Iterations.** Where no more happens between two samples than a frame keeps (32 operations a communicator)
-an iteration can be put together; the calls tell its bounds. What was not seen whole is left out. **Clocks.** Nobody ends a
-collective before everybody has begun it, nobody receives what was not sent: for two nodes a and b end on a − begin on b bounds
-(clock of a − clock of b) from above.
+an iteration can be put together; the calls tell its bounds. **Clocks.** Nobody ends a collective before everybody has begun it,
+nobody receives what was not sent: end on node a − begin on node b bounds (clock of a − clock of b) from above.
 """
 
 from __future__ import annotations
@@ -364,9 +363,8 @@ def medians(values: Times, key: Indices) -> tuple[Times, Indices]:
 
 @dataclass(slots=True)
 class ClockModel:
-    """Clocks of nodes (sorted): by how much each is ahead of the first's, seconds, and the largest ``error`` that remains.
-
-    ``error`` bounds every comparison of times between the first node and another; infinite where a node shares no operation.
+    """Clocks of nodes (sorted): by how much each is ahead of the first's, seconds. ``error`` bounds every comparison of times
+    between the first node and another; infinite where a node shares no operation.
     """
 
     nodes: Indices = field(default_factory=lambda: np.zeros(0, np.int64))
@@ -389,11 +387,10 @@ class ClockModel:
 
 
 def estimate(node: Indices, operation: Indices, begin: Times, end: Times) -> ClockModel:
-    """Estimate clocks. Rows are sides of operations: their node, the operation's number, begin and end on the node's clock (s).
-
-    Every side of one operation must need every other's beginning (all collectives but rooted ones; of a message pass begin of the
-    send and end of the receive with the receive's begin and the send's end as nan). The offset is in the middle of the tightest
-    bounds over any way between two nodes, half their distance is the error. O(rows + operations × nodes² + nodes³).
+    """Clocks by sides of operations: their node, the operation's number, begin and end on the node's clock (s), each of shape
+    (sides,). Every side must need every other's beginning (of a message pass begin of the send and end of the receive, else nan).
+    The offset is in the middle of the tightest bounds over any way between two nodes, half their distance is the error.
+    O(sides + operations × nodes² + nodes³).
     """
     if not len(node):
         return ClockModel()

@@ -3,15 +3,13 @@
 **CCL-D** (4.2, equations 1-4): T_base is the administrator's until the first min(100 rounds, two minutes) have been seen, then
 the mean of their longest times. Each minute the round with the largest range between ranks is judged. R above theta is slow, and
 repeated before anybody is named. P says whether computation is slow (the rank with the shortest time in the operation came last)
-or communication (the rank with the lowest send or receive rate). A round is a collective as the GPUs of all its ranks timed it.
-Where no shim does, an iteration's last operation stands for it, from its call to the first call of the next iteration, as far as
-a host waits for its GPU. The two are never mixed.
+or communication (the rank with the lowest send or receive rate). A round is a collective as the GPUs of all its ranks timed it;
+where no shim does, an iteration's last operation, from its call to the first call of the next iteration. The two are never mixed.
 
 **MegaTrace**'s check of the network (III-B 2 and III-C): a flow's throughput is the slope of its cumulative bytes over its last
-w = 64 completions (equation 1); a drop of more than m = 20 % below its running average flags the network at once. Requests in
-flight while nothing completes are a hang of the network. Windows come by bursts, orders or exact counts
-(:mod:`ncclwatch.model.work`). Of sockets the bytes that a connection carried over the time in which it had something to send
-stand for the slope. Computation, which the paper finds by critical paths, is not judged.
+w = 64 completions (equation 1), of sockets the bytes over the time in which there was something to send. A drop of more than
+m = 20 % below its running average flags the network at once. Requests in flight while nothing completes are a hang of the
+network. Computation, which the paper finds by critical paths, is not judged.
 """
 
 from __future__ import annotations
@@ -91,8 +89,8 @@ class CcldResult(NamedTuple):
 
 @dataclass(slots=True)
 class CcldRule:
-    """The equations for one communicator: ``initial`` is the administrator's T_base, ``found`` the result of the last window, if
-    it was slow, and that not for the first time. ``since``: wall time since which windows are slow.
+    """The equations for one communicator: ``initial`` is the administrator's T_base, ``found`` the last window's result if it was
+    slow, and not the first that was; ``since``: wall time since which windows are.
     """
 
     initial: float
