@@ -108,18 +108,16 @@ class PathResult(NamedTuple):
 
 class Weights:
     """Durations of one iteration in seconds, by operation: ``work`` before it begins, ``transfer`` from when the last it needs
-    has begun to its end. ``begin`` and ``end`` are as observed, since ``start``, when the iteration began.
+    has begun to its end; ``segments`` has shape (2, operations): transfers, work. ``begin`` and ``end`` are as observed, since
+    ``start``, when the iteration began; ``duration`` is to the last end.
     """
 
     def __init__(self, structure: Structure, begin: Times, end: Times, start: float) -> None:
         self.structure, self.begin, self.end, self.start = structure, begin - start, end - start, start
-        self.work = self.begin - np.where(structure.previous >= 0, self.end[structure.previous], 0.0)
-        self.transfer = self.end - structure.latest(self.begin)
-
-    @property
-    def duration(self) -> float:
-        """From its begin to the last end, seconds."""
-        return float(self.end.max())
+        self.duration = float(self.end.max())
+        work = self.begin - np.where(structure.previous >= 0, self.end[structure.previous], 0.0)
+        self.segments: Times = np.stack([self.end - structure.latest(self.begin), work])
+        self.transfer, self.work = self.segments
 
     def critical_path(self) -> Iterator[tuple[int, bool]]:
         """Walk back from the last end: through each operation (its transfer: False) to whoever began last, and through its work
@@ -134,31 +132,29 @@ class Weights:
             yield at, True
             at = int(structure.previous[at])
 
-    def analyse(self, work: Times, transfer: Times, *, beta: float = BETA, clock_error_s: float = 0.0) -> PathResult:
-        """Blame what took longer than expected (``work``, ``transfer``) by operation.
-
-        Work is a difference of times of one rank. A transfer is one of two ranks' and may be wrong by ``clock_error_s``.
+    def analyse(self, usual: Times, *, beta: float = BETA, clock_error_s: float = 0.0) -> PathResult:
+        """Blame what took longer than the ``usual`` segments (of the same shape). Work is a difference of times of one rank; a
+        transfer is one of two ranks' and may be wrong by ``clock_error_s``.
         """
-        usual = {True: work, False: transfer}
-        excess = {True: self.work - work, False: self.transfer - transfer}
-        odd = {is_work: excess[is_work] > np.maximum(beta * usual[is_work], gpu_operations.LEAST_S) for is_work in usual}
-        odd[False] &= excess[False] > clock_error_s
+        excess = self.segments - usual
+        odd = excess > np.maximum(beta * usual, gpu_operations.LEAST_S)
+        odd[0] &= excess[0] > clock_error_s
+        on_path = [(at, work) for at, work in self.critical_path() if odd[int(work), at]]
+        odd[1, [at for at, work in on_path if work]] = False
+        off_path = [(at, True) for at in np.flatnonzero(odd[1]).tolist()]
 
-        def made(at: int, is_work: bool) -> Anomaly:
-            return Anomaly(at, is_work, float(excess[is_work][at]), float(usual[is_work][at]))
+        def worst_first(segments: Iterable[tuple[int, bool]]) -> list[Anomaly]:
+            found = [Anomaly(at, work, float(excess[int(work), at]), float(usual[int(work), at])) for at, work in segments]
+            return sorted(found, key=lambda one: -one.excess)
 
-        culprits = [made(*segment) for segment in self.critical_path() if odd[segment[1]][segment[0]]]
-        on_path = {anomaly.operation for anomaly in culprits if anomaly.work}
-        harmless = [made(at, True) for at in np.flatnonzero(odd[True]).tolist() if at not in on_path]
-        return PathResult(*(sorted(found, key=lambda one: -one.excess) for found in (culprits, harmless)))
+        return PathResult(worst_first(on_path), worst_first(off_path))
 
     def slack(self, operation: int) -> float:
         """How much later an operation's work could end without delaying the end of the iteration, seconds: so much of a delay as
         long as the iteration does not show in the end.
         """
-        work = self.work.copy()
-        work[operation] += self.duration
-        return 2 * self.duration - self._replayed(work, self.transfer)
+        delayed = Anomaly(operation, True, 0.0, float(self.work[operation]) + self.duration)
+        return 2 * self.duration - self.without([delayed])
 
     def without(self, anomalies: Iterable[Anomaly]) -> float:
         """Duration of the iteration if the anomalies had taken what is expected of them, everything else unchanged."""
@@ -171,9 +167,6 @@ class Weights:
             same = (set_of == set_of[anomaly.operation]) & (transfer > anomaly.expected)
             transfer[same] -= max(0.0, anomaly.excess)
             transfer[anomaly.operation] = anomaly.expected
-        return self._replayed(work, transfer)
-
-    def _replayed(self, work: Times, transfer: Times) -> float:
         return float(self.structure.replay(work, transfer)[1].max())
 
 
@@ -186,7 +179,7 @@ class IterationAnalysis:
 
     gate: float = MEGATRACE_GATE
     beta: float = BETA
-    clocks: ClockModel = field(default_factory=ClockModel)
+    clocks: ClockModel = field(default_factory=lambda: ClockModel(np.zeros(1)))
     last: Weights | None = None
     """The last iteration."""
     _healthy: deque[Weights] = field(default_factory=lambda: deque(maxlen=LEARNED))
@@ -227,8 +220,8 @@ class IterationAnalysis:
             if learn:
                 self._healthy.append(self.last)
             return None
-        usual = (np.median([getattr(one, name) for one in self._healthy], axis=0) for name in ("work", "transfer"))
-        return self.last.analyse(*usual, beta=self.beta, clock_error_s=self.clocks.error)
+        usual = np.median([one.segments for one in self._healthy], axis=0)
+        return self.last.analyse(usual, beta=self.beta, clock_error_s=self.clocks.error)
 
     def idle(self, observed: Operations, operation: int) -> float:
         """For how long before an operation of the last iteration its host had not launched it, while its GPU had no work."""

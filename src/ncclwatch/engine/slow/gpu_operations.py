@@ -61,7 +61,8 @@ class Operations:
 
     ``joint`` numbers the collective an operation is part of, equal on all its ranks; −1 for messages. ``needs`` has shape (n, 2):
     operation, and an operation of another rank whose beginning it needs (a receive its send). Times are seconds of nodes' clocks:
-    where they are known ``launched`` is when the host launched each, and ``before`` when its rank's iteration before ended.
+    where they are known ``launched`` is when the host launched each, and ``before`` when its rank's iteration before ended. Nodes
+    are numbered from 0.
     """
 
     rank: Indices
@@ -361,51 +362,45 @@ def medians(values: Times, key: Indices) -> tuple[Times, Indices]:
 # --- clocks of nodes ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class ClockModel:
-    """Clocks of nodes (sorted): by how much each is ahead of the first's, seconds. ``error`` bounds every comparison of times
-    between the first node and another; infinite where a node shares no operation.
+class ClockModel(NamedTuple):
+    """Clocks of nodes: by how much each is ahead of the first's, seconds, of shape (nodes,). ``error`` bounds every comparison of
+    times between the first node and another; infinite where a node shares no operation.
     """
 
-    nodes: Indices = field(default_factory=lambda: np.zeros(0, np.int64))
-    offsets: Times = field(default_factory=lambda: np.zeros(0))
+    offsets: Times
     error: float = 0.0
 
     def correct(self, node: Indices, time: Times) -> Times:
         """Times of many nodes on the first's clock."""
-        corrected: Times = time - self.offsets[np.searchsorted(self.nodes, node)]
-        return corrected
+        return time - self.offsets[node]
 
     def text(self) -> str:
         """How well they can be compared, in words; empty of one node."""
-        if len(self.nodes) < 2:
+        if len(self.offsets) < 2:
             return ""
         if not np.isfinite(self.error):
             return "clocks of hosts cannot be compared: they have no operation in common"
         apart, known = float(np.abs(self.offsets).max()) * 1e3, f"known to ±{self.error * 1e3:.1f} ms by operations in common"
-        return f"clocks of {len(self.nodes)} hosts differ by up to {apart:.1f} ms, {known}"
+        return f"clocks of {len(self.offsets)} hosts differ by up to {apart:.1f} ms, {known}"
 
 
 def estimate(node: Indices, operation: Indices, begin: Times, end: Times) -> ClockModel:
-    """Clocks by sides of operations: their node, the operation's number, begin and end on the node's clock (s), each of shape
+    """Clocks by sides of operations: their node (from 0), the operation's number, begin and end on the node's clock (s), of shape
     (sides,). Every side must need every other's beginning (of a message pass begin of the send and end of the receive, else nan).
     The offset is in the middle of the tightest bounds over any way between two nodes, half their distance is the error.
     O(sides + operations × nodes² + nodes³).
     """
-    if not len(node):
-        return ClockModel()
-    nodes, node = np.unique(node, return_inverse=True)
-    numbers, operation = np.unique(operation, return_inverse=True)
+    nodes, (numbers, operation) = int(node.max()) + 1, np.unique(operation, return_inverse=True)
     # The last to begin and the first to end of a node's sides bound tightest.
-    begins, ends = np.full((len(numbers), len(nodes)), -np.inf), np.full((len(numbers), len(nodes)), np.inf)
+    begins, ends = np.full((len(numbers), nodes), -np.inf), np.full((len(numbers), nodes), np.inf)
     np.fmax.at(begins, (operation, node), begin)
     np.fmin.at(ends, (operation, node), end)
     time = begins.max(axis=1, keepdims=True)
     ends += DRIFT * (time.max() - time)
+    # How far the row's clock is ahead of the column's at most.
     ahead = np.stack([(own[:, None] - begins).min(axis=0) for own in ends.T])
-    """How far the row's clock is ahead of the column's at most."""
     np.fill_diagonal(ahead, 0.0)
-    for via in range(len(nodes)):
+    for via in range(nodes):
         ahead = np.minimum(ahead, ahead[:, via, None] + ahead[via])
     error = max(0.0, float((ahead[:, 0] + ahead[0]).max()) / 2)
-    return ClockModel(nodes, (ahead[:, 0] - ahead[0]) / 2 if np.isfinite(error) else np.zeros(len(nodes)), error)
+    return ClockModel((ahead[:, 0] - ahead[0]) / 2 if np.isfinite(error) else np.zeros(nodes), error)
