@@ -243,7 +243,7 @@ def _slowed(flows: Iterable[Sequence[FlowWindow]]) -> Iterator[WorkFact]:
         doubt = max((work.uncertainty for work in loaded[-RECENT:] if work.uncertainty is not None), default=0.0)
         now, before = _medians([work.throughput for work in loaded])
         at_most = now * (1 + 2 * doubt)
-        if at_most < (1 - DROP) * before:
+        if before - at_most > DROP * before:
             text = f"{who}: {Shows.SLOWED}: {now / 1e6:,.0f} MB/s of {before / 1e6:,.0f} MB/s"
             yield made(shows=Shows.SLOWED, value=now / before, describe=partial(str, text))
         now, before = _medians([work.latency_p50_ns for work in loaded])
