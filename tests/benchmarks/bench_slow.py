@@ -111,14 +111,14 @@ def measure(model: Observed, joins: NDArray[np.bool_], ranks: int) -> dict[str, 
     replicas = max(1, ranks // MODEL)
     structure, weights, replica, usual, made = laid_out(model, joins, replicas)
     size = len(model.rank)
-    expected = (np.tile(usual, replicas), weights.transfer)
+    expected = np.stack([weights.transfer, np.tile(usual, replicas)])
     # What joins replicas first in each rank's program: after it they are together.
     firsts = np.flatnonzero(joins)[np.unique(model.rank[joins], return_index=True)[1]]
     joining = (firsts[None, :] + (np.arange(replicas) * size)[:, None]).ravel()
     found: list[int] = []
 
     def full() -> None:
-        result = Weights(structure, weights.begin, weights.end, 0.0).analyse(*expected)
+        result = Weights(structure, weights.begin, weights.end, 0.0).analyse(expected)
         found.append(result.culprits[0].operation)
 
     one = Structure(model.rank, np.where(joins, -1, model.joint), model.needs)
@@ -127,7 +127,7 @@ def measure(model: Observed, joins: NDArray[np.bool_], ranks: int) -> dict[str, 
         for number in last_to_come(weights, replica, joining)[:4].tolist() if len(joining) else [0]:
             part = slice(number * size, (number + 1) * size)
             own = Weights(one, weights.begin[part], weights.end[part], 0.0)
-            result = own.analyse(expected[0][part], expected[1][part])
+            result = own.analyse(expected[:, part])
             found.append(number * size + result.culprits[0].operation)
 
     repeats = REPEATS if ranks <= 16384 else 1

@@ -1,7 +1,6 @@
 """What is told beside an explanation: calls, GPUs, requests and CPU limits of those it names; NICs, connections, kernel logs.
 
-None of it names anybody. Only what concerns the ranks named is told: a NIC that their connections use, or a line of the kernel's
-log that names a culprit's process or came from a culprit's host.
+None of it names anybody, and only what concerns the ranks named is told.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from itertools import groupby
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ncclwatch.engine.case import Case, Cause, Hypothesis, nobody
 from ncclwatch.engine.edges import told
@@ -23,7 +21,8 @@ from ncclwatch.engine.evidence.nics import FlowFact, PortDown, PortErrors, names
 from ncclwatch.engine.evidence.work_requests import WorkFact
 from ncclwatch.engine.explain_network import BEFORE_S
 from ncclwatch.engine.job import Job
-from ncclwatch.engine.network import LOSSY_SEGMENTS
+from ncclwatch.engine.network import LOSSY_SEGMENTS, way_of
+from ncclwatch.engine.slow.gpu_operations import medians
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, KernelLogLine
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
@@ -56,12 +55,11 @@ def planes_beside(case: Case) -> Iterator[Hypothesis]:
     if standing is None:
         return
     shim = ["device"] if any(member.last.device is not None for member in job.members) else []
-    silent = facts.of(FactKind.GPU_SILENT) if shim else ()
+    silent, named = facts.of(FactKind.GPU_SILENT) if shim else (), standing.named
     if not standing.suspects or not standing.verdict_class.accuses:
         if shim:
             yield replace(standing, missing=(*standing.missing, *silent)).seen_by(*shim)
         return
-    named = standing.named
     # What the operating system states needs no word of the calls; finding that takes a while.
     findings = {} if "calls" in standing.planes or standing.verdict_class in STATED else case.findings
     calls = [
@@ -87,9 +85,8 @@ def all_held_back(job: Job) -> str:
     parts = [part for member in job.members if (part := held_back(member)) is not None and part >= HELD_BACK]
     if 2 * len(parts) < len(job.members) or not parts:
         return ""
-    return (
-        f"CPU limits hold {len(parts)} of {len(job.members)} ranks back, in {min(parts):.0%} to {max(parts):.0%} of their periods"
-    )
+    ranks, share = f"{len(parts)} of {len(job.members)} ranks", f"{min(parts):.0%} to {max(parts):.0%}"
+    return f"CPU limits hold {ranks} back, in {share} of their periods"
 
 
 # --- network and kernel logs, beside a verdict -------------------------------------------------------------------------
@@ -105,22 +102,20 @@ MISSING_SOMETHING = frozenset({VerdictClass.DEAD, VerdictClass.NOT_ENTERED, Verd
 OUT_OF_MEMORY = (
     "it was killed for want of memory: raise the limit of its cgroup, or find what grew (data loaders, pinned buffers, /dev/shm)"
 )
+_Lines = Iterator[tuple[str, str]]
+"""(evidence, next step or nothing)"""
 
 
 def add_network(case: Case, verdict: Verdict) -> Verdict:
     """The verdict with what NICs, connections and kernel logs have to say about it, itself when that is nothing. Its id stays."""
-    told = list(dict.fromkeys((*_log_lines(case, verdict), *_nic_lines(case, verdict), *_flow_lines(case, verdict))))
-    told = [(line, step) for line, step in told if line not in verdict.evidence]
-    if not told:
+    told = dict.fromkeys((*_log_lines(case, verdict), *_nic_lines(case, verdict), *flow_lines(case, verdict)))
+    fresh = [(line, step) for line, step in told if line not in verdict.evidence]
+    if not fresh:
         return verdict
     planes = verdict.planes if "nic" in verdict.planes else (*verdict.planes, "nic")
-    fresh = dict.fromkeys(step for _, step in told if step and step not in verdict.next_steps)
-    lines = [line for line, _ in told[:MAX_LINES]]
-    return replace(verdict, evidence=(*verdict.evidence, *lines), next_steps=(*fresh, *verdict.next_steps), planes=planes)
-
-
-_Lines = Iterator[tuple[str, str]]
-"""(evidence, next step or nothing)"""
+    steps = dict.fromkeys(step for _, step in fresh if step and step not in verdict.next_steps)
+    lines = [line for line, _ in fresh[:MAX_LINES]]
+    return replace(verdict, evidence=(*verdict.evidence, *lines), next_steps=(*steps, *verdict.next_steps), planes=planes)
 
 
 def _nic_lines(case: Case, verdict: Verdict) -> _Lines:
@@ -129,7 +124,7 @@ def _nic_lines(case: Case, verdict: Verdict) -> _Lines:
     late = verdict.verdict_class is VerdictClass.NOT_ENTERED
     if not late and verdict.verdict_class not in NETWORK_CLASSES:
         return
-    ranks = {culprit.rank for culprit in verdict.culprits if culprit.rank is not None} | set(verdict.victims)
+    ranks = _culprits(verdict) | set(verdict.victims)
     device = verdict.link.device if verdict.link else ""
     hosts = {culprit.host for culprit in verdict.culprits}
     down = [port for port in case.facts.of(FactKind.PORT_DOWN, PortDown) if not port.nic.up]
@@ -169,19 +164,8 @@ def _is_a_helpers(line: KernelLogLine, verdict: Verdict) -> bool:
     return began - BEFORE_S <= line.wall_ns / 1e9
 
 
-def _flow_lines(case: Case, verdict: Verdict) -> _Lines:
-    """Connections in trouble; of a job that runs slowly its delays and work requests as well."""
-    if verdict.verdict_class not in NETWORK_CLASSES:
-        return
-    slow = verdict.verdict_class.slow
-    troubled, lost = case.facts.of(FactKind.FLOW_TROUBLE, FlowFact), case.facts.of(FactKind.LOST, FlowFact)
-    yield from flow_lines(troubled, lost, verdict, slow=slow)
-    if slow:
-        flows = [flow for _, known in sorted(case.known.network.hosts.items()) for flow in known.flows]
-        yield from ((line, "") for line in delay_lines(flows, verdict))
-        named = {culprit.rank for culprit in verdict.culprits}
-        work = [fact.text for fact in case.facts.of(FactKind.WORK, WorkFact) if fact.global_rank in named]
-        yield from ((line, "") for line in work[:WORK_LINES])
+def _culprits(verdict: Verdict) -> set[int]:
+    return {culprit.rank for culprit in verdict.culprits if culprit.rank is not None}
 
 
 # --- connections -------------------------------------------------------------------------------------------------------
@@ -194,35 +178,36 @@ WHERE_LOST = (
 )
 
 
-def flow_lines(troubled: Sequence[FlowFact], lost: Sequence[FlowFact], verdict: Verdict, *, slow: bool) -> _Lines:
-    """What is lost on connections, and which are in trouble; of a job that stands still (not ``slow``) nothing of slow ones.
-
-    ``troubled`` are facts of connections in trouble, ``lost`` of what connections have sent again.
-    """
-    culprits = {culprit.rank for culprit in verdict.culprits if culprit.rank is not None}
+def flow_lines(case: Case, verdict: Verdict) -> _Lines:
+    """Connections in trouble; of a job that runs slowly also slow ones, what is lost, delays and work requests."""
+    if verdict.verdict_class not in NETWORK_CLASSES:
+        return
+    slow, named, culprits = verdict.verdict_class.slow, verdict.culprits, _culprits(verdict)
     ranks = culprits | set(verdict.victims)
-    said: dict[str, list[FlowFact]] = {}
-    for fact in troubled:
+    said: dict[str, list[FlowFact]] = defaultdict(list)
+    for fact in case.facts.of(FactKind.FLOW_TROUBLE, FlowFact):
         flow = fact.flow
         blocked = flow.state is FlowState.BLOCKED and flow.global_rank in culprits
         trouble = flow.state.is_trouble and (slow or flow.state is not FlowState.SLOW)
         if blocked or (trouble and (not ranks or flow.global_rank in ranks)):
-            said.setdefault(f"{flow.global_rank} {flow.direction} {flow.peer} {flow.state}", []).append(fact)
+            said[f"{flow.global_rank} {flow.direction} {flow.peer} {flow.state}"].append(fact)
     together = list(said.values())
     if slow and culprits:
         # Others' connections may be slower than they were, too: who reads this asks why the culprit's are.
-        together = sorted((group for group in together if _touches(group[0], verdict.culprits, culprits)), key=_severity)
-    loss = _loss(lost, verdict.culprits, culprits) if slow else None
-    if loss is not None:
+        together = sorted((group for group in together if _touches(group[0], named, culprits)), key=_severity)
+    loss = _loss(case.facts.of(FactKind.LOST, FlowFact), named, culprits) if slow else ""
+    if loss:
         yield loss, WHERE_LOST.format(who=f"rank {min(culprits)}" if len(culprits) == 1 else "these ranks")
-    yield from ((_flow_line(group, verdict.culprits), "") for group in together[:MAX_FLOWS])
+    yield from ((_flow_line(group, named), "") for group in together[:MAX_FLOWS])
+    if slow:
+        flows = [flow for _, known in sorted(case.known.network.hosts.items()) for flow in known.flows]
+        yield from ((line, "") for line in delay_lines(flows, verdict))
+        work = [fact for fact in case.facts.of(FactKind.WORK, WorkFact) if any(fact.global_rank == one.rank for one in named)]
+        yield from ((fact.text, "") for fact in work[:WORK_LINES])
 
 
 def far_end(fact: FlowFact, culprits: Sequence[Culprit]) -> int | None:
-    """The job's rank at the other end of a connection; ``None`` where it is not known, or several could be.
-
-    Culprits are known by both ranks, also where nobody watches their hosts.
-    """
+    """The job's rank at the other end of a connection, of culprits also where nobody watches their hosts; ``None``: unknown."""
     found, place = set(fact.far), (fact.flow.comm_hash, fact.flow.peer)
     for one in culprits if not fact.by_address else ():
         if one.rank is not None and one.communicator and (int(one.communicator.hash, 16), one.comm_rank) == place:
@@ -242,41 +227,34 @@ def _severity(group: Sequence[FlowFact]) -> tuple[bool, float]:
 
 
 def _flow_line(group: Sequence[FlowFact], named: Sequence[Culprit]) -> str:
-    first = group[0].flow
-    other = far_end(group[0], named)
+    first, other = group[0].flow, far_end(group[0], named)
     peer = f"rank {other}" if other is not None else f"rank {first.peer} of its communicator"
     way = "to" if first.direction is Direction.SEND else "from"
     channels = sorted({fact.flow.channel for fact in group if fact.flow.channel is not None})
-    where = f" over {first.device}" if first.device else ""
-    return (
-        f"rank {first.global_rank} {way} {peer}{where}, "
-        f"channel{'s' if len(channels) != 1 else ''} {', '.join(map(str, channels))}: {group[0].text}"
-    )
+    over = f" over {first.device}" if first.device else ""
+    where = f"channel{'s' if len(channels) != 1 else ''} {', '.join(map(str, channels))}"
+    return f"rank {first.global_rank} {way} {peer}{over}, {where}: {group[0].text}"
 
 
-def _loss(lost: Sequence[FlowFact], named: Sequence[Culprit], culprits: Collection[int]) -> str | None:
-    """That segments of the culprits' sockets are sent again, where each has more of it than any other socket."""
-    flows = {fact.flow.socket.local: fact for fact in lost if fact.flow.socket is not None}
-    near = {local for local, fact in flows.items() if _touches(fact, named, culprits)}
-    theirs, others = (
-        [int(fact.value or 0) for local, fact in flows.items() if (local in near) is side] for side in (True, False)
-    )
+def _loss(lost: Sequence[FlowFact], named: Sequence[Culprit], culprits: Collection[int]) -> str:
+    """That segments of the culprits' sockets are sent again, where each has more of it than any other socket; else empty."""
+    counts: dict[bool, dict[str, int]] = {True: {}, False: {}}
+    for fact in lost:
+        if fact.flow.socket is not None:
+            counts[_touches(fact, named, culprits)][fact.flow.socket.local] = int(fact.value or 0)
+    theirs, others = (list(found.values()) for found in counts.values())
     total = sum(theirs)
     if total < LOSSY_SEGMENTS or total <= len(theirs) * max(others, default=0):
-        return None
+        return ""
     beside = f", {sum(others)} on {len(others)} others" if others else ""
-    return (
-        f"{total} segments retransmitted on {len(theirs)} connection{'s' * (len(theirs) > 1)}{beside}, in 30 s: packets are lost"
-    )
+    where = f"{len(theirs)} connection{'s' * (len(theirs) > 1)}{beside}"
+    return f"{total} segments retransmitted on {where}, in 30 s: packets are lost"
 
 
 # --- delays ------------------------------------------------------------------------------------------------------------
 #
-# C4D's matrix of delays of a communicator: a row is a sender, a column a receiver, a cell a link. Made of what the wire says of a
-# job's connections: completion times of work requests (RDMA), round trips (TCP). Each row's and column's own level is taken out
-# first (median polish), so that one slow link does not make its sender look slow.
-
-Matrix = NDArray[np.float64]
+# C4D's matrix of delays of a communicator: a row is a sender, a column a receiver, a cell a link. Delays are completion times of
+# work requests (RDMA) or round trips (TCP).
 
 SLOW_TIMES = 3.0
 """Unit: ratio. From: chosen: a delay so many times the usual is told."""
@@ -286,14 +264,12 @@ OF_MAD = 1.4826
 """Fact: standard deviation of a normal distribution over its median absolute deviation."""
 POLISHES = 3
 """Bound: rounds of the median polish; more change nothing."""
-MAX_RANKS = 1024
-"""Bound: ranks of a communicator, for the matrix is dense."""
 
 _CALLED = {FlowKind.RDMA: "completion of work requests", FlowKind.SOCKET: "TCP round trip"}
 
 
 class SlowPart(NamedTuple):
-    """A slow cell, row (no destination: −1) or column (no source); ``delay`` in the matrix's unit, ``times`` the usual one."""
+    """A slow cell, row (no destination: −1) or column (no source); ``delay`` in the cells' unit, ``times`` the usual one."""
 
     source: int
     destination: int
@@ -301,85 +277,63 @@ class SlowPart(NamedTuple):
     times: float
 
 
-def matrix_of(size: int, transfers: Iterable[tuple[int, int, float]]) -> Matrix:
-    """The median delay of each pair, shape (size, size), nan where nothing was seen, of (source, destination, delay)."""
-    found: dict[tuple[int, int], list[float]] = defaultdict(list)
-    for source, destination, delay in transfers:
-        found[source, destination].append(delay)
-    matrix = np.full((size, size), np.nan)
-    for pair, delays in found.items():
-        matrix[pair] = float(np.median(delays))
-    return matrix
-
-
-def slow_parts(matrix: Matrix) -> list[SlowPart]:
-    """What stands out, worst first; a slow row explains its cells. Logarithms make "so many times" the same at every level.
-
-    In a ring each row has one cell: then a cell cannot be told from its row, and the link is named.
+def slow_parts(cells: Mapping[tuple[int, int], Sequence[float]]) -> list[SlowPart]:
+    """What stands out, worst first, of the delays each (source, destination) was seen with; a slow row explains its cells. In a
+    ring each row has one cell: then a cell cannot be told from its row, and the link is named.
     """
-    known = np.isfinite(matrix) & (matrix > 0)
-    if np.count_nonzero(known) <= 2:
+    if len(cells) <= 2:
         return []
-    logs = np.log(np.where(known, matrix, 1.0))
-    level = float(np.median(logs[known]))
-    spread = OF_MAD * float(np.median(np.abs(logs[known] - level)))
-    least = max(float(np.log(SLOW_TIMES)), SLOW_SIGMAS * spread)
-    # Tukey's median polish: the level of each row and column is taken out, where they have more than one cell.
-    several = [known.sum(axis=axis) > 1 for axis in (0, 1)]
-    levels = [np.zeros(len(matrix)), np.zeros(len(matrix))]
-    rest = np.ma.masked_array(logs - level, ~known)
-    for axis in (1, 0) * POLISHES:
-        middle = np.where(several[axis], np.ma.median(rest, axis=axis).filled(0.0), 0.0)  # type: ignore[no-untyped-call]
-        levels[axis] += middle
-        rest = rest - np.expand_dims(middle, axis)
-    columns, rows = levels
-    alone = ~(several[1][:, None] & several[0][None, :])
-    excess = np.where(alone, logs - level, rest.filled(0.0))
-    cells = known & (excess > least) & (rows[:, None] <= least) & (columns[None, :] <= least)
-    slow = [(at, -1, float(rows[at])) for at in np.flatnonzero(rows > least).tolist()]
-    slow += [(-1, at, float(columns[at])) for at in np.flatnonzero(columns > least).tolist()]
-    slow += [(a, b, float(excess[a, b])) for a, b in np.argwhere(cells).tolist()]
+    pairs = sorted(cells)
+    ranks, ends = np.unique(pairs, return_inverse=True)
+    sides = ends.reshape(-1, 2).T
+    delays = np.array([np.median(cells[pair]) for pair in pairs])
+    level = float(np.median(np.log(delays)))
+    logs = np.log(delays) - level
+    least = max(float(np.log(SLOW_TIMES)), SLOW_SIGMAS * OF_MAD * float(np.median(np.abs(logs))))
+    # Tukey's median polish: the level of each row and column that has several cells is taken out, so that one slow link does not
+    # make its sender look slow. Logarithms make "so many times" the same at every level.
+    several = np.array([np.bincount(side)[side] > 1 for side in sides])
+    rest, levels = logs, np.zeros((2, len(ranks)))
+    for way in (0, 1) * POLISHES:
+        middle = np.where(several[way], medians(rest, sides[way])[0][sides[way]], 0.0)
+        levels[way][sides[way]] += middle
+        rest = rest - middle
+    excess = np.where(several.all(axis=0), rest, logs)
+    told = (levels[0][sides[0]] > least) | (levels[1][sides[1]] > least)
     parts = [
-        SlowPart(a, b, float(np.exp(level + more) if min(a, b) < 0 else matrix[a, b]), float(np.exp(more))) for a, b, more in slow
+        SlowPart(*pairs[at], float(delays[at]), float(np.exp(excess[at]))) for at in np.flatnonzero((excess > least) & ~told)
     ]
+    for way, at in np.argwhere(levels > least).tolist():
+        place = (-1, int(ranks[at])) if way else (int(ranks[at]), -1)
+        parts.append(SlowPart(*place, float(np.exp(level + levels[way, at])), float(np.exp(levels[way, at]))))
     return sorted(parts, key=lambda part: -part.times)
 
 
 def delay_lines(flows: Iterable[FlowRecord], verdict: Verdict) -> list[str]:
     """What stands out in the matrices of the communicators that culprits belong to, worst first."""
-    culprits = {culprit.rank for culprit in verdict.culprits if culprit.rank is not None}
-    transfers: dict[tuple[int, FlowKind], list[tuple[int, int, float]]] = defaultdict(list)
+    matrices: dict[tuple[int, FlowKind], dict[tuple[int, int], list[float]]] = defaultdict(lambda: defaultdict(list))
     names: dict[int, dict[int, int | None]] = defaultdict(dict)
     for flow in flows:
-        if flow.comm_hash is None or flow.rank is None or flow.peer is None:
-            continue
-        names[flow.comm_hash][flow.rank] = flow.global_rank
-        delay = flow.delay_us if flow.sends_data else None
-        if delay is not None:
-            transfers[flow.comm_hash, flow.kind].append((flow.rank, flow.peer, delay))
-    found: list[tuple[float, str]] = []
-    for (comm, kind), seen in transfers.items():
-        size = 1 + max(max(source, destination) for source, destination, _ in seen)
-        matrix = matrix_of(size, seen) if size <= MAX_RANKS else np.zeros((0, 0))
-        cells = int(np.isfinite(matrix).sum())
-        found += [
-            (part.times, _delay_line(comm, kind, part, names[comm], cells))
-            for part in slow_parts(matrix)
-            if culprits & {names[comm].get(part.source), names[comm].get(part.destination)}
-        ]
+        if (way := way_of(flow)) is not None:
+            names[way.comm_hash][way.rank] = flow.global_rank
+            if flow.sends_data and flow.delay_us:
+                matrices[way.comm_hash, flow.kind][way.rank, way.peer].append(flow.delay_us)
+    culprits, found = _culprits(verdict), list[tuple[float, str]]()
+    for (comm, kind), cells in matrices.items():
+        ranks = names[comm]
+        what = f"delay matrix of communicator {comm:016x} ({_CALLED.get(kind, 'delay')}, {len(cells)} pairs)"
+        for part in slow_parts(cells):
+            if culprits & {ranks.get(part.source), ranks.get(part.destination)}:
+                takes = f"takes {part.delay:.0f} µs, {part.times:.1f} times the usual"
+                found.append((part.times, f"{what}: {_part_name(part, ranks)} {takes}"))
     return [line for _, line in sorted(found, reverse=True)[:MAX_FLOWS]]
 
 
-def _delay_line(comm: int, kind: FlowKind, part: SlowPart, names: Mapping[int, int | None], cells: int) -> str:
+def _part_name(part: SlowPart, names: Mapping[int, int | None]) -> str:
     source, destination = (
         f"rank {names[rank]}" if names.get(rank) is not None else f"rank {rank} of the communicator"
         for rank in (part.source, part.destination)
     )
-    what = f"from {source} to {destination}"
-    if min(part.source, part.destination) < 0:
-        what = f"all that {source} sends" if part.destination < 0 else f"all that {destination} receives"
-    called = _CALLED.get(kind, "delay")
-    return (
-        f"delay matrix of communicator {comm:016x} ({called}, {cells} pairs): {what} takes {part.delay:.0f} µs, "
-        f"{part.times:.1f} times the usual"
-    )
+    if part.destination < 0:
+        return f"all that {source} sends"
+    return f"all that {destination} receives" if part.source < 0 else f"from {source} to {destination}"

@@ -1,25 +1,25 @@
 """A port or a path that is down below a standstill is its cause, whoever the waits lead to; and who may still come through.
 
-What is cut while nothing is under way on it leaves no trace in anybody's memory, and newer proxies drop what their transport
-reports as failed: then the waits end at a rank that merely waits unseen. That a port which ranks of the job use went down when
-the job came to stand, or that TCP gets no answer on a path, says more than where such a chain ends.
+What is cut while nothing is under way on it leaves no trace in memory, and newer proxies drop what their transport reports as
+failed: then the waits end at a rank that merely waits unseen.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median_low
+from typing import NamedTuple
 
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody, observed, one_of_each
 from ncclwatch.engine.edges import told
 from ncclwatch.engine.evidence.base import Fact, FactKind, RankNode
 from ncclwatch.engine.evidence.kernel import HELD_BACK
 from ncclwatch.engine.evidence.nics import DeadPath, PortDown
-from ncclwatch.engine.evidence.work_requests import Shows, WorkFact
+from ncclwatch.engine.evidence.work_requests import BY_PROXY, Shows, WorkFact
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.patience import EXPECTATION_FACTOR, LONGEST_PATIENCE_S
+from ncclwatch.engine.patience import EXPECTATION_FACTOR, HANG_FLOOR_S, LONGEST_PATIENCE_S
 from ncclwatch.engine.stated import first_waits
 from ncclwatch.model.network import NicRecord
 from ncclwatch.model.state import Communicator, Direction, Transport
@@ -29,10 +29,8 @@ BEFORE_S = 120.0
 """Unit: s; what happened so long before a job came to stand may be why: a port went down, a helper process was killed. From:
 chosen, as data loaders are a few batches ahead, and what lies inside the nodes may go on for a while.
 """
-UNORDERED_S = 5.0
-"""Unit: s; which of two events came first is not known where they are nearer than this. From: chosen, as samples and listings of
-NICs are a second or two old each, and wall clocks may differ.
-"""
+PLANES = {FactKind.PORT_DOWN: "nic", FactKind.PATH_DEAD: "nic", FactKind.WORK: "wire"}
+"""By what each kind of proof is seen."""
 SHOWN = 4
 """Bound: suspects that a line of evidence names, and ends of waits that a pause shows."""
 
@@ -57,17 +55,19 @@ def network_down(case: Case) -> Iterator[Hypothesis]:
         more = f" and {len(places) - SHOWN} more" if len(places) > SHOWN else ""
         what = "port" if suspects[0].cause is Cause.PORT else "path"
         supports.insert(0, told(f"the waits that can be seen end at {names}{more}, which may itself wait for such a {what}"))
-    made_from = {"because": because, "missing": standing.missing, "follows": (*standing.follows, standing.rule)}
-    yield naming(VerdictClass.HARDWARE, suspects, ranks, 0.8, supports, planes=standing.planes, **made_from).seen_by("nic")
+    yield naming(
+        VerdictClass.HARDWARE, suspects, ranks, 0.8, supports, because=because, missing=standing.missing, planes=standing.planes,
+        follows=(*standing.follows, standing.rule),
+    ).seen_by("nic")  # fmt: skip
 
 
 # --- links, and ranks that data neither reaches nor leaves --------------------------------------------------------------
 
 
 def network_end(case: Case) -> Iterator[Hypothesis]:
-    """Of links that carry no data, and of a rank that data neither reaches nor leaves, whose doing it is: of the end whose port
-    is down, of the end whose proxy asks for no completions where the other does not wait for any in vain; or the network is
-    why, where a dead path ends at the rank, or it asks in vain.
+    """Of links that carry no data, and of a rank that data neither reaches nor leaves, whose doing it is: the end's whose port is
+    down, or whose proxy asks for no completions where the other does not ask in vain; else the network's, where a dead path ends
+    at the rank, or it asks in vain.
     """
     standing = case.standing
     if standing is None or standing.verdict_class is not VerdictClass.HARDWARE:
@@ -92,13 +92,9 @@ def network_end(case: Case) -> Iterator[Hypothesis]:
         )  # fmt: skip
 
 
-PLANES = {FactKind.PORT_DOWN: "nic", FactKind.PATH_DEAD: "nic", FactKind.WORK: "wire"}
-"""By what each kind of proof is seen."""
-
-
 def _proven(case: Case, doubtful: set[int | None], cut_off: set[int | None]) -> dict[int | None, tuple[Cause, str, Fact]]:
-    """Processes that something else says to be at fault: why, what completes the words, and what says so; of those named for
-    links (``doubtful``), and of those that data neither reaches nor leaves (``cut_off``).
+    """Processes that something else says to be at fault, of those named for links (``doubtful``), and of those that data neither
+    reaches nor leaves (``cut_off``): why, what completes the words, and what says so.
     """
     found: dict[int | None, tuple[Cause, str, Fact]] = {}
     for path in _paths(case) if cut_off else ():
@@ -109,7 +105,7 @@ def _proven(case: Case, doubtful: set[int | None], cut_off: set[int | None]) -> 
         found |= dict.fromkeys(using, (Cause.PORT, f"{port.nic.label} {port.state}", port))
     work = [fact for fact in case.facts.of(FactKind.WORK, WorkFact) if fact.owner in doubtful]
     in_vain = [fact for fact in work if fact.shows is Shows.NOT_COMPLETED]
-    asleep = [fact for fact in work if fact.shows.by_proxy] if not in_vain else []
+    asleep = [fact for fact in work if fact.shows in BY_PROXY] if not in_vain else []
     found |= {fact.owner: (Cause.PROXY_STALLED, "", fact) for fact in asleep}
     return found | {fact.owner: (Cause.PATH, "", fact) for fact in in_vain if fact.owner in cut_off}
 
@@ -155,10 +151,12 @@ def ports_in_use(case: Case) -> list[PortDown]:
 
 
 def _ports_down(case: Case) -> list[PortDown]:
-    """Those that may be why the job came to stand, also once they are up again: what was lost comes later."""
+    """Those that may be why the job came to stand, also once they are up again: what was lost comes later. Samples and listings
+    are seconds old: within what makes a standstill it is not known which of two events came first.
+    """
     began = case.time - case.still
-    ended = [port for port in ports_in_use(case) if port.until is None or port.until >= began - UNORDERED_S]
-    return [port for port in ended if port.since is None or -BEFORE_S <= port.since - began <= UNORDERED_S]
+    ended = [port for port in ports_in_use(case) if port.until is None or port.until >= began - HANG_FLOOR_S]
+    return [port for port in ended if port.since is None or -BEFORE_S <= port.since - began <= HANG_FLOOR_S]
 
 
 def _link(own: Communicator, nic: NicRecord) -> LinkRef | None:
@@ -184,8 +182,7 @@ def _other_end(job: Job, suspect: Suspect) -> int | None:
 # --- paths -------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class _Path:
+class _Path(NamedTuple):
     """A dead path in a communicator of the job; ``ends``: address → who has it, as far as it was observed."""
 
     fact: DeadPath
@@ -197,20 +194,20 @@ def _of_paths(case: Case, standing: Hypothesis) -> _Found:
     """Of paths over which nothing is acknowledged the address that most share, then that most of those left share; of one that
     shares none both ends, if both were observed. O(paths x communicators of a hash).
     """
-    paths = _paths(case)
-    left, named = list(paths), dict[int, Suspect]()
+    paths = left = _paths(case)
+    named: dict[int, Suspect] = {}
     while left:
         common = Counter(address for path in left for address in path.ends).most_common(2)
-        alone = len(common) < 2 or common[0][1] > common[1][1]
-        addresses = (common[0][0],) if alone else tuple(left[0].ends)
-        for path in [path for path in left if set(addresses) <= path.ends.keys()]:
-            left.remove(path)
-            members = [member for address in addresses if (member := path.ends[address]) is not None]
+        alone = common[0][1] > common[1][1]
+        addresses = {common[0][0]} if alone else left[0].ends.keys()
+        for path in (path for path in left if addresses <= path.ends.keys()):
+            members = [member for address, member in path.ends.items() if address in addresses and member is not None]
             for member in members if len(members) == len(addresses) else ():
                 link = None if alone else LinkRef(path.fact.subject.rank, path.fact.subject.peer, "net")
                 suspect = observed(case.job, member, (), (), Cause.PATH if alone else Cause.PATH_END, link=link)
                 place = replace(suspect.place, communicator=path.group.reference(), comm_rank=path.group.rank_of(member))
                 named.setdefault(member.index, replace(suspect, place=place, group=path.group.id))
+        left = [path for path in left if not addresses <= path.ends.keys()]
     ranks = {index for path in paths for index in path.group.ranks} | standing.victims
     return list(named.values()), ranks, tuple(path.fact for path in paths)
 
@@ -249,16 +246,14 @@ def tcp_slow(case: Case) -> Iterator[Hypothesis]:
 
 
 def crawls(case: Case) -> Iterator[Hypothesis]:
-    """A standstill that names nobody but ranks that a CPU limit holds back, most others not, or links with such a rank at an end:
-    that is too early to say anything.
-    """
+    """Too early: nobody is named but ranks that a CPU limit holds back, most others not, or links with such a rank at an end."""
     standing, longer = case.standing, min(CRAWL_TIMES * case.patience_s, LONGEST_PATIENCE_S)
     if standing is None or case.still >= longer:
         return
     if standing.verdict_class not in (VerdictClass.NOT_ENTERED, VerdictClass.HARDWARE):
         return
     shares: dict[int | None, float] = dict.fromkeys((member.index for member in case.job.members), 0.0)
-    throttled = [(fact.subject.index, fact) for fact in case.facts.of(FactKind.THROTTLED) if isinstance(fact.subject, RankNode)]
+    throttled = [(fact.subject, fact) for fact in case.facts.of(FactKind.THROTTLED) if isinstance(fact.subject, RankNode)]
     for index, fact in throttled:
         shares[index] = max(shares[index], fact.value or 0.0)
     least = max(HELD_BACK, EXPECTATION_FACTOR * median_low(shares.values()))

@@ -1,8 +1,5 @@
 """What the nodes last said of their network and their kernels (NICs, connections, changes of links, lines of the kernel's log),
-and what they are asked to count: work requests of jobs that stand or slow, the suspects', and of one that was asked about.
-
-Records alone, bounded; what follows from them is said by the sources of evidence that read it (``evidence.nics``,
-``evidence.work_requests``, ``evidence.kernel``).
+and whose work requests they are asked to count. Records alone, bounded; sources of evidence say what follows from them.
 """
 
 from __future__ import annotations
@@ -12,8 +9,8 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
-from ncclwatch.engine.job import Job, Member
-from ncclwatch.model.network import FlowRecord, KernelLogLine, LinkChange, NetworkLook, NicKey, NicRecord, SocketFacts
+from ncclwatch.engine.job import Job
+from ncclwatch.model.network import FlowRecord, KernelLogLine, LinkChange, NetworkLook, NicKey, NicRecord, PathAnswer
 from ncclwatch.model.state import Direction
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkOrder
@@ -32,15 +29,13 @@ many it has lost much. From: of eight kept healthy recordings six sent at most 4
 machine sent up to 27, so that it is no proof by itself.
 """
 LOSSY_NS = 120_000_000_000
-"""Bound: a connection that has lost much is known for it so long: while it stands still it loses nothing that could be counted,
-and a row of seven timeouts takes 25 s to 100 s.
-"""
+"""Bound: a connection that has lost much is known for it so long: a row of seven timeouts can take 100 s."""
+DROP = 0.2
+"""Fact: MegaTrace, III-C and IV: m, the part of a flow's own throughput by which a larger drop is the network's."""
 FLOWS_STALE_NS = 10_000_000_000
 """Bound: a host that has listed no flow for this long has none; listings come every few seconds."""
 KEPT_WINDOWS = 32
 """Bound: windows of work requests of a flow; they come every two to ten seconds."""
-SETTLED_NS = 3_000_000_000
-"""Fact: a NIC that is switched on goes up, down (no carrier) and up within milliseconds; up for less than this it was not up."""
 
 
 class Way(NamedTuple):
@@ -51,13 +46,15 @@ class Way(NamedTuple):
     peer: int
 
 
-FlowPlace = tuple[int, int, int, int]
-"""Process id of the sender, hash of the communicator, rank in it, and peer."""
+Delays = dict[tuple[int, int, int, int], float]
+"""How long what is sent takes to be acknowledged, µs, by process id of the sender, hash of the communicator, rank and peer."""
+Measured = tuple[int, Delays]
+"""When the connections of a host were measured, in ns since the epoch, and what they took."""
 
 
 @dataclass(slots=True)
 class HostNetwork:
-    """What is remembered of one host. ``wall`` of a kernel line is when it reached us, in ns since the epoch."""
+    """What is remembered of one host."""
 
     nics: dict[NicKey, NicRecord] = field(default_factory=dict)
     flows: tuple[FlowRecord, ...] = ()
@@ -65,89 +62,59 @@ class HostNetwork:
     """When ``flows`` were listed, in ns since the epoch."""
     changes: deque[LinkChange] = field(default_factory=lambda: deque(maxlen=MAX_KEPT))
     kernel: deque[tuple[int, KernelLogLine]] = field(default_factory=lambda: deque(maxlen=MAX_KEPT))
+    """Each line with when it reached us, in ns since the epoch."""
     lossy: dict[Way, int] = field(default_factory=dict)
     """Connections that have lost much, each with when that was last seen, in ns since the epoch."""
-    delays: dict[FlowPlace, float] = field(default_factory=dict)
-    """How long what is sent takes to be acknowledged, µs: the longest of the sockets or queue pairs of a connection."""
     work: dict[tuple[object, ...], deque[FlowWindow]] = field(default_factory=dict)
     """The newest windows of work requests of each flow and peer (``FlowWindow.place``), the oldest first."""
-    work_ns: int = 0
-    """When the newest came, in ns since the epoch."""
-    completions: dict[FlowPlace, float] = field(default_factory=dict)
-    """As ``delays``, of work requests: the median time from post to completion in the newest windows, µs."""
+    delays: Measured = (0, {})
+    """By what hosts list of connections: the longest of the sockets or queue pairs of each."""
+    completions: Measured = (0, {})
+    """By work requests: the median time from post to completion in the newest windows, the longest of its queue pairs."""
 
     def take_work(self, windows: Sequence[FlowWindow], wall_ns: int) -> None:
         """New windows of work requests; those of at most :data:`MAX_FLOWS` flows are kept."""
-        completions: dict[FlowPlace, float] = {}
+        completions: Delays = {}
         for window in windows:
-            work = window.work
+            work, place = window.work, window.place
             if window.scope is Scope.PORT or not work.seen_s > 0:
                 continue
-            place = window.place
-            kept = self.work.get(place)
-            if kept is None:
-                if len(self.work) >= MAX_FLOWS:
-                    # Flows that have long said nothing: their processes have ended.
-                    self.work = {at: old for at, old in self.work.items() if work.end_ns - old[-1].work.end_ns < MEMORY_NS}
+            if place not in self.work and len(self.work) >= MAX_FLOWS:
+                # Flows that have long said nothing: their processes have ended.
+                self.work = {at: kept for at, kept in self.work.items() if work.end_ns - kept[-1].work.end_ns < MEMORY_NS}
                 if len(self.work) >= MAX_FLOWS:
                     continue
-                kept = self.work[place] = deque(maxlen=KEPT_WINDOWS)
-            kept.append(window)
+            self.work.setdefault(place, deque(maxlen=KEPT_WINDOWS)).append(window)
             delay = work.latency_p50_ns if work.counting is not Counting.TCP and window.role == "data" else None
             if delay is not None and window.direction is Direction.SEND and window.comm_hash is not None:
                 flow = window.pid, window.comm_hash, window.rank or 0, window.peer or 0
                 completions[flow] = max(completions.get(flow, 0.0), delay / 1e3)
         if completions:
-            self.work_ns, self.completions = wall_ns, completions
+            self.completions = wall_ns, completions
 
     def take_flows(self, flows: Sequence[FlowRecord], wall_ns: int) -> None:
         """What the connections do now; at most :data:`MAX_FLOWS` of them."""
         self.flows, self.flows_ns = tuple(flows[:MAX_FLOWS]), wall_ns
-        self.lossy, self.delays = {way: seen for way, seen in self.lossy.items() if seen > wall_ns - LOSSY_NS}, {}
-        for way, flow in self._known_ways():
+        self.lossy = {way: seen for way, seen in self.lossy.items() if seen > wall_ns - LOSSY_NS}
+        delays: Delays = {}
+        for way, flow in self.known_ways():
             # The timeouts it waits in now are not counted: a path that has just died has as many.
             lost = (flow.retries or 0) - (flow.socket.timeouts or 0) if flow.socket is not None else 0
             if lost >= LOSSY_SEGMENTS and (way in self.lossy or len(self.lossy) < MAX_FLOWS):
                 self.lossy[way] = wall_ns
-            delay = flow.delay_us if flow.sends_data else None
-            if delay is not None:
+            if flow.sends_data and flow.delay_us is not None:
                 place = flow.pid, *way
-                self.delays[place] = max(self.delays.get(place, 0.0), delay)
+                delays[place] = max(delays.get(place, 0.0), flow.delay_us)
+        self.delays = wall_ns, delays
 
-    def measured(self) -> tuple[int, dict[FlowPlace, float]]:
-        """When what the connections send was last seen to be acknowledged, in ns since the epoch, and how long that took, µs."""
-        return (self.flows_ns, self.delays) if self.delays else (self.work_ns, self.completions)
-
-    def known_sockets(self) -> Iterator[tuple[Way, FlowRecord, SocketFacts]]:
-        """The connections over sockets of which it is known whom they connect."""
-        return ((way, flow, flow.socket) for way, flow in self._known_ways() if flow.socket is not None)
-
-    def _known_ways(self) -> Iterator[tuple[Way, FlowRecord]]:
+    def known_ways(self) -> Iterator[tuple[Way, FlowRecord]]:
+        """The connections of which it is known whom they connect."""
         return ((way, flow) for flow in self.flows if (way := way_of(flow)) is not None)
 
-    def last_change(self, nic: NicRecord) -> LinkChange | None:
-        """What a NIC's link did last, as far as that was seen."""
-        return next(self._newest_changes(nic), None)
-
-    def _newest_changes(self, nic: NicRecord) -> Iterator[LinkChange]:
+    def changes_of(self, nic: NicRecord) -> list[LinkChange]:
         """What is remembered of a NIC's link, the newest first."""
         keys = {nic.key, (nic.host, nic.namespace, nic.netdev)}
-        return (change for change in reversed(self.changes) if change.key in keys)
-
-    def last_outage(self, nic: NicRecord) -> tuple[float, float | None] | None:
-        """From when to when a NIC was down last, in seconds since the epoch, as far as that was seen; ``None`` for the end: it
-        still is. Up for a moment only, as while a carrier is found, is not up.
-        """
-        began: int | None = None
-        ended: int | None = None
-        for change in self._newest_changes(nic):
-            if not change.up:
-                began = change.wall_ns
-            elif began is None:
-                ended = change.wall_ns
-            elif began - change.wall_ns > SETTLED_NS:
-                break
-        return (began / 1e9, ended / 1e9 if ended is not None else None) if began is not None else None
+        return [change for change in reversed(self.changes) if change.key in keys]
 
 
 @dataclass(slots=True)
@@ -159,8 +126,6 @@ class NetworkMemory:
     def feed(self, host: str, look: NetworkLook, wall_ns: int) -> None:
         """Take what a host says; ``wall_ns`` is when it looked."""
         known = self._host(host)
-        if known is None:
-            return
         if look.nics:
             known.nics = {nic.key: _with_users(nic, known.nics.get(nic.key)) for nic in look.nics}
         if look.flows or wall_ns - known.flows_ns > FLOWS_STALE_NS:
@@ -174,35 +139,45 @@ class NetworkMemory:
 
     def feed_work(self, host: str, windows: Sequence[FlowWindow], wall_ns: int) -> None:
         """Take what a host has counted of work requests; ``wall_ns`` is when it said so."""
-        known = self._host(host)
-        if known is not None:
-            known.take_work(windows, wall_ns)
+        self._host(host).take_work(windows, wall_ns)
 
-    def _host(self, host: str) -> HostNetwork | None:
-        """What is known of a host; ``None`` where there are too many."""
-        if host not in self.hosts and len(self.hosts) < MAX_HOSTS:
-            self.hosts[host] = HostNetwork()
-        return self.hosts.get(host)
+    def _host(self, host: str) -> HostNetwork:
+        """What is known of a host; of one too many nothing is kept."""
+        if host not in self.hosts and len(self.hosts) >= MAX_HOSTS:
+            return HostNetwork()
+        return self.hosts.setdefault(host, HostNetwork())
 
-    def delays(self) -> dict[str, tuple[int, dict[FlowPlace, float]]]:
-        """Of each host when its connections were measured, in ns since the epoch, and their delays, µs: round trips of sockets,
-        else the times in which work requests are completed.
+    def delays(self) -> dict[str, Measured]:
+        """Of each host its connections' delays: round trips of sockets, else the times in which work requests are completed."""
+        measured = {host: known.delays if known.delays[1] else known.completions for host, known in self.hosts.items()}
+        return {host: found for host, found in measured.items() if found[1]}
+
+    def probes(self, job: Job, still: float) -> Iterator[tuple[str, FlowRecord, PathAnswer]]:
+        """What probes of ours found on a job's paths in the ``still`` seconds for which it stands: host, connection, answer. That
+        nobody answers counts where the connection gets no answer either (there may be a firewall), or of zero-payload writes.
         """
-        measured = ((host, *known.measured()) for host, known in self.hosts.items())
-        return {host: (time_ns, delays) for host, time_ns, delays in measured if delays}
+        hosts = sorted(self.hosts.items())
+        probed = [(host, flow, flow.path) for host, known in hosts for flow in known.flows if flow.path is not None]
+        looked = {(member.info.host, member.info.pid): member.last.time_ns for member in job.members} if probed else {}
+        for host, flow, answer in probed:
+            looked_ns = looked.get((host, flow.pid))
+            fresh = looked_ns is not None and answer.time_ns >= looked_ns - int(still * 1e9)
+            waits = flow.socket is not None and bool(flow.socket.unacknowledged)
+            if fresh and (answer.alive or answer.kind == "rdma" or waits):
+                yield host, flow, answer
 
 
 def way_of(flow: FlowRecord) -> Way | None:
     """Which connection it is, where that is known."""
-    known = flow.comm_hash is not None and flow.rank is not None and flow.peer is not None
-    return Way(flow.comm_hash or 0, flow.rank or 0, flow.peer or 0) if known else None
+    if flow.comm_hash is None or flow.rank is None or flow.peer is None:
+        return None
+    return Way(flow.comm_hash, flow.rank, flow.peer)
 
 
 def _with_users(nic: NicRecord, before: NicRecord | None) -> NicRecord:
     """A NIC keeps its users: between two operations nobody is seen to use it, and over a dead link nothing begins."""
-    if before is None or not before.used_by:
-        return nic
-    return replace(nic, used_by=tuple(sorted({*nic.used_by, *before.used_by})))
+    users = before.used_by if before is not None else ()
+    return replace(nic, used_by=tuple(sorted({*nic.used_by, *users}))) if users else nic
 
 
 # --- orders ---------------------------------------------------------------------------------------------------------------
@@ -229,34 +204,27 @@ class Ordering:
     def orders(
         self, judged: Iterable[tuple[Job, Verdict]], hosts: Collection[str], now_ns: int, *, asked: bool = False
     ) -> list[WorkOrder]:
-        """What is to be counted on ``hosts``, where it can be, after these verdicts. O(members of jobs that stand or slow)."""
-        found: dict[tuple[str, bool], list[int]] = {}
+        """What is to be counted on ``hosts``, where it can be, after these verdicts: all of a small job, whose flows with those
+        named count as well; of a large one those that are named. O(members of jobs that stand or slow).
+        """
+        found: dict[tuple[str, bool], set[int]] = {}
         for job, verdict in judged if hosts else ():
             still = min((member.still_s for member in job.members if not member.gone), default=0.0)
-            standing = still > 0
             if not (asked or still >= STANDS_S or verdict.verdict_class.accuses):
                 continue
-            for member in _suspects(job, verdict):
+            named = {(culprit.host, culprit.pid) for culprit in verdict.culprits}
+            for member in job.members:
                 place = member.info.host, member.info.pid
-                if member.gone or place[0] not in hosts:
+                if member.gone or place[0] not in hosts or not (len(job.members) <= MOST_PIDS or place in named):
                     continue
                 ago = now_ns - self._last.get(place, -SAME_NS)
-                if not asked and ago < (SAME_NS if standing and ago < still * 1e9 else AGAIN_NS):
-                    continue
-                self._last[place] = now_ns
-                found.setdefault((place[0], standing), []).append(place[1])
+                if asked or ago >= (SAME_NS if ago < still * 1e9 else AGAIN_NS):
+                    self._last[place] = now_ns
+                    found.setdefault((place[0], still > 0), set()).add(place[1])
         if len(self._last) > MOST_REMEMBERED:
             self._last.clear()
         orders = []
         for (host, standing), pids in found.items():
             self.newest += 1
-            orders.append(WorkOrder(self.newest, host, tuple(sorted(set(pids))[:MOST_PIDS]), standing))
+            orders.append(WorkOrder(self.newest, host, tuple(sorted(pids)[:MOST_PIDS]), standing))
         return orders
-
-
-def _suspects(job: Job, verdict: Verdict) -> Sequence[Member]:
-    """All of a small job, whose flows with those named count as well; of a large one those that are named."""
-    if len(job.members) <= MOST_PIDS:
-        return job.members
-    named = {(culprit.host, culprit.pid) for culprit in verdict.culprits}
-    return [member for member in job.members if (member.info.host, member.info.pid) in named]

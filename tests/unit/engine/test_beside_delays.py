@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
 
-from ncclwatch.engine.beside import add_network, delay_lines, matrix_of, slow_parts
+from ncclwatch.engine.beside import SlowPart, add_network, delay_lines, slow_parts
 from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, RdmaCounts, SocketFacts
 from ncclwatch.model.state import Direction
@@ -35,21 +36,26 @@ def verdict(*ranks: int) -> Verdict:
     return Verdict(VerdictClass.SLOW_COMMUNICATION, "slow", culprits=culprits)
 
 
+def ends(parts: list[SlowPart]) -> list[tuple[int, int]]:
+    return [(part.source, part.destination) for part in parts]
+
+
 def test_rows_columns_and_cells() -> None:
     rng = np.random.default_rng(1)
-    pairs = [(i, j, 1.0 + 0.02 * rng.random()) for i in range(6) for j in range(6) if i != j]
-    assert slow_parts(matrix_of(6, pairs)) == []
-    sender = slow_parts(matrix_of(6, [(i, j, d * (5 if i == 2 else 1)) for i, j, d in pairs]))
-    assert [(p.source, p.destination) for p in sender] == [(2, -1)]
-    receiver = slow_parts(matrix_of(6, [(i, j, d * (5 if j == 4 else 1)) for i, j, d in pairs]))
-    assert [(p.source, p.destination) for p in receiver] == [(-1, 4)]
-    cell = slow_parts(matrix_of(6, [(i, j, d * (5 if (i, j) == (1, 3) else 1)) for i, j, d in pairs]))
-    assert [(p.source, p.destination) for p in cell] == [(1, 3)]
+    delays = {(i, j): 1.0 + 0.02 * rng.random() for i in range(6) for j in range(6) if i != j}
+
+    def found(slow: Callable[[int, int], bool]) -> list[tuple[int, int]]:
+        return ends(slow_parts({(i, j): [d * (5 if slow(i, j) else 1)] * 3 for (i, j), d in delays.items()}))
+
+    assert found(lambda i, j: False) == []
+    assert found(lambda i, j: i == 2) == [(2, -1)]
+    assert found(lambda i, j: j == 4) == [(-1, 4)]
+    assert found(lambda i, j: (i, j) == (1, 3)) == [(1, 3)]
 
 
 def test_a_ring_names_links() -> None:
-    ring = [(i, (i + 1) % 5, 8.0 if i == 3 else 1.0) for i in range(5)]
-    assert [(p.source, p.destination) for p in slow_parts(matrix_of(5, ring))] == [(3, 4)]
+    ring = {(i, (i + 1) % 5): [8.0 if i == 3 else 1.0] for i in range(5)}
+    assert ends(slow_parts(ring)) == [(3, 4)]
 
 
 def test_a_row_is_a_sender_a_column_a_receiver_and_a_cell_a_link() -> None:

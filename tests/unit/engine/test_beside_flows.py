@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ncclwatch.engine import beside
-from ncclwatch.engine.evidence.base import FactKind
-from ncclwatch.engine.evidence.nics import FlowFact
 from ncclwatch.engine.network import LOSSY_SEGMENTS as LOST
 from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, SocketFacts
@@ -28,18 +26,16 @@ def flow(rank: int, peer: int, state: FlowState = FlowState.SLOW, *, share: floa
     )  # fmt: skip
 
 
-def flow_lines(flows: list[FlowRecord], verdict: Verdict, *, slow: bool) -> tuple[list[str], list[str]]:
+def flow_lines(flows: list[FlowRecord], verdict: Verdict) -> tuple[list[str], list[str]]:
     memory = NetworkMemory()
     memory.feed("node1", NetworkLook(flows=tuple(flows)), 1)
-    facts = of_network(memory).facts
-    troubled, lost = facts.of(FactKind.FLOW_TROUBLE, FlowFact), facts.of(FactKind.LOST, FlowFact)
-    told = list(beside.flow_lines(troubled, lost, verdict, slow=slow))
+    told = list(beside.flow_lines(of_network(memory), verdict))
     return [line for line, _ in told], [step for _, step in told if step]
 
 
 def test_of_a_slow_job_only_connections_with_an_end_at_a_culprit_are_told_the_worst_first() -> None:
     flows = [flow(0, 1, share=0.1), flow(4, 5, share=0.6), flow(5, 4, share=0.2), flow(4, 3, FlowState.BLOCKED, share=None)]
-    lines, steps = flow_lines(flows, SLOW, slow=True)
+    lines, steps = flow_lines(flows, SLOW)
     assert [line.partition(" of its")[0].partition(" over")[0] for line in lines] == [
         "rank 5 to rank 4",
         "rank 4 to rank 5",
@@ -49,25 +45,25 @@ def test_of_a_slow_job_only_connections_with_an_end_at_a_culprit_are_told_the_wo
 
 
 def test_where_nobody_is_named_connections_of_all_are_told() -> None:
-    lines, _ = flow_lines([flow(0, 1)], replace(SLOW, verdict_class=VerdictClass.UNKNOWN, culprits=(), victims=()), slow=False)
+    lines, _ = flow_lines([flow(0, 1)], replace(SLOW, verdict_class=VerdictClass.UNKNOWN, culprits=(), victims=()))
     assert lines == []
-    lines, _ = flow_lines([flow(0, 1)], replace(SLOW, culprits=(), victims=()), slow=True)
+    lines, _ = flow_lines([flow(0, 1)], replace(SLOW, culprits=(), victims=()))
     assert len(lines) == 1
 
 
 def test_loss_is_spoken_of_where_the_culprit_has_more_of_it_than_any_other() -> None:
     others = [flow(0, 1, FlowState.ACTIVE, retries=2), flow(1, 0, FlowState.ACTIVE, retries=LOST)]
     for count, told in ((LOST - 1, False), (LOST, False), (LOST + 1, True), (50, True)):
-        lines, steps = flow_lines([*others, flow(4, 5, retries=count)], SLOW, slow=True)
+        lines, steps = flow_lines([*others, flow(4, 5, retries=count)], SLOW)
         assert (len(steps) == 1) is told, count
         assert lines[0].startswith(f"{count} segments retransmitted on 1 connection, {LOST + 2} on 2 others") is told, lines
-    lines, steps = flow_lines([flow(4, 5, retries=LOST - 1)], SLOW, slow=True)
+    lines, steps = flow_lines([flow(4, 5, retries=LOST - 1)], SLOW)
     assert not steps, "a few say nothing"
     hung = replace(SLOW, verdict_class=VerdictClass.HARDWARE)
-    assert flow_lines([*others, flow(4, 5, FlowState.STALLED, retries=50)], hung, slow=False)[1] == []
+    assert flow_lines([*others, flow(4, 5, FlowState.STALLED, retries=50)], hung)[1] == []
 
 
 def test_both_ends_tell_of_a_connection_and_it_counts_once() -> None:
     """What a receiving end lists of its socket has no retransmissions of data."""
     received = replace(flow(5, 4, retries=30), direction=Direction.RECV)
-    assert flow_lines([received], SLOW, slow=True)[1] == []
+    assert flow_lines([received], SLOW)[1] == []

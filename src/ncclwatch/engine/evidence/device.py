@@ -25,8 +25,6 @@ HIDDEN = {
     Transport.P2P: "P2P/NVLink connections: their counters lie in GPU memory; only launches are seen without the shim",
     Transport.NVLS: "NVLS: the switch adds up inside the fabric; no host-visible counters, only launches are seen",
 }
-_Place = tuple[int, int, int, int]
-"""Channel, source, destination, connection index."""
 
 
 class DeviceShim(Source):
@@ -47,7 +45,8 @@ class DeviceShim(Source):
             device = member.last.device
             if device is None:
                 continue
-            yield from _unfinished(member, device)
+            for text in _unfinished(member, device) if not member.stopped else ():
+                yield Fact(FactKind.GPU_UNFINISHED, RankNode(member.index), describe=partial(str, f"{member.label}: {text}"))
             if device.copy_engine_silent and device.copy_pending_ns is not None:
                 seconds = device.copy_pending_ns / 1e9
                 text = f"the GPU's copy engine does not respond: a copy of a few bytes is under way for {seconds:.0f} s"
@@ -68,37 +67,38 @@ class DeviceShim(Source):
 
 def _connections(group: Group) -> dict[int, list[HostConnection]]:
     """The ends of each rank's connections of which both counters were read since the standstill."""
-    heads: dict[_Place, int] = {}
-    tails: dict[_Place, int] = {}
+    read: dict[tuple[int, int, int, int], dict[bool, int]] = defaultdict(dict)
     for rank, (member, own) in group.members.items():
         for counter in member.last.device.counters if member.last.device is not None else ():
             if counter.comm_address != own.address or counter.value is None or counter.stale or counter.problem:
                 continue
             source, destination = (rank, counter.peer) if counter.is_send else (counter.peer, rank)
-            side = heads if counter.is_send else tails
-            side[counter.channel, source, destination, counter.connection_index] = counter.value
+            read[counter.channel, source, destination, counter.connection_index][counter.is_send] = counter.value
     found: dict[int, list[HostConnection]] = defaultdict(list)
-    for place in sorted(heads.keys() & tails.keys()):
-        channel, source, destination, index = place
-        steps = (index, heads[place], tails[place], Transport.P2P)
-        found[source].append(HostConnection(channel, destination, Direction.SEND, *steps))
-        found[destination].append(HostConnection(channel, source, Direction.RECV, *steps))
+    for (channel, source, destination, index), values in sorted(read.items()):
+        if values.keys() == {True, False}:
+            steps = (index, values[True], values[False], Transport.P2P)
+            found[source].append(HostConnection(channel, destination, Direction.SEND, *steps))
+            found[destination].append(HostConnection(channel, source, Direction.RECV, *steps))
     return found
 
 
 def sees_everything(job: Job) -> bool:
     """Whether the shim has read every P2P connection of the job."""
-    joined = [
-        (own, channel, peer)
-        for group in job.groups.values()
-        for _, own in group.members.values()
-        for channel, peer, _, transport in own.transports
-        if transport is Transport.P2P
-    ]
-    return bool(joined) and all(is_seen(own, channel, peer) for own, channel, peer in joined)
+    views = [own for group in job.groups.values() for _, own in group.members.values()]
+    joined = [(own, link) for own in views for link in own.transports if link[3] is Transport.P2P]
+    return bool(joined) and all(is_seen(own, channel, peer) for own, (channel, peer, *_) in joined)
 
 
 # --- kernels -----------------------------------------------------------------------------------------------------------
+
+
+def told_of(member: Member, own: Communicator) -> DeviceCommunicator | None:
+    """What the shim in a process tells of one of its communicators; ``None`` for nothing."""
+    for told in member.last.device.communicators if member.last.device is not None else ():
+        if not told.finished and ((told.hash, told.rank) == (own.hash, own.rank) or told.inside_address == own.address):
+            return told
+    return None
 
 
 def gpu_state(job: Job, member: Member, group_id: int) -> KernelState | None:
@@ -106,34 +106,27 @@ def gpu_state(job: Job, member: Member, group_id: int) -> KernelState | None:
 
     A stopped process has not seen what its GPU did since.
     """
-    group, device = job.groups.get(group_id), member.last.device
+    group = job.groups.get(group_id)
     rank = group.rank_of(member) if group is not None else None
-    if group is None or device is None or rank is None or member.stopped:
+    told = told_of(member, group.members[rank][1]) if group is not None and rank is not None and not member.stopped else None
+    begun = [operation for operation in told.recent if operation.observed and operation.started] if told is not None else []
+    if told is None or not begun:
         return None
-    own = group.members[rank][1]
-    for communicator in device.communicators:
-        if communicator.finished or not _is_same(communicator, own):
-            continue
-        begun = [operation for operation in communicator.recent if operation.observed and operation.started]
-        if not begun:
-            return None
-        if begun[-1].state is KernelState.RUNNING:
-            return KernelState.RUNNING
-        waiting = any(operation.state is KernelState.NOT_STARTED for operation in communicator.recent)
-        return KernelState.NOT_STARTED if waiting else KernelState.FINISHED
-    return None
+    if begun[-1].state is KernelState.RUNNING:
+        return KernelState.RUNNING
+    waiting = any(operation.state is KernelState.NOT_STARTED for operation in told.recent)
+    return KernelState.NOT_STARTED if waiting else KernelState.FINISHED
 
 
-def _is_same(seen: DeviceCommunicator, own: Communicator) -> bool:
-    return (seen.hash, seen.rank) == (own.hash, own.rank) or seen.inside_address == own.address
-
-
-def _unfinished(member: Member, device: DeviceSample) -> Iterator[Fact]:
+def _unfinished(member: Member, device: DeviceSample) -> Iterator[str]:
+    """What the GPU has not begun, or not ended, by communicator."""
     by_state: dict[tuple[str, KernelState], list[DeviceOperation]] = defaultdict(list)
-    for communicator in device.communicators if not member.stopped else ():
-        for operation in communicator.recent if not communicator.finished else ():
+    for told in device.communicators:
+        where = f"communicator {told.hash:016x}" if told.hash is not None else "its communicator"
+        where += f" as rank {told.rank}" if told.hash is not None and told.rank is not None else ""
+        for operation in told.recent if not told.finished else ():
             if operation.state in (KernelState.NOT_STARTED, KernelState.RUNNING):
-                by_state[_of(communicator), operation.state].append(operation)
+                by_state[where, operation.state].append(operation)
     for (where, state), operations in by_state.items():
         first, waiting = operations[0], state is KernelState.NOT_STARTED
         begun_ns = first.launched_ns if waiting else first.started_ns or first.launched_ns
@@ -142,14 +135,7 @@ def _unfinished(member: Member, device: DeviceSample) -> Iterator[Fact]:
         name = f"{first.function or 'operation'} #{number}"
         if waiting:
             more = f" and {len(operations) - 1} after it" if len(operations) > 1 else ""
-            text = f"its GPU has not begun {name}{more} of {where}, launched {age:.0f} s ago"
+            yield f"its GPU has not begun {name}{more} of {where}, launched {age:.0f} s ago"
         else:
             channels = f"{first.finished} of {max(first.channels or 0, first.started)} channels done"
-            text = f"its GPU has been in {name} of {where} for {age:.0f} s, {channels}"
-        yield Fact(FactKind.GPU_UNFINISHED, RankNode(member.index), describe=partial(str, f"{member.label}: {text}"))
-
-
-def _of(communicator: DeviceCommunicator) -> str:
-    if communicator.hash is None:
-        return "its communicator"
-    return f"communicator {communicator.hash:016x}" + (f" as rank {communicator.rank}" if communicator.rank is not None else "")
+            yield f"its GPU has been in {name} of {where} for {age:.0f} s, {channels}"

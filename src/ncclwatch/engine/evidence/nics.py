@@ -1,13 +1,11 @@
 """What the hosts say of their network: ports that are or were down or count errors; paths without an answer, losses that TCP
-repairs, trouble of sockets and queue pairs.
-
-Segments that are sent again and again without an answer are the network's doing: who has only stopped reading still acknowledges.
+repairs, trouble of sockets and queue pairs. Who has only stopped reading still acknowledges what is sent.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial
@@ -25,10 +23,28 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PortErrors(Fact):
+    """A port that has counted errors or signs of loss; ``value`` is how many, ``subject`` the NIC's key. ``namesakes``: where
+    nobody was seen to use it, NICs of the host that ranks do use and that go by the same name.
+    """
+
+    kind: FactKind = FactKind.PORT_ERRORS
+    nic: NicRecord
+    namesakes: tuple[NicRecord, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """Which NIC, and what it counts most of."""
+        worst = sorted(self.nic.errors.items(), key=lambda item: -item[1])[:3]
+        counted = ", ".join(f"{name} {number}" for name, number in worst)
+        return f"{self.nic.label} on {self.nic.host} counted errors since watching began: {counted}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PortDown(Fact):
     """A NIC that is or was down, from ``since`` to ``until`` in seconds since the epoch; ``None`` where nobody saw it go down,
-    and for one that still is. ``change`` is what its link did last, where that took it down. ``subject`` is the NIC's key.
-    ``namesakes``: where nobody was seen to use it, NICs of the host that ranks do use and that go by the same name.
+    and for one that still is. ``change`` is what its link did last, where that took it down. ``subject`` and ``namesakes`` as of
+    :class:`PortErrors`.
     """
 
     kind: FactKind = FactKind.PORT_DOWN
@@ -59,47 +75,26 @@ class PortDown(Fact):
         return f"{what} ({why}{when})"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PortErrors(Fact):
-    """A port that has counted errors or signs of loss; ``value`` is how many. ``subject`` is the NIC's key; ``namesakes`` as of
-    :class:`PortDown`.
-    """
-
-    kind: FactKind = FactKind.PORT_ERRORS
-    nic: NicRecord
-    namesakes: tuple[NicRecord, ...] = ()
-
-    @property
-    def text(self) -> str:
-        """Which NIC, and what it counts most of."""
-        worst = sorted(self.nic.errors.items(), key=lambda item: -item[1])[:3]
-        counted = ", ".join(f"{name} {number}" for name, number in worst)
-        return f"{self.nic.label} on {self.nic.host} counted errors since watching began: {counted}"
-
-
 class Ports(Source):
     """The NICs of the hosts."""
 
     kinds = frozenset({FactKind.PORT_DOWN, FactKind.PORT_ERRORS})
 
     def facts(self, case: Case) -> Iterator[Fact]:
-        """Ports that are down, or that ranks use and that were, and ports with errors. O(NICs + changes of their links)."""
+        """Ports that are down, or that ranks use and that were, and ports with errors. O(NICs x changes of their links)."""
         for _, known in sorted(case.known.network.hosts.items()):
+            used = [nic for nic in known.nics.values() if nic.used_by]
             for nic in known.nics.values():
-                last = known.last_change(nic) if not nic.up else None
-                change = last if last is not None and not last.up else None
-                outage = known.last_outage(nic) if nic.used_by else None
-                total = sum(nic.errors.values())
-                if nic.up and outage is None and total < LOSSY_SEGMENTS:
-                    continue
-                others = known.nics.values() if not nic.used_by else ()
+                changes = known.changes_of(nic)
+                since, until = _last_outage(changes) if nic.used_by else (None, None)
+                if (until is None) is nic.up:
+                    since = until = None
                 # Every host has an eth0, and so may each of its containers: the name alone says little where users are known.
-                alike = tuple(other for other in others if other.used_by and names_of(other) & names_of(nic))
-                seen = outage if outage is not None and (outage[1] is None) is not nic.up else None
-                if seen is not None or not nic.up:
-                    since, until = seen or (None, None)
+                alike = tuple(other for other in used if names_of(other) & names_of(nic)) if not nic.used_by else ()
+                if since is not None or not nic.up:
+                    change = changes[0] if changes and not nic.up and not changes[0].up else None
                     yield PortDown(subject=nic.key, nic=nic, since=since, until=until, change=change, namesakes=alike)
-                if total >= LOSSY_SEGMENTS:
+                if (total := sum(nic.errors.values())) >= LOSSY_SEGMENTS:
                     yield PortErrors(subject=nic.key, value=total, nic=nic, namesakes=alike)
 
     def coverage(self, case: Case) -> Iterator[str]:
@@ -110,6 +105,25 @@ class Ports(Source):
             yield f"{len(silent)} hosts say nothing of their NICs, connections and kernel logs"
 
 
+SETTLED_NS = 3_000_000_000
+"""Fact: a NIC that is switched on goes up, down (no carrier) and up within milliseconds; up for less than this it was not up."""
+
+
+def _last_outage(changes: Iterable[LinkChange]) -> tuple[float | None, float | None]:
+    """From when to when a NIC was down last by what its link did (newest first), seconds since the epoch; ``None``: not seen, or
+    still down.
+    """
+    began, ended = None, None
+    for change in changes:
+        if not change.up:
+            began = change.wall_ns
+        elif began is None:
+            ended = change.wall_ns
+        elif began - change.wall_ns > SETTLED_NS:
+            break
+    return (began / 1e9, ended / 1e9 if ended is not None else None) if began is not None else (None, None)
+
+
 def names_of(nic: NicRecord) -> set[str]:
     """What a NIC is called: ``mlx5_0:1``, ``mlx5_0``, ``eth0``."""
     return {nic.name, nic.name.partition(":")[0], nic.netdev} - {""}
@@ -118,30 +132,22 @@ def names_of(nic: NicRecord) -> set[str]:
 # --- connections --------------------------------------------------------------------------------------------------------
 
 RETRY_S = 7.0
-"""Fact: TCP sends again 0.2, 0.6, 1.4, 3.0 and 6.2 s after what was lost (Linux, ``TCP_RTO_MIN``, doubled each time), then
-12.6 s.
-"""
+"""Fact: TCP sends again 0.2, 0.6, 1.4, 3.0, 6.2 and 12.6 s after what was lost (Linux, ``TCP_RTO_MIN``, doubled each time)."""
 RETRY_ALIVE_S = 30.0
 """Fact: so long where something came through meanwhile: the round trip then holds the wait, and the next timeout comes late."""
 RETRY_LOSSY_S = 60.0
-"""Fact: so long on connections that have lost much of late: an answer after 6.2 s makes the measured round trip so long that the
-next tries come only 7, 21 and 49 s after what was lost.
-"""
+"""Fact: so long where much was lost: after an answer at 6.2 s the next tries come 7, 21 and 49 s after the loss."""
 LAST_TIMEOUT = 5
 """Fact: after so many timeouts in a row TCP's next try is not waited for: 6.2 s where the first comes after 0.2 s."""
 LAST_LOSSY_TIMEOUT = 7
-"""Fact: after so many on connections that have lost much of late: 25 s where the first comes after 0.2 s. Where a tenth is lost
-both ways one try in five goes unanswered, and one row of seven in a hundred thousand.
-"""
+"""Fact: after so many where much was lost, 25 s: of a tenth lost both ways one row of seven in a hundred thousand is chance."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadPath(Fact):
-    """A connection on which sockets have sent the same again and again, and longer than TCP is given, without an answer; or
-    a path on which a probe of ours had none.
-
-    ``local`` and ``remote`` are IP addresses. ``global_rank`` of who sends tells communicators of one hash apart; ``None`` where
-    it is not known.
+    """A connection on which sockets have sent the same again and again without an answer, for longer than TCP is given; or a path
+    on which a probe of ours had none. ``local`` and ``remote`` are IP addresses; ``global_rank`` of who sends tells communicators
+    of one hash apart, where it is known.
     """
 
     kind: FactKind = FactKind.PATH_DEAD
@@ -153,9 +159,8 @@ class DeadPath(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowFact(Fact):
-    """What was seen of one connection, and which ranks of the job may be at its other end, by what hosts say.
-
-    ``by_address``: a socket with the two addresses changed over was found, which leaves no other choice.
+    """What was seen of one connection, and which ranks of the job may be at its other end. ``by_address``: a socket with the two
+    addresses changed over was found, which leaves no other choice.
     """
 
     kind: FactKind = FactKind.FLOW_TROUBLE
@@ -179,27 +184,20 @@ class Sockets(Source):
         hosts = [known for _, known in sorted(case.known.network.hosts.items()) if known.flows]
         for known in hosts:
             yield from _unanswered(known)
-        yield from _probed(case)
-        flows = [flow for known in hosts for flow in known.flows]
-        far_end: Callable[[FlowRecord], tuple[frozenset[int], bool]] | None = None
-        for flow in flows:
-            troubled = bool(flow.reason) and (flow.state is FlowState.BLOCKED or flow.state.is_trouble)
-            sends = flow.socket is not None and flow.retries is not None and flow.direction is Direction.SEND
-            if not troubled and not sends:
-                continue
-            far_end = far_end or _far_ends(flows)
-            far, by_address = far_end(flow)
-            fact = FlowFact(subject=way_of(flow), flow=flow, far=far, by_address=by_address)
-            if troubled:
-                yield fact
-            if sends:
-                yield replace(fact, kind=FactKind.LOST, value=flow.retries)
+        for host, flow, answer in case.known.network.probes(case.job, case.still):
+            way, address = way_of(flow), _address(flow.socket.local) if flow.socket is not None else f"{flow.device} of {host}"
+            if way is not None and not answer.alive:
+                text = f"a probe of ours from {address} to {answer.address} got no answer ({answer.answer}: {answer.detail})"
+                yield DeadPath(
+                    subject=way, strength=Strength.LIKELY, local=address, remote=answer.address, global_rank=flow.global_rank,
+                    describe=partial(str, text),
+                )  # fmt: skip
+        yield from _flow_facts([flow for known in hosts for flow in known.flows])
 
 
-def _far_ends(flows: Iterable[FlowRecord]) -> Callable[[FlowRecord], tuple[frozenset[int], bool]]:
-    """Tells the job's ranks that may be at the other end of a connection, and whether the two addresses changed over say so.
-
-    Without those (RDMA, or a host that is not watched) it is the rank of the communicator; hashes of two may be equal.
+def _flow_facts(flows: Sequence[FlowRecord]) -> Iterator[FlowFact]:
+    """Trouble of each connection, and what it lost, with the ranks that may be at its other end: by addresses, else (RDMA, or
+    a host that is not watched) by the rank of the communicator; hashes of two may be equal.
     """
     ranks: dict[Hashable, set[int]] = defaultdict(set)
     for flow in flows:
@@ -207,30 +205,34 @@ def _far_ends(flows: Iterable[FlowRecord]) -> Callable[[FlowRecord], tuple[froze
             if flow.socket is not None:
                 ranks[flow.socket.local, flow.socket.remote].add(flow.global_rank)
             ranks[flow.comm_hash, flow.rank].add(flow.global_rank)
-
-    def far_end(flow: FlowRecord) -> tuple[frozenset[int], bool]:
-        by_address = ranks.get((flow.socket.remote, flow.socket.local)) if flow.socket is not None else None
-        known = flow.comm_hash is not None and flow.peer is not None
-        by_rank = ranks.get((flow.comm_hash, flow.peer)) if known else None
-        return frozenset(by_address or by_rank or ()), bool(by_address)
-
-    return far_end
+    for flow in flows:
+        troubled = bool(flow.reason) and (flow.state is FlowState.BLOCKED or flow.state.is_trouble)
+        sends = flow.socket is not None and flow.retries is not None and flow.direction is Direction.SEND
+        if troubled or sends:
+            by_address = ranks.get((flow.socket.remote, flow.socket.local)) if flow.socket is not None else None
+            by_rank = ranks.get((flow.comm_hash, flow.peer)) if None not in (flow.comm_hash, flow.peer) else None
+            far = frozenset(by_address or by_rank or ())
+            fact = FlowFact(subject=way_of(flow), flow=flow, far=far, by_address=bool(by_address))
+            if troubled:
+                yield fact
+            if sends:
+                yield replace(fact, kind=FactKind.LOST, value=flow.retries)
 
 
 def _unanswered(known: HostNetwork) -> Iterator[Fact]:
-    """Dead paths of a host, and connections whose sockets wait to send again what was lost, and may come through, each with the
-    seconds of standstill it is worth waiting for that: each time they wait twice as long, so a link that only loses much can
-    stand still for many seconds.
+    """Dead paths of a host, and connections whose sockets wait to send again what was lost, and may come through, each with for
+    how many seconds of standstill that is worth waiting: each time they wait twice as long.
     """
     retrying: dict[Way, float] = {}
-    for way, flow, facts in known.known_sockets():
+    for way, flow in known.known_ways():
+        facts = flow.socket
+        if facts is None or not facts.unacknowledged:
+            continue
         lossy, tried = way in known.lossy, facts.timeouts or 0
         left = tried < (LAST_LOSSY_TIMEOUT if lossy else LAST_TIMEOUT)
-        if facts.unacknowledged and flow.state is FlowState.STALLED and not left:
-            # ``10.0.0.1`` of ``10.0.0.1:4711``.
-            local, remote = (end.rpartition(":")[0] for end in (facts.local, facts.remote))
-            yield dead_path(way, local, remote, global_rank=flow.global_rank, timeouts=tried)
-        elif facts.unacknowledged and facts.timeouts is not None and left:
+        if flow.state is FlowState.STALLED and not left:
+            yield dead_path(way, _address(facts.local), _address(facts.remote), global_rank=flow.global_rank, timeouts=tried)
+        elif facts.timeouts is not None and left:
             worth = RETRY_LOSSY_S if lossy else RETRY_S if tried else RETRY_ALIVE_S
             retrying[way] = max(retrying.get(way, 0.0), worth)
     for way, worth in retrying.items():
@@ -239,30 +241,12 @@ def _unanswered(known: HostNetwork) -> Iterator[Fact]:
         yield Fact(FactKind.RETRYING, way, value=worth, describe=partial(str, text))
 
 
-def _probed(case: Case) -> Iterator[DeadPath]:
-    """Paths on which probes of ours got no answer since the job stands, and their connections none either, as a firewall may keep
-    a probe out; zero-payload writes, between queue pairs that had agreed by another way, need no such witness.
-    """
-    known_hosts = sorted(case.known.network.hosts.items())
-    probed = [(host, flow, flow.path) for host, known in known_hosts for flow in known.flows if flow.path is not None]
-    members = {(member.info.host, member.info.pid): member.last.time_ns for member in case.job.members} if probed else {}
-    for host, flow, answer in probed:
-        way, looked_ns = way_of(flow), members.get((host, flow.pid))
-        waits = answer.kind == "rdma" or (flow.socket is not None and bool(flow.socket.unacknowledged))
-        if answer.alive or way is None or looked_ns is None or not waits or answer.time_ns < looked_ns - int(case.still * 1e9):
-            continue
-        local = flow.socket.local.rpartition(":")[0] if flow.socket is not None else f"{flow.device} of {host}"
-        text = f"a probe of ours from {local} to {answer.address} got no answer ({answer.answer}: {answer.detail})"
-        yield DeadPath(
-            subject=way, strength=Strength.LIKELY, local=local, remote=answer.address,
-            global_rank=flow.global_rank, describe=partial(str, text),
-        )  # fmt: skip
+def _address(end: str) -> str:
+    """``10.0.0.1`` of ``10.0.0.1:4711``."""
+    return end.rpartition(":")[0]
 
 
 def dead_path(way: Way, local: str, remote: str, *, global_rank: int | None = None, timeouts: int = LAST_TIMEOUT) -> DeadPath:
     """The fact that nothing sent on a connection is acknowledged, after so many timeouts in a row."""
-    text = f"nothing that {local} sends to {remote} is acknowledged, after {timeouts} timeouts in a row"
-    return DeadPath(
-        subject=way, local=local, remote=remote, global_rank=global_rank, value=timeouts,
-        describe=partial(str, text),
-    )  # fmt: skip
+    text = partial(str, f"nothing that {local} sends to {remote} is acknowledged, after {timeouts} timeouts in a row")
+    return DeadPath(subject=way, local=local, remote=remote, global_rank=global_rank, value=timeouts, describe=text)

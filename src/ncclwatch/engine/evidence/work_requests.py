@@ -1,9 +1,8 @@
 """What work requests show: of a job that stands, whether anything was posted, completed and asked for; of one that runs, links
 that carry less, or later, than they did under load.
 
-Counts are of moments (:mod:`ncclwatch.model.work`). A flow that was not seen since the job stands says nothing, and no count is
-ever taken for "in flight" but where every request was counted. What NCCL has handed to the network and not got back is read from
-its steps.
+Counts are of moments (:mod:`ncclwatch.model.work`): a flow that was not seen since the job stands says nothing. What NCCL has
+handed to the network and not got back is read from its steps.
 """
 
 from __future__ import annotations
@@ -13,12 +12,14 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
+from math import nan
 from statistics import median
 from typing import TYPE_CHECKING, NamedTuple
 
 from ncclwatch.engine.evidence.base import Fact, FactKind, LinkNode, Source, Strength
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.model.network import FlowRecord, FlowState, PathAnswer
+from ncclwatch.engine.network import DROP
+from ncclwatch.model.network import FlowRecord, FlowState
 from ncclwatch.model.state import Direction, OpPhase, ProxySub, Transport
 from ncclwatch.model.work import Counting, FlowWindow, Scope, WorkWindow, added
 from ncclwatch.text import compressed
@@ -30,8 +31,6 @@ SEEN_S = 0.01
 """Unit: s; of a flow that was seen for less since the job stands nothing is said. From: a completion over RDMA takes microseconds
 to a few milliseconds, and a proxy that runs asks for it thousands of times in so long.
 """
-DROP = 0.2
-"""Unit: part of a flow's own throughput under load; a larger drop is the network's. From: MegaTrace's m (IV)."""
 LATER_TIMES = 2.0
 """Unit: times a flow's own time from post to completion. From: as wire/socket_flows takes a round trip for a second witness."""
 RECENT, PAST = 4, 8
@@ -55,16 +54,15 @@ class Shows(StrEnum):
     PEER = "the path is alive, and the process at its end does not receive"
     NO_PATH = "the path is dead: the network, or the adapter at the other end"
 
-    @property
-    def by_proxy(self) -> bool:
-        """Whether it says that the proxy thread of the flow's own rank stands still."""
-        return self in (Shows.NOT_TAKEN, Shows.NOT_RECEIVED)
+
+BY_PROXY = frozenset({Shows.NOT_TAKEN, Shows.NOT_RECEIVED})
+"""That the proxy thread of the flow's own rank stands still."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkFact(Fact):
-    """What the flows of a rank with a peer show. ``subject`` is their link; ``owner`` the index of the process that has them,
-    ``peer`` of the one they lead to, ``global_rank`` the owner's rank. ``value`` of what has become slow: times what it was.
+    """What the flows of a rank with a peer show. ``subject`` is their link; ``owner`` and ``peer`` are the indices of its
+    processes, ``global_rank`` is the owner's. ``value`` of what has become slow: times what it was.
     """
 
     kind: FactKind = FactKind.WORK
@@ -80,31 +78,27 @@ class WorkRequests(Source):
     kinds = frozenset({FactKind.WORK})
 
     def facts(self, case: Case) -> Iterator[WorkFact]:
-        """Of a job that stands what its flows show since, and probes of their paths; without one, flows that have become slow.
-        O(windows + connections + transfers).
-        """
-        known_hosts = sorted(case.known.network.hosts.items())
-        hosts = [(host, known.work) for host, known in known_hosts if known.work]
+        """Of a job that stands what its flows and probes show since; without one, flows that have become slow. O(windows)."""
+        hosts = [(host, known.work) for host, known in sorted(case.known.network.hosts.items()) if known.work]
         if not case.job.members:
             for _, work in hosts:
                 yield from _slowed(work.values())
-            return
-        probed = [(host, flow) for host, known in known_hosts for flow in known.flows if flow.path is not None]
-        if not case.still or not (hosts or probed):
-            return
-        groups: dict[int, list[Group]] = defaultdict(list)
-        for group in case.job.groups.values():
-            groups[group.hash].append(group)
-        yield from _probed(case, groups, probed)
-        for host, work in hosts:
-            found: dict[tuple[int, int, int, Direction], tuple[_Way, list[FlowWindow]]] = {}
-            for kept in work.values():
-                way = _way(groups, host, kept[-1]) if _is_counted(kept[-1]) else None
-                if way is not None and _is_since(case, way.member, kept[-1]):
-                    key = way.group.id, way.member.index, way.peer, way.direction
-                    found.setdefault(key, (way, []))[1].append(kept[-1])
-            for way, windows in found.values():
-                yield from _standing(case.job, way, windows)
+        elif case.still:
+            groups: dict[int, list[Group]] = defaultdict(list)
+            for group in case.job.groups.values():
+                groups[group.hash].append(group)
+            yield from _probed(case, groups)
+            for host, work in hosts:
+                found: dict[tuple[int, int, int, Direction], tuple[_Way, list[FlowWindow]]] = {}
+                for newest in (kept[-1] for kept in work.values()):
+                    # Of a socket the kernel counts no requests, and a port or peer has several queue pairs.
+                    counted = newest.scope is Scope.FLOW and newest.work.counting is not Counting.TCP
+                    way = _way(groups, host, newest) if counted else None
+                    if way is not None and _is_since(case, way.member, newest):
+                        key = way.group.id, way.member.index, way.peer, way.direction
+                        found.setdefault(key, (way, []))[1].append(newest)
+                for way, windows in found.values():
+                    yield from _standing(case.job, way, windows)
 
     def coverage(self, case: Case) -> Iterator[str]:
         """Processes whose flows were not counted since the job stands, where those of others were."""
@@ -153,38 +147,24 @@ def _way(groups: dict[int, list[Group]], host: str, flow: FlowWindow | FlowRecor
     return None
 
 
-def _is_counted(window: FlowWindow) -> bool:
-    """Whether it is of a queue pair: of a socket the kernel counts no requests, and a port or peer has several."""
-    return window.scope is Scope.FLOW and window.work.counting is not Counting.TCP
-
-
-def _probed(case: Case, groups: dict[int, list[Group]], flows: Iterable[tuple[str, FlowRecord]]) -> Iterator[WorkFact]:
-    """What probes found on paths that stand still, by ranks and peers; an answer from before the standstill says nothing.
-
-    That nobody answers is the path's doing where the connection itself gets no answer either (a firewall may keep a probe out),
-    or where it was a write of nothing between queue pairs. On a path that is alive the other end does not receive where its
-    window is full.
+def _probed(case: Case, groups: dict[int, list[Group]]) -> Iterator[WorkFact]:
+    """What probes found on paths that stand still, by ranks and peers. On a path that is alive the other end does not receive
+    where its window is full.
     """
     told: set[tuple[object, ...]] = set()
-    for host, flow in flows:
-        way, answer = _way(groups, host, flow), flow.path
-        if way is None or answer is None or answer.time_ns < way.member.last.time_ns - int(case.still * 1e9):
-            continue
-        waits = flow.socket is not None and bool(flow.socket.unacknowledged)
-        key = way.group.id, way.own, way.peer, answer.alive
-        if key in told or not (answer.alive or waits or answer.kind == "rdma"):
+    for host, flow, answer in case.known.network.probes(case.job, case.still):
+        way = _way(groups, host, flow)
+        key = (way.group.id, way.own, way.peer, answer.alive) if way is not None else ()
+        if way is None or key in told:
             continue
         told.add(key)
         shows = Shows.NO_PATH if not answer.alive else Shows.PEER if flow.state is FlowState.BLOCKED else Shows.ALIVE
         strength = Strength.PROVEN if answer.alive else Strength.LIKELY
-        yield way.fact(shows, strength, (way.own, way.peer), partial(_probe_text, case.job, way, answer, shows))
-
-
-def _probe_text(job: Job, way: _Way, answer: PathAnswer, shows: Shows) -> str:
-    trip = f", {answer.round_trip_us:,.0f} µs" if answer.round_trip_us is not None else ""
-    by = "zero-payload writes" if answer.kind == "rdma" else "TCP"
-    path = f"{way.member.label} to {job.rank_name(way.group.id, way.peer)}"
-    return f"{path}: a probe of ours ({by}{trip}) says {answer.answer}: {answer.detail}: {shows}"
+        trip = f", {answer.round_trip_us:,.0f} µs" if answer.round_trip_us is not None else ""
+        by = "zero-payload writes" if answer.kind == "rdma" else "TCP"
+        path = f"{way.member.label} to {case.job.rank_name(way.group.id, way.peer)}"
+        text = f"{path}: a probe of ours ({by}{trip}) says {answer.answer}: {answer.detail}: {shows}"
+        yield way.fact(shows, strength, (way.own, way.peer), partial(str, text))
 
 
 def _is_since(case: Case, member: Member, window: FlowWindow) -> bool:
@@ -200,8 +180,7 @@ def _standing(job: Job, way: _Way, windows: Sequence[FlowWindow]) -> Iterator[Wo
     if work is not None and shows is not None:
         ends = (way.own, way.peer) if way.sends else (way.peer, way.own)
         # That nobody of a process asks is certain; who of it does is not known: another communicator's proxy may.
-        exact = work.counting is Counting.EXACT or shows.by_proxy
-        strength = Strength.PROVEN if exact else Strength.LIKELY
+        strength = Strength.PROVEN if work.counting is Counting.EXACT or shows in BY_PROXY else Strength.LIKELY
         yield way.fact(shows, strength, ends, partial(_text, job, way, windows, work, shows))
 
 
@@ -254,33 +233,28 @@ def _text(job: Job, way: _Way, windows: Sequence[FlowWindow], work: WorkWindow, 
 def _slowed(flows: Iterable[Sequence[FlowWindow]]) -> Iterator[WorkFact]:
     """Flows with a peer that carry less under load than they did, or whose requests complete later (MegaTrace III-B, IV)."""
     for windows in flows:
-        if windows[-1].scope is not Scope.PEER:
-            continue
+        flow = windows[-1]
         loaded = [window.work for window in windows if window.work.posted_bytes and window.work.in_flight != 0]
-        if len(loaded) < RECENT + PAST or loaded[-1] is not windows[-1].work:
+        if flow.scope is not Scope.PEER or len(loaded) < RECENT + PAST or loaded[-1] is not flow.work:
             continue
-        recent, past = loaded[-RECENT:], loaded[:-RECENT]
-        doubt = max((work.uncertainty for work in recent if work.uncertainty is not None), default=0.0)
-        rates = _medians([work.throughput for work in recent], [work.throughput for work in past])
-        if rates is not None and rates[0] * (1 + 2 * doubt) < (1 - DROP) * rates[1]:
-            yield _slow(windows[-1], Shows.SLOWED, rates, f"{rates[0] / 1e6:,.0f} MB/s of {rates[1] / 1e6:,.0f} MB/s")
-        times = _medians([work.latency_p50_ns for work in recent], [work.latency_p50_ns for work in past])
-        if times is not None and times[0] >= LATER_TIMES * times[1]:
-            yield _slow(windows[-1], Shows.LATER, times, f"{times[0] / 1e3:,.0f} µs, {times[1] / 1e3:,.0f} µs before")
+        who = f"rank {flow.global_rank}" if flow.global_rank is not None else f"pid {flow.pid}"
+        who += f" to rank {flow.peer} of communicator {flow.comm_hash or 0:016x}"
+        made = partial(WorkFact, subject=None, strength=Strength.LIKELY, global_rank=flow.global_rank)
+        doubt = max((work.uncertainty for work in loaded[-RECENT:] if work.uncertainty is not None), default=0.0)
+        now, before = _medians([work.throughput for work in loaded])
+        at_most = now * (1 + 2 * doubt)
+        if before - at_most > DROP * before:
+            text = f"{who}: {Shows.SLOWED}: {now / 1e6:,.0f} MB/s of {before / 1e6:,.0f} MB/s"
+            yield made(shows=Shows.SLOWED, value=now / before, describe=partial(str, text))
+        now, before = _medians([work.latency_p50_ns for work in loaded])
+        if now >= LATER_TIMES * before:
+            text = f"{who}: {Shows.LATER}: {now / 1e3:,.0f} µs, {before / 1e3:,.0f} µs before"
+            yield made(shows=Shows.LATER, value=now / before, describe=partial(str, text))
 
 
-def _medians(recent: Iterable[float | None], past: Iterable[float | None]) -> tuple[float, float] | None:
-    """What it is now and what it was; ``None`` where too little is known of either."""
-    now, before = ([value for value in values if value is not None] for values in (recent, past))
+def _medians(values: Sequence[float | None]) -> tuple[float, float]:
+    """What it is now and what it was; nan for both where too little is known of either."""
+    now, before = ([value for value in part if value is not None] for part in (values[-RECENT:], values[:-RECENT]))
     if len(now) < RECENT or len(before) < PAST or not median(before):
-        return None
+        return nan, nan
     return median(now), median(before)
-
-
-def _slow(window: FlowWindow, shows: Shows, values: tuple[float, float], figures: str) -> WorkFact:
-    who = f"rank {window.global_rank}" if window.global_rank is not None else f"pid {window.pid}"
-    text = f"{who} to rank {window.peer} of communicator {window.comm_hash or 0:016x}: {shows}: {figures}"
-    return WorkFact(
-        subject=None, strength=Strength.LIKELY, shows=shows, global_rank=window.global_rank,
-        value=values[0] / values[1], describe=partial(str, text),
-    )  # fmt: skip

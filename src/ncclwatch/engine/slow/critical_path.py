@@ -1,10 +1,9 @@
 """The dependency graph of an iteration, its critical path against what is usual, and what each culprit costs.
 
-Nothing is assumed of a schedule. An operation of a rank begins when the rank's work before it ends. It ends a time after the last
-of those it needs has begun: all ranks of a collective, the sender of what a rank receives, and the receiver of what it sends
-where a message does not fit into buffers. Only what lies on the critical path costs time; what waits for something later anyway
-is absorbed (MegaTrace III-C; VenusTrace 3.3, Appendix A). Arrays are over operations, sorted by rank and in program order. It
-stands beside a verdict of slowness and accuses nobody by itself.
+An operation of a rank begins when the rank's work before it ends. It ends a time after the last of those it needs has begun: all
+ranks of a collective, the sender of what a rank receives, and the receiver of what it sends where a message does not fit into
+buffers. Only what lies on the critical path costs time; what waits for something later anyway is absorbed (MegaTrace III-C;
+VenusTrace 3.3, Appendix A). Arrays are over operations, sorted by rank and in program order. It accuses nobody by itself.
 """
 
 from __future__ import annotations
@@ -12,34 +11,24 @@ from __future__ import annotations
 from collections import defaultdict, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import chain, pairwise
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from ncclwatch.engine.job import Job
+from ncclwatch.engine.slow import gpu_operations
 from ncclwatch.engine.slow.cadence import Cadence
-from ncclwatch.engine.slow.gpu_operations import (
-    LEAST_S,
-    ClockModel,
-    GpuOperations,
-    Indices,
-    Operations,
-    Start,
-    TimedIteration,
-    Times,
-    estimate,
-)
+from ncclwatch.engine.slow.gpu_operations import ClockModel, GpuOperations, Indices, Name, Operations, TimedIteration, Times
+from ncclwatch.engine.slow.lateness import ENOUGH
 from ncclwatch.engine.topology.model import Role, Topology
 from ncclwatch.model.identity import ProcessKey
 
 BETA = 0.5
 """Fact: MegaTrace III-C, parameter m: the share of its expected time by which an anomalous segment is longer."""
 MEGATRACE_GATE = 0.9
-"""Fact: MegaTrace III-C, VenusTrace 3.3: at or above this share of the usual speed an iteration is healthy and not analysed."""
-HEALTHY = 2
-"""Unit: iterations. From: one says nothing of what is the rule: so many are learned before one may be called slow."""
+"""Fact: MegaTrace III-C, VenusTrace 3.3: at or above this share of the usual speed an iteration is healthy, and learned."""
 LEARNED, KEPT = 8, 32
 """Bound: healthy iterations of which the medians are what is usual, and slow iterations that are kept (memory)."""
 CLOCKED = 6
@@ -53,10 +42,10 @@ TOLD = 3
 class Structure:
     """Who needs whom, of columns as of :class:`Operations`; the same in every iteration of a pattern.
 
-    ``previous`` and ``following`` operation of the same rank, −1 and the number of operations at the ends. ``set_of`` is the set
-    of operations whose beginnings an operation needs, itself among them: rows of ``members`` from ``offsets[s]`` to
-    ``offsets[s + 1]``. Sets are numbered so that each comes after all it needs, and those from ``levels[k]`` to ``levels[k + 1]``
-    need none of each other. Sets that need each other in a cycle (which no real iteration has) come first, in no level.
+    ``previous`` and ``following`` operation of the same rank, −1 and the number of operations at the ends. ``set_of``: the set of
+    operations whose beginnings an operation needs, itself among them: ``members`` from ``offsets[s]`` to ``offsets[s + 1]``. Each
+    set comes after all it needs; those from ``levels[k]`` to ``levels[k + 1]`` need none of each other. Sets that need each other
+    in a cycle (which no real iteration has) come first, in no level.
     """
 
     def __init__(self, rank: Indices, joint: Indices, needs: Indices) -> None:
@@ -119,18 +108,16 @@ class PathResult(NamedTuple):
 
 class Weights:
     """Durations of one iteration in seconds, by operation: ``work`` before it begins, ``transfer`` from when the last it needs
-    has begun to its end. ``begin`` and ``end`` are as observed, since ``start``, when the iteration began.
+    has begun to its end; ``segments`` has shape (2, operations): transfers, work. ``begin`` and ``end`` are as observed, since
+    ``start``, when the iteration began; ``duration`` is to the last end.
     """
 
     def __init__(self, structure: Structure, begin: Times, end: Times, start: float) -> None:
         self.structure, self.begin, self.end, self.start = structure, begin - start, end - start, start
-        self.work = self.begin - np.where(structure.previous >= 0, self.end[structure.previous], 0.0)
-        self.transfer = self.end - structure.latest(self.begin)
-
-    @property
-    def duration(self) -> float:
-        """From its begin to the last end, seconds."""
-        return float(self.end.max())
+        self.duration = float(self.end.max())
+        work = self.begin - np.where(structure.previous >= 0, self.end[structure.previous], 0.0)
+        self.segments: Times = np.stack([self.end - structure.latest(self.begin), work])
+        self.transfer, self.work = self.segments
 
     def critical_path(self) -> Iterator[tuple[int, bool]]:
         """Walk back from the last end: through each operation (its transfer: False) to whoever began last, and through its work
@@ -145,31 +132,29 @@ class Weights:
             yield at, True
             at = int(structure.previous[at])
 
-    def analyse(self, work: Times, transfer: Times, *, beta: float = BETA, clock_error_s: float = 0.0) -> PathResult:
-        """Blame what took longer than expected (``work``, ``transfer``) by operation.
-
-        Work is a difference of times of one rank. A transfer is one of two ranks' and may be wrong by ``clock_error_s``.
+    def analyse(self, usual: Times, *, beta: float = BETA, clock_error_s: float = 0.0) -> PathResult:
+        """Blame what took longer than the ``usual`` segments (of the same shape). Work is a difference of times of one rank; a
+        transfer is one of two ranks' and may be wrong by ``clock_error_s``.
         """
-        usual = {True: work, False: transfer}
-        excess = {True: self.work - work, False: self.transfer - transfer}
-        odd = {is_work: excess[is_work] > np.maximum(beta * usual[is_work], LEAST_S) for is_work in usual}
-        odd[False] &= excess[False] > clock_error_s
+        excess = self.segments - usual
+        odd = excess > np.maximum(beta * usual, gpu_operations.LEAST_S)
+        odd[0] &= excess[0] > clock_error_s
+        on_path = [(at, work) for at, work in self.critical_path() if odd[int(work), at]]
+        odd[1, [at for at, work in on_path if work]] = False
+        off_path = [(at, True) for at in np.flatnonzero(odd[1]).tolist()]
 
-        def made(at: int, is_work: bool) -> Anomaly:
-            return Anomaly(at, is_work, float(excess[is_work][at]), float(usual[is_work][at]))
+        def worst_first(segments: Iterable[tuple[int, bool]]) -> list[Anomaly]:
+            found = [Anomaly(at, work, float(excess[int(work), at]), float(usual[int(work), at])) for at, work in segments]
+            return sorted(found, key=lambda one: -one.excess)
 
-        culprits = [made(*segment) for segment in self.critical_path() if odd[segment[1]][segment[0]]]
-        on_path = {anomaly.operation for anomaly in culprits if anomaly.work}
-        harmless = [made(at, True) for at in np.flatnonzero(odd[True]).tolist() if at not in on_path]
-        return PathResult(*(sorted(found, key=lambda one: -one.excess) for found in (culprits, harmless)))
+        return PathResult(worst_first(on_path), worst_first(off_path))
 
     def slack(self, operation: int) -> float:
         """How much later an operation's work could end without delaying the end of the iteration, seconds: so much of a delay as
         long as the iteration does not show in the end.
         """
-        work = self.work.copy()
-        work[operation] += self.duration
-        return 2 * self.duration - self._replayed(work, self.transfer)
+        delayed = Anomaly(operation, True, 0.0, float(self.work[operation]) + self.duration)
+        return 2 * self.duration - self.without([delayed])
 
     def without(self, anomalies: Iterable[Anomaly]) -> float:
         """Duration of the iteration if the anomalies had taken what is expected of them, everything else unchanged."""
@@ -182,9 +167,6 @@ class Weights:
             same = (set_of == set_of[anomaly.operation]) & (transfer > anomaly.expected)
             transfer[same] -= max(0.0, anomaly.excess)
             transfer[anomaly.operation] = anomaly.expected
-        return self._replayed(work, transfer)
-
-    def _replayed(self, work: Times, transfer: Times) -> float:
         return float(self.structure.replay(work, transfer)[1].max())
 
 
@@ -193,14 +175,11 @@ class Weights:
 
 @dataclass(slots=True)
 class IterationAnalysis:
-    """Learns an iteration and judges each one; times are corrected by clocks that are estimated from the operations themselves.
-
-    ``gate``: an iteration above this share of the usual speed is healthy and learned (MegaTrace).
-    """
+    """Learns an iteration and judges each one, in times corrected by clocks that are estimated from its operations."""
 
     gate: float = MEGATRACE_GATE
     beta: float = BETA
-    clocks: ClockModel = field(default_factory=ClockModel)
+    clocks: ClockModel = field(default_factory=lambda: ClockModel(np.zeros(1)))
     last: Weights | None = None
     """The last iteration."""
     _healthy: deque[Weights] = field(default_factory=lambda: deque(maxlen=LEARNED))
@@ -210,7 +189,7 @@ class IterationAnalysis:
     @property
     def learned(self) -> bool:
         """Whether enough healthy iterations were seen."""
-        return len(self._healthy) >= HEALTHY
+        return len(self._healthy) >= ENOUGH
 
     @property
     def usual(self) -> float:
@@ -223,14 +202,11 @@ class IterationAnalysis:
         return self._structure is None or all(np.array_equal(*pair) for pair in zip(self._structure.made_of, now, strict=True))
 
     def look(self, observed: Operations, learn: bool = True) -> PathResult | None:
-        """Take an iteration, which must fit: a result if it is slow enough to be analysed.
-
-        It begins when the iteration before has ended. What is known to be slow is not to be learned (``learn``).
-        """
+        """Take an iteration, which must fit: a result if it is slow. What is known to be slow is not learned (``learn``)."""
         if self._structure is None:
             self._structure = Structure(observed.rank, observed.joint, observed.needs)
         self._clocked.append(_sides(observed, len(self._clocked) and int(self._clocked[-1][1].max()) + 1))
-        self.clocks = estimate(*(np.concatenate(column) for column in zip(*self._clocked, strict=True)))
+        self.clocks = gpu_operations.estimate(*(np.concatenate(column) for column in zip(*self._clocked, strict=True)))
         if not np.isfinite(self.clocks.error):
             return None
         begin, end = (self.clocks.correct(observed.node, times) for times in (observed.begin, observed.end))
@@ -244,8 +220,8 @@ class IterationAnalysis:
             if learn:
                 self._healthy.append(self.last)
             return None
-        usual = (np.median([getattr(one, name) for one in self._healthy], axis=0) for name in ("work", "transfer"))
-        return self.last.analyse(*usual, beta=self.beta, clock_error_s=self.clocks.error)
+        usual = np.median([one.segments for one in self._healthy], axis=0)
+        return self.last.analyse(usual, beta=self.beta, clock_error_s=self.clocks.error)
 
     def idle(self, observed: Operations, operation: int) -> float:
         """For how long before an operation of the last iteration its host had not launched it, while its GPU had no work."""
@@ -273,14 +249,11 @@ def _sides(observed: Operations, first: int) -> tuple[Indices, Indices, Times, T
 
 # --- the slow iterations of a running job ------------------------------------------------------------------------------------
 
-Name = tuple[int, str, int]
-"""(group, function, how many of these were before it in the iteration)"""
-
 
 class Blame(NamedTuple):
-    """All that one rank's work (or one group's transfers) added to the critical path of a slow iteration: by how many seconds
-    these took longer than usual, and how much shorter the iteration would have been with them as usual; ``worst`` is the
-    operation that they were worst before (or in), and for ``host_s`` of the excess the host had called nothing.
+    """What one rank's work (or one group's transfers) added to the critical path of a slow iteration: so much longer than usual
+    its ``segments`` took, and so much shorter the iteration would have been with them as usual (``cost``), seconds. ``worst`` is
+    the operation that they were worst before (or in); for ``host_s`` of the excess the host had called nothing.
     """
 
     where: int
@@ -293,9 +266,7 @@ class Blame(NamedTuple):
 
 
 class SlowIteration(NamedTuple):
-    """One slow iteration: what is to blame on its critical path, and what took longest and cost nothing: rank, name, and seconds
-    longer and to spare.
-    """
+    """One slow iteration; ``harmless`` is what took longest and cost nothing: rank, name, seconds longer, seconds to spare."""
 
     time: float
     duration: float
@@ -306,29 +277,26 @@ class SlowIteration(NamedTuple):
 
 
 class Timed(NamedTuple):
-    """What the GPUs' own times say of a slow job."""
+    """What the GPUs' own times say of a slow job, where they tell them: whose GPU comes to collectives late; what the critical
+    paths of slow iterations have in common, a line each, costliest first; by place among the job's members what their work costs
+    such an iteration on average, seconds; why there are no paths, and how well the hosts' clocks can be compared.
+    """
 
     told: bool = False
-    """Whether GPUs tell when they begin and end operations."""
-    starts: Mapping[ProcessKey, Start] = MappingProxyType({})
-    """Whose GPU comes to collectives late."""
+    starts: Mapping[ProcessKey, gpu_operations.Start] = MappingProxyType({})
     paths: Sequence[str] = ()
-    """What the critical paths of slow iterations have in common, a line each, costliest first."""
     costs: Mapping[int, float] = MappingProxyType({})
-    """By place among the job's members what their work costs such an iteration on average, seconds."""
     unobserved: Sequence[str] = ()
-    """Why there are no paths, and how well the hosts' clocks can be compared."""
 
 
 @dataclass(slots=True)
 class Paths:
-    """The slow iterations of one job."""
+    """The slow iterations of one job; ``problem``: why there are none, where GPUs tell their times."""
 
     gpus: GpuOperations = field(default_factory=GpuOperations)
     analysis: IterationAnalysis = field(default_factory=IterationAnalysis)
     kept: deque[SlowIteration] = field(default_factory=lambda: deque(maxlen=KEPT))
     problem: str = ""
-    """Why there are none, where GPUs tell their times."""
     _others: int = 0
 
     def take(self, job: Job, cadences: Sequence[Cadence | None], limit_s: float) -> None:
@@ -346,7 +314,7 @@ class Paths:
             result = self.analysis.look(iteration, learn=iteration.called_s <= limit_s)
             if result is not None and self.analysis.last is not None:
                 self.kept.append(self._slow(result, iteration, self.analysis.last))
-        few = "" if self.analysis.learned else f"fewer than {HEALTHY} healthy iterations were seen whole"
+        few = "" if self.analysis.learned else f"fewer than {ENOUGH} healthy iterations were seen whole"
         self.problem = self.gpus.problem or few
 
     def _slow(self, result: PathResult, iteration: TimedIteration, weights: Weights) -> SlowIteration:
@@ -359,17 +327,15 @@ class Paths:
         blames = []
         for (place, work), anomalies in parts.items():
             excess = sum(anomaly.excess for anomaly in anomalies)
-            if excess < LEAST_SHARE * max(duration - usual, 0.0):
-                continue
-            cost = max(0.0, duration - weights.without(anomalies))
-            host = sum(min(a.excess, self.analysis.idle(iteration, a.operation)) for a in anomalies) if work else 0.0
-            blames.append(Blame(place, work, len(anomalies), excess, cost, iteration.name(anomalies[0].operation), host))
+            if excess >= LEAST_SHARE * max(duration - usual, 0.0):
+                cost = max(0.0, duration - weights.without(anomalies))
+                host = sum(min(a.excess, self.analysis.idle(iteration, a.operation)) for a in anomalies) if work else 0.0
+                blames.append(Blame(place, work, len(anomalies), excess, cost, iteration.name(anomalies[0].operation), host))
         harmless = None
         for anomaly in result.harmless[:1]:
             at = anomaly.operation
             harmless = int(iteration.rank[at]), iteration.name(at), anomaly.excess, weights.slack(at)
-        time, size = float(iteration.end.max()), len(iteration.rank)
-        return SlowIteration(time, duration, usual, size, sorted(blames, key=lambda one: -one.cost), harmless)
+        return SlowIteration(float(iteration.end.max()), duration, usual, len(iteration.rank), blames, harmless)
 
     def told(self, job: Job, since: float, topology: Topology | None = None) -> Timed:
         """What is known since a moment (wall time). ``topology`` names groups."""
@@ -379,34 +345,30 @@ class Paths:
         problem = f"the critical path of an iteration: {self.problem}" if self.problem else ""
         unobserved = [text for text in (problem, self.analysis.clocks.text()) if text]
         slow = [one for one in self.kept if one.time >= since]
-        paths, costs = self._in_common(job, slow, topology) if slow else ([], {})
+        paths, costs = _in_common(job, slow, topology) if slow else ([], {})
         return Timed(True, starts, paths, costs, unobserved)
 
-    def _in_common(
-        self, job: Job, slow: Sequence[SlowIteration], topology: Topology | None
-    ) -> tuple[list[str], dict[int, float]]:
-        parts: dict[tuple[int, bool], list[Blame]] = defaultdict(list)
-        for one in slow:
-            for blame in one.blames:
-                parts[blame.where, blame.work].append(blame)
-        costs = {where: sum(one.cost for one in found) / len(slow) for (where, work), found in parts.items() if work}
-        average = sum(one.duration for one in slow) / len(slow)
-        lost = average - sum(one.usual for one in slow) / len(slow)
-        seen = f"{slow[-1].operations} operations on {len(job.members)} GPUs, timed by the shim"
-        lines = []
-        for found in sorted(parts.values(), key=lambda found: -sum(one.cost for one in found))[:TOLD]:
-            cost = sum(one.cost for one in found) / len(slow)
-            if cost >= LEAST_SHARE * lost:
-                without = f"without it: {max(0.0, average - cost):.2f} s instead of {average:.2f} s"
-                often = f"in {len(found)} of {len(slow)} slow iterations"
-                what = _blamed(job, found[-1], topology)
-                lines.append(f"critical path of an iteration ({seen}): {what}, {often}; {without}")
-        if slow[-1].harmless is not None:
-            rank, name, excess, spare = slow[-1].harmless
-            took = f"took {excess:.2f} s longer and cost nothing: {spare:.2f} s of slack"
-            work = f"{job.members[rank].label}'s work before {_operation(job, name, topology)}"
-            lines.append(f"off the critical path: {work} {took}")
-        return lines, costs
+
+def _in_common(job: Job, slow: Sequence[SlowIteration], topology: Topology | None) -> tuple[list[str], dict[int, float]]:
+    """``paths`` and ``costs`` of :class:`Timed`."""
+    parts: dict[tuple[int, bool], list[Blame]] = defaultdict(list)
+    for blame in chain.from_iterable(one.blames for one in slow):
+        parts[blame.where, blame.work].append(blame)
+    costs = {part: sum(blame.cost for blame in found) / len(slow) for part, found in parts.items()}
+    average = sum(one.duration for one in slow) / len(slow)
+    lost = average - sum(one.usual for one in slow) / len(slow)
+    seen = f"{slow[-1].operations} operations on {len(job.members)} GPUs, timed by the shim"
+    lines = []
+    for part in sorted(costs, key=lambda part: -costs[part])[:TOLD]:
+        if costs[part] >= LEAST_SHARE * lost:
+            what = f"{_blamed(job, parts[part][-1], topology)}, in {len(parts[part])} of {len(slow)} slow iterations"
+            without = f"without it: {max(0.0, average - costs[part]):.2f} s instead of {average:.2f} s"
+            lines.append(f"critical path of an iteration ({seen}): {what}; {without}")
+    if slow[-1].harmless is not None:
+        rank, name, excess, spare = slow[-1].harmless
+        work = f"{job.members[rank].label}'s work before {_operation(job, name, topology)}"
+        lines.append(f"off the critical path: {work} took {excess:.2f} s longer and cost nothing: {spare:.2f} s of slack")
+    return lines, {where: cost for (where, work), cost in costs.items() if work}
 
 
 def _blamed(job: Job, blame: Blame, topology: Topology | None) -> str:

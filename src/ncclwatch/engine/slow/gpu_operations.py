@@ -1,10 +1,9 @@
 """What the shims tell of every operation on every GPU of a job, in columns; and what follows from it without a dependency graph.
 
 **Late GPUs.** All ranks leave a collective at about the same time, so who was in it for a shorter time came later (CCL-D 4.2.2):
-that needs no clock. **Iterations.** A frame keeps the last operations of each communicator (32). Where no more than that happen
-between two samples an iteration can be put together: the calls tell its bounds. What was not seen whole is left out, and why is
-said. **Clocks.** Nobody ends a collective before everybody has begun it, nobody receives what was not sent: for two nodes a and
-b end on a − begin on b bounds (clock of a − clock of b) from above.
+that needs no clock. **Iterations.** Where no more happens between two samples than a frame keeps (32 operations a communicator)
+an iteration can be put together; the calls tell its bounds. **Clocks.** Nobody ends a collective before everybody has begun it,
+nobody receives what was not sent: end on node a − begin on node b bounds (clock of a − clock of b) from above.
 """
 
 from __future__ import annotations
@@ -16,16 +15,19 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.job import Job, Member
+from ncclwatch.engine.evidence.device import told_of
+from ncclwatch.engine.job import Job
 from ncclwatch.engine.slow.cadence import Cadence, Iteration
 from ncclwatch.engine.slow.findings import hosts
 from ncclwatch.engine.slow.lateness import ENOUGH
+from ncclwatch.engine.slow.snapshot import NEAR_SHARE
 from ncclwatch.model.device import DeviceCommunicator, KernelState
 from ncclwatch.model.identity import ProcessKey
-from ncclwatch.model.state import Communicator
 
 Times = NDArray[np.float64]
 Indices = NDArray[np.int64]
+Name = tuple[int, str, int]
+"""(group, function, how many of these were before it in the iteration)"""
 
 DRIFT = 1e-4
 """Fact: two common quartzes, each wrong by 50 ppm: what bounds an offset now bounds it less closely the older it is."""
@@ -39,10 +41,6 @@ LARGEST_JOB = 64
 """Bound: ranks of a job whose iterations are put together (time and memory)."""
 NEWEST = 128
 """Bound: iterations times ranks that are put together in one sample: the newest iterations, two at least."""
-OVERLAP_SHARE = 0.02
-"""Unit: share of an iteration. From: chosen: by so much (or ``LEAST_S``, where that is more) two operations of a rank may overlap
-and still follow each other. Where polling threads want for CPU they are late by more, and so is the iteration.
-"""
 COLLECTIVE, BARRIER, SEND, RECEIVE = range(4)
 OPERATION = np.dtype(
     [
@@ -62,7 +60,9 @@ class Operations:
     """What was observed of one iteration, in columns, sorted by rank and in program order.
 
     ``joint`` numbers the collective an operation is part of, equal on all its ranks; −1 for messages. ``needs`` has shape (n, 2):
-    operation, and an operation of another rank whose beginning it needs (a receive its send). Times are seconds of nodes' clocks.
+    operation, and an operation of another rank whose beginning it needs (a receive its send). Times are seconds of nodes' clocks:
+    where they are known ``launched`` is when the host launched each, and ``before`` when its rank's iteration before ended. Nodes
+    are numbered from 0.
     """
 
     rank: Indices
@@ -72,24 +72,22 @@ class Operations:
     begin: Times
     end: Times
     launched: Times | None = field(default=None, kw_only=True)
-    """When the host launched each operation, where that is known."""
     before: Times | None = field(default=None, kw_only=True)
-    """When its rank's iteration before ended."""
 
 
 @dataclass(slots=True)
 class TimedIteration(Operations):
-    """One iteration of a running job, in wall time; a rank is a place among the job's members."""
+    """One iteration of a running job, in wall time; a rank is a place among the job's members. ``number`` is how many of this
+    function its rank did before on the communicator, in this iteration; ``called_s`` how long it was by the calls of one host.
+    """
 
     group: NDArray[np.uint64]
     function: NDArray[np.str_]
     number: Indices
-    """How many of this function its rank did before on the communicator, in this iteration."""
     called_s: float
-    """How long the iteration was by the calls of one host, seconds."""
 
-    def name(self, operation: int) -> tuple[int, str, int]:
-        """(group, function, how many of these were before it in the iteration) of an operation."""
+    def name(self, operation: int) -> Name:
+        """What an operation is called."""
         return int(self.group[operation]), str(self.function[operation]), int(self.number[operation])
 
 
@@ -100,16 +98,6 @@ class Round(NamedTuple):
     name: str
     time: float
     durations: dict[int, float]
-
-    @property
-    def longest(self) -> float:
-        """The longest time of a rank in it, seconds."""
-        return max(self.durations.values())
-
-    @property
-    def shortest(self) -> float:
-        """The shortest, which is the time of the rank that came last."""
-        return min(self.durations.values())
 
 
 class Start(NamedTuple):
@@ -161,8 +149,8 @@ class GpuOperations:
             return same
         place = {member.index: at for at, member in enumerate(job.members)}
         made = [
-            row for group in job.groups.values() for own, (member, communicator) in group.members.items()
-            for told in _told_of(member, communicator) for row in self._newer(place[member.index], own, group.id, told)
+            row for group in job.groups.values() for own, (member, view) in group.members.items()
+            if (told := told_of(member, view)) is not None for row in self._newer(place[member.index], own, group.id, told)
         ]  # fmt: skip
         if made:
             self.rows = np.concatenate([self.rows, np.array(made, OPERATION)])[-KEPT_OPERATIONS:]
@@ -224,8 +212,8 @@ class GpuOperations:
         places, key, ended = self._complete(job, told=True)
         recent = ended[key] >= since
         rows, key = self.rows[places[recent]], np.unique(key[recent], return_inverse=True)[1]
-        usual, _ = _medians(rows["lasted"], key)
-        late, rounds = _medians(usual[key] - rows["lasted"], rows["rank"])
+        usual, _ = medians(rows["lasted"], key)
+        late, rounds = medians(usual[key] - rows["lasted"], rows["rank"])
         found = np.flatnonzero((rounds >= ENOUGH) & (late >= LEAST_S))
         return {at: Start(float(late[at]), int(rounds[at])) for at in found.tolist()}
 
@@ -244,17 +232,17 @@ class GpuOperations:
             self.problem = f"the job has more than {LARGEST_JOB} ranks"
         elif len(known) < len(job.members):
             self.problem = "calls do not show the iterations of all ranks"
-        if self.problem:
+        newest = [one for one in known[0].iterations if one.begin > self._until] if not self.problem else []
+        if not newest:
             return []
-        newest = [one for one in known[0].iterations if one.begin > self._until][-max(2, NEWEST // len(job.members)) :]
-        rows = self.rows[np.lexsort((self.rows["ordinal"], self.rows["launched"], self.rows["rank"]))] if newest else self.rows
+        rows = self.rows[np.lexsort((self.rows["ordinal"], self.rows["launched"], self.rows["rank"]))]
+        for name in ("begin", "end"):
+            rows[name] += self._offset[rows["rank"]]
         of_rank = np.split(rows, np.searchsorted(rows["rank"], np.arange(1, len(job.members))))
         found = []
-        for iteration in newest:
+        for iteration in newest[-max(2, NEWEST // len(job.members)) :]:
             try:
-                first = self._part(job, 0, of_rank[0], iteration)
-                others = [self._same(job, at, of_rank[at], known[at], first) for at in range(1, len(known))]
-                found.append(_joined(job, [first, *others], np.array(list(self._functions))))
+                found.append(self._joined(job, iteration, self._parts(job, iteration, of_rank, known)))
                 self.problem = ""
             except _NotWholeError as why:
                 if not str(why):
@@ -263,18 +251,24 @@ class GpuOperations:
             self._until = iteration.begin
         return found
 
-    def _same(self, job: Job, at: int, rows: NDArray[Any], cadence: Cadence, first: _Part) -> _Part:
-        """A member's part of the first one's iteration: hosts may begin it far apart, but it ends for all alike."""
-        iterations, ended = list(cadence.iterations), np.r_[-np.inf, rows["end"] + self._offset[at]]
-        ends = ended[np.searchsorted(rows["launched"], [one.end for one in iterations])]
-        apart = np.abs(ends - first.ended)
-        if not (apart <= first.iteration.duration / 2).any():
-            came = bool((ends > first.ended).any())
-            raise _NotWholeError(f"{job.members[at].label}: its iterations do not fit those of the others" if came else "")
-        return self._part(job, at, rows, iterations[int(np.nanargmin(apart))])
+    def _parts(
+        self, job: Job, iteration: Iteration, of_rank: Sequence[NDArray[Any]], cadences: Sequence[Cadence]
+    ) -> list[tuple[NDArray[Any], float]]:
+        """Each member's part of the first one's iteration: hosts may begin it far apart, but it ends for all alike."""
+        parts = [self._part(job, 0, of_rank[0], iteration)]
+        ended = parts[0][0]["end"].max()
+        for at, (rows, cadence) in enumerate(zip(of_rank[1:], cadences[1:], strict=True), 1):
+            own = list(cadence.iterations)
+            ends = np.r_[-np.inf, rows["end"]]
+            apart = np.abs(ends[np.searchsorted(rows["launched"], [one.end for one in own])] - ended)
+            if not (apart <= iteration.duration / 2).any():
+                came = bool((ends > ended).any())
+                raise _NotWholeError(f"{job.members[at].label}: its iterations do not fit those of the others" if came else "")
+            parts.append(self._part(job, at, rows, own[int(np.nanargmin(apart))]))
+        return parts
 
-    def _part(self, job: Job, at: int, rows: NDArray[Any], iteration: Iteration) -> _Part:
-        """A member's operations (``rows``) in one of its iterations."""
+    def _part(self, job: Job, at: int, rows: NDArray[Any], iteration: Iteration) -> tuple[NDArray[Any], float]:
+        """A member's operations in one of its iterations, by launch, and when its iteration before ended (wall time)."""
         begin, end = iteration.begin, iteration.end
         unended = [launched for (rank, _), (_, launched, newest) in self._last.items() if rank == at and not newest]
         if min(unended, default=np.inf) < end or job.members[at].last.time_ns / 1e9 < end:
@@ -292,37 +286,44 @@ class GpuOperations:
             why = "its first iteration"
         if why:
             raise _NotWholeError(f"{job.members[at].label}: {why}")
-        offset = float(self._offset[at])
-        ended = float(chosen["end"].max()) + offset
-        return _Part(iteration, chosen, float(np.nanmax(before["end"])) + offset, ended, offset)
+        return chosen, float(np.nanmax(before["end"]))
+
+    def _joined(self, job: Job, iteration: Iteration, parts: Sequence[tuple[NDArray[Any], float]]) -> TimedIteration:
+        """The iteration of all ranks. Messages of one group call are one kernel, and one row."""
+        rows = np.concatenate([part for part, _ in parts])
+        message, sends = rows["kind"] >= SEND, rows["kind"] == SEND
+        ended = np.concatenate([np.r_[-np.inf, np.maximum.accumulate(part["end"])[:-1]] for part, _ in parts])
+        overlap = ended - rows["begin"]
+        joins = message & np.r_[False, message[:-1]] & (overlap > 0)
+        # Polling threads that want for CPU are late by more, and so is the iteration.
+        allowed = max(LEAST_S, NEAR_SHARE * max(part["end"][-1] - part["begin"][0] for part, _ in parts))
+        if (~joins & (overlap > allowed)).any():
+            label = job.members[int(rows["rank"][np.argmax(~joins & (overlap > allowed))])].label
+            raise _NotWholeError(f"{label}: operations overlap on its GPU, so their order is not known")
+        joint, number = _matched(job, rows)
+        starts = np.flatnonzero(~joins)
+        kept, row = rows[starts], np.cumsum(~joins) - 1
+        begin = np.maximum(np.minimum.reduceat(rows["begin"], starts), ended[starts])
+        pairs = np.flatnonzero(message)[np.lexsort((sends[message], joint[message]))]
+        return TimedIteration(
+            kept["rank"].astype(np.int64), hosts(job)[kept["rank"]], np.where(message, -1, joint)[starts],
+            row[pairs].reshape(-1, 2), begin, np.maximum(begin, np.maximum.reduceat(rows["end"], starts)), kept["group"],
+            np.array(list(self._functions))[kept["function"]], number[starts], iteration.duration,
+            launched=kept["launched"] + self._offset[kept["rank"]], before=np.array([b for _, b in parts])[kept["rank"]],
+        )  # fmt: skip
 
 
-class _Part(NamedTuple):
-    """A member's part of an iteration: its operations by launch; when its iteration before and this one ended (wall time)."""
+def _matched(job: Job, rows: NDArray[Any]) -> tuple[Indices, Indices]:
+    """The collective or message that each row of an iteration is one side of, and its number among its rank's own of that kind.
 
-    iteration: Iteration
-    rows: NDArray[Any]
-    before: float
-    ended: float
-    offset: float
-
-
-def _joined(job: Job, parts: Sequence[_Part], functions: NDArray[np.str_]) -> TimedIteration:
-    """The iteration of all ranks. Messages of one group call are one kernel, and one row."""
-    rows = np.concatenate([part.rows for part in parts])
-    offset, before = np.repeat([(part.offset, part.before) for part in parts], [len(part.rows) for part in parts], axis=0).T
-    begin, end, launched = (rows[name] + offset for name in ("begin", "end", "launched"))
-    allowed = max(LEAST_S, OVERLAP_SHARE * max(float(p.rows["end"][-1] - p.rows["begin"][0]) for p in parts))
-    first = np.flatnonzero(np.r_[True, rows["rank"][1:] != rows["rank"][:-1]])
-    ended = np.concatenate([np.r_[-np.inf, np.maximum.accumulate(own)[:-1]] for own in np.split(end, first[1:])])
+    The k-th of its kind on one rank is that on the others; the k-th send to a rank is its k-th receive.
+    """
     message, sends = rows["kind"] >= SEND, rows["kind"] == SEND
-    joins = message & np.r_[False, message[:-1]] & (begin < ended)
-    if (~joins & (ended - begin > allowed)).any():
-        label = job.members[int(rows["rank"][np.argmax(~joins & (ended - begin > allowed))])].label
-        raise _NotWholeError(f"{label}: operations overlap on its GPU, so their order is not known")
-    # The k-th of its kind on one rank is that on the others; the k-th send to a rank is its k-th receive.
     peer = np.where(message, rows["peer"], -1)
-    number = _occurrence(_numbered(rows["rank"], rows["group"], rows["function"], peer)[0])
+    kind = _numbered(rows["rank"], rows["group"], rows["function"], peer)[0]
+    order = np.argsort(kind, kind="stable")
+    number = np.empty(len(rows), np.int64)
+    number[order] = np.arange(len(rows)) - np.searchsorted(kind[order], kind[order])
     sender, receiver = np.where(sends, rows["own"], peer), np.where(sends, peer, rows["own"])
     ends = [np.where(message, side, -1) for side in (sender, receiver)]
     joint, sizes = _numbered(rows["group"], np.where(message, -1, rows["function"]), *ends, number)
@@ -331,16 +332,7 @@ def _joined(job: Job, parts: Sequence[_Part], functions: NDArray[np.str_]) -> Ti
     wanted = np.where(message, 2, _sizes(job, rows))
     if (sizes[joint] != wanted).any() or (sided[side] != np.where(message, 1, wanted)).any():
         raise _NotWholeError("operations of the ranks do not match each other")
-    starts = np.flatnonzero(~joins)
-    row = np.cumsum(~joins) - 1
-    begin = np.maximum(np.minimum.reduceat(begin, starts), ended[starts])
-    pairs = np.flatnonzero(message)[np.lexsort((sends[message], joint[message]))]
-    kept = rows[starts]
-    return TimedIteration(
-        kept["rank"].astype(np.int64), hosts(job)[kept["rank"]], np.where(message, -1, joint)[starts], row[pairs].reshape(-1, 2),
-        begin, np.maximum(begin, np.maximum.reduceat(end, starts)), kept["group"], functions[kept["function"]], number[starts],
-        parts[0].iteration.duration, launched=launched[starts], before=before[starts],
-    )  # fmt: skip
+    return joint, number
 
 
 def _sizes(job: Job, rows: NDArray[Any]) -> Indices:
@@ -348,13 +340,6 @@ def _sizes(job: Job, rows: NDArray[Any]) -> Indices:
     groups, number = np.unique(rows["group"], return_inverse=True)
     found = [job.groups[group].nranks if group in job.groups else -1 for group in groups.tolist()]
     return np.array(found, np.int64)[number]
-
-
-def _told_of(member: Member, own: Communicator) -> Iterator[DeviceCommunicator]:
-    """What the shim tells of one communicator of a process."""
-    for told in member.last.device.communicators if member.last.device is not None else ():
-        if not told.finished and ((told.hash, told.rank) == (own.hash, own.rank) or told.inside_address == own.address):
-            yield told
 
 
 def _numbered(*columns: NDArray[Any]) -> tuple[Indices, Indices]:
@@ -366,15 +351,7 @@ def _numbered(*columns: NDArray[Any]) -> tuple[Indices, Indices]:
     return number, np.bincount(number)
 
 
-def _occurrence(key: Indices) -> Indices:
-    """How many equal ones are before each."""
-    order = np.argsort(key, kind="stable")
-    found = np.empty(len(key), np.int64)
-    found[order] = np.arange(len(key)) - np.searchsorted(key[order], key[order])
-    return found
-
-
-def _medians(values: Times, key: Indices) -> tuple[Times, Indices]:
+def medians(values: Times, key: Indices) -> tuple[Times, Indices]:
     """The median of the values of each key (0 to the largest; nan where there is none), and of how many it is."""
     sizes = np.bincount(key)
     ordered, first = np.append(values[np.lexsort((values, key))], np.nan), np.cumsum(sizes) - sizes
@@ -385,53 +362,45 @@ def _medians(values: Times, key: Indices) -> tuple[Times, Indices]:
 # --- clocks of nodes ----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class ClockModel:
-    """Clocks of nodes (sorted): by how much each is ahead of the first's, seconds, and the largest ``error`` that remains.
-
-    ``error`` bounds every comparison of times between the first node and another; infinite where a node shares no operation.
+class ClockModel(NamedTuple):
+    """Clocks of nodes: by how much each is ahead of the first's, seconds, of shape (nodes,). ``error`` bounds every comparison of
+    times between the first node and another; infinite where a node shares no operation.
     """
 
-    nodes: Indices = field(default_factory=lambda: np.zeros(0, np.int64))
-    offsets: Times = field(default_factory=lambda: np.zeros(0))
+    offsets: Times
     error: float = 0.0
 
     def correct(self, node: Indices, time: Times) -> Times:
         """Times of many nodes on the first's clock."""
-        corrected: Times = time - self.offsets[np.searchsorted(self.nodes, node)]
-        return corrected
+        return time - self.offsets[node]
 
     def text(self) -> str:
         """How well they can be compared, in words; empty of one node."""
-        if len(self.nodes) < 2:
+        if len(self.offsets) < 2:
             return ""
         if not np.isfinite(self.error):
             return "clocks of hosts cannot be compared: they have no operation in common"
         apart, known = float(np.abs(self.offsets).max()) * 1e3, f"known to ±{self.error * 1e3:.1f} ms by operations in common"
-        return f"clocks of {len(self.nodes)} hosts differ by up to {apart:.1f} ms, {known}"
+        return f"clocks of {len(self.offsets)} hosts differ by up to {apart:.1f} ms, {known}"
 
 
 def estimate(node: Indices, operation: Indices, begin: Times, end: Times) -> ClockModel:
-    """Estimate clocks. Rows are sides of operations: their node, the operation's number, begin and end on the node's clock (s).
-
-    Every side of one operation must need every other's beginning (all collectives but rooted ones; of a message pass begin of the
-    send and end of the receive with the receive's begin and the send's end as nan). The offset is in the middle of the tightest
-    bounds over any way between two nodes, half their distance is the error. O(rows + operations × nodes² + nodes³).
+    """Clocks by sides of operations: their node (from 0), the operation's number, begin and end on the node's clock (s), of shape
+    (sides,). Every side must need every other's beginning (of a message pass begin of the send and end of the receive, else nan).
+    The offset is in the middle of the tightest bounds over any way between two nodes, half their distance is the error.
+    O(sides + operations × nodes² + nodes³).
     """
-    if not len(node):
-        return ClockModel()
-    nodes, node = np.unique(node, return_inverse=True)
-    numbers, operation = np.unique(operation, return_inverse=True)
+    nodes, (numbers, operation) = int(node.max()) + 1, np.unique(operation, return_inverse=True)
     # The last to begin and the first to end of a node's sides bound tightest.
-    begins, ends = np.full((len(numbers), len(nodes)), -np.inf), np.full((len(numbers), len(nodes)), np.inf)
+    begins, ends = np.full((len(numbers), nodes), -np.inf), np.full((len(numbers), nodes), np.inf)
     np.fmax.at(begins, (operation, node), begin)
     np.fmin.at(ends, (operation, node), end)
     time = begins.max(axis=1, keepdims=True)
     ends += DRIFT * (time.max() - time)
+    # How far the row's clock is ahead of the column's at most.
     ahead = np.stack([(own[:, None] - begins).min(axis=0) for own in ends.T])
-    """How far the row's clock is ahead of the column's at most."""
     np.fill_diagonal(ahead, 0.0)
-    for via in range(len(nodes)):
+    for via in range(nodes):
         ahead = np.minimum(ahead, ahead[:, via, None] + ahead[via])
     error = max(0.0, float((ahead[:, 0] + ahead[0]).max()) / 2)
-    return ClockModel(nodes, (ahead[:, 0] - ahead[0]) / 2 if np.isfinite(error) else np.zeros(len(nodes)), error)
+    return ClockModel((ahead[:, 0] - ahead[0]) / 2 if np.isfinite(error) else np.zeros(nodes), error)

@@ -3,15 +3,13 @@
 **CCL-D** (4.2, equations 1-4): T_base is the administrator's until the first min(100 rounds, two minutes) have been seen, then
 the mean of their longest times. Each minute the round with the largest range between ranks is judged. R above theta is slow, and
 repeated before anybody is named. P says whether computation is slow (the rank with the shortest time in the operation came last)
-or communication (the rank with the lowest send or receive rate). A round is a collective as the GPUs of all its ranks timed it.
-Where no shim does, the hosts' calls stand for it, as far as a host waits for its GPU: an iteration's last operation, from the
-call to the first call of the next iteration. The two are never mixed.
+or communication (the rank with the lowest send or receive rate). A round is a collective as the GPUs of all its ranks timed it;
+where no shim does, an iteration's last operation, from its call to the first call of the next iteration. The two are never mixed.
 
 **MegaTrace**'s check of the network (III-B 2 and III-C): a flow's throughput is the slope of its cumulative bytes over its last
-w = 64 completions (equation 1); a drop of more than m = 20 % below its running average flags the network at once. Requests in
-flight while nothing completes are a hang of the network. Windows come by bursts, orders or exact counts
-(:mod:`ncclwatch.model.work`). Of sockets the bytes that a connection carried over the time in which it had something to send
-stand for the slope. Computation, which the paper finds by critical paths, is not judged.
+w = 64 completions (equation 1), of sockets the bytes over the time in which there was something to send. A drop of more than
+m = 20 % below its running average flags the network at once. Requests in flight while nothing completes are a hang of the
+network. Computation, which the paper finds by critical paths, is not judged.
 """
 
 from __future__ import annotations
@@ -27,10 +25,11 @@ from typing import NamedTuple
 import numpy as np
 
 from ncclwatch.engine.job import Group, Job, Member
+from ncclwatch.engine.network import DROP
 from ncclwatch.engine.slow.cadence import Cadence
 from ncclwatch.engine.slow.gpu_operations import GpuOperations, Round
 from ncclwatch.engine.slow.watch import SlowWatch
-from ncclwatch.model.verdict import CommunicatorRef, Culprit, LinkRef, OperationRef, Verdict, VerdictClass
+from ncclwatch.model.verdict import Culprit, LinkRef, OperationRef, Verdict, VerdictClass
 from ncclwatch.model.work import Counting, FlowWindow, Scope
 
 THETA = 3.0
@@ -41,10 +40,6 @@ WINDOW_S = 60.0
 """Fact: CCL-D, section 5: slow anomalies are detected within a minute."""
 LEARNED_ROUNDS, LEARNED_S = 100, 120.0
 """Fact: CCL-D, section 4.2.2: of the first 100 rounds, or of those in two minutes where these are fewer, the base is the mean."""
-REPEATED = 2
-"""Unit: windows. From: CCL-D, section 4.2.2: a slow-down must recur before anybody is named (how often it does not say): twice is
-the least that is a recurrence.
-"""
 KEPT_ROUNDS = 4096
 """Bound: rounds of a communicator that are kept of a window."""
 HOST = -1
@@ -52,14 +47,10 @@ HOST = -1
 HOSTS_CALLS = "the end of the iteration, by the hosts' calls"
 CLASSES = {"S1": VerdictClass.SLOW_COMPUTATION, "S2": VerdictClass.SLOW_COMMUNICATION, "S3": VerdictClass.SLOW_MIXED}
 
-DROP = 0.2
-"""Fact: MegaTrace, III-C: m, the drop of bandwidth below what is expected that flags the network."""
 STALL_S = 0.5
 """Fact: MegaTrace, IV: the guardband of a timeout, 500 ms."""
 WARM_UP = 8
-"""Bound: windows of a flow before it is judged: the running average leaves out the first iterations (III-C), and does not say how
-many.
-"""
+"""Bound: windows of a flow before it is judged: the running average leaves out the first iterations, some number (III-C)."""
 TOLD = 8
 """Bound: flagged flows that are told, a line each."""
 
@@ -68,25 +59,25 @@ TOLD = 8
 
 
 class CcldResult(NamedTuple):
-    """What the equations say of one window, by the round with the largest range of it; durations in seconds.
-
+    """What the equations say of one window, by the round with the largest range of it: T_base, T_max and T_min in seconds.
     ``static``: the base is the administrator's, so the slowness is there from the start.
     """
 
     chosen: Round
     t_base: float
+    longest: float
+    shortest: float
     static: bool
 
     @property
     def ratio(self) -> float:
         """R, equation 3."""
-        return (self.chosen.longest - self.t_base) / self.t_base
+        return (self.longest - self.t_base) / self.t_base
 
     @property
     def share(self) -> float:
         """P, equation 4: 1 pure computation, 0 pure communication; nan where nothing is slow."""
-        longest = self.chosen.longest
-        return (longest - self.chosen.shortest) / (longest - self.t_base) if longest > self.t_base else math.nan
+        return (self.longest - self.shortest) / (self.longest - self.t_base) if self.longest > self.t_base else math.nan
 
     @property
     def kind(self) -> str:
@@ -98,36 +89,42 @@ class CcldResult(NamedTuple):
 
 @dataclass(slots=True)
 class CcldRule:
-    """The equations for one communicator: ``initial`` is the administrator's T_base."""
+    """The equations for one communicator: ``initial`` is the administrator's T_base, ``found`` the last window's result if it was
+    slow, and not the first that was; ``since``: wall time since which windows are.
+    """
 
     initial: float
     theta: float = THETA
     window: deque[Round] = field(default_factory=lambda: deque(maxlen=KEPT_ROUNDS))
     since: float | None = None
     found: CcldResult | None = None
-    """Of the last window, if it was slow and that had repeated."""
-    _learned: list[Round] = field(default_factory=list)
+    _learned: list[tuple[float, float]] = field(default_factory=list)
+    """(wall time, longest time of a rank) of the first rounds."""
     _complete: bool = False
-    _slow: int = 0
+    _was_slow: bool = False
 
     def close(self) -> CcldResult | None:
         """The window is over: judge it (equations 1-4), and begin the next."""
-        window = list(self.window)
+        window = [(done, max(done.durations.values()), min(done.durations.values())) for done in self.window]
         self.window.clear()
         self.found = None
         if not window:
             return None
-        base = float(np.mean([done.longest for done in self._learned])) if self._complete else self.initial
-        result = CcldResult(max(window, key=lambda done: done.longest - done.shortest), base, not self._complete)
-        for done in window:
-            since = self._learned[0].time if self._learned else done.time
-            self._complete = self._complete or len(self._learned) >= LEARNED_ROUNDS or done.time - since > LEARNED_S
+        base = float(np.mean([longest for _, longest in self._learned])) if self._complete else self.initial
+        chosen, longest, shortest = max(window, key=lambda one: one[1] - one[2])
+        result = CcldResult(chosen, base, longest, shortest, not self._complete)
+        for done, most, _ in window:
+            began = self._learned[0][0] if self._learned else done.time
+            self._complete = self._complete or len(self._learned) >= LEARNED_ROUNDS or done.time - began > LEARNED_S
             if not self._complete:
-                self._learned.append(done)
-        slow = result.ratio > self.theta
-        self._slow += slow
-        self.since = (self.since if self.since is not None else window[0].time) if slow else None
-        self.found = result if slow and self._slow >= REPEATED else None
+                self._learned.append((done.time, most))
+        if result.ratio > self.theta:
+            self.since = self.since if self.since is not None else window[0][0].time
+            # A slow-down must recur before anybody is named (4.2.2).
+            self.found = result if self._was_slow else None
+            self._was_slow = True
+        else:
+            self.since = None
         return result
 
 
@@ -159,9 +156,8 @@ class Ccld:
         return _verdict(job, *max(found, key=lambda one: one[0].ratio), self.by_gpus) if found else None
 
     def rounds(self, job: Job, cadences: Sequence[Cadence | None]) -> list[Round]:
-        """The rounds that have become complete.
-
-        Where the processes are numbered in another way than before, rounds are forgotten; what was learned stays.
+        """The rounds that have become complete. They are forgotten where the processes are numbered in another way than before;
+        what was learned stays.
         """
         if not self._gpus.take(job):
             self.by_gpus, self._calls_until = False, 0.0
@@ -197,13 +193,12 @@ def _verdict(job: Job, result: CcldResult, since: float | None, by_gpus: bool) -
     group = job.groups.get(result.chosen.group)
     last = min(durations, key=lambda at: durations[at]) if kind != "S2" else None
     slowest = _lowest_rate(job, group) if kind != "S1" else None
-    reference, operation = (group.reference(), OperationRef(result.chosen.name)) if group is not None else (None, None)
     culprits = []
     for at, why in ((last, "came last"), (slowest, "has the lowest rate")):
         if at is not None:
             rank = group.rank_of(members[at]) if group is not None else None
             reason = f"{why}: {durations.get(at, math.nan):.4f} s in the operation"
-            culprits.append(_culprit(members[at], rank, reference, reason, operation))
+            culprits.append(_culprit(members[at], rank, group, reason, result.chosen.name))
     who = ", ".join(f"rank {one.rank}" if one.rank is not None else f"pid {one.pid} on {one.host}" for one in culprits)
     where = result.chosen.name + (f" of {group.nranks} ranks" if group is not None else "")
     unobserved = []
@@ -215,10 +210,11 @@ def _verdict(job: Job, result: CcldResult, since: float | None, by_gpus: bool) -
     return Verdict(
         CLASSES[kind],
         summary=f"CCL-D: {kind} in {where}: {who or 'no rank can be told'}; R = {result.ratio:.2f}, P = {share}",
-        culprits=tuple(culprits), communicator=reference, since=since, time=_now(job), confidence=0.5,
+        culprits=tuple(culprits), communicator=group.reference() if group is not None else None, since=since, time=_now(job),
+        confidence=0.5,
         evidence=(
             f"T_base {result.t_base:.4f} s ({base}); in the round with the largest range of the window: "
-            f"T_max {result.chosen.longest:.4f} s, T_min {result.chosen.shortest:.4f} s",
+            f"T_max {result.longest:.4f} s, T_min {result.shortest:.4f} s",
             f"R = (T_max - T_base) / T_base = {result.ratio:.2f}, P = (T_max - T_min) / (T_max - T_base) = {share}",
         ),
         unobserved=tuple(unobserved), planes=("device",) if by_gpus else ("calls",),
@@ -241,19 +237,19 @@ def _lowest_rate(job: Job, group: Group | None) -> int | None:
 
 @dataclass(slots=True)
 class _Flow:
-    """What one rank of a group sends to another: its running average, and how far below it the newest window is."""
+    """What one rank of a group sends to another: its running average, and how far below it the newest window is. ``since``: wall
+    time since which it is flagged.
+    """
 
     group: Group
-    rank: int
-    peer: int
     newest: FlowWindow
+    ends: tuple[int, int]
     seen_ns: int = 0
     windows: int = 0
     average: float = 0.0
     drop: float = 0.0
     stalled_s: float = 0.0
     since: float | None = None
-    """Wall time since which it is flagged."""
 
     def take(self, window: FlowWindow, now: float) -> None:
         """A newer window. One that is flagged teaches nothing."""
@@ -276,8 +272,7 @@ class _Flow:
 
     def text(self, job: Job) -> str:
         """What flags it."""
-        work = self.newest.work
-        ends = f"{job.rank_name(self.group.id, self.rank)} to {job.rank_name(self.group.id, self.peer)}"
+        work, ends = self.newest.work, " to ".join(job.rank_name(self.group.id, end) for end in self.ends)
         if self.drop:
             now, usual = (work.throughput or 0.0) / 1e6, self.average / 1e6
             return f"{ends}: {now:,.1f} MB/s over the last completions, {usual:,.1f} on average"
@@ -292,21 +287,19 @@ class MegaTrace:
 
     def judge(self, job: Job, watch: SlowWatch) -> Verdict | None:
         """Take the windows that are new and say what is flagged; ``None`` where nothing is. O(windows of the job's hosts)."""
-        places = {
+        groups: dict[tuple[object, ...], Group] = {
             (member.info.host, member.info.pid, group.hash, rank): group
             for group in reversed(job.groups.values()) for rank, (member, _) in group.members.items()
         }  # fmt: skip
+        hosts = watch.network.hosts if watch.network is not None else {}
         flagged = []
-        for host in sorted({member.info.host for member in job.members}):
-            known = watch.network.hosts.get(host) if watch.network is not None else None
-            for place, kept in known.work.items() if known is not None else ():
+        for host in sorted({member.info.host for member in job.members} & hosts.keys()):
+            for place, kept in hosts[host].work.items():
                 last = kept[-1]
-                if last.scope is not Scope.PEER or last.comm_hash is None or last.rank is None or last.peer is None:
-                    continue  # a port's windows are of no flow
-                group = places.get((host, last.pid, last.comm_hash, last.rank))
-                if group is None:
+                group = groups.get((host, last.pid, last.comm_hash, last.rank))
+                if last.scope is not Scope.PEER or group is None or last.rank is None or last.peer is None:
                     continue
-                flow = self._flows.setdefault(place, _Flow(group, last.rank, last.peer, last))
+                flow = self._flows.setdefault(place, _Flow(group, last, (last.rank, last.peer)))
                 flow.group = group
                 for window in kept:
                     if window.work.end_ns > flow.seen_ns:
@@ -319,31 +312,29 @@ class MegaTrace:
 def _network_verdict(job: Job, flagged: Sequence[_Flow]) -> Verdict:
     """The faulty paths that the paper reports to its manager: who has an end of most of them is named, of one path both ends."""
     worst = max(flagged, key=lambda flow: (flow.stalled_s, flow.drop))
-    group, reference = worst.group, worst.group.reference()
-    ends = Counter(rank for flow in flagged if flow.group is group for rank in (flow.rank, flow.peer))
+    group = worst.group
+    ends = Counter(rank for flow in flagged if flow.group is group for rank in flow.ends)
     named = sorted(rank for rank, count in ends.items() if count == max(ends.values()))
     what = f"throughput {worst.drop:.0%} below its average" if worst.drop else "requests in flight and none completes"
+    reasons = {rank: f"an end of {ends[rank]} of {len(flagged)} flagged paths" for rank in named}
     return Verdict(
         VerdictClass.SLOW_COMMUNICATION,
         summary=f"MegaTrace: the network at {', '.join(job.rank_name(group.id, rank) for rank in named)}: {what}",
-        culprits=tuple(
-            _culprit(group.holder(rank), rank, reference, f"an end of {ends[rank]} of {len(flagged)} flagged paths")
-            for rank in named
-        ),
-        communicator=reference, link=LinkRef(worst.rank, worst.peer, "net"),
+        culprits=tuple(_culprit(group.holder(rank), rank, group, why) for rank, why in reasons.items()),
+        communicator=group.reference(), link=LinkRef(*worst.ends, "net"),
         since=min(flow.since or _now(job) for flow in flagged), time=_now(job), confidence=0.5,
         evidence=tuple(flow.text(job) for flow in flagged[:TOLD]),
         unobserved=("computation: this rule looks at the network alone",), planes=("wire",),
     )  # fmt: skip
 
 
-def _culprit(
-    member: Member | None, rank: int | None, group: CommunicatorRef | None, reason: str, operation: OperationRef | None = None
-) -> Culprit:  # fmt: skip
+def _culprit(member: Member | None, rank: int | None, group: Group | None, reason: str, operation: str = "") -> Culprit:
     """A rank of a communicator as it is named; without a member nobody observes it."""
+    reference = group.reference() if group is not None else None
+    what = OperationRef(operation) if group is not None and operation else None
     if member is None:
-        return Culprit(None, rank, "", None, None, group, operation, reason=reason, observed=False)
-    return Culprit(member.rank, rank, member.info.host, member.info.pid, None, group, operation, reason=reason)
+        return Culprit(None, rank, "", None, None, reference, what, reason=reason, observed=False)
+    return Culprit(member.rank, rank, member.info.host, member.info.pid, None, reference, what, reason=reason)
 
 
 def _now(job: Job) -> float:

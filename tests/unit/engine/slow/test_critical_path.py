@@ -14,6 +14,7 @@ JOINT = np.array([5, -1, 9, 5, 9, -1, 9])
 NEEDS = np.array([[5, 1]])
 WORK = np.array([1.0, 0.0, 0.2, 1.0, 0.5, 0.0, 1.0])
 TRANSFER = np.array([0.1, 0.1, 0.1, 0.1, 0.1, 0.1, 0.1])
+USUAL = np.stack([TRANSFER, WORK])
 
 
 def test_replay_and_weigh_are_inverse() -> None:
@@ -50,7 +51,7 @@ def test_only_what_is_on_the_path_is_blamed() -> None:
         work[4] += delay
         begin, end = structure.replay(work, TRANSFER)
         weights = Weights(structure, begin, end, 0.0)
-        result = weights.analyse(WORK, TRANSFER)
+        result = weights.analyse(USUAL)
         assert [anomaly.operation for anomaly in result.culprits] == ([4] if harmful else [])
         assert [anomaly.operation for anomaly in result.harmless] == ([] if harmful else [4])
         if not harmful:
@@ -66,9 +67,9 @@ def test_two_culprits_are_ranked_by_what_they_cost() -> None:
     transfer[5] += 5.0
     begin, end = structure.replay(work, transfer)
     weights = Weights(structure, begin, end, 0.0)
-    found = weights.analyse(WORK, TRANSFER).culprits
+    found = weights.analyse(USUAL).culprits
     assert [(a.operation, a.work) for a in found] == [(5, False), (0, True)]
-    unsure = weights.analyse(WORK, TRANSFER, clock_error_s=6.0).culprits
+    unsure = weights.analyse(USUAL, clock_error_s=6.0).culprits
     assert [(a.operation, a.work) for a in unsure] == [(0, True)], "clocks explain a transfer, and no work of one rank"
 
 
