@@ -12,9 +12,9 @@ from ncclwatch.engine.beside import RAISE_LIMITS, all_held_back
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.job import Group, Job, Member
 from ncclwatch.engine.slow.classify import Cause, Cost, cause, classify, costs, held_back_alone, starts_late, works_slower
-from ncclwatch.engine.slow.detect import FEWEST_HEALTHY, SlowDown
+from ncclwatch.engine.slow.detect import ENOUGH, FEWEST_HEALTHY, SlowDown
 from ncclwatch.engine.slow.findings import Finding, Kind
-from ncclwatch.engine.slow.lateness import ENOUGH, MOSTLY
+from ncclwatch.engine.slow.lateness import MOSTLY
 from ncclwatch.engine.topology.model import DATA_WORDS, PARALLEL, Role, Topology
 from ncclwatch.engine.verdict import RAISE_LIMIT
 from ncclwatch.model.verdict import (

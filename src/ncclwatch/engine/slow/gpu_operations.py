@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from ncclwatch.engine.job import Job, Member
 from ncclwatch.engine.slow.cadence import Cadence, Iteration
+from ncclwatch.engine.slow.detect import ENOUGH
 from ncclwatch.engine.slow.findings import hosts
-from ncclwatch.engine.slow.lateness import ENOUGH
 from ncclwatch.model.device import DeviceCommunicator, KernelState
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import Communicator
