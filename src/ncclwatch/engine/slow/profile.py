@@ -82,37 +82,29 @@ def link_key(place: LinkPlace) -> LinkKey:
 def add_up(looks: Sequence[Look], processes: Sequence[ProcessKey]) -> Profile:
     """Profile of some looks. O(holds + looks x processes), in columns."""
     index = {key: at for at, key in enumerate(processes)}
-    size = len(index)
-    known = _stacked(looks, index)
+    known, number = _stacked(looks, index), max(1, len(looks))
     (wait, use), (held_back, limits) = _cpu_times(known), _cpu_limits(known, processes)
+    hold, looks_held = ({part: np.zeros(len(index)) for part in Part} for _ in range(2))
     profile = Profile(
-        list(processes), len(looks), {part: np.zeros(size) for part in Part}, {part: np.zeros(size) for part in Part},
-        cpu_wait=wait, cpu_use=use, held_back=held_back, limits=limits,
-    )  # fmt: skip
+        list(processes), len(looks), hold, looks_held, cpu_wait=wait, cpu_use=use, held_back=held_back, limits=limits
+    )
     for look in looks:
         _add_holds(profile, look, index)
-    activity, inferred = known["activity"], known["inferred"]
-    weight = np.where(activity == _UNKNOWN, 0.0, np.where(inferred > 0, INFERRED, 1.0))
-    number = max(1, len(looks))
     profile.hold = {part: shares / number for part, shares in profile.hold.items()}
     profile.links = {key: value / number for key, value in profile.links.items()}
+    activity = known["activity"]
+    weight = np.where(activity == Activity.UNKNOWN, 0.0, np.where(known["inferred"] > 0, INFERRED, 1.0))
     seen = weight.sum(axis=0)
-    told = np.where(seen > 0, seen, 1.0)
-    profile.busy, profile.waits, profile.seen = (
-        (weight * np.isin(activity, _WORKS)).sum(axis=0) / told, (weight * (activity == _WAITS)).sum(axis=0) / told, told
-    )  # fmt: skip
+    profile.seen = np.where(seen > 0, seen, 1.0)
+    works = np.isin(activity, (Activity.COMPUTES, Activity.CALLS_NOTHING))
+    profile.busy, profile.waits = ((weight * does).sum(axis=0) / profile.seen for does in (works, activity == Activity.WAITS))
     return profile
-
-
-_CODE = {activity: number for number, activity in enumerate(Activity)}
-_UNKNOWN, _WAITS = _CODE[Activity.UNKNOWN], _CODE[Activity.WAITS]
-_WORKS = (_CODE[Activity.COMPUTES], _CODE[Activity.CALLS_NOTHING])
 
 
 def _stacked(looks: Sequence[Look], index: Mapping[ProcessKey, int]) -> dict[str, NDArray[np.float64]]:
     """What the looks know of each process: for each of ``COLUMNS`` an array of shape (looks, processes)."""
     found = np.full((len(COLUMNS), len(looks), len(index)), np.nan)
-    found[COLUMNS.index("activity")] = _UNKNOWN
+    found[COLUMNS.index("activity")] = Activity.UNKNOWN
     last, rows = tuple(index), np.arange(len(index))
     for number, look in enumerate(looks):
         keys, known = look.columns
@@ -161,8 +153,6 @@ def _rises(known: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.
 
 def _cpu_times(known: Mapping[str, NDArray[np.float64]]) -> Shares:
     """Seconds waited and run a second: shape (2, processes)."""
-    if np.isnan(known["at"]).all():
-        return np.full((2, known["at"].shape[1]), np.nan)
     passed, waited, ran = (_rises(known[name])[0] for name in ("at", "waited", "ran"))
     # The wait is summed over threads that are alive: where one has ended it says nothing of this stretch.
     counts = (passed > 0) & (waited >= 0)
@@ -174,7 +164,7 @@ def _cpu_times(known: Mapping[str, NDArray[np.float64]]) -> Shares:
 def _cpu_limits(known: Mapping[str, NDArray[np.float64]], processes: Sequence[ProcessKey]) -> tuple[Shares, NDArray[np.int64]]:
     """The part of its periods in which a CPU limit held each process back (0: no limit), and the number of that control group."""
     held, groups = np.full(len(processes), np.nan), np.full(len(processes), -1, np.int64)
-    if np.isnan(known["periods"]).all():
+    if not len(known["periods"]):
         return held, groups
     (periods, before), (throttled, _) = (_rises(known[name]) for name in ("periods", "throttled"))
     # A process that was put into a group only in between has no past of its own there.

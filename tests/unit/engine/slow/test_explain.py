@@ -60,7 +60,7 @@ def test_equal_pids_of_two_hosts_and_ranks_of_one_process_are_told_apart() -> No
 
 def test_a_link_is_told_in_its_direction_whoever_was_named_before() -> None:
     job = job_of(samples())
-    place = LinkPlace(WORLD, WORLD, 4, 3, 1, job.members[3].info.key, job.members[1].info.key)
+    place = LinkPlace(WORLD, 3, 1, job.members[3].info.key, job.members[1].info.key)
     slow = (Finding(Kind.COMPUTE, (1,), 0.4, 9, 0.0), Finding(Kind.LINK, (3, 1), 0.3, 9, 0.0, link=place))
     assert "the link from rank 3 to rank 1" in verdict(job, judgement(job, *slow)).summary
 
