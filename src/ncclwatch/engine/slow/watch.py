@@ -18,12 +18,12 @@ from ncclwatch.engine.patience import HANG_FLOOR_S
 from ncclwatch.engine.slow import explain
 from ncclwatch.engine.slow.attribute import find
 from ncclwatch.engine.slow.cadence import Cadence, Cadences, Iteration
-from ncclwatch.engine.slow.critical_path import Paths, Timed
+from ncclwatch.engine.slow.classify import Judgement
+from ncclwatch.engine.slow.critical_path import Paths
 from ncclwatch.engine.slow.detect import IterationWatch, SlowDown
 from ncclwatch.engine.slow.findings import (
     CONFIRMED,
     Context,
-    Finding,
     FlowPlace,
     RoundTrips,
     equals,
@@ -32,7 +32,7 @@ from ncclwatch.engine.slow.findings import (
     nodes,
 )
 from ncclwatch.engine.slow.lateness import growth, measure, with_calls
-from ncclwatch.engine.slow.profile import Profile, Shares, add_up
+from ncclwatch.engine.slow.profile import Profile, add_up
 from ncclwatch.engine.slow.snapshot import Look, StageOf, near, take_look
 from ncclwatch.engine.topology.model import Topology
 from ncclwatch.model.identity import ProcessKey
@@ -62,26 +62,6 @@ crowded machine whose first two samples of three stood at one link (85 %).
 """
 RESTS_S = 60.0
 """So long after its last progress a job rests: it may have come to its end. Unit: seconds. From: chosen."""
-
-
-@dataclass(slots=True)
-class Judgement:
-    """What is behind a verdict of slowness."""
-
-    findings: list[Finding]
-    profile: Profile
-    context: Context
-    slow: SlowDown | None
-    since: float
-    iteration_s: float | None
-    factors: Shares
-    extras: Shares
-    gpus: Timed = field(default_factory=Timed)
-
-    @property
-    def named(self) -> frozenset[object]:
-        """Who is named, and whether for their work."""
-        return frozenset((finding.kind.computes, finding.members) for finding in self.findings)
 
 
 @dataclass(slots=True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from ncclwatch.engine.job import Job, assemble
+from ncclwatch.engine.slow.classify import Judgement
 from ncclwatch.engine.slow.detect import SlowDown
 from ncclwatch.engine.slow.explain import TERM_WORDS, holds, unlocated, verdict
 from ncclwatch.engine.slow.findings import Context, Finding, Kind
@@ -14,7 +15,6 @@ from ncclwatch.engine.slow.lateness import Lateness
 from ncclwatch.engine.slow.profile import add_up
 from ncclwatch.engine.slow.snapshot import LinkPlace
 from ncclwatch.engine.slow.terms import TERMS
-from ncclwatch.engine.slow.watch import Judgement
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
