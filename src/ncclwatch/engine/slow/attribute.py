@@ -1,8 +1,8 @@
 """Who or what holds up a slow job: all candidates compete for the same lost time in one conditional logit.
 
-The log-odds of a candidate are the weighted sum of its terms (``terms``) and an intercept for its kind; "nobody" has an
-intercept of its own, and what it gains where the job pauses as a whole. Their softmax is the posterior probability of each,
-which is a verdict's confidence. Weights and the probability from which on somebody is named are ``calibration``'s.
+The log-odds of a candidate are the weighted sum of its terms (``terms``) and an intercept for its kind; "nobody" has one of its
+own, and what it gains where the job pauses as a whole. Their softmax is the posterior probability of each, which is a verdict's
+confidence. Weights and the probability from which on somebody is named are ``calibration``'s.
 """
 
 from __future__ import annotations
@@ -49,8 +49,12 @@ def find(profile: Profile, context: Context) -> list[Finding]:
     named = likeliest(terms, chances, TABLE.name_from[part], context)
     if named is None:
         return []
-    kind, rivals = terms.kinds[named.number], _rivals(terms, chances, named.number)
-    found = replace(_finding(profile, context, terms, named, weights), rivals=rivals, rule=f"slow-{part}")
+    # The likeliest of the other candidates, and nobody.
+    others = [number for number in np.argsort(-chances)[: RIVALS + 1].tolist() if number != named.number][:RIVALS]
+    rivals = [(terms.kinds[number].value, terms.members[number], float(chances[number])) for number in others]
+    rivals = sorted([*rivals, ("nobody", (), float(1.0 - chances.sum()))], key=lambda rival: -rival[2])
+    found = replace(_finding(profile, context, terms, named, weights), rivals=tuple(rivals), rule=f"slow-{part}")
+    kind = terms.kinds[named.number]
     if kind is CandidateKind.TWO_RANKS:
         return _each(profile, context, found)
     if kind is not CandidateKind.WHOLE_HOST:
@@ -63,21 +67,13 @@ def find(profile: Profile, context: Context) -> list[Finding]:
 
 def _each(profile: Profile, context: Context, found: Finding) -> list[Finding]:
     """The same of each of its ranks, with what each holds up; the first holds up most and tells what was weighed."""
-    share, looks = profile.own(), profile.own_looks()
+    share, looks, each = profile.own(), profile.own_looks(), []
     if context.late is not None:
         share = np.maximum(share, context.late.share)
-    order = sorted(found.members, key=lambda at: -share[at])
-    one = [
-        replace(found, members=(at,), share=float(share[at]), looks=int(looks[at]), keys=(profile.processes[at],)) for at in order
-    ]
-    return [one[0], *(replace(other, weighed=(), rivals=()) for other in one[1:])]
-
-
-def _rivals(terms: Terms, chances: NDArray[np.float64], named: int) -> tuple[tuple[str, Members, float], ...]:
-    """The likeliest of the other candidates, and nobody."""
-    order = [number for number in np.argsort(-chances)[: RIVALS + 1].tolist() if number != named][:RIVALS]
-    found = [(terms.kinds[number].value, terms.members[number], float(chances[number])) for number in order]
-    return tuple(sorted([*found, ("nobody", (), float(1.0 - chances.sum()))], key=lambda rival: -rival[2]))
+    for at in sorted(found.members, key=lambda at: -share[at]):
+        one = replace(found, members=(at,), share=float(share[at]), looks=int(looks[at]), keys=(profile.processes[at],))
+        each.append(replace(one, weighed=(), rivals=()) if each else one)
+    return each
 
 
 def log_odds(terms: Terms, weights: Weights) -> NDArray[np.float64]:
@@ -118,11 +114,11 @@ def likeliest(terms: Terms, chances: NDArray[np.float64], least: float, context:
         return None
     hidden = context.hidden[terms.members[best][0]]
     same = [
-        at for at, (kind, members) in enumerate(zip(terms.kinds, terms.members, strict=True))
+        (at, members[0]) for at, (kind, members) in enumerate(zip(terms.kinds, terms.members, strict=True))
         if kind is CandidateKind.RANK and context.hidden[members[0]] == hidden >= 0 and 2 * chances[at] >= chances[best]
     ]  # fmt: skip
-    total = float(chances[same].sum())
-    return Named(best, tuple(sorted(terms.members[at][0] for at in same)), total) if total >= least else None
+    total = float(chances[[at for at, _ in same]].sum())
+    return Named(best, tuple(rank for _, rank in same), total) if total >= least else None
 
 
 def _one_rank(terms: Terms, chances: NDArray[np.float64]) -> tuple[int, float]:
@@ -142,18 +138,17 @@ def _finding(profile: Profile, context: Context, terms: Terms, named: Named, wei
     number, members = named.number, named.members
     kind = terms.kinds[number]
     parts = [(name, weights.terms.get(name, 0.0) * float(value)) for name, value in zip(TERMS, terms.values[number], strict=True)]
-    weighed = tuple(sorted(((name, part) for name, part in parts if abs(part) >= SAID), key=lambda item: -abs(item[1])))
+    told = sorted((part for part in parts if abs(part[1]) >= SAID), key=lambda part: -abs(part[1]))
     share, looks = float(terms.share[number]), float(terms.looks[number])
     if members != terms.members[number]:
         share, looks = (float(values[list(members)].sum()) for values in (profile.own(), profile.own_looks()))
-    found = Finding(Kind.PROXY, members, max(share, 0.0), int(looks), named.chance, weighed=weighed)
+    found = Finding(Kind.PROXY, members, max(share, 0.0), int(looks), named.chance, weighed=tuple(told))
     if kind.computes:
         return _of_ranks(profile, context, found)
     # What only the links of a rank show may be its NIC's as well as its proxy's; the proxy is said where it shows itself.
-    weights_of = dict(parts)
-    if kind is CandidateKind.NIC and (
-        weights_of["asleep"] > weights_of["delayed"] or profile.looks_held[Part.PROXY][list(members)].any()
-    ):
+    of = dict(parts)
+    by_proxy = of["asleep"] > of["delayed"] or profile.looks_held[Part.PROXY][list(members)].any()
+    if kind is CandidateKind.NIC and by_proxy:
         return replace(found, keys=tuple(profile.processes[at] for at in members))
     keys = tuple(terms.links[number])
     place = _place_of(profile, context, members, keys) if kind is CandidateKind.LINK else None
@@ -167,10 +162,9 @@ def _of_ranks(profile: Profile, context: Context, found: Finding) -> Finding:
     kind = Kind.HOST if parts[Part.HOST] >= HOSTLY * sum(parts.values()) > 0 else Kind.COMPUTE
     if parts[Part.KERNEL] >= KERNELLY * sum(parts.values()) > 0:
         kind = Kind.KERNEL
-    weighed = dict(found.weighed)
     # A host thread that calls late shows as the GPU's work while something is queued.
-    by_host = max(weighed.get("late", 0.0), weighed.get("throttled", 0.0))
-    if by_host > 0:
+    weighed = dict(found.weighed)
+    if max(weighed.get("late", 0.0), weighed.get("throttled", 0.0)) > 0:
         kind = Kind.HOST
     share = found.share
     if context.late is not None:

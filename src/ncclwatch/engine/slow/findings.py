@@ -70,12 +70,12 @@ class Finding:
     confidence: float
     link: LinkPlace | None = None
     keys: tuple[object, ...] = ()
+    """Processes or links by which the profile knows it."""
     weighed: tuple[tuple[str, float], ...] = ()
     """What spoke for it, most first: term and its part of the log-odds."""
     rivals: tuple[tuple[str, tuple[int, ...], float], ...] = ()
     """What was weighed beside it and lost, likeliest first: kind of candidate ("nobody" too), members, posterior probability."""
     rule: str = ""
-    """Which of the estimate's parts named it, as verdicts tell it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,11 @@ class Context:
     """What is known besides the samples. Arrays of shape (processes,); −1 is in no set.
 
     ``equal`` numbers sets of peers that do equal work and are seen by equal means, ``alike`` sets that do equal work whatever
-    shows of them; ``host`` numbers hosts, ``node`` nodes as NCCL tells them apart (``hostHash``). ``lost`` is the share of time
-    that is lost compared with the healthy past (``None`` without one).
+    shows of them, ``hidden`` those joined by what the host cannot see into (which of them waits for which does not show);
+    ``host`` numbers hosts, ``node`` nodes as NCCL tells them apart (``hostHash``). ``unseen``: who waits, where samples do not
+    show it, for a peer on the node that calls late. ``lost`` is the share of time that is lost compared with the healthy past
+    (``None`` without one), ``idle`` the part of that in which nothing was open on any rank: nobody in the job holds it up.
+    ``delayed``: seconds by which messages of a link take longer to be acknowledged than they did, by the wire's own word.
     """
 
     equal: NDArray[np.int64]
@@ -92,17 +95,12 @@ class Context:
     lost: float | None
     before: Profile | None = None
     late: Lateness | None = None
-    """Host threads that begin iterations late, or call later than their peers on the node."""
     unseen: NDArray[np.bool_] | None = None
-    """Who waits, where samples do not show it, for a peer on the node that calls late."""
     node: NDArray[np.int64] | None = None
     alike: NDArray[np.int64] | None = None
     delayed: Mapping[Pair, float] = field(default_factory=dict)
-    """Seconds by which messages of a link take longer to be acknowledged than they did: the wire's own word."""
     hidden: NDArray[np.int64] | None = None
-    """Sets of ranks joined by what the host cannot see into: which of them waits for which does not show."""
     idle: float = 0.0
-    """Part of the lost time in which nothing was open on any rank: the job pauses as a whole, and nobody in it holds it up."""
 
     @property
     def nodes(self) -> NDArray[np.int64]:
@@ -125,9 +123,6 @@ class Context:
             for numbers in (self.host, self.nodes, limits) for number in np.unique(numbers[numbers >= 0])
         )  # fmt: skip
         return [inside for inside in dict.fromkeys(found) if 2 <= len(inside) < len(self.host)]
-
-
-# --- which ranks can be compared ---------------------------------------------------------------------------------------------
 
 
 def equals(job: Job, topology: Topology | None, cadences: Cadences, *, by_means: bool = True) -> NDArray[np.int64]:

@@ -15,19 +15,22 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.alignment import Entries, line_up, rows_of
+from ncclwatch.engine.alignment import line_up, rows_of
 from ncclwatch.engine.connections import is_hidden
-from ncclwatch.engine.job import Group, Job
+from ncclwatch.engine.job import Job
 from ncclwatch.engine.ledger import Ledger
 from ncclwatch.engine.slow.cadence import Cadence
 from ncclwatch.engine.slow.detect import ENOUGH, LEAST_RATIO, SlowDown
+
+Times = NDArray[np.float64]
+"""Seconds."""
 
 LEAST_S = 0.01
 """Less than this, or than the least slow-down that counts, is no lateness. Unit: seconds. From: chosen."""
@@ -53,14 +56,15 @@ UNKNOWN = math.nan, math.nan
 
 @dataclass(slots=True)
 class Lateness:
-    """By process: ``share`` of the time that others wait for its first call, ``late`` iterations of ``seen``, their mean (s)."""
+    """By process: ``share`` of the time that others wait for its first call, ``late`` iterations of ``seen``, their mean (s), and
+    by how much it usually begins after one of them (s; ``None`` where no healthy past was at hand).
+    """
 
-    share: NDArray[np.float64]
+    share: Times
     late: NDArray[np.int64]
     seen: int
-    seconds: NDArray[np.float64]
-    usual: NDArray[np.float64] | None = None
-    """By how much each usually begins after one of them, in seconds; ``None`` where no healthy past was at hand."""
+    seconds: Times
+    usual: Times | None = None
 
     @staticmethod
     def of_nobody(size: int) -> Lateness:
@@ -69,7 +73,7 @@ class Lateness:
 
 
 def _least(normal_s: float) -> float:
-    """How late is late, where iterations take so long, seconds."""
+    """How late is late, seconds."""
     return max(LEAST_S, (LEAST_RATIO - 1) * normal_s)
 
 
@@ -78,7 +82,7 @@ def measure(
     since: Sequence[float],
     normal_s: float,
     equal: NDArray[np.int64],
-    known_usual: NDArray[np.float64] | None = None,
+    known_usual: Times | None = None,
 ) -> Lateness:
     """Lateness since a moment (seconds on each process's own clock); zeros where it cannot be told.
 
@@ -113,7 +117,7 @@ def measure(
     return result
 
 
-def _begins(known: Mapping[int, Cadence], since: Sequence[float], reference: int, normal_s: float) -> NDArray[np.float64]:
+def _begins(known: Mapping[int, Cadence], since: Sequence[float], reference: int, normal_s: float) -> Times:
     """By how much after the reference each process began each of the reference's iterations (s); NaN where it is not known."""
     iterations, first = known[reference].iterations, since[reference]
     table = np.full((len(since), len(iterations)), np.nan)
@@ -125,9 +129,7 @@ def _begins(known: Mapping[int, Cadence], since: Sequence[float], reference: int
     return table
 
 
-def _beyond_equals(
-    table: NDArray[np.float64], usual: NDArray[np.float64] | None, equal: NDArray[np.int64]
-) -> NDArray[np.float64]:
+def _beyond_equals(table: Times, usual: Times | None, equal: NDArray[np.int64]) -> Times:
     """Beginnings beyond what is usual and beyond the median of equals; of two equals, beyond the earlier one."""
     relative = table - np.nan_to_num(usual)[:, None] if usual is not None else table.copy()
     for number in np.unique(equal):
@@ -142,19 +144,17 @@ def _beyond_equals(
     return relative
 
 
-def _median(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _median(values: Times) -> Times:
     """The median of each row, of what is known of it; NaN of a row of which nothing is."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)
-        found: NDArray[np.float64] = np.nanmedian(values, axis=1)
-    return found
+        return np.asarray(np.nanmedian(values, axis=1))
 
 
 def _ahead(reference: Mapping[int, float], own: Mapping[int, float], since: float, normal_s: float) -> int | None:
     """By how much a process numbers its iterations higher than the reference does; ``None`` where that is not plain.
 
-    The beginnings of one iteration lay close together while the job was healthy; since it is slow they may lie more than half an
-    iteration apart.
+    The beginnings of one iteration lay close together only while the job was healthy.
     """
     before = {number: begin for number, begin in reference.items() if begin < since}
     compared = before if len(before) >= ENOUGH else reference
@@ -184,7 +184,7 @@ def growth(cadence: Cadence | None, slow: SlowDown | None) -> tuple[float, float
     return slope(np.diff(np.median(past, axis=0)), np.diff(np.median(now, axis=0)))
 
 
-def slope(before: NDArray[np.float64], now: NDArray[np.float64]) -> tuple[float, float]:
+def slope(before: Times, now: Times) -> tuple[float, float]:
     """Theil-Sen fit ``now = factor × before + extra`` of times between calls: (factor, extra); NaN where these hardly vary.
 
     What grows in proportion is computation, what is added to each call is communication or the host.
@@ -221,20 +221,12 @@ def with_calls(
 
     O(operations the ledger keeps of communicators inside nodes).
     """
-    least, moments = EXPLAINS * slow.lost_share, np.array(since)
+    least = EXPLAINS * slow.lost_share
     found: dict[int, _Late] = {}
-    held = [(group, rows_of(group, ledger)) for group in job.groups.values() if _has_hidden(group)]
-    chosen = [(group, rows) for group, rows in held if len(rows) == group.nranks]
-    entries = line_up(ledger, [rows for _, rows in chosen])
-    for number, (group, _) in enumerate(chosen):
-        part = np.flatnonzero(entries.group == number)
-        members = [group.members[rank][0] for rank in entries.ranks[part].tolist()]
-        places = np.array([member.index for member in members])
-        times = _times(entries, part)
-        if times is not None and _on_one_clock(times, [member.info.host for member in members], moments[places]):
-            one = _latest_of(places, times, since[places[0]], slow)
-            if one is not None and one.share >= max(least, found[one.at].share if one.at in found else 0.0):
-                found[one.at] = one
+    for members, times in _lined_up(job, ledger, np.array(since)):
+        one = _latest_of(members, times, since[members[0]], slow)
+        if one is not None and one.share >= max(least, found[one.at].share if one.at in found else 0.0):
+            found[one.at] = one
     # Those that do not wait for another late one, and who on their nodes waits for them.
     own = [
         one for one in found.values()
@@ -253,13 +245,44 @@ def with_calls(
     return result, waits
 
 
+def _lined_up(job: Job, ledger: Ledger, since: Times) -> Iterator[tuple[NDArray[np.int64], Times]]:
+    """Of each communicator inside nodes that is seen whole: its members, and when each called what all have called, seconds on
+    the clock of the first, shape (ranks, operations). ``since``: the moment on each process's own clock.
+    """
+    hidden = (group for group in job.groups.values() if any(is_hidden(own) for _, own in group.members.values()))
+    whole = [(group, rows) for group in hidden if len(rows := rows_of(group, ledger)) == group.nranks > 1]
+    entries = line_up(ledger, [rows for _, rows in whole])
+    for number, (group, _) in enumerate(whole):
+        part = np.flatnonzero(entries.group == number)
+        sequences = np.arange(int(entries.oldest[part].max()), int(entries.ends[part].min()))
+        if entries.aligned[part].all() and len(sequences):
+            members = [group.members[rank][0] for rank in entries.ranks[part].tolist()]
+            places, times = np.array([member.index for member in members]), entries.of("time_ns", part, sequences) / 1e9
+            if _on_one_clock(times, np.array([member.info.host for member in members]), since[places]):
+                yield places, times
+
+
+def _on_one_clock(times: Times, hosts: NDArray[np.str_], since: Times) -> bool:
+    """Put the times of all nodes on the clock of the first rank's, by what they differed by before; in place.
+
+    ``since``: the moment on each rank's own clock. False where nothing is known of the past.
+    """
+    home = hosts == hosts[0]
+    for host in np.unique(hosts[~home]):
+        there = hosts == host
+        first = int(np.argmax(there))
+        past = (times[0] < since[0]) & (times[first] < since[first])
+        if not past.any():
+            return False
+        times[there] -= float(np.median(times[there][:, past].mean(axis=0) - times[home][:, past].mean(axis=0)))
+    return True
+
+
 def _exchange(job: Job, ledger: Ledger, one: int, other: int) -> bool:
     """Whether a process has called sends or receives to or from another."""
-    for group, own in job.held_by(job.member(one)):
-        made = ledger.point_to_point.get(ledger.place(job.member(one).info.host, job.member(one).info.pid, own.address), {})
-        if any(peer == group.ranks.get(other) for _, peer in made):
-            return True
-    return False
+    info = job.member(one).info
+    held = ((group, ledger.place(info.host, info.pid, own.address)) for group, own in job.held_by(job.member(one)))
+    return any(peer == group.ranks.get(other) for group, place in held for _, peer in ledger.point_to_point.get(place, {}))
 
 
 class _Late(NamedTuple):
@@ -272,7 +295,7 @@ class _Late(NamedTuple):
     others: frozenset[int]
 
 
-def _latest_of(members: NDArray[np.int64], times: NDArray[np.float64], since: float, slow: SlowDown) -> _Late | None:
+def _latest_of(members: NDArray[np.int64], times: Times, since: float, slow: SlowDown) -> _Late | None:
     """Who of a communicator is late since a moment more than it was before."""
     began, normal_s = times.max(axis=0) >= since, slow.normal_s
     now, usual = _latest(times[:, began], slow.mean_s, normal_s), _latest(times[:, ~began], normal_s, normal_s)
@@ -284,39 +307,7 @@ def _latest_of(members: NDArray[np.int64], times: NDArray[np.float64], since: fl
     return _Late(int(members[worst]), float(share[worst]), int(now.late[worst]), float(now.seconds[worst]), others)
 
 
-def _has_hidden(group: Group) -> bool:
-    """Whether all ranks of a communicator are seen, and some of them are joined by what the host cannot see."""
-    if group.nranks < 2 or len(group.members) < group.nranks:
-        return False
-    return any(is_hidden(own) for _, own in group.members.values())
-
-
-def _on_one_clock(times: NDArray[np.float64], hosts: Sequence[str], since: NDArray[np.float64]) -> bool:
-    """Put the times of all nodes on the clock of the first rank's, by what they differed by before; in place.
-
-    ``since``: the moment on each rank's own clock. False where nothing is known of the past.
-    """
-    names = np.array(hosts)
-    home = names == names[0]
-    for host in set(hosts).difference(hosts[:1]):
-        there = names == host
-        first = int(np.argmax(there))
-        past = (times[0] < since[0]) & (times[first] < since[first])
-        if not past.any():
-            return False
-        times[there] -= float(np.median(times[there][:, past].mean(axis=0) - times[home][:, past].mean(axis=0)))
-    return True
-
-
-def _times(entries: Entries, part: NDArray[np.int64]) -> NDArray[np.float64] | None:
-    """When each rank of a communicator called what all have called, seconds, shape (ranks, operations); ``None`` if unaligned."""
-    if not entries.aligned[part].all():
-        return None
-    sequences = np.arange(int(entries.oldest[part].max()), int(entries.ends[part].min()))
-    return entries.of("time_ns", part, sequences) / 1e9 if len(sequences) else None
-
-
-def _latest(times: NDArray[np.float64], iteration_s: float, normal_s: float) -> Lateness:
+def _latest(times: Times, iteration_s: float, normal_s: float) -> Lateness:
     """For each rank how all others wait for its calls: share of the time, stretches as long as an iteration, mean wait (s)."""
     result = Lateness.of_nobody(len(times))
     if not times.size or iteration_s <= 0:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, StrEnum
 from functools import cached_property
@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ncclwatch.engine.case import of_job
 from ncclwatch.engine.connections import amid_rings, laggards
-from ncclwatch.engine.edges import PROXY_STALLS, End, Wait, Why
+from ncclwatch.engine.edges import PROXY_STALLS, Wait, Why
 from ncclwatch.engine.evidence.base import AbsentNode, HiddenNode, LinkNode, Node, RankNode
 from ncclwatch.engine.graph import Sink, Waits, victims_of
 from ncclwatch.engine.job import Job, Member
@@ -31,12 +31,10 @@ from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import Direction, OpPhase, ProcessSample, Transport
 
-NEAR_SHARE = 0.03
-"""Samples that are nearer together than this share of an iteration are taken for one moment. Unit: share. From: chosen; less than
-the least slow-down.
+NEAR_SHARE, NEAR_S = 0.03, 0.02
+"""Samples are of one moment that are nearer together than the first of an iteration, or the second where iterations are not
+known. Unit: share, seconds. From: chosen; less than the least slow-down.
 """
-NEAR_S = 0.02
-"""The same where iterations are not known. Unit: seconds. From: chosen."""
 
 
 class Part(StrEnum):
@@ -77,14 +75,10 @@ class Hold:
 class Activity(IntEnum):
     """What a rank does at the moment of a look, as far as its own counters and its peers' say."""
 
-    COMPUTES = 0
-    """An operation is queued and its kernel has not begun."""
-    CALLS_NOTHING = 1
-    """Nothing is queued: the host has not called."""
-    WAITS = 2
-    """Its kernel runs and needs another rank."""
-    TRANSFERS = 3
-    """Its kernel runs and data is under way, or it moves data itself."""
+    COMPUTES = 0  # an operation is queued and its kernel has not begun
+    CALLS_NOTHING = 1  # nothing is queued: the host has not called
+    WAITS = 2  # its kernel runs and needs another rank
+    TRANSFERS = 3  # its kernel runs and data is under way, or it moves data itself
     UNKNOWN = 4
 
 
@@ -114,7 +108,6 @@ class Look:
     holds: tuple[Hold, ...]
     activities: dict[ProcessKey, Activity]
     cpu_times: dict[ProcessKey, CpuTimes] = field(default_factory=dict)
-    """Of the processes of which it is known at this look."""
     passes: dict[ProcessKey, str] = field(default_factory=dict)
     """Where it is known, in which pass of the iteration those are who hold others up (``backward of micro-batch 5``)."""
     inferred: frozenset[ProcessKey] = frozenset()
@@ -123,10 +116,9 @@ class Look:
     @cached_property
     def columns(self) -> tuple[tuple[ProcessKey, ...], NDArray[np.float64]]:
         """What is known of each process: the processes, and ``COLUMNS`` of each, of shape (columns, processes)."""
-        keys, unknown = tuple(dict.fromkeys((*self.activities, *self.cpu_times))), CpuTimes()
-        known = [
-            (self.activities.get(key, Activity.UNKNOWN), key in self.inferred, *self.cpu_times.get(key, unknown)) for key in keys
-        ]
+        keys = tuple(dict.fromkeys((*self.activities, *self.cpu_times)))
+        does, times = self.activities, self.cpu_times
+        known = [(does.get(key, Activity.UNKNOWN), key in self.inferred, *times.get(key, CpuTimes())) for key in keys]
         return keys, np.array(known, np.float64).reshape(-1, len(COLUMNS)).T
 
 
@@ -165,12 +157,10 @@ def take_look(
     for sink, ranks in sinks:
         weight = sum(1.0 / reached[rank] for rank in ranks) / len(job.members) / len(sink.nodes)
         holds += [_hold(job, sink, node, weight, inside) for node in sink.nodes if node not in doubtful]
+    time, size = max(member.last.wall_ns for member in job.members) / 1e9, len(job.members)
+    cpu_times = {member.info.key: times for member in job.members if (times := _cpu_times(member.last)) is not None}
     activities, inferred = _activities(job, waits, kernels, doubtful, inside)
-    return Look(
-        max(member.last.wall_ns for member in job.members) / 1e9, len(job.members), tuple(holds), activities,
-        {member.info.key: times for member in job.members if (times := _cpu_times(member.last)) is not None},
-        _passes(job, kernels, holds, stage_of), inferred,
-    )  # fmt: skip
+    return Look(time, size, tuple(holds), activities, cpu_times, _passes(job, kernels, holds, stage_of), inferred)
 
 
 def _cpu_times(sample: ProcessSample) -> CpuTimes | None:
@@ -184,7 +174,7 @@ def _activities(
     job: Job, waits: Waits, kernels: Mapping[int, Kernels], doubtful: Collection[Node], inside: Collection[int]
 ) -> tuple[dict[ProcessKey, Activity], frozenset[ProcessKey]]:
     """What each rank does, and for whom that is only inferred."""
-    waiting: dict[int, set[bool]] = defaultdict(set)
+    waiting: dict[int, set[bool]] = defaultdict(set)  # for ranks (False), links (True)
     awaited: set[int] = set()
     for wait in waits.waits:
         if isinstance(wait.waiter, RankNode):
@@ -194,36 +184,28 @@ def _activities(
     found: dict[ProcessKey, Activity] = {}
     inferred: set[ProcessKey] = set()
     for member in job.members:
-        at, key, within = member.index, member.info.key, kernels[member.index].current
-        if not waiting[at] and RankNode(at) in doubtful:
-            found[key] = Activity.UNKNOWN
-            continue
-        found[key] = _activity(member, waiting[at], within, awaited=at in awaited, inside=at in inside)
-        if not within and not only_network(member):  # it may be in an operation of shared memory, of which nothing shows
-            inferred.add(key)
+        at, within, activity = member.index, kernels[member.index].current, Activity.UNKNOWN
+        unsure = not waiting[at] and RankNode(at) in doubtful
+        if within is not None:
+            # What is queued for the network and has not begun may come after an operation of shared memory.
+            activity = Activity.WAITS if False in waiting[at] else Activity.TRANSFERS if within else Activity.COMPUTES
+        elif _is_idle(member) and only_network(member):
+            activity = Activity.CALLS_NOTHING
+        elif waiting[at] or at in inside:
+            activity = Activity.WAITS if waiting[at] else Activity.TRANSFERS
+        elif at in awaited:
+            # What is queued for shared memory does not show, nor whether a receive has begun: who holds others up and waits for
+            # nobody is at work, of the rest nothing is known.
+            activity = Activity.COMPUTES
+        found[member.info.key] = Activity.UNKNOWN if unsure else activity
+        if not (unsure or within or only_network(member)):  # it may be in an operation of shared memory, which does not show
+            inferred.add(member.info.key)
     return found, frozenset(inferred)
 
 
-def _activity(member: Member, targets: set[bool], within: bool | None, *, awaited: bool, inside: bool) -> Activity:
-    """What a rank does that waits for ``targets`` (links: True); its kernel is ``within`` an operation (``None``: unknown)."""
-    if within is not None:
-        # What is queued for the network and has not begun may come after an operation of shared memory.
-        return Activity.WAITS if False in targets else Activity.TRANSFERS if within else Activity.COMPUTES
-    if _is_idle(member) and only_network(member):
-        return Activity.CALLS_NOTHING
-    if targets or inside:
-        return Activity.WAITS if targets else Activity.TRANSFERS
-    # What is queued for shared memory does not show, nor whether a receive has begun: who holds others up and waits for nobody is
-    # at work, of the rest nothing is known.
-    return Activity.COMPUTES if awaited else Activity.UNKNOWN
-
-
 def _blocked(sink: Sink) -> set[int]:
-    found = victims_of([sink])
-    if sink.is_cycle:
-        # Ranks in a circle hold each other up.
-        found |= {node.index for node in sink.nodes if isinstance(node, RankNode)}
-    return found
+    # Ranks in a circle hold each other up.
+    return victims_of([sink]) | {node.index for node in sink.nodes if sink.is_cycle and isinstance(node, RankNode)}
 
 
 def _passes(job: Job, kernels: Mapping[int, Kernels], holds: Iterable[Hold], stage_of: StageOf | None) -> dict[ProcessKey, str]:
@@ -274,16 +256,12 @@ def _part(member: Member, sink: Sink, waits: list[Wait], *, inside: bool) -> Par
 
 
 def _is_idle(member: Member) -> bool:
-    """Whether nothing is open or queued, as far as that shows."""
     return not member.last.operations and not member.last.pending
 
 
 def only_network(member: Member) -> bool:
     """Whether everything a rank does with others passes its proxy, so that nothing open means nothing called."""
     return all(transport is Transport.NET for c in member.last.communicators for _, _, _, transport in c.transports)
-
-
-# --- what samples prove of one another ----------------------------------------------------------------------------------------
 
 
 def near(iteration_s: float | None) -> float:
@@ -295,24 +273,20 @@ def is_proven(job: Job, wait: Wait, near_s: float) -> bool:
     """Whether who is waited for was read late enough to know that it had not come.
 
     Processes are read one after the other, and the job runs meanwhile. Counters only rise, so who waits for a rank that was read
-    later really waited. A rank that was read earlier may have come in between, and data that was "sent and not received" may have
-    been received: that proves nothing, unless hardly any time lay between (``near_s``), or who waits had already waited at the
-    look before.
+    later really waited. One that was read earlier may have come in between, unless hardly any time lay between (``near_s``), or
+    who waits had already waited at the look before.
     """
-    looks: list[ProcessSample] = []
+    looks: Sequence[ProcessSample] = ()
     if isinstance(wait.target, LinkNode):
         group = job.groups.get(wait.target.group_id)
         ends = [group.members.get(rank) if group else None for rank in (wait.target.source, wait.target.destination)]
         first, then = (end[0] if end else None for end in ends)
     else:
         first, then = (job.member(node.index) if isinstance(node, RankNode) else None for node in (wait.waiter, wait.target))
-        looks = [before for before in wait.end.member.samples[-2:-1] if _is_as_before(wait.end, before)] if wait.end else []
+        if (end := wait.end) is not None:
+            own = end.operation.address, end.operation.op_count
+            before = end.member.samples[-2:-1]
+            looks = [s for s in before if any((o.address, o.op_count) == own and end.sub in o.subs for o in s.operations)]
     if first is None or then is None or first is then:
         return True
     return any(one.wall_ns + one.duration_ns - then.last.wall_ns <= near_s * 1e9 for one in (first.last, *looks))
-
-
-def _is_as_before(end: End, before: ProcessSample) -> bool:
-    """Whether a look before shows an end as it stands now."""
-    own = end.operation
-    return any((one.address, one.op_count) == (own.address, own.op_count) and end.sub in one.subs for one in before.operations)

@@ -38,20 +38,13 @@ From: chosen; of less than a tenth the samples cannot tell.
 class CandidateKind(StrEnum):
     """What a candidate is: which part of which ranks, or what lies between them."""
 
-    RANK = "rank"
-    """One rank's own work: its GPU, or its host thread."""
-    TWO_RANKS = "two-ranks"
-    """The work of two ranks, wherever they are, in the same lost time."""
-    HOST = "host"
-    """The work of all ranks of a host, a node, or a CPU limit."""
-    LINK = "link"
-    """The connection of two ranks."""
-    NIC = "nic"
-    """All connections of one rank: its NIC, or its proxy, which leaves in the sockets what has come and what should go out."""
-    HOST_NICS = "host-nics"
-    """All connections that leave a host."""
-    WHOLE_HOST = "whole-host"
-    """The work of all ranks of a host and all its connections."""
+    RANK = "rank"  # one rank's own work: its GPU, or its host thread
+    TWO_RANKS = "two-ranks"  # the work of two ranks, wherever they are, in the same lost time
+    HOST = "host"  # the work of all ranks of a host, a node, or a CPU limit
+    LINK = "link"  # the connection of two ranks
+    NIC = "nic"  # all connections of one rank: its NIC, or its proxy, which leaves in the sockets what goes in and out
+    HOST_NICS = "host-nics"  # all connections that leave a host
+    WHOLE_HOST = "whole-host"  # the work of all ranks of a host and all its connections
 
     @property
     def computes(self) -> bool:
@@ -66,8 +59,8 @@ FROM_START = (CandidateKind.RANK, CandidateKind.HOST, CandidateKind.LINK, Candid
 """Candidates also without a healthy past: a healthy job may well spend half of its time on its network, and at two ranks."""
 
 FLOORS = {"late": 0.3, "throttled": 0.2, "asleep": 0.05, "delayed": 0.001}
-"""Excesses of which a smaller one is noise, for each measured term: part of the lost time, part of the periods, logarithm of
-wanted CPUs, seconds. Unit: as said. From: chosen, below what any recorded fault makes of it.
+"""Excesses of which a smaller one is noise. Unit: part of the lost time, part of the periods, logarithm of wanted CPUs, seconds.
+From: chosen, below what any recorded fault makes of it.
 """
 TERMS = ("activity", "ends", *FLOORS)
 """Columns of :attr:`Terms.values`; each is about 0 for an innocent one, and at most of the order of 1 to 5."""
@@ -87,8 +80,7 @@ MISREAD = 0.02
 ASSUMED = np.array([0.6, 0.3, 0.1])
 """What a rank does in a healthy job, where too little was seen of this one."""
 ASSUMED_LOST = 0.3
-"""Share of the time that is lost, where nothing says how fast the job was. Unit: share. From: chosen, amid ``STEPS_LOST``.
-"""
+"""Share of the time that is lost, where nothing says how fast the job was. Unit: share. From: chosen, amid ``STEPS_LOST``."""
 OWN_END = 0.7
 """Part of the lost time in which the waits that a sample shows end at the culprit; the others end at whom it holds up first.
 Unit: share. From: chosen; the weight of the term takes up what it is off by.
@@ -105,17 +97,18 @@ STEPS_LOST = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 
 @dataclass(slots=True)
 class Terms:
-    """Candidates and their terms. ``members`` index the profile's processes; ``values`` has shape (candidates, terms)."""
+    """Candidates and their terms. ``members`` index the profile's processes; ``values`` has shape (candidates, terms).
+
+    ``share``: part of the job's time in which the samples' waits end at each, beyond what they always did; ``looks``: samples in
+    which it held others up; ``links``: those of its links that others were seen to wait for, that hold the job up most first.
+    """
 
     kinds: list[CandidateKind]
     members: list[Members]
     values: NDArray[np.float64]
     share: Shares
-    """Part of the job's time in which the samples' waits end at each candidate, beyond what they always did."""
     looks: NDArray[np.int64]
-    """Samples in which each held others up."""
     links: list[list[LinkKey]]
-    """The links that are part of each and that others were seen to wait for, those that hold the job up most first."""
 
 
 def measure(profile: Profile, context: Context) -> Terms:
@@ -134,30 +127,25 @@ def measure(profile: Profile, context: Context) -> Terms:
         return [one.members if one.kind in kinds else () for one in every]
 
     workers, proxies, links = members_of(*WORK), members_of(CandidateKind.NIC), [one.links for one in every]
-    together = members_of(CandidateKind.HOST, CandidateKind.WHOLE_HOST)
     at_ranks = [_sum(own, workers) + _sum(proxy, proxies) for own, proxy in zip(ends.own, ends.proxy, strict=True)]
     at_links = [_sum(values, links) for values in ends.link]
     now, past, looks = at_ranks[0] + at_links[0], at_ranks[1] + at_links[1], np.maximum(at_ranks[2], at_links[2])
-    parts = np.array([len(work) + len(proxy) + len(own) for work, proxy, own in zip(workers, proxies, links, strict=True)])
+    sizes = [list(map(len, parts)) for parts in (workers, proxies, links)]
     measured = _excesses(profile, context, lost)
+    alone, together = members_of(*RANKS), members_of(CandidateKind.HOST, CandidateKind.WHOLE_HOST)
     columns = {
-        "activity": _sum(np.clip(straggler, -CREDIT, CREDIT), members_of(*RANKS))
-        + _sum(np.clip(pooled, -CREDIT, CREDIT), together),
-        "ends": ends.ratio(now, past, parts, lost, profile.looks),
+        "activity": _sum(np.clip(straggler, -CREDIT, CREDIT), alone) + _sum(np.clip(pooled, -CREDIT, CREDIT), together),
+        "ends": ends.ratio(now, past, np.sum(sizes, axis=0), lost, profile.looks),
         "late": _match(measured["late"], workers, FLOORS["late"]),
         "throttled": _match(measured["throttled"], workers, FLOORS["throttled"]),
         "asleep": _match(measured["asleep"], members_of(*WORK, CandidateKind.NIC), FLOORS["asleep"]),
         "delayed": _match(ends.delayed, links, FLOORS["delayed"]),
     }
-    held = profile.links
+    seen = [[ends.links[at] for at in own if ends.links[at] in profile.links] for own in links]
     return Terms(
-        [one.kind for one in every],
-        [one.members for one in every],
-        np.stack([columns[name] for name in TERMS], axis=1),
-        now - past,
-        looks.astype(np.int64),
-        [sorted((ends.links[at] for at in own if ends.links[at] in held), key=lambda key: -held[key]) for own in links],
-    )
+        [one.kind for one in every], [one.members for one in every], np.stack([columns[name] for name in TERMS], axis=1),
+        now - past, looks.astype(np.int64), [sorted(own, key=lambda key: -profile.links[key]) for own in seen],
+    )  # fmt: skip
 
 
 def _sum(values: Shares, members: Sequence[Sequence[int]]) -> Shares:
@@ -169,7 +157,7 @@ def _sum(values: Shares, members: Sequence[Sequence[int]]) -> Shares:
 
 def _match(values: Shares, members: Sequence[Sequence[int]], floor: float) -> Shares:
     """The part of an excess that is explained by its being alike for a candidate's members and for nobody else, 0 to 1: a matched
-    filter, squared, as its likelihood goes by sums of squares. Of what chance strews over many hardly anything is anybody's.
+    filter, squared, as its likelihood goes by sums of squares.
     """
     sizes = np.array([max(len(one), 1) for one in members], np.float64)
     match: Shares = _sum(values, members) ** 2 / sizes / (float((values**2).sum()) + floor**2)
@@ -307,15 +295,13 @@ def _of_links(ends: Ends, places: Sequence[Members], ranks: int) -> Iterator[Can
     for joint, of in owners.items():
         joined = np.unique([ends.source[list(joint)], ends.destination[list(joint)]])
         hosts[of[0] if len(of) == 1 else tuple(joined.tolist())] = list(joint)
+    yield from (Candidate(CandidateKind.LINK, pair, own) for pair, own in pairs.items())
+    yield from (Candidate(CandidateKind.NIC, rank, own) for rank, own in nics.items())
     grown = np.maximum(ends.link.now - ends.link.past, 0.0)
-    for kind, found in (
-        (CandidateKind.LINK, pairs), (CandidateKind.NIC, nics), (CandidateKind.HOST_NICS, hosts),
-        (CandidateKind.WHOLE_HOST, leaving),
-    ):  # fmt: skip
-        of_hosts = found is hosts or found is leaving
-        for members, links in found.items():
-            if not of_hosts or grown[links].max() < (1.0 - SEVERAL) * grown[links].sum():
-                yield Candidate(kind, members, links)
+    for kind, found in ((CandidateKind.HOST_NICS, hosts), (CandidateKind.WHOLE_HOST, leaving)):
+        for members, own in found.items():
+            if grown[own].max() < (1.0 - SEVERAL) * grown[own].sum():
+                yield Candidate(kind, members, own)
 
 
 # --- where waits end ---------------------------------------------------------------------------------------------------------
