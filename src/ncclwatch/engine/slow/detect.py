@@ -45,11 +45,9 @@ jobs with pauses three are seen to be slow twice as early, and one later. More b
 iterations of 0.5 s took 22 s to show with four above it, and 10 s with one.
 """
 HEALTHY_PRIOR = np.array([15.0, 12.0, 2.0, 0.3])
-"""Pseudo-counts of healthy iterations by bin: as if thirty had been seen before, two of them slow by chance, and now and then
-one that wrote a checkpoint, however long that took.
-"""
+"""Pseudo-counts of healthy iterations by bin: as if thirty had been seen, two of them slow by chance, hardly any a checkpoint."""
 OTHER_PRIOR = np.array([0.5, 0.5, 0.5, 2.0])
-"""The same of iterations since a change, of which nothing is known: half a one (Jeffreys) for each bin of a quarter more."""
+"""The same since a change, of which nothing is known: half a one (Jeffreys) for each bin of a quarter more."""
 SLOW_FROM = 2
 """Fact: the first bin that is slow, as ``_edges`` makes them."""
 
@@ -77,12 +75,13 @@ class SlowDown:
 
 @dataclass(slots=True)
 class _State:
-    """A slow-down that goes on: durations of the newest iterations since, and the evidence that it is over."""
+    """A slow-down that goes on: durations of the newest iterations since, and the evidence that it is over (Page's test: the
+    cumulative sum of log(healthy/slow), never below 0).
+    """
 
     since: float
     durations: list[float] = field(default_factory=list)
     over: float = 0.0
-    """Cumulative sum of log(healthy/slow) over the newest iterations, never below 0 (Page's test)."""
 
 
 @dataclass(slots=True)
@@ -100,9 +99,7 @@ class IterationWatch:
         """Take iterations in the order of their times; those seen before are left out. ``at_hand``: the one that has not ended,
         up to the moment until which calls are known: it counts by what it has taken so far.
         """
-        for iteration in iterations:
-            if iteration.end <= self._last_end:
-                continue
+        for iteration in [iteration for iteration in iterations if iteration.end > self._last_end]:
             self._last_end = iteration.end
             self._recent.append(iteration.duration)
             if self.slow is None:
@@ -145,9 +142,8 @@ class IterationWatch:
         if self._open is not None and self._open.duration > limit:
             durations.append(self._open.duration)
         normal, mean = float(self.usual.mean()), float(np.mean(durations))
-        if mean < LEAST_RATIO * normal:
-            return None
-        return SlowDown(self.slow.since, normal, mean, len(durations), sum(duration > limit for duration in durations))
+        slow = SlowDown(self.slow.since, normal, mean, len(durations), sum(duration > limit for duration in durations))
+        return slow if mean >= LEAST_RATIO * normal else None
 
     def _look_for_change(self, at_hand: Iteration | None = None) -> None:
         """Set ``slow`` where the newest iterations come from another distribution than those before."""
@@ -175,8 +171,7 @@ class IterationWatch:
         del state.durations[:-WINDOW]
         durations = np.maximum(state.durations, 1e-9)
         # One that has become far milder is to be explained by what is seen since, too: what made it worse may be gone.
-        changed = change_point(durations, WORSE_RATIO) or change_point(1.0 / durations, WORSE_RATIO, ENOUGH)
-        if changed:
+        if changed := change_point(durations, WORSE_RATIO) or change_point(1.0 / durations, WORSE_RATIO, ENOUGH):
             kept = state.durations[changed:]
             self.slow = _State(iteration.end - sum(kept), kept)
 
@@ -189,19 +184,15 @@ def change_point(durations: NDArray[np.float64], least_ratio: float = LEAST_RATI
     size = len(durations)
     best, found = TABLE.change_log_bayes_factor, None
     starts = np.arange(size - ENOUGH, max(fewest, size - WINDOW) - 1, -1)
-    if not len(starts):
-        return None
     # Of a healthy job hardly any start is worth a closer look, and it is asked at every iteration.
     total = durations.cumsum()
-    past_mean, mean = total[starts - 1] / starts, (total[-1] - total[starts - 1]) / (size - starts)
+    past_mean, mean = total[starts - 1] / starts, (total[-1:] - total[starts - 1]) / (size - starts)
     for start in starts[mean >= least_ratio * past_mean].tolist():
         edges = _edges(durations[:start])
         since = _bins(durations[start:], edges)
-        if since[SLOW_FROM:].sum() < ENOUGH:
-            continue
-        factor = log_bayes_factor(_bins(durations[:start], edges), since)
-        if factor > best:
-            best, found = factor, start
+        if since[SLOW_FROM:].sum() >= ENOUGH:
+            factor = log_bayes_factor(_bins(durations[:start], edges), since)
+            best, found = max((best, found), (factor, start), key=lambda one: one[0])
     return found
 
 
@@ -220,12 +211,9 @@ def log_bayes_factor(past: NDArray[np.float64], since: NDArray[np.float64]) -> f
 
 
 def _evidence(prior: NDArray[np.float64], counts: NDArray[np.float64]) -> float:
-    """Logarithm of the probability of counts by bin, of any distribution (Dirichlet-multinomial)."""
-
-    def log_beta(values: NDArray[np.float64]) -> float:
-        return sum(map(lgamma, values.tolist())) - lgamma(float(values.sum()))
-
-    return log_beta(prior + counts) - log_beta(prior)
+    """Logarithm of the probability of counts by bin (Dirichlet-multinomial): a ratio of two multivariate beta functions."""
+    after, before = (sum(map(lgamma, values.tolist())) - lgamma(float(values.sum())) for values in (prior + counts, prior))
+    return after - before
 
 
 def _edges(past: NDArray[np.float64]) -> NDArray[np.float64]:

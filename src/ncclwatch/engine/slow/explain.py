@@ -89,21 +89,18 @@ def verdict(job: Job, judgement: Judgement, topology: Topology | None = None) ->
         for finding, cost in zip(findings, every, strict=True)
     ]
     culprits: list[Culprit] = []
-    for culprit in (culprit for one in told for culprit in one.culprits()):
-        if culprit.pid is None or not any(other.is_at(culprit.host, culprit.pid, culprit.rank) for other in culprits):
-            culprits.append(culprit)
+    for one in told:
+        for member in one.blamed:
+            if not stands_in(places(culprits), member.info.host, member.info.pid, member.rank):
+                culprits.append(one.culprit(member))
     planes = {"state": True, "calls": judgement.iteration_s is not None, "device": judgement.gpus.told}
     link = next((one for one in told if one.finding.kind is Kind.LINK), None)
     named = places(culprits)
-    victims = sorted(
-        member.rank for at, member in members.items()
-        if member.rank is not None
-        and not stands_in(named, member.info.host, member.info.pid, member.rank)
-        and judgement.profile.waits[at] > 0.1
-    )  # fmt: skip
+    waiting = [member for at, member in members.items() if judgement.profile.waits[at] > 0.1]
+    victims = (m.rank for m in waiting if m.rank is not None and not stands_in(named, m.info.host, m.info.pid, m.rank))
     return Verdict(
         verdict_class=judgement.verdict_class, summary=_summary(told, judgement), culprits=tuple(culprits),
-        victims=tuple(victims),
+        victims=tuple(sorted(victims)),
         # Where others happen to wait most changes from look to look; only a link belongs to one communicator.
         communicator=link.reference if link is not None else None,
         stage=culprits[0].stage if culprits else "", link=link.link if link is not None else None, since=judgement.since,
@@ -189,18 +186,17 @@ class _Told:
         known = self.topology.by_id.get(group.id) if self.topology is not None and group is not None else None
         return known.role if known is not None else Role.UNSURE
 
-    def culprits(self) -> Iterator[Culprit]:
+    def culprit(self, member: Member) -> Culprit:
         finding, group, awaited = self.finding, self.group, self.awaited
-        operation = OperationRef(awaited[0][1]) if awaited and awaited[0][1] else None
-        for member in self.blamed:
-            place = (group.rank_of(member), group.hash) if group is not None else None
-            own = next((c for c in member.last.communicators if (c.rank, c.hash) == place), None)
-            yield Culprit(
-                rank=member.rank, comm_rank=own.rank if own else None, host=member.info.host, pid=member.info.pid,
-                gpu=own.device if own else None, communicator=self.reference if own else None,
-                operation=operation, stage=self.stage(member.rank), link=self.link,
-                reason=f"{finding.kind}: {self.cause.text}" if self.cause.text else str(finding.kind),
-            )  # fmt: skip
+        place = (group.rank_of(member), group.hash) if group is not None else None
+        own = next((c for c in member.last.communicators if (c.rank, c.hash) == place), None)
+        return Culprit(
+            rank=member.rank, comm_rank=own.rank if own else None, host=member.info.host, pid=member.info.pid,
+            gpu=own.device if own else None, communicator=self.reference if own else None,
+            operation=OperationRef(awaited[0][1]) if awaited and awaited[0][1] else None,
+            stage=self.stage(member.rank), link=self.link,
+            reason=f"{finding.kind}: {self.cause.text}" if self.cause.text else str(finding.kind),
+        )  # fmt: skip
 
     def stage(self, rank: int | None) -> str:
         """Where in the iteration, as far as the looks tell."""

@@ -22,7 +22,6 @@ from ncclwatch.engine.slow.profile import Profile
 from ncclwatch.engine.slow.snapshot import LinkPlace
 from ncclwatch.engine.topology.model import Topology
 from ncclwatch.model.identity import ProcessKey
-from ncclwatch.model.state import Communicator
 
 FlowPlace = tuple[int, int, int, int]
 """Process id of the sender, hash of the communicator, rank in it, and peer."""
@@ -166,17 +165,16 @@ def hidden_together(job: Job) -> NDArray[np.int64]:
 
 
 def _means(member: Member) -> tuple[object, ...]:
-    """Which kinds of connections there are, not how many: at the ends of a ring some are not made that others have."""
-    used = [c for c in member.last.communicators if _is_used(c)]
+    """Which kinds of connections there are, not how many: at the ends of a ring some are not made that others have.
+
+    Of a communicator on which nothing was ever called, as far as NCCL counts, no look shows anything.
+    """
+    used = (
+        c for c in member.last.communicators
+        if c.op_count or c.sequence_numbers or is_hidden(c)
+        or any(step.step for step in c.net_steps) or any(connection.tail for connection in c.host_connections)
+    )  # fmt: skip
     return tuple(sorted({(c.nranks, str(way), str(kind)) for c in used for _, _, way, kind in c.transports}))
-
-
-def _is_used(communicator: Communicator) -> bool:
-    """Whether anything was ever called on it, as far as NCCL counts: of what is not, no look shows anything."""
-    if communicator.op_count or communicator.sequence_numbers:
-        return True
-    moved = any(s.step for s in communicator.net_steps) or any(h.tail for h in communicator.host_connections)
-    return moved or is_hidden(communicator)
 
 
 # --- what the wire says of links ---------------------------------------------------------------------------------------------

@@ -31,7 +31,10 @@ class Profile:
     """Shares of the looks (0 to 1), by process in the order of ``processes``; arrays of shape (processes,).
 
     ``hold[part]`` is the share of all ranks' time that is spent waiting for that part of a rank; ``looks_held`` counts the looks
-    in which it held up at least one other. ``busy``: it computed or its host had called nothing, ``waits``: for another.
+    in which it held up at least one other. ``busy``: it computed or its host had called nothing, ``waits``: for another, of
+    ``seen`` looks that tell what it does (``INFERRED`` of one where that is only inferred). ``cpu_wait``: threads that were
+    runnable and had no CPU, ``cpu_use``: CPUs used, both on average; ``held_back``: the part of the periods of its CPU limit in
+    which it was held back (nan: not known); ``limits`` numbers the control groups that hold ranks back (−1: none).
     """
 
     processes: list[ProcessKey]
@@ -42,21 +45,15 @@ class Profile:
     link_looks: Counter[LinkKey] = field(default_factory=Counter)
     places: dict[LinkKey, LinkPlace] = field(default_factory=dict)
     operations: dict[object, Counter[tuple[int, str]]] = field(default_factory=lambda: defaultdict(Counter))
-    """What was waited in, by process or link: (group, operation) → looks"""
+    """What was waited in, by process or link: (group, operation) → looks; and, where known, in which pass a process was then."""
     passes: dict[object, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    """In which pass a process was while it held others up, where that is known: pass → looks"""
     busy: Shares = field(default_factory=lambda: np.zeros(0))
     waits: Shares = field(default_factory=lambda: np.zeros(0))
     seen: Shares = field(default_factory=lambda: np.zeros(0))
-    """Looks that tell what a rank does, ``INFERRED`` of one where that is only inferred."""
     cpu_wait: Shares = field(default_factory=lambda: np.zeros(0))
-    """Threads of each rank that were runnable and had no CPU, on average; nan where that is not known, as below."""
     cpu_use: Shares = field(default_factory=lambda: np.zeros(0))
-    """CPUs that each rank used, on average."""
     held_back: Shares = field(default_factory=lambda: np.zeros(0))
-    """The part of the periods of its CPU limit in which each rank was held back; nan where that is not known."""
     limits: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Numbers the control groups that hold ranks back (−1: none)."""
 
     def of(self, processes: Sequence[ProcessKey], values: Shares, missing: float = np.nan) -> Shares:
         """Values of this profile's processes for others, in their order; ``missing`` for those it does not know."""

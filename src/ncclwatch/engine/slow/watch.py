@@ -17,7 +17,7 @@ from ncclwatch.engine.network import NetworkMemory
 from ncclwatch.engine.patience import HANG_FLOOR_S
 from ncclwatch.engine.slow import explain
 from ncclwatch.engine.slow.attribute import find
-from ncclwatch.engine.slow.cadence import Cadence, Cadences, Iteration
+from ncclwatch.engine.slow.cadence import Cadences, Iteration
 from ncclwatch.engine.slow.classify import Judgement
 from ncclwatch.engine.slow.critical_path import Paths
 from ncclwatch.engine.slow.detect import IterationWatch, SlowDown
@@ -66,14 +66,14 @@ RESTS_S = 60.0
 
 @dataclass(slots=True)
 class _JobWatch:
-    """What is kept of one job."""
+    """What is kept of one job. Of the process ``reference`` (host, pid), by whose iterations it is judged, ``generation`` numbers
+    the period that was found, and ``offset_s`` is wall clock minus monotonic clock of its node.
+    """
 
     iterations: IterationWatch = field(default_factory=IterationWatch)
     reference: tuple[str, int] | None = None
-    """The process (host, pid) by whose iterations the job is judged."""
     generation: int = 0
     offset_s: float = 0.0
-    """Wall clock minus monotonic clock of the reference's node."""
     looks: deque[Look] = field(default_factory=lambda: deque(maxlen=KEPT_SAMPLES))
     pending: deque[Look] = field(default_factory=lambda: deque(maxlen=PENDING_SAMPLES))
     """Samples since the job last made progress."""
@@ -137,8 +137,7 @@ class SlowWatch:
         """Take the newest samples of a job and the verdict on whether it hangs; a job that runs may be slow instead.
 
         A sample between two steps of progress counts once the job goes on; what is seen of a hang teaches nothing. ``topologies``
-        are what was learned of the jobs there are: they name stages, and say who does equal work. ``stage_of`` says of a call in
-        which pass it is.
+        (of all jobs) name stages and say who does equal work, ``stage_of`` says of a call in which pass it is.
         """
         own = [known for known in topologies if known.by_id.keys() & job.groups.keys()]
         topology = max(own, key=lambda known: len(known.by_id.keys() & job.groups.keys()), default=None)
@@ -192,8 +191,7 @@ class SlowWatch:
 
     def settles(self, job: Job, verdict: Verdict, heard_s: Mapping[str, float]) -> bool:
         """Whether a job needs few samples: it runs as it always did, by its calls, and was sampled often enough to know how; or
-        it has rested for long. ``heard_s``: up to when calls of hosts are known that have not been sampled since, seconds on the
-        clock of their records.
+        it has rested for long. ``heard_s``: up to when calls of hosts are known, seconds on the clock of their records.
         """
         watch = self._watch_of(job)
         if verdict.verdict_class is VerdictClass.IDLE:
@@ -248,7 +246,12 @@ class SlowWatch:
             watch.iterations, watch.generation = IterationWatch(), cadence.generation
         sample = members[watch.reference].last
         watch.offset_s = (sample.wall_ns - sample.time_ns) / 1e9
-        watch.iterations.feed(list(cadence.iterations), _at_hand(cadence, job, watch.reference[0], heard_s))
+        # Where nothing else is known, calls are until the first sample of a round: they are taken just before it.
+        host = watch.reference[0]
+        sampled = min((m.last.time_ns for m in job.members if m.info.host == host and not m.gone), default=0) / 1e9
+        since, until = cadence.open_since, (heard_s or {}).get(host, sampled)
+        at_hand = Iteration(since, until, 0) if since is not None and until > since else None
+        watch.iterations.feed(list(cadence.iterations), at_hand)
 
     def _judge(self, job: Job, watch: _JobWatch, slow: SlowDown | None, topology: Topology | None) -> None:
         """Attribute what the samples show; what has repeated is reported."""
@@ -324,19 +327,9 @@ class SlowWatch:
 
 
 def _before(looks: Iterable[Look], began: float, since: float) -> list[Look]:
-    """Samples of the healthy job, from between two moments; where these were far apart (:mod:`ncclwatch.collect.ease`) also older
-    ones, as many as one a second would have brought.
+    """Samples of the healthy job from between two moments; where they were taken seldom also older ones, as many as one a second
+    would have brought.
     """
     earlier = [look for look in looks if look.time < since]
     within, steady = sum(look.time >= began for look in earlier), int(since - began)
     return earlier[len(earlier) - within :] if 2 * within >= steady else earlier[-steady:]
-
-
-def _at_hand(cadence: Cadence, job: Job, host: str, heard_s: Mapping[str, float] | None) -> Iteration | None:
-    """The iteration that a process is in. Where nothing else is known, calls are until the first sample of a round: they are
-    taken just before it.
-    """
-    since = cadence.open_since
-    until = min((m.last.time_ns for m in job.members if m.info.host == host and not m.gone), default=0) / 1e9
-    until = (heard_s or {}).get(host, until)
-    return None if since is None or until <= since else Iteration(since, until, 0)
