@@ -8,7 +8,7 @@ confidence. Weights and the probability from which on somebody is named are ``ca
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from ncclwatch.engine.slow.terms import NETWORKS, RANKS, TERMS, CandidateKind, M
 
 HOSTLY, KERNELLY = 0.3, 0.8
 """Parts of the waits for a rank that make it its host thread (which shows as the GPU while anything is queued), or its kernel
-(which nearly always is only what the samples happened to see). Unit: shares. From: chosen; they decide on words alone.
+(which nearly always is only what the samples happened to see; it is communication). Unit: shares. From: chosen.
 """
 RIVALS = 3
 """Bound: candidates that are told beside the one that is named."""
@@ -53,7 +53,8 @@ def find(profile: Profile, context: Context) -> list[Finding]:
     others = [number for number in np.argsort(-chances)[: RIVALS + 1].tolist() if number != named.number][:RIVALS]
     rivals = [(terms.kinds[number].value, terms.members[number], float(chances[number])) for number in others]
     rivals = sorted([*rivals, ("nobody", (), float(1.0 - chances.sum()))], key=lambda rival: -rival[2])
-    found = replace(_finding(profile, context, terms, named, weights), rivals=tuple(rivals), rule=f"slow-{part}")
+    found = _finding(profile, context, terms, named, weights)
+    found.rivals, found.rule = tuple(rivals), f"slow-{part}"
     kind = terms.kinds[named.number]
     if kind is CandidateKind.TWO_RANKS:
         return _each(profile, context, found)
@@ -135,48 +136,44 @@ def _one_rank(terms: Terms, chances: NDArray[np.float64]) -> tuple[int, float]:
 
 
 def _finding(profile: Profile, context: Context, terms: Terms, named: Named, weights: Weights) -> Finding:
-    number, members = named.number, named.members
-    kind = terms.kinds[number]
+    number, kind, members = named.number, terms.kinds[named.number], list(named.members)
     parts = [(name, weights.terms.get(name, 0.0) * float(value)) for name, value in zip(TERMS, terms.values[number], strict=True)]
     told = sorted((part for part in parts if abs(part[1]) >= SAID), key=lambda part: -abs(part[1]))
     share, looks = float(terms.share[number]), float(terms.looks[number])
-    if members != terms.members[number]:
-        share, looks = (float(values[list(members)].sum()) for values in (profile.own(), profile.own_looks()))
-    found = Finding(Kind.PROXY, members, max(share, 0.0), int(looks), named.chance, weighed=tuple(told))
+    if named.members != terms.members[number]:
+        share, looks = (float(values[members].sum()) for values in (profile.own(), profile.own_looks()))
+    found = Finding(Kind.PROXY, named.members, max(share, 0.0), int(looks), named.chance, weighed=tuple(told))
+    found.keys = tuple(profile.processes[at] for at in members)
     if kind.computes:
-        return _of_ranks(profile, context, found)
+        found.kind = _part_of_ranks(profile, members, dict(told))
+        if context.late is not None:
+            found.share = max(found.share, float(context.late.share[members].sum()))
+        return found
     # What only the links of a rank show may be its NIC's as well as its proxy's; the proxy is said where it shows itself.
     of = dict(parts)
-    by_proxy = of["asleep"] > of["delayed"] or profile.looks_held[Part.PROXY][list(members)].any()
-    if kind is CandidateKind.NIC and by_proxy:
-        return replace(found, keys=tuple(profile.processes[at] for at in members))
-    keys = tuple(terms.links[number])
-    place = _place_of(profile, context, members, keys) if kind is CandidateKind.LINK else None
-    return replace(found, kind=Kind.LINK if place is not None else Kind.NIC, keys=keys, link=place)
+    by_proxy = of["asleep"] > of["delayed"] or profile.looks_held[Part.PROXY][members].any()
+    if kind is not CandidateKind.NIC or not by_proxy:
+        found.keys = tuple(terms.links[number])
+        found.link = _place_of(profile, context, named.members, terms.links[number]) if kind is CandidateKind.LINK else None
+        found.kind = Kind.LINK if found.link is not None else Kind.NIC
+    return found
 
 
-def _of_ranks(profile: Profile, context: Context, found: Finding) -> Finding:
+def _part_of_ranks(profile: Profile, members: list[int], weighed: Mapping[str, float]) -> Kind:
     """Which part of the ranks it is: the GPU, the host thread, or the communication kernel."""
-    members = list(found.members)
-    parts = {part: float(profile.hold[part][members].sum()) for part in OWN}
-    kind = Kind.HOST if parts[Part.HOST] >= HOSTLY * sum(parts.values()) > 0 else Kind.COMPUTE
-    if parts[Part.KERNEL] >= KERNELLY * sum(parts.values()) > 0:
-        kind = Kind.KERNEL
-    # A host thread that calls late shows as the GPU's work while something is queued.
-    weighed = dict(found.weighed)
     if max(weighed.get("late", 0.0), weighed.get("throttled", 0.0)) > 0:
-        kind = Kind.HOST
-    share = found.share
-    if context.late is not None:
-        share = max(share, float(context.late.share[members].sum()))
-    return replace(found, kind=kind, share=share, keys=tuple(profile.processes[at] for at in members))
+        return Kind.HOST  # a host thread that calls late shows as the GPU's work while something is queued
+    parts = {part: float(profile.hold[part][members].sum()) for part in OWN}
+    total = sum(parts.values())
+    if parts[Part.KERNEL] >= KERNELLY * total > 0:
+        return Kind.KERNEL
+    return Kind.HOST if parts[Part.HOST] >= HOSTLY * total > 0 else Kind.COMPUTE
 
 
 def _place_of(profile: Profile, context: Context, members: Members, keys: Sequence[LinkKey]) -> LinkPlace | None:
     """Where in the job's communicators the connection of two ranks is, as waits for it or an earlier sample told."""
     if keys:
         return profile.places[keys[0]]
-    before = context.before
+    before, ends = context.before, {profile.processes[at] for at in members}
     known = (*profile.places.values(), *(before.places.values() if before is not None else ()))
-    ends = {profile.processes[at] for at in members}
     return next((place for place in known if {place.sender, place.receiver} == ends), None)

@@ -41,10 +41,10 @@ def load(text: str | None = None) -> Calibration:
     """The table of this release, or one given as JSON. Raises ``ValueError`` or ``KeyError`` for a table that is none."""
     data = json.loads(text if text is not None else resources.files(__package__).joinpath(FILE).read_text("utf-8"))
     try:
-        since, start = (Weights(**data[name]) for name in ("since", "start"))
+        since, start = Weights(**data["since"]), Weights(**data["start"])
+        return Calibration(since, start, data["name_from"], float(data["change_log_bayes_factor"]), data["note"])
     except TypeError as error:
         raise ValueError(f"no table of weights: {error}") from error
-    return Calibration(since, start, data["name_from"], float(data["change_log_bayes_factor"]), data["note"])
 
 
 TABLE = load()

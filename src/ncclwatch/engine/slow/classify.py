@@ -92,10 +92,9 @@ def cause(judgement: Judgement, finding: Finding) -> Cause:
         return _compute_cause(judgement.slow, judgement.factors[members])
     if finding.kind is Kind.HOST:
         return _host_cause(judgement, finding, members)
-    if finding.kind is Kind.PROXY:
-        return Cause("its proxy thread does not run for stretches: CPU contention or an overloaded proxy core")
     if finding.kind is not Kind.NIC:
-        return Cause()
+        stretches = "its proxy thread does not run for stretches: CPU contention or an overloaded proxy core"
+        return Cause(stretches if finding.kind is Kind.PROXY else "")
     text = "all its links are slow: its NIC or port"
     if len(members) > 1:
         text = "all links of the host are slow: congestion or its NICs"
@@ -180,9 +179,8 @@ def lacks_cpu(profile: Profile, context: Context, members: list[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """``share`` of the iteration's time, ``seconds`` of it, and how long an iteration would last without, seconds.
-
-    ``least``: looks see only part of what is lost, or nobody knows what that is, so it may be more.
+    """``share`` of the iteration's time, ``seconds`` of it, and how long an iteration would last without, seconds. ``least``: it
+    may be more, as looks see only part of what is lost, or nobody knows what that is.
     """
 
     share: float
