@@ -39,10 +39,9 @@ Unit: any of these. From: the median of fewer is one outlier, and what happens o
 iteration and make two of them slow (drawn 502-36).
 """
 FAR = 1.25
-"""Far beyond slow, as a ratio to what is slow: there the last bin of iterations begins, and work between calls that takes so
-many times as long is slower. Unit: ratio. From: 69 recordings (seeds 1001, 1401, 1101), at a log Bayes factor of 5.5: of nine
-jobs with pauses three are seen to be slow twice as early, and one later. More bins each have to be learned: pauses of 0.9 s in
-iterations of 0.5 s took 22 s to show with four above it, and 10 s with one.
+"""Far beyond what is slow there the last bin of iterations begins, and work between calls that takes so many times as long is
+slower. Unit: ratio. From: 69 recordings (seeds 1001, 1401, 1101), at a log Bayes factor of 5.5: of nine jobs with pauses three
+are seen to be slow twice as early, and one later. With four bins above it pauses took 22 s to show, with one 10 s.
 """
 HEALTHY_PRIOR = np.array([15.0, 12.0, 2.0, 0.3])
 """Pseudo-counts of healthy iterations by bin: as if thirty had been seen, two of them slow by chance, hardly any a checkpoint."""

@@ -124,6 +124,13 @@ class Context:
         return [inside for inside in dict.fromkeys(found) if 2 <= len(inside) < len(self.host)]
 
 
+def context_of(job: Job, topology: Topology | None, cadences: Cadences) -> Context:
+    """What is known of a job that was never seen to be healthy."""
+    node, hides = nodes(job), [any(is_hidden(own) for own in member.last.communicators) for member in job.members]
+    hidden = np.where(np.array(hides, np.bool_) & (not sees_everything(job)), node, -1)
+    return Context(equals(job, topology, cadences), hosts(job), lost=None, node=node, hidden=hidden)
+
+
 def equals(job: Job, topology: Topology | None, cadences: Cadences, *, by_means: bool = True) -> NDArray[np.int64]:
     """Sets of ranks that do equal work and (``by_means``) are seen by equal means; −1 for a rank without a known equal."""
     keys: list[object] = []
@@ -156,12 +163,6 @@ def nodes(job: Job) -> NDArray[np.int64]:
         (member.info.host, next((known[0] for c in member.last.communicators if (known := identity_of(c, c.rank))), None))
         for member in job.members
     ])  # fmt: skip
-
-
-def hidden_together(job: Job) -> NDArray[np.int64]:
-    """Sets of ranks of one node that are joined by what the host cannot see into (NVLink): a number each, −1 for none."""
-    hidden = np.array([any(is_hidden(own) for own in member.last.communicators) for member in job.members], np.bool_)
-    return np.where(hidden & (not sees_everything(job)), nodes(job), -1)
 
 
 def _means(member: Member) -> tuple[object, ...]:

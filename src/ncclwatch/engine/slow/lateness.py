@@ -39,9 +39,8 @@ CLOSE = 0.5
 further apart they would be nearer to another one.
 """
 EXPLAINS = 0.5
-"""Part that must be explained: of lateness by longer iterations, of the lost time by fellows that it keeps waiting; and by all
-culprits, to explain all of it. Unit: share. From: more than half, so that no two explain the same loss; and samples see waits,
-not their ends.
+"""Part that must be explained: of lateness by longer iterations, of the lost time by fellows kept waiting, and by all culprits to
+explain all of it. Unit: share. From: more than half, so that no two explain the same loss.
 """
 MOSTLY = 0.75
 """Part of the processes whose beginning of an iteration must be known for it to count, and of the samples at a culprit that are
@@ -146,8 +145,7 @@ def _beyond_equals(table: Times, usual: Times | None, equal: NDArray[np.int64]) 
 
 def _median(values: Times) -> Times:
     """The median of each row, of what is known of it; NaN of a row of which nothing is."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         return np.asarray(np.nanmedian(values, axis=1))
 
 
@@ -301,10 +299,9 @@ def _latest_of(members: NDArray[np.int64], times: Times, since: float, slow: Slo
     now, usual = _latest(times[:, began], slow.mean_s, normal_s), _latest(times[:, ~began], normal_s, normal_s)
     share = np.maximum(now.share - usual.share, 0.0)
     worst = int(np.argmax(share))
-    if now.late[worst] < ENOUGH:
-        return None
     others = frozenset(np.delete(members, worst).tolist())
-    return _Late(int(members[worst]), float(share[worst]), int(now.late[worst]), float(now.seconds[worst]), others)
+    found = _Late(int(members[worst]), float(share[worst]), int(now.late[worst]), float(now.seconds[worst]), others)
+    return found if found.times >= ENOUGH else None
 
 
 def _latest(times: Times, iteration_s: float, normal_s: float) -> Lateness:

@@ -21,7 +21,6 @@ INFERRED = 0.25
 """What a look counts at which the kernel of a rank does not show. Unit: looks. From: cross-validation by job on 69 recordings:
 with 1 an onlooker in shared memory is named beside the culprit in two of them, with 0.25 in none, and no culprit is lost.
 """
-
 LinkKey = tuple[ProcessKey | None, ProcessKey | None, int, int, int]
 """(sender, receiver, group, source, destination): the processes tell a link, where they are known."""
 
@@ -80,11 +79,8 @@ def add_up(looks: Sequence[Look], processes: Sequence[ProcessKey]) -> Profile:
     """Profile of some looks. O(holds + looks x processes), in columns."""
     index = {key: at for at, key in enumerate(processes)}
     known, number = _stacked(looks, index), max(1, len(looks))
-    (wait, use), (held_back, limits) = _cpu_times(known), _cpu_limits(known, processes)
     hold, looks_held = ({part: np.zeros(len(index)) for part in Part} for _ in range(2))
-    profile = Profile(
-        list(processes), len(looks), hold, looks_held, cpu_wait=wait, cpu_use=use, held_back=held_back, limits=limits
-    )
+    profile = Profile(list(processes), len(looks), hold, looks_held)
     for look in looks:
         _add_holds(profile, look, index)
     profile.hold = {part: shares / number for part, shares in profile.hold.items()}
@@ -95,6 +91,8 @@ def add_up(looks: Sequence[Look], processes: Sequence[ProcessKey]) -> Profile:
     profile.seen = np.where(seen > 0, seen, 1.0)
     works = np.isin(activity, (Activity.COMPUTES, Activity.CALLS_NOTHING))
     profile.busy, profile.waits = ((weight * does).sum(axis=0) / profile.seen for does in (works, activity == Activity.WAITS))
+    profile.cpu_wait, profile.cpu_use = _cpu_times(known)
+    profile.held_back, profile.limits = _cpu_limits(known, processes)
     return profile
 
 
@@ -115,15 +113,12 @@ def _add_holds(profile: Profile, look: Look, index: Mapping[ProcessKey, int]) ->
     """Add whom others wait for at one look; it held up at least one of them alone where its weight is that of a rank."""
     least = 0.9 / max(1, look.ranks)
     held: set[tuple[Part, int]] = set()
-    linked: set[LinkKey] = set()
     for hold in look.holds:
         if hold.link is not None:
             key = link_key(hold.link)
             profile.links[key] = profile.links.get(key, 0.0) + hold.weight
             profile.places.setdefault(key, hold.link)
             profile.operations[key][hold.group, hold.operation] += 1
-            if hold.weight >= least:
-                linked.add(key)
         elif hold.process is not None and hold.process in index:
             at = index[hold.process]
             profile.hold[hold.part][at] += hold.weight
@@ -132,7 +127,7 @@ def _add_holds(profile: Profile, look: Look, index: Mapping[ProcessKey, int]) ->
                 held.add((hold.part, at))
     for process, text in look.passes.items():
         profile.passes[process][text] += 1
-    profile.link_looks.update(linked)
+    profile.link_looks.update({link_key(hold.link) for hold in look.holds if hold.link is not None and hold.weight >= least})
     for part, at in held:
         profile.looks_held[part][at] += 1
 

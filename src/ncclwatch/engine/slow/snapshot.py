@@ -229,9 +229,9 @@ def _hold(job: Job, sink: Sink, node: Node, weight: float, inside: Collection[in
         return holder.info.key if (holder := group.holder(rank)) is not None else None
 
     if isinstance(node, LinkNode):
-        channels = tuple(sorted({w.key.channel for w in waits}))
-        ends = node.source, node.destination
-        return Hold(Part.LINK, weight, None, LinkPlace(group.id, *ends, *map(key_of, ends), channels), operation, group.id)
+        one, other, channels = node.source, node.destination, tuple(sorted({w.key.channel for w in waits}))
+        place = LinkPlace(group.id, one, other, key_of(one), key_of(other), channels)
+        return Hold(Part.LINK, weight, None, place, operation, group.id)
     if isinstance(node, (AbsentNode, HiddenNode)):
         return Hold(Part.UNSEEN, weight, key_of(node.comm_rank), None, operation, group.id)
     member = job.member(node.index)

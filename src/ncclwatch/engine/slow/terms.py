@@ -3,8 +3,8 @@
 A job that loses the share L of its time spends 1 - L as it always did, and L waiting for whoever holds it up. So in the samples
 since it is slow each rank does what it did before, with weight 1 - L, and with weight L what its part in the slow-down makes
 it do: a straggler works, whoever waits for it waits. Every candidate is asked how likely it makes what was sampled
-(``activity``, ``ends``). What was measured elsewhere are excesses by rank or link, and a candidate is asked how well the excess
-is that of its members and of nobody else: a matched filter. Candidates compete in ``attribute``; here nothing is decided.
+(``activity``, ``ends``), and how well what was measured elsewhere, as excesses by rank or link, is that of its members and of
+nobody else. Candidates compete in ``attribute``; here nothing is decided.
 """
 
 from __future__ import annotations
@@ -68,29 +68,27 @@ TERMS = ("activity", "ends", *FLOORS)
 STRAGGLER = np.array([0.90, 0.05, 0.05])
 WAITER = np.array([0.15, 0.75, 0.10])
 POOLED = np.array([0.70, 0.25, 0.05])
-"""What a rank does in lost time, as shares of works, waits, moves data: who holds the job up, who waits, and one of several
-that hold it up by turns. The remainders are what a sample misreads: samples of two ranks are hardly ever of one moment.
+"""What a rank does in lost time, as shares of works, waits, moves data: who holds the job up, who waits, and one of several that
+hold it up by turns. The remainders are what a sample misreads.
 """
 CREDIT = 16.0
 """What the samples of a rank say of its work counts for so much at most, since they depend on each other. Unit: nats. From: of
 102 recorded jobs that became slow 85 are right with 8, 88 with 16 and with 30; one odd rank must not outweigh all else.
 """
-MISREAD = 0.02
-"""Bound: part of samples that say nothing at all; keeps every probability above 0."""
+MISREAD, NEVER = 0.02, 0.002
+"""Bound: parts of the samples that say nothing at all, and of the time: they keep every probability above 0."""
 ASSUMED = np.array([0.6, 0.3, 0.1])
 """What a rank does in a healthy job, where too little was seen of this one."""
 ASSUMED_LOST = 0.3
 """Share of the time that is lost, where nothing says how fast the job was. Unit: share. From: chosen, amid ``STEPS_LOST``."""
 OWN_END = 0.7
-"""Part of the lost time in which the waits that a sample shows end at the culprit; the others end at whom it holds up first.
-Unit: share. From: chosen; the weight of the term takes up what it is off by.
+"""Part of the lost time in which waits are seen to end at the culprit, and not at whom it holds up first. Unit: share. From:
+chosen; the weight of the term takes up what it is off by.
 """
 INDEPENDENT = 40.0
 """Samples follow each other and see one state twice: n of them count as n / (1 + n / 40). Unit: samples. From: leaving out one
 seed at a time (1001, 1101, 1401, 1402): 12 to 40 alike, a logarithm of the ratio names no second rank.
 """
-NEVER = 0.002
-"""Bound: keeps every probability above 0."""
 STEPS_LOST = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 """Bound: shares of the time that a straggler may cost which was there from the start: the likeliest is taken."""
 
@@ -308,8 +306,8 @@ def _of_links(ends: Ends, places: Sequence[Members], ranks: int) -> Iterator[Can
 
 
 class Waited(NamedTuple):
-    """Shares of the time that waits end at ranks or links; the same in the healthy past, scaled to the part of the time that is
-    not lost; and the samples in which they held others up.
+    """Shares of the time that waits end at ranks or links, the same in the healthy past (scaled to the part of the time that is
+    not lost), and the samples in which they held others up.
     """
 
     now: Shares
@@ -319,10 +317,8 @@ class Waited(NamedTuple):
 
 @dataclass(slots=True)
 class Ends:
-    """Where the waits end: at ranks' ``own`` work and at their ``proxy``, by rank, and in ``link``, by link.
-
-    ``source`` and ``destination`` are the ranks at the ends of ``links`` (-1: not observed), ``delayed`` by how many seconds
-    longer their messages take to be acknowledged than they did.
+    """Where the waits end: at ranks' ``own`` work, at their ``proxy``, or in ``links``. These have ranks at their ends (-1: not
+    observed), and their messages take ``delayed`` seconds longer to be acknowledged than they did.
     """
 
     own: Waited

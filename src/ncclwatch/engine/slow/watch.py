@@ -21,16 +21,7 @@ from ncclwatch.engine.slow.cadence import Cadences, Iteration
 from ncclwatch.engine.slow.classify import Judgement
 from ncclwatch.engine.slow.critical_path import Paths
 from ncclwatch.engine.slow.detect import IterationWatch, SlowDown
-from ncclwatch.engine.slow.findings import (
-    CONFIRMED,
-    Context,
-    FlowPlace,
-    RoundTrips,
-    equals,
-    hidden_together,
-    hosts,
-    nodes,
-)
+from ncclwatch.engine.slow.findings import CONFIRMED, Context, FlowPlace, RoundTrips, context_of, equals
 from ncclwatch.engine.slow.lateness import growth, measure, with_calls
 from ncclwatch.engine.slow.profile import Profile, add_up
 from ncclwatch.engine.slow.snapshot import Look, StageOf, near, take_look
@@ -55,10 +46,9 @@ SPREAD = 0.1
 is longer. From: chosen.
 """
 PERSISTENT = 5
-"""Samples in which a culprit must hold others up where nothing is slower than before, and judgements in a row that must agree:
-what happened once is in all judgements after it. And judgements without a culprit after which it is named no longer: a few may
-miss it. Unit: samples, judgements. From: of four equals all stand at the same by chance in 1 of 256 jobs; a healthy job on a
-crowded machine whose first two samples of three stood at one link (85 %).
+"""Where nothing is slower than before, samples in which a culprit must hold others up, and judgements in a row that must agree;
+and judgements without a culprit after which it is named no longer. Unit: samples, judgements. From: of four equals all stand at
+the same by chance in 1 of 256 jobs; a healthy job whose first two samples of three stood at one link (85 %).
 """
 RESTS_S = 60.0
 """So long after its last progress a job rests: it may have come to its end. Unit: seconds. From: chosen."""
@@ -305,8 +295,7 @@ class SlowWatch:
         self, job: Job, watch: _JobWatch, slow: SlowDown | None, topology: Topology | None, before: Profile | None
     ) -> Context:
         """What is known of a job besides the samples since it is slow."""
-        equal = equals(job, topology, self.cadences)
-        context = Context(equal, hosts(job), lost=None, node=nodes(job), hidden=hidden_together(job))
+        context = context_of(job, topology, self.cadences)
         if slow is None:
             return context
         alike, since = equals(job, topology, self.cadences, by_means=False), slow.since + watch.offset_s
