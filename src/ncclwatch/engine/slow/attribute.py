@@ -68,7 +68,8 @@ def find(profile: Profile, context: Context) -> list[Finding]:
 
 def _each(profile: Profile, context: Context, found: Finding) -> list[Finding]:
     """The same of each of its ranks, with what each holds up; the first holds up most and tells what was weighed."""
-    share, looks, each = profile.own(), profile.own_looks(), []
+    share, looks = profile.own(), profile.own_looks()
+    each: list[Finding] = []
     if context.late is not None:
         share = np.maximum(share, context.late.share)
     for at in sorted(found.members, key=lambda at: -share[at]):

@@ -345,7 +345,7 @@ def _ends(profile: Profile, context: Context, kept: float) -> Ends:
     """``kept``: the part of the time that is not lost."""
     index: dict[ProcessKey | None, int] = {key: at for at, key in enumerate(profile.processes)}
     before, size = context.past, len(profile.processes)
-    delays = {(one, other, 0, 0, 0): seconds for (one, other), seconds in context.delayed.items()}
+    delays: dict[LinkKey, float] = {(one, other, 0, 0, 0): seconds for (one, other), seconds in context.delayed.items()}
     measured = (key for key in delays if key[0] in index and key[1] in index)
     links: list[LinkKey] = list(dict.fromkeys([*profile.links, *(before.links if before is not None else ()), *measured]))
 
@@ -362,12 +362,10 @@ def _ends(profile: Profile, context: Context, kept: float) -> Ends:
         peers = [own[others] if len(others := context.others(at)) else own[[at]] for at in range(size)]
         past = [np.array([np.median(values) for values in peers]), _mean_of_others(proxy, size), _mean_of_others(link, 2 * size)]
     looks = profile.own_looks(), profile.looks_held[Part.PROXY], by_link(profile.link_looks)
-    return Ends(
-        *map(Waited, now, past, looks), links,
-        np.array([index.get(one, -1) for one, *_ in links], np.int64),
-        np.array([index.get(other, -1) for _, other, *_ in links], np.int64),
-        by_link(delays),
-    )  # fmt: skip
+    of_own, of_proxy, of_links = map(Waited, now, past, looks)
+    pairs = [(index.get(one, -1), index.get(other, -1)) for one, other, *_ in links]
+    source, destination = np.array(pairs, np.int64).reshape(-1, 2).T
+    return Ends(of_own, of_proxy, of_links, links, source, destination, by_link(delays))
 
 
 def _mean_of_others(values: Shares, fewest: int) -> Shares:
