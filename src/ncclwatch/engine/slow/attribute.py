@@ -133,9 +133,6 @@ def _one_rank(terms: Terms, chances: NDArray[np.float64]) -> tuple[int, float]:
     return terms.members.index((best,)), total[best]
 
 
-# --- as findings -------------------------------------------------------------------------------------------------------------
-
-
 def _finding(profile: Profile, context: Context, terms: Terms, named: Named, weights: Weights) -> Finding:
     number, kind, members = named.number, terms.kinds[named.number], list(named.members)
     parts = [(name, weights.terms.get(name, 0.0) * float(value)) for name, value in zip(TERMS, terms.values[number], strict=True)]

@@ -113,12 +113,11 @@ def verdict(job: Job, judgement: Judgement, topology: Topology | None = None) ->
 
 
 def unlocated(job: Job, running: Verdict, slow: SlowDown) -> Verdict:
-    """The verdict on a job that runs, with the word that it is slow though nobody stands out: nobody is accused.
-
-    It is said once it is as much slower as three of the least slow-downs, for as long as it takes to know what is usual.
+    """The verdict on a job that runs, with the word that it is slow though nobody stands out: nobody is accused. It is said of
+    what is as much as three of the least slow-downs, and has lasted for as long as it takes to know what is usual.
     """
-    little = slow.ratio < ENOUGH * (LEAST_RATIO - 1)
-    if little or (slow.ratio < PLAIN_RATIO and slow.iterations < FEWEST_HEALTHY):
+    least = ENOUGH * (LEAST_RATIO - 1)
+    if slow.ratio < least or (slow.ratio < PLAIN_RATIO and slow.iterations < FEWEST_HEALTHY):
         return running
     hidden = any(is_hidden(own) for member in job.members for own in member.last.communicators)
     why = "what NVLink and the like join waits unseen" if hidden else "no rank holds the others up more than its equals do"
@@ -135,9 +134,6 @@ def unlocated(job: Job, running: Verdict, slow: SlowDown) -> Verdict:
         next_steps=(*running.next_steps, *steps),
         planes=(*running.planes, "calls") if "calls" not in running.planes else running.planes,
     )
-
-
-# --- one finding -------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
@@ -266,9 +262,6 @@ class _Told:
         if finding.kind.computes and held_back_alone(judgement.profile, judgement.context)[list(finding.members)].all():
             texts.insert(0, RAISE_LIMIT)
         yield from (text.format(host=first.host, pid=first.pid) for text in texts)
-
-
-# --- all of them -------------------------------------------------------------------------------------------------------------
 
 
 def _names(blamed: Sequence[Member], name: Callable[[Member], str] = lambda member: member.label) -> str:
