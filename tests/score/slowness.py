@@ -32,9 +32,8 @@ from ncclwatch.engine.job import Job
 from ncclwatch.engine.session import DiagnosisSession
 from ncclwatch.engine.slow import attribute
 from ncclwatch.engine.slow.calibration import Weights
-from ncclwatch.engine.slow.findings import Context
+from ncclwatch.engine.slow.findings import Context, RoundTrips
 from ncclwatch.engine.slow.profile import Profile, add_up
-from ncclwatch.engine.slow.round_trips import RoundTrips
 from ncclwatch.engine.slow.snapshot import Look
 from ncclwatch.engine.slow.terms import TERMS, CandidateKind, Terms, measure
 from ncclwatch.model.verdict import VerdictClass

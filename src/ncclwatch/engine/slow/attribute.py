@@ -1,14 +1,14 @@
 """Who or what holds up a slow job: all candidates compete for the same lost time in one conditional logit.
 
-The log-odds of a candidate are the weighted sum of its terms (``terms``) and an intercept for its kind; "nobody" has an
-intercept of its own, and what it gains where the job pauses as a whole. Their softmax is the posterior probability of each,
-which is a verdict's confidence. Weights and the probability from which on somebody is named are ``calibration``'s.
+The log-odds of a candidate are the weighted sum of its terms (``terms``) and an intercept for its kind; "nobody" has one of its
+own, and what it gains where the job pauses as a whole. Their softmax is the posterior probability of each, which is a verdict's
+confidence. Weights and the probability from which on somebody is named are ``calibration``'s.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -23,7 +23,7 @@ from ncclwatch.engine.slow.terms import NETWORKS, RANKS, TERMS, CandidateKind, M
 
 HOSTLY, KERNELLY = 0.3, 0.8
 """Parts of the waits for a rank that make it its host thread (which shows as the GPU while anything is queued), or its kernel
-(which nearly always is only what the samples happened to see). Unit: shares. From: chosen; they decide on words alone.
+(which nearly always is only what the samples happened to see; it is communication). Unit: shares. From: chosen.
 """
 RIVALS = 3
 """Bound: candidates that are told beside the one that is named."""
@@ -49,8 +49,13 @@ def find(profile: Profile, context: Context) -> list[Finding]:
     named = likeliest(terms, chances, TABLE.name_from[part], context)
     if named is None:
         return []
-    kind, rivals = terms.kinds[named.number], _rivals(terms, chances, named.number)
-    found = replace(_finding(profile, context, terms, named, weights), rivals=rivals, rule=f"slow-{part}")
+    # The likeliest of the other candidates, and nobody.
+    others = [number for number in np.argsort(-chances)[: RIVALS + 1].tolist() if number != named.number][:RIVALS]
+    rivals = [(terms.kinds[number].value, terms.members[number], float(chances[number])) for number in others]
+    rivals = sorted([*rivals, ("nobody", (), float(1.0 - chances.sum()))], key=lambda rival: -rival[2])
+    found = _finding(profile, context, terms, named, weights)
+    found.rivals, found.rule = tuple(rivals), f"slow-{part}"
+    kind = terms.kinds[named.number]
     if kind is CandidateKind.TWO_RANKS:
         return _each(profile, context, found)
     if kind is not CandidateKind.WHOLE_HOST:
@@ -64,20 +69,13 @@ def find(profile: Profile, context: Context) -> list[Finding]:
 def _each(profile: Profile, context: Context, found: Finding) -> list[Finding]:
     """The same of each of its ranks, with what each holds up; the first holds up most and tells what was weighed."""
     share, looks = profile.own(), profile.own_looks()
+    each: list[Finding] = []
     if context.late is not None:
         share = np.maximum(share, context.late.share)
-    order = sorted(found.members, key=lambda at: -share[at])
-    one = [
-        replace(found, members=(at,), share=float(share[at]), looks=int(looks[at]), keys=(profile.processes[at],)) for at in order
-    ]
-    return [one[0], *(replace(other, weighed=(), rivals=()) for other in one[1:])]
-
-
-def _rivals(terms: Terms, chances: NDArray[np.float64], named: int) -> tuple[tuple[str, Members, float], ...]:
-    """The likeliest of the other candidates, and nobody."""
-    order = [number for number in np.argsort(-chances)[: RIVALS + 1].tolist() if number != named][:RIVALS]
-    found = [(terms.kinds[number].value, terms.members[number], float(chances[number])) for number in order]
-    return tuple(sorted([*found, ("nobody", (), float(1.0 - chances.sum()))], key=lambda rival: -rival[2]))
+    for at in sorted(found.members, key=lambda at: -share[at]):
+        one = replace(found, members=(at,), share=float(share[at]), looks=int(looks[at]), keys=(profile.processes[at],))
+        each.append(replace(one, weighed=(), rivals=()) if each else one)
+    return each
 
 
 def log_odds(terms: Terms, weights: Weights) -> NDArray[np.float64]:
@@ -118,11 +116,11 @@ def likeliest(terms: Terms, chances: NDArray[np.float64], least: float, context:
         return None
     hidden = context.hidden[terms.members[best][0]]
     same = [
-        at for at, (kind, members) in enumerate(zip(terms.kinds, terms.members, strict=True))
+        (at, members[0]) for at, (kind, members) in enumerate(zip(terms.kinds, terms.members, strict=True))
         if kind is CandidateKind.RANK and context.hidden[members[0]] == hidden >= 0 and 2 * chances[at] >= chances[best]
     ]  # fmt: skip
-    total = float(chances[same].sum())
-    return Named(best, tuple(sorted(terms.members[at][0] for at in same)), total) if total >= least else None
+    total = float(chances[[at for at, _ in same]].sum())
+    return Named(best, tuple(rank for _, rank in same), total) if total >= least else None
 
 
 def _one_rank(terms: Terms, chances: NDArray[np.float64]) -> tuple[int, float]:
@@ -135,54 +133,45 @@ def _one_rank(terms: Terms, chances: NDArray[np.float64]) -> tuple[int, float]:
     return terms.members.index((best,)), total[best]
 
 
-# --- as findings -------------------------------------------------------------------------------------------------------------
-
-
 def _finding(profile: Profile, context: Context, terms: Terms, named: Named, weights: Weights) -> Finding:
-    number, members = named.number, named.members
-    kind = terms.kinds[number]
+    number, kind, members = named.number, terms.kinds[named.number], list(named.members)
     parts = [(name, weights.terms.get(name, 0.0) * float(value)) for name, value in zip(TERMS, terms.values[number], strict=True)]
-    weighed = tuple(sorted(((name, part) for name, part in parts if abs(part) >= SAID), key=lambda item: -abs(item[1])))
+    told = sorted((part for part in parts if abs(part[1]) >= SAID), key=lambda part: -abs(part[1]))
     share, looks = float(terms.share[number]), float(terms.looks[number])
-    if members != terms.members[number]:
-        share, looks = (float(values[list(members)].sum()) for values in (profile.own(), profile.own_looks()))
-    found = Finding(Kind.PROXY, members, max(share, 0.0), int(looks), named.chance, weighed=weighed)
+    if named.members != terms.members[number]:
+        share, looks = (float(values[members].sum()) for values in (profile.own(), profile.own_looks()))
+    found = Finding(Kind.PROXY, named.members, max(share, 0.0), int(looks), named.chance, weighed=tuple(told))
+    found.keys = tuple(profile.processes[at] for at in members)
     if kind.computes:
-        return _of_ranks(profile, context, found)
+        found.kind = _part_of_ranks(profile, members, dict(told))
+        if context.late is not None:
+            found.share = max(found.share, float(context.late.share[members].sum()))
+        return found
     # What only the links of a rank show may be its NIC's as well as its proxy's; the proxy is said where it shows itself.
-    weights_of = dict(parts)
-    if kind is CandidateKind.NIC and (
-        weights_of["asleep"] > weights_of["delayed"] or profile.looks_held[Part.PROXY][list(members)].any()
-    ):
-        return replace(found, keys=tuple(profile.processes[at] for at in members))
-    keys = tuple(terms.links[number])
-    place = _place_of(profile, context, members, keys) if kind is CandidateKind.LINK else None
-    return replace(found, kind=Kind.LINK if place is not None else Kind.NIC, keys=keys, link=place)
+    of = dict(parts)
+    by_proxy = of["asleep"] > of["delayed"] or profile.looks_held[Part.PROXY][members].any()
+    if kind is not CandidateKind.NIC or not by_proxy:
+        found.keys = tuple(terms.links[number])
+        found.link = _place_of(profile, context, named.members, terms.links[number]) if kind is CandidateKind.LINK else None
+        found.kind = Kind.LINK if found.link is not None else Kind.NIC
+    return found
 
 
-def _of_ranks(profile: Profile, context: Context, found: Finding) -> Finding:
+def _part_of_ranks(profile: Profile, members: list[int], weighed: Mapping[str, float]) -> Kind:
     """Which part of the ranks it is: the GPU, the host thread, or the communication kernel."""
-    members = list(found.members)
+    if max(weighed.get("late", 0.0), weighed.get("throttled", 0.0)) > 0:
+        return Kind.HOST  # a host thread that calls late shows as the GPU's work while something is queued
     parts = {part: float(profile.hold[part][members].sum()) for part in OWN}
-    kind = Kind.HOST if parts[Part.HOST] >= HOSTLY * sum(parts.values()) > 0 else Kind.COMPUTE
-    if parts[Part.KERNEL] >= KERNELLY * sum(parts.values()) > 0:
-        kind = Kind.KERNEL
-    weighed = dict(found.weighed)
-    # A host thread that calls late shows as the GPU's work while something is queued.
-    by_host = max(weighed.get("late", 0.0), weighed.get("throttled", 0.0))
-    if by_host > 0:
-        kind = Kind.HOST
-    share = found.share
-    if context.late is not None:
-        share = max(share, float(context.late.share[members].sum()))
-    return replace(found, kind=kind, share=share, keys=tuple(profile.processes[at] for at in members))
+    total = sum(parts.values())
+    if parts[Part.KERNEL] >= KERNELLY * total > 0:
+        return Kind.KERNEL
+    return Kind.HOST if parts[Part.HOST] >= HOSTLY * total > 0 else Kind.COMPUTE
 
 
 def _place_of(profile: Profile, context: Context, members: Members, keys: Sequence[LinkKey]) -> LinkPlace | None:
     """Where in the job's communicators the connection of two ranks is, as waits for it or an earlier sample told."""
     if keys:
         return profile.places[keys[0]]
-    before = context.before
+    before, ends = context.before, {profile.processes[at] for at in members}
     known = (*profile.places.values(), *(before.places.values() if before is not None else ()))
-    ends = {profile.processes[at] for at in members}
     return next((place for place in known if {place.sender, place.receiver} == ends), None)

@@ -3,25 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.evidence.kernel import HELD_BACK
 from ncclwatch.engine.patience import EXPECTATION_FACTOR
+from ncclwatch.engine.slow.critical_path import Timed
+from ncclwatch.engine.slow.detect import FAR, SlowDown
 from ncclwatch.engine.slow.findings import Context, Finding, Kind
 from ncclwatch.engine.slow.lateness import EXPLAINS
 from ncclwatch.engine.slow.profile import Profile, Shares
 from ncclwatch.model.verdict import VerdictClass
 
-if TYPE_CHECKING:
-    from ncclwatch.engine.slow.detect import SlowDown
-    from ncclwatch.engine.slow.watch import Judgement
-
-SLOWER = 1.25
-"""From this factor on of the times between a rank's calls its work is slower. Unit: ratio. From: chosen."""
 NO_SLOWER, NO_LONGER, ADDED_S = 1.1, 0.5, 0.001
 """Bound: below the first its work is as fast as ever; below the second, with more than the third added to each call, calls are
 what takes long. They decide on words alone.
@@ -40,17 +36,45 @@ ALONE = 1.4
 """A rank is said to lack CPUs if so many times as many of its threads wait for one. Unit: ratio. From: chosen."""
 
 
-def classify(judgement: Judgement) -> VerdictClass:
-    """The class by what is blamed; of links also by whether the work of their ranks takes longer as well."""
-    kinds = {finding.kind.computes for finding in judgement.findings}
-    if len(kinds) > 1 or any(works_slower(judgement, finding) for finding in judgement.findings):
-        return VerdictClass.SLOW_MIXED
-    return VerdictClass.SLOW_COMPUTATION if True in kinds else VerdictClass.SLOW_COMMUNICATION
+@dataclass(slots=True)
+class Judgement:
+    """What is behind a verdict of slowness.
 
+    ``factors`` and ``extras``: how many times as long each rank's stretches of work last as at first, and what is added to each
+    of its calls, seconds (NaN: not known).
+    """
 
-def works_slower(judgement: Judgement, finding: Finding) -> bool:
-    """Whether the work of all ranks of a finding about communication grew as well."""
-    return bool(finding.kind is Kind.NIC and np.all(judgement.factors[list(finding.members)] >= SLOWER))
+    findings: list[Finding]
+    profile: Profile
+    context: Context
+    slow: SlowDown | None
+    since: float
+    iteration_s: float | None
+    factors: Shares
+    extras: Shares
+    gpus: Timed = field(default_factory=Timed)
+
+    @property
+    def named(self) -> frozenset[object]:
+        """Who is named, and whether for their work."""
+        return frozenset((finding.kind.computes, finding.members) for finding in self.findings)
+
+    @property
+    def verdict_class(self) -> VerdictClass:
+        """The class by what is blamed; of links also by whether the work of their ranks takes longer as well."""
+        kinds = {finding.kind.computes for finding in self.findings}
+        if len(kinds) > 1 or any(map(self.works_slower, self.findings)):
+            return VerdictClass.SLOW_MIXED
+        return VerdictClass.SLOW_COMPUTATION if True in kinds else VerdictClass.SLOW_COMMUNICATION
+
+    def works_slower(self, finding: Finding) -> bool:
+        """Whether the work of all ranks of a finding about communication grew as well."""
+        return bool(finding.kind is Kind.NIC and np.all(self.factors[list(finding.members)] >= FAR))
+
+    def starts_late(self, finding: Finding) -> bool:
+        """Whether the hosts of a finding's ranks are seen to begin iterations later than the others."""
+        late = self.context.late
+        return finding.kind is Kind.HOST and late is not None and bool(np.all(late.share[list(finding.members)] > 0))
 
 
 class Cause(NamedTuple):
@@ -69,28 +93,20 @@ def cause(judgement: Judgement, finding: Finding) -> Cause:
         return _compute_cause(judgement.slow, judgement.factors[members])
     if finding.kind is Kind.HOST:
         return _host_cause(judgement, finding, members)
-    if finding.kind is Kind.PROXY:
-        return Cause("its proxy thread does not run for stretches: CPU contention or an overloaded proxy core")
     if finding.kind is not Kind.NIC:
-        return Cause()
-    if len(set(judgement.context.nodes[members].tolist())) > 1:
-        text = "all links between their hosts are slow: a NIC at either end, the switch, or congestion; which does not show"
-    elif len(members) > 1:
+        stretches = "its proxy thread does not run for stretches: CPU contention or an overloaded proxy core"
+        return Cause(stretches if finding.kind is Kind.PROXY else "")
+    text = "all its links are slow: its NIC or port"
+    if len(members) > 1:
         text = "all links of the host are slow: congestion or its NICs"
-    else:
-        text = "all its links are slow: its NIC or port"
+    if len(np.unique(judgement.context.nodes[members])) > 1:
+        text = "all links between their hosts are slow: a NIC at either end, the switch, or congestion; which does not show"
     return Cause(text)
-
-
-def starts_late(judgement: Judgement, finding: Finding) -> bool:
-    """Whether the hosts of a finding's ranks are seen to begin iterations later than the others."""
-    late = judgement.context.late
-    return finding.kind is Kind.HOST and late is not None and bool(np.all(late.share[list(finding.members)] > 0))
 
 
 def _host_cause(judgement: Judgement, finding: Finding, members: list[int]) -> Cause:
     factors, extras, late = judgement.factors[members], judgement.extras[members], judgement.context.late
-    if late is None or not starts_late(judgement, finding):
+    if late is None or not judgement.starts_late(finding):
         if np.all(factors < NO_LONGER) and np.all(extras > ADDED_S):
             pace = float(np.median(extras)) * 1e3
             return Cause(f"its host takes about {pace:.0f} ms for each call: too little CPU (throttling, affinity, load)")
@@ -103,7 +119,7 @@ def _host_cause(judgement: Judgement, finding: Finding, members: list[int]) -> C
 
 
 def _compute_cause(slow: SlowDown | None, factors: Shares) -> Cause:
-    if np.all(factors >= SLOWER):
+    if np.all(factors >= FAR):
         times = float(np.median(factors))
         return Cause(f"its work takes {times:.1f} times as long throughout: GPU clocks, power or temperature, or load")
     if slow is not None and 2 <= slow.slow <= 0.5 * slow.iterations:
@@ -123,7 +139,7 @@ def _compute_cause(slow: SlowDown | None, factors: Shares) -> Cause:
 def running_part(profile: Profile) -> Shares:
     """The part of each rank's runnable time in which its threads ran, 0 to 1; nan where it is not known."""
     runnable = profile.cpu_wait + profile.cpu_use
-    return np.where(runnable > 0, profile.cpu_use / np.where(runnable > 0, runnable, 1.0), np.nan)
+    return profile.cpu_use / np.where(runnable > 0, runnable, np.nan)
 
 
 def short_of_cpu(profile: Profile, before: Profile | None) -> NDArray[np.bool_]:
@@ -137,7 +153,7 @@ def short_of_cpu(profile: Profile, before: Profile | None) -> NDArray[np.bool_]:
 def held_back_alone(profile: Profile, context: Context) -> NDArray[np.bool_]:
     """Ranks that a CPU limit holds back now (``EXPECTATION_FACTOR`` as much as before) and does not hold most others back."""
     held, before = np.nan_to_num(profile.held_back), context.before
-    past = np.nan_to_num(before.of(profile.processes, before.held_back, 0.0)) if before is not None else np.zeros(len(held))
+    past = np.nan_to_num(before.of(profile.processes, before.held_back, 0.0)) if before is not None else 0.0
     usual = np.maximum(past, np.quantile(held, 0.5, method="lower"))
     return np.asarray((held >= HELD_BACK) & (held >= EXPECTATION_FACTOR * usual), np.bool_)
 
@@ -148,12 +164,10 @@ def lacks_cpu(profile: Profile, context: Context, members: list[int]) -> str:
         held, usual = float(profile.held_back[members].mean()), float(np.nanmedian(profile.held_back))
         who = "it" if len(members) == 1 else "them"
         return f"CPU throttling: a CPU limit holds {who} back in {held:.0%} of the limit's periods (most others in {usual:.0%})"
-    if not short_of_cpu(profile, context.before)[members].all():
-        return ""
     others = np.delete(profile.cpu_wait, members)
     known = others[np.isfinite(others)]
     own, usual = float(profile.cpu_wait[members].mean()), float(np.median(known)) if len(known) else 0.0
-    if own < ALONE * usual + LEAST_WAIT:
+    if not short_of_cpu(profile, context.before)[members].all() or own < ALONE * usual + LEAST_WAIT:
         return ""
     return f"CPU contention: on average {own:.1f} of its threads want a CPU and have none (of the others' {usual:.1f})"
 
@@ -166,9 +180,8 @@ def lacks_cpu(profile: Profile, context: Context, members: list[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """``share`` of the iteration's time, ``seconds`` of it, and how long an iteration would last without, seconds.
-
-    ``least``: looks see only part of what is lost, or nobody knows what that is, so it may be more.
+    """``share`` of the iteration's time, ``seconds`` of it, and how long an iteration would last without, seconds. ``least``: it
+    may be more, as looks see only part of what is lost, or nobody knows what that is.
     """
 
     share: float
@@ -189,13 +202,14 @@ def costs(
     duration = slow.mean_s if slow is not None else iteration_s
     if not duration:
         return [None] * len(findings)
-    total = sum(finding.share for finding in findings)
-    explained = total
-    if slow is not None:
-        explained = slow.lost_share if total >= EXPLAINS * slow.lost_share else min(total, slow.lost_share)
-    shares = [min(1.0, finding.share * explained / total) if total > 0 else 0.0 for finding in findings]
-    least = [slow is None or explained < slow.lost_share] * len(findings)
-    for at, finding in enumerate(findings):
-        if paths and finding.kind.computes and len(finding.members) == 1 and finding.members[0] in paths:
-            shares[at], least[at] = min(1.0, paths[finding.members[0]] / duration), False
-    return [Cost(share, share * duration, (1 - share) * duration, few) for share, few in zip(shares, least, strict=True)]
+    total = explained = sum(finding.share for finding in findings)
+    if slow is not None and total >= EXPLAINS * slow.lost_share:
+        explained = slow.lost_share
+    found: list[Cost | None] = []
+    for finding in findings:
+        seconds = paths.get(finding.members[0]) if paths and finding.kind.computes and len(finding.members) == 1 else None
+        least = seconds is None and (slow is None or explained < slow.lost_share)
+        share = seconds / duration if seconds is not None else finding.share * explained / total if total > 0 else 0.0
+        share = min(1.0, share)
+        found.append(Cost(share, share * duration, (1 - share) * duration, least))
+    return found

@@ -20,8 +20,8 @@ import numpy as np
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.slow import gpu_operations
 from ncclwatch.engine.slow.cadence import Cadence
+from ncclwatch.engine.slow.detect import ENOUGH
 from ncclwatch.engine.slow.gpu_operations import ClockModel, GpuOperations, Indices, Name, Operations, TimedIteration, Times
-from ncclwatch.engine.slow.lateness import ENOUGH
 from ncclwatch.engine.topology.model import Role, Topology
 from ncclwatch.model.identity import ProcessKey
 

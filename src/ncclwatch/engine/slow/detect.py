@@ -1,9 +1,9 @@
 """Whether a job runs slower than it did: one change-point test on its iteration times.
 
-Iteration times are sorted into a few bins by how far they lie above what was usual. Either all iterations of late come from the
-distribution that was learned while the job was healthy, or those since some moment come from another. The Bayes factor of the
-two (Dirichlet-multinomial, both sides with their prior) is taken for every moment of the last iterations; the largest decides
-against one threshold. A slow-down ends when the iterations since speak for the healthy distribution as clearly.
+Iteration times are sorted into a few bins by how far they lie above what was usual. Either all of late come from the distribution
+that was learned while the job was healthy, or those since some moment come from another. The Bayes factor of the two
+(Dirichlet-multinomial) is taken for every moment of the last iterations; the largest decides against one threshold. A slow-down
+ends when the iterations since speak for the healthy distribution as clearly.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from math import lgamma
 
 import numpy as np
@@ -27,31 +26,27 @@ LEARNED = 200
 FEWEST_HEALTHY = 8
 """Iterations before anything is called usual. Unit: iterations. From: the prior counts as thirty; fewer hardly change it."""
 LEAST_RATIO = 1.05
-"""A change that costs less than a twentieth of an iteration is not worth anybody's time (CCL-D's smallest injected slow-down is
-more). Unit: ratio of means. From: that.
+"""A change that costs less than a twentieth of an iteration is not worth anybody's time. Unit: ratio of means. From: CCL-D's
+smallest injected slow-down is more.
 """
 WORSE_RATIO = 1.5
-"""A slow-down that becomes so much worse, or milder, counts from then on as another one: its explanation may be another.
-Unit: ratio of means. From: chosen; then it costs a third of the time by itself.
+"""A slow-down that becomes so much worse, or milder, is another one: its explanation may be another. Unit: ratio of means. From:
+chosen; then it costs a third of the time by itself.
 """
-
-FEWEST_SLOW = 3
-"""Slow iterations before a slow-down is one. What happens once (a checkpoint) can lie across the end of an iteration, and makes
-two of them slow, however long it takes. Unit: iterations. From: a checkpoint of a pipeline's stage shows in two (drawn 502-36).
+ENOUGH = 3
+"""Of a kind so many are needed to say anything of it: iterations that are healthy, slow or late, collectives on GPUs, samples.
+Unit: any of these. From: the median of fewer is one outlier, and what happens once (a checkpoint) can lie across the end of an
+iteration and make two of them slow (drawn 502-36).
 """
-
 FAR = 1.25
-"""Where the bin of iterations that are far beyond slow begins, as a ratio to what is slow. Bins above it would only cost: each
-has to be learned by itself, and pauses of 0.9 s in iterations of 0.5 s took 22 s to show with four of them, and 10 s with one.
-Unit: ratio. From: 69 recordings (seeds 1001, 1401, 1101), at a log Bayes factor of 5.5: of nine jobs with pauses three are seen
-to be slow twice as early, and one later.
+"""Far beyond what is slow there the last bin of iterations begins, and work between calls that takes so many times as long is
+slower. Unit: ratio. From: 69 recordings (seeds 1001, 1401, 1101), at a log Bayes factor of 5.5: of nine jobs with pauses three
+are seen to be slow twice as early, and one later. With four bins above it pauses took 22 s to show, with one 10 s.
 """
 HEALTHY_PRIOR = np.array([15.0, 12.0, 2.0, 0.3])
-"""Pseudo-counts of healthy iterations by bin: as if thirty had been seen before, two of them slow by chance, and now and then
-one that wrote a checkpoint, however long that took.
-"""
+"""Pseudo-counts of healthy iterations by bin: as if thirty had been seen, two of them slow by chance, hardly any a checkpoint."""
 OTHER_PRIOR = np.array([0.5, 0.5, 0.5, 2.0])
-"""The same of iterations since a change, of which nothing is known: half a one (Jeffreys) for each bin of a quarter more."""
+"""The same since a change, of which nothing is known: half a one (Jeffreys) for each bin of a quarter more."""
 SLOW_FROM = 2
 """Fact: the first bin that is slow, as ``_edges`` makes them."""
 
@@ -79,12 +74,13 @@ class SlowDown:
 
 @dataclass(slots=True)
 class _State:
-    """A slow-down that goes on: durations of the newest iterations since, and the evidence that it is over."""
+    """A slow-down that goes on: durations of the newest iterations since, and the evidence that it is over (Page's test: the
+    cumulative sum of log(healthy/slow), never below 0).
+    """
 
     since: float
     durations: list[float] = field(default_factory=list)
     over: float = 0.0
-    """Cumulative sum of log(healthy/slow) over the newest iterations, never below 0 (Page's test)."""
 
 
 @dataclass(slots=True)
@@ -102,9 +98,7 @@ class IterationWatch:
         """Take iterations in the order of their times; those seen before are left out. ``at_hand``: the one that has not ended,
         up to the moment until which calls are known: it counts by what it has taken so far.
         """
-        for iteration in iterations:
-            if iteration.end <= self._last_end:
-                continue
+        for iteration in [iteration for iteration in iterations if iteration.end > self._last_end]:
             self._last_end = iteration.end
             self._recent.append(iteration.duration)
             if self.slow is None:
@@ -147,27 +141,24 @@ class IterationWatch:
         if self._open is not None and self._open.duration > limit:
             durations.append(self._open.duration)
         normal, mean = float(self.usual.mean()), float(np.mean(durations))
-        if mean < LEAST_RATIO * normal:
-            return None
-        return SlowDown(self.slow.since, normal, mean, len(durations), sum(duration > limit for duration in durations))
+        slow = SlowDown(self.slow.since, normal, mean, len(durations), sum(duration > limit for duration in durations))
+        return slow if mean >= LEAST_RATIO * normal else None
 
     def _look_for_change(self, at_hand: Iteration | None = None) -> None:
         """Set ``slow`` where the newest iterations come from another distribution than those before."""
         kept = [*self.healthy, *([at_hand] if at_hand is not None else [])]
         start = change_point(np.array([iteration.duration for iteration in kept]))
-        if start is None:
-            return
-        since = [iteration for iteration in kept[start:] if iteration is not at_hand]
-        self.healthy = deque(islice(self.healthy, start), maxlen=LEARNED)
-        self.slow = _State(kept[start].begin)
-        for iteration in since:
-            self._go_on(iteration)
+        if start is not None:
+            since, self.slow = list(self.healthy)[start:], _State(kept[start].begin)
+            self.healthy = deque(kept[:start], maxlen=LEARNED)
+            for iteration in since:
+                self._go_on(iteration)
 
     def _go_on(self, iteration: Iteration) -> None:
         """One more iteration of a slow-down: it may end it, or be the beginning of a worse one."""
-        state, edges = self.slow, _edges(self.usual)
-        if state is None:
+        if (state := self.slow) is None:
             return
+        edges = _edges(self.usual)
         at = int(np.searchsorted(edges, iteration.duration))
         healthy = _bins(self.usual, edges) + HEALTHY_PRIOR
         now = _bins(np.array(state.durations), edges) + OTHER_PRIOR
@@ -179,8 +170,7 @@ class IterationWatch:
         del state.durations[:-WINDOW]
         durations = np.maximum(state.durations, 1e-9)
         # One that has become far milder is to be explained by what is seen since, too: what made it worse may be gone.
-        changed = change_point(durations, WORSE_RATIO) or change_point(1.0 / durations, WORSE_RATIO, FEWEST_SLOW)
-        if changed:
+        if changed := change_point(durations, WORSE_RATIO) or change_point(1.0 / durations, WORSE_RATIO, ENOUGH):
             kept = state.durations[changed:]
             self.slow = _State(iteration.end - sum(kept), kept)
 
@@ -191,24 +181,17 @@ def change_point(durations: NDArray[np.float64], least_ratio: float = LEAST_RATI
     ``fewest``: so many are left before it at least. Of rates (1/s) it finds where iterations become faster. O(``WINDOW`` x bins).
     """
     size = len(durations)
-    first = max(fewest, size - WINDOW)
     best, found = TABLE.change_log_bayes_factor, None
-    starts = np.arange(size - FEWEST_SLOW, first - 1, -1)
-    if not len(starts):
-        return None
+    starts = np.arange(size - ENOUGH, max(fewest, size - WINDOW) - 1, -1)
     # Of a healthy job hardly any start is worth a closer look, and it is asked at every iteration.
     total = durations.cumsum()
-    past_mean, mean = total[starts - 1] / starts, (total[-1] - total[starts - 1]) / (size - starts)
+    past_mean, mean = total[starts - 1] / starts, (total[-1:] - total[starts - 1]) / (size - starts)
     for start in starts[mean >= least_ratio * past_mean].tolist():
-        past, since = durations[:start], durations[start:]
-        edges = _edges(past)
-        counts = _bins(since, edges)
-        slow = since > edges[SLOW_FROM - 1]
-        if slow.sum() < FEWEST_SLOW:
-            continue
-        factor = log_bayes_factor(_bins(past, edges), counts)
-        if factor > best:
-            best, found = factor, start
+        edges = _edges(durations[:start])
+        since = _bins(durations[start:], edges)
+        if since[SLOW_FROM:].sum() >= ENOUGH:
+            factor = log_bayes_factor(_bins(durations[:start], edges), since)
+            best, found = max((best, found), (factor, start), key=lambda one: one[0])
     return found
 
 
@@ -219,18 +202,17 @@ def log_bayes_factor(past: NDArray[np.float64], since: NDArray[np.float64]) -> f
     that are not slow are distributed as ever).
     """
     healthy = HEALTHY_PRIOR + past
-    same = _log_beta(healthy + since) - _log_beta(healthy)
-    shifted = _log_beta(OTHER_PRIOR + since) - _log_beta(OTHER_PRIOR)
     slow, normal = since[SLOW_FROM:], since[:SLOW_FROM]
-    some = _log_beta(np.array([1.0 + normal.sum(), 1.0 + slow.sum()])) - _log_beta(np.ones(2))
-    some += _log_beta(OTHER_PRIOR[SLOW_FROM:] + slow) - _log_beta(OTHER_PRIOR[SLOW_FROM:])
-    some += _log_beta(healthy[:SLOW_FROM] + normal) - _log_beta(healthy[:SLOW_FROM])
-    return float(np.logaddexp(shifted, some) - np.log(2.0) - same)
+    some = _evidence(np.ones(2), np.array([normal.sum(), slow.sum()]))
+    some += _evidence(OTHER_PRIOR[SLOW_FROM:], slow)
+    some += _evidence(healthy[:SLOW_FROM], normal)
+    return float(np.logaddexp(_evidence(OTHER_PRIOR, since), some) - np.log(2.0) - _evidence(healthy, since))
 
 
-def _log_beta(values: NDArray[np.float64]) -> float:
-    """Logarithm of the multivariate beta function."""
-    return sum(map(lgamma, values.tolist())) - lgamma(float(values.sum()))
+def _evidence(prior: NDArray[np.float64], counts: NDArray[np.float64]) -> float:
+    """Logarithm of the probability of counts by bin (Dirichlet-multinomial): a ratio of two multivariate beta functions."""
+    after, before = (sum(map(lgamma, values.tolist())) - lgamma(float(values.sum())) for values in (prior + counts, prior))
+    return after - before
 
 
 def _edges(past: NDArray[np.float64]) -> NDArray[np.float64]:

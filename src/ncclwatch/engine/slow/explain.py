@@ -5,16 +5,15 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from dataclasses import dataclass, replace
 
 from ncclwatch.engine.beside import RAISE_LIMITS, all_held_back
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.slow.classify import Cause, Cost, cause, classify, costs, held_back_alone, starts_late, works_slower
-from ncclwatch.engine.slow.detect import FEWEST_HEALTHY, SlowDown
+from ncclwatch.engine.slow.classify import Cause, Cost, Judgement, cause, costs, held_back_alone
+from ncclwatch.engine.slow.detect import ENOUGH, FEWEST_HEALTHY, LEAST_RATIO, SlowDown
 from ncclwatch.engine.slow.findings import Finding, Kind
-from ncclwatch.engine.slow.lateness import ENOUGH, MOSTLY
+from ncclwatch.engine.slow.lateness import MOSTLY
 from ncclwatch.engine.topology.model import DATA_WORDS, PARALLEL, Role, Topology
 from ncclwatch.engine.verdict import RAISE_LIMIT
 from ncclwatch.model.verdict import (
@@ -31,17 +30,16 @@ from ncclwatch.model.verdict import (
 )  # fmt: skip
 from ncclwatch.text import compressed
 
-if TYPE_CHECKING:
-    from ncclwatch.engine.slow.watch import Judgement
-
-WORTH_SAYING = 0.15
-"""A job that is so much slower than it was, for as long as it takes to know what is usual, is said to be, also where nobody is
-named. Unit: share. From: chosen: three times the least slow-down.
-"""
 PLAIN_RATIO = 1.0
-"""One that takes twice as long is from the first moment on that counts as a slow-down: its iterations may take minutes.
+"""A job that takes twice as long is said to from the first moment on that counts as a slow-down: its iterations may take minutes.
 Unit: ratio beyond 1. From: chosen.
 """
+MANY = 3
+"""Bound: from so many ranks on they are named together."""
+MOST_LINES = 16
+"""Bound: lines of evidence."""
+SUREST = 0.99
+"""Bound: no estimate from samples is surer than this, whatever its odds."""
 
 WORDS = {
     VerdictClass.SLOW_COMPUTATION: "slow computation",
@@ -85,68 +83,41 @@ def verdict(job: Job, judgement: Judgement, topology: Topology | None = None) ->
     # Processes come and go: a judgement knows them by what they are, not by where they stand in a list.
     by_key = {member.info.key: member for member in job.members}
     members = {at: by_key[key] for at, key in enumerate(judgement.profile.processes) if key in by_key}
-    told = list(_told(members, judgement))
+    every = costs(findings, judgement.slow, judgement.iteration_s, judgement.gpus.costs)
+    told = [
+        _Told(job, judgement, topology, finding, [members[at] for at in finding.members], cost, cause(judgement, finding))
+        for finding, cost in zip(findings, every, strict=True)
+    ]
     culprits: list[Culprit] = []
     for one in told:
-        for culprit in _culprits(job, judgement, one, topology):
-            if culprit.pid is None or not any(other.is_at(culprit.host, culprit.pid, culprit.rank) for other in culprits):
-                culprits.append(culprit)
+        for member in one.blamed:
+            if not stands_in(places(culprits), member.info.host, member.info.pid, member.rank):
+                culprits.append(one.culprit(member))
     planes = {"state": True, "calls": judgement.iteration_s is not None, "device": judgement.gpus.told}
-    link = next((f for f in findings if f.kind is Kind.LINK), None)
-    group = _group(job, judgement, link or findings[0])
+    link = next((one for one in told if one.finding.kind is Kind.LINK), None)
     named = places(culprits)
-    victims = sorted(
-        member.rank for at, member in members.items()
-        if member.rank is not None
-        and not stands_in(named, member.info.host, member.info.pid, member.rank)
-        and judgement.profile.waits[at] > 0.1
-    )  # fmt: skip
+    waiting = [member for at, member in members.items() if judgement.profile.waits[at] > 0.1]
+    victims = (m.rank for m in waiting if m.rank is not None and not stands_in(named, m.info.host, m.info.pid, m.rank))
     return Verdict(
-        verdict_class=classify(judgement), summary=_summary(told, judgement), culprits=tuple(culprits), victims=tuple(victims),
+        verdict_class=judgement.verdict_class, summary=_summary(told, judgement), culprits=tuple(culprits),
+        victims=tuple(sorted(victims)),
         # Where others happen to wait most changes from look to look; only a link belongs to one communicator.
-        communicator=_reference(group, topology) if link is not None and group is not None else None,
-        stage=culprits[0].stage if culprits else "", link=_link(link), since=judgement.since,
+        communicator=link.reference if link is not None else None,
+        stage=culprits[0].stage if culprits else "", link=link.link if link is not None else None, since=judgement.since,
         time=max(member.last.wall_ns for member in job.members) / 1e9, confidence=min(SUREST, round(findings[0].confidence, 2)),
-        evidence=_evidence(told, judgement), unobserved=_unobserved(job, judgement), next_steps=_next_steps(told, judgement),
+        evidence=_evidence(told, judgement), unobserved=_unobserved(job, judgement),
+        next_steps=tuple(dict.fromkeys(step for one in told for step in one.next_steps())),
         planes=tuple(plane for plane, known in planes.items() if known),
         rules=tuple(dict.fromkeys(finding.rule for finding in findings if finding.rule)), trail=tuple(_trail(told, members)),
     )  # fmt: skip
 
 
-class _Told(NamedTuple):
-    """A finding with what is said of it: whom it blames and their names, what it costs and why."""
-
-    finding: Finding
-    blamed: list[Member]
-    names: str
-    cost: Cost | None
-    cause: Cause
-
-
-def _told(members: Mapping[int, Member], judgement: Judgement) -> Iterator[_Told]:
-    every = costs(judgement.findings, judgement.slow, judgement.iteration_s, judgement.gpus.costs)
-    for finding, cost in zip(judgement.findings, every, strict=True):
-        blamed = [members[at] for at in finding.members]
-        yield _Told(finding, blamed, _names(blamed), cost, cause(judgement, finding))
-
-
-def _trail(told: Sequence[_Told], members: Mapping[int, Member]) -> Iterator[Step]:
-    """How the candidates were weighed: what speaks for those that are named, and which others lost."""
-    for finding, _, names, _, _ in told:
-        for term, part in finding.weighed:
-            yield Step(StepKind.FACT, finding.rule, f"{names}: {TERM_WORDS[term]} ({part:+.1f} in the logarithm of the odds)")
-    for finding, *_ in told:
-        for kind, rival, chance in finding.rivals:
-            held = [members[at] for at in rival if at in members]
-            who = f"{_names(held)} ({kind})" if held else "nobody"
-            yield Step(StepKind.LOST, finding.rule, f"{who}: {chance:.1%}", finding.rule)
-    for finding, _, names, _, _ in told:
-        yield Step(StepKind.STANDS, finding.rule, f"{names} ({finding.kind}): {finding.confidence:.1%}")
-
-
 def unlocated(job: Job, running: Verdict, slow: SlowDown) -> Verdict:
-    """The verdict on a job that runs, with the word that it is slow though nobody stands out: nobody is accused."""
-    if slow.ratio < WORTH_SAYING or (slow.ratio < PLAIN_RATIO and slow.iterations < FEWEST_HEALTHY):
+    """The verdict on a job that runs, with the word that it is slow though nobody stands out: nobody is accused. It is said of
+    what is as much as three of the least slow-downs, and has lasted for as long as it takes to know what is usual.
+    """
+    least = ENOUGH * (LEAST_RATIO - 1)
+    if slow.ratio < least or (slow.ratio < PLAIN_RATIO and slow.iterations < FEWEST_HEALTHY):
         return running
     hidden = any(is_hidden(own) for member in job.members for own in member.last.communicators)
     why = "what NVLink and the like join waits unseen" if hidden else "no rank holds the others up more than its equals do"
@@ -165,109 +136,132 @@ def unlocated(job: Job, running: Verdict, slow: SlowDown) -> Verdict:
     )
 
 
-def _pace(slow: SlowDown) -> str:
-    return f"iterations take {slow.mean_s:.2f} s instead of {slow.normal_s:.2f} s ({slow.ratio:+.0%})"
+@dataclass(slots=True)
+class _Told:
+    """A finding with what is said of it: whom it blames, what it costs and why."""
 
+    job: Job
+    judgement: Judgement
+    topology: Topology | None
+    finding: Finding
+    blamed: list[Member]
+    cost: Cost | None
+    cause: Cause
 
-def _culprits(job: Job, judgement: Judgement, told: _Told, topology: Topology | None) -> Iterator[Culprit]:
-    finding, why = told.finding, told.cause.text
-    group, awaited = _group(job, judgement, finding), _awaited(job, judgement, finding)
-    operation = OperationRef(awaited[0][1]) if awaited and awaited[0][1] else None
-    for member in told.blamed:
+    @property
+    def names(self) -> str:
+        return _names(self.blamed)
+
+    @property
+    def awaited(self) -> list[tuple[Group | None, str]]:
+        """Communicators and operations in which others waited for the culprit, those of most looks first."""
+        every = (self.judgement.profile.operations.get(key, Counter()) for key in self.finding.keys)
+        total = sum(every, Counter[tuple[int, str]]())
+        return [(self.job.groups.get(number), operation) for (number, operation), _ in total.most_common()]
+
+    @property
+    def group(self) -> Group | None:
+        if self.finding.link is not None:
+            return self.job.groups.get(self.finding.link.group)
+        return next((group for group, _ in self.awaited), None)
+
+    @property
+    def reference(self) -> CommunicatorRef | None:
+        """That communicator with its role, which its hash would not tell: two may have one."""
+        if (group := self.group) is None:
+            return None
+        role = self.role(group)
+        return replace(group.reference(), role="" if role is Role.UNSURE else str(role))
+
+    @property
+    def link(self) -> LinkRef | None:
+        place = self.finding.link
+        return LinkRef(place.source, place.destination, "net", place.channels) if place is not None else None
+
+    def role(self, group: Group | None) -> Role:
+        known = self.topology.by_id.get(group.id) if self.topology is not None and group is not None else None
+        return known.role if known is not None else Role.UNSURE
+
+    def culprit(self, member: Member) -> Culprit:
+        finding, group, awaited = self.finding, self.group, self.awaited
         place = (group.rank_of(member), group.hash) if group is not None else None
         own = next((c for c in member.last.communicators if (c.rank, c.hash) == place), None)
-        yield Culprit(
+        return Culprit(
             rank=member.rank, comm_rank=own.rank if own else None, host=member.info.host, pid=member.info.pid,
-            gpu=own.device if own else None, communicator=_reference(group, topology) if own and group else None,
-            operation=operation, stage=_stage(awaited, judgement, finding, topology, member.rank), link=_link(finding),
-            reason=f"{finding.kind}: {why}" if why else str(finding.kind),
+            gpu=own.device if own else None, communicator=self.reference if own else None,
+            operation=OperationRef(awaited[0][1]) if awaited and awaited[0][1] else None,
+            stage=self.stage(member.rank), link=self.link,
+            reason=f"{finding.kind}: {self.cause.text}" if self.cause.text else str(finding.kind),
         )  # fmt: skip
 
+    def stage(self, rank: int | None) -> str:
+        """Where in the iteration, as far as the looks tell."""
+        waited_in = (self.operation_name(op, group) for group, op in self.awaited[:2])
+        names, where, topology = ", ".join(filter(None, dict.fromkeys(waited_in))), "", self.topology
+        if topology is not None and rank is not None and 0 <= rank < topology.world:
+            if topology.stage[rank] >= 0:
+                where += f", pipeline stage {int(topology.stage[rank])}"
+            if topology.tensor_index[rank] >= 0 and (topology.layout.tp or 1) > 1:
+                where += f", TP rank {int(topology.tensor_index[rank])}"
+        if not self.finding.kind.computes:
+            return names + where
+        what = "compute" if self.finding.kind is Kind.COMPUTE else "host, between calls"
+        return f"{what}{self.held_pass()}{where}" + (f" (others wait in {names})" if names else "")
 
-def _awaited(job: Job, judgement: Judgement, finding: Finding) -> list[tuple[Group | None, str]]:
-    """Communicators and operations in which others waited for the culprit, those of most looks first."""
-    total: Counter[tuple[int, str]] = Counter()
-    for key in finding.keys:
-        total.update(judgement.profile.operations.get(key, {}))
-    return [(job.groups.get(number), operation) for (number, operation), _ in total.most_common()]
+    def operation_name(self, op: str, group: Group | None) -> str:
+        """What others wait in; shared memory and NVLink show which group it is, and not which operation."""
+        role = self.role(group)
+        if role is Role.PIPELINE:
+            return "pipeline transfer"
+        if role not in PARALLEL:
+            return f"{op or 'an operation'} of {group.nranks} ranks" if group else op
+        moved = f" ({DATA_WORDS.get(op, 'parameters')})" if role is Role.DATA and op else ""
+        return f"{role}-parallel {op or 'operation'}{moved}"
 
-
-def _group(job: Job, judgement: Judgement, finding: Finding) -> Group | None:
-    if finding.link is not None:
-        return job.groups.get(finding.link.group)
-    return next((group for group, _ in _awaited(job, judgement, finding)), None)
-
-
-def _reference(group: Group, topology: Topology | None) -> CommunicatorRef:
-    """With its role, which its hash would not tell: two communicators may have one."""
-    role = _role(group, topology)
-    return replace(group.reference(), role="" if role is Role.UNSURE else str(role))
-
-
-def _role(group: Group | None, topology: Topology | None) -> Role:
-    known = topology.by_id.get(group.id) if topology is not None and group is not None else None
-    return known.role if known is not None else Role.UNSURE
-
-
-def _link(finding: Finding | None) -> LinkRef | None:
-    if finding is None or finding.link is None:
-        return None
-    place = finding.link
-    return LinkRef(place.source, place.destination, "net", place.channels)
-
-
-def _operation_name(op: str, group: Group | None, topology: Topology | None) -> str:
-    """What others wait in; shared memory and NVLink show which group it is, and not which operation."""
-    role = _role(group, topology)
-    if role is Role.PIPELINE:
-        return "pipeline transfer"
-    if role not in PARALLEL:
-        return f"{op or 'an operation'} of {group.nranks} ranks" if group else op
-    moved = f" ({DATA_WORDS.get(op, 'parameters')})" if role is Role.DATA and op else ""
-    return f"{role}-parallel {op or 'operation'}{moved}"
-
-
-def _stage(
-    awaited: Sequence[tuple[Group | None, str]], judgement: Judgement, finding: Finding, topology: Topology | None,
-    rank: int | None,
-) -> str:  # fmt: skip
-    """Where in the iteration, as far as the looks tell."""
-    names = list(filter(None, dict.fromkeys(_operation_name(op, group, topology) for group, op in awaited[:2])))
-    where = ""
-    if topology is not None and rank is not None and 0 <= rank < topology.world:
-        if topology.stage[rank] >= 0:
-            where += f", pipeline stage {int(topology.stage[rank])}"
-        if topology.tensor_index[rank] >= 0 and (topology.layout.tp or 1) > 1:
-            where += f", TP rank {int(topology.tensor_index[rank])}"
-    held = _pass(judgement, finding)
-    if not finding.kind.computes:
-        return ", ".join(names) + where
-    what = "compute" if finding.kind is Kind.COMPUTE else "host, between calls"
-    return f"{what}{held}{where}" + (f" (others wait in {', '.join(names)})" if names else "")
-
-
-def _pass(judgement: Judgement, finding: Finding) -> str:
-    """`` in backward of micro-batch 5`` where a culprit holds others up in one pass, or one kind of pass, and not throughout."""
-    seen: Counter[str] = Counter()
-    for key in finding.keys:
-        seen.update(judgement.profile.passes.get(key, Counter()))
-    total = sum(seen.values())
-    if total < ENOUGH:
+    def held_pass(self) -> str:
+        """`` in backward of micro-batch 5`` where it holds others up in one pass, or one kind of pass, and not throughout."""
+        seen = sum((self.judgement.profile.passes.get(key, Counter()) for key in self.finding.keys), Counter[str]())
+        kinds: Counter[str] = Counter()
+        for text, times in seen.items():
+            kinds[text.partition(" of ")[0]] += times
+        for counted, share in ((seen, MOSTLY), (kinds, 0.9)) if seen.total() >= ENOUGH else ():
+            text, times = counted.most_common(1)[0]
+            if times >= share * seen.total():
+                return f" in {text}"
         return ""
-    kinds: Counter[str] = Counter()
-    for text, times in seen.items():
-        kinds[text.partition(" of ")[0]] += times
-    for counted, share in ((seen, MOSTLY), (kinds, 0.9)):
-        text, times = counted.most_common(1)[0]
-        if times >= share * total:
-            return f" in {text}"
-    return ""
 
+    def evidence(self) -> Iterator[str]:
+        finding, judgement, names = self.finding, self.judgement, self.names
+        profile = judgement.profile
+        what = f"link {' → '.join(member.label for member in self.blamed)}" if finding.link else f"{names}: {finding.kind}"
+        # Who is judged by its late starts is not by looks: how many of them were late is said below.
+        seen = "" if judgement.starts_late(finding) else f", in {min(finding.looks, profile.looks)} of {profile.looks} samples"
+        price = f"; it {self.cost.text()}" if self.cost is not None else ""
+        yield f"{what} holds the job up for {finding.share:.0%} of all ranks' time{seen}{price}"
+        if finding.kind.computes:
+            for at, member in zip(finding.members[:4], self.blamed, strict=False):
+                busy, waits = profile.busy[at], profile.waits[at]
+                yield f"{member.label} works in {busy:.0%} of the samples and waits for others in {waits:.0%}"
+                if (start := judgement.gpus.starts.get(member.info.key)) is not None:
+                    yield f"{member.label}: {start.text()}"
+                factor, extra = judgement.factors[at], judgement.extras[at]
+                if not math.isnan(factor):
+                    grew = f"{factor:.2f} times what it was, plus {extra * 1e3:.1f} ms a call"
+                    yield f"{member.label}: the time between its calls is {grew}"
+        elif judgement.works_slower(finding):
+            factor = float(judgement.factors[list(finding.members)].mean())
+            yield f"{names}: work between calls takes {factor:.2f} times as long as well"
+        if self.cause.text:
+            yield f"{names}: {self.cause.text}"
 
-MANY = 3
-"""Bound: from so many ranks on they are named together."""
-MOST_LINES = 16
-"""Bound: lines of evidence."""
+    def next_steps(self) -> Iterator[str]:
+        finding, judgement, first = self.finding, self.judgement, self.blamed[0].info
+        texts = [NEXT_STEPS[finding.kind]]
+        if finding.kind is Kind.COMPUTE and self.held_pass() == BEFORE_ALL:
+            texts.append(LOADER_TOO)
+        if finding.kind.computes and held_back_alone(judgement.profile, judgement.context)[list(finding.members)].all():
+            texts.insert(0, RAISE_LIMIT)
+        yield from (text.format(host=first.host, pid=first.pid) for text in texts)
 
 
 def _names(blamed: Sequence[Member], name: Callable[[Member], str] = lambda member: member.label) -> str:
@@ -276,55 +270,37 @@ def _names(blamed: Sequence[Member], name: Callable[[Member], str] = lambda memb
     return f"ranks {compressed(ranks)}" if len(ranks) == len(blamed) >= MANY else ", ".join(map(name, blamed))
 
 
+def _pace(slow: SlowDown) -> str:
+    return f"iterations take {slow.mean_s:.2f} s instead of {slow.normal_s:.2f} s ({slow.ratio:+.0%})"
+
+
 def _summary(told: Sequence[_Told], judgement: Judgement) -> str:
     def name(member: Member) -> str:
         return f"rank {member.rank}" if member.rank is not None else f"pid {member.info.pid} on {member.info.host}"
 
     slow, parts = judgement.slow, []
-    for finding, blamed, _, cost, why in told[:3]:
-        names = _names(blamed, name)
-        if finding.link is not None and len(blamed) == 2:
+    for one in told[:3]:
+        names = _names(one.blamed, name)
+        if one.finding.link is not None and len(one.blamed) == 2:
             names = f"the link from {names.replace(', ', ' to ')}"
+        word = f": {one.cause.word}" if one.cause.word else ""
         # With one culprit the loss says it all.
-        price = f", {cost.text()}" if cost is not None and (slow is None or len(told) > 1) else ""
-        parts.append(f"{names} ({finding.kind}{f': {why.word}' if why.word else ''}{price})")
+        price = f", {one.cost.text()}" if one.cost is not None and (slow is None or len(told) > 1) else ""
+        parts.append(f"{names} ({one.finding.kind}{word}{price})")
     pace = "as long as the job has been watched"
     if slow is not None:
         pace = f"{_pace(slow)}: {slow.lost_share:.0%} of the time is lost"
-    return f"{WORDS[classify(judgement)]}: the others wait for {'; '.join(parts)}; {pace}"
+    return f"{WORDS[judgement.verdict_class]}: the others wait for {'; '.join(parts)}; {pace}"
 
 
 def _evidence(told: Sequence[_Told], judgement: Judgement) -> tuple[str, ...]:
-    profile, slow = judgement.profile, judgement.slow
-    lines: list[str] = []
+    slow, lines = judgement.slow, [line for one in told for line in one.evidence()]
     if slow is not None:
-        lines.append(
+        lines.insert(
+            0,
             f"iteration time {slow.mean_s:.3f} s over {slow.iterations} iterations, {slow.slow} of them slow; normally "
-            f"{slow.normal_s:.3f} s: {slow.mean_s - slow.normal_s:.3f} s an iteration are lost"
+            f"{slow.normal_s:.3f} s: {slow.mean_s - slow.normal_s:.3f} s an iteration are lost",
         )
-    for finding, blamed, names, cost, why in told:
-        what = f"link {' → '.join(member.label for member in blamed)}" if finding.link else f"{names}: {finding.kind}"
-        # Who is judged by its late starts is not by looks: how many of them were late is said below.
-        seen = "" if starts_late(judgement, finding) else f", in {min(finding.looks, profile.looks)} of {profile.looks} samples"
-        lines.append(
-            f"{what} holds the job up for {finding.share:.0%} of all ranks' time{seen}"
-            + (f"; it {cost.text()}" if cost is not None else "")
-        )
-        if finding.kind.computes:
-            for at, member in zip(finding.members[:4], blamed, strict=False):
-                busy, waits = profile.busy[at], profile.waits[at]
-                lines.append(f"{member.label} works in {busy:.0%} of the samples and waits for others in {waits:.0%}")
-                if (start := judgement.gpus.starts.get(member.info.key)) is not None:
-                    lines.append(f"{member.label}: {start.text()}")
-                factor, extra = judgement.factors[at], judgement.extras[at]
-                if not math.isnan(factor):
-                    grew = f"{factor:.2f} times what it was, plus {extra * 1e3:.1f} ms a call"
-                    lines.append(f"{member.label}: the time between its calls is {grew}")
-        elif works_slower(judgement, finding):
-            factor = float(judgement.factors[list(finding.members)].mean())
-            lines.append(f"{names}: work between calls takes {factor:.2f} times as long as well")
-        if why.text:
-            lines.append(f"{names}: {why.text}")
     return (*lines[: MOST_LINES - len(judgement.gpus.paths)], *judgement.gpus.paths)
 
 
@@ -332,25 +308,24 @@ def _unobserved(job: Job, judgement: Judgement) -> tuple[str, ...]:
     lines = list(judgement.gpus.unobserved)
     if not judgement.gpus.told:
         lines.append("when GPUs begin and end is inferred from NCCL's counters; kernels themselves are not timed")
-    missing = sum(len(group.missing) for group in job.groups.values())
-    if missing:
+    if missing := sum(len(group.missing) for group in job.groups.values()):
         lines.append(f"{missing} ranks of communicators were not observed")
     if judgement.slow is None:
         lines.append("no healthy past was seen: ranks are compared with ranks that do equal work")
     return tuple(lines)
 
 
-SUREST = 0.99
-"""Bound: no estimate from samples is surer than this, whatever its odds."""
-
-
-def _next_steps(told: Sequence[_Told], judgement: Judgement) -> tuple[str, ...]:
-    steps: list[str] = []
-    for finding, blamed, *_ in told:
-        texts = [NEXT_STEPS[finding.kind]]
-        if finding.kind is Kind.COMPUTE and _pass(judgement, finding) == BEFORE_ALL:
-            texts.append(LOADER_TOO)
-        if finding.kind.computes and held_back_alone(judgement.profile, judgement.context)[list(finding.members)].all():
-            texts.insert(0, RAISE_LIMIT)
-        steps += [text.format(host=blamed[0].info.host, pid=blamed[0].info.pid) for text in texts]
-    return tuple(dict.fromkeys(steps))
+def _trail(told: Sequence[_Told], members: Mapping[int, Member]) -> Iterator[Step]:
+    """How the candidates were weighed: what speaks for those that are named, and which others lost."""
+    for one in told:
+        for term, part in one.finding.weighed:
+            text = f"{one.names}: {TERM_WORDS[term]} ({part:+.1f} in the logarithm of the odds)"
+            yield Step(StepKind.FACT, one.finding.rule, text)
+    for one in told:
+        for kind, rival, chance in one.finding.rivals:
+            held = [members[at] for at in rival if at in members]
+            who = f"{_names(held)} ({kind})" if held else "nobody"
+            yield Step(StepKind.LOST, one.finding.rule, f"{who}: {chance:.1%}", one.finding.rule)
+    for one in told:
+        text = f"{one.names} ({one.finding.kind}): {one.finding.confidence:.1%}"
+        yield Step(StepKind.STANDS, one.finding.rule, text)

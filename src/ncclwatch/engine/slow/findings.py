@@ -1,30 +1,43 @@
-"""A culprit of a slow job as it is found, and what is known besides the samples: who can be compared, and who is together."""
+"""A culprit of a slow job as it is found, and what is known besides the samples: who can be compared, who is together, and what
+the wire says of links.
+"""
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict, deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from statistics import median
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.connections import is_hidden
 from ncclwatch.engine.evidence.device import sees_everything
-from ncclwatch.engine.job import Job, Member, identity_of
+from ncclwatch.engine.job import Group, Job, Member, identity_of
 from ncclwatch.engine.slow.cadence import Cadences
 from ncclwatch.engine.slow.lateness import Lateness
 from ncclwatch.engine.slow.profile import Profile
 from ncclwatch.engine.slow.snapshot import LinkPlace
 from ncclwatch.engine.topology.model import Topology
 from ncclwatch.model.identity import ProcessKey
-from ncclwatch.model.state import Communicator
+
+FlowPlace = tuple[int, int, int, int]
+"""Process id of the sender, hash of the communicator, rank in it, and peer."""
+Pair = tuple[ProcessKey, ProcessKey]
+"""Sender and receiver of a link."""
 
 FEWEST_PAST = 4
 """Samples below which a stretch, slow or healthy, is not used: of fewer a share is mostly chance. Unit: samples. From: the
 standard error of a share of four samples is a quarter, as much as a straggler costs that is worth naming at once.
 """
+CONFIRMED = 2
+"""So often a thing must be seen to be believed: judgements in a row that name the same, measurements of a link before the job was
+slow and since. Unit: any of these. From: one may be odd; calibration judges by it, so that the false-alarm rate holds with it.
+"""
+KEPT = 40
+"""Bound: newest measurements of a link; they are made every few seconds."""
 
 
 class Kind(StrEnum):
@@ -56,21 +69,24 @@ class Finding:
     confidence: float
     link: LinkPlace | None = None
     keys: tuple[object, ...] = ()
+    """Processes or links by which the profile knows it."""
     weighed: tuple[tuple[str, float], ...] = ()
     """What spoke for it, most first: term and its part of the log-odds."""
     rivals: tuple[tuple[str, tuple[int, ...], float], ...] = ()
     """What was weighed beside it and lost, likeliest first: kind of candidate ("nobody" too), members, posterior probability."""
     rule: str = ""
-    """Which of the estimate's parts named it, as verdicts tell it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Context:
-    """What is known besides the samples. Arrays of shape (processes,).
+    """What is known besides the samples. Arrays of shape (processes,); −1 is in no set.
 
-    ``equal`` numbers sets of peers that do equal work and are seen by equal means (−1: none), ``alike`` sets that do equal work
-    whatever shows of them; ``host`` numbers hosts, ``node`` nodes as NCCL tells them apart (``hostHash``). ``lost`` is the share
-    of time that is lost compared with the healthy past (``None`` without one).
+    ``equal`` numbers sets of peers that do equal work and are seen by equal means, ``alike`` sets that do equal work whatever
+    shows of them, ``hidden`` those joined by what the host cannot see into (which of them waits for which does not show);
+    ``host`` numbers hosts, ``node`` nodes as NCCL tells them apart (``hostHash``). ``unseen``: who waits, where samples do not
+    show it, for a peer on the node that calls late. ``lost`` is the share of time that is lost compared with the healthy past
+    (``None`` without one), ``idle`` the part of that in which nothing was open on any rank: nobody in the job holds it up.
+    ``delayed``: seconds by which messages of a link take longer to be acknowledged than they did, by the wire's own word.
     """
 
     equal: NDArray[np.int64]
@@ -78,18 +94,12 @@ class Context:
     lost: float | None
     before: Profile | None = None
     late: Lateness | None = None
-    """Host threads that begin iterations late, or call later than their peers on the node."""
     unseen: NDArray[np.bool_] | None = None
-    """Who waits, where samples do not show it, for a peer on the node that calls late."""
     node: NDArray[np.int64] | None = None
     alike: NDArray[np.int64] | None = None
-    delayed: Mapping[tuple[ProcessKey, ProcessKey], float] = field(default_factory=dict)
-    """Seconds by which messages of a link (sender, receiver) take longer to be acknowledged than they did: the wire's own word.
-    """
+    delayed: Mapping[Pair, float] = field(default_factory=dict)
     hidden: NDArray[np.int64] | None = None
-    """Sets of ranks joined by what the host cannot see into (−1: none): which of them waits for which does not show."""
     idle: float = 0.0
-    """Part of the lost time in which nothing was open on any rank: the job pauses as a whole, and nobody in it holds it up."""
 
     @property
     def nodes(self) -> NDArray[np.int64]:
@@ -103,38 +113,35 @@ class Context:
 
     def others(self, at: int) -> NDArray[np.int64]:
         """A rank's peers but itself, in order; empty where it has none."""
-        if self.equal[at] < 0:
-            return np.empty(0, np.int64)
-        return np.flatnonzero((self.equal == self.equal[at]) & (np.arange(len(self.equal)) != at))
+        return np.flatnonzero((self.equal == self.equal[at]) & (self.equal >= 0) & (np.arange(len(self.equal)) != at))
 
     def places(self, limits: NDArray[np.int64]) -> list[tuple[int, ...]]:
         """Two ranks or more, but not all, that are on one host, one node, or under one CPU limit (``limits`` numbers these)."""
-        found: dict[tuple[int, ...], None] = {}
-        for numbers in (self.host, self.nodes, limits):
-            for number in np.unique(numbers[numbers >= 0]).tolist() if len(numbers) else ():
-                inside = tuple(np.flatnonzero(numbers == number).tolist())
-                if 2 <= len(inside) < len(self.host):
-                    found[inside] = None
-        return list(found)
+        found = (
+            tuple(np.flatnonzero(numbers == number).tolist())
+            for numbers in (self.host, self.nodes, limits) for number in np.unique(numbers[numbers >= 0])
+        )  # fmt: skip
+        return [inside for inside in dict.fromkeys(found) if 2 <= len(inside) < len(self.host)]
 
 
-# --- which ranks can be compared ---------------------------------------------------------------------------------------------
+def context_of(job: Job, topology: Topology | None, cadences: Cadences) -> Context:
+    """What is known of a job that was never seen to be healthy."""
+    node, hides = nodes(job), [any(is_hidden(own) for own in member.last.communicators) for member in job.members]
+    hidden = np.where(np.array(hides, np.bool_) & (not sees_everything(job)), node, -1)
+    return Context(equals(job, topology, cadences), hosts(job), lost=None, node=node, hidden=hidden)
 
 
 def equals(job: Job, topology: Topology | None, cadences: Cadences, *, by_means: bool = True) -> NDArray[np.int64]:
     """Sets of ranks that do equal work and (``by_means``) are seen by equal means; −1 for a rank without a known equal."""
     keys: list[object] = []
     for member, cadence in zip(job.members, cadences.of_members(job), strict=True):
-        seen = _means(member) if by_means else ()
         rank, stage = member.rank, -1
         if topology is not None and rank is not None and 0 <= rank < topology.world:
             stage = int(topology.stage[rank])
-        if stage >= 0:
-            keys.append((seen, "stage", stage))
-        elif cadence is not None and cadence.program:
-            keys.append((seen, "program", cadence.program))
-        else:
-            keys.append(None)
+        program = cadence.program if cadence is not None else 0
+        known = stage >= 0 or program
+        does = ("stage", stage) if stage >= 0 else ("program", program)
+        keys.append((_means(member) if by_means else (), does) if known else None)
     times = Counter(keys)
     return _numbered([key if times[key] > 1 else None for key in keys])
 
@@ -158,21 +165,65 @@ def nodes(job: Job) -> NDArray[np.int64]:
     ])  # fmt: skip
 
 
-def hidden_together(job: Job) -> NDArray[np.int64]:
-    """Sets of ranks of one node that are joined by what the host cannot see into (NVLink): a number each, −1 for none."""
-    hidden = np.array([any(is_hidden(own) for own in member.last.communicators) for member in job.members], np.bool_)
-    return np.where(hidden & (not sees_everything(job)), nodes(job), -1)
-
-
 def _means(member: Member) -> tuple[object, ...]:
-    """Which kinds of connections there are, not how many: at the ends of a ring some are not made that others have."""
-    used = [c for c in member.last.communicators if _is_used(c)]
+    """Which kinds of connections there are, not how many: at the ends of a ring some are not made that others have.
+
+    Of a communicator on which nothing was ever called, as far as NCCL counts, no look shows anything.
+    """
+    used = (
+        c for c in member.last.communicators
+        if c.op_count or c.sequence_numbers or is_hidden(c)
+        or any(step.step for step in c.net_steps) or any(connection.tail for connection in c.host_connections)
+    )  # fmt: skip
     return tuple(sorted({(c.nranks, str(way), str(kind)) for c in used for _, _, way, kind in c.transports}))
 
 
-def _is_used(communicator: Communicator) -> bool:
-    """Whether anything was ever called on it, as far as NCCL counts: of what is not, no look shows anything."""
-    if communicator.op_count or communicator.sequence_numbers:
-        return True
-    moved = any(s.step for s in communicator.net_steps) or any(h.tail for h in communicator.host_connections)
-    return moved or is_hidden(communicator)
+# --- what the wire says of links ---------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class RoundTrips:
+    """What a job's connections were measured at: TCP measures the round trip of each, a NIC the completion of each work request
+    (C4D's delay matrix, here in time as well). Memory: ``KEPT`` times the links.
+    """
+
+    _delays: dict[Pair, deque[tuple[float, float]]] = field(default_factory=dict)
+    """(wall time, delay) of each link, seconds, newest last."""
+    _usual: dict[Pair, float] = field(default_factory=dict)
+    """What each was before the job was slow, where that has been asked."""
+    _taken: dict[str, int] = field(default_factory=dict)
+
+    def take(self, job: Job, measured: Mapping[str, tuple[int, Mapping[FlowPlace, float]]]) -> None:
+        """Take what is new of :meth:`NetworkMemory.delays`: by host, when it was measured (ns since the epoch), and µs."""
+        fresh = {host: found for host, found in measured.items() if self._taken.get(host) != found[0]}
+        if not fresh:
+            return
+        groups: dict[int, list[Group]] = defaultdict(list)
+        for group in job.groups.values():
+            groups[group.hash].append(group)
+        for host, (time_ns, delays) in fresh.items():
+            self._taken[host] = time_ns
+            pairs: dict[Pair, float] = defaultdict(float)
+            for (pid, comm_hash, rank, peer), delay_us in delays.items():
+                for group in groups[comm_hash]:
+                    sender, receiver = group.holder(rank), group.holder(peer)
+                    if sender is not None and receiver is not None and (sender.info.host, sender.info.pid) == (host, pid):
+                        pair = sender.info.key, receiver.info.key
+                        pairs[pair] = max(pairs[pair], delay_us / 1e6)
+            for pair, delay in pairs.items():
+                self._delays.setdefault(pair, deque(maxlen=KEPT)).append((time_ns / 1e9, delay))
+        present = {member.info.key for member in job.members}
+        self._delays = {pair: seen for pair, seen in self._delays.items() if present.issuperset(pair)}
+        self._usual = {pair: usual for pair, usual in self._usual.items() if pair in self._delays}
+
+    def delayed(self, since: float) -> dict[Pair, float]:
+        """By how much longer a link's messages take since a moment (wall time, seconds) than before: seconds. O(measurements)."""
+        found: dict[Pair, float] = {}
+        for pair, seen in self._delays.items():
+            past = [delay for time, delay in seen if time < since]
+            now = [delay for time, delay in seen if time >= since]
+            if len(past) >= CONFIRMED:
+                self._usual[pair] = median(past)
+            if len(now) >= CONFIRMED and pair in self._usual and (longer := median(now) - self._usual[pair]) > 0:
+                found[pair] = longer
+        return found

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from ncclwatch.engine.evidence.device import told_of
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.slow.cadence import Cadence, Iteration
+from ncclwatch.engine.slow.detect import ENOUGH
 from ncclwatch.engine.slow.findings import hosts
-from ncclwatch.engine.slow.lateness import ENOUGH
 from ncclwatch.engine.slow.snapshot import NEAR_SHARE
 from ncclwatch.model.device import DeviceCommunicator, KernelState
 from ncclwatch.model.identity import ProcessKey

@@ -1,31 +1,36 @@
 """What the calls of host threads say of who is late: between iterations, inside nodes that NVLink joins, and between calls.
 
 Between two iterations nothing is queued on the GPUs, so a host that makes the first call of an iteration late (a pause of a
-garbage collector, a slow data loader) holds everybody up by as much, where hosts wait for their GPUs once an iteration. So it is
+garbage collector, a slow data loader) holds everybody up by as much, where hosts wait for their GPUs once an iteration: it is
 believed only if the iterations a rank was late in were longer by it. Times of different nodes are compared with what they
 usually differ by; clock offsets cancel.
 
 What NVLink joins waits in GPU memory: in the samples all members of such a communicator are at work while one of them is late.
 Their calls are lined up (``with_calls``): who calls an operation last keeps the others waiting from the last but one on. Hosts
-run ahead of their GPUs, each by a little more or less, so within the length of an iteration only the longest such wait counts,
-and only what is longer than it was. Who is late because it waits for another that is late is not late by itself.
+run ahead of their GPUs, so within the length of an iteration only the longest such wait counts, and only what is longer than it
+was. Who is late because it waits for another that is late is not late by itself.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.alignment import Entries, line_up, rows_of
+from ncclwatch.engine.alignment import line_up, rows_of
 from ncclwatch.engine.connections import is_hidden
-from ncclwatch.engine.job import Group, Job
+from ncclwatch.engine.job import Job
 from ncclwatch.engine.ledger import Ledger
 from ncclwatch.engine.slow.cadence import Cadence
-from ncclwatch.engine.slow.detect import LEAST_RATIO, SlowDown
+from ncclwatch.engine.slow.detect import ENOUGH, LEAST_RATIO, SlowDown
+
+Times = NDArray[np.float64]
+"""Seconds."""
 
 LEAST_S = 0.01
 """Less than this, or than the least slow-down that counts, is no lateness. Unit: seconds. From: chosen."""
@@ -33,36 +38,32 @@ CLOSE = 0.5
 """So far apart at most do processes begin the same iteration while nothing is wrong. Unit: part of the normal iteration. From:
 further apart they would be nearer to another one.
 """
-ENOUGH = 3
-"""Of a kind so many are needed to say anything of it: iterations that are healthy, slow or late, collectives on GPUs, samples.
-Unit: any of these. From: the median of fewer is one outlier.
-"""
 EXPLAINS = 0.5
-"""Part that must be explained: by lateness, of its own seconds by longer iterations, of the lost time by fellows that it keeps
-waiting; by all culprits, of what is lost, to explain all of it. Unit: share. From: more than half, so that no two explain the
-same loss; and samples see waits, not their ends.
+"""Part that must be explained: of lateness by longer iterations, of the lost time by fellows kept waiting, and by all culprits to
+explain all of it. Unit: share. From: more than half, so that no two explain the same loss.
 """
 MOSTLY = 0.75
 """Part of the processes whose beginning of an iteration must be known for it to count, and of the samples at a culprit that are
-of one pass, for that to be named. Unit: share. From: chosen; some have been watched for less long, and a median of three of four
-is one.
+of one pass, for that to be named. Unit: share. From: chosen; a median of three of four is one.
 """
 LONGEST_TIMES = 5.0
 """A stretch that many times the usual is no stretch of work but the wait for an iteration's end. Unit: ratio. From: chosen."""
 FITTED = 128
 """Bound: times between calls that are compared with each other."""
+UNKNOWN = math.nan, math.nan
 
 
 @dataclass(slots=True)
 class Lateness:
-    """By process: ``share`` of the time that others wait for its first call, ``late`` iterations of ``seen``, their mean (s)."""
+    """By process: ``share`` of the time that others wait for its first call, ``late`` iterations of ``seen``, their mean (s), and
+    by how much it usually begins after one of them (s; ``None`` where no healthy past was at hand).
+    """
 
-    share: NDArray[np.float64]
+    share: Times
     late: NDArray[np.int64]
     seen: int
-    seconds: NDArray[np.float64]
-    usual: NDArray[np.float64] | None = None
-    """By how much each usually begins after one of them, in seconds; ``None`` where no healthy past was at hand."""
+    seconds: Times
+    usual: Times | None = None
 
     @staticmethod
     def of_nobody(size: int) -> Lateness:
@@ -70,12 +71,17 @@ class Lateness:
         return Lateness(np.zeros(size), np.zeros(size, np.int64), 0, np.zeros(size))
 
 
+def _least(normal_s: float) -> float:
+    """How late is late, seconds."""
+    return max(LEAST_S, (LEAST_RATIO - 1) * normal_s)
+
+
 def measure(
     cadences: Sequence[Cadence | None],
     since: Sequence[float],
     normal_s: float,
     equal: NDArray[np.int64],
-    known_usual: NDArray[np.float64] | None = None,
+    known_usual: Times | None = None,
 ) -> Lateness:
     """Lateness since a moment (seconds on each process's own clock); zeros where it cannot be told.
 
@@ -87,23 +93,20 @@ def measure(
     if len(known) < 2:
         return result
     reference = max(known, key=lambda at: len(known[at].iterations))
-    iterations = list(known[reference].iterations)
+    iterations = known[reference].iterations
     table = _begins(known, since, reference, normal_s)
-    begins = np.array([iteration.begin for iteration in iterations])
     complete = np.isfinite(table[list(known)]).mean(axis=0) >= MOSTLY
-    now = complete & (begins >= since[reference] - 1e-9)
-    healthy = complete & (begins < since[reference] - 1e-9)
+    slow = np.array([iteration.begin for iteration in iterations]) >= since[reference] - 1e-9
+    now, healthy = complete & slow, complete & ~slow
     if np.count_nonzero(now) < ENOUGH:
         return result
     usual = _median(table[:, healthy]) if np.count_nonzero(healthy) >= ENOUGH else known_usual
     late = np.nan_to_num(_beyond_equals(table, usual, equal)[:, now])
     durations = np.array([iteration.duration for iteration in iterations])[now]
-    counts = late > max(LEAST_S, (LEAST_RATIO - 1) * normal_s)
+    counts = late > _least(normal_s)
     result.late, result.seen, result.usual = counts.sum(axis=1), int(np.count_nonzero(now)), usual
-    for at in known:
+    for at in [at for at in known if result.late[at] >= ENOUGH]:
         own = counts[at]
-        if result.late[at] < ENOUGH:
-            continue
         result.seconds[at] = float(late[at][own].mean())
         rest = float(np.median(durations[~own])) if np.count_nonzero(~own) >= ENOUGH else normal_s
         # An iteration's duration counts from the reference's first call: lateness of others lies in it, its own before it.
@@ -113,9 +116,9 @@ def measure(
     return result
 
 
-def _begins(known: Mapping[int, Cadence], since: Sequence[float], reference: int, normal_s: float) -> NDArray[np.float64]:
+def _begins(known: Mapping[int, Cadence], since: Sequence[float], reference: int, normal_s: float) -> Times:
     """By how much after the reference each process began each of the reference's iterations (s); NaN where it is not known."""
-    iterations, first = list(known[reference].iterations), since[reference]
+    iterations, first = known[reference].iterations, since[reference]
     table = np.full((len(since), len(iterations)), np.nan)
     for at, cadence in known.items():
         begins = {number: begin - (since[at] - first) for number, begin in cadence.begins.items()}
@@ -125,9 +128,7 @@ def _begins(known: Mapping[int, Cadence], since: Sequence[float], reference: int
     return table
 
 
-def _beyond_equals(
-    table: NDArray[np.float64], usual: NDArray[np.float64] | None, equal: NDArray[np.int64]
-) -> NDArray[np.float64]:
+def _beyond_equals(table: Times, usual: Times | None, equal: NDArray[np.int64]) -> Times:
     """Beginnings beyond what is usual and beyond the median of equals; of two equals, beyond the earlier one."""
     relative = table - np.nan_to_num(usual)[:, None] if usual is not None else table.copy()
     for number in np.unique(equal):
@@ -142,19 +143,16 @@ def _beyond_equals(
     return relative
 
 
-def _median(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _median(values: Times) -> Times:
     """The median of each row, of what is known of it; NaN of a row of which nothing is."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)
-        found: NDArray[np.float64] = np.nanmedian(values, axis=1)
-    return found
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+        return np.asarray(np.nanmedian(values, axis=1))
 
 
 def _ahead(reference: Mapping[int, float], own: Mapping[int, float], since: float, normal_s: float) -> int | None:
     """By how much a process numbers its iterations higher than the reference does; ``None`` where that is not plain.
 
-    The beginnings of one iteration lay close together while the job was healthy; since it is slow they may lie more than half an
-    iteration apart.
+    The beginnings of one iteration lay close together only while the job was healthy.
     """
     before = {number: begin for number, begin in reference.items() if begin < since}
     compared = before if len(before) >= ENOUGH else reference
@@ -162,51 +160,50 @@ def _ahead(reference: Mapping[int, float], own: Mapping[int, float], since: floa
         return None
     numbers, begins = np.array(list(own)), np.array(list(own.values()))
     candidates = {int(numbers[np.argmin(np.abs(begins - begin))]) - number for number, begin in compared.items()}
-    best: tuple[float, int] | None = None
-    for ahead in sorted(candidates):
+    best = np.inf, 0
+    for ahead in candidates:
         gaps = [abs(own[number + ahead] - begin) for number, begin in compared.items() if number + ahead in own]
         if len(gaps) >= min(ENOUGH, len(compared)):
-            best = min(best or (np.inf, 0), (float(np.median(gaps)), ahead))
-    return best[1] if best is not None and best[0] < CLOSE * normal_s else None
+            best = min(best, (float(np.median(gaps)), ahead))
+    return best[1] if best[0] < CLOSE * normal_s else None
 
 
 def growth(cadence: Cadence | None, slow: SlowDown | None) -> tuple[float, float]:
     """How many times as long a rank's stretches of work last as at first, and what is added to each call (s); NaN: not known."""
     if cadence is None or slow is None:
-        return float("nan"), float("nan")
+        return UNKNOWN
     newest = zip(reversed(cadence.profiles), reversed(cadence.iterations), strict=False)
     now = [profile for profile, iteration in newest if iteration.begin >= slow.since]
     past = [profile for profile in cadence.baseline if len(profile) and profile[-1] <= 1.1 * slow.normal_s]
     if len(now) < 2 or len(past) < 2:
-        return float("nan"), float("nan")
+        return UNKNOWN
     # Of iterations as long as one of them: the median time of each call.
     past, now = ([own for own in profiles if len(own) == len(profiles[-1])] for profiles in (past, now))
     return slope(np.diff(np.median(past, axis=0)), np.diff(np.median(now, axis=0)))
 
 
-def slope(before: NDArray[np.float64], now: NDArray[np.float64]) -> tuple[float, float]:
+def slope(before: Times, now: Times) -> tuple[float, float]:
     """Theil-Sen fit ``now = factor × before + extra`` of times between calls: (factor, extra); NaN where these hardly vary.
 
     What grows in proportion is computation, what is added to each call is communication or the host.
     """
     if not before.size or before.shape != now.shape:
-        return float("nan"), float("nan")
+        return UNKNOWN
     # Calls that follow each other at once have no work between them; they would make what is added look proportional.
     keep = before > 0.3 * float(np.quantile(before, 0.9))
     keep &= before <= LONGEST_TIMES * float(np.median(before[keep]))
     # A host that runs ahead and waits once an iteration calls without work between: then calls tell nothing.
     if float(before[keep].sum()) < 0.5 * float(before.sum()):
-        return float("nan"), float("nan")
+        return UNKNOWN
     x, y = before[keep], now[keep]
-    order = np.argsort(x, kind="stable")
     # Of many an even choice.
-    order = order[np.linspace(0, len(x) - 1, min(len(x), FITTED)).astype(np.int64)]
+    order = np.argsort(x, kind="stable")[np.linspace(0, len(x) - 1, min(len(x), FITTED)).astype(np.int64)]
     x, y = x[order], y[order]
     i, j = np.triu_indices(len(x), 1)
     dx = x[j] - x[i]
     wide = dx > 0.25 * (float(np.quantile(x, 0.9)) if len(x) else 0.0)
     if np.count_nonzero(wide) < 8:
-        return float("nan"), float("nan")
+        return UNKNOWN
     factor = float(np.median((y[j] - y[i])[wide] / dx[wide]))
     return factor, float(np.median(y - factor * x))
 
@@ -222,31 +219,22 @@ def with_calls(
 
     O(operations the ledger keeps of communicators inside nodes).
     """
-    lost = slow.lost_share
+    least = EXPLAINS * slow.lost_share
     found: dict[int, _Late] = {}
-    held = [(group, rows_of(group, ledger)) for group in job.groups.values() if _has_hidden(group)]
-    chosen = [(group, rows) for group, rows in held if len(rows) == group.nranks]
-    entries = line_up(ledger, [rows for _, rows in chosen])
-    moments = np.array(since)
-    for number, (group, _) in enumerate(chosen):
-        part = np.flatnonzero(entries.group == number)
-        members = np.array([group.members[rank][0].index for rank in entries.ranks[part].tolist()])
-        times = _times(entries, part)
-        hosts = [job.member(index).info.host for index in members.tolist()]
-        if times is not None and _on_one_clock(times, hosts, moments[members]):
-            one = _latest_of(members, times, since[int(members[0])], slow)
-            if one is not None and one.share >= max(EXPLAINS * lost, found[one.at].share if one.at in found else 0.0):
-                found[one.at] = one
+    for members, times in _lined_up(job, ledger, np.array(since)):
+        one = _latest_of(members, times, since[members[0]], slow)
+        if one is not None and one.share >= max(least, found[one.at].share if one.at in found else 0.0):
+            found[one.at] = one
     # Those that do not wait for another late one, and who on their nodes waits for them.
     own = [
         one for one in found.values()
-        if not any(one.at in other.others and other.at not in one.others for other in found.values() if other.at != one.at)
+        if not any(one.at in other.others and other.at not in one.others for other in found.values())
     ]  # fmt: skip
     waits = np.zeros(len(job.members), np.bool_)
     waits[[at for one in own for at in one.others if job.member(at).info.host == job.member(one.at).info.host]] = True
     waits[[one.at for one in own]] = False
     # Stages are late together at their gradients; who is late from the first call on is who makes the other so.
-    first = np.flatnonzero(late.share >= max(EXPLAINS * lost, np.finfo(float).tiny)).tolist()
+    first = np.flatnonzero(late.share >= max(least, np.finfo(float).tiny)).tolist()
     result = Lateness(late.share.copy(), late.late.copy(), late.seen, late.seconds.copy())
     for one in own:
         partner = late.share[one.at] == 0 and any(_exchange(job, ledger, one.at, other) for other in first)
@@ -255,20 +243,47 @@ def with_calls(
     return result, waits
 
 
+def _lined_up(job: Job, ledger: Ledger, since: Times) -> Iterator[tuple[NDArray[np.int64], Times]]:
+    """Of each communicator inside nodes that is seen whole: its members, and when each called what all have called, seconds on
+    the clock of the first, shape (ranks, operations). ``since``: the moment on each process's own clock.
+    """
+    hidden = (group for group in job.groups.values() if any(is_hidden(own) for _, own in group.members.values()))
+    whole = [(group, rows) for group in hidden if len(rows := rows_of(group, ledger)) == group.nranks > 1]
+    entries = line_up(ledger, [rows for _, rows in whole])
+    for number, (group, _) in enumerate(whole):
+        part = np.flatnonzero(entries.group == number)
+        sequences = np.arange(int(entries.oldest[part].max()), int(entries.ends[part].min()))
+        if entries.aligned[part].all() and len(sequences):
+            members = [group.members[rank][0] for rank in entries.ranks[part].tolist()]
+            places, times = np.array([member.index for member in members]), entries.of("time_ns", part, sequences) / 1e9
+            if _on_one_clock(times, np.array([member.info.host for member in members]), since[places]):
+                yield places, times
+
+
+def _on_one_clock(times: Times, hosts: NDArray[np.str_], since: Times) -> bool:
+    """Put the times of all nodes on the clock of the first rank's, by what they differed by before; in place.
+
+    ``since``: the moment on each rank's own clock. False where nothing is known of the past.
+    """
+    home = hosts == hosts[0]
+    for host in np.unique(hosts[~home]):
+        there = hosts == host
+        first = int(np.argmax(there))
+        past = (times[0] < since[0]) & (times[first] < since[first])
+        if not past.any():
+            return False
+        times[there] -= float(np.median(times[there][:, past].mean(axis=0) - times[home][:, past].mean(axis=0)))
+    return True
+
+
 def _exchange(job: Job, ledger: Ledger, one: int, other: int) -> bool:
     """Whether a process has called sends or receives to or from another."""
     info = job.member(one).info
-    for group in job.groups.values():
-        if one in group.ranks and other in group.ranks:
-            own = group.members[group.ranks[one]][1]
-            made = ledger.point_to_point.get(ledger.place(info.host, info.pid, own.address), {})
-            if any(peer == group.ranks[other] for _, peer in made):
-                return True
-    return False
+    held = ((group, ledger.place(info.host, info.pid, own.address)) for group, own in job.held_by(job.member(one)))
+    return any(peer == group.ranks.get(other) for group, place in held for _, peer in ledger.point_to_point.get(place, {}))
 
 
-@dataclass(frozen=True, slots=True)
-class _Late:
+class _Late(NamedTuple):
     """A process that is late in a communicator, and the others of it."""
 
     at: int
@@ -278,53 +293,18 @@ class _Late:
     others: frozenset[int]
 
 
-def _latest_of(members: NDArray[np.int64], times: NDArray[np.float64], since: float, slow: SlowDown) -> _Late | None:
+def _latest_of(members: NDArray[np.int64], times: Times, since: float, slow: SlowDown) -> _Late | None:
     """Who of a communicator is late since a moment more than it was before."""
     began, normal_s = times.max(axis=0) >= since, slow.normal_s
     now, usual = _latest(times[:, began], slow.mean_s, normal_s), _latest(times[:, ~began], normal_s, normal_s)
     share = np.maximum(now.share - usual.share, 0.0)
     worst = int(np.argmax(share))
-    if now.late[worst] < ENOUGH:
-        return None
     others = frozenset(np.delete(members, worst).tolist())
-    return _Late(int(members[worst]), float(share[worst]), int(now.late[worst]), float(now.seconds[worst]), others)
+    found = _Late(int(members[worst]), float(share[worst]), int(now.late[worst]), float(now.seconds[worst]), others)
+    return found if found.times >= ENOUGH else None
 
 
-def _has_hidden(group: Group) -> bool:
-    """Whether all ranks of a communicator are seen, and some of them are joined by what the host cannot see."""
-    if group.nranks < 2 or len(group.members) < group.nranks:
-        return False
-    return any(is_hidden(own) for _, own in group.members.values())
-
-
-def _on_one_clock(times: NDArray[np.float64], hosts: Sequence[str], since: NDArray[np.float64]) -> bool:
-    """Put the times of all nodes on the clock of the first rank's, by what they differed by before; in place.
-
-    ``since``: the moment on each rank's own clock. False where nothing is known of the past.
-    """
-    names = np.array(hosts)
-    home = names == names[0]
-    for host in dict.fromkeys(hosts[1:]):
-        there = names == host
-        if host == hosts[0]:
-            continue
-        first = int(np.argmax(there))
-        past = (times[0] < since[0]) & (times[first] < since[first])
-        if not past.any():
-            return False
-        times[there] -= float(np.median(times[there][:, past].mean(axis=0) - times[home][:, past].mean(axis=0)))
-    return True
-
-
-def _times(entries: Entries, part: NDArray[np.int64]) -> NDArray[np.float64] | None:
-    """When each rank of a communicator called what all have called, seconds, shape (ranks, operations); ``None`` if unaligned."""
-    if not entries.aligned[part].all():
-        return None
-    sequences = np.arange(int(entries.oldest[part].max()), int(entries.ends[part].min()))
-    return entries.of("time_ns", part, sequences) / 1e9 if len(sequences) else None
-
-
-def _latest(times: NDArray[np.float64], iteration_s: float, normal_s: float) -> Lateness:
+def _latest(times: Times, iteration_s: float, normal_s: float) -> Lateness:
     """For each rank how all others wait for its calls: share of the time, stretches as long as an iteration, mean wait (s)."""
     result = Lateness.of_nobody(len(times))
     if not times.size or iteration_s <= 0:
@@ -338,7 +318,7 @@ def _latest(times: NDArray[np.float64], iteration_s: float, normal_s: float) -> 
     stretch = np.minimum(((order[-1] - begin) / iteration_s).astype(np.int64), stretches - 1)
     longest = np.zeros((len(times), stretches))
     np.maximum.at(longest, (last, stretch), waits)
-    counts = longest > max(LEAST_S, (LEAST_RATIO - 1) * normal_s)
+    counts = longest > _least(normal_s)
     total = np.where(counts, longest, 0.0).sum(axis=1)
     result.late, result.share = counts.sum(axis=1), np.minimum(total / (stretches * iteration_s), 1.0)
     np.divide(total, result.late, out=result.seconds, where=result.late > 0)

@@ -21,7 +21,6 @@ INFERRED = 0.25
 """What a look counts at which the kernel of a rank does not show. Unit: looks. From: cross-validation by job on 69 recordings:
 with 1 an onlooker in shared memory is named beside the culprit in two of them, with 0.25 in none, and no culprit is lost.
 """
-
 LinkKey = tuple[ProcessKey | None, ProcessKey | None, int, int, int]
 """(sender, receiver, group, source, destination): the processes tell a link, where they are known."""
 
@@ -31,7 +30,10 @@ class Profile:
     """Shares of the looks (0 to 1), by process in the order of ``processes``; arrays of shape (processes,).
 
     ``hold[part]`` is the share of all ranks' time that is spent waiting for that part of a rank; ``looks_held`` counts the looks
-    in which it held up at least one other. ``busy``: it computed or its host had called nothing, ``waits``: for another.
+    in which it held up at least one other. ``busy``: it computed or its host had called nothing, ``waits``: for another, of
+    ``seen`` looks that tell what it does (``INFERRED`` of one where that is only inferred). ``cpu_wait``: threads that were
+    runnable and had no CPU, ``cpu_use``: CPUs used, both on average; ``held_back``: the part of the periods of its CPU limit in
+    which it was held back (nan: not known); ``limits`` numbers the control groups that hold ranks back (−1: none).
     """
 
     processes: list[ProcessKey]
@@ -42,21 +44,15 @@ class Profile:
     link_looks: Counter[LinkKey] = field(default_factory=Counter)
     places: dict[LinkKey, LinkPlace] = field(default_factory=dict)
     operations: dict[object, Counter[tuple[int, str]]] = field(default_factory=lambda: defaultdict(Counter))
-    """What was waited in, by process or link: (group, operation) → looks"""
+    """What was waited in, by process or link: (group, operation) → looks; and, where known, in which pass a process was then."""
     passes: dict[object, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
-    """In which pass a process was while it held others up, where that is known: pass → looks"""
     busy: Shares = field(default_factory=lambda: np.zeros(0))
     waits: Shares = field(default_factory=lambda: np.zeros(0))
     seen: Shares = field(default_factory=lambda: np.zeros(0))
-    """Looks that tell what a rank does, ``INFERRED`` of one where that is only inferred."""
     cpu_wait: Shares = field(default_factory=lambda: np.zeros(0))
-    """Threads of each rank that were runnable and had no CPU, on average; nan where that is not known, as below."""
     cpu_use: Shares = field(default_factory=lambda: np.zeros(0))
-    """CPUs that each rank used, on average."""
     held_back: Shares = field(default_factory=lambda: np.zeros(0))
-    """The part of the periods of its CPU limit in which each rank was held back; nan where that is not known."""
     limits: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    """Numbers the control groups that hold ranks back (−1: none)."""
 
     def of(self, processes: Sequence[ProcessKey], values: Shares, missing: float = np.nan) -> Shares:
         """Values of this profile's processes for others, in their order; ``missing`` for those it does not know."""
@@ -82,37 +78,28 @@ def link_key(place: LinkPlace) -> LinkKey:
 def add_up(looks: Sequence[Look], processes: Sequence[ProcessKey]) -> Profile:
     """Profile of some looks. O(holds + looks x processes), in columns."""
     index = {key: at for at, key in enumerate(processes)}
-    size = len(index)
-    known = _stacked(looks, index)
-    (wait, use), (held_back, limits) = _cpu_times(known), _cpu_limits(known, processes)
-    profile = Profile(
-        list(processes), len(looks), {part: np.zeros(size) for part in Part}, {part: np.zeros(size) for part in Part},
-        cpu_wait=wait, cpu_use=use, held_back=held_back, limits=limits,
-    )  # fmt: skip
+    known, number = _stacked(looks, index), max(1, len(looks))
+    hold, looks_held = ({part: np.zeros(len(index)) for part in Part} for _ in range(2))
+    profile = Profile(list(processes), len(looks), hold, looks_held)
     for look in looks:
         _add_holds(profile, look, index)
-    activity, inferred = known["activity"], known["inferred"]
-    weight = np.where(activity == _UNKNOWN, 0.0, np.where(inferred > 0, INFERRED, 1.0))
-    number = max(1, len(looks))
     profile.hold = {part: shares / number for part, shares in profile.hold.items()}
     profile.links = {key: value / number for key, value in profile.links.items()}
+    activity = known["activity"]
+    weight = np.where(activity == Activity.UNKNOWN, 0.0, np.where(known["inferred"] > 0, INFERRED, 1.0))
     seen = weight.sum(axis=0)
-    told = np.where(seen > 0, seen, 1.0)
-    profile.busy, profile.waits, profile.seen = (
-        (weight * np.isin(activity, _WORKS)).sum(axis=0) / told, (weight * (activity == _WAITS)).sum(axis=0) / told, told
-    )  # fmt: skip
+    profile.seen = np.where(seen > 0, seen, 1.0)
+    works = np.isin(activity, (Activity.COMPUTES, Activity.CALLS_NOTHING))
+    profile.busy, profile.waits = ((weight * does).sum(axis=0) / profile.seen for does in (works, activity == Activity.WAITS))
+    profile.cpu_wait, profile.cpu_use = _cpu_times(known)
+    profile.held_back, profile.limits = _cpu_limits(known, processes)
     return profile
-
-
-_CODE = {activity: number for number, activity in enumerate(Activity)}
-_UNKNOWN, _WAITS = _CODE[Activity.UNKNOWN], _CODE[Activity.WAITS]
-_WORKS = (_CODE[Activity.COMPUTES], _CODE[Activity.CALLS_NOTHING])
 
 
 def _stacked(looks: Sequence[Look], index: Mapping[ProcessKey, int]) -> dict[str, NDArray[np.float64]]:
     """What the looks know of each process: for each of ``COLUMNS`` an array of shape (looks, processes)."""
     found = np.full((len(COLUMNS), len(looks), len(index)), np.nan)
-    found[COLUMNS.index("activity")] = _UNKNOWN
+    found[COLUMNS.index("activity")] = Activity.UNKNOWN
     last, rows = tuple(index), np.arange(len(index))
     for number, look in enumerate(looks):
         keys, known = look.columns
@@ -126,15 +113,12 @@ def _add_holds(profile: Profile, look: Look, index: Mapping[ProcessKey, int]) ->
     """Add whom others wait for at one look; it held up at least one of them alone where its weight is that of a rank."""
     least = 0.9 / max(1, look.ranks)
     held: set[tuple[Part, int]] = set()
-    linked: set[LinkKey] = set()
     for hold in look.holds:
         if hold.link is not None:
             key = link_key(hold.link)
             profile.links[key] = profile.links.get(key, 0.0) + hold.weight
             profile.places.setdefault(key, hold.link)
             profile.operations[key][hold.group, hold.operation] += 1
-            if hold.weight >= least:
-                linked.add(key)
         elif hold.process is not None and hold.process in index:
             at = index[hold.process]
             profile.hold[hold.part][at] += hold.weight
@@ -143,7 +127,7 @@ def _add_holds(profile: Profile, look: Look, index: Mapping[ProcessKey, int]) ->
                 held.add((hold.part, at))
     for process, text in look.passes.items():
         profile.passes[process][text] += 1
-    profile.link_looks.update(linked)
+    profile.link_looks.update({link_key(hold.link) for hold in look.holds if hold.link is not None and hold.weight >= least})
     for part, at in held:
         profile.looks_held[part][at] += 1
 
@@ -161,8 +145,6 @@ def _rises(known: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.
 
 def _cpu_times(known: Mapping[str, NDArray[np.float64]]) -> Shares:
     """Seconds waited and run a second: shape (2, processes)."""
-    if np.isnan(known["at"]).all():
-        return np.full((2, known["at"].shape[1]), np.nan)
     passed, waited, ran = (_rises(known[name])[0] for name in ("at", "waited", "ran"))
     # The wait is summed over threads that are alive: where one has ended it says nothing of this stretch.
     counts = (passed > 0) & (waited >= 0)
@@ -174,7 +156,7 @@ def _cpu_times(known: Mapping[str, NDArray[np.float64]]) -> Shares:
 def _cpu_limits(known: Mapping[str, NDArray[np.float64]], processes: Sequence[ProcessKey]) -> tuple[Shares, NDArray[np.int64]]:
     """The part of its periods in which a CPU limit held each process back (0: no limit), and the number of that control group."""
     held, groups = np.full(len(processes), np.nan), np.full(len(processes), -1, np.int64)
-    if np.isnan(known["periods"]).all():
+    if not len(known["periods"]):
         return held, groups
     (periods, before), (throttled, _) = (_rises(known[name]) for name in ("periods", "throttled"))
     # A process that was put into a group only in between has no past of its own there.

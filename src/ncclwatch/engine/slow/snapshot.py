@@ -1,17 +1,17 @@
 """Who waits for whom at one moment of a job that runs: a sampling profile of what the job is held up by.
 
 Over many looks, the share of them in which a rank or link holds others up is the share of time it costs (Mycroft Table 4, applied
-to the sampled state). The wait-for graph is that of the hang diagnosis; one thing is added: a rank whose kernel has not begun an
-operation that is queued does not wait in it, it still computes.
+to the sampled state). The wait-for graph is that of the hang diagnosis, but a rank whose kernel has not begun what is queued does
+not wait in it: it still computes.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import IntEnum, StrEnum
 from functools import cached_property
 from itertools import chain
 from typing import NamedTuple
@@ -31,12 +31,10 @@ from ncclwatch.gc_pause import collector_at_rest
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import Direction, OpPhase, ProcessSample, Transport
 
-NEAR_SHARE = 0.03
-"""Samples that are nearer together than this share of an iteration are taken for one moment. Unit: share. From: chosen; less than
-the least slow-down.
+NEAR_SHARE, NEAR_S = 0.03, 0.02
+"""Samples are of one moment that are nearer together than the first of an iteration, or the second where iterations are not
+known. Unit: share, seconds. From: chosen; less than the least slow-down.
 """
-NEAR_S = 0.02
-"""The same where iterations are not known. Unit: seconds. From: chosen."""
 
 
 class Part(StrEnum):
@@ -52,11 +50,9 @@ class Part(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class LinkPlace:
-    """A link by communicator (``group`` of the job, its hash and size) and communicator ranks, and the processes at its ends."""
+    """A link by communicator (``group`` of the job) and communicator ranks, and the processes at its ends."""
 
     group: int
-    comm_hash: int
-    nranks: int
     source: int
     destination: int
     sender: ProcessKey | None
@@ -76,18 +72,14 @@ class Hold:
     group: int = 0
 
 
-class Activity(StrEnum):
+class Activity(IntEnum):
     """What a rank does at the moment of a look, as far as its own counters and its peers' say."""
 
-    COMPUTES = "computes"
-    """An operation is queued and its kernel has not begun."""
-    CALLS_NOTHING = "host"
-    """Nothing is queued: the host has not called."""
-    WAITS = "waits"
-    """Its kernel runs and needs another rank."""
-    TRANSFERS = "transfers"
-    """Its kernel runs and data is under way, or it moves data itself."""
-    UNKNOWN = "unknown"
+    COMPUTES = 0  # an operation is queued and its kernel has not begun
+    CALLS_NOTHING = 1  # nothing is queued: the host has not called
+    WAITS = 2  # its kernel runs and needs another rank
+    TRANSFERS = 3  # its kernel runs and data is under way, or it moves data itself
+    UNKNOWN = 4
 
 
 class CpuTimes(NamedTuple):
@@ -104,8 +96,7 @@ class CpuTimes(NamedTuple):
 
 
 COLUMNS = ("activity", "inferred", *CpuTimes._fields)
-"""Of a process at a look: number of the activity, whether it is inferred, and what CPUs and their limit did."""
-_CODES = {activity: float(number) for number, activity in enumerate(Activity)}
+"""Of a process at a look: its activity, whether that is inferred, and what CPUs and their limit did."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +108,6 @@ class Look:
     holds: tuple[Hold, ...]
     activities: dict[ProcessKey, Activity]
     cpu_times: dict[ProcessKey, CpuTimes] = field(default_factory=dict)
-    """Of the processes of which it is known at this look."""
     passes: dict[ProcessKey, str] = field(default_factory=dict)
     """Where it is known, in which pass of the iteration those are who hold others up (``backward of micro-batch 5``)."""
     inferred: frozenset[ProcessKey] = frozenset()
@@ -126,11 +116,9 @@ class Look:
     @cached_property
     def columns(self) -> tuple[tuple[ProcessKey, ...], NDArray[np.float64]]:
         """What is known of each process: the processes, and ``COLUMNS`` of each, of shape (columns, processes)."""
-        keys, unknown = tuple(dict.fromkeys((*self.activities, *self.cpu_times))), CpuTimes()
-        known = [
-            (_CODES[self.activities.get(key, Activity.UNKNOWN)], key in self.inferred, *self.cpu_times.get(key, unknown))
-            for key in keys
-        ]
+        keys = tuple(dict.fromkeys((*self.activities, *self.cpu_times)))
+        does, times = self.activities, self.cpu_times
+        known = [(does.get(key, Activity.UNKNOWN), key in self.inferred, *times.get(key, CpuTimes())) for key in keys]
         return keys, np.array(known, np.float64).reshape(-1, len(COLUMNS)).T
 
 
@@ -147,49 +135,46 @@ def take_look(
     ``near_s``: samples of two processes less than that apart are of one moment.
     """
     everything = Case(job).waits
-    orders = {m.index: order_of(m.info.host, m.info.pid) if order_of is not None else None for m in job.members}
-    kernels = {member.index: read_kernels(job, member, orders[member.index]) for member in job.members}
+    orders = (order_of(m.info.host, m.info.pid) if order_of is not None else None for m in job.members)
+    kernels = {member.index: read_kernels(job, member, order) for member, order in zip(job.members, orders, strict=True)}
     # Nobody is held up in a ring through shared memory of which nothing shows that it has begun it.
     seen = [
         wait for wait in everything.waits
         if (kernels[wait.end.member.index].waits(wait.end.operation.address) if wait.end is not None else not wait.weak)
     ]  # fmt: skip
-    seen += laggards(job)
-    proven = [is_proven(job, wait, near_s) for wait in seen]
-    edges = [wait for wait, certain in zip(seen, proven, strict=True) if certain]
+    edges: list[Wait] = []
+    doubtful: set[Node] = set()  # whoever may wait for another is no end of the waits
+    for wait in chain(seen, laggards(job)):
+        if is_proven(job, wait, near_s):
+            edges.append(wait)
+        else:
+            doubtful.add(wait.waiter)
     edges += awaited_inside(job, order_of) if order_of is not None else ()
-    # Whoever may wait for another is no end of the waits.
-    doubtful = {wait.waiter for wait, certain in zip(seen, proven, strict=True) if not certain}
-    waits = everything.with_edges(edges)
-    sinks = [sink for sink in waits.sinks if sink.waits or sink.inside]
-    blocked = [_blocked(sink) for sink in sinks]
-    reached = Counter(rank for ranks in blocked for rank in ranks)
-    total = max(1, len(job.members))
+    waits, inside = everything.with_edges(edges), amid_rings(job)
+    sinks = [(sink, _blocked(sink)) for sink in waits.sinks if sink.waits or sink.inside]
+    reached = Counter(rank for _, ranks in sinks for rank in ranks)
     holds: list[Hold] = []
-    inside = amid_rings(job)
-    for sink, ranks in zip(sinks, blocked, strict=True):
-        weight = sum(1.0 / reached[rank] for rank in ranks) / total
-        holds += [_hold(job, sink, node, weight / len(sink.nodes), inside) for node in sink.nodes if node not in doubtful]
-    time = max(member.last.wall_ns for member in job.members) / 1e9
+    for sink, ranks in sinks:
+        weight = sum(1.0 / reached[rank] for rank in ranks) / len(job.members) / len(sink.nodes)
+        holds += [_hold(job, sink, node, weight, inside) for node in sink.nodes if node not in doubtful]
+    time, size = max(member.last.wall_ns for member in job.members) / 1e9, len(job.members)
     cpu_times = {member.info.key: times for member in job.members if (times := _cpu_times(member.last)) is not None}
     activities, inferred = _activities(job, waits, kernels, doubtful, inside)
-    passes = _passes(job, kernels, holds, stage_of)
-    return Look(time, len(job.members), tuple(holds), activities, cpu_times, passes, inferred)
+    return Look(time, size, tuple(holds), activities, cpu_times, _passes(job, kernels, holds, stage_of), inferred)
 
 
 def _cpu_times(sample: ProcessSample) -> CpuTimes | None:
     if sample.run_queue_wait_ns is None or sample.cpu_time_ns is None:
         return None
-    read = sample.time_ns / 1e9, sample.run_queue_wait_ns / 1e9, sample.cpu_time_ns / 1e9
-    limit = sample.cpu_limit
-    return CpuTimes(*read, limit.periods, limit.throttled, limit.group) if limit is not None else CpuTimes(*read)
+    limit = () if (own := sample.cpu_limit) is None else (own.periods, own.throttled, own.group)
+    return CpuTimes(sample.time_ns / 1e9, sample.run_queue_wait_ns / 1e9, sample.cpu_time_ns / 1e9, *limit)
 
 
 def _activities(
     job: Job, waits: Waits, kernels: Mapping[int, Kernels], doubtful: Collection[Node], inside: Collection[int]
 ) -> tuple[dict[ProcessKey, Activity], frozenset[ProcessKey]]:
     """What each rank does, and for whom that is only inferred."""
-    waiting: dict[int, set[bool]] = defaultdict(set)
+    waiting: dict[int, set[bool]] = defaultdict(set)  # for ranks (False), links (True)
     awaited: set[int] = set()
     for wait in waits.waits:
         if isinstance(wait.waiter, RankNode):
@@ -199,52 +184,37 @@ def _activities(
     found: dict[ProcessKey, Activity] = {}
     inferred: set[ProcessKey] = set()
     for member in job.members:
-        targets = waiting.get(member.index, set())
-        if not targets and RankNode(member.index) in doubtful:
-            found[member.info.key] = Activity.UNKNOWN
-            continue
-        within = kernels[member.index].current
-        found[member.info.key] = _activity(
-            member, targets, within, awaited=member.index in awaited, inside=member.index in inside
-        )
-        if not within and not only_network(member):  # it may be in an operation of shared memory, of which nothing shows
+        at, within, activity = member.index, kernels[member.index].current, Activity.UNKNOWN
+        unsure = not waiting[at] and RankNode(at) in doubtful
+        if within is not None:
+            # What is queued for the network and has not begun may come after an operation of shared memory.
+            activity = Activity.WAITS if False in waiting[at] else Activity.TRANSFERS if within else Activity.COMPUTES
+        elif _is_idle(member) and only_network(member):
+            activity = Activity.CALLS_NOTHING
+        elif waiting[at] or at in inside:
+            activity = Activity.WAITS if waiting[at] else Activity.TRANSFERS
+        elif at in awaited:
+            # What is queued for shared memory does not show, nor whether a receive has begun: who holds others up and waits for
+            # nobody is at work, of the rest nothing is known.
+            activity = Activity.COMPUTES
+        found[member.info.key] = Activity.UNKNOWN if unsure else activity
+        if not (unsure or within or only_network(member)):  # it may be in an operation of shared memory, which does not show
             inferred.add(member.info.key)
     return found, frozenset(inferred)
 
 
-def _activity(member: Member, targets: set[bool], within: bool | None, *, awaited: bool, inside: bool) -> Activity:
-    """What a rank does that waits for ``targets`` (links: True); its kernel is ``within`` an operation (``None``: unknown)."""
-    if within:
-        return Activity.WAITS if False in targets else Activity.TRANSFERS
-    if within is not None:
-        # What is queued for the network has not begun: it may be in an operation of shared memory before that.
-        return Activity.WAITS if False in targets else Activity.COMPUTES
-    if not member.last.operations and not member.last.pending and only_network(member):
-        return Activity.CALLS_NOTHING
-    if targets or inside:
-        return Activity.WAITS if targets else Activity.TRANSFERS
-    # What is queued for shared memory does not show, nor whether a receive has begun: who holds others up and waits for nobody is
-    # at work, of the rest nothing is known.
-    return Activity.COMPUTES if awaited else Activity.UNKNOWN
-
-
 def _blocked(sink: Sink) -> set[int]:
-    found = victims_of([sink])
-    if sink.is_cycle:
-        # Ranks in a circle hold each other up.
-        found |= {node.index for node in sink.nodes if isinstance(node, RankNode)}
-    return found
+    # Ranks in a circle hold each other up.
+    return victims_of([sink]) | {node.index for node in sink.nodes if sink.is_cycle and isinstance(node, RankNode)}
 
 
 def _passes(job: Job, kernels: Mapping[int, Kernels], holds: Iterable[Hold], stage_of: StageOf | None) -> dict[ProcessKey, str]:
     """The passes that those are in who hold others up by their own work: of the operation that their GPU is at or before."""
-    if stage_of is None:
-        return {}
-    held = {hold.process for hold in holds if hold.process is not None and hold.link is None}
+    held = {hold.process for hold in holds if hold.link is None}
     found: dict[ProcessKey, str] = {}
-    for member in job.members if held else ():
+    for member in job.members:
         place = kernels[member.index].place if member.info.key in held else None
-        stage = stage_of(member.info.host, member.info.pid, *place) if place is not None else None
+        stage = stage_of(member.info.host, member.info.pid, *place) if stage_of is not None and place is not None else None
         if stage is not None and (text := pass_text(stage)):
             found[member.info.key] = text
     return found
@@ -254,15 +224,16 @@ def _hold(job: Job, sink: Sink, node: Node, weight: float, inside: Collection[in
     waits = [wait for wait in (*sink.waits, *sink.inside) if wait.target == node] or sink.waits or sink.inside
     operation = next((w.end.operation.collective for w in waits if w.end is not None), "")
     group = job.groups[waits[0].key.group]
+
+    def key_of(rank: int) -> ProcessKey | None:
+        return holder.info.key if (holder := group.holder(rank)) is not None else None
+
     if isinstance(node, LinkNode):
-        ends = [group.members.get(rank) for rank in (node.source, node.destination)]
-        keys = [found[0].info.key if found else None for found in ends]
-        channels = tuple(sorted({w.key.channel for w in waits}))
-        link = LinkPlace(group.id, group.hash, group.nranks, node.source, node.destination, keys[0], keys[1], channels)
-        return Hold(Part.LINK, weight, None, link, operation, group.id)
+        one, other, channels = node.source, node.destination, tuple(sorted({w.key.channel for w in waits}))
+        place = LinkPlace(group.id, one, other, key_of(one), key_of(other), channels)
+        return Hold(Part.LINK, weight, None, place, operation, group.id)
     if isinstance(node, (AbsentNode, HiddenNode)):
-        found = group.members.get(node.comm_rank)
-        return Hold(Part.UNSEEN, weight, found[0].info.key if found else None, None, operation, group.id)
+        return Hold(Part.UNSEEN, weight, key_of(node.comm_rank), None, operation, group.id)
     member = job.member(node.index)
     return Hold(_part(member, sink, waits, inside=member.index in inside), weight, member.info.key, None, operation, group.id)
 
@@ -273,25 +244,24 @@ def _part(member: Member, sink: Sink, waits: list[Wait], *, inside: bool) -> Par
         return Part.PROXY
     if inside:
         return Part.KERNEL
-    if not member.last.operations and not member.last.pending:
+    if _is_idle(member):
         # What is queued for shared memory or NVLink does not show: its host may have called.
         return Part.HOST if only_network(member) else Part.GPU
-    working = [op for op in member.last.operations if op.phase is OpPhase.PROGRESS]
-    for operation in working:
-        for sub in operation.subs:
-            if operation.direction is Direction.SEND and (sub.gpu_ready or sub.transmitted) and sub.done < sub.nsteps:
-                return Part.KERNEL
-            if operation.direction is Direction.RECV and 0 < sub.done < sub.nsteps:
-                return Part.KERNEL
-    return Part.GPU
+    amid = (
+        sub.done < sub.nsteps and (sub.gpu_ready or sub.transmitted if operation.direction is Direction.SEND else sub.done > 0)
+        for operation in member.last.operations if operation.phase is OpPhase.PROGRESS
+        for sub in operation.subs
+    )  # fmt: skip
+    return Part.KERNEL if any(amid) else Part.GPU
+
+
+def _is_idle(member: Member) -> bool:
+    return not member.last.operations and not member.last.pending
 
 
 def only_network(member: Member) -> bool:
     """Whether everything a rank does with others passes its proxy, so that nothing open means nothing called."""
     return all(transport is Transport.NET for c in member.last.communicators for _, _, _, transport in c.transports)
-
-
-# --- what samples prove of one another ----------------------------------------------------------------------------------------
 
 
 def near(iteration_s: float | None) -> float:
@@ -303,28 +273,20 @@ def is_proven(job: Job, wait: Wait, near_s: float) -> bool:
     """Whether who is waited for was read late enough to know that it had not come.
 
     Processes are read one after the other, and the job runs meanwhile. Counters only rise, so who waits for a rank that was read
-    later really waited. A rank that was read earlier may have come in between, and data that was "sent and not received" may have
-    been received: that proves nothing, unless hardly any time lay between (``near_s``), or who waits had already waited at the
-    look before.
+    later really waited. One that was read earlier may have come in between, unless hardly any time lay between (``near_s``), or
+    who waits had already waited at the look before.
     """
+    looks: Sequence[ProcessSample] = ()
     if isinstance(wait.target, LinkNode):
         group = job.groups.get(wait.target.group_id)
         ends = [group.members.get(rank) if group else None for rank in (wait.target.source, wait.target.destination)]
         first, then = (end[0] if end else None for end in ends)
-        waited: Iterable[ProcessSample] = ()
     else:
         first, then = (job.member(node.index) if isinstance(node, RankNode) else None for node in (wait.waiter, wait.target))
-        waited = _waited_before(wait)
+        if (end := wait.end) is not None:
+            own = end.operation.address, end.operation.op_count
+            before = end.member.samples[-2:-1]
+            looks = [s for s in before if any((o.address, o.op_count) == own and end.sub in o.subs for o in s.operations)]
     if first is None or then is None or first is then:
         return True
-    return any(one.wall_ns + one.duration_ns - then.last.wall_ns <= near_s * 1e9 for one in chain([first.last], waited))
-
-
-def _waited_before(wait: Wait) -> Iterator[ProcessSample]:
-    """The look before, if it showed the waiter's end as it stands now."""
-    if wait.end is None:
-        return
-    own, sub = wait.end.operation, wait.end.sub
-    for before in wait.end.member.samples[-2:-1]:
-        if any((one.address, one.op_count) == (own.address, own.op_count) and sub in one.subs for one in before.operations):
-            yield before
+    return any(one.wall_ns + one.duration_ns - then.last.wall_ns <= near_s * 1e9 for one in (first.last, *looks))

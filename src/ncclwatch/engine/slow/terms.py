@@ -3,15 +3,14 @@
 A job that loses the share L of its time spends 1 - L as it always did, and L waiting for whoever holds it up. So in the samples
 since it is slow each rank does what it did before, with weight 1 - L, and with weight L what its part in the slow-down makes
 it do: a straggler works, whoever waits for it waits. Every candidate is asked how likely it makes what was sampled
-(``activity``, ``ends``). What was measured elsewhere are excesses by rank or link, and a candidate is asked how well the excess
-is that of its members and of nobody else: a matched filter. All candidates compete for the same lost time in ``attribute``; here
-nothing is decided.
+(``activity``, ``ends``), and how well what was measured elsewhere, as excesses by rank or link, is that of its members and of
+nobody else. Candidates compete in ``attribute``; here nothing is decided.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain, combinations
@@ -23,6 +22,7 @@ from numpy.typing import NDArray
 from ncclwatch.engine.slow.findings import FEWEST_PAST, Context
 from ncclwatch.engine.slow.profile import LinkKey, Profile, Shares
 from ncclwatch.engine.slow.snapshot import Part
+from ncclwatch.model.identity import ProcessKey
 
 Members = tuple[int, ...]
 """Ranks by their place in the profile's processes."""
@@ -38,30 +38,18 @@ From: chosen; of less than a tenth the samples cannot tell.
 class CandidateKind(StrEnum):
     """What a candidate is: which part of which ranks, or what lies between them."""
 
-    RANK = "rank"
-    """One rank's own work: its GPU, or its host thread."""
-    TWO_RANKS = "two-ranks"
-    """The work of two ranks, wherever they are, in the same lost time."""
-    HOST = "host"
-    """The work of all ranks of a host, a node, or a CPU limit."""
-    LINK = "link"
-    """The connection of two ranks."""
-    NIC = "nic"
-    """All connections of one rank: its NIC, or its proxy, which leaves in the sockets what has come and what should go out."""
-    HOST_NICS = "host-nics"
-    """All connections that leave a host."""
-    WHOLE_HOST = "whole-host"
-    """The work of all ranks of a host and all its connections."""
+    RANK = "rank"  # one rank's own work: its GPU, or its host thread
+    TWO_RANKS = "two-ranks"  # the work of two ranks, wherever they are, in the same lost time
+    HOST = "host"  # the work of all ranks of a host, a node, or a CPU limit
+    LINK = "link"  # the connection of two ranks
+    NIC = "nic"  # all connections of one rank: its NIC, or its proxy, which leaves in the sockets what goes in and out
+    HOST_NICS = "host-nics"  # all connections that leave a host
+    WHOLE_HOST = "whole-host"  # the work of all ranks of a host and all its connections
 
     @property
     def computes(self) -> bool:
         """Whether it counts as slow computation (CCL-D's S1); the rest is communication (S2)."""
         return self in WORK
-
-    @property
-    def has_links(self) -> bool:
-        """Whether links are part of it."""
-        return self in (*NETWORKS, CandidateKind.WHOLE_HOST)
 
 
 RANKS = (CandidateKind.RANK, CandidateKind.TWO_RANKS)
@@ -71,8 +59,8 @@ FROM_START = (CandidateKind.RANK, CandidateKind.HOST, CandidateKind.LINK, Candid
 """Candidates also without a healthy past: a healthy job may well spend half of its time on its network, and at two ranks."""
 
 FLOORS = {"late": 0.3, "throttled": 0.2, "asleep": 0.05, "delayed": 0.001}
-"""Excesses of which a smaller one is noise, for each measured term: part of the lost time, part of the periods, logarithm of
-wanted CPUs, seconds. Unit: as said. From: chosen, below what any recorded fault makes of it.
+"""Excesses of which a smaller one is noise. Unit: part of the lost time, part of the periods, logarithm of wanted CPUs, seconds.
+From: chosen, below what any recorded fault makes of it.
 """
 TERMS = ("activity", "ends", *FLOORS)
 """Columns of :attr:`Terms.values`; each is about 0 for an innocent one, and at most of the order of 1 to 5."""
@@ -80,91 +68,118 @@ TERMS = ("activity", "ends", *FLOORS)
 STRAGGLER = np.array([0.90, 0.05, 0.05])
 WAITER = np.array([0.15, 0.75, 0.10])
 POOLED = np.array([0.70, 0.25, 0.05])
-"""What a rank does in lost time, as shares of works, waits, moves data: who holds the job up, who waits, and one of several
-that hold it up by turns. The remainders are what a sample misreads: samples of two ranks are hardly ever of one moment.
+"""What a rank does in lost time, as shares of works, waits, moves data: who holds the job up, who waits, and one of several that
+hold it up by turns. The remainders are what a sample misreads.
 """
 CREDIT = 16.0
 """What the samples of a rank say of its work counts for so much at most, since they depend on each other. Unit: nats. From: of
 102 recorded jobs that became slow 85 are right with 8, 88 with 16 and with 30; one odd rank must not outweigh all else.
 """
-MISREAD = 0.02
-"""Bound: part of samples that say nothing at all; keeps every probability above 0."""
+MISREAD, NEVER = 0.02, 0.002
+"""Bound: parts of the samples that say nothing at all, and of the time: they keep every probability above 0."""
 ASSUMED = np.array([0.6, 0.3, 0.1])
 """What a rank does in a healthy job, where too little was seen of this one."""
 ASSUMED_LOST = 0.3
-"""Share of the time that is lost, where nothing says how fast the job was. Unit: share. From: chosen, amid ``STEPS_LOST``.
-"""
+"""Share of the time that is lost, where nothing says how fast the job was. Unit: share. From: chosen, amid ``STEPS_LOST``."""
 OWN_END = 0.7
-"""Part of the lost time in which the waits that a sample shows end at the culprit; the others end at whom it holds up first.
-Unit: share. From: chosen; the weight of the term takes up what it is off by.
+"""Part of the lost time in which waits are seen to end at the culprit, and not at whom it holds up first. Unit: share. From:
+chosen; the weight of the term takes up what it is off by.
 """
 INDEPENDENT = 40.0
 """Samples follow each other and see one state twice: n of them count as n / (1 + n / 40). Unit: samples. From: leaving out one
 seed at a time (1001, 1101, 1401, 1402): 12 to 40 alike, a logarithm of the ratio names no second rank.
 """
-NEVER = 0.002
-"""Bound: keeps every probability above 0."""
 STEPS_LOST = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8)
 """Bound: shares of the time that a straggler may cost which was there from the start: the likeliest is taken."""
 
 
 @dataclass(slots=True)
 class Terms:
-    """Candidates and their terms. ``members`` index the profile's processes; ``values`` has shape (candidates, terms)."""
+    """Candidates and their terms. ``members`` index the profile's processes; ``values`` has shape (candidates, terms).
+
+    ``share``: part of the job's time in which the samples' waits end at each, beyond what they always did; ``looks``: samples in
+    which it held others up; ``links``: those of its links that others were seen to wait for, that hold the job up most first.
+    """
 
     kinds: list[CandidateKind]
     members: list[Members]
     values: NDArray[np.float64]
     share: Shares
-    """Part of the job's time in which the samples' waits end at each candidate, beyond what they always did."""
     looks: NDArray[np.int64]
-    """Samples in which each held others up."""
     links: list[list[LinkKey]]
-    """The links that are part of each and that others were seen to wait for, those that hold the job up most first."""
 
 
 def measure(profile: Profile, context: Context) -> Terms:
     """The terms of every candidate of a job. O((ranks + places x links) x terms)."""
     lost = float(np.clip(context.lost if context.lost is not None else ASSUMED_LOST, 0.03, 0.97))
-    ends = Ends.of(profile, context, 1.0 - lost)
-    straggler, pooled = activity(profile, context, lost)
+    ends = _ends(profile, context, 1.0 - lost)
+    straggler, pooled = _activity(profile, context, lost)
     if context.unseen is not None:  # they seem to be at work, and wait where nothing shows it
         straggler, pooled = (np.where(context.unseen, -CREDIT, ratio) for ratio in (straggler, pooled))
     places = context.places(profile.limits)
-    every = [*of_ranks(straggler, places), *of_links(ends.source, ends.destination, ends.grown, places, len(profile.processes))]
+    every = [*_of_ranks(straggler, places), *_of_links(ends, places, len(profile.processes))]
     if context.lost is None:
         every = [one for one in every if one.kind in FROM_START]
-    works = {kind: np.clip(pooled, -CREDIT, CREDIT) for kind in (CandidateKind.HOST, CandidateKind.WHOLE_HOST)}
-    works |= {kind: np.clip(straggler, -CREDIT, CREDIT) for kind in (CandidateKind.RANK, CandidateKind.TWO_RANKS)}
-    measured = excesses(profile, context, lost)
-    found = [_terms(one, profile, ends, lost, works, measured) for one in every]
+
+    def members_of(*kinds: CandidateKind) -> list[Members]:
+        return [one.members if one.kind in kinds else () for one in every]
+
+    workers, proxies, links = members_of(*WORK), members_of(CandidateKind.NIC), [one.links for one in every]
+    at_ranks = [_sum(own, workers) + _sum(proxy, proxies) for own, proxy in zip(ends.own, ends.proxy, strict=True)]
+    at_links = [_sum(values, links) for values in ends.link]
+    now, past, looks = at_ranks[0] + at_links[0], at_ranks[1] + at_links[1], np.maximum(at_ranks[2], at_links[2])
+    sizes = [list(map(len, parts)) for parts in (workers, proxies, links)]
+    measured = _excesses(profile, context, lost)
+    alone, together = members_of(*RANKS), members_of(CandidateKind.HOST, CandidateKind.WHOLE_HOST)
+    columns = {
+        "activity": _sum(np.clip(straggler, -CREDIT, CREDIT), alone) + _sum(np.clip(pooled, -CREDIT, CREDIT), together),
+        "ends": ends.ratio(now, past, np.sum(sizes, axis=0), lost, profile.looks),
+        "late": _match(measured["late"], workers, FLOORS["late"]),
+        "throttled": _match(measured["throttled"], workers, FLOORS["throttled"]),
+        "asleep": _match(measured["asleep"], members_of(*WORK, CandidateKind.NIC), FLOORS["asleep"]),
+        "delayed": _match(ends.delayed, links, FLOORS["delayed"]),
+    }
+    seen = [[ends.links[at] for at in own if ends.links[at] in profile.links] for own in links]
     return Terms(
-        [kind for part in found for kind in part.kinds],
-        [members for part in found for members in part.members],
-        np.concatenate([part.values for part in found]),
-        np.concatenate([part.share for part in found]),
-        np.concatenate([part.looks for part in found]),
-        [links for part in found for links in part.links],
-    )
+        [one.kind for one in every], [one.members for one in every], np.stack([columns[name] for name in TERMS], axis=1),
+        now - past, looks.astype(np.int64), [sorted(own, key=lambda key: -profile.links[key]) for own in seen],
+    )  # fmt: skip
+
+
+def _sum(values: Shares, members: Sequence[Sequence[int]]) -> Shares:
+    """The sum over the members of each candidate."""
+    sizes = np.array([len(one) for one in members], np.int64)
+    every = np.fromiter(chain.from_iterable(members), np.int64, int(sizes.sum()))
+    return np.bincount(np.repeat(np.arange(len(sizes)), sizes), values[every], len(sizes)).astype(np.float64)
+
+
+def _match(values: Shares, members: Sequence[Sequence[int]], floor: float) -> Shares:
+    """The part of an excess that is explained by its being alike for a candidate's members and for nobody else, 0 to 1: a matched
+    filter, squared, as its likelihood goes by sums of squares.
+    """
+    sizes = np.array([max(len(one), 1) for one in members], np.float64)
+    match: Shares = _sum(values, members) ** 2 / sizes / (float((values**2).sum()) + floor**2)
+    return match
 
 
 # --- what ranks do -----------------------------------------------------------------------------------------------------------
 
 
-def activity(profile: Profile, context: Context, lost: float) -> tuple[Shares, Shares]:
+def _activity(profile: Profile, context: Context, lost: float) -> tuple[Shares, Shares]:
     """For each rank the log-likelihood ratio of what it was sampled at: straggler against waiter, pooled against waiter."""
     now = _counts(profile)
     if context.lost is None:
         from_start = _straggler_from_start(now, context)
         return from_start, from_start
     usual = (1 - lost) * _usual(profile, context)
+    straggler, pooled, waiter = (_logs(usual + lost * part) for part in (STRAGGLER, POOLED, WAITER))
+    return (now * (straggler - waiter)).sum(axis=1), (now * (pooled - waiter)).sum(axis=1)
 
-    def logs(part: NDArray[np.float64]) -> NDArray[np.float64]:
-        mixed: NDArray[np.float64] = np.log((1 - MISREAD) * (usual + lost * part) + MISREAD / 3)
-        return mixed
 
-    waiter = logs(WAITER)
-    return (now * (logs(STRAGGLER) - waiter)).sum(axis=1), (now * (logs(POOLED) - waiter)).sum(axis=1)
+def _logs(shares: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Logarithms of probabilities, of which none is 0."""
+    logs: NDArray[np.float64] = np.log((1 - MISREAD) * shares + MISREAD / 3)
+    return logs
 
 
 def _counts(profile: Profile) -> NDArray[np.float64]:
@@ -200,20 +215,18 @@ def _mean_of_peers(counts: NDArray[np.float64], sets: NDArray[np.int64]) -> NDAr
 def _straggler_from_start(now: NDArray[np.float64], context: Context) -> Shares:
     """The same without a healthy past: of one that works while its peers wait for it, against one that does what they do."""
     peers = _mean_of_peers(now, context.equal)
-    usual = np.log((1 - MISREAD) * peers + MISREAD / 3)
-    best = np.zeros(len(now))
+    usual, best = _logs(peers), np.zeros(len(now))
     for lost in STEPS_LOST:
         moved = np.minimum(lost, 0.98 * peers[:, 1])
         slower = peers + moved[:, None] * np.array([1.0, -1.0, 0.0])
-        best = np.maximum(best, (now * (np.log((1 - MISREAD) * slower + MISREAD / 3) - usual)).sum(axis=1))
-    sizes = np.array([np.count_nonzero(context.equal == number) if number >= 0 else 0 for number in context.equal])
-    return np.where(sizes >= 2, best, 0.0)
+        best = np.maximum(best, (now * (_logs(slower) - usual)).sum(axis=1))
+    return np.where([len(context.others(at)) > 0 for at in range(len(now))], best, 0.0)
 
 
 # --- what was measured of ranks ----------------------------------------------------------------------------------------------
 
 
-def excesses(profile: Profile, context: Context, lost: float) -> dict[str, Shares]:
+def _excesses(profile: Profile, context: Context, lost: float) -> dict[str, Shares]:
     """What was measured of each rank beyond its own past and beyond the others, by term."""
     past, nothing = context.past, np.zeros(len(profile.processes))
 
@@ -240,184 +253,119 @@ def _beyond(values: Shares) -> Shares:
 # --- candidates --------------------------------------------------------------------------------------------------------------
 
 
-class Candidates(NamedTuple):
-    """All of one kind: the ranks that each is named by, and the links that are part of it, by number."""
+class Candidate(NamedTuple):
+    """The ranks that it is named by, and the links that are part of it, by number."""
 
     kind: CandidateKind
-    members: list[Members]
-    links: list[list[int]]
+    members: Members
+    links: Sequence[int] = ()
 
 
-def of_ranks(works: Shares, places: Sequence[Members]) -> list[Candidates]:
-    """Ranks, places, and each two of the ranks that are likeliest (``works``) to work in the lost time."""
-    ranks: list[Members] = [(at,) for at in range(len(works))]
+def _of_ranks(works: Shares, places: Sequence[Members]) -> Iterator[Candidate]:
+    """Ranks, each two of the ranks that are likeliest (``works``) to work in the lost time, and places."""
     likely = np.sort(np.argsort(-works, kind="stable")[:PAIRED]).tolist()
-    pairs: list[Members] = [pair for pair in combinations(likely, 2) if pair not in places]
-    kinds = (
-        (CandidateKind.RANK, ranks), (CandidateKind.TWO_RANKS, pairs), (CandidateKind.HOST, list(places)),
-    )  # fmt: skip
-    return [Candidates(kind, members, [[] for _ in members]) for kind, members in kinds]
+    yield from (Candidate(CandidateKind.RANK, (at,)) for at in range(len(works)))
+    yield from (Candidate(CandidateKind.TWO_RANKS, pair) for pair in combinations(likely, 2) if pair not in places)
+    yield from (Candidate(CandidateKind.HOST, place) for place in places)
 
 
-def of_links(
-    source: NDArray[np.int64], destination: NDArray[np.int64], grown: Shares, places: Sequence[Members], ranks: int
-) -> list[Candidates]:
+def _of_links(ends: Ends, places: Sequence[Members], ranks: int) -> Iterator[Candidate]:
     """Links, NICs, the links of hosts, and hosts as a whole. A link is told by its two ranks, whichever way data goes.
 
-    ``source`` and ``destination`` are the ranks at the ends of each link (-1: not observed), ``grown`` by how much more others
-    wait for it. What only one link of a host shows is that link's.
+    What only one link of a host shows is that link's.
     """
-    known = np.flatnonzero((source >= 0) & (destination >= 0))
-    pairs: dict[Members, list[int]] = {}
-    nics: dict[Members, list[int]] = {}
-    for link in known.tolist():
-        one, other = sorted((int(source[link]), int(destination[link])))
-        pairs.setdefault((one, other), []).append(link)
-        for end in (one, other):
-            nics.setdefault((end,), []).append(link)
-    leaving: dict[Members, list[int]] = {}
-    for place in places:
-        ends = Counter(link for at in place for link in nics.get((at,), ()))
-        if crossing := sorted(link for link, inside in ends.items() if inside == 1):
-            leaving[place] = crossing
+    pairs: dict[Members, list[int]] = defaultdict(list)
+    nics: dict[Members, list[int]] = {(at,): [] for at in range(ranks)}
+    for link in np.flatnonzero((ends.source >= 0) & (ends.destination >= 0)).tolist():
+        one, other = sorted((int(ends.source[link]), int(ends.destination[link])))
+        pairs[one, other].append(link)
+        nics[one,].append(link)
+        nics[other,].append(link)
     # Links between two hosts are those of the one as well as of the other. Which it is does not show; who has no link does.
-    owners: dict[tuple[int, ...], list[Members]] = {}
-    for place, links in leaving.items():
-        owners.setdefault(tuple(links), []).append(place)
+    leaving: dict[Members, list[int]] = {}
+    owners: dict[Members, list[Members]] = defaultdict(list)
+    for place in places:
+        times = Counter(link for at in place for link in nics[at,])
+        if crossing := sorted(link for link, inside in times.items() if inside == 1):
+            leaving[place] = crossing
+            owners[tuple(crossing)].append(place)
     hosts: dict[Members, list[int]] = {}
     for joint, of in owners.items():
-        joined = np.unique(np.concatenate([source[list(joint)], destination[list(joint)]]))
+        joined = np.unique([ends.source[list(joint)], ends.destination[list(joint)]])
         hosts[of[0] if len(of) == 1 else tuple(joined.tolist())] = list(joint)
-
-    def several(links: list[int]) -> bool:
-        return bool(grown[links].max() < (1.0 - SEVERAL) * grown[links].sum())
-
-    found = [
-        Candidates(CandidateKind.LINK, list(pairs), list(pairs.values())),
-        Candidates(CandidateKind.NIC, [(at,) for at in range(ranks)], [nics.get((at,), []) for at in range(ranks)]),
-    ]
-    for kind, links_of in ((CandidateKind.HOST_NICS, hosts), (CandidateKind.WHOLE_HOST, leaving)):
-        kept = {members: links for members, links in links_of.items() if several(links)}
-        found.append(Candidates(kind, list(kept), list(kept.values())))
-    return found
+    yield from (Candidate(CandidateKind.LINK, pair, own) for pair, own in pairs.items())
+    yield from (Candidate(CandidateKind.NIC, rank, own) for rank, own in nics.items())
+    grown = np.maximum(ends.link.now - ends.link.past, 0.0)
+    for kind, found in ((CandidateKind.HOST_NICS, hosts), (CandidateKind.WHOLE_HOST, leaving)):
+        for members, own in found.items():
+            if grown[own].max() < (1.0 - SEVERAL) * grown[own].sum():
+                yield Candidate(kind, members, own)
 
 
-def _terms(
-    one: Candidates,
-    profile: Profile,
-    ends: Ends,
-    lost: float,
-    works: Mapping[CandidateKind, Shares],
-    measured: Mapping[str, Shares],
-) -> Terms:
-    """Of candidates of one kind: the work or the proxies of their members, their links, or both.
+# --- where waits end ---------------------------------------------------------------------------------------------------------
 
-    ``works`` says by kind of candidate and rank how much likelier it is to hold up than to wait, ``measured`` are excesses of
-    ranks by term.
+
+class Waited(NamedTuple):
+    """Shares of the time that waits end at ranks or links, the same in the healthy past (scaled to the part of the time that is
+    not lost), and the samples in which they held others up.
     """
-    members, size = one.members, len(one.members)
-    now, past, parts, looks = np.zeros(size), np.zeros(size), np.zeros(size), np.zeros(size)
-    columns: dict[str, Shares] = {}
-    if one.kind in works:
-        now, past, looks = (_sum(values, members) for values in (ends.own, ends.own_past, profile.own_looks()))
-        parts = parts + [len(ranks) for ranks in members]
-        columns["activity"] = _sum(works[one.kind], members)
-        columns |= {name: _match(values, members, FLOORS[name]) for name, values in measured.items()}
-    elif one.kind is CandidateKind.NIC:
-        now, past, looks = (_sum(v, members) for v in (ends.proxy, ends.proxy_past, profile.looks_held[Part.PROXY]))
-        parts = parts + 1.0
-        columns["asleep"] = _match(measured["asleep"], members, FLOORS["asleep"])
-    if one.kind.has_links:
-        now, past = now + _sum(ends.link, one.links), past + _sum(ends.link_past, one.links)
-        looks, parts = np.maximum(looks, _sum(ends.link_looks, one.links)), parts + [len(links) for links in one.links]
-        columns["delayed"] = _match(ends.delayed, one.links, FLOORS["delayed"])
-    columns["ends"] = ends.ratio(now, past, parts, lost)
-    values = np.stack([columns.get(name, np.zeros(size)) for name in TERMS], axis=1)
-    held = profile.links
-    links = [sorted((ends.links[at] for at in own if ends.links[at] in held), key=lambda k: -held[k]) for own in one.links]
-    return Terms([one.kind] * size, members, values, now - past, looks.astype(np.int64), links)
 
-
-def _sum(values: Shares, members: Sequence[Sequence[int]]) -> Shares:
-    """The sum over the members of each candidate."""
-    sizes = np.array([len(one) for one in members], np.int64)
-    every = np.fromiter(chain.from_iterable(members), np.int64, int(sizes.sum()))
-    return np.bincount(np.repeat(np.arange(len(sizes)), sizes), values[every], len(sizes)).astype(np.float64)
-
-
-def _match(values: Shares, members: Sequence[Sequence[int]], floor: float) -> Shares:
-    """The part of an excess that is explained by its being alike for a candidate's members and for nobody else, 0 to 1: a matched
-    filter, squared, as its likelihood goes by sums of squares. Of what chance strews over many hardly anything is anybody's.
-    """
-    sizes = np.array([max(len(one), 1) for one in members], np.float64)
-    match: Shares = _sum(values, members) ** 2 / sizes / (float((values**2).sum()) + floor**2)
-    return match
+    now: Shares
+    past: Shares
+    looks: Shares
 
 
 @dataclass(slots=True)
 class Ends:
-    """Shares of the time that the waits end there; ``past``: the same in the healthy past, scaled to the part of the time that is
-    not lost. ``own`` and ``proxy`` by rank, ``link`` by link.
+    """Where the waits end: at ranks' ``own`` work, at their ``proxy``, or in ``links``. These have ranks at their ends (-1: not
+    observed), and their messages take ``delayed`` seconds longer to be acknowledged than they did.
     """
 
-    looks: int
-    own: Shares
-    own_past: Shares
-    proxy: Shares
-    proxy_past: Shares
+    own: Waited
+    proxy: Waited
+    link: Waited
     links: list[LinkKey]
     source: NDArray[np.int64]
-    """Ranks at the ends of each link; -1 for one that was not observed."""
     destination: NDArray[np.int64]
-    link: Shares
-    link_past: Shares
-    link_looks: Shares
     delayed: Shares
-    """By how much longer messages of each link take to be acknowledged than they did, seconds."""
 
-    @classmethod
-    def of(cls, profile: Profile, context: Context, kept: float) -> Ends:
-        """``kept``: the part of the time that is not lost."""
-        index = {key: at for at, key in enumerate(profile.processes)}
-        before, size = context.past, len(profile.processes)
-        measured = [(one, other, 0, 0, 0) for one, other in context.delayed if one in index and other in index]
-        links: list[LinkKey] = list(dict.fromkeys([*profile.links, *(before.links if before is not None else ()), *measured]))
-        own, proxy = profile.own(), profile.hold[Part.PROXY]
-        link = np.array([profile.links.get(key, 0.0) for key in links])
-        if before is not None:
-            own_past = kept * before.of(profile.processes, before.own(), 0.0)
-            proxy_past = kept * before.of(profile.processes, before.hold[Part.PROXY], 0.0)
-            link_past = kept * np.array([before.links.get(key, 0.0) for key in links])
-        elif context.lost is not None:
-            own_past, proxy_past, link_past = np.zeros(size), np.zeros(size), np.zeros(len(links))
-        else:  # beside its peers; without any nothing stands out
-            peers = [own[others] if len(others := context.others(at)) else own[[at]] for at in range(size)]
-            own_past = np.array([np.median(values) for values in peers])
-            proxy_past, link_past = _mean_of_others(proxy, size), _mean_of_others(link, 2 * size)
-        source = np.array([-1 if one is None else index.get(one, -1) for one, *_ in links], np.int64)
-        destination = np.array([-1 if other is None else index.get(other, -1) for _, other, *_ in links], np.int64)
-        delayed = [context.delayed.get((key[0], key[1]), 0.0) if key[0] and key[1] else 0.0 for key in links]
-        looks = np.array([profile.link_looks[key] for key in links], np.float64)
-        return cls(
-            profile.looks, own, own_past, proxy, proxy_past, links, source, destination, link, link_past, looks,
-            np.array(delayed, np.float64),
-        )  # fmt: skip
-
-    @property
-    def grown(self) -> Shares:
-        """By how much more others wait for each link."""
-        return np.maximum(self.link - self.link_past, 0.0)
-
-    def ratio(self, now: Shares, past: Shares, parts: Shares, lost: float) -> Shares:
+    def ratio(self, now: Shares, past: Shares, parts: NDArray[np.int64], lost: float, looks: int) -> Shares:
         """Log-likelihood ratio of each candidate: waits end at its ``parts`` ends for ``OWN_END`` of the lost time, or at any."""
-        total = float(self.own.sum() + self.proxy.sum() + self.link.sum())
-        chance = np.minimum(parts / max(len(self.own) * 2 + len(self.link), 1), 0.5) / 2
+        total = float(self.own.now.sum() + self.proxy.now.sum() + self.link.now.sum())
+        chance = np.minimum(parts / max(len(self.own.now) * 2 + len(self.links), 1), 0.5) / 2
         blamed, innocent = past + lost * OWN_END + NEVER, past + lost * chance + NEVER
         elsewhere = np.maximum(min(total, 1.0) - np.minimum(now, 1.0), 0.0)
         missed = np.log(np.maximum(1 - blamed, 0.05) / np.maximum(1 - innocent, 0.05))
-        samples = self.looks / (1.0 + self.looks / INDEPENDENT)
+        samples = looks / (1.0 + looks / INDEPENDENT)
         ratio: Shares = samples * (np.minimum(now, 1.0) * np.log(blamed / innocent) + elsewhere * missed)
         return ratio
+
+
+def _ends(profile: Profile, context: Context, kept: float) -> Ends:
+    """``kept``: the part of the time that is not lost."""
+    index: dict[ProcessKey | None, int] = {key: at for at, key in enumerate(profile.processes)}
+    before, size = context.past, len(profile.processes)
+    delays: dict[LinkKey, float] = {(one, other, 0, 0, 0): seconds for (one, other), seconds in context.delayed.items()}
+    measured = (key for key in delays if key[0] in index and key[1] in index)
+    links: list[LinkKey] = list(dict.fromkeys([*profile.links, *(before.links if before is not None else ()), *measured]))
+
+    def by_link(values: Mapping[LinkKey, float]) -> Shares:
+        return np.array([values.get(key, 0.0) for key in links], np.float64)
+
+    own, proxy, link = now = profile.own(), profile.hold[Part.PROXY], by_link(profile.links)
+    if before is not None:
+        of_ranks = (before.of(profile.processes, held, 0.0) for held in (before.own(), before.hold[Part.PROXY]))
+        past = [kept * held for held in (*of_ranks, by_link(before.links))]
+    elif context.lost is not None:
+        past = [np.zeros(len(held)) for held in now]
+    else:  # beside its peers; without any nothing stands out
+        peers = [own[others] if len(others := context.others(at)) else own[[at]] for at in range(size)]
+        past = [np.array([np.median(values) for values in peers]), _mean_of_others(proxy, size), _mean_of_others(link, 2 * size)]
+    looks = profile.own_looks(), profile.looks_held[Part.PROXY], by_link(profile.link_looks)
+    of_own, of_proxy, of_links = map(Waited, now, past, looks)
+    pairs = [(index.get(one, -1), index.get(other, -1)) for one, other, *_ in links]
+    source, destination = np.array(pairs, np.int64).reshape(-1, 2).T
+    return Ends(of_own, of_proxy, of_links, links, source, destination, by_link(delays))
 
 
 def _mean_of_others(values: Shares, fewest: int) -> Shares:

@@ -15,15 +15,16 @@ from ncclwatch.engine.connections import ONE_MOMENT_S
 from ncclwatch.engine.job import Job
 from ncclwatch.engine.ledger import Ledger
 from ncclwatch.engine.network import NetworkMemory
+from ncclwatch.engine.patience import HANG_FLOOR_S
 from ncclwatch.engine.slow import explain
 from ncclwatch.engine.slow.attribute import find
-from ncclwatch.engine.slow.cadence import Cadence, Cadences, Iteration
-from ncclwatch.engine.slow.critical_path import Paths, Timed
+from ncclwatch.engine.slow.cadence import Cadences, Iteration
+from ncclwatch.engine.slow.classify import Judgement
+from ncclwatch.engine.slow.critical_path import Paths
 from ncclwatch.engine.slow.detect import IterationWatch, SlowDown
-from ncclwatch.engine.slow.findings import Context, Finding, equals, hidden_together, hosts, nodes
-from ncclwatch.engine.slow.lateness import Lateness, growth, measure, with_calls
-from ncclwatch.engine.slow.profile import Profile, Shares, add_up
-from ncclwatch.engine.slow.round_trips import FlowPlace, RoundTrips
+from ncclwatch.engine.slow.findings import CONFIRMED, Context, FlowPlace, RoundTrips, context_of, equals
+from ncclwatch.engine.slow.lateness import growth, measure, with_calls
+from ncclwatch.engine.slow.profile import Profile, add_up
 from ncclwatch.engine.slow.snapshot import Look, StageOf, near, take_look
 from ncclwatch.engine.topology.model import Topology
 from ncclwatch.model.identity import ProcessKey
@@ -41,55 +42,25 @@ PENDING_SAMPLES = 30
 """Bound: samples since the job last made progress that are kept until it goes on."""
 CHEAP_RANKS = 512
 """Bound: above this many ranks a sample is taken only every so many rounds that they cost no more than at this size."""
-CONFIRMED = 2
-"""Judgements in a row that must name the same before it is reported: one may rest on a single odd sample. Unit: judgements. From:
-calibration judges by it, so that the false-alarm rate holds with it.
+PERSISTENT = 5
+"""Where nothing is slower than before, samples in which a culprit must hold others up, and judgements in a row that must agree;
+and judgements without a culprit after which it is named no longer. Unit: samples, judgements. From: of four equals all stand at
+the same by chance in 1 of 256 jobs; a healthy job whose first two samples of three stood at one link (85 %).
 """
-FROM_START = 5
-"""Samples in which a culprit must hold others up where nothing is slower than before, and judgements in a row that must agree:
-what happened once is in all judgements after it. Unit: samples. From: of four equals all stand at the same by chance in 1 of 256
-jobs; a healthy job on a crowded machine whose first two samples of three stood at one link (85 %).
-"""
-WITHDRAWN = 5
-"""Judgements without a culprit after which it is named no longer while the job is still slow. Unit: judgements, one a second.
-From: chosen, as long as a hang's floor: a culprit may be missed by a few samples.
-"""
-MEANWHILE_S, MEANWHILE_MOST_S = 5.0, 60.0
-"""So long after its last progress (an iteration's length, where that is more, and the second at most) a job that is slow is still
-said to be: then it may hang, or have come to its end. Unit: seconds. From: the floor of a hang, and a minute of rest.
-"""
-
-
-@dataclass(slots=True)
-class Judgement:
-    """What is behind a verdict of slowness."""
-
-    findings: list[Finding]
-    profile: Profile
-    context: Context
-    slow: SlowDown | None
-    since: float
-    iteration_s: float | None
-    factors: Shares
-    extras: Shares
-    gpus: Timed = field(default_factory=Timed)
-
-    @property
-    def named(self) -> frozenset[object]:
-        """Who is named, and whether for their work."""
-        return frozenset((finding.kind.computes, finding.members) for finding in self.findings)
+RESTS_S = 60.0
+"""So long after its last progress a job rests: it may have come to its end. Unit: seconds. From: chosen."""
 
 
 @dataclass(slots=True)
 class _JobWatch:
-    """What is kept of one job."""
+    """What is kept of one job. Of the process ``reference`` (host, pid), by whose iterations it is judged, ``generation`` numbers
+    the period that was found, and ``offset_s`` is wall clock minus monotonic clock of its node.
+    """
 
     iterations: IterationWatch = field(default_factory=IterationWatch)
     reference: tuple[str, int] | None = None
-    """The process (host, pid) by whose iterations the job is judged."""
     generation: int = 0
     offset_s: float = 0.0
-    """Wall clock minus monotonic clock of the reference's node."""
     looks: deque[Look] = field(default_factory=lambda: deque(maxlen=KEPT_SAMPLES))
     pending: deque[Look] = field(default_factory=lambda: deque(maxlen=PENDING_SAMPLES))
     """Samples since the job last made progress."""
@@ -102,14 +73,16 @@ class _JobWatch:
     looked_ns: int = 0
     """Time of the oldest part of the last sample."""
     rounds: int = 0
-    named: frozenset[object] = frozenset()
-    repeated: int = 0
-    missing: int = 0
     slow_since: float | None = None
     """Wall time; ``None`` while the job is not slow."""
     usual: dict[ProcessKey, float] = field(default_factory=dict)
     """When each process usually begins an iteration, as of :class:`Lateness`, from before the job was slow."""
+    named: frozenset[object] = frozenset()
+    """By the last judgement, which ``repeated`` judgements in a row did; ``missing`` did not name all who stand."""
+    repeated: int = 0
+    missing: int = 0
     standing: Judgement | None = None
+    """What is said."""
     paths: Paths = field(default_factory=Paths)
     round_trips: RoundTrips = field(default_factory=RoundTrips)
     rule: Any = None
@@ -151,19 +124,17 @@ class SlowWatch:
         """Take the newest samples of a job and the verdict on whether it hangs; a job that runs may be slow instead.
 
         A sample between two steps of progress counts once the job goes on; what is seen of a hang teaches nothing. ``topologies``
-        are what was learned of the jobs there are: they name stages, and say who does equal work. ``stage_of`` says of a call in
-        which pass it is.
+        (of all jobs) name stages and say who does equal work, ``stage_of`` says of a call in which pass it is.
         """
-        topology = max(topologies, key=lambda known: len(known.by_id.keys() & job.groups.keys()), default=None)
-        if topology is not None and not topology.by_id.keys() & job.groups.keys():
-            topology = None
-        watch = self._watch_of(job)
+        own = [known for known in topologies if known.by_id.keys() & job.groups.keys()]
+        topology = max(own, key=lambda known: len(known.by_id.keys() & job.groups.keys()), default=None)
+        watch, idle = self._watch_of(job), verdict.verdict_class is VerdictClass.IDLE
         before_s, watch.judged_s = watch.judged_s, verdict.time or 0.0
         watch.begun_s = watch.begun_s or watch.judged_s
-        if verdict.verdict_class is VerdictClass.IDLE and before_s:
+        if idle and before_s:
             watch.idle.append((before_s, watch.judged_s))
         hangs = verdict.verdict_class.accuses and not verdict.verdict_class.slow
-        if hangs or verdict.verdict_class is VerdictClass.IDLE:
+        if hangs or idle:
             watch.pending.clear()
             return verdict if hangs else self._meanwhile(job, watch, verdict, topology)
         due = self._take_samples(job, watch, stage_of)
@@ -189,9 +160,9 @@ class SlowWatch:
             watch.round_trips.take(job, self.delays)
             watch.paths.take(job, self.cadences.of_members(job), watch.iterations.limit())
         every = -(-len(job.members) // CHEAP_RANKS)
-        slow = watch.iterations.slow is not None
-        due = watch.rounds % every == 0 or (slow and watch.rounds % max(1, every // 4) == 0)
-        due = due and self._shows_one_moment(job, watch)
+        if watch.iterations.slow is not None and watch.rounds % every:
+            every = max(1, every // 4)
+        due = watch.rounds % every == 0 and self._shows_one_moment(job, watch)
         if due:
             watch.pending.append(take_look(job, self.cadences.orders.find, near(watch.iterations.duration), stage_of))
         return due
@@ -199,7 +170,7 @@ class SlowWatch:
     @staticmethod
     def _meanwhile(job: Job, watch: _JobWatch, verdict: Verdict, topology: Topology | None) -> Verdict:
         """What was said of a slow job, for a moment in which it does not move and does not hang: it pauses in every iteration."""
-        pause_s = min(max(MEANWHILE_S, watch.iterations.duration or 0.0), MEANWHILE_MOST_S)
+        pause_s = min(max(HANG_FLOOR_S, watch.iterations.duration or 0.0), RESTS_S)
         rests = not verdict.verdict_class.accuses and watch.judged_s - watch.ran_s > pause_s
         if rests or watch.standing is None or not explain.holds(job, watch.standing):
             return verdict
@@ -207,12 +178,11 @@ class SlowWatch:
 
     def settles(self, job: Job, verdict: Verdict, heard_s: Mapping[str, float]) -> bool:
         """Whether a job needs few samples: it runs as it always did, by its calls, and was sampled often enough to know how; or
-        it has rested for long. ``heard_s``: up to when calls of hosts are known that have not been sampled since, seconds on the
-        clock of their records.
+        it has rested for long. ``heard_s``: up to when calls of hosts are known, seconds on the clock of their records.
         """
         watch = self._watch_of(job)
         if verdict.verdict_class is VerdictClass.IDLE:
-            return watch.judged_s - max(watch.ran_s, watch.begun_s) > MEANWHILE_MOST_S
+            return watch.judged_s - max(watch.ran_s, watch.begun_s) > RESTS_S
         if verdict.verdict_class is not VerdictClass.RUNNING:
             return False
         self._follow_iterations(job, watch, heard_s)
@@ -228,22 +198,16 @@ class SlowWatch:
     def forget(self, present: Collection[ProcessKey]) -> None:
         """Forget jobs and processes that are watched no longer."""
         known = set(present)
-        for key in [key for key in self._jobs if key not in known]:
-            del self._jobs[key]
+        self._jobs = {key: watch for key, watch in self._jobs.items() if key in known}
 
     def _watch_of(self, job: Job) -> _JobWatch:
         keys = [member.info.key for member in job.members]
-        for key in keys:
-            if key in self._jobs:
-                return self._jobs[key]
-        return self._jobs.setdefault(keys[0], _JobWatch())
+        return self._jobs.setdefault(next((key for key in keys if key in self._jobs), keys[0]), _JobWatch())
 
     @staticmethod
     def _shows_one_moment(job: Job, watch: _JobWatch) -> bool:
-        """Whether the hosts were sampled together, and after the last sample.
-
-        Where one of two processes was read later, it seems to be ahead, and what it has sent seems to be under way. (What lies
-        between the samples of one round on a host is :func:`is_proven`'s business.)
+        """Whether the hosts were sampled together, and after the last sample: of two processes the one that was read later seems
+        to be ahead. (What lies between the samples of one round on a host is :func:`is_proven`'s business.)
         """
         begun: dict[str, int] = {}
         for member in job.members:
@@ -261,27 +225,28 @@ class SlowWatch:
         members = {(m.info.host, m.info.pid): m for m in job.members}
         cadence = self.cadences.find(*watch.reference) if watch.reference in members else None
         if cadence is None or not cadence.iterations:
-            for place in members:
-                found = self.cadences.find(*place)
-                if found is not None and len(found.iterations) >= 2:
-                    cadence, watch.reference = found, place
-                    break
+            known = ((place, found) for place in members if (found := self.cadences.find(*place)) is not None)
+            begun = (one for one in known if len(one[1].iterations) >= 2)
+            watch.reference, cadence = next(begun, (watch.reference, cadence))
         if cadence is None or cadence.is_beat or watch.reference is None:
             return
         if cadence.generation != watch.generation:
             watch.iterations, watch.generation = IterationWatch(), cadence.generation
         sample = members[watch.reference].last
         watch.offset_s = (sample.wall_ns - sample.time_ns) / 1e9
-        watch.iterations.feed(list(cadence.iterations), _at_hand(cadence, job, watch.reference[0], heard_s))
+        # Where nothing else is known, calls are until the first sample of a round: they are taken just before it.
+        host = watch.reference[0]
+        sampled = min((m.last.time_ns for m in job.members if m.info.host == host and not m.gone), default=0) / 1e9
+        since, until = cadence.open_since, (heard_s or {}).get(host, sampled)
+        at_hand = Iteration(since, until, 0) if since is not None and until > since else None
+        watch.iterations.feed(list(cadence.iterations), at_hand)
 
     def _judge(self, job: Job, watch: _JobWatch, slow: SlowDown | None, topology: Topology | None) -> None:
         """Attribute what the samples show; what has repeated is reported."""
         since = slow.since + watch.offset_s if slow is not None else None
         if watch.slow_since is not None and since is None:
             # What was seen while the job was slow is no picture of it now; what was seen before is.
-            kept = [look for look in watch.looks if look.time < watch.slow_since]
-            watch.looks.clear()
-            watch.looks.extend(kept)
+            watch.looks = deque((look for look in watch.looks if look.time < watch.slow_since), KEPT_SAMPLES)
             watch.standing, watch.repeated, watch.missing, watch.slow_since = None, 0, 0, None
             watch.usual.clear()
             return
@@ -299,7 +264,7 @@ class SlowWatch:
             self.observer(job, watch.looks, profile, context, watch.round_trips)
         findings = find(profile, context)
         if slow is None:
-            findings = [finding for finding in findings if finding.looks >= FROM_START]
+            findings = [finding for finding in findings if finding.looks >= PERSISTENT]
         began_s = since if since is not None else looks[0].time if looks else watch.judged_s
         duration_s = slow.mean_s if slow is not None else watch.iterations.duration
         self._report(job, watch, Judgement(findings, profile, context, slow, began_s, duration_s, factors, extras), topology)
@@ -311,9 +276,9 @@ class SlowWatch:
         said = watch.standing.named if watch.standing is not None else frozenset()
         watch.repeated = watch.repeated + 1 if findings and named == watch.named else 1 if findings else 0
         watch.named = named
-        enough = CONFIRMED if judgement.slow is not None or watch.standing is not None else FROM_START
+        enough = CONFIRMED if judgement.slow is not None or watch.standing is not None else PERSISTENT
         # A culprit beside another may be missed by a few samples.
-        if watch.repeated >= enough and not (named < said and watch.missing < WITHDRAWN - 1):
+        if watch.repeated >= enough and not (named < said and watch.missing < PERSISTENT - 1):
             watch.missing = 0
             judgement.gpus = watch.paths.told(job, judgement.since, topology)
             if watch.standing is not None:
@@ -321,60 +286,37 @@ class SlowWatch:
             watch.standing = judgement
         elif watch.standing is not None:
             watch.missing = 0 if said <= named else watch.missing + 1
-            if watch.missing >= WITHDRAWN:
+            if watch.missing >= PERSISTENT:
                 watch.standing, watch.missing = None, 0
 
     def _context(
         self, job: Job, watch: _JobWatch, slow: SlowDown | None, topology: Topology | None, before: Profile | None
     ) -> Context:
         """What is known of a job besides the samples since it is slow."""
-        equal = equals(job, topology, self.cadences)
-        context = Context(equal, hosts(job), lost=None, node=nodes(job), hidden=hidden_together(job))
+        context = context_of(job, topology, self.cadences)
         if slow is None:
             return context
-        alike = equals(job, topology, self.cadences, by_means=False)
-        late, unseen = self._lateness(job, watch, slow, alike), None
-        since = slow.since + watch.offset_s
+        alike, since = equals(job, topology, self.cadences, by_means=False), slow.since + watch.offset_s
+        # That moment on the clock of each process's records.
+        clocks = [since - (member.last.wall_ns - member.last.time_ns) / 1e9 for member in job.members]
+        keys, unseen = [member.info.key for member in job.members], None
+        usual = np.array([watch.usual.get(key, math.nan) for key in keys]) if watch.usual else None
+        late = measure(self.cadences.of_members(job), clocks, slow.normal_s, alike, usual)
+        if late.usual is not None:
+            watch.usual = dict(zip(keys, late.usual.tolist(), strict=True))
         # Not in large jobs: of each rank the ledger then keeps less than three iterations.
         if self.ledger is not None and len(job.members) <= CHEAP_RANKS:
-            clocks = _on_own_clocks(job, since)
             late, unseen = with_calls(late, job, self.ledger, clocks, slow)
         return replace(
             context, lost=slow.lost_share, before=before, alike=alike, late=late, unseen=unseen,
             delayed=watch.round_trips.delayed(since), idle=watch.idle_share(since, slow.lost_share),
         )  # fmt: skip
 
-    def _lateness(self, job: Job, watch: _JobWatch, slow: SlowDown, equal: NDArray[np.int64]) -> Lateness:
-        """Host threads that begin iterations late since the job is slow."""
-        keys = [member.info.key for member in job.members]
-        usual = np.array([watch.usual.get(key, math.nan) for key in keys]) if watch.usual else None
-        found = measure(
-            self.cadences.of_members(job), _on_own_clocks(job, slow.since + watch.offset_s), slow.normal_s, equal, usual
-        )
-        if found.usual is not None:
-            watch.usual = dict(zip(keys, found.usual.tolist(), strict=True))
-        return found
-
 
 def _before(looks: Iterable[Look], began: float, since: float) -> list[Look]:
-    """Samples of the healthy job, from between two moments; where these were far apart (:mod:`ncclwatch.collect.ease`) also older
-    ones, as many as one a second would have brought.
+    """Samples of the healthy job from between two moments; where they were taken seldom also older ones, as many as one a second
+    would have brought.
     """
     earlier = [look for look in looks if look.time < since]
     within, steady = sum(look.time >= began for look in earlier), int(since - began)
     return earlier[len(earlier) - within :] if 2 * within >= steady else earlier[-steady:]
-
-
-def _on_own_clocks(job: Job, wall_s: float) -> list[float]:
-    """A moment of the wall clock as seconds on the clock of each process's records."""
-    return [wall_s - (member.last.wall_ns - member.last.time_ns) / 1e9 for member in job.members]
-
-
-def _at_hand(cadence: Cadence, job: Job, host: str, heard_s: Mapping[str, float] | None) -> Iteration | None:
-    """The iteration that a process is in. Where nothing else is known, calls are until the first sample of a round: they are
-    taken just before it.
-    """
-    since = cadence.open_since
-    until = min((m.last.time_ns for m in job.members if m.info.host == host and not m.gone), default=0) / 1e9
-    until = (heard_s or {}).get(host, until)
-    return None if since is None or until <= since else Iteration(since, until, 0)

@@ -44,7 +44,7 @@ def own(rank: int, weight: float, part: Part = Part.GPU) -> Hold:
 
 def link(source: int, destination: int, weight: float, ranks: int = RANKS) -> Hold:
     """The same of a link."""
-    place = LinkPlace(7, 0xABC, ranks, source, destination, KEYS[source], KEYS[destination], (0,))
+    place = LinkPlace(7, source, destination, KEYS[source], KEYS[destination], (0,))
     return Hold(Part.LINK, weight, None, place, "AllReduce", 7)
 
 

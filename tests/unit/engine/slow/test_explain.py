@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from ncclwatch.engine.job import Job, assemble
+from ncclwatch.engine.slow.classify import Judgement
 from ncclwatch.engine.slow.detect import SlowDown
 from ncclwatch.engine.slow.explain import TERM_WORDS, holds, unlocated, verdict
 from ncclwatch.engine.slow.findings import Context, Finding, Kind
@@ -14,7 +15,6 @@ from ncclwatch.engine.slow.lateness import Lateness
 from ncclwatch.engine.slow.profile import add_up
 from ncclwatch.engine.slow.snapshot import LinkPlace
 from ncclwatch.engine.slow.terms import TERMS
-from ncclwatch.engine.slow.watch import Judgement
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
@@ -60,7 +60,7 @@ def test_equal_pids_of_two_hosts_and_ranks_of_one_process_are_told_apart() -> No
 
 def test_a_link_is_told_in_its_direction_whoever_was_named_before() -> None:
     job = job_of(samples())
-    place = LinkPlace(WORLD, WORLD, 4, 3, 1, job.members[3].info.key, job.members[1].info.key)
+    place = LinkPlace(WORLD, 3, 1, job.members[3].info.key, job.members[1].info.key)
     slow = (Finding(Kind.COMPUTE, (1,), 0.4, 9, 0.0), Finding(Kind.LINK, (3, 1), 0.3, 9, 0.0, link=place))
     assert "the link from rank 3 to rank 1" in verdict(job, judgement(job, *slow)).summary
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ncclwatch.engine.job import Job, assemble
 from ncclwatch.engine.network import NetworkMemory
-from ncclwatch.engine.slow.findings import Kind
-from ncclwatch.engine.slow.round_trips import RoundTrips
+from ncclwatch.engine.slow.findings import Kind, RoundTrips
 from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, NetworkLook, SocketFacts
 from ncclwatch.model.state import Direction
 from unit.engine.slow.cases import KEYS, Case, Named, cases, context, link, sample
