@@ -19,7 +19,7 @@ from ncclwatch.engine.evidence.kernel import HELD_BACK
 from ncclwatch.engine.evidence.nics import DeadPath, PortDown
 from ncclwatch.engine.evidence.work_requests import BY_PROXY, Shows, WorkFact
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.patience import EXPECTATION_FACTOR, HANG_FLOOR_S, LONGEST_PATIENCE_S
+from ncclwatch.engine.patience import EXPECTATION_FACTOR, LONGEST_PATIENCE_S
 from ncclwatch.engine.stated import first_waits
 from ncclwatch.model.network import NicRecord
 from ncclwatch.model.state import Communicator, Direction, Transport
@@ -28,6 +28,10 @@ from ncclwatch.model.verdict import LinkRef, VerdictClass
 BEFORE_S = 120.0
 """Unit: s; what happened so long before a job came to stand may be why: a port went down, a helper process was killed. From:
 chosen, as data loaders are a few batches ahead, and what lies inside the nodes may go on for a while.
+"""
+UNORDERED_S = 5.0
+"""Unit: s; which of two events came first is not known where they are nearer than this. From: chosen, as samples and listings of
+NICs are a second or two old each, and wall clocks may differ.
 """
 PLANES = {FactKind.PORT_DOWN: "nic", FactKind.PATH_DEAD: "nic", FactKind.WORK: "wire"}
 """By what each kind of proof is seen."""
@@ -151,12 +155,10 @@ def ports_in_use(case: Case) -> list[PortDown]:
 
 
 def _ports_down(case: Case) -> list[PortDown]:
-    """Those that may be why the job came to stand, also once they are up again: what was lost comes later. Samples and listings
-    are seconds old: within what makes a standstill it is not known which of two events came first.
-    """
+    """Those that may be why the job came to stand, also once they are up again: what was lost comes later."""
     began = case.time - case.still
-    ended = [port for port in ports_in_use(case) if port.until is None or port.until >= began - HANG_FLOOR_S]
-    return [port for port in ended if port.since is None or -BEFORE_S <= port.since - began <= HANG_FLOOR_S]
+    ended = [port for port in ports_in_use(case) if port.until is None or port.until >= began - UNORDERED_S]
+    return [port for port in ended if port.since is None or -BEFORE_S <= port.since - began <= UNORDERED_S]
 
 
 def _link(own: Communicator, nic: NicRecord) -> LinkRef | None:
