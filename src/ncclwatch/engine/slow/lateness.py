@@ -231,7 +231,8 @@ def with_calls(
         if not any(one.at in other.others and other.at not in one.others for other in found.values())
     ]  # fmt: skip
     waits = np.zeros(len(job.members), np.bool_)
-    waits[[at for one in own for at in one.others if job.member(at).info.host == job.member(one.at).info.host]] = True
+    node = [member.info.host for member in job.members]
+    waits[[at for one in own for at in one.others if node[at] == node[one.at]]] = True
     waits[[one.at for one in own]] = False
     # Stages are late together at their gradients; who is late from the first call on is who makes the other so.
     first = np.flatnonzero(late.share >= max(least, np.finfo(float).tiny)).tolist()
@@ -244,9 +245,10 @@ def with_calls(
 
 
 def _lined_up(job: Job, ledger: Ledger, since: Times) -> Iterator[tuple[NDArray[np.int64], Times]]:
-    """Of each communicator inside nodes that is seen whole: its members, and when each called what all have called, seconds on
-    the clock of the first, shape (ranks, operations). ``since``: the moment on each process's own clock.
+    """Of each communicator inside nodes that is seen whole: its members by their place in the job, and when each called what all
+    have called, seconds on the clock of the first, shape (ranks, operations). ``since``: the moment on each process's own clock.
     """
+    place_of = {member.index: place for place, member in enumerate(job.members)}
     hidden = (group for group in job.groups.values() if any(is_hidden(own) for _, own in group.members.values()))
     whole = [(group, rows) for group in hidden if len(rows := rows_of(group, ledger)) == group.nranks > 1]
     entries = line_up(ledger, [rows for _, rows in whole])
@@ -255,7 +257,7 @@ def _lined_up(job: Job, ledger: Ledger, since: Times) -> Iterator[tuple[NDArray[
         sequences = np.arange(int(entries.oldest[part].max()), int(entries.ends[part].min()))
         if entries.aligned[part].all() and len(sequences):
             members = [group.members[rank][0] for rank in entries.ranks[part].tolist()]
-            places, times = np.array([member.index for member in members]), entries.of("time_ns", part, sequences) / 1e9
+            places, times = np.array([place_of[member.index] for member in members]), entries.of("time_ns", part, sequences) / 1e9
             if _on_one_clock(times, np.array([member.info.host for member in members]), since[places]):
                 yield places, times
 
@@ -277,14 +279,14 @@ def _on_one_clock(times: Times, hosts: NDArray[np.str_], since: Times) -> bool:
 
 
 def _exchange(job: Job, ledger: Ledger, one: int, other: int) -> bool:
-    """Whether a process has called sends or receives to or from another."""
-    info = job.member(one).info
-    held = ((group, ledger.place(info.host, info.pid, own.address)) for group, own in job.held_by(job.member(one)))
-    return any(peer == group.ranks.get(other) for group, place in held for _, peer in ledger.point_to_point.get(place, {}))
+    """Whether a process (by its place in the job) has called sends or receives to or from another."""
+    member, peer_index = job.members[one], job.members[other].index
+    held = ((group, ledger.place(member.info.host, member.info.pid, own.address)) for group, own in job.held_by(member))
+    return any(peer == group.ranks.get(peer_index) for group, place in held for _, peer in ledger.point_to_point.get(place, {}))
 
 
 class _Late(NamedTuple):
-    """A process that is late in a communicator, and the others of it."""
+    """A process that is late in a communicator, and the others of it, by their places in the job."""
 
     at: int
     share: float

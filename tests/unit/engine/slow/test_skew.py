@@ -118,3 +118,18 @@ def test_a_rank_nobody_sees_may_be_the_last() -> None:
     for rank in range(2):
         ledger.add_calls(records(rank, 3, called[rank]), 0, "node")
     assert not with_calls(Lateness.of_nobody(3), job, ledger, [SINCE_S] * 3, SLOW)[0].share.any()
+
+
+def test_of_several_jobs_each_is_told_its_own() -> None:
+    """Processes are numbered through all jobs, ranks of a job by their place in it."""
+    called, other = times({1: 0.5}, 4, {}), 0xB7
+    first = [Rank(rank, 6, (communicator(rank, 6, comm_hash=other),), host="elsewhere") for rank in range(6)]
+    ranks = [Rank(rank, 4, (communicator(rank, 4, transport=Transport.P2P),), host="node") for rank in range(4)]
+    before, job = assemble([*looks(first), *looks(ranks)])
+    assert len(before.members) == 6 and [member.index for member in job.members] == [6, 7, 8, 9]
+    ledger = Ledger()
+    for rank, own in enumerate(called):
+        ledger.add_calls(records(rank, 4, own), 0, "node")
+    skew, waits = with_calls(Lateness.of_nobody(4), job, ledger, [SINCE_S] * 4, SLOW)
+    assert skew.share[1] == pytest.approx(0.5 / 0.7, rel=0.1) and np.count_nonzero(skew.share) == 1
+    assert waits.tolist() == [True, False, True, True]
