@@ -15,11 +15,11 @@ from typing import NamedTuple
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, naming, nobody, observed, one_of_each
 from ncclwatch.engine.edges import told
 from ncclwatch.engine.evidence.base import Fact, FactKind, RankNode
-from ncclwatch.engine.evidence.kernel import HELD_BACK
+from ncclwatch.engine.evidence.kernel import HELD_BACK, HELD_TIMES
 from ncclwatch.engine.evidence.nics import DeadPath, PortDown
 from ncclwatch.engine.evidence.work_requests import BY_PROXY, Shows, WorkFact
 from ncclwatch.engine.job import Group, Job, Member
-from ncclwatch.engine.patience import EXPECTATION_FACTOR, LONGEST_PATIENCE_S
+from ncclwatch.engine.patience import LONGEST_PATIENCE_S
 from ncclwatch.engine.stated import first_waits
 from ncclwatch.model.network import NicRecord
 from ncclwatch.model.state import Communicator, Direction, Transport
@@ -258,7 +258,7 @@ def crawls(case: Case) -> Iterator[Hypothesis]:
     throttled = [(fact.subject, fact) for fact in case.facts.of(FactKind.THROTTLED) if isinstance(fact.subject, RankNode)]
     for index, fact in throttled:
         shares[index] = max(shares[index], fact.value or 0.0)
-    least = max(HELD_BACK, EXPECTATION_FACTOR * median_low(shares.values()))
+    least = max(HELD_BACK, HELD_TIMES * median_low(shares.values()))
     ends = [(suspect.index, _other_end(case.job, suspect)) for suspect in standing.suspects]
     held = [{index for index in pair if shares.get(index, 0.0) >= least} for pair in ends]
     if all(held):

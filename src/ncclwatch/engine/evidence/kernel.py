@@ -67,6 +67,10 @@ HELD_BACK = 0.25
 """Unit: part of a limit's periods; from it on a rank is held back. From: chosen, as what is held back in a quarter
 of them can lose a fifth of its speed and more.
 """
+HELD_TIMES = 2.0
+"""Unit: times the median of all ranks; so much more, and a limit of its own holds a rank back. From: chosen, as equal limits hold
+back alike who works alike.
+"""
 
 
 def throttled_share(before: CpuLimit | None, after: CpuLimit | None) -> float | None:

@@ -9,8 +9,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.evidence.kernel import HELD_BACK
-from ncclwatch.engine.patience import EXPECTATION_FACTOR
+from ncclwatch.engine.evidence.kernel import HELD_BACK, HELD_TIMES
 from ncclwatch.engine.slow.critical_path import Timed
 from ncclwatch.engine.slow.detect import FAR, SlowDown
 from ncclwatch.engine.slow.findings import Context, Finding, Kind
@@ -151,11 +150,11 @@ def short_of_cpu(profile: Profile, before: Profile | None) -> NDArray[np.bool_]:
 
 
 def held_back_alone(profile: Profile, context: Context) -> NDArray[np.bool_]:
-    """Ranks that a CPU limit holds back now (``EXPECTATION_FACTOR`` as much as before) and does not hold most others back."""
+    """Ranks that a CPU limit holds back now (``HELD_TIMES`` as much as before) and does not hold most others back."""
     held, before = np.nan_to_num(profile.held_back), context.before
     past = np.nan_to_num(before.of(profile.processes, before.held_back, 0.0)) if before is not None else 0.0
     usual = np.maximum(past, np.quantile(held, 0.5, method="lower"))
-    return np.asarray((held >= HELD_BACK) & (held >= EXPECTATION_FACTOR * usual), np.bool_)
+    return np.asarray((held >= HELD_BACK) & (held >= HELD_TIMES * usual), np.bool_)
 
 
 def lacks_cpu(profile: Profile, context: Context, members: list[int]) -> str:
