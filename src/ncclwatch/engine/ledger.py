@@ -273,7 +273,6 @@ _AGREED = ("function", "count", "datatype", "redop", "peer")
 
 
 def _operations(calls: NDArray[Any]) -> NDArray[Any]:
-    """Call records as the operations that are kept."""
     operations = np.empty(len(calls), OPERATION_DTYPE)
     for name in ("time_ns", "op_count", "count", "function", "peer"):
         operations[name] = calls[name]

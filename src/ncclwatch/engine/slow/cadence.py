@@ -238,7 +238,6 @@ class Cadence:
             self._drop(self._done - (self.period.run - 1))
 
     def _keep(self, begin: int, number: int) -> None:
-        """Keep one iteration of the usual length."""
         end = begin + self.usual
         times = self._calls["time"][begin : end + 1]
         self.program = self.program or hash(tuple(self._calls["kind"][begin:end].tolist()))
@@ -250,7 +249,6 @@ class Cadence:
             self.baseline.append(self.profiles[-1])
 
     def _drop(self, calls: int) -> None:
-        """Forget the oldest calls."""
         if calls > 0:
             # A copy: what is kept must not keep all there was.
             self._calls = self._calls[calls:].copy()

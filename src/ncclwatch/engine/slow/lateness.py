@@ -261,7 +261,7 @@ def _exchange(job: Job, ledger: Ledger, one: int, other: int) -> bool:
     for group in job.groups.values():
         if one in group.ranks and other in group.ranks:
             own = group.members[group.ranks[one]][1]
-            made = ledger.point_to_point.get(ledger.place(info.host, info.pid, own.address), {})
+            made = ledger.messages(info, own)
             if any(peer == group.ranks[other] for _, peer in made):
                 return True
     return False

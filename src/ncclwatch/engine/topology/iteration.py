@@ -366,16 +366,15 @@ class Track:
 
     def _search(self, token: int) -> None:
         """The place of a call that does not fit; what the pattern does not hold is passed over, else the pointer may be lost."""
-        unique, known = self.pattern.unique, token in self.pattern.word
-        if token in unique or (unique and known):
-            self.position = unique.get(token, -1)
-        elif not unique:
-            # Passes of an evaluation equal those of an iteration: a run of calls only counts where nothing is unique.
-            self.recent = [*self.recent, token] if self.position < 0 else []
-            self.position = -1 if known else self.position
-            if len(self.recent) == ENOUGH:
-                # The only place where the latest calls end.
-                word = self.pattern.word
-                cyclic = [*word, *(word * ENOUGH)[: ENOUGH - 1]]
-                found = [at for at in range(len(word)) if cyclic[at : at + ENOUGH] == self.recent]
-                self.position, self.recent = (found[0] + ENOUGH - 1) % len(word) if len(found) == 1 else -1, []
+        lost = self.position < 0
+        self.position = self.pattern.positions.get(token, self.position)
+        # Passes of an evaluation equal those of an iteration: a run of calls only counts where nothing is unique.
+        if self.pattern.has_unique:
+            return
+        self.recent = [*self.recent, token] if lost else []
+        if len(self.recent) == ENOUGH:
+            # The only place where the latest calls end.
+            word = self.pattern.word
+            cyclic = [*word, *(word * ENOUGH)[: ENOUGH - 1]]
+            found = [at for at in range(len(word)) if cyclic[at : at + ENOUGH] == self.recent]
+            self.position, self.recent = (found[0] + ENOUGH - 1) % len(word) if len(found) == 1 else -1, []

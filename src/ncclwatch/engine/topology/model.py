@@ -219,10 +219,15 @@ class Pattern:
         return word
 
     @cached_property
-    def unique(self) -> Mapping[int, int]:
-        """Tokens that occur once, with their positions."""
+    def positions(self) -> Mapping[int, int]:
+        """Tokens with their positions; −1 of those that occur more than once."""
         numbers = Counter(self.word)
-        return {token: at for at, token in enumerate(self.word) if numbers[token] == 1}
+        return {token: at if numbers[token] == 1 else -1 for at, token in enumerate(self.word)}
+
+    @cached_property
+    def has_unique(self) -> bool:
+        """Whether any token occurs once."""
+        return max(self.positions.values(), default=-1) >= 0
 
 
 @dataclass(slots=True)

@@ -136,7 +136,6 @@ class StageNamer:
                 self._learn()
 
     def _learn(self, *, by_counts: bool = False) -> None:
-        """Infer everything anew."""
         settled = bool(self._jobs) and all(job.learned.confirmed for job in self._jobs)
         if not by_counts:
             self._next = int(max(self._next, 1) * (SETTLED_GROWTH if settled else GROWTH)) + 1
@@ -169,18 +168,18 @@ class StageNamer:
         return job
 
     def _follow(self, calls: NDArray[Any], process: NDArray[np.int64], row: NDArray[np.int64]) -> None:
-        """Let the pointers run over a batch, process by process."""
         before = np.where(np.r_[True, process[1:] != process[:-1]], self._last_row[process], np.r_[-1, row[:-1]])
         self._last_row[process] = row  # of each process the last
-        for job in self._jobs:
+        for job in (job for job in self._jobs if job.tracks):
             # A grouped exchange is one operation: its first part.
             exchange = job.encoding.all_to_all[row] & np.isin(calls["function"], POINT_TO_POINT)
-            chosen = (row >= 0) & ~(exchange & (before == row)) & np.isin(process, list(job.tracks))
+            chosen = (row >= 0) & ~(exchange & (before == row))
             own, numbers = calls[chosen], process[chosen]
             own["function"][exchange[chosen]], own["peer"][exchange[chosen]] = Function.ALL_TO_ALL, -1
             tokens, _ = job.encoding.tokens(own, row[chosen])
             for start, end in pairwise(bounds_of(numbers)):
-                job.tracks[int(numbers[start])].follow(tokens[start:end])
+                if (track := job.tracks.get(int(numbers[start]))) is not None:
+                    track.follow(tokens[start:end])
 
     def role_of(self, host: str, pid: int, comm: int) -> Role:
         """The role of a communicator (by its address in the process)."""
