@@ -1,17 +1,16 @@
 """The ledger: for every rank of every communicator, the last operations it called, in numpy columns and bounded memory.
 
-A row is one communicator of one process (that is: one rank of it); its operations lie in a ring of ``depth`` columns, written by
-batches of call records. Ranks are attached at different times, so the position of an operation within a row says nothing by
-itself; ``alignment`` lines rows up. Trace ID (CCL-D 5.1) = communicator and aligned sequence number.
+A row is one communicator of one process (one rank of it); its operations lie in a ring of ``depth`` columns. Ranks are attached
+at different times, so rows must be lined up (``alignment``). Trace ID (CCL-D 5.1) = communicator and aligned sequence number.
 
 Records come from *sources*, one a node: pids and clocks mean something only within one. After a source lost records its rows
-start anew, as if its processes had been attached just then: what is absent from a history with holes proves nothing.
+start anew, as if just attached: what is absent from a history with holes proves nothing.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,10 +18,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.collect.functions import type_name
+from ncclwatch.engine.topology.model import FUNCTION_NAMES
 from ncclwatch.model.events import Flag, Function, Kind
 from ncclwatch.model.state import Communicator, ProcessInfo
 
-COLLECTIVES = [function for function in Function if Function.ALL_REDUCE <= function <= Function.SCATTER]
+COLLECTIVES = range(Function.ALL_REDUCE, Function.SCATTER + 1)
 """Calls that every rank of a communicator makes in one order; point-to-point calls have their own."""
 POINT_TO_POINT = (Function.SEND, Function.RECV)
 MAKERS = (
@@ -41,8 +41,7 @@ OPERATION_DTYPE = np.dtype(
         "formats": ["<u8", "<u8", "<u8", "<u8", "<u2", "i1", "i1", "<i4"],
     }
 )
-"""One called operation, 40 bytes. ``op_count`` is ``ncclComm.opCount`` at the time of the call; ``signature`` a hash of all that
-the ranks must agree on."""
+"""One called operation, 40 bytes. ``op_count`` is ``ncclComm.opCount`` at the call; ``signature`` a hash of a ``Signature``."""
 
 SHALLOWEST, DEEPEST = 32, 1024
 """Bound: operations kept a row."""
@@ -81,8 +80,7 @@ class Signature:
     @property
     def name(self) -> str:
         """``AllReduce``; empty where the function is not known."""
-        known = self.function in Function._value2member_map_
-        return Function(self.function).name.title().replace("_", "") if known else ""
+        return FUNCTION_NAMES.get(self.function, "")
 
     def text(self) -> str:
         """``AllReduce of 1048576 x float32``."""
@@ -107,7 +105,7 @@ class Ledger:
         """Sources of which records were lost."""
         self.rows: dict[Place, int] = {}
         """Communicator of a process → row; hashes of communicators are not unique (see ``job``)."""
-        self.point_to_point: dict[Place, dict[tuple[int, int], int]] = {}
+        self.point_to_point: dict[Place, Counter[tuple[int, int]]] = {}
         """Communicator of a process → {(function, peer): calls}: a Send to a peer pairs with its Recv"""
         self.from_birth: NDArray[np.bool_] = np.zeros(0, np.bool_)
         self.called: NDArray[np.int64] = np.zeros(0, np.int64)
@@ -136,7 +134,7 @@ class Ledger:
         row = self.row(info, own)
         return row is not None and bool(self.from_birth[row])
 
-    def messages(self, info: ProcessInfo, own: Communicator) -> dict[tuple[int, int], int]:
+    def messages(self, info: ProcessInfo, own: Communicator) -> Mapping[tuple[int, int], int]:
         """Calls of sends and receives on a communicator of a process, by function and peer."""
         return self.point_to_point.get(self.place(info.host, info.pid, own.address), {})
 
@@ -149,9 +147,8 @@ class Ledger:
         """Free what is kept of processes that ended, and of communicators that are gone. O(places)."""
         for place in [place for place in self.places if place in gone or place[:2] in gone] if gone else ():
             self.point_to_point.pop(place, None)
-            row = self.rows.pop(place, None)
-            if row is not None:
-                self._free.append(row)
+            if place in self.rows:
+                self._free.append(self.rows.pop(place))
         for process in self.records.keys() & gone:
             del self.records[process]
 
@@ -173,60 +170,47 @@ class Ledger:
     # --- writing ---------------------------------------------------------------------------------------------------
 
     def add_calls(self, events: NDArray[Any], lost: int = 0, source: str = "") -> int:
-        """Take a batch of ``EVENT_DTYPE`` records in the order of their times; returns how many operations it held.
+        """Take a batch of ``EVENT_DTYPE`` records in the order of their times; returns how many collectives it held.
 
         ``lost`` records of this source were lost since the batch before. O(n log n) in the batch, vectorised; about one
         microsecond a record.
         """
         pids, numbers = np.unique(events["pid"], return_counts=True)
         self.records.update(dict(zip(((source, pid) for pid in pids.tolist()), numbers.tolist(), strict=True)))
-        self._note_births(events, source)
-        self._count_point_to_point(events, source)
-        number = self._add_collectives(events, source)
+        enters, read = events["kind"] == Kind.ENTER, (events["flags"] & np.uint16(Flag.COMM_READ)) != 0
+        made = (events["kind"] == Kind.LEAVE) & np.isin(events["function"], MAKERS) & read
+        for pid, address in events[["pid", "comm"]][made].tolist():
+            place = source, pid, address
+            if (row := self._row(place)) >= 0:
+                # An address can be used again after a communicator was destroyed: what came before was another one.
+                self._begin_anew(row)
+                self.from_birth[row] = True
+                self.point_to_point.pop(place, None)
+        messages = events[enters & np.isin(events["function"], POINT_TO_POINT)]
+        distinct, numbers = np.unique(messages[["pid", "comm", "function", "peer"]], return_counts=True)
+        for (pid, address, function, peer), number in zip(distinct.tolist(), numbers.tolist(), strict=True):
+            place = source, pid, address
+            if place in self.point_to_point or len(self.point_to_point) < self.max_rows:
+                self.point_to_point.setdefault(place, Counter())[function, peer] += number
+        number = self._add_collectives(events[enters & read & np.isin(events["function"], COLLECTIVES)], source)
         if lost:
             # They may have been lost before, between or after those of the batch.
             self.lose(source)
         return number
 
-    def _add_collectives(self, events: NDArray[Any], source: str) -> int:
-        known = (events["flags"] & np.uint16(Flag.COMM_READ)) != 0
-        chosen = events[(events["kind"] == Kind.ENTER) & known & np.isin(events["function"], COLLECTIVES)]
-        row = self._rows_of(chosen, source)
-        keep = row >= 0
-        self.refused += int(np.count_nonzero(~keep))
-        chosen, row = chosen[keep], row[keep]
-        if not len(chosen):
-            return 0
-        order = np.argsort(row, kind="stable")
-        chosen, row = chosen[order], row[order]
-        starts = np.flatnonzero(np.r_[True, row[1:] != row[:-1]])
-        sizes = np.diff(np.r_[starts, len(row)])
+    def _add_collectives(self, calls: NDArray[Any], source: str) -> int:
+        _, first, inverse = np.unique(mix(calls["pid"], calls["comm"]), return_index=True, return_inverse=True)
+        places = calls[["pid", "comm"]][first].tolist()
+        row = np.array([self._row((source, pid, address)) for pid, address in places], np.int64)[inverse]
+        self.refused += int(np.count_nonzero(row < 0))
+        order = np.argsort(row, kind="stable")[np.count_nonzero(row < 0) :]
+        calls, row = calls[order], row[order]
+        touched, starts, sizes = np.unique(row, return_index=True, return_counts=True)
         within = np.arange(len(row)) - np.repeat(starts, sizes)
         # Of a batch longer than the ring only the newest survive; numpy keeps the last write of equal indices.
-        self.operations[row, (self.called[row] + within) % self.depth] = _operations(chosen)
-        self.called[row[starts]] += sizes
-        return len(chosen)
-
-    def _note_births(self, events: NDArray[Any], source: str) -> None:
-        """A communicator whose making was seen is known from its first operation on."""
-        made = (events["kind"] == Kind.LEAVE) & np.isin(events["function"], MAKERS)
-        made &= (events["flags"] & np.uint16(Flag.COMM_READ)) != 0
-        for pid, address in zip(events["pid"][made].tolist(), events["comm"][made].tolist(), strict=True):
-            row = self._row((source, pid, address))
-            if row >= 0:
-                # An address can be used again after a communicator was destroyed: what came before was another one.
-                self._begin_anew(row)
-                self.from_birth[row] = True
-                self.point_to_point.pop((source, pid, address), None)
-
-    def _count_point_to_point(self, events: NDArray[Any], source: str) -> None:
-        calls = events[(events["kind"] == Kind.ENTER) & np.isin(events["function"], POINT_TO_POINT)]
-        distinct, numbers = np.unique(calls[["pid", "comm", "function", "peer"]], return_counts=True)
-        for (pid, comm, function, peer), number in zip(distinct.tolist(), numbers.tolist(), strict=True):
-            place = source, pid, comm
-            if place in self.point_to_point or len(self.point_to_point) < self.max_rows:
-                counts = self.point_to_point.setdefault(place, {})
-                counts[function, peer] = counts.get((function, peer), 0) + number
+        self.operations[row, (self.called[row] + within) % self.depth] = _operations(calls)
+        self.called[touched] += sizes
+        return len(calls)
 
     def note_count(self, row: int, counted: int, until_ns: int) -> None:
         """Remember how far NCCL's own count of collectives, read at ``until_ns``, runs ahead of those seen by then.
@@ -234,53 +218,39 @@ class Ledger:
         The count is raised when a plan is launched, after the call is recorded: so it is at most what was called, and the largest
         difference ever seen is the true one.
         """
-        kept = self.operations["time_ns"][row, : min(int(self.called[row]), self.depth)]
-        newer = int(np.count_nonzero(kept > until_ns))
+        _, kept = self.history(row)
+        newer = int(np.count_nonzero(kept["time_ns"] > until_ns))
         if newer < len(kept):
             self.before[row] = max(int(self.before[row]), counted - int(self.called[row]) + newer)
 
-    def _rows_of(self, events: NDArray[Any], source: str) -> NDArray[np.int64]:
-        # One integer a record sorts far faster than a pair; an odd multiplier keeps different pairs apart.
-        mixed = events["comm"] ^ (events["pid"].astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15))
-        _, first, inverse = np.unique(mixed, return_index=True, return_inverse=True)
-        places = zip(events["pid"][first].tolist(), events["comm"][first].tolist(), strict=True)
-        return np.array([self._row((source, pid, address)) for pid, address in places], np.int64)[inverse]
-
     def _row(self, place: Place) -> int:
-        row = self.rows.get(place)
-        if row is not None:
-            return row
-        if self._free:
-            row = self._free.pop()
-        elif len(self.rows) >= self.max_rows:
+        """The row of a place, a new one where it has none; −1 where there is no room."""
+        if place in self.rows:
+            return self.rows[place]
+        if not self._free and len(self.rows) >= self.max_rows:
             return -1
-        else:
-            row = len(self.rows)
-            if row >= len(self.called):
-                self._grow(max(64, 2 * len(self.called)))
-        self._begin_anew(row)
+        row = self._free.pop() if self._free else len(self.rows)
+        if row >= len(self.called):
+            self._grow(max(64, len(self.called)))
         self.rows[place] = row
+        self._begin_anew(row)
         return row
 
-    def _grow(self, size: int) -> None:
-        def longer(array: NDArray[Any]) -> NDArray[Any]:
-            grown = np.zeros((size, *array.shape[1:]), array.dtype)
-            grown[: len(array)] = array
-            return grown
-
-        while self.depth > SHALLOWEST and size * self.depth * OPERATION_DTYPE.itemsize > HISTORY_BYTES:
+    def _grow(self, more: int) -> None:
+        while self.depth > SHALLOWEST and (len(self.called) + more) * self.depth * OPERATION_DTYPE.itemsize > HISTORY_BYTES:
             self._halve_depth()
-        self.from_birth, self.called, self.before = map(longer, (self.from_birth, self.called, self.before))
-        self.operations = longer(self.operations)
+        self.from_birth, self.called, self.before, self.operations = (
+            np.concatenate([array, np.zeros((more, *array.shape[1:]), array.dtype)])
+            for array in (self.from_birth, self.called, self.before, self.operations)
+        )
 
     def _halve_depth(self) -> None:
         """Keep the newer half of each ring."""
         depth = self.depth // 2
-        newest = self.called[:, None] - depth + np.arange(depth)
+        ordinals = np.maximum(self.called[:, None] - depth, 0) + np.arange(depth)
         kept = np.zeros((len(self.called), depth), OPERATION_DTYPE)
-        row, column = np.nonzero(newest >= 0)
-        ordinal = newest[row, column]
-        kept[row, ordinal % depth] = self.operations[row, ordinal % self.depth]
+        rows = np.arange(len(self.called))[:, None]
+        kept[rows, ordinals % depth] = self.operations[rows, ordinals % self.depth]
         self.operations, self.depth = kept, depth
 
     # --- reading ---------------------------------------------------------------------------------------------------
@@ -296,20 +266,27 @@ class Ledger:
         called = int(self.called[row])
         if not max(0, called - self.depth) <= ordinal < called:
             return None
-        operation = self.operations[row, ordinal % self.depth]
-        return Signature(*(int(operation[name]) for name in ("function", "count", "datatype", "redop", "peer")))
+        return Signature(*self.operations[list(_AGREED)][row, ordinal % self.depth].tolist())
 
 
-def _operations(events: NDArray[Any]) -> NDArray[Any]:
-    """Call records as the operations that are kept."""
-    operations = np.empty(len(events), OPERATION_DTYPE)
+_AGREED = ("function", "count", "datatype", "redop", "peer")
+
+
+def _operations(calls: NDArray[Any]) -> NDArray[Any]:
+    operations = np.empty(len(calls), OPERATION_DTYPE)
     for name in ("time_ns", "op_count", "count", "function", "peer"):
-        operations[name] = events[name]
-    operations["datatype"] = events["datatype"].astype(np.int8)
-    operations["redop"] = np.clip(events["redop"], -1, 127).astype(np.int8)
-    mixed = operations["count"] * np.uint64(0x9E3779B97F4A7C15)
-    for number, name in enumerate(("function", "datatype", "redop", "peer")):
-        mixed ^= (operations[name].astype(np.int64).astype(np.uint64) + np.uint64(number + 1)) * np.uint64(0xC2B2AE3D27D4EB4F)
-        mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
-    operations["signature"] = mixed | np.uint64(1)
+        operations[name] = calls[name]
+    operations["datatype"] = calls["datatype"].astype(np.int8)
+    operations["redop"] = np.clip(calls["redop"], -1, 127).astype(np.int8)
+    operations["signature"] = mix(*(operations[name] for name in _AGREED)) | np.uint64(1)
     return operations
+
+
+def mix(*columns: NDArray[Any]) -> NDArray[np.uint64]:
+    """A hash over columns of integers, of equal length (multiply and shift, as in splitmix64)."""
+    result = np.full(len(columns[0]), 0x9E3779B97F4A7C15, np.uint64)
+    with np.errstate(over="ignore"):
+        for column in columns:
+            result = (result ^ column.astype(np.uint64)) * np.uint64(0xBF58476D1CE4E5B9)
+            result ^= result >> np.uint64(29)
+    return result

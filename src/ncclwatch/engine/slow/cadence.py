@@ -4,9 +4,8 @@ A host cannot run ahead of its GPU for long, so over an iteration the cadence of
 between iterations (loading data) shows as it is.
 
 An iteration ends with what comes back at a constant number of calls (in training the last operation on the gradients or
-parameters): a call, or a short run of calls, where an iteration ends by nothing but a change of what is called, as in GPipe
-without data parallelism. What lies between may be anything: sizes that depend on data, threads whose calls interleave.
-Evaluation phases, barriers and checkpoints that call something change the number, and such stretches are left out.
+parameters): a call, or a short run of calls where only a change of what is called ends it, as in GPipe without data parallelism.
+What lies between may be anything. Evaluation phases, barriers and checkpoints change the number: such stretches are left out.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.job import Job
-from ncclwatch.engine.slow.order import MARKS, MOST_CALLS, POINT_TO_POINT, CallOrder, PerProcess, by_process
-from ncclwatch.engine.topology.record import mix
+from ncclwatch.engine.ledger import POINT_TO_POINT, mix
+from ncclwatch.engine.slow.order import MARKS, MOST_CALLS, CallOrder, PerProcess, by_process
 
 KEPT_CALLS = 8192
 """Bound: calls a process in which a period is looked for; an iteration must be less than a third of that."""
@@ -77,9 +76,8 @@ def fingerprints(tokens: Tokens, run: int) -> Tokens:
 
 
 def find(tokens: Tokens, times: NDArray[np.float64]) -> Period:
-    """The period that has held for most of a sequence up to its end; of such the longest: that of an inner loop breaks off where
-    the loop ends. ``times`` decide where nothing else says which call is an iteration's last: the longest pause is after it.
-    O(n log n).
+    """The period that has held for most of a sequence up to its end; of such the longest: an inner loop's breaks off with it.
+    Where nothing else says which call is an iteration's last, the longest pause is after it. O(n log n).
     """
     best, held = NONE, 0
     for run in RUNS:
@@ -118,12 +116,13 @@ def find(tokens: Tokens, times: NDArray[np.float64]) -> Period:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One iteration of one process: seconds (CLOCK_MONOTONIC of its node) of its first call and of the first call of the next."""
+    """One iteration of one process: seconds (CLOCK_MONOTONIC of its node) of its first call and of the first call of the next.
+    ``number`` counts the iterations of this process, gaps included.
+    """
 
     begin: float
     end: float
     number: int
-    """Counts the iterations of this process, gaps included."""
 
     @property
     def duration(self) -> float:
@@ -138,9 +137,9 @@ class Cadence:
     iterations: deque[Iteration] = field(default_factory=lambda: deque(maxlen=KEPT_ITERATIONS))
     """Those with the usual number of calls, oldest first."""
     profiles: deque[Times] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))
-    """For the newest of them the call times, seconds since the first call, shape (calls,)."""
+    """For the newest of them the call times, seconds since the first call, shape (calls,); ``baseline``: of the first iterations,
+    warm-up left out."""
     baseline: list[Times] = field(default_factory=list)
-    """The same of the first iterations, warm-up left out."""
     first: list[Iteration] = field(default_factory=list)
     """The first iterations since records were last lost: from there on their numbers count what was called."""
     generation: int = 0
@@ -150,14 +149,12 @@ class Cadence:
     """Fingerprint of what the iteration calls in which order: equal on ranks that do equal work; 0 while none is known."""
     _calls: NDArray[Any] = field(default_factory=lambda: np.zeros(0, CALL))
     _since_search: int = 0
-    _cut: bool = False
-    """Whether an iteration begins at ``_done``, up to which everything is cut into iterations."""
-    _done: int = 0
+    _done: int = -1
+    """Up to where calls are cut into iterations, the begin of the one at hand; −1 where no begin is known."""
     _number: int = 0
     _steady: int = 0
-    """Iterations of the usual length in a row."""
+    """Iterations of the usual length in a row; ``_odd``: of another length, less those of the usual one since."""
     _odd: int = 0
-    """Iterations of another length, less those of the usual one since."""
 
     def add(self, calls: NDArray[Any]) -> None:
         """Take calls (``CALL``) in the order of their times."""
@@ -180,9 +177,8 @@ class Cadence:
 
     def lose(self) -> None:
         """Records were lost: the iteration at hand is not whole."""
-        self._drop(len(self._calls))
+        self._calls, self._done = self._calls[:0].copy(), -1
         self.first.clear()
-        self._cut = False
 
     @property
     def usual(self) -> int:
@@ -191,29 +187,27 @@ class Cadence:
 
     @property
     def is_beat(self) -> bool:
-        """Whether single calls, one like another, come within a tenth of a second: layers rather than iterations. Forward and
-        backward have beats of their own, and neither is slow.
+        """Whether single calls, one like another, come within ``INNER_S``: layers rather than iterations. Forward and backward
+        have beats of their own, and neither is slow.
         """
         return self.usual == 1 and bool(self.iterations) and self._is_quick(len(self.iterations))
 
     @property
     def begins(self) -> dict[int, float]:
         """When iterations began, by their numbers, as far back as those can be compared with other processes' numbers."""
-        comparable = [i for i in (*self.first, *self.iterations) if self.first and i.number >= self.first[0].number]
-        return {i.number: i.begin for i in comparable}
+        return {i.number: i.begin for i in (*self.first, *self.iterations) if self.first and i.number >= self.first[0].number}
 
     @property
     def open_since(self) -> float | None:
         """When the iteration at hand began, seconds; ``None`` where that is not known, or it has more calls than an iteration."""
-        known = self._cut and 0 < len(self._calls) - self._done <= self.usual
+        known = self._done >= 0 and len(self._calls) - self._done <= self.usual
         return float(self._calls["time"][self._done]) if known else None
 
     @property
     def _settled(self) -> bool:
         """Whether the period has held for so long that nothing longer will be found."""
-        if self._steady < SETTLED:
-            return False
-        return self._steady * self.usual >= INNER_CALLS or not self._is_quick(SETTLED)
+        long = self._steady * self.usual >= INNER_CALLS
+        return self._steady >= SETTLED and (long or not self._is_quick(SETTLED))
 
     def _is_quick(self, newest: int) -> bool:
         """Whether the newest iterations are so short that they may be those of an inner loop."""
@@ -227,9 +221,7 @@ class Cadence:
         begins = begins[(begins > self._done) & (begins < len(self._calls))]
         if not len(begins):
             return
-        if not self._cut:
-            self._cut, self._done, begins = True, int(begins[0]), begins[1:]
-        bounds = np.r_[self._done, begins]
+        bounds = np.r_[self._done, begins] if self._done >= 0 else begins
         self._done = int(bounds[-1])
         whole = np.diff(bounds) == self.usual
         odd = np.flatnonzero(~whole)
@@ -246,7 +238,6 @@ class Cadence:
             self._drop(self._done - (self.period.run - 1))
 
     def _keep(self, begin: int, number: int) -> None:
-        """Keep one iteration of the usual length."""
         end = begin + self.usual
         times = self._calls["time"][begin : end + 1]
         self.program = self.program or hash(tuple(self._calls["kind"][begin:end].tolist()))
@@ -258,18 +249,15 @@ class Cadence:
             self.baseline.append(self.profiles[-1])
 
     def _drop(self, calls: int) -> None:
-        """Forget the oldest calls."""
         if calls > 0:
             # A copy: what is kept must not keep all there was.
             self._calls = self._calls[calls:].copy()
-            self._cut = self._cut and calls <= self._done
-            self._done = max(0, self._done - calls)
+            self._done = max(-1, self._done - calls)
 
     def _forget_period(self) -> None:
         """The job does something else now, or the period was that of a part of it."""
-        self.period = NONE
-        self.program = self._odd = self._done = self._number = self._steady = 0
-        self._cut = False
+        self.period, self._done = NONE, -1
+        self.program = self._odd = self._number = self._steady = 0
         for kept in (self.profiles, self.baseline, self.first, self.iterations):
             kept.clear()
 
@@ -283,11 +271,11 @@ class Cadences:
 
     def add_calls(self, events: NDArray[Any], lost: int = 0, source: str = "") -> None:
         """Take a batch of ``EVENT_DTYPE`` records of one node, in the order of their times."""
-        for key in [key for key in self.of if lost and key[0] == source]:
-            self.of[key].lose()
         for key in [key for key in self.orders if lost and key[0] == source]:
             # What is open can no longer be told from its calls.
             del self.orders[key]
+            if key in self.of:
+                self.of[key].lose()
         calls, bounds = by_process(events)
         made, operation = _calls(calls), ~np.isin(calls["function"], MARKS)
         for start, end in pairwise(bounds):

@@ -281,8 +281,8 @@ def _on_one_clock(times: Times, hosts: NDArray[np.str_], since: Times) -> bool:
 def _exchange(job: Job, ledger: Ledger, one: int, other: int) -> bool:
     """Whether a process (by its place in the job) has called sends or receives to or from another."""
     member, peer_index = job.members[one], job.members[other].index
-    held = ((group, ledger.place(member.info.host, member.info.pid, own.address)) for group, own in job.held_by(member))
-    return any(peer == group.ranks.get(peer_index) for group, place in held for _, peer in ledger.point_to_point.get(place, {}))
+    made = ((group, ledger.messages(member.info, own)) for group, own in job.held_by(member))
+    return any(peer == group.ranks.get(peer_index) for group, messages in made for _, peer in messages)
 
 
 class _Late(NamedTuple):

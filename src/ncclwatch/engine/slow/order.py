@@ -1,7 +1,7 @@
 """In which order a process called what, and so which of its unfinished operations its GPU is at.
 
 A sender that may write and has written nothing has not begun its operation; anything written or consumed says it has. A receive
-alone shows nothing, but the order of calls says which operation comes first.
+alone shows nothing, but the order of calls says which comes first.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 from ncclwatch.engine.connections import CHUNK_STEPS, CONNECTION_SLOTS, RING_ENDS_RECEIVING, steps_unread
 from ncclwatch.engine.edges import Wait, Why, waits_for
 from ncclwatch.engine.job import Job, Member
+from ncclwatch.engine.ledger import POINT_TO_POINT
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
 from ncclwatch.model.groups import group_depth
 from ncclwatch.model.state import Communicator, Direction, OpPhase, PendingOperation, ProxyOperation
@@ -33,13 +34,11 @@ Way = tuple[bool, int] | None
 Place = tuple[int, Way]
 """Address of the communicator in its process, and the way."""
 
-OPERATIONS = np.array([f.value for f in Function if Function.ALL_REDUCE <= f <= Function.WAIT_SIGNAL], np.uint16)
-MARKS = np.array([Function.GROUP_START.value, Function.GROUP_END.value], np.uint16)
-_ORDERED = np.concatenate([OPERATIONS, MARKS])
-POINT_TO_POINT = np.array([Function.SEND.value, Function.RECV.value], np.uint16)
+MARKS = (Function.GROUP_START, Function.GROUP_END)
+_ORDERED = (*range(Function.ALL_REDUCE, Function.WAIT_SIGNAL + 1), *MARKS)
 _FIELDS = ("time_ns", "comm", "count", "peer", "function", "datatype")
 RECORD = np.dtype([*((name, EVENT_DTYPE[name]) for name in _FIELDS), ("number", "<i8")])
-"""A record of a call; ``number`` counts operations: equal where sends and receives of one group call are one."""
+"""A record of a call; ``number`` counts operations: sends and receives of one group call have the same."""
 
 
 class Call(NamedTuple):
@@ -58,19 +57,16 @@ class CallOrder:
     room: int = MOST_CALLS
     """So many calls are kept."""
     _made: NDArray[Any] = field(default_factory=lambda: np.zeros(0, RECORD))
-    _unmade: list[NDArray[Any]] = field(default_factory=list)
-    _waiting: int = 0
+    _unmade: NDArray[Any] = field(default_factory=lambda: np.zeros(0, RECORD))
     _memo: dict[str, Any] = field(default_factory=dict)
 
     def add(self, calls: NDArray[Any]) -> None:
         """Take records of operations and of group starts and ends (fields as of ``RECORD``) in the order of their times."""
-        # A copy: what is kept of one process must not keep the batch.
         records = np.zeros(len(calls), RECORD)
         for name in _FIELDS:
             records[name] = calls[name]
-        self._unmade.append(records)
-        self._waiting += len(records)
-        if self._waiting > UNMADE_RECORDS:
+        self._unmade = np.concatenate([self._unmade, records])
+        if len(self._unmade) > UNMADE_RECORDS:
             self._make()
 
     def remember(self, name: str, make: Callable[[], T]) -> T:
@@ -90,7 +86,7 @@ class CallOrder:
         made: list[Call] = []
         last = None
         for time, comm, count, peer, function, datatype, number in self._made.tolist():
-            paired = function in (Function.SEND, Function.RECV)
+            paired = function in POINT_TO_POINT
             way = (function == Function.SEND, peer) if paired else None
             if number == last:
                 made[-1].ways.append(way)
@@ -101,14 +97,11 @@ class CallOrder:
 
     def _make(self) -> None:
         """Make operations of what waits, up to a group that is still open: what is called in it is launched when it ends."""
-        if not self._unmade:
-            return
-        records = np.concatenate(self._unmade)
-        function = records["function"]
+        records, function = self._unmade, self._unmade["function"]
         starts = function == Function.GROUP_START
         depth = group_depth(starts.astype(np.int64) - (function == Function.GROUP_END), 0)
         closed = len(records) if len(records) > MOST_CALLS else int(np.append(np.flatnonzero(depth == 0), -1).max()) + 1
-        self._unmade, self._waiting = [records[closed:]] if closed < len(records) else [], len(records) - closed
+        self._unmade = records[closed:]
         at = np.flatnonzero(~np.isin(function[:closed], MARKS))
         if not len(at):
             return
@@ -127,10 +120,8 @@ class CallOrder:
         return self.remember("exchanged", lambda: _exchanged(self.calls))
 
     def locate(self, unfinished: Mapping[Place, Collection[int]], until_ns: int) -> dict[tuple[Place, int], int] | None:
-        """Where in the order unfinished operations stand, by place and number (they rise with the calls at one place): 0 is the
-        newest call. ``None`` when calls that are needed are not kept.
-
-        Operations of one communicator in one way end in the order of their calls, so the unfinished ones are the newest.
+        """Where in the order unfinished operations stand, by place and number: 0 is the newest call; ``None`` when calls that are
+        needed are not kept. Operations at one place end in the order of their calls: the unfinished ones are the newest.
         """
         self._make()
         rows = self._made[self._made["time_ns"] <= until_ns]
@@ -155,10 +146,10 @@ def _exchanged(calls: Sequence[Call]) -> set[tuple[int, int]]:
 
 
 class PerProcess(dict[tuple[str, int], T]):
-    """Something of every process, by (host the records come from, pid)."""
+    """Something of every process, by (host the records come from, pid); without a host records belong to the only one."""
 
     def find(self, host: str, pid: int) -> T | None:
-        """Of a process; records without a source belong to the only host there is."""
+        """Of a process."""
         return self.get((host, pid)) or self.get(("", pid))
 
 
@@ -170,8 +161,12 @@ def by_process(events: NDArray[Any]) -> tuple[NDArray[Any], list[int]]:
     read = (events["flags"] & np.uint16(Flag.COMM_READ)) != 0
     calls = events[(events["kind"] == Kind.ENTER) & np.isin(function, _ORDERED) & (read | np.isin(function, MARKS))]
     calls = calls[np.lexsort((calls["time_ns"], calls["pid"]))]
-    pids = calls["pid"]
-    return calls, np.flatnonzero(np.r_[True, pids[1:] != pids[:-1], True]).tolist() if len(calls) else []
+    return calls, bounds_of(calls["pid"])
+
+
+def bounds_of(numbers: NDArray[Any]) -> list[int]:
+    """Where runs of equal numbers begin, and the end of all."""
+    return np.flatnonzero(np.r_[True, numbers[1:] != numbers[:-1], True]).tolist() if len(numbers) else []
 
 
 OrderOf = Callable[[str, int], CallOrder | None]
@@ -181,17 +176,16 @@ _Operation = ProxyOperation | PendingOperation
 
 @dataclass(slots=True)
 class Kernels:
-    """One rank's unfinished operations, joined to the kernels they belong to, and whether those have begun."""
+    """One rank's unfinished operations (by address), the kernels they belong to, which have begun, and which comes first, as far
+    as that is known.
+    """
 
     of: dict[int, Hashable] = field(default_factory=dict)
-    """By address of the operation."""
     begun: dict[Hashable, bool] = field(default_factory=dict)
-    """Whether a kernel has begun, where that is known."""
     first: Hashable | None = None
-    """The kernel that comes first, where the order is known."""
     place: tuple[int, int] | None = None
-    """The operation the rank is in or before, if it is a collective: address of its communicator, and how many calls were made on
-    it since; (0, −1) where nothing is open: the call it has yet to make. ``None`` where that is not known.
+    """The collective the rank is in or before: address of its communicator, and how many calls were made on it since; (0, −1)
+    where nothing is open: the call it has yet to make.
     """
 
     def waits(self, address: int) -> bool:
@@ -211,8 +205,8 @@ class Kernels:
 def awaited_inside(job: Job, order_of: OrderOf) -> Iterator[Wait]:
     """Waits for ranks that take no part yet in an exchange through shared memory. O(connections).
 
-    Who sends and receives in one operation, has written what the other has not read and finds nothing to read itself, is in that
-    operation; the other is not. The waiter's counters say both: the two need not be read at one moment.
+    Who sends and receives in one operation, has written what the other has not read and finds nothing to read itself, is in it;
+    the other is not. The waiter's counters say both, so the two need not be read at one moment.
     """
     for group in job.groups.values():
         for member, own in group.members.values():
@@ -244,20 +238,20 @@ def read_kernels(job: Job, member: Member, order: CallOrder | None) -> Kernels:
         for place in filled:
             unfinished[place].add(operation.op_count)
     located = order.locate(unfinished, member.last.time_ns) if order is not None and all(places) else None
-    positions: list[int] = []
+    kernels: list[Hashable] = [
+        (o.comm_address, o.comm_hash, o.op_count, o.direction if o.op_count & 1 else None) for o in operations
+    ]
     if located is not None:
         positions = [min(located[at, one.op_count] for at in filled) for one, filled in zip(operations, places, strict=True)]
-        found.first = min(positions)
+        kernels, found.first = [*positions], min(positions)
         filled = places[positions.index(found.first)]
         if len(filled) == 1 and filled[0][1] is None:
             # Of one communicator all that was called since is unfinished too.
             found.place = filled[0][0], len(unfinished[filled[0]]) - 1
-    for number, operation in enumerate(operations):
+    for communicator, operation, kernel in zip(known, operations, kernels, strict=True):
         if isinstance(operation, ProxyOperation):
-            way = operation.direction if operation.is_point_to_point else None
-            alone = operation.comm_address, operation.comm_hash, operation.op_count, way
-            kernel = found.of[operation.address] = positions[number] if positions else alone
-            begun = _has_begun(known[number], operation)
+            found.of[operation.address] = kernel
+            begun = _has_begun(communicator, operation)
             if begun is not None:
                 found.begun[kernel] = found.begun.get(kernel, False) or begun
     return found
@@ -280,8 +274,8 @@ def _has_written(own: Communicator, operation: ProxyOperation) -> bool | None:
     """Whether a rank that receives a ring's data from the network has written to the next in shared memory, which its kernel does
     first, or could have and has not; ``None`` where that does not show.
 
-    The connections of a ring count the same steps: one that stands at the step where the operation begins was not written to.
-    Where other algorithms or protocols used it too its count means nothing: then who reads nothing of what was delivered tells.
+    A connection of the ring that stands at the step where the operation begins was not written to. Where other algorithms used
+    it too its count means nothing: then who reads nothing of what was delivered tells.
     """
     after = {ring.channel: ring.next for ring in own.rings}
     sinks = {(c.channel, c.peer): c for c in own.host_connections if c.direction is Direction.SEND and c.connection_index == 0}

@@ -1,52 +1,49 @@
 """One process in full: the calls that repeat (one iteration), and how it uses each communicator within them.
 
-A stretch of two equal periods proves a period. Layers and micro-batches repeat inside an iteration, so a period counts only when
-it holds every operation that is regular: first all that occurred twice, and if there is no such period, those that are more
-frequent, as long as every communicator is still among them. Operations of a few bytes (barriers, norms) are set aside for the
-search: they are what pauses and checkpoints add.
+Two equal periods in a row prove a period. Layers and micro-batches repeat inside an iteration, so it must hold every operation
+that is regular: all that occurred twice or, without such a period, those that are more frequent, as long as every communicator is
+among them. Operations of a few bytes (barriers, norms) are set aside: they are what pauses and checkpoints add.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from itertools import groupby
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.collect.functions import TYPES
+from ncclwatch.engine.ledger import POINT_TO_POINT, mix
+from ncclwatch.engine.slow.cadence import INNER_S
 from ncclwatch.engine.topology.model import Pattern
-from ncclwatch.engine.topology.record import GATHER, POINT_TO_POINT, SCATTER, SUM, mix
+from ncclwatch.engine.topology.record import GATHER, SCATTER, SUM
 from ncclwatch.model.events import Function
 
 TINY_BYTES = 1024
 """Unit: bytes. From: the generated jobs of ``score.topology``: from half to 16 times as many change no layout, none at all make
 layouts unsure. A collective of at most so many carries a flag or a norm; activations and gradients of any model are larger.
 """
-VARIABLE = 0.25
-"""Unit: share of the calls of one function that differ in count. From: the same jobs: half or twice as much changes none.
-Above it sizes depend on the data (experts, padding); a model has a few sizes, its layers' and its buckets'.
+OFTEN = 2.0
+"""Unit: ratio of calls. From: a layer has a pass forward and one backward, so that what it calls comes twice for each reduction
+of gradients; each pass calls a tensor group twice for each time it exchanges (Megatron-LM). Sizes that come less often each
+depend on the data (experts, padding).
 """
-DATA_PERIOD_S = 0.2
-"""Unit: seconds. From: a layer takes milliseconds, so that what is called this seldom is called once an iteration. It names the
-only group of a job of ``score.topology`` that reduces gradients and nothing else; at 0.4 s that is unsure.
-"""
-FEW_SIZES = 8
-"""Unit: sizes of one function on a communicator. From: layers and buckets of a model, which have fewer; so few never vary by the
-data, however few the calls.
+ENOUGH = 24
+"""Unit: calls of a process, more than a layer makes in both passes: so many, on average, before anything is inferred; so many in
+a row that must fit in one place of the pattern only, where none is unique; and what comes less than once in so many is no layer's
+(barriers, checkpoints). From: two iterations of the smallest jobs of ``score.topology``; half as many name no layout wrong there.
 """
 RAREST = 8
 """Bound: so many of the rarest operations propose periods: of those that come once an iteration there are fewer than that."""
 DISTANCES = 48
 """Bound: occurrences apart: an operation that comes more often in an iteration proposes no period; the search stays linear."""
-CONTEXT = 24
-"""Unit: calls in a row that must fit in one place of the pattern only, where none is unique. From: more than a layer makes in
-both passes; in the jobs of ``score.topology`` half and twice as many place 0.1 % of the calls more or fewer.
-"""
-
+_LOOSE = (*POINT_TO_POINT, Function.ALL_TO_ALL)
+"""Operations whose sizes and peers may depend on the data."""
 _SIZES = np.array([*(size for _, size in TYPES), 4], np.int64)
 """Bytes of an element by ``ncclDataType_t``; the last of one that is not known."""
 
@@ -78,22 +75,21 @@ def shape_of(ways: Collection[tuple[int, int, bool]], size: int, paired: bool | 
 
     ``paired``: whether the calls each send and receive, where calls were seen.
     """
-    peers: dict[int, set[int]] = {}
+    peers: dict[int, set[int]] = defaultdict(set)
     for rank, peer, _ in ways:
-        peers.setdefault(rank, set()).add(peer)
+        peers[rank].add(peer)
     if not peers:
         return Shape.NONE
-    near = all((peer - rank) % size in (1, size - 1) for rank, own in peers.items() for peer in own)
     if any(rank in own for rank, own in peers.items()):
         return Shape.EVERYBODY
     if any(len(own) > 2 for own in peers.values()):
         return Shape.OTHER if paired is False else Shape.EVERYBODY
-    if not near:
+    # A ring only ever sends one way round, and each of its ranks does; a chain of stages returns gradients.
+    turns = {(peer - rank if sends else rank - peer) % size for rank, peer, sends in ways}
+    if not turns <= {1, size - 1}:
         return Shape.OTHER
     if size == 2:
         return {True: Shape.PAIRS, False: Shape.CHAIN, None: Shape.EITHER}[paired]
-    # A ring only ever sends one way round, and each of its ranks does; a chain of stages returns gradients.
-    turns = {(peer - rank if sends else rank - peer) % size for rank, peer, sends in ways}
     around = len(turns) == 1 and all(len(own) == 2 for own in peers.values())
     if around and paired is not False:
         return Shape.RING
@@ -102,22 +98,17 @@ def shape_of(ways: Collection[tuple[int, int, bool]], size: int, paired: bool | 
 
 @dataclass(slots=True)
 class Usage:
-    """How a communicator is used: by one process within its iteration (or in all that was kept, without one), by the members of a
-    group, or by groups of one kind.
-    """
+    """How a communicator is used: by one process in its iteration (or all that was kept), by a group, by groups of one kind."""
 
     ways: frozenset[tuple[int, int, bool]] = frozenset()
     """(rank of the communicator, peer, whether it sends) of Send and Recv."""
     shape: Shape | None = None
-    """``None`` where no calls were seen."""
     times: float = 0.0
     """How often the operation that comes most often does."""
     functions: frozenset[int] = frozenset()
-    """Collectives; those of a few bytes only where there are no others, nor Send and Recv. Of counts those that are no single
-    call among many; empty where the build counts them together.
-    """
+    """Collectives; those of a few bytes only where nothing else is called. Empty where NCCL counts them together."""
     tiny: bool = False
-    """Whether its collectives carry no more than flags."""
+    """Whether it has only collectives of a few bytes."""
     inside: bool | None = None
     """Whether it is used inside the passes (or else once an iteration), where exchanges of stages tell."""
     order: Order | None = None
@@ -129,7 +120,7 @@ class Usage:
 
 @dataclass(slots=True)
 class Specimen:
-    """One process: its operations (those of ``record.OPERATION``), and the part of them that is one iteration, if found."""
+    """One process: its operations (``record.OPERATION``), and the part of them that is one iteration, if found."""
 
     process: int
     rank: int
@@ -137,9 +128,8 @@ class Specimen:
     usages: dict[int, Usage] = field(default_factory=dict)
     """By row."""
     length: int = 0
-    """Of its period, without tiny operations."""
+    """Of its period, without tiny operations; ``repeats``: how often it was seen in full."""
     repeats: int = 0
-    """How often it was seen in full."""
     iteration: NDArray[Any] | None = None
 
     @property
@@ -154,19 +144,19 @@ def examine(
     """Examine the history of one process; ``rows``: rank and number of ranks of each; ``known``: lengths of others' periods."""
     ways = {row: _ways(operations[operations["row"] == row], *place) for row, place in rows.items()}
     shapes = {row: shape_of(own, rows[row][1], paired) for row, (own, paired) in ways.items()}
-    merged = collapse(operations, {row for row, shape in shapes.items() if shape in (Shape.EVERYBODY, Shape.PAIRS)})
+    merged = collapse(operations, [row for row, shape in shapes.items() if shape in (Shape.EVERYBODY, Shape.PAIRS)])
     result = Specimen(process, rank, merged)
-    at = np.flatnonzero(_substantial(merged))
+    at = np.flatnonzero(np.isin(merged["function"], _LOOSE) | (_bytes(merged) > TINY_BYTES))
     at = at if len(at) else np.arange(len(merged))
     tokens = _raw_tokens(merged[at])
     if found := find_period(tokens, merged["row"][at].astype(np.int64), known):
-        start, length = found
-        places = occurrences(tokens, tokens[start : start + length])
+        period = tokens[found[0] : sum(found)]
+        places = occurrences(tokens, period)
         # One operation over and over: no iteration shows in it.
-        if len(np.unique(tokens[start : start + length])) > 1:
-            result.length, result.repeats = length, len(places)
-            result.iteration = _usual_iteration(merged, at, places, length)
-    blocks = _blocks(result.pattern, {row for row, shape in shapes.items() if shape is Shape.CHAIN})
+        if len(np.unique(period)) > 1:
+            result.length, result.repeats = len(period), len(places)
+            result.iteration = _usual_iteration(merged, at, places, len(period))
+    blocks = _blocks(result.pattern, [row for row, shape in shapes.items() if shape is Shape.CHAIN])
     for row, (own, _) in ways.items():
         result.usages[row] = _usage(result, row, blocks, own, shapes[row])
     return result
@@ -175,28 +165,25 @@ def examine(
 def _ways(part: NDArray[Any], own: int, size: int) -> tuple[frozenset[tuple[int, int, bool]], bool | None]:
     """Whom one rank sends to and receives from on one communicator, and whether its calls each do both."""
     part = part[np.isin(part["function"], POINT_TO_POINT)]
-    if not len(part):
-        return frozenset(), None
-    send = part["function"] == Function.SEND
-    ways = frozenset(zip([own] * len(part), part["peer"].tolist(), send.tolist(), strict=True))
+    send, call = part["function"] == Function.SEND, part["call"]
+    ways = frozenset((own, peer, sends) for peer, sends in zip(part["peer"].tolist(), send.tolist(), strict=True))
     # The oldest call may be cut off by the end of what is kept, the newest by the end of what arrived.
-    whole = (part["call"] > part["call"][0]) & (part["call"] < part["call"][-1])
-    numbers, index = np.unique(part["call"][whole], return_inverse=True)
-    sent, received = (np.bincount(index, way[whole], len(numbers)) for way in (send, ~send))
+    whole = (call > call[:1]) & (call < call[-1:])
+    numbers, index = np.unique(call[whole], return_inverse=True)
     if not len(numbers):
         return ways, None
-    if size == 2:
-        return ways, bool(np.all(sent == received))
+    sent, received = (np.bincount(index, way[whole], len(numbers)) for way in (send, ~send))
     # Of an uneven exchange some parts are empty.
-    return ways, bool(2 * np.count_nonzero((sent > 0) & (received > 0)) > len(numbers))
+    most = 2 * np.count_nonzero((sent > 0) & (received > 0)) > len(numbers)
+    return ways, bool(np.all(sent == received) if size == 2 else most)
 
 
-def _blocks(word: NDArray[Any], chains: set[int]) -> NDArray[np.int64] | None:
+def _blocks(word: NDArray[Any], chains: Sequence[int]) -> NDArray[np.int64] | None:
     """For each operation of a (cyclic) pattern the number of the stretch between two exchanges of stages it lies in.
 
     ``None`` where there are fewer than three: these do not tell passes from the update.
     """
-    starts = np.isin(word["function"], POINT_TO_POINT) & np.isin(word["row"], list(chains))
+    starts = np.isin(word["function"], POINT_TO_POINT) & np.isin(word["row"], chains)
     starts[1:] &= ~(starts[:-1] & (word["call"][1:] == word["call"][:-1]))
     number = int(starts.sum())
     return np.cumsum(starts) % number if number > 2 else None
@@ -208,40 +195,34 @@ def _usage(
     word = specimen.pattern
     own = word["row"] == row
     part = word[own]
-    collective = part[~np.isin(part["function"], (*POINT_TO_POINT, int(Function.ALL_TO_ALL)))]
+    collective = part[~np.isin(part["function"], _LOOSE)]
     large = collective[_bytes(collective) > TINY_BYTES]
-    tiny = len(collective) > 0 and not len(large)
-    functions = set((collective if tiny and not ways else large)["function"].tolist())
+    tiny = len(collective) > 0 and not len(large) and not ways
+    functions = frozenset((collective if tiny else large)["function"].tolist())
     _, numbers = np.unique(_raw_tokens(part), return_counts=True)
-    before = word[np.flatnonzero(own) - 1] if len(part) else word[:0]
-    runs = {function: _longest_run(large["function"], function) for function in (GATHER, SCATTER)}
     order = None
     if {GATHER, SCATTER} <= functions:
-        order = Order.RUNS if runs[GATHER] > 2 else Order.TURNS
-        one_kind = blocks is not None and set(blocks[own & (word["function"] == GATHER)].tolist()) != set(
-            blocks[own & (word["function"] == SCATTER)].tolist()
-        )
-        order = Order.ONE_WAY if runs[SCATTER] >= 2 or one_kind else order
-    scatters = specimen.operations[(specimen.operations["row"] == row) & (specimen.operations["function"] == SCATTER)]
-    gaps = np.diff(scatters["time_ns"].astype(np.int64))
+        runs = [(function, len([*run])) for function, run in groupby(large["function"].tolist())]
+        gathers, scatters = (max((n for f, n in runs if f == function), default=0) for function in (GATHER, SCATTER))
+        in_blocks = [set(blocks[own & (word["function"] == f)].tolist()) for f in (GATHER, SCATTER)] if blocks is not None else []
+        one_way = scatters >= 2 or (blocks is not None and in_blocks[0] != in_blocks[1])
+        order = Order.ONE_WAY if one_way else Order.RUNS if gathers > 2 else Order.TURNS
+    before = word[np.flatnonzero(own) - 1]
+    scattered = specimen.operations[(specimen.operations["row"] == row) & (specimen.operations["function"] == SCATTER)]
+    gaps = np.diff(scattered["time_ns"].astype(np.int64))
     return Usage(
         ways=ways,
         shape=shape,
         times=int(numbers.max(initial=0)),
-        functions=frozenset(functions),
-        tiny=tiny and not ways,
+        functions=functions,
+        tiny=tiny,
         inside=None if blocks is None else 2 * len(np.unique(blocks[own])) >= int(blocks.max()) + 1,
         order=order,
         follows=functions == {SUM} and bool(np.all((before["function"] == SCATTER) & (before["row"] != row))),
         gradients=order in (Order.RUNS, Order.ONE_WAY)
-        or (functions == {SUM} and len(set(_bytes(large).tolist())) > 2)
-        or (len(gaps) > 2 and bool(np.quantile(gaps, 0.25) >= DATA_PERIOD_S * 1e9)),
+        or (functions == {SUM} and len(np.unique(_bytes(large))) > 2)
+        or (len(gaps) > 2 and bool(np.quantile(gaps, 0.25) >= INNER_S * 1e9)),
     )
-
-
-def _longest_run(order: NDArray[Any], function: int) -> int:
-    change = np.flatnonzero(np.diff(np.r_[False, order == function, False].astype(np.int8)))
-    return int((change[1::2] - change[::2]).max(initial=0))
 
 
 def _bytes(operations: NDArray[Any]) -> NDArray[np.int64]:
@@ -249,15 +230,9 @@ def _bytes(operations: NDArray[Any]) -> NDArray[np.int64]:
     return operations["count"].astype(np.int64) * _SIZES[np.where((types >= 0) & (types < len(TYPES)), types, -1)]
 
 
-def _substantial(operations: NDArray[Any]) -> NDArray[np.bool_]:
-    """Whether an operation carries data rather than a flag; point-to-point and all-to-all always count."""
-    result: NDArray[np.bool_] = np.isin(operations["function"], (*POINT_TO_POINT, int(Function.ALL_TO_ALL)))
-    return result | (_bytes(operations) > TINY_BYTES)
-
-
-def collapse(operations: NDArray[Any], rows: Iterable[int]) -> NDArray[Any]:
+def collapse(operations: NDArray[Any], rows: Sequence[int] | NDArray[np.intp]) -> NDArray[Any]:
     """Make one ``ALL_TO_ALL`` of each grouped call of sends and receives on these rows; its count and peer mean nothing."""
-    chosen = np.isin(operations["row"], list(rows)) & np.isin(operations["function"], POINT_TO_POINT)
+    chosen = np.isin(operations["row"], rows) & np.isin(operations["function"], POINT_TO_POINT)
     result = operations.copy()
     result["function"][chosen], result["peer"][chosen], result["count"][chosen] = Function.ALL_TO_ALL, -1, 0
     again = np.zeros(len(result), np.bool_)
@@ -268,8 +243,7 @@ def collapse(operations: NDArray[Any], rows: Iterable[int]) -> NDArray[Any]:
 def find_period(tokens: Tokens, owners: NDArray[np.int64], known: Collection[int] = ()) -> tuple[int, int] | None:
     """(start, length) of the shortest period that holds every regular token; ``None`` where nothing repeats.
 
-    ``owners`` names the communicator of each token. ``known`` are lengths that other ranks of the job showed: the shortest of
-    them that holds here is taken without a search. O(candidates x tokens).
+    ``owners``: communicator of each token; ``known``: lengths other ranks showed, which are tried first. O(candidates x tokens).
     """
     if len(tokens) < 2:
         return None
@@ -286,9 +260,8 @@ def find_period(tokens: Tokens, owners: NDArray[np.int64], known: Collection[int
 
 
 def _shortest(word: NDArray[np.int64], lengths: Sequence[int], regular: NDArray[np.bool_]) -> tuple[int, int] | None:
-    """Of the lengths, which rise, the shortest that is a period; of those not twice as long the one that fits best.
-
-    Two iterations that lost the same number of records may look alike; whole ones fit more of the sequence.
+    """Of lengths, which rise, the shortest that is a period; of those not twice as long the one that fits best: iterations that
+    lost as many records may look alike, whole ones fit more of the sequence.
     """
     found: list[tuple[float, int, int]] = []
     for length in lengths:
@@ -351,9 +324,7 @@ def after_update(once: NDArray[np.bool_], passing: NDArray[np.bool_]) -> int:
 
 
 def _raw_tokens(operations: NDArray[Any]) -> Tokens:
-    """64-bit fingerprints of operations within one process: communicator, function, size, type, peer; lone calls and parts of
-    grouped ones differ.
-    """
+    """Fingerprints of operations within one process; lone calls and parts of grouped ones differ."""
     point = np.isin(operations["function"], POINT_TO_POINT)
     count = np.where(point, 0, operations["count"])
     for row, function in np.unique(operations[["row", "function"]]).tolist():
@@ -368,7 +339,7 @@ def _raw_tokens(operations: NDArray[Any]) -> Tokens:
 
 def varies(sizes: int, calls: int) -> bool:
     """Whether so many different sizes in so many calls depend on the data; a few, as of layers, are a model's."""
-    return sizes > max(FEW_SIZES, VARIABLE * calls)
+    return sizes * OFTEN > max(calls, ENOUGH)
 
 
 # --- where a rank is ----------------------------------------------------------------------------------------------------------
@@ -385,33 +356,25 @@ class Track:
 
     def follow(self, tokens: NDArray[np.uint64]) -> None:
         """Take calls in order: follow the pattern as far as they fit."""
-        at, word = 0, self.pattern.tokens
-        while at < len(tokens):
-            piece = tokens[at : at + len(word)]
-            if self.position >= 0:
-                same = piece == word[(self.position + 1 + np.arange(len(piece))) % len(word)]
-                fits = len(piece) if same.all() else int(same.argmin())
-                self.position, at = (self.position + fits) % len(word), at + fits
-                if same.all():
-                    continue
-            self._search(int(tokens[at]))
-            at += 1
+        word = self.pattern.word
+        for token in tokens.tolist():
+            coming = (self.position + 1) % len(word)
+            if self.position >= 0 and word[coming] == token:
+                self.position = coming
+            else:
+                self._search(token)
 
     def _search(self, token: int) -> None:
         """The place of a call that does not fit; what the pattern does not hold is passed over, else the pointer may be lost."""
-        unique, known = self.pattern.unique, token in self.pattern.tokens
-        if token in unique or (unique and known):
-            self.position = unique.get(token, -1)
-        elif not unique:
-            # Passes of an evaluation equal those of an iteration: a run of calls only counts where nothing is unique.
-            self.recent = [*self.recent, token] if self.position < 0 else []
-            self.position = -1 if known else self.position
-            if len(self.recent) == CONTEXT:
-                self.position, self.recent = self._by_context(), []
-
-    def _by_context(self) -> int:
-        """The only place where the latest calls end; −1 where there is none or several."""
-        word = self.pattern.tokens
-        windows = np.lib.stride_tricks.sliding_window_view(np.resize(word, len(word) + CONTEXT - 1), CONTEXT)
-        found = np.flatnonzero((windows == np.array(self.recent, np.uint64)).all(axis=1))
-        return int(found[0] + CONTEXT - 1) % len(word) if len(found) == 1 else -1
+        lost = self.position < 0
+        self.position = self.pattern.positions.get(token, self.position)
+        # Passes of an evaluation equal those of an iteration: a run of calls only counts where nothing is unique.
+        if self.pattern.has_unique:
+            return
+        self.recent = [*self.recent, token] if lost else []
+        if len(self.recent) == ENOUGH:
+            # The only place where the latest calls end.
+            word = self.pattern.word
+            cyclic = [*word, *(word * ENOUGH)[: ENOUGH - 1]]
+            found = [at for at in range(len(word)) if cyclic[at : at + ENOUGH] == self.recent]
+            self.position, self.recent = (found[0] + ENOUGH - 1) % len(word) if len(found) == 1 else -1, []

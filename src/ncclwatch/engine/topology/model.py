@@ -1,9 +1,8 @@
-"""What is learned of a job: roles of groups, layout, and the pattern of an iteration; and where in it a rank is, as people read
-it. Plain data, no judgement of health.
-"""
+"""What is learned of a job: roles of groups, layout, and the pattern of an iteration; and where in it a rank is, as text."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -57,8 +56,9 @@ PARALLEL = (Role.TENSOR, Role.DATA, Role.CONTEXT, Role.EXPERT)
 class Stage:
     """Where in the training an operation is, and the rank that calls it; parts that are not known are −1 or empty.
 
-    A Recv brings the input of its pass, a Send takes its result away. ``towards`` is, for Send and Recv between stages, +1 for
-    the next stage, −1 for the one before (cyclic), 0 otherwise. ``layer`` counts the pass's calls on that group from 0.
+    ``towards`` is, for Send and Recv between stages, +1 for the next stage, −1 for the one before (cyclic), 0 otherwise.
+    ``layer`` counts the pass's calls on that group from 0. ``call`` numbers calls within the iteration: operations of one grouped
+    call have the same.
     """
 
     phase: Phase = Phase.EITHER
@@ -71,7 +71,6 @@ class Stage:
     layer: int = -1
     towards: int = 0
     call: int = field(default=0, compare=False)
-    """Number of the NCCL group call or single call within the iteration: operations of one grouped call have the same."""
 
     def at_home_of(self, own: Stage) -> Stage:
         """The same place in the iteration, read off a peer, with the pipeline stage and tensor rank of ``own``."""
@@ -93,11 +92,12 @@ class Stage:
             way = {"Send": "to", "Recv": "from"}.get(self.function)
             side = {1: "the next", -1: "the previous"}.get(self.towards)
             return f"{self.function or 'exchange'} " + (f"{way} {side} stage" if way and side else "between pipeline stages")
-        group = f"the {self.role}-parallel group" if self.role in PARALLEL else f"the {self.role} group"
-        text = f"{self.function or 'collective'} of {group}"
+        text = f"{self.function or 'collective'} "
         if self.role is Role.MODEL:
-            text = f"{self.function or 'collective'} over one copy of the model (gradient norm)"
-        elif self.role is Role.DATA and self.function in DATA_WORDS:
+            text += "over one copy of the model (gradient norm)"
+        else:
+            text += f"of the {self.role}{'-parallel' if self.role in PARALLEL else ''} group"
+        if self.role is Role.DATA and self.function in DATA_WORDS:
             text += f" ({DATA_WORDS[self.function]})"
         return text + (f", call {self.layer + 1} of the pass" if self.layer >= 0 else "")
 
@@ -145,8 +145,8 @@ class Layout:
 
     def text(self) -> str:
         """``TP 2 x PP 2 x DP 4 x EP 1 x CP 1``."""
-        parts = (("TP", self.tp), ("PP", self.pp), ("DP", self.dp), ("EP", self.ep), ("CP", self.cp))
-        return " x ".join(f"{name} {size if size is not None else '?'}" for name, size in parts)
+        parts = {"TP": self.tp, "PP": self.pp, "DP": self.dp, "EP": self.ep, "CP": self.cp}
+        return " x ".join(f"{name} {size if size is not None else '?'}" for name, size in parts.items())
 
 
 @dataclass(frozen=True)
@@ -213,10 +213,21 @@ class Pattern:
         return len(self.steps)
 
     @cached_property
-    def unique(self) -> Mapping[int, int]:
-        """Tokens that occur once, with their positions."""
-        tokens, first, numbers = np.unique(self.tokens, return_index=True, return_counts=True)
-        return dict(zip(tokens[numbers == 1].tolist(), first[numbers == 1].tolist(), strict=True))
+    def word(self) -> list[int]:
+        """The tokens."""
+        word: list[int] = self.tokens.tolist()
+        return word
+
+    @cached_property
+    def positions(self) -> Mapping[int, int]:
+        """Tokens with their positions; −1 of those that occur more than once."""
+        numbers = Counter(self.word)
+        return {token: at if numbers[token] == 1 else -1 for at, token in enumerate(self.word)}
+
+    @cached_property
+    def has_unique(self) -> bool:
+        """Whether any token occurs once."""
+        return max(self.positions.values(), default=-1) >= 0
 
 
 @dataclass(slots=True)
@@ -227,7 +238,7 @@ class Learned:
     patterns: dict[int, Pattern] = field(default_factory=dict)
     """By stage."""
     confirmed: bool = False
-    """Whether it held when more was seen (or cannot be a mere part of an iteration); before, nothing is placed."""
+    """Whether it held when more was seen, or cannot be a mere part of an iteration; before, nothing is placed."""
 
     @property
     def pattern_of(self) -> dict[int, int]:

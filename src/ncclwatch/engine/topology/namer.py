@@ -6,27 +6,25 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.job import Job, Member
-from ncclwatch.engine.ledger import Ledger
-from ncclwatch.engine.topology.iteration import Track, collapse
-from ncclwatch.engine.topology.model import FUNCTION_NAMES, Learned, Phase, Role, Stage
+from ncclwatch.engine.ledger import POINT_TO_POINT, Ledger
+from ncclwatch.engine.slow.order import MARKS, bounds_of, by_process
+from ncclwatch.engine.topology.iteration import ENOUGH, Track, collapse
+from ncclwatch.engine.topology.model import FUNCTION_NAMES, Learned, Role, Stage
 from ncclwatch.engine.topology.patterns import ROLES, Encoding, encode, learn_patterns
-from ncclwatch.engine.topology.record import FUNCTIONS, POINT_TO_POINT, JobMap, KnownJob, Recorder, choose_specimens, from_samples
+from ncclwatch.engine.topology.record import JobMap, KnownJob, Recorder, choose_specimens, from_samples
 from ncclwatch.engine.topology.roles import infer
-from ncclwatch.model.events import Function, Kind
+from ncclwatch.model.events import Function
 from ncclwatch.model.state import Communicator, ProcessSample
-from ncclwatch.model.verdict import Culprit, OperationRef, Verdict, VerdictClass, places, stands_in
+from ncclwatch.model.verdict import CommunicatorRef, Culprit, OperationRef, Verdict, VerdictClass, places, stands_in
 from ncclwatch.text import compressed
 
-FIRST_AT = 24
-"""Unit: operations a process, on average, before anything is inferred. From: two iterations of the smallest jobs of
-``score.topology``, two layers of others; half as many name no layout wrong, four times as many place 11 % fewer calls.
-"""
 GROWTH = 1.35
 """Bound: learn again when so many times as many operations were seen: all learning together costs four times the last."""
 SETTLED_GROWTH = 2.0
@@ -49,8 +47,6 @@ class Followed:
     job: KnownJob
     learned: Learned
     encoding: Encoding
-    tracked: NDArray[np.bool_]
-    """Whether a process has a pointer, by its number."""
     tracks: dict[int, Track] = field(default_factory=dict)
     """process → pointer"""
 
@@ -89,11 +85,8 @@ class StageNamer:
         self.note_samples(samples)
         self._map.note_counts(samples)
         self._learn()
-        by_place = {(sample.process.host, sample.process.pid): sample for sample in samples}
-        places = self._map.places
-        return [
-            (job.learned, [by_place[place] for p in job.job.processes if (place := places[p]) in by_place]) for job in self._jobs
-        ]
+        of = {self._map.process.get((sample.process.host, sample.process.pid)): sample for sample in samples}
+        return [(job.learned, [of[process] for process in job.job.processes if process in of]) for job in self._jobs]
 
     def fall_back(self, samples: Iterable[ProcessSample]) -> None:
         """Where calls have told nothing of any job yet, learn what NCCL's counts tell; once for the communicators there are."""
@@ -118,7 +111,7 @@ class StageNamer:
         self._recorder.inherit(old, processes, rows)
         self._last_row = np.full(len(self._map.places), -1, np.int64)
         self._jobs, self.by_counts = [], False
-        self._next = max(1, FIRST_AT * max(1, len(specimens)))
+        self._next = max(1, ENOUGH * max(1, len(specimens)))
         early, self._early = self._early, []
         for events, host in early:
             self.observe(events, host=host)
@@ -130,24 +123,19 @@ class StageNamer:
         """
         if not self._map.jobs and sum(len(e) for e, _ in self._early) < EARLY:
             self._early.append((events.copy(), host))
-        part = events[events["kind"] == Kind.ENTER]
-        group = np.isin(part["function"], (Function.GROUP_START, Function.GROUP_END))
-        process, row = self._map.find_calls(part, host)
-        row[group] = -1
-        known = group | ((row >= 0) & (part["function"] > 0) & (part["function"] < FUNCTIONS))
-        kept = np.flatnonzero((process >= 0) & known)
-        if len(kept):
-            kept = kept[np.argsort(process[kept], kind="stable")]
-            part, process, row = part[kept], process[kept], row[kept]
-            self._follow(part, process, row)
-            self._recorder.add(part, process, row)
+        calls, _ = by_process(events)
+        process, row = self._map.find_calls(calls, host)
+        kept = (process >= 0) & ((row >= 0) | np.isin(calls["function"], MARKS))
+        if kept.any():
+            calls, process, row = calls[kept], process[kept], row[kept]
+            self._follow(calls, process, row)
+            self._recorder.add(calls, process, row)
             # Counted over everybody, of whom the specimens are a part.
             share = len(self._recorder.specimens) / len(self._map.places)
             if self._recorder.taken * share >= self._next:
                 self._learn()
 
     def _learn(self, *, by_counts: bool = False) -> None:
-        """Infer everything anew."""
         settled = bool(self._jobs) and all(job.learned.confirmed for job in self._jobs)
         if not by_counts:
             self._next = int(max(self._next, 1) * (SETTLED_GROWTH if settled else GROWTH)) + 1
@@ -169,37 +157,29 @@ class StageNamer:
             for track in before.tracks.values():
                 track.pattern = learned.patterns[track.pattern.stage]
             return before
-        job = Followed(known, learned, encoding, tracked=np.zeros(len(self._map.places), np.bool_))
+        job = Followed(known, learned, encoding)
         if learned.confirmed:
             stage_of, rank = learned.pattern_of, self._map.rank
             job.tracks = {p: Track(learned.patterns[stage_of[rank[p]]]) for p in known.processes if rank[p] in stage_of}
-            job.tracked[list(job.tracks)] = True
-            self._replay(job)
+            # The pointers of the specimens run over what was recorded.
+            for process in set(self._recorder.specimens) & job.tracks.keys():
+                history = collapse(self._recorder.history(process), np.flatnonzero(encoding.all_to_all))
+                job.tracks[process].follow(encoding.tokens(history, history["row"])[0])
         return job
 
-    def _replay(self, job: Followed) -> None:
-        """Let the pointers of the specimens run over what was recorded."""
-        exchanges = set(np.flatnonzero(job.encoding.all_to_all).tolist())
-        for process in set(self._recorder.specimens) & job.tracks.keys():
-            history = collapse(self._recorder.history(process), exchanges)
-            tokens, _ = job.encoding.tokens(history, history["row"])
-            job.tracks[process].follow(tokens)
-
-    def _follow(self, part: NDArray[Any], process: NDArray[np.int64], row: NDArray[np.int64]) -> None:
-        """Let the pointers run over a batch, process by process."""
-        first = np.r_[True, process[1:] != process[:-1]]
-        before = np.where(first, self._last_row[process], np.r_[-1, row[:-1]])
+    def _follow(self, calls: NDArray[Any], process: NDArray[np.int64], row: NDArray[np.int64]) -> None:
+        before = np.where(np.r_[True, process[1:] != process[:-1]], self._last_row[process], np.r_[-1, row[:-1]])
         self._last_row[process] = row  # of each process the last
-        for job in self._jobs:
+        for job in (job for job in self._jobs if job.tracks):
             # A grouped exchange is one operation: its first part.
-            exchange = job.encoding.all_to_all[row] & np.isin(part["function"], POINT_TO_POINT)
-            chosen = np.flatnonzero((row >= 0) & ~(exchange & (before == row)) & job.tracked[process])
-            own, numbers, exchange = part[chosen], process[chosen], exchange[chosen]
-            own["function"][exchange], own["peer"][exchange] = Function.ALL_TO_ALL, -1
+            exchange = job.encoding.all_to_all[row] & np.isin(calls["function"], POINT_TO_POINT)
+            chosen = (row >= 0) & ~(exchange & (before == row))
+            own, numbers = calls[chosen], process[chosen]
+            own["function"][exchange[chosen]], own["peer"][exchange[chosen]] = Function.ALL_TO_ALL, -1
             tokens, _ = job.encoding.tokens(own, row[chosen])
-            bounds = np.flatnonzero(np.diff(numbers)) + 1
-            for piece in np.split(np.arange(len(numbers)), bounds) if len(numbers) else ():
-                job.tracks[int(numbers[piece[0]])].follow(tokens[piece])
+            for start, end in pairwise(bounds_of(numbers)):
+                if (track := job.tracks.get(int(numbers[start]))) is not None:
+                    track.follow(tokens[start:end])
 
     def role_of(self, host: str, pid: int, comm: int) -> Role:
         """The role of a communicator (by its address in the process)."""
@@ -248,18 +228,14 @@ class StageNamer:
 
     def _step(self, track: Track, row: int, role: Role, calls_ago: int) -> int | None:
         """Index (to be taken modulo length) of the step ``calls_ago`` calls on this row before the pointer, or after it."""
-        steps = track.pattern.steps
         if row < 0:
             return track.position - calls_ago
         # A grouped exchange is one operation.
-        called = [int(Function.ALL_TO_ALL), *np.flatnonzero(self._recorder.calls[row]).tolist()]
-        used = {FUNCTION_NAMES.get(function, "") for function in called}
-        begin, way, number = (track.position + 1, 1, -calls_ago - 1) if calls_ago < 0 else (track.position, -1, calls_ago)
-        places = (
-            at
-            for at in range(begin, begin + way * len(steps), way)
-            if (step := steps[at % len(steps)]).role is role and step.function in used
-        )
+        used = {"AllToAll", *(FUNCTION_NAMES[function] for function in np.flatnonzero(self._recorder.calls[row]).tolist())}
+        steps, way = track.pattern.steps, -1 if calls_ago >= 0 else 1
+        begin, number = (track.position, calls_ago) if calls_ago >= 0 else (track.position + 1, -calls_ago - 1)
+        along = range(begin, begin + way * len(steps), way)
+        places = (at for at in along if (step := steps[at % len(steps)]).role is role and step.function in used)
         return next(itertools.islice(places, number, None), None)
 
 
@@ -307,10 +283,6 @@ def name_places(judged: Sequence[tuple[Job, Verdict]]) -> list[Verdict]:
     return [name_stages(verdict, job, namer, Ledger()) for job, verdict in judged]
 
 
-def _is_at(culprit: Culprit, member: Member) -> bool:
-    return culprit.is_at(member.info.host, member.info.pid, member.rank)
-
-
 @dataclass(slots=True)
 class _Naming:
     job: Job
@@ -320,10 +292,10 @@ class _Naming:
 
     def named(self, culprit: Culprit) -> Culprit:
         """The culprit with the role of its communicator and its stage."""
-        reference, namer = culprit.communicator, self.namer
+        reference, namer, operation = culprit.communicator, self.namer, culprit.operation
         if reference is None or (culprit.stage and reference.role):
             return culprit
-        holders = self._holders(culprit)
+        holders = self._holders(culprit, reference)
         roles = (namer.role_of(member.info.host, member.info.pid, own.address) for member, own in holders)
         role = next((role for role in roles if role is not Role.UNSURE), None)
         if role is None and not namer.by_counts:
@@ -331,27 +303,29 @@ class _Naming:
         text = culprit.stage
         if not text and not self.verdict_class.slow:
             stage = self._stage(culprit, holders) if not namer.by_counts else None
-            stage = stage or self._place(culprit, role or Role.UNSURE)
+            if stage is None:
+                # Without calls: its place in the layout, and the operation where memory shows that it is in it.
+                stage = namer.place_of(culprit.host, culprit.pid, culprit.rank)
+                if operation is not None and self.verdict_class not in (VerdictClass.NOT_ENTERED, *HALTED):
+                    stage = replace(stage or Stage(), role=role or Role.UNSURE, function=operation.name)
             text = stage.text() if stage is not None else text
         if role not in (None, Role.UNUSED):
             reference = replace(reference, role=str(role))
         return replace(culprit, communicator=reference, stage=text)
 
-    def _holders(self, culprit: Culprit) -> list[Held]:
+    def _holders(self, culprit: Culprit, reference: CommunicatorRef) -> list[Held]:
         """The members of the culprit's communicator, its own process first."""
-        reference = culprit.communicator
         for group in self.job.groups.values():
-            if reference is None or f"{group.hash:016x}" != reference.hash or group.nranks != reference.nranks:
-                continue
-            held = group.members.get(culprit.comm_rank) if culprit.comm_rank is not None else None
-            if culprit.pid is None or (held is not None and _is_at(culprit, held[0])):
-                return sorted(group.members.values(), key=lambda pair: pair is not held)
+            if f"{group.hash:016x}" == reference.hash and group.nranks == reference.nranks:
+                held = group.members.get(culprit.comm_rank) if culprit.comm_rank is not None else None
+                if culprit.pid is None or (held is not None and _is_at(culprit, held[0])):
+                    return sorted(group.members.values(), key=lambda pair: pair is not held)
         return []
 
     def _stage(self, culprit: Culprit, holders: Sequence[Held]) -> Stage | None:
         """Where the culprit is, from its own calls or, without them, where the operation is that others wait in."""
         own = holders[0] if holders and _is_at(culprit, holders[0][0]) else None
-        halted = self.verdict_class in HALTED
+        halted, operation = self.verdict_class in HALTED, culprit.operation
         if own is not None:
             coming = self._call(own[0], calls_ago=-1)
             if self.verdict_class is VerdictClass.NOT_ENTERED:
@@ -362,18 +336,15 @@ class _Naming:
                 if oldest is not None or halted:
                     return oldest or coming
         # What memory says is not going on is found among the calls by NCCL's own count of them.
-        for held in holders[:ASKED]:
-            if (ago := self._calls_since(*held, culprit.operation)) is not None:
-                return self._at_home(self._call(*held, calls_ago=ago), own)
-        found = (self._latest(*held, culprit.operation) for held in holders[:ASKED])
-        return self._at_home(next(filter(None, found), None), own)
-
-    def _place(self, culprit: Culprit, role: Role) -> Stage | None:
-        """Without calls: the culprit's place in the layout, and the operation where memory shows that it is in it."""
-        place = self.namer.place_of(culprit.host, culprit.pid, culprit.rank)
-        if culprit.operation is None or self.verdict_class in (VerdictClass.NOT_ENTERED, *HALTED):
-            return place
-        return replace(place or Stage(Phase.EITHER), role=role, function=culprit.operation.name)
+        asked = holders[:ASKED]
+        since = ((held, ago) for held in asked if (ago := self._calls_since(*held, operation)) is not None)
+        if (counted := next(since, None)) is not None:
+            found = self._call(*counted[0], calls_ago=counted[1])
+        else:
+            found = next(filter(None, (self._latest(*held, operation) for held in asked)), None)
+        # What was read off a peer is at the culprit's own place in pipeline and tensor group.
+        mine = self._call(*own) if found is not None and own is not None else None
+        return found.at_home_of(mine) if found is not None and mine is not None else found
 
     def _call(self, member: Member, communicator: Communicator | None = None, *, calls_ago: int = 0) -> Stage | None:
         address = communicator.address if communicator is not None else 0
@@ -387,37 +358,25 @@ class _Naming:
 
     def _oldest_open(self, member: Member) -> Stage | None:
         """The stage of the first operation, in the order of the calls, that a process has not finished."""
-        best: tuple[int, Stage] | None = None
+        found: list[tuple[int, Stage]] = []
+        held = {group.id: own for group, own in self.job.held_by(member)}
         for operation in member.last.operations:
-            number = self.job.find_group(member, operation.comm_address, operation.comm_hash)
-            group = self.job.groups.get(number) if number is not None else None
-            rank = group.rank_of(member) if group is not None else None
-            if group is None or rank is None:
+            own = held.get(self.job.find_group(member, operation.comm_address, operation.comm_hash) or 0)
+            reference = OperationRef(operation.collective, operation.sequence, operation.protocol or "?")
+            if own is None:
                 continue
-            communicator = group.members[rank][1]
-            ago: int | None = 0
-            if not operation.is_point_to_point:
-                reference = OperationRef(operation.collective, operation.sequence, operation.protocol or "?")
-                ago = self._calls_since(member, communicator, reference)
-            if ago is None:
-                continue
-            found = self.namer.call_of(member.info.host, member.info.pid, communicator.address, calls_ago=ago)
-            # Where no pattern is known (the function is not, then) nothing tells which of them is the oldest.
-            if found is not None and found[1].function and (best is None or found[0] > best[0]):
-                best = found
-        return best[1] if best is not None else None
-
-    def _at_home(self, stage: Stage | None, own: Held | None) -> Stage | None:
-        """A stage that was read off a peer, with the culprit's own place in pipeline and tensor group."""
-        mine = self._call(*own) if stage is not None and own is not None else None
-        return stage.at_home_of(mine) if stage is not None and mine is not None else stage
+            ago = 0 if operation.is_point_to_point else self._calls_since(member, own, reference)
+            if ago is not None and (call := self.namer.call_of(member.info.host, member.info.pid, own.address, calls_ago=ago)):
+                found.append(call)
+        # Where no pattern is known (the function is not, then) nothing tells which of them is the oldest.
+        return max((call for call in found if call[1].function), key=lambda call: call[0], default=(0, None))[1]
 
     def _calls_since(self, member: Member, communicator: Communicator, operation: OperationRef | None) -> int | None:
         """How many collectives a rank has called after the one with NCCL's number ``operation.sequence``; ``None`` where unknown.
 
         Only for what the state plane named (it knows the protocol): sequence numbers of the calls plane count otherwise.
         """
-        row = self.ledger.rows.get(self.ledger.place(member.info.host, member.info.pid, communicator.address))
+        row = self.ledger.row(member.info, communicator)
         if row is None or operation is None or operation.sequence is None or not operation.protocol:
             return None
         _, history = self.ledger.history(row)
@@ -432,8 +391,7 @@ class _Naming:
             rank = member.rank
             if rank is None or rank not in wanted or stands_in(accused, member.info.host, member.info.pid, rank):
                 continue
-            stage = self._call(member)
-            if stage is not None:
+            if (stage := self._call(member)) is not None:
                 texts[replace(stage, tensor_index=-1).text()].append(rank)
         lines = sorted(texts.items(), key=lambda item: (-len(item[1]), item[1]))
         shown = [f"latest call of rank{_s(len(ranks))} {compressed(ranks)}: {text}" for text, ranks in lines[:SHOWN]]
@@ -441,6 +399,10 @@ class _Naming:
             more, elsewhere = sum(len(ranks) for _, ranks in lines[SHOWN:]), len(lines) - SHOWN
             shown.append(f"… and {more} more rank{_s(more)} in {elsewhere} other place{_s(elsewhere)}")
         return shown
+
+
+def _is_at(culprit: Culprit, member: Member) -> bool:
+    return culprit.is_at(member.info.host, member.info.pid, member.rank)
 
 
 def _s(number: int) -> str:

@@ -1,89 +1,80 @@
 """The pattern of an iteration for every pipeline stage, learned from specimens, and the pass every operation of it belongs to:
 forward or backward, of which micro-batch and model chunk.
 
-With a pipeline, Send and Recv tell: what comes from the previous stage begins a forward pass, what goes to the next ends one; for
-backward passes the other way round. That holds for every schedule. The first stage has no input to receive and the last no result
-to send, so there the other end of the pass is used. Between two exchanges lies one pass, or two that are divided by the lengths
-seen where there is one. Without a pipeline only context parallel operations (gathered forward, scattered backward) or a thread
-of its own for backward passes (as PyTorch's autograd has) tell; else nothing is said.
+With a pipeline, Send and Recv tell, in every schedule: what comes from the previous stage begins a forward pass, what goes to the
+next ends one; backward the other way round. The first stage has no input to receive and the last no result to send: there the
+other end of the pass is used. Between two exchanges lies one pass, or two, divided by the lengths seen where there is one.
+Without a pipeline only context parallel operations (gathered forward, scattered backward) or a thread of its own for backward
+passes (as PyTorch's autograd has) tell.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ncclwatch.engine.ledger import POINT_TO_POINT, mix
 from ncclwatch.engine.topology.iteration import Specimen, after_update, varies
 from ncclwatch.engine.topology.model import FUNCTION_NAMES, Pattern, Phase, Role, Stage, Topology
-from ncclwatch.engine.topology.record import GATHER, POINT_TO_POINT, SCATTER, SUM, JobMap, mix
+from ncclwatch.engine.topology.record import FUNCTIONS, GATHER, SCATTER, SUM, JobMap
 from ncclwatch.engine.topology.roles import ONCE
 from ncclwatch.engine.topology.uses import common
 from ncclwatch.model.events import Function
 
 ROLES = tuple(Role)
-ROLE_CODE = {role: number for number, role in enumerate(ROLES)}
 INSIDE = (Role.TENSOR, Role.CONTEXT, Role.EXPERT)
 """Roles whose operations belong to the passes."""
-REDUCING = (SUM, SCATTER, int(Function.REDUCE))
+REDUCING = (SUM, SCATTER, Function.REDUCE)
 
 
-def _is(role: NDArray[np.int64], roles: Collection[Role]) -> NDArray[np.bool_]:
-    return np.isin(role, [ROLE_CODE[one] for one in roles])
+def _is(role: NDArray[np.int64], *roles: Role) -> NDArray[np.bool_]:
+    return np.isin(role, [ROLES.index(one) for one in roles])
 
 
 @dataclass(slots=True)
 class Encoding:
-    """How calls of any process become tokens that are equal on all ranks of a stage.
-
-    Arrays are indexed by row of the map, with one entry more, of no row.
-    """
+    """How calls become tokens that are equal on all ranks of a stage. Arrays are by row of the map, and one entry for no row."""
 
     topology: Topology
     stages: int
     role: NDArray[np.int64]
-    """``ROLE_CODE``"""
+    """Index in ``ROLES``."""
     nranks: NDArray[np.int64]
     stage: NDArray[np.int64]
     """Of the row's process; −1 where unknown."""
     offset: NDArray[np.int64]
-    """Where its group begins in ``peer_stage``."""
     peer_stage: NDArray[np.int64]
-    """Stage of every member of every group."""
+    """Stages of the members of every group; those of a row's group begin at its ``offset``."""
     all_to_all: NDArray[np.bool_]
     """Whether grouped sends and receives are one operation."""
-    variable: set[tuple[int, int]]
-    """(role code, function) whose sizes depend on the data"""
+    variable: NDArray[np.bool_]
+    """Whether sizes depend on the data. Shape (roles, functions)."""
 
     def tokens(self, operations: NDArray[Any], row: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Fingerprints of operations, and the direction of those between stages. O(n)."""
-        role, function = self.role[row], operations["function"]
-        point = np.isin(function, POINT_TO_POINT)
-        direction = np.where(point, self._direction(row, operations["peer"].astype(np.int64)), 0)
-        loose = point | (function == Function.ALL_TO_ALL)
-        for code, one in self.variable:
-            loose |= (role == code) & (function == one)
-        count = np.where(loose, 0, operations["count"])
-        return mix(role, function, count, operations["datatype"], direction + 1, self.nranks[row]), direction
-
-    def _direction(self, row: NDArray[np.int64], peer: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Whether a peer is on the next stage (+1), the previous (−1), or neither (0); stages are cyclic."""
-        known = (peer >= 0) & (peer < self.nranks[row])
+        """Fingerprints of operations, and their direction: to a peer on the next stage (+1), the previous (−1; stages are
+        cyclic), or neither (0). O(n).
+        """
+        role, function, peer = self.role[row], operations["function"], operations["peer"].astype(np.int64)
+        known = np.isin(function, POINT_TO_POINT) & (peer >= 0) & (peer < self.nranks[row])
         own, other = self.stage[row], self.peer_stage[np.where(known, self.offset[row] + peer, -1)]
         turn = (other - own) % max(1, self.stages)
         cyclic = (turn == 1).astype(np.int64) - (turn == self.stages - 1)
-        direction = np.sign(other - own) if self.stages == 2 else cyclic
-        return np.where((own >= 0) & (other >= 0) & (own != other), direction, 0)
+        direction = np.where((own >= 0) & (other >= 0) & (own != other), np.sign(other - own) if self.stages == 2 else cyclic, 0)
+        loose = np.isin(function, (*POINT_TO_POINT, Function.ALL_TO_ALL)) | self.variable[role, function]
+        count = np.where(loose, 0, operations["count"])
+        return mix(role, function, count, operations["datatype"], direction + 1, self.nranks[row]), direction
 
 
 def encode(jobmap: JobMap, topology: Topology, specimens: Sequence[Specimen]) -> Encoding:
     """The encoding that follows from a topology."""
-    unsure, role_of = ROLE_CODE[Role.UNSURE], {group.id: ROLE_CODE[group.role] for group in topology.groups}
+    role_of = {group.id: ROLES.index(group.role) for group in topology.groups}
+    unsure = ROLES.index(Role.UNSURE)
     groups = {group.id: group for group in jobmap.row_group}
     begins = dict(zip(groups, itertools.accumulate((group.nranks for group in groups.values()), initial=0), strict=False))
     rows = [(role_of.get(g.id, unsure), g.nranks, begins[g.id]) for g in jobmap.row_group]
@@ -98,9 +89,11 @@ def encode(jobmap: JobMap, topology: Topology, specimens: Sequence[Specimen]) ->
         calls, numbers = np.unique(specimen.operations[["row", "function", "count"]], return_counts=True)
         for (row, function, count), number in zip(calls.tolist(), numbers.tolist(), strict=True):
             sizes[int(role[row]), function][count] += number
-    variable = {key for key, found in sizes.items() if varies(len(found), found.total())}
+    variable = np.zeros((len(ROLES), FUNCTIONS), np.bool_)
+    for key, found in sizes.items():
+        variable[key] = varies(len(found), found.total())
     stages = int(topology.stage.max(initial=-1)) + 1
-    return Encoding(topology, stages, role, nranks, stage, offset, peer_stage, _is(role, (Role.EXPERT,)), variable)
+    return Encoding(topology, stages, role, nranks, stage, offset, peer_stage, _is(role, Role.EXPERT), variable)
 
 
 @dataclass(slots=True)
@@ -115,6 +108,11 @@ class _Draft:
     share: float = 1.0
     """Of the specimens of the stage those that show it."""
 
+    @property
+    def reduces(self) -> bool:
+        """Whether gradients are reduced in it."""
+        return bool(np.any(_is(self.role, Role.DATA) & np.isin(self.iteration["function"], REDUCING)))
+
 
 def learn_patterns(specimens: Sequence[Specimen], encoding: Encoding) -> dict[int, Pattern]:
     """One pattern for each stage whose specimens showed a repeating iteration, by stage."""
@@ -124,15 +122,18 @@ def learn_patterns(specimens: Sequence[Specimen], encoding: Encoding) -> dict[in
         if specimen.iteration is not None and 0 <= specimen.rank < topology.world and topology.stage[specimen.rank] >= 0:
             by_stage[int(topology.stage[specimen.rank])].append(specimen)
     drafts = {stage: _draft(encoding, members, first=not stage) for stage, members in by_stage.items()}
-    calls = {stage: _calls(draft.iteration, draft.direction, draft.role) for stage, draft in drafts.items()}
+    calls = {stage: _calls(draft) for stage, draft in drafts.items()}
     hints = Hints()
     # Inner stages show how long a pass is, the first and the last how many chunks there are: twice round, then all know.
     found: dict[int, Passes] = {}
     for _ in range(2):
         found = {stage: find_passes(calls[stage], stages, stage, hints) for stage in drafts}
-        hints = _hints(list(found.values()))
+        lengths = {phase: common([one.lengths.get(phase) for one in found.values()]) for phase in (Phase.FORWARD, Phase.BACKWARD)}
+        micro_batches = common([p.micro_batches or None for p in found.values() if p.chunks > 1 or len(found) == 1])
+        chunks = common([p.chunks for p in found.values() if p.micro_batches])
+        hints = Hints({phase: one for phase, one in lengths.items() if one is not None}, micro_batches or 0, chunks or 0)
     # Without a pipeline and a reduction of gradients nothing shows how many micro-batches make an iteration.
-    unknown = stages == 1 and not any(_reduces(draft) for draft in drafts.values())
+    unknown = stages == 1 and not any(draft.reduces for draft in drafts.values())
     most = max((passes.micro_batches for passes in found.values()), default=0)
     for passes in found.values():
         # A stage on which the pattern seems shorter than on the others repeats within the iteration. And with one micro-batch a
@@ -142,23 +143,11 @@ def learn_patterns(specimens: Sequence[Specimen], encoding: Encoding) -> dict[in
     return {stage: _pattern(stage, drafts[stage], calls[stage], passes) for stage, passes in found.items()}
 
 
-def _reduces(draft: _Draft) -> bool:
-    return bool(np.any(_is(draft.role, (Role.DATA,)) & np.isin(draft.iteration["function"], REDUCING)))
-
-
-def _hints(passes: Sequence[Passes]) -> Hints:
-    lengths = {phase: common([one.lengths.get(phase) for one in passes]) for phase in (Phase.FORWARD, Phase.BACKWARD)}
-    micro_batches = common([p.micro_batches or None for p in passes if p.chunks > 1 or len(passes) == 1])
-    chunks = common([p.chunks for p in passes if p.micro_batches])
-    return Hints({phase: length for phase, length in lengths.items() if length is not None}, micro_batches or 0, chunks or 0)
-
-
 def _draft(encoding: Encoding, specimens: Sequence[Specimen], *, first: bool) -> _Draft:
     """The iteration most specimens of a stage show, from its beginning."""
     versions: dict[bytes, list[_Draft]] = defaultdict(list)
     for specimen in specimens:
-        if (word := specimen.iteration) is None:
-            continue
+        word = specimen.pattern
         tokens, direction = encoding.tokens(word, word["row"])
         role = encoding.role[word["row"]]
         turned = np.roll(np.arange(len(word)), -_beginning(word, role, direction, first=first))
@@ -171,7 +160,7 @@ def _draft(encoding: Encoding, specimens: Sequence[Specimen], *, first: bool) ->
 
 def _beginning(word: NDArray[Any], role: NDArray[np.int64], direction: NDArray[np.int64], *, first: bool) -> int:
     """Where an iteration begins: after its update (gradients, norm, parameters), else where nothing is under way."""
-    once, passing = _is(role, ONCE), (direction != 0) | _is(role, INSIDE)
+    once, passing = _is(role, *ONCE), (direction != 0) | _is(role, *INSIDE)
     if once.any() and passing.any():
         return after_update(once, passing)
     if (direction != 0).any():
@@ -202,9 +191,10 @@ def _at_rest(word: NDArray[Any], direction: NDArray[np.int64], *, first: bool) -
     return begin % len(word)
 
 
-def _calls(word: NDArray[Any], direction: NDArray[np.int64], role: NDArray[np.int64]) -> list[Call]:
-    inside = _is(role, (*INSIDE, Role.UNSURE)) & (direction == 0)
-    sharded, context = _is(role, (Role.DATA,)), _is(role, (Role.CONTEXT,))
+def _calls(draft: _Draft) -> list[Call]:
+    word, direction, role = draft.iteration, draft.direction, draft.role
+    inside = _is(role, *INSIDE, Role.UNSURE) & (direction == 0)
+    sharded, context = _is(role, Role.DATA), _is(role, Role.CONTEXT)
     alone = not inside.any() and not direction.any()
     if alone:
         inside, context = inside | sharded, context | sharded
@@ -219,17 +209,19 @@ def _calls(word: NDArray[Any], direction: NDArray[np.int64], role: NDArray[np.in
 
 def _pattern(stage: int, draft: _Draft, calls: Sequence[Call], passes: Passes) -> Pattern:
     layers: Counter[tuple[object, ...]] = Counter()
-    steps = []
-    numbers = np.cumsum(np.r_[False, draft.iteration["call"][1:] != draft.iteration["call"][:-1]]).tolist()
-    for i, function in enumerate(draft.iteration["function"].tolist()):
-        role, place, inside = ROLES[int(draft.role[i])], passes.places[i], calls[i].inside
-        phase = Phase.OPTIMIZER if role in ONCE and not inside else place.phase
-        where, layer = (phase, place.micro_batch, place.chunk), -1
-        if inside and place.micro_batch >= 0 and phase is not Phase.EITHER:
+    steps: list[Stage] = []
+    number = 0
+    columns = draft.iteration["function"].tolist(), draft.role.tolist()
+    for i, (function, role_index, call, place) in enumerate(zip(*columns, calls, passes.places, strict=True)):
+        role, layer = ROLES[role_index], -1
+        phase = Phase.OPTIMIZER if role in ONCE and not call.inside else place.phase
+        where = phase, place.micro_batch, place.chunk
+        if call.inside and place.micro_batch >= 0 and phase is not Phase.EITHER:
             layer = layers[where, role]
             layers[where, role] += 1
-        name, towards = FUNCTION_NAMES.get(function, ""), int(draft.direction[i])
-        steps.append(Stage(*where, role=role, function=name, layer=layer, towards=towards, call=numbers[i]))
+        number += i > 0 and call.call != calls[i - 1].call
+        name = FUNCTION_NAMES.get(function, "")
+        steps.append(Stage(*where, role=role, function=name, layer=layer, towards=call.towards, call=number))
     return Pattern(
         stage=stage,
         steps=tuple(steps),
@@ -238,7 +230,7 @@ def _pattern(stage: int, draft: _Draft, calls: Sequence[Call], passes: Passes) -
         chunks=passes.chunks,
         seen=draft.seen,
         balanced=passes.balanced or not draft.direction.any(),
-        complete=passes.balanced and _reduces(draft),
+        complete=passes.balanced and draft.reduces,
         confidence=round(min(1.0, 0.5 + 0.1 * draft.seen) * draft.share, 3),
     )
 
@@ -251,8 +243,8 @@ Exchanges = list[tuple[int, int]]
 
 @dataclass(slots=True)
 class Call:
-    """One operation as this module needs it. ``call`` numbers group calls; ``towards`` is +1 or −1 for Send and Recv between
-    stages, else 0; ``inside``: it belongs to the passes, not to the update; ``marks``: −1 says backward, +1 forward.
+    """One operation: ``call`` and ``towards`` as of ``Stage``; ``inside``: it belongs to the passes, not to the update;
+    ``marks``: −1 says backward, +1 forward.
     """
 
     call: int
@@ -265,21 +257,21 @@ class Call:
 
 @dataclass(slots=True)
 class Hints:
-    """What one stage shows, or others did: micro-batches and chunks, 0 where unknown."""
+    """What one stage shows, or others did: micro-batches and chunks, 0 where unknown; ``lengths``: operations in a pass, where
+    all of a phase that stand alone between two exchanges have as many.
+    """
 
     lengths: dict[Phase, int] = field(default_factory=dict)
-    """Operations in a pass, where all of a phase that stand alone between two exchanges have as many."""
     micro_batches: int = 0
     chunks: int = 0
 
 
 @dataclass(slots=True, kw_only=True)
 class Passes(Hints):
-    """Places of all operations, and the numbers they imply."""
+    """Places of all operations, and the numbers they imply; ``balanced`` as of ``Pattern``."""
 
     places: list[Stage]
     balanced: bool = False
-    """As many backward passes as forward ones are exchanged between stages."""
 
 
 def find_passes(calls: Sequence[Call], stages: int, stage: int, hints: Hints) -> Passes:

@@ -10,16 +10,18 @@ are counted by communicator and function. Memory is bounded whatever the size of
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.job import Group as JobGroup
-from ncclwatch.engine.job import Identity, Job, assemble, identity_of
-from ncclwatch.model.events import Flag, Function
+from ncclwatch.engine.job import Job, assemble, identity_of
+from ncclwatch.engine.ledger import mix
+from ncclwatch.engine.slow.order import MARKS, bounds_of
+from ncclwatch.model.events import Function
 from ncclwatch.model.groups import group_depth
 from ncclwatch.model.state import Communicator, ProcessSample
 
@@ -39,7 +41,6 @@ STUCK_GROUP = 4096
 
 FUNCTIONS = 16
 """Fact: functions below this number are operations (``model.events.Function``)."""
-POINT_TO_POINT = (int(Function.SEND), int(Function.RECV))
 GATHER, SCATTER, SUM = int(Function.ALL_GATHER), int(Function.REDUCE_SCATTER), int(Function.ALL_REDUCE)
 
 OPERATION = np.dtype(
@@ -104,13 +105,12 @@ class JobMap:
         """The process, or −1; without a host by its pid alone."""
         return self.process.get((host, pid), self.process.get(("", pid), -1))
 
-    def find_calls(self, events: NDArray[Any], host: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Process and row of each call record, −1 where unknown."""
-        _, first, inverse = np.unique(mix(events["pid"], events["comm"]), return_index=True, return_inverse=True)
-        process = [self.find(host, pid) for pid in events["pid"][first].tolist()]
-        rows = [self.rows.get(key, -1) for key in zip(process, events["comm"][first].tolist(), strict=True)]
-        row = np.array(rows, np.int64)[inverse]
-        row[(events["flags"] & np.uint16(Flag.COMM_READ)) == 0] = -1
+    def find_calls(self, calls: NDArray[Any], host: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Process and row of each call, −1 where unknown; group starts and ends have no row."""
+        _, first, inverse = np.unique(mix(calls["pid"], calls["comm"]), return_index=True, return_inverse=True)
+        process = [self.find(host, pid) for pid in calls["pid"][first].tolist()]
+        rows = [self.rows.get(key, -1) for key in zip(process, calls["comm"][first].tolist(), strict=True)]
+        row = np.where(np.isin(calls["function"], MARKS), -1, np.array(rows, np.int64)[inverse])
         return np.array(process, np.int64)[inverse], row
 
 
@@ -125,44 +125,40 @@ def from_samples(samples: Sequence[ProcessSample]) -> JobMap:
 
 def _known_job(result: JobMap, job: Job) -> KnownJob:
     believed = [group for group in job.groups.values() if 0 < group.nranks <= LARGEST_WORLD]
-    world = max([1, *(group.nranks for group in believed)])
+    worlds = [group.nranks for group in believed]
     process_of: dict[int, int] = {}
     for member in job.members:
         place = member.info.host, member.info.pid
         if member.rank is not None and not 0 <= member.rank < LARGEST_WORLD:
             member.rank = None
         rank = member.rank if member.rank is not None else -1
-        said = member.info.world_size or 0
-        world = max(world, rank + 1, said if said <= LARGEST_WORLD else 0)
+        worlds += [rank + 1, member.info.world_size or 0]
         process = process_of[member.index] = result.process[place] = len(result.places)
         if place[0]:
             result.process["", place[1]] = -1 if ("", place[1]) in result.process else process
         result.places.append(place)
         result.rank.append(rank)
         result.job_of.append(len(result.jobs))
-    known = KnownJob(world, list(process_of.values()), [_known_group(group, job.by_identity) for group in believed])
-    for one, group in zip(known.groups, believed, strict=True):
-        for comm_rank, (member, own) in group.members.items():
+    known = KnownJob(max([1, *(world for world in worlds if world <= LARGEST_WORLD)]), list(process_of.values()), [])
+    for group in believed:
+        ranks = np.full(group.nranks, -1, np.int32)
+        view = next(iter(group.members.values()))[1]
+        for rank in range(min(group.nranks, len(view.peers))):
+            of_job = job.by_identity.get(identity_of(view, rank) or (-1, -1))
+            ranks[rank] = -1 if of_job is None else of_job
+        hosts = {peer.host_hash for peer in view.peers} - {None}
+        one = KnownGroup(group.id, group.hash, group.nranks, ranks, hosts=len(hosts))
+        known.groups.append(one)
+        for rank, (member, own) in group.members.items():
+            if 0 <= rank < group.nranks and member.rank is not None:
+                ranks[rank] = member.rank
             process, row = process_of[member.index], len(result.row_process)
             result.rows[process, own.address] = row
             one.rows.append(row)
             result.row_process.append(process)
             result.row_group.append(one)
-            result.row_rank.append(comm_rank)
+            result.row_rank.append(rank)
     return known
-
-
-def _known_group(group: JobGroup, rank_of: Mapping[Identity, int | None]) -> KnownGroup:
-    ranks = np.full(group.nranks, -1, np.int32)
-    view = next(iter(group.members.values()))[1]
-    for rank in range(min(group.nranks, len(view.peers))):
-        known = rank_of.get(identity_of(view, rank) or (-1, -1))
-        ranks[rank] = -1 if known is None else known
-    for rank, (member, _) in group.members.items():
-        if 0 <= rank < group.nranks and member.rank is not None:
-            ranks[rank] = member.rank
-    hosts = {peer.host_hash for peer in view.peers} - {None}
-    return KnownGroup(group.id, group.hash, group.nranks, ranks, hosts=len(hosts))
 
 
 def choose_specimens(jobmap: JobMap, job: KnownJob) -> list[int]:
@@ -183,7 +179,7 @@ class _Latest:
     kept: int = 0
     calls: int = 0
     depth: dict[int, int] = field(default_factory=dict)
-    threads: dict[int, int] = field(default_factory=dict)
+    """thread → how many groups it is in; the first is number 0"""
 
     def extend(self, part: NDArray[Any], most: int) -> None:
         self.parts.append(part)
@@ -204,43 +200,38 @@ class Recorder:
         """Operations by row and function. Shape (rows, FUNCTIONS)."""
         self.taken = 0
 
-    def add(self, events: NDArray[Any], process: NDArray[np.int64], row: NDArray[np.int64]) -> None:
+    def add(self, calls: NDArray[Any], process: NDArray[np.int64], row: NDArray[np.int64]) -> None:
         """Take calls (operations, group starts and ends), process by process in order of time, with their row (−1: a group's)."""
         operation = row >= 0
-        function = events["function"].astype(np.int64)
-        # Of all the rows a batch of one node touches a few.
-        touched, which = np.unique(row[operation] * FUNCTIONS + function[operation], return_inverse=True)
-        self.calls.reshape(-1)[touched] += np.bincount(which, minlength=len(touched))
+        np.add.at(self.calls, (row[operation], calls["function"][operation]), 1)
         self.taken += int(np.count_nonzero(operation))
-        at = np.flatnonzero(np.isin(process, self.specimens))
-        for part in np.split(at, np.flatnonzero(np.diff(process[at])) + 1) if len(at) else ():
-            self._extend(self._latest[int(process[part[0]])], events[part], row[part])
+        for start, end in pairwise(bounds_of(process)):
+            if (latest := self._latest.get(int(process[start]))) is not None:
+                self._extend(latest, calls[start:end], row[start:end])
 
-    def _extend(self, latest: _Latest, events: NDArray[Any], row: NDArray[np.int64]) -> None:
-        starts_call = np.zeros(len(events), np.bool_)
-        threads = np.zeros(len(events), np.uint8)
-        opens, closes = events["function"] == Function.GROUP_START, events["function"] == Function.GROUP_END
+    def _extend(self, latest: _Latest, calls: NDArray[Any], row: NDArray[np.int64]) -> None:
+        starts_call = np.zeros(len(calls), np.bool_)
+        threads = np.zeros(len(calls), np.uint8)
+        change = (calls["function"] == Function.GROUP_START).astype(np.int64) - (calls["function"] == Function.GROUP_END)
         if len(latest.depth) > THREADS:
             latest.depth.clear()
-            latest.threads.clear()
-        for tid in np.unique(events["tid"]).tolist():
-            own = np.flatnonzero(events["tid"] == tid)
-            threads[own] = latest.threads.setdefault(tid, min(255, len(latest.threads)))
-            change = opens[own].astype(np.int64) - closes[own].astype(np.int64)
-            depth = group_depth(change, latest.depth.get(tid, 0))
-            starts_call[own] = (depth - change <= 0) & ~closes[own]
+        for tid in np.unique(calls["tid"]).tolist():
+            own = np.flatnonzero(calls["tid"] == tid)
+            depth = group_depth(change[own], latest.depth.setdefault(tid, 0))
+            starts_call[own] = (depth - change[own] <= 0) & (change[own] >= 0)
+            threads[own] = min(255, list(latest.depth).index(tid))
             latest.depth[tid] = int(depth[-1])
         call = latest.calls + np.cumsum(starts_call)
         latest.calls = int(call[-1])
         at = np.flatnonzero(row >= 0)
         part = np.zeros(len(at), OPERATION)
         for name in ("time_ns", "count", "peer", "function"):
-            part[name] = events[name][at]
-        part["datatype"] = np.clip(events["datatype"][at], -1, 127)
+            part[name] = calls[name][at]
+        part["datatype"] = np.clip(calls["datatype"][at], -1, 127)
         part["row"], part["call"], part["thread"] = row[at], call[at], threads[at]
         latest.extend(part, self._most)
         if len(part) and int(np.count_nonzero(part["call"] == part["call"][-1])) >= STUCK_GROUP:
-            latest.depth.clear()
+            latest.depth = dict.fromkeys(latest.depth, 0)
 
     def history(self, process: int) -> NDArray[Any]:
         """The kept operations of a specimen, oldest first."""
@@ -256,15 +247,5 @@ class Recorder:
                 before, after = older._latest[old], self._latest[new]
                 kept = older.history(old)
                 kept["row"] = rows[kept["row"]]
-                after.calls, after.depth, after.threads = before.calls, before.depth, before.threads
+                after.calls, after.depth = before.calls, before.depth
                 after.extend(kept[kept["row"] >= 0], self._most)
-
-
-def mix(*columns: NDArray[Any]) -> NDArray[np.uint64]:
-    """A hash over columns of integers, of equal length (multiply and shift, as in splitmix64)."""
-    result = np.full(len(columns[0]), 0x9E3779B97F4A7C15, np.uint64)
-    with np.errstate(over="ignore"):
-        for column in columns:
-            result = (result ^ column.astype(np.uint64)) * np.uint64(0xBF58476D1CE4E5B9)
-            result ^= result >> np.uint64(29)
-    return result

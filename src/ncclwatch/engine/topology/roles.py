@@ -2,18 +2,15 @@
 
 * Stages exchange activations and gradients by Send and Recv with neighbours; experts by all-to-all.
 * Tensor and context parallelism communicate inside every pass, over and over with the same size; gradients are reduced once an
-  iteration (MegaTrace, Key Insight 2).
-* Data sharded by FSDP is gathered layer by layer as well, but then no other group reduces gradients.
+  iteration (MegaTrace, Key Insight 2). Data sharded by FSDP is gathered layer by layer; then no other group reduces gradients.
 * The sizes of tensor, pipeline and data groups multiply to the number of ranks; two of different roles share one rank at most;
   context and experts lie inside a data group (see ``RankGenerator`` in Megatron-LM's ``megatron/core/parallel_state.py``).
 
-So every assignment of roles that the sets of ranks allow is tried, with the order of the calls where that was seen, and without.
-Of those that fit, those count that leave the fewest kinds unexplained. What they agree on is said, the rest is ``UNSURE``.
+So every assignment of roles that the sets of ranks allow is tried. Of those that fit, those count that leave the fewest kinds
+unexplained. What they agree on is said, the rest is ``UNSURE``.
 
-From roles follows the topology: sizes, the order of stages, and groups that nobody observes. Ranks nobody observes are filled in
-only where every observed group of a role follows one rule (equal distance and size), as in every rank order in use. It is
-checked, never assumed. The order of stages follows from who sends to whom. Which end is the first shows where an iteration
-begins: there the first stage sends, and the last one receives. Else the communicator's own order is taken.
+From roles follows the topology. Groups that nobody observes are filled in only where all that are observed have one distance and
+size. The order of stages follows from who sends to whom; where an iteration begins the first stage sends and the last receives.
 """
 
 from __future__ import annotations
@@ -26,10 +23,11 @@ from itertools import combinations, pairwise, product
 import numpy as np
 from numpy.typing import NDArray
 
-from ncclwatch.engine.topology.iteration import Order, Shape, Specimen, after_update, examine
+from ncclwatch.engine.ledger import POINT_TO_POINT
+from ncclwatch.engine.topology.iteration import ENOUGH, OFTEN, Order, Shape, Specimen, after_update, examine
 from ncclwatch.engine.topology.model import FUNCTION_NAMES, Group, Layout, Role, Topology
-from ncclwatch.engine.topology.record import GATHER, POINT_TO_POINT, SCATTER, SUM, JobMap, KnownGroup, KnownJob, Recorder
-from ncclwatch.engine.topology.uses import OFTEN, RARE, Family, Line, Use, families, uses_of_calls, uses_of_counts
+from ncclwatch.engine.topology.record import GATHER, SCATTER, SUM, JobMap, KnownGroup, KnownJob, Recorder
+from ncclwatch.engine.topology.uses import Family, Line, Use, families, uses_of_calls, uses_of_counts
 from ncclwatch.model.events import Function
 
 MAX_FAMILIES = 16
@@ -64,8 +62,8 @@ class Reading:
     """The kind of each role that has one."""
 
     def say(self, group: KnownGroup, role: Role, confidence: float, why: str) -> None:
-        """A role with its confidence and the observation it rests on."""
-        self.groups[group.id] = Group(group.id, group.hash, role, tuple(group.ranks.tolist()), confidence, (why,))
+        """A role with its confidence and the observation it rests on; the first that is said counts."""
+        self.groups.setdefault(group.id, Group(group.id, group.hash, role, tuple(group.ranks.tolist()), confidence, (why,)))
 
 
 def read(job: KnownJob, uses: Sequence[Use], observed: set[int], *, repeats: int | None) -> Reading:
@@ -83,13 +81,13 @@ def read(job: KnownJob, uses: Sequence[Use], observed: set[int], *, repeats: int
             result.say(use.group, Role.WORLD if use.group.nranks == job.world else Role.UNUSED, 0.6, WHY[Role.UNUSED])
     kinds = families(job, [use for use in uses if use.group.id not in result.groups], observed)
     told = {use.group.id for kind in kinds for use in kind.uses}
-    idle = [set(use.group.ranks.tolist()) for use in uses if use.group.id not in told and use.group.nranks > 1]
-    fit = _Fit(job.world, kinds, counted, idle, OFTEN * (1 if repeats else 2))
+    left = [use for use in uses if use.group.id not in told and use.group.nranks > 1]
+    fit = _Fit(job.world, kinds, counted, [set(use.group.ranks.tolist()) for use in left], OFTEN * (1 if repeats else 2))
     # Where calls show no iteration, or a group is called that is not in it, only part of one may have been seen.
-    beside = [use.total for use in uses if use.group.id not in told and not use.mixed and 1 < use.group.nranks < job.world]
+    beside = max((use.total for use in left if not use.mixed and use.group.nranks < job.world), default=0)
     # One micro-batch in a pipeline is the steady part of an iteration, or its ranks would mostly idle.
     steady = any(kind.shape is Shape.CHAIN and kind.inside is None for kind in kinds)
-    clear = repeats is None or (not steady and (max(beside, default=0) <= RARE * repeats if repeats else len(kinds) == 1))
+    clear = repeats is None or (not steady and (ENOUGH * beside <= repeats if repeats else len(kinds) == 1))
     found = list(fit.assignments()) if clear and len(kinds) <= MAX_FAMILIES else []
     open_ = [sum(role is Role.UNSURE and not kind.uncounted for role, kind in zip(one, kinds, strict=True)) for one in found]
     found = [fit.claimed(one) for one, number in zip(found, open_, strict=True) if number == min(open_)]
@@ -101,22 +99,22 @@ def read(job: KnownJob, uses: Sequence[Use], observed: set[int], *, repeats: int
         for use in kind.uses:
             result.say(use.group, role, *_reason(role, kind, counted))
     for use in uses:
-        if use.group.id not in result.groups:
-            result.say(use.group, Role.UNSURE, 0.0, "collectives and Send and Recv together, or parts that overlap")
+        result.say(use.group, Role.UNSURE, 0.0, "collectives and Send and Recv together, or parts that overlap")
     return result
 
 
 def _reason(role: Role, kind: Family, counted: bool) -> tuple[float, str]:
     """How sure a role is, and why."""
-    unclear = ", which fits more than one role, or none"
-    if not counted:
-        if role is not Role.UNSURE:
-            return 0.9, WHY[role]
-        names = sorted(FUNCTION_NAMES.get(function, "") for function in kind.functions)
-        return 0.0, str(kind.shape) if kind.exchanges else f"{' and '.join(names) or 'operations'}{unclear}"
     times = int(kind.uses[0].total)
+    names = " and ".join(sorted(FUNCTION_NAMES.get(function, "") for function in kind.functions)) or "operations"
+    if role is not Role.UNSURE and not counted:
+        return 0.9, WHY[role]
+    if not counted and kind.exchanges:
+        return 0.0, str(kind.shape)
     text = f"NCCL has counted {times} operations on it" if times else "NCCL does not count Send and Recv over NVLink"
-    return (0.0, text + unclear) if role is Role.UNSURE else (0.6, f"{text}; no other role fits the sets of ranks")
+    if role is not Role.UNSURE:
+        return 0.6, f"{text}; no other role fits the sets of ranks"
+    return 0.0, f"{text if counted else names}, which fits more than one role, or none"
 
 
 @dataclass(slots=True)
@@ -154,17 +152,12 @@ class _Fit:
     def _may_be_data(self, kind: Family) -> bool:
         if kind.exchanges or kind.tiny or not kind.functions <= REDUCES:
             return False
-        if kind.order in (Order.RUNS, Order.ONE_WAY):
-            return self._sharded(kind)
-        return kind.inside is not True and (kind.order is None or kind.times == 1 or not self._premature(kind))
-
-    def _sharded(self, kind: Family) -> bool:
-        """Whether parameters are gathered and gradients scattered layer by layer, and no other group reduces them."""
-        return not self._premature(kind) and not any(
-            other.functions and other.functions <= REDUCES and not other.tiny and self._once(other, kind) and within(kind, other)
-            for other in self.kinds
-            if other is not kind
-        )
+        if kind.order not in (Order.RUNS, Order.ONE_WAY):
+            return kind.inside is not True and (kind.order is None or kind.times == 1 or not self._premature(kind))
+        # Parameters are gathered and gradients scattered layer by layer: unless another group reduces them, once an iteration.
+        reducing = (one for one in self.kinds if one is not kind and one.functions and one.functions <= REDUCES and not one.tiny)
+        once = (one for one in reducing if (self._often(kind, one) if one.inside is None else not one.inside))
+        return not self._premature(kind) and not any(within(kind, one) for one in once)
 
     def _premature(self, kind: Family) -> bool:
         """Whether another communicator over its ranks exists and was not used yet."""
@@ -172,9 +165,9 @@ class _Fit:
         # The communicator over all ranks that frameworks make first is mostly never used.
         return len(waiting) > len(kind.lines) * (self.world in waiting)
 
-    def _once(self, kind: Family, other: Family) -> bool:
-        """Whether a kind is used once an iteration, and the other inside the passes."""
-        return kind.inside is False if kind.inside is not None else other.times >= self.often * kind.times
+    def _often(self, kind: Family, other: Family) -> bool:
+        """Whether a kind is called so much more often than another that it must be used inside the passes."""
+        return kind.times >= self.often * other.times
 
     def claimed(self, roles: tuple[Role, ...]) -> tuple[Role, ...]:
         """Nothing, where one kind of group is all that a job uses: it may be tensor as well as data parallel."""
@@ -193,7 +186,7 @@ class _Fit:
             return None
         if data is not None and pipeline is not None and data.inside is None:
             # With nothing to compare it with, a group may as well be used inside the passes.
-            if pipeline.uncounted and not any(kind.times >= self.often * data.times for kind in self.kinds):
+            if pipeline.uncounted and not any(self._often(kind, data) for kind in self.kinds):
                 return None
             if not pipeline.uncounted and data.times * OFTEN > pipeline.times:
                 return None
@@ -216,21 +209,21 @@ class _Fit:
 
     def _other(self, kind: Family, tensor: Family | None, pipeline: Family | None, data: Family | None) -> Role | None:
         """What a kind is that is none of the three; ``None`` where it speaks against them."""
-        inside = data is not None and within(kind, data)
+        around = data if data is not None and within(kind, data) else None
         if kind.uncounted:
             return Role.UNSURE
         if kind.tiny:
             return Role.WORLD if kind.size == self.world else Role.MODEL
         if kind.exchanges:
-            return self._exchanging(kind, inside)
-        often = kind.inside if kind.inside is not None else data is not None and kind.times >= self.often * data.times
-        if data is not None and inside:
-            if often:
-                return self._often_inside_data(kind, data)
+            return self._exchanging(kind, around is not None)
+        often = kind.inside if kind.inside is not None else data is not None and self._often(kind, data)
+        if around is not None and often:
+            return self._often_inside_data(kind, around)
+        if around is not None:
             experts = [one.size for one in self.kinds if one.exchanges and one.shape is Shape.EVERYBODY]
-            if kind.size == data.size:
+            if kind.size == around.size:
                 return Role.DATA
-            return Role.EXPERT_DATA if kind.size * max(experts, default=0) == data.size else Role.UNSURE
+            return Role.EXPERT_DATA if kind.size * max(experts, default=0) == around.size else Role.UNSURE
         if often:
             return None
         if not kind.functions <= {SUM}:
@@ -292,24 +285,27 @@ def infer(jobmap: JobMap, job: KnownJob, recorder: Recorder, *, by_counts: bool 
             rows_of[jobmap.row_process[row]][row] = (jobmap.row_rank[row], group.nranks)
     specimens: list[Specimen] = []
     for process in recorder.specimens if not by_counts else ():
-        history = recorder.history(process)
-        if process in rows_of and len(history):
+        if process in rows_of and len(history := recorder.history(process)):
             lengths = {specimen.length for specimen in specimens} - {0}
             specimens.append(examine(process, jobmap.rank[process], history, rows_of[process], lengths))
     observed = {rank for process in job.processes if 0 <= (rank := jobmap.rank[process]) < job.world}
     uses = uses_of_calls(job, recorder, specimens) if specimens else uses_of_counts(jobmap, job)
-    repeats = max((specimen.repeats for specimen in specimens if specimen.iteration is not None), default=0)
-    return assemble(jobmap, job, read(job, uses, observed, repeats=repeats if specimens else None), specimens), specimens
+    repeats = max(specimen.repeats for specimen in specimens) if specimens else None
+    return assemble(jobmap, job, read(job, uses, observed, repeats=repeats), specimens), specimens
 
 
 def assemble(jobmap: JobMap, job: KnownJob, reading: Reading, specimens: Sequence[Specimen]) -> Topology:
     """The topology that roles of groups make."""
-    world, said = job.world, reading.groups
+    world = job.world
     lines = {role: reading.families[role].lines if role in reading.families else [] for role in PARTITIONING}
-    lines[Role.PIPELINE] = _turned(jobmap, lines[Role.PIPELINE], reading, specimens)
+    after = {pair for line in lines[Role.PIPELINE] for pair in pairwise(line)}
+    ends = Counter(_direction(jobmap, specimen, reading, after) for specimen in specimens)
+    if ends[-1] > ends[1]:
+        # The iteration begins at the other end.
+        lines[Role.PIPELINE] = [line[::-1] for line in lines[Role.PIPELINE]]
     dimensions = {role: _dimension(world, role, own) for role, own in lines.items()}
     inferred = [group for _, found in dimensions.values() for group in found]
-    unclear = [said[group.id] for group in job.groups if group.id in said and said[group.id].role is Role.UNSURE]
+    unclear = [reading.groups[g.id] for g in job.groups if g.id in reading.groups and reading.groups[g.id].role is Role.UNSURE]
     left = {role: int(np.count_nonzero(index < 0)) for role, (index, _) in dimensions.items()}
     unsure = [f"{role} groups of {few} ranks are not known: nobody of them is observed" for role, few in left.items() if few]
     if not specimens and not any(lines.values()):
@@ -317,9 +313,8 @@ def assemble(jobmap: JobMap, job: KnownJob, reading: Reading, specimens: Sequenc
     doubts = Counter(f"{len(group.ranks)} ranks: {group.evidence[0]}" for group in unclear)
     unsure += [f"{number} group{'s' if number > 1 else ''} of {text}" for text, number in doubts.items()]
     for group in job.groups:
-        if group.id not in said:
-            reading.say(group, Role.UNSURE, 0.0, "no calls were seen")
-    groups = [*inferred, *(said[group.id] for group in job.groups)]
+        reading.say(group, Role.UNSURE, 0.0, "no calls were seen")
+    groups = [*inferred, *(reading.groups[group.id] for group in job.groups)]
     layout = Layout()
     if any(lines.values()):
         tp, pp, copies, cp, ep = (len(lines[role][0]) if lines[role] else 1 for role in PARTITIONING)
@@ -340,13 +335,6 @@ def assemble(jobmap: JobMap, job: KnownJob, reading: Reading, specimens: Sequenc
     )
 
 
-def _turned(jobmap: JobMap, lines: list[Line], reading: Reading, specimens: Sequence[Specimen]) -> list[Line]:
-    """The stages of all pipelines in order: turned where the iteration begins at the other end."""
-    after = {pair for line in lines for pair in pairwise(line)}
-    ends = Counter(_direction(jobmap, specimen, reading, after) for specimen in specimens)
-    return [line[::-1] for line in lines] if ends[-1] > ends[1] else lines
-
-
 def _direction(jobmap: JobMap, specimen: Specimen, reading: Reading, after: set[tuple[int, int]]) -> int:
     """+1 where the lines begin with the first stage, −1 with the last, 0 where this process (no end of a line) does not tell."""
     word = specimen.pattern
@@ -354,13 +342,13 @@ def _direction(jobmap: JobMap, specimen: Specimen, reading: Reading, after: set[
     once = np.isin(word["row"], [row for row, one in role.items() if one in ONCE])
     pipelines = [row for row, one in role.items() if one is Role.PIPELINE]
     passing = np.isin(word["function"], POINT_TO_POINT) & np.isin(word["row"], pipelines)
-    if specimen.iteration is None or not once.any() or not passing.any():
+    if specimen.iteration is None or not once.any():
         return 0
-    begin = after_update(once, passing)
-    first = np.roll(word, -begin)[np.roll(passing, -begin)][0]
     peers = {int(jobmap.row_group[row].ranks[peer]) for row, peer in np.unique(word[["row", "peer"]][passing]).tolist()}
     if len(peers) != 1:
         return 0
+    begin = after_update(once, passing)
+    first = np.roll(word, -begin)[np.roll(passing, -begin)][0]
     ahead = (specimen.rank, peers.pop()) in after
     return 1 if (first["function"] == Function.SEND) == ahead else -1
 

@@ -1,8 +1,7 @@
 """How each group of a job is used, in one form for calls that were seen and for what NCCL has counted; and groups of one kind.
 
 Memory keeps how often each communicator was used (``opCount`` and ``collOpCount`` of ``ncclComm``; by function, ``seqNumber``,
-from 2.26 on) and how far every connection was used, those of Send and Recv apart from those of collectives (connection index 1
-and 0). Calls also show their order and their sizes: within an iteration, in which pass, in which turns.
+from 2.26 on) and how far every connection was, those of Send and Recv (index 1) apart from those of collectives (0).
 """
 
 from __future__ import annotations
@@ -17,19 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ncclwatch.engine.connections import is_hidden
-from ncclwatch.engine.topology.iteration import Shape, Specimen, Usage, shape_of
+from ncclwatch.engine.ledger import POINT_TO_POINT
+from ncclwatch.engine.topology.iteration import ENOUGH, OFTEN, Shape, Specimen, Usage, shape_of
 from ncclwatch.engine.topology.model import FUNCTION_NAMES
-from ncclwatch.engine.topology.record import POINT_TO_POINT, JobMap, KnownGroup, KnownJob, Recorder
+from ncclwatch.engine.topology.record import JobMap, KnownGroup, KnownJob, Recorder
 from ncclwatch.model.state import Communicator, Direction
 
-OFTEN = 2.0
-"""Unit: ratio of calls. From: a layer has a pass forward and one backward, and gradients are reduced once for both; each pass
-calls a tensor group twice for each time it exchanges (Megatron-LM).
-"""
-RARE = 0.05
-"""Unit: share of the calls on a communicator. From: barriers and checkpoints of the simulated jobs are less; a layer has no 20
-calls for each of one kind.
-"""
 LARGE_GROUP = 8
 """Unit: ranks. From: GPUs of one host joined by NVLink, as tensor groups are (Megatron-LM's advice, and every job of
 ``score.topology``). A single group of more, over several hosts, is data parallel.
@@ -42,20 +34,19 @@ Line = tuple[int, ...]
 
 @dataclass(slots=True, kw_only=True)
 class Use(Usage):
-    """How a group was used, by the members that were observed; ``times`` is of an iteration where one is known, else of all."""
+    """How a group was used by its observed members; ``times`` is of an iteration where one is known, else of all."""
 
     group: KnownGroup
     total: float = 0.0
     """Operations in all, the most of any member."""
     exchanges: bool = False
-    """Whether Send and Recv alone are called on it, or nothing."""
+    """Whether Send and Recv alone are called on it, or nothing; ``mixed``: these and collectives, of which no role is known."""
     mixed: bool = False
-    """Whether collectives as well as Send and Recv are: no role is known for both."""
     scatters: int = 0
     hidden: bool = False
     """Whether ranks are joined by NVLink and the like, where Send and Recv are not counted."""
     known: bool = True
-    """Whether ``times`` is of one of them that was kept in full, where any was."""
+    """Whether ``times`` is of a member that was kept in full, where any was."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -64,17 +55,15 @@ class Family(Usage):
 
     uses: list[Use]
     lines: list[Line]
-    """Their ranks, each set once; of a pipeline the stages in order."""
+    """Their ranks, each set once; of a pipeline the stages in order. ``size``: ranks of each."""
+    size: int
     number: NDArray[np.int32]
     """rank → number of its line, −1 where that is not known. Shape (world,)."""
     whole: bool
     """Whether every rank that was observed is in one of them."""
-    size: int
-    """Ranks of each."""
     wide: bool
     """Whether they are too large for a tensor group and lie across hosts."""
     exchanges: bool
-    """Whether Send and Recv alone are called on them, or nothing."""
     uncounted: bool
     """Whether nothing was counted, though Send and Recv may have been called."""
 
@@ -85,43 +74,37 @@ def common(values: Iterable[T | None]) -> T | None:
     return known.most_common(1)[0][0] if known else None
 
 
+def _pooled(usages: Sequence[Usage]) -> dict[str, Any]:
+    """What most of them show that were used, as fields of a ``Usage``; of ``ways`` all."""
+    seen = [usage for usage in usages if usage.times]
+    return {
+        "ways": frozenset(way for usage in usages for way in usage.ways),
+        "shape": common([usage.shape for usage in seen]),
+        "times": float(np.median([usage.times for usage in seen])) if seen else 0.0,
+        "functions": common([usage.functions for usage in seen]) or frozenset(),
+        "tiny": bool(common([usage.tiny for usage in seen])),
+        "inside": common([usage.inside for usage in seen]),
+        "order": common([usage.order for usage in seen]),
+        "follows": bool(common([usage.follows for usage in seen])),
+        "gradients": any(usage.gradients for usage in seen),
+    }
+
+
 def uses_of_calls(job: KnownJob, recorder: Recorder, specimens: Sequence[Specimen]) -> list[Use]:
     """One for each group with an observed member."""
     whole = [specimen for specimen in specimens if specimen.iteration is not None] or specimens
-    usages: dict[int, Usage] = {row: usage for specimen in whole for row, usage in specimen.usages.items()}
-    return [
-        _of_calls(group, recorder, [usages[row] for row in group.rows if row in usages]) for group in job.groups if group.rows
-    ]
-
-
-def _of_calls(group: KnownGroup, recorder: Recorder, usages: Sequence[Usage]) -> Use:
-    counts = recorder.calls[group.rows].sum(axis=0)
-    seen = _pooled([usage for usage in usages if usage.times])
-    result = Use(**seen, group=group, total=float(counts.sum()) / len(group.rows), known=bool(usages))
-    result.ways = _ways(usages)
-    if not usages:
-        often = np.flatnonzero(counts > RARE * counts.sum()).tolist()
-        result.functions = frozenset(often) - frozenset(POINT_TO_POINT)
-    result.exchanges, result.mixed = not result.functions, bool(result.functions and result.ways)
-    return result
-
-
-def _ways(usages: Iterable[Usage]) -> frozenset[tuple[int, int, bool]]:
-    return frozenset(way for usage in usages for way in usage.ways)
-
-
-def _pooled(usages: Sequence[Usage]) -> dict[str, Any]:
-    """What most of them show, as fields of a ``Usage``."""
-    return {
-        "shape": common([usage.shape for usage in usages]),
-        "times": float(np.median([usage.times for usage in usages])) if usages else 0.0,
-        "functions": common([usage.functions for usage in usages]) or frozenset(),
-        "tiny": bool(common([usage.tiny for usage in usages])),
-        "inside": common([usage.inside for usage in usages]),
-        "order": common([usage.order for usage in usages]),
-        "follows": bool(common([usage.follows for usage in usages])),
-        "gradients": any(usage.gradients for usage in usages),
-    }
+    of_row: dict[int, Usage] = {row: usage for specimen in whole for row, usage in specimen.usages.items()}
+    found = []
+    for group in (group for group in job.groups if group.rows):
+        counts = recorder.calls[group.rows].sum(axis=0)
+        usages = [of_row[row] for row in group.rows if row in of_row]
+        use = Use(**_pooled(usages), group=group, total=float(counts.sum()) / len(group.rows), known=bool(usages))
+        if not usages:
+            often = np.flatnonzero(ENOUGH * counts > counts.sum()).tolist()
+            use.functions = frozenset(often) - frozenset(POINT_TO_POINT)
+        use.exchanges, use.mixed = not use.functions, bool(use.functions and use.ways)
+        found.append(use)
+    return found
 
 
 def uses_of_counts(jobmap: JobMap, job: KnownJob) -> list[Use]:
@@ -155,10 +138,9 @@ def _of_counts(group: KnownGroup, members: Sequence[tuple[int, Communicator]]) -
         exchanged = max((step for _, _, index, step in steps if index == 1), default=0)
         if not called or exchanged:
             exchanges = max(exchanges, exchanged, 0 if called else total)
-    often = {name for name, count in functions.items() if count > RARE * collectives}
+    often = {name for name, count in functions.items() if ENOUGH * count > collectives}
     result.functions = frozenset(function for function, name in FUNCTION_NAMES.items() if name in often)
-    result.total = max(collectives, exchanges)
-    result.times = float(result.total)
+    result.total = result.times = float(max(collectives, exchanges))
     result.scatters = functions["ReduceScatter"]
     result.exchanges, result.mixed = not collectives, bool(collectives and exchanges)
     return result
@@ -189,21 +171,21 @@ def _parts(uses: Sequence[Use], observed: set[int]) -> list[list[Use]]:
     for use in sorted(uses, key=lambda use: use.times):
         if use.known:
             alike[use.functions, use.tiny, use.inside].append(use)
-    parts: list[tuple[list[Use], set[int]]] = []
+    parts: list[list[Use]] = []
     for own in alike.values():
         # Roles may be told apart by counts that are far from each other; those of Send and Recv differ between stages.
         far = [at for at, (one, two) in enumerate(pairwise(own), 1) if two.times > OFTEN * one.times and not one.exchanges]
-        parts += [(own[start:end], _ranks(own[start:end])) for start, end in pairwise([0, *far, len(own)])]
-    found = [part for part in parts if observed <= part[1]]
-    for part, ranks in [part for part in parts if not observed <= part[1]] + [
-        ([use], _ranks([use])) for use in uses if not use.known
-    ]:
-        free = [one for one in found if not one[1] & ranks]
+        parts += [own[start:end] for start, end in pairwise([0, *far, len(own)])]
+    parts.sort(key=lambda part: not observed <= _ranks(part))
+    found: list[tuple[list[Use], set[int]]] = []
+    for part in [*parts, *([use] for use in uses if not use.known)]:
+        ranks, known = _ranks(part), part[0].known
+        free = [one for one in found if not one[1] & ranks] if not (known and observed <= ranks) else []
         if free:
             home = min(free, key=lambda one: abs(np.log((1 + part[0].total) / (1 + one[0][0].total))))
             home[0].extend(part)
             home[1].update(ranks)
-        elif part[0].known:
+        elif known:
             found.append((part, ranks))
     return [part for part, _ in found]
 
@@ -214,8 +196,8 @@ def _ranks(uses: Iterable[Use]) -> set[int]:
 
 def _family(world: int, uses: list[Use], observed: set[int]) -> Family | None:
     lines = list(dict.fromkeys(tuple(use.group.ranks.tolist()) for use in uses))
-    seen = _pooled([use for use in uses if use.shape])
-    shape = seen["shape"] or shape_of(_ways(uses), len(lines[0]), None)
+    seen = _pooled(uses)
+    shape = seen["shape"] or shape_of(seen["ways"], len(lines[0]), None)
     known = [rank for line in lines for rank in line if rank >= 0]
     if len(set(known)) < len(known):
         lines = _joined(lines) if shape in (Shape.CHAIN, Shape.EITHER) else []

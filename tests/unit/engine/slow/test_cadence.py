@@ -163,7 +163,7 @@ class TestCadence:
             program = [(Function.ALL_REDUCE, TENSOR, -1), (Function.SEND, PIPE, turn)] * 20
             cadences.add_calls(calls(program, [turn + 0.01 * k for k in range(len(program))]))
         order = cadences.orders.find("", 7)
-        assert order is not None and order._waiting <= UNMADE_RECORDS
+        assert order is not None and len(order._unmade) <= UNMADE_RECORDS
         assert len(order.calls) == MOST_CALLS
         assert [call.ways for call in order.calls][-2:] == [[None], [(True, 79)]]
 
