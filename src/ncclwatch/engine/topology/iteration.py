@@ -286,6 +286,8 @@ def _candidates(word: NDArray[np.int64], numbers: NDArray[np.int64], regular: ND
 def _stretch(word: NDArray[np.int64], length: int, regular: NDArray[np.bool_]) -> int | None:
     """Start of the latest place where ``length`` tokens are followed by the same again, with all the regular ones among them."""
     same = word[length:] == word[:-length]  # empty where the sequence is no longer than that
+    if np.count_nonzero(same) < length:  # most lengths end here
+        return None
     bounds = np.r_[-1, np.flatnonzero(~same), len(same)]
     for i in np.flatnonzero(np.diff(bounds) > length)[::-1].tolist():
         start = int(bounds[i + 1]) - length
