@@ -175,7 +175,7 @@ eval-real: setup
 # Weights and thresholds of the slowness estimate, from what was weighed of jobs with known faults and healthy ones (OBSERVATIONS), from
 # recordings (RECORDINGS: folders that `python -m score --real ... --save FOLDER` filled) and from simulated jobs. Fresh seeds judge
 # the result, never these.
-OBSERVATIONS := tests/fixtures/slowness.xz
+OBSERVATIONS := tests/fixtures/slowness.xz tests/fixtures/slowness-one-moment.xz
 RECORDINGS :=
 calibrate: setup
 	@PYTHONPATH=tests $(PYTHON) -m score.slowness --observations $(OBSERVATIONS) --recordings $(RECORDINGS) \

@@ -104,7 +104,9 @@ IN_GUEST = ("nic-limit", "sleeping-proxy", "silent-receiver", "link-down")
 """Those that the guest can play: RoCE there takes seconds to recover from a loss. A port that goes down may leave its kernel
 spinning, and is the last."""
 
-_NAME = re.compile(r"network-([a-z-]+)-(\d+)-(\d+)$")
+PREFIX = "network-"
+"""How names of such scenarios begin."""
+_NAME = re.compile(PREFIX + r"([a-z-]+)-(\d+)-(\d+)$")
 
 
 def draw(fault: str, seed: int, number: int) -> Scenario:
@@ -123,7 +125,7 @@ def draw(fault: str, seed: int, number: int) -> Scenario:
         dp_bytes=chance.choice((1, 2)) << 20, jitter=chance.choice((0.0, 0.02, 0.05)),
     )  # fmt: skip
     return Scenario(
-        f"network-{fault}-{seed}-{number}", f"drawn: {fault}", chance.randrange(1 << 30),
+        f"{PREFIX}{fault}-{seed}-{number}", f"drawn: {fault}", chance.randrange(1 << 30),
         Expectation(score, (verdict,), (struck.rank,)), layout, work, Network(intra_node="net", net="socket"), faults=(struck,),
     )  # fmt: skip
 

@@ -38,6 +38,7 @@ from ncclwatch.engine.slow.snapshot import Look
 from ncclwatch.engine.slow.terms import TERMS, CandidateKind, Terms, measure
 from ncclwatch.model.verdict import VerdictClass
 from ncclwatch.simulate.scenario import FaultKind, Scenario, ScoreClass, load_all
+from score import network
 from score.archive import Kept, batches_of, beside, name_of, recordings_in
 from score.cases import Case
 from score.diagnosers import Ncclwatch
@@ -211,7 +212,9 @@ def of_recording(path: Path, known: dict[str, Scenario]) -> Observed:
     name = name_of(path)
     if "scenario" in _note(path):
         saved = Saved.load(path)
-        collector = _Collector(_observed(name, expected(scenario_of(saved.scenario, known), saved), real=True), saved.since)
+        scenario = expected(scenario_of(saved.scenario, known), saved)
+        wanted = network.wanted(scenario) if saved.scenario.startswith(network.PREFIX) else scenario
+        collector = _Collector(_observed(name, wanted, real=True), saved.since)
     else:
         kept = Kept.load(path)
         observed = Observed(name, True, kept.ranks, kept.also, kept.verdicts, hidden=False, observations=[])
@@ -235,9 +238,11 @@ def _observed(name: str, scenario: Scenario, *, real: bool) -> Observed:
 
 
 def scenario_of(name: str, known: dict[str, Scenario]) -> Scenario:
-    """A scenario by its name: of a file, or drawn (``drawn-SEED-NUMBER-…``, ``drawn-slow-SEED-NUMBER-…``)."""
+    """A scenario by its name: of a file, or drawn (``drawn-SEED-NUMBER-…``, ``drawn-slow-SEED-NUMBER-…``, ``network-…``)."""
     if name in known:
         return known[name]
+    if name.startswith(network.PREFIX):
+        return network.scenario_of(name)
     parts = name.split("-")
     slow = parts[1] == "slow"
     return draw(int(parts[1 + slow]), int(parts[2 + slow]), slow=slow)

@@ -62,13 +62,14 @@ def diagnose(
     """Say which rank holds the job up. Reads each process at least twice: a job that makes progress accuses nobody."""
     named, files = options.split_words(pid, words)
     options.require_files(files)
-    rule = options.slow_rule(slow_mode, t_base, theta)
+    options.require_slow_mode(slow_mode, t_base)
     if files:
         # Whoever asks about live processes need not wait until all that reads recordings is loaded.
         from ncclwatch.cli.recorded import judge_recordings, recordings_among
 
         recordings = recordings_among(files, alone=not named and not every)
         if recordings:
+            rule = options.slow_rule(slow_mode, t_base, theta)
             return judge_recordings(recordings, as_json=as_json, exit_code=exit_code, slow=rule, why=why)
     live = options.choose_pids(named, every) if named or every or not files else []
     verdicts, problems = judge(live, files, every=every, wait=wait, interval=interval, wire=wire)

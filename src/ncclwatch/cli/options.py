@@ -202,14 +202,19 @@ ThetaOption = Annotated[
 ]
 
 
-def slow_rule(mode: str, t_base_s: float | None, theta: float) -> SlowRule:
-    """The rule that was asked for."""
-    from ncclwatch.engine.slow.modes import SlowMode, SlowRule
-
+def require_slow_mode(mode: str, t_base_s: float | None) -> None:
+    """Raise UsageError for a mode that is none, or an option of another."""
     if mode not in SLOW_MODES:
         raise UsageError(f"--slow-mode {clean(mode, 40)} is not known", f"it is {' or '.join(SLOW_MODES)}")
-    if t_base_s is not None and mode != SlowMode.CCL_D:
+    if t_base_s is not None and mode != "ccl-d":
         raise UsageError("--t-base belongs to --slow-mode ccl-d", "add it, or leave --t-base out")
+
+
+def slow_rule(mode: str, t_base_s: float | None, theta: float) -> SlowRule:
+    """The rule that was asked for."""
+    require_slow_mode(mode, t_base_s)
+    from ncclwatch.engine.slow.modes import SlowMode, SlowRule
+
     return SlowRule(SlowMode(mode), t_base_s, theta)
 
 

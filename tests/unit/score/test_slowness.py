@@ -10,6 +10,7 @@ import pytest
 
 from ncclwatch.engine.slow.terms import TERMS, CandidateKind, Terms
 from ncclwatch.simulate.scenario import FaultKind, ScoreClass, load_all
+from score import network
 from score.drawn import draw
 from score.slowness import (
     COLUMNS,
@@ -161,6 +162,8 @@ def test_scenarios_are_found_by_their_names() -> None:
     assert scenario_of(name, known) is known[name]
     for drawn in (draw(7, 3), draw(7, 3, slow=True)):
         assert scenario_of(drawn.name, known) == drawn
+    cable = network.draw("late-link", 7, 3)
+    assert scenario_of(cable.name, known) == cable
     with pytest.raises((ValueError, IndexError)):
         scenario_of("nowhere", {})
 
