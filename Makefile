@@ -123,8 +123,9 @@ test: setup
 	[ $$main -eq 0 ] && [ $$other -eq 0 ]
 
 beside:
-	@$(WHEN_IDLE) $(MAKE) -s lint
-	@failed=0; $(PYTHON) -m pytest $(MORE) || failed=1; $(WHEN_IDLE) $(PYTHON) -m pytest tests/unit || failed=1; exit $$failed
+	@failed=0; $(WHEN_IDLE) $(MAKE) -s lint || failed=1; \
+	$(PYTHON) -m pytest $(MORE) || failed=1; \
+	$(WHEN_IDLE) $(PYTHON) -m pytest tests/unit || failed=1; exit $$failed
 
 # The same with every release of NCCL in each test, in the guest as well: hours.
 test-all:

@@ -131,8 +131,7 @@ class Ledger:
 
     def is_from_birth(self, info: ProcessInfo, own: Communicator) -> bool:
         """Whether the making of a communicator was seen, so that its counts are complete."""
-        row = self.row(info, own)
-        return row is not None and bool(self.from_birth[row])
+        return (row := self.row(info, own)) is not None and bool(self.from_birth[row])
 
     def messages(self, info: ProcessInfo, own: Communicator) -> Mapping[tuple[int, int], int]:
         """Calls of sends and receives on a communicator of a process, by function and peer."""

@@ -291,8 +291,7 @@ def _stretch(word: NDArray[np.int64], length: int, regular: NDArray[np.bool_]) -
     bounds = np.r_[-1, np.flatnonzero(~same), len(same)]
     for i in np.flatnonzero(np.diff(bounds) > length)[::-1].tolist():
         start = int(bounds[i + 1]) - length
-        present = np.bincount(word[start : start + length], minlength=len(regular)) > 0
-        if present[regular].all():
+        if np.bincount(word[start : start + length], minlength=len(regular))[regular].all():
             return start
     return None
 
