@@ -122,10 +122,18 @@ test: setup
 	fi; \
 	[ $$main -eq 0 ] && [ $$other -eq 0 ]
 
+# Unit tests that fail run once more at the usual priority: one that passes then waited for something that came too late.
+UNIT_CACHE := $(CURDIR)/$(CACHE)/pytest-unit
+UNIT := -m pytest tests/unit -o cache_dir=$(UNIT_CACHE)
 beside:
 	@failed=0; $(WHEN_IDLE) $(MAKE) -s lint || failed=1; \
 	$(PYTHON) -m pytest $(MORE) || failed=1; \
-	$(WHEN_IDLE) $(PYTHON) -m pytest tests/unit || failed=1; exit $$failed
+	rm -rf $(UNIT_CACHE); unit=0; $(WHEN_IDLE) $(PYTHON) $(UNIT) || unit=$$?; \
+	if [ $$unit -eq 1 ] && [ $$(grep -c '::' $(UNIT_CACHE)/v/cache/lastfailed) -le $(FEW) ]; then \
+	  echo "==> once more: the unit tests that failed above. What passes now depends on the load: look into it"; \
+	  unit=0; $(PYTHON) $(UNIT) --last-failed --last-failed-no-failures none -v || unit=$$?; \
+	fi; \
+	[ $$failed -eq 0 ] && [ $$unit -eq 0 ]
 
 # The same with every release of NCCL in each test, in the guest as well: hours.
 test-all:

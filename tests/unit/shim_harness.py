@@ -42,7 +42,7 @@ def build_driver() -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         new = target.with_name(f"libcuda.{os.getpid()}")
         command = ["gcc", "-O2", "-fPIC", "-shared", str(source), "-o", str(new), "-Wl,-soname,libcuda.so.1", "-lpthread", "-ldl"]
-        subprocess.run(command, check=True, timeout=60)
+        subprocess.run(command, check=True, timeout=120)
         new.replace(target)
     return target
 
@@ -90,7 +90,7 @@ class FakeNccl:
     def device(self) -> DeviceSample:
         return decode(self.frame.read())
 
-    def until(self, condition: Callable[[dict[str, int]], bool], what: str, timeout: float = 20) -> dict[str, int]:
+    def until(self, condition: Callable[[dict[str, int]], bool], what: str, timeout: float = 120) -> dict[str, int]:
         """Wait until the header says so."""
         deadline = time.monotonic() + timeout
         while not condition(header := self.header()):

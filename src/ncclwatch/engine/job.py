@@ -44,9 +44,9 @@ class Member:
     halted: bool = field(init=False)
 
     def __post_init__(self) -> None:
-        self.last = self.samples[-1]
-        self.gone = self.last.run_state in GONE_STATES
-        self.stopped = STOPPED_STATES.issuperset(sample.run_state for sample in self.samples[-2:])
+        self.last = last = self.samples[-1]
+        self.gone = last.run_state in GONE_STATES
+        self.stopped = last.run_state in STOPPED_STATES and self.samples[-2:][0].run_state in STOPPED_STATES
         self.halted = self.stopped or self.gone
 
     @property
@@ -144,7 +144,8 @@ class Job:
     """(index of the member, address of the communicator in its process) → group"""
 
     def __post_init__(self) -> None:
-        self._by_index = {member.index: member for member in self.members}
+        # By the index of a process, which counts those of all jobs, its place in this one.
+        self.place_of = {member.index: place for place, member in enumerate(self.members)}
 
     @cached_property
     def joined(self) -> Joined:
@@ -182,8 +183,8 @@ class Job:
         self.group_of.update({(member.index, communicator.address): number for member, communicator in held})
 
     def member(self, index: int) -> Member:
-        """The process with this index, which counts the processes of all jobs."""
-        return self._by_index[index]
+        """The process with this index."""
+        return self.members[self.place_of[index]]
 
     def held_by(self, member: Member) -> Iterator[tuple[Group, Communicator]]:
         """The communicators in which a process is a rank, with its views of them."""
@@ -240,9 +241,8 @@ def assemble(samples: Iterable[Sequence[ProcessSample]]) -> list[Job]:
     for held in sharing.values():
         parts = {id(part): part for part in (part_of[member.index] for member, _ in held)}
         largest = max(parts.values(), key=len)
-        for part in [part for part in parts.values() if part is not largest]:
-            largest += part
-            part_of |= dict.fromkeys(part, largest)
+        largest += (joining := [index for part in parts.values() if part is not largest for index in part])
+        part_of |= dict.fromkeys(joining, largest)
     by_part: dict[int, list[Member]] = defaultdict(list)
     for member in members:
         by_part[id(part_of[member.index])].append(member)

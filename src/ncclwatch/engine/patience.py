@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ncclwatch.engine.alignment import rows_of
 from ncclwatch.engine.evidence.base import FactKind, LinkNode, Subject
 from ncclwatch.engine.job import Group, Job
-from ncclwatch.engine.ledger import ALIKE, Ledger
+from ncclwatch.engine.ledger import Ledger
 
 if TYPE_CHECKING:
     from ncclwatch.engine.case import Case
@@ -23,11 +23,9 @@ HANG_FLOOR_S = 5.0
 From: chosen: five samples at the usual interval.
 """
 EXPECTATION_FACTOR = 2.0
-"""Unit: times what is usual, beyond which a thing is not: the longest standstill that an operation was lately seen to end by
-itself (or the floor, of the first operations of a communicator and barriers; never immunity), and the share of a CPU limit's
-periods in which it held ranks back. From: chosen: it may have gone on just after the last look, and what is written grows;
-three are too many: who comes to a job that hangs already sees first operations often, and waited 15 s (drawn 1301-138). Equal
-limits hold back alike who works alike.
+"""Unit: times the longest standstill that an operation was lately seen to end by itself, or the floor for what has no usual
+duration: first operations, a barrier; never immunity. From: chosen: it may have gone on just after the last look; three are too
+many: who comes to a job that hangs already sees first operations often, and waited 15 s (drawn 1301-138).
 """
 LONGEST_PATIENCE_S = 600.0
 """Bound: seconds that any operation is given; twice the five minutes of CCL-D."""
@@ -36,6 +34,8 @@ UNTOUCHED_FACTOR = 3.0
 still make their connections, which takes as long as making communicators.
 """
 CREATION_S = UNTOUCHED_FACTOR * HANG_FLOOR_S
+YOUNG_OPERATIONS = 3
+"""Unit: operations; a communicator that has launched fewer has just begun. From: chosen: kernels load, caches are cold."""
 BARRIER_ELEMENTS = 1
 """Fact: elements of the AllReduce that a barrier of PyTorch is (ProcessGroupNCCL.cpp, barrier)."""
 
@@ -123,9 +123,9 @@ def _wait_kinds(case: Case) -> set[WaitKind]:
 
 
 def _is_young(group: Group) -> bool:
-    """Whether it has launched too little for anything to be usual: kernels load, buffers are made, caches are cold."""
+    """Whether it has launched too little for anything to be usual."""
     counts = [own.op_count for _, own in group.members.values() if own.op_count is not None]
-    return bool(counts) and max(counts) < ALIKE
+    return bool(counts) and max(counts) < YOUNG_OPERATIONS
 
 
 def _is_untouched(group: Group) -> bool:

@@ -38,6 +38,10 @@ def column(values: Callable[[], Iterable[int]]) -> Column:
 
 def numbered(columns: Sequence[Column]) -> Column:
     """One number a row from 0 on, the same for rows in which all columns are equal. O(n log n)."""
+    return _dense(_mixed(columns))
+
+
+def _mixed(columns: Sequence[Column]) -> Column:
     mixed, size = np.zeros(len(columns[0]), np.int64), 1
     for values in columns if len(mixed) else ():
         own, low, span = values, int(values.min()), int(values.max()) - int(values.min()) + 1
@@ -46,7 +50,7 @@ def numbered(columns: Sequence[Column]) -> Column:
             size, low, span = int(mixed.max()) + 1, 0, int(own.max()) + 1
         mixed = mixed * span + (own - low)
         size *= span
-    return _dense(mixed)
+    return mixed
 
 
 def _dense(values: Column) -> Column:
@@ -56,11 +60,10 @@ def _dense(values: Column) -> Column:
 
 def matching(wanted: Sequence[Column], among: Column) -> Column:
     """For each row of the columns ``wanted`` the first one of those of ``among`` that is equal; else -1. O(n log n)."""
-    numbers, size = numbered([np.concatenate(both) for both in zip(among, wanted, strict=True)]), len(among[0])
-    first = np.full(int(numbers.max(initial=-1)) + 1, -1)
-    first[numbers[:size][::-1]] = np.arange(size)[::-1]
-    found: Column = first[numbers[size:]]
-    return found
+    mixed, size = _mixed([np.concatenate(both) for both in zip(among, wanted, strict=True)]), len(among[0])
+    order = np.append(np.argsort(mixed[:size], kind="stable"), -1)
+    places = np.searchsorted(mixed[order[:-1]], mixed[size:])
+    return np.where(mixed[order[places]] == mixed[size:], order[places], -1)
 
 
 class Places:
@@ -108,11 +111,10 @@ class Transfers:
 
     def _observed(self) -> Iterator[int]:
         """Of every observed rank place of its communicator, rank, index of its process, and address of the communicator there."""
-        for place, group in enumerate(self.groups):
-            for rank, (member, own) in group.members.items():
-                yield from (place, rank, member.index, own.address)
+        every = enumerate(self.groups)
+        found = [(at, rank, member.index, own.address) for at, group in every for rank, (member, own) in group.members.items()]
         # What is not found is in the last place, -1.
-        yield from (NOBODY, UNKNOWN, NOBODY, UNKNOWN)
+        return chain(*found, (NOBODY, UNKNOWN, NOBODY, UNKNOWN))
 
     def _fill(self) -> None:
         rows = [*map(_ROWS, self.job.members)]

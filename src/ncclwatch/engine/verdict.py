@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from ncclwatch.engine.case import Case, Cause, Hypothesis, Suspect, one_of_each
 from ncclwatch.engine.evidence.base import AbsentNode, Fact, FactKind, HiddenNode, RankNode
@@ -169,7 +170,7 @@ def _unobserved(case: Case, found: Hypothesis) -> tuple[str, ...]:
 def _not_read(job: Job) -> tuple[str, ...]:
     """Signals that could not be read, each once, and communicator ranks that were not observed."""
     lines = [f"{name}: {reason}" for member in job.members for name, reason in member.last.unavailable.items()]
-    torn = sum(sample.torn for member in job.members for sample in member.samples)
+    torn = sum([sample.torn for member in job.members for sample in member.samples])
     if torn:
         lines.append(f"{torn} structures changed while they were read and were dropped")
     incomplete = [group for group in job.groups.values() if len(group.members) < group.nranks]
@@ -297,5 +298,5 @@ def _in_short(found: Hypothesis) -> str:
 
 def _count(job: Job) -> str:
     """``4 processes``: one that drives several GPUs is a member for each of them."""
-    number = len({replace(member.info.key, part=0) for member in job.members})
+    number = len(set(map(attrgetter("last.process.host", "last.process.key.pid"), job.members)))
     return f"{number} process{'es' if number != 1 else ''}"

@@ -47,6 +47,6 @@ def test_a_command_does_not_wait_until_the_others_are_loaded() -> None:
         "import sys; from ncclwatch.cli import main; main.run(['version']);"
         "print(*[name for name in sys.modules if name.startswith('ncclwatch.')])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     modules = set(done.stdout.splitlines()[-1].split())
     assert "ncclwatch.cli.version" in modules and not {"ncclwatch.cli.attach", "ncclwatch.cli.diagnose"} & modules

@@ -123,7 +123,7 @@ def test_a_closed_pipe_is_quiet() -> None:
     os.close(reader)
     with os.fdopen(writer, "wb") as out:
         done = subprocess.run(
-            [sys.executable, "-m", "ncclwatch", "version"], stdout=out, stderr=subprocess.PIPE, check=False, timeout=60
+            [sys.executable, "-m", "ncclwatch", "version"], stdout=out, stderr=subprocess.PIPE, check=False, timeout=120
         )
     assert (done.returncode, done.stderr) == (141, b"")
 
@@ -131,7 +131,7 @@ def test_a_closed_pipe_is_quiet() -> None:
 def test_start_up_imports_nothing_heavy() -> None:
     heavy = {"numpy", "drgn", "bcc", "rich.live", "rich.console", "networkx", "capstone", "zmq", "pyroute2"}
     code = f"import sys; from ncclwatch.cli import main; print(sorted({heavy!r} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert done.stdout.strip() == "[]"
 
 
@@ -153,7 +153,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_output_of_any_encoding() -> None:
     env = {**os.environ, "PYTHONIOENCODING": "ascii", "PYTHONUTF8": "0"}
     done = subprocess.run(
-        [sys.executable, "-m", "ncclwatch", "dump", str(Path("nö-such"))], capture_output=True, env=env, check=False, timeout=60
+        [sys.executable, "-m", "ncclwatch", "dump", str(Path("nö-such"))], capture_output=True, env=env, check=False, timeout=120
     )
     assert done.returncode == 2
     assert b"Traceback" not in done.stderr

@@ -89,6 +89,6 @@ def test_the_word_comes_before_the_command_line_is_loaded() -> None:
         "import sys; from ncclwatch.cli import main, haste; haste.runnable = lambda: 10**6;"
         "haste.Haste.begin = lambda self: False; haste.at_start(['attach']); print(*sys.modules)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
     assert "crowded node" in done.stderr
     assert not {"typer", "numpy", "ncclwatch.engine", "ncclwatch.cli.attach"} & set(done.stdout.split())

@@ -255,7 +255,7 @@ def test_a_watch_asks_now_and_then_and_often_once_nothing_moves(nccl: FakeNccl) 
 
     def counted(holds: Callable[[Sequence[ConnectionCounter]], bool]) -> Sequence[ConnectionCounter]:
         """The counters of the first look at which the shim has answered, and of which this holds."""
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while True:
             looked = watch.look(sample, target).device
             if looked is not None and looked.counters and holds(looked.counters):

@@ -34,7 +34,7 @@ AS_ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 
 def child(*, without: bool = True, user: str | None = None) -> list[str]:
     program = CHILD.format(without=without, user=user)
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     return done.stdout.strip().split("|")
 

@@ -149,8 +149,8 @@ def test_tcp_info_offsets(tmp_path: Path) -> None:
     source.write_text(
         f"#include <stddef.h>\n#include <stdio.h>\n#include <linux/tcp.h>\nint main(void) {{ {lines} return 0; }}\n"
     )
-    subprocess.run(["gcc", "-o", tmp_path / "check", source], check=True, timeout=60)
-    output = subprocess.run([tmp_path / "check"], check=True, capture_output=True, text=True, timeout=10).stdout
+    subprocess.run(["gcc", "-o", tmp_path / "check", source], check=True, timeout=120)
+    output = subprocess.run([tmp_path / "check"], check=True, capture_output=True, text=True, timeout=120).stdout
     assert {name: sockets._INFO[name][0] for name in members} == dict(zip(members, map(int, output.split()), strict=True))
 
 

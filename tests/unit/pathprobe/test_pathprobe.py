@@ -49,7 +49,7 @@ def end(connection: socket.socket) -> None:
 
 
 def wait_for(said: list[str], count: int = 1) -> None:
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 120
     while len(said) < count and time.monotonic() < deadline:
         time.sleep(0.01)
 
@@ -128,7 +128,7 @@ def test_a_listener_that_does_not_know_the_token_is_found_out() -> None:
 
     def pretend(server: socket.socket) -> None:
         connection, _ = server.accept()
-        channel = Channel(connection, time.monotonic() + 5)
+        channel = Channel(connection, time.monotonic() + 60)
         channel.send({"protocol": PROTOCOL, "nonce": "00" * 32})
         channel.receive()
         channel.send({"mac": "00" * 32})
@@ -145,7 +145,7 @@ def test_a_recorded_greeting_opens_nothing() -> None:
     """What was heard of one call does not let anybody in a second time: the listener's nonce is another."""
     with listening() as (listener, said):
         with socket.create_connection((HERE, listener.port)) as connection:
-            channel = Channel(connection, time.monotonic() + 5)
+            channel = Channel(connection, time.monotonic() + 60)
             channel.receive()
             channel.send({"nonce": "11" * 32, "mac": "22" * 32})
             assert channel.receive() == {"error": "token"}
@@ -180,7 +180,7 @@ def test_strange_requests_of_a_caller_that_knows_the_token() -> None:
 
     for message in ({"op": "rdma"}, {"op": "rdma", "address": {"qp": "x"}}, {"op": "ping", "n": 1 << 70}, {"op": "?"}, {}):
         with listening() as (listener, said), socket.create_connection((HERE, listener.port)) as connection:
-            channel = Channel(connection, time.monotonic() + 5)
+            channel = Channel(connection, time.monotonic() + 60)
             greet(channel, TOKEN)
             channel.send(message)
             if message.get("op") == "rdma":
@@ -270,14 +270,14 @@ def test_the_command_from_both_ends(tmp_path: Path) -> None:
     try:
         assert server.stdout is not None
         assert json.loads(server.stdout.readline())["type"] == "listening"
-        run = subprocess.run([*base, f"{HERE}:{port}"], capture_output=True, text=True, env=environment, timeout=30, check=False)
+        run = subprocess.run([*base, f"{HERE}:{port}"], capture_output=True, text=True, env=environment, timeout=120, check=False)
         answer = json.loads(run.stdout)
         assert (run.returncode, answer["answer"], answer["path_is_alive"]) == (0, "ok", True)
-        stranger = subprocess.run([*base, f"{HERE}:{port}"], capture_output=True, text=True, timeout=30, check=False)
+        stranger = subprocess.run([*base, f"{HERE}:{port}"], capture_output=True, text=True, timeout=120, check=False)
         assert (stranger.returncode, json.loads(stranger.stdout)["answer"]) == (3, "unauthorised")
     finally:
         server.terminate()
-        server.communicate(timeout=10)
+        server.communicate(timeout=120)
     assert server.returncode == 0
 
 

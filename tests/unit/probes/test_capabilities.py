@@ -28,7 +28,7 @@ print(privileges.effective())
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become somebody else")
 def test_a_child_keeps_what_its_parent_has_and_the_next_one_nothing() -> None:
     program = PROGRAM.format(path=[path for path in sys.path if path])
-    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     if "Permission" in result.stderr:
         pytest.skip("nobody may not read the sources here")
     kept = 1 << 19 | 1 << 38

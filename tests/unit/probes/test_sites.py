@@ -77,7 +77,7 @@ def build(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
         path = folder / f"{name}.S"
         path.write_text(source)
         library = folder / f"{name}.so"
-        subprocess.run(["gcc", "-shared", "-nostdlib", "-o", library, path, *flags], check=True, timeout=60)
+        subprocess.run(["gcc", "-shared", "-nostdlib", "-o", library, path, *flags], check=True, timeout=120)
         return library
 
     return compile_library

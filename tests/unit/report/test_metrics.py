@@ -144,11 +144,11 @@ def test_a_scrape_answers_on_the_loopback_interface_only(capsys: pytest.CaptureF
     port = free_port()
     with MetricsServer(f":{port}") as server:
         server._view = view(8, VerdictClass.STOPPED)
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=120) as answer:
             assert answer.headers["Content-Type"].startswith("text/plain; version=0.0.4")
             assert "ncclwatch_verdict" in parse(answer.read().decode())
         with pytest.raises(urllib.error.HTTPError) as error:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/etc/passwd", timeout=10)
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/etc/passwd", timeout=120)
         assert error.value.code == 404
         with pytest.raises(UsageError, match="choose another port"):
             MetricsServer(f":{port}")

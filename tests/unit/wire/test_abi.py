@@ -23,8 +23,8 @@ def evaluate(folder: Path, includes: str, expressions: list[str]) -> list[int]:
     source = folder / "check.c"
     source.write_text(f"#include <stddef.h>\n#include <stdio.h>\n{includes}\nint main(void) {{\n{lines}\nreturn 0; }}\n")
     program = folder / "check"
-    subprocess.run(["gcc", "-w", "-o", program, source], check=True, timeout=60)
-    output = subprocess.run([program], check=True, capture_output=True, text=True, timeout=10).stdout
+    subprocess.run(["gcc", "-w", "-o", program, source], check=True, timeout=120)
+    output = subprocess.run([program], check=True, capture_output=True, text=True, timeout=120).stdout
     return [int(line) for line in output.split()]
 
 

@@ -192,7 +192,7 @@ def _shows(job: Job, way: _Way, work: WorkWindow) -> Shows | None:
         return None
     subs = _subs(job, way.group, way.member, way.peer, way.direction)
     if not way.sends:
-        if work.polls is None or not any(sub.posted > sub.received for sub in subs):
+        if work.polls is None or not any(sub.posted > (sub.received if work.polls else sub.transmitted) for sub in subs):
             return None
         return Shows.NOTHING_RECEIVED if work.polls else Shows.NOT_RECEIVED
     if work.posted or work.in_flight or any(sub.transmitted > sub.done for sub in subs):

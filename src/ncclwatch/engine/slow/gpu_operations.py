@@ -147,10 +147,9 @@ class GpuOperations:
             self._begin(numbered)
         if all(member.last.device is None for member in job.members):
             return same
-        place = {member.index: at for at, member in enumerate(job.members)}
         made = [
             row for group in job.groups.values() for own, (member, view) in group.members.items()
-            if (told := told_of(member, view)) is not None for row in self._newer(place[member.index], own, group.id, told)
+            if (told := told_of(member, view)) is not None for row in self._newer(job.place_of[member.index], own, group.id, told)
         ]  # fmt: skip
         if made:
             self.rows = np.concatenate([self.rows, np.array(made, OPERATION)])[-KEPT_OPERATIONS:]

@@ -245,10 +245,8 @@ def with_calls(
 
 
 def _lined_up(job: Job, ledger: Ledger, since: Times) -> Iterator[tuple[NDArray[np.int64], Times]]:
-    """Of each communicator inside nodes that is seen whole: its members by their place in the job, and when each called what all
-    have called, seconds on the clock of the first, shape (ranks, operations). ``since``: the moment on each process's own clock.
-    """
-    place_of = {member.index: place for place, member in enumerate(job.members)}
+    """Of each communicator inside nodes that is seen whole: its members' places in the job, and when each called what all called,
+    seconds on the first one's clock, shape (ranks, operations). ``since``: the moment on each process's own clock."""
     hidden = (group for group in job.groups.values() if any(is_hidden(own) for _, own in group.members.values()))
     whole = [(group, rows) for group in hidden if len(rows := rows_of(group, ledger)) == group.nranks > 1]
     entries = line_up(ledger, [rows for _, rows in whole])
@@ -256,9 +254,9 @@ def _lined_up(job: Job, ledger: Ledger, since: Times) -> Iterator[tuple[NDArray[
         part = np.flatnonzero(entries.group == number)
         sequences = np.arange(int(entries.oldest[part].max()), int(entries.ends[part].min()))
         if entries.aligned[part].all() and len(sequences):
-            members = [group.members[rank][0] for rank in entries.ranks[part].tolist()]
-            places, times = np.array([place_of[member.index] for member in members]), entries.of("time_ns", part, sequences) / 1e9
-            if _on_one_clock(times, np.array([member.info.host for member in members]), since[places]):
+            places = np.array([job.place_of[group.members[rank][0].index] for rank in entries.ranks[part].tolist()])
+            times = entries.of("time_ns", part, sequences) / 1e9
+            if _on_one_clock(times, np.array([job.members[place].info.host for place in places.tolist()]), since[places]):
                 yield places, times
 
 

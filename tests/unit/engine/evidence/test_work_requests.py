@@ -96,6 +96,15 @@ def with_steps(rank: int, direction: Direction, **steps: int | None) -> list[Ran
     return ranks
 
 
+def test_a_proxy_that_sleeps_before_it_flushes_what_arrived_asks_for_nothing() -> None:
+    """All receives are filled, and the flush to GPU memory is never begun, or never taken."""
+    filled = with_steps(2, RECV, posted=8, received=8, transmitted=4)
+    assert shown(filled, window(2, 1, RECV, polls=0)) == [(Shows.NOT_RECEIVED, LINK)]
+    assert shown(filled, window(2, 1, RECV)) == [], "it asks: nothing more is to arrive"
+    flushed = with_steps(2, RECV, posted=8, received=8, transmitted=8)
+    assert shown(flushed, window(2, 1, RECV, polls=0)) == [], "nothing is left to be asked for"
+
+
 def test_where_nothing_is_posted_it_is_told_whether_data_or_receives_are_missing() -> None:
     assert shown(silent_link(), window(0, 1)) == [(Shows.NOTHING_POSTED, LinkNode(WORLD, 0, 1))]
     ready = with_steps(0, SEND, gpu_ready=8)
