@@ -13,7 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, reduce
-from operator import or_
+from operator import attrgetter, or_
 from typing import NamedTuple
 
 from ncclwatch.model.progress import progressed
@@ -134,6 +134,9 @@ class Joined(NamedTuple):
     multi_node: bool
 
 
+_JOINED_BY = [*map(attrgetter, ("host_connections", "captured_plans", "device_initiated", "multi_node_nvlink"))]
+
+
 @dataclass
 class Job:
     """Processes that are joined by communicators, directly or through others."""
@@ -152,12 +155,8 @@ class Job:
         """What joins its ranks. O(connections), once."""
         views = [own for group in self.groups.values() for _, own in group.members.values()]
         return Joined(
-            frozenset(link[3] for own in views for link in own.transports),
-            any(own.host_connections for own in views),
-            any(own.captured_plans for own in views),
-            any(own.device_initiated for own in views),
-            any(own.multi_node_nvlink for own in views),
-        )
+            frozenset({link[3] for own in views for link in own.transports}), *(any(map(of, views)) for of in _JOINED_BY)
+        )  # fmt: skip
 
     @cached_property
     def by_identity(self) -> dict[Identity, int | None]:

@@ -198,7 +198,7 @@ def test_baselines_see_what_they_are_made_for_and_leave_a_clean_job_alone() -> N
 
 def test_the_engine_is_fed_as_it_is_live() -> None:
     case = Case(make([STOP], EXPECT))
-    result = score_case(case, [Ncclwatch()])[0]
+    result = score_case(case, [Ncclwatch(every=case.every)])[0]
     assert result.detected
     assert not result.false_alarm
 

@@ -63,7 +63,8 @@ FLOORS = {"late": 0.3, "throttled": 0.2, "asleep": 0.05, "delayed": 0.001}
 From: chosen, below what any recorded fault makes of it.
 """
 TERMS = ("activity", "ends", *FLOORS)
-"""Columns of :attr:`Terms.values`; each is about 0 for an innocent one, and at most of the order of 1 to 5."""
+"""Columns of :attr:`Terms.values`; each is about 0 for an innocent one, and at most of the order of 1 to 5. A delay counts by its
+size too: a millisecond may be chance, a tenth of a second is none."""
 
 STRAGGLER = np.array([0.90, 0.05, 0.05])
 WAITER = np.array([0.15, 0.75, 0.10])
@@ -137,7 +138,7 @@ def measure(profile: Profile, context: Context) -> Terms:
         "late": _match(measured["late"], workers, FLOORS["late"]),
         "throttled": _match(measured["throttled"], workers, FLOORS["throttled"]),
         "asleep": _match(measured["asleep"], members_of(*WORK, CandidateKind.NIC), FLOORS["asleep"]),
-        "delayed": _match(ends.delayed, links, FLOORS["delayed"]),
+        "delayed": _match(ends.delayed, links, FLOORS["delayed"]) * np.log1p(ends.delayed.max(initial=0.0) / FLOORS["delayed"]),
     }
     seen = [[ends.links[at] for at in own if ends.links[at] in profile.links] for own in links]
     return Terms(

@@ -12,7 +12,7 @@ import pytest
 from ncclwatch.engine.slow.findings import Context
 from ncclwatch.engine.slow.profile import Profile, add_up
 from ncclwatch.engine.slow.snapshot import CpuTimes, Look, Part
-from ncclwatch.engine.slow.terms import CREDIT, TERMS, CandidateKind, Terms, measure
+from ncclwatch.engine.slow.terms import CREDIT, FLOORS, TERMS, CandidateKind, Terms, measure
 from unit.engine.slow.cases import ALL, KEYS, RANKS, but, context, late, link, own, sample
 
 PAST = add_up([sample([], ALL if n % 5 < 3 else (), () if n % 5 < 3 else ALL) for n in range(30)], KEYS)
@@ -190,17 +190,19 @@ def test_a_link_goes_both_ways() -> None:
 
 
 def test_what_the_wire_says() -> None:
-    told = {(KEYS[2], KEYS[3]): 0.05}
+    told, whole = {(KEYS[2], KEYS[3]): 0.05}, np.log1p(0.05 / FLOORS["delayed"])
     terms = slow_links({(2, 3): 0.1, (5, 6): 0.1}, delayed=told)
-    assert term(terms, "delayed", CandidateKind.LINK, (2, 3)) > 0.99
+    assert term(terms, "delayed", CandidateKind.LINK, (2, 3)) > 0.99 * whole
     assert term(terms, "delayed", CandidateKind.LINK, (5, 6)) == 0
     of_nic = slow_links({(2, 3): 0.1, (3, 4): 0.1, (5, 6): 0.1}, delayed=told | {(KEYS[3], KEYS[4]): 0.05})
-    assert term(of_nic, "delayed", CandidateKind.NIC, (3,)) > 0.99
-    assert term(of_nic, "delayed", CandidateKind.LINK, (2, 3)) < 0.8
+    assert term(of_nic, "delayed", CandidateKind.NIC, (3,)) > 0.99 * whole
+    assert term(of_nic, "delayed", CandidateKind.LINK, (2, 3)) < 0.8 * whole
     unseen = slow_links({(5, 6): 0.1}, delayed=told)
-    assert term(unseen, "delayed", CandidateKind.LINK, (2, 3)) > 0.99, "nobody was seen to wait for it"
+    assert term(unseen, "delayed", CandidateKind.LINK, (2, 3)) > 0.99 * whole, "nobody was seen to wait for it"
     hardly = slow_links({(2, 3): 0.1}, delayed={(KEYS[2], KEYS[3]): 0.0001})
-    assert term(hardly, "delayed", CandidateKind.LINK, (2, 3)) < 0.2, "a tenth of a millisecond"
+    assert term(hardly, "delayed", CandidateKind.LINK, (2, 3)) < 0.01 * whole, "a tenth of a millisecond"
+    larger = slow_links({(2, 3): 0.1}, delayed={(KEYS[2], KEYS[3]): 0.5})
+    assert term(larger, "delayed", CandidateKind.LINK, (2, 3)) > 1.5 * whole, "half a second is no chance"
 
 
 def test_a_proxy_may_show_by_the_connections_of_its_rank() -> None:
