@@ -29,18 +29,26 @@ class Cluster:
     def __init__(self, network: Network, job: Job, engine: Daemon, agents: list[Daemon]) -> None:
         self.network, self.job, self.engine, self.agents = network, job, engine, agents
 
-    def wait_running(self) -> None:
-        self.engine.wait(lambda: self.engine.objects("summary"), "a summary")
+    def wait_running(self, asked: Path) -> None:
+        """Until the engine has heard of every rank: of an agent that was never heard nobody says that it falls silent."""
+
+        def all_known() -> bool:
+            asked.write_text("now\n")
+            answers = [data["verdict"] for data in self.engine.objects("answer")]
+            return bool(answers) and not any("ranks were not observed" in line for line in answers[-1]["unobserved"])
+
+        self.engine.wait(all_known, "an answer about all ranks")
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]:
     """The parameter is the number of elements of each AllReduce."""
-    keys = make_keys(tmp_path / "keys")
+    keys, asked = make_keys(tmp_path / "keys"), tmp_path / "ask"
+    asked.touch()
     with ExitStack() as stack:
         network = stack.enter_context(Network(hosts=3, rails=2, containers=True))
         address = f"tcp://10.78.1.254:{PORT}"
-        options = ("--bind", address, "--keys", str(keys), "--json")
+        options = ("--bind", address, "--keys", str(keys), "--json", "--ask-file", str(asked))
         engine = stack.enter_context(daemon("engine", *options, enter=network.switch.enter))
         engine.wait_line("listening")
         job = network.job(
@@ -58,7 +66,7 @@ def cluster(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Cluster]
             agent.wait_line("connected to engine")
             agent.wait_line("watching 4 processes")
         made = Cluster(network, job, engine, agents)
-        made.wait_running()
+        made.wait_running(asked)
         yield made
 
 
