@@ -104,9 +104,16 @@ MORE := $(wildcard tests/testbed/test_testbed_*.py) tests/testbed/test_conflicts
 BESIDE := tests/unit $(MORE)
 MAIN_CACHE := $(CACHE)/pytest-main
 MAIN := -m pytest tests $(BESIDE:%=--ignore=%) -o cache_dir=$(CURDIR)/$(MAIN_CACHE)
-# What fails among real jobs runs once more when nothing runs beside it: a fault fails again. What passes then is named, and is to be
-# looked into: it depends on the load. More than a few are no accident.
+# What fails runs once more: among real jobs when nothing runs beside it, of unit tests at the usual priority. A fault fails again.
+# What passes then is named, and is to be looked into: it depends on the load. More than a few are no accident.
+# $(1): variable of the shell with the exit status; $(2): pytest's arguments; $(3): its cache.
 FEW := 4
+define once_more
+if [ $$$(1) -eq 1 ] && few=$$(grep -c '::' $(3)/v/cache/lastfailed) && [ $$few -le $(FEW) ]; then \
+  echo "==> once more: what failed above. What passes now depends on the load: look into it"; \
+  $(1)=0; $(PYTHON) $(2) --last-failed --last-failed-no-failures none -v || $(1)=$$?; \
+fi
+endef
 test: setup
 	@echo "==> tests on real jobs and in the guest; beside them lint, types, unit tests and others that measure no time, whose output follows"
 	@rm -rf $(MAIN_CACHE); \
@@ -115,24 +122,16 @@ test: setup
 	main=0; NCCLWATCH_BESIDE=$$beside $(PYTHON) $(MAIN) --durations=30 --durations-min=5 || main=$$?; \
 	other=0; wait $$beside || other=$$?; \
 	echo "==> lint, types, unit tests and others that measure no time"; cat $(CACHE)/beside.log; \
-	failed=$$(grep -c '::' $(MAIN_CACHE)/v/cache/lastfailed 2>/dev/null || true); \
-	if [ $$main -eq 1 ] && [ $${failed:-0} -gt 0 ] && [ $$failed -le $(FEW) ]; then \
-	  echo "==> once more, with nothing beside: what failed above. What passes now depends on the load: look into it"; \
-	  main=0; $(PYTHON) $(MAIN) --last-failed --last-failed-no-failures none -v || main=$$?; \
-	fi; \
+	$(call once_more,main,$(MAIN),$(MAIN_CACHE)); \
 	[ $$main -eq 0 ] && [ $$other -eq 0 ]
 
-# Unit tests that fail run once more at the usual priority: one that passes then waited for something that came too late.
-UNIT_CACHE := $(CURDIR)/$(CACHE)/pytest-unit
-UNIT := -m pytest tests/unit -o cache_dir=$(UNIT_CACHE)
+UNIT_CACHE := $(CACHE)/pytest-unit
+UNIT := -m pytest tests/unit -o cache_dir=$(CURDIR)/$(UNIT_CACHE)
 beside:
 	@failed=0; $(WHEN_IDLE) $(MAKE) -s lint || failed=1; \
 	$(PYTHON) -m pytest $(MORE) || failed=1; \
 	rm -rf $(UNIT_CACHE); unit=0; $(WHEN_IDLE) $(PYTHON) $(UNIT) || unit=$$?; \
-	if [ $$unit -eq 1 ] && [ $$(grep -c '::' $(UNIT_CACHE)/v/cache/lastfailed) -le $(FEW) ]; then \
-	  echo "==> once more: the unit tests that failed above. What passes now depends on the load: look into it"; \
-	  unit=0; $(PYTHON) $(UNIT) --last-failed --last-failed-no-failures none -v || unit=$$?; \
-	fi; \
+	$(call once_more,unit,$(UNIT),$(UNIT_CACHE)); \
 	[ $$failed -eq 0 ] && [ $$unit -eq 0 ]
 
 # The same with every release of NCCL in each test, in the guest as well: hours.

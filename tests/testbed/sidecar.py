@@ -65,6 +65,11 @@ class Daemon:
         """Wait for a line with these words."""
         self.wait(lambda: words in self.text, f"'{words}'", timeout)
 
+    def ask(self, bell: Path) -> list[dict[str, Any]]:
+        """Have it judge now, by its ``--ask-file``; the verdicts that it has answered with so far."""
+        bell.write_text("now\n")
+        return [data["verdict"] for data in self.objects("answer")]
+
     def send(self, number: signal.Signals) -> None:
         """Send a signal to the program itself."""
         pid = self.child.pid

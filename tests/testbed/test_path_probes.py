@@ -89,16 +89,13 @@ def test_agents_probe_one_another_where_both_may(tmp_path: Path) -> None:
             for host in network.hosts
         ]
 
-        def told() -> list[str]:
-            found = [data["verdict"]["evidence"] for data in engine.objects("answer")]
-            return [line for evidence in found for line in evidence if "a probe of ours" in line]
-
         def receiver_shows() -> bool:
-            asked.write_text("now\n")  # Which side stands still first, and is probed first, is an accident: ask until both are.
-            return any("says ok: 3 of 3 answered" in line and str(Shows.PEER) in line for line in told())
+            # Which side stands still first, and is probed first, is an accident: ask until both are.
+            lines = [line for verdict in engine.ask(asked) for line in verdict["evidence"] if "a probe of ours" in line]
+            return any("says ok: 3 of 3 answered" in line and str(Shows.PEER) in line for line in lines)
 
         engine.wait(lambda: any("probed, as ordered" in agent.text for agent in agents), "a probe", 120)
         try:
             engine.wait(receiver_shows, "the answer of the side that sends", 60)
         except AssertionError as error:
-            raise AssertionError((told(), [agent.text for agent in agents])) from error
+            raise AssertionError([agent.text for agent in agents]) from error

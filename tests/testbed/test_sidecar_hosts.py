@@ -33,8 +33,7 @@ class Cluster:
         """Until the engine has heard of every rank: of an agent that was never heard nobody says that it falls silent."""
 
         def all_known() -> bool:
-            asked.write_text("now\n")
-            answers = [data["verdict"] for data in self.engine.objects("answer")]
+            answers = self.engine.ask(asked)
             return bool(answers) and not any("ranks were not observed" in line for line in answers[-1]["unobserved"])
 
         self.engine.wait(all_known, "an answer about all ranks")

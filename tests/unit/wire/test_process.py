@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import time
@@ -118,12 +119,20 @@ def test_one_that_fails_is_said_to_be_gone_and_started_again_a_few_times(
 
 @pytest.mark.usefixtures("spawned")
 def test_one_that_does_not_listen_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stopped before anybody goes on: whoever waited for it would wait for ever."""
     monkeypatch.setattr(module, "MOST_WAITING", 1 << 18)
+    start = subprocess.Popen
+
+    def stopped(command: list[str], **options: Any) -> Any:
+        child = start(command, **options)
+        child.send_signal(signal.SIGSTOP)
+        return child
+
+    monkeypatch.setattr(subprocess, "Popen", stopped)
     wire = WireProcess()
     wire.follow([User(7)])
     child = wire._child
     assert child is not None
-    child.send_signal(19)
     for number in range(40):
         wire.own([Owner(7, number, index, 1, 0, 0, 1, Direction.SEND) for index in range(2000)])
     assert "it does not listen" in wire.reason and not wire.running

@@ -246,7 +246,8 @@ def with_calls(
 
 def _lined_up(job: Job, ledger: Ledger, since: Times) -> Iterator[tuple[NDArray[np.int64], Times]]:
     """Of each communicator inside nodes that is seen whole: its members' places in the job, and when each called what all called,
-    seconds on the first one's clock, shape (ranks, operations). ``since``: the moment on each process's own clock."""
+    seconds on the first one's clock, shape (ranks, operations). ``since``: the moment on each process's own clock.
+    """
     hidden = (group for group in job.groups.values() if any(is_hidden(own) for _, own in group.members.values()))
     whole = [(group, rows) for group in hidden if len(rows := rows_of(group, ledger)) == group.nranks > 1]
     entries = line_up(ledger, [rows for _, rows in whole])

@@ -63,8 +63,7 @@ FLOORS = {"late": 0.3, "throttled": 0.2, "asleep": 0.05, "delayed": 0.001}
 From: chosen, below what any recorded fault makes of it.
 """
 TERMS = ("activity", "ends", *FLOORS)
-"""Columns of :attr:`Terms.values`; each is about 0 for an innocent one, and at most of the order of 1 to 5. A delay counts by its
-size too: a millisecond may be chance, a tenth of a second is none."""
+"""Columns of :attr:`Terms.values`; about 0 for an innocent one. A large delay counts for more: a millisecond may be chance."""
 
 STRAGGLER = np.array([0.90, 0.05, 0.05])
 WAITER = np.array([0.15, 0.75, 0.10])
