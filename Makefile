@@ -103,7 +103,9 @@ WHEN_IDLE := chrt --idle 0
 MORE := $(wildcard tests/testbed/test_testbed_*.py) tests/testbed/test_conflicts_live.py tests/testbed/test_diagnose_job.py
 BESIDE := tests/unit $(MORE)
 MAIN_CACHE := $(CACHE)/pytest-main
-MAIN := -m pytest tests $(BESIDE:%=--ignore=%) -o cache_dir=$(CURDIR)/$(MAIN_CACHE)
+# What takes long and has a shorter test beside it is left to `make test-all`.
+SHORT := $(if $(NCCLWATCH_ALL),,-m "not long")
+MAIN := -m pytest tests $(SHORT) $(BESIDE:%=--ignore=%) -o cache_dir=$(CURDIR)/$(MAIN_CACHE)
 # What fails runs once more: among real jobs when nothing runs beside it, of unit tests at the usual priority. A fault fails again.
 # What passes then is named, and is to be looked into: it depends on the load. More than a few are no accident.
 # $(1): variable of the shell with the exit status; $(2): pytest's arguments; $(3): its cache.
@@ -129,12 +131,12 @@ UNIT_CACHE := $(CACHE)/pytest-unit
 UNIT := -m pytest tests/unit -o cache_dir=$(CURDIR)/$(UNIT_CACHE)
 beside:
 	@failed=0; $(WHEN_IDLE) $(MAKE) -s lint || failed=1; \
-	$(PYTHON) -m pytest $(MORE) || failed=1; \
+	$(PYTHON) -m pytest $(SHORT) $(MORE) || failed=1; \
 	rm -rf $(UNIT_CACHE); unit=0; $(WHEN_IDLE) $(PYTHON) $(UNIT) || unit=$$?; \
 	$(call once_more,unit,$(UNIT),$(UNIT_CACHE)); \
 	[ $$failed -eq 0 ] && [ $$unit -eq 0 ]
 
-# The same with every release of NCCL in each test, in the guest as well: hours.
+# The same with every release of NCCL in each test, in the guest as well, and with the tests marked `long`: hours.
 test-all:
 	@NCCLWATCH_ALL=1 NCCLWATCH_VM_FULL=1 NCCLWATCH_FUZZ_S=60 $(MAKE) -s test
 

@@ -252,6 +252,14 @@ class Job:
                 raise JobError(f"rank {rank} did not say {text!r}\n{self.logs()}")
             time.sleep(0.05)
 
+    def wait_gate(self, timeout: float = 60) -> None:
+        """Wait until every rank of a job started with ``--gate`` stands there: before its first call of NCCL."""
+        for rank in range(self.ranks):
+            self.wait_line(rank, "waits at the gate", timeout)
+
+    def open_gate(self) -> None:
+        self.log_path(0).with_name("gate").touch()
+
     def wait_progress(self, iterations: int, ranks: Sequence[int] | None = None, timeout: float = 60) -> None:
         """Wait until these ranks (all, if not given) have finished that many more iterations. Raises JobError."""
         wanted = {rank: self.progress(rank) + iterations for rank in (ranks if ranks is not None else range(self.ranks))}

@@ -101,8 +101,7 @@ class Play:
             started.enter_context(self._stack)
             started.callback(self.job.close)
             self.job.start()
-            for rank in range(self.made.ranks):
-                self.job.wait_line(rank, "waits at the gate", self._gate_s)
+            self.job.wait_gate(self._gate_s)
             self._stack = started.pop_all()
         return self
 
@@ -114,7 +113,7 @@ class Play:
 
     def begin(self) -> None:
         """Let the ranks create their communicators and run; faults from outside take their course."""
-        self.job.log_path(0).with_name("gate").touch()
+        self.job.open_gate()
         self._thread = threading.Thread(target=self._act, daemon=True)
         self._thread.start()
 

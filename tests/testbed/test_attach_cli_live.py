@@ -6,7 +6,6 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import jsonschema
@@ -50,22 +49,13 @@ def test_the_status_is_10_when_the_verdict_stands_at_the_end() -> None:
         assert watcher.of("end")[0]["verdict"]["culprits"][0]["rank"] == 1
 
 
-def hold_before_the_first_call(job: Job) -> None:
-    """Freeze processes that sleep before they begin, as soon as they have NCCL mapped: so nothing is missed on a slow machine."""
-    for rank, pid in enumerate(job.pids):
-        while "libnccl.so.2" not in Path(f"/proc/{pid}/maps").read_text():
-            time.sleep(0.01)
-        job.freeze(rank)
-
-
 def test_every_call_is_told_once_and_counted_in_the_windows() -> None:
     operations = 23
-    with Job(ranks=2, count=1000, iterations=operations, hold=True, extra=("--start-delay", "20"), wait_for="nothing") as job:
-        hold_before_the_first_call(job)
+    with Job(ranks=2, count=1000, iterations=operations, hold=True, extra=("--gate",), wait_for="nothing") as job:
+        job.wait_gate()  # so nothing is missed on a slow machine
         with live("--calls", *pids(job)) as watcher:
             watcher.wait_for("attached")
-            for rank in range(2):
-                job.thaw(rank)
+            job.open_gate()
             for rank in range(2):
                 job.wait_line(rank, f"iteration {operations}")
             watcher.wait_for("rank", rank=0, operations=operations)
@@ -102,7 +92,10 @@ def test_a_rank_that_is_killed_is_told_and_named() -> None:
 
 
 def test_a_job_that_ends_ends_the_session_without_a_verdict() -> None:
-    with Job(ranks=2, count=1 << 12, iterations=300, extra=("--pause-us", "50000")) as job, live(*pids(job)) as watcher:
+    steps = {"iterations": 60, "extra": ("--pause-us", "50000", "--gate"), "wait_for": "nothing"}
+    with Job(ranks=2, count=1 << 12, **steps) as job, live(*pids(job)) as watcher:
+        watcher.wait_for("attached")
+        job.open_gate()
         watcher.wait_for("rank", count=4)
         end = watcher.wait_for("end", timeout=120)
         assert watcher.child.wait(30) == 0

@@ -52,6 +52,7 @@ def told(session: LiveSession, within_s: float) -> Verdict | None:
     return None
 
 
+@pytest.mark.long
 def test_a_stopped_rank_of_a_job_that_was_well_is_named_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     with calm(monkeypatch) as (job, session):
         job.freeze(VICTIM)

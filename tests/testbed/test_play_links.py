@@ -23,6 +23,7 @@ def sent(host: Host) -> int:
     return int(told[0]["stats64"]["tx"]["bytes"])
 
 
+@pytest.mark.long
 def test_a_late_link_and_other_traffic_last_until_the_play_ends() -> None:
     """Iterations go on through the cable after everything that was to be done is done, and the traffic goes on beside them."""
     (limited,) = [scenario for scenario in load_all(SCENARIOS) if scenario.name == "quick-slow-link"]

@@ -23,6 +23,15 @@ SEED = 1
 JOBS = (os.cpu_count() or 2) + 4
 """The ranks mostly sleep, and most of a run is waiting for patience to end."""
 
+LONG = {
+    "quick-clean",
+    "quick-kill",
+    "quick-link-down",
+    "quick-never-enters-pipeline",
+    "quick-stop-shared-memory",
+    "quick-two-stopped",
+}
+"""Played by `make test-all`: like another one, or like a job of ``test_diagnose_faults`` or ``test_network_faults``."""
 
 IN_HINDSIGHT = {
     ("quick-skip", Attach.POST_HANG): "that a call was left out is in the order of finished calls, which memory does not keep",
@@ -38,9 +47,13 @@ def play(chosen: list[Scenario], jobs: int) -> list[Outcome]:
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> dict[str, Outcome]:
+def outcomes(request: pytest.FixtureRequest) -> dict[str, Outcome]:
+    """Of the scenarios whose tests were chosen."""
+    tests = [item for item in request.session.items if isinstance(item, pytest.Function) and item.module is request.module]
+    names = {item.callspec.params["name"] for item in tests if hasattr(item, "callspec")}
+    chosen = [scenario for name, scenario in QUICK.items() if name in names]
     # Healthy jobs have the machine to themselves: one that others slow down is no healthy job.
-    played = play([s for s in QUICK.values() if hangs(s)], JOBS) + play([s for s in QUICK.values() if not hangs(s)], 1)
+    played = play([s for s in chosen if hangs(s)], JOBS) + play([s for s in chosen if not hangs(s)], 1)
     return {outcome.run.scenario.name: outcome for outcome in played}
 
 
@@ -48,7 +61,7 @@ def hangs(scenario: Scenario) -> bool:
     return scenario.expect.score_class in HANG_CLASSES
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=[pytest.mark.long] * (name in LONG)) for name in QUICK])
 def test_a_quick_scenario_is_judged_right(outcomes: dict[str, Outcome], name: str) -> None:
     """The fault shows in the job itself (it came to stand), and both collectors' records lead to the right class and ranks."""
     scenario, outcome = QUICK[name], outcomes[name]
@@ -61,6 +74,10 @@ def test_a_quick_scenario_is_judged_right(outcomes: dict[str, Outcome], name: st
             assert not result.detected or set(scenario.expect.ranks) <= set(result.named), told
         else:
             assert result.right, told
+
+
+def test_every_long_one_is_there() -> None:
+    assert LONG < QUICK.keys()
 
 
 def test_the_quick_scenarios_cover_the_classes_releases_and_transports() -> None:

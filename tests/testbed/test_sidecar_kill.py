@@ -103,12 +103,11 @@ def test_without_an_engine_an_agent_waits_and_sends_all_of_it_later(tmp_path: Pa
     # It begins when the agent is there: of calls under way while probes come, one rank's may be seen and the other's not.
     extra = ("--pause-us", "20000", "--gate")
     with Job(ranks=2, count=1 << 12, hold=True, iterations=200, extra=extra, wait_for="nothing") as job:
-        for rank in range(2):
-            job.wait_line(rank, "waits at the gate")
+        job.wait_gate()
         words = ("--pid", ",".join(map(str, job.pids)), "--spool", str(tmp_path / "s"))
         with daemon("agent", "--engine", address, *words) as agent:
             agent.wait_line("watching 2 processes")
-            job.log_path(0).with_name("gate").touch()
+            job.open_gate()
             for rank in range(2):
                 job.wait_line(rank, "holding after 200 iterations")
             with daemon("engine", "--bind", address, "--json") as engine:

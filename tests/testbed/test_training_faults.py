@@ -60,6 +60,7 @@ def durations(job: Job, rank: int = 0) -> NDArray[np.float64]:
     return np.array([float(line.split()[3]) for line in job.lines(rank) if line.startswith("iteration")])
 
 
+@pytest.mark.long
 def test_every_slow_fault_costs_more_than_five_times_the_spread() -> None:
     """Other work on the machine widens the spread of the clean iterations: then the job runs again, at most three times."""
     for _ in range(3):

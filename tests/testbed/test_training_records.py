@@ -32,7 +32,7 @@ def calls_seen(recording: Recording) -> Counter[int]:
     return seen
 
 
-@pytest.mark.parametrize("ranks", [8, 16])
+@pytest.mark.parametrize("ranks", [8, pytest.param(16, marks=pytest.mark.long)])
 def test_no_record_of_a_clean_job_is_lost(ranks: int) -> None:
     data = {
         "name": "clean",

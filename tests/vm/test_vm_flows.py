@@ -25,6 +25,7 @@ pytestmark = pytest.mark.vm
 BUDGET = 0.2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", VERSIONS if FULL_VARIABLE in os.environ else ["2.32.3"])
 def test_a_line_for_every_connection_with_its_queue_pair(version: str, verbs_kernel: WireKernel, soft_roce: Fabric) -> None:
     if not available(version):

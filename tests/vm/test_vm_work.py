@@ -146,6 +146,7 @@ def test_bursts_tell_rates_and_an_order_is_answered(job: Job) -> None:
     assert spent[-1].wire_share is not None and spent[-1].wire_share <= BUDGET
 
 
+@pytest.mark.long
 def test_a_collector_that_is_killed_leaves_no_probe_behind(job: Job) -> None:
     """SIGKILL while every request is probed: the plane's process ends with the pipe, and its probes with it."""
     with job:

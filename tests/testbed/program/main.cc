@@ -60,7 +60,6 @@ int main(int argc, char** argv) {
     return 2;
   }
   CUDA(cudaSetDevice(0));
-  if (options.start_delay_s > 0) usleep(static_cast<useconds_t>(options.start_delay_s * 1e6));
   Progress progress(options.rank, options.quiet, options.timed);
   if (options.gate) {
     progress.note("waits at the gate");

@@ -25,7 +25,7 @@ constexpr struct {
   fprintf(stderr,
           "testjob: %s\nusage: --rank N --ranks N --run-dir DIR --shape NAME [--count N] [--type i8|…|bf16] [--reduction sum|prod|max|min|avg]\n"
           "  [--iterations N] [--hold] [--verify] [--quiet] [--time] [--config] [--split-share] [--compute-us N] [--pause-us N] [--burst N] [--communicators N]\n"
-          "  [--tp N] [--gate] [--start-delay S] [--abort-after S] [--watchdog S] [--fault KIND:rank=R,…]\n"
+          "  [--tp N] [--gate] [--abort-after S] [--watchdog S] [--fault KIND:rank=R,…]\n"
           "  of shape training: [--cp N] [--pp N] [--ep N] [--schedule NAME] [--micro-batches N] … (training.h)\n",
           problem.c_str());
   exit(2);
@@ -112,7 +112,6 @@ Options parse_options(int argc, char** argv) {
       {"--burst", [&](auto& v) { options.burst = atoi(v.c_str()); }},
       {"--communicators", [&](auto& v) { options.communicators = atoi(v.c_str()); }},
       {"--tp", [&](auto& v) { options.tensor = options.training.layout.tensor = atoi(v.c_str()); }},
-      {"--start-delay", [&](auto& v) { options.start_delay_s = atof(v.c_str()); }},
       {"--watchdog", [&](auto& v) { options.watchdog_s = atof(v.c_str()); }},
       {"--fault", [&](auto& v) { options.faults.push_back(v); }},
       {"--abort-after", [&](auto& v) { options.abort_after_s = atof(v.c_str()); }},

@@ -31,7 +31,6 @@ struct Options {
   int tensor = 2;                 // --tp, of shape split (of shape training: training.layout)
   TrainingOptions training;
   bool split_share = false;       // --split-share: split communicators share resources (ncclConfig_t.splitShare)
-  double start_delay_s = 0;       // --start-delay: before creating the communicator
   bool gate = false;              // --gate: create nothing until there is a file `gate` in the run directory
   double abort_after_s = 2;       // --abort-after: of shape abort
   double watchdog_s = 0;          // --watchdog: abort all communicators and exit when an iteration takes longer

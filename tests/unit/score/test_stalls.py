@@ -33,11 +33,15 @@ def test_a_gpu_that_stalls_inside_an_operation_is_hardware_and_between_two_it_ha
 def test_the_simulator_says_where_it_was() -> None:
     assert stalled_in(simulate(CATALOGUE["h3-gpu-stall-gradients"])) == Stalled.INSIDE
     assert stalled_in(simulate(CATALOGUE["quick-stop"])) == ""
-    found = {stalled_in(simulate(one)) for one in drawn_stalls()}
-    assert {Stalled.INSIDE, Stalled.BETWEEN} <= found
+    left = {Stalled.INSIDE, Stalled.BETWEEN}
+    for one in drawn_stalls():
+        left.discard(Stalled(stalled_in(simulate(one)) or Stalled.AT_BEGIN))
+        if not left:
+            break
+    assert not left
 
 
 def test_a_case_expects_what_follows_from_it() -> None:
-    for one in drawn_stalls()[:4]:
+    for one in drawn_stalls()[:2]:
         case = Case(one)
         assert case.scenario.expect.verdicts == where_it_stalled(one, stalled_in(case.timeline)).expect.verdicts
