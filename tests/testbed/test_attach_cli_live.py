@@ -92,8 +92,8 @@ def test_a_rank_that_is_killed_is_told_and_named() -> None:
 
 
 def test_a_job_that_ends_ends_the_session_without_a_verdict() -> None:
-    steps = {"iterations": 60, "extra": ("--pause-us", "50000", "--gate"), "wait_for": "nothing"}
-    with Job(ranks=2, count=1 << 12, **steps) as job, live(*pids(job)) as watcher:
+    extra = ("--pause-us", "50000", "--gate")
+    with Job(ranks=2, count=1 << 12, iterations=60, extra=extra, wait_for="nothing") as job, live(*pids(job)) as watcher:
         watcher.wait_for("attached")
         job.open_gate()
         watcher.wait_for("rank", count=4)

@@ -77,7 +77,7 @@ def test_a_quick_scenario_is_judged_right(outcomes: dict[str, Outcome], name: st
 
 
 def test_every_long_one_is_there() -> None:
-    assert LONG < QUICK.keys()
+    assert QUICK.keys() > LONG
 
 
 def test_the_quick_scenarios_cover_the_classes_releases_and_transports() -> None:
