@@ -54,8 +54,7 @@ def _mixed(columns: Sequence[Column]) -> Column:
 
 
 def _dense(values: Column) -> Column:
-    dense: Column = np.unique(values, return_inverse=True)[1].reshape(-1).astype(np.int64)
-    return dense
+    return np.asarray(np.unique(values, return_inverse=True)[1].reshape(-1), np.int64)
 
 
 def matching(wanted: Sequence[Column], among: Column) -> Column:
@@ -122,7 +121,9 @@ class Transfers:
         held = column(lambda: (len(own) // ROW_BYTES for own in rows))
         holder = np.repeat(column(lambda: (member.index for member in self.job.members)), held)
         of_network = table[:, COLUMNS.index("state")] & NET != 0
-        own, holder = dict(zip(COLUMNS, table[of_network].T.copy(), strict=True)), holder[of_network]
+        if not of_network.all():
+            table, holder = table[of_network], holder[of_network]
+        own = dict(zip(COLUMNS, table.T.copy(), strict=True))
         group, holder_rank = self._ranks[:2, matching((holder, own["comm_address"]), self._ranks[2:, :-1])]
         for row in np.flatnonzero(group == NOBODY).tolist():
             member = self.job.member(int(holder[row]))
@@ -154,8 +155,7 @@ class Transfers:
 
     def _processes(self, group: Column, rank: Column) -> Column:
         """Indices of the processes that are ranks of communicators; -1 where none was observed."""
-        found: Column = self._ranks[2, matching((group, rank), self._ranks[:2, :-1])]
-        return found
+        return np.asarray(self._ranks[2, matching((group, rank), self._ranks[:2, :-1])])
 
     def _pending(self) -> Iterator[tuple[int, int, int, int, int, bool]]:
         for member in self.job.members:
@@ -267,7 +267,7 @@ class Compared:
 
     def showing(self, *what: Why | Stall) -> Flags:
         """For each of them whether it shows one of these."""
-        return np.isin(self.shows, [PLACE_OF[one] for one in what])
+        return np.array([one in what for one in SHOWN])[self.shows]
 
     def ends(self, place: int) -> tuple[End, End | None]:
         """The end that one of the rows is about, and its far end where that is open."""

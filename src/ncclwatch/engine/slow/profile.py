@@ -100,12 +100,16 @@ def _stacked(looks: Sequence[Look], index: Mapping[ProcessKey, int]) -> dict[str
     """What the looks know of each process: for each of ``COLUMNS`` an array of shape (looks, processes)."""
     found = np.full((len(COLUMNS), len(looks), len(index)), np.nan)
     found[COLUMNS.index("activity")] = Activity.UNKNOWN
-    last, rows = tuple(index), np.arange(len(index))
+    everybody = last = tuple(index)
+    rows = np.arange(len(index))
     for number, look in enumerate(looks):
         keys, known = look.columns
         if keys != last:
             rows, last = np.array([index.get(key, -1) for key in keys], np.int64), keys
-        found[:, number, rows[rows >= 0]] = known[:, rows >= 0]
+        if keys == everybody:
+            found[:, number] = known
+        else:
+            found[:, number, rows[rows >= 0]] = known[:, rows >= 0]
     return dict(zip(COLUMNS, found, strict=True))
 
 

@@ -158,8 +158,7 @@ def _match(values: Shares, members: Sequence[Sequence[int]], floor: float) -> Sh
     filter, squared, as its likelihood goes by sums of squares.
     """
     sizes = np.array([max(len(one), 1) for one in members], np.float64)
-    match: Shares = _sum(values, members) ** 2 / sizes / (float((values**2).sum()) + floor**2)
-    return match
+    return np.asarray(_sum(values, members) ** 2 / sizes / (float((values**2).sum()) + floor**2))
 
 
 # --- what ranks do -----------------------------------------------------------------------------------------------------------
@@ -178,8 +177,7 @@ def _activity(profile: Profile, context: Context, lost: float) -> tuple[Shares, 
 
 def _logs(shares: NDArray[np.float64]) -> NDArray[np.float64]:
     """Logarithms of probabilities, of which none is 0."""
-    logs: NDArray[np.float64] = np.log((1 - MISREAD) * shares + MISREAD / 3)
-    return logs
+    return np.asarray(np.log((1 - MISREAD) * shares + MISREAD / 3))
 
 
 def _counts(profile: Profile) -> NDArray[np.float64]:
@@ -246,8 +244,7 @@ def _beyond(values: Shares) -> Shares:
     """Values beyond what three of four ranks exceed; 0 where it is not known."""
     known = values[np.isfinite(values)]
     usual = float(np.quantile(known, 0.25)) if len(known) else 0.0
-    beyond: Shares = np.clip(np.nan_to_num(values - usual), 0.0, 2.0)
-    return beyond
+    return np.asarray(np.clip(np.nan_to_num(values - usual), 0.0, 2.0))
 
 
 # --- candidates --------------------------------------------------------------------------------------------------------------
@@ -370,5 +367,4 @@ def _ends(profile: Profile, context: Context, kept: float) -> Ends:
 
 def _mean_of_others(values: Shares, fewest: int) -> Shares:
     """For each value the mean of the others, of which there are so many at least (those that nobody waited for count as 0)."""
-    mean: Shares = (values.sum() - values) / max(fewest - 1, len(values) - 1, 1)
-    return mean
+    return np.asarray((values.sum() - values) / max(fewest - 1, len(values) - 1, 1))
