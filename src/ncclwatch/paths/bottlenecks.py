@@ -82,8 +82,7 @@ def _load(path: PathKey, waited: int, probes: int, share: float, queued: bool) -
         return PathLoad(path, Load.UNKNOWN, 0.0, waited, probes)
     if queued:
         return PathLoad(path, Load.QUEUED, 1 - NOISE**waited, waited, probes)
-    if not share:
-        return PathLoad(path, Load.UNKNOWN, 0.0, waited, probes)  # nothing was queued anywhere: no load shows what differs
+    # Where nothing was queued anywhere no load shows what differs: the share is 0, and so is the confidence.
     confidence = 1 - (1 - share) ** (probes - waited)
     return PathLoad(path, Load.EMPTY if confidence >= CONFIDENT else Load.UNKNOWN, confidence, waited, probes)
 
