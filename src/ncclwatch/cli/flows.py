@@ -56,7 +56,7 @@ def flows(
     """Show every connection over a network: channel, peer, NIC, rates, latency, retries, and what is wrong with it."""
     named = options.only_pids(pid, words, "flows are of running processes")
     chosen = options.choose_pids(named, every)
-    looked = _look_at(chosen, exact=exact, budget=budget, duration_s=duration)
+    looked = look_at(chosen, exact=exact, budget=budget, duration_s=duration)
     if as_json:
         emit_json(_json(looked))
     else:
@@ -85,8 +85,8 @@ class Looked:
     problems: list[Problem]
 
 
-def _look_at(pids: Sequence[int], *, exact: bool, budget: float, duration_s: float | None) -> Looked:
-    """Look at the connections of processes for some seconds."""
+def look_at(pids: Sequence[int], *, exact: bool, budget: float, duration_s: float | None) -> Looked:
+    """Look at the connections of processes for some seconds. Raises :class:`TargetError` where none of them can be read."""
     from ncclwatch.cli.sampling import Watch
     from ncclwatch.collect.flows import FlowCollector
     from ncclwatch.target.session import TargetProcess

@@ -72,6 +72,7 @@ def choose(records: Sequence[FlowRecord]) -> list[FlowRecord]:
 def cells(record: FlowRecord) -> dict[str, str]:
     """What stands in each column."""
     rdma, socket, steps = record.rdma, record.socket, record.steps
+    pair = rdma.queue_pair if rdma else record.ends.queue_pair if record.ends else None
     arrow = {Direction.SEND: "send", Direction.RECV: "recv", None: ""}[record.direction]
     latency = rdma.latency_p50_ns if rdma else None if socket is None or socket.rtt_us is None else socket.rtt_us * 1000.0
     device = clean(record.device, 40) + (f":{record.port}" if record.port else "")
@@ -84,7 +85,7 @@ def cells(record: FlowRecord) -> dict[str, str]:
         "WAY": arrow if record.role in ("data", "") or not arrow else f"{arrow}*",
         "PEER": "" if record.peer is None else str(record.peer),
         "NIC": fit(device or "?", _NIC_CELLS),
-        "QP/SOCKETS": f"qp {rdma.queue_pair}" if rdma else "" if socket is None else _sockets(socket.remote, socket.sockets),
+        "QP/SOCKETS": f"qp {pair}" if pair is not None else "" if socket is None else _sockets(socket.remote, socket.sockets),
         "STATE": str(record.state),
         "DATA/S": "-" if record.bandwidth is None else size(record.bandwidth),
         "EXPECTED": "-" if record.expected is None else size(record.expected),

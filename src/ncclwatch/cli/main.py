@@ -29,6 +29,7 @@ _COMMANDS: dict[str, str] = {
     "report": "A page for a ticket, or a trace for Perfetto.",
     "topology": "Groups, roles and layout, from calls or from counts.",
     "flows": "Connections over the network: rates, latency, retries.",
+    "paths": "Which flow takes which path: ports, NICs, rates.",
     "probe": "Is a path dead, or the application silent?",
     "agent": "Send what this node shows to an engine.",
     "engine": "Diagnose jobs from what agents send.",

@@ -16,14 +16,14 @@ from pathlib import Path
 from ncclwatch.collect.paths import StuckPath
 from ncclwatch.collect.step_rates import ConnectionKey, StepRates, absolute_counts, in_network, running_counts
 from ncclwatch.errors import NcclwatchError, TargetGoneError
-from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, RdmaCounts
+from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, QueuePairEnds, RdmaCounts
 from ncclwatch.model.state import Direction, ProcessSample
 from ncclwatch.nic.rdma import SYS, read_ports
 from ncclwatch.nic.sockets import SocketTable
 from ncclwatch.target.session import TargetProcess
 from ncclwatch.wire.flows import Flow
 from ncclwatch.wire.nccl_connections import NetConnection, net_connections, network_name
-from ncclwatch.wire.nccl_queues import QueueOwner, queue_owners, remote_address
+from ncclwatch.wire.nccl_queues import QueueOwner, pairs_of, queue_owners, remote_address
 from ncclwatch.wire.nccl_sockets import SOCKET_NETWORK, connection_sockets
 from ncclwatch.wire.session import QpKey, VerbsUser, WireSession
 from ncclwatch.wire.socket_flows import SocketJudgement, SocketWatch
@@ -50,6 +50,8 @@ class _Process:
     in_network: dict[ConnectionKey, int] = field(default_factory=dict)
     descriptors: dict[ConnectionKey, tuple[int, ...]] = field(default_factory=dict)
     """The sockets of each connection, until connections are looked up again."""
+    pairs: dict[ConnectionKey, tuple[QueuePairEnds, ...]] = field(default_factory=dict)
+    """The queue pairs of each connection, likewise."""
 
 
 class FlowCollector:
@@ -197,8 +199,14 @@ class FlowCollector:
         for pid, process in self._processes.items():
             target = process.target
             process.descriptors.clear()
+            process.pairs.clear()
             try:
                 process.connections = net_connections(target.decoder, target.load_bias, target.communicator_states)
+                for one in process.connections:
+                    if one.network == "IB" and (pairs := pairs_of(target.decoder, one)):
+                        remote = remote_address(target.decoder, one)
+                        ends = (QueuePairEnds(pair.number, index, remote) for index, pair in enumerate(pairs))
+                        process.pairs[connection_key(pid, one)] = tuple(ends)
                 if self.wire is None or not self.wire.running:
                     continue
                 for state in target.communicator_states:
@@ -258,8 +266,14 @@ class FlowCollector:
             for one in process.connections:
                 place = (pid, one.comm_hash, one.rank, one.channel, one.peer, str(one.direction))
                 # One connection has several queue pairs (NCCL_IB_QPS_PER_CONNECTION): a flow each.
-                joined: list[Flow | None] = [*by_connection.get(place, [])] or [None]
-                records += [self._record(process, one, flow, sharing[one.communicator]) for flow in joined]
+                pairs = process.pairs.get(connection_key(pid, one), ())
+                counted = by_connection.get(place, [])
+                ends = {pair.queue_pair: pair for pair in pairs}
+                joined: list[tuple[Flow | None, QueuePairEnds | None]] = [(flow, ends.pop(flow.qp, None)) for flow in counted]
+                joined += [(None, pair) for pair in ends.values()]
+                records += [
+                    self._record(process, one, flow, pair, sharing[one.communicator]) for flow, pair in joined or [(None, None)]
+                ]
         records.sort(key=_order)
         return records + [_stranger(flow, self._processes) for flow in strangers]
 
@@ -280,7 +294,9 @@ class FlowCollector:
                     rates[pid, one.comm_hash, one.channel, one.peer, one.direction] += found.per_second
         return dict(rates)
 
-    def _record(self, process: _Process, one: NetConnection, flow: Flow | None, shared_by: int) -> FlowRecord:
+    def _record(
+        self, process: _Process, one: NetConnection, flow: Flow | None, ends: QueuePairEnds | None, shared_by: int
+    ) -> FlowRecord:
         pid = process.target.pid
         key = connection_key(pid, one)
         judged = self._judged.get(key)
@@ -317,6 +333,7 @@ class FlowCollector:
             rdma=_counts(flow) if flow else None,
             socket=judged.facts if judged else None,
             shared_by=max(shared_by, 1),
+            ends=ends,
         )
 
     def _by_steps(

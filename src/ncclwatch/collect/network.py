@@ -23,6 +23,7 @@ from ncclwatch.collect.kernel_log import KernelNews
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.model.network import FlowRecord, FlowState, LinkChange, NetworkLook, NicRecord
 from ncclwatch.model.state import ProcessSample
+from ncclwatch.nic.identity import bond_of, rdma_driver
 from ncclwatch.nic.links import POLL_S, LinkEvent, LinkMonitor, NetDevice, read_devices
 from ncclwatch.nic.rdma import PORT_COUNTERS, RETRY_COUNTERS, SYS, RdmaPort, read_ports
 from ncclwatch.target.session import TargetProcess
@@ -230,6 +231,19 @@ class NetworkWatch:
         shown = sorted(nics.values(), key=lambda nic: (not nic.used_by, nic.kind != "rdma", nic.name, nic.namespace))[:MAX_NICS]
         return replace(self.news(), nics=tuple(shown), flows=self._list_flows(looks, calm))
 
+    def nics_behind(self, flows: Iterable[FlowRecord]) -> tuple[list[NicRecord], dict[int, int]]:
+        """The NICs now, among them those that these connections name, and the network namespace of each of their processes (0:
+        our own).
+        """
+        flows = list(flows)
+        self.follow({flow.pid for flow in flows})
+        users: dict[NicPlace, set[int]] = {}
+        for flow in flows:
+            ranks = users.setdefault((self._places.get(flow.pid, 0), flow.device), set())
+            ranks.update(() if flow.global_rank is None else (flow.global_rank,))
+        named = {place: tuple(sorted(ranks)) for place, ranks in users.items()}
+        return [*self._net_devices(named), *self._ports(named)], {pid: self._places.get(pid, 0) for pid in {f.pid for f in flows}}
+
     def _list_flows(self, looks: Iterable[tuple[TargetProcess, ProcessSample]], calm: bool) -> tuple[FlowRecord, ...]:
         """Flows by memory and sockets alone, without probes; nothing between two times."""
         now = time.monotonic()
@@ -299,6 +313,8 @@ class NetworkWatch:
     def _net_device(self, inode: int, device: NetDevice, users: Users) -> NicRecord:
         totals, place = device.statistics, (inode, device.name)
         receive, send = self._rates(place, totals.get("rx_bytes"), totals.get("tx_bytes"))
+        # Our sysfs shows our own namespace.
+        bond = bond_of("" if inode else device.name, self._sys)
         return NicRecord(
             host=self.host,
             name=device.name,
@@ -311,6 +327,8 @@ class NetworkWatch:
             errors=self._rises(place, {name: totals[name] for name in LOSS_STATISTICS if name in totals}),
             used_by=users.get(place, ()),
             namespace=inode,
+            bond=bond.members,
+            bond_active=bond.active,
         )
 
     def _ports(self, users: Users) -> list[NicRecord]:
@@ -323,6 +341,7 @@ class NetworkWatch:
             words = port.counters.get("port_rcv_data")
             receive, send = self._rates((0, port.name), None if words is None else words * 4, port.sent_bytes)
             congestion = self._rises((0, f"{port.name} congestion"), {"notifications": port.congestion_notifications})
+            bond = bond_of(port.netdev, self._sys)
             found.append(
                 NicRecord(
                     host=self.host,
@@ -338,6 +357,10 @@ class NetworkWatch:
                     errors=self._rises((0, port.name), _loss_counters(port)),
                     congestion=sum(congestion.values()),
                     used_by=tuple(sorted(by_name.get(port.name, ()) or by_name.get(port.device, ()))),
+                    driver=rdma_driver(port.device, self._sys),
+                    kernel=os.uname().release,
+                    bond=bond.members,
+                    bond_active=bond.active,
                 )
             )
         return found

@@ -56,6 +56,18 @@ class RdmaCounts:
 
 
 @dataclass(frozen=True, slots=True)
+class QueuePairEnds:
+    """Which queue pair one end of a connection uses: ``index`` is its place among those of the connection, the same at both ends.
+
+    ``remote`` is the IP address of the other end, as its RoCE GID names it; empty where it is not known.
+    """
+
+    queue_pair: int
+    index: int = 0
+    remote: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class SocketFacts:
     """What the kernel says of the TCP sockets of one connection (TCP_INFO).
 
@@ -127,7 +139,7 @@ class FlowRecord:
     ``expected`` are bytes a second: over the last w completions (RDMA), or while the socket had something to send. ``retries``
     are signs of loss: of the RDMA port during the look, or segments its sockets sent again in the last 30 s. ``role`` is
     ``data``, ``control`` (clear-to-send), ``flush`` or empty. ``shared_by`` counts the connections that use the same queue pairs
-    or sockets. ``path`` is what a probe of ours found, where one was ordered of late.
+    or sockets. ``path`` is what a probe of ours found, where one was ordered of late. ``ends`` is its queue pair, counted or not.
     """
 
     pid: int
@@ -153,6 +165,7 @@ class FlowRecord:
     socket: SocketFacts | None = None
     shared_by: int = 1
     path: PathAnswer | None = None
+    ends: QueuePairEnds | None = None
 
     @property
     def sends_data(self) -> bool:
@@ -205,7 +218,9 @@ class NicRecord(_OfNic):
     link, ``receive_rate`` and ``send_rate`` bytes a second since the look before. ``errors`` are counters of errors and of signs
     of loss that rose since watching began, by the kernel's names; ``congestion`` is the number of congestion notifications since
     then. ``used_by`` are the ranks of the job whose connections name it, where that is known. ``namespace`` is the inode of its
-    network namespace (``lsns -t net``), 0 in the one of who looked: containers of one host may each have an ``eth0``.
+    network namespace (``lsns -t net``), 0 in the one of who looked: containers of one host may each have an ``eth0``. ``driver``
+    is the driver of an RDMA device and ``kernel`` the release it runs in. ``bond`` are the members of a bonded network device
+    (for an RDMA port: of its network device), ``bond_active`` the one that sends where only one does.
     """
 
     host: str
@@ -222,6 +237,10 @@ class NicRecord(_OfNic):
     congestion: int = 0
     used_by: tuple[int, ...] = ()
     namespace: int = 0
+    driver: str = ""
+    kernel: str = ""
+    bond: tuple[str, ...] = ()
+    bond_active: str = ""
 
     @property
     def is_trouble(self) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ncclwatch.cli import flows_text
-from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, RdmaCounts, SocketFacts, StepRate
+from ncclwatch.model.network import FlowKind, FlowRecord, FlowState, QueuePairEnds, RdmaCounts, SocketFacts, StepRate
 from ncclwatch.model.state import Direction
 from ncclwatch.text import Style, time_text, width
 
@@ -65,6 +65,10 @@ def test_a_wide_terminal_shows_counts_and_percentiles() -> None:
         assert name in heading
     for cell in ("qp 117", "1/19", "12 µs", "3.4 ms", "900", "890"):
         assert cell in row
+
+
+def test_a_queue_pair_that_nobody_counted_has_its_number() -> None:
+    assert "qp 118" in lines([replace(RDMA, rdma=None, ends=QueuePairEnds(118))], 160)[1]
 
 
 def test_trouble_is_said_in_words_once() -> None:

@@ -1,0 +1,138 @@
+"""``ncclwatch paths``: the flow map: which flow of which job leaves by which port of which NIC, under which five-tuple."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ncclwatch.cli import options
+from ncclwatch.cli.options import AllOption, JsonOption, PidOption
+from ncclwatch.cli.output import emit, emit_json, note
+from ncclwatch.errors import TargetError, UsageError
+from ncclwatch.model.network import FlowRecord, NetworkLook, NicRecord
+from ncclwatch.paths.flow_map import MappedFlow, NodeView, flow_map
+from ncclwatch.text import Style
+
+SCHEMA_NAME = "ncclwatch.paths/1"
+
+
+def paths(
+    words: Annotated[list[str] | None, typer.Argument(metavar="[PID|FILE]...", help="More pids, or recordings.")] = None,
+    pid: PidOption = None,
+    every: AllOption = False,
+    as_json: JsonOption = False,
+    budget: Annotated[
+        float, typer.Option("--budget", min=0.0, max=100.0, metavar="PERCENT", help="As of 'flows': what probes may cost.")
+    ] = 0.1,
+    duration: Annotated[
+        float | None, typer.Option("--duration", "-d", min=0.2, max=1e6, help="Seconds to watch; by default what is needed.")
+    ] = None,
+) -> None:
+    """Show which flow takes which path: five-tuple (seen or predicted), NIC and port of a bond, rate, share of its operation."""
+    named, files = options.split_words(pid, words)
+    options.require_files(files)
+    if files and (named or every):
+        raise UsageError("recordings and processes exclude each other", "give one or the other")
+    views, remarks = _recorded(files) if files else _live(options.choose_pids(named, every), budget, duration)
+    found = flow_map(views)
+    if as_json:
+        emit_json(to_json(found, remarks))
+        return
+    from ncclwatch.cli.paths_text import screen
+
+    width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 160
+    for line in screen(found, width=width, style=Style()):
+        emit(line)
+    for remark in remarks:
+        note(remark)
+
+
+def _live(pids: Sequence[int], budget: float, duration: float | None) -> tuple[list[NodeView], list[str]]:
+    from ncclwatch.cli.flows import look_at
+    from ncclwatch.collect.network import NetworkWatch
+
+    looked = look_at(pids, exact=False, budget=budget, duration_s=duration)
+    host = socket.gethostname()
+    network = NetworkWatch(host, kernel_log=False)
+    try:
+        nics, namespaces = network.nics_behind(looked.records)
+    finally:
+        network.close()
+    remarks = [*(problem.line for problem in looked.problems), *looked.collector.notes]
+    return [NodeView(host, looked.records, nics, namespaces)], remarks
+
+
+def _recorded(files: Sequence[Path]) -> tuple[list[NodeView], list[str]]:
+    from ncclwatch.cli.recorded import recordings_among
+    from ncclwatch.store.replay import Recordings
+
+    if not recordings_among(files, alone=True):
+        raise UsageError("snapshots hold no flows", "give recordings: 'ncclwatch record --all -o FILE' on each node")
+    looks: list[tuple[str, NetworkLook]] = []
+    with Recordings(files) as recordings:
+        looks += [(batch.host, batch.network) for _, _, batch in recordings.batches() if batch.network is not None]
+        problems = list(recordings.problems)
+    views = latest(looks)
+    if not any(view.flows for view in views):
+        raise TargetError("the recording holds no flows", "record for some seconds, while the job runs over a network")
+    return views, problems
+
+
+def latest(looks: Iterable[tuple[str, NetworkLook]]) -> list[NodeView]:
+    """The newest flows and NICs of each host; looks that list no flows come between those that do."""
+    flows: dict[str, tuple[FlowRecord, ...]] = {}
+    nics: dict[str, tuple[NicRecord, ...]] = {}
+    for host, look in looks:
+        flows[host] = look.flows or flows.get(host, ())
+        nics[host] = look.nics or nics.get(host, ())
+    return [NodeView(host, flows[host], nics[host]) for host in sorted(flows)]
+
+
+def to_json(found: Sequence[MappedFlow], remarks: Sequence[str]) -> dict[str, Any]:
+    """``ncclwatch.paths/1`` (docs/flow-map.md)."""
+    return {"schema": SCHEMA_NAME, "flows": [_flow_json(one) for one in found], "notes": list(remarks)}
+
+
+def _flow_json(one: MappedFlow) -> dict[str, Any]:
+    flow = one.flow
+    five = flow.tuple
+    source = {"host": flow.source.host, "nic": flow.source.nic, "rate_gbps": one.rate_gbps}
+    return {
+        "job": flow.job,
+        "comm_hash": one.comm_hash,
+        "channel": flow.channel,
+        "connection_index": one.connection_index,
+        "rank": flow.rank,
+        "peer": flow.peer,
+        "global_rank": one.global_rank,
+        "global_peer": one.global_peer,
+        "kind": one.kind,
+        "queue_pair": flow.queue_pair,
+        "source": source | {"bond": list(one.bond), "bond_port": _bond_port(one)},
+        "destination": {"host": flow.destination.host, "nic": flow.destination.nic},
+        "five_tuple": None
+        if five is None
+        else {
+            "protocol": five.protocol,
+            "source": five.source,
+            "source_port": five.source_port,
+            "destination": five.destination,
+            "destination_port": five.destination_port,
+        },
+        "origin": None if five is None else flow.origin,
+        "rule": one.rule or None,
+        "bytes_per_s": flow.rate,
+        "share": flow.share,
+        "missing": list(one.missing),
+    }
+
+
+def _bond_port(one: MappedFlow) -> str | None:
+    """The member of the bond it leaves by, where that is known."""
+    return one.bond[one.flow.source.link] if one.bond and one.link_known else None

@@ -1,0 +1,60 @@
+"""The plan file that ``path_pins/pins.c`` reads: which ports NCCL's data connections over sockets use. Only a job that preloads
+that library follows it; nothing here is applied by itself.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ncclwatch.errors import UsageError
+
+HEADING = "ncclwatch-path-pins 1"
+MAX_BYTES = 65535
+"""The library reads no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listen:
+    """A rank's listening sockets on an address take these ports, in the order in which they are made."""
+
+    rank: int
+    address: str
+    ports: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Connect:
+    """A rank's connection to a port of an address leaves by ``source_port``."""
+
+    rank: int
+    destination: str
+    port: int
+    source_port: int
+
+
+def plan_text(listens: Iterable[Listen], connects: Iterable[Connect]) -> str:
+    """The file's text. Raises :class:`UsageError` for what is no address or port, and for a plan longer than is read."""
+    lines = [HEADING]
+    for one in listens:
+        _check(one.address, *one.ports)
+        lines.append(f"listen {one.rank} {one.address} {' '.join(map(str, one.ports))}")
+    for pin in connects:
+        _check(pin.destination, pin.port, pin.source_port)
+        lines.append(f"connect {pin.rank} {pin.destination} {pin.port} {pin.source_port}")
+    text = "\n".join(lines) + "\n"
+    if len(text) > MAX_BYTES:
+        raise UsageError(
+            f"a plan of {len(text)} bytes is too long", f"at most {MAX_BYTES} are read: write one file for each host"
+        )
+    return text
+
+
+def _check(address: str, *ports: int) -> None:
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        raise UsageError(f"{address!r} is no address", "give an IP address") from None
+    if not all(0 < port <= 65535 for port in ports):
+        raise UsageError(f"ports {ports} are out of range", "a port is 1 to 65535")
