@@ -1,4 +1,4 @@
-"""Elephant flows: which connection of a job goes from which port of a NIC to which, under which five-tuple (C4, section on C4P)."""
+"""Elephant flows: which connection of a job goes from which NIC port to which, under which five-tuple (C4, section on C4P)."""
 
 from __future__ import annotations
 
