@@ -159,26 +159,34 @@ class Board:
         return True
 
     def _chain(self, link: int, target: float, until: float) -> list[tuple[int, Ints]] | None:
-        came: dict[int, tuple[int, int, Ints] | None] = {link: None}
+        came: dict[int, list[tuple[int, Ints]]] = {link: []}
         queue = deque([link])
         while queue and len(came) < MAX_STATES and time.monotonic() < until:
             here = queue.popleft()
-            for flow, path, full in self._steps(here, target):
+            trail = came[here]
+            # What the moves so far free counts: most chains go to and fro between two spines.
+            self._weigh(trail, 1.0)
+            steps = list(self._steps(here, target, {flow for flow, _ in trail}))
+            self._weigh(trail, -1.0)
+            for flow, path, full in steps:
                 if full < 0:
-                    chain = [(flow, path)]
-                    step = came[here]
-                    while step is not None:
-                        chain.append((step[1], step[2]))
-                        step = came[step[0]]
-                    return chain if len({f for f, _ in chain}) == len(chain) else None
+                    return [*trail, (flow, path)]
                 if full not in came:
-                    came[full] = (here, flow, path)
+                    came[full] = [*trail, (flow, path)]
                     queue.append(full)
         return None
 
-    def _steps(self, link: int, target: float) -> Iterator[tuple[int, Ints, int]]:
-        """Moves off a link: (flow, path, link that this makes too full, or -1)."""
+    def _weigh(self, moves: list[tuple[int, Ints]], sign: float) -> None:
+        """Loads as after these moves (1), or as before them again (-1)."""
+        for flow, path in moves:
+            self.load[self.paths[flow]] -= sign * self.demand[flow]
+            self.load[path] += sign * self.demand[flow]
+        self.load[-1] = 0.0
+
+    def _steps(self, link: int, target: float, moved: set[int]) -> Iterator[tuple[int, Ints, int]]:
+        """Moves off a link: (flow, path, link that this makes too full, or -1); flows that were moved before stay."""
         on = np.flatnonzero((self.paths == link).any(axis=1) & self.traffic.movable)
+        on = on[~np.isin(on, list(moved))]
         for flow in on[np.argsort(-self.demand[on], kind="stable")][:MAX_TRIED].tolist():
             choices = self.choices(flow)
             choices = choices[(choices != link).all(axis=1)]
