@@ -20,10 +20,9 @@ from typing import Any
 
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).resolve().parent))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from bench_paths import EXPERIMENTS, Setting, case
-
+from benchmarks.bench_paths import EXPERIMENTS, Setting, case
 from ncclwatch.paths.ecmp import Bond, Hashing, paths_by_hash
 from ncclwatch.paths.fabric import NO_PATHS, Fabric, Floats, Ints, regular
 from ncclwatch.paths.fluid import Tied, demands, flow_rates

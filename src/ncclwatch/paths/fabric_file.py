@@ -57,7 +57,7 @@ MAX_GBPS = 1e6
 """Bound: capacity of a link."""
 
 Table = Mapping[str, Any]
-_KINDS: dict[str, tuple[type, ...]] = {
+_KINDS: dict[str, Any] = {
     "a whole number": (int,),
     "a number": (int, float),
     "a text": (str,),
@@ -127,7 +127,7 @@ def _only(table: Table, known: set[str], where: str) -> None:
 
 
 def _get(table: Table, key: str, kind: str, where: str, default: Any = None) -> Any:
-    value = table.get(key, default)
+    value: Any = table.get(key, default)
     if value is None:
         raise _wrong(f"{where} lacks {key}")
     if not isinstance(value, _KINDS[kind]) or (isinstance(value, bool) and kind != "true or false"):
