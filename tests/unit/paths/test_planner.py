@@ -3,6 +3,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from benchmarks.bench_paths import of_512_ports
 from ncclwatch.errors import UsageError
 from ncclwatch.paths import exact
 from ncclwatch.paths.colouring import spread
@@ -137,3 +138,11 @@ def test_the_search_reaches_what_is_proven() -> None:
     assert worst(built, found.paths, ask) == pytest.approx(found.bound, rel=1e-5)
     assert (found.paths[~flows.movable] == now[~flows.movable]).all()
     assert worst(built, place(built, flows, ask, now, 2.0), ask) == pytest.approx(found.bound, rel=1e-5)
+
+
+def test_where_every_link_is_full_flows_change_places_between_two_spines() -> None:
+    cases = {name: (built, flows, now) for name, built, flows, now in of_512_ports(1)}
+    built, flows, now = cases["2:1, a dead uplink"]
+    # CP-SAT proves 2 (tests/benchmarks/bench_paths.py); moves one by one end at 2.25.
+    ask = demands(built, flows)
+    assert worst(built, place(built, flows, ask, now, 10.0), ask) == pytest.approx(2)
