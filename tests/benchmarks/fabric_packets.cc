@@ -32,6 +32,8 @@ Wire Connect(NodeContainer& nodes, uint32_t from, uint32_t to, double mbps) {
     PointToPointHelper helper;
     helper.SetDeviceAttribute("DataRate", DataRateValue(DataRate(uint64_t(10e9))));
     helper.SetChannelAttribute("Delay", StringValue("100us"));
+    // Packets wait in the fair queue above the device, not in the device.
+    helper.SetQueue("ns3::DropTailQueue<Packet>", "MaxSize", StringValue("1p"));
     NetDeviceContainer ends = helper.Install(nodes.Get(from), nodes.Get(to));
     ends.Get(0)->SetAttribute("DataRate", DataRateValue(DataRate(uint64_t(mbps * 1e6))));
     // Fair queues stand for congestion control that shares a link equally: what is compared is the sharing, not the control.
