@@ -267,7 +267,7 @@ class Compared:
 
     def showing(self, *what: Why | Stall) -> Flags:
         """For each of them whether it shows one of these."""
-        return np.array([one in what for one in SHOWN])[self.shows]
+        return np.asarray(np.array([one in what for one in SHOWN])[self.shows])
 
     def ends(self, place: int) -> tuple[End, End | None]:
         """The end that one of the rows is about, and its far end where that is open."""

@@ -1,1 +1,1 @@
-"""Paths of elephant flows through the network: five-tuples and ports, who shares a bottleneck. Reads records and nothing else."""
+"""Paths of elephant flows: five-tuples, ports, shared bottlenecks, and in a model what a plan would gain. Reads records only."""
