@@ -257,8 +257,10 @@ def _connection(one: MappedFlow) -> tuple[int, int, int, int, int]:
 def _weights(
     connections: Sequence[tuple[int, int, int, int, int]], steps: Mapping[tuple[int, int, int, int, int], float | None]
 ) -> list[float] | None:
-    known = [value for place in connections if (value := steps.get(place)) is not None]
-    return known if len(known) == len(connections) and sum(known) > 0 else None
+    # Steps of all connections of a process are read at once: one that shows none, beside others that do, carries nothing
+    # (a ring leaves the connections of trees idle).
+    seen = [steps.get(place) or 0.0 for place in connections]
+    return seen if sum(seen) > 0 else None
 
 
 def _rates(group: Sequence[MappedFlow]) -> list[float] | None:

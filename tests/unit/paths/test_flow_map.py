@@ -86,6 +86,8 @@ def test_several_queue_pairs_are_joined_by_their_place_and_share_evenly() -> Non
 def test_shares_follow_steps_then_rates_and_are_unknown_without_either() -> None:
     slow = replace(SEND, channel=1, steps=StepRate(10, 10.0, 5, 6, 1.0), bandwidth=1e9)
     assert [one.flow.share for one in flow_map([NodeView("a", [SEND, slow])])] == [0.75, 0.25]
+    idle = replace(SEND, channel=2, steps=None, bandwidth=None)
+    assert [one.flow.share for one in flow_map([NodeView("a", [SEND, slow, idle])])] == [0.75, 0.25, 0.0]
     still = [replace(SEND, steps=None), replace(slow, steps=None)]
     assert [one.flow.share for one in flow_map([NodeView("a", still)])] == [0.75, 0.25]
     dumb = [replace(one, bandwidth=None) for one in still]
