@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from ncclwatch.cli import options
-from ncclwatch.cli.options import AllOption, JsonOption, PidOption
+from ncclwatch.cli.options import AllOption, BudgetOption, JsonOption, LookOption, PidOption
 from ncclwatch.cli.output import emit, emit_json, note
 from ncclwatch.model.network import FlowRecord
 from ncclwatch.stopping import Stop
@@ -43,15 +43,8 @@ def flows(
     exact: Annotated[
         bool, typer.Option("--exact", help="Count every RDMA request, at whatever it costs the job (told first).")
     ] = False,
-    budget: Annotated[
-        float,
-        typer.Option(
-            "--budget", min=0.0, max=100.0, metavar="PERCENT", help="Share of a thread's time that probes may cost; 0: no probes."
-        ),
-    ] = 0.1,
-    duration: Annotated[
-        float | None, typer.Option("--duration", "-d", min=0.2, max=1e6, help="Seconds to watch; by default what is needed.")
-    ] = None,
+    budget: BudgetOption = 0.1,
+    duration: LookOption = None,
 ) -> None:
     """Show every connection over a network: channel, peer, NIC, rates, latency, retries, and what is wrong with it."""
     named = options.only_pids(pid, words, "flows are of running processes")

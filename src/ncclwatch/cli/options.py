@@ -44,6 +44,15 @@ IntervalOption = Annotated[
     float, typer.Option("--interval", min=0.1, max=60.0, help="Seconds between two samples of a process's memory.")
 ]
 DurationOption = Annotated[float | None, typer.Option("--duration", "-d", min=0.1, max=1e8, help="Seconds after which to end.")]
+LookOption = Annotated[
+    float | None, typer.Option("--duration", "-d", min=0.2, max=1e6, help="Seconds to watch; by default what is needed.")
+]
+BudgetOption = Annotated[
+    float,
+    typer.Option(
+        "--budget", min=0.0, max=100.0, metavar="PERCENT", help="Share of a thread's time that probes may cost; 0: no probes."
+    ),
+]
 ProbesOption = Annotated[
     bool, typer.Option("--probes/--no-probes", help="Trace calls with uprobes; without, only memory is read.")
 ]

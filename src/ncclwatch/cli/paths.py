@@ -12,7 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from ncclwatch.cli import options
-from ncclwatch.cli.options import AllOption, JsonOption, PidOption
+from ncclwatch.cli.options import AllOption, BudgetOption, JsonOption, LookOption, PidOption
 from ncclwatch.cli.output import emit, emit_json, note
 from ncclwatch.errors import TargetError, UsageError
 from ncclwatch.model.network import FlowRecord, NetworkLook, NicRecord
@@ -27,12 +27,8 @@ def paths(
     pid: PidOption = None,
     every: AllOption = False,
     as_json: JsonOption = False,
-    budget: Annotated[
-        float, typer.Option("--budget", min=0.0, max=100.0, metavar="PERCENT", help="As of 'flows': what probes may cost.")
-    ] = 0.1,
-    duration: Annotated[
-        float | None, typer.Option("--duration", "-d", min=0.2, max=1e6, help="Seconds to watch; by default what is needed.")
-    ] = None,
+    budget: BudgetOption = 0.1,
+    duration: LookOption = None,
 ) -> None:
     """Show which flow takes which path: five-tuple (seen or predicted), NIC and port of a bond, rate, share of its operation."""
     named, files = options.split_words(pid, words)

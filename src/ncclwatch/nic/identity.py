@@ -6,11 +6,10 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from ncclwatch.nic.rdma import SYS
+from ncclwatch.nic.rdma import SYS, text_of
 
 MAX_MEMBERS = 64
 """Members of a bond that are looked at; hosts have two."""
-MAX_TEXT = 4096
 
 _NAME = re.compile(r"[A-Za-z0-9_.@:-]{1,64}", re.ASCII)
 
@@ -33,7 +32,7 @@ def rdma_driver(device: str, sys: Path = SYS) -> str:
     try:
         name = (folder / "device/driver").resolve(strict=True).name
     except OSError:
-        return "rxe" if _text(folder / "parent") else ""
+        return "rxe" if text_of(folder / "parent") else ""
     return name if _NAME.fullmatch(name) else ""
 
 
@@ -42,14 +41,8 @@ def bond_of(netdev: str, sys: Path = SYS) -> Bond:
     if not netdev or "/" in netdev:
         return Bond()
     folder = sys / "class/net" / netdev / "bonding"
-    members = tuple(word for word in _text(folder / "slaves").split()[:MAX_MEMBERS] if _NAME.fullmatch(word))
-    active = _text(folder / "active_slave")
+    members = tuple(word for word in text_of(folder / "slaves").split()[:MAX_MEMBERS] if _NAME.fullmatch(word))
+    if not members:  # most devices are no bond, and all are asked at each look
+        return Bond()
+    active = text_of(folder / "active_slave")
     return Bond(members, active if active in members else "")
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open(encoding="utf-8", errors="replace") as file:
-            return file.read(MAX_TEXT).strip()
-    except OSError:
-        return ""

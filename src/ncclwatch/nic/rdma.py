@@ -12,6 +12,8 @@ from pathlib import Path
 
 SYS = Path("/sys")
 
+MAX_TEXT = 4096
+"""Characters of a file of sysfs: a page."""
 MAX_DIGITS = 20
 """Of a counter: 64 bits."""
 
@@ -133,19 +135,19 @@ def read_port(device: str, port: int = 1, sys: Path = SYS) -> RdmaPort | None:
 
 def port_state(device: str, port: int, sys: Path = SYS) -> str:
     """Only the logical state: what a watcher asks for many times a second; ``""`` when the port is gone."""
-    return _state(_text(sys / "class/infiniband" / device / "ports" / str(port) / "state"))
+    return _state(text_of(sys / "class/infiniband" / device / "ports" / str(port) / "state"))
 
 
 def _read_port(device: Path, folder: Path) -> RdmaPort:
     gids = tuple(_read_gids(folder))
-    lid = _text(folder / "lid")
+    lid = text_of(folder / "lid")
     return RdmaPort(
         device=device.name,
         port=int(folder.name),
-        link_layer=_text(folder / "link_layer"),
-        state=_state(_text(folder / "state")),
-        physical=_state(_text(folder / "phys_state")),
-        rate_gbps=_rate(_text(folder / "rate")),
+        link_layer=text_of(folder / "link_layer"),
+        state=_state(text_of(folder / "state")),
+        physical=_state(text_of(folder / "phys_state")),
+        rate_gbps=_rate(text_of(folder / "rate")),
         netdev=next((gid.netdev for gid in gids if gid.netdev), ""),
         lid=int(lid, 16) if re.fullmatch(r"0x[0-9a-fA-F]{1,8}", lid) else None,
         gids=gids,
@@ -158,10 +160,10 @@ def _read_gids(folder: Path) -> list[Gid]:
     found = []
     entries = [path for path in _children(folder / "gids") if _is_number(path)]
     for entry in sorted(entries, key=lambda path: int(path.name))[:MAX_GIDS]:
-        value = _text(entry)
+        value = text_of(entry)
         if value and value.strip("0:"):
             attributes = folder / "gid_attrs"
-            kind, netdev = _text(attributes / "types" / entry.name), _text(attributes / "ndevs" / entry.name)
+            kind, netdev = text_of(attributes / "types" / entry.name), text_of(attributes / "ndevs" / entry.name)
             found.append(Gid(int(entry.name), value, kind, netdev))
     return found
 
@@ -185,7 +187,7 @@ def _rate(text: str) -> float | None:
 def _numbers(folder: Path) -> dict[str, int]:
     result = {}
     for path in _children(folder):
-        text = _text(path)
+        text = text_of(path)
         if text.isascii() and text.isdigit() and len(text) <= MAX_DIGITS and path.name != "lifespan":
             result[path.name] = int(text)
     return result
@@ -198,8 +200,10 @@ def _children(folder: Path) -> list[Path]:
         return []
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """What a file of sysfs says; ``""`` where there is none. The kernel gives a page at most."""
     try:
-        return path.read_text("utf-8", "replace").strip()
+        with path.open(encoding="utf-8", errors="replace") as file:
+            return file.read(MAX_TEXT).strip()
     except OSError:
         return ""

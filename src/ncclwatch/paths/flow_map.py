@@ -10,6 +10,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import networkx as nx
+
 from ncclwatch.model.network import FlowKind, FlowRecord, NicRecord, nic_label
 from ncclwatch.model.paths import ElephantFlow, FiveTuple, NicPort, Origin, Protocol
 from ncclwatch.model.state import Direction
@@ -96,24 +98,13 @@ def _place(record: FlowRecord) -> _Place | None:
 
 def _jobs(ends: Iterable[_End]) -> dict[int, str]:
     """Communicator → its job: processes that have a communicator in common are of one, named by the largest communicator."""
-    owner: dict[object, object] = {}
-
-    def root(item: object) -> object:
-        while owner.setdefault(item, item) != item:
-            item = owner[item]
-        return item
-
-    members: defaultdict[int, set[tuple[str, int]]] = defaultdict(set)
-    for end in ends:
-        comm, process = end.record.comm_hash, (end.view.host, end.record.pid)
-        if comm is not None:
-            members[comm].add(process)
-            owner[root(comm)] = root(process)
-    groups: defaultdict[object, list[int]] = defaultdict(list)
-    for comm in members:
-        groups[root(comm)].append(comm)
-    names = {group: min(comms, key=lambda comm: (-len(members[comm]), comm)) for group, comms in groups.items()}
-    return {comm: f"{names[root(comm)]:016x}" for comm in members}
+    members = nx.Graph((end.record.comm_hash, (end.view.host, end.record.pid)) for end in ends)
+    jobs: dict[int, str] = {}
+    for joined in nx.connected_components(members):
+        comms = [one for one in joined if isinstance(one, int)]
+        largest = min(comms, key=lambda comm: (-members.degree(comm), comm))
+        jobs |= dict.fromkeys(comms, f"{largest:016x}")
+    return jobs
 
 
 def _mapped(
@@ -229,10 +220,9 @@ def _port(end: _End | None, address: str, link: int) -> NicPort:
 
 
 def _with_shares(found: Sequence[MappedFlow], sending: Mapping[_Place, _End], places: Sequence[_Place]) -> list[MappedFlow]:
-    """Each flow's part of what its rank sends for the operations of one communicator: by steps of NCCL's
-    proxy, else by rates."""
+    """Each flow's part of what its rank sends for the operations of one communicator: by steps of NCCL's proxy, else by rates."""
     pairs = Counter(place[:5] for place in places)
-    steps: defaultdict[tuple[int, int, int, int, int], float | None] = defaultdict(lambda: None)
+    steps: dict[tuple[int, int, int, int, int], float] = {}
     for place, end in sending.items():
         if end.record.steps is not None:
             # The queue pairs of one connection take turns, or halves (NCCL_IB_SPLIT_DATA_ON_QPS): alike either way.
@@ -242,7 +232,10 @@ def _with_shares(found: Sequence[MappedFlow], sending: Mapping[_Place, _End], pl
         groups[one.comm_hash, one.connection_index, one.flow.rank or 0].append(one)
     shared = []
     for group in groups.values():
-        weights = _weights([_connection(one) for one in group], steps) or _rates(group)
+        # Steps of all connections of a process are read at once: one that shows none, beside others that do, carries nothing
+        # (a ring leaves the connections of trees idle).
+        moved = [steps.get(_connection(one), 0.0) for one in group]
+        weights = moved if sum(moved) > 0 else _rates(group)
         total = sum(weights) if weights else 0.0
         for number, one in enumerate(group):
             share = weights[number] / total if weights and total > 0 else None
@@ -252,15 +245,6 @@ def _with_shares(found: Sequence[MappedFlow], sending: Mapping[_Place, _End], pl
 
 def _connection(one: MappedFlow) -> tuple[int, int, int, int, int]:
     return one.comm_hash, one.flow.channel or 0, one.connection_index, one.flow.rank or 0, one.flow.peer or 0
-
-
-def _weights(
-    connections: Sequence[tuple[int, int, int, int, int]], steps: Mapping[tuple[int, int, int, int, int], float | None]
-) -> list[float] | None:
-    # Steps of all connections of a process are read at once: one that shows none, beside others that do, carries nothing
-    # (a ring leaves the connections of trees idle).
-    seen = [steps.get(place) or 0.0 for place in connections]
-    return seen if sum(seen) > 0 else None
 
 
 def _rates(group: Sequence[MappedFlow]) -> list[float] | None:
