@@ -1,0 +1,56 @@
+"""What a format of another tool is, and what is read from its files: batches, as a node's collector would have sent them.
+
+A format is recognised by content, never by a file's name alone. What its files do not say stays unknown in the records: no
+time is made up, no count filled in. Files are untrusted: what is read of them is bounded in size and in memory.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ncclwatch.collect.batch import NodeBatch
+from ncclwatch.errors import TargetError
+
+HEAD_BYTES = 4096
+"""Bytes from the beginning of a file by which its format is told."""
+
+
+class IngestError(TargetError):
+    """A file of another tool that cannot be read; the message names the file and the place in it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ingested:
+    """What the files of one format say of one job.
+
+    ``batches`` in the order of their time, for :class:`ncclwatch.engine.session.DiagnosisSession`. ``problems``: files, or parts
+    of them, that could not be read, a line each with file and place; the rest was read. ``blind``: what this format cannot tell,
+    a line each, for "not observed".
+    """
+
+    batches: Sequence[NodeBatch] = ()
+    problems: Sequence[str] = ()
+    blind: Sequence[str] = ()
+    notes: Sequence[str] = field(default=())
+    """What a reader ought to know besides, a line each."""
+
+
+class Format(ABC):
+    """One format of another tool."""
+
+    name: str
+    """Short, as ``--format`` and the documents have it: ``flight-recorder``."""
+    what: str
+    """One clause for people: ``PyTorch Flight Recorder dump``."""
+
+    @abstractmethod
+    def recognises(self, head: bytes, path: Path) -> bool:
+        """Whether a file that begins with ``head`` (at most ``HEAD_BYTES``) is of this format. Reads no more than that, except
+        where content cannot be told otherwise (the tables of an SQLite file), and then bounded."""
+
+    @abstractmethod
+    def read(self, files: Sequence[Path]) -> Sequence[Ingested]:
+        """The jobs in files of this format, one item a job. Raises :class:`IngestError` when nothing at all could be read."""

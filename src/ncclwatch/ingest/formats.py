@@ -1,0 +1,7 @@
+"""All formats of other tools that are read, in the order in which a file is tried."""
+
+from __future__ import annotations
+
+from ncclwatch.ingest.base import Format
+
+FORMATS: tuple[Format, ...] = ()
