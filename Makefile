@@ -122,16 +122,21 @@ test: setup
 	$(MAKE) -s beside >$(CACHE)/beside.log 2>&1 & beside=$$!; \
 	export NCCLWATCH_REQUIRE_VM=$${NCCLWATCH_REQUIRE_VM-$(if $(CI),1)}; \
 	main=0; NCCLWATCH_BESIDE=$$beside $(PYTHON) $(MAIN) --durations=30 --durations-min=5 || main=$$?; \
-	other=0; wait $$beside || other=$$?; \
+	other=0; wait $$beside || other=$$?; more=$$(cat $(MORE_STATUS)) || more=2; \
 	echo "==> lint, types, unit tests and others that measure no time"; cat $(CACHE)/beside.log; \
 	$(call once_more,main,$(MAIN),$(MAIN_CACHE)); \
-	[ $$main -eq 0 ] && [ $$other -eq 0 ]
+	$(call once_more,more,$(MORE_TESTS),$(MORE_CACHE)); \
+	[ $$main -eq 0 ] && [ $$more -eq 0 ] && [ $$other -eq 0 ]
 
 UNIT_CACHE := $(CACHE)/pytest-unit
-UNIT := -m pytest tests/unit -o cache_dir=$(CURDIR)/$(UNIT_CACHE)
+# Two processes take what the real jobs leave of two cores; a file's tests stay in one, since they share what is costly to make.
+UNIT := -m pytest tests/unit -n 2 --dist loadfile -o cache_dir=$(CURDIR)/$(UNIT_CACHE)
+MORE_CACHE := $(CACHE)/pytest-more
+MORE_STATUS := $(CACHE)/more.status
+MORE_TESTS := -m pytest $(SHORT) $(MORE) -o cache_dir=$(CURDIR)/$(MORE_CACHE)
 beside:
 	@failed=0; $(WHEN_IDLE) $(MAKE) -s lint || failed=1; \
-	$(PYTHON) -m pytest $(SHORT) $(MORE) || failed=1; \
+	rm -rf $(MORE_CACHE) $(MORE_STATUS); more=0; $(PYTHON) $(MORE_TESTS) || more=$$?; echo $$more >$(MORE_STATUS); \
 	rm -rf $(UNIT_CACHE); unit=0; $(WHEN_IDLE) $(PYTHON) $(UNIT) || unit=$$?; \
 	$(call once_more,unit,$(UNIT),$(UNIT_CACHE)); \
 	[ $$failed -eq 0 ] && [ $$unit -eq 0 ]
@@ -150,7 +155,7 @@ lint:
 
 # Single layers, for working on one of them.
 unit:
-	@$(PYTHON) -m pytest tests/unit
+	@$(PYTHON) $(UNIT)
 attach:
 	@$(PYTHON) -m pytest tests/testbed
 vm:

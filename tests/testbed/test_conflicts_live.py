@@ -13,27 +13,29 @@ from testbed.job import Job
 pytestmark = pytest.mark.attach
 
 VICTIM = 1
-AT = 100
+AT = (150, 600, 1500)
+"""The iteration of the fault, try by try: attaching takes as long as the machine lets it."""
 LOOKED_S = 75.0
 
 
-TRIES, STARVED_S = 2, 3.0
+STARVED_S = 3.0
 """Where the machine does not let the session run for seconds, more is called meanwhile than is kept to be compared, or records
 are lost: what is not seen then proves nothing, and the next job is watched. (A session that is stopped for 12 s finds nothing,
-one that is for 4 s does.)
+one that is for 4 s does.) The same holds where the job was at its fault before the session was.
 """
 
 
-def watched(version: str, fault: str) -> tuple[list[Verdict], bool, str]:
+def watched(version: str, fault: str, at: int) -> tuple[list[Verdict], bool, str]:
     """The first verdict on the fault, whether the session was starved, and all that in words with how far the job came."""
-    extra = ("--fault", f"{fault}:rank={VICTIM},at={AT}", "--compute-us", "10000")
+    extra = ("--fault", f"{fault}:rank={VICTIM},at={at}", "--compute-us", "10000")
     with Job(version, 3, "mix", "socket", count=4096, extra=extra) as job:
         session = LiveSession(every=False)
         said: list[Verdict] = []
         longest = 0.0
         try:
             session.start(job.pids)
-            assert job.progress(0) < AT - 5, "the machine was too slow to be there before the fault"
+            if job.progress(0) > at - 50:
+                return [], True, f"attached at iteration {job.progress(0)} of {at}"
             stepped = time.monotonic()
             deadline = stepped + LOOKED_S
             while not said and not session.lost and stepped < deadline:
@@ -51,8 +53,8 @@ def watched(version: str, fault: str) -> tuple[list[Verdict], bool, str]:
 @pytest.mark.parametrize(("version", "fault"), [("2.27.5", "other_size"), ("2.32.3", "other_type")])
 def test_a_rank_that_calls_something_else_is_named(version: str, fault: str) -> None:
     """Attached to the running job: from 2.26 on NCCL's own counts line the ranks up."""
-    for _ in range(TRIES):
-        said, starved, told = watched(version, fault)
+    for at in AT:
+        said, starved, told = watched(version, fault, at)
         if said or not starved:
             break
     assert [verdict.verdict_class for verdict in said] == [VerdictClass.INCONSISTENT], told

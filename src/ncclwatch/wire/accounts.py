@@ -59,6 +59,13 @@ class QueuePairAccount:
             return None
         return int(self.record["pending"][self.head % layouts.PENDING]["time_ns"])
 
+    @property
+    def newest_pending_ns(self) -> int | None:
+        """When the newest request in flight was posted, or ``None`` when nothing is in flight."""
+        if not self.in_flight:
+            return None
+        return int(self.record["pending"][(self.tail - 1) % layouts.PENDING]["time_ns"])
+
     @cached_property
     def opcodes(self) -> dict[str, tuple[int, int]]:
         """Operation → (requests, bytes) of those posted."""

@@ -2,7 +2,8 @@
 
 A stall (seen when counting exactly only: bursts are shorter) is work in flight without a completion for longer than 500 ms, or
 than several times what completions of this flow usually take (VenusTrace 3.2.2); slow is a throughput more than 20 % below what
-this flow has been seen to reach under load (MegaTrace III-C). Both thresholds adapt, so that a flow that always was slow is not
+this flow has been seen to reach under load (MegaTrace III-C). A sender that fills its queue before it asks for the first
+completion is given that time. Both thresholds adapt, so that a flow that always was slow is not
 an alarm. Waiting receives, and a flow with nothing in flight, are idle.
 """
 
@@ -161,7 +162,7 @@ class FlowWatch:
         if oldest is not None:
             waited = now_ns - max(oldest, account.last_completion_ns)
             limit = min(max(STALL_NS, STALL_FACTOR * past.longest_gap_ns), STALL_MOST_NS)
-            if waited > limit:
+            if waited > limit and not _fills_its_queue(account, now_ns, waited):
                 return (
                     FlowState.STALLED,
                     f"{account.in_flight} requests in flight, no completion for {waited / 1e6:.0f} ms",
@@ -185,6 +186,12 @@ class FlowWatch:
         past.looks += 1
         past.baseline = rate if expected is None else expected + BASELINE_WEIGHT * (rate - expected)
         return FlowState.ACTIVE, "", past.baseline
+
+
+def _fills_its_queue(account: QueuePairAccount, now_ns: int, waited_ns: int) -> bool:
+    """Whether a sender that was never seen to take a completion still posts: who fills a queue first asks afterwards."""
+    newest = account.newest_pending_ns
+    return not account.completed and newest is not None and now_ns - newest <= STALL_NS and waited_ns <= STALL_MOST_NS
 
 
 def _longest_gap(account: QueuePairAccount) -> float:

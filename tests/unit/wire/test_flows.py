@@ -109,6 +109,20 @@ def test_a_flow_that_always_takes_long_is_no_stall() -> None:
     assert flow.state is FlowState.STALLED
 
 
+def test_a_sender_that_fills_its_queue_before_it_asks_is_no_stall() -> None:
+    """As ``ib_write_bw`` on a slow machine: a post every 5 ms, no completion asked for before the queue is full."""
+    watch = FlowWatch()
+    posted = tuple(steady(0, 120, 5 * MS))
+    (flow,) = watch.look([account(completions=[], pending=posted)], 600 * MS, exact=True)
+    assert flow.state is FlowState.ACTIVE
+    (flow,) = watch.look([account(completions=[], pending=posted)], posted[-1] + 501 * MS, exact=True)
+    assert flow.state is FlowState.STALLED, "nothing more is posted"
+    (flow,) = FlowWatch().look([account(completions=[], pending=(0, *steady(9_900 * MS, 9, 10 * MS)))], 10_001 * MS, exact=True)
+    assert flow.state is FlowState.STALLED, "ten seconds are too long for any queue"
+    (flow,) = FlowWatch().look([account(completions=[1], pending=posted)], 600 * MS, exact=True)
+    assert flow.state is FlowState.STALLED, "completions were taken before"
+
+
 def test_receives_that_wait_are_idle() -> None:
     watch = FlowWatch()
     waiting = account(completions=[], receives_posted=32)
