@@ -45,8 +45,10 @@ def watched(version: str, fault: str, at: int) -> tuple[list[Verdict], bool, str
                 longest, stepped = max(longest, time.monotonic() - stepped), time.monotonic()
                 if not there and job.progress(0) > at:
                     there, deadline = True, min(deadline, stepped + LOOKED_S)
-                if session.verdict is not None and session.verdict.verdict_class.accuses:
-                    said.append(session.verdict)
+                verdict = session.verdict
+                # On a machine full of other work iterations do become slow, and that may be said first.
+                if verdict is not None and verdict.verdict_class.accuses and not verdict.verdict_class.slow:
+                    said.append(verdict)
         finally:
             session.close()
         came = [job.progress(rank) for rank in range(3)]
