@@ -5,6 +5,7 @@ Every message is one line: what is wrong, then what to do about it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import IntEnum
 
 
@@ -30,6 +31,16 @@ class NcclwatchError(Exception):
         self.message = message
         self.hint = hint
         super().__init__(f"{message}: {hint}" if hint else message)
+
+    def __reduce__(self) -> tuple[Callable[..., NcclwatchError], tuple[type[NcclwatchError], str, str]]:
+        """The same error when it comes from another process, whatever its class is made from."""
+        return _again, (type(self), self.message, self.hint)
+
+
+def _again(kind: type[NcclwatchError], message: str, hint: str) -> NcclwatchError:
+    error = kind.__new__(kind)
+    NcclwatchError.__init__(error, message, hint)
+    return error
 
 
 class UsageError(NcclwatchError):

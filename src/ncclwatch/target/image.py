@@ -18,8 +18,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ncclwatch import __version__
 from ncclwatch.errors import TargetError, TargetGoneError, UsageError
@@ -46,9 +49,12 @@ MAX_PAGES = 512 << 20
 MIN_SAMPLES = 2
 """One sample says nothing about progress."""
 
+_OF_THE_KERNEL = ("time_ns", "wall_ns", "run_state", "cpu_time_ns", "context_switches", "run_queue_wait_ns", "cpu_limit")
+"""Facts that a sample takes from the kernel, not from memory."""
 
 _MEANINGLESS = (
     KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, lzma.LZMAError, LayoutError, RecursionError,
+    msgspec.DecodeError,
 )  # fmt: skip
 """What taking a description apart raises that is none."""
 
@@ -79,14 +85,28 @@ class RecordedProcess:
     samples: tuple[RecordedSample, ...]
 
     def decode(self) -> list[ProcessSample]:
-        """The samples, by the code that reads live processes."""
-        return [self._decode(sample) for sample in self.samples]
+        """The samples, by the code that reads live processes. Where nothing was written in between, which is so of whoever hangs,
+        the sample before holds, at another time.
+        """
+        decoded: list[ProcessSample] = []
+        for number, sample in enumerate(self.samples):
+            before = self.samples[number - 1] if number else None
+            if before is not None and (before.pages, before.found) == (sample.pages, sample.found):
+                told = {name: getattr(sample.facts, name) for name in _OF_THE_KERNEL}
+                decoded.append(replace(decoded[-1], **told, **_as_recorded(sample)))
+            else:
+                decoded.append(self._decode(sample))
+        return decoded
 
     def _decode(self, sample: RecordedSample) -> ProcessSample:
         sampler = Sampler(ImageReader(sample.pages, self.mappings), self.layout, self.load_bias, keep=False)
         sampler.expect(sample.found)
-        decoded = sampler.sample(self.info, sample.facts)
-        return replace(decoded, duration_ns=sample.duration_ns, torn=sample.torn, truncated=sample.truncated)
+        return replace(sampler.sample(self.info, sample.facts), **_as_recorded(sample))
+
+
+def _as_recorded(sample: RecordedSample) -> dict[str, Any]:
+    """What decoding stable pages cannot find again."""
+    return {"duration_ns": sample.duration_ns, "torn": sample.torn, "truncated": sample.truncated}
 
 
 def record_snapshot(pids: Sequence[int], path: Path | str, samples: int = 2, interval: float = 1.0) -> None:
@@ -196,13 +216,27 @@ def read_image(path: Path) -> list[RecordedProcess]:
     if len(body) != description_size + pages_size or hashlib.sha256(body).digest() != digest:
         raise TargetError(f"{path} is damaged or incomplete", "copy it again or record it again")
     try:
-        description = json.loads(_unpack(body[:description_size], MAX_DESCRIPTION))
+        description = msgspec.json.decode(_unpack(body[:description_size], MAX_DESCRIPTION), type=_Description)
         pages = _unpack(body[description_size:], MAX_PAGES)
         return _processes(description, pages)
     except _MEANINGLESS as error:
         raise TargetError(
             f"{path} cannot be understood ({type(error).__name__})", "record it again with this ncclwatch"
         ) from None
+
+
+class _Description(msgspec.Struct):
+    """The first part of a file. Layouts stay text: files of one job carry the same ones, and each is taken apart once."""
+
+    page_size: int
+    layouts: list[msgspec.Raw]
+    processes: list[dict[str, Any]]
+
+
+@lru_cache(maxsize=64)
+def _layout(text: bytes) -> Layout:
+    """The layout that is written so; what is compiled for one of them then serves every file that has it."""
+    return Layout.from_json(msgspec.json.decode(text))
 
 
 def _unpack(data: memoryview, limit: int) -> bytes:
@@ -235,10 +269,10 @@ def _describe(process: RecordedProcess, store: dict[bytes, int], layouts: list[L
     }
 
 
-def _processes(description: Any, pages: bytes) -> list[RecordedProcess]:
-    if description["page_size"] != PAGE_SIZE or len(pages) % PAGE_SIZE:
+def _processes(description: _Description, pages: bytes) -> list[RecordedProcess]:
+    if description.page_size != PAGE_SIZE or len(pages) % PAGE_SIZE:
         raise ValueError("page size")
-    layouts = [Layout.from_json(layout) for layout in description["layouts"]]
+    layouts = [_layout(bytes(layout)) for layout in description.layouts]
     return [
         RecordedProcess(
             info=_info(process["info"]),
@@ -247,7 +281,7 @@ def _processes(description: Any, pages: bytes) -> list[RecordedProcess]:
             mappings=tuple(_mapping(row) for row in process["maps"]),
             samples=tuple(_sample(sample, pages) for sample in process["samples"]),
         )
-        for process in description["processes"]
+        for process in description.processes
     ]
 
 

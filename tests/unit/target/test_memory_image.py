@@ -9,6 +9,7 @@ import json
 import lzma
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,27 @@ def test_what_was_recorded_decodes_to_the_same(tmp_path: Path) -> None:
         assert (sample.torn, sample.truncated) == (3, ("cut",))
     assert [sample.cpu_limit for sample in samples] == [None, CpuLimit(100, 7, 42)]
     assert [sample.operations[0].subs[0].done for sample in samples] == [2, 4]
+
+
+def test_a_sample_in_which_nothing_was_written_is_the_one_before_at_its_own_time(tmp_path: Path) -> None:
+    (process,) = recorded()[0]
+    first, second = process.samples
+    still = replace(second, pages=first.pages, torn=5, truncated=())
+    path = tmp_path / "x.ncw"
+    image.write_image([replace(process, samples=(first, still))], path)
+    (samples,) = image.load_snapshot(path)
+    (alone,) = replace(process, samples=(still,)).decode()
+    assert samples[1] == alone
+    assert (samples[1].time_ns, samples[1].run_state, samples[1].cpu_limit) == (10**9, "T", CpuLimit(100, 7, 42))
+    (moved,) = replace(process, samples=(replace(still, found={}),)).decode()
+    assert replace(process, samples=(first, replace(still, found={}))).decode()[1] == moved != alone, "other communicators"
+
+
+def test_the_layout_of_many_files_is_taken_apart_once(tmp_path: Path) -> None:
+    for name in "ab":
+        image.write_image(recorded()[0], tmp_path / name)
+    (one,), (other,) = (image.read_image(tmp_path / name) for name in "ab")
+    assert one.layout is other.layout
 
 
 def test_equal_pages_and_layouts_are_kept_once(tmp_path: Path) -> None:
