@@ -1,7 +1,8 @@
 """PyTorch's Flight Recorder: the collectives that each rank of a job called last, dumped when a watchdog fires.
 
 One file a rank, with the rank at the end of its name: ``TORCH_FR_DUMP_TEMP_FILE`` (before that
-``TORCH_NCCL_DEBUG_INFO_TEMP_FILE``) is a prefix, and PyTorch adds the rank. docs/flight-recorder.md says what can be told from it.
+``TORCH_NCCL_DEBUG_INFO_TEMP_FILE``) is a prefix, and PyTorch adds the rank. What can
+be told from it stands in docs/flight-recorder.md.
 """
 
 from __future__ import annotations
