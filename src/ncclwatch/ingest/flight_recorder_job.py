@@ -137,7 +137,7 @@ class FlightJob:
         named = bool((rows["function"] != Function.NONE).all())
         whole = len(rows) == 0 or bool((np.diff(numbers) == 1).all())
         known = named and whole and counted == newest
-        first = not len(rows) or int(numbers[0]) == 1
+        first = (not len(rows) or int(numbers[0]) == 1) and group.name not in one.cut
         return Part(group, rows, messages, counted, known, one.whole and known and first)
 
     def _count_proven(self) -> None:

@@ -69,6 +69,7 @@ class Title:
     sizes: Sizes = Sizes.NONE
     peer: int = -1
     coalesced: bool = False
+    message: bool = False
 
 
 def title_of(name: str) -> Title:
@@ -80,7 +81,7 @@ def title_of(name: str) -> Title:
     message = _MESSAGE.match(title)
     if message is not None:
         sends = message[1].lower() == "send"
-        return Title(backend, Function.SEND if sends else Function.RECV, peer=int(message[4]) if message[4] else -1)
+        return Title(backend, Function.SEND if sends else Function.RECV, peer=int(message[4]) if message[4] else -1, message=True)
     lowered = title.lower().partition(" ")[0]
     if lowered == "coalesced":
         return Title(backend, Function.NONE, coalesced=True)
