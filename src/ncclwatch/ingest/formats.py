@@ -3,5 +3,6 @@
 from __future__ import annotations
 
 from ncclwatch.ingest.base import Format
+from ncclwatch.ingest.flight_recorder import FlightRecorder
 
-FORMATS: tuple[Format, ...] = ()
+FORMATS: tuple[Format, ...] = (FlightRecorder(),)
