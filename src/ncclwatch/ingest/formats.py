@@ -3,5 +3,8 @@
 from __future__ import annotations
 
 from ncclwatch.ingest.base import Format
+from ncclwatch.ingest.ras import Ras
 
-FORMATS: tuple[Format, ...] = ()
+FORMATS: tuple[Format, ...] = (
+    Ras(),
+)  # fmt: skip
