@@ -1,7 +1,7 @@
 """Record what real NCCL says of known faults: ``record_ras_answers.py [NAME ...]``, on the CPU testbed (root not needed).
 
 Answers of RAS (JSON where the release gives it, and text) and debug logs of every rank become
-``tests/fixtures/nccl/VERSION-FAULT.{json,txt}`` and ``VERSION-FAULT.logs.xz``; rank 1 is the culprit of each fault. Names of this
+``tests/fixtures/nccl/VERSION-FAULT.{json,txt}`` and ``VERSION-FAULT.log.xz``; rank 1 is the culprit of each fault. Names of this
 machine are taken out.
 """
 
@@ -10,8 +10,8 @@ from __future__ import annotations
 import lzma
 import os
 import re
-import socket
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -20,6 +20,7 @@ sys.path.insert(0, str(ROOT / "tests"))
 
 from ncclwatch.ingest.ras_client import Address, ask  # noqa: E402
 from testbed.job import Job  # noqa: E402
+from testbed.ras import environment, free_address  # noqa: E402
 
 FIXTURES = ROOT / "tests" / "fixtures" / "nccl"
 VERSIONS = ("2.27.5", "2.29.2", "2.32.3")
@@ -34,21 +35,17 @@ FAULTS = {
     "frozen": (),
     "killed": (),
     "dead": (),
-    "stuck": (
-        "--fault",
-        f"stuck:rank={VICTIM},at=20",
-    ),
-    "skipped": (
-        "--fault",
-        f"skip:rank={VICTIM},at=20",
-    ),
-    "other": (
-        "--fault",
-        f"other_op:rank={VICTIM},at=20",
-    ),
+    "stuck": ("--fault", f"stuck:rank={VICTIM},at=20"),
+    "skipped": ("--fault", f"skip:rank={VICTIM},at=20"),
+    "other": ("--fault", f"other_op:rank={VICTIM},at=20"),
+    "smaller": ("--fault", f"other_size:rank={VICTIM},at=20,factor=0.5"),
+    "init": ("--fault", f"no_init:rank={VICTIM}"),
 }
 """What is done to rank 1, with the job's options: frozen or killed from outside a moment ago (``dead``: for over a minute), or by
-itself never enters, leaves one out, or calls another collective."""
+itself never enters, leaves one out, calls another collective or size, or never creates its communicator (RAS is not asked then:
+nccl#1669)."""
+LOGGED = ("healthy", "stuck", "other", "smaller", "init")
+"""Faults of which the debug logs are kept."""
 
 
 def main() -> int:
@@ -64,44 +61,46 @@ def main() -> int:
 
 def record(name: str, version: str, fault: str, extra: tuple[str, ...]) -> None:
     """One job: broken, asked, ended."""
-    address = free_address()
-    env = {"NCCL_RAS_ADDR": f"{address.host}:{address.port}", "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS}
-    options = {"shape": "allreduce", "transport": "socket", "count": 1 << 16}
-    extra = ("--pause-us", "50000", *extra)
-    with Job(nccl=version, ranks=RANKS, env=env, extra=extra, wait_for="ready", **options) as job:  # type: ignore[arg-type]
-        job.wait_progress(5, timeout=60)
-        if fault == "frozen":
-            job.freeze(VICTIM)
-        elif fault in ("killed", "dead"):
-            job.kill(VICTIM)
-        elif fault != "healthy":
-            job.wait_progress(12, timeout=60)
-        time.sleep(DEAD_AFTER_S if fault == "dead" else 2.0)
-        answers = {"txt": ask(address, as_json=False)}
-        if tuple(map(int, version.split("."))) >= JSON_FROM:
-            answers["json"] = ask(address, as_json=True)
-        logs = {rank: nccl_lines(job.log(rank)) for rank in range(RANKS)}
-        if fault == "frozen":
-            job.thaw(VICTIM)
+    address, creating = free_address(), fault == "init"
+    with tempfile.TemporaryDirectory() as folder:
+        # To standard output the newest lines would be held back: a file is line-buffered (src/debug.cc).
+        env = {
+            **environment(address), "NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": SUBSYSTEMS, "NCCL_DEBUG_FILE": f"{folder}/%p.log",
+        }  # fmt: skip
+        options = {"shape": "allreduce", "transport": "socket", "count": 1 << 16, "wait_for": "nothing" if creating else "ready"}
+        answers: dict[str, bytes] = {}
+        with Job(nccl=version, ranks=RANKS, env=env, extra=("--pause-us", "50000", *extra), **options) as job:  # type: ignore[arg-type]
+            if creating:
+                time.sleep(4.0)
+            else:
+                answers = ask_broken(job, fault, address, version)
+        logs = {path.name: path.read_text() for path in sorted(Path(folder).iterdir())}
     for ending, answer in answers.items():
         (FIXTURES / f"{name}.{ending}").write_bytes(without_names(answer))
         print(f"{name}.{ending}: {len(answer)} bytes", flush=True)
-    text = "".join(f"==> rank {rank} <==\n{log}" for rank, log in logs.items())
-    packed = lzma.compress(without_names(text.encode()), preset=9)
-    (FIXTURES / f"{name}.logs.xz").write_bytes(packed)
-    print(f"{name}.logs.xz: {len(packed)} bytes of {len(text)}", flush=True)
+    if fault in LOGGED:
+        text = "".join(logs.values())
+        packed = lzma.compress(without_names(text.encode()), preset=9)
+        (FIXTURES / f"{name}.log.xz").write_bytes(packed)
+        print(f"{name}.log.xz: {len(packed)} bytes of {len(text)}", flush=True)
 
 
-def free_address() -> Address:
-    """A port that nobody has: jobs of others on this machine share the usual one (SO_REUSEPORT)."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return Address("127.0.0.1", probe.getsockname()[1])
-
-
-def nccl_lines(log: str) -> str:
-    """What NCCL wrote, without the job's own lines."""
-    return "".join(line + "\n" for line in log.splitlines() if "NCCL" in line and not line.startswith("testjob "))
+def ask_broken(job: Job, fault: str, address: Address, version: str) -> dict[str, bytes]:
+    """What RAS answers once the job is broken, by the ending of its file."""
+    job.wait_progress(5, timeout=60)
+    if fault == "frozen":
+        job.freeze(VICTIM)
+    elif fault in ("killed", "dead"):
+        job.kill(VICTIM)
+    elif fault != "healthy":
+        job.wait_progress(12, timeout=60)
+    time.sleep(DEAD_AFTER_S if fault == "dead" else 2.0)
+    answers = {"txt": ask(address, as_json=False)}
+    if tuple(map(int, version.split("."))) >= JSON_FROM:
+        answers["json"] = ask(address, as_json=True)
+    if fault == "frozen":
+        job.thaw(VICTIM)
+    return answers
 
 
 def without_names(data: bytes) -> bytes:

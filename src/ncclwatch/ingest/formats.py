@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from ncclwatch.ingest.base import Format
+from ncclwatch.ingest.nccl_log import NcclLog
 from ncclwatch.ingest.ras import Ras
 
 FORMATS: tuple[Format, ...] = (
     Ras(),
+    NcclLog(),
 )  # fmt: skip

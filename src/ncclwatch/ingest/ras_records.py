@@ -29,6 +29,7 @@ STANDSTILL_S = 60
 CONFIDENCE_ALONE = 0.6
 """Chosen: of one answer, which does not show whether anything moves. Ranks of a job that runs differ by a call as well."""
 ONE_ANSWER = "whether the job moves: there is one answer, taken as of a job that stands still"
+NO_COUNTS = "whether the job moves: the text names no counts where all ranks are alike (JSON does)"
 MAX_LINKS = 16
 """Peers that a rank is shown to be joined with: those of which there is no data come first."""
 SHOWN = 8
@@ -79,17 +80,26 @@ def _job(looks: Sequence[tuple[int, RasAnswer]]) -> Ingested:
     elif silent.ranks:
         halted = tuple(_halted_samples(newest))
         batches = [_with(batch, halted) for batch in batches]
-    amend = partial(_amend, silent, len(answers) == 1)
+    amend = partial(_amend, silent, _untold(answers))
     hashes = sorted(f"{communicator.hash:016x}" for communicator in newest.communicators)
     return Ingested(batches, problems, BLIND, notes, job=hashes[0] if hashes else newest.source, amend=amend)
 
 
-def _amend(silent: SilentRanks, alone: bool, verdict: Verdict) -> Verdict:
+def _untold(answers: Sequence[RasAnswer]) -> str:
+    """Why nobody knows whether the job moves; empty where counts of two answers tell."""
+    if len(answers) == 1:
+        return ONE_ANSWER
+    counted = (any(rank.counts for one in answer.communicators for rank in one.ranks) for answer in answers)
+    return "" if all(counted) else NO_COUNTS
+
+
+def _amend(silent: SilentRanks, untold: str, verdict: Verdict) -> Verdict:
     """A verdict as answers of RAS support it."""
     told = replace(silent.amend(verdict), planes=("ras",))
-    if not alone or not told.culprits:
+    if not untold:
         return told
-    return replace(told, confidence=min(told.confidence, CONFIDENCE_ALONE), unobserved=(ONE_ANSWER, *told.unobserved))
+    confidence = min(told.confidence, CONFIDENCE_ALONE) if told.culprits else told.confidence
+    return replace(told, confidence=confidence, unobserved=(untold, *told.unobserved))
 
 
 def _notes(answers: Sequence[RasAnswer]) -> Iterator[str]:
