@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -56,4 +57,5 @@ def verdicts_of(job: Ingested) -> Sequence[Verdict]:
     for batch in job.batches:
         session.feed(batch)
         session.judge(batch.time_ns)
-    return [job.amend(verdict) for verdict in session.verdicts]
+    told = map(job.amend, session.verdicts)
+    return [replace(one, unobserved=tuple(dict.fromkeys((*one.unobserved, *job.blind)))) for one in told]

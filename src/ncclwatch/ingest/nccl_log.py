@@ -38,7 +38,7 @@ CONFIDENCE = 0.6
 """Chosen: at most so sure, as a log does not show whether the job goes on."""
 UNTOLD = "whether the job moves: a log ends where it was copied; taken as of a job that stands still"
 BLIND = ("NCCL's log has what was called: what is open and how far it got is not in it",)
-NO_CALLS = "calls are not in the log: NCCL_DEBUG_SUBSYS did not name COLL"
+NO_CALLS = "no call is in the log: none was made, or NCCL_DEBUG_SUBSYS did not name COLL"
 MAX_FILE_BYTES = 16 << 30
 MAX_PEERS = 4096
 SHOWN = 8
@@ -101,7 +101,7 @@ def _notes(reader: LogReader) -> Iterator[str]:
     if ways:
         yield f"they are joined by {', '.join(sorted(ways)[:SHOWN])}"
     if not reader.calls_logged:
-        yield f"{NO_CALLS}; set NCCL_DEBUG_SUBSYS=INIT,COLL"
+        yield f"{NO_CALLS} (NCCL_DEBUG_SUBSYS=INIT,COLL)"
     for process in reader.processes.values():
         for own in process.aborted[:1]:
             yield f"pid {process.pid} on {process.host} has aborted communicator {own.hash:016x}, of which it was rank {own.rank}"

@@ -26,7 +26,9 @@ KEPT_CALLS = 1024
 """Newest calls of a communicator on a process; older ones are counted."""
 MAX_RINGS, MAX_WARNINGS, SHOWN_CHARACTERS = 64, 4, 240
 
-LINE = re.compile(r"(\S{1,128}):(\d{1,9}):(\d{1,9}) (?:\[(-?\d{1,9})\] )?(.{0,160}?)NCCL (INFO|WARN|TRACE|CALL|ABORT) ?(.*)$")
+LINE = re.compile(
+    r"(?<![\w.-])([\w.-]{1,128}):(\d{1,9}):(\d{1,9}) (?:\[-?\d{1,9}\] .{0,160}?NCCL (INFO|WARN|TRACE|ABORT) ?|NCCL CALL )(.*)$"
+)
 _DEVICES = r"\d{1,9}\[\w{1,16}\] -> \d{1,9}\[\w{1,16}\]"
 _LIFE = re.compile(
     r"comm (0x[0-9a-f]{1,16}) rank (\d{1,9}) nranks (\d{1,9}) cudaDev (-?\d{1,9})(?: nvmlDev -?\d{1,9})? "
@@ -143,12 +145,12 @@ class LogReader:
                 self.left_out["processes"] += 1
                 return None
             process = self.processes[key] = LoggedProcess(*key)
-        said = found[7]
-        if found[6] == "WARN":
+        said = found[5]
+        if found[4] == "WARN":
             process.warned += 1
             if len(process.warnings) < MAX_WARNINGS:
                 process.warnings.append(said[:SHOWN_CHARACTERS])
-        elif found[6] == "INFO":
+        elif found[4] == "INFO":
             self._info(process, said)
         return process
 

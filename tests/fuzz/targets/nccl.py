@@ -1,7 +1,9 @@
-"""What NCCL itself says of a job, kept in files: answers of RAS."""
+"""What NCCL itself says of a job, kept in files: answers of RAS, debug logs."""
 
 from __future__ import annotations
 
+import lzma
+import re
 from functools import partial
 from pathlib import Path
 
@@ -9,6 +11,7 @@ from fuzz.harness import Target, scratch_file
 from fuzz.mutate import of_json, of_lines
 from ncclwatch.engine.session import DiagnosisSession
 from ncclwatch.ingest.base import Format, Ingested
+from ncclwatch.ingest.nccl_log import NcclLog
 from ncclwatch.ingest.ras import Ras
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "nccl"
@@ -35,7 +38,15 @@ def targets() -> list[Target]:
             1 << 12,
             60,
         ),
+        Target("nccl-log", "debug logs of NCCL, judged", _logs, partial(_judged, NcclLog()), of_lines, 1 << 14, 40),
     ]
+
+
+def _logs() -> list[bytes]:
+    """What a seed must have and little more: creation and calls of every rank."""
+    logs = (lzma.decompress(path.read_bytes()) for path in sorted(FIXTURES.glob("*.log.xz")))
+    wanted = re.compile(rb"^.*(?: - Init |: opCount [0-3] |Ring 00|WARN).*\n", re.MULTILINE)
+    return [b"".join(wanted.findall(log))[: 1 << 14] for log in logs]
 
 
 def _kept(pattern: str) -> list[bytes]:
