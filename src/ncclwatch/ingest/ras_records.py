@@ -53,13 +53,21 @@ def jobs_of(answers: Sequence[RasAnswer], *, apart_ns: Sequence[int] | None = No
 
 
 def _by_job(ordered: Sequence[tuple[int, RasAnswer]]) -> list[list[tuple[int, RasAnswer]]]:
-    """Answers that share a communicator are of one job: RAS joins the processes of one job and no others."""
-    jobs: list[tuple[set[str], list[tuple[int, RasAnswer]]]] = []
+    """Answers that share a communicator are of one job: RAS joins the processes of one job and no others. One whose text names no
+    communicator is of the only job there is; where there are several it stands by itself.
+    """
+    jobs: list[tuple[set[int], list[tuple[int, RasAnswer]]]] = []
+    nameless = [one for one in ordered if not one[1].communicators]
     for moment, answer in ordered:
-        own = {f"{communicator.hash:x}" for communicator in answer.communicators}
+        own = {communicator.hash for communicator in answer.communicators}
         joined = [job for job in jobs if own & job[0]]
-        jobs = [job for job in jobs if not own & job[0]]
-        jobs.append((own.union(*(job[0] for job in joined)), [*(one for job in joined for one in job[1]), (moment, answer)]))
+        if own:
+            jobs = [job for job in jobs if not own & job[0]]
+            jobs.append((own.union(*(job[0] for job in joined)), [*(one for job in joined for one in job[1]), (moment, answer)]))
+    if len(jobs) > 1:
+        jobs += [(set(), [one]) for one in nameless]
+    elif nameless:
+        jobs = [(set(), [*(jobs[0][1] if jobs else ()), *nameless])]
     return [sorted(found, key=lambda pair: pair[0]) for _, found in jobs]
 
 

@@ -315,3 +315,13 @@ def test_a_rank_outside_its_communicator_is_left_out(tmp_path: Path) -> None:
 def test_what_the_connection_said_before_is_skipped(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(b"SERVER PROTOCOL 2\nOK\nOK\n" + (FIXTURES / "2.29.2-stuck.json").read_bytes())
     assert verdict_of(read(tmp_path / "x")).verdict_class is VerdictClass.NOT_ENTERED
+
+
+def test_text_that_names_nobody_is_a_look_at_the_same_job(tmp_path: Path) -> None:
+    """A job that runs: its ranks differ by a call in one answer and not in the other."""
+    files = [tmp_path / "1", tmp_path / "2"]
+    for file, name in zip(files, ("2.27.5-stuck.txt", "2.27.5-healthy.txt"), strict=True):
+        file.write_bytes((FIXTURES / name).read_bytes())
+    os.utime(files[1], (files[0].stat().st_atime, files[0].stat().st_mtime + 9))
+    for order in (files, files[::-1]):
+        assert not verdict_of(read(*order)).verdict_class.accuses
