@@ -13,6 +13,7 @@ import typer
 from ncclwatch.cli import options
 from ncclwatch.cli.options import AllOption, ExitCodeOption, JsonOption, PidOption, SlowModeOption, TBaseOption, ThetaOption
 from ncclwatch.cli.output import emit_json, note
+from ncclwatch.cli.ras import RasOption, judge_ras
 from ncclwatch.cli.sampling import Watch, load_files
 from ncclwatch.cli.verdicts import print_verdicts
 from ncclwatch.collect.ranks import series_of
@@ -59,8 +60,11 @@ def diagnose(
     why: Annotated[
         bool, typer.Option("--why", help="Show which facts and rules led there, and what was weighed and lost.")
     ] = False,
+    ras: RasOption = None,
 ) -> int:
     """Say which rank holds the job up. Reads each process at least twice: a job that makes progress accuses nobody."""
+    if ras is not None:
+        return judge_ras(ras, wait=wait, as_json=as_json, exit_code=exit_code, why=why)
     named, files = options.split_words(pid, words)
     options.require_slow_mode(slow_mode, t_base)
     if files:

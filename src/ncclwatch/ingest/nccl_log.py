@@ -1,0 +1,193 @@
+"""NCCL's debug logs as records: communicators, who called what, creations that do not end, warnings.
+
+A log is what was called, not what is open: like an answer of RAS it is taken as of a job that stands still. Lines of INFO have no
+times; the order within a process is known, and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ncclwatch.collect.batch import NodeBatch, PlaneState
+from ncclwatch.ingest.base import Format, Ingested, IngestError
+from ncclwatch.ingest.nccl_log_lines import (
+    COUNTED,
+    KEPT_CALLS,
+    LINE,
+    MAX_LINE_BYTES,
+    LoggedCommunicator,
+    LoggedProcess,
+    LogReader,
+)
+from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
+from ncclwatch.model.identity import ProcessKey
+from ncclwatch.model.state import Communicator, Direction, ProcessInfo, ProcessSample, Transport, VersionSource
+from ncclwatch.model.verdict import Verdict
+
+STANDSTILL_NS = 60 * 10**9
+"""For how long the job is taken to have stood still when its logs end: longer than the engine's patience."""
+CONFIDENCE = 0.6
+"""Chosen: at most so sure, as a log does not show whether the job goes on."""
+UNTOLD = "whether the job moves: a log ends where it was copied; taken as of a job that stands still"
+BLIND = ("NCCL's log has what was called: what is open and how far it got is not in it",)
+NO_CALLS = "no call is in the log: none was made, or NCCL_DEBUG_SUBSYS did not name COLL"
+MAX_FILE_BYTES = 16 << 30
+MAX_PEERS = 4096
+SHOWN = 8
+
+
+class NcclLog(Format):
+    """Debug logs, one of all ranks or any number of each."""
+
+    name = "nccl-log"
+    what = "debug log of NCCL"
+
+    def recognises(self, head: bytes, path: Path) -> bool:
+        """By a line that NCCL wrote."""
+        return any(b"NCCL " in line and LINE.search(line.decode(errors="replace")) for line in head.splitlines())
+
+    def read(self, files: Sequence[Path]) -> Sequence[Ingested]:
+        """All files together: processes that share communicators are of one job, which the engine finds out."""
+        reader, problems, written = LogReader(), list[str](), 0
+        for path in files:
+            try:
+                with path.open("rb") as file:
+                    reader.take(_lines(file))
+                written = max(written, path.stat().st_mtime_ns)
+            except OSError as error:
+                problems.append(f"{path}: {error.strerror or error}")
+        if not reader.processes:
+            raise IngestError(
+                problems[0] if problems else f"{files[0]}: no line of NCCL in it", "run the job with NCCL_DEBUG=INFO"
+            )
+        problems += [f"left out: {count} {what}" for what, count in reader.left_out.items()]
+        problems += [
+            f"the log of pid {one.pid} on {one.host} ends in the middle of a line: its newest calls may be missing"
+            for one in reader.processes.values() if one.cut_off
+        ]  # fmt: skip
+        blind = BLIND if reader.calls_logged else (*BLIND, NO_CALLS)
+        batches = _batches(reader, written)
+        return [Ingested(batches, problems, blind, list(_notes(reader)), str(files[0].parent), amend=partial(_amend, reader))]
+
+
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Lines, none longer than we read; what is beyond is skipped."""
+    left, inside = MAX_FILE_BYTES, False
+    while left > 0 and (line := file.readline(MAX_LINE_BYTES)):
+        left -= len(line)
+        if not inside:
+            yield line
+        inside = not line.endswith(b"\n") and len(line) == MAX_LINE_BYTES
+
+
+# --- words --------------------------------------------------------------------------------------------------------------
+
+
+def _notes(reader: LogReader) -> Iterator[str]:
+    sizes = Counter(one.nranks for process in reader.processes.values() for one in process.alive.values())
+    ways = Counter[str]()
+    for process in reader.processes.values():
+        ways.update(process.transports.keys())
+    told = ", ".join(f"{count // size or 1} of {size} ranks" for size, count in sorted(sizes.items(), reverse=True)[:SHOWN])
+    yield f"NCCL's log: {len(reader.processes)} processes, communicators: {told or 'none that are alive'}"
+    if ways:
+        yield f"they are joined by {', '.join(sorted(ways)[:SHOWN])}"
+    if not reader.calls_logged:
+        yield f"{NO_CALLS} (NCCL_DEBUG_SUBSYS=INIT,COLL)"
+    for process in reader.processes.values():
+        for own in process.aborted[:1]:
+            yield f"pid {process.pid} on {process.host} has aborted communicator {own.hash:016x}, of which it was rank {own.rank}"
+
+
+def _amend(reader: LogReader, verdict: Verdict) -> Verdict:
+    """A verdict as logs support it, with what the processes that it names, or else any, have warned of."""
+    named = {(one.host, one.pid) for one in verdict.culprits}
+    warned = [one for one in reader.processes.values() if one.warnings and (not named or (one.host, one.pid) in named)]
+    lines = tuple(f"pid {one.pid} on {one.host} warned {one.warned} times, first: {one.warnings[0]}" for one in warned[:SHOWN])
+    confidence = min(verdict.confidence, CONFIDENCE) if verdict.culprits else verdict.confidence
+    unobserved = (UNTOLD, *((NO_CALLS,) if not reader.calls_logged else ()), *verdict.unobserved)
+    return replace(
+        verdict, evidence=(*verdict.evidence, *lines), confidence=confidence, unobserved=unobserved, planes=("nccl-log",)
+    )  # fmt: skip
+
+
+# --- records ------------------------------------------------------------------------------------------------------------
+
+
+def _batches(reader: LogReader, written_ns: int) -> list[NodeBatch]:
+    """The job when its logs end, twice; a batch a host, its calls with the first."""
+    hosts: dict[str, list[LoggedProcess]] = {}
+    for process in reader.processes.values():
+        hosts.setdefault(process.host, []).append(process)
+    found = _Found(reader)
+    batches = []
+    for number, time_ns in enumerate((reader.lines, reader.lines + STANDSTILL_NS)):
+        for host, processes in hosts.items():
+            samples = tuple(sample for one in processes if (sample := found.sample(one, time_ns, written_ns)) is not None)
+            batches.append(NodeBatch(
+                host=host, boot_id=f"log {host}", sequence=number, time_ns=time_ns, wall_ns=written_ns, looked=True,
+                interval_s=STANDSTILL_NS / 1e9, samples=samples, events=_events(processes) if number == 0 else None,
+                planes=(PlaneState("nccl-log", True),),
+            ))  # fmt: skip
+    return batches
+
+
+class _Found:
+    """What all logs together say of the communicators."""
+
+    def __init__(self, reader: LogReader) -> None:
+        self.reader = reader
+        self.holders: dict[int, set[int]] = {}
+        for process in reader.processes.values():
+            for own in process.alive.values():
+                self.holders.setdefault(own.hash, set()).add(own.rank)
+
+    def sample(self, process: LoggedProcess, time_ns: int, wall_ns: int) -> ProcessSample | None:
+        """The process when its log ends; nothing of one that has made no communicator."""
+        if not process.alive:
+            return None
+        known = VersionSource.VERSION if self.reader.version is not None else VersionSource.UNKNOWN
+        info = ProcessInfo(
+            ProcessKey(f"log {process.host}", process.pid, 0, ""), process.host, "", (), "", self.reader.version, known
+        )
+        communicators = tuple(self._communicator(own, counted=not process.cut_off) for own in process.alive.values())
+        return ProcessSample(info, time_ns, wall_ns, 0, "", communicators)
+
+    def _communicator(self, own: LoggedCommunicator, *, counted: bool) -> Communicator:
+        unseen = [rank for rank in range(min(own.nranks, MAX_PEERS)) if rank not in self.holders[own.hash]]
+        near = [peer for ring in own.rings for peer in (ring.prev, ring.next)] or [(own.rank + 1) % own.nranks]
+        peers = dict.fromkeys(peer for peer in (*unseen[:SHOWN], *near) if peer != own.rank)
+        counts = {name: own.counts[name] for name in COUNTED} if counted and own.born and self.reader.calls_logged else {}
+        return Communicator(
+            address=own.address, hash=own.hash, rank=own.rank, nranks=own.nranks, device=own.device, bus_id=own.bus_id,
+            sequence_numbers=counts, init_state="ncclSuccess" if own.ready else "ncclInProgress", finder="nccl-log",
+            rings=tuple(own.rings), transports=tuple((0, peer, Direction.SEND, Transport.UNKNOWN) for peer in peers),
+        )  # fmt: skip
+
+
+def _events(processes: Sequence[LoggedProcess]) -> NDArray[Any]:
+    """Calls of one host's processes in the order of the lines; a nanosecond a line, for nobody knows their times."""
+    parts = [_calls(process, own) for process in processes if not process.cut_off for own in process.alive.values() if own.ready]
+    events = np.concatenate([np.zeros(0, EVENT_DTYPE), *parts])
+    return events[np.argsort(events["time_ns"], kind="stable")]
+
+
+def _calls(process: LoggedProcess, own: LoggedCommunicator) -> NDArray[Any]:
+    events = np.zeros(len(own.calls) + 1, EVENT_DTYPE)
+    made = own.born and len(own.calls) < KEPT_CALLS
+    events[0]["time_ns"], events[0]["kind"], events[0]["function"] = own.order, Kind.LEAVE, Function.COMM_INIT_RANK
+    for row, call in zip(events[1:], own.calls, strict=True):
+        row["time_ns"], row["kind"], row["function"], row["op_count"] = call.order, Kind.ENTER, call.function, call.op_count
+        row["count"], row["datatype"], row["redop"], row["peer"] = call.elements, call.datatype, call.redop, call.root
+    events["pid"] = events["tid"] = process.pid
+    events["flags"], events["comm"], events["comm_hash"] = Flag.COMM_READ, own.address, own.hash
+    events["rank"], events["nranks"] = own.rank, own.nranks
+    return events if made else events[1:]

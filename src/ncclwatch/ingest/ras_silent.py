@@ -1,0 +1,88 @@
+"""Ranks whose process does not answer NCCL's RAS, and what a verdict says of them.
+
+RAS is a thread of its own in every process, on sockets of its own: it answers while the program hangs in a collective. Who does
+not answer is stopped or has ended, or its host or the network to it is gone; RAS cannot tell which. After 60 s without a sign of
+life it considers a process dead (RAS_PEER_DEAD_TIMEOUT, ``src/ras/ras_internal.h``), which one that is stopped is as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
+
+SILENT = "its process does not answer NCCL's RAS, which answers while a program hangs"
+DEAD = "NCCL's RAS has not reached its process for a minute and considers it dead"
+UNTOLD = "whether a process that does not answer RAS is stopped, has ended, or is cut off: RAS cannot tell"
+CONFIDENCE_SILENT, CONFIDENCE_DEAD = 0.6, 0.8
+"""Chosen: one round of questions may meet a busy host; a minute of them does not."""
+SHOWN, NAMED = 12, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """One such rank, of the largest communicator that misses it."""
+
+    rank: int
+    host: str
+    pid: int
+    dead: bool
+    hash: int
+    size: int
+
+    @property
+    def line(self) -> str:
+        """As a line of evidence."""
+        who = f" (pid {self.pid} on {self.host})" if self.pid else ""
+        return f"rank {self.rank} of communicator {self.hash:016x}{who}: {DEAD if self.dead else SILENT}"
+
+
+@dataclass(frozen=True, slots=True)
+class SilentRanks:
+    """All of one answer. To the engine they are processes that stand still (state T), for lack of a letter of their own;
+    ``amend`` says what is really known.
+    """
+
+    ranks: Sequence[Silent]
+
+    def amend(self, verdict: Verdict) -> Verdict:
+        """A verdict on processes that stand still, in the words of RAS."""
+        if verdict.verdict_class is not VerdictClass.STOPPED:
+            return verdict
+        dead = {(one.host, one.pid, one.rank) for one in self.ranks if one.dead}
+        culprits = tuple(
+            replace(one, reason=DEAD if (one.host, one.pid or 0, one.comm_rank) in dead else SILENT, observed=False)
+            for one in verdict.culprits
+        )
+        return replace(
+            verdict,
+            verdict_class=VerdictClass.DEAD if dead else VerdictClass.STOPPED,
+            summary=_summary(culprits),
+            culprits=culprits,
+            confidence=CONFIDENCE_DEAD if len(dead) == len(self.ranks) else CONFIDENCE_SILENT,
+            evidence=tuple(one.line for one in self.ranks[:SHOWN]),
+            unobserved=(*verdict.unobserved, UNTOLD),
+            next_steps=tuple(_steps(culprits)),
+            planes=("ras",),
+            trail=(),
+        )
+
+
+def _summary(culprits: Sequence[Culprit]) -> str:
+    names = [f"rank {one.rank} ({one.host}, pid {one.pid})" if one.pid else f"rank {one.rank}" for one in culprits[:NAMED]]
+    names += [f"{len(culprits) - NAMED} more"] if len(culprits) > NAMED else []
+    holds = "holds" if len(culprits) == 1 else "hold"
+    reasons = {one.reason for one in culprits}
+    return f"{', '.join(names)} {holds} up the job: {' or '.join(sorted(reasons))}"
+
+
+def _steps(culprits: Sequence[Culprit]) -> list[str]:
+    first = next((one for one in culprits if one.pid), None)
+    if first is None:
+        return ["look whether the processes of these ranks still run, and whether their hosts can be reached"]
+    return [
+        f"on {first.host}: `ps -o stat,wchan,cmd -p {first.pid}`; T is stopped (`kill -CONT {first.pid}` lets it go on), Z or "
+        "nothing means that it has ended (`dmesg -T`, its launcher's exit status)",
+        f"where {first.host} cannot be reached, its network or the host is down",
+    ]

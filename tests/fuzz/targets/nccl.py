@@ -1,0 +1,89 @@
+"""What NCCL itself says of a job, kept in files: answers of RAS, debug logs, files of the Inspector."""
+
+from __future__ import annotations
+
+import lzma
+import random
+import re
+from functools import partial
+from pathlib import Path
+
+from fuzz.harness import Target, scratch_file
+from fuzz.mutate import of_json, of_lines
+from ncclwatch.engine.session import DiagnosisSession
+from ncclwatch.ingest.base import Format, Ingested
+from ncclwatch.ingest.inspector import Inspector
+from ncclwatch.ingest.nccl_log import NcclLog
+from ncclwatch.ingest.ras import Ras
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "nccl"
+
+
+def targets() -> list[Target]:
+    """All of this module."""
+    return [
+        Target(
+            "ras-json",
+            "an answer of RAS in JSON, judged",
+            partial(_kept, "*.json"),
+            partial(_judged, Ras()),
+            of_json,
+            1 << 13,
+            60,
+        ),
+        Target(
+            "ras-text",
+            "an answer of RAS as text, judged",
+            partial(_kept, "*.txt"),
+            partial(_judged, Ras()),
+            of_lines,
+            1 << 12,
+            60,
+        ),
+        Target("nccl-log", "debug logs of NCCL, judged", _logs, partial(_judged, NcclLog()), of_lines, 1 << 14, 40),
+        Target(
+            "inspector", "files of NCCL's Inspector, judged", _inspected, partial(_judged, Inspector()), _of_line, 1 << 14, 30
+        ),
+    ]
+
+
+def _inspected() -> list[bytes]:
+    lines = lzma.decompress((FIXTURES / "inspector-2.29.2-slow.xz").read_bytes()).splitlines(keepends=True)
+    return [b"".join(lines[at :: len(lines) // 6])[: 1 << 14] for at in (0, 50, 99)]
+
+
+def _of_line(data: bytes, source: random.Random) -> bytes:
+    """One line changed as JSON, or the lines as lines."""
+    lines = data.splitlines(keepends=True)
+    if not lines or source.random() < 0.3:
+        return of_lines(data, source)
+    at = source.randrange(len(lines))
+    return b"".join([*lines[:at], of_json(lines[at].rstrip(), source), b"\n", *lines[at + 1 :]])
+
+
+def _logs() -> list[bytes]:
+    """What a seed must have and little more: creation and calls of every rank."""
+    logs = (lzma.decompress(path.read_bytes()) for path in sorted(FIXTURES.glob("*.log.xz")))
+    wanted = re.compile(rb"^.*(?: - Init |: opCount [0-3] |Ring 00|WARN).*\n", re.MULTILINE)
+    return [b"".join(wanted.findall(log))[: 1 << 14] for log in logs]
+
+
+def _kept(pattern: str) -> list[bytes]:
+    return [path.read_bytes() for path in sorted(FIXTURES.glob(pattern))]
+
+
+def _judged(form: Format, data: bytes) -> None:
+    with scratch_file(data) as path:
+        form.recognises(data[:4096], path)
+        for job in form.read([path]):
+            _judge(job)
+
+
+def _judge(job: Ingested) -> None:
+    session = DiagnosisSession()
+    # Wild times make very many looks, which differ in nothing.
+    for batch in [*job.batches[:6], *job.batches[-6:]]:
+        session.feed(batch)
+        session.judge(batch.time_ns)
+    for verdict in session.verdicts:
+        job.amend(verdict).to_json()

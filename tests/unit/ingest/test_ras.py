@@ -1,0 +1,327 @@
+"""NCCL RAS: what real answers say (scripts/record_ras_answers.py made them: rank 1 is the culprit), and damaged ones."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ncclwatch.errors import NcclwatchError
+from ncclwatch.ingest.base import HEAD_BYTES, Ingested, IngestError
+from ncclwatch.ingest.ras import Ras, parse_answer
+from ncclwatch.ingest.ras_records import CONFIDENCE_ALONE, ONE_ANSWER
+from ncclwatch.model.verdict import VerdictClass
+from unit.ingest.judged import verdict_of
+
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "nccl"
+ANSWERS = sorted(path for path in FIXTURES.iterdir() if path.suffix in (".json", ".txt"))
+JSON = [path for path in ANSWERS if path.suffix == ".json"]
+SAID = {
+    "frozen": VerdictClass.STOPPED,
+    "killed": VerdictClass.STOPPED,
+    "dead": VerdictClass.DEAD,
+    "stuck": VerdictClass.NOT_ENTERED,
+}
+
+
+def name(path: Path) -> str:
+    return path.name
+
+
+def fault(path: Path) -> str:
+    return path.stem.rpartition("-")[2]
+
+
+def read(*files: Path) -> Ingested:
+    [job] = Ras().read(files)
+    return job
+
+
+def changed(path: Path, change: Callable[[Any], object], to: Path) -> Path:
+    """An answer in JSON after a change."""
+    data = json.loads(path.read_bytes())
+    change(data)
+    to.write_text(json.dumps(data, indent=2))
+    return to
+
+
+@pytest.mark.parametrize("path", [path for path in ANSWERS if fault(path) in SAID], ids=name)
+def test_rank_and_class_of_real_answers(path: Path) -> None:
+    verdict = verdict_of(read(path))
+    assert (verdict.verdict_class, [culprit.rank for culprit in verdict.culprits]) == (SAID[fault(path)], [1])
+    assert verdict.planes == ("ras",)
+    assert verdict.culprits[0].pid
+
+
+@pytest.mark.parametrize("path", ANSWERS, ids=name)
+def test_an_answer_is_known_by_its_beginning(path: Path) -> None:
+    assert Ras().recognises(path.read_bytes()[:HEAD_BYTES], path)
+
+
+@pytest.mark.parametrize(
+    "head", [b"", b'{"nccl_version": "2.29.2"}', b"NCCL version 2.27.5+cuda12.9", b"node:1:1 [0] NCCL INFO x"]
+)
+def test_other_files_are_not_taken_for_one(head: bytes) -> None:
+    assert not Ras().recognises(head, Path("x"))
+
+
+@pytest.mark.parametrize("path", [path for path in JSON if fault(path) == "healthy"], ids=name)
+def test_nobody_is_accused_in_a_healthy_job(path: Path) -> None:
+    assert not verdict_of(read(path)).verdict_class.accuses
+
+
+def test_text_of_a_healthy_job_names_no_rank_and_says_so() -> None:
+    job = read(FIXTURES / "2.27.5-healthy.txt")
+    assert not job.batches[0].samples
+    assert "RAS: 1 communicator of 4 ranks: RUNNING, OK: its text names no rank of them" in job.notes
+
+
+def test_json_and_text_say_the_same_of_counts() -> None:
+    by_json, by_text = (parse_answer((FIXTURES / f"2.29.2-stuck.{end}").read_bytes(), end, 0.0) for end in ("json", "txt"))
+    counts = [
+        {rank.rank: (rank.counts or {})["AllReduce"] for rank in answer.communicators[0].ranks} for answer in (by_json, by_text)
+    ]
+    assert counts == [{0: 21, 1: 20, 2: 21, 3: 21}] * 2
+    assert by_json.version == by_text.version == (2, 29, 2)
+
+
+# --- time --------------------------------------------------------------------------------------------------------------------
+
+
+def later(data: Any) -> None:
+    data["timestamp"] = re.sub(r"\d\d$", "59", data["timestamp"])
+
+
+def later_and_moved(data: Any) -> None:
+    later(data)
+    data["communicators"][0]["ranks"][0]["collective_counts"]["AllReduce"] += 1
+
+
+def test_one_answer_does_not_show_whether_the_job_moves() -> None:
+    verdict = verdict_of(read(FIXTURES / "2.29.2-stuck.json"))
+    assert verdict.confidence <= CONFIDENCE_ALONE and ONE_ANSWER in verdict.unobserved
+
+
+def test_a_second_answer_shows_that_nothing_moves(tmp_path: Path) -> None:
+    first = FIXTURES / "2.29.2-stuck.json"
+    verdict = verdict_of(read(changed(first, later, tmp_path / "later.json"), first))
+    assert verdict.verdict_class is VerdictClass.NOT_ENTERED and verdict.confidence > CONFIDENCE_ALONE
+    assert ONE_ANSWER not in verdict.unobserved
+
+
+@pytest.mark.parametrize("case", ["stuck", "frozen"])
+def test_a_job_that_moved_between_two_answers_accuses_nobody(case: str, tmp_path: Path) -> None:
+    first = FIXTURES / f"2.29.2-{case}.json"
+    assert verdict_of(read(first, changed(first, later_and_moved, tmp_path / "2"))).verdict_class is VerdictClass.RUNNING
+
+
+def test_text_has_no_time_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "ras.txt"
+    file.write_bytes((FIXTURES / "2.27.5-stuck.txt").read_bytes())
+    os.utime(file, (1_700_000_000, 1_700_000_000))
+    assert read(file).batches[0].wall_ns == 1_700_000_000 * 10**9
+
+
+def test_answers_of_two_jobs_are_told_apart() -> None:
+    jobs = Ras().read([FIXTURES / "2.29.2-stuck.json", FIXTURES / "2.29.2-frozen.json"])
+    assert {verdict_of(job).verdict_class for job in jobs} == {VerdictClass.NOT_ENTERED, VerdictClass.STOPPED}
+
+
+# --- who does not answer ------------------------------------------------------------------------------------------------
+
+
+def without_comma(data: bytes) -> bytes:
+    """As 2.28.7 and 2.28.9 write it (``jsonWriteMissingRank``)."""
+    head, _, missing = data.partition(b'"missing_ranks"')
+    return head + b'"missing_ranks"' + re.sub(rb'("nvml_dev": \d+),', rb"\1", missing)
+
+
+def test_the_missing_comma_of_2_28_is_put_in(tmp_path: Path) -> None:
+    whole = (FIXTURES / "2.29.2-dead.json").read_bytes()
+    file = tmp_path / "old.json"
+    file.write_bytes(without_comma(whole))
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(file.read_bytes())
+    assert verdict_of(read(file)).verdict_class is VerdictClass.DEAD
+
+
+def test_who_has_called_less_may_wait_for_who_does_not_answer(tmp_path: Path) -> None:
+    def behind(data: Any) -> None:
+        data["communicators"][0]["ranks"][1]["collective_counts"]["AllReduce"] -= 1
+
+    verdict = verdict_of(read(changed(FIXTURES / "2.29.2-frozen.json", behind, tmp_path / "x")))
+    assert [culprit.rank for culprit in verdict.culprits] == [1]
+
+
+def test_errors_of_the_others_do_not_hide_who_does_not_answer() -> None:
+    data = json.loads((FIXTURES / "2.29.2-killed.json").read_bytes())
+    assert any(rank["status"]["async_error"] for rank in data["communicators"][0]["ranks"])
+    verdict = verdict_of(read(FIXTURES / "2.29.2-killed.json"))
+    assert [culprit.rank for culprit in verdict.culprits] == [1]
+    assert any("stopped, has ended, or is cut off" in line for line in verdict.unobserved)
+
+
+def test_a_minority_that_answers_accuses_nobody(tmp_path: Path) -> None:
+    def most_silent(data: Any) -> None:
+        communicator = data["communicators"][0]
+        gone = [communicator["ranks"].pop() for _ in range(2)]
+        communicator["missing_ranks"] += [{**rank, "status": {"unresponsive": True, "considered_dead": False}} for rank in gone]
+
+    job = read(changed(FIXTURES / "2.29.2-frozen.json", most_silent, tmp_path / "x"))
+    assert not verdict_of(job).verdict_class.accuses
+    assert any("may be the one that is cut off" in note for note in job.notes)
+
+
+def test_who_answers_and_does_not_hold_the_communicator_is_told(tmp_path: Path) -> None:
+    def left(data: Any) -> None:
+        data["communicators"][0]["missing_ranks"][0]["status"] = {"unresponsive": False, "considered_dead": False}
+
+    job = read(changed(FIXTURES / "2.29.2-frozen.json", left, tmp_path / "x"))
+    assert not verdict_of(job).verdict_class.accuses
+    assert any("does not hold it" in note for note in job.notes)
+
+
+def test_an_error_of_nccl_is_named_where_all_answer(tmp_path: Path) -> None:
+    def fails(data: Any) -> None:
+        data["communicators"][0]["ranks"][2]["status"]["async_error"] = 2
+
+    verdict = verdict_of(read(changed(FIXTURES / "2.29.2-healthy.json", fails, tmp_path / "x")))
+    assert (verdict.verdict_class, verdict.culprits[0].rank) == (VerdictClass.ERROR, 2)
+    assert "ncclSystemError" in verdict.culprits[0].reason
+
+
+def test_a_communicator_in_creation_is_seen(tmp_path: Path) -> None:
+    def creating(data: Any) -> None:
+        for rank in data["communicators"][0]["ranks"]:
+            rank["status"]["init_state"] = 7
+
+    verdict = verdict_of(read(changed(FIXTURES / "2.29.2-healthy.json", creating, tmp_path / "x")))
+    assert "creation of communicator" in verdict.summary
+
+
+def test_devices_of_one_process_are_ranks_by_themselves(tmp_path: Path) -> None:
+    def one_process(data: Any) -> None:
+        for number, rank in enumerate(data["communicators"][0]["ranks"]):
+            rank["pid"], rank["cuda_dev"] = 77, number
+
+    verdict = verdict_of(read(changed(FIXTURES / "2.29.2-stuck.json", one_process, tmp_path / "x")))
+    assert [(culprit.rank, culprit.gpu, culprit.pid) for culprit in verdict.culprits] == [(1, 1, 77)]
+
+
+# --- text ---------------------------------------------------------------------------------------------------------------
+
+OLD = """\
+NCCL version 2.24.3 compiled with CUDA 12.6
+CUDA runtime version 12060, driver version 12060
+
+Job summary
+===========
+
+Communicators... (0.01s)
+=============
+
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+    0         1         2       4-8         8         8   RUNNING  MISMATCH
+    1         3         1         2         2         6   RUNNING      OK
+
+Warnings
+========
+
+#0-0 (0123456789abcdef) MISMATCH
+  Communicator ranks have different collective operation counts
+  7 ranks have launched up to operation 31
+  Rank 5 has launched up to operation 30 -- GPU 1 (NVML 5) managed by process 42 on node 10.0.0.2
+"""
+"""As 2.24.3 writes it (``src/ras/client_support.cc``): one count for all collectives."""
+
+
+def test_text_of_2_24_has_one_count(tmp_path: Path) -> None:
+    (tmp_path / "x").write_text(OLD)
+    job = read(tmp_path / "x")
+    verdict = verdict_of(job)
+    assert (verdict.verdict_class, verdict.culprits[0].rank, verdict.culprits[0].host) == (
+        VerdictClass.NOT_ENTERED,
+        5,
+        "10.0.0.2",
+    )
+    assert "RAS: 3 communicators of 2 ranks: RUNNING, OK: its text names no rank of them" in job.notes
+
+
+def test_counts_of_ranks_that_text_does_not_name_stay_unknown(tmp_path: Path) -> None:
+    two = OLD.replace("  7 ranks have", "  4 ranks have launched up to operation 32\n  3 ranks have")
+    (tmp_path / "x").write_text(two)
+    job = read(tmp_path / "x")
+    counted = [sample.communicators[0].rank for sample in job.batches[0].samples if sample.communicators[0].sequence_numbers]
+    assert counted == [5]
+    assert any("does not tell which of 7 ranks" in problem for problem in job.problems)
+
+
+@pytest.mark.parametrize("status", ["ABORT", "FINALIZE", "INIT"])
+def test_status_in_text(status: str) -> None:
+    said = f"  Rank 5 has status {status} -- GPU 1 managed by process 42 on node 10.0.0.2\n"
+    answer = parse_answer((OLD + "\n  Communicator ranks have different status\n" + said).encode(), "x", 0.0)
+    [rank] = [rank for rank in answer.communicators[0].ranks if rank.rank == 5]
+    assert {"ABORT": rank.aborted, "FINALIZE": rank.finalize_called, "INIT": rank.init_state}[status]
+
+
+# --- damaged ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("keep", [0.3, 0.6, 0.95])
+def test_what_is_cut_off_is_refused_in_one_line(keep: float, tmp_path: Path) -> None:
+    whole = (FIXTURES / "2.29.2-stuck.json").read_bytes()
+    (tmp_path / "cut").write_bytes(whole[: int(len(whole) * keep)])
+    with pytest.raises(IngestError) as caught:
+        Ras().read([tmp_path / "cut"])
+    assert str(tmp_path / "cut") in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_one_bad_file_among_good_ones_is_a_problem(tmp_path: Path) -> None:
+    (tmp_path / "cut").write_bytes(b'{"nccl_version": "2.29.2", "communicators": [')
+    job = read(tmp_path / "cut", FIXTURES / "2.29.2-stuck.json")
+    assert verdict_of(job).verdict_class is VerdictClass.NOT_ENTERED
+    assert [str(tmp_path / "cut") in problem for problem in job.problems] == [True]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda data: data["communicators"][0].update(size=10**30),
+        lambda data: data["communicators"][0]["ranks"][0].update(pid=-(10**20)),
+        lambda data: data["communicators"][0]["ranks"][0]["collective_counts"].update(AllReduce=-1),
+        lambda data: data.update(communicators=5),
+    ],
+)
+def test_absurd_numbers_are_refused(change: Callable[[Any], object], tmp_path: Path) -> None:
+    with pytest.raises(NcclwatchError):
+        read(changed(FIXTURES / "2.29.2-stuck.json", change, tmp_path / "x"))
+
+
+def test_a_rank_outside_its_communicator_is_left_out(tmp_path: Path) -> None:
+    def outside(data: Any) -> None:
+        data["communicators"][0]["ranks"][3]["rank"] = 99
+
+    job = read(changed(FIXTURES / "2.29.2-stuck.json", outside, tmp_path / "x"))
+    assert any("rank 99 of 4" in problem for problem in job.problems)
+    assert len(job.batches[0].samples) == 3
+
+
+def test_what_the_connection_said_before_is_skipped(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(b"SERVER PROTOCOL 2\nOK\nOK\n" + (FIXTURES / "2.29.2-stuck.json").read_bytes())
+    assert verdict_of(read(tmp_path / "x")).verdict_class is VerdictClass.NOT_ENTERED
+
+
+def test_text_that_names_nobody_is_a_look_at_the_same_job(tmp_path: Path) -> None:
+    """A job that runs: its ranks differ by a call in one answer and not in the other."""
+    files = [tmp_path / "1", tmp_path / "2"]
+    for file, name in zip(files, ("2.27.5-stuck.txt", "2.27.5-healthy.txt"), strict=True):
+        file.write_bytes((FIXTURES / name).read_bytes())
+    os.utime(files[1], (files[0].stat().st_atime, files[0].stat().st_mtime + 9))
+    for order in (files, files[::-1]):
+        assert not verdict_of(read(*order)).verdict_class.accuses
