@@ -9,6 +9,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -137,8 +138,8 @@ def test_where_routers_are_silent_queues_tell(fabric: Spines, library: str, tmp_
 
 
 @pytest.mark.parametrize("fabric", [{"spines": 3}], indirect=True)
-def test_a_spine_dies_and_a_new_plan_is_there_within_two_seconds(fabric: Spines, library: str, tmp_path: Path) -> None:
-    """Two channels on two of three spines; one dies, and the network moves its flow to one of the others, by chance the taken one."""
+def test_a_spine_dies_and_a_new_plan_is_there_within_two_seconds(fabric: Spines, tmp_path: Path) -> None:
+    """Two channels on two of three spines; one dies, and the network moves its flow to another, by chance the taken one."""
     flows, plan = tmp_path / "flows.json", tmp_path / "live.pins"
     probes = [tmp_path / f"host{leaf}.probe" for leaf in range(LEAVES)]
     for leaf, probe in enumerate(probes):
@@ -155,10 +156,10 @@ def test_a_spine_dies_and_a_new_plan_is_there_within_two_seconds(fabric: Spines,
         mine = [one for one in first["connections"] if one["rank"] == 0]
         assert len({hop(one) for one in mine}) == 2 and first["fullest_link"] == 1.0
         died = int(hop(mine[0]).split(".")[2])
+        began = time.monotonic()
         fabric.down(died)
-        began = time.time()
         second = json.loads(keeper.stdout.readline())
-        took = time.time() - began
+        took = time.monotonic() - began
     finally:
         keeper.kill()
         keeper.communicate()
