@@ -11,6 +11,7 @@ from typing import Annotated
 import msgspec
 
 from ncclwatch.errors import UsageError
+from ncclwatch.model.paths import ElephantFlow, FiveTuple, NicPort, Protocol
 from ncclwatch.paths import probed
 from ncclwatch.paths.measured import Choice, Demand, MeasuredFlow
 from ncclwatch.paths.pins import Connect, Listen, plan_text
@@ -29,11 +30,16 @@ class _Schema(msgspec.Struct):
 
 
 class _FiveTuple(msgspec.Struct):
-    protocol: _Text
+    protocol: Protocol
     source: _Text
     source_port: _Port
     destination: _Text
     destination_port: _Port
+
+
+class _End(msgspec.Struct):
+    host: _Text = ""
+    nic: _Text = ""
 
 
 class _Flow(msgspec.Struct):
@@ -47,6 +53,9 @@ class _Flow(msgspec.Struct):
     global_peer: int | None = None
     share: float | None = None
     round_trip_us: tuple[float, float] | None = None
+    bytes_per_s: float | None = None
+    source: _End = msgspec.field(default_factory=_End)
+    destination: _End = msgspec.field(default_factory=_End)
 
 
 class _Map(msgspec.Struct):
@@ -74,14 +83,33 @@ def sorted_out(files: Sequence[Path]) -> tuple[list[MeasuredFlow], list[probed.P
 
 
 def flows_of(files: Sequence[Path]) -> list[MeasuredFlow]:
-    """Flows of flow maps. Raises :class:`UsageError` for any other file."""
+    """Flows of flow maps whose five-tuple is known. Raises :class:`UsageError` for any other file."""
+    return _flows(_maps(files))
+
+
+def _maps(files: Sequence[Path]) -> list[_Map]:
     maps = []
     for file in files:
         data = probed.read_bytes(file)
         if _schema(data, file) != MAP_SCHEMA:
             raise UsageError(f"{clean(str(file))} is no flow map", "give output of 'ncclwatch paths --json'")
         maps.append(_map(data, file))
-    return _flows(maps)
+    return maps
+
+
+def elephants(files: Sequence[Path]) -> list[ElephantFlow]:
+    """Flows of flow maps, by host and NIC: of each connection and direction what the sender's host tells."""
+    found: dict[tuple[object, ...], ElephantFlow] = {}
+    for one in (flow for each in _maps(files) for flow in each.flows):
+        five = None if one.five_tuple is None else FiveTuple(**msgspec.structs.asdict(one.five_tuple))
+        key = (one.comm_hash, one.channel, one.rank, one.peer, five)
+        if not one.source.nic and key in found:
+            continue
+        source, destination = (NicPort(end.host, end.nic) for end in (one.source, one.destination))
+        found[key] = ElephantFlow(
+            one.job, one.rank, one.peer, one.channel, source, destination, tuple=five, rate=one.bytes_per_s, share=one.share
+        )
+    return list(found.values())
 
 
 def newest(probes: Iterable[probed.Probe]) -> list[probed.Probe]:

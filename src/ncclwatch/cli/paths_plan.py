@@ -10,6 +10,7 @@ import typer
 
 from ncclwatch.cli.options import JsonOption
 from ncclwatch.cli.output import emit, emit_json, note
+from ncclwatch.cli.paths_what_if import KubernetesOption, SlurmOption
 from ncclwatch.errors import ExitStatus, UsageError
 from ncclwatch.model.paths import Protocol
 from ncclwatch.text import Style, clean, columns, ranges
@@ -34,11 +35,12 @@ def plan(
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the ports for path_pins/. Nothing is applied.")
     ] = None,
     floor: FloorOption = 5.0,
+    slurm: SlurmOption = None,
+    kubernetes: KubernetesOption = None,
     as_json: JsonOption = False,
 ) -> ExitStatus:
     """Say which flows crowd, assign source ports so that they do not, and predict what that gains. Nothing is applied."""
-    from ncclwatch.cli.paths_files import pins_of, sorted_out
-    from ncclwatch.cli.paths_probe import write
+    from ncclwatch.cli.paths_files import sorted_out
     from ncclwatch.paths import measured
     from ncclwatch.paths.ports import ROCE_PORT
 
@@ -54,8 +56,12 @@ def plan(
             "give output of 'ncclwatch paths --json' and of 'ncclwatch paths probe -o FILE', of each host",
         )
     found = measured.plan(flows, probes, floor=floor / 100)
+    if (slurm is not None or kubernetes is not None) and (output is None or roce):
+        raise UsageError(
+            "advice for Slurm or Kubernetes is about a plan over sockets", "give --output FILE as well, and probes of TCP"
+        )
     if output is not None and not found.refused and not roce:
-        write(output, pins_of(found.demands, found.chosen).encode())
+        _write(found, output, slurm, kubernetes)
     if as_json:
         emit_json(to_json(found))
     else:
@@ -73,6 +79,21 @@ def plan(
     for line in found.notes:
         note(line)
     return ExitStatus.OK
+
+
+def _write(found: MeasuredPlan, output: Path, slurm: Path | None, kubernetes: Path | None) -> None:
+    from ncclwatch.cli import paths_advice
+    from ncclwatch.cli.paths_files import pins_of
+    from ncclwatch.cli.paths_probe import write
+
+    text = pins_of(found.demands, found.chosen)
+    write(output, text.encode())
+    best = max(found.gains, key=lambda gain: gain.gain)
+    heading = f"a plan of ports by ncclwatch: {best.gain:+.0%}, confidence {best.confidence:.0%}, {PREDICTED}"
+    if slurm is not None:
+        write(slurm, paths_advice.slurm({}, str(output.resolve()), heading).encode())
+    if kubernetes is not None:
+        write(kubernetes, paths_advice.kubernetes({}, text, heading).encode())
 
 
 def screen(found: MeasuredPlan, style: Style) -> Iterator[str]:
