@@ -26,10 +26,11 @@ route.c): a random number for each connection, which no switch sees, and which i
 
 
 class Spines:
-    """The fabric; ``rate`` is that of each uplink, each way, in bytes a second."""
+    """The fabric; ``rate`` is that of each uplink, each way, in bytes a second; ``answers``: routers say where packets die."""
 
-    def __init__(self, spines: int = 2, *, rate: float = 2_500_000) -> None:
+    def __init__(self, spines: int = 2, *, rate: float = 2_500_000, answers: bool = True) -> None:
         self._stack = contextlib.ExitStack()
+        self._answers = answers
         self.number = spines
         try:
             self.hosts = [self._namespace(f"spinehost{leaf}") for leaf in range(LEAVES)]
@@ -68,6 +69,10 @@ class Spines:
             made.run("sysctl -qw net.ipv4.ip_forward=1 net.ipv4.conf.all.rp_filter=0")
             made.run(f"sysctl -qw net.ipv4.fib_multipath_hash_policy=3 net.ipv4.fib_multipath_hash_fields={FIVE_TUPLE}")
             made.run("sysctl -qw net.ipv4.conf.default.rp_filter=0 net.ipv4.conf.all.ignore_routes_with_linkdown=1")
+            # As switches do: the address that a packet came in by says who it was that it died at; and they say so often.
+            made.run("sysctl -qw net.ipv4.icmp_errors_use_inbound_ifaddr=1 net.ipv4.icmp_ratelimit=0")
+            if not self._answers:
+                made.run("ip rule add ipproto icmp blackhole")
         return made
 
     def _host(self, leaf: int) -> None:

@@ -30,16 +30,20 @@ def completion(context: typer.Context, shell: Annotated[Shell, typer.Argument(he
 
 
 def commands(group: Mapping[str, Any]) -> dict[str, tuple[str, list[tuple[str, str]]]]:
-    """Every command of a group (click's commands by name): a line about it, and its options with a line each."""
+    """Every command of a group (click's commands by name): a line about it, and its options with a line each.
+
+    A group within has the options of all its commands.
+    """
     found = {}
     for name, command in sorted(group.items()):
-        options = [
-            (option, (getattr(parameter, "help", "") or "").partition(".")[0].replace("\n", " "))
-            for parameter in command.params
+        within = getattr(command, "commands", {}).values()
+        options = {
+            option: (getattr(parameter, "help", "") or "").partition(".")[0].replace("\n", " ")
+            for parameter in (*command.params, *(one for each in within for one in each.params))
             for option in (*parameter.opts, *parameter.secondary_opts)
             if option.startswith("--")
-        ]
-        found[name] = (command.get_short_help_str(80), [*sorted(options), ("--help", "Show the help of this command")])
+        }
+        found[name] = (command.get_short_help_str(80), [*sorted(options.items()), ("--help", "Show the help of this command")])
     return found
 
 

@@ -29,7 +29,7 @@ _COMMANDS: dict[str, str] = {
     "report": "A page for a ticket, or a trace for Perfetto.",
     "topology": "Groups, roles and layout, from calls or from counts.",
     "flows": "Connections over the network: rates, latency, retries.",
-    "paths": "Which flow takes which path: ports, NICs, rates.",
+    "paths": "Which flow takes which path; probes, plans.",
     "probe": "Is a path dead, or the application silent?",
     "agent": "Send what this node shows to an engine.",
     "engine": "Diagnose jobs from what agents send.",
@@ -40,9 +40,10 @@ _COMMANDS: dict[str, str] = {
     "completion": "A completion script for the shell.",
     "version": "Print the version.",
 }
-"""Every command by its name, with what it is for. Each is a function of the module of its name; ``keys`` is a group of them."""
+"""Every command by its name, with what it is for. Each is a function of the module of its name; some are groups of commands."""
 
-_MODULES = {"ask": "asking"}
+_MODULES = {"ask": "asking", "paths": "paths_group"}
+_GROUPS = ("keys", "paths")
 _NEEDS_ALL = ("completion",)
 
 
@@ -65,7 +66,7 @@ def application(only: str = "") -> typer.Typer:
         if only not in ("", name):
             continue
         module = import_module(f"ncclwatch.cli.{_MODULES.get(name, name)}")
-        if name == "keys":
+        if name in _GROUPS:
             app.add_typer(module.app, name=name, short_help=about)
         else:
             app.command(name, short_help=about)(getattr(module, name))
@@ -102,7 +103,7 @@ def main() -> None:
 
 def _command_path(arguments: Sequence[str]) -> str:
     """``ncclwatch dump`` when the command could be told, else ``ncclwatch``."""
-    return next((f"ncclwatch {word}" for word in arguments[:1] if word in _COMMANDS and word != "keys"), "ncclwatch")
+    return next((f"ncclwatch {word}" for word in arguments[:1] if word in _COMMANDS and word not in _GROUPS), "ncclwatch")
 
 
 def _usage(error: Exception, arguments: Sequence[str]) -> int | None:

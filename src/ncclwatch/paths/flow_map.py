@@ -37,6 +37,7 @@ class MappedFlow:
     ``global_rank`` and ``global_peer`` are those of the job, where known. ``rule`` names the rule a predicted port is from.
     ``bond`` are the members of the sender's bonded NIC, empty where it is none; then ``flow.source.link`` counts only if
     ``link_known``. ``rate_gbps`` is the speed of the sender's NIC. ``missing`` says, in words, what is not known and why.
+    ``round_trip_us`` is TCP's round trip now and the shortest of the connection, as the sender's kernel saw them.
     """
 
     flow: ElephantFlow
@@ -50,6 +51,7 @@ class MappedFlow:
     link_known: bool = True
     rate_gbps: float | None = None
     missing: tuple[str, ...] = ()
+    round_trip_us: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,8 +137,13 @@ def _mapped(
     return MappedFlow(
         flow=flow, kind=record.kind, comm_hash=comm, connection_index=index,
         global_rank=ranks.get((comm, rank)), global_peer=ranks.get((comm, peer)), rule=rule, bond=bond, link_known=link_known,
-        rate_gbps=nic.rate_gbps if nic is not None else None, missing=tuple(missing),
+        rate_gbps=nic.rate_gbps if nic is not None else None, missing=tuple(missing), round_trip_us=_round_trip(sender),
     )  # fmt: skip
+
+
+def _round_trip(sender: _End | None) -> tuple[int, int] | None:
+    facts = sender.record.socket if sender is not None else None
+    return (facts.rtt_us, facts.min_rtt_us) if facts is not None and facts.rtt_us and facts.min_rtt_us else None
 
 
 def _tuple(sender: _End | None, receiver: _End | None, nic: NicRecord | None) -> tuple[FiveTuple | None, Origin, str, list[str]]:

@@ -1,0 +1,196 @@
+"""Files that commands about paths share: flow maps and probes read, plans of ports written."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+
+from ncclwatch.errors import UsageError
+from ncclwatch.model.paths import ElephantFlow, FiveTuple, NicPort, Protocol
+from ncclwatch.paths import probed
+from ncclwatch.paths.measured import Choice, Demand, MeasuredFlow
+from ncclwatch.paths.pins import Connect, Listen, plan_text
+from ncclwatch.text import clean
+
+MAP_SCHEMA = "ncclwatch.paths/1"
+MAX_FLOWS = 1 << 16
+"""Bound: flows of one map."""
+
+_Text = Annotated[str, msgspec.Meta(max_length=256)]
+_Port = Annotated[int, msgspec.Meta(ge=0, le=65535)]
+
+
+class _Schema(msgspec.Struct):
+    schema: str
+
+
+class _FiveTuple(msgspec.Struct):
+    protocol: Protocol
+    source: _Text
+    source_port: _Port
+    destination: _Text
+    destination_port: _Port
+
+
+class _End(msgspec.Struct):
+    host: _Text = ""
+    nic: _Text = ""
+
+
+class _Flow(msgspec.Struct):
+    job: _Text
+    comm_hash: _Text
+    channel: int | None
+    rank: int | None
+    peer: int | None
+    five_tuple: _FiveTuple | None
+    global_rank: int | None = None
+    global_peer: int | None = None
+    share: float | None = None
+    round_trip_us: tuple[float, float] | None = None
+    bytes_per_s: float | None = None
+    source: _End = msgspec.field(default_factory=_End)
+    destination: _End = msgspec.field(default_factory=_End)
+
+
+class _Map(msgspec.Struct):
+    schema: str
+    flows: Annotated[list[_Flow], msgspec.Meta(max_length=MAX_FLOWS)]
+
+
+def sorted_out(files: Sequence[Path]) -> tuple[list[MeasuredFlow], list[probed.Probe]]:
+    """Flows and probes of files of either kind. Raises :class:`UsageError` for any other."""
+    maps: list[_Map] = []
+    probes: list[probed.Probe] = []
+    for file in files:
+        data = probed.read_bytes(file)
+        schema = _schema(data, file)
+        if schema == MAP_SCHEMA:
+            maps.append(_map(data, file))
+        elif schema == probed.SCHEMA:
+            probes += probed.read(data, str(file))
+        else:
+            raise UsageError(
+                f"{clean(str(file))} is neither a flow map nor a file of probes",
+                "give output of 'ncclwatch paths --json' and of 'ncclwatch paths probe -o FILE'",
+            )
+    return _flows(maps), newest(probes)
+
+
+def flows_of(files: Sequence[Path]) -> list[MeasuredFlow]:
+    """Flows of flow maps whose five-tuple is known. Raises :class:`UsageError` for any other file."""
+    return _flows(_maps(files))
+
+
+def _maps(files: Sequence[Path]) -> list[_Map]:
+    maps = []
+    for file in files:
+        data = probed.read_bytes(file)
+        if _schema(data, file) != MAP_SCHEMA:
+            raise UsageError(f"{clean(str(file))} is no flow map", "give output of 'ncclwatch paths --json'")
+        maps.append(_map(data, file))
+    return maps
+
+
+def elephants(files: Sequence[Path]) -> list[ElephantFlow]:
+    """Flows of flow maps, by host and NIC: of each connection and direction what the sender's host tells."""
+    found: dict[tuple[object, ...], ElephantFlow] = {}
+    for one in (flow for each in _maps(files) for flow in each.flows):
+        five = None if one.five_tuple is None else FiveTuple(**msgspec.structs.asdict(one.five_tuple))
+        key = (one.comm_hash, one.channel, one.rank, one.peer, five)
+        if not one.source.nic and key in found:
+            continue
+        source, destination = (NicPort(end.host, end.nic) for end in (one.source, one.destination))
+        found[key] = ElephantFlow(
+            one.job, one.rank, one.peer, one.channel, source, destination, tuple=five, rate=one.bytes_per_s, share=one.share
+        )
+    return list(found.values())
+
+
+def newest(probes: Iterable[probed.Probe]) -> list[probed.Probe]:
+    """Of several probes between the same addresses over the same protocol the last."""
+    found = {(one.source, one.destination, one.protocol): one for one in sorted(probes, key=lambda one: one.wall_s)}
+    return [found[key] for key in sorted(found)]
+
+
+def _schema(data: bytes, file: Path) -> str:
+    try:
+        return msgspec.json.decode(data, type=_Schema).schema
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError, UnicodeDecodeError):
+        raise UsageError(f"{clean(str(file))} is no JSON of ncclwatch", "give output of 'ncclwatch paths --json'") from None
+
+
+def _map(data: bytes, file: Path) -> _Map:
+    try:
+        return msgspec.json.decode(data, type=_Map)
+    except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
+        raise UsageError(f"{clean(str(file))} is no flow map: {clean(str(error), 200)}", "write it anew") from None
+
+
+def _flows(maps: Sequence[_Map]) -> list[MeasuredFlow]:
+    """Flows whose five-tuple and ranks are known, each once: what the sender's host tells is told best.
+
+    Ranks are of the job, where the map of some host knows them, else of the communicator.
+    """
+    every = [flow for each in maps for flow in each.flows]
+    ranks: dict[tuple[str, int | None], int | None] = {}
+    for one in every:
+        ranks |= {(one.comm_hash, rank): of_job for rank, of_job in _ranks(one) if of_job is not None}
+    found: dict[tuple[str, int, str, int], MeasuredFlow] = {}
+    for one in every:
+        five = one.five_tuple
+        if five is None or one.rank is None or one.peer is None:
+            continue
+        key = five.source, five.source_port, five.destination, five.destination_port
+        flow = MeasuredFlow(
+            job=one.job,
+            rank=_known(ranks.get((one.comm_hash, one.rank)), one.rank),
+            peer=_known(ranks.get((one.comm_hash, one.peer)), one.peer),
+            channel=one.channel or 0,
+            source=five.source,
+            source_port=five.source_port,
+            destination=five.destination,
+            port=five.destination_port,
+            weight=-1.0 if one.share is None else one.share,
+            waits=one.round_trip_us,
+        )
+        if key not in found or found[key].waits is None:
+            found[key] = flow
+    return _weighed(list(found.values()))
+
+
+def _known(of_job: int | None, of_communicator: int) -> int:
+    return of_communicator if of_job is None else of_job
+
+
+def _ranks(one: _Flow) -> tuple[tuple[int | None, int | None], ...]:
+    return (one.rank, one.global_rank), (one.peer, one.global_peer)
+
+
+def _weighed(flows: list[MeasuredFlow]) -> list[MeasuredFlow]:
+    """Weights beside one another: 1 is the mean of a job; where the share of some is not known all weigh the same."""
+    by_job: defaultdict[str, list[float]] = defaultdict(list)
+    for flow in flows:
+        by_job[flow.job].append(flow.weight)
+    mean = {job: sum(each) / len(each) if min(each) >= 0 else 0.0 for job, each in by_job.items()}
+    return [replace(flow, weight=flow.weight / mean[flow.job] if mean[flow.job] > 0 else 1.0) for flow in flows]
+
+
+def pins_of(demands: Sequence[Demand], chosen: Sequence[Choice | None], source: str = "") -> str:
+    """The file that ``path_pins/pins.c`` reads: listening ports and source ports.
+
+    With ``source`` the connections that leave by that address alone, and listening ports of the ranks that are there.
+    """
+    listens: defaultdict[tuple[int, str], set[int]] = defaultdict(set)
+    connects = []
+    for demand, one in zip(demands, chosen, strict=True):
+        if source in ("", demand.destination):
+            listens[demand.peer, demand.destination].add(demand.port)
+        if one is not None and source in ("", demand.source):
+            connects.append(Connect(demand.rank, demand.destination, demand.port, one.source_port))
+    return plan_text([Listen(rank, where, tuple(sorted(ports))) for (rank, where), ports in sorted(listens.items())], connects)

@@ -1,0 +1,219 @@
+"""``ncclwatch paths plan``: which source port each connection of the next communicator should leave by, on measured paths."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ncclwatch.cli.options import JsonOption
+from ncclwatch.cli.output import emit, emit_json, note
+from ncclwatch.cli.paths_what_if import KubernetesOption, SlurmOption
+from ncclwatch.errors import ExitStatus, UsageError
+from ncclwatch.model.paths import Protocol
+from ncclwatch.text import Style, clean, columns, ranges
+
+if TYPE_CHECKING:
+    from ncclwatch.paths.measured import Crowded, JobGain, Link, MeasuredFlow, MeasuredPlan
+
+SCHEMA_NAME = "ncclwatch.pathplan/1"
+MAX_ROWS = 64
+PREDICTED = "PREDICTED for an iteration that is all communication over links that are alike; one that computes beside gains less"
+
+FloorOption = Annotated[
+    float, typer.Option("--floor", metavar="PERCENT", min=0.0, max=1000.0, help="Refuse a plan that would gain less.")
+]
+
+
+def plan(
+    files: Annotated[
+        list[Path], typer.Argument(metavar="FILE...", help="Flow maps ('paths --json') and probes ('paths probe -o').")
+    ],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the ports for path_pins/. Nothing is applied.")
+    ] = None,
+    floor: FloorOption = 5.0,
+    slurm: SlurmOption = None,
+    kubernetes: KubernetesOption = None,
+    as_json: JsonOption = False,
+) -> ExitStatus:
+    """Say which flows crowd, assign source ports so that they do not, and predict what that gains. Nothing is applied."""
+    from ncclwatch.cli.paths_files import sorted_out
+    from ncclwatch.paths import measured
+    from ncclwatch.paths.ports import ROCE_PORT
+
+    flows, probes = sorted_out(files)
+    protocols = {one.protocol for one in probes}
+    if len(protocols) > 1:
+        raise UsageError("these probes are of TCP and of UDP", "plan for one of them at a time")
+    roce = Protocol.UDP in protocols
+    flows = [flow for flow in flows if (flow.port == ROCE_PORT) == roce]
+    if not flows or not probes:
+        raise UsageError(
+            f"there is no {'flow with a known five-tuple' if not flows else 'probe'} in these files",
+            "give output of 'ncclwatch paths --json' and of 'ncclwatch paths probe -o FILE', of each host",
+        )
+    found = measured.plan(flows, probes, floor=floor / 100)
+    if (slurm is not None or kubernetes is not None) and (output is None or roce):
+        raise UsageError(
+            "advice for Slurm or Kubernetes is about a plan over sockets", "give --output FILE as well, and probes of TCP"
+        )
+    if output is not None and not found.refused and not roce:
+        _write(found, output, slurm, kubernetes)
+    if as_json:
+        emit_json(to_json(found))
+    else:
+        for line in screen(found, Style()):
+            emit(line)
+        if found.refused:
+            pass
+        elif roce:
+            emit("RoCE: a NIC takes its source port from its queue pairs; NCCL sets no flow label, so these ports stay advice")
+        elif output is not None:
+            emit(
+                f"wrote {output}, for jobs that preload libncclwatch_pins.so with NCCLWATCH_PATH_PINS={output}; "
+                "nothing is applied"
+            )
+    for line in found.notes:
+        note(line)
+    return ExitStatus.OK
+
+
+def _write(found: MeasuredPlan, output: Path, slurm: Path | None, kubernetes: Path | None) -> None:
+    from ncclwatch.cli import paths_advice
+    from ncclwatch.cli.paths_files import pins_of
+    from ncclwatch.cli.paths_probe import write
+
+    text = pins_of(found.demands, found.chosen)
+    write(output, text.encode())
+    best = max(found.gains, key=lambda gain: gain.gain)
+    heading = f"a plan of ports by ncclwatch: {best.gain:+.0%}, confidence {best.confidence:.0%}, {PREDICTED}"
+    if slurm is not None:
+        write(slurm, paths_advice.slurm({}, str(output.resolve()), heading).encode())
+    if kubernetes is not None:
+        write(kubernetes, paths_advice.kubernetes({}, text, heading).encode())
+
+
+def screen(found: MeasuredPlan, style: Style) -> Iterator[str]:
+    """Lines for people."""
+    for each in found.crowded:
+        yield f"{style.bad('CROWDED')}  {crowd_text(each)}"
+    if not found.crowded:
+        yield f"{style.good('NO CROWD')}  no link carries two of the running flows whose paths are known while another is empty"
+    for gain in found.gains:
+        yield f"{style.dim('GAIN')}  {gain_text(gain)}"
+    yield style.dim(f"  {PREDICTED}")
+    if found.refused:
+        yield f"{style.warn('REFUSED')}  {found.refused}"
+        return
+    rows = []
+    for demand, one in zip(found.demands[:MAX_ROWS], found.chosen, strict=False):
+        path = "stays as it is" if one is None else " → ".join(hop or "?" for hop in one.hops) or one.links[0][1]
+        rows.append(
+            (
+                str(demand.rank),
+                str(demand.peer),
+                f"{demand.destination}:{demand.port}",
+                str(one.source_port) if one else "-",
+                path,
+            )
+        )
+    lines = columns(("RANK", "PEER", "CONNECTS TO", "SOURCE PORT", "PATH"), rows, right=(0, 1, 3))
+    yield style.dim(lines[0])
+    yield from lines[1:]
+    if len(found.demands) > MAX_ROWS:
+        yield f"… and {len(found.demands) - MAX_ROWS} more connections (all of them with --json)"
+
+
+def crowd_text(one: Crowded) -> str:
+    """``2 flows cross 10.79.0.1 → 10.80.0.2 (ranks 0 → 1, channels 0-1) while 10.79.0.1 → 10.80.1.2 carries none``."""
+    others = ", ".join(link_text(link) for link in one.empty[:4]) + (" and others" if len(one.empty) > 4 else "")
+    carry = "carries none" if len(one.empty) == 1 else "carry none"
+    crossing = f"{len(one.flows)} flows cross {link_text(one.link)} ({who(one.flows)})"
+    return f"{crossing} while {others} {carry} (confidence {one.confidence:.0%})"
+
+
+def link_text(link: Link) -> str:
+    """``10.79.0.1 → 10.80.0.2``; ``queued paths of 10.79.0.2 → 10.79.1.2`` where routers are silent."""
+    return (
+        f"{link[1]} paths of {clean(link[0], 100)}"
+        if link[1] in ("queued", "empty")
+        else f"{clean(link[0], 48)} → {clean(link[1], 48)}"
+    )
+
+
+def who(flows: Sequence[MeasuredFlow]) -> str:
+    """Ranks and channels of flows."""
+    pairs = sorted({(flow.rank, flow.peer) for flow in flows})
+    channels = ranges(sorted({flow.channel for flow in flows}))
+    shown = ", ".join(f"{rank} → {peer}" for rank, peer in pairs[:4]) + (f" and {len(pairs) - 4} more" if len(pairs) > 4 else "")
+    return f"rank{'s' if len(pairs) > 1 else ''} {shown}, channel{'s' if ',' in channels or '-' in channels else ''} {channels}"
+
+
+def gain_text(gain: JobGain) -> str:
+    """One job's line."""
+    before = f"{gain.before:.3g}" + ("" if gain.before_known else " (as hashing would have it: running flows were not followed)")
+    return (
+        f"job {clean(gain.job, 16)}: flows on its fullest link {before} → {gain.after:.3g}; "
+        f"+{gain.gain:.0%} ({gain.gain_low:+.0%} to {gain.gain_high:+.0%}), confidence {gain.confidence:.0%}"
+    ).replace("+-", "-")
+
+
+def to_json(found: MeasuredPlan) -> dict[str, Any]:
+    """``ncclwatch.pathplan/1`` (docs/flow-map.md)."""
+    return {
+        "schema": SCHEMA_NAME,
+        "predicted": PREDICTED,
+        "crowded": [
+            {
+                "link": list(one.link),
+                "empty": [list(link) for link in one.empty],
+                "confidence": one.confidence,
+                "flows": [
+                    {
+                        "job": f.job,
+                        "rank": f.rank,
+                        "peer": f.peer,
+                        "channel": f.channel,
+                        "port": f.port,
+                        "source_port": f.source_port,
+                    }
+                    for f in one.flows
+                ],
+                "text": crowd_text(one),
+            }
+            for one in found.crowded
+        ],
+        "gains": [
+            {
+                "job": gain.job,
+                "before": gain.before,
+                "before_known": gain.before_known,
+                "after": gain.after,
+                "gain": gain.gain,
+                "gain_10": gain.gain_low,
+                "gain_90": gain.gain_high,
+                "confidence": gain.confidence,
+            }
+            for gain in found.gains
+        ],
+        "refused": found.refused or None,
+        "connections": [
+            {
+                "job": demand.job,
+                "rank": demand.rank,
+                "peer": demand.peer,
+                "source": demand.source,
+                "destination": demand.destination,
+                "port": demand.port,
+                "source_port": None if one is None else one.source_port,
+                "hops": None if one is None else list(one.hops),
+                "wrong": None if one is None else one.wrong,
+            }
+            for demand, one in zip(found.demands, found.chosen, strict=True)
+        ],
+        "links": [{"link": list(link), "load": load} for link, load in sorted(found.loads.items())],
+        "notes": list(found.notes),
+    }

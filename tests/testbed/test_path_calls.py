@@ -1,0 +1,97 @@
+"""Whatever a probe, a plan or the library of pins can do to a machine: their system calls, and the functions they may call.
+
+A call that is not listed here fails: who adds one says here what for.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from testbed.job import available, build, build_folder
+from testbed.spines import Spines
+
+pytestmark = [
+    pytest.mark.attach,
+    pytest.mark.skipif(shutil.which("strace") is None, reason="strace is not installed"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="needs root"),
+]
+
+OWN_SOCKETS = {"socket", "bind", "connect", "setsockopt", "getsockopt", "getsockname", "recvmsg", "sendto", "recvfrom", "poll"}
+"""What probes are made of: sockets of their own."""
+FILES = {"rename"}
+"""The plan takes its place in one step."""
+NETWORK = "%network"
+CHANGING = (
+    "adjtimex,capset,chmod,chown,clock_settime,fallocate,fchmod,fchmodat,fchown,fchownat,fsconfig,fsmount,ioperm,iopl,kexec_load,kill,"
+    "lchown,link,linkat,mkdir,mkdirat,mknod,mknodat,mount,move_mount,open_tree,pidfd_getfd,pidfd_open,pidfd_send_signal,pivot_root,"
+    "process_madvise,process_vm_writev,ptrace,reboot,rename,renameat,renameat2,rmdir,setns,setpriority,setrlimit,setxattr,swapon,"
+    "symlink,symlinkat,tgkill,tkill,truncate,umount2,unlink,unlinkat,unshare,bpf,perf_event_open,init_module,finit_module"
+)
+"""Calls by which a process may change another one, the machine or names of files."""
+
+
+def calls(trace: Path, words: list[str], fabric: Spines) -> list[tuple[str, str]]:
+    """(name, line) of each system call of a command that can reach the network, or change anything."""
+    run = fabric.hosts[0].popen(
+        ["strace", "-f", "-qq", "-e", f"trace={NETWORK},poll,{CHANGING}", "-e", "signal=none", "-o", str(trace),
+         sys.executable, "-m", "ncclwatch", *words],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1"},
+    )  # fmt: skip
+    out, said = run.communicate(timeout=120)
+    assert run.returncode == 0, (out, said)
+    found = re.findall(r"^\d+ +((\w+)\(.*)$", trace.read_text(), re.MULTILINE)
+    return [(name, line) for line, name in found]
+
+
+def test_what_commands_about_paths_can_do(tmp_path: Path) -> None:
+    probe, flows, plan = tmp_path / "p", tmp_path / "m", tmp_path / "plan"
+    with Spines() as fabric:
+        five = {
+            "protocol": "tcp", "source": fabric.address(0), "source_port": 40100,
+            "destination": fabric.address(1), "destination_port": 40000,
+        }  # fmt: skip
+        flow = {"job": "j", "comm_hash": "c", "channel": 0, "rank": 0, "peer": 1, "five_tuple": five}
+        flows.write_text(json.dumps({"schema": "ncclwatch.paths/1", "flows": [flow]}))
+        other = fabric.address(1)
+        made = calls(
+            tmp_path / "1", ["paths", "probe", other, "--sources", "26100-26103", "--flows", str(flows), "-o", str(probe)], fabric
+        )
+        made += calls(tmp_path / "2", ["paths", "probe", other, "--udp", "--sources", "50000-50003"], fabric)
+        planned = calls(tmp_path / "3", ["paths", "plan", str(flows), str(probe), "--floor", "0", "-o", str(plan)], fabric)
+        made += calls(tmp_path / "4", ["paths", "follow", str(flows), str(probe), "-o", str(plan), "--duration", "1"], fabric)
+    assert {name for name, _ in made} <= OWN_SOCKETS | FILES, {name for name, _ in made} - OWN_SOCKETS - FILES
+    # A plan reaches nothing but its file.
+    assert {name for name, _ in planned} <= FILES, planned
+    renamed = {line for name, line in [*made, *planned] if name == "rename"}
+    assert all(str(tmp_path) in line for line in renamed) and renamed
+    kinds = {line.split("(")[1].split(")")[0] for name, line in made if name == "socket"}
+    assert all(kind.startswith(("AF_INET, SOCK_", "AF_UNIX", "AF_NETLINK")) for kind in kinds), kinds
+    raw = [line for name, line in made if name == "socket" and "SOCK_RAW" in line]
+    assert raw and all("IPPROTO_TCP" in line or "IPPROTO_ICMP" in line for line in raw), raw
+
+
+@pytest.mark.skipif(not available("2.27.5"), reason="NCCL 2.27.5 is not cached")
+def test_what_the_library_of_pins_can_call() -> None:
+    build("2.27.5")
+    said = subprocess.run(
+        ["nm", "-D", "--undefined-only", "--without-symbol-versions", str(build_folder() / "libncclwatch_pins.so")],
+        capture_output=True, text=True, check=True,
+    ).stdout  # fmt: skip
+    called = {line.split()[-1] for line in said.splitlines() if " w " not in line}
+    assert called <= {
+        # The next bind and connect are looked up; of a socket that cannot use its port another one is made.
+        "dlsym", "socket", "setsockopt", "getsockopt", "getsockname", "fcntl", "fcntl64", "dup2", "close",
+        # The plan and the environment are read; NCCL is asked to name its threads.
+        "open", "open64", "read", "getenv", "setenv", "prctl",
+        "inet_pton", "ntohs", "htons", "sscanf", "__isoc99_sscanf", "__isoc23_sscanf",
+        "strtok_r", "__strtok_r", "strcmp", "strncmp", "strlen", "memcmp", "memcpy", "memset",
+        "__errno_location", "__stack_chk_fail",
+    }, called  # fmt: skip

@@ -1,0 +1,184 @@
+"""From the command line alone, on real packets: which source ports share a spine, which flows of real NCCL crowd, a plan.
+
+The kernel's own route (``Spines.route``) arranges collisions and checks what was found; nothing of the product asks it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testbed.job import Job, available, build, build_folder
+from testbed.spines import LEAVES, Spines
+from testbed.test_path_spines import COUNT, RATIO, colliding, flow_map_of, planned, seconds_each
+
+pytestmark = [
+    pytest.mark.attach,
+    pytest.mark.quiet,
+    pytest.mark.skipif(not available("2.27.5"), reason="NCCL 2.27.5 is not cached"),
+]
+
+PORTS = "26000,26001"
+ME = [sys.executable, "-m", "ncclwatch"]
+
+
+@pytest.fixture(scope="module")
+def library() -> str:
+    build("2.27.5")
+    return str(build_folder().resolve() / "libncclwatch_pins.so")
+
+
+@pytest.fixture
+def fabric(request: pytest.FixtureRequest) -> Iterator[Spines]:
+    if os.geteuid() != 0:
+        pytest.skip("needs root")
+    with Spines(**getattr(request, "param", {})) as made:
+        yield made
+
+
+def ncclwatch(*words: str, fabric: Spines | None = None, leaf: int = 0) -> str:
+    """What a command prints, run on a host of the fabric or here."""
+    if fabric is None:
+        return subprocess.run([*ME, *words], capture_output=True, text=True, timeout=120, check=True).stdout
+    run = fabric.hosts[leaf].popen([*ME, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    out, said = run.communicate(timeout=120)
+    assert run.returncode == 0, (words, out, said)
+    return str(out)
+
+
+def map_to(path: Path, job: Job) -> None:
+    path.write_text(ncclwatch("paths", "--json", "--pid", ",".join(map(str, job.pids)), "--duration", "1"))
+
+
+def test_a_plan_from_the_command_line_moves_flows_apart(fabric: Spines, library: str, tmp_path: Path) -> None:
+    pins, flows, plan = tmp_path / "old.pins", tmp_path / "flows.json", tmp_path / "new.pins"
+    probes = [tmp_path / f"host{leaf}.probe" for leaf in range(LEAVES)]
+    pins.write_text(colliding(fabric, 40000))
+    with fabric.job(pins=(library, str(pins)), count=COUNT) as job:
+        before = seconds_each(job)
+        map_to(flows, job)
+        for leaf, probe in enumerate(probes):
+            words = ("paths", "probe", fabric.address(1 - leaf), "--ports", PORTS, "--flows", str(flows), "-o", str(probe))
+            text = ncclwatch(*words, fabric=fabric, leaf=leaf)
+            assert "32 of 32 source ports told, 2 paths" in text and text.count("running flow") == 2, text
+            check(json.loads(probe.read_text())["probes"][0], fabric, leaf)
+        job.wait_progress(1)
+    said = json.loads(ncclwatch("paths", "plan", str(flows), *map(str, probes), "-o", str(plan), "--json"))
+    text = ncclwatch("paths", "plan", str(flows), *map(str, probes))
+    assert [len(one["flows"]) for one in said["crowded"]] == [2, 2] and text.count("CROWDED") == 2, text
+    assert {one["flows"][0]["rank"] for one in said["crowded"]} == {0, 1}
+    (gain,) = said["gains"]
+    assert (gain["before"], gain["before_known"], gain["after"], gain["gain"]) == (2.0, True, 1.0, 1.0)
+    assert gain["confidence"] > 0.7 and said["refused"] is None
+    spines = {rank: [hop(one) for one in said["connections"] if one["rank"] == rank] for rank in (0, 1)}
+    assert all(len(set(each)) == 2 for each in spines.values()), said["connections"]
+    with fabric.job(pins=(library, str(plan)), count=COUNT) as job:
+        after = seconds_each(job)
+        assert flow_map_of(job) == planned(plan.read_text())
+    assert before / after >= RATIO, (before, after)
+
+
+def hop(one: dict[str, Any]) -> str:
+    """The spine of a connection."""
+    return str(one["hops"][1])
+
+
+def check(probe: dict[str, Any], fabric: Spines, leaf: int) -> None:
+    """Each path that was told is the one that the kernel takes: of our own attempts and of running flows."""
+    for seen in probe["paths"]:
+        spine = fabric.route(leaf, fabric.address(1 - leaf), seen["port"], seen["source_port"])
+        assert seen["hops"][1] == f"10.80.{leaf * 16 + spine}.2", seen
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fabric", [{"answers": False}], indirect=True)
+def test_where_routers_are_silent_queues_tell(fabric: Spines, library: str, tmp_path: Path) -> None:
+    pins, flows, plan = tmp_path / "old.pins", tmp_path / "flows.json", tmp_path / "new.pins"
+    probes = [tmp_path / f"host{leaf}.probe" for leaf in range(LEAVES)]
+    pins.write_text(colliding(fabric, 40000))
+    with fabric.job(pins=(library, str(pins)), count=COUNT) as job:
+        before = seconds_each(job)
+        ends = [
+            fabric.hosts[leaf].popen(
+                [*ME, "paths", "answer", fabric.address(leaf), "--ports", PORTS], stdout=subprocess.PIPE, text=True
+            )
+            for leaf in range(LEAVES)
+        ]
+        try:
+            assert [end.stdout.readline().strip() for end in ends if end.stdout] == ["ready"] * LEAVES
+            words = ["--ports", PORTS, "--sources", "26100-26115", "--queues", "30", "--looks", "1"]
+            asked = [
+                fabric.hosts[leaf].popen(
+                    [*ME, "paths", "probe", fabric.address(1 - leaf), *words, "-o", str(probes[leaf])],
+                    stdout=subprocess.PIPE, text=True,
+                )
+                for leaf in range(LEAVES)
+            ]  # fmt: skip
+            texts = [one.communicate(timeout=120)[0] for one in asked]
+        finally:
+            for end in ends:
+                end.kill()
+                end.communicate()
+        map_to(flows, job)
+    assert all("queued (confidence" in text and "empty (confidence" in text for text in texts), texts
+    said = json.loads(ncclwatch("paths", "plan", str(flows), *map(str, probes), "-o", str(plan), "--json"))
+    assert [one["link"][1] for one in said["crowded"]] == ["queued", "queued"], said
+    assert said["gains"][0]["gain"] == 1.0 and said["refused"] is None
+    with fabric.job(pins=(library, str(plan)), count=COUNT) as job:
+        after = seconds_each(job)
+    assert before / after >= RATIO, (before, after)
+
+
+@pytest.mark.parametrize("fabric", [{"spines": 3}], indirect=True)
+def test_a_spine_dies_and_a_new_plan_is_there_within_two_seconds(fabric: Spines, tmp_path: Path) -> None:
+    """Two channels on two of three spines; one dies, and the network moves its flow to another, by chance the taken one."""
+    flows, plan = tmp_path / "flows.json", tmp_path / "live.pins"
+    probes = [tmp_path / f"host{leaf}.probe" for leaf in range(LEAVES)]
+    for leaf, probe in enumerate(probes):
+        ncclwatch("paths", "probe", fabric.address(1 - leaf), "--ports", PORTS, "-o", str(probe), fabric=fabric, leaf=leaf)
+    flows.write_text(
+        json.dumps({"schema": "ncclwatch.paths/1", "flows": [as_flow(fabric, leaf, n) for leaf in (0, 1) for n in (0, 1)]})
+    )
+    words = [*ME, "paths", "follow", str(flows), *map(str, probes), "-o", str(plan), "--json"]
+    keeper = fabric.hosts[0].popen(words, stdout=subprocess.PIPE, text=True)
+    try:
+        assert keeper.stdout is not None
+        first = json.loads(keeper.stdout.readline())
+        old = plan.read_text()
+        mine = [one for one in first["connections"] if one["rank"] == 0]
+        assert len({hop(one) for one in mine}) == 2 and first["fullest_link"] == 1.0
+        died = int(hop(mine[0]).split(".")[2])
+        began = time.monotonic()
+        fabric.down(died)
+        second = json.loads(keeper.stdout.readline())
+        took = time.monotonic() - began
+    finally:
+        keeper.kill()
+        keeper.communicate()
+    assert took < 2.0, took
+    assert plan.read_text() != old
+    now = [one for one in second["connections"] if one["rank"] == 0]
+    assert len({hop(one) for one in now}) == 2 and f"10.80.{died}.2" not in {hop(one) for one in now}
+    # What lay on a living spine stays; what lay on the dead one is said to have been rerouted by the network.
+    assert now[1]["source_port"] == mine[1]["source_port"]
+    moved = {one["source_port"] for one in second["rerouted_by_the_network"]}
+    assert mine[0]["source_port"] in moved and not second["dead"]
+    for one in now:
+        assert f"10.80.{fabric.route(0, fabric.address(1), one['port'], one['source_port'])}.2" == hop(one)
+
+
+def as_flow(fabric: Spines, leaf: int, channel: int) -> dict[str, Any]:
+    """A line of a flow map: what the next communicator will be like."""
+    five = {
+        "protocol": "tcp", "source": fabric.address(leaf), "source_port": 40100 + channel,
+        "destination": fabric.address(1 - leaf), "destination_port": 40000 + channel,
+    }  # fmt: skip
+    return {"job": "j", "comm_hash": "c", "channel": channel, "rank": leaf, "peer": 1 - leaf, "five_tuple": five}

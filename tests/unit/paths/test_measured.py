@@ -1,0 +1,141 @@
+"""A plan on measured paths: who crowds, what is moved where, what it gains, and what is not known."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ncclwatch.model.paths import Protocol
+from ncclwatch.paths.bottlenecks import Load
+from ncclwatch.paths.measured import MeasuredFlow, crowds, links_of, next_demands, plan, where_now
+from ncclwatch.paths.ports import ROCE_PORT
+from ncclwatch.paths.probed import Probe, SeenPath
+
+A, B = "10.0.0.1", "10.0.1.1"
+LEAF, OTHER = "10.0.0.254", "10.9.9.9"
+
+
+def seen(source_port: int, spine: int, port: int = 26000, **more: object) -> SeenPath:
+    return SeenPath(port, source_port, (LEAF, f"10.8.{spine}.2", f"10.7.{spine}.1"), arrived=True, **more)  # type: ignore[arg-type]
+
+
+def flow(channel: int, source_port: int, **more: object) -> MeasuredFlow:
+    made = MeasuredFlow("job", 0, 1, channel, A, source_port, B, 40000 + channel)
+    return replace(made, **more)  # type: ignore[arg-type]
+
+
+FLOWS = [flow(0, 500), flow(1, 501)]
+LIVE = (replace(seen(500, 0, 40000), live=True), replace(seen(501, 0, 40001), live=True))
+OWN = tuple(seen(700 + number, number % 2, 26000 + number // 2 % 2) for number in range(8))
+
+
+def probe(*paths: SeenPath, wrong: float = 0.0, **more: object) -> Probe:
+    return Probe("a", A, B, Protocol.TCP, 1.0, wrong, paths, **more)  # type: ignore[arg-type]
+
+
+def test_two_flows_on_one_spine_are_found_and_moved_apart() -> None:
+    found = plan(FLOWS, [probe(*OWN, *LIVE)], floor=0.05)
+    (one,) = found.crowded
+    assert one.link == (LEAF, "10.8.0.2") and one.flows == tuple(FLOWS) and one.empty == ((LEAF, "10.8.1.2"),)
+    (gain,) = found.gains
+    assert (gain.before, gain.before_known, gain.after, gain.gain, gain.confidence) == (2.0, True, 1.0, 1.0, 1.0)
+    assert {choice.hops[1] for choice in found.chosen if choice} == {"10.8.0.2", "10.8.1.2"} and not found.refused
+    assert found.loads[LEAF, "10.8.0.2"] == found.loads[LEAF, "10.8.1.2"] == 1.0
+
+
+def test_flows_that_are_apart_are_no_crowd_and_no_plan_is_worth_it() -> None:
+    apart = (LIVE[0], replace(seen(501, 1, 40001), live=True))
+    found = plan(FLOWS, [probe(*OWN, *apart)], floor=0.05)
+    assert not found.crowded and found.gains[0].gain == 0.0 and "below the floor of 5%" in found.refused
+
+
+def test_where_all_paths_share_a_link_two_flows_on_it_are_no_crowd() -> None:
+    """The link of the host to its leaf carries all there is; so does the only spine."""
+    found = plan(FLOWS, [probe(*(replace(one, hops=OWN[0].hops) for one in (*OWN, *LIVE)))], floor=0.05)
+    assert not found.crowded and found.refused
+
+
+def test_unknown_paths_of_running_flows_are_drawn_and_said() -> None:
+    found = plan(FLOWS, [probe(*OWN)], floor=0.05)
+    (gain,) = found.gains
+    assert (
+        not gain.before_known
+        and gain.gain_low == 0.0
+        and gain.gain_high == 1.0
+        and gain.confidence == pytest.approx(0.5, abs=0.1)
+    )
+
+
+def test_wrong_paths_cost_confidence() -> None:
+    sure, unsure = (plan(FLOWS, [probe(*OWN, *LIVE, wrong=wrong)], floor=0.05).gains[0] for wrong in (0.0, 0.4))
+    assert sure.confidence == 1.0 and 0.5 < unsure.confidence < 0.95
+
+
+def test_dead_unsteady_and_silent_paths_are_not_used() -> None:
+    bad = [replace(one, arrived=False) for one in OWN[:3]] + [replace(OWN[3], steady=False), replace(OWN[4], hops=())]
+    found = plan(FLOWS, [probe(*bad, *OWN[5:], *LIVE)], floor=0.05)
+    assert {choice.source_port for choice in found.chosen if choice} <= {705, 706, 707}
+
+
+def test_what_is_kept_stays_and_what_died_moves() -> None:
+    first = plan(FLOWS, [probe(*OWN, *LIVE)], floor=0.0)
+    kept = {
+        (d.source, d.rank, d.destination, d.port): c.source_port for d, c in zip(first.demands, first.chosen, strict=True) if c
+    }
+    three = tuple(replace(one, hops=(LEAF, f"10.8.{n % 3}.2", f"10.7.{n % 3}.1")) for n, one in enumerate(OWN))
+    again = plan(FLOWS, [probe(*three)], floor=0.0, kept=kept)
+    assert again.loads == plan(FLOWS, [probe(*three)], floor=0.0).loads or max(again.loads.values()) == 2.0
+    dead = tuple(replace(one, arrived=one.source_port not in kept.values()) for one in OWN)
+    moved = plan(FLOWS, [probe(*dead)], floor=0.0, kept=kept)
+    assert not {c.source_port for c in moved.chosen if c} & set(kept.values()) and all(moved.chosen)
+
+
+def test_a_source_port_is_given_once_for_a_port() -> None:
+    only = [seen(700, 0, 26000), seen(701, 0, 26000)]
+    many = [flow(number, 500 + number) for number in range(3)]
+    roce = [replace(one, port=ROCE_PORT) for one in many]
+    found = plan(roce, [probe(*(replace(one, port=ROCE_PORT) for one in only))], floor=0.0)
+    given = [choice.source_port for choice in found.chosen if choice]
+    assert len(found.demands) == 3 and sorted(given) == [700, 701] and "1 connections stay" in found.notes[0]
+
+
+def test_two_senders_share_the_ports_of_a_receiver() -> None:
+    other = [replace(one, rank=2, source="10.0.0.3") for one in FLOWS]
+    demands = next_demands([*FLOWS, *other], [probe(*OWN), replace(probe(*OWN), source="10.0.0.3")])
+    assert sorted((one.rank, one.port, one.weight) for one in demands) == [
+        (0, 26000, 1.0), (0, 26001, 1.0), (2, 26000, 1.0), (2, 26001, 1.0)
+    ]  # fmt: skip
+
+
+def test_by_queues_flows_that_wait_crowd() -> None:
+    quiet = [
+        SeenPath(26000 + n % 2, 700 + n, load=load, load_confidence=0.99, waited=9, probes=20)
+        for n, load in enumerate([Load.QUEUED, Load.QUEUED, Load.EMPTY, Load.EMPTY, Load.UNKNOWN])
+    ]
+    waiting = [replace(one, waits=(60_000.0, 100.0)) for one in FLOWS]
+    found = plan(waiting, [probe(*quiet)], floor=0.05)
+    assert [one.link[1] for one in found.crowded] == ["queued"] and found.gains[0].gain == pytest.approx(1.0)
+    assert sorted(choice.links[0][1] for choice in found.chosen if choice) == ["empty", "queued"]
+    idle = [replace(one, waits=(120.0, 100.0)) for one in FLOWS]
+    assert not plan(idle, [probe(*quiet)], floor=0.05).crowded
+
+
+def test_links_are_between_routers_that_answered() -> None:
+    gap = replace(OWN[0], hops=(LEAF, None, "10.7.0.1"))
+    assert links_of(probe(), gap) == ((A, LEAF), ("10.7.0.1", B))
+    assert links_of(probe(), replace(gap, hops=())) == () and links_of(probe(), replace(gap, hops=(None,))) == ()
+
+
+def test_flows_that_no_probe_is_for_are_said() -> None:
+    found = plan([*FLOWS, flow(2, 503, destination="10.0.9.9")], [probe(*OWN, *LIVE)], floor=0.05)
+    assert any("no probe was made from 10.0.0.1 to 10.0.9.9" in line for line in found.notes)
+
+
+def test_crowds_of_two_hosts_on_one_spine() -> None:
+    """Flows of two hosts behind one leaf meet on its uplink."""
+    second = replace(probe(*OWN, LIVE[1]), source="10.0.0.3")
+    flows = [FLOWS[0], replace(FLOWS[1], source="10.0.0.3", rank=2)]
+    probes = [probe(*OWN, LIVE[0]), second]
+    (one,) = crowds(flows, where_now(flows, probes), probes)
+    assert {each.rank for each in one.flows} == {0, 2}
