@@ -25,6 +25,24 @@ def verdict_lines(verdict: Verdict, style: Style) -> Iterator[str]:
     yield from _list("evidence", verdict.evidence, style)
     yield from _list("not observed", verdict.unobserved, style)
     yield from _list("next steps", verdict.next_steps, style, numbered=True)
+    yield from knowledge_lines(verdict, style)
+
+
+def knowledge_lines(verdict: Verdict, style: Style) -> Iterator[str]:
+    """What is known of what was seen: each row with the likely cause and what to do."""
+    if not verdict.knowledge:
+        return
+    yield f"  {style.dim('known (ncclwatch explain ID)')}"
+    for advice in verdict.knowledge:
+        fixed = f"; fixed in {advice.fixed_in}" if advice.fixed_in else "; no release has the fix" if advice.defect else ""
+        kind = f"perhaps this known defect of NCCL{fixed}" if advice.defect else f"judged {advice.confidence:.0%} likely"
+        yield f"    {style.bold(advice.row)} ({kind})"
+        yield f"      seen: {clean(advice.seen, 300)}"
+        yield f"      likely: {clean(advice.cause, 400)}"
+        if advice.check:
+            yield f"      to tell: {clean(advice.check, 300)}"
+        for step in advice.do:
+            yield f"      → {clean(step, 400)}"
 
 
 def banner(verdict: Verdict, style: Style) -> str:
