@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
@@ -125,7 +124,7 @@ def judge(
             else:
                 count.rest(seconds)
 
-        engine = _engine(_hosts(watch) if every and not watch.problems else (), network, live=bool(watch.watched))
+        engine = _engine(_hosts(watch) if every and not watch.problems else (), network)
         # Files hold all that will ever be seen: there is nothing to wait for.
         files_only = not watch.watched
         if files_only:
@@ -149,20 +148,19 @@ def _hosts(watch: Watch) -> Sequence[str]:
     return sorted({watched.target.info.host for watched in watch.watched}) if sees_every_process() else ()
 
 
-def _engine(complete_hosts: Sequence[str], network: NetworkMemory, *, live: bool) -> Engine:
+def _engine(complete_hosts: Sequence[str], network: NetworkMemory) -> Engine:
     from ncclwatch.engine.case import Known
     from ncclwatch.engine.diagnose import diagnose, judge_jobs
     from ncclwatch.engine.patience import Patience
     from ncclwatch.engine.topology.namer import name_places
-    from ncclwatch.knowledge.match import advised, releases_of
+    from ncclwatch.knowledge.match import informed
+    from ncclwatch.knowledge.tickets import by_place
 
     def engine(series: Series, patience_s: float) -> list[Verdict]:
         known = Known(patience=Patience(patience_s, adaptive=False), complete_hosts=frozenset(complete_hosts), network=network)
-        releases = releases_of(samples[-1] for samples in series if samples)
-        # Of files it is not known where they come from.
-        arch = platform.machine() if live else ""
+        processes = by_place(samples[-1] for samples in series if samples)
         found = name_places(judge_jobs(series, known)) or [diagnose(series, known)]
-        return [advised(verdict, releases, arch) for verdict in found]
+        return [informed(verdict, processes) for verdict in found]
 
     return engine
 

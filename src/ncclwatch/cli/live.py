@@ -5,7 +5,6 @@ It knows nothing of terminals: ``step`` returns an ``Update`` for whoever shows 
 
 from __future__ import annotations
 
-import platform
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
@@ -140,7 +139,7 @@ class LiveSession(DiagnosisSession):
         for tap in list(self.taps):
             tap(batch)
         self.feed(batch)
-        update = advise(self, self.judge(batch.time_ns), platform.machine()) if batch.looked else self.take(batch.time_ns)
+        update = advise(self, self.judge(batch.time_ns)) if batch.looked else self.take(batch.time_ns)
         self._ease(batch.time_ns / 1e9)
         update.finished = batch.finished
         update.notes += [self._desk.take(order) for order in update.orders]

@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 from ncclwatch.engine.case import Cause
 from ncclwatch.engine.slow.findings import Kind
 from ncclwatch.knowledge.rows import Pattern, Release, Row, rows
+from ncclwatch.knowledge.tickets import Processes, by_place, ticketed
 from ncclwatch.model.verdict import Advice, StepKind, Verdict, VerdictClass
 
 if TYPE_CHECKING:
     from ncclwatch.engine.session import DiagnosisSession, Update
+    from ncclwatch.model.network import NicRecord
     from ncclwatch.model.state import ProcessSample
 
 MOST = 5
@@ -93,20 +95,33 @@ def _advice(row: Row, place: Mapping[str, str]) -> Advice:
     return Advice(row.id, row.seen, row.cause, row.confidence, do, row.sources, row.defect, row.check, row.fixed_in)
 
 
-def releases_of(samples: Iterable[ProcessSample]) -> frozenset[Release]:
+def informed(verdict: Verdict, processes: Processes, nics: Iterable[NicRecord] = ()) -> Verdict:
+    """The verdict with what a ticket needs of its culprits, and the rows that fit it and their processes."""
+    if not _wants(verdict):
+        return verdict
+    named = [processes[place] for one in verdict.culprits if (place := (one.host, one.pid or 0)) in processes]
+    traits = [sample.process.traits for sample in named or processes.values() if sample.process.traits is not None]
+    settings = {f"{name}={value}" for one in traits for name, value in one.settings.items()}
+    machines = {one.machine for one in traits}
+    arch = machines.pop() if len(machines) == 1 else ""
+    return advised(ticketed(verdict, processes, nics), _releases(processes.values()), arch, settings)
+
+
+def _releases(samples: Iterable[ProcessSample]) -> frozenset[Release]:
     """The releases of NCCL that processes carry, as far as they are known."""
     return frozenset(sample.process.version for sample in samples if sample.process.version is not None)
 
 
-def advise(session: DiagnosisSession, update: Update, arch: str = "") -> Update:
-    """The update, and what the session says stands, with the rows that fit each verdict. A verdict that is in several places
-    stays one object.
+def advise(session: DiagnosisSession, update: Update) -> Update:
+    """The update, and what the session says stands, with what is known of each verdict. A verdict that is in several places stays
+    one object.
     """
     every = [*update.verdicts, *update.told, *update.answers, *session.verdicts]
     if all(verdict.knowledge or not _wants(verdict) for verdict in every):
         return update
-    releases = releases_of(session.samples.values())
-    done = {id(verdict): advised(verdict, releases, arch) for verdict in every}
+    processes = by_place(session.samples.values())
+    nics = [nic for host in session.network.hosts.values() for nic in host.nics.values()]
+    done = {id(verdict): informed(verdict, processes, nics) for verdict in every}
     update.verdicts, update.told, update.answers, session.verdicts = (
         [done[id(verdict)] for verdict in found] for found in (update.verdicts, update.told, update.answers, session.verdicts)
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import lzma
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from ncclwatch.cli.diagnose import judge
 from ncclwatch.knowledge.match import MOST, MOST_DEFECTS, advised
 from ncclwatch.knowledge.rows import rows
 from ncclwatch.model.verdict import CommunicatorRef, Culprit, Verdict, VerdictClass, schema
+from ncclwatch.store.container import is_recording
 from ncclwatch.store.replay import Recordings, Replay
 
 FIXTURES = Path(__file__).parents[2] / "fixtures"
@@ -31,15 +33,11 @@ SNAPSHOTS = {
 
 
 def _of(name: str, tmp_path: Path) -> list[Verdict]:
-    import lzma
-
     path = FIXTURES / name
     if not path.exists():
         packed = path.with_name(path.name + ".xz")
         path = tmp_path / path.name
         path.write_bytes(lzma.decompress(packed.read_bytes()))
-    from ncclwatch.cli.recorded import is_recording
-
     if not is_recording(path):
         return judge([], [path], every=False, wait=5.0, interval=1.0)[0]
     with Recordings([path]) as recordings:

@@ -50,7 +50,7 @@ def test_each_row_cites_what_exists(row: Row) -> None:
             assert NCCL.fullmatch(source) or ISSUE.fullmatch(source) or PAPER.fullmatch(source), source
 
 
-@pytest.mark.parametrize("row", [row for row in ROWS if row.values[0].defect])  # type: ignore[attr-defined]
+@pytest.mark.parametrize("row", [pytest.param(row, id=row.id) for row in rows() if row.defect])
 def test_a_known_defect_has_a_reference_of_nccl_and_says_how_to_tell(row: Row) -> None:
     assert any(source.startswith(("nccl:", "issue:")) for source in row.sources)
     assert row.check
