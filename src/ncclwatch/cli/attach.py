@@ -11,6 +11,17 @@ import typer
 from ncclwatch.cli import options
 from ncclwatch.cli.asking import AskFileOption, Bell
 from ncclwatch.cli.haste import HASTE, tell, told
+from ncclwatch.cli.hooks import (
+    HOOK_COOLDOWN_S,
+    HOOK_FLOOR,
+    HookCooldownOption,
+    HookDryRunOption,
+    HookFloorOption,
+    HookLogOption,
+    OnVerdictOption,
+    hook_options,
+    hooked,
+)
 from ncclwatch.cli.options import (
     HANG_FLOOR_S,
     ORDER_BUDGET,
@@ -68,6 +79,11 @@ def attach(
     sample: SampleOption = None,
     ask_file: AskFileOption = None,
     metrics: MetricsOption = None,
+    on_verdict: OnVerdictOption = None,
+    hook_floor: HookFloorOption = HOOK_FLOOR,
+    hook_cooldown: HookCooldownOption = HOOK_COOLDOWN_S,
+    hook_log: HookLogOption = None,
+    hook_dry_run: HookDryRunOption = False,
     slow_mode: SlowModeOption = "ncclwatch",
     t_base: TBaseOption = None,
     theta: ThetaOption = 3.0,
@@ -88,6 +104,7 @@ def attach(
     """
     if calls and not as_json:
         raise UsageError("--calls needs --json", "add --json")
+    hook = hook_options(on_verdict, hook_floor, hook_cooldown, hook_log, dry_run=hook_dry_run)
     named, said = options.only_pids(pid, words, "snapshot files are for 'ncclwatch diagnose'"), said_by(as_json=as_json)
     from ncclwatch.cli.live import LiveSession, verdict_stands
     from ncclwatch.collect.sampling import Sampling
@@ -104,8 +121,8 @@ def attach(
     session.taps.append(_until_judged())
     with closing(session):
         session.start(options.choose_pids(named, every), calls=probes)
-        with serving(metrics) as also:
-            show(session, surface, duration, also)
+        with serving(metrics) as also, hooked(hook) as hooks:
+            show(session, surface, duration, [*also, *hooks])
     return ExitStatus.VERDICT if exit_code and verdict_stands(session.verdict) else ExitStatus.OK
 
 

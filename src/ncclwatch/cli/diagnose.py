@@ -165,10 +165,14 @@ def _engine(complete_hosts: Sequence[str], network: NetworkMemory) -> Engine:
     from ncclwatch.engine.diagnose import diagnose, judge_jobs
     from ncclwatch.engine.patience import Patience
     from ncclwatch.engine.topology.namer import name_places
+    from ncclwatch.knowledge.match import informed
+    from ncclwatch.knowledge.tickets import by_place
 
     def engine(series: Series, patience_s: float) -> list[Verdict]:
         known = Known(patience=Patience(patience_s, adaptive=False), complete_hosts=frozenset(complete_hosts), network=network)
-        return name_places(judge_jobs(series, known)) or [diagnose(series, known)]
+        processes = by_place(samples[-1] for samples in series if samples)
+        found = name_places(judge_jobs(series, known)) or [diagnose(series, known)]
+        return [informed(verdict, processes) for verdict in found]
 
     return engine
 

@@ -9,6 +9,17 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclwatch.cli.asking import AskFileOption, Bell
+from ncclwatch.cli.hooks import (
+    HOOK_COOLDOWN_S,
+    HOOK_FLOOR,
+    HookCooldownOption,
+    HookDryRunOption,
+    HookFloorOption,
+    HookLogOption,
+    OnVerdictOption,
+    hook_options,
+    hooked,
+)
 from ncclwatch.cli.options import (
     HANG_FLOOR_S,
     DurationOption,
@@ -40,6 +51,11 @@ def engine(
     duration: DurationOption = None,
     as_json: JsonOption = False,
     metrics: MetricsOption = None,
+    on_verdict: OnVerdictOption = None,
+    hook_floor: HookFloorOption = HOOK_FLOOR,
+    hook_cooldown: HookCooldownOption = HOOK_COOLDOWN_S,
+    hook_log: HookLogOption = None,
+    hook_dry_run: HookDryRunOption = False,
     traffic_every: Annotated[
         float, typer.Option("--traffic-every", min=0.1, max=1e6, help="Seconds between two lines about what came in.")
     ] = 60.0,
@@ -59,6 +75,7 @@ def engine(
 
     address = protocol.endpoint(bind, bind=True)
     pair = engine_keys(keys)
+    hook = hook_options(on_verdict, hook_floor, hook_cooldown, hook_log, dry_run=hook_dry_run)
     stop = stop_on_signals()
     service = EngineService(
         address,
@@ -72,9 +89,11 @@ def engine(
     try:
         log.listening(service, secured=pair is not None, known=len(pair[1]) if pair else 0)
         until = float("inf") if duration is None else time.monotonic() + duration
-        with serving(metrics) as also:
+        with serving(metrics) as also, hooked(hook) as hooks:
 
             def show(job: Job, update: Update) -> None:
+                for one in hooks:
+                    one.take(update, job.name)
                 log.update(job, update)
                 # One endpoint tells one job: the one that was heard first.
                 if job is next(iter(service.jobs.values())):

@@ -16,6 +16,7 @@ from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.patience import Patience
 from ncclwatch.engine.session import DiagnosisSession, Update
 from ncclwatch.engine.slow.modes import SlowRule
+from ncclwatch.knowledge.match import advise
 from ncclwatch.messaging.hub import Hub
 from ncclwatch.messaging.keys import Key, KnownKeys
 
@@ -140,6 +141,7 @@ class EngineService:
             viewers = self.hub.viewers(job.name)
             # Who watches sees every look, and what nobody has looked at is judged.
             update = job.session.judge(now_ns) if viewers or job.session.is_due(now_ns) else job.session.take(now_ns)
+            advise(job.session, update)
             settled = frozenset() if viewers else job.session.settled()
             searching = job.session.searching()
         except Exception as error:

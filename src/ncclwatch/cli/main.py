@@ -22,6 +22,7 @@ _COMMANDS: dict[str, str] = {
     "dump": "What NCCL believes: communicators, unfinished steps.",
     "snapshot": "Record what a diagnosis needs into a file.",
     "diagnose": "Which rank holds the job up, from outside, now.",
+    "explain": "What is known of a cause, and known defects of NCCL.",
     "attach": "Watch a job live.",
     "ask": "A verdict now from a running attach or engine.",
     "record": "Keep what is seen of a job in a file.",

@@ -12,6 +12,7 @@ from enum import StrEnum
 from ncclwatch.model.device import DeviceSample
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.steps import Operations
+from ncclwatch.model.traits import Traits
 
 
 class Direction(StrEnum):
@@ -73,6 +74,8 @@ class ProcessInfo:
     pid_in_target: int | None = None
     uid: int = 0
     statically_linked: bool = False
+    traits: Traits | None = None
+    """What does not change while it lives, and by which it may differ from its peers; ``None`` where it was not looked at."""
 
     @property
     def pid(self) -> int:

@@ -83,6 +83,41 @@ class LinkRef:
 
 
 @dataclass(frozen=True, slots=True)
+class Ticket:
+    """What somebody who is to repair a node has to know of a culprit, as far as it was found; texts are empty where not.
+
+    ``node`` is the name by which the scheduler knows it; ``job`` that of Slurm, ``pod`` with ``namespace`` of Kubernetes.
+    """
+
+    node: str = ""
+    job: str = ""
+    namespace: str = ""
+    pod: str = ""
+    container: str = ""
+    gpu_uuid: str = ""
+    nics: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """A row of the tables of knowledge that fits a verdict (docs/knowledge.md): what was seen, the likely cause, what to do.
+
+    ``confidence`` is between 0 and 1: how likely it is the cause where this is seen, as judged from the sources. ``defect``: a
+    known defect of NCCL, with how to tell (``check``) and the release that has the fix, empty where none has.
+    """
+
+    row: str
+    seen: str
+    cause: str
+    confidence: float
+    do: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    defect: bool = False
+    check: str = ""
+    fixed_in: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Culprit:
     """One rank a verdict names. ``rank`` is the global rank, or ``None`` when only the communicator's rank is known.
 
@@ -100,6 +135,9 @@ class Culprit:
     link: LinkRef | None = None
     reason: str = ""
     observed: bool = True
+    doing: tuple[str, ...] = ()
+    """What its process was doing (:class:`~ncclwatch.model.doing.Doing`), most telling first; empty where nobody looked."""
+    ticket: Ticket | None = None
 
     def is_at(self, host: str, pid: int, rank: int | None) -> bool:
         """Whether this is that rank: pids of two hosts may be equal, and a process that drives several GPUs is several ranks."""
@@ -175,6 +213,8 @@ class Verdict:
     """Ids of the rules that led to it, in their order (docs/engine.md has the table)."""
     trail: tuple[Step, ...] = ()
     """How it came about: facts, what rules changed, what was weighed and lost, what was missing."""
+    knowledge: tuple[Advice, ...] = ()
+    """What is known of what was seen: rows of the tables that fit, most telling first."""
 
     @property
     def id(self) -> str:
@@ -207,6 +247,7 @@ class Verdict:
             "planes": list(self.planes),
             "rules": list(self.rules),
             "trail": [_plain(step) for step in self.trail],
+            "knowledge": [_plain(advice) for advice in self.knowledge],
         }
 
 

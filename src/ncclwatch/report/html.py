@@ -107,7 +107,21 @@ def _verdict(report: Report, verdict: Verdict) -> Iterator[str]:
         yield "<h2>Evidence</h2>" + _list(verdict.evidence)
     if len(verdict.next_steps) > 1:
         yield "<h2>What to do</h2>" + _list(verdict.next_steps, ordered=True)
+    yield from _known(verdict)
     yield from _why(verdict)
+
+
+def _known(verdict: Verdict) -> Iterator[str]:
+    """Rows of the tables of knowledge that fit: what was seen, the likely cause, what to do, and who says so."""
+    if verdict.knowledge:
+        yield "<h2>What is known</h2><dl>"
+        for advice in verdict.knowledge:
+            fixed = f", fixed in {advice.fixed_in}" if advice.fixed_in else ""
+            sure = f"perhaps this known defect of NCCL{fixed}" if advice.defect else f"judged {advice.confidence:.0%} likely"
+            tell = f"<p class=dim>to tell: {text(advice.check, 400)}</p>" if advice.check else ""
+            yield f"<dt>{text(advice.row)}</dt><dd>{text(advice.seen, 400)} → {text(advice.cause, 400)} ({text(sure)})"
+            yield f"{tell}{_list(advice.do)}<p class=dim>{text('; '.join(advice.sources), 400)}</p></dd>"
+        yield "</dl>"
 
 
 def _why(verdict: Verdict) -> Iterator[str]:

@@ -61,16 +61,20 @@ class CpuLimits:
 
     def _look_up(self) -> tuple[tuple[str, int], ...]:
         """The file of each of the process's groups, with the number of its folder."""
-        place = _folder(self._pid, self._proc)
-        if place is None:
-            return ()
-        mount, path = place
         found = []
-        for group in [path, *path.parents][:_MAX_DEPTH]:
-            folder = mount / group.relative_to("/")
+        for folder in group_folders(self._pid, self._proc):
             with contextlib.suppress(OSError, ValueError):  # a name with a zero byte is none
                 found.append((str(folder / "cpu.stat"), folder.stat().st_ino))
         return tuple(found)
+
+
+def group_folders(pid: int, proc: Path = PROC) -> list[Path]:
+    """The folder of the control group with the processor controller that a process is in, and those above it that are shown."""
+    place = _folder(pid, proc)
+    if place is None:
+        return []
+    mount, path = place
+    return [mount / group.relative_to("/") for group in [path, *path.parents][:_MAX_DEPTH]]
 
 
 def _folder(pid: int, proc: Path) -> tuple[Path, PurePosixPath] | None:

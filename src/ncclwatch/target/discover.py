@@ -21,6 +21,7 @@ from ncclwatch.target.maps import PROC, read_maps_text
 from ncclwatch.target.namespaces import container_id
 from ncclwatch.target.process import Ranks
 from ncclwatch.target.resolve import LayoutCache, resolve_layout
+from ncclwatch.target.traits import traits
 
 _MAX_FAMILY = 512
 """Bound of the relatives whose ranks are compared with those of a process."""
@@ -142,9 +143,10 @@ def _describe(pid: int, binaries: list[NcclBinary], proc: Path) -> FoundProcess:
     stat = process.read_stat(pid, proc)
     status = process.read_status(pid, proc)
     try:
-        ranks = process.ranks_from_environ(process.read_environ(pid, proc))
+        environ = process.read_environ(pid, proc)
     except PrivilegeError:
-        ranks = Ranks()
+        environ = {}
+    ranks = process.ranks_from_environ(environ)
     version = binary.facts.version
     info = ProcessInfo(
         key=ProcessKey(process.boot_id(proc), pid, stat.start_time, binary.build_id),
@@ -162,6 +164,7 @@ def _describe(pid: int, binaries: list[NcclBinary], proc: Path) -> FoundProcess:
         pid_in_target=status.pids[-1],
         uid=status.uid,
         statically_linked=binary.statically_linked,
+        traits=traits(pid, environ, proc),
     )
     return FoundProcess(info, binary, tuple(others), stat.parent, ranks)
 

@@ -28,6 +28,7 @@ from ncclwatch import __version__
 from ncclwatch.errors import TargetError, TargetGoneError, UsageError
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import CpuLimit, ProcessInfo, ProcessSample, VersionSource
+from ncclwatch.model.traits import Traits
 from ncclwatch.target.layout import Layout, LayoutError
 from ncclwatch.target.maps import Mapping
 from ncclwatch.target.memory import PAGE_SIZE
@@ -332,5 +333,7 @@ def _info(data: Any) -> ProcessInfo:
         command=tuple(str(word) for word in fields.pop("command")),
         version=None if version is None else (int(version[0]), int(version[1]), int(version[2])),
         version_source=VersionSource(fields.pop("version_source")),
+        # Snapshots of earlier releases have none.
+        traits=None if (found := fields.pop("traits", None)) is None else msgspec.convert(found, Traits),
         **fields,
     )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import datetime
 
-from ncclwatch.model.verdict import CommunicatorRef, Culprit, LinkRef, OperationRef, Verdict, VerdictClass
+from ncclwatch.model.doing import Doing
+from ncclwatch.model.verdict import CommunicatorRef, Culprit, LinkRef, OperationRef, Ticket, Verdict, VerdictClass
 from ncclwatch.text import Style, clean, ranges
 
 # Enough for a person; --json has all of them.
@@ -25,6 +26,24 @@ def verdict_lines(verdict: Verdict, style: Style) -> Iterator[str]:
     yield from _list("evidence", verdict.evidence, style)
     yield from _list("not observed", verdict.unobserved, style)
     yield from _list("next steps", verdict.next_steps, style, numbered=True)
+    yield from knowledge_lines(verdict, style)
+
+
+def knowledge_lines(verdict: Verdict, style: Style) -> Iterator[str]:
+    """What is known of what was seen: each row with the likely cause and what to do."""
+    if not verdict.knowledge:
+        return
+    yield f"  {style.dim('known (ncclwatch explain ID)')}"
+    for advice in verdict.knowledge:
+        fixed = f"; fixed in {advice.fixed_in}" if advice.fixed_in else "; no release has the fix" if advice.defect else ""
+        kind = f"perhaps this known defect of NCCL{fixed}" if advice.defect else f"judged {advice.confidence:.0%} likely"
+        yield f"    {style.bold(advice.row)} ({kind})"
+        yield f"      seen: {clean(advice.seen, 300)}"
+        yield f"      likely: {clean(advice.cause, 400)}"
+        if advice.check:
+            yield f"      to tell: {clean(advice.check, 300)}"
+        for step in advice.do:
+            yield f"      → {clean(step, 400)}"
 
 
 def banner(verdict: Verdict, style: Style) -> str:
@@ -47,12 +66,27 @@ def _culprits(verdict: Verdict, style: Style) -> Iterator[str]:
         yield f"  {style.bold('culprit')}    {style.bold(culprit_name(culprit))}"
         about = [clean(part, 300) for part in (culprit.stage, culprit.reason) if part and part != verdict.stage]
         about += [link_name(culprit.link)] if culprit.link and culprit.link != verdict.link else []
+        if culprit.doing:
+            about.append("it " + Doing(culprit.doing[0]).words)
         if not culprit.observed:
             about.append("not read: no process of this rank was looked at")
         if about:
             yield f"             {'; '.join(about)}"
+        if culprit.ticket is not None and (place := ticket_words(culprit.ticket, culprit.host)):
+            yield f"             {place}"
     if len(verdict.culprits) > len(shown):
         yield f"             … and {len(verdict.culprits) - len(shown)} more (all of them with --json)"
+
+
+def ticket_words(ticket: Ticket, host: str) -> str:
+    """``Slurm job 4711  GPU-0f3a…  NIC mlx5_0``; empty where nothing but the host is known."""
+    parts = [f"node {clean(ticket.node, 64)}"] if ticket.node not in ("", host) else []
+    parts += [f"Slurm job {clean(ticket.job, 12)}"] if ticket.job else []
+    within = f"{clean(ticket.namespace, 64)}/" if ticket.namespace else ""
+    parts += [f"pod {within}{clean(ticket.pod, 128)}"] if ticket.pod else []
+    parts += [clean(ticket.gpu_uuid, 48)] if ticket.gpu_uuid else []
+    parts += [f"NIC {', '.join(clean(name, 32) for name in ticket.nics[:4])}"] if ticket.nics else []
+    return "  ".join(parts)
 
 
 def culprit_name(culprit: Culprit) -> str:

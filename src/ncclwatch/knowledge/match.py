@@ -1,0 +1,183 @@
+"""Which rows of the tables fit a verdict: by its typed things, and what is known of the processes it is about."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from ncclwatch.engine.case import Cause
+from ncclwatch.engine.slow.findings import Kind
+from ncclwatch.knowledge.rows import Pattern, Release, Row, rows
+from ncclwatch.knowledge.tickets import Processes, by_place, ticketed
+from ncclwatch.model.verdict import Advice, StepKind, Verdict, VerdictClass
+
+if TYPE_CHECKING:
+    from ncclwatch.engine.session import DiagnosisSession, Update
+    from ncclwatch.model.network import NicRecord
+    from ncclwatch.model.state import ProcessSample
+
+MOST = 5
+"""Rows that a verdict carries; ``ncclwatch explain`` has all."""
+MOST_DEFECTS = 2
+"""Known defects among them: each is a possibility only, and many are of old releases."""
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What rows are matched on. ``values``: by the key of a pattern what is there; ``releases``: of the processes involved, empty
+    where unknown; ``ranks``: of the communicator, 0 where unknown.
+    """
+
+    values: Mapping[str, frozenset[str]]
+    releases: frozenset[Release] = frozenset()
+    ranks: int = 0
+
+
+def seen(verdict: Verdict, releases: Iterable[Release] = (), arch: str = "", settings: Iterable[str] = ()) -> Seen:
+    """The typed things of a verdict; ``settings``: ``NCCL_NAME=value`` of the processes it is about."""
+    causes = {label for culprit in verdict.culprits if (label := cause_of(culprit.reason))} | set(_of_nobody(verdict))
+    links = [link for link in (verdict.link, *(culprit.link for culprit in verdict.culprits)) if link is not None]
+    values = {
+        "class": {str(verdict.verdict_class)},
+        "cause": causes,
+        "finding": {found for culprit in verdict.culprits if (found := finding_of(culprit.reason))},
+        "rule": set(verdict.rules),
+        "plane": set(verdict.planes),
+        "doing": {word for culprit in verdict.culprits for word in culprit.doing},
+        "operation": {verdict.operation.name if verdict.operation else ""},
+        "transport": {link.transport for link in links},
+        "arch": {arch} if arch else set[str](),
+        "setting": set(settings),
+    }
+    ranks = verdict.communicator.nranks if verdict.communicator else 0
+    return Seen({key: frozenset(found) for key, found in values.items()}, frozenset(releases), ranks)
+
+
+def fits(pattern: Pattern, what: Seen) -> bool:
+    """Whether everything the pattern asks for is there; what is not known does not fit."""
+    if any(what.values.get(key, frozenset()).isdisjoint(wanted) for key, wanted in pattern.lists.items()):
+        return False
+    if pattern.by_release and not any(affects(pattern, release) for release in what.releases):
+        return False
+    if pattern.min_ranks and what.ranks < pattern.min_ranks:
+        return False
+    return pattern.max_ranks is None or 0 < what.ranks <= pattern.max_ranks
+
+
+def affects(pattern: Pattern, release: Release) -> bool:
+    """Whether a release lies within the pattern's bounds."""
+    return (pattern.since is None or release >= pattern.since) and (pattern.before is None or release < pattern.before)
+
+
+def fitting(what: Seen, table: Iterable[Row] | None = None) -> list[Row]:
+    """Every row that fits: what was seen of the culprit first, then the likelier and the narrower; known defects last."""
+    found = [row for row in (rows() if table is None else table) if fits(row.when, what)]
+    return sorted(found, key=lambda row: (row.defect, "doing" not in row.when.lists, -row.confidence, -row.when.narrowness))
+
+
+def advised(verdict: Verdict, releases: Iterable[Release] = (), arch: str = "", settings: Iterable[str] = ()) -> Verdict:
+    """The verdict with the rows that fit; one that accuses nobody of anything and knows no doubt carries none."""
+    if verdict.verdict_class in (VerdictClass.RUNNING, VerdictClass.IDLE):
+        return verdict
+    found = fitting(seen(verdict, releases, arch, settings))
+    causes = [row for row in found if not row.defect]
+    defects = [row for row in found if row.defect][:MOST_DEFECTS]
+    first = next((culprit for culprit in verdict.culprits if culprit.pid is not None), None)
+    place = {"pid": str(first.pid) if first else "PID", "host": (first.host if first else "") or "its host"}
+    return replace(verdict, knowledge=tuple(_advice(row, place) for row in (*causes[: MOST - len(defects)], *defects)))
+
+
+def _advice(row: Row, place: Mapping[str, str]) -> Advice:
+    do = tuple(step.replace("{pid}", place["pid"]).replace("{host}", place["host"]) for step in row.do)
+    return Advice(row.id, row.seen, row.cause, row.confidence, do, row.sources, row.defect, row.check, row.fixed_in)
+
+
+def informed(verdict: Verdict, processes: Processes, nics: Iterable[NicRecord] = ()) -> Verdict:
+    """The verdict with what a ticket needs of its culprits, and the rows that fit it and their processes."""
+    if not _wants(verdict):
+        return verdict
+    named = [processes[place] for one in verdict.culprits if (place := (one.host, one.pid or 0)) in processes]
+    traits = [sample.process.traits for sample in named or processes.values() if sample.process.traits is not None]
+    settings = {f"{name}={value}" for one in traits for name, value in one.settings.items()}
+    machines = {one.machine for one in traits}
+    arch = machines.pop() if len(machines) == 1 else ""
+    return advised(ticketed(verdict, processes, nics), _releases(processes.values()), arch, settings)
+
+
+def _releases(samples: Iterable[ProcessSample]) -> frozenset[Release]:
+    """The releases of NCCL that processes carry, as far as they are known."""
+    return frozenset(sample.process.version for sample in samples if sample.process.version is not None)
+
+
+def advise(session: DiagnosisSession, update: Update) -> Update:
+    """The update, and what the session says stands, with what is known of each verdict. A verdict that is in several places stays
+    one object.
+    """
+    every = [*update.verdicts, *update.told, *update.answers, *session.verdicts]
+    if all(verdict.knowledge or not _wants(verdict) for verdict in every):
+        return update
+    processes = by_place(session.samples.values())
+    nics = [nic for host in session.network.hosts.values() for nic in host.nics.values()]
+    done = {id(verdict): informed(verdict, processes, nics) for verdict in every}
+    update.verdicts, update.told, update.answers, session.verdicts = (
+        [done[id(verdict)] for verdict in found] for found in (update.verdicts, update.told, update.answers, session.verdicts)
+    )
+    return update
+
+
+def _wants(verdict: Verdict) -> bool:
+    return verdict.verdict_class not in (VerdictClass.RUNNING, VerdictClass.IDLE)
+
+
+# --- typed again ---------------------------------------------------------------------------------------------------------
+# A culprit carries the clause of its cause, of a closed list with at most one part that is filled in: it is told from that.
+
+
+@cache
+def _clauses() -> tuple[tuple[re.Pattern[str], str], ...]:
+    """(pattern, label) of every cause, those with most words of their own first."""
+    ordered = sorted(Cause, key=lambda cause: -len(re.sub(r"\{.*?\}", "", cause)))
+    parts = ((cause, re.split(r"\{[a-z_.:0-9]+\}", str(cause))) for cause in ordered)
+    return tuple((re.compile(".*".join(map(re.escape, words)), re.DOTALL), cause.label) for cause, words in parts)
+
+
+def cause_of(reason: str) -> str:
+    """The label of the cause whose clause a culprit's reason is; empty for none."""
+    return next((label for pattern, label in _clauses() if reason and pattern.fullmatch(reason)), "")
+
+
+def finding_of(reason: str) -> str:
+    """What a slow job's finding is about (:class:`~ncclwatch.engine.slow.findings.Kind`); empty for none."""
+    return next((str(kind) for kind in Kind if reason == kind or reason.startswith(f"{kind}: ")), "")
+
+
+_NOBODY = re.compile(r"nobody is named \(([a-z-]+)\)")
+
+
+def _of_nobody(verdict: Verdict) -> Iterator[str]:
+    """The cause of a verdict that names nobody, from the step that it stands by."""
+    for step in verdict.trail:
+        if step.kind is StepKind.STANDS and (found := _NOBODY.search(step.text)):
+            yield found[1]
+
+
+def words_known() -> dict[str, frozenset[str]]:
+    """By the key of a pattern the values that can occur, for those whose list is closed."""
+    from ncclwatch.engine.rules import RULES
+    from ncclwatch.model.doing import Doing
+    from ncclwatch.model.state import Transport
+
+    every: dict[str, Iterable[Any]] = {
+        "class": [kind for kind in VerdictClass if kind not in (VerdictClass.RUNNING, VerdictClass.IDLE)],
+        "cause": [cause.label for cause in Cause],
+        "finding": list(Kind),
+        "rule": [rule.id for rule in RULES],
+        "plane": ["calls", "state", "wire", "nic", "device"],
+        "doing": [doing for doing in Doing if doing is not Doing.UNKNOWN],
+        "transport": list(Transport),
+        "arch": ["x86_64", "aarch64"],
+    }
+    return {key: frozenset(map(str, values)) for key, values in every.items()}

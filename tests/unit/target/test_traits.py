@@ -1,0 +1,64 @@
+"""Traits of a process and its node, from trees of files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ncclwatch.target.traits import MAX_SETTINGS, MAX_VALUE, settings, traits
+from unit.fake_proc import FakeProcess, write_proc
+
+
+def _tree(tmp_path: Path, **more: object) -> tuple[Path, Path]:
+    proc, sys = tmp_path / "proc", tmp_path / "sys"
+    proc.mkdir()
+    write_proc(proc, [FakeProcess(7, **more)])  # type: ignore[arg-type]
+    with (proc / "7/status").open("a") as file:
+        file.write("Cpus_allowed_list:\t0-3,8\n")
+    gpu = proc / "driver/nvidia/gpus/0000:07:00.0"
+    gpu.mkdir(parents=True)
+    (gpu / "information").write_text("Model: \t\t NVIDIA H100\nIRQ:   \t\t 12\nGPU UUID: \t GPU-1234\n")
+    (proc / "driver/nvidia/version").write_text(
+        "NVRM version: NVIDIA UNIX x86_64 Kernel Module  570.86.15  Thu\nGCC version: x\n"
+    )
+    nic = sys / "class/infiniband/mlx5_0"
+    (nic / "ports/1").mkdir(parents=True)
+    (nic / "device").mkdir()
+    (nic / "ports/1/rate").write_text("400 Gb/sec (4X NDR)\n")
+    (nic / "fw_ver").write_text("28.39.1002\n")
+    (nic / "device/current_link_width").write_text("16\n")
+    (nic / "device/current_link_speed").write_text("32.0 GT/s PCIe\n")
+    return proc, sys
+
+
+def test_what_a_node_and_a_process_have(tmp_path: Path) -> None:
+    proc, sys = _tree(tmp_path, cgroup="0::/system.slice/slurmstepd.scope/job_4711/step_0\n")
+    found = traits(7, {"NCCL_CROSS_NIC": "1", "SLURMD_NODENAME": "gpu17", "HOME": "/root"}, proc, sys)
+    assert (found.node, found.job, found.cpus, found.driver) == ("gpu17", "4711", "0-3,8", "570.86.15")
+    assert found.settings == {"NCCL_CROSS_NIC": "1"}
+    assert [(gpu.bus_id, gpu.model, gpu.uuid) for gpu in found.gpus] == [("0000:07:00.0", "NVIDIA H100", "GPU-1234")]
+    (nic,) = found.nics
+    assert (nic.name, nic.rate, nic.firmware, nic.link) == (
+        "mlx5_0", "400 Gb/sec (4X NDR)", "28.39.1002", "16 lanes at 32.0 GT/s PCIe",
+    )  # fmt: skip
+
+
+def test_a_pod_is_named_by_its_environment_or_its_group(tmp_path: Path) -> None:
+    uid = "0a1b2c3d_1111_2222_3333_444455556666"
+    proc, sys = _tree(tmp_path, cgroup=f"0::/kubepods.slice/kubepods-pod{uid}.slice/cri-containerd-x.scope\n")
+    assert traits(7, {"HOSTNAME": "train-3", "POD_NAMESPACE": "ml"}, proc, sys).pod == "train-3"
+    assert traits(7, {}, proc, sys).pod == uid
+    assert traits(7, {"SLURM_JOB_ID": "x; reboot"}, proc, sys).job == ""
+
+
+def test_what_is_not_there_is_left_out(tmp_path: Path) -> None:
+    (tmp_path / "proc").mkdir()
+    found = traits(7, {}, tmp_path / "proc", tmp_path / "sys")
+    assert (found.gpus, found.nics, found.cpus, found.cpu_quota, found.pod) == ((), (), "", None, "")
+
+
+def test_settings_are_bounded_cleaned_and_hold_no_secret() -> None:
+    environ = {f"NCCL_X{n}": "v" * 1000 for n in range(1000)} | {"NCCL_AUTH_TOKEN": "s3cret"}
+    found = settings(environ)
+    assert len(found) <= MAX_SETTINGS
+    assert all(len(value) <= MAX_VALUE for value in found.values())
+    assert settings({"NCCL_AUTH_TOKEN": "s3cret", "NCCL_A": "\x1b[31m1"}) == {"NCCL_A": "1"}
