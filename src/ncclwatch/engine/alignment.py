@@ -1,8 +1,7 @@
 """Line up the operations of ranks that were attached at different times, by a key that is checked and never assumed.
 
-No counter of NCCL lines ranks up by itself: ``opCount`` counts launched plans and in some releases (2.27.3 to 2.30.7) only
-those in which this very rank has proxy work. So a key is proposed, and accepted only when the ranks' call signatures agree
-under it; else the rank is ``unaligned`` and is never accused on account of its place in the sequence.
+``opCount`` counts launched plans, in some releases (2.27.3 to 2.30.7) only those in which this very rank has proxy work. So a key
+is accepted only when the ranks' call signatures agree under it; else a rank is ``unaligned`` and never accused by its place.
 """
 
 from __future__ import annotations
@@ -61,9 +60,7 @@ class Entries:
         return self.offsets + self.called
 
     def of(self, field: str, part: NDArray[np.int64], sequences: NDArray[np.int64]) -> NDArray[Any]:
-        """A field of operations by some entries and sequence numbers, which may differ by entry. Shape (entries, numbers).
-        Where a rank has not called them, or keeps them no longer, it is any other operation's.
-        """
+        """A field of operations by entries and numbers, shape (entries, numbers); of what is not kept any other's."""
         columns = (sequences - self.offsets[part, None]) % self.ledger.depth
         found: NDArray[Any] = self.ledger.operations[field][self.rows[part, None], columns]
         return found
@@ -126,9 +123,7 @@ def _offsets_by_op_count(entries: Entries) -> tuple[NDArray[np.int64], NDArray[n
 
 
 def _partners(entries: Entries, candidate: NDArray[np.bool_], turn: int) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """For each entry one of its communicator to compare it with, in line where any are, else another candidate; another one each
-    turn. And whether that is in line. What is said where there are no candidates means nothing.
-    """
+    """For each entry one of its communicator to compare with, each turn another, in line where any is; and whether it is."""
     groups = len(entries.starts)
     in_line = np.bincount(entries.group, weights=entries.aligned, minlength=groups) > 0
     index = np.flatnonzero(np.where(in_line[entries.group], entries.aligned, candidate))
@@ -139,9 +134,7 @@ def _partners(entries: Entries, candidate: NDArray[np.bool_], turn: int) -> tupl
 
 
 def _agree(entries: Entries, one: NDArray[np.int64], other: NDArray[np.int64], shift: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """For pairs of entries whether both call the same operations where their sequences overlap. ``shift``: what must be added
-    to an ordinal of the one to get that of the other.
-    """
+    """For pairs of entries whether both call the same where they overlap; ``shift``: ordinal of the other minus the one's."""
     ledger, rows, called = entries.ledger, entries.rows, entries.called
     first = np.maximum(called - ledger.depth, 0)
     end = np.minimum(called[one] + shift, called[other])

@@ -278,9 +278,7 @@ class SlowPart(NamedTuple):
 
 
 def slow_parts(cells: Mapping[tuple[int, int], Sequence[float]]) -> list[SlowPart]:
-    """What stands out, worst first, of the delays each (source, destination) was seen with; a slow row explains its cells. In a
-    ring each row has one cell: then a cell cannot be told from its row, and the link is named.
-    """
+    """What stands out of the delays by (source, destination), worst first; a slow row explains its cells if it has several."""
     if len(cells) <= 2:
         return []
     pairs = sorted(cells)

@@ -1,13 +1,8 @@
 """What the order of each process's calls tells: who broke its own pattern of calls, and who waits for which message.
 
-A training job calls the same things in the same order again and again. What calls were made before a call says what used to
-follow; the longest such context counts, since an iteration repeats small patterns inside (layers, micro-batches) that end. Who
-leaves a call out, makes another in its place, or swaps two, breaks its pattern.
-
-A rank that has not called a collective may wait for a message instead, where nobody can look at the connection (NVLink). Numbers
-of messages are compared only where they mean the same: since the making of the communicator, or since the newest collective that
-both have called on a communicator they share (what a program sends before it is received before it). Else a rank is compared with
-peers in its place of other pipelines.
+What calls were made before a call says what used to follow; the longest such context counts, since an iteration repeats small
+patterns inside (layers, micro-batches). Numbers of messages are compared since the making of the communicator, or the newest
+collective that both have called; else a rank is compared with peers in its place of other pipelines.
 """
 
 from __future__ import annotations
@@ -88,9 +83,7 @@ def _same_before(kinds: NDArray[np.int64], alike: NDArray[np.int64], position: i
 
 
 def _is_left_out(kinds: Sequence[int], earlier: int, position: int) -> bool:
-    """Whether what was called from ``position`` on goes on as after the call that was due there, for longer than if two calls had
-    been swapped.
-    """
+    """Whether what follows ``position`` goes on as after the call that was due, for longer than after a swap of two."""
 
     def agreeing(begin: int, as_from: int) -> int:
         pairs = zip(islice(kinds, begin, None), islice(kinds, as_from, position), strict=False)
@@ -102,9 +95,7 @@ def _is_left_out(kinds: Sequence[int], earlier: int, position: int) -> bool:
 
 
 def find_deviations(job: Job, members: set[int], orders: Orders | None, *, proper: bool = True) -> dict[int, Deviation]:
-    """The members of a cycle, or of a disagreement, that broke their pattern; with ``proper`` none when all of them did. None,
-    too, when others that nobody suspects seem to have broken theirs.
-    """
+    """Those who broke their pattern: none if others did too, or, with ``proper``, if all of the members did."""
     found = _deviations(job, sorted(members), orders)
     if not found or (proper and len(found) == len(members)):
         return {}
@@ -228,9 +219,7 @@ class Messages:
     def _since_common(
         self, member: Member, other: Member, *, ahead: bool = False
     ) -> tuple[Sequence[Call], Sequence[Call]] | None:
-        """The calls of two processes since the newest collective both have called; ``None`` where there is none that is kept.
-        ``ahead``: only on a communicator on which the other has called more.
-        """
+        """Calls of two since the newest collective both called; ``ahead``: only where the other has called more."""
         for group, _ in self.job.held_by(member):
             if other.index not in group.ranks:
                 continue

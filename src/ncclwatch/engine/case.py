@@ -99,9 +99,7 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Suspect:
-    """Whom a hypothesis names, and why that one. ``place``: a culprit without words; ``detail`` completes the words of the cause;
-    ``index``: of the process, ``None`` where it was not observed; ``group``: id of the communicator it is named in.
-    """
+    """Whom a hypothesis names and why; ``detail`` completes the cause's words, ``index`` is ``None`` of one not observed."""
 
     place: Culprit
     cause: Cause
@@ -186,9 +184,7 @@ Conclusion = Wait | StallMark | Retraction | Hypothesis
 
 @dataclass(slots=True)
 class Trail:
-    """How a verdict came about, which ``ncclwatch diagnose --why`` prints: rules with the waits that they drew or took back, and
-    hypotheses that lost, each with the rule of the one that it lost against.
-    """
+    """How a verdict came about: rules with waits they drew or took back, hypotheses that lost and the rule they lost to."""
 
     drawn: list[tuple[str, Fact]] = field(default_factory=list)
     retracted: list[tuple[str, Fact]] = field(default_factory=list)
@@ -205,9 +201,7 @@ def observed(
     job: Job, member: Member, waits: Sequence[Wait], stalls: Sequence[StallMark], cause: Cause, detail: str = "",
     *, link: LinkRef | None = None,
 ) -> Suspect:  # fmt: skip
-    """An observed process, placed by the first of the waits that lead to it or of its own stalls: of those in an operation that
-    has begun, where there are any. What is called ahead waits as well.
-    """
+    """An observed process, placed by its first wait or stall that has begun, else by the first: what is called ahead waits."""
     found = sorted((*waits, *stalls), key=lambda one: one.end is None or not one.end.under_way)
     communicators = member.last.communicators
     largest = max(communicators, key=lambda c: c.nranks, default=None)

@@ -1,8 +1,6 @@
 """Ranks of a job that runs which called something else than their peers: NCCL compares nothing, and the results are wrong.
 
-Another size or type of one rank need not stop the job. Nothing stands still that would vouch for a finding, so the calls must
-prove it by themselves: the ranks are lined up by counts that need no guess, agree again afterwards, and agree nowhere better when
-one of them is moved on or back.
+Nothing stands still that would vouch for it: ranks are lined up by counts that need no guess, and agree nowhere better.
 """
 
 from __future__ import annotations
@@ -58,9 +56,7 @@ Kind = tuple[int, frozenset[int]]
 
 @dataclass(slots=True)
 class _Looked:
-    """What the looks at one job have found: ``next``: when to look again; ``seen``: of the last look (it takes two, since a loss
-    of records may be known later than its gap); ``told``: communicator → (until when it is told, what was found last).
-    """
+    """Looks at one job: when the next is, what the last saw (it takes two), and until when what is told, by communicator."""
 
     next: float = 0.0
     seen: dict[Kind, Conflict] = field(default_factory=dict)
@@ -74,9 +70,7 @@ class ConflictWatch:
     _jobs: dict[int, _Looked] = field(default_factory=dict)
 
     def find(self, job: Job, now: float, ledger: Ledger, stage_of: StageOf) -> list[Conflict]:
-        """What ranks of a job that runs called otherwise than their peers. O(ranks x COMPARED) at most once a second of the job's
-        time, and for at most a twentieth of it.
-        """
+        """What ranks of a job that runs called otherwise; takes a twentieth of the job's time at most. O(ranks x COMPARED)."""
         if not ledger.rows or not job.groups:
             return []
         looked = self._jobs.setdefault(min(job.groups), _Looked())
@@ -99,13 +93,11 @@ class ConflictWatch:
 
 def _is_whole(group: Group, ledger: Ledger) -> bool:
     """Whether no records of any of its ranks' hosts were lost: else their calls prove nothing."""
-    return not ledger.lossy or not any(ledger.has_lost(member.info.host) for member, _ in group.members.values())
+    return not ledger.lossy or ledger.lossy.isdisjoint(("", *(member.info.host for member, _ in group.members.values())))
 
 
 def _find_conflicts(job: Job, ledger: Ledger, stage_of: StageOf) -> tuple[dict[Kind, Conflict], dict[int, int]]:
-    """The communicators in which a minority of ranks provably called something else, and of each the oldest operation that was
-    compared.
-    """
+    """Where a minority of ranks provably called something else, and of each communicator the oldest operation compared."""
     chosen = {group.id: rows_of(group, ledger) for group in job.groups.values() if _is_whole(group, ledger)}
     chosen = {number: rows for number, rows in chosen.items() if len(rows) > 1}
     found: dict[Kind, Conflict] = {}
@@ -170,9 +162,7 @@ def _usual(signatures: NDArray[np.uint64]) -> NDArray[np.uint64]:
 
 
 def _in_that_place(agreed: NDArray[np.uint64], column: int) -> np.uint64:
-    """What all ranks called after the operations that precede a place, by the longest such context; 0 if that is not one thing.
-    ``agreed``: what all called, shape (operations,), 0 where they differ.
-    """
+    """What all called after the longest context that occurs again (``agreed``: 0 where ranks differ); 0: not one thing."""
     for length in CONTEXTS:
         context = agreed[max(0, column - length) : column]
         if len(context) < length or not context.all():
@@ -186,9 +176,7 @@ def _in_that_place(agreed: NDArray[np.uint64], column: int) -> np.uint64:
 
 
 def _is_moved(own: NDArray[np.uint64], usual: NDArray[np.uint64]) -> bool:
-    """Whether a rank agrees better with what the others called some operations earlier or later: it left a call out, made one too
-    many, or was lined up wrongly.
-    """
+    """Whether a rank agrees better some operations earlier or later: it left a call out, or was lined up wrongly."""
     differs = own != usual
     return any(
         np.count_nonzero(own[by:] != usual[:-by]) < np.count_nonzero(differs[by:])

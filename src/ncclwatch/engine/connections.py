@@ -1,9 +1,7 @@
-"""What joins ranks and how far it can be looked into: transports, what a completed send proves, and the rings that connections
-inside nodes make (shared memory; P2P where the device shim reads it).
+"""What joins ranks and how far it can be looked into: transports, what a completed send proves, and the rings inside nodes.
 
-Head and tail of such a connection count the same steps at both ends; only the protocol Simple moves the tail. AllReduce,
-AllGather and ReduceScatter write and read as much on each ring (``src/device/``: every rank passes on what it gets). A rank
-that has written more than it has read is in the middle of one of them; one that has written less than its peers is behind.
+Head and tail of such a connection count the same steps; only the protocol Simple moves the tail. In a ring each rank writes and
+reads as much (``src/device/``): who has written more than it has read is amid an operation, who less than its peers is behind.
 """
 
 from __future__ import annotations
@@ -77,9 +75,7 @@ def has_arrived(operation: ProxyOperation, group: Group, sender: Member, receive
 
 
 def was_before(group: Group, sender: Member, receiver: Member) -> bool:
-    """Whether the sender had come to where it is now before the receiver was read: by its newest sample, or one before that shows
-    the same of its transfers on this communicator.
-    """
+    """Whether the sender had come to where it is, by this sample or one that shows the same, before the receiver was read."""
     read_ns = receiver.last.wall_ns - (int(ONE_MOMENT_S * 1e9) if sender.info.host != receiver.info.host else 0)
     shown = _transfers_of(group, sender.last)
     alike = takewhile(lambda sample: _transfers_of(group, sample) == shown, reversed(sender.samples))
@@ -114,9 +110,7 @@ def is_seen(communicator: Communicator, channel: int, peer: int) -> bool:
 
 
 class RingPlace(NamedTuple):
-    """Where a rank stands in a ring inside its node: its end of what comes from the rank before, and steps that it has read of
-    that and written to the next; ``None`` where these are not inside the node, or not seen.
-    """
+    """Where a rank stands in a ring inside its node: steps read from the rank before, and written; ``None``: not seen."""
 
     rank: int
     ring: ChannelRing
@@ -153,10 +147,7 @@ class Ring(dict[int, RingPlace]):
 
     @property
     def amid(self) -> dict[int, RingPlace]:
-        """Who is amid an operation: a rank writes its own part first and passes on what it has read, so it is ahead by less
-        than a connection holds. (A Broadcast leaves more, for good.) Nobody where somebody has read more than it wrote (a
-        Broadcast).
-        """
+        """Who is ahead by less than a connection holds, so amid an operation; nobody where one has read more (a Broadcast)."""
         one_sided = any(at.ahead < 0 for at in self.values())
         return {} if one_sided else {rank: at for rank, at in self.items() if 0 < at.ahead <= CONNECTION_SLOTS}
 

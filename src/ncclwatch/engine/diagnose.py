@@ -28,9 +28,7 @@ _BY_STRATUM = {stratum: tuple(rules) for stratum, rules in groupby(RULES, lambda
 
 
 def judge_jobs(samples: Sequence[Sequence[ProcessSample]], known: Known | None = None) -> list[tuple[Job, Verdict]]:
-    """The jobs among the observed processes, each with its verdict, worst first. ``samples`` holds, for each process, its
-    samples in time order, at least two of them a second apart.
-    """
+    """The jobs with their verdicts, worst first; ``samples``: of each process in time order, two or more, a second apart."""
     known = known or Known()
     with collector_at_rest():
         jobs = assemble(samples)
@@ -83,9 +81,7 @@ def _explain(case: Case) -> None:
 
 
 def _weigh(case: Case, stratum: Stratum) -> None:
-    """Weigh the hypotheses of a stratum against the one that stands, in the order of the table: one that names somebody defeats
-    one that names nobody, and everything else the table says.
-    """
+    """Weigh hypotheses against the one that stands, in order: who names somebody defeats who names nobody, and the table."""
     for rule in _BY_STRATUM[stratum]:
         if case.standing is not None and stratum < Stratum.EXPLAIN:
             return

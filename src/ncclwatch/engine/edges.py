@@ -119,11 +119,7 @@ class OnConnection(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wait(OnConnection):
-    """An edge of the wait-for graph: the subject cannot go on before the object does something.
-
-    ``operation`` is set where no end of a transfer tells it. ``strength``: proven by counters of both ends; likely where
-    nothing shows that the waiter has begun the operation, and it may wait in one before; possible where nothing contradicts it.
-    """
+    """An edge of the wait-for graph: the subject cannot go on before the object does something, as sure as ``strength``."""
 
     kind: FactKind = FactKind.WAITS_FOR
     object: Node
@@ -164,9 +160,7 @@ def waits_for(
     sends: bool = False, point_to_point: bool = False, strength: Strength = Strength.PROVEN, target: Node | None = None,
     end: End | None = None, operation: OperationRef | None = None, where: str = "",
 ) -> Wait:  # fmt: skip
-    """That a process waits, or may, for a rank of a communicator: on the connection to it (``sends``) or from it. ``target``:
-    where the wait leads, if not to that rank; ``where``: where it waits, if that is not seen.
-    """
+    """A wait on the connection to a rank (``sends``) or from it; ``target``: where else it leads, ``where``: where, unseen."""
     target = target or node_of(group, rank)
     own = group.ranks[member.index]
     if isinstance(target, AbsentNode) and why in SAID_BY_THE_OTHER:

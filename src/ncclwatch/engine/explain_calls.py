@@ -28,9 +28,7 @@ def _disagree(
     case: Case, groups: Iterable[Group], suspects: Iterable[Suspect], lines: Iterable[str], confidence: float, *, tie: bool,
     more: Iterable[Fact] = (), planes: tuple[str, ...] = ("state",),
 ) -> Iterator[Hypothesis]:  # fmt: skip
-    """Ranks that called something else than their peers. The side that broke its own pattern breaks a tie. What was called in
-    the place of another may be what used to come next: then the other was left out.
-    """
+    """Who called something else; who broke its pattern breaks a tie. What comes next anyway means one was left out."""
     named: dict[int | None, Suspect] = {}
     for one in suspects:
         named.setdefault(one.index, one)

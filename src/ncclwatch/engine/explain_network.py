@@ -97,9 +97,7 @@ def network_end(case: Case) -> Iterator[Hypothesis]:
 
 
 def _proven(case: Case, doubtful: set[int | None], cut_off: set[int | None]) -> dict[int | None, tuple[Cause, str, Fact]]:
-    """Processes that something else says to be at fault, of those named for links (``doubtful``), and of those that data neither
-    reaches nor leaves (``cut_off``): why, what completes the words, and what says so.
-    """
+    """Of those named for links (``doubtful``) or ``cut_off``, whom something else says to be at fault: cause, words, fact."""
     found: dict[int | None, tuple[Cause, str, Fact]] = {}
     for path in _paths(case) if cut_off else ():
         indices = {member.index for member in path.ends.values() if member is not None} & cut_off
@@ -193,9 +191,7 @@ class _Path(NamedTuple):
 
 
 def _of_paths(case: Case, standing: Hypothesis) -> _Found:
-    """Of paths over which nothing is acknowledged the address that most share, then that most of those left share; of one that
-    shares none both ends, if both were observed. O(paths x communicators of a hash).
-    """
+    """Of paths without an answer the address that most share, then of the rest; of one alone both ends, if observed."""
     paths = left = _paths(case)
     named: dict[int, Suspect] = {}
     while left:

@@ -256,10 +256,7 @@ def _alone_in_it(job: Job, wait: Wait) -> list[Member]:
 
 
 def _wrote_more(job: Job, inside: Sequence[Wait], victims: set[int]) -> Hypothesis | None:
-    """Who has written more in a ring of shared memory than others that have called as often and have written, each the same,
-    what so many calls alike amount to: they have ended all theirs, and it called something else. (Who has one call left to
-    write has written as much for each call only by chance: if the steps of a call are a multiple of the number of calls.)
-    """
+    """Who has called as often as others and written more in a ring than so many calls alike amount to: something else."""
     for number in dict.fromkeys(wait.key.group for wait in inside if wait.why is Why.EMPTY):
         group = job.groups[number]
         calls = {launched(member, own) for member, own in group.members.values()}
@@ -280,9 +277,7 @@ def _wrote_more(job: Job, inside: Sequence[Wait], victims: set[int]) -> Hypothes
 def _order(
     case: Case, inside: Sequence[Wait], members: set[int], victims: set[int], deviations: dict[int, Deviation]
 ) -> Hypothesis:  # fmt: skip
-    """Ranks called operations of several communicators in different orders, or one left an operation out: memory is the same
-    for both, and for either side of the cycle. Calls tell who broke its own pattern.
-    """
+    """Calls in different orders, or one left out: memory is the same for both, and either side. A broken pattern tells."""
     job = case.job
     # Whoever waits in one communicator has entered it before the other.
     entered: dict[int, set[int]] = defaultdict(set)

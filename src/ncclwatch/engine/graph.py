@@ -45,10 +45,6 @@ class Waits:
         waits, stalls = [self.waits, *facts], [self.stalls, *facts]
         return Waits(self.job, self.nodes, waits, stalls, self.retracted.union(retracted))
 
-    def with_edges(self, waits: Sequence[Wait]) -> Waits:
-        """The same stalls, and these waits."""
-        return Waits(self.job, self.nodes, waits, [self.stalls])
-
     @property
     def open(self) -> bool:
         """Whether any transfer is unfinished."""
@@ -112,9 +108,7 @@ class Waits:
         return Places(self)
 
     def behind(self, nodes: Iterable[Node]) -> set[int]:
-        """Indices of the processes that wait for nodes, directly or through others; a wait that was retracted is not begun: it
-        comes later, and lasts as long. O(edges).
-        """
+        """Indices of those that wait for nodes, also through others and in retracted waits (they come later). O(edges)."""
         places = self.places
         ends = np.flatnonzero(np.isin(places.nodes, [self.nodes.number(node) for node in nodes])).tolist()
         behind = places.nodes[list(places.reaching(ends, retracted=True).difference(ends))]
@@ -146,9 +140,7 @@ def _in_columns(form: type[EdgeT], facts: Sequence[Fact | FactColumns[Any]], nod
 
 @dataclass(slots=True)
 class Sink:
-    """Where a chain of waits ends: one node, or several that wait for each other in a cycle. ``waits`` lead into it, those
-    ``inside`` are between its own nodes; ``stalls``: what its ranks could do and do not do.
-    """
+    """Where waits end: one node, or a cycle of several. ``waits`` lead into it, those ``inside`` are between its nodes."""
 
     nodes: tuple[Node, ...]
     graph: Waits
@@ -169,9 +161,7 @@ class Sink:
 
 
 class Places:
-    """The nodes of a graph as numbers from 0 on, in the order of their own numbers; ``edges``: numbers of the waits between
-    them that are followed, from ``waiters`` to ``targets``; ``standing``: who each stall is of.
-    """
+    """Nodes as numbers from 0 on; ``edges``: waits that are followed, ``waiters`` to ``targets``; ``standing``: of stalls."""
 
     def __init__(self, graph: Waits) -> None:
         subject, halted = graph.waits.subject, np.array([one.index for one in graph.job.members if one.halted], np.int64)
@@ -206,9 +196,7 @@ def victims_of(sinks: Sequence[Sink]) -> set[int]:
 
 
 def final_components(size: int, sources: Column, targets: Column, reach: Callable[[list[int]], set[int]]) -> list[list[int]]:
-    """Strongly connected components of the nodes below ``size`` without an edge that leaves them, where each of ``sources`` has
-    an edge to that of ``targets``; ``reach``: as :func:`reaching`. O(nodes + edges).
-    """
+    """Strongly connected components no edge leaves; ``reach``: as :func:`reaching`. O(nodes + edges)."""
     ends: list[int] = np.flatnonzero(np.bincount(sources, minlength=size) == 0).tolist()
     # Whatever reaches a node without edges is in no such component; few nodes are left to be searched for cycles.
     done = reach(ends)

@@ -1,9 +1,7 @@
 """Assemble jobs from what was read of single processes: which processes share communicators, and who is which rank.
 
-A communicator is known here by a number of our own, its *group*: mostly ``commHash``, but hashes are not unique. In older
-releases (2.21.5 among them) a split's hash is made of its parent's and the colour alone, so two splits of one parent collide
-(``src/init.cc``, ``commId``); then the addresses of the communicator in its ranks' processes, which NCCL exchanges
-(``ncclPeerInfo.comm``), tell them apart.
+A communicator is known by a number of our own, its *group*: in older releases (2.21.5) two splits of one parent may have one
+``commHash`` (``src/init.cc``, ``commId``); then the addresses that ranks exchange (``ncclPeerInfo.comm``) tell them apart.
 """
 
 from __future__ import annotations
@@ -29,11 +27,7 @@ COUNTS_PROXY_WORK_FROM = (2, 27, 3)
 
 @dataclass(slots=True)
 class Member:
-    """One observed process with its samples in time order (at least one).
-
-    ``last``: the newest sample; ``stopped``: whether the last two saw it stopped; ``gone``: whether it has ended; ``halted``:
-    either of them: then it waits for nobody.
-    """
+    """One observed process with its samples in time order; ``halted``: stopped or ended, so that it waits for nobody."""
 
     index: int
     samples: Sequence[ProcessSample]
@@ -78,9 +72,7 @@ Identity = tuple[int, int]
 
 @dataclass
 class Group:
-    """One communicator as its observed members see it, by rank; ``id`` is unique, ``hash`` is NCCL's. ``ranks``: index of the
-    process → its rank in the communicator.
-    """
+    """One communicator by its observed members; ``id`` is ours, ``hash`` NCCL's; ``ranks``: process index → its rank there."""
 
     id: int
     hash: int
@@ -123,9 +115,7 @@ class Group:
 
 
 class Joined(NamedTuple):
-    """What joins the ranks of a job: transports; whether connections inside nodes are ``seen``, plans are captured in CUDA
-    graphs, kernels start operations themselves, and NVLink joins nodes.
-    """
+    """Transports; whether connections in nodes are seen, plans captured, kernels start operations, NVLink joins nodes."""
 
     transports: frozenset[Transport]
     seen: bool
@@ -201,9 +191,7 @@ class Job:
         return same.pop() if len(same) == 1 else None
 
     def global_rank(self, group_id: int, comm_rank: int) -> int | None:
-        """The job's rank of a communicator's rank; for one that was not observed only where the numbering is evident, or where
-        NCCL knows its process from another communicator in which it is.
-        """
+        """The job's rank of a communicator's rank: observed, evident by numbering, or known by another communicator."""
         group = self.groups.get(group_id)
         if group is None:
             return None

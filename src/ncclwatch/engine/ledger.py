@@ -89,16 +89,11 @@ class Signature:
 
 
 class Ledger:
-    """Operations by communicator and rank.
-
-    ``depth`` collectives are kept a row, 40 bytes each, fewer where they do not fit into ``HISTORY_BYTES``; rows grow by doubling
-    up to ``max_rows``; what does not fit is counted in ``refused``.
-    """
+    """Operations by communicator and rank: ``depth`` a row, within ``HISTORY_BYTES``; rows double up to ``max_rows``."""
 
     def __init__(self, *, depth: int = DEEPEST, max_rows: int = 1_000_000) -> None:
         self.depth = depth
         self.max_rows = max_rows
-        self.refused = 0
         self.records: Counter[Process] = Counter()
         """How many records of any kind came of each process."""
         self.lossy: set[str] = set()
@@ -151,17 +146,13 @@ class Ledger:
         for process in self.records.keys() & gone:
             del self.records[process]
 
-    def has_lost(self, host: str) -> bool:
-        """Whether records of a host were lost, or any that came without a source."""
-        return not self.lossy.isdisjoint((host, ""))
-
     def lose(self, source: str) -> None:
         """Records of a source were lost: what it holds so far cannot be continued. O(rows)."""
         self.lossy.add(source)
         for place, row in self.rows.items():
             if place[0] == source:
                 self._begin_anew(row)
-                self.point_to_point.pop(place, None)
+        self.point_to_point = {place: made for place, made in self.point_to_point.items() if place[0] != source}
 
     def _begin_anew(self, row: int) -> None:
         self.called[row], self.from_birth[row], self.before[row] = 0, False, UNCOUNTED
@@ -169,11 +160,7 @@ class Ledger:
     # --- writing ---------------------------------------------------------------------------------------------------
 
     def add_calls(self, events: NDArray[Any], lost: int = 0, source: str = "") -> int:
-        """Take a batch of ``EVENT_DTYPE`` records in the order of their times; returns how many collectives it held.
-
-        ``lost`` records of this source were lost since the batch before. O(n log n) in the batch, vectorised; about one
-        microsecond a record.
-        """
+        """Take ``EVENT_DTYPE`` records by time, ``lost`` of this source before; how many collectives. O(n log n)."""
         pids, numbers = np.unique(events["pid"], return_counts=True)
         self.records.update(dict(zip(((source, pid) for pid in pids.tolist()), numbers.tolist(), strict=True)))
         enters, read = events["kind"] == Kind.ENTER, (events["flags"] & np.uint16(Flag.COMM_READ)) != 0
@@ -201,7 +188,6 @@ class Ledger:
         _, first, inverse = np.unique(mix(calls["pid"], calls["comm"]), return_index=True, return_inverse=True)
         places = calls[["pid", "comm"]][first].tolist()
         row = np.array([self._row((source, pid, address)) for pid, address in places], np.int64)[inverse]
-        self.refused += int(np.count_nonzero(row < 0))
         order = np.argsort(row, kind="stable")[np.count_nonzero(row < 0) :]
         calls, row = calls[order], row[order]
         touched, starts, sizes = np.unique(row, return_index=True, return_counts=True)
@@ -212,11 +198,7 @@ class Ledger:
         return len(calls)
 
     def note_count(self, row: int, counted: int, until_ns: int) -> None:
-        """Remember how far NCCL's own count of collectives, read at ``until_ns``, runs ahead of those seen by then.
-
-        The count is raised when a plan is launched, after the call is recorded: so it is at most what was called, and the largest
-        difference ever seen is the true one.
-        """
+        """Remember by how much NCCL's count, raised after a call is recorded, exceeds the calls seen by then: the most ever."""
         _, kept = self.history(row)
         newer = int(np.count_nonzero(kept["time_ns"] > until_ns))
         if newer < len(kept):

@@ -72,17 +72,13 @@ class LiveDiagnosis:
     _rounds: int = 0
 
     def add_calls(self, events: NDArray[Any], lost: int = 0, source: str = "") -> None:
-        """Take records of the calls plane (``EVENT_DTYPE``, by time), and the number lost since the last batch. ``source`` is
-        the host they come from (as in ``ProcessInfo.host``); empty where there is only one.
-        """
+        """Take records of the calls plane, by time, and how many were lost; ``source``: their host (empty: the only one)."""
         self.ledger.add_calls(events, lost, source)
         self.namer.observe(events, host=source)
         self.slow.add_calls(events, lost, source)
 
     def update(self, samples: Sequence[ProcessSample]) -> Verdict:
-        """Take one sample of every process that is observed now and return the verdict that stands, worst job first. A process
-        that is missing from ``samples`` is forgotten: report an ended one by a sample with run state ``X``.
-        """
+        """Take a sample of every process there is; the verdict that stands. One that has ended is a sample with state ``X``."""
         present = {sample.process.key for sample in samples}
         ended = [self._series.pop(key)[-1].process for key in self._series.keys() - present]
         # A pid may be another's by now.
@@ -120,9 +116,7 @@ class LiveDiagnosis:
         return self._stand(self.verdicts[0] if self.verdicts else NOTHING_OBSERVED)
 
     def ask(self) -> None:
-        """Put into ``answers`` what the next round says without any patience: somebody who knows that the job hangs has asked.
-        Progress between two looks still means that nobody is accused. What stands is not changed by being asked.
-        """
+        """Put what the next round says without patience into ``answers``: somebody has asked. What stands is not changed."""
         self._asked = True
 
     def _named(self, judged: Sequence[tuple[Job, Verdict]]) -> list[Verdict]:
@@ -144,9 +138,7 @@ class LiveDiagnosis:
             self.slow.cadences.forget(host, pid)
 
     def _forget_unseen(self, samples: Sequence[ProcessSample]) -> None:
-        """Once in a while forget calls of processes and on communicators that are not there any more: calls are also heard of a
-        process that was never looked at, or was seen to end before; and one that lives on destroys communicators.
-        """
+        """Now and then forget calls of processes never looked at, and on communicators that were destroyed."""
         self._rounds += 1
         if self._rounds % UNSEEN_ROUNDS:
             return

@@ -127,7 +127,9 @@ class NetworkMemory:
         """Take what a host says; ``wall_ns`` is when it looked."""
         known = self._host(host)
         if look.nics:
-            known.nics = {nic.key: _with_users(nic, known.nics.get(nic.key)) for nic in look.nics}
+            # A NIC keeps its users: between two operations nobody is seen to use it, and over a dead link nothing begins.
+            users = {key: nic.used_by for key, nic in known.nics.items()}
+            known.nics = {n.key: replace(n, used_by=tuple(sorted({*n.used_by, *users.get(n.key, ())}))) for n in look.nics}
         if look.flows or wall_ns - known.flows_ns > FLOWS_STALE_NS:
             known.take_flows(look.flows, wall_ns)
         known.changes.extend(look.changes)
@@ -153,9 +155,7 @@ class NetworkMemory:
         return {host: found for host, found in measured.items() if found[1]}
 
     def probes(self, job: Job, still: float) -> Iterator[tuple[str, FlowRecord, PathAnswer]]:
-        """What probes of ours found on a job's paths in the ``still`` seconds for which it stands: host, connection, answer. That
-        nobody answers counts where the connection gets no answer either (there may be a firewall), or of zero-payload writes.
-        """
+        """Probes during a standstill: host, connection, answer; silence counts where the connection has none, or over RDMA."""
         hosts = sorted(self.hosts.items())
         probed = [(host, flow, flow.path) for host, known in hosts for flow in known.flows if flow.path is not None]
         looked = {(member.info.host, member.info.pid): member.last.time_ns for member in job.members} if probed else {}
@@ -172,12 +172,6 @@ def way_of(flow: FlowRecord) -> Way | None:
     if flow.comm_hash is None or flow.rank is None or flow.peer is None:
         return None
     return Way(flow.comm_hash, flow.rank, flow.peer)
-
-
-def _with_users(nic: NicRecord, before: NicRecord | None) -> NicRecord:
-    """A NIC keeps its users: between two operations nobody is seen to use it, and over a dead link nothing begins."""
-    users = before.used_by if before is not None else ()
-    return replace(nic, used_by=tuple(sorted({*nic.used_by, *users}))) if users else nic
 
 
 # --- orders ---------------------------------------------------------------------------------------------------------------
@@ -204,9 +198,7 @@ class Ordering:
     def orders(
         self, judged: Iterable[tuple[Job, Verdict]], hosts: Collection[str], now_ns: int, *, asked: bool = False
     ) -> list[WorkOrder]:
-        """What is to be counted on ``hosts``, where it can be, after these verdicts: all of a small job, whose flows with those
-        named count as well; of a large one those that are named. O(members of jobs that stand or slow).
-        """
+        """What to count on ``hosts`` now: all of a small job, of a large one who is named. O(members of jobs that stand)."""
         found: dict[tuple[str, bool], set[int]] = {}
         for job, verdict in judged if hosts else ():
             still = min((member.still_s for member in job.members if not member.gone), default=0.0)

@@ -1,8 +1,7 @@
 """How long a standstill must last before waits alone accuse a rank: learned for each kind of operation, size and group.
 
-Jobs pause by themselves: they write checkpoints, evaluate, compile kernels in their first iterations. While NCCL stands still an
-operation is open that the waits lead to (the barrier that waits for the writer of the checkpoint); how long such an operation
-has stood still and gone on is what is to be expected of it. Another operation's standstill says nothing about it.
+Jobs pause by themselves (checkpoints, evaluations, kernels that compile). How long an operation of the kind that waits lead to
+has stood still and gone on is what is to be expected of it.
 """
 
 from __future__ import annotations
@@ -108,9 +107,7 @@ def retry_patience(case: Case) -> float:
 
 
 def _wait_kinds(case: Case) -> set[WaitKind]:
-    """The kinds of operation in which the ends of the waits are waited for, or stand still themselves. Where memory shows none
-    the calls that some ranks have not made stand in.
-    """
+    """Kinds of operation the waits end in, or stand still in; where memory shows none, the calls not made."""
     kinds: set[WaitKind] = set()
     for one in (one for sink in case.sinks for part in (sink.waits, sink.inside, sink.stalls) for one in part):
         name = one.operation.name if one.operation else ""

@@ -1,13 +1,7 @@
 """Rules that change the wait-for graph: waits that no transfer shows, and waits of cycles that are none.
 
-Drawn is what calls and counts prove, and whom a rank at which the waits end may wait for itself: inside its node, over a
-transport nobody can look into (NVLink and the like), for a message, or in an operation with a rank that has ended. A proxy drops
-what its transport reports as failed, from v2.22 on mostly without a word (``progressOps``, ``src/proxy.cc``). In a ring of two
-nothing of it is left then, and what was called after it lies there as if the GPU did not begin it.
-
-Retracted are waits inside a cycle in operations that the waiter's GPU has not begun, as long as some that are begun remain. A
-proxy opens the receives of all that the host has called, so each seems to wait for its sender; but a ring collective begins with
-a send, and while nothing of it is produced, although buffers are free, the GPU is before the operation and not in it.
+A proxy drops what its transport reports as failed, from v2.22 on mostly without a word (``progressOps``, ``src/proxy.cc``), and
+opens the receives of all that the host has called: so waits are drawn that it hides, and retracted where nothing has begun.
 """
 
 from __future__ import annotations
@@ -70,9 +64,7 @@ def calls_not_made(case: Case) -> Iterator[Wait]:
 
 
 def before_is_open(group: Group, finding: CallsFinding, waits: Waits) -> bool:
-    """Whether ranks that have not called the operation are still seen waiting in an earlier one of the same communicator: then
-    it is that one which holds the group up, and others that have not called may stand in it unseen.
-    """
+    """Whether who has not called is seen waiting in an earlier collective there: that holds the group up, not the calls."""
     behind = {group.members[rank][0].index for rank in finding.behind}
     some = sorted(behind & waits.waiting)[:ASKED_OF_THE_BEHIND]
     return any(
@@ -337,9 +329,7 @@ def is_begun(job: Job, wait: Wait) -> bool:
 
 
 def _sends(job: Job, node: Node, operation: ProxyOperation, address: int | None = None) -> bool | None:
-    """Whether a rank's GPU has produced anything of its own send of an operation (on one communicator, or on any of its hash);
-    ``None`` where it shows none.
-    """
+    """Whether a rank's GPU has produced anything of its send of an operation (``address``: of one communicator)."""
     same = operation.comm_hash, operation.op_count, Direction.SEND
     subs = [
         sub for own in (job.member(node.index).last.operations if isinstance(node, RankNode) else ())
@@ -349,10 +339,7 @@ def _sends(job: Job, node: Node, operation: ProxyOperation, address: int | None 
 
 
 def _called_later(job: Job, sink: Sink) -> list[Wait]:
-    """Receives that do not keep their rank from what it is waited for in: a peer in a collective that the rank has not begun
-    has the same receive open, and began the collective nevertheless: the program has that one first. Not where whoever the
-    receive is from waits in that collective as well: the rank's own order may be another.
-    """
+    """Receives that a peer has open as well, which began the collective nevertheless, and that none in it is to answer."""
     receives = [(wait, wait.end) for wait in sink.inside if wait.key.point_to_point and wait.end is not None]
     receiving = {wait.waiter for wait, _ in receives}
     owed: dict[Node, set[Node]] = defaultdict(set)

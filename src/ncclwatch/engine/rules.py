@@ -1,8 +1,7 @@
 """The rules of the hang diagnosis: one ordered table. ``python -m ncclwatch.engine.rules`` prints it as Markdown.
 
-Rules of one stratum run in the order of the table. RETRACT and FOLLOW take turns until neither changes the graph. Hypotheses are
-weighed in the order of the table: one stands until a rule that defeats its rule concludes another, or any names somebody where it
-names nobody. Nothing else decides which of two explanations is told.
+RETRACT and FOLLOW take turns until neither changes the graph. Hypotheses are weighed in the order of the table: one stands until
+a rule that defeats its rule concludes another, or any names somebody where it names nobody. Nothing else decides.
 """
 
 from __future__ import annotations

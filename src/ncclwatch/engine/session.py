@@ -89,12 +89,7 @@ class Update:
 
 @dataclass(slots=True)
 class Node:
-    """What is known of one node: its newest look, and when it was heard.
-
-    ``name``: the host's; ``heard_ns``: time of the newest batch, by the session's clock; ``missed``: batches that never came;
-    ``fresh``: whether its newest look has not been judged; ``called_ns``: up to when its calls are known, CLOCK_MONOTONIC there,
-    where that is later than its newest look.
-    """
+    """What is known of one node; ``missed``: batches that never came; ``called_ns``: calls are known up to then."""
 
     name: str
     heard_ns: int

@@ -81,9 +81,7 @@ def _halted(case: Case, confidence: float) -> Iterator[Hypothesis]:
 
 
 def _missed(case: Case) -> list[Member]:
-    """Processes that ended while others needed them. Whoever waits need not show whom for: a proxy may have dropped the broken
-    transfer, and a collective that stands still in a communicator with an ended rank waits for that rank in the end.
-    """
+    """Who ended while others needed them, as waits show, or a collective that stands still (proxies drop waits)."""
     gone = [member for member in case.job.members if member.gone]
     if not gone or any(map(errors_of, case.alive)):
         return gone

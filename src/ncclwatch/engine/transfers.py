@@ -1,8 +1,7 @@
 """All unfinished network transfers of a job in columns, and what each shows, compared with the other end of its connection.
 
-Counters of a proxy operation are relative to its base; base + counter is the step of the connection and means the same at both
-ends (NCCL ``src/transport/net.cc``: both ends round the same running step). Nothing else lines two ranks up without proof. A
-job of 100,000 ranks has hundreds of thousands of ends, of which a handful is ever told: only that becomes an object (``End``).
+Base + counter of a proxy operation is the step of the connection and means the same at both ends (``src/transport/net.cc``). A
+job of 100,000 ranks has hundreds of thousands of ends: the handful that is told becomes an object (``End``).
 """
 
 from __future__ import annotations
@@ -249,9 +248,7 @@ NOTHING, MISSING, COMPLETED = -1, -2, -3
 
 
 class Compared:
-    """What every unfinished end shows (Mycroft, table 4; NCCL ``src/transport/net.cc``): senders first, each side by its
-    ``rows``. ``shows``: places in :data:`SHOWN`; ``other``: the rows of the far ends, or ``NOBODY``.
-    """
+    """What every unfinished end shows (Mycroft, table 4), senders first: places in :data:`SHOWN`, and far ends' rows."""
 
     def __init__(self, transfers: Transfers) -> None:
         self.transfers = t = transfers

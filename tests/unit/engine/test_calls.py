@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from ncclwatch.engine.live import LiveDiagnosis
@@ -101,11 +102,16 @@ def test_an_odd_call_is_outvoted() -> None:
     assert "128 x" in verdict.culprits[0].reason
 
 
-def test_of_two_ranks_the_one_that_called_what_nobody_ever_calls_here_is_named() -> None:
+@pytest.mark.parametrize("before", ["nobody", "a process that has ended"])
+def test_of_two_ranks_the_one_that_called_what_nobody_ever_calls_here_is_named(before: str) -> None:
+    """What a row of the ledger holds of the process that had it before makes nothing familiar."""
     pair = 0xBB
     live = LiveDiagnosis()
-    live.add_calls(calls(0, [8, 9, 8, 9, 8], comm=pair))
+    if before != "nobody":
+        live.add_calls(calls(5, [7] * 20, comm=pair))
+        live.ledger.forget(set(live.ledger.records))
     live.add_calls(calls(1, [8, 9, 8, 7, 8], comm=pair))
+    live.add_calls(calls(0, [8, 9, 8, 9, 8], comm=pair))
     both = [Rank(r, 2, (communicator(r, 2, comm_hash=pair, transport=Transport.P2P),)).looks(8) for r in (0, 1)]
     verdict = None
     for index in range(8):

@@ -78,7 +78,6 @@ def test_rows_grow_and_are_bounded() -> None:
     for rank in range(101):
         ledger.add_calls(calls(rank, [1]))
     assert len(ledger.rows) == 100
-    assert ledger.refused == 1
 
 
 def test_leaves_group_calls_and_unread_communicators_are_no_operations() -> None:
@@ -176,6 +175,17 @@ def test_after_a_loss_the_rows_of_that_node_start_anew_and_line_up_again() -> No
     entries = line_up(ledger, [rows])
     assert how(entries)[1] is GUESSED
     assert entries.offsets.tolist() == [20, 23] and entries.end(0) == entries.end(1) == 35
+
+
+def test_after_a_loss_no_messages_are_counted_of_that_node_on_which_communicator_ever() -> None:
+    ledger = Ledger()
+    for source in ("a", "b"):
+        sends = calls(0, [8, 8])
+        sends["function"], sends["peer"] = Function.SEND, 1
+        ledger.add_calls(sends, source=source)
+    assert len(ledger.point_to_point) == 2 and not ledger.rows
+    ledger.lose("a")
+    assert list(ledger.point_to_point) == [("b", 1000, COMM)]
 
 
 def test_small_jobs_keep_more_and_the_newest_survive_growth() -> None:

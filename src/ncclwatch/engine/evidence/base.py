@@ -215,9 +215,7 @@ class Source(ABC):
 
 
 class Facts:
-    """What the sources say of one case, by kind. A source runs once, when a kind it knows is first asked for. ``nodes`` numbers
-    what facts in columns are about.
-    """
+    """What the sources say of one case; each runs once, when asked. ``nodes`` numbers what facts in columns are about."""
 
     def __init__(self, case: Case, sources: Sequence[Source]) -> None:
         self.nodes = Nodes()

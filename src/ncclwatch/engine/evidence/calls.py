@@ -1,9 +1,7 @@
 """Who has not called what its peers have (H1), and who called something else (H2): by records, open transfers and NCCL's counts.
 
-A rank that has called an operation need not have begun it. Both ends of a connection count the same steps, so transfers that
-begin or end at different steps, or belong to different collectives, prove that the ranks called different things. From 2.26 on
-NCCL counts the calls of each collective on each rank (``ncclComm.seqNumber``, kept for its RAS subsystem): two ranks each
-ahead of the other in something have called different things, however far their hosts have run ahead.
+Both ends of a connection count the same steps: transfers that begin or end elsewhere, or are of other collectives, prove that the
+ranks called different things. So does each being ahead of the other in a count (``ncclComm.seqNumber``, from 2.26 on).
 """
 
 from __future__ import annotations
@@ -138,9 +136,7 @@ def _least(entries: Entries, values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def _first_inconsistent(entries: Entries, fastest: NDArray[np.int64], comparable: NDArray[np.bool_]) -> NDArray[np.int64]:
-    """For each communicator the first sequence number under which its ranks called different things, -1 where there is none.
-    Only what all aligned ranks still keep is compared.
-    """
+    """For each communicator the first kept number under which ranks in line called different things; -1: none."""
     oldest = -_least(entries, -entries.oldest)
     length = np.where(comparable, np.clip(fastest - oldest, 0, entries.ledger.depth), 0)
     width = int(length.max(initial=0))
@@ -171,8 +167,9 @@ def _describe_inconsistency(entries: Entries, aligned: NDArray[np.int64], sequen
         finding.odd = others
         return
     finding.odd, finding.how = list(groups), "the groups are equally large: a tie"
-    kept = entries.ledger.operations["signature"][entries.rows[aligned]]
-    number = np.array([sequence])
+    ledger, rows, number = entries.ledger, entries.rows[aligned], np.array([sequence])
+    # What lies behind the calls of a row was called by whoever had the row before.
+    kept = np.where(np.arange(ledger.depth) < ledger.called[rows][:, None], ledger.operations["signature"][rows], np.uint64(0))
     strange = [
         signature for signature, callers in groups.items()
         if np.count_nonzero(kept == entries.of("signature", np.array(callers[:1]), number)) == len(callers)
@@ -183,9 +180,7 @@ def _describe_inconsistency(entries: Entries, aligned: NDArray[np.int64], sequen
 
 
 def _leave_out_contradicted(group: Group, finding: CallsFinding, ledger: Ledger) -> None:
-    """Take back that ranks have not called what others have, where NCCL's own counts say that they have called as often: the last
-    records may be lost, or late. Not where NCCL counts launches alone, and those of messages among them.
-    """
+    """Take back who has called as often by NCCL's counts (records may be late), unless these count messages."""
     seen = list(group.members.values()) if finding.behind else []
     counted = all(own.sequence_numbers for _, own in seen)
     if not counted and any(ledger.messages(member.info, own) for member, own in seen):
@@ -207,11 +202,7 @@ def operation_of(called: Signature | None, sequence: int | None) -> OperationRef
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Disagreement(Fact):
-    """Ranks of one communicator (``subject``, by its id) that called different things.
-
-    ``odd``: whom to name: rank in the communicator → what it called, or has open; ``how`` that was chosen; ``lines``: what each
-    rank called, as evidence.
-    """
+    """Ranks of a communicator that called different things; ``odd``: whom to name, with what; ``how`` that was chosen."""
 
     subject: int
     group: Group
@@ -319,7 +310,11 @@ class SequenceCounts(Source):
             ahead = _ahead(counts) if any(own != first for own in counts.values()) else {}
             if not ahead:
                 continue
-            agree, lines = _vote(case.job, group, {rank: _counts_text(own) for rank, own in counts.items()})
+            called = {
+                rank: ", ".join(f"{name} {count} times" for name, count in sorted(own.items()) if count) or "nothing"
+                for rank, own in counts.items()
+            }
+            agree, lines = _vote(case.job, group, {rank: f"has called {text}" for rank, text in called.items()})
             # The one among many first; else who called what nobody, itself included, used to call there.
             odd = {rank: name for rank, name in ahead.items() if agree and rank not in agree}
             how = f"{len(agree)} ranks agree"
@@ -344,16 +339,8 @@ def _ahead(counts: Mapping[int, Mapping[str, int]]) -> dict[int, str]:
     return found
 
 
-def _counts_text(counts: Mapping[str, int]) -> str:
-    called = (f"{name} once" if count == 1 else f"{name} {count} times" for name, count in sorted(counts.items()) if count)
-    return f"has called {', '.join(called) or 'nothing'}"
-
-
 def lacks_calls(job: Job, wait: Wait) -> bool | None:
-    """Whether who is waited for in a collective, and has it not open, has called less than who waits, or else as much, but not
-    this; ``None``: the counts do not tell, or it has called it. Where shared memory does not tell the operation: whether who
-    is to write has called less than who is to read.
-    """
+    """Whether who is waited for has called less, or as much but not this; ``None``: counts do not tell, or it has called it."""
     group, end, key = job.groups.get(wait.key.group), wait.end, wait.key
     if group is None or key.point_to_point or (end is None and wait.why is not Why.EMPTY):
         return None

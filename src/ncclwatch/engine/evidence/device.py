@@ -102,10 +102,7 @@ def told_of(member: Member, own: Communicator) -> DeviceCommunicator | None:
 
 
 def gpu_state(job: Job, member: Member, group_id: int) -> KernelState | None:
-    """Where a rank's GPU is with the newest operations of a communicator: in one, before one, or done with all; ``None`` unknown.
-
-    A stopped process has not seen what its GPU did since.
-    """
+    """Where a rank's GPU is with the newest operations of a communicator; ``None``: unknown, as of a stopped process."""
     group = job.groups.get(group_id)
     rank = group.rank_of(member) if group is not None else None
     told = told_of(member, group.members[rank][1]) if group is not None and rank is not None and not member.stopped else None

@@ -1,8 +1,7 @@
 """What the ends of connections say: who needs whom, and who could go on and does not, over the network and inside nodes.
 
-All transfers over the network are compared at once, in columns (``transfers.Compared``). Connections whose head and tail can be
-seen (shared memory, and P2P where the device shim reads it) show by themselves that they are full, or that data lies unread;
-not whether their reader is in an operation. Of a ring that goes through the network as well proxies tell that.
+Head and tail of a connection inside a node show that it is full, or that data lies unread; not whether its reader is in an
+operation. Of a ring that goes through the network as well proxies tell that.
 """
 
 from __future__ import annotations
@@ -125,9 +124,7 @@ class SharedMemory(Source):
     kinds = frozenset({FactKind.WAITS_FOR, FactKind.STANDS})
 
     def facts(self, case: Case) -> Iterator[Wait | StallMark]:
-        """Waits for who leaves a connection full, who leaves data unread, and waits of who is in an operation and has read all.
-        O(connections + transfers).
-        """
+        """Waits for who leaves a connection full or data unread, and of who has read all. O(connections + transfers)."""
         return _Inside(case).facts()
 
     def coverage(self, case: Case) -> Iterator[str]:
@@ -195,9 +192,7 @@ class _Inside:
         )  # fmt: skip
 
     def _receiving(self) -> Iterator[int]:
-        """Receives of ring operations under way of which more is to come than the rank's last part: who comes after it in its
-        node and has read all that it wrote is in the operation as well, whatever its own proxy shows.
-        """
+        """Receives under way of which more comes than the last part: who is next in the node and has read all is in it, too."""
         t = self.transfers
         open_here = ~t.sends & t.begun & ~t.point_to_point & (t.done > 0) & (t.done < t.nsteps)
         for row in np.flatnonzero(open_here).tolist():
@@ -223,9 +218,7 @@ class _Inside:
         return found
 
     def _behind_stall(self, place: int) -> Iterator[Wait]:
-        """What a GPU that stands still may wait for inside its node: that wait, or that it is hidden. In a ring that begins
-        with a send, who has entered has written. Who has not waits in something before, more often than not for the same ranks.
-        """
+        """Whom a GPU that stands still may wait for in its node; likely, where it has not written its ring's first send."""
         end, _ = self.compared.ends(place)
         group, channel = self.job.groups[end.key.group], end.key.channel
         rank, other = (end.key.source, end.key.destination) if end.sends else (end.key.destination, end.key.source)
@@ -241,9 +234,7 @@ class _Inside:
         yield from self._hidden(group, channel, other, member)
 
     def _follow(self, group: Group, channel: int, rank: int, *, back: int = 0, weak: bool = False) -> Iterator[Wait]:
-        """From a rank in an operation on along its ring, or so many ranks ``back``, as long as all is read: each waits for the
-        one before. A ring collective begins with a send: of one that has written less than others of it that is not proven.
-        """
+        """From a rank on along its ring, or ``back``, while all is read: each waits for the one before."""
         ring = self._rings(group.id).get(channel, Ring())
         written = ring.written.values()
         fewest = min(written) if written and max(written) > min(written) else None
@@ -287,9 +278,7 @@ class _Inside:
             )  # fmt: skip
 
     def _answer(self, key: ConnectionKey) -> Iterator[Wait]:
-        """Who has sent another a message that lies unread there, and has none from it, may wait for that one's: shared memory
-        does not show an open receive. Said of who shows no other wait.
-        """
+        """Who shows no wait, and whose message lies unread, may wait for that one's: an open receive does not show."""
         group = self.job.groups[key.group]
         if key.source not in group.members or group.members[key.source][0].index in self._waiting:
             return

@@ -30,9 +30,7 @@ class Exits(Source):
 
 @dataclass(frozen=True, slots=True)
 class Census:
-    """Who runs, as NCCL knows processes (``ncclPeerInfo``: ``hostHash``, ``pidHash``): hosts of which every process was sampled
-    (``whole``), and observed processes that run.
-    """
+    """Who runs, by ``hostHash`` and ``pidHash`` of ``ncclPeerInfo``: hosts sampled ``whole``, and processes that run."""
 
     whole: frozenset[int]
     alive: frozenset[Identity]
@@ -74,9 +72,7 @@ back alike who works alike.
 
 
 def throttled_share(before: CpuLimit | None, after: CpuLimit | None) -> float | None:
-    """The part of the limit's periods between two readings in which it held the process back, 0 to 1 (0 without a limit);
-    ``None`` where it is not known, or the process was put into its control group only in between.
-    """
+    """The part of the limit's periods in which it held a process back; ``None``: not known, or put there in between."""
     rise = after.since(before) if before is not None and after is not None else None
     return None if rise is None else min(1.0, rise[1] / max(1, rise[0]))
 

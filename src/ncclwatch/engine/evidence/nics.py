@@ -110,9 +110,7 @@ SETTLED_NS = 3_000_000_000
 
 
 def _last_outage(changes: Iterable[LinkChange]) -> tuple[float | None, float | None]:
-    """From when to when a NIC was down last by what its link did (newest first), seconds since the epoch; ``None``: not seen, or
-    still down.
-    """
+    """From when to when a NIC was down last (changes newest first), s since the epoch; ``None``: not seen, or still down."""
     began, ended = None, None
     for change in changes:
         if not change.up:
@@ -159,9 +157,7 @@ class DeadPath(Fact):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FlowFact(Fact):
-    """What was seen of one connection, and which ranks of the job may be at its other end. ``by_address``: a socket with the two
-    addresses changed over was found, which leaves no other choice.
-    """
+    """What was seen of a connection, and the ranks that may be at its far end (``by_address``: that socket was found)."""
 
     kind: FactKind = FactKind.FLOW_TROUBLE
     flow: FlowRecord
@@ -196,9 +192,7 @@ class Sockets(Source):
 
 
 def _flow_facts(flows: Sequence[FlowRecord]) -> Iterator[FlowFact]:
-    """Trouble of each connection, and what it lost, with the ranks that may be at its other end: by addresses, else (RDMA, or
-    a host that is not watched) by the rank of the communicator; hashes of two may be equal.
-    """
+    """Trouble and losses of each connection, with the ranks at its far end: by address, else by rank and hash."""
     ranks: dict[Hashable, set[int]] = defaultdict(set)
     for flow in flows:
         if flow.global_rank is not None:
@@ -220,9 +214,7 @@ def _flow_facts(flows: Sequence[FlowRecord]) -> Iterator[FlowFact]:
 
 
 def _unanswered(known: HostNetwork) -> Iterator[Fact]:
-    """Dead paths of a host, and connections whose sockets wait to send again what was lost, and may come through, each with for
-    how many seconds of standstill that is worth waiting: each time they wait twice as long.
-    """
+    """Dead paths, and connections that send again and may come through, with the standstill (s) that is worth waiting."""
     retrying: dict[Way, float] = {}
     for way, flow in known.known_ways():
         facts = flow.socket

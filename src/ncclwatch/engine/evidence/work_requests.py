@@ -61,9 +61,7 @@ BY_PROXY = frozenset({Shows.NOT_TAKEN, Shows.NOT_RECEIVED})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkFact(Fact):
-    """What the flows of a rank with a peer show. ``subject`` is their link; ``owner`` and ``peer`` are the indices of its
-    processes, ``global_rank`` is the owner's. ``value`` of what has become slow: times what it was.
-    """
+    """What flows of a rank (``owner``) with a ``peer``, indices of processes, show; ``value``: times what it was."""
 
     kind: FactKind = FactKind.WORK
     shows: Shows
@@ -148,9 +146,7 @@ def _way(groups: dict[int, list[Group]], host: str, flow: FlowWindow | FlowRecor
 
 
 def _probed(case: Case, groups: dict[int, list[Group]]) -> Iterator[WorkFact]:
-    """What probes found on paths that stand still, by ranks and peers. On a path that is alive the other end does not receive
-    where its window is full.
-    """
+    """What probes found on paths that stand still; on one that is alive, with a full window, the peer does not receive."""
     told: set[tuple[object, ...]] = set()
     for host, flow, answer in case.known.network.probes(case.job, case.still):
         way = _way(groups, host, flow)

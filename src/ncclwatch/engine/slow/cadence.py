@@ -1,11 +1,7 @@
-"""How often a process calls NCCL: iterations, their times, and the pace of calls within one. Host call times, not GPU times.
+"""How often a process calls NCCL: iterations and their times. Host call times, not GPU times.
 
-A host cannot run ahead of its GPU for long, so over an iteration the cadence of calls is that of the work; and what a host does
-between iterations (loading data) shows as it is.
-
-An iteration ends with what comes back at a constant number of calls (in training the last operation on the gradients or
-parameters): a call, or a short run of calls where only a change of what is called ends it, as in GPipe without data parallelism.
-What lies between may be anything. Evaluation phases, barriers and checkpoints change the number: such stretches are left out.
+An iteration ends with what comes back at a constant number of calls: a call, or a short run of calls where only a change of what
+is called ends it, as in GPipe without data parallelism. Evaluations, barriers and checkpoints change that number: left out.
 """
 
 from __future__ import annotations
@@ -116,9 +112,7 @@ def find(tokens: Tokens, times: NDArray[np.float64]) -> Period:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One iteration of one process: seconds (CLOCK_MONOTONIC of its node) of its first call and of the first call of the next.
-    ``number`` counts the iterations of this process, gaps included.
-    """
+    """One iteration of a process: seconds (its node's CLOCK_MONOTONIC) of its first call and of the next's; and its number."""
 
     begin: float
     end: float
@@ -137,9 +131,7 @@ class Cadence:
     iterations: deque[Iteration] = field(default_factory=lambda: deque(maxlen=KEPT_ITERATIONS))
     """Those with the usual number of calls, oldest first."""
     profiles: deque[Times] = field(default_factory=lambda: deque(maxlen=KEPT_TIMES))
-    """For the newest of them the call times, seconds since the first call, shape (calls,); ``baseline``: of the first iterations,
-    warm-up left out."""
-    baseline: list[Times] = field(default_factory=list)
+    """For the newest of them the call times, seconds since the first call, shape (calls,)."""
     first: list[Iteration] = field(default_factory=list)
     """The first iterations since records were last lost: from there on their numbers count what was called."""
     generation: int = 0
@@ -181,16 +173,9 @@ class Cadence:
         self.first.clear()
 
     @property
-    def usual(self) -> int:
-        """Calls in an iteration; 0 while that is not known."""
-        return self.period.length
-
-    @property
     def is_beat(self) -> bool:
-        """Whether single calls, one like another, come within ``INNER_S``: layers rather than iterations. Forward and backward
-        have beats of their own, and neither is slow.
-        """
-        return self.usual == 1 and bool(self.iterations) and self._is_quick(len(self.iterations))
+        """Whether single calls, one like another, come within ``INNER_S``: those are layers, with beats of their own."""
+        return self.period.length == 1 and bool(self.iterations) and self._is_quick(len(self.iterations))
 
     @property
     def begins(self) -> dict[int, float]:
@@ -200,13 +185,13 @@ class Cadence:
     @property
     def open_since(self) -> float | None:
         """When the iteration at hand began, seconds; ``None`` where that is not known, or it has more calls than an iteration."""
-        known = self._done >= 0 and len(self._calls) - self._done <= self.usual
+        known = self._done >= 0 and len(self._calls) - self._done <= self.period.length
         return float(self._calls["time"][self._done]) if known else None
 
     @property
     def _settled(self) -> bool:
         """Whether the period has held for so long that nothing longer will be found."""
-        long = self._steady * self.usual >= INNER_CALLS
+        long = self._steady * self.period.length >= INNER_CALLS
         return self._steady >= SETTLED and (long or not self._is_quick(SETTLED))
 
     def _is_quick(self, newest: int) -> bool:
@@ -223,7 +208,7 @@ class Cadence:
             return
         bounds = np.r_[self._done, begins] if self._done >= 0 else begins
         self._done = int(bounds[-1])
-        whole = np.diff(bounds) == self.usual
+        whole = np.diff(bounds) == self.period.length
         odd = np.flatnonzero(~whole)
         self._steady = len(whole) - 1 - int(odd[-1]) if len(odd) else self._steady + len(whole)
         self._odd = max(0, self._odd + 2 * len(odd) - len(whole))
@@ -238,15 +223,13 @@ class Cadence:
             self._drop(self._done - (self.period.run - 1))
 
     def _keep(self, begin: int, number: int) -> None:
-        end = begin + self.usual
+        end = begin + self.period.length
         times = self._calls["time"][begin : end + 1]
         self.program = self.program or hash(tuple(self._calls["kind"][begin:end].tolist()))
         self.iterations.append(Iteration(float(times[0]), float(times[-1]), number))
         self.profiles.append(times - times[0])
         if len(self.first) < KEPT_TIMES:
             self.first.append(self.iterations[-1])
-        if number > 1 and len(self.baseline) < KEPT_TIMES:
-            self.baseline.append(self.profiles[-1])
 
     def _drop(self, calls: int) -> None:
         if calls > 0:
@@ -258,7 +241,7 @@ class Cadence:
         """The job does something else now, or the period was that of a part of it."""
         self.period, self._done = NONE, -1
         self.program = self._odd = self._number = self._steady = 0
-        for kept in (self.profiles, self.baseline, self.first, self.iterations):
+        for kept in (self.profiles, self.first, self.iterations):
             kept.clear()
 
 

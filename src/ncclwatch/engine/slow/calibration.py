@@ -13,9 +13,7 @@ FILE = "calibration.json"
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """One conditional logit: the weight of each term, one intercept for each kind of candidate, and that of "nobody"; and to how
-    many recorded jobs it was fitted.
-    """
+    """A conditional logit: weights of terms, intercepts of kinds and of "nobody", and of how many jobs."""
 
     terms: Mapping[str, float]
     kinds: Mapping[str, float]

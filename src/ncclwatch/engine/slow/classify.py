@@ -11,16 +11,12 @@ from numpy.typing import NDArray
 
 from ncclwatch.engine.evidence.kernel import HELD_BACK, HELD_TIMES
 from ncclwatch.engine.slow.critical_path import Timed
-from ncclwatch.engine.slow.detect import FAR, SlowDown
+from ncclwatch.engine.slow.detect import SlowDown
 from ncclwatch.engine.slow.findings import Context, Finding, Kind
 from ncclwatch.engine.slow.lateness import EXPLAINS
 from ncclwatch.engine.slow.profile import Profile, Shares
 from ncclwatch.model.verdict import VerdictClass
 
-NO_SLOWER, NO_LONGER, ADDED_S = 1.1, 0.5, 0.001
-"""Bound: below the first its work is as fast as ever; below the second, with more than the third added to each call, calls are
-what takes long. They decide on words alone.
-"""
 RARELY = 0.6
 """Bound: part of the iterations up to which who begins them late is late now and then; it decides on words alone."""
 FELL = 0.65
@@ -37,11 +33,7 @@ ALONE = 1.4
 
 @dataclass(slots=True)
 class Judgement:
-    """What is behind a verdict of slowness.
-
-    ``factors`` and ``extras``: how many times as long each rank's stretches of work last as at first, and what is added to each
-    of its calls, seconds (NaN: not known).
-    """
+    """What is behind a verdict of slowness."""
 
     findings: list[Finding]
     profile: Profile
@@ -49,8 +41,6 @@ class Judgement:
     slow: SlowDown | None
     since: float
     iteration_s: float | None
-    factors: Shares
-    extras: Shares
     gpus: Timed = field(default_factory=Timed)
 
     @property
@@ -60,15 +50,11 @@ class Judgement:
 
     @property
     def verdict_class(self) -> VerdictClass:
-        """The class by what is blamed; of links also by whether the work of their ranks takes longer as well."""
+        """The class by what is blamed."""
         kinds = {finding.kind.computes for finding in self.findings}
-        if len(kinds) > 1 or any(map(self.works_slower, self.findings)):
+        if len(kinds) > 1:
             return VerdictClass.SLOW_MIXED
         return VerdictClass.SLOW_COMPUTATION if True in kinds else VerdictClass.SLOW_COMMUNICATION
-
-    def works_slower(self, finding: Finding) -> bool:
-        """Whether the work of all ranks of a finding about communication grew as well."""
-        return bool(finding.kind is Kind.NIC and np.all(self.factors[list(finding.members)] >= FAR))
 
     def starts_late(self, finding: Finding) -> bool:
         """Whether the hosts of a finding's ranks are seen to begin iterations later than the others."""
@@ -89,7 +75,7 @@ def cause(judgement: Judgement, finding: Finding) -> Cause:
     if finding.kind.computes and (lack := lacks_cpu(judgement.profile, judgement.context, members)):
         return Cause(lack, lack.partition(":")[0])
     if finding.kind is Kind.COMPUTE:
-        return _compute_cause(judgement.slow, judgement.factors[members])
+        return _compute_cause(judgement.slow)
     if finding.kind is Kind.HOST:
         return _host_cause(judgement, finding, members)
     if finding.kind is not Kind.NIC:
@@ -104,11 +90,8 @@ def cause(judgement: Judgement, finding: Finding) -> Cause:
 
 
 def _host_cause(judgement: Judgement, finding: Finding, members: list[int]) -> Cause:
-    factors, extras, late = judgement.factors[members], judgement.extras[members], judgement.context.late
+    late = judgement.context.late
     if late is None or not judgement.starts_late(finding):
-        if np.all(factors < NO_LONGER) and np.all(extras > ADDED_S):
-            pace = float(np.median(extras)) * 1e3
-            return Cause(f"its host takes about {pace:.0f} ms for each call: too little CPU (throttling, affinity, load)")
         return Cause("its host calls late while its GPU has nothing queued: data loader, Python, or CPU")
     times, seconds = int(late.late[members].max()), float(late.seconds[members].mean())
     seen = f"its host begins {times} of {late.seen} iterations {seconds:.2f} s later than the others"
@@ -117,15 +100,10 @@ def _host_cause(judgement: Judgement, finding: Finding, members: list[int]) -> C
     return Cause(f"{seen}: slow data loader, or other work of the host", "begins iterations late")
 
 
-def _compute_cause(slow: SlowDown | None, factors: Shares) -> Cause:
-    if np.all(factors >= FAR):
-        times = float(np.median(factors))
-        return Cause(f"its work takes {times:.1f} times as long throughout: GPU clocks, power or temperature, or load")
+def _compute_cause(slow: SlowDown | None) -> Cause:
     if slow is not None and 2 <= slow.slow <= 0.5 * slow.iterations:
         seen = f"{slow.slow} of {slow.iterations} iterations are slow and the others normal"
         return Cause(f"{seen}: pauses of their own rhythm (garbage collection)", "pauses")
-    if np.all(factors < NO_SLOWER):
-        return Cause("most of its work is as fast as ever and some parts of the iteration take longer: copies, input, one layer")
     return Cause()
 
 
@@ -179,9 +157,7 @@ def lacks_cpu(profile: Profile, context: Context, members: list[int]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """``share`` of the iteration's time, ``seconds`` of it, and how long an iteration would last without, seconds. ``least``: it
-    may be more, as looks see only part of what is lost, or nobody knows what that is.
-    """
+    """Share and seconds of an iteration, and how long it would last without; ``least``: it may be more, samples see a part."""
 
     share: float
     seconds: float

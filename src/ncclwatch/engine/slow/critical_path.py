@@ -1,9 +1,7 @@
 """The dependency graph of an iteration, its critical path against what is usual, and what each culprit costs.
 
-An operation of a rank begins when the rank's work before it ends. It ends a time after the last of those it needs has begun: all
-ranks of a collective, the sender of what a rank receives, and the receiver of what it sends where a message does not fit into
-buffers. Only what lies on the critical path costs time; what waits for something later anyway is absorbed (MegaTrace III-C;
-VenusTrace 3.3, Appendix A). Arrays are over operations, sorted by rank and in program order. It accuses nobody by itself.
+An operation begins when its rank's work before ends, and ends a time after the last of those it needs has begun. Only what is on
+the critical path costs time (MegaTrace III-C; VenusTrace 3.3, Appendix A). Arrays are sorted by rank, in program order.
 """
 
 from __future__ import annotations
@@ -120,9 +118,7 @@ class Weights:
         self.transfer, self.work = self.segments
 
     def critical_path(self) -> Iterator[tuple[int, bool]]:
-        """Walk back from the last end: through each operation (its transfer: False) to whoever began last, and through its work
-        (True) to what it did before. O(path × group).
-        """
+        """From the last end back through each transfer (False) and work (True). O(path × group)."""
         structure, at = self.structure, int(np.argmax(self.end))
         while at >= 0:
             yield at, False
@@ -133,9 +129,7 @@ class Weights:
             at = int(structure.previous[at])
 
     def analyse(self, usual: Times, *, beta: float = BETA, clock_error_s: float = 0.0) -> PathResult:
-        """Blame what took longer than the ``usual`` segments (of the same shape). Work is a difference of times of one rank; a
-        transfer is one of two ranks' and may be wrong by ``clock_error_s``.
-        """
+        """Blame what took longer than the ``usual`` segments; a transfer may be wrong by ``clock_error_s``."""
         excess = self.segments - usual
         odd = excess > np.maximum(beta * usual, gpu_operations.LEAST_S)
         odd[0] &= excess[0] > clock_error_s
@@ -150,9 +144,7 @@ class Weights:
         return PathResult(worst_first(on_path), worst_first(off_path))
 
     def slack(self, operation: int) -> float:
-        """How much later an operation's work could end without delaying the end of the iteration, seconds: so much of a delay as
-        long as the iteration does not show in the end.
-        """
+        """How much later an operation's work could end and cost nothing, seconds."""
         delayed = Anomaly(operation, True, 0.0, float(self.work[operation]) + self.duration)
         return 2 * self.duration - self.without([delayed])
 
@@ -232,9 +224,7 @@ class IterationAnalysis:
 
 
 def _sides(observed: Operations, first: int) -> tuple[Indices, Indices, Times, Times]:
-    """An iteration's operations as ``estimate`` takes them, numbered from ``first``: of a message the send's begin and the
-    receive's end.
-    """
+    """An iteration's operations for ``estimate``, numbered from ``first``: of a message the send's begin, receive's end."""
     joint = observed.joint >= 0
     receives, sends = observed.needs.T
     unknown = np.full(len(sends), np.nan)
@@ -251,10 +241,7 @@ def _sides(observed: Operations, first: int) -> tuple[Indices, Indices, Times, T
 
 
 class Blame(NamedTuple):
-    """What one rank's work (or one group's transfers) added to the critical path of a slow iteration: so much longer than usual
-    its ``segments`` took, and so much shorter the iteration would have been with them as usual (``cost``), seconds. ``worst`` is
-    the operation that they were worst before (or in); for ``host_s`` of the excess the host had called nothing.
-    """
+    """What work (or transfers) added to a slow iteration, seconds; without it ``cost`` shorter; ``host_s``: not called yet."""
 
     where: int
     work: bool

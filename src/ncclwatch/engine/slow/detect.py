@@ -1,9 +1,7 @@
 """Whether a job runs slower than it did: one change-point test on its iteration times.
 
-Iteration times are sorted into a few bins by how far they lie above what was usual. Either all of late come from the distribution
-that was learned while the job was healthy, or those since some moment come from another. The Bayes factor of the two
-(Dirichlet-multinomial) is taken for every moment of the last iterations; the largest decides against one threshold. A slow-down
-ends when the iterations since speak for the healthy distribution as clearly.
+Either all of late come from the distribution that was learned while the job was healthy, or those since some moment from another:
+the largest Bayes factor (Dirichlet-multinomial over a few bins) decides. A slow-down ends as clearly.
 """
 
 from __future__ import annotations
@@ -39,9 +37,8 @@ Unit: any of these. From: the median of fewer is one outlier, and what happens o
 iteration and make two of them slow (drawn 502-36).
 """
 FAR = 1.25
-"""Far beyond what is slow there the last bin of iterations begins, and work between calls that takes so many times as long is
-slower. Unit: ratio. From: 69 recordings (seeds 1001, 1401, 1101), at a log Bayes factor of 5.5: of nine jobs with pauses three
-are seen to be slow twice as early, and one later. With four bins above it pauses took 22 s to show, with one 10 s.
+"""Far beyond what is slow there the last bin of iterations begins. Unit: ratio. From: 69 recordings (seeds 1001, 1401, 1101): of
+nine jobs with pauses three are seen to be slow twice as early, and one later. With four bins above it pauses took 22 s to show.
 """
 HEALTHY_PRIOR = np.array([15.0, 12.0, 2.0, 0.3])
 """Pseudo-counts of healthy iterations by bin: as if thirty had been seen, two of them slow by chance, hardly any a checkpoint."""
@@ -74,9 +71,7 @@ class SlowDown:
 
 @dataclass(slots=True)
 class _State:
-    """A slow-down that goes on: durations of the newest iterations since, and the evidence that it is over (Page's test: the
-    cumulative sum of log(healthy/slow), never below 0).
-    """
+    """A slow-down: its newest durations, and the evidence that it is ``over`` (Page's cumulative sum, never below 0)."""
 
     since: float
     durations: list[float] = field(default_factory=list)
@@ -95,9 +90,7 @@ class IterationWatch:
     _open: Iteration | None = None
 
     def feed(self, iterations: Sequence[Iteration], at_hand: Iteration | None = None) -> None:
-        """Take iterations in the order of their times; those seen before are left out. ``at_hand``: the one that has not ended,
-        up to the moment until which calls are known: it counts by what it has taken so far.
-        """
+        """Take iterations in time order, new ones only; ``at_hand``: the open one, by what it has taken so far."""
         for iteration in [iteration for iteration in iterations if iteration.end > self._last_end]:
             self._last_end = iteration.end
             self._recent.append(iteration.duration)

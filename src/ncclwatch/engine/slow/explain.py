@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -113,9 +112,7 @@ def verdict(job: Job, judgement: Judgement, topology: Topology | None = None) ->
 
 
 def unlocated(job: Job, running: Verdict, slow: SlowDown) -> Verdict:
-    """The verdict on a job that runs, with the word that it is slow though nobody stands out: nobody is accused. It is said of
-    what is as much as three of the least slow-downs, and has lasted for as long as it takes to know what is usual.
-    """
+    """That a job runs slower and nobody stands out; only of what is plain, and lasts long enough to know what is usual."""
     least = ENOUGH * (LEAST_RATIO - 1)
     if slow.ratio < least or (slow.ratio < PLAIN_RATIO and slow.iterations < FEWEST_HEALTHY):
         return running
@@ -244,13 +241,6 @@ class _Told:
                 yield f"{member.label} works in {busy:.0%} of the samples and waits for others in {waits:.0%}"
                 if (start := judgement.gpus.starts.get(member.info.key)) is not None:
                     yield f"{member.label}: {start.text()}"
-                factor, extra = judgement.factors[at], judgement.extras[at]
-                if not math.isnan(factor):
-                    grew = f"{factor:.2f} times what it was, plus {extra * 1e3:.1f} ms a call"
-                    yield f"{member.label}: the time between its calls is {grew}"
-        elif judgement.works_slower(finding):
-            factor = float(judgement.factors[list(finding.members)].mean())
-            yield f"{names}: work between calls takes {factor:.2f} times as long as well"
         if self.cause.text:
             yield f"{names}: {self.cause.text}"
 

@@ -58,9 +58,7 @@ class Kind(StrEnum):
 
 @dataclass(slots=True)
 class Finding:
-    """One culprit: ``members`` index the profile's processes; ``share`` of the job's time is spent waiting for it, as far as
-    samples show; ``confidence`` is the posterior probability of its being one.
-    """
+    """One culprit; ``members`` index the profile's processes, ``share`` of the time is spent waiting for it."""
 
     kind: Kind
     members: tuple[int, ...]
@@ -183,9 +181,7 @@ def _means(member: Member) -> tuple[object, ...]:
 
 @dataclass(slots=True)
 class RoundTrips:
-    """What a job's connections were measured at: TCP measures the round trip of each, a NIC the completion of each work request
-    (C4D's delay matrix, here in time as well). Memory: ``KEPT`` times the links.
-    """
+    """Round trips (TCP) or completion times (RDMA) of a job's links, as C4D's delay matrix over time; bounded."""
 
     _delays: dict[Pair, deque[tuple[float, float]]] = field(default_factory=dict)
     """(wall time, delay) of each link, seconds, newest last."""

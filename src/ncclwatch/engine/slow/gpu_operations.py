@@ -1,9 +1,7 @@
 """What the shims tell of every operation on every GPU of a job, in columns; and what follows from it without a dependency graph.
 
-**Late GPUs.** All ranks leave a collective at about the same time, so who was in it for a shorter time came later (CCL-D 4.2.2):
-that needs no clock. **Iterations.** Where no more happens between two samples than a frame keeps (32 operations a communicator)
-an iteration can be put together; the calls tell its bounds. **Clocks.** Nobody ends a collective before everybody has begun it,
-nobody receives what was not sent: end on node a − begin on node b bounds (clock of a − clock of b) from above.
+All ranks leave a collective together, so who was in it for a shorter time came later (CCL-D 4.2.2). End on node a − begin on node
+b bounds (clock of a − clock of b) from above: nobody ends a collective before all began it, or receives what was not sent.
 """
 
 from __future__ import annotations
@@ -21,6 +19,7 @@ from ncclwatch.engine.slow.cadence import Cadence, Iteration
 from ncclwatch.engine.slow.detect import ENOUGH
 from ncclwatch.engine.slow.findings import hosts
 from ncclwatch.engine.slow.snapshot import NEAR_SHARE
+from ncclwatch.engine.transfers import numbered
 from ncclwatch.model.device import DeviceCommunicator, KernelState
 from ncclwatch.model.identity import ProcessKey
 
@@ -77,9 +76,7 @@ class Operations:
 
 @dataclass(slots=True)
 class TimedIteration(Operations):
-    """One iteration of a running job, in wall time; a rank is a place among the job's members. ``number`` is how many of this
-    function its rank did before on the communicator, in this iteration; ``called_s`` how long it was by the calls of one host.
-    """
+    """One iteration in wall time; ranks are places among members, ``number`` counts a function on a communicator."""
 
     group: NDArray[np.uint64]
     function: NDArray[np.str_]
@@ -138,9 +135,7 @@ class GpuOperations:
         self._until = 0.0
 
     def take(self, job: Job) -> bool:
-        """Take what the newest samples tell; nothing where no process has the shim. False where the processes are numbered in
-        another way than before: then nothing that was taken compares with what comes, and it is forgotten.
-        """
+        """Take what the newest samples tell; False: processes are numbered anew, and what was taken is forgotten."""
         numbered = tuple(member.info.key for member in job.members)
         same = numbered == self._numbered
         if not same:
@@ -181,9 +176,7 @@ class GpuOperations:
     # --- collectives that all ranks have told ------------------------------------------------------------------------------
 
     def _complete(self, job: Job, told: bool) -> tuple[Indices, Indices, Times]:
-        """The collectives that every rank of their communicator has told: places among the rows, the round of each, and when each
-        round ended (wall time). With ``told`` those that were handed out, too.
-        """
+        """Collectives all ranks have told: rows, round of each, end of each round; ``told``: also those handed out."""
         known = (self.rows["kind"] == COLLECTIVE) & np.isfinite(self.rows["end"])
         places = np.flatnonzero(known if told else known & ~self.rows["told"])
         rows = self.rows[places]
@@ -343,10 +336,7 @@ def _sizes(job: Job, rows: NDArray[Any]) -> Indices:
 
 def _numbered(*columns: NDArray[Any]) -> tuple[Indices, Indices]:
     """A number for each row that is equal where all columns are, from 0; and how many rows have each."""
-    number = np.zeros(len(columns[0]), np.int64)
-    for column in columns:
-        kinds, kind = np.unique(column, return_inverse=True)
-        number = np.unique(number * len(kinds) + kind, return_inverse=True)[1]
+    number = numbered([np.asarray(column, np.int64) for column in columns])
     return number, np.bincount(number)
 
 
@@ -362,9 +352,7 @@ def medians(values: Times, key: Indices) -> tuple[Times, Indices]:
 
 
 class ClockModel(NamedTuple):
-    """Clocks of nodes: by how much each is ahead of the first's, seconds, of shape (nodes,). ``error`` bounds every comparison of
-    times between the first node and another; infinite where a node shares no operation.
-    """
+    """Clocks of nodes ahead of the first's, seconds; ``error`` bounds every comparison, infinite where nothing is shared."""
 
     offsets: Times
     error: float = 0.0

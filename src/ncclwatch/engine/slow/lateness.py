@@ -1,19 +1,12 @@
-"""What the calls of host threads say of who is late: between iterations, inside nodes that NVLink joins, and between calls.
+"""What the calls of host threads say of who is late: between iterations, and inside nodes that NVLink joins.
 
-Between two iterations nothing is queued on the GPUs, so a host that makes the first call of an iteration late (a pause of a
-garbage collector, a slow data loader) holds everybody up by as much, where hosts wait for their GPUs once an iteration: it is
-believed only if the iterations a rank was late in were longer by it. Times of different nodes are compared with what they
-usually differ by; clock offsets cancel.
-
-What NVLink joins waits in GPU memory: in the samples all members of such a communicator are at work while one of them is late.
-Their calls are lined up (``with_calls``): who calls an operation last keeps the others waiting from the last but one on. Hosts
-run ahead of their GPUs, so within the length of an iteration only the longest such wait counts, and only what is longer than it
-was. Who is late because it waits for another that is late is not late by itself.
+Who makes the first call of an iteration late holds everybody up by as much: believed only if the iterations it was late in were
+longer by it. Inside nodes who calls an operation last keeps the others waiting from the last but one on; hosts run ahead of their
+GPUs, so within an iteration only the longest such wait counts, and only what is longer than it was. Clock offsets cancel.
 """
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -46,18 +39,11 @@ MOSTLY = 0.75
 """Part of the processes whose beginning of an iteration must be known for it to count, and of the samples at a culprit that are
 of one pass, for that to be named. Unit: share. From: chosen; a median of three of four is one.
 """
-LONGEST_TIMES = 5.0
-"""A stretch that many times the usual is no stretch of work but the wait for an iteration's end. Unit: ratio. From: chosen."""
-FITTED = 128
-"""Bound: times between calls that are compared with each other."""
-UNKNOWN = math.nan, math.nan
 
 
 @dataclass(slots=True)
 class Lateness:
-    """By process: ``share`` of the time that others wait for its first call, ``late`` iterations of ``seen``, their mean (s), and
-    by how much it usually begins after one of them (s; ``None`` where no healthy past was at hand).
-    """
+    """By process: ``share`` of the time others wait for its first call, ``late`` of ``seen`` iterations; mean and usual (s)."""
 
     share: Times
     late: NDArray[np.int64]
@@ -168,46 +154,6 @@ def _ahead(reference: Mapping[int, float], own: Mapping[int, float], since: floa
     return best[1] if best[0] < CLOSE * normal_s else None
 
 
-def growth(cadence: Cadence | None, slow: SlowDown | None) -> tuple[float, float]:
-    """How many times as long a rank's stretches of work last as at first, and what is added to each call (s); NaN: not known."""
-    if cadence is None or slow is None:
-        return UNKNOWN
-    newest = zip(reversed(cadence.profiles), reversed(cadence.iterations), strict=False)
-    now = [profile for profile, iteration in newest if iteration.begin >= slow.since]
-    past = [profile for profile in cadence.baseline if len(profile) and profile[-1] <= 1.1 * slow.normal_s]
-    if len(now) < 2 or len(past) < 2:
-        return UNKNOWN
-    # Of iterations as long as one of them: the median time of each call.
-    past, now = ([own for own in profiles if len(own) == len(profiles[-1])] for profiles in (past, now))
-    return slope(np.diff(np.median(past, axis=0)), np.diff(np.median(now, axis=0)))
-
-
-def slope(before: Times, now: Times) -> tuple[float, float]:
-    """Theil-Sen fit ``now = factor × before + extra`` of times between calls: (factor, extra); NaN where these hardly vary.
-
-    What grows in proportion is computation, what is added to each call is communication or the host.
-    """
-    if not before.size or before.shape != now.shape:
-        return UNKNOWN
-    # Calls that follow each other at once have no work between them; they would make what is added look proportional.
-    keep = before > 0.3 * float(np.quantile(before, 0.9))
-    keep &= before <= LONGEST_TIMES * float(np.median(before[keep]))
-    # A host that runs ahead and waits once an iteration calls without work between: then calls tell nothing.
-    if float(before[keep].sum()) < 0.5 * float(before.sum()):
-        return UNKNOWN
-    x, y = before[keep], now[keep]
-    # Of many an even choice.
-    order = np.argsort(x, kind="stable")[np.linspace(0, len(x) - 1, min(len(x), FITTED)).astype(np.int64)]
-    x, y = x[order], y[order]
-    i, j = np.triu_indices(len(x), 1)
-    dx = x[j] - x[i]
-    wide = dx > 0.25 * (float(np.quantile(x, 0.9)) if len(x) else 0.0)
-    if np.count_nonzero(wide) < 8:
-        return UNKNOWN
-    factor = float(np.median((y[j] - y[i])[wide] / dx[wide]))
-    return factor, float(np.median(y - factor * x))
-
-
 # --- calls inside nodes, lined up --------------------------------------------------------------------------------------------
 
 
@@ -245,9 +191,7 @@ def with_calls(
 
 
 def _lined_up(job: Job, ledger: Ledger, since: Times) -> Iterator[tuple[NDArray[np.int64], Times]]:
-    """Of each communicator inside nodes that is seen whole: its members' places in the job, and when each called what all called,
-    seconds on the first one's clock, shape (ranks, operations). ``since``: the moment on each process's own clock.
-    """
+    """Of whole communicators inside nodes: places in the job, and when each called what all called (ranks, operations)."""
     hidden = (group for group in job.groups.values() if any(is_hidden(own) for _, own in group.members.values()))
     whole = [(group, rows) for group in hidden if len(rows := rows_of(group, ledger)) == group.nranks > 1]
     entries = line_up(ledger, [rows for _, rows in whole])

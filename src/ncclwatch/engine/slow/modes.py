@@ -1,15 +1,12 @@
 """By which rule jobs that run are judged: ncclwatch's own (``watch``), or another as published, for those who want what it says.
 
-**CCL-D** (4.2, equations 1-4): T_base is the administrator's until the first min(100 rounds, two minutes) have been seen, then
-the mean of their longest times. Each minute the round with the largest range between ranks is judged. R above theta is slow, and
-repeated before anybody is named. P says whether computation is slow (the rank with the shortest time in the operation came last)
-or communication (the rank with the lowest send or receive rate). A round is a collective as the GPUs of all its ranks timed it;
-where no shim does, an iteration's last operation, from its call to the first call of the next iteration. The two are never mixed.
+**CCL-D** (4.2, equations 1-4): each minute the round with the largest range between ranks is judged; docs/slowdowns.md has the
+rule. A round is a collective as the GPUs of all its ranks timed it; where no shim does, an iteration's last operation, from its
+call to the first call of the next. The two are never mixed.
 
-**MegaTrace**'s check of the network (III-B 2 and III-C): a flow's throughput is the slope of its cumulative bytes over its last
-w = 64 completions (equation 1), of sockets the bytes over the time in which there was something to send. A drop of more than
-m = 20 % below its running average flags the network at once. Requests in flight while nothing completes are a hang of the
-network. Computation, which the paper finds by critical paths, is not judged.
+**MegaTrace**'s check of the network (III-B 2 and III-C): throughput of a flow over its last w = 64 completions (equation 1), of
+sockets while there was something to send. More than m = 20 % below its running average flags the network at once. Requests in
+flight while nothing completes are a hang of the network.
 """
 
 from __future__ import annotations
@@ -59,9 +56,7 @@ TOLD = 8
 
 
 class CcldResult(NamedTuple):
-    """What the equations say of one window, by the round with the largest range of it: T_base, T_max and T_min in seconds.
-    ``static``: the base is the administrator's, so the slowness is there from the start.
-    """
+    """One window by its round with the largest range, seconds; ``static``: the base is the administrator's."""
 
     chosen: Round
     t_base: float
@@ -89,9 +84,7 @@ class CcldResult(NamedTuple):
 
 @dataclass(slots=True)
 class CcldRule:
-    """The equations for one communicator: ``initial`` is the administrator's T_base, ``found`` the last window's result if it was
-    slow, and not the first that was; ``since``: wall time since which windows are.
-    """
+    """The equations for one communicator; ``found``: the last window's result if it and the one before were slow."""
 
     initial: float
     theta: float = THETA
@@ -101,7 +94,6 @@ class CcldRule:
     _learned: list[tuple[float, float]] = field(default_factory=list)
     """(wall time, longest time of a rank) of the first rounds."""
     _complete: bool = False
-    _was_slow: bool = False
 
     def close(self) -> CcldResult | None:
         """The window is over: judge it (equations 1-4), and begin the next."""
@@ -118,13 +110,12 @@ class CcldRule:
             self._complete = self._complete or len(self._learned) >= LEARNED_ROUNDS or done.time - began > LEARNED_S
             if not self._complete:
                 self._learned.append((done.time, most))
-        if result.ratio > self.theta:
-            self.since = self.since if self.since is not None else window[0][0].time
-            # A slow-down must recur before anybody is named (4.2.2).
-            self.found = result if self._was_slow else None
-            self._was_slow = True
-        else:
+        if not result.ratio > self.theta:  # or nothing was learned yet
             self.since = None
+        elif self.since is None:
+            self.since = window[0][0].time
+        else:  # A slow-down must recur before anybody is named (4.2.2).
+            self.found = result
         return result
 
 
@@ -156,9 +147,7 @@ class Ccld:
         return _verdict(job, *max(found, key=lambda one: one[0].ratio), self.by_gpus) if found else None
 
     def rounds(self, job: Job, cadences: Sequence[Cadence | None]) -> list[Round]:
-        """The rounds that have become complete. They are forgotten where the processes are numbered in another way than before;
-        what was learned stays.
-        """
+        """The rounds that have become complete; forgotten where processes are numbered anew, but not what was learned."""
         if not self._gpus.take(job):
             self.by_gpus, self._calls_until = False, 0.0
             for rule in self._rules.values():
@@ -237,9 +226,7 @@ def _lowest_rate(job: Job, group: Group | None) -> int | None:
 
 @dataclass(slots=True)
 class _Flow:
-    """What one rank of a group sends to another: its running average, and how far below it the newest window is. ``since``: wall
-    time since which it is flagged.
-    """
+    """What one rank sends to another: its running average, how far below the newest window is, since when it is flagged."""
 
     group: Group
     newest: FlowWindow

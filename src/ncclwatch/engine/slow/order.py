@@ -154,9 +154,7 @@ class PerProcess(dict[tuple[str, int], T]):
 
 
 def by_process(events: NDArray[Any]) -> tuple[NDArray[Any], list[int]]:
-    """The beginnings of operations on known communicators, and of groups and their ends: sorted by process and time, and the
-    bounds of each process among them.
-    """
+    """Begins of operations and groups (and their ends), sorted by process and time, and each process's bounds."""
     function = events["function"]
     read = (events["flags"] & np.uint16(Flag.COMM_READ)) != 0
     calls = events[(events["kind"] == Kind.ENTER) & np.isin(function, _ORDERED) & (read | np.isin(function, MARKS))]
@@ -176,9 +174,7 @@ _Operation = ProxyOperation | PendingOperation
 
 @dataclass(slots=True)
 class Kernels:
-    """One rank's unfinished operations (by address), the kernels they belong to, which have begun, and which comes first, as far
-    as that is known.
-    """
+    """A rank's unfinished operations (by address) with their kernels: which have begun, and which is first, if known."""
 
     of: dict[int, Hashable] = field(default_factory=dict)
     begun: dict[Hashable, bool] = field(default_factory=dict)
@@ -203,11 +199,7 @@ class Kernels:
 
 
 def awaited_inside(job: Job, order_of: OrderOf) -> Iterator[Wait]:
-    """Waits for ranks that take no part yet in an exchange through shared memory. O(connections).
-
-    Who sends and receives in one operation, has written what the other has not read and finds nothing to read itself, is in it;
-    the other is not. The waiter's counters say both, so the two need not be read at one moment.
-    """
+    """Waits for ranks not in an exchange yet: their peer has written, unread, and finds nothing to read. O(connections)."""
     for group in job.groups.values():
         for member, own in group.members.values():
             unread: dict[tuple[int, Direction], int] = {}

@@ -1,8 +1,6 @@
-"""Who waits for whom at one moment of a job that runs: a sampling profile of what the job is held up by.
+"""Who waits for whom at one moment of a job that runs: a sampling profile of what holds it up (Mycroft, table 4).
 
-Over many looks, the share of them in which a rank or link holds others up is the share of time it costs (Mycroft Table 4, applied
-to the sampled state). The wait-for graph is that of the hang diagnosis, but a rank whose kernel has not begun what is queued does
-not wait in it: it still computes.
+The wait-for graph is that of the hang diagnosis, but a rank whose kernel has not begun what is queued still computes.
 """
 
 from __future__ import annotations
@@ -83,9 +81,7 @@ class Activity(IntEnum):
 
 
 class CpuTimes(NamedTuple):
-    """How long the threads of a process have waited for a CPU and run up to the moment ``at``, seconds, and what a CPU limit has
-    done to them (:class:`CpuLimit`); NaN: not known.
-    """
+    """Seconds a process waited for CPUs and ran, up to ``at``; and what a :class:`CpuLimit` did. NaN: not known."""
 
     at: float = math.nan
     waited: float = math.nan
@@ -150,8 +146,12 @@ def take_look(
         else:
             doubtful.add(wait.waiter)
     edges += awaited_inside(job, order_of) if order_of is not None else ()
-    waits, inside = everything.with_edges(edges), amid_rings(job)
-    sinks = [(sink, _blocked(sink)) for sink in waits.sinks if sink.waits or sink.inside]
+    waits, inside = Waits(job, everything.nodes, edges, [everything.stalls]), amid_rings(job)
+    # Ranks in a cycle hold each other up.
+    sinks = [
+        (sink, victims_of([sink]) | {node.index for node in sink.nodes if sink.is_cycle and isinstance(node, RankNode)})
+        for sink in waits.sinks if sink.waits or sink.inside
+    ]  # fmt: skip
     reached = Counter(rank for _, ranks in sinks for rank in ranks)
     holds: list[Hold] = []
     for sink, ranks in sinks:
@@ -201,11 +201,6 @@ def _activities(
         if not (unsure or within or only_network(member)):  # it may be in an operation of shared memory, which does not show
             inferred.add(member.info.key)
     return found, frozenset(inferred)
-
-
-def _blocked(sink: Sink) -> set[int]:
-    # Ranks in a circle hold each other up.
-    return victims_of([sink]) | {node.index for node in sink.nodes if sink.is_cycle and isinstance(node, RankNode)}
 
 
 def _passes(job: Job, kernels: Mapping[int, Kernels], holds: Iterable[Hold], stage_of: StageOf | None) -> dict[ProcessKey, str]:

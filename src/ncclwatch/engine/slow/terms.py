@@ -1,10 +1,8 @@
 """Who may hold up a slow job, and what the records say for and against each of these candidates: the terms of one likelihood.
 
-A job that loses the share L of its time spends 1 - L as it always did, and L waiting for whoever holds it up. So in the samples
-since it is slow each rank does what it did before, with weight 1 - L, and with weight L what its part in the slow-down makes
-it do: a straggler works, whoever waits for it waits. Every candidate is asked how likely it makes what was sampled
-(``activity``, ``ends``), and how well what was measured elsewhere, as excesses by rank or link, is that of its members and of
-nobody else. Candidates compete in ``attribute``; here nothing is decided.
+A job that loses the share L of its time does 1 - L as it always did, and in L a straggler works and whoever waits for it waits.
+Every candidate is asked how likely it makes what was sampled (``activity``, ``ends``), and how well excesses measured elsewhere
+are those of its members and of nobody else. Candidates compete in ``attribute``; here nothing is decided.
 """
 
 from __future__ import annotations
@@ -154,9 +152,7 @@ def _sum(values: Shares, members: Sequence[Sequence[int]]) -> Shares:
 
 
 def _match(values: Shares, members: Sequence[Sequence[int]], floor: float) -> Shares:
-    """The part of an excess that is explained by its being alike for a candidate's members and for nobody else, 0 to 1: a matched
-    filter, squared, as its likelihood goes by sums of squares.
-    """
+    """How well an excess is that of a candidate's members alone, 0 to 1: a matched filter, squared."""
     sizes = np.array([max(len(one), 1) for one in members], np.float64)
     return np.asarray(_sum(values, members) ** 2 / sizes / (float((values**2).sum()) + floor**2))
 
@@ -303,9 +299,7 @@ def _of_links(ends: Ends, places: Sequence[Members], ranks: int) -> Iterator[Can
 
 
 class Waited(NamedTuple):
-    """Shares of the time that waits end at ranks or links, the same in the healthy past (scaled to the part of the time that is
-    not lost), and the samples in which they held others up.
-    """
+    """Shares of the time that waits end there, the same in the past (scaled to what is not lost), and samples."""
 
     now: Shares
     past: Shares
@@ -314,9 +308,7 @@ class Waited(NamedTuple):
 
 @dataclass(slots=True)
 class Ends:
-    """Where the waits end: at ranks' ``own`` work, at their ``proxy``, or in ``links``. These have ranks at their ends (-1: not
-    observed), and their messages take ``delayed`` seconds longer to be acknowledged than they did.
-    """
+    """Where waits end: at ranks' ``own`` work, at their ``proxy``, or in ``links`` (-1: end not observed), and their delays."""
 
     own: Waited
     proxy: Waited

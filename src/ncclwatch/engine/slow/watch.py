@@ -23,7 +23,7 @@ from ncclwatch.engine.slow.classify import Judgement
 from ncclwatch.engine.slow.critical_path import Paths
 from ncclwatch.engine.slow.detect import IterationWatch, SlowDown
 from ncclwatch.engine.slow.findings import CONFIRMED, Context, FlowPlace, RoundTrips, context_of, equals
-from ncclwatch.engine.slow.lateness import growth, measure, with_calls
+from ncclwatch.engine.slow.lateness import measure, with_calls
 from ncclwatch.engine.slow.profile import Profile, add_up
 from ncclwatch.engine.slow.snapshot import Look, StageOf, near, take_look
 from ncclwatch.engine.topology.model import Topology
@@ -53,9 +53,7 @@ RESTS_S = 60.0
 
 @dataclass(slots=True)
 class _JobWatch:
-    """What is kept of one job. Of the process ``reference`` (host, pid), by whose iterations it is judged, ``generation`` numbers
-    the period that was found, and ``offset_s`` is wall clock minus monotonic clock of its node.
-    """
+    """What is kept of one job; ``reference``: the process (host, pid) by whose iterations it is judged."""
 
     iterations: IterationWatch = field(default_factory=IterationWatch)
     reference: tuple[str, int] | None = None
@@ -177,9 +175,7 @@ class SlowWatch:
         return explain.verdict(job, watch.standing, topology)
 
     def settles(self, job: Job, verdict: Verdict, heard_s: Mapping[str, float]) -> bool:
-        """Whether a job needs few samples: it runs as it always did, by its calls, and was sampled often enough to know how; or
-        it has rested for long. ``heard_s``: up to when calls of hosts are known, seconds on the clock of their records.
-        """
+        """Whether few samples do: the job runs as ever, by calls up to ``heard_s`` (by host) and enough samples, or rests."""
         watch = self._watch_of(job)
         if verdict.verdict_class is VerdictClass.IDLE:
             return watch.judged_s - max(watch.ran_s, watch.begun_s) > RESTS_S
@@ -206,9 +202,7 @@ class SlowWatch:
 
     @staticmethod
     def _shows_one_moment(job: Job, watch: _JobWatch) -> bool:
-        """Whether the hosts were sampled together, and after the last sample: of two processes the one that was read later seems
-        to be ahead. (What lies between the samples of one round on a host is :func:`is_proven`'s business.)
-        """
+        """Whether hosts were sampled together, and anew: of two processes the one read later seems to be ahead."""
         begun: dict[str, int] = {}
         for member in job.members:
             if not member.gone:
@@ -258,7 +252,6 @@ class SlowWatch:
             began = (watch.iterations.began() or 0.0) + watch.offset_s
             before = add_up(_before(watch.looks, began, since), processes)
         profile = add_up(looks[-WINDOW_SAMPLES:], processes)
-        factors, extras = np.array([growth(cadence, slow) for cadence in self.cadences.of_members(job)]).T
         context = self._context(job, watch, slow, topology, before)
         if self.observer is not None:
             self.observer(job, watch.looks, profile, context, watch.round_trips)
@@ -267,7 +260,7 @@ class SlowWatch:
             findings = [finding for finding in findings if finding.looks >= PERSISTENT]
         began_s = since if since is not None else looks[0].time if looks else watch.judged_s
         duration_s = slow.mean_s if slow is not None else watch.iterations.duration
-        self._report(job, watch, Judgement(findings, profile, context, slow, began_s, duration_s, factors, extras), topology)
+        self._report(job, watch, Judgement(findings, profile, context, slow, began_s, duration_s), topology)
 
     @staticmethod
     def _report(job: Job, watch: _JobWatch, judgement: Judgement, topology: Topology | None) -> None:
@@ -314,9 +307,7 @@ class SlowWatch:
 
 
 def _before(looks: Iterable[Look], began: float, since: float) -> list[Look]:
-    """Samples of the healthy job from between two moments; where they were taken seldom also older ones, as many as one a second
-    would have brought.
-    """
+    """Samples of the healthy job between two moments; where they were taken seldom also older ones."""
     earlier = [look for look in looks if look.time < since]
     within, steady = sum(look.time >= began for look in earlier), int(since - began)
     return earlier[len(earlier) - within :] if 2 * within >= steady else earlier[-steady:]

@@ -1,8 +1,7 @@
 """One process in full: the calls that repeat (one iteration), and how it uses each communicator within them.
 
-Two equal periods in a row prove a period. Layers and micro-batches repeat inside an iteration, so it must hold every operation
-that is regular: all that occurred twice or, without such a period, those that are more frequent, as long as every communicator is
-among them. Operations of a few bytes (barriers, norms) are set aside: they are what pauses and checkpoints add.
+Two equal periods in a row prove a period; it must hold each operation that is regular, as layers and micro-batches repeat inside.
+Operations of a few bytes (barriers, norms) are set aside: they are what pauses and checkpoints add.
 """
 
 from __future__ import annotations
@@ -179,10 +178,7 @@ def _ways(part: NDArray[Any], own: int, size: int) -> tuple[frozenset[tuple[int,
 
 
 def _blocks(word: NDArray[Any], chains: Sequence[int]) -> NDArray[np.int64] | None:
-    """For each operation of a (cyclic) pattern the number of the stretch between two exchanges of stages it lies in.
-
-    ``None`` where there are fewer than three: these do not tell passes from the update.
-    """
+    """For each operation of a cyclic pattern its stretch between exchanges of stages; ``None``: fewer than three."""
     starts = np.isin(word["function"], POINT_TO_POINT) & np.isin(word["row"], chains)
     starts[1:] &= ~(starts[:-1] & (word["call"][1:] == word["call"][:-1]))
     number = int(starts.sum())
@@ -241,10 +237,7 @@ def collapse(operations: NDArray[Any], rows: Sequence[int] | NDArray[np.intp]) -
 
 
 def find_period(tokens: Tokens, owners: NDArray[np.int64], known: Collection[int] = ()) -> tuple[int, int] | None:
-    """(start, length) of the shortest period that holds every regular token; ``None`` where nothing repeats.
-
-    ``owners``: communicator of each token; ``known``: lengths other ranks showed, which are tried first. O(candidates x tokens).
-    """
+    """(start, length) of the shortest period with every regular token; ``known`` lengths first. O(candidates x tokens)."""
     if len(tokens) < 2:
         return None
     _, first, word, numbers = np.unique(tokens, return_index=True, return_inverse=True, return_counts=True)
@@ -260,9 +253,7 @@ def find_period(tokens: Tokens, owners: NDArray[np.int64], known: Collection[int
 
 
 def _shortest(word: NDArray[np.int64], lengths: Sequence[int], regular: NDArray[np.bool_]) -> tuple[int, int] | None:
-    """Of lengths, which rise, the shortest that is a period; of those not twice as long the one that fits best: iterations that
-    lost as many records may look alike, whole ones fit more of the sequence.
-    """
+    """The shortest length that is a period; of those less than twice as long the one that fits best."""
     found: list[tuple[float, int, int]] = []
     for length in lengths:
         if found and length >= 2 * found[0][2]:

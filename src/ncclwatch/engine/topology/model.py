@@ -114,10 +114,7 @@ def pass_text(stage: Stage) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One communicator with what it is for. ``ranks`` are global ranks in the order of the communicator's; −1 where unknown.
-
-    ``id`` is the number of ``engine.job.Group``; ``inferred`` says that nobody of it was observed: it follows from the others.
-    """
+    """One communicator and what it is for; ``ranks`` are global, in its order (−1: unknown); ``inferred``: nobody observed."""
 
     id: int
     hash: int
@@ -151,11 +148,7 @@ class Layout:
 
 @dataclass(frozen=True)
 class Topology:
-    """Everything inferred of one job. Arrays of shape (world,) are indexed by global rank; −1 means unknown.
-
-    ``stage`` is the pipeline stage, ``tensor_index`` the place in the tensor group: where both are equal, ranks do the same work
-    on other data.
-    """
+    """Everything inferred of one job; arrays (world,) by global rank, −1: unknown."""
 
     world: int
     groups: tuple[Group, ...]
@@ -192,10 +185,7 @@ class Topology:
 
 @dataclass(frozen=True)
 class Pattern:
-    """The operations of one iteration as all ranks of a pipeline stage call them, in program order.
-
-    ``tokens`` are the steps as 64-bit fingerprints, shape (steps,). ``seen`` counts the iterations it was learned from.
-    """
+    """One iteration as all ranks of a stage call it, in order; ``tokens``: fingerprints (steps,), ``seen``: iterations."""
 
     stage: int
     steps: tuple[Stage, ...]

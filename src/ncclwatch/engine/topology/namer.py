@@ -52,10 +52,7 @@ class Followed:
 
 
 class StageNamer:
-    """Feed it samples (who is which rank, which communicators) and calls (what is done on them); memory is bounded.
-
-    Jobs on the same processes' hosts are kept apart; ``jobs`` holds what is known of each, ``learned`` of the largest.
-    """
+    """Feed it samples and calls; memory is bounded. ``jobs``: what is known of each, ``learned`` of the largest."""
 
     def __init__(self) -> None:
         self._map = JobMap()
@@ -117,10 +114,7 @@ class StageNamer:
             self.observe(events, host=host)
 
     def observe(self, events: NDArray[Any], *, host: str = "") -> None:
-        """Take a batch of ``EVENT_DTYPE`` records in the order of their times.
-
-        ``host`` is needed only where processes of several hosts may have equal pids.
-        """
+        """Take ``EVENT_DTYPE`` records by time; ``host`` is needed only where hosts may have equal pids."""
         if not self._map.jobs and sum(len(e) for e, _ in self._early) < EARLY:
             self._early.append((events.copy(), host))
         calls, _ = by_process(events)
@@ -187,9 +181,7 @@ class StageNamer:
         return Role.UNSURE if found is None else ROLES[found[1].encoding.role[found[2]]]
 
     def place_of(self, host: str, pid: int | None, rank: int | None) -> Stage | None:
-        """A process's place in pipeline and tensor group alone, or of a rank that nobody observes (no ``pid``) where there is
-        one job; ``None`` where neither is known.
-        """
+        """Place in pipeline and tensor group alone, also of an unobserved rank of the only job; ``None``: not known."""
         job = self._jobs[0] if len(self._jobs) == 1 else None
         if pid is not None:
             found = self._find(host, pid, 0)
@@ -372,10 +364,7 @@ class _Naming:
         return max((call for call in found if call[1].function), key=lambda call: call[0], default=(0, None))[1]
 
     def _calls_since(self, member: Member, communicator: Communicator, operation: OperationRef | None) -> int | None:
-        """How many collectives a rank has called after the one with NCCL's number ``operation.sequence``; ``None`` where unknown.
-
-        Only for what the state plane named (it knows the protocol): sequence numbers of the calls plane count otherwise.
-        """
+        """Collectives called after NCCL's number ``operation.sequence`` (of the state plane); ``None``: unknown."""
         row = self.ledger.row(member.info, communicator)
         if row is None or operation is None or operation.sequence is None or not operation.protocol:
             return None

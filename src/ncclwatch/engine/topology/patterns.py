@@ -1,11 +1,7 @@
-"""The pattern of an iteration for every pipeline stage, learned from specimens, and the pass every operation of it belongs to:
-forward or backward, of which micro-batch and model chunk.
+"""The pattern of an iteration for every pipeline stage, learned from specimens, and the pass every operation of it belongs to.
 
-With a pipeline, Send and Recv tell, in every schedule: what comes from the previous stage begins a forward pass, what goes to the
-next ends one; backward the other way round. The first stage has no input to receive and the last no result to send: there the
-other end of the pass is used. Between two exchanges lies one pass, or two, divided by the lengths seen where there is one.
-Without a pipeline only context parallel operations (gathered forward, scattered backward) or a thread of its own for backward
-passes (as PyTorch's autograd has) tell.
+With a pipeline, Send and Recv tell: what comes from the previous stage begins a forward pass, what goes to the next ends one;
+backward the other way round. Without one only context parallel operations or a thread of its own for backward passes tell.
 """
 
 from __future__ import annotations
@@ -57,9 +53,7 @@ class Encoding:
     """Whether sizes depend on the data. Shape (roles, functions)."""
 
     def tokens(self, operations: NDArray[Any], row: NDArray[np.int64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-        """Fingerprints of operations, and their direction: to a peer on the next stage (+1), the previous (−1; stages are
-        cyclic), or neither (0). O(n).
-        """
+        """Fingerprints, and direction: to the next stage (+1), the previous (−1; cyclic), or neither. O(n)."""
         role, function, peer = self.role[row], operations["function"], operations["peer"].astype(np.int64)
         known = np.isin(function, POINT_TO_POINT) & (peer >= 0) & (peer < self.nranks[row])
         own, other = self.stage[row], self.peer_stage[np.where(known, self.offset[row] + peer, -1)]
@@ -170,9 +164,7 @@ def _beginning(word: NDArray[Any], role: NDArray[np.int64], direction: NDArray[n
 
 
 def _at_rest(word: NDArray[Any], direction: NDArray[np.int64], *, first: bool) -> int:
-    """Where the fewest micro-batches are under way: received from the previous stage and not returned, on the first stage sent to
-    the next and not received back.
-    """
+    """Where the fewest micro-batches are under way: received and not returned, on the first stage sent and not back."""
     send = word["function"] == Function.SEND
     ours = direction > 0 if first else direction < 0
     balance = np.cumsum(np.where(ours, np.where(send == first, 1, -1), 0))
@@ -243,9 +235,7 @@ Exchanges = list[tuple[int, int]]
 
 @dataclass(slots=True)
 class Call:
-    """One operation: ``call`` and ``towards`` as of ``Stage``; ``inside``: it belongs to the passes, not to the update;
-    ``marks``: −1 says backward, +1 forward.
-    """
+    """One operation: ``inside`` the passes or of the update; ``marks``: −1 backward, +1 forward; else as of ``Stage``."""
 
     call: int
     send: bool = False
@@ -257,9 +247,7 @@ class Call:
 
 @dataclass(slots=True)
 class Hints:
-    """What one stage shows, or others did: micro-batches and chunks, 0 where unknown; ``lengths``: operations in a pass, where
-    all of a phase that stand alone between two exchanges have as many.
-    """
+    """What stages show: micro-batches and chunks (0: unknown), and operations in a pass where all have as many."""
 
     lengths: dict[Phase, int] = field(default_factory=dict)
     micro_batches: int = 0

@@ -1,10 +1,7 @@
 """What is recorded of a job: who is who, and what they called.
 
-Who is who is exact, ranks that nobody observes included: NCCL gives every rank its peers' host and process hashes
-(``ncclPeerInfo``), equal on all communicators of a job, so the one over all ranks names the members of the others.
-
-Ranks of a stage run the same program, so the latest calls of at most ``SPECIMENS`` processes are kept in full; of everybody they
-are counted by communicator and function. Memory is bounded whatever the size of the job.
+NCCL gives every rank its peers' host and process hashes (``ncclPeerInfo``), equal on all communicators of a job, so the one over
+all ranks names the members of the others. The latest calls of a few processes are kept in full; of everybody they are counted.
 """
 
 from __future__ import annotations

@@ -1,16 +1,8 @@
-"""Which role each kind of group plays.
+"""Which role each kind of group plays, and from that the topology (docs/topology.md).
 
-* Stages exchange activations and gradients by Send and Recv with neighbours; experts by all-to-all.
-* Tensor and context parallelism communicate inside every pass, over and over with the same size; gradients are reduced once an
-  iteration (MegaTrace, Key Insight 2). Data sharded by FSDP is gathered layer by layer; then no other group reduces gradients.
-* The sizes of tensor, pipeline and data groups multiply to the number of ranks; two of different roles share one rank at most;
-  context and experts lie inside a data group (see ``RankGenerator`` in Megatron-LM's ``megatron/core/parallel_state.py``).
-
-So every assignment of roles that the sets of ranks allow is tried. Of those that fit, those count that leave the fewest kinds
-unexplained. What they agree on is said, the rest is ``UNSURE``.
-
-From roles follows the topology. Groups that nobody observes are filled in only where all that are observed have one distance and
-size. The order of stages follows from who sends to whom; where an iteration begins the first stage sends and the last receives.
+The sizes of tensor, pipeline and data groups multiply to the number of ranks; two of different roles share one rank at most;
+context and experts lie inside a data group (``RankGenerator`` in Megatron-LM's ``megatron/core/parallel_state.py``). Every
+assignment that the sets of ranks allow is tried; of those that leave the fewest kinds unexplained, what they agree on is said.
 """
 
 from __future__ import annotations
@@ -275,10 +267,7 @@ def crossing(one: NDArray[np.int32], other: NDArray[np.int32]) -> bool:
 
 
 def infer(jobmap: JobMap, job: KnownJob, recorder: Recorder, *, by_counts: bool = False) -> tuple[Topology, list[Specimen]]:
-    """Infer one job's topology from what was recorded so far, or (``by_counts``, and where no call was) from NCCL's own counts.
-
-    Also returns the processes it was inferred from. O(specimens x operations + communicators).
-    """
+    """A job's topology from calls, or (``by_counts``, or without any) from NCCL's counts; and the processes it is from."""
     rows_of: dict[int, dict[int, tuple[int, int]]] = {process: {} for process in job.processes}
     for group in job.groups:
         for row in group.rows:
@@ -354,9 +343,7 @@ def _direction(jobmap: JobMap, specimen: Specimen, reading: Reading, after: set[
 
 
 def _dimension(world: int, role: Role, lines: Sequence[Line]) -> tuple[NDArray[np.int32], list[Group]]:
-    """How groups of one role, each its ranks in order, divide the ranks: the place of each rank in its group (of pipelines its
-    stage; shape (world,), −1 where unknown), and groups of which nobody is observed, and which follow from the others.
-    """
+    """How groups of a role divide the ranks: each rank's place (world,), −1 unknown; and unobserved groups that follow."""
     inferred: list[Group] = []
     if not lines:
         return np.zeros(world, np.int32), inferred

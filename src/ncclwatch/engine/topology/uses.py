@@ -162,11 +162,7 @@ def families(job: KnownJob, uses: Iterable[Use], observed: set[int]) -> list[Fam
 
 
 def _parts(uses: Sequence[Use], observed: set[int]) -> list[list[Use]]:
-    """Uses that may be of one kind, parted by how they are called.
-
-    Stages may call a little more than others do: parts that hold some of the ranks each are one. What nobody was kept in full of
-    goes where it fits.
-    """
+    """Uses that may be of one kind, parted by how they are called; parts with some of the ranks each are one."""
     alike: dict[Hashable, list[Use]] = defaultdict(list)
     for use in sorted(uses, key=lambda use: use.times):
         if use.known:

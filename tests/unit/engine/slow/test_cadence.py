@@ -55,7 +55,7 @@ class TestCadence:
             for start in range(0, len(program), 20):
                 cadences.add_calls(calls(program[start : start + 20], times[start : start + 20]))
         found = cadences.of["", 7]
-        assert found.usual == 74
+        assert found.period.length == 74
         assert [i.duration for i in found.iterations] == pytest.approx([0.1 + 73 * 0.003] * len(found.iterations))
         assert len(found.iterations) >= 3
 
@@ -66,7 +66,7 @@ class TestCadence:
         )
         feed(cadences, plan)
         found = cadences.find("anywhere", 7)
-        assert found is not None and found.usual == 18
+        assert found is not None and found.period.length == 18
         durations = [i.duration for i in found.iterations]
         assert np.median(durations) == pytest.approx(0.18, rel=0.01)
         assert sum(d > 1 for d in durations) <= 1, "a pause is one long iteration, an evaluation is none"
@@ -83,7 +83,7 @@ class TestCadence:
         cadences = Cadences()
         feed(cadences, [("train", 0.01)] * 12)
         found = cadences.find("", 7)
-        assert found is not None and found.usual == 18 and len(found.iterations) >= 8
+        assert found is not None and found.period.length == 18 and len(found.iterations) >= 8
 
     @pytest.mark.parametrize("micro_batches", [2, 4, 8])
     @pytest.mark.parametrize("batch", [5, 64])
@@ -97,7 +97,7 @@ class TestCadence:
         for start in range(0, len(program), batch):
             cadences.add_calls(calls(program[start : start + batch], times[start : start + batch]))
         found = cadences.of["", 7]
-        assert found.usual == usual and found.generation <= 3
+        assert found.period.length == usual and found.generation <= 3
         assert len(found.iterations) >= 12
         assert [i.duration for i in found.iterations] == pytest.approx([0.01 * usual] * len(found.iterations))
         assert {len(profile) for profile in found.profiles} == {usual + 1} and found.open_since is not None
@@ -114,12 +114,12 @@ class TestCadence:
         cadences = Cadences()
         end = feed(cadences, [("train", 0.01)] * 20)
         found, first = cadences.of["", 7], cadences.of["", 7].generation
-        assert found.usual == 18
+        assert found.period.length == 18
         program = [(Function.ALL_REDUCE, TENSOR, -1)] * 4 + [(Function.ALL_GATHER, DATA, -1)]
         for _ in range(60):
             cadences.add_calls(calls(program, [end + 0.05 * k for k in range(5)]))
             end += 0.25
-        assert found.usual == 5 and found.generation > first
+        assert found.period.length == 5 and found.generation > first
         assert [i.duration for i in found.iterations] == pytest.approx([0.25] * len(found.iterations))
 
     def test_a_process_that_is_gone_is_forgotten(self) -> None:

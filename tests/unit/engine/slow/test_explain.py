@@ -42,10 +42,9 @@ def job_of(processes: list[list[ProcessSample]]) -> Job:
 
 def judgement(job: Job, *findings: Finding) -> Judgement:
     size = len(job.members)
-    unknown = np.full(size, np.nan)
     context = Context(np.zeros(size, np.int64), np.zeros(size, np.int64), None)
     profile = add_up([], [member.info.key for member in job.members])
-    return Judgement(list(findings), profile, context, None, 0.0, 1.0, unknown, unknown)
+    return Judgement(list(findings), profile, context, None, 0.0, 1.0)
 
 
 def test_equal_pids_of_two_hosts_and_ranks_of_one_process_are_told_apart() -> None:

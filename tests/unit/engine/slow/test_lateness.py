@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ncclwatch.engine.slow.cadence import Cadence, Iteration
-from ncclwatch.engine.slow.lateness import measure, slope
+from ncclwatch.engine.slow.lateness import measure
 
 
 def cadence(begins: list[float]) -> Cadence:
@@ -64,11 +64,3 @@ def test_of_two_equals_the_past_tells_which_is_late_also_when_it_is_forgotten() 
     assert not measure([usual, late], [1.2] * 2, 0.2, pair).share.any(), "of two that differ nobody knows which is late"
     kept = measure([usual, late], [1.2] * 2, 0.2, pair, measured.usual)
     assert kept.late.tolist() == [0, 6] and kept.share[1] > 0.3
-
-
-def test_slope_tells_work_from_additions() -> None:
-    before = np.tile([0.010, 0.020, 0.001], 12)
-    grown = np.where(before > 0.005, 2.0 * before + 0.003, 0.4)
-    factor, extra = slope(before, grown)
-    assert factor == pytest.approx(2.0) and extra == pytest.approx(0.003)
-    assert np.isnan(slope(np.full(40, 0.01), np.full(40, 0.02))[0]), "equal stretches say nothing of a factor"

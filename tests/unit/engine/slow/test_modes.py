@@ -55,6 +55,8 @@ def test_the_equations() -> None:
     assert window((112.0, [5.0, 3.0])).kind == "S3"
     window((113.0, [1.0, 0.9]))
     assert rule.found is None and rule.since is None
+    window((114.0, [5.0, 3.0]))
+    assert rule.found is None, "that one was slow before it was healthy again is no repetition"
 
 
 def test_a_rank_that_comes_late_is_named_by_its_short_time_in_the_operation() -> None:
