@@ -68,17 +68,17 @@ def diagnose(
     named, files = options.split_words(pid, words)
     options.require_slow_mode(slow_mode, t_base)
     if files:
+        # Whoever asks about live processes need not wait until all that reads files is loaded.
         from ncclwatch.cli.foreign import foreign_among, judge_foreign
+        from ncclwatch.cli.recorded import judge_recordings, recordings_among, with_folders
 
+        files = with_folders(files)
         foreign = foreign_among(files, alone=not named and not every)
         if foreign is not None:
             rule = options.slow_rule(slow_mode, t_base, theta)
             return judge_foreign(foreign, as_json=as_json, exit_code=exit_code, slow=rule, why=why)
     options.require_files(files)
     if files:
-        # Whoever asks about live processes need not wait until all that reads recordings is loaded.
-        from ncclwatch.cli.recorded import judge_recordings, recordings_among
-
         recordings = recordings_among(files, alone=not named and not every)
         if recordings:
             rule = options.slow_rule(slow_mode, t_base, theta)

@@ -12,12 +12,17 @@ from ncclwatch.cli.output import emit, emit_json, note
 from ncclwatch.cli.verdicts import print_verdicts
 from ncclwatch.engine.slow.modes import SlowRule
 from ncclwatch.errors import ExitStatus, TargetError, UsageError
+from ncclwatch.ingest.folders import files_in
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict
 from ncclwatch.report.history import Incident, incidents
 from ncclwatch.store.container import is_recording
 from ncclwatch.store.replay import Recordings, Replay
+from ncclwatch.target.image import is_snapshot
 from ncclwatch.text import clean, duration
+
+OTHERS_SHOWN = 4
+"""Files of a folder that are named when they are left out."""
 
 
 def recordings_among(files: Sequence[Path], *, alone: bool) -> list[Path]:
@@ -25,6 +30,21 @@ def recordings_among(files: Sequence[Path], *, alone: bool) -> list[Path]:
     found = [file for file in files if is_recording(file)]
     if found and (not alone or len(found) != len(files)):
         raise UsageError("recordings are judged by themselves", "leave out the pids and the snapshot files")
+    return found
+
+
+def with_folders(paths: Sequence[Path]) -> list[Path]:
+    """Paths in which a folder of snapshots or recordings (one a node, say) is those files; what lies beside them is told."""
+    found: list[Path] = []
+    for path in paths:
+        files = list(files_in(path)) if path.is_dir() else []
+        own = [file for file in files if is_recording(file) or is_snapshot(file)]
+        found += own or [path]
+        others = [file.name for file in files if file not in set(own)] if own else []
+        if others:
+            more = f" and {len(others) - OTHERS_SHOWN} more" if len(others) > OTHERS_SHOWN else ""
+            names = clean(", ".join(others[:OTHERS_SHOWN]), 200)
+            note(f"{clean(str(path), 160)}: neither snapshots nor recordings, left out: {names}{more}")
     return found
 
 

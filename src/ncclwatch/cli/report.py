@@ -49,7 +49,7 @@ def report(
     Examples:
       ncclwatch report job.recording -o hang.html               of a recording
       ncclwatch report --all -o hang.html                       of the job as it is now
-      ncclwatch report hang-*.ncclwatch -o hang.html            of snapshots of several nodes
+      ncclwatch report FOLDER -o hang.html                      of a folder with a snapshot of each node
       ncclwatch report job.recording --perfetto -o job.pftrace  open it at ui.perfetto.dev
     """
     if as_json and perfetto:
@@ -57,6 +57,10 @@ def report(
     if perfetto and output is None:
         raise UsageError("a trace is binary", "name the file to write, for example -o job.pftrace")
     named, files = options.split_words(pid, words)
+    if any(file.is_dir() for file in files):
+        from ncclwatch.cli.recorded import with_folders
+
+        files = with_folders(files)
     options.require_files(files)
     if files and (named or every):
         raise UsageError("a report is of files or of processes, not of both", "leave out one of them")
