@@ -80,7 +80,8 @@ def read_dump(path: Path) -> Dump:
     try:
         with path.open("rb") as file:
             status = os.fstat(file.fileno())
-            data = file.read(LONGEST_BYTES + 1)
+            # A buffer as large as the limit is not asked for where the file is small.
+            data = file.read(min(status.st_size, LONGEST_BYTES) + 1)
     except OSError as error:
         raise IngestError(f"{name}: {error.strerror or error}") from error
     if len(data) > LONGEST_BYTES:
