@@ -1,7 +1,8 @@
 """Jobs of four ranks over gloo in which something goes wrong; each rank dumps PyTorch's Flight Recorder at the end.
 
-Started by ``make_flight_recorder_dumps.py``, with PyTorch on the path: ``flight_recorder_job.py FOLDER CASE...``. Ranks are forked, so
-that PyTorch is loaded once. Even and odd ranks are a group each; a step is an AllGather there, an AllReduce and a Broadcast of all.
+Started by ``make_flight_recorder_dumps.py``, with PyTorch on the path: ``flight_recorder_job.py FOLDER CASE...``. Ranks are
+forked, so that PyTorch is loaded once. Even and odd ranks are a group each; a step is an AllGather there, an AllReduce and a
+Broadcast of all.
 """
 
 from __future__ import annotations

@@ -3,14 +3,15 @@
 
     scripts/make_flight_recorder_dumps.py --torch 2.14.1 --site /opt/torch-2.14.1 --to tests/fixtures/flight-recorder
 
-installs that release into ``--site`` unless it is there (some gigabytes), and writes ``TORCH-CASE.tar.xz`` for each case. What must
-be said of them stands in ``tests/unit/ingest/test_real_dumps.py``. Dumps are kept as PyTorch wrote them.
+installs that release into ``--site`` unless it is there (some gigabytes), and writes ``TORCH-CASE.tar.xz`` for each case. What
+must be said of them stands in ``tests/unit/ingest/test_real_dumps.py``. Dumps are kept as PyTorch wrote them.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -26,17 +27,17 @@ HERE = Path(__file__).resolve().parent
 def install(release: str, site: Path) -> None:
     """Install a release of PyTorch beside everything else."""
     if not (site / "torch" / "version.py").is_file():
-        subprocess.run(
-            [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--target", str(site), f"torch=={release}", "numpy"],
-            check=True,
-        )
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-compile", "--target", str(site)]
+        subprocess.run([*pip, f"torch=={release}", "numpy"], check=True)
 
 
 def play(cases: Sequence[str], site: Path, folder: Path) -> None:
     """Run one job after the other."""
     sizes = {"TORCH_FR_BUFFER_SIZE": "64", "TORCH_NCCL_TRACE_BUFFER_SIZE": "64", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "flight_recorder_job.py", str(folder), *cases]
-    subprocess.run(command, env={**os.environ, **sizes, "PYTHONPATH": str(site)}, cwd=HERE, check=True, timeout=LONGEST_S)
+    # Frames name the file as it was started: without the path of a person's checkout.
+    shutil.copy(HERE / "flight_recorder_job.py", folder / "train.py")
+    command = [sys.executable, "train.py", ".", *cases]
+    subprocess.run(command, env={**os.environ, **sizes, "PYTHONPATH": str(site)}, cwd=folder, check=True, timeout=LONGEST_S)
 
 
 def pack(folder: Path, to: Path) -> None:

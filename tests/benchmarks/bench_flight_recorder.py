@@ -3,8 +3,8 @@
     PYTHONPATH=src:tests python tests/benchmarks/bench_flight_recorder.py                       # 16 ranks, and 1,024
     ... --ranks 4096 --torch /opt/torch-2.14.1                                                  # with torchfrtrace, where that is
 
-The dumps are made up: 2,000 entries a rank, 12 frames each, three process groups, one rank a call behind. The bare unpickler allows
-no class either, and does nothing with what it has read. Both read the same files, one after the other, in this run.
+The dumps are made up: 2,000 entries a rank, 12 frames each, three process groups, one rank a call behind. The bare unpickler
+allows no class either, and does nothing with what it has read. Both read the same files, one after the other, in this run.
 """
 
 from __future__ import annotations

@@ -23,6 +23,7 @@ _COMMANDS: dict[str, str] = {
     "snapshot": "Record what a diagnosis needs into a file.",
     "diagnose": "Which rank holds the job up, from outside, now.",
     "explain": "What is known of a cause, and known defects of NCCL.",
+    "watch-folder": "A verdict for each job whose watchdog dumps.",
     "attach": "Watch a job live.",
     "ask": "A verdict now from a running attach or engine.",
     "record": "Keep what is seen of a job in a file.",
@@ -44,7 +45,7 @@ _COMMANDS: dict[str, str] = {
 }
 """Every command by its name, with what it is for. Each is a function of the module of its name; some are groups of commands."""
 
-_MODULES = {"ask": "asking", "paths": "paths_group"}
+_MODULES = {"ask": "asking", "paths": "paths_group", "watch-folder": "watch_folder"}
 _GROUPS = ("keys", "paths")
 _NEEDS_ALL = ("completion",)
 
@@ -71,7 +72,7 @@ def application(only: str = "") -> typer.Typer:
         if name in _GROUPS:
             app.add_typer(module.app, name=name, short_help=about)
         else:
-            app.command(name, short_help=about)(getattr(module, name))
+            app.command(name, short_help=about)(getattr(module, name.replace("-", "_")))
 
     @app.callback(invoke_without_command=True)
     def _root(

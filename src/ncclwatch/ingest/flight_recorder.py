@@ -117,7 +117,7 @@ class _Batches(Sequence[NodeBatch]):
         self._job, self._least = job, least
 
     def __len__(self) -> int:
-        return len(self._job.ranks) * len(self._job.moments)
+        return sum(1 for _ in self)
 
     def __iter__(self) -> Iterator[NodeBatch]:
         return self._job.batches(self._least)

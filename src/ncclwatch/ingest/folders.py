@@ -55,7 +55,7 @@ def find(paths: Sequence[Path], formats: Sequence[Format] = FORMATS) -> Found:
 
 
 def files_in(folder: Path) -> Iterator[Path]:
-    """The files of a folder and of those in it, by name; hidden ones are left out. Raises :class:`IngestError` for too many."""
+    """Files of a folder and of the folders in it, in order. Raises :class:`IngestError` when there are too many."""
     number = 0
     for root, folders, names in os.walk(folder):
         here = Path(root)
