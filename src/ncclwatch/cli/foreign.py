@@ -7,6 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 from pathlib import Path
+from typing import Any
+
+from numpy.typing import NDArray
 
 from ncclwatch.cli.output import emit, emit_json, note
 from ncclwatch.cli.verdicts import print_verdicts
@@ -14,10 +17,12 @@ from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.engine.live import LiveDiagnosis
 from ncclwatch.engine.session import DiagnosisSession
 from ncclwatch.engine.slow.modes import SlowRule
+from ncclwatch.engine.topology.namer import StageNamer
 from ncclwatch.engine.verdict import severity
 from ncclwatch.errors import ExitStatus, UsageError
 from ncclwatch.ingest.base import Ingested
 from ncclwatch.ingest.folders import Found, Record, find, read
+from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
 from ncclwatch.text import clean
 
@@ -90,7 +95,7 @@ def judge_ingested(ingested: Ingested, slow: SlowRule | None = None) -> list[Ver
     views = ((ingested.batches, ingested.amend), *((view.batches, view.amend) for view in ingested.views))
     said: list[Verdict] = []
     for number, (batches, amend) in enumerate(views):
-        found = [amend(verdict) for verdict in _stand(batches, slow)]
+        found = [amend(verdict) for verdict in _stand(batches, slow, StageNamer() if ingested.stages else _NoStages())]
         if number == 0 or any(verdict.verdict_class.accuses for verdict in found):
             said = found
         if any(verdict.verdict_class.accuses for verdict in said):
@@ -99,8 +104,21 @@ def judge_ingested(ingested: Ingested, slow: SlowRule | None = None) -> list[Ver
     return [replace(verdict, unobserved=tuple(dict.fromkeys((*verdict.unobserved, *blind)))) for verdict in said]
 
 
-def _stand(batches: Iterable[NodeBatch], slow: SlowRule | None) -> list[Verdict]:
-    session = DiagnosisSession(LiveDiagnosis(slow=(slow or SlowRule()).watch()))
+class _NoStages(StageNamer):
+    """Learns nothing."""
+
+    def note_samples(self, samples: Sequence[ProcessSample]) -> None:
+        """Not needed."""
+
+    def observe(self, events: NDArray[Any], *, host: str = "") -> None:
+        """Not needed."""
+
+    def fall_back(self, samples: Iterable[ProcessSample]) -> None:
+        """Not needed."""
+
+
+def _stand(batches: Iterable[NodeBatch], slow: SlowRule | None, namer: StageNamer) -> list[Verdict]:
+    session = DiagnosisSession(LiveDiagnosis(slow=(slow or SlowRule()).watch(), namer=namer))
     for now_ns, together in _moments(batches):
         for number, batch in together:
             session.feed(batch, now_ns, source=f"{batch.host}#{batch.boot_id}#{number}" if number else batch.host)

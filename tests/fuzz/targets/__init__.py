@@ -10,7 +10,9 @@ from fuzz.harness import Target
 @cache
 def every() -> dict[str, Target]:
     """All targets by name."""
-    from fuzz.targets import files, kernel, memory, messages, nccl
+    from fuzz.targets import files, ingest, kernel, memory, messages, nccl
 
-    found = [*memory.targets(), *messages.targets(), *files.targets(), *kernel.targets(), *nccl.targets()]
+    found = [
+        *memory.targets(), *messages.targets(), *files.targets(), *kernel.targets(), *ingest.targets(), *nccl.targets(),
+    ]  # fmt: skip
     return {target.name: target for target in found}
