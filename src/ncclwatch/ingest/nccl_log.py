@@ -146,13 +146,14 @@ class _Found:
     def __init__(self, reader: LogReader) -> None:
         self.reader = reader
         self.holders: dict[int, set[int]] = {}
+        self.creating = any(not own.ready for process in reader.processes.values() for own in process.alive.values())
         for process in reader.processes.values():
             for own in process.alive.values():
                 self.holders.setdefault(own.hash, set()).add(own.rank)
 
     def sample(self, process: LoggedProcess, time_ns: int, wall_ns: int) -> ProcessSample | None:
-        """The process when its log ends; nothing of one that has made no communicator."""
-        if not process.alive:
+        """The process when its log ends. One without communicators tells something only where others wait in a creation."""
+        if not process.alive and not self.creating:
             return None
         known = VersionSource.VERSION if self.reader.version is not None else VersionSource.UNKNOWN
         info = ProcessInfo(

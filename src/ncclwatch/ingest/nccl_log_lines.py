@@ -188,7 +188,7 @@ class LogReader:
         if comm_hash is None or not rank < nranks <= MAX_RANKS:
             self.left_out["communicators without an id"] += 1
             return
-        if own is None or own.hash != comm_hash or what == "Init START":
+        if own is None or own.hash != comm_hash:
             if len(process.alive) >= MAX_COMMUNICATORS:
                 self.left_out["communicators"] += 1
                 return

@@ -18,10 +18,11 @@ import msgspec
 from ncclwatch.collect.batch import NodeBatch, PlaneState
 from ncclwatch.ingest.base import Ingested
 from ncclwatch.ingest.ras_answer import RasAnswer, RasCommunicator, RasMissing, RasPlace, RasRank
+from ncclwatch.ingest.ras_counts import differences
 from ncclwatch.ingest.ras_silent import Silent, SilentRanks
 from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import Communicator, Direction, ProcessInfo, ProcessSample, Transport, VersionSource
-from ncclwatch.model.verdict import Verdict
+from ncclwatch.model.verdict import Verdict, VerdictClass
 
 SECOND = 10**9
 STANDSTILL_S = 60
@@ -88,7 +89,7 @@ def _job(looks: Sequence[tuple[int, RasAnswer]]) -> Ingested:
     elif silent.ranks:
         halted = tuple(_halted_samples(newest))
         batches = [_with(batch, halted) for batch in batches]
-    amend = partial(_amend, silent, _untold(answers))
+    amend = partial(_amend, silent, _untold(answers), tuple(differences(newest)))
     hashes = sorted(f"{communicator.hash:016x}" for communicator in newest.communicators)
     return Ingested(batches, problems, BLIND, notes, job=hashes[0] if hashes else newest.source, amend=amend)
 
@@ -101,9 +102,11 @@ def _untold(answers: Sequence[RasAnswer]) -> str:
     return "" if all(counted) else NO_COUNTS
 
 
-def _amend(silent: SilentRanks, untold: str, verdict: Verdict) -> Verdict:
-    """A verdict as answers of RAS support it."""
+def _amend(silent: SilentRanks, untold: str, differing: tuple[str, ...], verdict: Verdict) -> Verdict:
+    """A verdict as answers of RAS support it; where nobody is named, whose counts differ."""
     told = replace(silent.amend(verdict), planes=("ras",))
+    if told.verdict_class is VerdictClass.UNKNOWN:
+        told = replace(told, evidence=(*told.evidence, *differing))
     if not untold:
         return told
     confidence = min(told.confidence, CONFIDENCE_ALONE) if told.culprits else told.confidence

@@ -13,7 +13,7 @@ import pytest
 from ncclwatch.ingest.base import HEAD_BYTES, Ingested, IngestError
 from ncclwatch.ingest.inspector import NO_TIMES, Inspector
 from ncclwatch.ingest.inspector_lines import KEPT_OPERATIONS
-from ncclwatch.model.verdict import VerdictClass
+from ncclwatch.model.verdict import Verdict, VerdictClass
 from unit.ingest.judged import verdict_of
 
 SLOW = Path(__file__).parents[2] / "fixtures" / "nccl" / "inspector-2.29.2-slow.xz"
@@ -57,6 +57,12 @@ def test_what_is_missing_accuses_nobody(tmp_path: Path) -> None:
     """One rank's file ends early: its operations were small, or were not written yet."""
     cut = [line for line in HEALTHY if rank_of(line) != 1 or json.loads(line)["coll_perf"]["coll_sn"] < 60]
     assert not verdict_of(read(tmp_path, cut)).verdict_class.accuses
+
+
+@pytest.mark.parametrize("said", [VerdictClass.NOT_ENTERED, VerdictClass.INCONSISTENT, VerdictClass.UNKNOWN, VerdictClass.IDLE])
+def test_no_hang_is_ever_told(said: VerdictClass, tmp_path: Path) -> None:
+    verdict = read(tmp_path, HEALTHY[:8]).amend(Verdict(said, "a rank has not come", confidence=0.9))
+    assert verdict.verdict_class is VerdictClass.RUNNING and "what came after is not in these files" in verdict.summary
 
 
 def test_without_times_durations_still_tell_who_came_later(tmp_path: Path) -> None:

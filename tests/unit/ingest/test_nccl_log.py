@@ -208,3 +208,9 @@ def test_a_file_without_a_line_of_nccl_is_refused(tmp_path: Path) -> None:
 )
 def test_absurd_lines_do_no_harm(change: Callable[[str], str], tmp_path: Path) -> None:
     assert read(tmp_path, change(STUCK)).batches
+
+
+def test_who_has_no_communicator_may_be_who_is_waited_for(tmp_path: Path) -> None:
+    [started, _] = created(0)
+    verdict = verdict_of(read(tmp_path, said(40, started), said(41, "cudaDriverVersion 12040")))
+    assert any("perhaps among those: pid 41 on node" in line for line in verdict.evidence)

@@ -325,3 +325,13 @@ def test_text_that_names_nobody_is_a_look_at_the_same_job(tmp_path: Path) -> Non
     os.utime(files[1], (files[0].stat().st_atime, files[0].stat().st_mtime + 9))
     for order in (files, files[::-1]):
         assert not verdict_of(read(*order)).verdict_class.accuses
+
+
+def test_where_nobody_is_named_whose_counts_differ_is_told(tmp_path: Path) -> None:
+    def other(data: Any) -> None:
+        counts = data["communicators"][0]["ranks"][1]["collective_counts"]
+        counts["AllGather"], counts["AllReduce"] = 1, counts["AllReduce"] - 1
+
+    verdict = verdict_of(read(changed(FIXTURES / "2.29.2-healthy.json", other, tmp_path / "x")))
+    assert verdict.verdict_class is VerdictClass.UNKNOWN
+    assert any("rank 1 called AllGather 1 times" in line for line in verdict.evidence)
