@@ -25,6 +25,7 @@ from ncclwatch.cli.options import (
     JsonOption,
     MetricsOption,
     OrderBudgetOption,
+    PathsFilesOption,
     PidOption,
     ProbePathsOption,
     ProbesOption,
@@ -71,6 +72,7 @@ def attach(
     slow_mode: SlowModeOption = "ncclwatch",
     t_base: TBaseOption = None,
     theta: ThetaOption = 3.0,
+    paths: PathsFilesOption = None,
 ) -> int:
     """Watch NCCL processes live: operation, rate and steps of every rank, and a verdict when one holds the others up.
 
@@ -102,10 +104,9 @@ def attach(
         widest_s=0.0 if surface is None else calm_interval,
     )  # fmt: skip
     session.taps.append(_until_judged())
-    with closing(session):
+    with closing(session), serving(metrics) as also:
         session.start(options.choose_pids(named, every), calls=probes)
-        with serving(metrics) as also:
-            show(session, surface, duration, also)
+        show(session, surface, duration, also, paths or ())
     return ExitStatus.VERDICT if exit_code and verdict_stands(session.verdict) else ExitStatus.OK
 
 

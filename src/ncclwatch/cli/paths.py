@@ -17,7 +17,9 @@ from ncclwatch.cli.output import emit, emit_json, note
 from ncclwatch.errors import TargetError, UsageError
 from ncclwatch.model.network import FlowRecord, NetworkLook, NicRecord
 from ncclwatch.paths.flow_map import MappedFlow, NodeView, flow_map
+from ncclwatch.paths.measured import Crowded, crowds_of
 from ncclwatch.text import Style
+from ncclwatch.view.paths import crowd_text, measured_flows
 
 SCHEMA_NAME = "ncclwatch.paths/1"
 
@@ -29,22 +31,31 @@ def paths(
     as_json: JsonOption = False,
     budget: BudgetOption = 0.1,
     duration: LookOption = None,
+    probes: Annotated[
+        list[Path] | None, typer.Option("--paths", metavar="FILE", help="What 'paths probe -o FILE' told: say which flows crowd.")
+    ] = None,
 ) -> None:
     """Show which flow takes which path: five-tuple (seen or predicted), NIC and port of a bond, rate, share of its operation."""
+    from ncclwatch.cli.paths_files import probes_of
+
+    known = probes_of(probes or ())
     named, files = options.split_words(pid, words)
     options.require_files(files)
     if files and (named or every):
         raise UsageError("recordings and processes exclude each other", "give one or the other")
     views, remarks = _recorded(files) if files else _live(options.choose_pids(named, every), budget, duration)
     found = flow_map(views)
+    crowded = crowds_of(measured_flows(found), known)
     if as_json:
-        emit_json(to_json(found, remarks))
+        emit_json(to_json(found, remarks, crowded))
         return
     from ncclwatch.cli.paths_text import screen
 
     width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 160
     for line in screen(found, width=width, style=Style()):
         emit(line)
+    for one in crowded:
+        emit(f"{Style().bad('CROWDED')}  {crowd_text(one)}")
     for remark in remarks:
         note(remark)
 
@@ -90,9 +101,26 @@ def latest(looks: Iterable[tuple[str, NetworkLook]]) -> list[NodeView]:
     return [NodeView(host, flows[host], nics[host]) for host in sorted(flows)]
 
 
-def to_json(found: Sequence[MappedFlow], remarks: Sequence[str]) -> dict[str, Any]:
+def to_json(found: Sequence[MappedFlow], remarks: Sequence[str], crowded: Sequence[Crowded] = ()) -> dict[str, Any]:
     """``ncclwatch.paths/1`` (docs/flow-map.md)."""
-    return {"schema": SCHEMA_NAME, "flows": [_flow_json(one) for one in found], "notes": list(remarks)}
+    return {
+        "schema": SCHEMA_NAME,
+        "flows": [_flow_json(one) for one in found],
+        "crowded": [crowd_json(one) for one in crowded],
+        "notes": list(remarks),
+    }
+
+
+def crowd_json(one: Crowded) -> dict[str, Any]:
+    """Flows that crowd on a link while others are empty."""
+    keys = ("job", "rank", "peer", "channel", "port", "source_port")
+    return {
+        "link": list(one.link),
+        "empty": [list(link) for link in one.empty],
+        "confidence": one.confidence,
+        "flows": [{key: getattr(flow, key) for key in keys} for flow in one.flows],
+        "text": crowd_text(one),
+    }
 
 
 def _flow_json(one: MappedFlow) -> dict[str, Any]:
