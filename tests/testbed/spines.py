@@ -94,10 +94,10 @@ class Spines:
         above.run(f"ip route add {HOSTS}.{leaf}.0/24 via {subnet}.1")
         switch.run(f"tc qdisc add dev up{spine} root tbf rate {int(rate * 8)}bit burst {16 * MTU} latency 60ms")
 
-    def route(self, leaf: int, destination: str, port: int, source_port: int) -> int:
+    def route(self, leaf: int, destination: str, port: int, source_port: int, protocol: str = "tcp") -> int:
         """The spine that the kernel of a leaf takes: what a test checks by; the product never asks."""
         said = self.leaves[leaf].run(
-            f"ip route get {destination} from {self.address(leaf)} iif hosts0 ipproto tcp sport {source_port} dport {port}"
+            f"ip route get {destination} from {self.address(leaf)} iif hosts0 ipproto {protocol} sport {source_port} dport {port}"
         )
         found = re.search(r"\bdev up(\d+)\b", said)
         assert found, said

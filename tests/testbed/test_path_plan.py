@@ -137,6 +137,27 @@ def test_where_routers_are_silent_queues_tell(fabric: Spines, library: str, tmp_
     assert before / after >= RATIO, (before, after)
 
 
+def test_paths_of_roce_are_told_and_nothing_reaches_its_port(fabric: Spines) -> None:
+    """Datagrams under the five-tuples of RoCE; who listens on its port hears but the one that is meant to arrive."""
+    listen = (
+        "import socket; s = socket.socket(2, 2); s.bind(('', 4791)); print('ready', flush=True); print(s.recv(99), flush=True)"
+    )
+    end = fabric.hosts[1].popen([sys.executable, "-c", listen], stdout=subprocess.PIPE, text=True)
+    try:
+        assert end.stdout is not None and end.stdout.readline() == "ready\n"
+        words = ("paths", "probe", fabric.address(1), "--udp", "--sources", "50000-50015", "--json")
+        (told,) = json.loads(ncclwatch(*words, fabric=fabric))["probes"]
+        send = f"import socket; socket.socket(2, 2).sendto(b'meant', ('{fabric.address(1)}', 4791))"
+        assert fabric.hosts[0].popen([sys.executable, "-c", send]).wait(20) == 0
+        assert end.stdout.readline() == "b'meant'\n"
+    finally:
+        end.kill()
+        end.communicate()
+    spines = [fabric.route(0, fabric.address(1), 4791, one["source_port"], "udp") for one in told["paths"]]
+    assert [one["hops"][1] for one in told["paths"]] == [f"10.80.{spine}.2" for spine in spines] and set(spines) == {0, 1}
+    assert all(len(one["hops"]) == 3 and one["arrived"] and one["steady"] for one in told["paths"])
+
+
 @pytest.mark.parametrize("fabric", [{"spines": 3}], indirect=True)
 def test_a_spine_dies_and_a_new_plan_is_there_within_two_seconds(fabric: Spines, tmp_path: Path) -> None:
     """Two channels on two of three spines; one dies, and the network moves its flow to another, by chance the taken one."""
