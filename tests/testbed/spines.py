@@ -108,6 +108,10 @@ class Spines:
         for leaf in range(LEAVES):
             self.spines[spine].run(f"ip link set leaf{leaf} down")
 
+    def swallow(self, spine: int) -> None:
+        """Let a spine forward nothing more, with all its links up: leaves send to it as before."""
+        self.spines[spine].run("sysctl -qw net.ipv4.ip_forward=0")
+
     def job(self, *, pins: tuple[str, str] | None = None, **options: Any) -> Job:
         """A job of two ranks, one behind each leaf (not started); ``pins`` are the library and its plan."""
         environment = {

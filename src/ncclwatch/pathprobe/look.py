@@ -47,13 +47,16 @@ def own_address(destination: str) -> str:
         return str(end.getsockname()[0])
 
 
-def look(asked: Asked, host: str) -> Probe:
-    """Follow every path, and say how sure that is. Raises :class:`TargetError` where nothing can be sent."""
+def look(asked: Asked, host: str, first: Sequence[hops.Trace] = ()) -> Probe:
+    """Follow every path, and say how sure that is; ``first`` is a look that was made already, and counts as one.
+
+    Raises :class:`TargetError` where nothing can be sent.
+    """
     source = own_address(asked.destination)
     notes: list[str] = []
-    seen: list[dict[PathKey, hops.Trace]] = []
-    for number in range(max(1, asked.looks)):
-        if number:
+    seen: list[dict[PathKey, hops.Trace]] = [{one.path: one for one in first}] if first else []
+    while len(seen) < max(1, asked.looks):
+        if seen:
             time.sleep(asked.apart_s)
         own = hops.traces(asked.destination, asked.paths, asked.protocol, asked.effort)
         found = {one.path: one for one in own}
