@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -27,6 +28,8 @@ pytestmark = [
 ]
 
 PORTS = "26000,26001"
+HEAD = bytes.fromhex("0180c200000e" + "020000000001" + "88cc")
+"""Of a frame of LLDP."""
 ME = [sys.executable, "-m", "ncclwatch"]
 
 
@@ -42,6 +45,11 @@ def fabric(request: pytest.FixtureRequest) -> Iterator[Spines]:
         pytest.skip("needs root")
     with Spines(**getattr(request, "param", {})) as made:
         yield made
+
+
+def part(kind: int, value: bytes) -> bytes:
+    """One part of a frame of LLDP."""
+    return struct.pack("!H", kind << 9 | len(value)) + value
 
 
 def ncclwatch(*words: str, fabric: Spines | None = None, leaf: int = 0) -> str:
@@ -145,8 +153,17 @@ def test_paths_of_roce_are_told_and_nothing_reaches_its_port(fabric: Spines) -> 
     end = fabric.hosts[1].popen([sys.executable, "-c", listen], stdout=subprocess.PIPE, text=True)
     try:
         assert end.stdout is not None and end.stdout.readline() == "ready\n"
-        words = ("paths", "probe", fabric.address(1), "--udp", "--sources", "50000-50015", "--json")
-        (told,) = json.loads(ncclwatch(*words, fabric=fabric))["probes"]
+        words = ("paths", "probe", fabric.address(1), "--udp", "--sources", "50000-50015", "--lldp", "20", "--json")
+        frame = HEAD + part(1, b"\x07leaf zero") + part(2, b"\x05swp1") + part(5, b"leaf0") + part(0, b"")
+        say = f"import socket, time; s = socket.socket(17, 3); s.bind(('hosts0', 0)); f = {frame!r}"
+        say += "; [(s.send(f), time.sleep(.2)) for _ in range(200)]"
+        switch = fabric.leaves[0].popen([sys.executable, "-c", say])
+        try:
+            (told,) = json.loads(ncclwatch(*words, fabric=fabric))["probes"]
+        finally:
+            switch.kill()
+            switch.wait()
+        assert (told["nic"], told["switch"], told["switch_port"]) == ("nic", "leaf0", "swp1")
         send = f"import socket; socket.socket(2, 2).sendto(b'meant', ('{fabric.address(1)}', 4791))"
         assert fabric.hosts[0].popen([sys.executable, "-c", send]).wait(20) == 0
         assert end.stdout.readline() == "b'meant'\n"

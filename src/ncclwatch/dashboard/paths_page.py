@@ -76,7 +76,7 @@ def _line(way: Way, most: float, red: bool) -> str:
 def _name(picture: Picture, place: Place, room: int) -> str:
     """Host and address, or a router; always ``room`` cells."""
     column, name = place
-    host = picture.labels.get(name, "").partition(" (netns")[0] if column in (0, len(picture.places) - 1) else ""
+    host = picture.labels.get(name, "").partition(" (netns")[0] if column in (0, 1, len(picture.places) - 1) else ""
     both = f"{host} {name}".strip()
     shown = "silent" if name == SILENT else both if width(both) <= room else name
     text = fit(clean(shown, 100), room)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from ncclwatch.errors import NcclwatchError, TargetError
 from ncclwatch.model.paths import Protocol
+from ncclwatch.nic import lldp
 from ncclwatch.pathprobe import hops, segments, varied
 from ncclwatch.paths.bottlenecks import PathKey, PathLoad, loads
 from ncclwatch.paths.ports import ROCE_PORT
@@ -45,6 +46,30 @@ def own_address(destination: str) -> str:
                 f"there is no route to {destination}: {error.strerror}", "look at the routes of this host"
             ) from None
         return str(end.getsockname()[0])
+
+
+def own_nic(source: str) -> str:
+    """The NIC that has an address, of this network namespace; empty where none has."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as route:
+        for message in route.get_addr():
+            addresses = {str(value) for name, value in message["attrs"] if name in ("IFA_LOCAL", "IFA_ADDRESS")}
+            if source in addresses:
+                return str(socket.if_indextoname(message["index"]))
+    return ""
+
+
+def with_switches(probes: Sequence[Probe], seconds: float) -> list[Probe]:
+    """The same with the switches that the NICs are plugged into, as far as these tell within so many seconds (LLDP)."""
+    nics = {probe.source: own_nic(probe.source) for probe in probes}
+    found = lldp.listen(sorted(set(filter(None, nics.values()))), seconds)
+    made = []
+    for probe in probes:
+        nic = nics[probe.source]
+        told = found.get(nic)
+        made.append(replace(probe, nic=nic, switch=told.switch if told else "", switch_port=told.port if told else ""))
+    return made
 
 
 def look(asked: Asked, host: str, first: Sequence[hops.Trace] = ()) -> Probe:

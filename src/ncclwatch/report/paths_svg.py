@@ -69,7 +69,7 @@ def _box(place: Place, where: tuple[float, float], picture: Picture) -> str:
     column, name = place
     x, y = where
     host = column in (0, len(picture.places) - 1)
-    label = picture.labels.get(name, "").partition(" (netns")[0] if host else ""
+    label = picture.labels.get(name, "").partition(" (netns")[0] if host or column == 1 else ""
     parts = [_rect(x, y, BOX, HEIGHT, "#f9f06b" if host else "#deddda", f"{label} {name}".strip())]
     if label:
         parts.append(_text(x + BOX / 2, y + 14, fit(label, 24), anchor="middle", weight="bold"))

@@ -134,7 +134,8 @@ def picture(every: Sequence[MeasuredFlow], probes: Sequence[Probe]) -> Picture:
     drawn.mark(red, crowded, open_links(probes))
     for way in seen:
         drawn.add(way, None)
-    labels = {flow.source: flow.from_name for flow in flows} | {flow.destination: flow.to_name for flow in flows}
+    named = {seen.hops[0]: probe.switch for probe in probes if probe.switch for seen in probe.paths if seen.hops and seen.hops[0]}
+    labels = named | {flow.source: flow.from_name for flow in flows} | {flow.destination: flow.to_name for flow in flows}
     return Picture(
         _headings(columns), drawn.places(), labels, drawn.edges, tuple(crowded), hidden, any(now), _grouped(columns, ways, seen)
     )
