@@ -6,6 +6,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -82,10 +83,16 @@ def _recorded(files: Sequence[Path]) -> tuple[list[NodeView], list[str]]:
     if not recordings_among(files, alone=True):
         raise UsageError("snapshots hold no flows", "give recordings: 'ncclwatch record --all -o FILE' on each node")
     looks: list[tuple[str, NetworkLook]] = []
+    whole: dict[str, Sequence[FlowRecord]] = {}
     with Recordings(files) as recordings:
-        looks += [(batch.host, batch.network) for _, _, batch in recordings.batches() if batch.network is not None]
+        for _, _, batch in recordings.batches():
+            if batch.network is not None:
+                looks.append((batch.host, batch.network))
+            if batch.all_flows:
+                whole[batch.host] = batch.all_flows
         problems = list(recordings.problems)
-    views = latest(looks)
+    # A look holds so many flows; where there are more, all of them are told now and then.
+    views = [replace(view, flows=whole.get(view.host, view.flows)) for view in latest(looks)]
     if not any(view.flows for view in views):
         raise TargetError("the recording holds no flows", "record for some seconds, while the job runs over a network")
     return views, problems

@@ -59,10 +59,12 @@ def test_the_json_is_what_the_document_says() -> None:
     assert all(f"`{name}`" in document or f".{name}`" in document for name in first)
 
 
-def record(file: Path, host: str, *looks: NetworkLook) -> None:
+def record(file: Path, host: str, *looks: NetworkLook, every: tuple[FlowRecord, ...] = ()) -> None:
     recorder = Recorder(file, about={"host": host})
     for number, look in enumerate(looks):
-        recorder.put(NodeBatch(host=host, boot_id=host, sequence=number, time_ns=number, wall_ns=number * 10**9, network=look))
+        batch = NodeBatch(host=host, boot_id=host, sequence=number, time_ns=number, wall_ns=number * 10**9, network=look)
+        batch.all_flows = every if number == 0 else ()
+        recorder.put(batch)
     recorder.close("done")
 
 
@@ -73,6 +75,14 @@ def test_recordings_of_two_nodes_are_joined(tmp_path: Path, capsys: pytest.Captu
     assert main.run(["paths", "--json", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     (one,) = json.loads(capsys.readouterr().out)["flows"]
     assert (one["five_tuple"]["source_port"], one["source"]["host"], one["destination"]["host"]) == (0xC132, "a", "b")
+
+
+def test_of_many_flows_a_recording_tells_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A look holds some of them; those that were told all together are the map."""
+    every = tuple(replace(SEND, channel=n) for n in range(600))
+    record(tmp_path / "a", "a", NetworkLook((ETH0,), flows=every[:256]), NetworkLook((ETH0,), flows=every[:256]), every=every)
+    assert main.run(["paths", "--json", str(tmp_path / "a")]) == 0
+    assert len(json.loads(capsys.readouterr().out)["flows"]) == 600
 
 
 def test_who_crowds_is_said_with_the_map(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
