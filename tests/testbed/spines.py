@@ -94,10 +94,10 @@ class Spines:
         above.run(f"ip route add {HOSTS}.{leaf}.0/24 via {subnet}.1")
         switch.run(f"tc qdisc add dev up{spine} root tbf rate {int(rate * 8)}bit burst {16 * MTU} latency 60ms")
 
-    def route(self, leaf: int, destination: str, port: int, source_port: int) -> int:
+    def route(self, leaf: int, destination: str, port: int, source_port: int, protocol: str = "tcp") -> int:
         """The spine that the kernel of a leaf takes: what a test checks by; the product never asks."""
         said = self.leaves[leaf].run(
-            f"ip route get {destination} from {self.address(leaf)} iif hosts0 ipproto tcp sport {source_port} dport {port}"
+            f"ip route get {destination} from {self.address(leaf)} iif hosts0 ipproto {protocol} sport {source_port} dport {port}"
         )
         found = re.search(r"\bdev up(\d+)\b", said)
         assert found, said
@@ -107,6 +107,10 @@ class Spines:
         """Take every link of a spine away."""
         for leaf in range(LEAVES):
             self.spines[spine].run(f"ip link set leaf{leaf} down")
+
+    def swallow(self, spine: int) -> None:
+        """Let a spine forward nothing more, with all its links up: leaves send to it as before."""
+        self.spines[spine].run("sysctl -qw net.ipv4.ip_forward=0")
 
     def job(self, *, pins: tuple[str, str] | None = None, **options: Any) -> Job:
         """A job of two ranks, one behind each leaf (not started); ``pins`` are the library and its plan."""

@@ -26,6 +26,8 @@ pytestmark = [
 
 OWN_SOCKETS = {"socket", "bind", "connect", "setsockopt", "getsockopt", "getsockname", "recvmsg", "sendto", "recvfrom", "poll"}
 """What probes are made of: sockets of their own."""
+NETLINK = {"socketpair", "getpeername"}
+"""How pyroute2 asks for the name of the NIC that has an address."""
 FILES = {"rename"}
 """The plan takes its place in one step."""
 NETWORK = "%network"
@@ -64,17 +66,17 @@ def test_what_commands_about_paths_can_do(tmp_path: Path) -> None:
         made = calls(
             tmp_path / "1", ["paths", "probe", other, "--sources", "26100-26103", "--flows", str(flows), "-o", str(probe)], fabric
         )
-        made += calls(tmp_path / "2", ["paths", "probe", other, "--udp", "--sources", "50000-50003"], fabric)
+        made += calls(tmp_path / "2", ["paths", "probe", other, "--udp", "--sources", "50000-50003", "--lldp", "0.5"], fabric)
         planned = calls(tmp_path / "3", ["paths", "plan", str(flows), str(probe), "--floor", "0", "-o", str(plan)], fabric)
         made += calls(tmp_path / "4", ["paths", "follow", str(flows), str(probe), "-o", str(plan), "--duration", "1"], fabric)
-    assert {name for name, _ in made} <= OWN_SOCKETS | FILES, {name for name, _ in made} - OWN_SOCKETS - FILES
+    assert {name for name, _ in made} <= OWN_SOCKETS | NETLINK | FILES, {name for name, _ in made} - OWN_SOCKETS - FILES
     # A plan reaches nothing but its file.
     assert {name for name, _ in planned} <= FILES, planned
     renamed = {line for name, line in [*made, *planned] if name == "rename"}
     assert all(str(tmp_path) in line for line in renamed) and renamed
     kinds = {line.split("(")[1].split(")")[0] for name, line in made if name == "socket"}
-    assert all(kind.startswith(("AF_INET, SOCK_", "AF_UNIX", "AF_NETLINK")) for kind in kinds), kinds
-    raw = [line for name, line in made if name == "socket" and "SOCK_RAW" in line]
+    assert all(kind.startswith(("AF_INET, SOCK_", "AF_UNIX", "AF_NETLINK", "AF_PACKET")) for kind in kinds), kinds
+    raw = [line for name, line in made if name == "socket" and "AF_INET, SOCK_RAW" in line]
     assert raw and all("IPPROTO_TCP" in line or "IPPROTO_ICMP" in line for line in raw), raw
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import struct
 import subprocess
 import sys
 import time
@@ -27,6 +28,8 @@ pytestmark = [
 ]
 
 PORTS = "26000,26001"
+HEAD = bytes.fromhex("0180c200000e" + "020000000001" + "88cc")
+"""Of a frame of LLDP."""
 ME = [sys.executable, "-m", "ncclwatch"]
 
 
@@ -42,6 +45,11 @@ def fabric(request: pytest.FixtureRequest) -> Iterator[Spines]:
         pytest.skip("needs root")
     with Spines(**getattr(request, "param", {})) as made:
         yield made
+
+
+def part(kind: int, value: bytes) -> bytes:
+    """One part of a frame of LLDP."""
+    return struct.pack("!H", kind << 9 | len(value)) + value
 
 
 def ncclwatch(*words: str, fabric: Spines | None = None, leaf: int = 0) -> str:
@@ -137,9 +145,42 @@ def test_where_routers_are_silent_queues_tell(fabric: Spines, library: str, tmp_
     assert before / after >= RATIO, (before, after)
 
 
+def test_paths_of_roce_are_told_and_nothing_reaches_its_port(fabric: Spines) -> None:
+    """Datagrams under the five-tuples of RoCE; who listens on its port hears but the one that is meant to arrive."""
+    listen = (
+        "import socket; s = socket.socket(2, 2); s.bind(('', 4791)); print('ready', flush=True); print(s.recv(99), flush=True)"
+    )
+    end = fabric.hosts[1].popen([sys.executable, "-c", listen], stdout=subprocess.PIPE, text=True)
+    try:
+        assert end.stdout is not None and end.stdout.readline() == "ready\n"
+        words = ("paths", "probe", fabric.address(1), "--udp", "--sources", "50000-50015", "--lldp", "20", "--json")
+        frame = HEAD + part(1, b"\x07leaf zero") + part(2, b"\x05swp1") + part(5, b"leaf0") + part(0, b"")
+        say = f"import socket, time; s = socket.socket(17, 3); s.bind(('hosts0', 0)); f = {frame!r}"
+        say += "; [(s.send(f), time.sleep(.2)) for _ in range(200)]"
+        switch = fabric.leaves[0].popen([sys.executable, "-c", say])
+        try:
+            (told,) = json.loads(ncclwatch(*words, fabric=fabric))["probes"]
+        finally:
+            switch.kill()
+            switch.wait()
+        assert (told["nic"], told["switch"], told["switch_port"]) == ("nic", "leaf0", "swp1")
+        send = f"import socket; socket.socket(2, 2).sendto(b'meant', ('{fabric.address(1)}', 4791))"
+        assert fabric.hosts[0].popen([sys.executable, "-c", send]).wait(20) == 0
+        assert end.stdout.readline() == "b'meant'\n"
+    finally:
+        end.kill()
+        end.communicate()
+    spines = [fabric.route(0, fabric.address(1), 4791, one["source_port"], "udp") for one in told["paths"]]
+    assert [one["hops"][1] for one in told["paths"]] == [f"10.80.{spine}.2" for spine in spines] and set(spines) == {0, 1}
+    assert all(len(one["hops"]) == 3 and one["arrived"] and one["steady"] for one in told["paths"])
+
+
+@pytest.mark.parametrize("way", ["down", "swallow"])
 @pytest.mark.parametrize("fabric", [{"spines": 3}], indirect=True)
-def test_a_spine_dies_and_a_new_plan_is_there_within_two_seconds(fabric: Spines, tmp_path: Path) -> None:
-    """Two channels on two of three spines; one dies, and the network moves its flow to another, by chance the taken one."""
+def test_a_spine_dies_and_a_new_plan_is_there_within_two_seconds(fabric: Spines, way: str, tmp_path: Path) -> None:
+    """Two channels on two of three spines. One dies: the network moves its flow to another, by chance the taken one; or, where
+    links stay up, it notices nothing.
+    """
     flows, plan = tmp_path / "flows.json", tmp_path / "live.pins"
     probes = [tmp_path / f"host{leaf}.probe" for leaf in range(LEAVES)]
     for leaf, probe in enumerate(probes):
@@ -157,7 +198,7 @@ def test_a_spine_dies_and_a_new_plan_is_there_within_two_seconds(fabric: Spines,
         assert len({hop(one) for one in mine}) == 2 and first["fullest_link"] == 1.0
         died = int(hop(mine[0]).split(".")[2])
         began = time.monotonic()
-        fabric.down(died)
+        fabric.down(died) if way == "down" else fabric.swallow(died)
         second = json.loads(keeper.stdout.readline())
         took = time.monotonic() - began
     finally:
@@ -169,8 +210,8 @@ def test_a_spine_dies_and_a_new_plan_is_there_within_two_seconds(fabric: Spines,
     assert len({hop(one) for one in now}) == 2 and f"10.80.{died}.2" not in {hop(one) for one in now}
     # What lay on a living spine stays; what lay on the dead one is said to have been rerouted by the network.
     assert now[1]["source_port"] == mine[1]["source_port"]
-    moved = {one["source_port"] for one in second["rerouted_by_the_network"]}
-    assert mine[0]["source_port"] in moved and not second["dead"]
+    moved, dead = ({one["source_port"] for one in second[key]} for key in ("rerouted_by_the_network", "dead"))
+    assert mine[0]["source_port"] in (moved if way == "down" else dead) and not (dead if way == "down" else moved)
     for one in now:
         assert f"10.80.{fabric.route(0, fabric.address(1), one['port'], one['source_port'])}.2" == hop(one)
 

@@ -36,6 +36,7 @@ from ncclwatch.cli.options import (
     JsonOption,
     MetricsOption,
     OrderBudgetOption,
+    PathsFilesOption,
     PidOption,
     ProbePathsOption,
     ProbesOption,
@@ -87,6 +88,7 @@ def attach(
     slow_mode: SlowModeOption = "ncclwatch",
     t_base: TBaseOption = None,
     theta: ThetaOption = 3.0,
+    paths: PathsFilesOption = None,
 ) -> int:
     """Watch NCCL processes live: operation, rate and steps of every rank, and a verdict when one holds the others up.
 
@@ -119,10 +121,10 @@ def attach(
         widest_s=0.0 if surface is None else calm_interval,
     )  # fmt: skip
     session.taps.append(_until_judged())
-    with closing(session):
+    with closing(session), serving(metrics) as also:
         session.start(options.choose_pids(named, every), calls=probes)
-        with serving(metrics) as also, hooked(hook) as hooks:
-            show(session, surface, duration, [*also, *hooks])
+        with hooked(hook) as hooks:
+            show(session, surface, duration, [*also, *hooks], paths or ())
     return ExitStatus.VERDICT if exit_code and verdict_stands(session.verdict) else ExitStatus.OK
 
 

@@ -18,6 +18,7 @@ from ncclwatch.view.verdict_text import verdict_lines
 
 if TYPE_CHECKING:
     from ncclwatch.cli.live import Session, Steps
+    from ncclwatch.paths.probed import Probe
     from ncclwatch.store.recorder import Recorder
 
 
@@ -54,7 +55,7 @@ class Recording:
             self.toggle()
 
 
-def show_dashboard(session: Steps, duration: float | None, also: Sequence[Surface] = ()) -> None:
+def show_dashboard(session: Steps, duration: float | None, also: Sequence[Surface] = (), probes: Sequence[Probe] = ()) -> None:
     """Show a started session until it ends or the user leaves; then say on the ordinary screen what stands."""
     from ncclwatch.dashboard.app import Dashboard
 
@@ -67,7 +68,7 @@ def show_dashboard(session: Steps, duration: float | None, also: Sequence[Surfac
     )
     source.run(lambda: watch(session, source, duration, also))
     try:
-        reason = Dashboard(source).run()
+        reason = Dashboard(source, probes=probes).run()
     finally:
         source.join()
         if recording is not None:

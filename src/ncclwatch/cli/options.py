@@ -89,6 +89,10 @@ ProbePathsOption = Annotated[
 ORDER_BUDGET = 5.0
 """Percent, what :data:`OrderBudgetOption` is by default."""
 
+PathsFilesOption = Annotated[
+    list[Path] | None,
+    typer.Option("--paths", metavar="FILE", help="What 'ncclwatch paths probe -o FILE' told: flows are drawn on it (p)."),
+]
 KeysOption = Annotated[
     Path | None,
     typer.Option("--keys", metavar="FOLDER", help="Folder made by 'ncclwatch keys make'; needed beyond this machine."),

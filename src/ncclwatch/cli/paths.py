@@ -6,6 +6,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,7 +18,9 @@ from ncclwatch.cli.output import emit, emit_json, note
 from ncclwatch.errors import TargetError, UsageError
 from ncclwatch.model.network import FlowRecord, NetworkLook, NicRecord
 from ncclwatch.paths.flow_map import MappedFlow, NodeView, flow_map
+from ncclwatch.paths.measured import Crowded, crowds_of
 from ncclwatch.text import Style
+from ncclwatch.view.paths import crowd_text, measured_flows
 
 SCHEMA_NAME = "ncclwatch.paths/1"
 
@@ -29,22 +32,31 @@ def paths(
     as_json: JsonOption = False,
     budget: BudgetOption = 0.1,
     duration: LookOption = None,
+    probes: Annotated[
+        list[Path] | None, typer.Option("--paths", metavar="FILE", help="What 'paths probe -o FILE' told: say which flows crowd.")
+    ] = None,
 ) -> None:
     """Show which flow takes which path: five-tuple (seen or predicted), NIC and port of a bond, rate, share of its operation."""
+    from ncclwatch.cli.paths_files import probes_of
+
+    known = probes_of(probes or ())
     named, files = options.split_words(pid, words)
     options.require_files(files)
     if files and (named or every):
         raise UsageError("recordings and processes exclude each other", "give one or the other")
     views, remarks = _recorded(files) if files else _live(options.choose_pids(named, every), budget, duration)
     found = flow_map(views)
+    crowded = crowds_of(measured_flows(found), known)
     if as_json:
-        emit_json(to_json(found, remarks))
+        emit_json(to_json(found, remarks, crowded))
         return
     from ncclwatch.cli.paths_text import screen
 
     width = shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 160
     for line in screen(found, width=width, style=Style()):
         emit(line)
+    for one in crowded:
+        emit(f"{Style().bad('CROWDED')}  {crowd_text(one)}")
     for remark in remarks:
         note(remark)
 
@@ -71,10 +83,16 @@ def _recorded(files: Sequence[Path]) -> tuple[list[NodeView], list[str]]:
     if not recordings_among(files, alone=True):
         raise UsageError("snapshots hold no flows", "give recordings: 'ncclwatch record --all -o FILE' on each node")
     looks: list[tuple[str, NetworkLook]] = []
+    whole: dict[str, Sequence[FlowRecord]] = {}
     with Recordings(files) as recordings:
-        looks += [(batch.host, batch.network) for _, _, batch in recordings.batches() if batch.network is not None]
+        for _, _, batch in recordings.batches():
+            if batch.network is not None:
+                looks.append((batch.host, batch.network))
+            if batch.all_flows:
+                whole[batch.host] = batch.all_flows
         problems = list(recordings.problems)
-    views = latest(looks)
+    # A look holds so many flows; where there are more, all of them are told now and then.
+    views = [replace(view, flows=whole.get(view.host, view.flows)) for view in latest(looks)]
     if not any(view.flows for view in views):
         raise TargetError("the recording holds no flows", "record for some seconds, while the job runs over a network")
     return views, problems
@@ -90,9 +108,26 @@ def latest(looks: Iterable[tuple[str, NetworkLook]]) -> list[NodeView]:
     return [NodeView(host, flows[host], nics[host]) for host in sorted(flows)]
 
 
-def to_json(found: Sequence[MappedFlow], remarks: Sequence[str]) -> dict[str, Any]:
+def to_json(found: Sequence[MappedFlow], remarks: Sequence[str], crowded: Sequence[Crowded] = ()) -> dict[str, Any]:
     """``ncclwatch.paths/1`` (docs/flow-map.md)."""
-    return {"schema": SCHEMA_NAME, "flows": [_flow_json(one) for one in found], "notes": list(remarks)}
+    return {
+        "schema": SCHEMA_NAME,
+        "flows": [_flow_json(one) for one in found],
+        "crowded": [crowd_json(one) for one in crowded],
+        "notes": list(remarks),
+    }
+
+
+def crowd_json(one: Crowded) -> dict[str, Any]:
+    """Flows that crowd on a link while others are empty."""
+    keys = ("job", "rank", "peer", "channel", "port", "source_port")
+    return {
+        "link": list(one.link),
+        "empty": [list(link) for link in one.empty],
+        "confidence": one.confidence,
+        "flows": [{key: getattr(flow, key) for key in keys} for flow in one.flows],
+        "text": crowd_text(one),
+    }
 
 
 def _flow_json(one: MappedFlow) -> dict[str, Any]:

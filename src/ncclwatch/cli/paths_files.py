@@ -112,6 +112,11 @@ def elephants(files: Sequence[Path]) -> list[ElephantFlow]:
     return list(found.values())
 
 
+def probes_of(files: Sequence[Path]) -> list[probed.Probe]:
+    """Probes of files. Raises :class:`UsageError` for any other file."""
+    return newest(one for file in files for one in probed.read(probed.read_bytes(file), str(file)))
+
+
 def newest(probes: Iterable[probed.Probe]) -> list[probed.Probe]:
     """Of several probes between the same addresses over the same protocol the last."""
     found = {(one.source, one.destination, one.protocol): one for one in sorted(probes, key=lambda one: one.wall_s)}
@@ -158,6 +163,9 @@ def _flows(maps: Sequence[_Map]) -> list[MeasuredFlow]:
             port=five.destination_port,
             weight=-1.0 if one.share is None else one.share,
             waits=one.round_trip_us,
+            rate=one.bytes_per_s or 0.0,
+            from_name=f"{one.source.host} {one.source.nic}".strip(),
+            to_name=f"{one.destination.host} {one.destination.nic}".strip(),
         )
         if key not in found or found[key].waits is None:
             found[key] = flow

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -93,7 +93,7 @@ class Keeper:
         self._kept: Kept = {}
 
     def look(self) -> list[Change]:
-        """What has changed since the look before: of a path that differs, or is silent, a second and a third look decide."""
+        """What has changed since the look before: of paths that differ, or are silent, a second look decides."""
         from ncclwatch.pathprobe import hops, look
 
         found = []
@@ -106,10 +106,8 @@ class Keeper:
             seen_now = hops.traces(probe.destination, asked, Protocol.TCP, effort)
             if all(_same(before[one.path].hops, before[one.path].arrived, one) for one in seen_now):
                 continue
-            fresh = look.look(
-                look.Asked(probe.destination, asked, looks=2, apart_s=WAIT_S / 2, effort=replace(effort, hops=effort.hops + 1)),
-                probe.host,
-            )
+            again = look.Asked(probe.destination, asked, looks=2, apart_s=WAIT_S / 2, effort=effort)
+            fresh = look.look(again, probe.host, seen_now)
             found += changes(probe, fresh)
             # What is known of running flows is of before: it is not true any more.
             self._probes[number] = fresh

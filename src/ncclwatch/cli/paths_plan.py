@@ -10,13 +10,16 @@ import typer
 
 from ncclwatch.cli.options import JsonOption
 from ncclwatch.cli.output import emit, emit_json, note
+from ncclwatch.cli.paths import crowd_json
 from ncclwatch.cli.paths_what_if import KubernetesOption, SlurmOption
 from ncclwatch.errors import ExitStatus, UsageError
 from ncclwatch.model.paths import Protocol
-from ncclwatch.text import Style, clean, columns, ranges
+from ncclwatch.text import Style, clean, columns
+from ncclwatch.view.paths import crowd_text
 
 if TYPE_CHECKING:
-    from ncclwatch.paths.measured import Crowded, JobGain, Link, MeasuredFlow, MeasuredPlan
+    from ncclwatch.paths.measured import JobGain, MeasuredFlow, MeasuredPlan
+    from ncclwatch.paths.probed import Probe
 
 SCHEMA_NAME = "ncclwatch.pathplan/1"
 MAX_ROWS = 64
@@ -33,6 +36,9 @@ def plan(
     ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write the ports for path_pins/. Nothing is applied.")
+    ] = None,
+    picture: Annotated[
+        Path | None, typer.Option("--picture", metavar="FILE", help="Draw the paths as they are and as planned, a page (HTML).")
     ] = None,
     floor: FloorOption = 5.0,
     slurm: SlurmOption = None,
@@ -62,6 +68,8 @@ def plan(
         )
     if output is not None and not found.refused and not roce:
         _write(found, output, slurm, kubernetes)
+    if picture is not None:
+        _draw(flows, probes, found, picture)
     if as_json:
         emit_json(to_json(found))
     else:
@@ -96,6 +104,25 @@ def _write(found: MeasuredPlan, output: Path, slurm: Path | None, kubernetes: Pa
         write(kubernetes, paths_advice.kubernetes({}, text, heading).encode())
 
 
+def _draw(flows: Sequence[MeasuredFlow], probes: Sequence[Probe], found: MeasuredPlan, file: Path) -> None:
+    from ncclwatch.cli.paths_probe import write
+    from ncclwatch.paths.measured import as_planned
+    from ncclwatch.report.html import plain_page
+    from ncclwatch.report.paths_svg import paths as drawing
+    from ncclwatch.report.svg import text
+    from ncclwatch.view.paths import picture
+
+    now = picture(flows, probes)
+    parts = ["<h1>Paths of flows</h1>"]
+    parts += [f"<div class=verdict>{text(crowd_text(one), 500)}</div><br>" for one in now.crowded[:16]]
+    parts += ["<h2>As they are</h2>", drawing(now), "<h2>As planned (PREDICTED; nothing is applied)</h2>"]
+    parts += [f"<p class=next>{text(gain_text(gain), 500)}</p>" for gain in found.gains[:16]]
+    parts.append(
+        f"<p>refused: {text(found.refused)}</p>" if found.refused else drawing(picture(as_planned(flows, found), probes))
+    )
+    write(file, plain_page("paths of flows", "".join(parts)).encode())
+
+
 def screen(found: MeasuredPlan, style: Style) -> Iterator[str]:
     """Lines for people."""
     for each in found.crowded:
@@ -127,31 +154,6 @@ def screen(found: MeasuredPlan, style: Style) -> Iterator[str]:
         yield f"… and {len(found.demands) - MAX_ROWS} more connections (all of them with --json)"
 
 
-def crowd_text(one: Crowded) -> str:
-    """``2 flows cross 10.79.0.1 → 10.80.0.2 (ranks 0 → 1, channels 0-1) while 10.79.0.1 → 10.80.1.2 carries none``."""
-    others = ", ".join(link_text(link) for link in one.empty[:4]) + (" and others" if len(one.empty) > 4 else "")
-    carry = "carries none" if len(one.empty) == 1 else "carry none"
-    crossing = f"{len(one.flows)} flows cross {link_text(one.link)} ({who(one.flows)})"
-    return f"{crossing} while {others} {carry} (confidence {one.confidence:.0%})"
-
-
-def link_text(link: Link) -> str:
-    """``10.79.0.1 → 10.80.0.2``; ``queued paths of 10.79.0.2 → 10.79.1.2`` where routers are silent."""
-    return (
-        f"{link[1]} paths of {clean(link[0], 100)}"
-        if link[1] in ("queued", "empty")
-        else f"{clean(link[0], 48)} → {clean(link[1], 48)}"
-    )
-
-
-def who(flows: Sequence[MeasuredFlow]) -> str:
-    """Ranks and channels of flows."""
-    pairs = sorted({(flow.rank, flow.peer) for flow in flows})
-    channels = ranges(sorted({flow.channel for flow in flows}))
-    shown = ", ".join(f"{rank} → {peer}" for rank, peer in pairs[:4]) + (f" and {len(pairs) - 4} more" if len(pairs) > 4 else "")
-    return f"rank{'s' if len(pairs) > 1 else ''} {shown}, channel{'s' if ',' in channels or '-' in channels else ''} {channels}"
-
-
 def gain_text(gain: JobGain) -> str:
     """One job's line."""
     before = f"{gain.before:.3g}" + ("" if gain.before_known else " (as hashing would have it: running flows were not followed)")
@@ -166,26 +168,7 @@ def to_json(found: MeasuredPlan) -> dict[str, Any]:
     return {
         "schema": SCHEMA_NAME,
         "predicted": PREDICTED,
-        "crowded": [
-            {
-                "link": list(one.link),
-                "empty": [list(link) for link in one.empty],
-                "confidence": one.confidence,
-                "flows": [
-                    {
-                        "job": f.job,
-                        "rank": f.rank,
-                        "peer": f.peer,
-                        "channel": f.channel,
-                        "port": f.port,
-                        "source_port": f.source_port,
-                    }
-                    for f in one.flows
-                ],
-                "text": crowd_text(one),
-            }
-            for one in found.crowded
-        ],
+        "crowded": [crowd_json(one) for one in found.crowded],
         "gains": [
             {
                 "job": gain.job,

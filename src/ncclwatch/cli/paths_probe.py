@@ -16,6 +16,7 @@ from ncclwatch.cli.output import emit, emit_json, note
 from ncclwatch.errors import TargetError, UsageError
 from ncclwatch.model.paths import Protocol
 from ncclwatch.paths.bottlenecks import Load, PathKey
+from ncclwatch.paths.measured import MeasuredFlow
 from ncclwatch.paths.ports import LOWEST
 from ncclwatch.paths.probed import SCHEMA, Hops, Probe, ProbeFile, SeenPath
 from ncclwatch.text import clean, ranges
@@ -56,13 +57,17 @@ def probe(
             help="Tell paths apart by queues too, against 'ncclwatch paths answer' there.",
         ),
     ] = 0,
+    lldp: Annotated[
+        float,
+        typer.Option("--lldp", metavar="SECONDS", min=0.0, max=600.0, help="Hear which switches the NICs are plugged into: 35."),
+    ] = 0.0,
     looks: Annotated[int, typer.Option("--looks", min=1, max=20, help="Times that each path is followed.")] = 2,
     output: Annotated[Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write what was seen to a file.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Find which source ports share a path: routers on the way answer where packets die, and queues wait. Needs no privilege."""
     from ncclwatch.cli.paths_files import flows_of
-    from ncclwatch.pathprobe.look import Asked, look, own_address, roce
+    from ncclwatch.pathprobe.look import Asked, look, own_address, roce, with_switches
 
     protocol = Protocol.UDP if udp else Protocol.TCP
     if udp and queues:
@@ -74,10 +79,11 @@ def probe(
     made = []
     for where in destinations:
         destination = address(where)
-        here = (own_address(destination), destination)
-        live: list[PathKey] = [(flow.port, flow.source_port) for flow in running if (flow.source, flow.destination) == here]
-        asked = Asked(destination, wanted, list(dict.fromkeys(live)), protocol, looks=looks, rounds=queues)
+        live = _between(running, own_address(destination), destination)
+        asked = Asked(destination, wanted, live, protocol, looks=looks, rounds=queues)
         made.append(look(asked, socket.gethostname()))
+    if lldp:
+        made = with_switches(made, lldp)
     file = ProbeFile(SCHEMA, tuple(made))
     if output is not None:
         write(output, msgspec.json.encode(file))
@@ -85,6 +91,12 @@ def probe(
         emit_json(msgspec.to_builtins(file))
     else:
         _show(made)
+
+
+def _between(flows: Sequence[MeasuredFlow], source: str, destination: str) -> list[PathKey]:
+    """(port, source port) of running flows from one address to another, each once."""
+    mine = [flow for flow in flows if (flow.source, flow.destination) == (source, destination)]
+    return list(dict.fromkeys((flow.port, flow.source_port) for flow in mine))
 
 
 def _show(made: Sequence[Probe]) -> None:
@@ -161,6 +173,9 @@ def describe(one: Probe) -> Iterator[str]:
         f"{clean(one.host)}  {one.source} → {one.destination} ({one.protocol}): {told} of {len(asked)} source ports told, "
         f"{len(by_hops)} path{'s' if len(by_hops) != 1 else ''}; a path is another one with probability {one.wrong:.0%} at most"
     )
+    if one.nic:
+        says = f"{clean(one.switch, 64)} port {clean(one.switch_port, 64)}" if one.switch else "no switch has told (LLDP)"
+        yield f"  leaves by {clean(one.nic, 40)}: {says}"
     for hops, members in by_hops.items():
         yield f"  {len(members):3d}  {route(hops)}"
         yield f"       source ports {ranges(sorted(seen.source_port for seen in members))}"

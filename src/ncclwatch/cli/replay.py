@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclwatch.cli import options
+from ncclwatch.cli.options import PathsFilesOption
 from ncclwatch.cli.output import emit, note
 from ncclwatch.errors import ExitStatus, UsageError
 from ncclwatch.text import Style, clean
@@ -34,6 +36,7 @@ def replay(
     ] = None,
     columns: Annotated[int, typer.Option("--columns", min=40, max=400, help="Width of the picture.")] = 120,
     lines: Annotated[int, typer.Option("--lines", min=12, max=200, help="Height of the picture.")] = 36,
+    paths: PathsFilesOption = None,
 ) -> int:
     """Show recordings as if it happened now: pause, move by < and >, change the speed by - and +, drill down.
 
@@ -57,7 +60,7 @@ def replay(
         elif plain or not is_screen():
             _lines(Replay(recordings), from_ns)
         else:
-            _dashboard(recordings, from_ns, speed)
+            _dashboard(recordings, from_ns, speed, paths or [])
     return ExitStatus.OK
 
 
@@ -87,13 +90,15 @@ def moment(text: str, recordings: Recordings) -> int:
     return min(max(time_ns, recordings.begin_ns), recordings.end_ns)
 
 
-def _dashboard(recordings: Recordings, from_ns: int, speed: float) -> None:
+def _dashboard(recordings: Recordings, from_ns: int, speed: float, paths: Sequence[Path]) -> None:
+    from ncclwatch.cli.paths_files import probes_of
     from ncclwatch.dashboard.app import Dashboard
     from ncclwatch.dashboard.replay import ReplaySource
 
+    probes = probes_of(paths)
     source = ReplaySource(recordings, speed=speed, from_ns=from_ns)
     try:
-        Dashboard(source).run()
+        Dashboard(source, probes=probes).run()
     finally:
         source.join()
     if source.error is not None:

@@ -40,6 +40,10 @@ def report(
         float, typer.Option("--duration", "-d", min=2.0, max=3600.0, help="Of a live job: seconds to watch it.")
     ] = 12.0,
     probes: Annotated[bool, typer.Option("--probes/--no-probes", help="Of a live job: trace calls with uprobes too.")] = True,
+    paths: Annotated[
+        list[Path] | None,
+        typer.Option("--paths", metavar="FILE", help="Draw flows on what 'ncclwatch paths probe -o FILE' told."),
+    ] = None,
 ) -> int:
     """Write one self-contained HTML page to attach to a ticket: verdict, evidence, ranks around the event, steps, waits.
 
@@ -64,12 +68,12 @@ def report(
     options.require_files(files)
     if files and (named or every):
         raise UsageError("a report is of files or of processes, not of both", "leave out one of them")
-    make = _perfetto if perfetto else _json if as_json else _page
+    make = _perfetto if perfetto else _json if as_json else _page_with(paths or [])
     if files:
         from ncclwatch.cli.recorded import as_recordings
 
-        with as_recordings(files) as paths:
-            _report(paths, make, output)
+        with as_recordings(files) as recordings:
+            _report(recordings, make, output)
         return ExitStatus.OK
     chosen = options.choose_pids(named, every)
     with tempfile.TemporaryDirectory(prefix="ncclwatch-") as folder:
@@ -129,10 +133,20 @@ def _gather(replay: Replay) -> Report:
     return found
 
 
-def _page(replay: Replay) -> bytes:
-    from ncclwatch.report.html import page
+def _page_with(paths: Sequence[Path]) -> Make:
+    """A page that draws flows on these probes."""
+    from ncclwatch.cli.paths_files import probes_of
 
-    return page(_gather(replay)).encode()
+    probes = probes_of(paths)
+
+    def make(replay: Replay) -> bytes:
+        from ncclwatch.report.html import page
+
+        found = _gather(replay)
+        found.probes = probes
+        return page(found).encode()
+
+    return make
 
 
 def _json(replay: Replay) -> bytes:

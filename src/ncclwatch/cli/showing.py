@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ncclwatch.cli.surfaces import Surface, watch
@@ -13,14 +14,24 @@ if TYPE_CHECKING:
     from ncclwatch.cli.live import Steps
 
 
-def show(session: Steps, surface: Surface | None, duration: float | None, also: Sequence[Surface] = ()) -> None:
-    """Run a started session to its end, on ``surface``, or in the dashboard; ``also`` are told everything as well."""
+def show(
+    session: Steps,
+    surface: Surface | None,
+    duration: float | None,
+    also: Sequence[Surface] = (),
+    paths: Sequence[Path] = (),
+) -> None:
+    """Run a started session to its end, on ``surface``, or in the dashboard; ``also`` are told everything as well.
+
+    ``paths`` are files of probes that the dashboard draws flows on.
+    """
     if surface is not None:
         watch(session, surface, duration, also)
         return
     from ncclwatch.cli.live_dashboard import show_dashboard
+    from ncclwatch.cli.paths_files import probes_of
 
-    show_dashboard(session, duration, also)
+    show_dashboard(session, duration, also, probes_of(paths))
 
 
 def surface_of(*, as_json: bool, plain: bool, calls: bool = False) -> Surface | None:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.model.identity import ProcessKey
-from ncclwatch.model.network import NetworkLook
+from ncclwatch.model.network import FlowRecord, NetworkLook
 from ncclwatch.model.state import ProcessInfo, ProcessSample
 from ncclwatch.model.work import FlowWindow
 
@@ -105,6 +105,8 @@ class NodeBatch(BatchHead, kw_only=True):
     """Over the last seconds; not with every batch."""
     network: NetworkLook | None = None
     """NICs, at every look; changes of links and lines of the kernel's log whenever there are any."""
+    all_flows: Sequence[FlowRecord] = ()
+    """Every flow, where there are more than ``network`` holds; not with every batch."""
     work: Sequence[FlowWindow] = ()
     """Windows of work requests and of sockets that came since the last batch: none between two bursts."""
     clock_offset_ns: int | None = None

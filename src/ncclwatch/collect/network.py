@@ -39,6 +39,9 @@ FLOWS_EVERY_S = 2.0
 AFTER_ERROR_S = 60.0
 MAX_FLOWS = 256
 """Flows told at once, those in trouble first; ``ncclwatch flows`` lists all."""
+ALL_FLOWS_EVERY_S = 30.0
+MAX_ALL_FLOWS = 16_384
+"""Flows told at once for the flow map of a recording, in columns, where there are more than :data:`MAX_FLOWS`."""
 FOREIGN_EVERY_S = 10.0
 """How often counters of another network namespace are read; whether its links are up is heard at once."""
 
@@ -82,7 +85,8 @@ class NetworkWatch:
         self._namespaces: dict[int, str | None] = {0: None}
         self._places: dict[int, int] = {}
         self._flows = FlowCollector((), sys=sys)
-        self._next_flows = self._rests_until = 0.0
+        self._next_flows = self._rests_until = self._next_all = 0.0
+        self._all: tuple[FlowRecord, ...] = ()
         self._users: dict[NicPlace, set[int]] = {}
         self._foreign: dict[int, tuple[float, list[NetDevice]]] = {}
         self._monitors: dict[int, LinkMonitor] = {}
@@ -264,7 +268,15 @@ class NetworkWatch:
             return ()
         self._next_flows = now + FLOWS_EVERY_S
         found = sorted(self._flows.flows(), key=lambda flow: (not flow.state.is_trouble, flow.state is FlowState.IDLE))
+        if len(found) > MAX_FLOWS and now >= self._next_all:
+            self._next_all = now + ALL_FLOWS_EVERY_S
+            self._all = tuple(found[:MAX_ALL_FLOWS])
         return tuple(found[:MAX_FLOWS])
+
+    def take_all(self) -> tuple[FlowRecord, ...]:
+        """Every flow, where a look could not hold them and it is time again; nothing otherwise."""
+        every, self._all = self._all, ()
+        return every
 
     def _remember(self, users: Users) -> Users:
         """Between two operations nobody is seen to use a NIC, and over a dead link nothing begins: who once did still does."""

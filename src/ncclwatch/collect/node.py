@@ -311,6 +311,7 @@ class NodeCollector:
             calm = self.ease.is_wide(time.monotonic())
             batch.network = self.network.look(batch.samples, self._running(), calm=calm) if draft.looked else self.network.news()
             batch.notes = (*batch.notes, *batch.network.notes)
+            batch.all_flows = self.network.take_all()
         if self.network is not None and self.work is not None:
             try:
                 self._add_work(batch, self.network.flows, self.work)

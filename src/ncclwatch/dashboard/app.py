@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import gc
-from collections.abc import Callable
-from typing import Any, ClassVar
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from textual import work
 from textual.app import App, ComposeResult
@@ -21,6 +22,7 @@ from ncclwatch.dashboard.grid import RankGrid
 from ncclwatch.dashboard.history import History
 from ncclwatch.dashboard.lines import Line, TextLines
 from ncclwatch.dashboard.page import Page
+from ncclwatch.dashboard.paths_page import paths_text
 from ncclwatch.dashboard.rank_page import RankPage
 from ncclwatch.dashboard.source import Source
 from ncclwatch.dashboard.stack_page import StackPage
@@ -32,6 +34,9 @@ from ncclwatch.model.identity import ProcessKey
 from ncclwatch.text import clean
 from ncclwatch.view.frame import CommunicatorRow, OperationRow, View
 from ncclwatch.view.ranks import RankRow
+
+if TYPE_CHECKING:
+    from ncclwatch.paths.probed import Probe
 
 REDRAW_S = 0.5
 RECENT = 30
@@ -63,6 +68,7 @@ class Dashboard(App[str]):
         Binding("slash", "filter"),
         Binding("escape", "undo"),
         Binding("v", "verdict"),
+        Binding("p", "paths"),
         Binding("k", "stack"),
         Binding("S", "save"),
         Binding("R", "record"),
@@ -73,8 +79,10 @@ class Dashboard(App[str]):
         *[Binding(str(i + 1), f"tab({i})") for i in range(len(TABS))],
     ]
 
-    def __init__(self, source: Source, *, history: History | None = None) -> None:
+    def __init__(self, source: Source, *, history: History | None = None, probes: Sequence[Probe] = ()) -> None:
         super().__init__()
+        self.probes = probes
+        """What 'ncclwatch paths probe' told of the ways of flows."""
         self.source = source
         self.history = history or History()
         self.past: int | None = None
@@ -207,6 +215,11 @@ class Dashboard(App[str]):
     def action_verdict(self) -> None:
         """Verdicts in full."""
         self.push_screen(text_pages.TextScreen("Verdicts   v: why", text_pages.verdict_text, self.view))
+
+    def action_paths(self) -> None:
+        """Which way flows take."""
+        build = partial(paths_text, self.probes)
+        self.push_screen(text_pages.TextScreen("Paths of flows", build, self.view))
 
     def action_pause(self) -> None:
         """Stop the picture, or go on."""

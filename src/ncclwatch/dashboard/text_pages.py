@@ -27,7 +27,7 @@ KEYS = (
     ("Enter, click", "open: rank → communicator → operation → channels and steps → threads"),
     ("Esc, Backspace", "back"),
     ("k", "threads of the rank under the cursor: state, system call, kernel function; Python frames with py-spy"),
-    ("v", "the verdicts in full; v again: why (facts, rules, what was weighed and lost)"),
+    ("v  p", "the verdicts in full, v again: why; paths of flows, and where they crowd (--paths FILE)"),
     ("/", "show only rows with these words; Esc ends it"),
     ("s  r, click on a heading", "sort by the next column; turn the order round"),
     ("l", "in Delays: completion latencies, or waits"),

@@ -66,7 +66,9 @@ class History:
 
 def _calls_alone(batch: NodeBatch) -> NodeBatch:
     """A batch without what a look showed and what happened."""
-    return replace(batch, samples=(), windows=(), changes=(), notes=(), problems=(), network=None, work=(), looked=False)
+    return replace(
+        batch, samples=(), windows=(), changes=(), notes=(), problems=(), network=None, all_flows=(), work=(), looked=False
+    )
 
 
 class Agent:

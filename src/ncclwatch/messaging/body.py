@@ -23,6 +23,7 @@ from ncclwatch.model.device import (
     UnfinishedTransfer,
 )
 from ncclwatch.model.events import EVENT_DTYPE
+from ncclwatch.model.network import FlowRecord, PathAnswer, QueuePairEnds, RdmaCounts, SocketFacts, StepRate
 from ncclwatch.model.state import (
     Communicator,
     HostConnection,
@@ -42,7 +43,9 @@ _TABLES = frozenset(
     }
 )
 
+_FLOW_TABLES = frozenset({StepRate, RdmaCounts, SocketFacts, PathAnswer, QueuePairEnds})
 WINDOWS = RankWindow.__name__
+FLOWS = FlowRecord.__name__
 WORK = FlowWindow.__name__
 
 
@@ -65,7 +68,7 @@ class Body(BatchHead, omit_defaults=True, kw_only=True):
 
 
 HEAD = BatchHead.__struct_fields__
-IN_TABLES = frozenset({"samples", "windows", "work", "events"})
+IN_TABLES = frozenset({"samples", "windows", "work", "all_flows", "events"})
 
 
 @cache
@@ -78,6 +81,12 @@ def window_type() -> RecordType:
 def work_type() -> RecordType:
     """Windows of work requests as a table."""
     return RecordType(FlowWindow, _TABLES)
+
+
+@cache
+def flow_type() -> RecordType:
+    """Flows as a table."""
+    return RecordType(FlowRecord, _FLOW_TABLES)
 
 
 @cache
@@ -95,7 +104,7 @@ def sample_types() -> tuple[RecordType, RecordType]:
 @cache
 def layouts() -> dict[str, Layout]:
     """Of every table, by name."""
-    types = [window_type(), work_type(), *sample_types()]
+    types = [window_type(), work_type(), flow_type(), *sample_types()]
     known = {part.name: part.layout for whole in types for part in whole.every()}
     return {**known, "calls": packing.layout_of(EVENT_DTYPE)}
 

@@ -13,7 +13,18 @@ from numpy.typing import NDArray
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.collect.windows import RankWindow
 from ncclwatch.messaging import packing
-from ncclwatch.messaging.body import HEAD, WINDOWS, WORK, Body, more_fields, sample_types, window_type, work_type
+from ncclwatch.messaging.body import (
+    FLOWS,
+    HEAD,
+    WINDOWS,
+    WORK,
+    Body,
+    flow_type,
+    more_fields,
+    sample_types,
+    window_type,
+    work_type,
+)
 from ncclwatch.messaging.limits import (
     MAX_COUNT,
     MAX_INTERVAL_S,
@@ -134,10 +145,13 @@ class BatchReader:
         if "calls" in tables:
             batch.events = _in_time(_calls_of(tables.pop("calls"), epoch), body)
         work = {name: tables.pop(name) for name in list(tables) if name.startswith(WORK)}
+        flows = {name: tables.pop(name) for name in list(tables) if name.startswith(FLOWS)}
         try:
             epoch.values.add(body.first_value, body.values)
             if work:
                 batch.work = tuple(work_type().read(_unpacked(work, epoch), epoch.values))
+            if flows:
+                batch.all_flows = tuple(flow_type().read(_unpacked(flows, epoch), epoch.values))
             if body.since or "sample" in tables:
                 batch.samples = self._read_samples(body, epoch, tables)
         except MissingBaseError:

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from ncclwatch.collect.batch import NodeBatch
 from ncclwatch.messaging import packing
-from ncclwatch.messaging.body import HEAD, Body, layouts, more_fields, sample_types, window_type, work_type
+from ncclwatch.messaging.body import HEAD, Body, flow_type, layouts, more_fields, sample_types, window_type, work_type
 from ncclwatch.messaging.values import ValueWriter
 from ncclwatch.model.events import Flag, Function, Kind
 from ncclwatch.model.identity import ProcessKey
@@ -77,6 +77,8 @@ class BatchWriter:
             window_type().write(batch.windows, self._values, tables)
         if len(batch.work):
             work_type().write(batch.work, self._values, tables)
+        if len(batch.all_flows):
+            flow_type().write(batch.all_flows, self._values, tables)
         events = self._chosen(batch.events)
         if events is not None and len(events):
             if self._grouped:

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from ncclwatch.errors import NcclwatchError, TargetError
 from ncclwatch.model.paths import Protocol
+from ncclwatch.nic import lldp
 from ncclwatch.pathprobe import hops, segments, varied
 from ncclwatch.paths.bottlenecks import PathKey, PathLoad, loads
 from ncclwatch.paths.ports import ROCE_PORT
@@ -47,13 +48,40 @@ def own_address(destination: str) -> str:
         return str(end.getsockname()[0])
 
 
-def look(asked: Asked, host: str) -> Probe:
-    """Follow every path, and say how sure that is. Raises :class:`TargetError` where nothing can be sent."""
+def own_nic(source: str) -> str:
+    """The NIC that has an address, of this network namespace; empty where none has."""
+    from pyroute2 import IPRoute
+
+    with IPRoute() as route:
+        for message in route.get_addr():
+            addresses = {str(value) for name, value in message["attrs"] if name in ("IFA_LOCAL", "IFA_ADDRESS")}
+            if source in addresses:
+                return str(socket.if_indextoname(message["index"]))
+    return ""
+
+
+def with_switches(probes: Sequence[Probe], seconds: float) -> list[Probe]:
+    """The same with the switches that the NICs are plugged into, as far as these tell within so many seconds (LLDP)."""
+    nics = {probe.source: own_nic(probe.source) for probe in probes}
+    found = lldp.listen(sorted(set(filter(None, nics.values()))), seconds)
+    made = []
+    for probe in probes:
+        nic = nics[probe.source]
+        told = found.get(nic)
+        made.append(replace(probe, nic=nic, switch=told.switch if told else "", switch_port=told.port if told else ""))
+    return made
+
+
+def look(asked: Asked, host: str, first: Sequence[hops.Trace] = ()) -> Probe:
+    """Follow every path, and say how sure that is; ``first`` is a look that was made already, and counts as one.
+
+    Raises :class:`TargetError` where nothing can be sent.
+    """
     source = own_address(asked.destination)
     notes: list[str] = []
-    seen: list[dict[PathKey, hops.Trace]] = []
-    for number in range(max(1, asked.looks)):
-        if number:
+    seen: list[dict[PathKey, hops.Trace]] = [{one.path: one for one in first}] if first else []
+    while len(seen) < max(1, asked.looks):
+        if seen:
             time.sleep(asked.apart_s)
         own = hops.traces(asked.destination, asked.paths, asked.protocol, asked.effort)
         found = {one.path: one for one in own}

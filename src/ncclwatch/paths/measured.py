@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -34,7 +34,7 @@ SAME = 1e-9
 class MeasuredFlow:
     """A flow of a running job, from its flow map. ``weight``: bytes beside other flows of its job, 1 where not known.
 
-    ``waits`` is (round trip, shortest round trip) in µs.
+    ``waits`` is (round trip, shortest round trip) in µs. ``rate`` is bytes a second (0: not known), the names are host and NIC.
     """
 
     job: str
@@ -47,6 +47,9 @@ class MeasuredFlow:
     port: int
     weight: float = 1.0
     waits: tuple[float, float] | None = None
+    rate: float = 0.0
+    from_name: str = ""
+    to_name: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +113,18 @@ class MeasuredPlan:
     loads: Mapping[Link, float]
     refused: str
     notes: tuple[str, ...]
+
+
+def as_planned(flows: Sequence[MeasuredFlow], found: MeasuredPlan) -> list[MeasuredFlow]:
+    """The next communicator's flows as the plan has them, each with the mean rate of those between the same ranks now."""
+    made = []
+    for demand, one in zip(found.demands, found.chosen, strict=True):
+        same = [flow for flow in flows if (flow.job, flow.rank, flow.peer) == (demand.job, demand.rank, demand.peer)]
+        if one is not None and same:
+            rate = sum(flow.rate for flow in same) / len(same)
+            number = sum((flow.job, flow.rank, flow.peer) == (demand.job, demand.rank, demand.peer) for flow in made)
+            made.append(replace(same[0], channel=number, source_port=one.source_port, port=demand.port, rate=rate, waits=None))
+    return made
 
 
 def links_of(probe: Probe, seen: SeenPath) -> tuple[Link, ...]:
@@ -323,6 +338,11 @@ def crowds(flows: Sequence[MeasuredFlow], now: Sequence[tuple[Link, ...]], probe
             sure = [_sureness(link, probe) for probe in probes if (probe.source, probe.destination) in pairs]
             found[tuple(crossing)] = Crowded(link, tuple(crossing), tuple(empty), min(sure))
     return sorted(found.values(), key=lambda one: (-len(one.flows), one.link))
+
+
+def crowds_of(flows: Sequence[MeasuredFlow], probes: Sequence[Probe]) -> list[Crowded]:
+    """Who crowds where, by what probes told."""
+    return crowds(flows, where_now(flows, probes), probes)
 
 
 def _sureness(link: Link, probe: Probe) -> float:

@@ -75,6 +75,11 @@ class Probe:
     wrong: _Part
     paths: Annotated[tuple[SeenPath, ...], msgspec.Meta(max_length=4096)]
     notes: Annotated[tuple[Annotated[str, msgspec.Meta(max_length=1024)], ...], msgspec.Meta(max_length=64)] = ()
+    nic: _Name = ""
+    """The NIC it leaves by."""
+    switch: _Name = ""
+    """The switch that NIC is plugged into, as it says itself (LLDP), and the port there; empty where it was not asked."""
+    switch_port: _Name = ""
 
 
 @dataclass(frozen=True, slots=True)

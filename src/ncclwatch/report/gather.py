@@ -17,6 +17,7 @@ from ncclwatch.view.waits import Pair, WaitMatrix, matrix, pairs
 
 if TYPE_CHECKING:
     from ncclwatch.engine.session import Update
+    from ncclwatch.paths.probed import Probe
     from ncclwatch.store.replay import Replay
 
 BEFORE_S, AFTER_S = 60.0, 120.0
@@ -61,6 +62,8 @@ class Report:
     problems: Sequence[str]
     environment: list[tuple[str, str]] = field(default_factory=list)
     meta: Sequence[Mapping[str, Any]] = ()
+    probes: Sequence[Probe] = ()
+    """What 'ncclwatch paths probe' told of the ways of flows, where it was asked."""
 
 
 def choose_focus(found: Sequence[Incident], end: float) -> Incident | None:

@@ -24,6 +24,7 @@ from ncclwatch.view.work_text import work_line
 
 MAX_TRANSFERS = 48
 MAX_RANKS = 256
+MAX_CROWDS = 16
 
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-uri 'none'; form-action 'none'"
 
@@ -31,7 +32,11 @@ _POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; base-ur
 def page(report: Report) -> str:
     """The whole page."""
     title = report.focus.summary if report.focus else report.verdicts[0].summary if report.verdicts else "ncclwatch"
-    body = "".join(_body(report))
+    return plain_page(title, "".join(_body(report)))
+
+
+def plain_page(title: str, body: str) -> str:
+    """A page around a body that is HTML already."""
     return (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
@@ -52,8 +57,9 @@ def _body(report: Report) -> Iterator[str]:
     where = text(hosts[0]) if len(hosts) == 1 else f"{len(hosts)} hosts"
     yield f"<h1>ncclwatch report: {count} rank{'s' if count != 1 else ''} on {where}</h1>"
     focus = report.focus or (report.verdicts[0] if report.verdicts else None)
+    crowded = _crowds(report)
     if focus is not None:
-        yield from _verdict(report, focus)
+        yield from _verdict(report, focus, crowded)
     yield from _incidents(report)
     names = {w.rank: f"rank {w.rank} ({w.process.host}, pid {w.process.pid})" for w in view.frame.windows if w.rank is not None}
     yield "<h2>Ranks</h2>"
@@ -69,6 +75,7 @@ def _body(report: Report) -> Iterator[str]:
     yield f"<p class=dim>share of {report.waits.samples} samples in which a rank's own counters waited for another</p>"
     yield f"<div class=scroll>{svg.delay_matrix(report.waits, names)}</div>"
     yield from _table(report)
+    yield from _paths(report)
     yield from _work(report)
     yield from _unobserved(report, focus)
     yield from _environment(report)
@@ -76,7 +83,16 @@ def _body(report: Report) -> Iterator[str]:
     yield f"<footer><p>made by ncclwatch {text(__version__)}, {_when(report.begin)} to {_when(report.end)}</p></footer>"
 
 
-def _verdict(report: Report, verdict: Verdict) -> Iterator[str]:
+def _crowds(report: Report) -> list[str]:
+    """Flows that crowd on a link while others are empty, by what probes told."""
+    if not report.probes or not report.view.frame.flows:
+        return []
+    from ncclwatch.view.paths import crowd_text, picture_of_view
+
+    return [crowd_text(one) for one in picture_of_view(report.view, report.probes).crowded[:MAX_CROWDS]]
+
+
+def _verdict(report: Report, verdict: Verdict, crowded: Sequence[str] = ()) -> Iterator[str]:
     kind = verdict.verdict_class
     style = "slow" if kind.slow else "" if kind.accuses else "unknown" if kind is VerdictClass.UNKNOWN else "calm"
     over = next((i.ended for i in report.incidents if i.verdict.id == verdict.id and i.ended is not None), None)
@@ -105,6 +121,8 @@ def _verdict(report: Report, verdict: Verdict) -> Iterator[str]:
     yield "<dl>" + "".join(f"<dt>{text(label)}</dt><dd>{text(value, 600)}</dd>" for label, value in facts) + "</dl>"
     if verdict.evidence:
         yield "<h2>Evidence</h2>" + _list(verdict.evidence)
+    if crowded:
+        yield "<p class=dim>beside the verdict, by probes of paths; it was not weighed:</p>" + _list(crowded)
     if len(verdict.next_steps) > 1:
         yield "<h2>What to do</h2>" + _list(verdict.next_steps, ordered=True)
     yield from _known(verdict)
@@ -214,6 +232,22 @@ def _work(report: Report) -> Iterator[str]:
         inner = f"<td>{text(nic, 60)}</td><td>{text(window.host, 60)}</td><td>{text(work_line(window.work), 300)}</td>"
         yield f"<tr><td class=n>{text(rank)}</td>{inner}</tr>"
     yield "</table></div>"
+
+
+def _paths(report: Report) -> Iterator[str]:
+    """Which way flows take, and where they crowd."""
+    if not report.view.frame.flows:
+        return
+    from ncclwatch.report.paths_svg import paths
+    from ncclwatch.view.paths import crowd_text, picture_of_view
+
+    picture = picture_of_view(report.view, report.probes)
+    if not picture.edges:
+        return
+    yield "<h2>Paths of flows</h2>"
+    if picture.crowded:
+        yield _list([crowd_text(one) for one in picture.crowded[:MAX_CROWDS]])
+    yield paths(picture)
 
 
 def _unobserved(report: Report, verdict: Verdict | None) -> Iterator[str]:

@@ -11,11 +11,13 @@ import pytest
 
 from ncclwatch.cli import main, paths, paths_text
 from ncclwatch.collect.batch import NodeBatch
-from ncclwatch.model.network import FlowRecord, NetworkLook
+from ncclwatch.model.network import FlowRecord, NetworkLook, SocketFacts
 from ncclwatch.paths.flow_map import NodeView, flow_map
+from ncclwatch.paths.probed import SCHEMA, ProbeFile
 from ncclwatch.store.recorder import Recorder
 from ncclwatch.text import Style, width
 from unit.paths.test_flow_map import ETH0, MLX5, RECV, ROCE, ROCE_RECV, SEND
+from unit.paths.test_measured import LIVE, OWN, probe
 
 MAPPED = flow_map(
     [NodeView("a", [SEND, replace(ROCE, channel=1)], [ETH0, MLX5]), NodeView("b", [RECV, replace(ROCE_RECV, channel=1)])]
@@ -57,10 +59,12 @@ def test_the_json_is_what_the_document_says() -> None:
     assert all(f"`{name}`" in document or f".{name}`" in document for name in first)
 
 
-def record(file: Path, host: str, *looks: NetworkLook) -> None:
+def record(file: Path, host: str, *looks: NetworkLook, every: tuple[FlowRecord, ...] = ()) -> None:
     recorder = Recorder(file, about={"host": host})
     for number, look in enumerate(looks):
-        recorder.put(NodeBatch(host=host, boot_id=host, sequence=number, time_ns=number, wall_ns=number * 10**9, network=look))
+        batch = NodeBatch(host=host, boot_id=host, sequence=number, time_ns=number, wall_ns=number * 10**9, network=look)
+        batch.all_flows = every if number == 0 else ()
+        recorder.put(batch)
     recorder.close("done")
 
 
@@ -71,6 +75,26 @@ def test_recordings_of_two_nodes_are_joined(tmp_path: Path, capsys: pytest.Captu
     assert main.run(["paths", "--json", str(tmp_path / "a"), str(tmp_path / "b")]) == 0
     (one,) = json.loads(capsys.readouterr().out)["flows"]
     assert (one["five_tuple"]["source_port"], one["source"]["host"], one["destination"]["host"]) == (0xC132, "a", "b")
+
+
+def test_of_many_flows_a_recording_tells_all(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A look holds some of them; those that were told all together are the map."""
+    every = tuple(replace(SEND, channel=n) for n in range(600))
+    record(tmp_path / "a", "a", NetworkLook((ETH0,), flows=every[:256]), NetworkLook((ETH0,), flows=every[:256]), every=every)
+    assert main.run(["paths", "--json", str(tmp_path / "a")]) == 0
+    assert len(json.loads(capsys.readouterr().out)["flows"]) == 600
+
+
+def test_who_crowds_is_said_with_the_map(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    flows = [replace(SEND, channel=n, socket=SocketFacts(1, f"10.0.0.1:{500 + n}", f"10.0.1.1:{40000 + n}")) for n in (0, 1)]
+    record(tmp_path / "a", "a", NetworkLook((ETH0,), flows=tuple(flows)))
+    (tmp_path / "probe").write_bytes(msgspec.json.encode(ProbeFile(SCHEMA, (probe(*OWN, *LIVE),))))
+    words = ["paths", str(tmp_path / "a"), "--paths", str(tmp_path / "probe")]
+    assert main.run(words) == 0
+    assert "CROWDED  2 flows cross 10.0.0.254 → 10.8.0.2" in capsys.readouterr().out
+    assert main.run([*words, "--json"]) == 0
+    (one,) = json.loads(capsys.readouterr().out)["crowded"]
+    assert one["link"] == ["10.0.0.254", "10.8.0.2"] and [each["channel"] for each in one["flows"]] == [0, 1]
 
 
 def test_a_recording_without_flows_is_no_target(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

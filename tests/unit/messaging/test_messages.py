@@ -25,6 +25,16 @@ from ncclwatch.messaging.reader import BatchReader
 from ncclwatch.messaging.values import Shared, ValueReader
 from ncclwatch.messaging.writer import BatchWriter, ledger_calls
 from ncclwatch.model.events import EVENT_DTYPE, Flag, Function, Kind
+from ncclwatch.model.network import (
+    FlowKind,
+    FlowRecord,
+    FlowState,
+    PathAnswer,
+    QueuePairEnds,
+    RdmaCounts,
+    SocketFacts,
+    StepRate,
+)
 from ncclwatch.model.state import (
     Direction,
     HostConnection,
@@ -104,6 +114,7 @@ def test_every_field_of_the_model_travels() -> None:
     assert written == {field.name for field in dataclasses.fields(ProcessSample)}
     handled = {*messages.HEAD, *messages.IN_TABLES, *messages.more_fields()}
     assert handled == set(NodeBatch.__struct_fields__)
+    assert {field.name for field in messages.flow_type().fields} == {field.name for field in dataclasses.fields(FlowRecord)}
     assert {field.name for field in messages.work_type().fields} == {field.name for field in dataclasses.fields(FlowWindow)}
 
 
@@ -144,6 +155,33 @@ def test_a_window_of_work_takes_some_forty_bytes() -> None:
     writer.encode(node.batch(work=windows_of_work(2)))
     plain, full = len(writer.encode(node.batch())), len(writer.encode(node.batch(work=windows_of_work(200))))
     assert (full - plain) / 202 < 40
+
+
+def many_flows(count: int) -> tuple[FlowRecord, ...]:
+    """Flows of a large node: two in three over queue pairs, one over sockets."""
+    ends = (
+        FlowRecord(
+            100 + number % 8, FlowKind.RDMA if number % 3 else FlowKind.SOCKET, "IB", f"mlx5_{number % 8}", 1, FlowState.ACTIVE,
+            global_rank=number % 8, comm_hash=(1 << 64) - 3, rank=number % 8, channel=number % 32, peer=(number + 1) % 8,
+            direction=Direction.SEND, connection_index=0, role="data", bandwidth=2.5e9, steps=StepRate(number, 30.0, 5, 6, 1.0),
+            rdma=RdmaCounts(number + 7, 12, 11, 1, False, errors={"retry-exc-err": 1}) if number % 3 else None,
+            socket=None if number % 3 else SocketFacts(1, f"10.0.0.1:{number}", "10.0.0.2:4", rtt_us=80, min_rtt_us=40),
+            path=PathAnswer(5, "10.0.0.2", True, "tcp", "ok") if number % 7 == 0 else None,
+            ends=QueuePairEnds(number + 7, number % 2, "10.0.0.2") if number % 3 else None,
+        )
+        for number in range(count)
+    )  # fmt: skip
+    return tuple(ends)
+
+
+def test_all_flows_of_a_large_node_travel_as_columns() -> None:
+    node = FakeNode(frozen_ring(2, 4))
+    writer, reader = BatchWriter(), BatchReader()
+    batch = node.batch(all_flows=many_flows(500))
+    same(batch, reader.decode(writer.encode(batch)).batch)
+    assert reader.decode(writer.encode(node.batch())).batch.all_flows == ()
+    plain, full = len(writer.encode(node.batch())), len(writer.encode(node.batch(all_flows=many_flows(4000))))
+    assert (full - plain) / 4000 < 40
 
 
 def test_windows_of_work_are_unknown_to_an_older_reader_and_missing_in_what_an_older_writer_wrote() -> None:

@@ -9,6 +9,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from perfetto.protos.perfetto.trace.perfetto_trace_pb2 import Trace, TrackEvent
 
@@ -286,3 +287,27 @@ def test_a_recording_is_drawn_as_a_picture(stuck: Path, tmp_path: Path, capsys: 
     assert picture.startswith("<svg")
     assert "STOPPED" in picture
     assert "http" not in picture.replace("http://www.w3.org/2000/svg", "")
+
+
+def test_flows_are_drawn_on_what_probes_told_and_crowds_stand_beside_the_verdict(stuck: Path, tmp_path: Path) -> None:
+    from ncclwatch.model.network import NetworkLook, SocketFacts
+    from ncclwatch.paths.probed import SCHEMA, ProbeFile
+    from unit.paths.test_flow_map import ETH0, SEND
+    from unit.paths.test_measured import LIVE, OWN, probe
+
+    flows = [replace(SEND, channel=n, socket=SocketFacts(1, f"10.0.0.1:{500 + n}", f"10.0.1.1:{40000 + n}")) for n in (0, 1)]
+    recorder = Recorder(tmp_path / "flows", about={"command": "record"})
+    for batch in node_batches(list(ring_looks(20, world=4, stuck_from=8))):
+        batch.network = NetworkLook((ETH0,), flows=tuple(flows))
+        recorder.put(batch)
+    recorder.close("ended")
+    (tmp_path / "probe").write_bytes(msgspec.json.encode(ProbeFile(SCHEMA, (probe(*OWN, *LIVE),))))
+    pages = []
+    for words in (["--paths", str(tmp_path / "probe")], []):
+        assert main.run(["report", str(tmp_path / "flows"), "-o", str(tmp_path / "page"), *words]) == 0
+        pages.append((tmp_path / "page").read_text())
+    told, untold = pages
+    assert "it was not weighed" in told and told.count("2 flows cross 10.0.0.254 → 10.8.0.2") == 2 and "#c01c28" in told
+    assert "Paths of flows" in untold and "2 flows cross" not in untold and "was not asked" in untold
+    Page(told)
+    assert main.run(["report", str(stuck), "-o", str(tmp_path / "page"), "--paths", str(stuck)]) == 2
