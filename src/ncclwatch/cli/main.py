@@ -28,6 +28,7 @@ _COMMANDS: dict[str, str] = {
     "record": "Keep what is seen of a job in a file.",
     "replay": "A recording in the dashboard.",
     "report": "A page for a ticket, or a trace for Perfetto.",
+    "stacks": "Where ranks stand, the odd ones out.",
     "topology": "Groups, roles and layout, from calls or from counts.",
     "flows": "Connections over the network: rates, latency, retries.",
     "paths": "Which flow takes which path: ports, NICs, rates.",

@@ -85,9 +85,20 @@ def advised(verdict: Verdict, releases: Iterable[Release] = (), arch: str = "", 
     found = fitting(seen(verdict, releases, arch, settings))
     causes = [row for row in found if not row.defect]
     defects = [row for row in found if row.defect][:MOST_DEFECTS]
-    first = next((culprit for culprit in verdict.culprits if culprit.pid is not None), None)
-    place = {"pid": str(first.pid) if first else "PID", "host": (first.host if first else "") or "its host"}
+    place = _place(verdict)
     return replace(verdict, knowledge=tuple(_advice(row, place) for row in (*causes[: MOST - len(defects)], *defects)))
+
+
+def with_doing(verdict: Verdict) -> Verdict:
+    """The verdict whose culprits say what they were doing, with the rows that speak of that before all others."""
+    found = [row for row in fitting(seen(verdict)) if "doing" in row.when.lists]
+    rest = [advice for advice in verdict.knowledge if advice.row not in {row.id for row in found}]
+    return replace(verdict, knowledge=(*(_advice(row, _place(verdict)) for row in found), *rest)[:MOST])
+
+
+def _place(verdict: Verdict) -> dict[str, str]:
+    first = next((culprit for culprit in verdict.culprits if culprit.pid is not None), None)
+    return {"pid": str(first.pid) if first else "PID", "host": (first.host if first else "") or "its host"}
 
 
 def _advice(row: Row, place: Mapping[str, str]) -> Advice:
