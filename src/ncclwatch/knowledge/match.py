@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ncclwatch.engine.case import Cause
 from ncclwatch.engine.slow.findings import Kind
+from ncclwatch.knowledge.compare import of_culprit
 from ncclwatch.knowledge.rows import Pattern, Release, Row, rows
 from ncclwatch.knowledge.tickets import Processes, by_place, ticketed
 from ncclwatch.model.verdict import Advice, StepKind, Verdict, VerdictClass
@@ -23,6 +24,10 @@ MOST = 5
 """Rows that a verdict carries; ``ncclwatch explain`` has all."""
 MOST_DEFECTS = 2
 """Known defects among them: each is a possibility only, and many are of old releases."""
+
+
+MOST_COMPARED = 4
+"""Culprits that are compared with their peers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +117,23 @@ def informed(verdict: Verdict, processes: Processes, nics: Iterable[NicRecord] =
         return verdict
     named = [processes[place] for one in verdict.culprits if (place := (one.host, one.pid or 0)) in processes]
     traits = [sample.process.traits for sample in named or processes.values() if sample.process.traits is not None]
-    settings = {f"{name}={value}" for one in traits for name, value in one.settings.items()}
+    settings = {f"{name}={value}" for one in traits for name, value in one.settings}
     machines = {one.machine for one in traits}
     arch = machines.pop() if len(machines) == 1 else ""
-    return advised(ticketed(verdict, processes, nics), _releases(processes.values()), arch, settings)
+    told = advised(ticketed(verdict, processes, nics), _releases(processes.values()), arch, settings)
+    return replace(told, differences=tuple(_differences(verdict, named, processes)))
+
+
+def _differences(verdict: Verdict, named: Sequence[ProcessSample], processes: Processes) -> Iterator[str]:
+    """How each culprit differs from the others of its communicators; of many culprits nothing is said."""
+    if len(named) > MOST_COMPARED:
+        return
+    for culprit in named:
+        hashes = {communicator.hash for communicator in culprit.communicators}
+        others = (one for one in processes.values() if all(one is not other for other in named))
+        peers = [one for one in others if not hashes.isdisjoint(communicator.hash for communicator in one.communicators)]
+        name = f"rank {culprit.process.rank}: " if len(named) > 1 and culprit.process.rank is not None else ""
+        yield from (f"{name}{line}" for line in of_culprit(culprit, peers))
 
 
 def _releases(samples: Iterable[ProcessSample]) -> frozenset[Release]:

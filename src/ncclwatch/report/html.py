@@ -105,6 +105,8 @@ def _verdict(report: Report, verdict: Verdict) -> Iterator[str]:
     yield "<dl>" + "".join(f"<dt>{text(label)}</dt><dd>{text(value, 600)}</dd>" for label, value in facts) + "</dl>"
     if verdict.evidence:
         yield "<h2>Evidence</h2>" + _list(verdict.evidence)
+    if verdict.differences:
+        yield "<h2>Unlike their peers</h2>" + _list(verdict.differences)
     if len(verdict.next_steps) > 1:
         yield "<h2>What to do</h2>" + _list(verdict.next_steps, ordered=True)
     yield from _known(verdict)

@@ -52,6 +52,7 @@ MIN_SAMPLES = 2
 
 _MEANINGLESS = (
     KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, lzma.LZMAError, LayoutError, RecursionError,
+    msgspec.MsgspecError,
 )  # fmt: skip
 """What taking a description apart raises that is none."""
 

@@ -26,6 +26,7 @@ def verdict_lines(verdict: Verdict, style: Style) -> Iterator[str]:
     for label, text in _where(verdict):
         yield f"  {label:<10} {text}"
     yield from _list("evidence", verdict.evidence, style)
+    yield from _list("unlike its peers" if len(verdict.culprits) == 1 else "unlike their peers", verdict.differences, style)
     yield from _list("not observed", verdict.unobserved, style)
     yield from _list("next steps", verdict.next_steps, style, numbered=True)
     yield from knowledge_lines(verdict, style)
