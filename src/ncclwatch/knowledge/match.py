@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ncclwatch.engine.case import Cause
@@ -26,6 +27,8 @@ MOST_DEFECTS = 2
 """Known defects among them: each is a possibility only, and many are of old releases."""
 
 
+MOST_ASKED = 64
+"""Processes whose settings and machine count where nobody is named."""
 MOST_COMPARED = 4
 """Culprits that are compared with their peers."""
 
@@ -116,7 +119,8 @@ def informed(verdict: Verdict, processes: Processes, nics: Iterable[NicRecord] =
     if not _wants(verdict):
         return verdict
     named = [processes[place] for one in verdict.culprits if (place := (one.host, one.pid or 0)) in processes]
-    traits = [sample.process.traits for sample in named or processes.values() if sample.process.traits is not None]
+    asked = named if named else islice(processes.values(), MOST_ASKED)
+    traits = [sample.process.traits for sample in asked if sample.process.traits is not None]
     settings = {f"{name}={value}" for one in traits for name, value in one.settings}
     machines = {one.machine for one in traits}
     arch = machines.pop() if len(machines) == 1 else ""
