@@ -75,21 +75,15 @@ def attach(
     wire: WireOption = WIRE,
     order_budget: OrderBudgetOption = ORDER_BUDGET,
     probe_paths: ProbePathsOption = None,
-    hang_after: HangAfterOption = HANG_FLOOR_S,
-    fixed: FixedOption = False,
+    hang_after: HangAfterOption = HANG_FLOOR_S, fixed: FixedOption = False,
     sample: SampleOption = None,
     ask_file: AskFileOption = None,
     metrics: MetricsOption = None,
-    on_verdict: OnVerdictOption = None,
-    hook_floor: HookFloorOption = HOOK_FLOOR,
-    hook_cooldown: HookCooldownOption = HOOK_COOLDOWN_S,
-    hook_log: HookLogOption = None,
-    hook_dry_run: HookDryRunOption = False,
-    slow_mode: SlowModeOption = "ncclwatch",
-    t_base: TBaseOption = None,
-    theta: ThetaOption = 3.0,
+    on_verdict: OnVerdictOption = None, hook_floor: HookFloorOption = HOOK_FLOOR, hook_log: HookLogOption = None,
+    hook_cooldown: HookCooldownOption = HOOK_COOLDOWN_S, hook_dry_run: HookDryRunOption = False,
+    slow_mode: SlowModeOption = "ncclwatch", t_base: TBaseOption = None, theta: ThetaOption = 3.0,
     paths: PathsFilesOption = None,
-) -> int:
+) -> int:  # fmt: skip
     """Watch NCCL processes live: operation, rate and steps of every rank, and a verdict when one holds the others up.
 
     On a terminal it is a dashboard: ? shows its keys, Enter opens a rank, its communicators, channels and steps, k its threads,

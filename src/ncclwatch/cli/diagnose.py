@@ -4,21 +4,30 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ncclwatch.cli import options
-from ncclwatch.cli.options import AllOption, ExitCodeOption, JsonOption, PidOption, SlowModeOption, TBaseOption, ThetaOption
+from ncclwatch.cli.options import (
+    AllOption,
+    AllowPauseOption,
+    ExitCodeOption,
+    JsonOption,
+    PidOption,
+    SlowModeOption,
+    TBaseOption,
+    ThetaOption,
+)
 from ncclwatch.cli.output import emit_json, note
 from ncclwatch.cli.ras import RasOption, judge_ras
 from ncclwatch.cli.sampling import Watch, load_files
 from ncclwatch.cli.verdicts import print_verdicts
 from ncclwatch.collect.ranks import series_of
 from ncclwatch.collect.watched import Problem, nothing_read, sees_every_process
-from ncclwatch.errors import ExitStatus
+from ncclwatch.errors import ExitStatus, NcclwatchError
 from ncclwatch.model.state import ProcessSample
 from ncclwatch.model.verdict import Verdict, VerdictClass
 
@@ -57,6 +66,11 @@ def diagnose(
     wire: Annotated[
         bool, typer.Option("--wire/--no-wire", help="Count RDMA requests for a quarter of a second where nothing moves.")
     ] = True,
+    stacks: Annotated[
+        bool,
+        typer.Option("--stacks/--no-stacks", help="Look what culprits and a few peers do: threads, Python frames."),
+    ] = True,
+    allow_pause: AllowPauseOption = False,
     why: Annotated[
         bool, typer.Option("--why", help="Show which facts and rules led there, and what was weighed and lost.")
     ] = False,
@@ -85,6 +99,8 @@ def diagnose(
             return judge_recordings(recordings, as_json=as_json, exit_code=exit_code, slow=rule, why=why)
     live = options.choose_pids(named, every) if named or every or not files else []
     verdicts, problems = judge(live, files, every=every, wait=wait, interval=interval, wire=wire)
+    if stacks and live and any(verdict.verdict_class.accuses for verdict in verdicts):
+        verdicts = _with_stacks(verdicts, live, pause=allow_pause)
     if as_json:
         emit_json(verdicts[0].to_json())
     else:
@@ -92,6 +108,18 @@ def diagnose(
     for problem in problems:
         note(problem.line)
     return ExitStatus.VERDICT if exit_code and verdicts[0].verdict_class.accuses else ExitStatus.OK
+
+
+def _with_stacks(verdicts: list[Verdict], pids: Sequence[int], *, pause: bool) -> list[Verdict]:
+    """The verdicts with what their culprits were doing."""
+    from ncclwatch.cli.stacks import beside
+    from ncclwatch.target.discover import inspect_process
+
+    ranks: dict[int, int | None] = {}
+    for pid in pids:
+        with suppress(NcclwatchError):
+            ranks[pid] = inspect_process(pid).rank
+    return beside(verdicts, pids, ranks, pause=pause)
 
 
 def judge(

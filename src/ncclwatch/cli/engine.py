@@ -51,21 +51,15 @@ def engine(
     duration: DurationOption = None,
     as_json: JsonOption = False,
     metrics: MetricsOption = None,
-    on_verdict: OnVerdictOption = None,
-    hook_floor: HookFloorOption = HOOK_FLOOR,
-    hook_cooldown: HookCooldownOption = HOOK_COOLDOWN_S,
-    hook_log: HookLogOption = None,
-    hook_dry_run: HookDryRunOption = False,
+    on_verdict: OnVerdictOption = None, hook_floor: HookFloorOption = HOOK_FLOOR, hook_log: HookLogOption = None,
+    hook_cooldown: HookCooldownOption = HOOK_COOLDOWN_S, hook_dry_run: HookDryRunOption = False,
     traffic_every: Annotated[
         float, typer.Option("--traffic-every", min=0.1, max=1e6, help="Seconds between two lines about what came in.")
     ] = 60.0,
-    hang_after: HangAfterOption = HANG_FLOOR_S,
-    fixed: FixedOption = False,
+    hang_after: HangAfterOption = HANG_FLOOR_S, fixed: FixedOption = False,
     ask_file: AskFileOption = None,
-    slow_mode: SlowModeOption = "ncclwatch",
-    t_base: TBaseOption = None,
-    theta: ThetaOption = 3.0,
-) -> None:
+    slow_mode: SlowModeOption = "ncclwatch", t_base: TBaseOption = None, theta: ThetaOption = 3.0,
+) -> None:  # fmt: skip
     """Take what agents send, and say which rank, stage and link holds each job up. Watch it with 'ncclwatch top'."""
     from ncclwatch.cli.engine_log import EngineLog
     from ncclwatch.cli.engine_service import EngineService

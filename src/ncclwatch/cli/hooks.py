@@ -7,14 +7,9 @@ effect beyond a line. Nothing is run unless it was asked for.
 from __future__ import annotations
 
 import json
-import os
 import queue
-import select
 import shlex
 import shutil
-import signal
-import subprocess
-import tempfile
 import threading
 import time
 from collections import OrderedDict
@@ -22,10 +17,11 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ncclwatch import bounded
 from ncclwatch.cli.output import plain
 from ncclwatch.errors import UsageError
 from ncclwatch.model.verdict import Verdict
@@ -37,8 +33,6 @@ if TYPE_CHECKING:
 
 TIMEOUT_S = 30.0
 """A command that takes longer is ended, with all of its process group."""
-GRACE_S = 1.0
-"""From being asked to end to being killed; and for how long the end of ncclwatch waits for a command that runs."""
 KEPT, FLOOD = 4096, 1 << 20
 """Bytes of its output that are kept, and after which it is ended."""
 MAX_WAITING, MAX_REMEMBERED, MAX_LINES = 8, 4096, 64
@@ -98,25 +92,14 @@ def hook_options(command: str | None, floor: float, cooldown_s: float, log: Path
     return HookOptions(words, floor, cooldown_s, log, dry_run)
 
 
-@dataclass(slots=True)
-class Outcome:
-    """How one run ended. ``status`` is the exit status, negative for a signal, ``None`` where it was never started."""
-
-    status: int | None
-    seconds: float
-    output: str
-    why: str = ""
-    """Why it was ended, or could not be started; empty where it ended by itself."""
-
-    @property
-    def words(self) -> str:
-        """As a line says it."""
-        last = self.output.strip().splitlines()[-1:] or [""]
-        said = f": {clean(last[0], 160)}" if last[0] else ""
-        if self.why:
-            return f"{self.why}{said}"
-        how = "done" if self.status == 0 else f"FAILED with status {self.status}"
-        return f"{how} in {self.seconds:.1f} s{said}"
+def words(outcome: bounded.Outcome) -> str:
+    """How a run ended, as a line says it."""
+    last = outcome.output.decode("utf-8", "replace").strip().splitlines()[-1:] or [""]
+    said = f": {clean(last[0], 160)}" if last[0] else ""
+    if outcome.why:
+        return f"{outcome.why}{said}"
+    how = "done" if outcome.status == 0 else f"FAILED with status {outcome.status}"
+    return f"{how} in {outcome.seconds:.1f} s{said}"
 
 
 class Hook:
@@ -169,26 +152,26 @@ class Hook:
         self._closing.set()
         with suppress(queue.Full):
             self._waiting.put_nowait(None)
-        self._thread.join(3 * GRACE_S)
+        self._thread.join(3 * bounded.GRACE_S)
 
     def _work(self) -> None:
         while (wanted := self._waiting.get()) is not None and not self._closing.is_set():
             job, verdict = wanted
-            outcome = run(self.options.command, document(verdict), about(verdict, job), self.options.timeout_s, self._closing)
-            self._say(f"{outcome.words} for {_name(verdict)}" if outcome.why else f"{_name(verdict)}: {outcome.words}")
+            outcome = run(self.options.command, verdict, job, self.options.timeout_s, self._closing)
+            self._say(f"{_name(verdict)}: {words(outcome)}")
             self._write(job, verdict, outcome)
 
     def _say(self, text: str) -> None:
         self._lines.put(f"hook: {text}")
 
-    def _write(self, job: str, verdict: Verdict, outcome: Outcome | None) -> None:
+    def _write(self, job: str, verdict: Verdict, outcome: bounded.Outcome | None) -> None:
         """Add a line to the log; a log that cannot be written is said once a line, and no more."""
         if self.options.log is None:
             return
         result: dict[str, Any] | None = None
         if outcome is not None:
             ended = {"status": outcome.status, "seconds": round(outcome.seconds, 3), "why": outcome.why}
-            result = ended | {"output": clean(" / ".join(outcome.output.splitlines()), KEPT)}
+            result = ended | {"output": clean(" / ".join(outcome.output.decode("utf-8", "replace").splitlines()), KEPT)}
         line = {"time": time.time(), "job": job, "command": self.options.command, "dry_run": outcome is None, "result": result}
         try:
             if self.options.log.exists() and self.options.log.stat().st_size > MAX_LOG:
@@ -223,62 +206,11 @@ def about(verdict: Verdict, job: str = "") -> dict[str, str]:
     }  # fmt: skip
 
 
-def run(command: Sequence[str], data: bytes, extra: dict[str, str], timeout_s: float, closing: threading.Event) -> Outcome:
-    """Run a command in a process group of its own, with ``data`` on its standard input, bounded in time and output."""
-    began = time.monotonic()
-    with tempfile.TemporaryFile() as file:
-        # A file and no pipe: whoever does not read it must not keep us waiting.
-        file.write(data)
-        file.seek(0)
-        try:
-            process = subprocess.Popen(
-                command,
-                stdin=file,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **extra},
-                process_group=0,
-            )
-        except OSError as error:
-            return Outcome(None, 0.0, "", f"could not be started ({error.strerror or error})")
-    assert process.stdout is not None  # noqa: S101 - a pipe was asked for
-    with process.stdout as pipe:
-        output, why = _watch(process, pipe, began + timeout_s, closing)
-        if why:
-            _end(process)
-    return Outcome(process.wait(), time.monotonic() - began, output.decode("utf-8", "replace"), why)
-
-
-def _watch(process: subprocess.Popen[bytes], pipe: IO[bytes], until: float, closing: threading.Event) -> tuple[bytes, str]:
-    """What it writes, and why it has to be ended; it may leave behind who still holds the pipe."""
-    kept, total = b"", 0
-    while True:
-        ended = process.poll() is not None
-        readable = select.select([pipe], [], [], 0.0 if ended else 0.1)[0]
-        part = os.read(pipe.fileno(), 1 << 16) if readable else b""
-        total += len(part)
-        kept += part[: max(KEPT - len(kept), 0)]
-        if total > FLOOD:
-            return kept, f"ENDED: it wrote more than {FLOOD >> 20} MiB"
-        if ended and not part:
-            return kept, ""
-        if readable and not part:
-            # It has closed its output; whether it ends shows by itself.
-            closing.wait(0.05)
-        if time.monotonic() > until:
-            return kept, "ENDED: it took too long"
-        if closing.is_set() and not ended:
-            return kept, "ENDED: ncclwatch ends"
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    """End it with its group: first asked, then killed."""
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with suppress(ProcessLookupError, PermissionError):
-            os.killpg(process.pid, number)
-        with suppress(subprocess.TimeoutExpired):
-            process.wait(GRACE_S)
-    process.wait()
+def run(command: Sequence[str], verdict: Verdict, job: str, timeout_s: float, closing: threading.Event) -> bounded.Outcome:
+    """Run a command for a verdict."""
+    return bounded.run(
+        command, timeout_s=timeout_s, keep=KEPT, flood=FLOOD, data=document(verdict), extra=about(verdict, job), closing=closing
+    )
 
 
 @dataclass

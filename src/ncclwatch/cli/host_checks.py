@@ -35,6 +35,7 @@ def host_findings(root: Path = Path("/")) -> Iterator[Finding]:
     yield memlock()
     yield bcc_module()
     yield drgn_module()
+    yield py_spy()
     yield namespaces(root)
     yield rdma(root)
 
@@ -208,6 +209,17 @@ def drgn_module() -> Finding:
         return Finding("drgn", Level.GAP, f"cannot be imported: {error}"[:200], hint)
     version = str(getattr(drgn, "__version__", "?"))
     return Finding("drgn", Level.OK, f"version {version}", data={"version": version})
+
+
+def py_spy() -> Finding:
+    """Whether Python frames of ranks can be read; without, only the kernel tells what they do."""
+    from ncclwatch.target.python_stack import GET, NEWEST, program
+
+    path = program()
+    if path is None:
+        return Finding("py-spy", Level.GAP, "not found: Python frames of ranks are not seen", GET)
+    newest = ".".join(map(str, NEWEST))
+    return Finding("py-spy", Level.OK, f"{path}: frames of Python up to {newest}", data={"path": path})
 
 
 def namespaces(root: Path) -> Finding:

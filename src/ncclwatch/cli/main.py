@@ -30,6 +30,8 @@ _COMMANDS: dict[str, str] = {
     "replay": "A recording in the dashboard.",
     "report": "A page for a ticket, or a trace for Perfetto.",
     "gpus": "What is wrong with the GPUs of this node.",
+    "stacks": "Where ranks stand, the odd ones out.",
+    "compare": "How the processes of a job differ.",
     "topology": "Groups, roles and layout, from calls or from counts.",
     "flows": "Connections over the network: rates, latency, retries.",
     "paths": "Which flow takes which path; probes, plans.",

@@ -26,6 +26,9 @@ PidOption = Annotated[
 AllOption = Annotated[bool, typer.Option("--all", "-a", help="Every NCCL process of this node.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Write JSON for scripts instead of text for people.")]
 ExitCodeOption = Annotated[bool, typer.Option("--exit-code", help="End with status 10 when a verdict accuses somebody.")]
+AllowPauseOption = Annotated[
+    bool, typer.Option("--allow-pause", help="Native frames too: py-spy stops each process for some milliseconds.")
+]
 SampleOption = Annotated[
     int | None, typer.Option("--sample", metavar="RANKS", min=1, max=4096, help="While all is well, read only so many ranks.")
 ]

@@ -6,9 +6,10 @@ import threading
 from collections.abc import Callable
 from typing import Protocol
 
-from ncclwatch.dashboard.stack import python_stack, threads
 from ncclwatch.dashboard.stack_page import StackText
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.target.stacks import python_lines
+from ncclwatch.target.threads import threads
 from ncclwatch.view.frame import View
 
 MAX_WAITING = 16
@@ -133,4 +134,4 @@ def read_stack(process: ProcessKey, start_time: Callable[[int], int | None]) -> 
     """Threads and Python frames of a process on this node; it must still be the one that was watched."""
     if start_time(process.pid) != process.start_time:
         return f"process {process.pid} has ended, or is on another node"
-    return StackText(tuple(threads(process.pid)), tuple(python_stack(process.pid)))
+    return StackText(tuple(threads(process.pid)), tuple(python_lines(process.pid)))

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from ncclwatch.dashboard import stack
 from ncclwatch.dashboard.lines import BOLD, DIM, Line, plain
 from ncclwatch.dashboard.page import (
     Page,
 )
 from ncclwatch.dashboard.table import Column
 from ncclwatch.model.identity import ProcessKey
+from ncclwatch.target.threads import ThreadRow
 from ncclwatch.text import clean
 from ncclwatch.view.frame import View
 
@@ -20,7 +20,7 @@ from ncclwatch.view.frame import View
 class StackText:
     """Threads and Python frames of a process at one moment."""
 
-    threads: tuple[stack.ThreadRow, ...]
+    threads: tuple[ThreadRow, ...]
     python: tuple[str, ...]
 
 
@@ -29,7 +29,7 @@ class StackPage(Page):
 
     hint = "k: read again"
     empty = "no thread was read"
-    columns: Sequence[Column[stack.ThreadRow]] = (
+    columns: Sequence[Column[ThreadRow]] = (
         Column("TID", 8, lambda r: str(r.tid), lambda r: r.tid, right=True),
         Column("THREAD", 16, lambda r: r.name, lambda r: r.name),
         Column("STATE", 10, lambda r: r.state, lambda r: r.state),
@@ -66,10 +66,10 @@ class StackPage(Page):
             return [plain(" reading …", DIM)]
         return [plain(f" {line}") for line in self.text.python[:12]]
 
-    def rows(self, view: View) -> Sequence[stack.ThreadRow]:
+    def rows(self, view: View) -> Sequence[ThreadRow]:
         """The threads."""
         return self.text.threads if self.text else ()
 
-    def identity(self, row: stack.ThreadRow) -> object:
+    def identity(self, row: ThreadRow) -> object:
         """The thread."""
         return row.tid

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ncclwatch.engine.case import Cause
 from ncclwatch.engine.slow.findings import Kind
+from ncclwatch.knowledge.compare import of_culprit
 from ncclwatch.knowledge.rows import Pattern, Release, Row, rows
 from ncclwatch.knowledge.tickets import Processes, by_place, ticketed
 from ncclwatch.model.verdict import Advice, StepKind, Verdict, VerdictClass
@@ -23,6 +25,12 @@ MOST = 5
 """Rows that a verdict carries; ``ncclwatch explain`` has all."""
 MOST_DEFECTS = 2
 """Known defects among them: each is a possibility only, and many are of old releases."""
+
+
+MOST_ASKED = 64
+"""Processes whose settings and machine count where nobody is named."""
+MOST_COMPARED = 4
+"""Culprits that are compared with their peers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,9 +93,20 @@ def advised(verdict: Verdict, releases: Iterable[Release] = (), arch: str = "", 
     found = fitting(seen(verdict, releases, arch, settings))
     causes = [row for row in found if not row.defect]
     defects = [row for row in found if row.defect][:MOST_DEFECTS]
-    first = next((culprit for culprit in verdict.culprits if culprit.pid is not None), None)
-    place = {"pid": str(first.pid) if first else "PID", "host": (first.host if first else "") or "its host"}
+    place = _place(verdict)
     return replace(verdict, knowledge=tuple(_advice(row, place) for row in (*causes[: MOST - len(defects)], *defects)))
+
+
+def with_doing(verdict: Verdict) -> Verdict:
+    """The verdict whose culprits say what they were doing, with the rows that speak of that before all others."""
+    found = [row for row in fitting(seen(verdict)) if "doing" in row.when.lists]
+    rest = [advice for advice in verdict.knowledge if advice.row not in {row.id for row in found}]
+    return replace(verdict, knowledge=(*(_advice(row, _place(verdict)) for row in found), *rest)[:MOST])
+
+
+def _place(verdict: Verdict) -> dict[str, str]:
+    first = next((culprit for culprit in verdict.culprits if culprit.pid is not None), None)
+    return {"pid": str(first.pid) if first else "PID", "host": (first.host if first else "") or "its host"}
 
 
 def _advice(row: Row, place: Mapping[str, str]) -> Advice:
@@ -100,11 +119,25 @@ def informed(verdict: Verdict, processes: Processes, nics: Iterable[NicRecord] =
     if not _wants(verdict):
         return verdict
     named = [processes[place] for one in verdict.culprits if (place := (one.host, one.pid or 0)) in processes]
-    traits = [sample.process.traits for sample in named or processes.values() if sample.process.traits is not None]
-    settings = {f"{name}={value}" for one in traits for name, value in one.settings.items()}
+    asked = named if named else islice(processes.values(), MOST_ASKED)
+    traits = [sample.process.traits for sample in asked if sample.process.traits is not None]
+    settings = {f"{name}={value}" for one in traits for name, value in one.settings}
     machines = {one.machine for one in traits}
     arch = machines.pop() if len(machines) == 1 else ""
-    return advised(ticketed(verdict, processes, nics), _releases(processes.values()), arch, settings)
+    told = advised(ticketed(verdict, processes, nics), _releases(processes.values()), arch, settings)
+    return replace(told, differences=tuple(_differences(verdict, named, processes)))
+
+
+def _differences(verdict: Verdict, named: Sequence[ProcessSample], processes: Processes) -> Iterator[str]:
+    """How each culprit differs from the others of its communicators; of many culprits nothing is said."""
+    if len(named) > MOST_COMPARED:
+        return
+    for culprit in named:
+        hashes = {communicator.hash for communicator in culprit.communicators}
+        others = (one for one in processes.values() if all(one is not other for other in named))
+        peers = [one for one in others if not hashes.isdisjoint(communicator.hash for communicator in one.communicators)]
+        name = f"rank {culprit.process.rank}: " if len(named) > 1 and culprit.process.rank is not None else ""
+        yield from (f"{name}{line}" for line in of_culprit(culprit, peers))
 
 
 def _releases(samples: Iterable[ProcessSample]) -> frozenset[Release]:

@@ -17,7 +17,7 @@ from ncclwatch.errors import UsageError
 
 Release = tuple[int, int, int]
 
-FILES = ("causes.toml", "defects.toml")
+FILES = ("doing.toml", "causes.toml", "defects.toml")
 LISTS = ("class", "cause", "finding", "rule", "plane", "doing", "operation", "transport", "arch", "setting")
 """Keys of a pattern that list values, of which one must fit."""
 _RELEASE = re.compile(r"(\d{1,2})\.(\d{1,3})\.(\d{1,3})")

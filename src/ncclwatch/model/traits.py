@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,15 +33,15 @@ class Traits:
     """What was found; an empty text or ``None`` means that it was not.
 
     ``node`` is the scheduler's name of the node, ``job`` the number of the Slurm job, ``namespace`` and ``pod`` of Kubernetes.
-    ``settings`` are environment variables that steer NCCL, as they were at exec. ``cpus`` is the list of CPUs it may run on,
-    ``cpu_quota`` how many CPUs a limit gives it. ``machine`` is ``x86_64``.
+    ``settings`` are names and values of environment variables that steer NCCL, as they were at exec. ``cpus`` is the list of
+    CPUs it may run on, ``cpu_quota`` how many CPUs a limit gives it. ``machine`` is ``x86_64``.
     """
 
     node: str = ""
     job: str = ""
     namespace: str = ""
     pod: str = ""
-    settings: dict[str, str] = field(default_factory=dict)
+    settings: tuple[tuple[str, str], ...] = ()
     cpus: str = ""
     cpu_quota: float | None = None
     machine: str = ""

@@ -215,6 +215,8 @@ class Verdict:
     """How it came about: facts, what rules changed, what was weighed and lost, what was missing."""
     knowledge: tuple[Advice, ...] = ()
     """What is known of what was seen: rows of the tables that fit, most telling first."""
+    differences: tuple[str, ...] = ()
+    """In which settings, releases, CPUs, GPUs and NICs culprits differ from most of their peers: a line each."""
 
     @property
     def id(self) -> str:
@@ -248,6 +250,7 @@ class Verdict:
             "rules": list(self.rules),
             "trail": [_plain(step) for step in self.trail],
             "knowledge": [_plain(advice) for advice in self.knowledge],
+            "differences": list(self.differences),
         }
 
 

@@ -123,6 +123,8 @@ def _verdict(report: Report, verdict: Verdict, crowded: Sequence[str] = ()) -> I
         yield "<h2>Evidence</h2>" + _list(verdict.evidence)
     if crowded:
         yield "<p class=dim>beside the verdict, by probes of paths; it was not weighed:</p>" + _list(crowded)
+    if verdict.differences:
+        yield "<h2>Unlike their peers</h2>" + _list(verdict.differences)
     if len(verdict.next_steps) > 1:
         yield "<h2>What to do</h2>" + _list(verdict.next_steps, ordered=True)
     yield from _known(verdict)

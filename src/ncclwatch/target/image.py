@@ -55,7 +55,7 @@ _OF_THE_KERNEL = ("time_ns", "wall_ns", "run_state", "cpu_time_ns", "context_swi
 
 _MEANINGLESS = (
     KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError, lzma.LZMAError, LayoutError, RecursionError,
-    msgspec.DecodeError,
+    msgspec.MsgspecError,
 )  # fmt: skip
 """What taking a description apart raises that is none."""
 

@@ -53,11 +53,11 @@ def traits(pid: int, environ: Mapping[str, str], proc: Path = PROC, sys: Path = 
     )  # fmt: skip
 
 
-def settings(environ: Mapping[str, str]) -> dict[str, str]:
+def settings(environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """The variables that steer NCCL and what carries it, in the order of their names; secrets are left out."""
     wanted = sorted(name for name in environ if name.startswith(PREFIXES) or name in NAMES)
     kept = [name for name in wanted if SECRET.search(name) is None]
-    return {clean(name, 64): clean(environ[name], MAX_VALUE) for name in kept[:MAX_SETTINGS]}
+    return tuple((clean(name, 64), clean(environ[name], MAX_VALUE)) for name in kept[:MAX_SETTINGS])
 
 
 def cpu_quota(pid: int, proc: Path = PROC) -> float | None:

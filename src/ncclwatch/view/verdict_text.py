@@ -12,6 +12,8 @@ from ncclwatch.text import Style, clean, ranges
 # Enough for a person; --json has all of them.
 MAX_CULPRITS = 16
 MAX_LINES = 24
+STATED = (Doing.GONE, Doing.ZOMBIE, Doing.STOPPED, Doing.TRACED)
+"""What the class of the verdict says already."""
 
 
 def verdict_lines(verdict: Verdict, style: Style) -> Iterator[str]:
@@ -24,6 +26,7 @@ def verdict_lines(verdict: Verdict, style: Style) -> Iterator[str]:
     for label, text in _where(verdict):
         yield f"  {label:<10} {text}"
     yield from _list("evidence", verdict.evidence, style)
+    yield from _list("unlike its peers" if len(verdict.culprits) == 1 else "unlike their peers", verdict.differences, style)
     yield from _list("not observed", verdict.unobserved, style)
     yield from _list("next steps", verdict.next_steps, style, numbered=True)
     yield from knowledge_lines(verdict, style)
@@ -66,7 +69,7 @@ def _culprits(verdict: Verdict, style: Style) -> Iterator[str]:
         yield f"  {style.bold('culprit')}    {style.bold(culprit_name(culprit))}"
         about = [clean(part, 300) for part in (culprit.stage, culprit.reason) if part and part != verdict.stage]
         about += [link_name(culprit.link)] if culprit.link and culprit.link != verdict.link else []
-        if culprit.doing:
+        if culprit.doing and culprit.doing[0] not in STATED:
             about.append("it " + Doing(culprit.doing[0]).words)
         if not culprit.observed:
             about.append("not read: no process of this rank was looked at")

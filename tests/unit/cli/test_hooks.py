@@ -12,8 +12,9 @@ from pathlib import Path
 import jsonschema
 import pytest
 
+from ncclwatch import bounded
 from ncclwatch.cli import hooks
-from ncclwatch.cli.hooks import Hook, HookOptions, hook_options, run
+from ncclwatch.cli.hooks import Hook, HookOptions, hook_options, run, words
 from ncclwatch.errors import UsageError
 from ncclwatch.model.verdict import Culprit, Ticket, Verdict, VerdictClass, schema
 
@@ -108,11 +109,12 @@ def test_a_dry_run_says_what_it_would_do_and_does_nothing(tmp_path: Path) -> Non
     ],
 )
 def test_one_that_hangs_fails_or_floods_is_a_line(body: str, says: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hooks, "GRACE_S", 0.3)
+    monkeypatch.setattr(bounded, "GRACE_S", 0.3)
     timeout = 60.0 if "done" in says or "FAILED" in says or "wrote" in says else 1.0
-    outcome = run(_script(tmp_path, body), b"{}" * 500_000, {}, timeout, threading.Event())
-    assert says in outcome.words
-    assert "\x1b" not in outcome.words
+    large = replace(VERDICT, evidence=("x" * 1000,) * 1000)
+    outcome = run(_script(tmp_path, body), large, "", timeout, threading.Event())
+    assert says in words(outcome)
+    assert "\x1b" not in words(outcome)
     assert len(outcome.output) <= hooks.KEPT
     assert outcome.seconds < 60.0
 

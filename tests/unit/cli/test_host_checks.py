@@ -136,3 +136,12 @@ def test_the_exit_status_says_what_is_missing(
     text = capsys.readouterr().out
     assert "mend it" in text
     assert "\x1b" not in text
+
+
+def test_py_spy_is_a_gap_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ncclwatch.target.python_stack.program", lambda: None)
+    found = host_checks.py_spy()
+    assert found.level is Level.GAP
+    assert "pip install" in found.hint
+    monkeypatch.setattr("ncclwatch.target.python_stack.program", lambda: "/x/py-spy")
+    assert host_checks.py_spy().level is Level.OK

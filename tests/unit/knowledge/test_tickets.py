@@ -19,7 +19,7 @@ from ncclwatch.view.verdict_text import verdict_lines
 from unit.synthetic import frozen_ring, looks
 
 TRAITS = Traits(
-    node="gpu17", job="4711", namespace="ml", pod="train-3", settings={"NCCL_CROSS_NIC": "1"}, machine="x86_64",
+    node="gpu17", job="4711", namespace="ml", pod="train-3", settings=(("NCCL_CROSS_NIC", "1"),), machine="x86_64",
     gpus=(GpuTrait("0000:07:00.0", "NVIDIA H100", "GPU-1234"), GpuTrait("0000:08:00.0", "NVIDIA H100", "GPU-5678")),
 )  # fmt: skip
 

@@ -1,0 +1,96 @@
+"""How processes of a job differ: only what is not the same, who stands out, and who does not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jsonschema
+
+from ncclwatch.engine.diagnose import diagnose
+from ncclwatch.knowledge.compare import differences, facts, names, of_culprit
+from ncclwatch.knowledge.match import informed
+from ncclwatch.knowledge.tickets import by_place
+from ncclwatch.model.state import ProcessSample
+from ncclwatch.model.traits import GpuTrait, NicTrait, Traits
+from ncclwatch.model.verdict import schema
+from unit.synthetic import frozen_ring, looks
+
+NICS = tuple(NicTrait(f"mlx5_{n}", "400 Gb/sec", "28.39", "ConnectX-7", "16 lanes at 32.0 GT/s PCIe", "4096") for n in range(2))
+TRAITS = Traits(
+    settings=(("NCCL_ALGO", "Ring"),), cpus="0-7", machine="x86_64", driver="570.86", nics=NICS,
+    gpus=(GpuTrait("0000:07:00.0", "H100"), GpuTrait("0000:08:00.0", "H100")),
+)  # fmt: skip
+
+
+def _samples(*traits: Traits | None) -> list[ProcessSample]:
+    found = [samples[-1] for samples in looks(frozen_ring(world=len(traits)))]
+    return [replace(one, process=replace(one.process, traits=own)) for one, own in zip(found, traits, strict=True)]
+
+
+def test_what_is_the_same_is_not_told() -> None:
+    assert differences(_samples(TRAITS, TRAITS, TRAITS)) == []
+    # Pinned to other CPUs, but to as many.
+    assert differences(_samples(TRAITS, replace(TRAITS, cpus="8-15"), replace(TRAITS, cpus="16-19,32-35"))) == []
+
+
+def test_each_thing_that_differs_is_told_with_who() -> None:
+    other = replace(
+        TRAITS, settings=(("NCCL_ALGO", "Ring"), ("NCCL_CROSS_NIC", "1")), cpus="0-1", driver="550.54", cpu_quota=2.0,
+        nics=(NICS[0], replace(NICS[1], rate="200 Gb/sec", firmware="28.37")),
+    )  # fmt: skip
+    found = {one.what: one for one in differences(_samples(TRAITS, TRAITS, other, TRAITS))}
+    told = {what: [(value, names(whose)) for value, whose in one.values] for what, one in found.items()}
+    assert told == {
+        "CUDA driver": [("570.86", "ranks 0-1, 3"), ("550.54", "rank 2")],
+        "CPUs it may use": [("8", "ranks 0-1, 3"), ("2", "rank 2")],
+        "CPU limit": [("none", "ranks 0-1, 3"), ("2 CPUs", "rank 2")],
+        "NIC rate": [("400 Gb/sec × 2", "ranks 0-1, 3"), ("200 Gb/sec, 400 Gb/sec", "rank 2")],
+        "NIC firmware": [("28.39 × 2", "ranks 0-1, 3"), ("28.37, 28.39", "rank 2")],
+        "NCCL_CROSS_NIC": [("not set", "ranks 0-1, 3"), ("1", "rank 2")],
+    }
+
+
+def test_what_nobody_knows_of_one_is_no_difference() -> None:
+    assert differences(_samples(TRAITS, None, TRAITS)) == []
+    (one,) = differences(_samples(TRAITS, None, replace(TRAITS, driver="1")))
+    assert names(one.unknown) == "rank 1"
+
+
+def test_what_each_has_of_its_own_makes_nobody_stand_out() -> None:
+    own = [replace(TRAITS, settings=(("NCCL_HOSTID", str(n)), ("CUDA_VISIBLE_DEVICES", str(n)))) for n in range(4)]
+    (one,) = differences(_samples(*own))
+    assert (one.what, one.each_its_own) == ("NCCL_HOSTID", True)
+    culprit, *peers = _samples(*own)
+    assert of_culprit(culprit, peers) == []
+
+
+def test_a_culprit_stands_out_against_a_majority_only() -> None:
+    slow = replace(TRAITS, driver="550.54")
+    culprit, *peers = _samples(slow, TRAITS, TRAITS, TRAITS)
+    assert of_culprit(culprit, peers) == ["CUDA driver: 550.54; of most peers (3 of 3): 570.86"]
+    culprit, *peers = _samples(slow, slow, TRAITS, TRAITS)
+    assert of_culprit(culprit, peers[:1]) == []
+    assert of_culprit(*_first(_samples(slow, slow, slow, TRAITS))) == []
+
+
+def _first(samples: list[ProcessSample]) -> tuple[ProcessSample, list[ProcessSample]]:
+    return samples[0], samples[1:]
+
+
+def test_a_verdict_carries_how_its_culprit_differs() -> None:
+    slow = replace(TRAITS, settings=(("NCCL_ALGO", "Tree"),))
+    series = [
+        [replace(one, process=replace(one.process, traits=slow if rank == 2 else TRAITS)) for one in samples]
+        for rank, samples in enumerate(looks(frozen_ring()))
+    ]
+    verdict = informed(diagnose(series), by_place(samples[-1] for samples in series))
+    assert verdict.differences == ("NCCL_ALGO: Tree; of most peers (3 of 3): Ring",)
+    jsonschema.validate(verdict.to_json(), schema())
+
+
+def test_a_gpu_is_that_of_the_rank_where_its_bus_is_known() -> None:
+    mixed = replace(TRAITS, gpus=(GpuTrait("0000:07:00.0", "H100"), GpuTrait("0000:08:00.0", "H200")))
+    (sample,) = _samples(mixed)[:1]
+    assert facts(sample)["GPU"] == "H100, H200"
+    known = replace(sample, communicators=tuple(replace(one, bus_id=0x8000) for one in sample.communicators))
+    assert facts(known)["GPU"] == "H200"
