@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from testbed.job import build, build_folder
+from testbed.job import Job, build, build_folder
+
+pytestmark = pytest.mark.attach
 
 SAME = "sm_max=1980 limit=700000 busy=99 width_max=16 links=18"
 WELL = f"{SAME} sm=1980 reasons=0x4 power=690000 temperature=61 ecc=0 rows=0 width=16"
@@ -57,3 +59,21 @@ def test_a_driver_that_hangs_or_is_not_there_is_one_line(driver: Path, tmp_path:
     for folder, file in ((driver, tmp_path / "nothing"), (tmp_path, state)):
         done = gpus(folder, file)
         assert done.returncode == 3 and done.stderr.count("\n") == 1, done.stderr
+
+
+def test_a_gpu_that_stalls_is_named_with_what_its_driver_says(driver: Path, tmp_path: Path) -> None:
+    """A GPU of a real NCCL job stalls; its driver says that it is hot and has failed memory, and of the others nothing."""
+    state = tmp_path / "state"
+    extra = ("--fault", "stall_gpu:rank=1,at=20", "--pause-us", "1000")
+    with Job("2.27.5", 3, "allreduce", "shm", count=4096, extra=extra) as job:
+        job.wait_line(1, "gpu stalled", 60)
+        state.write_text("\n".join(SICK if rank == 1 else WELL for rank in range(3)))
+        environment = {**os.environ, "LD_LIBRARY_PATH": str(driver), "NCCLWATCH_STANDIN_GPUS": str(state)}
+        pids = [word for pid in job.pids for word in ("--pid", str(pid))]
+        command = [sys.executable, "-m", "ncclwatch", "diagnose", "--json", *pids]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)
+    told = json.loads(done.stdout)
+    (culprit,) = told["culprits"]
+    assert (culprit["rank"], culprit["gpu_trouble"]) == (1, ["ecc-uncorrected", "rows-pending", "hw-thermal", "pcie-narrow"])
+    assert culprit["ticket"]["gpu_bus"] == "0000:11:00.0"
+    assert [advice["row"] for advice in told["knowledge"]][:2] == ["gpu-held-down", "gpu-memory"]

@@ -78,11 +78,10 @@ def attach(
     hang_after: HangAfterOption = HANG_FLOOR_S, fixed: FixedOption = False,
     sample: SampleOption = None,
     ask_file: AskFileOption = None,
-    metrics: MetricsOption = None,
+    metrics: MetricsOption = None, paths: PathsFilesOption = None,
     on_verdict: OnVerdictOption = None, hook_floor: HookFloorOption = HOOK_FLOOR, hook_log: HookLogOption = None,
     hook_cooldown: HookCooldownOption = HOOK_COOLDOWN_S, hook_dry_run: HookDryRunOption = False,
     slow_mode: SlowModeOption = "ncclwatch", t_base: TBaseOption = None, theta: ThetaOption = 3.0,
-    paths: PathsFilesOption = None,
 ) -> int:  # fmt: skip
     """Watch NCCL processes live: operation, rate and steps of every rank, and a verdict when one holds the others up.
 

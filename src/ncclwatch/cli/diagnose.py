@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ncclwatch.cli import options
+from ncclwatch.cli.gpus import beside
 from ncclwatch.cli.options import (
     AllOption,
     AllowPauseOption,
@@ -34,6 +35,7 @@ from ncclwatch.model.verdict import Verdict, VerdictClass
 if TYPE_CHECKING:
     from ncclwatch.collect.counting import WorkCount
     from ncclwatch.engine.network import NetworkMemory
+    from ncclwatch.engine.slow.modes import SlowRule
 
 # What the operating system or NCCL states outright needs no further waiting, and two samples near to each other are enough.
 _EARLY_S = 0.2
@@ -83,24 +85,19 @@ def diagnose(
     options.require_slow_mode(slow_mode, t_base)
     if files:
         # Whoever asks about live processes need not wait until all that reads files is loaded.
-        from ncclwatch.cli.foreign import foreign_among, judge_foreign
-        from ncclwatch.cli.recorded import judge_recordings, recordings_among, with_folders
+        from ncclwatch.cli.recorded import with_folders
 
         files = with_folders(files)
-        foreign = foreign_among(files, alone=not named and not every)
-        if foreign is not None:
-            rule = options.slow_rule(slow_mode, t_base, theta)
-            return judge_foreign(foreign, as_json=as_json, exit_code=exit_code, slow=rule, why=why)
-    options.require_files(files)
-    if files:
-        recordings = recordings_among(files, alone=not named and not every)
-        if recordings:
-            rule = options.slow_rule(slow_mode, t_base, theta)
-            return judge_recordings(recordings, as_json=as_json, exit_code=exit_code, slow=rule, why=why)
+        rule = options.slow_rule(slow_mode, t_base, theta)
+        judged = _records(files, rule, alone=not named and not every, as_json=as_json, exit_code=exit_code, why=why)
+        if judged is not None:
+            return judged
     live = options.choose_pids(named, every) if named or every or not files else []
     verdicts, problems = judge(live, files, every=every, wait=wait, interval=interval, wire=wire)
     if stacks and live and any(verdict.verdict_class.accuses for verdict in verdicts):
         verdicts = _with_stacks(verdicts, live, pause=allow_pause)
+    if live:
+        verdicts = beside(verdicts)
     if as_json:
         emit_json(verdicts[0].to_json())
     else:
@@ -108,6 +105,23 @@ def diagnose(
     for problem in problems:
         note(problem.line)
     return ExitStatus.VERDICT if exit_code and verdicts[0].verdict_class.accuses else ExitStatus.OK
+
+
+def _records(
+    files: Sequence[Path], rule: SlowRule, *, alone: bool, as_json: bool, exit_code: bool, why: bool
+) -> ExitStatus | int | None:
+    """Judge other tools' records, or recordings, where that is what was named; ``None`` for snapshots."""
+    from ncclwatch.cli.foreign import foreign_among, judge_foreign
+    from ncclwatch.cli.recorded import judge_recordings, recordings_among
+
+    foreign = foreign_among(files, alone=alone)
+    if foreign is not None:
+        return judge_foreign(foreign, as_json=as_json, exit_code=exit_code, slow=rule, why=why)
+    options.require_files(files)
+    recordings = recordings_among(files, alone=alone)
+    if recordings:
+        return judge_recordings(recordings, as_json=as_json, exit_code=exit_code, slow=rule, why=why)
+    return None
 
 
 def _with_stacks(verdicts: list[Verdict], pids: Sequence[int], *, pause: bool) -> list[Verdict]:
@@ -133,6 +147,7 @@ def judge(
     loaded, problems = load_files(files) if files else ([], [])
     recorded = [series for samples in loaded for series in series_of(samples)]
     from ncclwatch.engine.network import NetworkMemory
+    from ncclwatch.engine.slow.modes import SlowRule
 
     network = NetworkMemory()
     count: WorkCount | None = None

@@ -15,7 +15,7 @@ from ncclwatch.cli import options
 from ncclwatch.cli.options import AllOption, AllowPauseOption, JsonOption, PidOption
 from ncclwatch.cli.output import emit, emit_json
 from ncclwatch.knowledge.doing import doings
-from ncclwatch.knowledge.match import with_doing
+from ncclwatch.knowledge.match import with_looked
 from ncclwatch.model.doing import Doing
 from ncclwatch.model.verdict import Culprit, Verdict
 from ncclwatch.target.stacks import ProcessStack, read_stacks
@@ -116,7 +116,7 @@ def _with(verdict: Verdict, found: dict[int, RankStack], waiting: Sequence[int])
     peers = [found[pid] for pid in waiting if pid in found]
     lines += [f"meanwhile {_line(one, verdict)}" for one in peers[:1]]
     culprits = tuple(_doing(one, found) for one in verdict.culprits)
-    return with_doing(replace(verdict, culprits=culprits, evidence=(*verdict.evidence, *lines)))
+    return with_looked(replace(verdict, culprits=culprits, evidence=(*verdict.evidence, *lines)))
 
 
 def _doing(culprit: Culprit, found: dict[int, RankStack]) -> Culprit:

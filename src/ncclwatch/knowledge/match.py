@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 MOST = 5
 """Rows that a verdict carries; ``ncclwatch explain`` has all."""
+LOOKED = frozenset({"doing", "gpu"})
+"""Keys of what somebody looked at because of the verdict: it tells more than the verdict itself."""
 MOST_DEFECTS = 2
 """Known defects among them: each is a possibility only, and many are of old releases."""
 
@@ -55,6 +57,7 @@ def seen(verdict: Verdict, releases: Iterable[Release] = (), arch: str = "", set
         "rule": set(verdict.rules),
         "plane": set(verdict.planes),
         "doing": {word for culprit in verdict.culprits for word in culprit.doing},
+        "gpu": {word for culprit in verdict.culprits for word in culprit.gpu_trouble},
         "operation": {verdict.operation.name if verdict.operation else ""},
         "transport": {link.transport for link in links},
         "arch": {arch} if arch else set[str](),
@@ -83,7 +86,7 @@ def affects(pattern: Pattern, release: Release) -> bool:
 def fitting(what: Seen, table: Iterable[Row] | None = None) -> list[Row]:
     """Every row that fits: what was seen of the culprit first, then the likelier and the narrower; known defects last."""
     found = [row for row in (rows() if table is None else table) if fits(row.when, what)]
-    return sorted(found, key=lambda row: (row.defect, "doing" not in row.when.lists, -row.confidence, -row.when.narrowness))
+    return sorted(found, key=lambda row: (row.defect, not LOOKED & row.when.lists.keys(), -row.confidence, -row.when.narrowness))
 
 
 def advised(verdict: Verdict, releases: Iterable[Release] = (), arch: str = "", settings: Iterable[str] = ()) -> Verdict:
@@ -97,9 +100,11 @@ def advised(verdict: Verdict, releases: Iterable[Release] = (), arch: str = "", 
     return replace(verdict, knowledge=tuple(_advice(row, place) for row in (*causes[: MOST - len(defects)], *defects)))
 
 
-def with_doing(verdict: Verdict) -> Verdict:
-    """The verdict whose culprits say what they were doing, with the rows that speak of that before all others."""
-    found = [row for row in fitting(seen(verdict)) if "doing" in row.when.lists]
+def with_looked(verdict: Verdict) -> Verdict:
+    """The verdict whose culprits say what they were doing, or what is wrong with their GPUs, with the rows that speak of that
+    before all others.
+    """
+    found = [row for row in fitting(seen(verdict)) if LOOKED & row.when.lists.keys()]
     rest = [advice for advice in verdict.knowledge if advice.row not in {row.id for row in found}]
     return replace(verdict, knowledge=(*(_advice(row, _place(verdict)) for row in found), *rest)[:MOST])
 
@@ -201,6 +206,7 @@ def words_known() -> dict[str, frozenset[str]]:
     """By the key of a pattern the values that can occur, for those whose list is closed."""
     from ncclwatch.engine.rules import RULES
     from ncclwatch.model.doing import Doing
+    from ncclwatch.model.gpu import Trouble
     from ncclwatch.model.state import Transport
 
     every: dict[str, Iterable[Any]] = {
@@ -210,6 +216,7 @@ def words_known() -> dict[str, frozenset[str]]:
         "rule": [rule.id for rule in RULES],
         "plane": ["calls", "state", "wire", "nic", "device"],
         "doing": [doing for doing in Doing if doing is not Doing.UNKNOWN],
+        "gpu": list(Trouble),
         "transport": list(Transport),
         "arch": ["x86_64", "aarch64"],
     }

@@ -35,23 +35,30 @@ def ticket(culprit: Culprit, processes: Processes, nics: Iterable[NicRecord] = (
     traits, info = sample.process.traits, sample.process
     gpu = gpu_of(culprit, sample)
     uuid = gpu.uuid if gpu is not None else ""
+    buses = _buses(culprit, sample)
+    bus = buses.pop() if len(buses) == 1 else ""
     ports = tuple(dict.fromkeys(_nics(culprit, nics)))
     if traits is None:
-        return Ticket(node=info.host, container=info.container_id, nics=ports)
+        return Ticket(node=info.host, container=info.container_id, nics=ports, gpu_bus=bus)
     place = traits.node or info.host
-    return Ticket(place, traits.job, traits.namespace, traits.pod, info.container_id, uuid, ports)
+    return Ticket(place, traits.job, traits.namespace, traits.pod, info.container_id, uuid, ports, bus)
 
 
 def gpu_of(culprit: Culprit, sample: ProcessSample) -> GpuTrait | None:
     """The GPU of the node that a culprit's communicators drive, by its bus id; ``None`` where that is not known."""
     traits = sample.process.traits
-    wanted = {
+    wanted = _buses(culprit, sample)
+    found = [gpu for gpu in (traits.gpus if traits is not None else ()) if gpu.bus_id in wanted]
+    return found[0] if len(found) == 1 else None
+
+
+def _buses(culprit: Culprit, sample: ProcessSample) -> set[str]:
+    """Bus ids of the GPUs that a culprit's communicators drive."""
+    return {
         bus_text(communicator.bus_id)
         for communicator in sample.communicators
         if communicator.bus_id is not None and culprit.gpu in (None, communicator.device)
     }
-    found = [gpu for gpu in (traits.gpus if traits is not None else ()) if gpu.bus_id in wanted]
-    return found[0] if len(found) == 1 else None
 
 
 def bus_text(number: int) -> str:

@@ -96,6 +96,8 @@ class Ticket:
     container: str = ""
     gpu_uuid: str = ""
     nics: tuple[str, ...] = ()
+    gpu_bus: str = ""
+    """``0000:07:00.0``, as the kernel has it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,6 +140,8 @@ class Culprit:
     doing: tuple[str, ...] = ()
     """What its process was doing (:class:`~ncclwatch.model.doing.Doing`), most telling first; empty where nobody looked."""
     ticket: Ticket | None = None
+    gpu_trouble: tuple[str, ...] = ()
+    """What is wrong with its GPU (:class:`~ncclwatch.model.gpu.Trouble`), the worst first; empty where nobody looked."""
 
     def is_at(self, host: str, pid: int, rank: int | None) -> bool:
         """Whether this is that rank: pids of two hosts may be equal, and a process that drives several GPUs is several ranks."""
