@@ -86,7 +86,7 @@ def judge_found(found: Found, slow: SlowRule | None = None) -> tuple[list[Judged
     """Every job, worst first, and what could not be read. Raises ``IngestError`` when nothing could."""
     records, problems = read(found)
     told = [(record, judge_ingested(record.ingested, slow)) for record in records]
-    return sorted(_joined(told), key=lambda one: severity(one.verdicts[0])), problems
+    return sorted(joined(told), key=lambda one: severity(one.verdicts[0])), problems
 
 
 def judge_ingested(ingested: Ingested, slow: SlowRule | None = None) -> list[Verdict]:
@@ -145,7 +145,7 @@ def _moments(batches: Iterable[NodeBatch]) -> Iterator[tuple[int, list[NodeBatch
 # --- several formats of one job ------------------------------------------------------------------------------------------
 
 
-def _joined(told: Sequence[tuple[Record, Sequence[Verdict]]]) -> Iterator[Judged]:
+def joined(told: Sequence[tuple[Record, Sequence[Verdict]]]) -> Iterator[Judged]:
     """Jobs: where no format tells of several, all tell of one."""
     per_format = Counter(record.format.name for record, _ in told)
     if len(per_format) > 1 and max(per_format.values()) == 1:

@@ -24,18 +24,16 @@ from ncclwatch.ingest.flight_recorder_rank import RankDump, State, read_rank
 from ncclwatch.ingest.flight_recorder_words import BEGUN, CALLED, ENDED, Wording, amend
 from ncclwatch.text import clean, compressed
 
-_RANK = re.compile(r"rank[_\-.]?(\d{1,7})(?!.*rank[_\-.]?\d)|(\d{1,7})(?=\D*$)", re.IGNORECASE)
+_RANK = re.compile(r"rank[_\-.]?(\d{1,7})", re.IGNORECASE)
+_LAST = re.compile(r"(\d{1,7})(?=\D*$)")
 _SUFFIX = re.compile(r"\.(json|pkl|pickle|bin|dump|trace)$", re.IGNORECASE)
 
 
 def rank_of(path: Path) -> tuple[str, int] | None:
     """The job's part of a file's name, and the rank: ``("nccl_trace_rank_", 3)``; ``None`` where it names no rank."""
-    name = _SUFFIX.sub("", path.name)
-    found = _RANK.search(name)
-    if found is None:
-        return None
-    digits = found.span(1) if found[1] is not None else found.span(2)
-    return name[: digits[0]] + "*" + name[digits[1] :], int(name[slice(*digits)])
+    name = path.name
+    found = _RANK.search(name) or _LAST.search(_SUFFIX.sub("", name))
+    return (name[: found.start(1)] + "*" + name[found.end(1) :], int(found[1])) if found is not None else None
 
 
 class FlightRecorder(Format):

@@ -104,7 +104,7 @@ def read_rank(dump: Dump, rank: int) -> RankDump:
         rows[:] = found
         newest, expires, begun_known = _times(kept)
     except (TypeError, ValueError, KeyError, IndexError, OverflowError, AttributeError) as error:
-        where = f"entry {at} of the {len(dump.entries)} or its kin"
+        where = f"entry {at} of the newest of each group"
         raise IngestError(f"{clean(str(dump.path), 160)}: {where} is no entry of a dump: {clean(str(error), 80)}") from error
     _close_coalesced(rows)
     whole = not dump.entries or dump.entries[0].get("record_id") == 0
