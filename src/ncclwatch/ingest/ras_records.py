@@ -17,6 +17,7 @@ import msgspec
 
 from ncclwatch.collect.batch import NodeBatch, PlaneState
 from ncclwatch.ingest.base import Ingested
+from ncclwatch.ingest.moment import CONFIDENCE, STANDSTILL_S, UNTOLD
 from ncclwatch.ingest.ras_answer import RasAnswer, RasCommunicator, RasMissing, RasPlace, RasRank
 from ncclwatch.ingest.ras_counts import differences
 from ncclwatch.ingest.ras_silent import Silent, SilentRanks
@@ -25,11 +26,6 @@ from ncclwatch.model.state import Communicator, Direction, ProcessInfo, ProcessS
 from ncclwatch.model.verdict import Verdict, VerdictClass
 
 SECOND = 10**9
-STANDSTILL_S = 60
-"""For how long a job of which there is one answer is taken to have stood still: longer than the engine's patience."""
-CONFIDENCE_ALONE = 0.6
-"""Chosen: of one answer, which does not show whether anything moves. Ranks of a job that runs differ by a call as well."""
-ONE_ANSWER = "whether the job moves: there is one answer, taken as of a job that stands still"
 NO_COUNTS = "whether the job moves: the text names no counts where all ranks are alike (JSON does)"
 MAX_LINKS = 16
 """Peers that a rank is shown to be joined with: those of which there is no data come first."""
@@ -97,7 +93,7 @@ def _job(looks: Sequence[tuple[int, RasAnswer]]) -> Ingested:
 def _untold(answers: Sequence[RasAnswer]) -> str:
     """Why nobody knows whether the job moves; empty where counts of two answers tell."""
     if len(answers) == 1:
-        return ONE_ANSWER
+        return UNTOLD
     counted = (any(rank.counts for one in answer.communicators for rank in one.ranks) for answer in answers)
     return "" if all(counted) else NO_COUNTS
 
@@ -109,7 +105,7 @@ def _amend(silent: SilentRanks, untold: str, differing: tuple[str, ...], verdict
         told = replace(told, evidence=(*told.evidence, *differing))
     if not untold:
         return told
-    confidence = min(told.confidence, CONFIDENCE_ALONE) if told.culprits else told.confidence
+    confidence = min(told.confidence, CONFIDENCE) if told.culprits else told.confidence
     return replace(told, confidence=confidence, unobserved=(untold, *told.unobserved))
 
 

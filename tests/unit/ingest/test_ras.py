@@ -13,8 +13,8 @@ import pytest
 
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.ingest.base import HEAD_BYTES, Ingested, IngestError
+from ncclwatch.ingest.moment import CONFIDENCE, UNTOLD
 from ncclwatch.ingest.ras import Ras, parse_answer
-from ncclwatch.ingest.ras_records import CONFIDENCE_ALONE, ONE_ANSWER
 from ncclwatch.model.verdict import VerdictClass
 from unit.ingest.judged import verdict_of
 
@@ -104,14 +104,14 @@ def later_and_moved(data: Any) -> None:
 
 def test_one_answer_does_not_show_whether_the_job_moves() -> None:
     verdict = verdict_of(read(FIXTURES / "2.29.2-stuck.json"))
-    assert verdict.confidence <= CONFIDENCE_ALONE and ONE_ANSWER in verdict.unobserved
+    assert verdict.confidence <= CONFIDENCE and UNTOLD in verdict.unobserved
 
 
 def test_a_second_answer_shows_that_nothing_moves(tmp_path: Path) -> None:
     first = FIXTURES / "2.29.2-stuck.json"
     verdict = verdict_of(read(changed(first, later, tmp_path / "later.json"), first))
-    assert verdict.verdict_class is VerdictClass.NOT_ENTERED and verdict.confidence > CONFIDENCE_ALONE
-    assert ONE_ANSWER not in verdict.unobserved
+    assert verdict.verdict_class is VerdictClass.NOT_ENTERED and verdict.confidence > CONFIDENCE
+    assert UNTOLD not in verdict.unobserved
 
 
 @pytest.mark.parametrize("case", ["stuck", "frozen"])
