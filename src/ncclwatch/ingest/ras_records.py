@@ -27,6 +27,7 @@ from ncclwatch.model.verdict import Verdict, VerdictClass
 
 SECOND = 10**9
 NO_COUNTS = "whether the job moves: the text names no counts where all ranks are alike (JSON does)"
+REMOTE_ERROR = "ncclRemoteError"
 MAX_LINKS = 16
 """Peers that a rank is shown to be joined with: those of which there is no data come first."""
 SHOWN = 8
@@ -138,10 +139,13 @@ def _silent(answer: RasAnswer) -> list[Silent]:
     for communicator in sorted(answer.communicators, key=lambda one: -one.size):
         if not communicator.ranks:
             continue
-        for one in communicator.missing:
-            if one.unresponsive or one.dead:
-                who = (one.host, one.pid, one.device) if one.pid else (communicator.hash, one.rank)
-                found.setdefault(who, Silent(one.rank, one.host, one.pid, bool(one.dead), communicator.hash, communicator.size))
+        silent = [one for one in communicator.missing if one.unresponsive or one.dead]
+        lost = len(silent) == 1 and any(rank.async_error == REMOTE_ERROR for rank in communicator.ranks)
+        for one in silent:
+            who = (one.host, one.pid, one.device) if one.pid else (communicator.hash, one.rank)
+            own = Silent(one.rank, one.host, one.pid, bool(one.dead), lost, communicator.hash, communicator.size)
+            known = found.setdefault(who, own)
+            found[who] = replace(known, lost=known.lost or lost)
     return list(found.values())
 
 

@@ -23,7 +23,7 @@ ANSWERS = sorted(path for path in FIXTURES.iterdir() if path.suffix in (".json",
 JSON = [path for path in ANSWERS if path.suffix == ".json"]
 SAID = {
     "frozen": VerdictClass.STOPPED,
-    "killed": VerdictClass.STOPPED,
+    "killed": VerdictClass.DEAD,
     "dead": VerdictClass.DEAD,
     "stuck": VerdictClass.NOT_ENTERED,
 }
@@ -53,7 +53,9 @@ def changed(path: Path, change: Callable[[Any], object], to: Path) -> Path:
 @pytest.mark.parametrize("path", [path for path in ANSWERS if fault(path) in SAID], ids=name)
 def test_rank_and_class_of_real_answers(path: Path) -> None:
     verdict = verdict_of(read(path))
-    assert (verdict.verdict_class, [culprit.rank for culprit in verdict.culprits]) == (SAID[fault(path)], [1])
+    # In the job of 2.27.5 no peer of the process that was killed reported it (proxies drop what fails).
+    said = VerdictClass.STOPPED if path.stem == "2.27.5-killed" else SAID[fault(path)]
+    assert (verdict.verdict_class, [culprit.rank for culprit in verdict.culprits]) == (said, [1])
     assert verdict.planes == ("ras",)
     assert verdict.culprits[0].pid
 
