@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -120,8 +119,8 @@ class _NoStages(StageNamer):
 def _stand(batches: Iterable[NodeBatch], slow: SlowRule | None, namer: StageNamer) -> list[Verdict]:
     session = DiagnosisSession(LiveDiagnosis(slow=(slow or SlowRule()).watch(), namer=namer))
     for now_ns, together in _moments(batches):
-        for number, batch in together:
-            session.feed(batch, now_ns, source=f"{batch.host}#{batch.boot_id}#{number}" if number else batch.host)
+        for batch in together:
+            session.feed(batch, now_ns)
         if session.is_due(now_ns):
             session.judge(now_ns)
     if session.verdicts:
@@ -129,17 +128,18 @@ def _stand(batches: Iterable[NodeBatch], slow: SlowRule | None, namer: StageName
     return [Verdict(VerdictClass.UNKNOWN, "these records hold nothing that could be judged")]
 
 
-def _moments(batches: Iterable[NodeBatch]) -> Iterator[tuple[int, Iterable[tuple[int, NodeBatch]]]]:
-    """Batches that are judged together, each moment with the time of its first; 0 where a host is one node."""
-    begun = -JUDGE_NS - 1
-
-    def moment(batch: NodeBatch) -> int:
-        nonlocal begun
-        begun = begun if batch.time_ns - begun <= JUDGE_NS else batch.time_ns
-        return begun
-
-    for now_ns, together in groupby(batches, key=moment):
-        yield now_ns, ((0, batch) for batch in together)
+def _moments(batches: Iterable[NodeBatch]) -> Iterator[tuple[int, list[NodeBatch]]]:
+    """Batches that are judged together, with the time of the first of them: no two looks at one host are."""
+    together: list[NodeBatch] = []
+    hosts: set[str] = set()
+    for batch in batches:
+        if together and (batch.time_ns - together[0].time_ns > JUDGE_NS or (batch.looked and batch.host in hosts)):
+            yield together[0].time_ns, together
+            together, hosts = [], set()
+        together.append(batch)
+        hosts |= {batch.host} if batch.looked else set()
+    if together:
+        yield together[0].time_ns, together
 
 
 # --- several formats of one job ------------------------------------------------------------------------------------------

@@ -176,6 +176,20 @@ class FlightJob:
         known = [number for number, backend in enumerate(one.backends) if backend in self.ended_known]
         return bool(((rows["state"] != State.COMPLETED) | ~np.isin(rows["backend"], known)).any())
 
+    def all_inside(self, group: Group) -> tuple[int, int] | None:
+        """The oldest open collective of a group (number, function), where it is the same on all its ranks and they are known to
+        have called and not ended it; else ``None``.
+        """
+        oldest = set()
+        by_rank = {one.rank: one for one in self.ranks}
+        for rank in group.ranks:
+            own = next((part for part in self.parts.get(rank, ()) if part.group is group), None)
+            rows = own.rows[own.rows["state"] != State.COMPLETED] if own is not None else ()
+            if not len(rows) or by_rank[rank].backends[int(rows[0]["backend"])] not in self.ended_known:
+                return None
+            oldest.add((int(rows[0]["sequence"]), int(rows[0]["function"])))
+        return oldest.pop() if len(oldest) == 1 else None
+
     # --- records -------------------------------------------------------------------------------------------------------
 
     def batches(self, least: State = State.SCHEDULED) -> Iterator[NodeBatch]:

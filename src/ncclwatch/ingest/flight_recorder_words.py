@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ncclwatch.collect.functions import function
 from ncclwatch.ingest.base import IngestError
 from ncclwatch.ingest.flight_recorder_file import read_dump
 from ncclwatch.ingest.flight_recorder_job import FIRST_PID, FlightJob, Group, host_of
-from ncclwatch.model.verdict import Culprit, OperationRef, Verdict, VerdictClass
+from ncclwatch.model.verdict import CommunicatorRef, Culprit, OperationRef, Verdict, VerdictClass
 from ncclwatch.text import clean, compressed
 
 PLANE = "flight-recorder"
@@ -22,8 +23,10 @@ SHOWN = 3
 """Bound: ranks whose lines of the program are told, of those named and of those that wait."""
 NAMED = 8
 """Bound: ranks without a dump that are named."""
-LASTED_S, LACKING = 5.0, 0.4
-"""Chosen: seconds after which a missing dump is worth a word, as the engine's patience; and how sure that is: by elimination."""
+LASTED_S, LACKING, ALL_INSIDE = 5.0, 0.4, 0.6
+"""Chosen: seconds after which a missing dump is worth a word, as the engine's patience; and how sure that is: by elimination. How
+sure it is that those are at fault who are together in an operation that does not end.
+"""
 NO_DUMP = "stopped, ended, cut off, or not asked"
 FRAMES = 2
 """Bound: lines of a program that are told of one call."""
@@ -69,6 +72,7 @@ def amend(job: FlightJob, wording: Wording, verdict: Verdict) -> Verdict:
         planes=(PLANE,),
         trail=tuple(replace(step, text=say(step.text)) for step in verdict.trail),
     )
+    verdict = _inside(job, verdict)
     verdict = replace(verdict, evidence=(*verdict.evidence, *_lines(job, verdict)))
     return verdict if verdict.culprits else _nobody(job, verdict)
 
@@ -103,6 +107,33 @@ def _operation(operation: OperationRef | None, base: int) -> OperationRef | None
     return replace(operation, sequence=operation.sequence + base)
 
 
+def _inside(job: FlightJob, verdict: Verdict) -> Verdict:
+    """Where those that are behind are all the ranks of another group, and all in the same operation of it: it is that which does
+    not end, and they are in it. A dump does not tell which of them, or which link between them.
+    """
+    named = {culprit.rank for culprit in verdict.culprits}
+    if verdict.verdict_class is not VerdictClass.NOT_ENTERED or len(named) < 2:
+        return verdict
+    for group in job.groups.values():
+        number = job.all_inside(group) if len(group.ranks) > 1 and named == set(group.ranks) else None
+        if number is None:
+            continue
+        operation = OperationRef(function(number[1]).name, number[0])
+        what = f"{operation.name} #{operation.sequence} of {group.label}"
+        reference = CommunicatorRef(f"{group.hash:016x}", len(group.ranks), group.name.about)
+        reason = f"is in {what}, which all its ranks have called and none has ended"
+        culprits = tuple(
+            replace(culprit, operation=operation, communicator=reference, reason=reason) for culprit in verdict.culprits
+        )
+        return replace(
+            verdict, verdict_class=VerdictClass.HARDWARE, culprits=culprits, operation=operation, communicator=reference,
+            summary=f"{_ranks(group.ranks)} hold up the job in {what}: all have called it, and none ends it",
+            confidence=min(verdict.confidence, ALL_INSIDE), stage=group.name.about,
+            next_steps=("look for GPU and NIC errors on the hosts of these ranks: `dmesg -T | grep -iE 'xid|mlx5|link'`",),
+        )  # fmt: skip
+    return verdict
+
+
 def _nobody(job: FlightJob, verdict: Verdict) -> Verdict:
     """Where nobody is named: who wrote no dump, and what all that did are in."""
     waiting = [one.rank for one in job.ranks if any(job.is_open(one, part.rows) for part in job.parts[one.rank])]
@@ -126,7 +157,7 @@ def _nobody(job: FlightJob, verdict: Verdict) -> Verdict:
 
 def _lasted(job: FlightJob) -> bool:
     """Whether waits have lasted, and so few dumps are missing that it says something of those."""
-    return job.waited_s >= LASTED_S and 2 * len(job.missing) < len(job.world)
+    return job.waited_s >= LASTED_S and 2 * len(job.missing) <= len(job.world)
 
 
 def _ranks(numbers: Sequence[int]) -> str:
