@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ncclwatch.ingest.ras_client import Address, ask
+from ncclwatch.ingest.ras_client import Address
 from testbed.job import Job, available
 from testbed.ras import environment, free_address
 
@@ -68,9 +68,3 @@ def test_a_job_that_runs_accuses_nobody_and_goes_on(version: str) -> None:
         assert verdict is None or verdict["class"] in ("running", "unknown")
     else:
         assert verdict is not None and verdict["class"] == "running", said
-
-
-def test_a_release_gives_json_or_text() -> None:
-    address = free_address()
-    with job_of("2.27.5", address):
-        assert ask(address).startswith(b"NCCL version 2.27.5")

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from ncclwatch.collect.batch import NodeBatch, PlaneState
 from ncclwatch.ingest.base import Format, Ingested, IngestError
+from ncclwatch.ingest.moment import CONFIDENCE, STANDSTILL_S, UNTOLD
 from ncclwatch.ingest.nccl_log_lines import (
     COUNTED,
     KEPT_CALLS,
@@ -32,11 +33,7 @@ from ncclwatch.model.identity import ProcessKey
 from ncclwatch.model.state import Communicator, Direction, ProcessInfo, ProcessSample, Transport, VersionSource
 from ncclwatch.model.verdict import Verdict
 
-STANDSTILL_NS = 60 * 10**9
-"""For how long the job is taken to have stood still when its logs end: longer than the engine's patience."""
-CONFIDENCE = 0.6
-"""Chosen: at most so sure, as a log does not show whether the job goes on."""
-UNTOLD = "whether the job moves: a log ends where it was copied; taken as of a job that stands still"
+STANDSTILL_NS = STANDSTILL_S * 10**9
 BLIND = ("NCCL's log has what was called: what is open and how far it got is not in it",)
 NO_CALLS = "no call is in the log: none was made, or NCCL_DEBUG_SUBSYS did not name COLL"
 MAX_FILE_BYTES = 16 << 30
@@ -134,7 +131,7 @@ def _batches(reader: LogReader, written_ns: int) -> list[NodeBatch]:
             samples = tuple(sample for one in processes if (sample := found.sample(one, time_ns, written_ns)) is not None)
             batches.append(NodeBatch(
                 host=host, boot_id=f"log {host}", sequence=number, time_ns=time_ns, wall_ns=written_ns, looked=True,
-                interval_s=STANDSTILL_NS / 1e9, samples=samples, events=_events(processes) if number == 0 else None,
+                interval_s=float(STANDSTILL_S), samples=samples, events=_events(processes) if number == 0 else None,
                 planes=(PlaneState("nccl-log", True),),
             ))  # fmt: skip
     return batches

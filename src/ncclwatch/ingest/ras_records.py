@@ -17,6 +17,7 @@ import msgspec
 
 from ncclwatch.collect.batch import NodeBatch, PlaneState
 from ncclwatch.ingest.base import Ingested
+from ncclwatch.ingest.moment import CONFIDENCE, STANDSTILL_S, UNTOLD
 from ncclwatch.ingest.ras_answer import RasAnswer, RasCommunicator, RasMissing, RasPlace, RasRank
 from ncclwatch.ingest.ras_counts import differences
 from ncclwatch.ingest.ras_silent import Silent, SilentRanks
@@ -25,12 +26,8 @@ from ncclwatch.model.state import Communicator, Direction, ProcessInfo, ProcessS
 from ncclwatch.model.verdict import Verdict, VerdictClass
 
 SECOND = 10**9
-STANDSTILL_S = 60
-"""For how long a job of which there is one answer is taken to have stood still: longer than the engine's patience."""
-CONFIDENCE_ALONE = 0.6
-"""Chosen: of one answer, which does not show whether anything moves. Ranks of a job that runs differ by a call as well."""
-ONE_ANSWER = "whether the job moves: there is one answer, taken as of a job that stands still"
 NO_COUNTS = "whether the job moves: the text names no counts where all ranks are alike (JSON does)"
+REMOTE_ERROR = "ncclRemoteError"
 MAX_LINKS = 16
 """Peers that a rank is shown to be joined with: those of which there is no data come first."""
 SHOWN = 8
@@ -97,7 +94,7 @@ def _job(looks: Sequence[tuple[int, RasAnswer]]) -> Ingested:
 def _untold(answers: Sequence[RasAnswer]) -> str:
     """Why nobody knows whether the job moves; empty where counts of two answers tell."""
     if len(answers) == 1:
-        return ONE_ANSWER
+        return UNTOLD
     counted = (any(rank.counts for one in answer.communicators for rank in one.ranks) for answer in answers)
     return "" if all(counted) else NO_COUNTS
 
@@ -109,7 +106,7 @@ def _amend(silent: SilentRanks, untold: str, differing: tuple[str, ...], verdict
         told = replace(told, evidence=(*told.evidence, *differing))
     if not untold:
         return told
-    confidence = min(told.confidence, CONFIDENCE_ALONE) if told.culprits else told.confidence
+    confidence = min(told.confidence, CONFIDENCE) if told.culprits else told.confidence
     return replace(told, confidence=confidence, unobserved=(untold, *told.unobserved))
 
 
@@ -142,10 +139,13 @@ def _silent(answer: RasAnswer) -> list[Silent]:
     for communicator in sorted(answer.communicators, key=lambda one: -one.size):
         if not communicator.ranks:
             continue
-        for one in communicator.missing:
-            if one.unresponsive or one.dead:
-                who = (one.host, one.pid, one.device) if one.pid else (communicator.hash, one.rank)
-                found.setdefault(who, Silent(one.rank, one.host, one.pid, bool(one.dead), communicator.hash, communicator.size))
+        silent = [one for one in communicator.missing if one.unresponsive or one.dead]
+        lost = len(silent) == 1 and any(rank.async_error == REMOTE_ERROR for rank in communicator.ranks)
+        for one in silent:
+            who = (one.host, one.pid, one.device) if one.pid else (communicator.hash, one.rank)
+            own = Silent(one.rank, one.host, one.pid, bool(one.dead), lost, communicator.hash, communicator.size)
+            known = found.setdefault(who, own)
+            found[who] = replace(known, lost=known.lost or lost)
     return list(found.values())
 
 

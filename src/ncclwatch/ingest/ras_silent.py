@@ -13,29 +13,39 @@ from dataclasses import dataclass, replace
 from ncclwatch.model.verdict import Culprit, Verdict, VerdictClass
 
 SILENT = "its process does not answer NCCL's RAS, which answers while a program hangs"
+LOST = "its process does not answer NCCL's RAS, and a peer reports a remote error: the connection with it is lost"
 DEAD = "NCCL's RAS has not reached its process for a minute and considers it dead"
 UNTOLD = "whether a process that does not answer RAS is stopped, has ended, or is cut off: RAS cannot tell"
 CONFIDENCE_SILENT, CONFIDENCE_DEAD = 0.6, 0.8
-"""Chosen: one round of questions may meet a busy host; a minute of them does not."""
+"""Chosen: one round of questions may meet a busy host; a minute of them does not, nor loses it its connections."""
 SHOWN, NAMED = 12, 4
 
 
 @dataclass(frozen=True, slots=True)
 class Silent:
-    """One such rank, of the largest communicator that misses it."""
+    """One such rank, of the largest communicator that misses it. ``lost``: a rank of a communicator in which it is the only one
+    that does not answer reports ``ncclRemoteError``: the kernel of an ended process closes its sockets, that of a stopped one
+    does not.
+    """
 
     rank: int
     host: str
     pid: int
     dead: bool
+    lost: bool
     hash: int
     size: int
+
+    @property
+    def reason(self) -> str:
+        """Why it is named."""
+        return DEAD if self.dead else LOST if self.lost else SILENT
 
     @property
     def line(self) -> str:
         """As a line of evidence."""
         who = f" (pid {self.pid} on {self.host})" if self.pid else ""
-        return f"rank {self.rank} of communicator {self.hash:016x}{who}: {DEAD if self.dead else SILENT}"
+        return f"rank {self.rank} of communicator {self.hash:016x}{who}: {self.reason}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +60,20 @@ class SilentRanks:
         """A verdict on processes that stand still, in the words of RAS."""
         if verdict.verdict_class is not VerdictClass.STOPPED:
             return verdict
-        dead = {(one.host, one.pid, one.rank) for one in self.ranks if one.dead}
+        reasons = {(one.pid, one.rank): one.reason for one in self.ranks}
+        gone = [one for one in self.ranks if one.dead or one.lost]
         culprits = tuple(
-            replace(one, reason=DEAD if (one.host, one.pid or 0, one.comm_rank) in dead else SILENT, observed=False)
+            replace(one, reason=reasons.get((one.pid or 0, one.comm_rank or 0), SILENT), observed=False)
             for one in verdict.culprits
         )
+        errors = tuple(line for line in verdict.evidence if " reports nccl" in line)
         return replace(
             verdict,
-            verdict_class=VerdictClass.DEAD if dead else VerdictClass.STOPPED,
+            verdict_class=VerdictClass.DEAD if gone else VerdictClass.STOPPED,
             summary=_summary(culprits),
             culprits=culprits,
-            confidence=CONFIDENCE_DEAD if len(dead) == len(self.ranks) else CONFIDENCE_SILENT,
-            evidence=tuple(one.line for one in self.ranks[:SHOWN]),
+            confidence=CONFIDENCE_DEAD if len(gone) == len(self.ranks) else CONFIDENCE_SILENT,
+            evidence=(*(one.line for one in self.ranks[:SHOWN]), *errors[:SHOWN]),
             unobserved=(*verdict.unobserved, UNTOLD),
             next_steps=tuple(_steps(culprits)),
             planes=("ras",),

@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from ncclwatch.cli.foreign import judge_found
 from ncclwatch.ingest.base import HEAD_BYTES, Ingested, IngestError
-from ncclwatch.ingest.nccl_log import CONFIDENCE, NO_CALLS, UNTOLD, NcclLog
+from ncclwatch.ingest.folders import find
+from ncclwatch.ingest.moment import CONFIDENCE, UNTOLD
+from ncclwatch.ingest.nccl_log import NO_CALLS, NcclLog
 from ncclwatch.ingest.nccl_log_lines import KEPT_CALLS, LogReader
 from ncclwatch.model.verdict import VerdictClass
 from unit.ingest.judged import verdict_of
@@ -214,3 +217,13 @@ def test_who_has_no_communicator_may_be_who_is_waited_for(tmp_path: Path) -> Non
     [started, _] = created(0)
     verdict = verdict_of(read(tmp_path, said(40, started), said(41, "cudaDriverVersion 12040")))
     assert any("perhaps among those: pid 41 on node" in line for line in verdict.evidence)
+
+
+def test_beside_an_answer_of_ras_it_still_says_what_nobody_knows(tmp_path: Path) -> None:
+    """What one format is blind for another may have seen; whether the job moves neither has."""
+    (tmp_path / "all.log").write_text(STUCK)
+    (tmp_path / "ras.json").write_bytes((FIXTURES / "2.29.2-stuck.json").read_bytes())
+    [judged], _ = judge_found(find([tmp_path]))
+    assert sorted(judged.formats) == ["nccl-log", "ras"]
+    assert UNTOLD in judged.verdicts[0].unobserved
+    assert any("the same rank is named by" in line for line in judged.verdicts[0].evidence)

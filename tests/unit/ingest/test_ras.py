@@ -13,8 +13,8 @@ import pytest
 
 from ncclwatch.errors import NcclwatchError
 from ncclwatch.ingest.base import HEAD_BYTES, Ingested, IngestError
+from ncclwatch.ingest.moment import CONFIDENCE, UNTOLD
 from ncclwatch.ingest.ras import Ras, parse_answer
-from ncclwatch.ingest.ras_records import CONFIDENCE_ALONE, ONE_ANSWER
 from ncclwatch.model.verdict import VerdictClass
 from unit.ingest.judged import verdict_of
 
@@ -23,7 +23,7 @@ ANSWERS = sorted(path for path in FIXTURES.iterdir() if path.suffix in (".json",
 JSON = [path for path in ANSWERS if path.suffix == ".json"]
 SAID = {
     "frozen": VerdictClass.STOPPED,
-    "killed": VerdictClass.STOPPED,
+    "killed": VerdictClass.DEAD,
     "dead": VerdictClass.DEAD,
     "stuck": VerdictClass.NOT_ENTERED,
 }
@@ -53,7 +53,9 @@ def changed(path: Path, change: Callable[[Any], object], to: Path) -> Path:
 @pytest.mark.parametrize("path", [path for path in ANSWERS if fault(path) in SAID], ids=name)
 def test_rank_and_class_of_real_answers(path: Path) -> None:
     verdict = verdict_of(read(path))
-    assert (verdict.verdict_class, [culprit.rank for culprit in verdict.culprits]) == (SAID[fault(path)], [1])
+    # In the job of 2.27.5 no peer of the process that was killed reported it (proxies drop what fails).
+    said = VerdictClass.STOPPED if path.stem == "2.27.5-killed" else SAID[fault(path)]
+    assert (verdict.verdict_class, [culprit.rank for culprit in verdict.culprits]) == (said, [1])
     assert verdict.planes == ("ras",)
     assert verdict.culprits[0].pid
 
@@ -104,14 +106,14 @@ def later_and_moved(data: Any) -> None:
 
 def test_one_answer_does_not_show_whether_the_job_moves() -> None:
     verdict = verdict_of(read(FIXTURES / "2.29.2-stuck.json"))
-    assert verdict.confidence <= CONFIDENCE_ALONE and ONE_ANSWER in verdict.unobserved
+    assert verdict.confidence <= CONFIDENCE and UNTOLD in verdict.unobserved
 
 
 def test_a_second_answer_shows_that_nothing_moves(tmp_path: Path) -> None:
     first = FIXTURES / "2.29.2-stuck.json"
     verdict = verdict_of(read(changed(first, later, tmp_path / "later.json"), first))
-    assert verdict.verdict_class is VerdictClass.NOT_ENTERED and verdict.confidence > CONFIDENCE_ALONE
-    assert ONE_ANSWER not in verdict.unobserved
+    assert verdict.verdict_class is VerdictClass.NOT_ENTERED and verdict.confidence > CONFIDENCE
+    assert UNTOLD not in verdict.unobserved
 
 
 @pytest.mark.parametrize("case", ["stuck", "frozen"])
