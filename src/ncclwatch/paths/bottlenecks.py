@@ -7,6 +7,7 @@ empty only when it was asked often enough for a queued one to have shown itself.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
@@ -60,8 +61,10 @@ class Crowd:
 def loads(delays: Mapping[PathKey, Sequence[int]]) -> dict[PathKey, PathLoad]:
     """What each path was seen to be. ``delays`` are one-way times in ns, in turns over all paths, all with the same offset.
 
-    The probability that a queued path looks empty in k probes is (1 - w)^k, where w is the share of probes that wait on those
-    paths where any sizeable part does; that many waits by noise on an empty path is NOISE^waits.
+    A path is empty when even the least queued of the others would have shown more waits: with w the smallest share of probes that
+    wait on a queued path, a path of that kind shows so few in k probes with the probability of the binomial distribution. (With
+    the mean share in its place a link that is filled half as often as another looked empty.) Waits by noise on an empty path:
+    NOISE^waits.
     """
     every = [delay for row in delays.values() for delay in row]
     if not every:
@@ -72,8 +75,7 @@ def loads(delays: Mapping[PathKey, Sequence[int]]) -> dict[PathKey, PathLoad]:
     edge = quickest + max(QUEUED_NS, QUEUED_FACTOR * usual)
     waits = {path: sum(delay > edge for delay in row) for path, row in delays.items()}
     queued = [path for path, row in delays.items() if row and waits[path] > max(1, 3 * NOISE * len(row))]
-    asked = sum(len(delays[path]) for path in queued)
-    share = sum(waits[path] for path in queued) / asked if asked else 0.0
+    share = min((waits[path] / len(delays[path]) for path in queued), default=0.0)
     return {path: _load(path, waits[path], len(row), share, path in set(queued)) for path, row in delays.items()}
 
 
@@ -83,7 +85,8 @@ def _load(path: PathKey, waited: int, probes: int, share: float, queued: bool) -
     if queued:
         return PathLoad(path, Load.QUEUED, 1 - NOISE**waited, waited, probes)
     # Where nothing was queued anywhere no load shows what differs: the share is 0, and so is the confidence.
-    confidence = 1 - (1 - share) ** (probes - waited)
+    doubt = sum(math.comb(probes, k) * share**k * (1 - share) ** (probes - k) for k in range(waited + 1))
+    confidence = max(0.0, 1 - doubt)
     return PathLoad(path, Load.EMPTY if confidence >= CONFIDENT else Load.UNKNOWN, confidence, waited, probes)
 
 

@@ -117,7 +117,7 @@ class MeasuredPlan:
 
 def as_planned(flows: Sequence[MeasuredFlow], found: MeasuredPlan) -> list[MeasuredFlow]:
     """The next communicator's flows as the plan has them, each with the mean rate of those between the same ranks now."""
-    made = []
+    made: list[MeasuredFlow] = []
     for demand, one in zip(found.demands, found.chosen, strict=True):
         same = [flow for flow in flows if (flow.job, flow.rank, flow.peer) == (demand.job, demand.rank, demand.peer)]
         if one is not None and same:

@@ -61,3 +61,12 @@ def test_where_every_path_is_queued_or_one_flow_alone_waits_nobody_crowds(
     flows: dict[object, tuple[float, float]], share: float
 ) -> None:
     assert crowd(flows, loads({(1, 1): delays(0.7, 20, 1), (1, 2): delays(share, 20, 2)})) is None
+
+
+def test_a_link_that_is_filled_half_as_often_is_not_empty() -> None:
+    """Two flows apart, one slower: probes by its link wait seldom, which is not never."""
+    busy = {(1, 100 + n): [50_000_000] * 12 + [0] * 8 for n in range(3)}
+    half = {(1, 200 + n): [50_000_000] * 4 + [0] * 16 for n in range(3)}
+    found = loads({**busy, **half, (1, 300): [50_000_000] * 2 + [0] * 18, (1, 400): [0] * 40})
+    assert {found[path].load for path in (*busy, *half)} == {Load.QUEUED}
+    assert found[1, 300].load is Load.UNKNOWN and found[1, 400].load is Load.EMPTY
