@@ -81,7 +81,7 @@ def _of_files(files: Sequence[Path]) -> tuple[list[ProcessSample], list[Problem]
 def lines(found: Sequence[Difference], samples: Sequence[ProcessSample], blind: int) -> Iterator[str]:
     """The table, what each has of its own, and of whom nothing is known."""
     hosts = len({sample.process.host for sample in samples})
-    yield f"{len(samples)} processes on {hosts} host{'s' if hosts != 1 else ''}"
+    yield f"{len(samples)} process{'es' if len(samples) != 1 else ''} on {hosts} host{'s' if hosts != 1 else ''}"
     own = [one.what for one in found if one.each_its_own]
     table = [_row(one) for one in found if not one.each_its_own]
     if table:

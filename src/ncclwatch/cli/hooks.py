@@ -110,6 +110,8 @@ class Hook:
         self._clock = clock
         self._done: OrderedDict[tuple[str, str], None] = OrderedDict()
         self._last: OrderedDict[tuple[object, ...], float] = OrderedDict()
+        self._held: OrderedDict[tuple[object, ...], None] = OrderedDict()
+        """What the cooldown has held back since it ran last: said once."""
         self._lines: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._waiting: queue.Queue[tuple[str, Verdict] | None] = queue.Queue(MAX_WAITING)
         self._closing = threading.Event()
@@ -117,7 +119,12 @@ class Hook:
         self._thread.start()
 
     def take(self, verdicts: Sequence[Verdict], job: str = "") -> None:
-        """Run the command for those that accuse, are sure enough and are new. Never waits, never raises."""
+        """Run the command for those that accuse, are sure enough and are new; ``verdicts`` are all that stand of a job now. Never
+        waits, never raises. One that stood no longer and stands again is new, as far as the cooldown lets it.
+        """
+        standing = {verdict.id for verdict in verdicts}
+        for known in [known for known in self._done if known[0] == job and known[1] not in standing]:
+            del self._done[known]
         for verdict in verdicts:
             if not verdict.verdict_class.accuses or verdict.confidence < self.options.floor or (job, verdict.id) in self._done:
                 continue
@@ -126,8 +133,11 @@ class Hook:
             subject, now = (job, verdict.verdict_class, hosts), self._clock()
             last = self._last.get(subject)
             if last is not None and now - last < self.options.cooldown_s:
-                self._say(f"not run for {_name(verdict)}: it was for the same {now - last:.0f} s ago (--hook-cooldown)")
+                if subject not in self._held:
+                    self._say(f"not run for {_name(verdict)}: it was for the same {now - last:.0f} s ago (--hook-cooldown)")
+                _remember(self._held, subject, None)
                 continue
+            self._held.pop(subject, None)
             if self.options.dry_run:
                 self._say(f"would run {shlex.join(self.options.command)} for {_name(verdict)} (dry run)")
                 self._write(job, verdict, None)
@@ -228,7 +238,9 @@ class HookSurface:
 
     def take(self, update: Update, job: str = "") -> None:
         """The same of one job of several."""
-        self.hook.take(update.verdicts, job)
+        if update.windows is not None:
+            # Without a look nothing was judged, and what stands is not told.
+            self.hook.take(update.verdicts, job)
         update.notes += self.hook.lines()
 
     def end(self, session: Session, reason: str) -> None:

@@ -77,6 +77,25 @@ def test_a_floor_and_a_cooldown_hold_it_back(tmp_path: Path) -> None:
     assert (tmp_path / "runs").read_text().count("x") == 3
 
 
+def test_one_that_comes_back_runs_it_again_after_the_cooldown(tmp_path: Path) -> None:
+    now = [0.0]
+    hook = Hook(HookOptions(_script(tmp_path, "echo ran"), cooldown_s=100.0), clock=lambda: now[0])
+    hook.take([VERDICT], "a")
+    assert "ran" in _lines(hook, bool)[0]
+    for _ in range(5):
+        hook.take([], "b")  # another job has nothing to say of it
+        hook.take([VERDICT], "a")
+        hook.take([], "a")
+        hook.take([VERDICT], "a")
+    (held,) = _lines(hook, bool)
+    assert "not run" in held, "and that is said once"
+    now[0] = 101.0
+    hook.take([], "a")
+    hook.take([VERDICT], "a")
+    assert "ran" in _lines(hook, bool)[0]
+    hook.close()
+
+
 def test_what_grows_sure_later_runs_it_then(tmp_path: Path) -> None:
     hook = Hook(HookOptions(_script(tmp_path, "echo ran")))
     hook.take([replace(VERDICT, confidence=0.5)])
